@@ -1,0 +1,66 @@
+"""How a kernel folder becomes a torch operator.
+
+`kernels/<op>/__init__.py` declares the operator; `reference.py`, `cpu.py` and `cuda.py` beside it each hold a
+function of the operator's name. The file name is the device: the CPU runs `cpu.py`, CUDA runs `cuda.py`, and every
+other device, or a device without a file, runs `reference.py`. Kernel files are imported at their first call, so
+that `import polymax` pays for neither Numba nor Triton.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# the library object owns the registrations: they live as long as it does
+_LIBRARY = torch.library.Library("polymax", "DEF")
+_FILES = {"CPU": "cpu", "CUDA": "cuda"}
+
+
+def declare(package: str, schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare an operator whose implementations are the files of `package`, and return it.
+
+    Every tensor argument is `(*batch, ...)` with one shared batch shape, so the vmap rule is to prepend a dimension.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    _LIBRARY.impl(name, _lazily(package, "reference", name), "CompositeExplicitAutograd")
+    for key, file in _FILES.items():
+        if find_spec(f"{package}.{file}") is not None:
+            _LIBRARY.impl(name, _lazily(package, file, name), key)
+    op = getattr(torch.ops.polymax, name).default
+    torch.library.register_fake(f"polymax::{name}", fake, lib=_LIBRARY)
+    torch.library.register_vmap(f"polymax::{name}", _prepend(op), lib=_LIBRARY)
+    return op
+
+
+def _lazily(package: str, file: str, name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] | None = None
+
+    def call(*args: Any) -> Any:
+        nonlocal function
+        if function is None:
+            function = getattr(import_module(f"{package}.{file}"), name)
+        return function(*args)
+
+    return call
+
+
+def _prepend(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Vmap rule of a row operator: the mapped dimension is one more batch dimension, in front."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        front = [
+            arg
+            if not isinstance(arg, Tensor)
+            else arg.movedim(d, 0)
+            if d is not None
+            else arg.expand(info.batch_size, *arg.shape)
+            for arg, d in zip(args, in_dims, strict=True)
+        ]
+        out = op(*front)
+        return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
+
+    return rule

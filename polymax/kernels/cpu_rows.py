@@ -1,0 +1,65 @@
+"""Rows on the CPU: torch tensors to NumPy rows, and row ranges to threads.
+
+Numba's own threading layers are unsafe when several Python threads call them or after a fork. Our kernels are
+plain nogil functions over a range of rows, and this small pool runs them: as many threads as torch has.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.widen import wide
+
+# waking a thread costs some 80 us, so a thread is given at least this many elements of a light kernel
+GRAIN = 65536
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def rows(x: Tensor) -> np.ndarray:
+    """`(*batch, n)` as contiguous NumPy rows `(rows, n)`, half precision widened to float32."""
+    return wide(x).detach().contiguous().numpy().reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
+def wide_like(x: Tensor) -> Tensor:
+    """An empty contiguous tensor of x's shape, at least in float32: `rows` of it are its own memory."""
+    return torch.empty(x.shape, dtype=x.dtype if x.dtype.itemsize >= 4 else torch.float32)
+
+
+def parallel(kernel: Callable[..., None], shape: torch.Size, weight: int, *args: Any) -> None:
+    """Run `kernel(start, stop, *args)` over the rows of `shape`, in at most torch.get_num_threads() threads.
+
+    `weight` is the cost of an element in units of a pass over it.
+    """
+    count = shape[:-1].numel()
+    threads = min(torch.get_num_threads(), count, count * shape[-1] * weight // GRAIN)
+    if threads <= 1:
+        kernel(0, count, *args)
+        return
+    cuts = [count * i // threads for i in range(threads + 1)]
+    waiting = [_threads().submit(kernel, a, b, *args) for a, b in zip(cuts[1:-1], cuts[2:], strict=True)]
+    kernel(0, cuts[1], *args)
+    for future in waiting:
+        future.result()
+
+
+def _threads() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(max_workers=max(os.cpu_count() or 1, 2), thread_name_prefix="polymax")
+    return _pool
+
+
+def _forget_threads() -> None:
+    # the threads of the parent do not exist in a forked child (a DataLoader worker): start afresh there
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)

@@ -1,0 +1,192 @@
+"""What every Numba kernel is made of: the decorator, sums and maxima in lanes, and powers that vectorise.
+
+No fast-math: LLVM may not reorder a float sum, so sums and maxima run in eight explicit lanes, which it does
+turn into SIMD and whose order is the same on every machine. Powers of float32 are polynomials written out here,
+because a call into libm stops a loop from vectorising.
+"""
+
+import math
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic, overload, register_jitable
+
+# error_model numpy: a division that may raise is a branch, and a branch stops a loop from vectorising
+_OPTIONS = {"error_model": "numpy"}
+kernel = njit(nogil=True, cache=True, **_OPTIONS)
+inline = register_jitable(**_OPTIONS)
+
+_ONE_BITS = np.int32(0x3F800000)
+_SQRT_HALF_BITS = np.int32(0x3F3504F3)
+_LOG2_E = np.float32(1 / math.log(2))
+
+
+@inline
+def row_max(x):
+    """Maximum of a row; NaN are ignored; -inf when empty."""
+    low = x.dtype.type(-np.inf)
+    m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = low
+    whole = x.size - x.size % 8
+    for j in range(0, whole, 8):
+        m0 = x[j] if x[j] > m0 else m0
+        m1 = x[j + 1] if x[j + 1] > m1 else m1
+        m2 = x[j + 2] if x[j + 2] > m2 else m2
+        m3 = x[j + 3] if x[j + 3] > m3 else m3
+        m4 = x[j + 4] if x[j + 4] > m4 else m4
+        m5 = x[j + 5] if x[j + 5] > m5 else m5
+        m6 = x[j + 6] if x[j + 6] > m6 else m6
+        m7 = x[j + 7] if x[j + 7] > m7 else m7
+    for j in range(whole, x.size):
+        m0 = x[j] if x[j] > m0 else m0
+    return max(max(max(m0, m1), max(m2, m3)), max(max(m4, m5), max(m6, m7)))
+
+
+@inline
+def row_sum(x):
+    """Sum of a row in eight lanes."""
+    zero = x.dtype.type(0)
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = zero
+    whole = x.size - x.size % 8
+    for j in range(0, whole, 8):
+        s0 += x[j]
+        s1 += x[j + 1]
+        s2 += x[j + 2]
+        s3 += x[j + 3]
+        s4 += x[j + 4]
+        s5 += x[j + 5]
+        s6 += x[j + 6]
+        s7 += x[j + 7]
+    for j in range(whole, x.size):
+        s0 += x[j]
+    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+
+
+@inline
+def row_dot(x, y):
+    """Inner product of two rows in eight lanes."""
+    zero = x.dtype.type(0)
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = zero
+    whole = x.size - x.size % 8
+    for j in range(0, whole, 8):
+        s0 += x[j] * y[j]
+        s1 += x[j + 1] * y[j + 1]
+        s2 += x[j + 2] * y[j + 2]
+        s3 += x[j + 3] * y[j + 3]
+        s4 += x[j + 4] * y[j + 4]
+        s5 += x[j + 5] * y[j + 5]
+        s6 += x[j + 6] * y[j + 6]
+        s7 += x[j + 7] * y[j + 7]
+    for j in range(whole, x.size):
+        s0 += x[j] * y[j]
+    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+
+
+def log2_1p(t):
+    """log2(1 + t) for t > -1, accurate relative to t near 0."""
+    return math.log1p(t) / math.log(2)
+
+
+def log2(x):
+    """log2(x) for x > 0 and not subnormal."""
+    return math.log(x) / math.log(2)
+
+
+def exp2(x):
+    """2 ** x; 0 below the smallest normal number, 2 ** 127 at most."""
+    return math.exp(x * math.log(2))
+
+
+def _bitcast(source, target):
+    @intrinsic
+    def cast(typing_context, x):
+        def codegen(context, builder, signature, args):
+            return builder.bitcast(args[0], context.get_value_type(signature.return_type))
+
+        return target(source), codegen
+
+    return cast
+
+
+_bits = _bitcast(types.float32, types.int32)
+_from_bits = _bitcast(types.int32, types.float32)
+
+
+@intrinsic
+def _fma(typing_context, a, b, c):
+    def codegen(context, builder, signature, args):
+        return builder.fma(*args)
+
+    return types.float32(types.float32, types.float32, types.float32), codegen
+
+
+@inline
+def _log2_split(bits, t):
+    # the number is 2^e (1 + f) with |f| small, and log(1 + f) = 2 atanh(f / (2 + f)); where e is 0, f is t
+    e = np.int32(np.int32(bits - _SQRT_HALF_BITS) >> np.int32(23))
+    mantissa = _from_bits(np.int32(bits - np.int32(e << np.int32(23))))
+    f = t if e == np.int32(0) else mantissa - np.float32(1)
+    s = f / (np.float32(2) + f)
+    q = s * s
+    series = _fma(q, np.float32(1 / 9), np.float32(1 / 7))
+    series = _fma(q, series, np.float32(1 / 5))
+    series = _fma(q, series, np.float32(1 / 3))
+    series = _fma(q, series, np.float32(1))
+    return _fma(np.float32(2) * s * series, _LOG2_E, np.float32(e))
+
+
+@overload(log2_1p, jit_options=_OPTIONS)
+def _log2_1p(t):
+    if t != types.float32:
+        return lambda t: math.log1p(t) * (1 / math.log(2))
+    return lambda t: _log2_split(_bits(np.float32(1) + t), t)
+
+
+@overload(log2, jit_options=_OPTIONS)
+def _log2(x):
+    if x != types.float32:
+        return lambda x: math.log(x) * (1 / math.log(2))
+    return lambda x: _log2_split(_bits(x), x - np.float32(1))
+
+
+@overload(exp2, jit_options=_OPTIONS)
+def _exp2(x):
+    if x != types.float32:
+        return lambda x: math.exp(x * math.log(2))
+
+    def exp2_float32(x):
+        # 2^x = 2^k 2^f with |f| <= 1/2, the second factor by its Taylor polynomial
+        small = np.float32(-126)
+        clipped = x if x > small else small
+        clipped = clipped if clipped < np.float32(127) else np.float32(127)
+        k = np.int32(clipped + (np.float32(0.5) if clipped > np.float32(0) else np.float32(-0.5)))
+        f = clipped - np.float32(k)
+        series = _fma(f, np.float32(1.5403530e-4), np.float32(1.3333558e-3))
+        series = _fma(f, series, np.float32(9.6181291e-3))
+        series = _fma(f, series, np.float32(5.5504109e-2))
+        series = _fma(f, series, np.float32(2.4022651e-1))
+        series = _fma(f, series, np.float32(6.9314718e-1))
+        series = _fma(f, series, np.float32(1))
+        scale = _from_bits(np.int32(np.int32(k + np.int32(127)) << np.int32(23)))
+        return series * scale if x > small else np.float32(0)
+
+    return exp2_float32
+
+
+def rough_power_1p(t, k):
+    """(1 + t) ** k for t >= -1, within a few per cent: the bits of a float are nearly its logarithm."""
+    return (1 + t) ** k
+
+
+@overload(rough_power_1p, jit_options=_OPTIONS)
+def _rough_power_1p(t, k):
+    if t != types.float32:
+        return lambda t, k: (1 + t) ** k
+
+    def rough_power_1p_float32(t, k):
+        log = np.float32(_bits(np.float32(1) + t) - _ONE_BITS) * k
+        small = np.float32(-126 << 23)
+        log = log if log > small else small
+        power = _from_bits(np.int32(np.int32(log) + _ONE_BITS))
+        return power if t > np.float32(-1) else np.float32(0)
+
+    return rough_power_1p_float32

@@ -1,0 +1,35 @@
+"""Threshold operator: the argmax over the simplex of <x, p> - Omega(p), where Omega depends on the norm of p.
+
+Three families, all with y proportional to (x - tau)_+ ** (1 / (alpha - 1)), differ in the equation for tau:
+
+    TSALLIS        Omega = (sum p^alpha - 1) / (alpha (alpha - 1))     sum p = 1
+    NORM           Omega = norm_alpha(p) - 1                           norm of (x - tau)_+ is 1
+    SQUARED_NORM   Omega = (norm_alpha(p)^2 - 1) / 2                   the two together
+
+alpha is one number, or one per row in `alphas`. -inf entries get 0; a row of -inf gets zeros; NaN fills its row.
+"""
+
+import torch
+from torch import Tensor
+
+from polymax._dispatch import declare
+
+TSALLIS, NORM, SQUARED_NORM = 0, 1, 2
+
+
+def _fake(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
+    return torch.empty_like(y, memory_format=torch.contiguous_format)
+
+
+threshold = declare(
+    __name__, "threshold(Tensor x, float alpha, int family, Tensor? alphas=None) -> Tensor", _fake
+)
+threshold_backward = declare(
+    __name__,
+    "threshold_backward(Tensor y, Tensor v, float alpha, int family, Tensor? alphas=None) -> Tensor",
+    _fake_backward,
+)
