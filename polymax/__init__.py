@@ -1,0 +1,42 @@
+"""Differentiable sparse and structured inference: regularized argmax over polytopes."""
+
+from typing import Any
+
+# mappings: drop-in replacements for torch.softmax
+from polymax.mappings import budgetmax as budgetmax
+from polymax.mappings import csoftmax as csoftmax
+from polymax.mappings import csparsemax as csparsemax
+from polymax.mappings import entmax as entmax
+from polymax.mappings import fusedmax as fusedmax
+from polymax.mappings import hardmax as hardmax
+from polymax.mappings import normmax as normmax
+from polymax.mappings import oscarmax as oscarmax
+from polymax.mappings import softmax as softmax
+from polymax.mappings import sparsemax as sparsemax
+from polymax.mappings import sq_pnorm_max as sq_pnorm_max
+
+# regularizers: Omega on the simplex
+from polymax.regularizers import Bounded as Bounded
+from polymax.regularizers import Custom as Custom
+from polymax.regularizers import Fused as Fused
+from polymax.regularizers import Gini as Gini
+from polymax.regularizers import Norm as Norm
+from polymax.regularizers import Oscar as Oscar
+from polymax.regularizers import Regularizer as Regularizer
+from polymax.regularizers import Shannon as Shannon
+from polymax.regularizers import SquaredPNorm as SquaredPNorm
+from polymax.regularizers import Tsallis as Tsallis
+from polymax.regularizers import Zero as Zero
+
+__version__ = "0.1.0"
+
+# pictures and checks are loaded when asked for: matplotlib is an extra
+_LAZY = ("plot", "testing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return import_module(f"polymax.{name}")
+    raise AttributeError(f"module 'polymax' has no attribute {name!r}")

@@ -1,8 +1,7 @@
-"""What every Numba kernel is made of: the decorator, sums and maxima in lanes, and powers that vectorise.
+"""What every Numba kernel is made of: the decorator, sums and maxima of a row, and powers that vectorise.
 
-No fast-math: LLVM may not reorder a float sum, so sums and maxima run in eight explicit lanes, which it does
-turn into SIMD and whose order is the same on every machine. Powers of float32 are polynomials written out here,
-because a call into libm stops a loop from vectorising.
+No fast-math: infinities and NaN keep their meaning everywhere. Sums alone may be reordered, by the explicit `add`.
+Powers of float32 are polynomials written out here, because a call into libm stops a loop from vectorising.
 """
 
 import math
@@ -18,6 +17,7 @@ inline = register_jitable(**_OPTIONS)
 
 _ONE_BITS = np.int32(0x3F800000)
 _SQRT_HALF_BITS = np.int32(0x3F3504F3)
+_ULP = np.float32(2**-23)
 _LOG2_E = np.float32(1 / math.log(2))
 
 
@@ -41,44 +41,32 @@ def row_max(x):
     return max(max(max(m0, m1), max(m2, m3)), max(max(m4, m5), max(m6, m7)))
 
 
+@intrinsic
+def add(typing_context, a, b):
+    """a + b as a term of a sum whose order is free: the one licence LLVM needs to sum in vector lanes."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fadd(*args, flags=("reassoc",))
+
+    return a(a, a), codegen
+
+
 @inline
 def row_sum(x):
-    """Sum of a row in eight lanes."""
-    zero = x.dtype.type(0)
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = zero
-    whole = x.size - x.size % 8
-    for j in range(0, whole, 8):
-        s0 += x[j]
-        s1 += x[j + 1]
-        s2 += x[j + 2]
-        s3 += x[j + 3]
-        s4 += x[j + 4]
-        s5 += x[j + 5]
-        s6 += x[j + 6]
-        s7 += x[j + 7]
-    for j in range(whole, x.size):
-        s0 += x[j]
-    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+    """Sum of a row."""
+    total = x.dtype.type(0)
+    for j in range(x.size):
+        total = add(total, x[j])
+    return total
 
 
 @inline
 def row_dot(x, y):
-    """Inner product of two rows in eight lanes."""
-    zero = x.dtype.type(0)
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = zero
-    whole = x.size - x.size % 8
-    for j in range(0, whole, 8):
-        s0 += x[j] * y[j]
-        s1 += x[j + 1] * y[j + 1]
-        s2 += x[j + 2] * y[j + 2]
-        s3 += x[j + 3] * y[j + 3]
-        s4 += x[j + 4] * y[j + 4]
-        s5 += x[j + 5] * y[j + 5]
-        s6 += x[j + 6] * y[j + 6]
-        s7 += x[j + 7] * y[j + 7]
-    for j in range(whole, x.size):
-        s0 += x[j] * y[j]
-    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+    """Inner product of two rows."""
+    total = x.dtype.type(0)
+    for j in range(x.size):
+        total = add(total, x[j] * y[j])
+    return total
 
 
 def log2_1p(t):
@@ -173,7 +161,7 @@ def _exp2(x):
 
 
 def rough_power_1p(t, k):
-    """(1 + t) ** k for t >= -1, within a few per cent: the bits of a float are nearly its logarithm."""
+    """(1 + t) ** k for t >= -1, within about one per cent."""
     return (1 + t) ** k
 
 
@@ -183,10 +171,14 @@ def _rough_power_1p(t, k):
         return lambda t, k: (1 + t) ** k
 
     def rough_power_1p_float32(t, k):
-        log = np.float32(_bits(np.float32(1) + t) - _ONE_BITS) * k
-        small = np.float32(-126 << 23)
-        log = log if log > small else small
-        power = _from_bits(np.int32(np.int32(log) + _ONE_BITS))
+        # the bits of a float, as an integer, are 2^23 (log2(x) + a bump over the mantissa); the same backwards
+        log = np.float32(np.int32(_bits(np.float32(1) + t) - _ONE_BITS)) * _ULP
+        g = log - np.floor(log)
+        log = k * _fma(g, np.float32(0.344) * (np.float32(1) - g), log)
+        log = log if log > np.float32(-126) else np.float32(-126)
+        g = log - np.floor(log)
+        log = _fma(g, np.float32(-0.337) * (np.float32(1) - g), log)
+        power = _from_bits(np.int32(np.int32(log * (np.float32(1) / _ULP)) + _ONE_BITS))
         return power if t > np.float32(-1) else np.float32(0)
 
     return rough_power_1p_float32

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel, rows, wide_like
 from polymax.kernels.numba_math import (
+    add,
     exp2,
     inline,
     kernel,
@@ -26,6 +27,8 @@ from polymax.kernels.threshold import NORM, SQUARED_NORM, TSALLIS
 LOG2_E = np.log2(np.e)
 # vector loops run over a whole number of blocks, so that they need no scalar tail
 BLOCK = 32
+# longest row on which the threshold is found without gathering
+SHORT = 1024
 
 
 def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
@@ -63,10 +66,12 @@ def _threshold(start, stop, x, y, alphas, family):
     real = x.dtype.type
     z = np.empty(n + BLOCK, x.dtype)
     power = np.empty(n + BLOCK, x.dtype)
-    delta = np.empty(n + BLOCK, x.dtype)
     index = np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
         alpha = alphas[i] if alphas.size > 1 else alphas[0]
+        if n <= SHORT and family == TSALLIS and (alpha == 2 or alpha == 1.5):
+            _short(x[i], z[:n], y[i], alpha == 1.5)
+            continue
         lowest = -1 / (alpha - 1) if family == TSALLIS else -1.0
         count = _gather(x[i], real(lowest), z, index)
         row = y[i]
@@ -81,7 +86,7 @@ def _threshold(start, stop, x, y, alphas, family):
         elif alpha == 1.5 and family == TSALLIS:
             count = _entmax15(z, index, count, power)
         else:
-            count = _general(z, index, count, power, delta, alpha, family)
+            count = _general(z, index, count, power, alpha, family)
         factor = 1 / row_sum(power[:count])
         for j in range(count):
             row[index[j]] = power[j] * factor
@@ -105,6 +110,59 @@ def _gather(x, lowest, z, index):
     for j in range(count):
         bad += z[j] != z[j]
     return -1 if bad > 0 else count
+
+
+@inline
+def _short(x, z, y, squared):
+    """Sparsemax, or entmax with alpha 1.5, without gathering: passes over a short row are cheaper than packing it."""
+    real = x.dtype.type
+    top = row_max(x)
+    top = top if top > -np.inf else real(0)
+    bad = 0
+    for j in range(x.size):
+        z[j] = (x[j] - top) * real(0.5 if squared else 1.0)
+        bad += z[j] != z[j]
+    tau = -1.0
+    before = x.size + 1
+    while bad == 0:
+        count = 0
+        linear = square = 0.0
+        for j in range(z.size):
+            u = np.float64(z[j] if z[j] > tau else real(0))
+            count += z[j] > tau
+            linear = add(linear, u)
+            square = add(square, u * u)
+        if count == 0:
+            break
+        if squared:
+            root = (linear - np.sqrt(max(linear * linear - count * (square - 1), 0.0))) / count
+            tight = 0
+            for j in range(z.size):
+                tight += z[j] > root
+            mass = square - 2 * tau * linear + count * tau * tau
+            step = (mass - np.sqrt(mass)) / (linear - count * tau)
+            if tight == count:
+                tau = root
+            if tight == count or not step > 0:
+                break
+            tau += step
+        else:
+            # Michelot: the threshold of a superset of the support is a lower bound of tau. A count that does not
+            # fall any more ends it, whatever rounding does to an entry at the threshold
+            if count >= before:
+                break
+            before = count
+            tau = (linear - 1) / count
+    total = real(0)
+    for j in range(z.size):
+        d = z[j] - real(tau)
+        d = d if z[j] > tau else real(0)
+        d = d * d if squared else d
+        z[j] = d
+        total = add(total, d)
+    factor = real(1) / total if total > 0 else real(0)
+    for j in range(z.size):
+        y[j] = z[j] * factor if bad == 0 else real(np.nan)
 
 
 @inline
@@ -174,7 +232,7 @@ def _entmax15(z, index, count, power):
 
 
 @inline
-def _general(z, index, count, power, delta, alpha, family):
+def _general(z, index, count, power, alpha, family):
     """d = 1 + scale (z - t), S_k = sum d_+^k: solve S_r = 1, or S_{r-1} S_r^{2/r-1} = 1, for t >= 0."""
     real = z.dtype.type
     scale = alpha - 1 if family == TSALLIS else 1.0
@@ -183,67 +241,95 @@ def _general(z, index, count, power, delta, alpha, family):
     # with powers below 1 the slope is unbounded at the edge of the support, where Newton stalls: bisect
     convex = r >= 2 if family == SQUARED_NORM else r >= 1
     tolerance = 4 * np.finfo(z.dtype).eps
-    # once a step is this small, its first-order effect on y leaves an error below float32's
-    linear = 1e-4 / r if family == TSALLIS and r >= 2 and z.itemsize == 4 else 0.0
-    t = _rough_root(z, count, power, delta, scale, r) if family != SQUARED_NORM and convex else 0.0
+    # a step this small changes y as its second-order expansion does, to the precision of float32
+    expand = min(6e-3 / r, 1e-7 ** (1 / r)) if family == TSALLIS and r >= 2 and z.itemsize == 4 else 0.0
+    padded = _pad(z, count)
+    t = _rough_root(z[:padded], scale, r) if convex and family != SQUARED_NORM else 0.0
     for _ in range(100):
-        for j in range(_pad(z, count)):
-            s = real(scale) * (z[j] - real(t))
-            inside = s > real(-1)
-            s = s if inside else real(-1)
-            p = exp2(log2_1p(s) * real(r - 1))
-            power[j] = p if inside else real(0)
-            delta[j] = real(1) + s
-        lower = row_sum(power[:count])
-        total = row_dot(power[:count], delta[:count])
+        lowest, lower, total = _power_sums(z[:padded], real(scale), real(t), real(r - 1), power)
         if family == SQUARED_NORM:
-            lowest = 0.0
-            for j in range(count):
-                lowest += power[j] / delta[j] if power[j] > 0 else real(0)
             value = lower * total ** (2 / r - 1)
             slope = value * ((r - 1) * lowest / lower - (r - 2) * lower / total)
             step = (value - 1) / slope
         else:
+            # Halley on the r-norm, in units of 1 / scale
             value = total
-            step = -total * np.expm1(-np.log(total) / r) / (scale * lower)
+            newton = -np.expm1(-np.log(total) / r) * total / lower
+            bend = (r - 1) * (lowest * total / (lower * lower) - 1) * lower / total
+            step = newton / (1 - 0.5 * newton * bend) / scale
         if value >= 1:
             low = t
         else:
             high = t
-        if abs(step) * scale <= linear:
-            for j in range(count):
-                delta[j] = max(delta[j] - real(r * scale * step), real(0))
-            break
         guess = t + step
         if not (convex and low <= guess <= high):
             guess = 0.5 * (low + high)
-        if abs(guess - t) * scale <= tolerance:
+        change = (guess - t) * scale
+        if abs(change) < expand:
+            _expand(z, count, power, real(scale), real(t), real(change), real(r))
+            return count
+        if abs(change) <= tolerance:
             break
         t = guess
         count = _keep_above(z, index, count, low - 1 / scale)
+        padded = _pad(z, count)
     if family == TSALLIS:
         for j in range(count):
-            power[j] *= delta[j]
+            power[j] *= max(real(1) + real(scale) * (z[j] - real(t)), real(0))
     return count
 
 
 @inline
-def _rough_root(z, count, power, delta, scale, r):
-    """A cheap start for t, a little to the left of the root: Newton with powers good to a few per cent."""
+def _power_sums(z, scale, t, k, power):
+    """power = d_+^k, and S_{k-1}, S_k, S_{k+1}."""
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    # two loops: in one, the polynomials of both functions do not fit the registers
+    for j in range(z.size):
+        s = scale * (z[j] - t)
+        power[j] = log2_1p(s if s > -one else -one) * k
+    lowest = lower = total = zero
+    for j in range(z.size):
+        d = one + scale * (z[j] - t)
+        inside = d > zero
+        p = exp2(power[j])
+        p = p if inside else zero
+        power[j] = p
+        lowest = add(lowest, p / (d if inside else one))
+        lower = add(lower, p)
+        total = add(total, p * d if inside else zero)
+    return lowest, lower, total
+
+
+@inline
+def _expand(z, count, power, scale, t, change, r):
+    """power = (d - change)_+^r from d^(r-1), to second order in the change."""
+    one, half, zero = z.dtype.type(1), z.dtype.type(0.5), z.dtype.type(0)
+    for j in range(count):
+        d = one + scale * (z[j] - t)
+        p = power[j]
+        inside = d > max(change, zero)
+        curve = p / (d if inside else one)
+        y = p * (d - r * change) + half * r * (r - one) * change * change * curve
+        power[j] = y if inside and y > zero else zero
+
+
+@inline
+def _rough_root(z, scale, r):
+    """A cheap start for t: two Newton steps with powers good to about one per cent."""
     real = z.dtype.type
+    one, zero = real(1), real(0)
     t = 0.0
-    for _ in range(4):
-        for j in range(_pad(z, count)):
+    for _ in range(2):
+        lower = total = zero
+        for j in range(z.size):
             s = real(scale) * (z[j] - real(t))
-            s = s if s > real(-1) else real(-1)
-            power[j] = rough_power_1p(s, real(r - 1))
-            delta[j] = real(1) + s
-        total = row_dot(power[:count], delta[:count])
-        lower = row_sum(power[:count])
+            s = s if s > -one else -one
+            p = rough_power_1p(s, real(r - 1))
+            lower = add(lower, p)
+            total = add(total, p * (one + s))
         if not (total > 0 and lower > 0):
             break
         t += -total * np.expm1(-np.log(total) / r) / (scale * lower)
-    t -= 0.02 / scale
     return min(max(t, 0.0), 1 / scale)
 
 

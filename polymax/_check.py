@@ -1,0 +1,54 @@
+"""Argument checks: errors that name the argument, what was expected and what came."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def floating(x: Any, name: str) -> None:
+    """A floating-point tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor; got {type(x).__name__}")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name} must be float64, float32, bfloat16 or float16; got {x.dtype}")
+
+
+def broadcasts(t: Tensor, x: Tensor, name: str) -> None:
+    """A tensor that broadcasts to the shape of the scores."""
+    try:
+        fits = torch.broadcast_shapes(t.shape, x.shape) == x.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name} must broadcast to the scores {tuple(x.shape)}; got {tuple(t.shape)}")
+
+
+def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The scores with -inf where mask is False."""
+    if mask is None:
+        return x
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"mask must be a bool tensor (True = keep); got {came}")
+    broadcasts(mask, x, "mask")
+    return x.masked_fill(~mask, -torch.inf)
+
+
+def number(value: Any, name: str, expected: str, valid: Any) -> None:
+    """A number, or tensor of numbers, for which `valid` holds.
+
+    A tensor on an accelerator, or one that is being traced, is not read: that would wait for the device.
+    """
+    if isinstance(value, Tensor):
+        floating(value, name)
+        if value.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return
+        if not bool(torch.as_tensor(valid(value)).all()):
+            raise ValueError(f"{name} must be {expected}; got values in [{value.min():g}, {value.max():g}]")
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number or a tensor; got {type(value).__name__}")
+    elif not valid(value):
+        raise ValueError(f"{name} must be {expected}; got {value}")

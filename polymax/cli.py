@@ -1,0 +1,92 @@
+"""The command `polymax`: `pip install polymax[cli]`."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+
+def main() -> None:
+    """Entry point of the command."""
+    missing = [package for package in ("typer", "rich", "matplotlib") if find_spec(package) is None]
+    if missing:
+        fail(f"the command polymax needs {', '.join(missing)}: pip install polymax[cli]")
+    application()()
+
+
+def application() -> Any:
+    """The typer application, built in a function: a missing typer is then a message and not a traceback."""
+    import rich
+    import typer
+
+    app = typer.Typer(
+        help="Differentiable sparse and structured inference for PyTorch.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    here = Path("demo-output")
+
+    @app.command()
+    def demo(out: Annotated[Path, typer.Option(help="Directory for pictures and report.")] = here) -> None:
+        """Show every mapping on one sentence, measure their speed, and write pictures and a report."""
+        with plain_errors(f"stopped; what was written stays in {out}"):
+            from polymax.recipes import demo as recipe
+
+            recipe.demo(out)
+
+    @app.command()
+    def bench(
+        device: Annotated[str, typer.Option(help="Where to measure: cpu, cuda, cuda:1, ...")] = "cpu",
+        out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    ) -> None:
+        """Measure every mapping against torch.softmax, forward and backward."""
+        with plain_errors("stopped; nothing was written"):
+            from polymax.recipes import speed, terminal
+
+            try:
+                speed.available(device)
+            except ValueError as error:
+                fail(f"--device: {error}")
+            if out is not None:
+                writable_file(out)
+            console = rich.get_console()
+            timings = terminal.measured(console, speed.SHAPES, device=device)
+            terminal.print_speed(console, timings)
+            if out is not None:
+                out.write_text(json.dumps(speed.results(timings, device), indent=2) + "\n", encoding="utf-8")
+                console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+
+    return app
+
+
+def fail(message: object) -> NoReturn:
+    """Print one line and leave with exit code 1."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(1)
+
+
+@contextmanager
+def plain_errors(stopped: str) -> Iterator[None]:
+    """Turn what the file system refuses into one line and exit code 1, and Ctrl-C into exit code 130."""
+    try:
+        yield
+    except OSError as error:
+        fail(error)
+    except KeyboardInterrupt:
+        print(stopped, file=sys.stderr)
+        sys.exit(130)
+
+
+def writable_file(out: Path) -> None:
+    """Raise an OSError that says why the file cannot be written, before any time is spent."""
+    if out.is_dir():
+        raise IsADirectoryError(f"--out must be a file; {out} is a directory")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"--out: there is no directory {out.parent}")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise PermissionError(f"--out: no permission to write {out}")

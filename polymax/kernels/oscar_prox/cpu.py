@@ -1,0 +1,138 @@
+"""OSCAR prox for Numba: sort, pool adjacent violators, undo the sort.
+
+Short rows are sorted by counting the larger entries, which vectorises; long rows by a radix sort of the bits of the
+floats. Both are stable.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.cpu_rows import parallel, rows, wide_like
+from polymax.kernels.isotonic.cpu import pool
+from polymax.kernels.numba_math import inline, kernel
+
+# up to here counting is faster than clearing the counters of the radix sort
+SHORT = 96
+WORD = 0xFFFFFFFF
+
+
+def oscar_prox(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+    z = wide_like(x)
+    order = torch.empty(x.shape, dtype=torch.int32)
+    scores = rows(x)
+    bits = scores.view(np.int32 if scores.itemsize == 4 else np.int64)
+    strengths = strength.detach().to(torch.float64).reshape(-1).numpy()
+    parallel(_oscar_prox, x.shape, 10, scores, bits, strengths, rows(z), rows(order))
+    return z.to(x.dtype), order
+
+
+@kernel
+def _oscar_prox(start, stop, x, bits, strengths, z, order):
+    n = x.shape[1]
+    scratch = np.empty(n, x.dtype), np.empty(n, np.int32), np.empty(n, np.int32)
+    keys = np.empty(n, np.int64), np.empty(n, np.int64)
+    counts = np.empty((4, 256), np.uint32)
+    y = np.empty(n)
+    sums = np.empty(n)
+    widths = np.empty(n)
+    for i in range(start, stop):
+        row = x[i]
+        bad = 0
+        for j in range(n):
+            bad += not (row[j] < np.inf)
+        if bad > 0:
+            z[i] = np.nan
+            for j in range(n):
+                order[i, j] = j
+            continue
+        if n <= SHORT:
+            count = _counting_sort(row, scratch, order[i])
+        else:
+            count = _radix_sort(row, bits[i], keys, counts, order[i])
+        if count > 0:
+            ranks = order[i]
+            base = np.float64(row[ranks[0]])
+            for r in range(count):
+                y[r] = row[ranks[r]] - base - strengths[i] * (count - 1 - r)
+            pool(y[:count], sums, widths)
+            for r in range(count):
+                z[i, ranks[r]] = y[r] + base
+        if count < n:
+            for j in range(n):
+                if row[j] == -np.inf:
+                    z[i, j] = -np.inf
+                    order[i, count] = j
+                    count += 1
+
+
+@inline
+def _counting_sort(x, scratch, order):
+    """Indices of the entries other than -inf, largest first, into order; their count."""
+    values, index, seen = scratch
+    count = 0
+    for j in range(x.size):
+        values[count] = x[j]
+        index[count] = j
+        seen[j] = 0
+        count += x[j] != -np.inf
+    values = values[:count]
+    for j in range(count):
+        larger = np.int32(0)
+        for k in range(count):
+            larger = np.int32(larger + np.int32(values[k] > values[j]))
+        order[larger + seen[larger]] = index[j]
+        seen[larger] += 1
+    return count
+
+
+@inline
+def _radix_sort(x, bits, keys, counts, order):
+    """The same, by the bits of x: words of 32 bits, the lowest first, packed above the index."""
+    packed = keys[0]
+    low = np.int64((1 << (8 * bits.itemsize - 1)) - 1)
+    count = 0
+    for j in range(x.size):
+        packed[count] = _ascending(bits[j], low) << 32 | j
+        count += x[j] != -np.inf
+    _sort_bytes(keys, count, counts)
+    if bits.itemsize == 8:
+        for r in range(count):
+            j = packed[r] & WORD
+            packed[r] = (_ascending(bits[j], low) >> 32) << 32 | j
+        _sort_bytes(keys, count, counts)
+    for r in range(count):
+        order[r] = packed[r] & WORD
+    return count
+
+
+@inline
+def _ascending(bits, low):
+    """A key that ascends, read as unsigned, where the float of these bits descends; `low` masks all but the sign."""
+    # -0.0 is 0.0; no branch, since signs are as good as random
+    key = np.int64(bits) & -np.int64(bits != -low - 1)
+    # the bits of negative floats ascend already
+    return key ^ (~(key >> 63) & low)
+
+
+@inline
+def _sort_bytes(keys, n, counts):
+    """Sort keys[0][:n] by the upper 32 bits, a byte at a time; keys[1] is room."""
+    here, there = keys
+    counts[:] = 0
+    for r in range(n):
+        for p in range(4):
+            counts[p, (here[r] >> (8 * p + 32)) & 255] += 1
+    for p in range(4):
+        places = counts[p]
+        first = np.uint32(0)
+        for d in range(256):
+            size = places[d]
+            places[d] = first
+            first += size
+        for r in range(n):
+            digit = (here[r] >> (8 * p + 32)) & 255
+            place = places[digit]
+            places[digit] = np.uint32(place + 1)
+            there[place] = here[r]
+        here, there = there, here

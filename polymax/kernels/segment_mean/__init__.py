@@ -1,0 +1,22 @@
+"""Segment mean: v averaged over each run of equal neighbours in z.
+
+The Jacobian of tv_prox and isotonic at their solution z, applied to v; it is symmetric. With `order`, neighbours are
+neighbours in that order, which makes it the Jacobian of oscar_prox. -inf entries of z are absent: they get 0, and
+their neighbours are adjacent to each other. NaN in z fills its row.
+
+Shapes: z, v `(*batch, n)`, order `(*batch, n)` int32, a permutation of each row; the result like v.
+"""
+
+import torch
+from torch import Tensor
+
+from polymax._dispatch import declare
+
+
+def _fake(z: Tensor, v: Tensor, order: Tensor | None = None) -> Tensor:
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+segment_mean = declare(
+    __name__, "segment_mean(Tensor z, Tensor v, Tensor? order=None) -> Tensor", _fake
+)

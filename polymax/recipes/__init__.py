@@ -1,0 +1,1 @@
+"""What the command `polymax` runs: the demo and the measuring of speed. Not imported by `import polymax`."""

@@ -1,0 +1,58 @@
+"""The demo: every mapping on the alignment scores of one sentence, pictures, speed, and a report."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from polymax.recipes import pictures
+from polymax.recipes.report import page
+from polymax.recipes.sentence import shown_sentence
+from polymax.recipes.speed import SHAPES
+from polymax.recipes.terminal import measured, print_speed, print_weights
+
+
+def demo(
+    out: Path,
+    *,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    seconds: float = 0.2,
+    console: Console | None = None,
+) -> Path:
+    """Run the demo into the directory `out`, which is created, and return the path of its report."""
+    console = console or Console()
+    writable(out)
+    shown = shown_sentence()
+    print_weights(console, shown)
+    with console.status("drawing"):
+        attention = pictures.attention_panels(shown.scores, shown.target, shown.source)
+        files = {"attention": _save(attention, out / "attention.png")}
+        files["curves"] = _save(pictures.curve_panels(), out / "curves.png")
+        files["simplex"] = _save(pictures.simplex_panels(), out / "simplex.png")
+    timings = measured(console, shapes, seconds=seconds)
+    print_speed(console, timings)
+    files["speed"] = _save(pictures.speed_panel(timings), out / "speed.png")
+    report = out / "report.html"
+    report.write_text(page(shown, timings, files), encoding="utf-8")
+    for file in [*files.values(), report]:
+        console.print(f"wrote {file}", highlight=False, soft_wrap=True)
+    return report
+
+
+def writable(out: Path) -> None:
+    """Create the directory, or raise an OSError that says why nothing can be written there."""
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"--out must be a directory; {out} is a file")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"--out: cannot create {out}: {error.strerror}") from error
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise PermissionError(f"--out: no permission to write into {out}")
+
+
+def _save(figure: Any, file: Path) -> Path:
+    figure.savefig(file, dpi=160)
+    return file

@@ -1,0 +1,133 @@
+"""The report of the demo: one HTML file that holds its pictures, with no script and no link."""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+from polymax.recipes.catalogue import MAPPINGS, call
+from polymax.recipes.corpus import pairs
+from polymax.recipes.sentence import ROUNDS, SLOPE, WORD, Sentence, counts, short
+from polymax.recipes.speed import Timing, caution, machine
+
+PAGE = Template("""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>polymax demo</title>
+<style>
+:root { color-scheme: light dark; --ink: #222; --paper: #fff; --faint: #666; --line: #ddd; --zero: #e4e4e4; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8e8e8; --paper: #16181c; --faint: #a0a0a0; --line: #3a3d42; --zero: #34373c; }
+}
+body { max-width: 72rem; margin: 2rem auto; padding: 0 1.2rem; color: var(--ink); background: var(--paper);
+  font: 16px/1.55 system-ui, sans-serif; }
+h1 { font-size: 1.7rem; margin-bottom: 0.2rem; }
+h2 { font-size: 1.2rem; margin-top: 2.6rem; }
+p, figcaption { max-width: 46rem; }
+figure { margin: 1rem 0; }
+figcaption, .faint { color: var(--faint); font-size: 0.9rem; }
+img { max-width: 100%; height: auto; background: #fff; padding: 0.6rem; border-radius: 6px;
+  box-sizing: border-box; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.25rem 0.5rem; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--line); }
+th:first-child { text-align: left; font-weight: normal; }
+td.zero { background: var(--zero); color: var(--faint); }
+code { font-size: 0.92em; }
+</style>
+</head>
+<body>
+<h1>polymax demo</h1>
+<p class="faint">$machine</p>
+<p>Each mapping is <code>argmax over p in the simplex of &lt;x, p&gt; − Ω(p)</code>, with its own Ω, and can
+replace <code>torch.softmax</code>. Most give exact zeros; some give one weight to a whole group.</p>
+
+<h2>One sentence, five mappings</h2>
+$attention
+<h2>All mappings on one row</h2>
+<p>The weights of the English words for “$word”. Grey is exactly 0; <em>groups</em> counts distinct positive
+weights. The weights of <code>budgetmax</code> sum to its k.</p>
+<div class="scroll">$weights</div>
+
+<h2>Two classes</h2>
+$curves
+<h2>Three classes</h2>
+$simplex
+<h2>Speed</h2>
+<p>Forward and backward in float32, median milliseconds, and in parentheses the multiple of
+<code>torch.softmax</code> measured in turn with it. $caution</p>
+<div class="scroll">$timings</div>
+$speed
+</body>
+</html>
+""")
+
+CAPTIONS = {
+    "attention": f"""Rows are French words, columns the English words they may translate. The scores are
+log t(f | e) − {SLOPE:g} |i/n − j/m|: t comes from {ROUNDS} rounds of IBM Model 1 on {len(pairs())} sentence
+pairs, this one among them; the second term, chosen and not learnt, prefers the diagonal. Their softmax is the
+alignment posterior. Exact zeros are grey. Equal weights side by side have no border between them: fusedmax
+gives one weight to a phrase. Equal weights that stand apart carry the same number: oscarmax clusters words
+wherever they are. The strengths were chosen so that groups show.""",
+    "curves": """Left: the smoothed max of the scores (t, 0). Right: its slope, the first weight of the
+argmax. Fused lies below max(t, 0) at the ends because its Ω is not 0 at the vertices.""",
+    "simplex": """Shading: Ω, darker where lower. Dots: the argmax for a grid of scores over a disc of radius
+2, blue with three positive weights, orange with two, red with one; larger where more scores share it.""",
+    "speed": "The same times; the line is torch.softmax.",
+}
+
+
+def page(shown: Sentence, timings: Sequence[Timing], files: Mapping[str, Path]) -> str:
+    """The report as HTML; `files` are the pictures, by the name of their caption."""
+    facts = machine()
+    return PAGE.substitute(
+        machine=escape(f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}"),
+        word=escape(WORD),
+        weights=_weights(shown),
+        timings=_timings(timings),
+        caution=escape(caution(timings)),
+        **{name: _figure(files[name], caption) for name, caption in CAPTIONS.items()},
+    )
+
+
+def _figure(file: Path, caption: str) -> str:
+    data = b64encode(file.read_bytes()).decode("ascii")
+    return (
+        f'<figure><img alt="{escape(file.stem)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _weights(shown: Sentence) -> str:
+    rows = []
+    for mapping, row in zip(MAPPINGS, shown.weights().values()):
+        cells = "".join([*map(_weight, row), *(f"<td>{count}</td>" for count in counts(row))])
+        rows.append(f"<tr><th><code>{escape(call(mapping))}</code></th>{cells}</tr>")
+    return _table([*shown.source, "zeros", "groups"], rows)
+
+
+def _weight(weight: float) -> str:
+    if weight == 0:
+        return '<td class="zero">0</td>'
+    # at most half of full strength keeps the text readable on light and on dark pages
+    strength = 0.05 + 0.5 * min(weight, 1)
+    return f'<td style="background: rgba(33, 113, 181, {strength:.2f})">{short(weight)}</td>'
+
+
+def _timings(timings: Sequence[Timing]) -> str:
+    shapes = list(dict.fromkeys(timing.shape for timing in timings))
+    rows = []
+    for mapping in dict.fromkeys(timing.mapping for timing in timings):
+        own = [timing for timing in timings if timing.mapping == mapping]
+        cells = "".join(f"<td>{timing}</td>" for timing in own)
+        rows.append(f"<tr><th><code>{escape(mapping)}</code></th>{cells}</tr>")
+    return _table([" × ".join(map(str, shape)) for shape in shapes], rows)
+
+
+def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
+    head = "".join(f"<th>{escape(word)}</th>" for word in ("", *heads))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -1,0 +1,56 @@
+"""What the demo and the benchmark print: rich tables, and a bar while speed is measured."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from polymax.recipes.catalogue import MAPPINGS
+from polymax.recipes.sentence import WORD, Sentence, counts, short
+from polymax.recipes.speed import Timing, caution, measure
+
+
+def print_weights(console: Console, shown: Sentence) -> None:
+    """One row for each mapping: its weights, its exact zeros and its groups of equal positive weights."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for word in shown.source:
+        table.add_column(word, justify="right", min_width=3, overflow="fold")
+    table.add_column("0s", justify="right", no_wrap=True, style="bold")
+    table.add_column("grp", justify="right", no_wrap=True, style="bold")
+    for mapping, row in shown.weights().items():
+        table.add_row(mapping, *map(short, row), *map(str, counts(row)))
+    console.print(f"Weights of the source words for “{WORD}”", style="bold")
+    console.print("(· is exactly 0; 0s counts them; grp counts distinct positive weights)\n")
+    console.print(table)
+    console.print()
+
+
+def print_speed(console: Console, timings: Sequence[Timing]) -> None:
+    """One row for each mapping, one column for each shape: milliseconds, and multiples of torch.softmax."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for shape in dict.fromkeys(timing.shape for timing in timings):
+        table.add_column(" × ".join(map(str, shape)), justify="right", no_wrap=True)
+    for mapping in dict.fromkeys(timing.mapping for timing in timings):
+        own = [timing for timing in timings if timing.mapping == mapping]
+        table.add_row(mapping, *map(str, own))
+    console.print("Forward and backward: milliseconds (multiple of torch.softmax)\n", style="bold")
+    console.print(table)
+    if caution(timings):
+        console.print("\n" + caution(timings), style="yellow", highlight=False)
+    console.print()
+
+
+def measured(
+    console: Console, shapes: Sequence[tuple[int, ...]], *, device: str = "cpu", seconds: float = 0.2
+) -> list[Timing]:
+    """All timings, with a progress bar while they are taken."""
+    timings = []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("measuring speed", total=len(MAPPINGS) * len(shapes))
+        for timing in measure(shapes=shapes, device=device, seconds=seconds):
+            timings.append(timing)
+            progress.advance(task)
+    return timings

@@ -1,0 +1,22 @@
+"""Omega on the simplex: each regularizer is a mapping, a smoothed max and a penalty."""
+
+from polymax.regularizers.base import Regularizer
+from polymax.regularizers.bounded import Bounded
+from polymax.regularizers.custom import Custom
+from polymax.regularizers.entropies import Gini, Shannon, Tsallis, Zero
+from polymax.regularizers.fused import Fused, Oscar
+from polymax.regularizers.norms import Norm, SquaredPNorm
+
+__all__ = [
+    "Bounded",
+    "Custom",
+    "Fused",
+    "Gini",
+    "Norm",
+    "Oscar",
+    "Regularizer",
+    "Shannon",
+    "SquaredPNorm",
+    "Tsallis",
+    "Zero",
+]

@@ -1,0 +1,137 @@
+"""The regularized argmax over the simplex, its value, and the envelope theorem that links the two."""
+
+from abc import ABC, abstractmethod
+from dataclasses import fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax import _check
+from polymax.kernels.widen import wide
+
+
+class Regularizer(ABC):
+    """Omega: a convex function on the simplex, scaled by gamma.
+
+        argmax(x) = argmax over p in the simplex of <x, p> - gamma Omega(p)        max(x) = its value
+
+    A new one is a frozen dataclass with `argmax_rows` and `omega_rows`, both for gamma = 1 along the last dimension;
+    -inf scores are forbidden entries. Fields may be tensors that broadcast against x with size 1 along `dim`.
+    """
+
+    gamma: float | Tensor = 1.0
+
+    @abstractmethod
+    def argmax_rows(self, x: Tensor) -> Tensor:
+        """The mapping, `(*batch, n) -> (*batch, n)`, at gamma = 1; zeros for a row of -inf."""
+
+    @abstractmethod
+    def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Omega, `(*batch, n) -> (*batch,)`, at gamma = 1, on the entries to keep."""
+
+    def omega_vertices(self, n: int) -> float | list[float]:
+        """Omega at gamma = 1 of the n vertices of the simplex; 0 unless a subclass says otherwise."""
+        return 0.0
+
+    def argmax(self, x: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        """The mapping: a drop-in replacement for torch.softmax(x, dim)."""
+        _check.floating(x, "x")
+        last = dim == -1 or dim == x.dim() - 1
+        if last and mask is None and x.dim() > 0 and self._plain():
+            # the common call, kept short: it costs microseconds
+            return self.argmax_rows(x)
+        rows, scores = self._rows(_check.masked(x, mask), dim)
+        y = rows.argmax_rows(rows._scaled(scores)).to(x.dtype)
+        return _back(y, x, dim)
+
+    def max(self, x: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        """The smoothed max: its gradient is argmax(x). -inf for a row of -inf."""
+        _check.floating(x, "x")
+        rows, scores = self._rows(_check.masked(x, mask), dim)
+        scaled = wide(rows._scaled(scores))
+        y = rows.argmax_rows(scaled)
+        keep = scaled > -torch.inf
+        if rows._learned():
+            # derivatives in the parameters run through y as well; the terms that the envelope theorem drops are 0
+            value = _objective(scaled, y, rows.omega_rows(y, keep))
+        else:
+            value = SmoothedMax.apply(scaled, y, rows.omega_rows(y.detach(), keep))
+        gamma = rows.gamma
+        if isinstance(gamma, Tensor):
+            gamma = gamma.squeeze(-1) if gamma.dim() else gamma
+        return (value * gamma).to(x.dtype)
+
+    def omega(self, p: Tensor, dim: int = -1) -> Tensor:
+        """gamma Omega(p)."""
+        _check.floating(p, "p")
+        rows, point = self._rows(p, dim)
+        gamma = rows.gamma
+        if isinstance(gamma, Tensor):
+            gamma = gamma.squeeze(-1) if gamma.dim() else gamma
+        return (rows.omega_rows(wide(point)) * gamma).to(p.dtype)
+
+    def _rows(self, x: Tensor, dim: int) -> tuple[Self, Tensor]:
+        """This regularizer and x with `dim` moved to the end."""
+        if x.dim() == 0:
+            return self, x.movedim(dim, -1).reshape(1)
+        scores = x.movedim(dim, -1)
+        if dim in (-1, x.dim() - 1):
+            return self, scores
+        return self._map_tensors(lambda t: _pad(t, x.dim()).movedim(dim, -1) if t.dim() else t), scores
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        if isinstance(self.gamma, float | int) and self.gamma == 1:
+            return x
+        return wide(x) / self.gamma
+
+    def _plain(self) -> bool:
+        return isinstance(self.gamma, float | int) and self.gamma == 1
+
+    def _learned(self) -> bool:
+        values = (getattr(self, f.name) for f in fields(self) if f.name != "gamma")  # type: ignore[arg-type]
+        return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+    def _map_tensors(self, change: Any) -> Self:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        moved = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **moved) if moved else self  # type: ignore[type-var]
+
+
+class SmoothedMax(Function):
+    """<x, y> - Omega(y) at its maximizer y; by the envelope theorem the gradient is y."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
+        return _objective(x, y, omega)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        # y carries its own graph, so a second derivative goes through the Jacobian of the mapping
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (y,) = ctx.saved_tensors
+        return g.unsqueeze(-1) * y, None, None
+
+
+def _objective(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
+    dead = (x == -torch.inf).all(-1)
+    if x.shape[-1] == 0:
+        return torch.full_like(omega, -torch.inf)
+    # weights sum to 1, so a shift by the maximum moves out of the sum, where it would cost precision
+    top = torch.where(dead, 0, x.detach().amax(-1))
+    centred = torch.where(x == -torch.inf, 0, x - top.unsqueeze(-1))
+    return torch.where(dead, -torch.inf, top + (centred * y).sum(-1) - omega)
+
+
+def _pad(t: Tensor, dims: int) -> Tensor:
+    return t.reshape((1,) * (dims - t.dim()) + t.shape)
+
+
+def _back(y: Tensor, x: Tensor, dim: int) -> Tensor:
+    return y.reshape(()) if x.dim() == 0 else y.movedim(-1, dim)

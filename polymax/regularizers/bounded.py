@@ -1,0 +1,135 @@
+"""Entropies on the part of the simplex within bounds: constrained softmax and sparsemax, and budgets."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax import _check
+from polymax.kernels.capped import capped
+from polymax.kernels.widen import wide
+from polymax.regularizers.base import Regularizer
+from polymax.regularizers.entropies import Gini, Shannon, positive
+
+
+@dataclass(frozen=True)
+class Bounded(Regularizer):
+    """An entropy (Shannon or Gini) on lower <= p <= upper: csoftmax and csparsemax.
+
+        argmax over p in the simplex with lower <= p <= upper of <x, p> - Omega(p)
+
+    Bounds are numbers, or tensors that broadcast to the scores. A fertility of at most 0.4 for each word:
+
+    Example:
+        >>> Bounded(Gini(), upper=0.4).argmax(torch.tensor([0.0, 1.0, 3.0]))
+        tensor([0.2000, 0.4000, 0.4000])
+    See: Martins and Kreutzer 2017, Learning what's easy; Malaviya et al. 2018, Sparse and constrained attention.
+    """
+
+    base: Shannon | Gini
+    lower: float | Tensor = 0.0
+    upper: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base, Shannon | Gini):
+            raise TypeError(f"base must be Shannon or Gini; got {type(self.base).__name__}")
+        _check.number(self.lower, "lower", "at least 0", lambda v: v >= 0)
+        _check.number(self.upper, "upper", "at least 0", lambda v: v >= 0)
+
+    @property
+    def gamma(self) -> float | Tensor:  # type: ignore[override]
+        return self.base.gamma
+
+    def argmax_rows(self, x: Tensor) -> Tensor:
+        return capped_argmax(x, self.lower, self.upper, 1.0, isinstance(self.base, Shannon))
+
+    def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.base.omega_rows(p, keep)
+
+    def _map_tensors(self, change: Any) -> Self:
+        # the temperature belongs to the base
+        return replace(super()._map_tensors(change), base=self.base._map_tensors(change))
+
+
+@dataclass(frozen=True)
+class Budget(Regularizer):
+    """Half the squared norm on weights in [0, 1] that sum to k, the convex hull of the k-subsets.
+
+        Omega(p) = sum p^2 / 2        on 0 <= p <= 1, sum p = k
+    """
+
+    k: float
+    gamma: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        positive(self.gamma, "gamma")
+
+    def argmax_rows(self, x: Tensor) -> Tensor:
+        return capped_argmax(x, 0.0, 1.0, self.k, entropic=False)
+
+    def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
+        return p.square().sum(-1) / 2
+
+
+def capped_argmax(x: Tensor, lower: float | Tensor, upper: float | Tensor, total: float, entropic: bool) -> Tensor:
+    """argmax of <x, p> - Omega(p) over lower <= p <= upper, sum p = total, along the last dimension."""
+    low, high = _bound(lower, x, "lower"), _bound(upper, x, "upper")
+    _feasible(x, low, high, total)
+    return Capped.apply(x, low, high, total, entropic)
+
+
+class Capped(Function):
+    """y = clip(x - tau, lower, upper), or of exp(x - tau), with tau such that y sums to the total."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, lower: Tensor, upper: Tensor, total: float, entropic: bool) -> Tensor:
+        return capped(x, lower, upper, total, entropic)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, lower, upper, _, ctx.entropic = inputs
+        ctx.save_for_backward(x, lower, upper, output)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        x, lower, upper, y = ctx.saved_tensors
+        keep = x > -torch.inf
+        point, direction = wide(y), wide(v)
+        at_upper = keep & (y >= upper)
+        at_lower = keep & (y <= lower) & ~at_upper
+        # free entries share what bounds leave: their weights s, and minus the mean, is the Jacobian
+        s = torch.where(keep & ~at_upper & ~at_lower, point if ctx.entropic else 1.0, 0.0)
+        mass = s.sum(-1, keepdim=True)
+        mean = (s * direction).sum(-1, keepdim=True) / torch.where(mass == 0, 1, mass)
+        centred = direction - mean
+        dlower = torch.where(at_lower, centred, 0).to(lower.dtype) if ctx.needs_input_grad[1] else None
+        dupper = torch.where(at_upper, centred, 0).to(upper.dtype) if ctx.needs_input_grad[2] else None
+        return (s * centred).to(x.dtype), dlower, dupper, None, None
+
+
+def _bound(bound: float | Tensor, x: Tensor, name: str) -> Tensor:
+    if not isinstance(bound, Tensor):
+        return torch.full_like(x, bound)
+    _check.broadcasts(bound, x, name)
+    return bound.to(device=x.device).expand(x.shape)
+
+
+def _feasible(x: Tensor, lower: Tensor, upper: Tensor, total: float) -> None:
+    """Refuse bounds that cannot be met. While tracing nothing can be read: such rows come out as NaN."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.numel() == 0:
+        return
+    keep = x > -torch.inf
+    low, high = (torch.where(keep, b, 0).sum(-1, dtype=torch.float64) for b in (lower, upper))
+    slack = 1e-6 * max(total, 1.0)
+    alive = keep.any(-1)
+    if bool((alive & (torch.where(keep, lower > upper, False)).any(-1)).any()):
+        raise ValueError("lower must be at most upper; got a lower bound above its upper bound")
+    if bool((alive & (low > total + slack)).any()):
+        raise ValueError(f"lower must sum to at most {total:g} along dim; got {float(low.max()):g}")
+    if bool((alive & (high < total - slack)).any()):
+        came = float(torch.where(alive, high, torch.inf).min())
+        raise ValueError(f"upper must sum to at least {total:g} along dim; got {came:g}")

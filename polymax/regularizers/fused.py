@@ -1,0 +1,173 @@
+"""Structured sparsity: neighbours (Fused) or any entries (Oscar) that share one weight."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax import _check
+from polymax.kernels.oscar_prox import oscar_prox
+from polymax.kernels.segment_mean import segment_mean
+from polymax.kernels.tv_prox import tv_prox
+from polymax.kernels.widen import wide
+from polymax.regularizers.base import Regularizer
+from polymax.regularizers.entropies import Gini, positive
+
+
+@dataclass(frozen=True)
+class Fused(Regularizer):
+    """Gini plus total variation: contiguous segments get one weight, bit-equal. The mapping is fusedmax.
+
+        Omega(p) = (sum p^2 - 1) / 2 + strength sum |p_{i+1} - p_i|
+
+    Masked entries are deleted: their neighbours become adjacent.
+
+    Example:
+        >>> Fused(strength=0.2).argmax(torch.tensor([1.0, 1.1, 0.0, -1.0]))
+        tensor([0.5000, 0.5000, 0.0000, 0.0000])
+    See: Niculae and Blondel 2017, Proposition 2: sparsemax of the total-variation prox.
+    """
+
+    strength: float | Tensor = 0.1
+    gamma: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        _check.number(self.strength, "strength", "at least 0", lambda s: s >= 0)
+        positive(self.gamma, "gamma")
+
+    def argmax_rows(self, x: Tensor) -> Tensor:
+        z = TotalVariationProx.apply(wide(x), _per_row(self.strength, x))
+        return Gini().argmax_rows(z).to(x.dtype)
+
+    def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
+        variation = _step(p, keep).abs().sum(-1)
+        return Gini().omega_rows(p) + _per_row(self.strength, p) * variation
+
+    def omega_vertices(self, n: int) -> float | list[float]:
+        edges = [float((i > 0) + (i + 1 < n)) for i in range(n)]
+        return [float(self.strength) * e for e in edges]
+
+
+@dataclass(frozen=True)
+class Oscar(Regularizer):
+    """Gini plus pairwise maxima: entries anywhere in the row share one weight, bit-equal. The mapping is oscarmax.
+
+        Omega(p) = (sum p^2 - 1) / 2 + strength sum_{i<j} max(p_i, p_j)
+
+    Example:
+        >>> Oscar(strength=0.1).argmax(torch.tensor([1.0, -1.0, 1.05]))
+        tensor([0.5000, 0.0000, 0.5000])
+    See: Niculae and Blondel 2017, Proposition 3; Zeng and Figueiredo 2014 for the prox.
+    """
+
+    strength: float | Tensor = 0.01
+    gamma: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        _check.number(self.strength, "strength", "at least 0", lambda s: s >= 0)
+        positive(self.gamma, "gamma")
+
+    def argmax_rows(self, x: Tensor) -> Tensor:
+        z, _ = OscarProx.apply(wide(x), _per_row(self.strength, x))
+        return Gini().argmax_rows(z).to(x.dtype)
+
+    def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
+        present = torch.full(p.shape[:-1], p.shape[-1], device=p.device) if keep is None else keep.sum(-1)
+        # in decreasing order, the i-th entry is the larger one of m - i pairs; absent entries are 0 and come last
+        ordered = p.sort(-1, descending=True).values
+        pairs = (present.unsqueeze(-1) - 1 - torch.arange(p.shape[-1], device=p.device)).clamp(min=0)
+        return Gini().omega_rows(p) + _per_row(self.strength, p) * (ordered * pairs).sum(-1)
+
+    def omega_vertices(self, n: int) -> float | list[float]:
+        return float(self.strength) * (n - 1)
+
+
+class TotalVariationProx(Function):
+    """argmin over z of |z - x|^2 / 2 + strength sum |z_{i+1} - z_i|; piecewise linear."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, strength: Tensor) -> Tensor:
+        return tv_prox(x, strength)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor | None]:
+        (z,) = ctx.saved_tensors
+        dx = SegmentMean.apply(z, v)
+        dstrength = None
+        if ctx.needs_input_grad[1]:
+            # x - z = strength D^T sign(D z), so strength moves x by -D^T sign(D z)
+            keep = z > -torch.inf
+            dstrength = -(_step(dx, keep) * torch.sign(_step(z.detach(), keep))).sum(-1)
+        return dx, dstrength
+
+
+class SegmentMean(Function):
+    """v averaged over runs of equal z: a symmetric projection, constant in z almost everywhere."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, v: Tensor) -> Tensor:
+        return segment_mean(z, v)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor]:
+        (z,) = ctx.saved_tensors
+        return None, SegmentMean.apply(z, u)
+
+
+class OscarProx(Function):
+    """argmin over z of |z - x|^2 / 2 + strength sum_{i<j} max(z_i, z_j), and the order that sorts x."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+        return oscar_prox(x, strength)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*output)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None]:
+        z, order = ctx.saved_tensors
+        order = order.long()
+        ordered = SegmentMean.apply(z.gather(-1, order), v.gather(-1, order))
+        dstrength = None
+        if ctx.needs_input_grad[1]:
+            # the strength lowers the i-th largest score by m - i
+            pairs = (z > -torch.inf).sum(-1, keepdim=True) - 1 - torch.arange(z.shape[-1], device=z.device)
+            dstrength = -(ordered * pairs).sum(-1)
+        return torch.zeros_like(ordered).scatter(-1, order, ordered), dstrength
+
+
+def _per_row(strength: float | Tensor, x: Tensor) -> Tensor:
+    if not isinstance(strength, Tensor):
+        return torch.full(x.shape[:-1], strength, dtype=wide(x).dtype, device=x.device)
+    return strength.to(wide(x).dtype).expand(*x.shape[:-1], 1).squeeze(-1)
+
+
+def _step(p: Tensor, keep: Tensor | None) -> Tensor:
+    """p_i - p_j with j the last entry to keep before i; 0 where there is none."""
+    n = p.shape[-1]
+    index = torch.arange(n, device=p.device).expand(p.shape)
+    if keep is not None:
+        index = torch.where(keep, index, -1)
+    last = torch.cummax(index, -1).values if keep is not None else index
+    before = torch.cat([torch.full_like(last[..., :1], -1), last[..., :-1]], -1) if n else last
+    valid = before >= 0 if keep is None else (before >= 0) & keep
+    return torch.where(valid, p - p.gather(-1, before.clamp(min=0)), 0)

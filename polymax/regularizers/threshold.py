@@ -1,0 +1,67 @@
+"""The threshold mapping with its derivatives: scores, alpha, and both again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax.kernels import threshold as kernels
+from polymax.kernels.threshold import reference
+from polymax.kernels.widen import wide
+
+# d/dalpha of the gradient of Omega at y, up to a constant along the row
+Sensitivity = Callable[[Tensor, Tensor], Tensor]
+
+
+def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensitivity) -> Tensor:
+    """Argmax of <x, p> - Omega(p) for the family of Omega and alpha, a number or a tensor of size 1 along the row."""
+    if not isinstance(alpha, Tensor):
+        return Threshold.apply(x, None, float(alpha), family, sensitivity)
+    alphas = alpha.expand(*x.shape[:-1], 1).squeeze(-1)
+    return Threshold.apply(x, alphas, 0.0, family, sensitivity)
+
+
+class Threshold(Function):
+    """y = argmax over the simplex of <x, p> - Omega_alpha(p)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, alphas: Tensor | None, alpha: float, family: int, sensitivity: Sensitivity
+    ) -> Tensor:
+        return kernels.threshold(x, alpha, family, alphas)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        _, alphas, ctx.alpha, ctx.family, ctx.sensitivity = inputs
+        ctx.save_for_backward(output, alphas)
+        ctx.save_for_forward(output, alphas)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        y, alphas = ctx.saved_tensors
+        dx = _jacobian(y, v, ctx.alpha, ctx.family, alphas)
+        dalpha = None
+        if alphas is not None and ctx.needs_input_grad[1]:
+            # x = grad Omega_alpha(y) + tau on the support: alpha moves y as scores -d(grad Omega)/dalpha would
+            dalpha = -(wide(dx) * ctx.sensitivity(wide(y), alphas.unsqueeze(-1))).sum(-1).to(alphas.dtype)
+        return dx, dalpha, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, dalphas: Tensor | None, *_: None) -> Tensor:
+        y, alphas = ctx.saved_tensors
+        direction = torch.zeros_like(y) if dx is None else dx
+        if dalphas is not None:
+            moved = ctx.sensitivity(wide(y), alphas.unsqueeze(-1)) * dalphas.unsqueeze(-1)
+            direction = direction - moved.to(y.dtype)
+        return _jacobian(y, direction, ctx.alpha, ctx.family, alphas)
+
+
+def _jacobian(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None) -> Tensor:
+    """J v, with J symmetric; in differentiable torch when a second derivative will be asked for."""
+    if torch.is_grad_enabled():
+        return reference.threshold_backward(y, v, alpha, family, alphas)
+    return kernels.threshold_backward(y, v, alpha, family, alphas)

@@ -1,0 +1,187 @@
+"""The command: the demo writes a complete report, the benchmark its JSON, and errors are one line."""
+
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from polymax import cli
+from polymax.recipes import demo as recipe
+from polymax.recipes import pictures, speed
+from polymax.recipes.catalogue import MAPPINGS, call, name
+from polymax.recipes.corpus import pairs
+from polymax.recipes.lexicon import Lexicon
+from polymax.recipes.sentence import counts, shown_sentence
+
+FAST = ((2, 8),)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.application(), [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The demo, run once: its directory and what it printed."""
+    out = tmp_path_factory.mktemp("demo") / "new" / "folder"
+    printed = io.StringIO()
+    console = Console(file=printed, width=80)
+    report = recipe.demo(out, shapes=FAST, seconds=0.0, console=console)
+    assert report == out / "report.html"
+    return out, printed.getvalue()
+
+
+def test_demo_writes_pictures_and_a_report(run):
+    out, _ = run
+    files = {"attention.png", "curves.png", "simplex.png", "speed.png", "report.html"}
+    assert {file.name for file in out.iterdir()} == files
+    for picture in out.glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_is_self_contained_and_complete(run):
+    page = (run[0] / "report.html").read_text(encoding="utf-8")
+    sources = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]{0,30})""", page)
+    assert len(sources) == 4
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert not re.search(r"https?://|<script|<link|@import|url\(", page)
+    for mapping in MAPPINGS:
+        assert f"<code>{call(mapping)}</code>" in page
+        assert f"<code>{name(mapping)}</code>" in page
+    # every placeholder was filled
+    assert not re.search(r"\$[a-z]", page)
+
+
+def test_demo_prints_a_row_for_every_mapping(run):
+    _, printed = run
+    for mapping in MAPPINGS:
+        rows = [line for line in printed.splitlines() if line.startswith(name(mapping) + " ")]
+        assert len(rows) == 2, f"{name(mapping)}: weights and speed"
+    assert max(map(len, printed.splitlines()[:20])) <= 80
+    assert "wrote" in printed
+
+
+def test_weights_of_the_sentence():
+    shown = shown_sentence()
+    assert shown.scores.shape == (len(shown.target), len(shown.source))
+    weights = shown.weights()
+    for mapping, row in weights.items():
+        assert sum(row) == pytest.approx(2 if mapping == "budgetmax" else 1)
+    zeros = {mapping: counts(row)[0] for mapping, row in weights.items()}
+    assert zeros["softmax"] == 0
+    assert zeros["sparsemax"] > 0
+    # fusedmax gives one weight to "does not want"
+    fused = weights["fusedmax"]
+    assert fused[2] == fused[3] == fused[4] > 0
+    assert counts(fused) == (12, 1)
+
+
+def test_lexicon_is_normalised_and_finds_translations():
+    lexicon = Lexicon(pairs(), rounds=10)
+    torch.testing.assert_close(
+        lexicon.probabilities.sum(1), torch.ones(len(lexicon.source), dtype=torch.float64)
+    )
+    french = list(lexicon.target)
+    for english, word in {"apple": "pomme", "girl": "fille", "book": "livre", "not": "pas"}.items():
+        assert french[int(lexicon.probabilities[lexicon.source[english]].argmax())] == word
+
+
+def test_softmax_of_the_scores_is_the_posterior():
+    corpus = pairs()
+    lexicon = Lexicon(corpus, rounds=2)
+    source, target = corpus[3]
+    t = [[float(lexicon.probabilities[lexicon.source[e], lexicon.target[f]]) for e in source] for f in target]
+    expected = torch.tensor(t, dtype=torch.float64)
+    expected /= expected.sum(1, keepdim=True)
+    torch.testing.assert_close(torch.softmax(lexicon.scores(corpus[3]), -1), expected)
+
+
+def test_timings_cover_mappings_and_shapes():
+    timings = list(speed.measure(MAPPINGS[:2], ((2, 4), (3, 5)), seconds=0.0))
+    assert [(t.mapping, t.shape) for t in timings] == [
+        ("softmax", (2, 4)),
+        ("entmax", (2, 4)),
+        ("softmax", (3, 5)),
+        ("entmax", (3, 5)),
+    ]
+    assert all(t.milliseconds > 0 and t.ratio > 0 and t.others >= 0 for t in timings)
+
+
+def test_times_of_a_busy_machine_come_with_a_caution():
+    calm = speed.Timing("softmax", (2, 4), 1.0, 1.0, others=0.02)
+    assert speed.caution([calm]) == ""
+    assert "up to 80%" in speed.caution([calm, replace(calm, others=0.8)])
+
+
+def test_bench_writes_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "SHAPES", FAST)
+    file = tmp_path / "speed.json"
+    result = invoke("bench", "--out", file)
+    assert result.exit_code == 0, result.output
+    stored = json.loads(file.read_text())
+    assert [row["mapping"] for row in stored["timings"]] == [name(mapping) for mapping in MAPPINGS]
+    assert stored["machine"]["torch"] == torch.__version__
+
+
+def test_demo_command_runs_the_recipe(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(recipe, "demo", asked.append)
+    assert invoke("demo", "--out", tmp_path).exit_code == 0
+    assert asked == [tmp_path]
+
+
+@pytest.mark.parametrize("command", ["demo", "bench"])
+def test_an_impossible_out_is_one_line(tmp_path, command):
+    (tmp_path / "file").write_text("")
+    under_a_file = tmp_path / "file" / "below"
+    wrong_kind = tmp_path / "file" if command == "demo" else tmp_path
+    for out in (under_a_file, wrong_kind):
+        result = invoke(command, "--out", out)
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: --out")
+        assert str(out) in result.stderr or str(out.parent) in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["demo", "bench"])
+def test_an_unwritable_out_is_one_line(tmp_path, command, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    result = invoke(command, "--out", tmp_path / "new")
+    assert result.exit_code == 1
+    assert "no permission" in result.stderr
+
+
+@pytest.mark.parametrize("device", ["abacus", "cuda:99"])
+def test_an_impossible_device_is_one_line(device):
+    result = invoke("bench", "--device", device)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: --device: device '{device}' cannot be used")
+    assert result.stderr.count("\n") == 1
+
+
+def test_interrupting_leaves_what_was_written(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pictures, "curve_panels", interrupted)
+    result = invoke("demo", "--out", tmp_path)
+    assert result.exit_code == 130
+    assert str(tmp_path) in result.stderr
+    assert (tmp_path / "attention.png").exists()
+
+
+def test_missing_packages_are_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 1
+    assert (
+        capsys.readouterr().err == "error: the command polymax needs typer, rich: pip install polymax[cli]\n"
+    )
