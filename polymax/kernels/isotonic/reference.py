@@ -23,8 +23,9 @@ def isotonic(x: Tensor) -> Tensor:
     noise = 8 * torch.finfo(y.dtype).eps * y.abs().sum(-1, keepdim=True)
     while True:
         mean = run_mean(y, present, run)
-        # 0 at the end of each run
-        excess = torch.where(present, y - mean, 0).cumsum(-1)
+        # 0 at the end of each run, but for rounding
+        ends = torch.nn.functional.pad(run[..., 1:] != run[..., :-1], (0, 1), value=True)
+        excess = torch.where(ends, 0, torch.where(present, y - mean, 0).cumsum(-1))
         best = torch.zeros_like(y).scatter_reduce(-1, run, excess, "amax").gather(-1, run)
         peak = torch.where(excess == best, position, n)
         peak = torch.full_like(run, n).scatter_reduce(-1, run, peak, "amin").gather(-1, run)

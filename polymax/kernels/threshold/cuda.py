@@ -1,0 +1,447 @@
+"""Threshold with the row in registers: one read, one write, every Newton step on chip. For Triton.
+
+Rows too long for the registers are read again at each step instead, by the `_long` kernels.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels.threshold import NORM, SQUARED_NORM, TSALLIS
+from polymax.kernels.triton_math import log2_1p, on_device, rough_power_1p, tile
+
+# which method finds the threshold
+SOFTMAX, SPARSEMAX, ENTMAX15, GENERAL = (tl.constexpr(i) for i in range(4))
+IS_TSALLIS, IS_NORM, IS_SQUARED = (tl.constexpr(f) for f in (TSALLIS, NORM, SQUARED_NORM))
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+LONGEST = 32768
+CHUNK = 8192
+
+
+def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
+    scores = _precise(x, alpha, alphas)
+    y = torch.empty_like(scores, memory_format=torch.contiguous_format)
+    count, n = scores.shape[:-1].numel(), scores.shape[-1]
+    if count and n:
+        alphas = _exact(scores, alpha, family, alphas)
+        args = (scores.contiguous(), y, y if alphas is None else alphas.contiguous(), count, n, alpha)
+        options = {"FAMILY": family, "PER_ROW": alphas is not None, "WIDE": scores.dtype == torch.float64}
+        with on_device(scores):
+            if n > LONGEST:
+                _long[(count,)](*args, BN=CHUNK, num_warps=16, **options)
+            else:
+                br, bn, warps = tile(count, n)
+                method = _method(alpha, family, alphas)
+                _short[(triton.cdiv(count, br),)](*args, METHOD=method, BR=br, BN=bn, num_warps=warps, **options)
+    return y.to(x.dtype)
+
+
+def threshold_backward(
+    y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None
+) -> Tensor:
+    point = _precise(y, alpha, alphas)
+    out = torch.empty_like(point, memory_format=torch.contiguous_format)
+    count, n = point.shape[:-1].numel(), point.shape[-1]
+    if count and n:
+        alphas = _exact(point, alpha, family, alphas)
+        direction = v.to(point.dtype).contiguous()
+        args = (point.contiguous(), direction, out, out if alphas is None else alphas.contiguous(), count, n, alpha)
+        options = {
+            "FAMILY": family,
+            "PER_ROW": alphas is not None,
+            "WIDE": point.dtype == torch.float64,
+            "METHOD": _method(alpha, TSALLIS, alphas),
+        }
+        with on_device(point):
+            if n > LONGEST:
+                _long_backward[(count,)](*args, BN=CHUNK, num_warps=16, **options)
+            else:
+                br, bn, warps = tile(count, n)
+                _short_backward[(triton.cdiv(count, br),)](*args, BR=br, BN=bn, num_warps=warps, **options)
+    return out.to(y.dtype)
+
+
+def _precise(x, alpha, alphas):
+    # powers below 1 amplify rounding near the edge of the support, so alpha > 2 is computed in float64
+    return x.double() if alpha > 2 and alphas is None else x
+
+
+def _exact(x, alpha, family, alphas):
+    # Triton passes a Python float in float32, which is not enough for a float64 row: give it one alpha per row
+    if x.dtype == torch.float64 and _method(alpha, family, alphas) == GENERAL.value and alphas is None:
+        return torch.full(x.shape[:-1], alpha, dtype=torch.float64, device=x.device)
+    return alphas
+
+
+def _method(alpha, family, alphas):
+    if alphas is not None or family != TSALLIS:
+        return GENERAL.value
+    return {1.0: SOFTMAX, 2.0: SPARSEMAX, 1.5: ENTMAX15}.get(alpha, GENERAL).value
+
+
+@triton.jit
+def _exponents(p_alpha, i_r, m_r, alpha, FAMILY: tl.constexpr, PER_ROW: tl.constexpr, b_like):
+    """alpha, the scale of the scores and the exponent r, as columns; rows with alpha = 1 are flagged."""
+    b_alpha = b_like * 0 + alpha
+    if PER_ROW:
+        b_alpha = tl.load(p_alpha + i_r, mask=m_r, other=2.0).to(b_like.dtype)[:, None] + b_like * 0
+    b_entropic = b_alpha == 1
+    b_safe = tl.where(b_entropic, b_like * 0 + 2, b_alpha)
+    if FAMILY == IS_TSALLIS:
+        b_scale = b_safe - 1
+        b_r = 1 / (b_safe - 1)
+    else:
+        b_scale = b_like * 0 + 1
+        b_r = b_safe / (b_safe - 1)
+    return b_alpha, b_entropic, b_scale, b_r
+
+
+@triton.jit
+def _step(b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY: tl.constexpr):
+    """The next t by Halley's method on the r-norm (Newton for SQUARED_NORM), or by bisection; and the bracket."""
+    b_safe = tl.where(b_total > 0, b_total, 1)
+    b_under = tl.where(b_lower > 0, b_lower, 1)
+    b_log = tl.log2(b_safe)
+    if FAMILY == IS_SQUARED:
+        b_value = b_lower * tl.exp2(b_log * (2 / b_r - 1))
+        b_slope = b_value * ((b_r - 1) * b_lowest / b_under - (b_r - 2) * b_lower / b_safe)
+        b_step = (b_value - 1) / tl.where(b_slope > 0, b_slope, 1)
+        b_convex = b_r >= 2
+    else:
+        b_value = b_total
+        # 1 - total^(-1/r), without cancellation where total is near 1
+        b_small = b_log * LN_2 / b_r
+        b_gain = tl.where(
+            tl.abs(b_small) < 1e-2,
+            b_small * (1 - b_small * (0.5 - b_small * (1 / 6 - b_small / 24))),
+            1 - tl.exp2(-b_log / b_r),
+        )
+        b_newton = b_gain * b_total / b_under
+        b_bend = (b_r - 1) * (b_lowest * b_total / (b_under * b_under) - 1) * b_lower / b_safe
+        b_damp = 1 - 0.5 * b_newton * b_bend
+        b_step = b_newton / tl.where(b_damp > 0.5, b_damp, 1) / b_scale
+        b_convex = b_r >= 1
+    b_low = tl.where(b_value >= 1, b_t, b_low)
+    b_high = tl.where(b_value >= 1, b_high, b_t)
+    b_guess = b_t + b_step
+    b_inside = b_convex & (b_low <= b_guess) & (b_guess <= b_high)
+    return tl.where(b_inside, b_guess, 0.5 * (b_low + b_high)), b_low, b_high, b_convex
+
+
+@triton.jit
+def _short(
+    p_x,
+    p_y,
+    p_alpha,
+    count,
+    n,
+    alpha,
+    FAMILY: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    WIDE: tl.constexpr,
+    METHOD: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
+):
+    dtype = tl.float64 if WIDE else tl.float32
+    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    o_n = tl.arange(0, BN)
+    m_r = i_r < count
+    m_n = m_r[:, None] & (o_n < n)[None, :]
+    o_x = i_r[:, None] * n + o_n[None, :]
+    b_x = tl.load(p_x + o_x, mask=m_n, other=float("-inf")).to(dtype)
+    b_top = tl.max(b_x, 1)[:, None]
+    b_dead = b_top == float("-inf")
+    b_z = b_x - tl.where(b_dead, b_top * 0, b_top)
+    b_z = tl.where(b_dead & (b_x == float("-inf")), b_x, b_z)
+    b_bad = tl.max((b_z != b_z).to(tl.int32), 1)[:, None] > 0
+    b_tau = tl.where(b_dead, 0, 0 * b_top) - 1
+    # a NaN would keep the loops from ending: it is put back at the end
+    b_tau = tl.where(b_tau != b_tau, -1, b_tau)
+    b_z = tl.where(b_bad, -1, b_z)
+    if METHOD == SOFTMAX:
+        b_y = tl.exp2(b_z * LOG2_E)
+    elif METHOD == SPARSEMAX:
+        # Michelot: the threshold of a superset of the support is a lower bound of tau; the count falls until exact
+        b_before = tl.zeros([BR, 1], tl.int32) + (BN + 1)
+        go = 1
+        while go > 0:
+            b_in = b_z > b_tau
+            b_count = tl.sum(b_in.to(tl.int32), 1)[:, None]
+            b_sum = tl.sum(tl.where(b_in, b_z, 0), 1)[:, None]
+            b_fell = (b_count < b_before) & (b_count > 0)
+            b_tau = tl.where(b_fell, (b_sum - 1) / tl.where(b_count > 0, b_count, 1).to(dtype), b_tau)
+            b_before = tl.where(b_fell, b_count, b_before)
+            go = tl.max(b_fell.to(tl.int32))
+        b_y = tl.maximum(b_z - b_tau, 0)
+    elif METHOD == ENTMAX15:
+        # sum (u - tau)_+^2 = 1 with u = z / 2: Newton on its square root, from the left
+        b_u = 0.5 * b_z
+        go = 1
+        i = 0
+        while go > 0:
+            b_d = tl.maximum(b_u - b_tau, 0)
+            b_square = tl.sum(b_d * b_d, 1)[:, None]
+            b_linear = tl.sum(b_d, 1)[:, None]
+            b_step = (b_square - tl.sqrt(b_square)) / tl.where(b_linear > 0, b_linear, 1)
+            b_tau += b_step
+            i += 1
+            # quadratic convergence: the step after this one is below rounding
+            go = (tl.max(b_step) > (1e-8 if WIDE else 1e-4)).to(tl.int32) * (i < 60).to(tl.int32)
+        b_d = tl.maximum(b_u - b_tau, 0)
+        b_y = b_d * b_d
+    else:
+        b_alpha, b_entropic, b_scale, b_r = _exponents(
+            p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_tau * 0
+        )
+        b_low = b_tau * 0
+        b_high = 1 / b_scale
+        b_t = b_low
+        if FAMILY != IS_SQUARED and not WIDE:
+            for _ in range(2):
+                b_s = tl.maximum(b_scale * (b_z - b_t), -1)
+                b_p = rough_power_1p(b_s, b_r - 1)
+                b_lower = tl.sum(b_p, 1)[:, None]
+                b_total = tl.sum(b_p * (1 + b_s), 1)[:, None]
+                b_newton = (1 - tl.exp2(-tl.log2(b_total) / b_r)) * b_total / (b_scale * b_lower)
+                b_guess = tl.minimum(tl.maximum(b_t + b_newton, b_low), b_high)
+                b_t = tl.where((b_guess == b_guess) & (b_r >= 1), b_guess, b_t)
+        go = 1
+        i = 0
+        while go > 0:
+            b_s = b_scale * (b_z - b_t)
+            b_in = b_s > -1
+            b_d = tl.where(b_in, 1 + b_s, 1)
+            b_p = tl.where(b_in, tl.exp2(log2_1p(tl.where(b_in, b_s, 0)) * (b_r - 1)), 0)
+            b_lower = tl.sum(b_p, 1)[:, None]
+            b_total = tl.sum(b_p * b_d, 1)[:, None]
+            b_lowest = tl.sum(b_p / b_d, 1)[:, None]
+            b_guess, b_low, b_high, b_convex = _step(
+                b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY
+            )
+            b_change = tl.abs(b_guess - b_t) * b_scale
+            b_t = b_guess
+            i += 1
+            # convergence is cubic (quadratic for SQUARED_NORM), or a bisection that must close its bracket
+            b_tol = tl.where(b_convex, 1e-4 if FAMILY == IS_SQUARED else 1e-3, 1e-7)
+            if WIDE:
+                b_tol = tl.where(b_convex, 1e-8 if FAMILY == IS_SQUARED else 1e-6, 1e-16)
+            go = (tl.max((b_change > b_tol).to(tl.int32)) > 0).to(tl.int32) * (i < 70).to(tl.int32)
+        b_s = b_scale * (b_z - b_t)
+        b_in = b_s > -1
+        b_k = b_r if FAMILY == IS_TSALLIS else b_r - 1
+        b_y = tl.where(b_in, tl.exp2(log2_1p(tl.where(b_in, b_s, 0)) * b_k), 0)
+        if PER_ROW:
+            b_y = tl.where(b_entropic, tl.exp2(b_z * LOG2_E), b_y)
+    b_sum = tl.sum(b_y, 1)[:, None]
+    b_y = b_y * (1 / tl.where(b_dead, 1, b_sum))
+    b_y = tl.where(b_dead, 0, b_y)
+    b_y = tl.where(b_bad, float("nan"), b_y)
+    tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=m_n)
+
+
+@triton.jit
+def _weights(b_y, b_alpha, METHOD: tl.constexpr):
+    """y^(2 - alpha) on the support, 0 elsewhere; NaN stays."""
+    if METHOD == SOFTMAX:
+        b_w = b_y
+    elif METHOD == SPARSEMAX:
+        b_w = tl.where(b_y > 0, 1, b_y)
+    elif METHOD == ENTMAX15:
+        b_w = tl.sqrt(b_y)
+    else:
+        b_in = b_y > 0
+        b_w = tl.where(b_in, tl.exp2(tl.log2(tl.where(b_in, b_y, 1)) * (2 - b_alpha)), b_y)
+    return b_w
+
+
+@triton.jit
+def _coefficients(b_total, b_wv, b_yv, b_norm, b_alpha, FAMILY: tl.constexpr):
+    """a, b, c of J v = w (a v + b) + c y, from the sums of w, w v, y v and y^alpha."""
+    b_safe = tl.where(b_total == 0, 1, b_total)
+    if FAMILY == IS_TSALLIS:
+        b_a = b_total * 0 + 1
+        b_b = -b_wv / b_safe
+        b_c = b_total * 0
+    else:
+        b_log = tl.log2(tl.where(b_norm > 0, b_norm, 1)) / b_alpha
+        if FAMILY == IS_NORM:
+            b_a = tl.exp2(b_log * (b_alpha - 1)) / (b_alpha - 1)
+            b_b = -b_a * b_yv
+            b_c = -b_a * (b_wv - b_total * b_yv)
+        else:
+            b_weight = tl.exp2(b_log * (b_alpha - 2))
+            b_kappa = (2 - b_alpha) * tl.exp2(-2 * b_log)
+            b_mass = b_weight * b_total - b_kappa
+            b_mean = (b_weight * b_wv - b_kappa * b_yv) / tl.where(b_mass == 0, 1, b_mass)
+            b_a = b_weight / (b_alpha - 1)
+            b_b = -b_a * b_mean
+            b_c = b_kappa * (b_mean - b_yv) / (b_alpha - 1)
+    return b_a, b_b, b_c
+
+
+@triton.jit
+def _short_backward(
+    p_y,
+    p_v,
+    p_out,
+    p_alpha,
+    count,
+    n,
+    alpha,
+    FAMILY: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    WIDE: tl.constexpr,
+    METHOD: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
+):
+    dtype = tl.float64 if WIDE else tl.float32
+    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    o_n = tl.arange(0, BN)
+    m_r = i_r < count
+    m_n = m_r[:, None] & (o_n < n)[None, :]
+    o_x = i_r[:, None] * n + o_n[None, :]
+    b_y = tl.load(p_y + o_x, mask=m_n, other=0).to(dtype)
+    b_v = tl.load(p_v + o_x, mask=m_n, other=0).to(dtype)
+    b_alpha = tl.zeros([BR, 1], dtype) + alpha
+    if PER_ROW:
+        b_alpha = tl.load(p_alpha + i_r, mask=m_r, other=2.0).to(dtype)[:, None]
+    b_w = _weights(b_y, b_alpha, METHOD)
+    b_total = tl.sum(b_w, 1)[:, None]
+    b_wv = tl.sum(b_w * b_v, 1)[:, None]
+    b_yv = b_total * 0
+    b_norm = b_total * 0 + 1
+    if FAMILY != IS_TSALLIS:
+        b_yv = tl.sum(b_y * b_v, 1)[:, None]
+        # y^alpha = y^2 / w
+        b_norm = tl.sum(tl.where(b_w > 0, b_y * b_y / tl.where(b_w > 0, b_w, 1), 0), 1)[:, None]
+    b_a, b_b, b_c = _coefficients(b_total, b_wv, b_yv, b_norm, b_alpha, FAMILY)
+    b_out = tl.where(b_w == 0, 0, b_w * (b_a * b_v + b_b) + b_c * b_y)
+    tl.store(p_out + o_x, b_out.to(p_out.dtype.element_ty), mask=m_n)
+
+
+@triton.jit
+def _long(
+    p_x,
+    p_y,
+    p_alpha,
+    count,
+    n,
+    alpha,
+    FAMILY: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    WIDE: tl.constexpr,
+    BN: tl.constexpr,
+):
+    dtype = tl.float64 if WIDE else tl.float32
+    i_r = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    m_r = i_r < count
+    o_n = tl.arange(0, BN)
+    o_row = i_r[:, None] * n
+    b_best = tl.full([1, BN], float("-inf"), dtype)
+    b_nan = tl.zeros([1, BN], tl.int32)
+    for i in range(0, n, BN):
+        b_x = tl.load(p_x + o_row + i + o_n[None, :], mask=(i + o_n < n)[None, :], other=float("-inf")).to(dtype)
+        b_best = tl.maximum(b_best, b_x)
+        b_nan = b_nan | (b_x != b_x).to(tl.int32) | (b_x == float("inf")).to(tl.int32)
+    b_top = tl.max(b_best, 1)[:, None]
+    b_bad = tl.max(b_nan, 1)[:, None] > 0
+    b_dead = b_top == float("-inf")
+    b_top = tl.where(b_dead | b_bad, 0, b_top)
+    b_zero = b_top * 0
+    b_alpha, b_entropic, b_scale, b_r = _exponents(p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_zero)
+    b_low = b_zero
+    b_high = 1 / b_scale
+    b_t = b_zero
+    go = (tl.max((b_dead | b_bad | b_entropic).to(tl.int32)) == 0).to(tl.int32)
+    i_step = 0
+    while go > 0:
+        b_sums = tl.zeros([1, BN], dtype)
+        b_totals = tl.zeros([1, BN], dtype)
+        b_lowests = tl.zeros([1, BN], dtype)
+        for i in range(0, n, BN):
+            b_x = tl.load(p_x + o_row + i + o_n[None, :], mask=(i + o_n < n)[None, :], other=float("-inf"))
+            b_s = b_scale * (b_x.to(dtype) - b_top - b_t)
+            b_in = b_s > -1
+            b_d = tl.where(b_in, 1 + b_s, 1)
+            b_p = tl.where(b_in, tl.exp2(log2_1p(tl.where(b_in, b_s, 0)) * (b_r - 1)), 0)
+            b_sums += b_p
+            b_totals += b_p * b_d
+            b_lowests += b_p / b_d
+        b_lower = tl.sum(b_sums, 1)[:, None]
+        b_total = tl.sum(b_totals, 1)[:, None]
+        b_lowest = tl.sum(b_lowests, 1)[:, None]
+        b_guess, b_low, b_high, b_convex = _step(
+            b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY
+        )
+        b_change = tl.abs(b_guess - b_t) * b_scale
+        b_t = b_guess
+        i_step += 1
+        go = (tl.max(b_change) > (1e-15 if WIDE else 1e-7)).to(tl.int32) * (i_step < 70).to(tl.int32)
+    b_k = b_r if FAMILY == IS_TSALLIS else b_r - 1
+    b_sums = tl.zeros([1, BN], dtype)
+    for i_pass in range(2):
+        b_sum = tl.sum(b_sums, 1)[:, None]
+        b_factor = 1 / tl.where(b_sum > 0, b_sum, 1)
+        for i in range(0, n, BN):
+            m_n = (i + o_n < n)[None, :]
+            b_x = tl.load(p_x + o_row + i + o_n[None, :], mask=m_n, other=float("-inf")).to(dtype)
+            b_z = b_x - b_top
+            b_s = b_scale * (b_z - b_t)
+            b_in = b_s > -1
+            b_y = tl.where(b_in, tl.exp2(log2_1p(tl.where(b_in, b_s, 0)) * b_k), 0)
+            b_y = tl.where(b_entropic, tl.exp2(b_z * LOG2_E), b_y)
+            b_y = tl.where(b_x == float("-inf"), 0, b_y)
+            if i_pass == 0:
+                b_sums += b_y
+            else:
+                b_y = tl.where(b_bad, float("nan"), b_y * b_factor)
+                tl.store(p_y + o_row + i + o_n[None, :], b_y.to(p_y.dtype.element_ty), mask=m_n)
+
+
+@triton.jit
+def _long_backward(
+    p_y,
+    p_v,
+    p_out,
+    p_alpha,
+    count,
+    n,
+    alpha,
+    FAMILY: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    WIDE: tl.constexpr,
+    METHOD: tl.constexpr,
+    BN: tl.constexpr,
+):
+    dtype = tl.float64 if WIDE else tl.float32
+    i_r = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    o_n = tl.arange(0, BN)
+    o_row = i_r[:, None] * n
+    b_alpha = tl.zeros([1, 1], dtype) + alpha
+    if PER_ROW:
+        b_alpha = tl.load(p_alpha + i_r).to(dtype)[:, None]
+    b_total = tl.zeros([1, 1], dtype)
+    b_wv = b_total
+    b_yv = b_total
+    b_norm = b_total
+    for i in range(0, n, BN):
+        m_n = (i + o_n < n)[None, :]
+        b_y = tl.load(p_y + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
+        b_v = tl.load(p_v + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
+        b_w = _weights(b_y, b_alpha, METHOD)
+        b_total += tl.sum(b_w, 1)[:, None]
+        b_wv += tl.sum(b_w * b_v, 1)[:, None]
+        b_yv += tl.sum(b_y * b_v, 1)[:, None]
+        b_norm += tl.sum(tl.where(b_w > 0, b_y * b_y / tl.where(b_w > 0, b_w, 1), 0), 1)[:, None]
+    b_a, b_b, b_c = _coefficients(b_total, b_wv, b_yv, b_norm, b_alpha, FAMILY)
+    for i in range(0, n, BN):
+        m_n = (i + o_n < n)[None, :]
+        b_y = tl.load(p_y + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
+        b_v = tl.load(p_v + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
+        b_w = _weights(b_y, b_alpha, METHOD)
+        b_out = tl.where(b_w == 0, 0, b_w * (b_a * b_v + b_b) + b_c * b_y)
+        tl.store(p_out + o_row + i + o_n[None, :], b_out.to(p_out.dtype.element_ty), mask=m_n)
