@@ -2,6 +2,11 @@
 
 from typing import Any
 
+# losses
+from polymax.losses import entmax_loss as entmax_loss
+from polymax.losses import fenchel_young as fenchel_young
+from polymax.losses import sparsemax_loss as sparsemax_loss
+
 # mappings: drop-in replacements for torch.softmax
 from polymax.mappings import budgetmax as budgetmax
 from polymax.mappings import csoftmax as csoftmax

@@ -1,6 +1,6 @@
 """What the mappings should return, from their optimality conditions alone: no kernel of ours is used here.
 
-Extended precision where NumPy has it. Each oracle maps scores `(*batch, n)`, float64 and without -inf, to weights.
+Extended precision where NumPy has it. Each oracle maps finite scores `(*batch, n)` to weights in float64.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ def zero(x):
 
 @rowwise
 def tsallis(x, alpha):
-    """The gradient of Omega is p^(alpha-1) / (alpha-1), up to a constant: p^(alpha-1) = 1 + (alpha-1) (x - t)."""
+    """The gradient of Omega is p^(alpha-1) / (alpha-1): with a free constant, p^(alpha-1) = 1 + (alpha-1) (x-t)."""
     x, a = x - x.max(), LONG(alpha) - 1
 
     def weights(t):
@@ -60,7 +60,7 @@ def gini(x):
 
 @rowwise
 def norm(x, alpha):
-    """The gradient of Omega is (p / norm(p))^(alpha-1): with q = (x - tau)_+^(1/(alpha-1)), q is p / norm(p)."""
+    """The gradient of Omega is q^(alpha-1), q being p over its norm: q = (x - tau)_+^(1/(alpha-1))."""
     x, a = x - x.max(), LONG(alpha)
 
     def direction(tau):
@@ -89,14 +89,14 @@ def squared_norm(x, p):
 
 @rowwise
 def bounded_shannon(x, lower, upper, total=1.0):
-    """p = exp(x - tau), cut off at the bounds."""
+    """Weights are exp(x - tau), cut off at the bounds, of which none is above 1."""
     x = x - x.max()
-    return _capped(lambda tau: np.clip(np.exp(x - tau), lower, upper), x, total)
+    return _capped(lambda tau: np.clip(np.exp(np.minimum(x - tau, 1)), lower, upper), x, total)
 
 
 @rowwise
 def bounded_gini(x, lower, upper, total=1.0):
-    """p = x - tau, cut off at the bounds."""
+    """Weights are x - tau, cut off at the bounds."""
     return _capped(lambda tau: np.clip(x - tau, lower, upper), x, total)
 
 
@@ -123,10 +123,10 @@ def oscar(x, strength):
 
 
 def _graph_variation(x, strength, edges):
-    """argmin over the simplex of |p - x|^2 / 2 + strength sum over edges |p_i - p_j|.
+    """Argmin over the simplex of |p - x|^2 / 2 + strength sum over edges |p_i - p_j|.
 
-    Accelerated projected gradient on the dual, p = projection of x - D^T u with |u| <= strength, finds which entries
-    are equal; what is left is a projection of the means of the groups, pushed by the edges between groups.
+    Accelerated projected gradient on the dual, p = projection of x - D^T u with |u| <= strength, finds which
+    entries are equal; what is left is to project the means of the groups, pushed by the edges between them.
     """
     x = np.asarray(x - x.max(), np.float64)
     edges = np.array(edges, int).reshape(-1, 2)
@@ -138,10 +138,12 @@ def _graph_variation(x, strength, edges):
         p = _project(x - ahead @ difference, np.ones(x.size))
         new = np.clip(ahead + rate * (difference @ p), -strength, strength)
         # momentum that points uphill is forgotten
-        speed, before = (1.0, 1.0) if (ahead - new) @ (new - u) > 0 else ((1 + np.sqrt(1 + 4 * speed**2)) / 2, speed)
+        speed, before = (
+            (1.0, 1.0) if (ahead - new) @ (new - u) > 0 else ((1 + np.sqrt(1 + 4 * speed**2)) / 2, speed)
+        )
         ahead, moved = new + (before - 1) / speed * (new - u), np.abs(new - u).max(initial=0)
         u = new
-        if moved < 1e-13:
+        if moved < 1e-10:
             break
     p = _project(x - u @ difference, np.ones(x.size))
     group = np.arange(x.size)
@@ -157,7 +159,7 @@ def _graph_variation(x, strength, edges):
 
 
 def _project(z, size):
-    """p = (z - tau)_+ with sum size * p = 1, from the sorted values."""
+    """The point (z - tau)_+ whose sum, weighted by size, is 1: from the sorted values."""
     order = np.argsort(-z)
     mass = np.cumsum(size[order])
     tau = (np.cumsum((size * z)[order]) - 1) / mass

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ class Regularizer(ABC):
     """
 
     gamma: float | Tensor = 1.0
+    # Omega is 0 at the vertices of the simplex, which saves evaluating it there
+    zero_at_vertices: ClassVar[bool] = False
 
     @abstractmethod
     def argmax_rows(self, x: Tensor) -> Tensor:
@@ -30,10 +32,6 @@ class Regularizer(ABC):
     @abstractmethod
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         """Omega, `(*batch, n) -> (*batch,)`, at gamma = 1, on the entries to keep."""
-
-    def omega_vertices(self, n: int) -> float | list[float]:
-        """Omega at gamma = 1 of the n vertices of the simplex; 0 unless a subclass says otherwise."""
-        return 0.0
 
     def argmax(self, x: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The mapping: a drop-in replacement for torch.softmax(x, dim)."""

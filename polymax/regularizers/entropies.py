@@ -25,6 +25,8 @@ class Zero(Regularizer):
         tensor([0., 1., 0.])
     """
 
+    zero_at_vertices = True
+
     def argmax_rows(self, x: Tensor) -> Tensor:
         return _Hardmax.apply(x)
 
@@ -43,6 +45,7 @@ class Shannon(Regularizer):
         tensor([0.5000, 0.5000])
     """
 
+    zero_at_vertices = True
     gamma: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
@@ -67,6 +70,7 @@ class Gini(Regularizer):
     See: Martins and Astudillo 2016, From softmax to sparsemax.
     """
 
+    zero_at_vertices = True
     gamma: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
@@ -91,6 +95,7 @@ class Tsallis(Regularizer):
     See: Peters, Niculae and Martins 2019, Sparse sequence-to-sequence models; Correia et al. 2019, Proposition 1.
     """
 
+    zero_at_vertices = True
     alpha: float | Tensor = 1.5
     gamma: float | Tensor = 1.0
 

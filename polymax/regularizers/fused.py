@@ -45,9 +45,6 @@ class Fused(Regularizer):
         variation = _step(p, keep).abs().sum(-1)
         return Gini().omega_rows(p) + _per_row(self.strength, p) * variation
 
-    def omega_vertices(self, n: int) -> float | list[float]:
-        edges = [float((i > 0) + (i + 1 < n)) for i in range(n)]
-        return [float(self.strength) * e for e in edges]
 
 
 @dataclass(frozen=True)
@@ -80,8 +77,6 @@ class Oscar(Regularizer):
         pairs = (present.unsqueeze(-1) - 1 - torch.arange(p.shape[-1], device=p.device)).clamp(min=0)
         return Gini().omega_rows(p) + _per_row(self.strength, p) * (ordered * pairs).sum(-1)
 
-    def omega_vertices(self, n: int) -> float | list[float]:
-        return float(self.strength) * (n - 1)
 
 
 class TotalVariationProx(Function):

@@ -24,6 +24,7 @@ class Norm(Regularizer):
     See: Blondel, Martins and Niculae 2020, Learning with Fenchel-Young losses, section 4.3.
     """
 
+    zero_at_vertices = True
     alpha: float | Tensor = 2.0
     gamma: float | Tensor = 1.0
 
@@ -50,6 +51,7 @@ class SquaredPNorm(Regularizer):
     See: Niculae and Blondel 2017, A regularized framework for sparse and structured neural attention, section 3.2.
     """
 
+    zero_at_vertices = True
     p: float | Tensor = 1.5
     gamma: float | Tensor = 1.0
 

@@ -9,18 +9,23 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels.threshold import NORM, SQUARED_NORM, TSALLIS
-from polymax.kernels.triton_math import log2_1p, on_device, rough_power_1p, tile
+from polymax.kernels.triton_math import fast_log2, log2_1p, on_device, tile
 
-# which method finds the threshold
-SOFTMAX, SPARSEMAX, ENTMAX15, GENERAL = (tl.constexpr(i) for i in range(4))
+# which method finds the threshold: POWER is for one alpha in float32, where Newton's method needs no guard
+SOFTMAX, SPARSEMAX, ENTMAX15, POWER, GENERAL = (tl.constexpr(i) for i in range(5))
 IS_TSALLIS, IS_NORM, IS_SQUARED = (tl.constexpr(f) for f in (TSALLIS, NORM, SQUARED_NORM))
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+# the longest rows that fit the registers: forward one row, backward two
 LONGEST = 32768
+LONGEST_BACKWARD = 8192
 CHUNK = 8192
 
 
 def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
+    if family == SQUARED_NORM and alpha == 2:
+        # half the squared Euclidean norm has a finite method of its own
+        family = TSALLIS
     scores = _precise(x, alpha, alphas)
     y = torch.empty_like(scores, memory_format=torch.contiguous_format)
     count, n = scores.shape[:-1].numel(), scores.shape[-1]
@@ -33,8 +38,9 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
                 _long[(count,)](*args, BN=CHUNK, num_warps=16, **options)
             else:
                 br, bn, warps = tile(count, n)
-                method = _method(alpha, family, alphas)
-                _short[(triton.cdiv(count, br),)](*args, METHOD=method, BR=br, BN=bn, num_warps=warps, **options)
+                options["METHOD"] = _forward_method(scores, alpha, family, alphas)
+                options["STEEP"] = alpha < (1.5 if family == TSALLIS else 2)
+                _short[(triton.cdiv(count, br),)](*args, BR=br, BN=bn, num_warps=warps, **options)
     return y.to(x.dtype)
 
 
@@ -55,7 +61,7 @@ def threshold_backward(
             "METHOD": _method(alpha, TSALLIS, alphas),
         }
         with on_device(point):
-            if n > LONGEST:
+            if n > LONGEST_BACKWARD:
                 _long_backward[(count,)](*args, BN=CHUNK, num_warps=16, **options)
             else:
                 br, bn, warps = tile(count, n)
@@ -73,6 +79,14 @@ def _exact(x, alpha, family, alphas):
     if x.dtype == torch.float64 and _method(alpha, family, alphas) == GENERAL.value and alphas is None:
         return torch.full(x.shape[:-1], alpha, dtype=torch.float64, device=x.device)
     return alphas
+
+
+def _forward_method(x, alpha, family, alphas):
+    method = _method(alpha, family, alphas)
+    # close to 1 the exponent 1 / (alpha - 1) multiplies the error of the hardware's logarithm; above 2 it is no longer
+    # convex
+    guarded = x.dtype == torch.float64 or alphas is not None or not 1.02 <= alpha <= 2
+    return POWER.value if method == GENERAL.value and not guarded else method
 
 
 def _method(alpha, family, alphas):
@@ -99,35 +113,95 @@ def _exponents(p_alpha, i_r, m_r, alpha, FAMILY: tl.constexpr, PER_ROW: tl.const
 
 
 @triton.jit
+def _log2_distance(b_z, b_t, b_scale, WIDE: tl.constexpr):
+    """d = 1 + scale (z - t) and its logarithm where d is positive; elsewhere 1 and 0."""
+    b_s = b_scale * (b_z - b_t)
+    b_in = b_s > -1
+    return b_in, tl.where(b_in, 1 + b_s, 1), log2_1p(tl.where(b_in, b_s, 0), WIDE)
+
+
+@triton.jit
 def _step(b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY: tl.constexpr):
-    """The next t by Halley's method on the r-norm (Newton for SQUARED_NORM), or by bisection; and the bracket."""
+    """The next t by Newton's or Halley's method, or by bisection; and the bracket."""
     b_safe = tl.where(b_total > 0, b_total, 1)
     b_under = tl.where(b_lower > 0, b_lower, 1)
-    b_log = tl.log2(b_safe)
+    b_ratio = b_under / b_safe
     if FAMILY == IS_SQUARED:
-        b_value = b_lower * tl.exp2(b_log * (2 / b_r - 1))
-        b_slope = b_value * ((b_r - 1) * b_lowest / b_under - (b_r - 2) * b_lower / b_safe)
-        b_step = (b_value - 1) / tl.where(b_slope > 0, b_slope, 1)
+        b_log = tl.log2(b_under) + (2 / b_r - 1) * tl.log2(b_safe)
+        b_slope = (b_r - 1) * b_lowest / b_under - (b_r - 2) * b_ratio
         b_convex = b_r >= 2
+        b_step = _one_minus_exp2(-b_log) / tl.where(b_slope > 0, b_slope, 1)
     else:
-        b_value = b_total
-        # 1 - total^(-1/r), without cancellation where total is near 1
-        b_small = b_log * LN_2 / b_r
-        b_gain = tl.where(
-            tl.abs(b_small) < 1e-2,
-            b_small * (1 - b_small * (0.5 - b_small * (1 / 6 - b_small / 24))),
-            1 - tl.exp2(-b_log / b_r),
-        )
-        b_newton = b_gain * b_total / b_under
-        b_bend = (b_r - 1) * (b_lowest * b_total / (b_under * b_under) - 1) * b_lower / b_safe
+        b_log = tl.log2(b_safe)
+        b_newton = _one_minus_exp2(-b_log / b_r) / b_ratio
+        # Halley's correction; below r = 2 the second derivative is unbounded, and Newton is safer
+        b_bend = tl.where(b_r >= 2, (b_r - 1) * (b_lowest / b_under - b_ratio), 0)
         b_damp = 1 - 0.5 * b_newton * b_bend
         b_step = b_newton / tl.where(b_damp > 0.5, b_damp, 1) / b_scale
         b_convex = b_r >= 1
-    b_low = tl.where(b_value >= 1, b_t, b_low)
-    b_high = tl.where(b_value >= 1, b_high, b_t)
+    b_over = (b_log >= 0) & (b_total > 0)
+    b_low = tl.where(b_over, b_t, b_low)
+    b_high = tl.where(b_over, b_high, b_t)
     b_guess = b_t + b_step
     b_inside = b_convex & (b_low <= b_guess) & (b_guess <= b_high)
     return tl.where(b_inside, b_guess, 0.5 * (b_low + b_high)), b_low, b_high, b_convex
+
+
+@triton.jit
+def _one_minus_exp2(b_x):
+    """1 - 2^x, by its series near 0, where the formula cancels."""
+    b_s = b_x * LN_2
+    b_near = -b_s * (1 + b_s * (1 / 2 + b_s * (1 / 6 + b_s * (1 / 24 + b_s / 120))))
+    return tl.where(tl.abs(b_s) < 1e-2, b_near, 1 - tl.exp2(b_x))
+
+
+@triton.jit
+def _power(b_z, b_t, alpha, FAMILY: tl.constexpr, STEEP: tl.constexpr):
+    """The weights, up to their sum, for 1 < alpha <= 2 in float32: unguarded Newton or Halley steps from the left.
+
+    A distance of 0 has the logarithm -inf and the power 0, so no entry needs a mask. STEEP says that r > 2, where
+    the second derivative exists.
+    """
+    if FAMILY == IS_TSALLIS:
+        scale = alpha - 1
+        r = 1 / (alpha - 1)
+        k = r
+    else:
+        scale = alpha * 0 + 1
+        r = alpha / (alpha - 1)
+        k = r - 1
+    go = 1
+    i = 0
+    while go > 0:
+        b_d = tl.maximum(scale * b_z + (1 - scale * b_t), 0)
+        b_p = tl.exp2(fast_log2(b_d) * (r - 2 if STEEP else r - 1))
+        b_first = tl.sum(b_p, 1)[:, None]
+        b_second = tl.sum(b_p * b_d, 1)[:, None]
+        if STEEP:
+            b_total = tl.sum(b_p * b_d * b_d, 1)[:, None]
+            b_total = tl.where(b_total > 0, b_total, 1)
+            b_lower = tl.where(b_second > 0, b_second, 1)
+            b_ratio = b_lower / b_total
+            b_curve = (r - 1) * b_first / b_lower
+            if FAMILY == IS_SQUARED:
+                b_log = fast_log2(b_lower) + (2 / r - 1) * fast_log2(b_total)
+                b_slope = b_curve - (r - 2) * b_ratio
+                b_change = (1 - tl.exp2(-b_log)) / tl.where(b_slope > 0, b_slope, b_ratio)
+            else:
+                b_newton = (1 - tl.exp2(-fast_log2(b_total) / r)) / b_ratio
+                b_damp = 1 - 0.5 * b_newton * (b_curve - (r - 1) * b_ratio)
+                b_change = b_newton / tl.where(b_damp > 0.5, b_damp, 1)
+            # convergence is cubic, quadratic for SQUARED_NORM
+            tolerance = 1e-4 if FAMILY == IS_SQUARED else 1e-3
+        else:
+            b_total = tl.where(b_second > 0, b_second, 1)
+            b_change = (1 - tl.exp2(-fast_log2(b_total) / r)) * b_total / tl.where(b_first > 0, b_first, 1)
+            # the slope is only Hoelder continuous, and convergence slower than quadratic
+            tolerance = 1e-6
+        b_t += b_change / scale
+        i += 1
+        go = (tl.max(tl.abs(b_change)) > tolerance).to(tl.int32) * (i < 40).to(tl.int32)
+    return tl.exp2(fast_log2(tl.maximum(scale * b_z + (1 - scale * b_t), 0)) * k)
 
 
 @triton.jit
@@ -142,6 +216,7 @@ def _short(
     PER_ROW: tl.constexpr,
     WIDE: tl.constexpr,
     METHOD: tl.constexpr,
+    STEEP: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
 ):
@@ -165,15 +240,17 @@ def _short(
         b_y = tl.exp2(b_z * LOG2_E)
     elif METHOD == SPARSEMAX:
         # Michelot: the threshold of a superset of the support is a lower bound of tau; the count falls until exact
-        b_before = tl.zeros([BR, 1], tl.int32) + (BN + 1)
+        b_before = tl.zeros([BR, 1], dtype) + (BN + 1)
         go = 1
         while go > 0:
-            b_in = b_z > b_tau
-            b_count = tl.sum(b_in.to(tl.int32), 1)[:, None]
-            b_sum = tl.sum(tl.where(b_in, b_z, 0), 1)[:, None]
-            b_fell = (b_count < b_before) & (b_count > 0)
-            b_tau = tl.where(b_fell, (b_sum - 1) / tl.where(b_count > 0, b_count, 1).to(dtype), b_tau)
-            b_before = tl.where(b_fell, b_count, b_before)
+            # two steps for each look at whether all rows are done
+            for _ in tl.static_range(2):
+                b_in = b_z > b_tau
+                b_count = tl.sum(tl.where(b_in, 1.0, 0.0).to(dtype), 1)[:, None]
+                b_sum = tl.sum(tl.where(b_in, b_z, 0), 1)[:, None]
+                b_fell = (b_count < b_before) & (b_count > 0)
+                b_tau = tl.where(b_fell, (b_sum - 1) / tl.where(b_count > 0, b_count, 1), b_tau)
+                b_before = tl.where(b_fell, b_count, b_before)
             go = tl.max(b_fell.to(tl.int32))
         b_y = tl.maximum(b_z - b_tau, 0)
     elif METHOD == ENTMAX15:
@@ -192,6 +269,8 @@ def _short(
             go = (tl.max(b_step) > (1e-8 if WIDE else 1e-4)).to(tl.int32) * (i < 60).to(tl.int32)
         b_d = tl.maximum(b_u - b_tau, 0)
         b_y = b_d * b_d
+    elif METHOD == POWER:
+        b_y = _power(b_z, b_tau * 0, alpha, FAMILY, STEEP)
     else:
         b_alpha, b_entropic, b_scale, b_r = _exponents(
             p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_tau * 0
@@ -199,40 +278,31 @@ def _short(
         b_low = b_tau * 0
         b_high = 1 / b_scale
         b_t = b_low
-        if FAMILY != IS_SQUARED and not WIDE:
-            for _ in range(2):
-                b_s = tl.maximum(b_scale * (b_z - b_t), -1)
-                b_p = rough_power_1p(b_s, b_r - 1)
-                b_lower = tl.sum(b_p, 1)[:, None]
-                b_total = tl.sum(b_p * (1 + b_s), 1)[:, None]
-                b_newton = (1 - tl.exp2(-tl.log2(b_total) / b_r)) * b_total / (b_scale * b_lower)
-                b_guess = tl.minimum(tl.maximum(b_t + b_newton, b_low), b_high)
-                b_t = tl.where((b_guess == b_guess) & (b_r >= 1), b_guess, b_t)
         go = 1
         i = 0
         while go > 0:
-            b_s = b_scale * (b_z - b_t)
-            b_in = b_s > -1
-            b_d = tl.where(b_in, 1 + b_s, 1)
-            b_p = tl.where(b_in, tl.exp2(log2_1p(tl.where(b_in, b_s, 0)) * (b_r - 1)), 0)
-            b_lower = tl.sum(b_p, 1)[:, None]
-            b_total = tl.sum(b_p * b_d, 1)[:, None]
-            b_lowest = tl.sum(b_p / b_d, 1)[:, None]
+            b_in, b_d, b_log = _log2_distance(b_z, b_t, b_scale, WIDE)
+            b_p = tl.where(b_in, tl.exp2(b_log * (b_r - 2)), 0)
+            b_lowest = tl.sum(b_p, 1)[:, None]
+            b_lower = tl.sum(b_p * b_d, 1)[:, None]
+            b_total = tl.sum(b_p * b_d * b_d, 1)[:, None]
             b_guess, b_low, b_high, b_convex = _step(
                 b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY
             )
             b_change = tl.abs(b_guess - b_t) * b_scale
             b_t = b_guess
             i += 1
-            # convergence is cubic (quadratic for SQUARED_NORM), or a bisection that must close its bracket
-            b_tol = tl.where(b_convex, 1e-4 if FAMILY == IS_SQUARED else 1e-3, 1e-7)
+            # convergence is at least quadratic, cubic with Halley: after a step this small, t is exact to rounding;
+            # a bisection must close its bracket
+            b_cubic = (b_r >= 2) & (FAMILY != IS_SQUARED)
             if WIDE:
-                b_tol = tl.where(b_convex, 1e-8 if FAMILY == IS_SQUARED else 1e-6, 1e-16)
-            go = (tl.max((b_change > b_tol).to(tl.int32)) > 0).to(tl.int32) * (i < 70).to(tl.int32)
-        b_s = b_scale * (b_z - b_t)
-        b_in = b_s > -1
+                b_tol = tl.where(b_convex, tl.where(b_cubic, 1e-6, 1e-8), 1e-16)
+            else:
+                b_tol = tl.where(b_convex, tl.where(b_cubic, 1e-3, 1e-4), 1e-7)
+            go = tl.max((b_change > b_tol).to(tl.int32)) * (i < 70).to(tl.int32)
+        b_in, b_d, b_log = _log2_distance(b_z, b_t, b_scale, WIDE)
         b_k = b_r if FAMILY == IS_TSALLIS else b_r - 1
-        b_y = tl.where(b_in, tl.exp2(log2_1p(tl.where(b_in, b_s, 0)) * b_k), 0)
+        b_y = tl.where(b_in, tl.exp2(b_log * b_k), 0)
         if PER_ROW:
             b_y = tl.where(b_entropic, tl.exp2(b_z * LOG2_E), b_y)
     b_sum = tl.sum(b_y, 1)[:, None]
@@ -248,7 +318,7 @@ def _weights(b_y, b_alpha, METHOD: tl.constexpr):
     if METHOD == SOFTMAX:
         b_w = b_y
     elif METHOD == SPARSEMAX:
-        b_w = tl.where(b_y > 0, 1, b_y)
+        b_w = tl.where(b_y > 0, 1.0, b_y)
     elif METHOD == ENTMAX15:
         b_w = tl.sqrt(b_y)
     else:
@@ -364,13 +434,11 @@ def _long(
         b_lowests = tl.zeros([1, BN], dtype)
         for i in range(0, n, BN):
             b_x = tl.load(p_x + o_row + i + o_n[None, :], mask=(i + o_n < n)[None, :], other=float("-inf"))
-            b_s = b_scale * (b_x.to(dtype) - b_top - b_t)
-            b_in = b_s > -1
-            b_d = tl.where(b_in, 1 + b_s, 1)
-            b_p = tl.where(b_in, tl.exp2(log2_1p(tl.where(b_in, b_s, 0)) * (b_r - 1)), 0)
-            b_sums += b_p
-            b_totals += b_p * b_d
-            b_lowests += b_p / b_d
+            b_in, b_d, b_log = _log2_distance(b_x.to(dtype) - b_top, b_t, b_scale, WIDE)
+            b_p = tl.where(b_in, tl.exp2(b_log * (b_r - 2)), 0)
+            b_lowests += b_p
+            b_sums += b_p * b_d
+            b_totals += b_p * b_d * b_d
         b_lower = tl.sum(b_sums, 1)[:, None]
         b_total = tl.sum(b_totals, 1)[:, None]
         b_lowest = tl.sum(b_lowests, 1)[:, None]
@@ -390,9 +458,8 @@ def _long(
             m_n = (i + o_n < n)[None, :]
             b_x = tl.load(p_x + o_row + i + o_n[None, :], mask=m_n, other=float("-inf")).to(dtype)
             b_z = b_x - b_top
-            b_s = b_scale * (b_z - b_t)
-            b_in = b_s > -1
-            b_y = tl.where(b_in, tl.exp2(log2_1p(tl.where(b_in, b_s, 0)) * b_k), 0)
+            b_in, b_d, b_log = _log2_distance(b_z, b_t, b_scale, WIDE)
+            b_y = tl.where(b_in, tl.exp2(b_log * b_k), 0)
             b_y = tl.where(b_entropic, tl.exp2(b_z * LOG2_E), b_y)
             b_y = tl.where(b_x == float("-inf"), 0, b_y)
             if i_pass == 0:
@@ -424,19 +491,24 @@ def _long_backward(
     b_alpha = tl.zeros([1, 1], dtype) + alpha
     if PER_ROW:
         b_alpha = tl.load(p_alpha + i_r).to(dtype)[:, None]
-    b_total = tl.zeros([1, 1], dtype)
-    b_wv = b_total
-    b_yv = b_total
-    b_norm = b_total
+    b_totals = tl.zeros([1, BN], dtype)
+    b_wvs = tl.zeros([1, BN], dtype)
+    b_yvs = tl.zeros([1, BN], dtype)
+    b_norms = tl.zeros([1, BN], dtype)
     for i in range(0, n, BN):
         m_n = (i + o_n < n)[None, :]
         b_y = tl.load(p_y + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
         b_v = tl.load(p_v + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
         b_w = _weights(b_y, b_alpha, METHOD)
-        b_total += tl.sum(b_w, 1)[:, None]
-        b_wv += tl.sum(b_w * b_v, 1)[:, None]
-        b_yv += tl.sum(b_y * b_v, 1)[:, None]
-        b_norm += tl.sum(tl.where(b_w > 0, b_y * b_y / tl.where(b_w > 0, b_w, 1), 0), 1)[:, None]
+        b_totals += b_w
+        b_wvs += b_w * b_v
+        if FAMILY != IS_TSALLIS:
+            b_yvs += b_y * b_v
+            b_norms += tl.where(b_w > 0, b_y * b_y / tl.where(b_w > 0, b_w, 1), 0)
+    b_total = tl.sum(b_totals, 1)[:, None]
+    b_wv = tl.sum(b_wvs, 1)[:, None]
+    b_yv = tl.sum(b_yvs, 1)[:, None]
+    b_norm = tl.sum(b_norms, 1)[:, None]
     b_a, b_b, b_c = _coefficients(b_total, b_wv, b_yv, b_norm, b_alpha, FAMILY)
     for i in range(0, n, BN):
         m_n = (i + o_n < n)[None, :]

@@ -1,0 +1,36 @@
+# `make demo` and `make test` set up everything they need in .venv; Python 3.11+ and make are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint types tests bench clean
+
+demo: $(READY)
+	$(BIN)/polymax demo --out demo-output
+
+test: lint types tests
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+tests: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks run simplex
+	$(BIN)/python -m benchmarks run latency
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'polymax needs Python 3.11 or newer'"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt --editable ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf demo-output build dist .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	find polymax tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

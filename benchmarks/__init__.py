@@ -1,0 +1,1 @@
+"""How fast polymax is beside its peers: `python -m benchmarks run SUITE`."""

@@ -1,0 +1,86 @@
+"""The command line: needs torch and polymax alone."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import machine, record
+from benchmarks.cases import SUITES
+from benchmarks.workload import Case
+from polymax.recipes import speed
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a suite or show a file; the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def run(options: argparse.Namespace) -> int:
+    speed.available(options.device)
+    cases = _chosen(options.suite, options.device, options.only)
+    facts = machine.describe(options.device, options.machine)
+    absent = tuple(dict.fromkeys(peer for case in cases for peer in case.absent(options.device)))
+    out = options.out
+    # a part of a suite must not take the place of the whole
+    if out is None and not options.quick and not options.only:
+        out = RESULTS / f"{facts['name']}.json"
+    started = record.Run(options.suite, options.device, options.quick, options.date, facts, absent, ())
+    print(record.heading(started), end="\n\n")
+    print(record.columns(), flush=True)
+    rows: list[record.Row] = []
+    for case in cases:
+        for row in case.rows(options.device, options.quick):
+            print(record.line(row), flush=True)
+            rows.append(row)
+    print(f"\n{record.summary(rows)}")
+    if out is not None:
+        record.save(out, record.Run(**started.__dict__ | {"rows": tuple(rows)}))
+        print(f"wrote {out}")
+    return 0
+
+
+def show(options: argparse.Namespace) -> int:
+    print("\n\n".join(map(record.table, record.load(options.file))))
+    return 0
+
+
+def _chosen(suite: str, device: str, only: Sequence[str] | None) -> list[Case]:
+    names = [case.name for case in SUITES[suite]]
+    unknown = sorted(set(only or ()) - set(names))
+    if unknown:
+        raise ValueError(f"--only: suite {suite} has no case {unknown[0]!r}; it has {', '.join(names)}")
+    cases = [case for case in SUITES[suite] if not only or case.name in only]
+    cases = [case for case in cases if case.runs_on(device)]
+    if not cases:
+        raise ValueError(f"suite {suite} measures nothing on {device}")
+    return cases
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    runner = commands.add_parser("run", help="measure a suite")
+    runner.add_argument("suite", choices=SUITES)
+    runner.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    runner.add_argument("--machine", help="its name in the results; by default that of its processor or GPU")
+    runner.add_argument("--out", type=Path, help="file to write; by default results/MACHINE.json")
+    runner.add_argument("--only", action="append", metavar="CASE", help="one case; may be repeated")
+    runner.add_argument("--quick", action="store_true", help="one step of everything, tiny: does it run?")
+    runner.add_argument("--date", help="a date to keep with the results")
+    runner.set_defaults(command=run)
+    shower = commands.add_parser("show", help="print the tables of a results file")
+    shower.add_argument("file", type=Path)
+    shower.set_defaults(command=show)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

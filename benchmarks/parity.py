@@ -1,0 +1,137 @@
+"""The gate: who does not return what its oracle returns is not timed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.baselines import Competitor, Mapping, Tensors
+
+# the largest error of a row, relative to the size of its entries
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+# rows are compared until this many entries, spread evenly over the batch
+ENTRIES = 1 << 16
+LEAST_ROWS = 8
+# how many roundings may have moved a score
+ROUNDINGS = 8
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Errors of outputs and gradients: the worst of a row, over the size of its entries.
+
+    The size is the largest entry; a gradient may vanish, so its size is at least that of y v for outputs y
+    and cotangents v. `kinks` counts rows left out of the gradient: rounding decides on which side of a kink
+    they are.
+    """
+
+    forward: float
+    gradient: float
+    tolerance: float
+    rows: int
+    kinks: int
+
+    @property
+    def holds(self) -> bool:
+        # NaN fails both comparisons
+        close = self.forward <= self.tolerance and self.gradient <= self.tolerance
+        return close and 2 * self.kinks <= self.rows
+
+    def __str__(self) -> str:
+        errors = (
+            f"error {self.forward:.0e} forward, {self.gradient:.0e} gradient; at most {self.tolerance:.0e}"
+        )
+        return f"{errors}; {self.kinks} of {self.rows} rows at kinks"
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What an oracle says of some rows of a problem."""
+
+    rows: Tensor
+    outputs: Tensors
+    gradients: Tensors
+    output_size: Tensor
+    gradient_size: Tensor
+    smooth: Tensor
+
+
+def truth(oracle: Mapping, inputs: Tensors, cotangents: Tensors) -> Truth:
+    """The oracle on rows spread over the batch, the first dimension of every tensor."""
+    size = inputs[0].shape[0]
+    count = min(size, max(LEAST_ROWS, ENTRIES // max(1, inputs[0][0].numel())))
+    rows = torch.linspace(0, size - 1, count).round().long()
+    x, v = ([t.detach()[rows.to(t.device)].cpu().double() for t in ts] for ts in (inputs, cotangents))
+    tolerance = TOLERANCE[inputs[0].dtype]
+    outputs, gradients = _derive(oracle, x, v)
+    output_size = _largest(outputs)
+    gradient_size = torch.maximum(_largest(gradients), output_size * _largest(v))
+    smooth = torch.ones(count, dtype=torch.bool)
+    nudges = _nudges(x, inputs[0].dtype)
+    # there and back: at a kink itself one of the two sides looks smooth
+    for sign in (1, -1):
+        nudged = [t.detach() + sign * nudge for t, nudge in zip(x, nudges, strict=True)]
+        smooth &= _errors(_derive(oracle, nudged, v)[1], gradients, gradient_size) <= tolerance
+    return Truth(rows, outputs, gradients, output_size, gradient_size, smooth)
+
+
+def check(competitor: Competitor, inputs: Tensors, cotangents: Tensors, expected: Truth) -> Parity:
+    """Run a competitor on a whole problem and compare the rows that the oracle has solved."""
+    function = competitor.function
+    problem = function.prepare(inputs, cotangents)
+    forward = function.tensors(function.forward(problem))
+    outputs, gradients = (function.tensors(arrays) for arrays in function.both(problem))
+    smooth = expected.smooth
+    errors = [
+        _worst(_errors(_at(found, expected.rows), expected.outputs, expected.output_size))
+        for found in (forward, outputs)
+    ]
+    gradient = _errors(_at(gradients, expected.rows), expected.gradients, expected.gradient_size)[smooth]
+    finite = all(bool(t.isfinite().all()) for t in (*forward, *outputs, *gradients))
+    return Parity(
+        forward=max(errors) if finite else math.nan,
+        gradient=_worst(gradient) if finite else math.nan,
+        tolerance=TOLERANCE[inputs[0].dtype],
+        rows=len(smooth),
+        kinks=int((~smooth).sum()),
+    )
+
+
+def _nudges(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Random changes as small as rounding, which is float32's for half precision too."""
+    eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    generator = torch.Generator().manual_seed(0)
+    return [
+        ROUNDINGS * eps * t.detach().abs().max() * torch.empty_like(t).uniform_(-1, 1, generator=generator)
+        for t in inputs
+    ]
+
+
+def _derive(
+    oracle: Mapping, inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> tuple[Tensors, Tensors]:
+    leaves = [x.requires_grad_() for x in inputs]
+    y = oracle(*leaves)
+    gradients = torch.autograd.grad(y, leaves, cotangents)
+    return tuple(t.detach() for t in ((y,) if isinstance(y, Tensor) else y)), gradients
+
+
+def _at(tensors: Tensors, rows: Tensor) -> Tensors:
+    return tuple(t[rows.to(t.device)].cpu().double() for t in tensors)
+
+
+def _errors(found: Sequence[Tensor], expected: Sequence[Tensor], size: Tensor) -> Tensor:
+    """The largest error of each row, over its size; infinite where shapes differ."""
+    if [t.shape for t in found] != [t.shape for t in expected]:
+        return torch.full_like(size, torch.inf)
+    return _largest([f - e for f, e in zip(found, expected, strict=True)]) / size
+
+
+def _largest(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([t.abs().flatten(1).amax(1) for t in tensors]).amax(0)
+
+
+def _worst(errors: Tensor) -> float:
+    return float(errors.max()) if errors.numel() else 0.0

@@ -1,0 +1,242 @@
+"""What a suite is made of: a case measures itself and yields rows."""
+
+import math
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+import polymax
+from benchmarks import parity, timing
+from benchmarks.baselines import SOFTMAX, Competitor, Peer, Tensors
+from benchmarks.machine import Others
+from benchmarks.record import ERROR, OK, PARITY_FAILED, Absent, Bar, Row
+from benchmarks.timing import QUICK, Effort, Task, Times
+
+FORWARD, BOTH = "forward", "forward+backward"
+# inputs in rotation are together larger than any cache, but no more than it takes to say so
+POOL_BYTES = 64 << 20
+POOL_MOST = 256
+
+Shape = tuple[int, ...]
+Bars = Mapping[tuple[str, str], Bar]
+
+
+class Size(NamedTuple):
+    """A problem's shape and dtype."""
+
+    shape: Shape
+    dtype: torch.dtype = torch.float32
+
+
+class Case(ABC):
+    """A named workload."""
+
+    name: str
+
+    @abstractmethod
+    def rows(self, device: str, quick: bool) -> Iterator[Row]:
+        """Measure, and yield a row for each competitor and problem."""
+
+    @abstractmethod
+    def absent(self, device: str) -> list[Absent]:
+        """Peers that cannot take part."""
+
+    @abstractmethod
+    def runs_on(self, device: str) -> bool:
+        """Whether the case has anything to measure there."""
+
+
+def gaussian(shape: Shape, generator: torch.Generator) -> Tensors:
+    """Standard Gaussian scores."""
+    return (torch.randn(shape, generator=generator, device=generator.device),)
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Where and on what a case is measured: inputs, and sizes for each device."""
+
+    sizes: Mapping[str, tuple[Size, ...]]
+    timed: tuple[str, ...] = (FORWARD, BOTH)
+    inputs: Callable[[Shape, torch.Generator], Tensors] = gaussian
+    quick: Shape = (4, 16)
+
+    def of(self, device: str, quick: bool) -> tuple[Size, ...]:
+        """The sizes of a device, or one tiny size for each of its dtypes."""
+        sizes = self.sizes.get(device, ())
+        if not quick:
+            return sizes
+        return tuple(dict.fromkeys(Size(self.quick, size.dtype) for size in sizes))
+
+
+@dataclass(frozen=True)
+class FunctionCase(Case):
+    """A differentiable function of ours beside peers of the same function, and a baseline."""
+
+    name: str
+    ours: Competitor
+    problems: Problems
+    peers: tuple[Peer, ...] = ()
+    bars: Bars = field(default_factory=dict)
+    base: Competitor = SOFTMAX
+
+    def runs_on(self, device: str) -> bool:
+        return bool(self.problems.sizes.get(device))
+
+    def absent(self, device: str) -> list[Absent]:
+        found = [(peer.name, peer.competitor(device, self.ours.oracle)) for peer in self.peers]
+        return [Absent(name, peer) for name, peer in found if isinstance(peer, str)]
+
+    def rows(self, device: str, quick: bool) -> Iterator[Row]:
+        loaded = [peer.competitor(device, self.ours.oracle) for peer in self.peers]
+        competitors = [self.base, self.ours, *(peer for peer in loaded if isinstance(peer, Competitor))]
+        effort = QUICK if quick else Effort()
+        for size in self.problems.of(device, quick):
+            pool = self._pool(size, device, most=2 if quick else POOL_MOST)
+            checked = self._checked(competitors, size, pool[0])
+            fit = [c for c in competitors if checked[c.name].status == OK]
+            for timed in self.problems.timed:
+                tasks = {c.name: _tasks(c, timed, pool) for c in fit}
+                others = Others()
+                with others.watched():
+                    found, devices, refused = _measured(tasks, device, effort)
+                for competitor in competitors:
+                    known = asdict(checked[competitor.name]) | {"timed": timed, "others": others.share}
+                    if competitor in fit:
+                        known |= _times(competitor.name, self.base.name, found, devices)
+                        known["note"] = refused.get(competitor.name, "")
+                    bar = self.bars.get((device, timed)) if competitor is self.ours else None
+                    yield Row(**known | _judged(bar, known))
+
+    def _pool(self, size: Size, device: str, most: int) -> list[tuple[Tensors, Tensors]]:
+        """Inputs and cotangents in rotation."""
+        generator = torch.Generator(device).manual_seed(0)
+
+        def inputs() -> Tensors:
+            return tuple(t.to(size.dtype) for t in self.problems.inputs(size.shape, generator))
+
+        first, base = inputs(), self.base.function
+        # all competitors of a case have outputs of the same shapes
+        outputs = base.tensors(base.forward(base.prepare(first, first)))
+        used = sum(t.numel() * t.element_size() for t in first)
+        count = max(2, min(most, POOL_BYTES // max(1, used)))
+        return [
+            (x, tuple(torch.randn(y.shape, generator=generator, device=device).to(y.dtype) for y in outputs))
+            for x in (first, *(inputs() for _ in range(count - 1)))
+        ]
+
+    def _checked(
+        self, competitors: list[Competitor], size: Size, problem: tuple[Tensors, Tensors]
+    ) -> dict[str, Row]:
+        """A row without times for each competitor: whether its outputs and gradients are right."""
+        truths: dict[Any, parity.Truth] = {}
+        found: dict[str, Row] = {}
+        for c in competitors:
+            known: dict[str, Any] = {}
+            try:
+                if c.oracle not in truths:
+                    truths[c.oracle] = parity.truth(c.oracle, *problem)
+                result = parity.check(c, *problem, truths[c.oracle])
+            # whatever a competitor raises is a result of this competitor alone
+            except Exception as error:
+                known = {"status": ERROR, "note": f"{type(error).__name__}: {error}".partition("\n")[0]}
+            else:
+                # JSON has no NaN
+                known["parity"] = {k: v if math.isfinite(v) else None for k, v in asdict(result).items()}
+                if not result.holds:
+                    known |= {"status": PARITY_FAILED, "note": str(result)}
+            dtype = str(size.dtype).removeprefix("torch.")
+            found[c.name] = Row(self.name, "", c.name, size.shape, dtype, **known)
+        return found
+
+
+@dataclass(frozen=True)
+class ImportCase(Case):
+    """The time to import polymax once torch is there, in a fresh process."""
+
+    name: str
+    bar: Bar
+    repeats: int = 5
+
+    def runs_on(self, device: str) -> bool:
+        return device == "cpu"
+
+    def absent(self, device: str) -> list[Absent]:
+        return []
+
+    def rows(self, device: str, quick: bool) -> Iterator[Row]:
+        others = Others()
+        with others.watched():
+            samples = [_import_seconds() for _ in range(1 if quick else self.repeats)]
+        torch_seconds, own_seconds = zip(*samples, strict=True)
+        for package, seconds, bar in (("torch", torch_seconds, None), ("polymax", own_seconds, self.bar)):
+            known: dict[str, Any] = {
+                "eager_us": 1e6 * median(seconds),
+                "eager_spread_us": 1e6 * (max(seconds) - min(seconds)),
+                "others": others.share,
+            }
+            yield Row(self.name, "import", package, (), "", **known | _judged(bar, known))
+
+
+def _tasks(competitor: Competitor, timed: str, pool: list[tuple[Tensors, Tensors]]) -> list[Task]:
+    function = competitor.function
+    run = function.forward if timed == FORWARD else function.both
+
+    def task(problem: Any) -> Task:
+        return lambda: run(problem)
+
+    return [task(function.prepare(*problem)) for problem in pool]
+
+
+def _measured(
+    tasks: Mapping[str, list[Task]], device: str, effort: Effort
+) -> tuple[dict[str, Times], dict[str, Times], dict[str, str]]:
+    """Eager times, device times, and why some have none of the latter."""
+    if device == "cpu":
+        return timing.wall(tasks, effort), {}, {}
+    found = timing.eager(tasks, effort)
+    devices, refused = timing.device(tasks, effort)
+    return found, devices, {name: f"no graph: {reason}" for name, reason in refused.items()}
+
+
+def _times(name: str, base: str, found: Mapping[str, Times], devices: Mapping[str, Times]) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "eager_us": found[name].median_us,
+        "eager_spread_us": found[name].spread_us,
+    }
+    if name in devices:
+        known |= {"device_us": devices[name].median_us, "device_spread_us": devices[name].spread_us}
+    for column, times in (("device_us", devices), ("eager_us", found)):
+        if name in times and base in times:
+            return known | {"ratio": times[name].median_us / times[base].median_us, "ratio_of": column}
+    return known
+
+
+def _judged(bar: Bar | None, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The bar, and whether it is met: not without a number."""
+    if bar is None:
+        return {}
+    value = known.get(bar.column)
+    return {"bar": bar.most, "bar_of": bar.column, "met": value is not None and value <= bar.most}
+
+
+def _import_seconds() -> tuple[float, float]:
+    """Seconds for torch, and for polymax after it."""
+    clock = "from time import perf_counter as t; a = t(); import torch; b = t(); import polymax; c = t()"
+    paths = [str(Path(polymax.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{clock}; print(b - a, c - b)"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    torch_seconds, own_seconds = map(float, done.stdout.split())
+    return torch_seconds, own_seconds

@@ -1,0 +1,98 @@
+"""Segment mean by scans over the row in registers, for Triton."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels import triton_rows
+from polymax.kernels.triton_math import on_device
+from polymax.kernels.triton_rows import bit, following, load_row, previous, run_means, store_row
+
+
+def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None) -> Tensor:
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    count, n = z.shape[:-1].numel(), z.shape[-1]
+    if n > triton_rows.LONGEST:
+        raise ValueError(f"z must have rows of at most {triton_rows.LONGEST} entries on CUDA; got {n}")
+    if count and n:
+        br, bt, be, warps = tile(count, n)
+        args = z.contiguous(), v.contiguous(), out if order is None else order.contiguous(), out, count, n
+        sizes = {"ORDERED": order is not None, "WIDE": v.dtype == torch.float64, "BR": br, "BT": bt, "BE": be}
+        with on_device(z):
+            _segment_mean[(triton.cdiv(count, br),)](*args, **sizes, num_warps=warps)
+    return out
+
+
+def tile(count: int, n: int) -> tuple[int, int, int, int]:
+    """Rows per program, threads to a row, entries to a thread, and warps."""
+    return triton_rows.chunks(count, n)
+
+
+@triton.jit
+def _segment_mean(
+    p_z,
+    p_v,
+    p_order,
+    p_out,
+    count,
+    n,
+    ORDERED: tl.constexpr,
+    WIDE: tl.constexpr,
+    BR: tl.constexpr,
+    BT: tl.constexpr,
+    BE: tl.constexpr,
+):
+    dtype = tl.float64 if WIDE else tl.float32
+    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    m_r = i_r < count
+    order = ()
+    zs = ()
+    vs = ()
+    if ORDERED:
+        # past the end of a row, out of its range
+        order = load_row(p_order, i_r, m_r, n, n, BT, BE)
+        for k in tl.static_range(BE):
+            o_x, m_x = i_r[:, None] * n + order[k], order[k] < n
+            zs = zs + (tl.load(p_z + o_x, mask=m_x, other=float("-inf")).to(dtype),)
+            vs = vs + (tl.load(p_v + o_x, mask=m_x, other=0).to(dtype),)
+    else:
+        zs = load_row(p_z, i_r, m_r, n, float("-inf"), BT, BE)
+        vs = load_row(p_v, i_r, m_r, n, 0, BT, BE)
+
+    # the last present entry of the threads before
+    b_before = zs[0]
+    for k in tl.static_range(1, BE):
+        b_before = tl.where(zs[k] == float("-inf"), b_before, zs[k])
+    b_before = previous(tl.associative_scan(b_before, 1, _latest), float("-inf"))
+    b_present = tl.zeros([BR, BT], tl.uint32)
+    b_begins = tl.zeros([BR, BT], tl.uint32)
+    b_bad = tl.zeros([BR, BT], tl.int32)
+    present = ()
+    for k in tl.static_range(BE):
+        b_here = zs[k] != float("-inf")
+        b_present = b_present | (b_here.to(tl.uint32) << k)
+        b_begins = b_begins | ((b_here & (zs[k] != b_before)).to(tl.uint32) << k)
+        b_bad = b_bad | (zs[k] != zs[k]).to(tl.int32)
+        b_before = tl.where(b_here, zs[k], b_before)
+        present = present + (tl.where(b_here, vs[k], 0),)
+    # absent entries before the first run make one of their own
+    b_begins = b_begins | (tl.arange(0, BT) == 0).to(tl.uint32)[None, :]
+    b_ends = (b_begins >> 1) | (following(b_begins & 1, 1) << (BE - 1))
+    means, _ = run_means(present, b_present, b_begins, b_ends)
+    b_bad = tl.max(b_bad, 1)[:, None] > 0
+    out = ()
+    for k in tl.static_range(BE):
+        b_mean = tl.where(bit(b_present, k), means[k], 0)
+        out = out + (tl.where(b_bad, float("nan"), b_mean),)
+    if ORDERED:
+        for k in tl.static_range(BE):
+            b_out = out[k].to(p_out.dtype.element_ty)
+            tl.store(p_out + i_r[:, None] * n + order[k], b_out, mask=order[k] < n)
+    else:
+        store_row(p_out, out, i_r, m_r, n)
+
+
+@triton.jit
+def _latest(a, b):
+    return tl.where(b == float("-inf"), a, b)

@@ -1,0 +1,179 @@
+"""Rows for scans in Triton: each thread holds consecutive entries, so that most of a scan needs no exchange.
+
+A tile of R rows, T threads to a row and E entries to a thread is a tuple of E tensors `(R, T)`: entry k of thread t
+is position t E + k. Yes or no for each entry is a bit of one tensor `(R, T)` of uint32, so E is at most 32.
+"""
+
+import triton
+import triton.language as tl
+
+from polymax.kernels.triton_math import ceil_power
+
+# counts of entries share a word with a flag above them
+LONGEST = 32767
+FLAG = tl.constexpr(1 << 16)
+UNSET = tl.constexpr(float("inf"))
+
+
+def chunks(count: int, n: int) -> tuple[int, int, int, int]:
+    """Rows per program, threads to a row, entries to a thread, and warps."""
+    bn = ceil_power(n)
+    be = min(32, max(bn // 8, 1))
+    bt = bn // be
+    br = max(1, min(32 // bt, ceil_power(count)))
+    return br, bt, be, max(1, br * bt // 32)
+
+
+@triton.jit
+def load_row(p_x, i_r, m_r, n, other, BT: tl.constexpr, BE: tl.constexpr):
+    """Rows i_r of length n, those of m_r, as a tuple; `other` elsewhere."""
+    if BT <= 32:
+        # one warp: neighbouring threads read neighbouring entries, then they exchange them
+        o_n = tl.arange(0, BT)[None, :, None] * BE + tl.arange(0, BE)[None, None, :]
+        m_x = m_r[:, None, None] & (o_n < n)
+        return _unstack(tl.load(p_x + i_r[:, None, None] * n + o_n, mask=m_x, other=other))
+    else:
+        xs = ()
+        for k in tl.static_range(BE):
+            o_n = tl.arange(0, BT)[None, :] * BE + k
+            m_x = m_r[:, None] & (o_n < n)
+            xs = xs + (tl.load(p_x + i_r[:, None] * n + o_n, mask=m_x, other=other),)
+        return xs
+
+
+@triton.jit
+def store_row(p_x, xs, i_r, m_r, n):
+    """The inverse of `load_row`."""
+    BE: tl.constexpr = len(xs)
+    BT: tl.constexpr = xs[0].shape[1]
+    dtype = p_x.dtype.element_ty
+    if BT <= 32:
+        o_n = tl.arange(0, BT)[None, :, None] * BE + tl.arange(0, BE)[None, None, :]
+        m_x = m_r[:, None, None] & (o_n < n)
+        tl.store(p_x + i_r[:, None, None] * n + o_n, _stack(xs).to(dtype), mask=m_x)
+    else:
+        for k in tl.static_range(BE):
+            o_n = tl.arange(0, BT)[None, :] * BE + k
+            m_x = m_r[:, None] & (o_n < n)
+            tl.store(p_x + i_r[:, None] * n + o_n, xs[k].to(dtype), mask=m_x)
+
+
+@triton.jit
+def _unstack(b_x):
+    """A tensor `(R, T, E)` as a tuple of E tensors `(R, T)`."""
+    BR: tl.constexpr = b_x.shape[0]
+    BT: tl.constexpr = b_x.shape[1]
+    BE: tl.constexpr = b_x.shape[2]
+    if BE == 1:
+        return (tl.reshape(b_x, [BR, BT]),)
+    else:
+        b_front, b_back = tl.split(tl.permute(tl.reshape(b_x, [BR, BT, 2, BE // 2]), (0, 1, 3, 2)))
+        return _unstack(b_front) + _unstack(b_back)
+
+
+@triton.jit
+def _stack(xs):
+    """The tensor `(R, T, E)` of a tuple."""
+    BE: tl.constexpr = len(xs)
+    BR: tl.constexpr = xs[0].shape[0]
+    BT: tl.constexpr = xs[0].shape[1]
+    if BE == 1:
+        return tl.reshape(xs[0], [BR, BT, 1])
+    else:
+        MIDDLE: tl.constexpr = BE // 2
+        b_pair = tl.join(_stack(xs[:MIDDLE]), _stack(xs[MIDDLE:]))
+        return tl.reshape(tl.permute(b_pair, (0, 1, 3, 2)), [BR, BT, BE])
+
+
+@triton.jit
+def bit(b_bits, k: tl.constexpr):
+    """Entry k of a bit set."""
+    return (b_bits >> k) & 1 != 0
+
+
+@triton.jit
+def previous(b_x, fill):
+    """What the thread before holds; `fill` in the first."""
+    o_t = tl.arange(0, b_x.shape[1])[None, :]
+    b_i = tl.maximum(o_t - 1, 0) + tl.zeros(b_x.shape, tl.int32)
+    return tl.where(o_t == 0, tl.full(b_x.shape, fill, b_x.dtype), tl.gather(b_x, b_i, 1))
+
+
+@triton.jit
+def following(b_x, fill):
+    """What the next thread holds; `fill` in the last."""
+    BT: tl.constexpr = b_x.shape[1]
+    o_t = tl.arange(0, BT)[None, :]
+    b_i = tl.minimum(o_t + 1, BT - 1) + tl.zeros(b_x.shape, tl.int32)
+    return tl.where(o_t == BT - 1, tl.full(b_x.shape, fill, b_x.dtype), tl.gather(b_x, b_i, 1))
+
+
+@triton.jit
+def run_means(ys, b_present, b_begins, b_ends):
+    """The mean of each run at every entry of it, as two tuples that add up to it.
+
+    Bits say which entries are present, and which begin and end a run; absent entries of ys are added, not counted.
+    Sums carry their rounding error along, so the mean of a million entries is as good as that of one.
+    """
+    BE: tl.constexpr = len(ys)
+    b_zero = ys[0] * 0
+    b_sum, b_rest, b_count = b_zero, b_zero, tl.zeros(b_zero.shape, tl.int32)
+    for k in tl.static_range(BE):
+        b_sum, b_rest, b_count = _count_in(b_sum, b_rest, b_count, ys[k], b_present, b_begins, k)
+    b_tally = tl.where(b_begins != 0, b_count + FLAG, b_count)
+    b_sum, b_rest, b_tally = tl.associative_scan((b_sum, b_rest, b_tally), 1, _accumulate)
+    b_sum, b_rest, b_count = previous(b_sum, 0), previous(b_rest, 0), previous(b_tally, 0) & (FLAG - 1)
+    means = ()
+    rests = ()
+    for k in tl.static_range(BE):
+        b_sum, b_rest, b_count = _count_in(b_sum, b_rest, b_count, ys[k], b_present, b_begins, k)
+        b_n = tl.maximum(b_count, 1).to(b_zero.dtype)
+        b_inverse = 1 / b_n
+        b_mean = b_sum * b_inverse
+        means = means + (b_mean,)
+        rests = rests + ((tl.fma(-b_mean, b_n, b_sum) + b_rest) * b_inverse,)
+    b_mean, b_rest = b_zero + UNSET, b_zero
+    for k in tl.static_range(BE):
+        b_mean = tl.where(bit(b_ends, BE - 1 - k), means[BE - 1 - k], b_mean)
+        b_rest = tl.where(bit(b_ends, BE - 1 - k), rests[BE - 1 - k], b_rest)
+    b_mean, b_rest = tl.associative_scan((b_mean, b_rest), 1, _nearest, reverse=True)
+    b_mean, b_rest = following(b_mean, 0), following(b_rest, 0)
+    wide_means = ()
+    wide_rests = ()
+    for k in tl.static_range(BE):
+        b_mean = tl.where(bit(b_ends, BE - 1 - k), means[BE - 1 - k], b_mean)
+        b_rest = tl.where(bit(b_ends, BE - 1 - k), rests[BE - 1 - k], b_rest)
+        wide_means = (b_mean,) + wide_means
+        wide_rests = (b_rest,) + wide_rests
+    return wide_means, wide_rests
+
+
+@triton.jit
+def _count_in(b_sum, b_rest, b_count, b_y, b_present, b_begins, k: tl.constexpr):
+    b_fresh = bit(b_begins, k)
+    b_sum, b_rest = _add(tl.where(b_fresh, 0, b_sum), tl.where(b_fresh, 0, b_rest), b_y)
+    return b_sum, b_rest, tl.where(b_fresh, 0, b_count) + bit(b_present, k).to(tl.int32)
+
+
+@triton.jit
+def _add(b_sum, b_rest, b_y):
+    # the rounding error of a sum is itself a float
+    b_new = b_sum + b_y
+    b_got = b_new - b_sum
+    return b_new, b_rest + ((b_sum - (b_new - b_got)) + (b_y - b_got))
+
+
+@triton.jit
+def _accumulate(a_sum, a_rest, a_tally, b_sum, b_rest, b_tally):
+    b_fresh = b_tally >= FLAG
+    b_both, b_both_rest = _add(a_sum, a_rest + b_rest, b_sum)
+    return (
+        tl.where(b_fresh, b_sum, b_both),
+        tl.where(b_fresh, b_rest, b_both_rest),
+        tl.where(b_fresh, b_tally, a_tally + b_tally),
+    )
+
+
+@triton.jit
+def _nearest(a_mean, a_rest, b_mean, b_rest):
+    return tl.where(b_mean == UNSET, a_mean, b_mean), tl.where(b_mean == UNSET, a_rest, b_rest)

@@ -1,0 +1,209 @@
+"""Total-variation prox by level splitting, all runs of a row at once in registers, for Triton.
+
+The algorithm is that of reference.py, from the right to the left. The recursion d <- clamp(d, -s, s) + g is a scan,
+because functions x -> clamp(x + add, low, high) compose to such functions; reading off the labels is one over bits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels import triton_rows
+from polymax.kernels.triton_math import on_device
+from polymax.kernels.triton_rows import bit, following, load_row, previous, run_means, store_row
+
+
+def tv_prox(x: Tensor, strength: Tensor) -> Tensor:
+    z = torch.empty_like(x, memory_format=torch.contiguous_format)
+    count, n = x.shape[:-1].numel(), x.shape[-1]
+    if n > triton_rows.LONGEST:
+        raise ValueError(f"x must have rows of at most {triton_rows.LONGEST} entries on CUDA; got {n}")
+    if count and n:
+        br, bt, be, warps = tile(count, n)
+        args = x.contiguous(), strength.contiguous(), z, count, n
+        sizes = {"WIDE": x.dtype == torch.float64, "BR": br, "BT": bt, "BE": be}
+        with on_device(x):
+            _tv_prox[(triton.cdiv(count, br),)](*args, **sizes, num_warps=warps)
+    return z
+
+
+def tile(count: int, n: int) -> tuple[int, int, int, int]:
+    """Rows per program, threads to a row, entries to a thread, and warps."""
+    return triton_rows.chunks(count, n)
+
+
+@triton.jit
+def _tv_prox(
+    p_x,
+    p_strength,
+    p_z,
+    count,
+    n,
+    WIDE: tl.constexpr,
+    BR: tl.constexpr,
+    BT: tl.constexpr,
+    BE: tl.constexpr,
+):
+    ALL: tl.constexpr = (1 << BE) - 1
+    dtype = tl.float64 if WIDE else tl.float32
+    eps = 2.2e-16 if WIDE else 1.2e-7
+    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    m_r = i_r < count
+    xs = load_row(p_x, i_r, m_r, n, float("-inf"), BT, BE)
+    b_s = tl.load(p_strength + i_r, mask=m_r, other=0).to(dtype)[:, None]
+    b_top = tl.full([BR, BT], float("-inf"), dtype)
+    b_low = tl.full([BR, BT], float("inf"), dtype)
+    b_present = tl.zeros([BR, BT], tl.uint32)
+    b_good = tl.full([BR, BT], 1, tl.int32)
+    for k in tl.static_range(BE):
+        b_x = xs[k].to(dtype)
+        b_here = (b_x > float("-inf")) & (b_x < float("inf"))
+        b_present |= b_here.to(tl.uint32) << k
+        b_good &= (b_x < float("inf")).to(tl.int32)
+        b_top = tl.maximum(b_top, tl.where(b_here, b_x, float("-inf")))
+        b_low = tl.minimum(b_low, tl.where(b_here, b_x, float("inf")))
+    b_good = (tl.min(b_good, 1)[:, None] > 0) & (b_s >= 0)
+    # a NaN would keep the loop from ending: it is put back at the end
+    b_present = tl.where(b_good, b_present, 0)
+    b_alive = b_good & (tl.max((b_present != 0).to(tl.int32), 1)[:, None] > 0)
+    b_top = tl.where(b_alive, tl.max(b_top, 1)[:, None], 0)
+    b_range = b_top - tl.where(b_alive, tl.min(b_low, 1)[:, None], 0)
+    # scores far from 0 are moved there, which is exact; others stay
+    b_base = tl.where(tl.abs(b_top) > 2 * b_range, b_top, 0)
+    # beyond this the solution is constant
+    b_s = tl.where(b_good, tl.minimum(b_s, n * b_range), 0)
+    b_limit = b_s + 8 * eps * (b_s + b_range)
+    ys = ()
+    for k in tl.static_range(BE):
+        ys = ys + (tl.where(bit(b_present, k), xs[k].to(dtype), b_base) - b_base,)
+
+    b_cut, b_up = _certain_cuts(ys, b_present, b_s)
+    b_last = ((tl.arange(0, BT) == BT - 1).to(tl.uint32) << (BE - 1))[None, :]
+    zs = ys
+    go = 1
+    while go > 0:
+        b_ends = b_cut | b_last
+        b_begins = (b_cut << 1) & ALL | previous(b_cut >> (BE - 1), 1)
+        ps = _pulled(ys, b_cut, b_up, b_s)
+        means, rests = run_means(ps, b_present, b_begins, b_ends)
+        zs = _sums(means, rests)
+        b_above = _labels(_gains(ps, means, rests, b_present), b_begins, b_ends, b_s, b_limit)
+        b_next = (b_above >> 1) | (following(b_above & 1, 0) << (BE - 1))
+        b_new = (b_above ^ b_next) & (b_ends ^ ALL)
+        b_cut = b_cut | b_new
+        b_up = b_up | (b_new & b_next)
+        go = tl.max((b_new != 0).to(tl.int32))
+
+    out = ()
+    for k in tl.static_range(BE):
+        b_z = tl.where(bit(b_present, k), zs[k] + b_base, float("-inf"))
+        out = out + (tl.where(b_good, b_z, float("nan")),)
+    store_row(p_z, out, i_r, m_r, n)
+
+
+@triton.jit
+def _certain_cuts(ys, b_present, b_s):
+    """Bits of entries that are surely parted from the next, and of those that lie below it.
+
+    |z - x| <= 2 strength, so neighbours further apart than 4 strength are never fused.
+    """
+    BE: tl.constexpr = len(ys)
+    b_far = 4 * b_s
+    b_cut = tl.zeros(b_present.shape, tl.uint32)
+    b_up = tl.zeros(b_present.shape, tl.uint32)
+    for k in tl.static_range(BE):
+        b_next = ys[k + 1] if k + 1 < BE else following(ys[0], 0)
+        b_step = b_next - ys[k]
+        b_cut = b_cut | ((tl.abs(b_step) > b_far).to(tl.uint32) << k)
+        b_up = b_up | ((b_step > b_far).to(tl.uint32) << k)
+    b_both = b_present & ((b_present >> 1) | (following(b_present & 1, 0) << (BE - 1)))
+    b_cut = b_cut & b_both
+    return b_cut, b_up & b_cut
+
+
+@triton.jit
+def _pulled(ys, b_cut, b_up, b_s):
+    """ys plus what the parted neighbours of each entry pull at it."""
+    BE: tl.constexpr = len(ys)
+    b_before = previous(_pull(b_cut, b_up, b_s, BE - 1), 0)
+    ps = ()
+    for k in tl.static_range(BE):
+        b_pull = _pull(b_cut, b_up, b_s, k)
+        ps = ps + (ys[k] + (b_pull - b_before),)
+        b_before = b_pull
+    return ps
+
+
+@triton.jit
+def _pull(b_cut, b_up, b_s, k: tl.constexpr):
+    return tl.where(bit(b_cut, k), tl.where(bit(b_up, k), b_s, -b_s), 0)
+
+
+@triton.jit
+def _sums(means, rests):
+    zs = ()
+    for k in tl.static_range(len(means)):
+        zs = zs + (means[k] + rests[k],)
+    return zs
+
+
+@triton.jit
+def _gains(ps, means, rests, b_present):
+    """What it gains an entry to lie above the mean of its run."""
+    gs = ()
+    for k in tl.static_range(len(ps)):
+        gs = gs + (tl.where(bit(b_present, k), (ps[k] - means[k]) - rests[k], ps[k]),)
+    return gs
+
+
+@triton.jit
+def _labels(gs, b_begins, b_ends, b_s, b_limit):
+    """Bits of the entries above the mean, at the best labels of each run."""
+    BE: tl.constexpr = len(gs)
+    ALL: tl.constexpr = (1 << BE) - 1
+    b_zero = gs[0] * 0
+    # how much better above is than below, the best labels to the right given: x -> clamp(x + add, low, high)
+    b_add, b_low, b_high = b_zero, b_zero - b_s, b_zero + b_s
+    for k in tl.static_range(BE):
+        b_g = gs[BE - 1 - k]
+        b_end = bit(b_ends, BE - 1 - k)
+        b_add += b_g
+        b_low = tl.where(b_end, b_g, _clamp(b_low, -b_s, b_s) + b_g)
+        b_high = tl.where(b_end, b_g, _clamp(b_high, -b_s, b_s) + b_g)
+    _, b_d, _ = tl.associative_scan((b_add, b_low, b_high), 1, _then, reverse=True)
+    b_d = following(b_d, 0)
+    b_sure = b_begins
+    b_above = tl.zeros(b_begins.shape, tl.uint32)
+    for k in tl.static_range(BE):
+        b_d = tl.where(bit(b_ends, BE - 1 - k), 0, _clamp(b_d, -b_s, b_s)) + gs[BE - 1 - k]
+        b_sure = b_sure | ((tl.abs(b_d) > b_limit).to(tl.uint32) << (BE - 1 - k))
+        b_above = b_above | ((b_d > 0).to(tl.uint32) << (BE - 1 - k))
+    # entries that are not sure follow the one before: fill runs of bits by doubling
+    b_above, b_open = b_above & b_sure, b_sure ^ ALL
+    for j in tl.static_range(5):
+        b_above |= b_open & (b_above << (1 << j))
+        b_open &= (b_open << (1 << j)) | ((1 << (1 << j)) - 1)
+    # 0 is not known
+    b_label = tl.where((b_open >> (BE - 1)) & 1 != 0, 0, 1 + ((b_above >> (BE - 1)) & 1).to(tl.int32))
+    b_label = previous(tl.associative_scan(b_label, 1, _latest), 0)
+    return tl.where(b_label == 2, b_above | b_open, b_above)
+
+
+@triton.jit
+def _clamp(b_x, b_low, b_high):
+    return tl.minimum(tl.maximum(b_x, b_low), b_high)
+
+
+@triton.jit
+def _then(a_add, a_low, a_high, b_add, b_low, b_high):
+    return (
+        a_add + b_add,
+        _clamp(a_low + b_add, b_low, b_high),
+        _clamp(a_high + b_add, b_low, b_high),
+    )
+
+
+@triton.jit
+def _latest(a, b):
+    return tl.where(b == 0, a, b)

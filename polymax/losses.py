@@ -1,0 +1,173 @@
+"""Fenchel-Young losses: how far the scores are from predicting y.
+
+    loss(scores, y) = max(scores) + Omega(y) - <scores, y>        its gradient in the scores is argmax(scores) - y
+
+Never negative, zero when the prediction is y, convex in the scores. Shannon gives cross-entropy, Zero the perceptron
+loss, Gini the sparsemax loss, Tsallis the entmax losses.
+See: Blondel, Martins and Niculae 2020, Learning with Fenchel-Young losses.
+"""
+
+import torch
+from torch import Tensor
+
+from polymax import _check
+from polymax.kernels.widen import wide
+from polymax.regularizers import Gini, Regularizer, Tsallis
+
+
+def fenchel_young(
+    smooth: Regularizer,
+    scores: Tensor,
+    y: Tensor,
+    cost: Tensor | None = None,
+    reduction: str = "mean",
+    *,
+    dim: int = -1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """max(scores + cost) + Omega(y) - <scores, y>, classes along `dim`.
+
+    y holds class indices, shaped like the scores without `dim`, or distributions, shaped like the scores. `weight`,
+    `ignore_index`, `label_smoothing` and `reduction` mean what they mean in torch.nn.functional.cross_entropy:
+    smoothing mixes in the losses of all classes, and the mean over indices is weighted. `cost` is added to the
+    scores inside the max, for a margin. With distributions, Omega(y) makes the loss a divergence: for Shannon it is
+    cross_entropy minus the entropy of y.
+
+    Example:
+        >>> fenchel_young(Gini(), torch.tensor([[2.0, 0.5, 0.0]]), torch.tensor([1]))
+        tensor(1.5000)
+    """
+    if not isinstance(smooth, Regularizer):
+        raise TypeError(f"smooth must be a Regularizer; got {type(smooth).__name__}")
+    _check.floating(scores, "scores")
+    if not isinstance(y, Tensor):
+        raise TypeError(f"y must be a tensor of indices or distributions; got {type(y).__name__}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
+    _check.number(label_smoothing, "label_smoothing", "in [0, 1]", lambda e: (e >= 0) & (e <= 1))
+    rows, x = smooth._rows(wide(scores), dim)
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight must be ({x.shape[-1]},), one per class; got {tuple(weight.shape)}")
+    # the loss does not change when scores are shifted, and is exact around 0
+    top = x.detach().amax(-1, keepdim=True)
+    x = x - torch.where(top.isfinite(), top, 0)
+    if cost is not None:
+        _check.broadcasts(cost, scores, "cost")
+        cost = cost.to(x.dtype).expand(scores.shape).movedim(dim, -1)
+    value = rows.max(x if cost is None else x + cost)
+    if y.is_floating_point():
+        return _to_distributions(rows, x, value, y, weight, label_smoothing, reduction, dim).to(scores.dtype)
+    return _to_indices(rows, x, value, y, weight, ignore_index, label_smoothing, reduction).to(scores.dtype)
+
+
+def sparsemax_loss(
+    scores: Tensor,
+    y: Tensor,
+    reduction: str = "mean",
+    *,
+    dim: int = -1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The Fenchel-Young loss of sparsemax, with cross_entropy's options.
+
+    Example:
+        >>> sparsemax_loss(torch.tensor([[3.0, 0.5, 0.0]]), torch.tensor([0]))
+        tensor(0.)
+    See: Martins and Astudillo 2016, section 3.
+    """
+    options = {"dim": dim, "weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    return fenchel_young(Gini(), scores, y, None, reduction, **options)  # type: ignore[arg-type]
+
+
+def entmax_loss(
+    scores: Tensor,
+    y: Tensor,
+    alpha: float | Tensor = 1.5,
+    reduction: str = "mean",
+    *,
+    dim: int = -1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The Fenchel-Young loss of alpha-entmax, with cross_entropy's options; alpha = 1 is cross_entropy.
+
+    Example:
+        >>> entmax_loss(torch.tensor([[3.0, 0.5, 0.0]]), torch.tensor([0]))
+        tensor(0.)
+    See: Peters, Niculae and Martins 2019, section 3.2.
+    """
+    options = {"dim": dim, "weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    return fenchel_young(Tsallis(alpha), scores, y, None, reduction, **options)  # type: ignore[arg-type]
+
+
+def _to_indices(
+    rows: Regularizer,
+    x: Tensor,
+    value: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    smoothing: float,
+    reduction: str,
+) -> Tensor:
+    if y.shape != x.shape[:-1]:
+        raise ValueError(f"y must be {tuple(x.shape[:-1])}, the scores without dim; got {tuple(y.shape)}")
+    y = y.long()
+    valid = y != ignore_index
+    y = torch.where(valid, y, 0)
+    if y.device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = (y < 0) | (y >= x.shape[-1])
+        if bool(wrong.any()):
+            came = int(y[wrong][0])
+            raise ValueError(f"y must hold classes in [0, {x.shape[-1]}) or ignore_index; got {came}")
+    weights = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
+    chosen = torch.where(valid, weights[y], 0)
+    loss = value - x.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    if not rows.zero_at_vertices:
+        loss = loss + rows.omega(torch.nn.functional.one_hot(y, x.shape[-1]).to(x.dtype))
+    loss = torch.where(valid, chosen * loss, 0)
+    if smoothing:
+        # the mean over classes of their losses
+        losses = value.unsqueeze(-1) - x
+        if not rows.zero_at_vertices:
+            losses = losses + _omega_of_vertices(rows, x)
+        spread = (weights * losses).mean(-1)
+        loss = (1 - smoothing) * loss + smoothing * torch.where(valid, spread, 0)
+    if reduction == "mean":
+        return loss.sum() / chosen.sum()
+    return loss.sum() if reduction == "sum" else loss
+
+
+def _to_distributions(
+    rows: Regularizer,
+    x: Tensor,
+    value: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    smoothing: float,
+    reduction: str,
+    dim: int,
+) -> Tensor:
+    q = wide(y).movedim(dim, -1)
+    if q.shape != x.shape:
+        raise ValueError(f"y must be distributions shaped like the scores {tuple(x.shape)}; got {tuple(q.shape)}")
+    if smoothing:
+        q = (1 - smoothing) * q + smoothing / x.shape[-1]
+    weighted = q if weight is None else q * weight.to(x.dtype)
+    linear = torch.where(weighted == 0, 0, weighted * x).sum(-1)
+    loss = weighted.sum(-1) * (value + rows.omega(q)) - linear
+    if reduction == "mean":
+        return loss.mean()
+    return loss.sum() if reduction == "sum" else loss
+
+
+def _omega_of_vertices(rows: Regularizer, x: Tensor) -> Tensor:
+    """Omega of each vertex, as a row for each row of x."""
+    n = x.shape[-1]
+    vertices = torch.eye(n, dtype=x.dtype, device=x.device).reshape(n, *[1] * (x.dim() - 1), n)
+    return rows.omega(vertices.expand(n, *x.shape)).movedim(0, -1)

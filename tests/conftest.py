@@ -1,0 +1,48 @@
+"""What all tests share: kernels that run without a GPU, outputs that show what was not written, a seed."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+if not torch.cuda.is_available():
+    # read by triton when it is imported
+    os.environ["TRITON_INTERPRET"] = "1"
+
+# tables and oracles are plain modules beside the tests
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+
+
+def pytest_generate_tests(metafunc):
+    if "device" in metafunc.fixturenames:
+        metafunc.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def unwritten_is_nan(monkeypatch):
+    """Memory that the library asks for comes filled with NaN, or an index out of range."""
+
+    def filled(allocate):
+        def call(*args, **kwargs):
+            out = allocate(*args, **kwargs)
+            if sys._getframe(1).f_globals.get("__name__", "").startswith("polymax."):
+                out.fill_(torch.nan if out.is_floating_point() else torch.iinfo(out.dtype).max)
+            return out
+
+        return call
+
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch, "empty_strided"),
+        (torch.Tensor, "new_empty"),
+    ):
+        monkeypatch.setattr(owner, name, filled(getattr(owner, name)))

@@ -1,0 +1,116 @@
+"""Errors name the argument, what was expected and what came."""
+
+import numpy as np
+import pytest
+import torch
+from cases import ROWS, every
+
+import polymax as pm
+
+X = torch.zeros(2, 4)
+NAN = float("nan")
+# what is called, what is raised, and what its message must contain
+REFUSED = {
+    "scores-list": (lambda: pm.sparsemax([1.0, 2.0]), TypeError, ["x", "tensor", "list"]),
+    "scores-numpy": (lambda: pm.softmax(np.zeros(3)), TypeError, ["x", "tensor", "ndarray"]),
+    "scores-integers": (lambda: pm.entmax(torch.arange(3)), TypeError, ["x", "float32", "int64"]),
+    "scores-bool": (lambda: pm.softmax(torch.ones(3, dtype=torch.bool)), TypeError, ["x", "float32", "bool"]),
+    "scores-complex": (lambda: pm.softmax(X + 0j), TypeError, ["x", "float32", "complex64"]),
+    "max-integers": (lambda: pm.Gini().max(torch.arange(3)), TypeError, ["x", "float32", "int64"]),
+    "omega-integers": (lambda: pm.Gini().omega(torch.arange(3)), TypeError, ["p", "float32", "int64"]),
+    "alpha-small": (lambda: pm.entmax(X, 0.5), ValueError, ["alpha", "at least 1", "0.5"]),
+    "alpha-nan": (lambda: pm.entmax(X, NAN), ValueError, ["alpha", "at least 1", "nan"]),
+    "alpha-tensor": (
+        lambda: pm.entmax(X, torch.tensor([[1.5], [0.25]])),
+        ValueError,
+        ["alpha", "at least 1", "0.25"],
+    ),
+    "alpha-integers": (lambda: pm.entmax(X, torch.tensor(2)), TypeError, ["alpha", "float32", "int64"]),
+    "alpha-string": (lambda: pm.entmax(X, "2"), TypeError, ["alpha", "number", "str"]),
+    "alpha-bool": (lambda: pm.entmax(X, True), TypeError, ["alpha", "number", "bool"]),
+    "alpha-shape": (lambda: pm.entmax(X, torch.full((2, 4), 1.5)), ValueError, ["alpha", "(2, 4)"]),
+    "alpha-batch": (lambda: pm.entmax(X, torch.full((3, 1), 1.5)), ValueError, ["alpha", "(3, 1)"]),
+    "norm-alpha": (lambda: pm.normmax(X, 1.0), ValueError, ["alpha", "greater than 1", "1.0"]),
+    "norm-shape": (lambda: pm.normmax(X, torch.full((3, 1), 1.5)), ValueError, ["alpha", "(3, 1)"]),
+    "p": (lambda: pm.sq_pnorm_max(X, 0.9), ValueError, ["p", "greater than 1", "0.9"]),
+    "p-nan": (lambda: pm.sq_pnorm_max(X, NAN), ValueError, ["p", "greater than 1", "nan"]),
+    "strength-fused": (lambda: pm.fusedmax(X, -0.1), ValueError, ["strength", "at least 0", "-0.1"]),
+    "strength-oscar": (lambda: pm.oscarmax(X, -1), ValueError, ["strength", "at least 0", "-1"]),
+    "strength-tensor": (
+        lambda: pm.oscarmax(X, torch.tensor(-0.5)),
+        ValueError,
+        ["strength", "at least 0", "-0.5"],
+    ),
+    "strength-shape": (lambda: pm.fusedmax(X, torch.full((3, 1), 0.5)), ValueError, ["strength", "(3, 1)"]),
+    "gamma-zero": (lambda: pm.softmax(X, gamma=0.0), ValueError, ["gamma", "positive", "0.0"]),
+    "gamma-negative": (lambda: pm.sparsemax(X, gamma=-2.0), ValueError, ["gamma", "positive", "-2.0"]),
+    "gamma-infinite": (lambda: pm.entmax(X, gamma=torch.inf), ValueError, ["gamma", "finite", "inf"]),
+    "gamma-tensor": (
+        lambda: pm.normmax(X, gamma=torch.tensor([[1.0], [-3.0]])),
+        ValueError,
+        ["gamma", "positive", "-3"],
+    ),
+    "gamma-shape": (lambda: pm.softmax(X, gamma=torch.ones(3, 1)), ValueError, ["gamma", "(3, 1)"]),
+    "gamma-along-dim": (lambda: pm.softmax(X, gamma=torch.ones(4)), ValueError, ["gamma", "(4,)"]),
+    "lower-sum": (lambda: pm.csoftmax(X, 1.0, lower=0.3), ValueError, ["lower", "at most 1", "1.2"]),
+    "upper-sum": (lambda: pm.csparsemax(X, 0.2), ValueError, ["upper", "at least 1", "0.8"]),
+    "upper-sum-masked": (
+        lambda: pm.csparsemax(X, 0.4, mask=torch.tensor([True, True, False, False])),
+        ValueError,
+        ["upper", "at least 1", "0.8"],
+    ),
+    "lower-above-upper": (lambda: pm.csoftmax(X, 0.3, lower=0.4), ValueError, ["lower", "upper"]),
+    "lower-negative": (lambda: pm.csoftmax(X, 0.5, lower=-0.1), ValueError, ["lower", "at least 0", "-0.1"]),
+    "upper-negative": (lambda: pm.csoftmax(X, -0.5), ValueError, ["upper", "at least 0", "-0.5"]),
+    "upper-shape": (lambda: pm.csoftmax(X, torch.ones(3)), ValueError, ["upper", "(2, 4)", "(3,)"]),
+    "base": (lambda: pm.Bounded(pm.Tsallis()), TypeError, ["base", "Shannon or Gini", "Tsallis"]),
+    "k-zero": (lambda: pm.budgetmax(X, 0), ValueError, ["k", "positive", "0"]),
+    "k-large": (lambda: pm.budgetmax(X, 5), ValueError, ["5", "4"]),
+    "fn": (lambda: pm.Custom(3), TypeError, ["fn", "callable", "int"]),
+    "fn-shape": (lambda: pm.Custom(lambda p: p).argmax(X), ValueError, ["fn", "(2,)", "(2, 4)"]),
+    "mask-numbers": (lambda: pm.softmax(X, mask=torch.ones(4)), TypeError, ["mask", "bool", "float32"]),
+    "mask-list": (lambda: pm.softmax(X, mask=[True] * 4), TypeError, ["mask", "bool", "list"]),
+    "mask-shape": (
+        lambda: pm.softmax(X, mask=torch.ones(3, dtype=torch.bool)),
+        ValueError,
+        ["mask", "(2, 4)", "(3,)"],
+    ),
+    "mask-large": (
+        lambda: pm.softmax(X, mask=torch.ones(5, 2, 4, dtype=torch.bool)),
+        ValueError,
+        ["mask", "(2, 4)", "(5, 2, 4)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    call, error, words = REFUSED[name]
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    for word in words:
+        assert word in message, f"the message should contain {word!r}: {message}"
+
+
+@pytest.mark.parametrize("dim", [2, -3, 17])
+@pytest.mark.parametrize("method", ["argmax", "max", "omega"])
+@every(ROWS)
+def test_unknown_dim(case, method, dim):
+    with pytest.raises(IndexError, match="range"):
+        getattr(case.regularizer(), method)(torch.full((5, 5), 0.2), dim=dim)
+
+
+@every(ROWS)
+def test_scores_of_the_wrong_type(case):
+    for method in ("argmax", "max", "omega"):
+        with pytest.raises(TypeError, match="tensor"):
+            getattr(case.regularizer(), method)([0.5, 0.5])
+        with pytest.raises(TypeError, match="int64"):
+            getattr(case.regularizer(), method)(torch.arange(5))
+
+
+def test_custom_says_that_it_stopped():
+    slow = pm.Custom(lambda p: (p**4).sum(-1), max_iter=1)
+    with pytest.warns(UserWarning, match=r"stopped after 1 steps at a residual of .* above its tol"):
+        slow.argmax(torch.tensor([0.3, 0.1, -0.2]))

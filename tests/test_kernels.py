@@ -1,0 +1,95 @@
+"""Every operator, on every device that has a file for it, against its reference in float64."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from cases import KERNEL_CALLS
+from tolerances import ABSOLUTE, close
+
+import polymax
+
+FOLDERS = sorted(path.parent.name for path in Path(polymax.__file__).parent.glob("kernels/*/__init__.py"))
+GPU = torch.cuda.is_available()
+# the interpreter is slow: few sizes there
+SIZES = {
+    "cpu": [0, 1, 2, 3, 63, 64, 65, 500, 1000],
+    "cuda": [0, 1, 2, 3, 63, 64, 65, 500, 1000] if GPU else [0, 1, 3, 18],
+}
+DTYPES = {
+    "cpu": list(ABSOLUTE),
+    "cuda": list(ABSOLUTE) if GPU else [torch.float64, torch.float32, torch.bfloat16],
+}
+
+
+def operators(folder):
+    """Names of the operators that a folder declares."""
+    package = import_module(f"polymax.kernels.{folder}")
+    return sorted(name for name, value in vars(package).items() if isinstance(value, torch._ops.OpOverload))
+
+
+def exists(folder, file):
+    return find_spec(f"polymax.kernels.{folder}.{file}") is not None and (
+        file != "cuda" or find_spec("triton") is not None
+    )
+
+
+PARITY = [
+    pytest.param(folder, file, call, dtype, n, id=f"{folder}-{file}-{call}-{str(dtype)[6:]}-{n}")
+    for folder in FOLDERS
+    for file in ("cpu", "cuda")
+    if exists(folder, file)
+    for name in operators(folder)
+    for call in KERNEL_CALLS
+    if call.partition("-")[0] == name
+    for dtype in DTYPES[file]
+    for n in SIZES[file]
+]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_folder_is_tested(folder):
+    assert exists(folder, "reference"), f"kernels/{folder} has no reference.py"
+    assert operators(folder), f"kernels/{folder} declares no operator"
+    for name in operators(folder):
+        assert any(call.partition("-")[0] == name for call in KERNEL_CALLS), (
+            f"{name} has no row in KERNEL_CALLS"
+        )
+        assert callable(getattr(import_module(f"polymax.kernels.{folder}.reference"), name))
+
+
+def spread_out(t):
+    """The same values, with strides that are not those of a contiguous tensor."""
+    return t.repeat_interleave(2, -1)[..., ::2] if t.numel() else t
+
+
+def outputs(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+# the interpreter computes the lanes that a GPU would mask, with NumPy's warnings about them
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:divide by zero:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+@pytest.mark.parametrize(("folder", "file", "call", "dtype", "n"), PARITY)
+def test_parity(folder, file, call, dtype, n):
+    name, device = call.partition("-")[0], "cuda" if file == "cuda" and GPU else "cpu"
+    kernel = getattr(import_module(f"polymax.kernels.{folder}.{file}"), name)
+    reference = getattr(import_module(f"polymax.kernels.{folder}.reference"), name)
+    arguments = [
+        a.to(dtype) if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+        for a in KERNEL_CALLS[call](n)
+    ]
+    exact = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in arguments]
+    expected = outputs(reference(*exact))
+    for layout in (torch.Tensor.contiguous, spread_out):
+        given = [layout(a).to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
+        for actual, truth in zip(outputs(kernel(*given)), expected, strict=True):
+            assert actual.shape == truth.shape
+            assert actual.is_contiguous()
+            if actual.is_floating_point():
+                assert actual.dtype == dtype
+                close(actual.cpu(), truth, f"{file}.py == reference.py for {call}")
+            else:
+                assert torch.equal(actual.cpu(), truth), f"{file}.py == reference.py for {call}"
