@@ -11,8 +11,8 @@ def check_regularizer(regularizer: Regularizer, n: int = 5, seed: int = 0, total
     """Check every law of a regularizer on random rows of n scores; AssertionError names the first broken one.
 
     The laws: weights are nonnegative and sum to `total`; they are optimal, and max is the optimal value; the
-    gradient of max is argmax; a constant added to the scores changes nothing; a mask is a crop; any dim; first
-    and second derivatives are those of finite differences. Parameters are numbers, or tensors of one element.
+    gradient of max is argmax; a constant added to the scores changes nothing; a mask is a crop; any dim;
+    first and second derivatives are those of finite differences. Parameters are numbers, or tensors of one element.
 
     Example:
         >>> from polymax import Gini

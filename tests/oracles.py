@@ -35,7 +35,7 @@ def zero(x):
 
 @rowwise
 def tsallis(x, alpha):
-    """The gradient of Omega is p^(alpha-1) / (alpha-1): with a free constant, p^(alpha-1) = 1 + (alpha-1) (x-t)."""
+    """The gradient of Omega is p^a / a, a = alpha - 1, up to a constant: p^a = 1 + a (x - t)."""
     x, a = x - x.max(), LONG(alpha) - 1
 
     def weights(t):

@@ -27,8 +27,8 @@ def ceil_power(n: int) -> int:
 def tile(count: int, n: int) -> tuple[int, int, int]:
     """Rows per program, padded row length, and warps for rows held in registers."""
     bn = ceil_power(n)
-    br = max(1, min(256 // bn, ceil_power(count)))
-    return br, bn, min(max(br * bn // 512, 1), 32)
+    br = max(1, 512 // bn)
+    return br, bn, min(max(br * bn // 512, 2), 32)
 
 
 @triton.jit

@@ -25,19 +25,19 @@ def chunks(count: int, n: int) -> tuple[int, int, int, int]:
 
 
 @triton.jit
-def load_row(p_x, i_r, m_r, n, other, BT: tl.constexpr, BE: tl.constexpr):
+def load_row(p_x, i_r, m_r, n, other, dtype: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr):
     """Rows i_r of length n, those of m_r, as a tuple; `other` elsewhere."""
     if BT <= 32:
         # one warp: neighbouring threads read neighbouring entries, then they exchange them
         o_n = tl.arange(0, BT)[None, :, None] * BE + tl.arange(0, BE)[None, None, :]
         m_x = m_r[:, None, None] & (o_n < n)
-        return _unstack(tl.load(p_x + i_r[:, None, None] * n + o_n, mask=m_x, other=other))
+        return _unstack(tl.load(p_x + i_r[:, None, None] * n + o_n, mask=m_x, other=other).to(dtype))
     else:
         xs = ()
         for k in tl.static_range(BE):
             o_n = tl.arange(0, BT)[None, :] * BE + k
             m_x = m_r[:, None] & (o_n < n)
-            xs = xs + (tl.load(p_x + i_r[:, None] * n + o_n, mask=m_x, other=other),)
+            xs = xs + (tl.load(p_x + i_r[:, None] * n + o_n, mask=m_x, other=other).to(dtype),)
         return xs
 
 

@@ -43,7 +43,7 @@ def _segment_mean(
     BT: tl.constexpr,
     BE: tl.constexpr,
 ):
-    dtype = tl.float64 if WIDE else tl.float32
+    dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     m_r = i_r < count
     order = ()
@@ -51,14 +51,14 @@ def _segment_mean(
     vs = ()
     if ORDERED:
         # past the end of a row, out of its range
-        order = load_row(p_order, i_r, m_r, n, n, BT, BE)
+        order = load_row(p_order, i_r, m_r, n, n, tl.int32, BT, BE)
         for k in tl.static_range(BE):
             o_x, m_x = i_r[:, None] * n + order[k], order[k] < n
             zs = zs + (tl.load(p_z + o_x, mask=m_x, other=float("-inf")).to(dtype),)
             vs = vs + (tl.load(p_v + o_x, mask=m_x, other=0).to(dtype),)
     else:
-        zs = load_row(p_z, i_r, m_r, n, float("-inf"), BT, BE)
-        vs = load_row(p_v, i_r, m_r, n, 0, BT, BE)
+        zs = load_row(p_z, i_r, m_r, n, float("-inf"), dtype, BT, BE)
+        vs = load_row(p_v, i_r, m_r, n, 0, dtype, BT, BE)
 
     # the last present entry of the threads before
     b_before = zs[0]

@@ -156,7 +156,7 @@ def _one_minus_exp2(b_x):
 
 
 @triton.jit
-def _power(b_z, b_t, alpha, FAMILY: tl.constexpr, STEEP: tl.constexpr):
+def _power(b_z, b_t, alpha, FAMILY: tl.constexpr, STEEP: tl.constexpr, HALF: tl.constexpr):
     """The weights, up to their sum, for 1 < alpha <= 2 in float32: unguarded Newton or Halley steps from the left.
 
     A distance of 0 has the logarithm -inf and the power 0, so no entry needs a mask. STEEP says that r > 2, where
@@ -192,12 +192,15 @@ def _power(b_z, b_t, alpha, FAMILY: tl.constexpr, STEEP: tl.constexpr):
                 b_damp = 1 - 0.5 * b_newton * (b_curve - (r - 1) * b_ratio)
                 b_change = b_newton / tl.where(b_damp > 0.5, b_damp, 1)
             # convergence is cubic, quadratic for SQUARED_NORM
-            tolerance = 1e-4 if FAMILY == IS_SQUARED else 1e-3
+            if FAMILY == IS_SQUARED:
+                tolerance = 2e-3 if HALF else 1e-4
+            else:
+                tolerance = 2e-2 if HALF else 1e-3
         else:
             b_total = tl.where(b_second > 0, b_second, 1)
             b_change = (1 - tl.exp2(-fast_log2(b_total) / r)) * b_total / tl.where(b_first > 0, b_first, 1)
             # the slope is only Hoelder continuous, and convergence slower than quadratic
-            tolerance = 1e-6
+            tolerance = 1e-5 if HALF else 1e-6
         b_t += b_change / scale
         i += 1
         go = (tl.max(tl.abs(b_change)) > tolerance).to(tl.int32) * (i < 40).to(tl.int32)
@@ -221,6 +224,7 @@ def _short(
     BN: tl.constexpr,
 ):
     dtype = tl.float64 if WIDE else tl.float32
+    HALF: tl.constexpr = p_x.dtype.element_ty.primitive_bitwidth == 16
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     o_n = tl.arange(0, BN)
     m_r = i_r < count
@@ -266,11 +270,12 @@ def _short(
             b_tau += b_step
             i += 1
             # quadratic convergence: the step after this one is below rounding
-            go = (tl.max(b_step) > (1e-8 if WIDE else 1e-4)).to(tl.int32) * (i < 60).to(tl.int32)
+            tolerance = 1e-8 if WIDE else (2e-3 if HALF else 1e-4)
+            go = (tl.max(b_step) > tolerance).to(tl.int32) * (i < 60).to(tl.int32)
         b_d = tl.maximum(b_u - b_tau, 0)
         b_y = b_d * b_d
     elif METHOD == POWER:
-        b_y = _power(b_z, b_tau * 0, alpha, FAMILY, STEEP)
+        b_y = _power(b_z, b_tau * 0, alpha, FAMILY, STEEP, HALF)
     else:
         b_alpha, b_entropic, b_scale, b_r = _exponents(
             p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_tau * 0
@@ -313,7 +318,7 @@ def _short(
 
 
 @triton.jit
-def _weights(b_y, b_alpha, METHOD: tl.constexpr):
+def _weights(b_y, b_alpha, METHOD: tl.constexpr, WIDE: tl.constexpr):
     """y^(2 - alpha) on the support, 0 elsewhere; NaN stays."""
     if METHOD == SOFTMAX:
         b_w = b_y
@@ -323,7 +328,9 @@ def _weights(b_y, b_alpha, METHOD: tl.constexpr):
         b_w = tl.sqrt(b_y)
     else:
         b_in = b_y > 0
-        b_w = tl.where(b_in, tl.exp2(tl.log2(tl.where(b_in, b_y, 1)) * (2 - b_alpha)), b_y)
+        b_safe = tl.where(b_in, b_y, 1.0)
+        b_log = tl.log2(b_safe) if WIDE else fast_log2(b_safe)
+        b_w = tl.where(b_in, tl.exp2(b_log * (2 - b_alpha)), b_y)
     return b_w
 
 
@@ -379,7 +386,7 @@ def _short_backward(
     b_alpha = tl.zeros([BR, 1], dtype) + alpha
     if PER_ROW:
         b_alpha = tl.load(p_alpha + i_r, mask=m_r, other=2.0).to(dtype)[:, None]
-    b_w = _weights(b_y, b_alpha, METHOD)
+    b_w = _weights(b_y, b_alpha, METHOD, WIDE)
     b_total = tl.sum(b_w, 1)[:, None]
     b_wv = tl.sum(b_w * b_v, 1)[:, None]
     b_yv = b_total * 0
@@ -499,7 +506,7 @@ def _long_backward(
         m_n = (i + o_n < n)[None, :]
         b_y = tl.load(p_y + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
         b_v = tl.load(p_v + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
-        b_w = _weights(b_y, b_alpha, METHOD)
+        b_w = _weights(b_y, b_alpha, METHOD, WIDE)
         b_totals += b_w
         b_wvs += b_w * b_v
         if FAMILY != IS_TSALLIS:
@@ -514,6 +521,6 @@ def _long_backward(
         m_n = (i + o_n < n)[None, :]
         b_y = tl.load(p_y + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
         b_v = tl.load(p_v + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
-        b_w = _weights(b_y, b_alpha, METHOD)
+        b_w = _weights(b_y, b_alpha, METHOD, WIDE)
         b_out = tl.where(b_w == 0, 0, b_w * (b_a * b_v + b_b) + b_c * b_y)
         tl.store(p_out + o_row + i + o_n[None, :], b_out.to(p_out.dtype.element_ty), mask=m_n)

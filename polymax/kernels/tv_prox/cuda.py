@@ -46,18 +46,18 @@ def _tv_prox(
     BE: tl.constexpr,
 ):
     ALL: tl.constexpr = (1 << BE) - 1
-    dtype = tl.float64 if WIDE else tl.float32
+    dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     eps = 2.2e-16 if WIDE else 1.2e-7
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     m_r = i_r < count
-    xs = load_row(p_x, i_r, m_r, n, float("-inf"), BT, BE)
+    xs = load_row(p_x, i_r, m_r, n, float("-inf"), dtype, BT, BE)
     b_s = tl.load(p_strength + i_r, mask=m_r, other=0).to(dtype)[:, None]
     b_top = tl.full([BR, BT], float("-inf"), dtype)
     b_low = tl.full([BR, BT], float("inf"), dtype)
     b_present = tl.zeros([BR, BT], tl.uint32)
     b_good = tl.full([BR, BT], 1, tl.int32)
     for k in tl.static_range(BE):
-        b_x = xs[k].to(dtype)
+        b_x = xs[k]
         b_here = (b_x > float("-inf")) & (b_x < float("inf"))
         b_present |= b_here.to(tl.uint32) << k
         b_good &= (b_x < float("inf")).to(tl.int32)
@@ -76,7 +76,7 @@ def _tv_prox(
     b_limit = b_s + 8 * eps * (b_s + b_range)
     ys = ()
     for k in tl.static_range(BE):
-        ys = ys + (tl.where(bit(b_present, k), xs[k].to(dtype), b_base) - b_base,)
+        ys = ys + (tl.where(bit(b_present, k), xs[k], b_base) - b_base,)
 
     b_cut, b_up = _certain_cuts(ys, b_present, b_s)
     b_last = ((tl.arange(0, BT) == BT - 1).to(tl.uint32) << (BE - 1))[None, :]
