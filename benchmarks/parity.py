@@ -40,9 +40,7 @@ class Parity:
         return close and 2 * self.kinks <= self.rows
 
     def __str__(self) -> str:
-        errors = (
-            f"error {self.forward:.0e} forward, {self.gradient:.0e} gradient; at most {self.tolerance:.0e}"
-        )
+        errors = f"error {self.forward:.0e} forward, {self.gradient:.0e} gradient; at most {self.tolerance:.0e}"
         return f"{errors}; {self.kinks} of {self.rows} rows at kinks"
 
 
@@ -109,9 +107,7 @@ def _nudges(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     ]
 
 
-def _derive(
-    oracle: Mapping, inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
-) -> tuple[Tensors, Tensors]:
+def _derive(oracle: Mapping, inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> tuple[Tensors, Tensors]:
     leaves = [x.requires_grad_() for x in inputs]
     y = oracle(*leaves)
     gradients = torch.autograd.grad(y, leaves, cotangents)

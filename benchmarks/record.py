@@ -112,9 +112,7 @@ def absence(absent: Absent) -> str:
 
 
 def columns() -> str:
-    return _columns(
-        "case", "timed", "shape", "dtype", "competitor", "eager", "device", "ratio", "bar", "met", "parity"
-    )
+    return _columns("case", "timed", "shape", "dtype", "competitor", "eager", "device", "ratio", "bar", "met", "parity")
 
 
 def line(row: Row) -> str:

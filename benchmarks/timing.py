@@ -29,6 +29,8 @@ class Effort:
     block_us: float = 1000.0
 
 
+# a GPU that nobody shares repeats itself
+EFFORTS = {"cpu": Effort(), "cuda": Effort(seconds=0.1)}
 QUICK = Effort(seconds=0.0, least=1, most=1, block_us=0.0)
 
 

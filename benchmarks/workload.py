@@ -18,7 +18,7 @@ from benchmarks import parity, timing
 from benchmarks.baselines import SOFTMAX, Competitor, Peer, Tensors
 from benchmarks.machine import Others
 from benchmarks.record import ERROR, OK, PARITY_FAILED, Absent, Bar, Row
-from benchmarks.timing import QUICK, Effort, Task, Times
+from benchmarks.timing import EFFORTS, QUICK, Effort, Task, Times
 
 FORWARD, BOTH = "forward", "forward+backward"
 # inputs in rotation are together larger than any cache, but no more than it takes to say so
@@ -97,7 +97,7 @@ class FunctionCase(Case):
     def rows(self, device: str, quick: bool) -> Iterator[Row]:
         loaded = [peer.competitor(device, self.ours.oracle) for peer in self.peers]
         competitors = [self.base, self.ours, *(peer for peer in loaded if isinstance(peer, Competitor))]
-        effort = QUICK if quick else Effort()
+        effort = QUICK if quick else EFFORTS[device]
         for size in self.problems.of(device, quick):
             pool = self._pool(size, device, most=2 if quick else POOL_MOST)
             checked = self._checked(competitors, size, pool[0])
@@ -132,9 +132,7 @@ class FunctionCase(Case):
             for x in (first, *(inputs() for _ in range(count - 1)))
         ]
 
-    def _checked(
-        self, competitors: list[Competitor], size: Size, problem: tuple[Tensors, Tensors]
-    ) -> dict[str, Row]:
+    def _checked(self, competitors: list[Competitor], size: Size, problem: tuple[Tensors, Tensors]) -> dict[str, Row]:
         """A row without times for each competitor: whether its outputs and gradients are right."""
         truths: dict[Any, parity.Truth] = {}
         found: dict[str, Row] = {}

@@ -44,7 +44,11 @@ def number(value: Any, name: str, expected: str, valid: Any) -> None:
     """
     if isinstance(value, Tensor):
         floating(value, name)
-        if value.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        if (
+            value.device.type != "cpu"
+            or torch.compiler.is_compiling()
+            or torch._C._functorch.is_functorch_wrapped_tensor(value)
+        ):
             return
         if not bool(torch.as_tensor(valid(value)).all()):
             raise ValueError(f"{name} must be {expected}; got values in [{value.min():g}, {value.max():g}]")

@@ -50,9 +50,7 @@ def sparsemax(x: Tensor, dim: int = -1, mask: Tensor | None = None, gamma: Numbe
     return Gini(gamma).argmax(x, dim, mask)
 
 
-def entmax(
-    x: Tensor, alpha: Number = 1.5, dim: int = -1, mask: Tensor | None = None, gamma: Number = 1.0
-) -> Tensor:
+def entmax(x: Tensor, alpha: Number = 1.5, dim: int = -1, mask: Tensor | None = None, gamma: Number = 1.0) -> Tensor:
     """Between softmax (alpha = 1) and sparsemax (alpha = 2), and beyond; alpha may be a tensor and be learned.
 
     >>> entmax(torch.tensor([-2.0, 0.0, 0.5]), alpha=1.5)
@@ -61,9 +59,7 @@ def entmax(
     return Tsallis(alpha, gamma).argmax(x, dim, mask)
 
 
-def normmax(
-    x: Tensor, alpha: Number = 2.0, dim: int = -1, mask: Tensor | None = None, gamma: Number = 1.0
-) -> Tensor:
+def normmax(x: Tensor, alpha: Number = 2.0, dim: int = -1, mask: Tensor | None = None, gamma: Number = 1.0) -> Tensor:
     """Regularized by the alpha-norm of p: close to uniform over few entries.
 
     >>> normmax(torch.tensor([-2.0, 0.0, 0.5]))
@@ -72,9 +68,7 @@ def normmax(
     return Norm(alpha, gamma).argmax(x, dim, mask)
 
 
-def sq_pnorm_max(
-    x: Tensor, p: Number = 1.5, dim: int = -1, mask: Tensor | None = None, gamma: Number = 1.0
-) -> Tensor:
+def sq_pnorm_max(x: Tensor, p: Number = 1.5, dim: int = -1, mask: Tensor | None = None, gamma: Number = 1.0) -> Tensor:
     """Regularized by half the squared p-norm; p = 2 is sparsemax.
 
     >>> sq_pnorm_max(torch.tensor([-2.0, 0.0, 0.5]), p=2.0)
@@ -137,9 +131,7 @@ def csparsemax(
     return Bounded(Gini(gamma), lower, upper).argmax(x, dim, mask)
 
 
-def budgetmax(
-    x: Tensor, k: float, dim: int = -1, mask: Tensor | None = None, gamma: Number = 1.0
-) -> Tensor:
+def budgetmax(x: Tensor, k: float, dim: int = -1, mask: Tensor | None = None, gamma: Number = 1.0) -> Tensor:
     """The projection of x / gamma onto weights in [0, 1] that sum to k: a relaxed choice of k entries.
 
     >>> budgetmax(torch.tensor([0.0, 1.0, 3.0, -1.0]), k=2)

@@ -29,9 +29,7 @@ def check_regularizer(regularizer: Regularizer, n: int = 5, seed: int = 0, total
             raise AssertionError(f"{regularizer} breaks a law: {name}; {broken}")
 
 
-def generic_scores(
-    regularizer: Regularizer, rows: int, n: int, seed: int = 0, margin: float = 1e-2
-) -> Tensor:
+def generic_scores(regularizer: Regularizer, rows: int, n: int, seed: int = 0, margin: float = 1e-2) -> Tensor:
     """Random float64 scores `(rows, n)` at which finite differences make sense: no kink is near.
 
     A kink is where a weight starts to move, or two weights start to differ, when a score moves by the margin.

@@ -4,16 +4,18 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     # read by triton when it is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
+# tensors here are small: threads would only wait for each other. test_surprises asks for more where it counts
+torch.set_num_threads(1)
+
 # tables and oracles are plain modules beside the tests
 sys.path.insert(0, str(Path(__file__).parent))
-
-import pytest
 
 
 def pytest_generate_tests(metafunc):

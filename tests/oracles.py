@@ -138,9 +138,7 @@ def _graph_variation(x, strength, edges):
         p = _project(x - ahead @ difference, np.ones(x.size))
         new = np.clip(ahead + rate * (difference @ p), -strength, strength)
         # momentum that points uphill is forgotten
-        speed, before = (
-            (1.0, 1.0) if (ahead - new) @ (new - u) > 0 else ((1 + np.sqrt(1 + 4 * speed**2)) / 2, speed)
-        )
+        speed, before = (1.0, 1.0) if (ahead - new) @ (new - u) > 0 else ((1 + np.sqrt(1 + 4 * speed**2)) / 2, speed)
         ahead, moved = new + (before - 1) / speed * (new - u), np.abs(new - u).max(initial=0)
         u = new
         if moved < 1e-10:

@@ -16,7 +16,7 @@ GPU = torch.cuda.is_available()
 # the interpreter is slow: few sizes there
 SIZES = {
     "cpu": [0, 1, 2, 3, 63, 64, 65, 500, 1000],
-    "cuda": [0, 1, 2, 3, 63, 64, 65, 500, 1000] if GPU else [0, 1, 3, 18],
+    "cuda": [0, 1, 2, 3, 63, 64, 65, 500, 1000] if GPU else [0, 1, 5],
 }
 DTYPES = {
     "cpu": list(ABSOLUTE),
@@ -54,9 +54,7 @@ def test_every_folder_is_tested(folder):
     assert exists(folder, "reference"), f"kernels/{folder} has no reference.py"
     assert operators(folder), f"kernels/{folder} declares no operator"
     for name in operators(folder):
-        assert any(call.partition("-")[0] == name for call in KERNEL_CALLS), (
-            f"{name} has no row in KERNEL_CALLS"
-        )
+        assert any(call.partition("-")[0] == name for call in KERNEL_CALLS), f"{name} has no row in KERNEL_CALLS"
         assert callable(getattr(import_module(f"polymax.kernels.{folder}.reference"), name))
 
 
@@ -78,8 +76,7 @@ def test_parity(folder, file, call, dtype, n):
     kernel = getattr(import_module(f"polymax.kernels.{folder}.{file}"), name)
     reference = getattr(import_module(f"polymax.kernels.{folder}.reference"), name)
     arguments = [
-        a.to(dtype) if isinstance(a, torch.Tensor) and a.is_floating_point() else a
-        for a in KERNEL_CALLS[call](n)
+        a.to(dtype) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in KERNEL_CALLS[call](n)
     ]
     exact = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in arguments]
     expected = outputs(reference(*exact))

@@ -63,9 +63,7 @@ def test_masks_broadcast(case, device):
     keep = torch.tensor([True, True, False, True, True, True], device=device)
     full = omega.argmax(x, mask=keep.expand(2, 3, 6))
     close(omega.argmax(x, mask=keep), full, "a mask broadcasts")
-    close(
-        omega.argmax(x.transpose(1, 2), dim=1, mask=keep[:, None]).transpose(1, 2), full, "a mask follows dim"
-    )
+    close(omega.argmax(x.transpose(1, 2), dim=1, mask=keep[:, None]).transpose(1, 2), full, "a mask follows dim")
 
 
 @METHODS
@@ -74,11 +72,7 @@ def test_nothing_left(case, method, device):
     x = torch.randn(3, 6, dtype=torch.float64, device=device, requires_grad=True)
     keep = torch.tensor([[True], [False], [True]], device=device).expand(3, 6)
     out = getattr(case.regularizer(), method)(x, mask=keep)
-    nothing = (
-        torch.zeros_like(x[1])
-        if method == "argmax"
-        else torch.tensor(-torch.inf, dtype=x.dtype, device=device)
-    )
+    nothing = torch.zeros_like(x[1]) if method == "argmax" else torch.tensor(-torch.inf, dtype=x.dtype, device=device)
     equal(out[1].detach(), nothing.detach(), "a fully masked row has no weights, and -inf as its max")
     (slope,) = torch.autograd.grad(out[[0, 2]].sum() + out[1].sum(), x, create_graph=True)
     assert (slope[1] == 0).all(), "the gradient of a fully masked row is 0"

@@ -85,9 +85,9 @@ def test_slope_in_alpha(alpha, device):
         torch.testing.assert_close(slope.detach().cpu()[:, 0], expected, rtol=1e-3, atol=1e-3)
     (second,) = torch.autograd.grad(slope.sum(), tensor)
     assert torch.isfinite(second).all(), "the second derivative in alpha is finite"
-    curve = (
-        16 * (near[1] + near[-1]) - (near[2] + near[-2]) - 30 * (y.detach().cpu() * direction).sum(-1)
-    ) / (12 * h**2)
+    curve = (16 * (near[1] + near[-1]) - (near[2] + near[-2]) - 30 * (y.detach().cpu() * direction).sum(-1)) / (
+        12 * h**2
+    )
     if alpha < 1.1:
         torch.testing.assert_close(second.cpu()[:, 0], curve, rtol=1e-4, atol=1e-4)
 
@@ -191,9 +191,7 @@ def test_extreme_exponents(make, oracle, exponent, device):
     torch.testing.assert_close(make(exponent).argmax(x), expected, rtol=1e-7, atol=1e-7)
     scores = x.float().requires_grad_()
     y = make(exponent).argmax(scores)
-    torch.testing.assert_close(
-        y.double(), oracle(x.float(), **{name: exponent}).to(device), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(y.double(), oracle(x.float(), **{name: exponent}).to(device), rtol=1e-4, atol=1e-4)
     (slope,) = torch.autograd.grad(y.square().sum(), scores)
     assert torch.isfinite(slope).all()
 

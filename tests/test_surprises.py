@@ -40,9 +40,7 @@ def test_inputs_are_not_mutated(case, device):
 def test_gradients_are_not_asked_for(case, device):
     x = torch.randn(3, 6, device=device)
     for method in ("argmax", "max"):
-        assert not getattr(case.regularizer(), method)(x).requires_grad, (
-            "results need gradients only if inputs do"
-        )
+        assert not getattr(case.regularizer(), method)(x).requires_grad, "results need gradients only if inputs do"
         scores = x.clone().requires_grad_()
         assert getattr(case.regularizer(), method)(scores).requires_grad
         with torch.no_grad():
@@ -173,9 +171,7 @@ def test_import_is_light():
         "print([m for m in ('numba', 'triton', 'matplotlib', 'scipy', 'rich', 'typer') if m in sys.modules])"
     )
     place = {**os.environ, "PYTHONPATH": str(Path(pm.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=place, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=place, check=True)
     assert done.stdout.strip() == "[]", "importing polymax imports neither compilers nor pictures"
 
 

@@ -98,9 +98,7 @@ def test_compile_max_with_parameters(name, device):
 
 def test_compile_with_changing_shapes(device):
     torch._dynamo.reset()
-    fn = torch.compile(
-        lambda x: pm.entmax(x, 1.3) + pm.fusedmax(x), fullgraph=True, backend="aot_eager", dynamic=True
-    )
+    fn = torch.compile(lambda x: pm.entmax(x, 1.3) + pm.fusedmax(x), fullgraph=True, backend="aot_eager", dynamic=True)
     for shape in ((3, 6), (2, 9), (5, 4)):
         x = torch.randn(shape, dtype=torch.float64, device=device)
         close(fn(x), pm.entmax(x, 1.3) + pm.fusedmax(x), "compiled with dynamic shapes")
@@ -118,9 +116,7 @@ def test_compile_with_the_default_backend():
         "torch.testing.assert_close(*slopes)\n"
     )
     place = {**os.environ, "PYTHONPATH": str(Path(pm.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=place, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=place, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -9,7 +9,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import libdevice
 
-
 # Triton's interpreter runs kernels on the CPU for tests; it has no device library
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 

@@ -27,18 +27,14 @@ def chunks(count: int, n: int) -> tuple[int, int, int, int]:
 @triton.jit
 def load_row(p_x, i_r, m_r, n, other, dtype: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr):
     """Rows i_r of length n, those of m_r, as a tuple; `other` elsewhere."""
-    if BT <= 32:
-        # one warp: neighbouring threads read neighbouring entries, then they exchange them
-        o_n = tl.arange(0, BT)[None, :, None] * BE + tl.arange(0, BE)[None, None, :]
+    # four words are one access
+    B4: tl.constexpr = 4 if BE > 4 else BE
+    xs = ()
+    for k in tl.static_range(0, BE, B4):
+        o_n = tl.arange(0, BT)[None, :, None] * BE + k + tl.arange(0, B4)[None, None, :]
         m_x = m_r[:, None, None] & (o_n < n)
-        return _unstack(tl.load(p_x + i_r[:, None, None] * n + o_n, mask=m_x, other=other).to(dtype))
-    else:
-        xs = ()
-        for k in tl.static_range(BE):
-            o_n = tl.arange(0, BT)[None, :] * BE + k
-            m_x = m_r[:, None] & (o_n < n)
-            xs = xs + (tl.load(p_x + i_r[:, None] * n + o_n, mask=m_x, other=other).to(dtype),)
-        return xs
+        xs = xs + _unstack(tl.load(p_x + i_r[:, None, None] * n + o_n, mask=m_x, other=other).to(dtype))
+    return xs
 
 
 @triton.jit
@@ -46,16 +42,12 @@ def store_row(p_x, xs, i_r, m_r, n):
     """The inverse of `load_row`."""
     BE: tl.constexpr = len(xs)
     BT: tl.constexpr = xs[0].shape[1]
-    dtype = p_x.dtype.element_ty
-    if BT <= 32:
-        o_n = tl.arange(0, BT)[None, :, None] * BE + tl.arange(0, BE)[None, None, :]
+    B4: tl.constexpr = 4 if BE > 4 else BE
+    for k in tl.static_range(0, BE, B4):
+        o_n = tl.arange(0, BT)[None, :, None] * BE + k + tl.arange(0, B4)[None, None, :]
         m_x = m_r[:, None, None] & (o_n < n)
-        tl.store(p_x + i_r[:, None, None] * n + o_n, _stack(xs).to(dtype), mask=m_x)
-    else:
-        for k in tl.static_range(BE):
-            o_n = tl.arange(0, BT)[None, :] * BE + k
-            m_x = m_r[:, None] & (o_n < n)
-            tl.store(p_x + i_r[:, None] * n + o_n, xs[k].to(dtype), mask=m_x)
+        b_x = _stack(xs[k : k + B4]).to(p_x.dtype.element_ty)
+        tl.store(p_x + i_r[:, None, None] * n + o_n, b_x, mask=m_x)
 
 
 @triton.jit
@@ -94,9 +86,9 @@ def bit(b_bits, k: tl.constexpr):
 @triton.jit
 def previous(b_x, fill):
     """What the thread before holds; `fill` in the first."""
-    o_t = tl.arange(0, b_x.shape[1])[None, :]
-    b_i = tl.maximum(o_t - 1, 0) + tl.zeros(b_x.shape, tl.int32)
-    return tl.where(o_t == 0, tl.full(b_x.shape, fill, b_x.dtype), tl.gather(b_x, b_i, 1))
+    BT: tl.constexpr = b_x.shape[1]
+    o_t = tl.arange(0, BT)[None, :]
+    return tl.where(o_t == 0, tl.full(b_x.shape, fill, b_x.dtype), _shifted(b_x, tl.maximum(o_t - 1, 0), False))
 
 
 @triton.jit
@@ -104,8 +96,24 @@ def following(b_x, fill):
     """What the next thread holds; `fill` in the last."""
     BT: tl.constexpr = b_x.shape[1]
     o_t = tl.arange(0, BT)[None, :]
-    b_i = tl.minimum(o_t + 1, BT - 1) + tl.zeros(b_x.shape, tl.int32)
-    return tl.where(o_t == BT - 1, tl.full(b_x.shape, fill, b_x.dtype), tl.gather(b_x, b_i, 1))
+    b_next = _shifted(b_x, tl.minimum(o_t + 1, BT - 1), True)
+    return tl.where(o_t == BT - 1, tl.full(b_x.shape, fill, b_x.dtype), b_next)
+
+
+@triton.jit
+def _shifted(b_x, o_t, BACK: tl.constexpr):
+    if b_x.shape[1] <= 32:
+        return tl.gather(b_x, o_t + tl.zeros(b_x.shape, tl.int32), 1)
+    else:
+        # a gather between warps would make each of them hold the whole row
+        b_zero = tl.zeros(b_x.shape, tl.int32)
+        _, b_before, _ = tl.associative_scan((b_x, b_x, b_zero), 1, _last_two, reverse=BACK)
+        return b_before
+
+
+@triton.jit
+def _last_two(a_last, a_before, a_known, b_last, b_before, b_known):
+    return b_last, tl.where(b_known > 0, b_before, a_last), b_known + 1
 
 
 @triton.jit

@@ -57,7 +57,7 @@ class Bounded(Regularizer):
 class Budget(Regularizer):
     """Half the squared norm on weights in [0, 1] that sum to k, the convex hull of the k-subsets.
 
-        Omega(p) = sum p^2 / 2        on 0 <= p <= 1, sum p = k
+    Omega(p) = sum p^2 / 2        on 0 <= p <= 1, sum p = k
     """
 
     k: float

@@ -46,7 +46,6 @@ class Fused(Regularizer):
         return Gini().omega_rows(p) + _per_row(self.strength, p) * variation
 
 
-
 @dataclass(frozen=True)
 class Oscar(Regularizer):
     """Gini plus pairwise maxima: entries anywhere in the row share one weight, bit-equal. The mapping is oscarmax.
@@ -76,7 +75,6 @@ class Oscar(Regularizer):
         ordered = p.sort(-1, descending=True).values
         pairs = (present.unsqueeze(-1) - 1 - torch.arange(p.shape[-1], device=p.device)).clamp(min=0)
         return Gini().omega_rows(p) + _per_row(self.strength, p) * (ordered * pairs).sum(-1)
-
 
 
 class TotalVariationProx(Function):

@@ -29,9 +29,7 @@ class Threshold(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: Tensor, alphas: Tensor | None, alpha: float, family: int, sensitivity: Sensitivity
-    ) -> Tensor:
+    def forward(x: Tensor, alphas: Tensor | None, alpha: float, family: int, sensitivity: Sensitivity) -> Tensor:
         return kernels.threshold(x, alpha, family, alphas)
 
     @staticmethod

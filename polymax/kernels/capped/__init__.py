@@ -14,6 +14,4 @@ def _fake(x: Tensor, lower: Tensor, upper: Tensor, total: float, entropic: bool)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-capped = declare(
-    __name__, "capped(Tensor x, Tensor lower, Tensor upper, float total, bool entropic) -> Tensor", _fake
-)
+capped = declare(__name__, "capped(Tensor x, Tensor lower, Tensor upper, float total, bool entropic) -> Tensor", _fake)

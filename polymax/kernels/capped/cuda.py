@@ -33,9 +33,7 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: float, entropic: bool
 
 
 @triton.jit
-def _capped(
-    p_x, p_lower, p_upper, p_y, count, n, total, ENTROPIC: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr
-):
+def _capped(p_x, p_lower, p_upper, p_y, count, n, total, ENTROPIC: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr):
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     o_n = tl.arange(0, BN)
     m_n = (i_r < count)[:, None] & (o_n < n)[None, :]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: float, entropic: bool) -> Tensor:
-    """y = clip(x - tau, lower, upper), or clip(exp(x - tau), lower, upper), with tau such that each row sums to total."""
+    """y = clip(x - tau, lower, upper), or of exp(x - tau), with tau such that each row sums to total."""
     if x.shape[-1] == 0:
         return x.clone()
     keep = x > -torch.inf
@@ -23,7 +23,7 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: float, entropic: bool
         spare = total - low.sum(-1, keepdim=True)
         below = (z - torch.log(high)).masked_fill(~keep, torch.inf).amin(-1, keepdim=True)
         above = torch.logsumexp(z.masked_fill(~keep, -torch.inf), -1, keepdim=True) - torch.log(spare)
-        # an upper bound of 0 asks for a threshold of +inf, no spare mass for all at their lower bound: any large one does
+        # an upper bound of 0, or no mass to spare above the lower bounds, asks for +inf: any large threshold does
         below, above = below.clamp(max=1e4), above.clamp(max=1e4)
     else:
         below = (z - high).masked_fill(~keep, torch.inf).amin(-1, keepdim=True)

@@ -25,9 +25,7 @@ def _fake_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tens
     return torch.empty_like(y, memory_format=torch.contiguous_format)
 
 
-threshold = declare(
-    __name__, "threshold(Tensor x, float alpha, int family, Tensor? alphas=None) -> Tensor", _fake
-)
+threshold = declare(__name__, "threshold(Tensor x, float alpha, int family, Tensor? alphas=None) -> Tensor", _fake)
 threshold_backward = declare(
     __name__,
     "threshold_backward(Tensor y, Tensor v, float alpha, int family, Tensor? alphas=None) -> Tensor",

@@ -39,9 +39,7 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
     return out.to(x.dtype)
 
 
-def threshold_backward(
-    y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None
-) -> Tensor:
+def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
     point, direction = _precise(y, alpha, alphas), v.to(_precise(y, alpha, alphas).dtype)
     out = wide_like(point)
     args = rows(point), rows(direction), rows(out), _alphas(alpha, alphas), family

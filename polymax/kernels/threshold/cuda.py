@@ -1,6 +1,6 @@
 """Threshold with the row in registers: one read, one write, every Newton step on chip. For Triton.
 
-Rows too long for the registers are read again at each step instead, by the `_long` kernels.
+Rows too long for the registers are read again at each step instead, by the kernels of cuda_long.py.
 """
 
 import torch
@@ -8,14 +8,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.threshold import NORM, SQUARED_NORM, TSALLIS
-from polymax.kernels.triton_math import fast_log2, log2_1p, on_device, tile
+from polymax.kernels.threshold import SQUARED_NORM, TSALLIS
+from polymax.kernels.threshold.cuda_long import long_backward, long_forward
+from polymax.kernels.threshold.cuda_steps import (
+    ENTMAX15,
+    GENERAL,
+    IS_SQUARED,
+    IS_TSALLIS,
+    LOG2_E,
+    POWER,
+    SOFTMAX,
+    SPARSEMAX,
+    coefficients,
+    exponents,
+    log2_distance,
+    step,
+    weights,
+)
+from polymax.kernels.triton_math import fast_log2, on_device, tile
 
-# which method finds the threshold: POWER is for one alpha in float32, where Newton's method needs no guard
-SOFTMAX, SPARSEMAX, ENTMAX15, POWER, GENERAL = (tl.constexpr(i) for i in range(5))
-IS_TSALLIS, IS_NORM, IS_SQUARED = (tl.constexpr(f) for f in (TSALLIS, NORM, SQUARED_NORM))
-LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
 # the longest rows that fit the registers: forward one row, backward two
 LONGEST = 32768
 LONGEST_BACKWARD = 8192
@@ -35,7 +46,7 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
         options = {"FAMILY": family, "PER_ROW": alphas is not None, "WIDE": scores.dtype == torch.float64}
         with on_device(scores):
             if n > LONGEST:
-                _long[(count,)](*args, BN=CHUNK, num_warps=16, **options)
+                long_forward[(count,)](*args, BN=CHUNK, num_warps=16, **options)
             else:
                 br, bn, warps = tile(count, n)
                 options["METHOD"] = _forward_method(scores, alpha, family, alphas)
@@ -44,9 +55,7 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
     return y.to(x.dtype)
 
 
-def threshold_backward(
-    y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None
-) -> Tensor:
+def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
     point = _precise(y, alpha, alphas)
     out = torch.empty_like(point, memory_format=torch.contiguous_format)
     count, n = point.shape[:-1].numel(), point.shape[-1]
@@ -62,7 +71,7 @@ def threshold_backward(
         }
         with on_device(point):
             if n > LONGEST_BACKWARD:
-                _long_backward[(count,)](*args, BN=CHUNK, num_warps=16, **options)
+                long_backward[(count,)](*args, BN=CHUNK, num_warps=16, **options)
             else:
                 br, bn, warps = tile(count, n)
                 _short_backward[(triton.cdiv(count, br),)](*args, BR=br, BN=bn, num_warps=warps, **options)
@@ -93,66 +102,6 @@ def _method(alpha, family, alphas):
     if alphas is not None or family != TSALLIS:
         return GENERAL.value
     return {1.0: SOFTMAX, 2.0: SPARSEMAX, 1.5: ENTMAX15}.get(alpha, GENERAL).value
-
-
-@triton.jit
-def _exponents(p_alpha, i_r, m_r, alpha, FAMILY: tl.constexpr, PER_ROW: tl.constexpr, b_like):
-    """alpha, the scale of the scores and the exponent r, as columns; rows with alpha = 1 are flagged."""
-    b_alpha = b_like * 0 + alpha
-    if PER_ROW:
-        b_alpha = tl.load(p_alpha + i_r, mask=m_r, other=2.0).to(b_like.dtype)[:, None] + b_like * 0
-    b_entropic = b_alpha == 1
-    b_safe = tl.where(b_entropic, b_like * 0 + 2, b_alpha)
-    if FAMILY == IS_TSALLIS:
-        b_scale = b_safe - 1
-        b_r = 1 / (b_safe - 1)
-    else:
-        b_scale = b_like * 0 + 1
-        b_r = b_safe / (b_safe - 1)
-    return b_alpha, b_entropic, b_scale, b_r
-
-
-@triton.jit
-def _log2_distance(b_z, b_t, b_scale, WIDE: tl.constexpr):
-    """d = 1 + scale (z - t) and its logarithm where d is positive; elsewhere 1 and 0."""
-    b_s = b_scale * (b_z - b_t)
-    b_in = b_s > -1
-    return b_in, tl.where(b_in, 1 + b_s, 1), log2_1p(tl.where(b_in, b_s, 0), WIDE)
-
-
-@triton.jit
-def _step(b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY: tl.constexpr):
-    """The next t by Newton's or Halley's method, or by bisection; and the bracket."""
-    b_safe = tl.where(b_total > 0, b_total, 1)
-    b_under = tl.where(b_lower > 0, b_lower, 1)
-    b_ratio = b_under / b_safe
-    if FAMILY == IS_SQUARED:
-        b_log = tl.log2(b_under) + (2 / b_r - 1) * tl.log2(b_safe)
-        b_slope = (b_r - 1) * b_lowest / b_under - (b_r - 2) * b_ratio
-        b_convex = b_r >= 2
-        b_step = _one_minus_exp2(-b_log) / tl.where(b_slope > 0, b_slope, 1)
-    else:
-        b_log = tl.log2(b_safe)
-        b_newton = _one_minus_exp2(-b_log / b_r) / b_ratio
-        # Halley's correction; below r = 2 the second derivative is unbounded, and Newton is safer
-        b_bend = tl.where(b_r >= 2, (b_r - 1) * (b_lowest / b_under - b_ratio), 0)
-        b_damp = 1 - 0.5 * b_newton * b_bend
-        b_step = b_newton / tl.where(b_damp > 0.5, b_damp, 1) / b_scale
-        b_convex = b_r >= 1
-    b_over = (b_log >= 0) & (b_total > 0)
-    b_low = tl.where(b_over, b_t, b_low)
-    b_high = tl.where(b_over, b_high, b_t)
-    b_guess = b_t + b_step
-    b_inside = b_convex & (b_low <= b_guess) & (b_guess <= b_high)
-    return tl.where(b_inside, b_guess, 0.5 * (b_low + b_high)), b_low, b_high, b_convex
-
-
-@triton.jit
-def _one_minus_exp2(b_x):
-    """1 - 2^x, by its series near 0, where the formula cancels."""
-    b_s = b_x * LN_2
-    b_near = -b_s * (1 + b_s * (1 / 2 + b_s * (1 / 6 + b_s * (1 / 24 + b_s / 120))))
-    return tl.where(tl.abs(b_s) < 1e-2, b_near, 1 - tl.exp2(b_x))
 
 
 @triton.jit
@@ -277,21 +226,19 @@ def _short(
     elif METHOD == POWER:
         b_y = _power(b_z, b_tau * 0, alpha, FAMILY, STEEP, HALF)
     else:
-        b_alpha, b_entropic, b_scale, b_r = _exponents(
-            p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_tau * 0
-        )
+        b_entropic, b_scale, b_r = exponents(p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_tau * 0)
         b_low = b_tau * 0
         b_high = 1 / b_scale
         b_t = b_low
         go = 1
         i = 0
         while go > 0:
-            b_in, b_d, b_log = _log2_distance(b_z, b_t, b_scale, WIDE)
+            b_in, b_d, b_log = log2_distance(b_z, b_t, b_scale, WIDE)
             b_p = tl.where(b_in, tl.exp2(b_log * (b_r - 2)), 0)
             b_lowest = tl.sum(b_p, 1)[:, None]
             b_lower = tl.sum(b_p * b_d, 1)[:, None]
             b_total = tl.sum(b_p * b_d * b_d, 1)[:, None]
-            b_guess, b_low, b_high, b_convex = _step(
+            b_guess, b_low, b_high, b_convex = step(
                 b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY
             )
             b_change = tl.abs(b_guess - b_t) * b_scale
@@ -305,7 +252,7 @@ def _short(
             else:
                 b_tol = tl.where(b_convex, tl.where(b_cubic, 1e-3, 1e-4), 1e-7)
             go = tl.max((b_change > b_tol).to(tl.int32)) * (i < 70).to(tl.int32)
-        b_in, b_d, b_log = _log2_distance(b_z, b_t, b_scale, WIDE)
+        b_in, b_d, b_log = log2_distance(b_z, b_t, b_scale, WIDE)
         b_k = b_r if FAMILY == IS_TSALLIS else b_r - 1
         b_y = tl.where(b_in, tl.exp2(b_log * b_k), 0)
         if PER_ROW:
@@ -315,48 +262,6 @@ def _short(
     b_y = tl.where(b_dead, 0, b_y)
     b_y = tl.where(b_bad, float("nan"), b_y)
     tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=m_n)
-
-
-@triton.jit
-def _weights(b_y, b_alpha, METHOD: tl.constexpr, WIDE: tl.constexpr):
-    """y^(2 - alpha) on the support, 0 elsewhere; NaN stays."""
-    if METHOD == SOFTMAX:
-        b_w = b_y
-    elif METHOD == SPARSEMAX:
-        b_w = tl.where(b_y > 0, 1.0, b_y)
-    elif METHOD == ENTMAX15:
-        b_w = tl.sqrt(b_y)
-    else:
-        b_in = b_y > 0
-        b_safe = tl.where(b_in, b_y, 1.0)
-        b_log = tl.log2(b_safe) if WIDE else fast_log2(b_safe)
-        b_w = tl.where(b_in, tl.exp2(b_log * (2 - b_alpha)), b_y)
-    return b_w
-
-
-@triton.jit
-def _coefficients(b_total, b_wv, b_yv, b_norm, b_alpha, FAMILY: tl.constexpr):
-    """a, b, c of J v = w (a v + b) + c y, from the sums of w, w v, y v and y^alpha."""
-    b_safe = tl.where(b_total == 0, 1, b_total)
-    if FAMILY == IS_TSALLIS:
-        b_a = b_total * 0 + 1
-        b_b = -b_wv / b_safe
-        b_c = b_total * 0
-    else:
-        b_log = tl.log2(tl.where(b_norm > 0, b_norm, 1)) / b_alpha
-        if FAMILY == IS_NORM:
-            b_a = tl.exp2(b_log * (b_alpha - 1)) / (b_alpha - 1)
-            b_b = -b_a * b_yv
-            b_c = -b_a * (b_wv - b_total * b_yv)
-        else:
-            b_weight = tl.exp2(b_log * (b_alpha - 2))
-            b_kappa = (2 - b_alpha) * tl.exp2(-2 * b_log)
-            b_mass = b_weight * b_total - b_kappa
-            b_mean = (b_weight * b_wv - b_kappa * b_yv) / tl.where(b_mass == 0, 1, b_mass)
-            b_a = b_weight / (b_alpha - 1)
-            b_b = -b_a * b_mean
-            b_c = b_kappa * (b_mean - b_yv) / (b_alpha - 1)
-    return b_a, b_b, b_c
 
 
 @triton.jit
@@ -386,7 +291,7 @@ def _short_backward(
     b_alpha = tl.zeros([BR, 1], dtype) + alpha
     if PER_ROW:
         b_alpha = tl.load(p_alpha + i_r, mask=m_r, other=2.0).to(dtype)[:, None]
-    b_w = _weights(b_y, b_alpha, METHOD, WIDE)
+    b_w = weights(b_y, b_alpha, METHOD, WIDE)
     b_total = tl.sum(b_w, 1)[:, None]
     b_wv = tl.sum(b_w * b_v, 1)[:, None]
     b_yv = b_total * 0
@@ -395,132 +300,6 @@ def _short_backward(
         b_yv = tl.sum(b_y * b_v, 1)[:, None]
         # y^alpha = y^2 / w
         b_norm = tl.sum(tl.where(b_w > 0, b_y * b_y / tl.where(b_w > 0, b_w, 1), 0), 1)[:, None]
-    b_a, b_b, b_c = _coefficients(b_total, b_wv, b_yv, b_norm, b_alpha, FAMILY)
+    b_a, b_b, b_c = coefficients(b_total, b_wv, b_yv, b_norm, b_alpha, FAMILY)
     b_out = tl.where(b_w == 0, 0, b_w * (b_a * b_v + b_b) + b_c * b_y)
     tl.store(p_out + o_x, b_out.to(p_out.dtype.element_ty), mask=m_n)
-
-
-@triton.jit
-def _long(
-    p_x,
-    p_y,
-    p_alpha,
-    count,
-    n,
-    alpha,
-    FAMILY: tl.constexpr,
-    PER_ROW: tl.constexpr,
-    WIDE: tl.constexpr,
-    BN: tl.constexpr,
-):
-    dtype = tl.float64 if WIDE else tl.float32
-    i_r = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    m_r = i_r < count
-    o_n = tl.arange(0, BN)
-    o_row = i_r[:, None] * n
-    b_best = tl.full([1, BN], float("-inf"), dtype)
-    b_nan = tl.zeros([1, BN], tl.int32)
-    for i in range(0, n, BN):
-        b_x = tl.load(p_x + o_row + i + o_n[None, :], mask=(i + o_n < n)[None, :], other=float("-inf")).to(dtype)
-        b_best = tl.maximum(b_best, b_x)
-        b_nan = b_nan | (b_x != b_x).to(tl.int32) | (b_x == float("inf")).to(tl.int32)
-    b_top = tl.max(b_best, 1)[:, None]
-    b_bad = tl.max(b_nan, 1)[:, None] > 0
-    b_dead = b_top == float("-inf")
-    b_top = tl.where(b_dead | b_bad, 0, b_top)
-    b_zero = b_top * 0
-    b_alpha, b_entropic, b_scale, b_r = _exponents(p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_zero)
-    b_low = b_zero
-    b_high = 1 / b_scale
-    b_t = b_zero
-    go = (tl.max((b_dead | b_bad | b_entropic).to(tl.int32)) == 0).to(tl.int32)
-    i_step = 0
-    while go > 0:
-        b_sums = tl.zeros([1, BN], dtype)
-        b_totals = tl.zeros([1, BN], dtype)
-        b_lowests = tl.zeros([1, BN], dtype)
-        for i in range(0, n, BN):
-            b_x = tl.load(p_x + o_row + i + o_n[None, :], mask=(i + o_n < n)[None, :], other=float("-inf"))
-            b_in, b_d, b_log = _log2_distance(b_x.to(dtype) - b_top, b_t, b_scale, WIDE)
-            b_p = tl.where(b_in, tl.exp2(b_log * (b_r - 2)), 0)
-            b_lowests += b_p
-            b_sums += b_p * b_d
-            b_totals += b_p * b_d * b_d
-        b_lower = tl.sum(b_sums, 1)[:, None]
-        b_total = tl.sum(b_totals, 1)[:, None]
-        b_lowest = tl.sum(b_lowests, 1)[:, None]
-        b_guess, b_low, b_high, b_convex = _step(
-            b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY
-        )
-        b_change = tl.abs(b_guess - b_t) * b_scale
-        b_t = b_guess
-        i_step += 1
-        go = (tl.max(b_change) > (1e-15 if WIDE else 1e-7)).to(tl.int32) * (i_step < 70).to(tl.int32)
-    b_k = b_r if FAMILY == IS_TSALLIS else b_r - 1
-    b_sums = tl.zeros([1, BN], dtype)
-    for i_pass in range(2):
-        b_sum = tl.sum(b_sums, 1)[:, None]
-        b_factor = 1 / tl.where(b_sum > 0, b_sum, 1)
-        for i in range(0, n, BN):
-            m_n = (i + o_n < n)[None, :]
-            b_x = tl.load(p_x + o_row + i + o_n[None, :], mask=m_n, other=float("-inf")).to(dtype)
-            b_z = b_x - b_top
-            b_in, b_d, b_log = _log2_distance(b_z, b_t, b_scale, WIDE)
-            b_y = tl.where(b_in, tl.exp2(b_log * b_k), 0)
-            b_y = tl.where(b_entropic, tl.exp2(b_z * LOG2_E), b_y)
-            b_y = tl.where(b_x == float("-inf"), 0, b_y)
-            if i_pass == 0:
-                b_sums += b_y
-            else:
-                b_y = tl.where(b_bad, float("nan"), b_y * b_factor)
-                tl.store(p_y + o_row + i + o_n[None, :], b_y.to(p_y.dtype.element_ty), mask=m_n)
-
-
-@triton.jit
-def _long_backward(
-    p_y,
-    p_v,
-    p_out,
-    p_alpha,
-    count,
-    n,
-    alpha,
-    FAMILY: tl.constexpr,
-    PER_ROW: tl.constexpr,
-    WIDE: tl.constexpr,
-    METHOD: tl.constexpr,
-    BN: tl.constexpr,
-):
-    dtype = tl.float64 if WIDE else tl.float32
-    i_r = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    o_n = tl.arange(0, BN)
-    o_row = i_r[:, None] * n
-    b_alpha = tl.zeros([1, 1], dtype) + alpha
-    if PER_ROW:
-        b_alpha = tl.load(p_alpha + i_r).to(dtype)[:, None]
-    b_totals = tl.zeros([1, BN], dtype)
-    b_wvs = tl.zeros([1, BN], dtype)
-    b_yvs = tl.zeros([1, BN], dtype)
-    b_norms = tl.zeros([1, BN], dtype)
-    for i in range(0, n, BN):
-        m_n = (i + o_n < n)[None, :]
-        b_y = tl.load(p_y + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
-        b_v = tl.load(p_v + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
-        b_w = _weights(b_y, b_alpha, METHOD, WIDE)
-        b_totals += b_w
-        b_wvs += b_w * b_v
-        if FAMILY != IS_TSALLIS:
-            b_yvs += b_y * b_v
-            b_norms += tl.where(b_w > 0, b_y * b_y / tl.where(b_w > 0, b_w, 1), 0)
-    b_total = tl.sum(b_totals, 1)[:, None]
-    b_wv = tl.sum(b_wvs, 1)[:, None]
-    b_yv = tl.sum(b_yvs, 1)[:, None]
-    b_norm = tl.sum(b_norms, 1)[:, None]
-    b_a, b_b, b_c = _coefficients(b_total, b_wv, b_yv, b_norm, b_alpha, FAMILY)
-    for i in range(0, n, BN):
-        m_n = (i + o_n < n)[None, :]
-        b_y = tl.load(p_y + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
-        b_v = tl.load(p_v + o_row + i + o_n[None, :], mask=m_n, other=0).to(dtype)
-        b_w = _weights(b_y, b_alpha, METHOD, WIDE)
-        b_out = tl.where(b_w == 0, 0, b_w * (b_a * b_v + b_b) + b_c * b_y)
-        tl.store(p_out + o_row + i + o_n[None, :], b_out.to(p_out.dtype.element_ty), mask=m_n)

@@ -48,9 +48,7 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
     return torch.where(torch.isnan(z).any(-1, keepdim=True), torch.nan, y).to(x.dtype)
 
 
-def threshold_backward(
-    y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None
-) -> Tensor:
+def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
     """J v for each row, J the symmetric Jacobian at the solution y.
 
     J is the inverse of the Hessian of Omega on the face of y, written with w = y^(2 - alpha) on the support.

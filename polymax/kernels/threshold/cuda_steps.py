@@ -1,0 +1,115 @@
+"""Steps that the threshold kernels share: exponents, the next guess, the Jacobian's coefficients. For Triton."""
+
+import triton
+import triton.language as tl
+
+from polymax.kernels.threshold import NORM, SQUARED_NORM, TSALLIS
+from polymax.kernels.triton_math import fast_log2, log2_1p
+
+# which method finds the threshold: POWER is for one alpha in float32, where Newton's method needs no guard
+SOFTMAX, SPARSEMAX, ENTMAX15, POWER, GENERAL = (tl.constexpr(i) for i in range(5))
+IS_TSALLIS, IS_NORM, IS_SQUARED = (tl.constexpr(f) for f in (TSALLIS, NORM, SQUARED_NORM))
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def exponents(p_alpha, i_r, m_r, alpha, FAMILY: tl.constexpr, PER_ROW: tl.constexpr, b_like):
+    """Which rows have alpha = 1, the scale of the scores and the exponent r, as columns."""
+    b_alpha = b_like * 0 + alpha
+    if PER_ROW:
+        b_alpha = tl.load(p_alpha + i_r, mask=m_r, other=2.0).to(b_like.dtype)[:, None] + b_like * 0
+    b_entropic = b_alpha == 1
+    b_safe = tl.where(b_entropic, b_like * 0 + 2, b_alpha)
+    if FAMILY == IS_TSALLIS:
+        b_scale = b_safe - 1
+        b_r = 1 / (b_safe - 1)
+    else:
+        b_scale = b_like * 0 + 1
+        b_r = b_safe / (b_safe - 1)
+    return b_entropic, b_scale, b_r
+
+
+@triton.jit
+def log2_distance(b_z, b_t, b_scale, WIDE: tl.constexpr):
+    """d = 1 + scale (z - t) and its logarithm where d is positive; elsewhere 1 and 0."""
+    b_s = b_scale * (b_z - b_t)
+    b_in = b_s > -1
+    return b_in, tl.where(b_in, 1 + b_s, 1), log2_1p(tl.where(b_in, b_s, 0), WIDE)
+
+
+@triton.jit
+def step(b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY: tl.constexpr):
+    """The next t by Newton's or Halley's method, or by bisection; and the bracket."""
+    b_safe = tl.where(b_total > 0, b_total, 1)
+    b_under = tl.where(b_lower > 0, b_lower, 1)
+    b_ratio = b_under / b_safe
+    if FAMILY == IS_SQUARED:
+        b_log = tl.log2(b_under) + (2 / b_r - 1) * tl.log2(b_safe)
+        b_slope = (b_r - 1) * b_lowest / b_under - (b_r - 2) * b_ratio
+        b_convex = b_r >= 2
+        b_step = _one_minus_exp2(-b_log) / tl.where(b_slope > 0, b_slope, 1)
+    else:
+        b_log = tl.log2(b_safe)
+        b_newton = _one_minus_exp2(-b_log / b_r) / b_ratio
+        # Halley's correction; below r = 2 the second derivative is unbounded, and Newton is safer
+        b_bend = tl.where(b_r >= 2, (b_r - 1) * (b_lowest / b_under - b_ratio), 0)
+        b_damp = 1 - 0.5 * b_newton * b_bend
+        b_step = b_newton / tl.where(b_damp > 0.5, b_damp, 1) / b_scale
+        b_convex = b_r >= 1
+    b_over = (b_log >= 0) & (b_total > 0)
+    b_low = tl.where(b_over, b_t, b_low)
+    b_high = tl.where(b_over, b_high, b_t)
+    b_guess = b_t + b_step
+    b_inside = b_convex & (b_low <= b_guess) & (b_guess <= b_high)
+    return tl.where(b_inside, b_guess, 0.5 * (b_low + b_high)), b_low, b_high, b_convex
+
+
+@triton.jit
+def _one_minus_exp2(b_x):
+    """1 - 2^x, by its series near 0, where the formula cancels."""
+    b_s = b_x * LN_2
+    b_near = -b_s * (1 + b_s * (1 / 2 + b_s * (1 / 6 + b_s * (1 / 24 + b_s / 120))))
+    return tl.where(tl.abs(b_s) < 1e-2, b_near, 1 - tl.exp2(b_x))
+
+
+@triton.jit
+def weights(b_y, b_alpha, METHOD: tl.constexpr, WIDE: tl.constexpr):
+    """y^(2 - alpha) on the support, 0 elsewhere; NaN stays."""
+    if METHOD == SOFTMAX:
+        b_w = b_y
+    elif METHOD == SPARSEMAX:
+        b_w = tl.where(b_y > 0, 1.0, b_y)
+    elif METHOD == ENTMAX15:
+        b_w = tl.sqrt(b_y)
+    else:
+        b_in = b_y > 0
+        b_safe = tl.where(b_in, b_y, 1.0)
+        b_log = tl.log2(b_safe) if WIDE else fast_log2(b_safe)
+        b_w = tl.where(b_in, tl.exp2(b_log * (2 - b_alpha)), b_y)
+    return b_w
+
+
+@triton.jit
+def coefficients(b_total, b_wv, b_yv, b_norm, b_alpha, FAMILY: tl.constexpr):
+    """a, b, c of J v = w (a v + b) + c y, from the sums of w, w v, y v and y^alpha."""
+    b_safe = tl.where(b_total == 0, 1, b_total)
+    if FAMILY == IS_TSALLIS:
+        b_a = b_total * 0 + 1
+        b_b = -b_wv / b_safe
+        b_c = b_total * 0
+    else:
+        b_log = tl.log2(tl.where(b_norm > 0, b_norm, 1)) / b_alpha
+        if FAMILY == IS_NORM:
+            b_a = tl.exp2(b_log * (b_alpha - 1)) / (b_alpha - 1)
+            b_b = -b_a * b_yv
+            b_c = -b_a * (b_wv - b_total * b_yv)
+        else:
+            b_weight = tl.exp2(b_log * (b_alpha - 2))
+            b_kappa = (2 - b_alpha) * tl.exp2(-2 * b_log)
+            b_mass = b_weight * b_total - b_kappa
+            b_mean = (b_weight * b_wv - b_kappa * b_yv) / tl.where(b_mass == 0, 1, b_mass)
+            b_a = b_weight / (b_alpha - 1)
+            b_b = -b_a * b_mean
+            b_c = b_kappa * (b_mean - b_yv) / (b_alpha - 1)
+    return b_a, b_b, b_c
