@@ -26,6 +26,14 @@ def broadcasts(t: Tensor, x: Tensor, name: str) -> None:
         raise ValueError(f"{name} must broadcast to the scores {tuple(x.shape)}; got {tuple(t.shape)}")
 
 
+def parameter(t: Tensor, x: Tensor, dim: int, name: str, full: bool = False) -> None:
+    """A parameter tensor: it broadcasts to the scores, with size 1 along dim unless it may be `full`."""
+    broadcasts(t, x, name)
+    along = dim - x.dim() if dim >= 0 else dim
+    if not full and t.dim() >= -along and t.shape[along] != 1:
+        raise ValueError(f"{name} must have size 1 along dim {dim}; got {tuple(t.shape)}")
+
+
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """The scores with -inf where mask is False."""
     if mask is None:

@@ -77,6 +77,7 @@ def sparsemax_loss(
     Example:
         >>> sparsemax_loss(torch.tensor([[3.0, 0.5, 0.0]]), torch.tensor([0]))
         tensor(0.)
+
     See: Martins and Astudillo 2016, section 3.
     """
     options = {"dim": dim, "weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
@@ -99,6 +100,7 @@ def entmax_loss(
     Example:
         >>> entmax_loss(torch.tensor([[3.0, 0.5, 0.0]]), torch.tensor([0]))
         tensor(0.)
+
     See: Peters, Niculae and Martins 2019, section 3.2.
     """
     options = {"dim": dim, "weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}

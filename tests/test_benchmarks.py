@@ -10,7 +10,7 @@ from dataclasses import asdict, fields, replace
 import pytest
 import torch
 
-from benchmarks import baselines, oracles, parity, record, timing
+from benchmarks import baselines, oracles, parity, record, timing, workload
 from benchmarks.__main__ import main
 from benchmarks.cases import SUITES
 from benchmarks.workload import BOTH, FORWARD, FunctionCase, Problems, Size
@@ -161,6 +161,22 @@ def test_an_absent_peer_is_reported(monkeypatch, capsys, tmp_path):
     assert reasons["adasplash.triton_entmax"] == "runs on cuda only"
     assert "ABSENT entmax.sparsemax: ModuleNotFoundError" in printed
     assert "entmax.sparsemax" not in {row.competitor for row in run.rows}
+
+
+def test_ratios_are_of_device_times_where_both_have_one(monkeypatch, capsys, tmp_path):
+    eager = {"torch.softmax": timing.Times(10.0, 1.0), "polymax": timing.Times(40.0, 1.0)}
+    graphs = {"torch.softmax": timing.Times(5.0, 0.1), "polymax": timing.Times(6.0, 0.1)}
+    case = replace(sparsemax_case(oracles.sparsemax), bars={("cpu", FORWARD): record.Bar(1.5)})
+    for devices, refused, ratio, column in (
+        (graphs, {}, 1.2, "device_us"),
+        ({"torch.softmax": graphs["torch.softmax"]}, {"polymax": "no graph: it waits"}, 4.0, "eager_us"),
+    ):
+        monkeypatch.setattr(workload, "_measured", lambda *_, d=devices, r=refused: (eager, d, r))
+        run, printed = only(case, monkeypatch, capsys, tmp_path)
+        row = next(row for row in run.rows if row.bar is not None)
+        assert (row.ratio, row.ratio_of) == (pytest.approx(ratio), column)
+        assert row.met is (ratio <= 1.5)
+        assert all(reason in printed for reason in refused.values())
 
 
 @pytest.mark.parametrize("case", FUNCTION_CASES)

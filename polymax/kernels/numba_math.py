@@ -55,8 +55,12 @@ def add(typing_context, a, b):
 def row_sum(x):
     """Sum of a row."""
     total = x.dtype.type(0)
-    for j in range(x.size):
-        total = add(total, x[j])
+    # in blocks, so that rounding grows with the block and not with the row
+    for start in range(0, x.size, 256):
+        block = x.dtype.type(0)
+        for j in range(start, min(start + 256, x.size)):
+            block = add(block, x[j])
+        total += block
     return total
 
 
@@ -161,7 +165,7 @@ def _exp2(x):
 
 
 def rough_power_1p(t, k):
-    """(1 + t) ** k for t >= -1, within about one per cent."""
+    """(1 + t) ** k for -1 <= t <= 0 and k >= 0, within about one per cent."""
     return (1 + t) ** k
 
 
@@ -173,12 +177,29 @@ def _rough_power_1p(t, k):
     def rough_power_1p_float32(t, k):
         # the bits of a float, as an integer, are 2^23 (log2(x) + a bump over the mantissa); the same backwards
         log = np.float32(np.int32(_bits(np.float32(1) + t) - _ONE_BITS)) * _ULP
-        g = log - np.floor(log)
+        # what is above the next integer down; log <= 0
+        g = log - np.float32(np.int32(log - np.float32(1)))
         log = k * _fma(g, np.float32(0.344) * (np.float32(1) - g), log)
         log = log if log > np.float32(-126) else np.float32(-126)
-        g = log - np.floor(log)
+        g = log - np.float32(np.int32(log - np.float32(1)))
         log = _fma(g, np.float32(-0.337) * (np.float32(1) - g), log)
         power = _from_bits(np.int32(np.int32(log * (np.float32(1) / _ULP)) + _ONE_BITS))
         return power if t > np.float32(-1) else np.float32(0)
 
     return rough_power_1p_float32
+
+
+_order = _bitcast(types.float64, types.int64)
+_from_order = _bitcast(types.int64, types.float64)
+
+
+@inline
+def middle(a, b):
+    """The number halfway from a to b in the order of all float64 numbers: 64 halvings end any search."""
+    # the bits of a negative number count down
+    p = _order(a)
+    q = _order(b)
+    p = p if p >= 0 else np.int64(0x7FFFFFFFFFFFFFFF) ^ p
+    q = q if q >= 0 else np.int64(0x7FFFFFFFFFFFFFFF) ^ q
+    m = (p >> 1) + (q >> 1)
+    return _from_order(m if m >= 0 else np.int64(0x7FFFFFFFFFFFFFFF) ^ m)

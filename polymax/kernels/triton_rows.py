@@ -10,7 +10,7 @@ import triton.language as tl
 from polymax.kernels.triton_math import ceil_power
 
 # counts of entries share a word with a flag above them
-LONGEST = 32767
+LONGEST = 32768
 FLAG = tl.constexpr(1 << 16)
 UNSET = tl.constexpr(float("inf"))
 
@@ -18,36 +18,35 @@ UNSET = tl.constexpr(float("inf"))
 def chunks(count: int, n: int) -> tuple[int, int, int, int]:
     """Rows per program, threads to a row, entries to a thread, and warps."""
     bn = ceil_power(n)
-    be = min(32, max(bn // 8, 1))
+    # one warp to a row as long as it can; beyond, more threads rather than more registers
+    be = 32 if bn in (1024, LONGEST) else min(16, max(bn // 8, 1))
     bt = bn // be
     br = max(1, min(32 // bt, ceil_power(count)))
     return br, bt, be, max(1, br * bt // 32)
 
 
 @triton.jit
-def load_row(p_x, i_r, m_r, n, other, dtype: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr):
-    """Rows i_r of length n, those of m_r, as a tuple; `other` elsewhere."""
-    # four words are one access
-    B4: tl.constexpr = 4 if BE > 4 else BE
+def load_row(p_x, o_r, n, other, dtype: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr):
+    """n entries from each offset of o_r, `(R,)`, as a tuple; `other` beyond them."""
+    # a warp reads together and exchanges; between warps that would cost more than reading by fours
+    B4: tl.constexpr = BE if BT <= 32 or BE < 4 else 4
     xs = ()
     for k in tl.static_range(0, BE, B4):
         o_n = tl.arange(0, BT)[None, :, None] * BE + k + tl.arange(0, B4)[None, None, :]
-        m_x = m_r[:, None, None] & (o_n < n)
-        xs = xs + _unstack(tl.load(p_x + i_r[:, None, None] * n + o_n, mask=m_x, other=other).to(dtype))
+        b_x = tl.load(p_x + o_r[:, None, None] + o_n, mask=o_n < n, other=other)
+        xs = xs + _unstack(b_x.to(dtype))
     return xs
 
 
 @triton.jit
-def store_row(p_x, xs, i_r, m_r, n):
+def store_row(p_x, o_r, n, xs):
     """The inverse of `load_row`."""
     BE: tl.constexpr = len(xs)
     BT: tl.constexpr = xs[0].shape[1]
-    B4: tl.constexpr = 4 if BE > 4 else BE
+    B4: tl.constexpr = BE if BT <= 32 or BE < 4 else 4
     for k in tl.static_range(0, BE, B4):
         o_n = tl.arange(0, BT)[None, :, None] * BE + k + tl.arange(0, B4)[None, None, :]
-        m_x = m_r[:, None, None] & (o_n < n)
-        b_x = _stack(xs[k : k + B4]).to(p_x.dtype.element_ty)
-        tl.store(p_x + i_r[:, None, None] * n + o_n, b_x, mask=m_x)
+        tl.store(p_x + o_r[:, None, None] + o_n, _stack(xs[k : k + B4]).to(p_x.dtype.element_ty), mask=o_n < n)
 
 
 @triton.jit

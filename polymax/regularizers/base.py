@@ -24,6 +24,10 @@ class Regularizer(ABC):
     gamma: float | Tensor = 1.0
     # Omega is 0 at the vertices of the simplex, which saves evaluating it there
     zero_at_vertices: ClassVar[bool] = False
+    # Omega may depend on tensors that are not fields
+    closes_over_tensors: ClassVar[bool] = False
+    # what weights sum to
+    mass: float = 1.0
 
     @abstractmethod
     def argmax_rows(self, x: Tensor) -> Tensor:
@@ -37,7 +41,7 @@ class Regularizer(ABC):
         """The mapping: a drop-in replacement for torch.softmax(x, dim)."""
         _check.floating(x, "x")
         last = dim == -1 or dim == x.dim() - 1
-        if last and mask is None and x.dim() > 0 and self._plain():
+        if last and mask is None and x.dim() > 0 and self._plain() and not self._tensors():
             # the common call, kept short: it costs microseconds
             return self.argmax_rows(x)
         rows, scores = self._rows(_check.masked(x, mask), dim)
@@ -53,25 +57,21 @@ class Regularizer(ABC):
         keep = scaled > -torch.inf
         if rows._learned():
             # derivatives in the parameters run through y as well; the terms that the envelope theorem drops are 0
-            value = _objective(scaled, y, rows.omega_rows(y, keep))
+            value = _objective(scaled, y, rows.omega_rows(y, keep), rows.mass)
         else:
-            value = SmoothedMax.apply(scaled, y, rows.omega_rows(y.detach(), keep))
-        gamma = rows.gamma
-        if isinstance(gamma, Tensor):
-            gamma = gamma.squeeze(-1) if gamma.dim() else gamma
-        return (value * gamma).to(x.dtype)
+            value = SmoothedMax.apply(scaled, y, rows.omega_rows(y.detach(), keep), rows.mass)
+        return (value * rows._gamma_of_rows()).to(x.dtype)
 
     def omega(self, p: Tensor, dim: int = -1) -> Tensor:
         """gamma Omega(p)."""
         _check.floating(p, "p")
         rows, point = self._rows(p, dim)
-        gamma = rows.gamma
-        if isinstance(gamma, Tensor):
-            gamma = gamma.squeeze(-1) if gamma.dim() else gamma
-        return (rows.omega_rows(wide(point)) * gamma).to(p.dtype)
+        return (rows.omega_rows(wide(point)) * rows._gamma_of_rows()).to(p.dtype)
 
     def _rows(self, x: Tensor, dim: int) -> tuple[Self, Tensor]:
         """This regularizer and x with `dim` moved to the end."""
+        for name, t in self._tensors().items():
+            _check.parameter(t, x, dim, name, full=name in ("lower", "upper"))
         if x.dim() == 0:
             return self, x.movedim(dim, -1).reshape(1)
         scores = x.movedim(dim, -1)
@@ -82,18 +82,28 @@ class Regularizer(ABC):
     def _scaled(self, x: Tensor) -> Tensor:
         if isinstance(self.gamma, float | int) and self.gamma == 1:
             return x
-        return wide(x) / self.gamma
+        if not isinstance(self.gamma, Tensor):
+            return wide(x) / self.gamma
+        # a forbidden entry stays out of the derivative in gamma, where it would be inf * 0
+        keep = x > -torch.inf
+        return torch.where(keep, torch.where(keep, wide(x), 0) / self.gamma, wide(x))
+
+    def _gamma_of_rows(self) -> float | Tensor:
+        return self.gamma.squeeze(-1) if isinstance(self.gamma, Tensor) and self.gamma.dim() else self.gamma
 
     def _plain(self) -> bool:
         return isinstance(self.gamma, float | int) and self.gamma == 1
 
     def _learned(self) -> bool:
-        values = (getattr(self, f.name) for f in fields(self) if f.name != "gamma")  # type: ignore[arg-type]
-        return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+        tensors = self._tensors()
+        return self.closes_over_tensors or any(t.requires_grad for name, t in tensors.items() if name != "gamma")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def _map_tensors(self, change: Any) -> Self:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        moved = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        moved = {name: change(value) for name, value in self._tensors().items()}
         return replace(self, **moved) if moved else self  # type: ignore[type-var]
 
 
@@ -103,8 +113,8 @@ class SmoothedMax(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
-        return _objective(x, y, omega)
+    def forward(x: Tensor, y: Tensor, omega: Tensor, mass: float) -> Tensor:
+        return _objective(x, y, omega, mass)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -112,19 +122,19 @@ class SmoothedMax(Function):
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         (y,) = ctx.saved_tensors
-        return g.unsqueeze(-1) * y, None, None
+        return g.unsqueeze(-1) * y, None, None, None
 
 
-def _objective(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
+def _objective(x: Tensor, y: Tensor, omega: Tensor, mass: float) -> Tensor:
     dead = (x == -torch.inf).all(-1)
     if x.shape[-1] == 0:
         return torch.full_like(omega, -torch.inf)
-    # weights sum to 1, so a shift by the maximum moves out of the sum, where it would cost precision
+    # what weights sum to is known, so a shift by the maximum moves out of the sum, where it would cost precision
     top = torch.where(dead, 0, x.detach().amax(-1))
     centred = torch.where(x == -torch.inf, 0, x - top.unsqueeze(-1))
-    return torch.where(dead, -torch.inf, top + (centred * y).sum(-1) - omega)
+    return torch.where(dead, -torch.inf, mass * top + (centred * y).sum(-1) - omega)
 
 
 def _pad(t: Tensor, dims: int) -> Tensor:

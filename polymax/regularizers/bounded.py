@@ -25,6 +25,7 @@ class Bounded(Regularizer):
     Example:
         >>> Bounded(Gini(), upper=0.4).argmax(torch.tensor([0.0, 1.0, 3.0]))
         tensor([0.2000, 0.4000, 0.4000])
+
     See: Martins and Kreutzer 2017, Learning what's easy; Malaviya et al. 2018, Sparse and constrained attention.
     """
 
@@ -64,7 +65,12 @@ class Budget(Regularizer):
     gamma: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
+        _check.number(self.k, "k", "positive", lambda k: k > 0)
         positive(self.gamma, "gamma")
+
+    @property
+    def mass(self) -> float:  # type: ignore[override]
+        return self.k
 
     def argmax_rows(self, x: Tensor) -> Tensor:
         return capped_argmax(x, 0.0, 1.0, self.k, entropic=False)
@@ -113,7 +119,7 @@ class Capped(Function):
 
 def _bound(bound: float | Tensor, x: Tensor, name: str) -> Tensor:
     if not isinstance(bound, Tensor):
-        return torch.full_like(x, bound)
+        return torch.full(x.shape, bound, dtype=wide(x).dtype, device=x.device)
     _check.broadcasts(bound, x, name)
     return bound.to(device=x.device).expand(x.shape)
 
@@ -122,10 +128,11 @@ def _feasible(x: Tensor, lower: Tensor, upper: Tensor, total: float) -> None:
     """Refuse bounds that cannot be met. While tracing nothing can be read: such rows come out as NaN."""
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.numel() == 0:
         return
-    keep = x > -torch.inf
+    keep = x != -torch.inf
     low, high = (torch.where(keep, b, 0).sum(-1, dtype=torch.float64) for b in (lower, upper))
     slack = 1e-6 * max(total, 1.0)
-    alive = keep.any(-1)
+    # a row with a NaN stays for itself
+    alive = keep.any(-1) & ~x.isnan().any(-1)
     if bool((alive & (torch.where(keep, lower > upper, False)).any(-1)).any()):
         raise ValueError("lower must be at most upper; got a lower bound above its upper bound")
     if bool((alive & (low > total + slack)).any()):

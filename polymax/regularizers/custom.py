@@ -24,15 +24,17 @@ class Custom(Regularizer):
         argmax over p in the simplex of <x, p> - gamma fn(p)
 
     fn is evaluated row by row: the value of a row may not depend on the others. Tensors that fn closes over get
-    gradients too. The solver stops when Newton's next step would change p by less than `tol`, or warns after
+    first derivatives too. The solver stops when Newton's next step would change p by less than `tol`, or warns after
     `max_iter` steps with what was reached.
 
     Example:
         >>> Custom(lambda p: p.square().sum(-1) / 2).argmax(torch.tensor([-2.0, 0.0, 0.5]))
         tensor([0.0000, 0.2500, 0.7500])
+
     See: Niculae and Blondel 2017, Proposition 1, for the Jacobian.
     """
 
+    closes_over_tensors = True
     fn: Callable[[Tensor], Tensor]
     gamma: float | Tensor = 1.0
     max_iter: int = 200
@@ -47,8 +49,12 @@ class Custom(Regularizer):
     def argmax_rows(self, x: Tensor) -> Tensor:
         scores = wide(x)
         p = _solve(self, scores.detach())
+        learned = self.fn(p).requires_grad
+        if not (learned or scores.requires_grad):
+            return p.to(x.dtype)
         # x - grad Omega(p) carries the graph of x and of fn's own tensors; Implicit turns it into that of p
-        residual = torch.where(scores > -torch.inf, scores, 0) - _gradient(self.fn, p)
+        gradient = _gradient(self.fn, p)
+        residual = torch.where(scores > -torch.inf, scores, 0) - (gradient if learned else gradient.detach())
         return Implicit.apply(residual, p, self.fn).to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -166,13 +172,16 @@ def _solve(omega: Custom, x: Tensor) -> Tensor:
     Both search along a feasible direction, so that a step short of 1 keeps entries positive: the way back from a
     boundary where the slope of Omega is infinite.
     """
-    keep = x > -torch.inf
+    broken = x.isnan().any(-1, keepdim=True)
+    keep = (x > -torch.inf) & ~broken
     if not x.numel():
         return x.clone()
-    top = torch.where(keep.any(-1, keepdim=True), x.amax(-1, keepdim=True), 0)
+    top = torch.where(keep, x, -torch.inf).amax(-1, keepdim=True)
+    top = torch.where(top == -torch.inf, 0, top)
     scores = torch.where(keep, x - top, 0)
     eps = torch.finfo(x.dtype).eps
-    tol = omega.tol if omega.tol is not None else 16 * eps
+    # the last Newton step is taken too, and squares what is left
+    tol = omega.tol if omega.tol is not None else eps**0.75
     p = torch.where(keep, 1.0, 0.0).to(x.dtype) / keep.sum(-1, keepdim=True).clamp(min=1)
     omega.omega_rows(p)
 
@@ -190,7 +199,7 @@ def _solve(omega: Custom, x: Tensor) -> Tensor:
     for iteration in range(omega.max_iter):
         newton = _conjugate_gradients(omega.fn, p, -g)
         residual = torch.maximum(newton.abs().amax(-1, keepdim=True), _outside(p, g, keep))
-        busy = residual > tol * (1 + scores.abs().amax(-1, keepdim=True))
+        busy = residual > tol
         if not bool(busy.any()):
             p = (p + newton).clamp(min=0)
             break
@@ -223,7 +232,8 @@ def _solve(omega: Custom, x: Tensor) -> Tensor:
             f"above its tol of {tol:.1e}",
             stacklevel=4,
         )
-    return p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return torch.where(broken, torch.nan, p)
 
 
 def _outside(p: Tensor, g: Tensor, keep: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class Fused(Regularizer):
     Example:
         >>> Fused(strength=0.2).argmax(torch.tensor([1.0, 1.1, 0.0, -1.0]))
         tensor([0.5000, 0.5000, 0.0000, 0.0000])
+
     See: Niculae and Blondel 2017, Proposition 2: sparsemax of the total-variation prox.
     """
 
@@ -38,7 +39,7 @@ class Fused(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        z = TotalVariationProx.apply(wide(x), _per_row(self.strength, x))
+        z = TotalVariationProx.apply(_centred(x), _per_row(self.strength, x))
         return Gini().argmax_rows(z).to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -55,6 +56,7 @@ class Oscar(Regularizer):
     Example:
         >>> Oscar(strength=0.1).argmax(torch.tensor([1.0, -1.0, 1.05]))
         tensor([0.5000, 0.0000, 0.5000])
+
     See: Niculae and Blondel 2017, Proposition 3; Zeng and Figueiredo 2014 for the prox.
     """
 
@@ -66,7 +68,7 @@ class Oscar(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        z, _ = OscarProx.apply(wide(x), _per_row(self.strength, x))
+        z, _ = OscarProx.apply(_centred(x), _per_row(self.strength, x))
         return Gini().argmax_rows(z).to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -146,6 +148,14 @@ class OscarProx(Function):
             pairs = (z > -torch.inf).sum(-1, keepdim=True) - 1 - torch.arange(z.shape[-1], device=z.device)
             dstrength = -(ordered * pairs).sum(-1)
         return torch.zeros_like(ordered).scatter(-1, order, ordered), dstrength
+
+
+def _centred(x: Tensor) -> Tensor:
+    """The scores below their maximum: a shift changes nothing but the digits that are left for differences."""
+    if x.shape[-1] == 0:
+        return wide(x)
+    top = wide(x).detach().amax(-1, keepdim=True)
+    return wide(x) - torch.where(top.isfinite(), top, 0)
 
 
 def _per_row(strength: float | Tensor, x: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ class Norm(Regularizer):
 
     Example:
         >>> Norm().argmax(torch.tensor([-2.0, 0.0, 0.5]))
-        tensor([0.0000, 0.2192, 0.7808])
+        tensor([0.0000, 0.3110, 0.6890])
+
     See: Blondel, Martins and Niculae 2020, Learning with Fenchel-Young losses, section 4.3.
     """
 
@@ -48,6 +49,7 @@ class SquaredPNorm(Regularizer):
     Example:
         >>> SquaredPNorm(p=2.0).argmax(torch.tensor([-2.0, 0.0, 0.5]))
         tensor([0.0000, 0.2500, 0.7500])
+
     See: Niculae and Blondel 2017, A regularized framework for sparse and structured neural attention, section 3.2.
     """
 

@@ -17,10 +17,12 @@ Sensitivity = Callable[[Tensor, Tensor], Tensor]
 
 def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensitivity) -> Tensor:
     """Argmax of <x, p> - Omega(p) for the family of Omega and alpha, a number or a tensor of size 1 along the row."""
+    # the compiler refuses functions with a forward-mode derivative
+    function = Threshold if torch.compiler.is_compiling() else ForwardThreshold
     if not isinstance(alpha, Tensor):
-        return Threshold.apply(x, None, float(alpha), family, sensitivity)
+        return function.apply(x, None, float(alpha), family, sensitivity)
     alphas = alpha.expand(*x.shape[:-1], 1).squeeze(-1)
-    return Threshold.apply(x, alphas, 0.0, family, sensitivity)
+    return function.apply(x, alphas, 0.0, family, sensitivity)
 
 
 class Threshold(Function):
@@ -47,6 +49,10 @@ class Threshold(Function):
             # x = grad Omega_alpha(y) + tau on the support: alpha moves y as scores -d(grad Omega)/dalpha would
             dalpha = -(wide(dx) * ctx.sensitivity(wide(y), alphas.unsqueeze(-1))).sum(-1).to(alphas.dtype)
         return dx, dalpha, None, None, None
+
+
+class ForwardThreshold(Threshold):
+    """Threshold with its derivative in forward mode too."""
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dalphas: Tensor | None, *_: None) -> Tensor:

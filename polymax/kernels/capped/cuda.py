@@ -1,8 +1,7 @@
-"""Capped simplex by variable fixing (Bitran and Hax 1981), the row in registers. For Triton.
+"""Capped simplex by Newton's method for the threshold, guarded by bisection, the row in registers. For Triton.
 
-Solve without bounds over the free entries; of the two kinds of bound, one is violated by more in total, and all its
-violators are at that bound in the solution: fix them and repeat. In float64: a bound may be reached at scores far
-below the maximum, where float32 has no digits left.
+The algorithm is that of cpu.py. In float64: a bound may be reached at scores far below the maximum, where float32 has
+no digits left.
 """
 
 import torch
@@ -14,6 +13,7 @@ from polymax.kernels.triton_math import on_device, tile
 
 LONGEST = 32768
 LOG2_E = tl.constexpr(1.4426950408889634)
+LARGEST = tl.constexpr(torch.finfo(torch.float64).max)
 FREE, LOW, HIGH = (tl.constexpr(i) for i in range(3))
 
 
@@ -33,6 +33,41 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: float, entropic: bool
 
 
 @triton.jit
+def _sums(b_x, b_low, b_high, b_tau, b_keep, ENTROPIC: tl.constexpr):
+    """Sum of the entries at a bound, sum and number of the free ones, the unclipped weights, and who is where."""
+    if ENTROPIC:
+        b_inner = tl.exp2((b_x - b_tau) * LOG2_E)
+    else:
+        b_inner = b_x - b_tau
+    b_state = tl.where(b_inner <= b_low, LOW, tl.where(b_inner >= b_high, HIGH, FREE))
+    b_free = b_keep & (b_state == FREE)
+    b_fixed = tl.where(b_free, 0.0, tl.where(b_state == HIGH, b_high, b_low))
+    b_count = tl.sum(tl.where(b_free, 1.0, 0.0).to(tl.float64), 1)[:, None]
+    return tl.sum(b_fixed, 1)[:, None], tl.sum(tl.where(b_free, b_inner, 0.0), 1)[:, None], b_count, b_inner, b_state
+
+
+@triton.jit
+def _clipped(b_x, b_low, b_high, b_tau, b_keep, ENTROPIC: tl.constexpr):
+    if ENTROPIC:
+        b_inner = tl.exp2((b_x - b_tau) * LOG2_E)
+    else:
+        b_inner = b_x - b_tau
+    return tl.where(b_keep, tl.minimum(tl.maximum(b_inner, b_low), b_high), 0.0)
+
+
+@triton.jit
+def _middle(b_a, b_b):
+    """The number halfway from a to b in the order of all float64 numbers: 64 halvings end any search."""
+    # the bits of a negative number count down
+    b_p = b_a.to(tl.int64, bitcast=True)
+    b_q = b_b.to(tl.int64, bitcast=True)
+    b_p = tl.where(b_p >= 0, b_p, b_p ^ 0x7FFFFFFFFFFFFFFF)
+    b_q = tl.where(b_q >= 0, b_q, b_q ^ 0x7FFFFFFFFFFFFFFF)
+    b_m = (b_p >> 1) + (b_q >> 1)
+    return tl.where(b_m >= 0, b_m, b_m ^ 0x7FFFFFFFFFFFFFFF).to(tl.float64, bitcast=True)
+
+
+@triton.jit
 def _capped(p_x, p_lower, p_upper, p_y, count, n, total, ENTROPIC: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr):
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     o_n = tl.arange(0, BN)
@@ -49,32 +84,62 @@ def _capped(p_x, p_lower, p_upper, p_y, count, n, total, ENTROPIC: tl.constexpr,
     b_short = (tl.sum(b_low, 1)[:, None] > total + slack) | (tl.sum(b_high, 1)[:, None] < total - slack)
     b_alive = tl.max(b_keep.to(tl.int32), 1)[:, None] > 0
     b_bad = b_bad | (b_alive & b_short)
-    b_x = tl.where(b_keep & ~b_bad, b_x, 0)
-    b_state = tl.where(b_keep & ~b_bad, FREE, LOW)
-    b_inner = b_x
-    b_rest = tl.zeros([BR, 1], tl.float64) + total
+    b_keep = b_keep & ~b_bad
+    b_x = tl.where(b_keep, b_x, 0)
+    b_top = tl.max(tl.where(b_keep, b_x, float("-inf")), 1)[:, None]
+    b_top = tl.where(b_alive & ~b_bad, b_top, 0)
+    if ENTROPIC:
+        b_below = b_x - tl.log2(b_high) / LOG2_E
+        b_above = tl.minimum(b_x - tl.log2(b_low) / LOG2_E, b_top + 800)
+    else:
+        b_below = b_x - b_high
+        b_above = b_x - b_low
+    b_below = tl.maximum(tl.min(tl.where(b_keep, b_below, float("inf")), 1)[:, None], -LARGEST)
+    b_above = tl.max(tl.where(b_keep, b_above, float("-inf")), 1)[:, None]
+    b_tau = tl.minimum(tl.maximum(b_top - (0 if ENTROPIC else 1), b_below), b_above)
+    b_busy = b_alive & ~b_bad
     go = 1
+    i = 0
     while go > 0:
-        b_free = b_state == FREE
-        b_count = tl.sum(b_free.to(tl.float64), 1)[:, None]
-        b_fixed = tl.where(b_free, 0, tl.where(b_state == HIGH, b_high, b_low))
-        b_rest = total - tl.sum(b_fixed, 1)[:, None]
+        b_fixed, b_free, b_count, b_inner, b_state = _sums(b_x, b_low, b_high, b_tau, b_keep, ENTROPIC)
+        b_value = b_fixed + b_free
+        b_over = b_value > total
+        b_below = tl.where(b_over, tl.maximum(b_below, b_tau), b_below)
+        b_above = tl.where(b_over, b_above, tl.minimum(b_above, b_tau))
+        b_busy = b_busy & (tl.abs(b_value - total) > 1e-13 * total)
+        b_guess = _middle(b_below, b_above)
         if ENTROPIC:
-            b_top = tl.max(tl.where(b_free, b_x, float("-inf")), 1)[:, None]
-            b_inner = tl.where(b_free, tl.exp2((b_x - b_top) * LOG2_E), 0)
-            b_mass = tl.sum(b_inner, 1)[:, None]
-            b_inner = b_inner * (tl.maximum(b_rest, 0) / tl.where(b_mass > 0, b_mass, 1))
+            b_rest = total - b_fixed
+            b_usable = (b_count > 0) & (b_rest > 0)
+            b_newton = b_tau + tl.log2(tl.where(b_usable, b_free / b_rest, 1.0)) / LOG2_E
         else:
-            b_sum = tl.sum(tl.where(b_free, b_x, 0), 1)[:, None]
-            b_inner = b_x - (b_sum - b_rest) / tl.where(b_count > 0, b_count, 1)
-        b_over = tl.where(b_free, tl.maximum(b_inner - b_high, 0), 0)
-        b_under = tl.where(b_free, tl.maximum(b_low - b_inner, 0), 0)
-        b_more = tl.sum(b_over, 1)[:, None]
-        b_less = tl.sum(b_under, 1)[:, None]
-        b_state = tl.where((b_over > 0) & (b_more >= b_less), HIGH, b_state)
-        b_state = tl.where((b_under > 0) & (b_less >= b_more), LOW, b_state)
-        go = (tl.max(b_more + b_less) > 0).to(tl.int32)
+            b_usable = b_count > 0
+            b_newton = b_tau + (b_value - total) / tl.where(b_usable, b_count, 1.0)
+        # every third step halves the bracket, whatever Newton says
+        b_usable = b_usable & (b_below < b_newton) & (b_newton < b_above) & (i % 3 < 2)
+        b_guess = tl.where(b_usable, b_newton, b_guess)
+        b_busy = b_busy & (b_guess != b_tau) & (b_below < b_guess) & (b_guess < b_above)
+        b_tau = tl.where(b_busy, b_guess, b_tau)
+        i += 1
+        go = tl.max(b_busy.to(tl.int32)) * (i < 300).to(tl.int32)
+    b_fixed, b_free, b_count, b_inner, b_state = _sums(b_x, b_low, b_high, b_tau, b_keep, ENTROPIC)
+    # what is left of the total goes to the free entries
+    b_rest = total - b_fixed
+    if ENTROPIC:
+        b_inner = b_inner * (b_rest / tl.where(b_free > 0, b_free, 1.0))
+    else:
+        b_inner = b_inner + (b_rest - b_free) / tl.where(b_count > 0, b_count, 1.0)
+    b_inner = tl.minimum(tl.maximum(b_inner, b_low), b_high)
     b_y = tl.where(b_state == FREE, b_inner, tl.where(b_state == HIGH, b_high, b_low))
+    # entries so far from 0 that they pass from one bound to the other between neighbouring thresholds share the rest
+    b_stuck = (b_count == 0) & (tl.abs(b_rest) > 1e-13 * total) & b_alive & ~b_bad
+    if tl.max(b_stuck.to(tl.int32)) > 0:
+        b_small = _clipped(b_x, b_low, b_high, b_above, b_keep, ENTROPIC)
+        b_large = _clipped(b_x, b_low, b_high, b_below, b_keep, ENTROPIC)
+        b_least = tl.sum(b_small, 1)[:, None]
+        b_room = tl.sum(b_large, 1)[:, None] - b_least
+        b_share = (total - b_least) / tl.where(b_room > 0, b_room, 1.0)
+        b_y = tl.where(b_stuck, b_small + b_share * (b_large - b_small), b_y)
     b_y = tl.where(b_keep, b_y, 0)
     b_y = tl.where(b_bad, float("nan"), b_y)
     if p_y.dtype.element_ty != tl.float64:

@@ -44,21 +44,21 @@ def _segment_mean(
     BE: tl.constexpr,
 ):
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
-    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    m_r = i_r < count
-    order = ()
+    # rows past the last do the last again
+    i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     zs = ()
     vs = ()
+    order = ()
     if ORDERED:
-        # past the end of a row, out of its range
-        order = load_row(p_order, i_r, m_r, n, n, tl.int32, BT, BE)
+        # n is past the end of a row
+        order = load_row(p_order, i_r * n, n, n, tl.int32, BT, BE)
         for k in tl.static_range(BE):
-            o_x, m_x = i_r[:, None] * n + order[k], order[k] < n
-            zs = zs + (tl.load(p_z + o_x, mask=m_x, other=float("-inf")).to(dtype),)
-            vs = vs + (tl.load(p_v + o_x, mask=m_x, other=0).to(dtype),)
+            o_x = (i_r * n)[:, None] + order[k]
+            zs = zs + (tl.load(p_z + o_x, mask=order[k] < n, other=float("-inf")).to(dtype),)
+            vs = vs + (tl.load(p_v + o_x, mask=order[k] < n, other=0).to(dtype),)
     else:
-        zs = load_row(p_z, i_r, m_r, n, float("-inf"), dtype, BT, BE)
-        vs = load_row(p_v, i_r, m_r, n, 0, dtype, BT, BE)
+        zs = load_row(p_z, i_r * n, n, float("-inf"), dtype, BT, BE)
+        vs = load_row(p_v, i_r * n, n, 0, dtype, BT, BE)
 
     # the last present entry of the threads before
     b_before = zs[0]
@@ -79,18 +79,18 @@ def _segment_mean(
     # absent entries before the first run make one of their own
     b_begins = b_begins | (tl.arange(0, BT) == 0).to(tl.uint32)[None, :]
     b_ends = (b_begins >> 1) | (following(b_begins & 1, 1) << (BE - 1))
-    means, _ = run_means(present, b_present, b_begins, b_ends)
+    means, rests = run_means(present, b_present, b_begins, b_ends)
     b_bad = tl.max(b_bad, 1)[:, None] > 0
     out = ()
     for k in tl.static_range(BE):
-        b_mean = tl.where(bit(b_present, k), means[k], 0)
+        b_mean = tl.where(bit(b_present, k), means[k] + rests[k], 0)
         out = out + (tl.where(b_bad, float("nan"), b_mean),)
     if ORDERED:
         for k in tl.static_range(BE):
-            b_out = out[k].to(p_out.dtype.element_ty)
-            tl.store(p_out + i_r[:, None] * n + order[k], b_out, mask=order[k] < n)
+            p_k = p_out + (i_r * n)[:, None] + order[k]
+            tl.store(p_k, out[k].to(p_out.dtype.element_ty), mask=order[k] < n)
     else:
-        store_row(p_out, out, i_r, m_r, n)
+        store_row(p_out, i_r * n, n, out)
 
 
 @triton.jit

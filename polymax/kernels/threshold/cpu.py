@@ -151,13 +151,11 @@ def _short(x, z, y, squared):
                 break
             before = count
             tau = (linear - 1) / count
-    total = real(0)
     for j in range(z.size):
         d = z[j] - real(tau)
         d = d if z[j] > tau else real(0)
-        d = d * d if squared else d
-        z[j] = d
-        total = add(total, d)
+        z[j] = d * d if squared else d
+    total = row_sum(z)
     factor = real(1) / total if total > 0 else real(0)
     for j in range(z.size):
         y[j] = z[j] * factor if bad == 0 else real(np.nan)
@@ -252,7 +250,7 @@ def _general(z, index, count, power, alpha, family):
         else:
             # Halley on the r-norm, in units of 1 / scale
             value = total
-            newton = -np.expm1(-np.log(total) / r) * total / lower
+            newton = (1 - exp2(-log2(total) / real(r))) * total / lower
             bend = (r - 1) * (lowest * total / (lower * lower) - 1) * lower / total
             step = newton / (1 - 0.5 * newton * bend) / scale
         if value >= 1:
@@ -327,47 +325,45 @@ def _rough_root(z, scale, r):
             total = add(total, p * (one + s))
         if not (total > 0 and lower > 0):
             break
-        t += -total * np.expm1(-np.log(total) / r) / (scale * lower)
+        t += (1 - exp2(-log2(total) / real(r))) * total / (scale * lower)
     return min(max(t, 0.0), 1 / scale)
 
 
 @kernel
 def _threshold_backward(start, stop, y, v, out, alphas, family):
-    n = y.shape[1]
-    real = y.dtype.type
-    w = np.empty(n + BLOCK, y.dtype)
+    w = np.empty(y.shape[1], y.dtype)
     for i in range(start, stop):
         alpha = alphas[i] if alphas.size > 1 else alphas[0]
-        point, direction, row = y[i], v[i], out[i]
-        _weights(point, alpha, w)
-        total = row_sum(w[:n])
-        if total == 0:
-            row[:] = 0
-            continue
-        wv = row_dot(w[:n], direction)
-        if family == TSALLIS:
-            scale, shift, back = 1.0, -wv / total, 0.0
-        else:
-            yv = row_dot(point, direction)
-            # y^alpha = y^2 / w
-            norm = 0.0
-            for j in range(n):
-                norm += point[j] * point[j] / w[j] if w[j] > 0 else real(0)
-            norm = norm ** (1 / alpha)
-            if family == NORM:
-                scale = norm ** (alpha - 1) / (alpha - 1)
-                shift = -scale * yv
-                back = -scale * (wv - total * yv)
-            else:
-                weight, kappa = norm ** (alpha - 2), (2 - alpha) / norm**2
-                mean = (weight * wv - kappa * yv) / (weight * total - kappa)
-                scale = weight / (alpha - 1)
-                shift = -scale * mean
-                back = kappa * (mean - yv) / (alpha - 1)
-        a, b, c = real(scale), real(shift), real(back)
-        for j in range(n):
-            d = w[j] * (a * direction[j] + b) + c * point[j]
-            row[j] = real(0) if w[j] == 0 else d
+        _weights(y[i], alpha, w)
+        a, b, c = _coefficients(y[i], v[i], w, alpha, family)
+        for j in range(w.size):
+            d = w[j] * (a * v[i, j] + b) + c * y[i, j]
+            out[i, j] = 0 if w[j] == 0 else d
+
+
+@inline
+def _coefficients(y, v, w, alpha, family):
+    """a, b, c of J v = w (a v + b) + c y."""
+    real = y.dtype.type
+    total = row_sum(w)
+    if total == 0:
+        return real(0), real(0), real(0)
+    wv = row_dot(w, v)
+    if family == TSALLIS:
+        return real(1), real(-wv / total), real(0)
+    yv = row_dot(y, v)
+    # y^alpha = y^2 / w
+    norm = 0.0
+    for j in range(y.size):
+        norm += y[j] * y[j] / w[j] if w[j] > 0 else real(0)
+    norm = norm ** (1 / alpha)
+    if family == NORM:
+        scale = norm ** (alpha - 1) / (alpha - 1)
+        return real(scale), real(-scale * yv), real(-scale * (wv - total * yv))
+    weight, kappa = norm ** (alpha - 2), (2 - alpha) / norm**2
+    mean = (weight * wv - kappa * yv) / (weight * total - kappa)
+    scale = weight / (alpha - 1)
+    return real(scale), real(-scale * mean), real(kappa * (mean - yv) / (alpha - 1))
 
 
 @inline

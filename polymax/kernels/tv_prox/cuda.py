@@ -48,36 +48,30 @@ def _tv_prox(
     ALL: tl.constexpr = (1 << BE) - 1
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     eps = 2.2e-16 if WIDE else 1.2e-7
-    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    m_r = i_r < count
-    xs = load_row(p_x, i_r, m_r, n, float("-inf"), dtype, BT, BE)
-    b_s = tl.load(p_strength + i_r, mask=m_r, other=0).to(dtype)[:, None]
-    b_top = tl.full([BR, BT], float("-inf"), dtype)
-    b_low = tl.full([BR, BT], float("inf"), dtype)
-    b_present = tl.zeros([BR, BT], tl.uint32)
-    b_good = tl.full([BR, BT], 1, tl.int32)
-    for k in tl.static_range(BE):
-        b_x = xs[k]
-        b_here = (b_x > float("-inf")) & (b_x < float("inf"))
-        b_present |= b_here.to(tl.uint32) << k
-        b_good &= (b_x < float("inf")).to(tl.int32)
-        b_top = tl.maximum(b_top, tl.where(b_here, b_x, float("-inf")))
-        b_low = tl.minimum(b_low, tl.where(b_here, b_x, float("inf")))
-    b_good = (tl.min(b_good, 1)[:, None] > 0) & (b_s >= 0)
+    # rows past the last do the last again
+    i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
+    o_n = tl.arange(0, BT * BE)[None, :]
+    b_x = tl.load(p_x + (i_r * n)[:, None] + o_n, mask=o_n < n, other=float("-inf")).to(dtype)
+    b_s = tl.load(p_strength + i_r).to(dtype)[:, None]
+    b_good = (tl.min((b_x < float("inf")).to(tl.int32), 1)[:, None] > 0) & (b_s >= 0)
     # a NaN would keep the loop from ending: it is put back at the end
-    b_present = tl.where(b_good, b_present, 0)
-    b_alive = b_good & (tl.max((b_present != 0).to(tl.int32), 1)[:, None] > 0)
-    b_top = tl.where(b_alive, tl.max(b_top, 1)[:, None], 0)
-    b_range = b_top - tl.where(b_alive, tl.min(b_low, 1)[:, None], 0)
+    b_x = tl.where(b_good, b_x, float("-inf"))
+    b_top = tl.max(b_x, 1)[:, None]
+    b_top = tl.where(b_top == float("-inf"), 0, b_top)
+    b_range = b_top - tl.min(tl.where(b_x == float("-inf"), b_top, b_x), 1)[:, None]
     # scores far from 0 are moved there, which is exact; others stay
     b_base = tl.where(tl.abs(b_top) > 2 * b_range, b_top, 0)
     # beyond this the solution is constant
     b_s = tl.where(b_good, tl.minimum(b_s, n * b_range), 0)
     b_limit = b_s + 8 * eps * (b_s + b_range)
+
+    xs = load_row(p_x, i_r * n, n, float("-inf"), dtype, BT, BE)
+    b_present = tl.zeros([BR, BT], tl.uint32)
     ys = ()
     for k in tl.static_range(BE):
-        ys = ys + (tl.where(bit(b_present, k), xs[k], b_base) - b_base,)
-
+        b_here = b_good & (xs[k] != float("-inf"))
+        b_present |= b_here.to(tl.uint32) << k
+        ys = ys + (tl.where(b_here, xs[k], b_base) - b_base,)
     b_cut, b_up = _certain_cuts(ys, b_present, b_s)
     b_last = ((tl.arange(0, BT) == BT - 1).to(tl.uint32) << (BE - 1))[None, :]
     zs = ys
@@ -99,7 +93,7 @@ def _tv_prox(
     for k in tl.static_range(BE):
         b_z = tl.where(bit(b_present, k), zs[k] + b_base, float("-inf"))
         out = out + (tl.where(b_good, b_z, float("nan")),)
-    store_row(p_z, out, i_r, m_r, n)
+    store_row(p_z, i_r * n, n, out)
 
 
 @triton.jit

@@ -1,0 +1,27 @@
+"""Every example runs as it stands, and prints what it promises."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXPECTED = {
+    "01_sparse_classifier.py": "sparsemax",
+    "02_learn_alpha.py": "head 1",
+    "03_own_regularizer.py": "mean distance falls by",
+}
+
+
+def test_every_example_is_listed():
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_example(name):
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name)], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert run.returncode == 0, run.stderr
+    assert EXPECTED[name] in run.stdout
