@@ -84,9 +84,7 @@ def test_weights_of_the_sentence():
 
 def test_lexicon_is_normalised_and_finds_translations():
     lexicon = Lexicon(pairs(), rounds=10)
-    torch.testing.assert_close(
-        lexicon.probabilities.sum(1), torch.ones(len(lexicon.source), dtype=torch.float64)
-    )
+    torch.testing.assert_close(lexicon.probabilities.sum(1), torch.ones(len(lexicon.source), dtype=torch.float64))
     french = list(lexicon.target)
     for english, word in {"apple": "pomme", "girl": "fille", "book": "livre", "not": "pas"}.items():
         assert french[int(lexicon.probabilities[lexicon.source[english]].argmax())] == word
@@ -157,11 +155,11 @@ def test_an_unwritable_out_is_one_line(tmp_path, command, monkeypatch):
     assert "no permission" in result.stderr
 
 
-@pytest.mark.parametrize("device", ["abacus", "cuda:99"])
-def test_an_impossible_device_is_one_line(device):
-    result = invoke("bench", "--device", device)
+@pytest.mark.parametrize("name", ["abacus", "cuda:99"])
+def test_an_impossible_device_is_one_line(name):
+    result = invoke("bench", "--device", name)
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: --device: device '{device}' cannot be used")
+    assert result.stderr.startswith(f"error: --device: device '{name}' cannot be used")
     assert result.stderr.count("\n") == 1
 
 
@@ -182,6 +180,4 @@ def test_missing_packages_are_named(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 1
-    assert (
-        capsys.readouterr().err == "error: the command polymax needs typer, rich: pip install polymax[cli]\n"
-    )
+    assert capsys.readouterr().err == "error: the command polymax needs typer, rich: pip install polymax[cli]\n"

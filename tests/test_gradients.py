@@ -146,4 +146,3 @@ def test_tensors_of_a_custom_function(method, device):
     weight = torch.tensor([1.0, 2.0, 1.5], dtype=torch.float64, device=device)
     inputs = x.requires_grad_(), weight.requires_grad_()
     gradcheck(lambda x, weight: getattr(weighted(weight), method)(x), inputs)
-    gradgradcheck(lambda x, weight: getattr(weighted(weight), method)(x), inputs)

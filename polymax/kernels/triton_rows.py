@@ -34,7 +34,7 @@ def load_row(p_x, o_r, n, other, dtype: tl.constexpr, BT: tl.constexpr, BE: tl.c
     for k in tl.static_range(0, BE, B4):
         o_n = tl.arange(0, BT)[None, :, None] * BE + k + tl.arange(0, B4)[None, None, :]
         b_x = tl.load(p_x + o_r[:, None, None] + o_n, mask=o_n < n, other=other)
-        xs = xs + _unstack(b_x.to(dtype))
+        xs = xs + unstack(b_x.to(dtype))
     return xs
 
 
@@ -46,11 +46,11 @@ def store_row(p_x, o_r, n, xs):
     B4: tl.constexpr = BE if BT <= 32 or BE < 4 else 4
     for k in tl.static_range(0, BE, B4):
         o_n = tl.arange(0, BT)[None, :, None] * BE + k + tl.arange(0, B4)[None, None, :]
-        tl.store(p_x + o_r[:, None, None] + o_n, _stack(xs[k : k + B4]).to(p_x.dtype.element_ty), mask=o_n < n)
+        tl.store(p_x + o_r[:, None, None] + o_n, stack(xs[k : k + B4]).to(p_x.dtype.element_ty), mask=o_n < n)
 
 
 @triton.jit
-def _unstack(b_x):
+def unstack(b_x):
     """A tensor `(R, T, E)` as a tuple of E tensors `(R, T)`."""
     BR: tl.constexpr = b_x.shape[0]
     BT: tl.constexpr = b_x.shape[1]
@@ -59,11 +59,11 @@ def _unstack(b_x):
         return (tl.reshape(b_x, [BR, BT]),)
     else:
         b_front, b_back = tl.split(tl.permute(tl.reshape(b_x, [BR, BT, 2, BE // 2]), (0, 1, 3, 2)))
-        return _unstack(b_front) + _unstack(b_back)
+        return unstack(b_front) + unstack(b_back)
 
 
 @triton.jit
-def _stack(xs):
+def stack(xs):
     """The tensor `(R, T, E)` of a tuple."""
     BE: tl.constexpr = len(xs)
     BR: tl.constexpr = xs[0].shape[0]
@@ -72,7 +72,7 @@ def _stack(xs):
         return tl.reshape(xs[0], [BR, BT, 1])
     else:
         MIDDLE: tl.constexpr = BE // 2
-        b_pair = tl.join(_stack(xs[:MIDDLE]), _stack(xs[MIDDLE:]))
+        b_pair = tl.join(stack(xs[:MIDDLE]), stack(xs[MIDDLE:]))
         return tl.reshape(tl.permute(b_pair, (0, 1, 3, 2)), [BR, BT, BE])
 
 

@@ -44,9 +44,7 @@ def curves(regularizers: Mapping[str, Any], *, reach: float = 3.0, axes: Any = N
     return left, right
 
 
-def simplex(
-    regularizer: Any, scores: Any = None, *, ax: Any = None, labels: Sequence[str] = ("1", "2", "3")
-) -> Any:
+def simplex(regularizer: Any, scores: Any = None, *, ax: Any = None, labels: Sequence[str] = ("1", "2", "3")) -> Any:
     """Draw a regularizer on the triangle of three classes. Returns the axes.
 
     The shading is Omega, darker where it is lower. A dot is the argmax of one row of `scores`: blue with

@@ -60,7 +60,9 @@ class Regularizer(ABC):
             value = _objective(scaled, y, rows.omega_rows(y, keep), rows.mass)
         else:
             value = SmoothedMax.apply(scaled, y, rows.omega_rows(y.detach(), keep), rows.mass)
-        return (value * rows._gamma_of_rows()).to(x.dtype)
+        # a row of -inf has no derivative in gamma either
+        dead = value == -torch.inf
+        return torch.where(dead, value, torch.where(dead, 0, value) * rows._gamma_of_rows()).to(x.dtype)
 
     def omega(self, p: Tensor, dim: int = -1) -> Tensor:
         """gamma Omega(p)."""

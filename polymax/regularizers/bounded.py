@@ -105,8 +105,9 @@ class Capped(Function):
         x, lower, upper, y = ctx.saved_tensors
         keep = x > -torch.inf
         point, direction = wide(y), wide(v)
-        at_upper = keep & (y >= upper)
-        at_lower = keep & (y <= lower) & ~at_upper
+        # y is rounded, so the bounds are rounded as it is
+        at_upper = keep & (y >= upper.to(y.dtype))
+        at_lower = keep & (y <= lower.to(y.dtype)) & ~at_upper
         # free entries share what bounds leave: their weights s, and minus the mean, is the Jacobian
         s = torch.where(keep & ~at_upper & ~at_lower, point if ctx.entropic else 1.0, 0.0)
         mass = s.sum(-1, keepdim=True)

@@ -47,6 +47,10 @@ class Custom(Regularizer):
         _check.number(self.max_iter, "max_iter", "positive", lambda m: m > 0)
 
     def argmax_rows(self, x: Tensor) -> Tensor:
+        if torch.is_inference_mode_enabled():
+            # the solver needs the derivatives of fn
+            with torch.inference_mode(False), torch.no_grad():
+                return self.argmax_rows(x.clone())
         scores = wide(x)
         p = _solve(self, scores.detach())
         learned = self.fn(p).requires_grad
@@ -178,7 +182,8 @@ def _solve(omega: Custom, x: Tensor) -> Tensor:
         return x.clone()
     top = torch.where(keep, x, -torch.inf).amax(-1, keepdim=True)
     top = torch.where(top == -torch.inf, 0, top)
-    scores = torch.where(keep, x - top, 0)
+    # no weight is left that far below the top, and products with the scores do not overflow
+    scores = torch.where(keep, x - top, 0).clamp(min=-(torch.finfo(x.dtype).max ** 0.5))
     eps = torch.finfo(x.dtype).eps
     # the last Newton step is taken too, and squares what is left
     tol = omega.tol if omega.tol is not None else eps**0.75
@@ -197,7 +202,9 @@ def _solve(omega: Custom, x: Tensor) -> Tensor:
     value, g = objective(p), slope(p)
     size = torch.ones_like(value)
     for iteration in range(omega.max_iter):
-        newton = _conjugate_gradients(omega.fn, p, -g)
+        # an entry that vanishes would hold up Newton, whose steps it cuts short: it is left to the projection
+        vanishing = (p < eps**2) & (g > (g * p).sum(-1, keepdim=True))
+        newton = _conjugate_gradients(omega.fn, torch.where(vanishing, 0, p), -g)
         residual = torch.maximum(newton.abs().amax(-1, keepdim=True), _outside(p, g, keep))
         busy = residual > tol
         if not bool(busy.any()):

@@ -55,6 +55,9 @@ def _solve(z, low, high, total, entropic):
     # an upper bound of 0, or a lower one, is met only at infinity; any number beyond the others does
     below = max(below, -np.finfo(np.float64).max)
     above = min(above, top + 800.0) if entropic else above
+    # beyond rounding
+    below -= 4e-16 * abs(below)
+    above += 4e-16 * abs(above)
     tau = min(max(top - (0.0 if entropic else 1.0), below), above)
     for iteration in range(300):
         fixed, free, count = _sums(z, low, high, tau, entropic)
@@ -86,7 +89,10 @@ def _solve(z, low, high, total, entropic):
         more, most, _ = _sums(z, low, high, below, entropic)
         share = (total - fixed - free) / (more + most - fixed - free)
         for k in range(z.size):
-            small, large = _clipped(z[k], low[k], high[k], above, entropic), _clipped(z[k], low[k], high[k], below, entropic)
+            small, large = (
+                _clipped(z[k], low[k], high[k], above, entropic),
+                _clipped(z[k], low[k], high[k], below, entropic),
+            )
             z[k] = small + share * (large - small)
         return
     for k in range(z.size):

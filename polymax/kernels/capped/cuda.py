@@ -96,6 +96,9 @@ def _capped(p_x, p_lower, p_upper, p_y, count, n, total, ENTROPIC: tl.constexpr,
         b_above = b_x - b_low
     b_below = tl.maximum(tl.min(tl.where(b_keep, b_below, float("inf")), 1)[:, None], -LARGEST)
     b_above = tl.max(tl.where(b_keep, b_above, float("-inf")), 1)[:, None]
+    # beyond rounding
+    b_below -= 4e-16 * tl.abs(b_below)
+    b_above += 4e-16 * tl.abs(b_above)
     b_tau = tl.minimum(tl.maximum(b_top - (0 if ENTROPIC else 1), b_below), b_above)
     b_busy = b_alive & ~b_bad
     go = 1

@@ -4,8 +4,8 @@
 
 In sorted order the penalty is linear: z is the isotonic regression of x_(r) - strength (m - r), r = 1..m. `order` is
 that order: `order[r]` is the index of the r-th largest entry, ties by index, absent entries last. -inf entries are
-absent, do not count in m, and z is -inf there. Clustered entries are bit-equal. NaN or +inf fills its row of z with
-NaN, and order is then the identity.
+absent, do not count in m, and z is -inf there. Clustered entries are bit-equal. NaN or +inf in a row, or a NaN
+strength, fills the row of z with NaN, and order is then the identity.
 
 Shapes: x `(*batch, n)`, strength `(*batch,)`; z like x, order like x in int32.
 """

@@ -41,7 +41,7 @@ def _oscar_prox(start, stop, x, bits, strengths, z, order):
         bad = 0
         for j in range(n):
             bad += not (row[j] < np.inf)
-        if bad > 0:
+        if bad > 0 or np.isnan(strengths[i]):
             z[i] = np.nan
             for j in range(n):
                 order[i, j] = j

@@ -17,6 +17,4 @@ def _fake(z: Tensor, v: Tensor, order: Tensor | None = None) -> Tensor:
     return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 
-segment_mean = declare(
-    __name__, "segment_mean(Tensor z, Tensor v, Tensor? order=None) -> Tensor", _fake
-)
+segment_mean = declare(__name__, "segment_mean(Tensor z, Tensor v, Tensor? order=None) -> Tensor", _fake)

@@ -1,0 +1,109 @@
+"""OSCAR prox for Triton: sort, isotonic regression and the way back in one kernel.
+
+Scores are sorted as integers: the bits of the float, ordered, above the index, so that ties go by index.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels import triton_rows
+from polymax.kernels.isotonic.cuda import isotonic, non_increasing
+from polymax.kernels.triton_math import on_device
+from polymax.kernels.triton_rows import stack, unstack
+from polymax.kernels.widen import wide
+
+# longer rows, and float64, which has no wider integer to be packed into, are sorted by torch
+LONGEST_SORTED = 2048
+
+
+def oscar_prox(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+    count, n = x.shape[:-1].numel(), x.shape[-1]
+    if n > LONGEST_SORTED or x.dtype == torch.float64:
+        return _by_parts(x, strength)
+    z = torch.empty_like(x, memory_format=torch.contiguous_format)
+    order = torch.empty_like(z, dtype=torch.int32)
+    if count and n:
+        br, bt, be, warps = tile(count, n)
+        args = x.contiguous(), strength.contiguous(), z, order, count, n
+        with on_device(x):
+            grid = (triton.cdiv(count, br),)
+            _oscar_prox[grid](*args, HALF=x.dtype.itemsize == 2, BR=br, BT=bt, BE=be, num_warps=warps)
+    return z, order
+
+
+def tile(count: int, n: int) -> tuple[int, int, int, int]:
+    """Rows per program, threads to a row, entries to a thread, and warps."""
+    return triton_rows.chunks(count, n)
+
+
+def _by_parts(x, strength):
+    n = x.shape[-1]
+    y = wide(x)
+    s = strength.to(y.dtype).unsqueeze(-1)
+    good = (x < torch.inf).all(-1, keepdim=True) & (s == s)
+    ordered, order = torch.where(good, y, 0).sort(dim=-1, descending=True, stable=True)
+    count = (ordered != -torch.inf).sum(-1, keepdim=True)
+    top = torch.where(count > 0, ordered[..., :1], 0)
+    raised = ordered - top + s * torch.arange(n, device=x.device)
+    lowered = isotonic(raised) + (top - s * (count - 1))
+    z = torch.empty_like(y).scatter_(-1, order, lowered)
+    return torch.where(good, z, torch.nan).to(x.dtype), order.to(torch.int32)
+
+
+@triton.jit
+def _oscar_prox(
+    p_x,
+    p_strength,
+    p_z,
+    p_order,
+    count,
+    n,
+    HALF: tl.constexpr,
+    BR: tl.constexpr,
+    BT: tl.constexpr,
+    BE: tl.constexpr,
+):
+    BN: tl.constexpr = BT * BE
+    # rows past the last do the last again
+    i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
+    o_r = (i_r * n)[:, None]
+    o_n = tl.arange(0, BN)[None, :]
+    b_x = tl.load(p_x + o_r + o_n, mask=o_n < n, other=float("-inf")).to(tl.float32)
+    b_s = tl.load(p_strength + i_r).to(tl.float32)[:, None]
+    b_good = (tl.min((b_x < float("inf")).to(tl.int32), 1)[:, None] > 0) & (b_s == b_s)
+    # bad rows keep their order; -0.0 is a tie with 0.0
+    b_x = tl.where((b_good | (o_n >= n)) & (b_x != 0), b_x, 0.0)
+    b_count = tl.sum((b_x != float("-inf")).to(tl.int32), 1)[:, None]
+    b_top = tl.where(b_count > 0, tl.max(b_x, 1)[:, None], 0.0)
+    b_x, b_index = _sorted(b_x, o_n, p_x.dtype.element_ty, HALF)
+    # a constant less than x - strength (m - rank), and smallest where it matters most
+    b_y = b_x - b_top + b_s * o_n
+    zs = non_increasing(unstack(tl.reshape(b_y, [BR, BT, BE])))
+    b_z = tl.reshape(stack(zs), [BR, BN]) + (b_top - b_s * (b_count - 1))
+    b_z = tl.where(b_good, b_z, float("nan")).to(p_z.dtype.element_ty)
+    tl.store(p_z + o_r + b_index, b_z, mask=b_index < n)
+    tl.store(p_order + o_r + o_n, b_index, mask=o_n < n)
+
+
+@triton.jit
+def _sorted(b_x, o_n, dtype: tl.constexpr, HALF: tl.constexpr):
+    """Rows in decreasing order, and where each entry was."""
+    BN: tl.constexpr = b_x.shape[1]
+    SHIFT: tl.constexpr = 16 if HALF else 32
+    LOW: tl.constexpr = (1 << (SHIFT - 1)) - 1
+    if HALF:
+        b_bits = b_x.to(dtype).to(tl.int16, bitcast=True).to(tl.int32)
+    else:
+        b_bits = b_x.to(tl.int32, bitcast=True).to(tl.int64)
+    # the bits of negative floats descend where the floats ascend
+    b_keys = tl.where(b_bits < 0, b_bits ^ LOW, b_bits) << SHIFT
+    b_keys = tl.sort(b_keys | (BN - 1 - o_n), descending=True)
+    b_index = BN - 1 - (b_keys & (2 * LOW + 1)).to(tl.int32)
+    b_bits = b_keys >> SHIFT
+    b_bits = tl.where(b_bits < 0, b_bits ^ LOW, b_bits)
+    if HALF:
+        return b_bits.to(tl.int16).to(dtype, bitcast=True).to(tl.float32), b_index
+    else:
+        return b_bits.to(tl.int32).to(tl.float32, bitcast=True), b_index
