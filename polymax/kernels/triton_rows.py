@@ -12,7 +12,6 @@ from polymax.kernels.triton_math import ceil_power
 # counts of entries share a word with a flag above them
 LONGEST = 32768
 FLAG = tl.constexpr(1 << 16)
-UNSET = tl.constexpr(float("inf"))
 
 
 def chunks(count: int, n: int) -> tuple[int, int, int, int]:
@@ -26,27 +25,48 @@ def chunks(count: int, n: int) -> tuple[int, int, int, int]:
 
 
 @triton.jit
-def load_row(p_x, o_r, n, other, dtype: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr):
-    """n entries from each offset of o_r, `(R,)`, as a tuple; `other` beyond them."""
+def load_row(
+    p_x, p_order, i_r, n, other, dtype: tl.constexpr, ORDERED: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr
+):
+    """Rows i_r of length n as a tuple, in the order of p_order if ORDERED; `other` past their end."""
     # a warp reads together and exchanges; between warps that would cost more than reading by fours
     B4: tl.constexpr = BE if BT <= 32 or BE < 4 else 4
     xs = ()
     for k in tl.static_range(0, BE, B4):
-        o_n = tl.arange(0, BT)[None, :, None] * BE + k + tl.arange(0, B4)[None, None, :]
-        b_x = tl.load(p_x + o_r[:, None, None] + o_n, mask=o_n < n, other=other)
-        xs = xs + unstack(b_x.to(dtype))
+        o_x, m_x = _offsets(p_order, i_r, n, k, ORDERED, BT, BE, B4)
+        xs = xs + unstack(tl.load(p_x + o_x, mask=m_x, other=other).to(dtype))
     return xs
 
 
 @triton.jit
-def store_row(p_x, o_r, n, xs):
+def store_row(p_x, p_order, i_r, n, xs, ORDERED: tl.constexpr):
     """The inverse of `load_row`."""
     BE: tl.constexpr = len(xs)
     BT: tl.constexpr = xs[0].shape[1]
     B4: tl.constexpr = BE if BT <= 32 or BE < 4 else 4
     for k in tl.static_range(0, BE, B4):
-        o_n = tl.arange(0, BT)[None, :, None] * BE + k + tl.arange(0, B4)[None, None, :]
-        tl.store(p_x + o_r[:, None, None] + o_n, stack(xs[k : k + B4]).to(p_x.dtype.element_ty), mask=o_n < n)
+        o_x, m_x = _offsets(p_order, i_r, n, k, ORDERED, BT, BE, B4)
+        tl.store(p_x + o_x, stack(xs[k : k + B4]).to(p_x.dtype.element_ty), mask=m_x)
+
+
+@triton.jit
+def _offsets(
+    p_order,
+    i_r,
+    n,
+    k: tl.constexpr,
+    ORDERED: tl.constexpr,
+    BT: tl.constexpr,
+    BE: tl.constexpr,
+    B4: tl.constexpr,
+):
+    """Offsets `(R, T, B4)` of entries k.. of each thread, and which of them exist."""
+    o_r = (i_r * n)[:, None, None]
+    o_n = tl.arange(0, BT)[None, :, None] * BE + k + tl.arange(0, B4)[None, None, :]
+    if ORDERED:
+        return o_r + tl.load(p_order + o_r + o_n, mask=o_n < n, other=0), o_n < n
+    else:
+        return o_r + o_n, o_n < n
 
 
 @triton.jit
@@ -74,6 +94,21 @@ def stack(xs):
         MIDDLE: tl.constexpr = BE // 2
         b_pair = tl.join(stack(xs[:MIDDLE]), stack(xs[MIDDLE:]))
         return tl.reshape(tl.permute(b_pair, (0, 1, 3, 2)), [BR, BT, BE])
+
+
+@triton.jit
+def extent(b_x):
+    """Of rows `(R, N)`: whether they are good, without NaN and +inf; their range; and an offset, as columns.
+
+    Rows that are far from 0 for their range lose digits in sums. The offset moves them to 0, which is exact; it is 0
+    for others. -inf is absent; rows that are not good count as absent.
+    """
+    b_good = tl.min((b_x < float("inf")).to(tl.int32), 1)[:, None] > 0
+    b_x = tl.where(b_good, b_x, float("-inf"))
+    b_top = tl.max(b_x, 1)[:, None]
+    b_top = tl.where(b_top == float("-inf"), 0, b_top)
+    b_range = b_top - tl.min(tl.where(b_x == float("-inf"), b_top, b_x), 1)[:, None]
+    return b_good, b_range, tl.where(tl.abs(b_top) > 2 * b_range, b_top, 0)
 
 
 @triton.jit
@@ -123,7 +158,7 @@ def run_means(ys, b_present, b_begins, b_ends):
     Sums carry their rounding error along, so the mean of a million entries is as good as that of one.
     """
     BE: tl.constexpr = len(ys)
-    b_zero = ys[0] * 0
+    b_zero = tl.zeros_like(ys[0])
     b_sum, b_rest, b_count = b_zero, b_zero, tl.zeros(b_zero.shape, tl.int32)
     for k in tl.static_range(BE):
         b_sum, b_rest, b_count = _count_in(b_sum, b_rest, b_count, ys[k], b_present, b_begins, k)
@@ -139,11 +174,12 @@ def run_means(ys, b_present, b_begins, b_ends):
         b_mean = b_sum * b_inverse
         means = means + (b_mean,)
         rests = rests + ((tl.fma(-b_mean, b_n, b_sum) + b_rest) * b_inverse,)
-    b_mean, b_rest = b_zero + UNSET, b_zero
+    b_mean, b_rest = b_zero, b_zero
     for k in tl.static_range(BE):
         b_mean = tl.where(bit(b_ends, BE - 1 - k), means[BE - 1 - k], b_mean)
         b_rest = tl.where(bit(b_ends, BE - 1 - k), rests[BE - 1 - k], b_rest)
-    b_mean, b_rest = tl.associative_scan((b_mean, b_rest), 1, _nearest, reverse=True)
+    b_known = (b_ends != 0).to(tl.int32)
+    b_mean, b_rest, _ = tl.associative_scan((b_mean, b_rest, b_known), 1, _nearest, reverse=True)
     b_mean, b_rest = following(b_mean, 0), following(b_rest, 0)
     wide_means = ()
     wide_rests = ()
@@ -182,5 +218,6 @@ def _accumulate(a_sum, a_rest, a_tally, b_sum, b_rest, b_tally):
 
 
 @triton.jit
-def _nearest(a_mean, a_rest, b_mean, b_rest):
-    return tl.where(b_mean == UNSET, a_mean, b_mean), tl.where(b_mean == UNSET, a_rest, b_rest)
+def _nearest(a_mean, a_rest, a_known, b_mean, b_rest, b_known):
+    b_has = b_known > 0
+    return tl.where(b_has, b_mean, a_mean), tl.where(b_has, b_rest, a_rest), a_known | b_known

@@ -82,8 +82,9 @@ class Budget(Regularizer):
 def capped_argmax(x: Tensor, lower: float | Tensor, upper: float | Tensor, total: float, entropic: bool) -> Tensor:
     """argmax of <x, p> - Omega(p) over lower <= p <= upper, sum p = total, along the last dimension."""
     low, high = _bound(lower, x, "lower"), _bound(upper, x, "upper")
-    _feasible(x, low, high, total)
-    return Capped.apply(x, low, high, total, entropic)
+    _feasible(x, lower, upper, total)
+    # the backward pass tells by the output which entries are at a bound, so it is rounded to half precision after
+    return Capped.apply(wide(x), low, high, total, entropic).to(x.dtype)
 
 
 class Capped(Function):
@@ -105,7 +106,6 @@ class Capped(Function):
         x, lower, upper, y = ctx.saved_tensors
         keep = x > -torch.inf
         point, direction = wide(y), wide(v)
-        # y is rounded, so the bounds are rounded as it is
         at_upper = keep & (y >= upper.to(y.dtype))
         at_lower = keep & (y <= lower.to(y.dtype)) & ~at_upper
         # free entries share what bounds leave: their weights s, and minus the mean, is the Jacobian
@@ -125,17 +125,22 @@ def _bound(bound: float | Tensor, x: Tensor, name: str) -> Tensor:
     return bound.to(device=x.device).expand(x.shape)
 
 
-def _feasible(x: Tensor, lower: Tensor, upper: Tensor, total: float) -> None:
+def _feasible(x: Tensor, lower: float | Tensor, upper: float | Tensor, total: float) -> None:
     """Refuse bounds that cannot be met. While tracing nothing can be read: such rows come out as NaN."""
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.numel() == 0:
         return
     keep = x != -torch.inf
-    low, high = (torch.where(keep, b, 0).sum(-1, dtype=torch.float64) for b in (lower, upper))
-    slack = 1e-6 * max(total, 1.0)
+    count = keep.sum(-1)
     # a row with a NaN stays for itself
-    alive = keep.any(-1) & ~x.isnan().any(-1)
-    if bool((alive & (torch.where(keep, lower > upper, False)).any(-1)).any()):
+    alive = (count > 0) & ~x.isnan().any(-1)
+    crossed = lower > upper
+    if bool((crossed & keep & alive.unsqueeze(-1)).any() if isinstance(crossed, Tensor) else crossed):
         raise ValueError("lower must be at most upper; got a lower bound above its upper bound")
+    low, high = (
+        torch.where(keep, b, 0).sum(-1, dtype=torch.float64) if isinstance(b, Tensor) else b * count
+        for b in (lower, upper)
+    )
+    slack = 1e-6 * max(total, 1.0)
     if bool((alive & (low > total + slack)).any()):
         raise ValueError(f"lower must sum to at most {total:g} along dim; got {float(low.max()):g}")
     if bool((alive & (high < total - slack)).any()):

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel, rows, wide_like
-from polymax.kernels.numba_math import inline, kernel, middle
+from polymax.kernels.numba_math import add, inline, kernel, middle
 
 
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: float, entropic: bool) -> Tensor:
@@ -80,7 +80,7 @@ def _solve(z, low, high, total, entropic):
         if guess == tau or not (below < guess < above):
             break
         tau = guess
-    fixed, free, count = _sums(z, low, high, tau, entropic)
+    fixed, free, count = _exact_sums(z, low, high, tau, entropic)
     # what is left of the total goes to the free entries
     rest = total - fixed
     if count == 0 and abs(rest) > 1e-13 * total:
@@ -109,7 +109,21 @@ def _clipped(z, low, high, tau, entropic):
 
 @inline
 def _sums(z, low, high, tau, entropic):
-    """Sum of the entries at a bound, sum of the free ones, and how many are free; without rounding error."""
+    """Sum of the entries at a bound, sum of the free ones, and how many are free."""
+    fixed = free = 0.0
+    count = 0
+    for k in range(z.size):
+        weight = _clipped(z[k], low[k], high[k], tau, entropic)
+        inside = low[k] < weight < high[k]
+        count += inside
+        free = add(free, weight if inside else 0.0)
+        fixed = add(fixed, 0.0 if inside else weight)
+    return fixed, free, count
+
+
+@inline
+def _exact_sums(z, low, high, tau, entropic):
+    """The same with the rounding error carried along."""
     fixed = free = fixed_error = free_error = 0.0
     count = 0
     for k in range(z.size):

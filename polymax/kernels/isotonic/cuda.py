@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polymax.kernels import triton_rows
 from polymax.kernels.triton_math import on_device
-from polymax.kernels.triton_rows import load_row, store_row
+from polymax.kernels.triton_rows import extent, load_row, store_row
 
 
 def isotonic(x: Tensor) -> Tensor:
@@ -38,20 +38,19 @@ def _isotonic(p_x, p_z, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BT: tl.c
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     # rows past the last do the last again
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
-    xs = load_row(p_x, i_r * n, n, float("-inf"), dtype, BT, BE)
-    b_good = tl.full([BR, BT], 1, tl.int32)
-    for k in tl.static_range(BE):
-        b_good &= (xs[k] < float("inf")).to(tl.int32)
-    b_good = tl.min(b_good, 1)[:, None] > 0
+    o_n = tl.arange(0, BT * BE)[None, :]
+    b_x = tl.load(p_x + (i_r * n)[:, None] + o_n, mask=o_n < n, other=float("-inf")).to(dtype)
+    b_good, _, b_base = extent(b_x)
+    xs = load_row(p_x, p_x, i_r, n, float("-inf"), dtype, False, BT, BE)
     ys = ()
     for k in tl.static_range(BE):
         # a NaN would keep the loops from ending: it is put back at the end
-        ys = ys + (tl.where(b_good, xs[k], 0),)
+        ys = ys + (tl.where(b_good, xs[k], 0) - b_base,)
     zs = non_increasing(ys)
     out = ()
     for k in tl.static_range(BE):
-        out = out + (tl.where(b_good, zs[k], float("nan")),)
-    store_row(p_z, i_r * n, n, out)
+        out = out + (tl.where(b_good, zs[k] + b_base, float("nan")),)
+    store_row(p_z, p_z, i_r, n, out, False)
 
 
 @triton.jit
@@ -79,8 +78,8 @@ def _merge_entries(ys, HALF: tl.constexpr):
         if HALF > 1:
             go = tl.max(b_apart.to(tl.int32))
             while go > 0:
-                b_excess = b_t * 0
-                b_count = b_t * 0
+                b_excess = tl.zeros_like(b_t)
+                b_count = tl.zeros_like(b_t)
                 for k in tl.static_range(HALF):
                     b_below = tl.minimum(ys[first + k] - b_t, 0)
                     b_above = tl.maximum(ys[first + HALF + k] - b_t, 0)
@@ -104,12 +103,12 @@ def _merge_threads(ys, HALF: tl.constexpr):
     b_high = _spread(tl.max(_pairs(tl.where(b_left, float("-inf"), ys[0]), HALF), 2), HALF)
     b_apart, b_t, b_low, b_high, b_tolerance = _bracket(b_low, b_high)
     # what counts is above the level on the right, below it on the left
-    b_sign = tl.where(b_left, -1.0, 1.0).to(b_t.dtype) + b_t * 0
+    b_sign = tl.where(b_left, -1.0, 1.0).to(b_t.dtype) + tl.zeros_like(b_t)
     go = tl.max(b_apart.to(tl.int32))
     while go > 0:
         b_level = b_sign * b_t
-        b_excess = b_t * 0
-        b_count = b_t * 0
+        b_excess = tl.zeros_like(b_t)
+        b_count = tl.zeros_like(b_t)
         for k in tl.static_range(BE):
             b_d = tl.maximum(b_sign * ys[k] - b_level, 0)
             b_excess += b_d
@@ -127,7 +126,7 @@ def _merge_threads(ys, HALF: tl.constexpr):
 
 @triton.jit
 def _bracket(b_low, b_high):
-    """Which pairs of blocks are out of order, given the last of the left and the first of the right; a level between."""
+    """Which pairs of blocks are out of order, given the last of the left and the first of the right; a bracket."""
     eps: tl.constexpr = 2.2e-16 if b_low.dtype == tl.float64 else 1.2e-7
     b_apart = b_low < b_high
     b_low, b_high = tl.where(b_apart, b_low, 0), tl.where(b_apart, b_high, 0)
@@ -140,9 +139,13 @@ def _step(b_t, b_low, b_high, b_excess, b_count, b_apart, b_tolerance):
     """The level after a step of Newton, or of bisection; its bracket; and whether any is still on its way."""
     b_low = tl.where(b_excess > 0, b_t, b_low)
     b_high = tl.where(b_excess < 0, b_t, b_high)
-    b_next = b_t + b_excess / tl.maximum(b_count, 1)
-    b_next = tl.where((b_low <= b_next) & (b_next <= b_high), b_next, 0.5 * (b_low + b_high))
-    b_far = b_apart & (tl.abs(b_next - b_t) > b_tolerance)
+    b_move = b_excess / tl.maximum(b_count, 1)
+    b_close = tl.abs(b_move) <= b_tolerance
+    b_next = b_t + b_move
+    # strictly inside: from one end to the other and back would never end
+    b_newton = b_close | ((b_low < b_next) & (b_next < b_high))
+    b_next = tl.where(b_newton, b_next, 0.5 * (b_low + b_high))
+    b_far = b_apart & (b_close == 0) & (b_high - b_low > b_tolerance)
     return tl.where(b_apart, b_next, b_t), b_low, b_high, tl.max(b_far.to(tl.int32))
 
 

@@ -8,10 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels import triton_rows
 from polymax.kernels.isotonic.cuda import isotonic, non_increasing
-from polymax.kernels.triton_math import on_device
-from polymax.kernels.triton_rows import stack, unstack
+from polymax.kernels.triton_math import ceil_power, on_device
+from polymax.kernels.triton_rows import extent, stack, unstack
 from polymax.kernels.widen import wide
 
 # longer rows, and float64, which has no wider integer to be packed into, are sorted by torch
@@ -35,7 +34,12 @@ def oscar_prox(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
 
 def tile(count: int, n: int) -> tuple[int, int, int, int]:
     """Rows per program, threads to a row, entries to a thread, and warps."""
-    return triton_rows.chunks(count, n)
+    bn = ceil_power(n)
+    # the sort is straight-line code that grows with the entries to a thread and should stay in the instruction cache
+    be = min(8, max(bn // 8, 1))
+    bt = bn // be
+    br = max(1, min(32 // bt, ceil_power(count)))
+    return br, bt, be, max(1, br * bt // 32)
 
 
 def _by_parts(x, strength):
@@ -45,9 +49,11 @@ def _by_parts(x, strength):
     good = (x < torch.inf).all(-1, keepdim=True) & (s == s)
     ordered, order = torch.where(good, y, 0).sort(dim=-1, descending=True, stable=True)
     count = (ordered != -torch.inf).sum(-1, keepdim=True)
-    top = torch.where(count > 0, ordered[..., :1], 0)
-    raised = ordered - top + s * torch.arange(n, device=x.device)
-    lowered = isotonic(raised) + (top - s * (count - 1))
+    top = ordered.amax(-1, keepdim=True).clamp(min=torch.finfo(y.dtype).min)
+    lowest = torch.where(ordered == -torch.inf, top, ordered).amin(-1, keepdim=True)
+    base = torch.where(top.abs() > 2 * (top - lowest), top, 0)
+    raised = ordered - base + s * torch.arange(n, device=x.device)
+    lowered = isotonic(raised) - s * (count - 1) + base
     z = torch.empty_like(y).scatter_(-1, order, lowered)
     return torch.where(good, z, torch.nan).to(x.dtype), order.to(torch.int32)
 
@@ -72,16 +78,16 @@ def _oscar_prox(
     o_n = tl.arange(0, BN)[None, :]
     b_x = tl.load(p_x + o_r + o_n, mask=o_n < n, other=float("-inf")).to(tl.float32)
     b_s = tl.load(p_strength + i_r).to(tl.float32)[:, None]
-    b_good = (tl.min((b_x < float("inf")).to(tl.int32), 1)[:, None] > 0) & (b_s == b_s)
+    b_good, _, b_base = extent(b_x)
+    b_good = b_good & (b_s == b_s)
     # bad rows keep their order; -0.0 is a tie with 0.0
     b_x = tl.where((b_good | (o_n >= n)) & (b_x != 0), b_x, 0.0)
     b_count = tl.sum((b_x != float("-inf")).to(tl.int32), 1)[:, None]
-    b_top = tl.where(b_count > 0, tl.max(b_x, 1)[:, None], 0.0)
     b_x, b_index = _sorted(b_x, o_n, p_x.dtype.element_ty, HALF)
-    # a constant less than x - strength (m - rank), and smallest where it matters most
-    b_y = b_x - b_top + b_s * o_n
+    # x - strength (m - rank) but for a constant, so that the largest scores keep their digits
+    b_y = b_x - b_base + b_s * o_n
     zs = non_increasing(unstack(tl.reshape(b_y, [BR, BT, BE])))
-    b_z = tl.reshape(stack(zs), [BR, BN]) + (b_top - b_s * (b_count - 1))
+    b_z = tl.reshape(stack(zs), [BR, BN]) - b_s * (b_count - 1) + b_base
     b_z = tl.where(b_good, b_z, float("nan")).to(p_z.dtype.element_ty)
     tl.store(p_z + o_r + b_index, b_z, mask=b_index < n)
     tl.store(p_order + o_r + o_n, b_index, mask=o_n < n)

@@ -46,19 +46,8 @@ def _segment_mean(
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     # rows past the last do the last again
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
-    zs = ()
-    vs = ()
-    order = ()
-    if ORDERED:
-        # n is past the end of a row
-        order = load_row(p_order, i_r * n, n, n, tl.int32, BT, BE)
-        for k in tl.static_range(BE):
-            o_x = (i_r * n)[:, None] + order[k]
-            zs = zs + (tl.load(p_z + o_x, mask=order[k] < n, other=float("-inf")).to(dtype),)
-            vs = vs + (tl.load(p_v + o_x, mask=order[k] < n, other=0).to(dtype),)
-    else:
-        zs = load_row(p_z, i_r * n, n, float("-inf"), dtype, BT, BE)
-        vs = load_row(p_v, i_r * n, n, 0, dtype, BT, BE)
+    zs = load_row(p_z, p_order, i_r, n, float("-inf"), dtype, ORDERED, BT, BE)
+    vs = load_row(p_v, p_order, i_r, n, 0, dtype, ORDERED, BT, BE)
 
     # the last present entry of the threads before
     b_before = zs[0]
@@ -85,12 +74,7 @@ def _segment_mean(
     for k in tl.static_range(BE):
         b_mean = tl.where(bit(b_present, k), means[k] + rests[k], 0)
         out = out + (tl.where(b_bad, float("nan"), b_mean),)
-    if ORDERED:
-        for k in tl.static_range(BE):
-            p_k = p_out + (i_r * n)[:, None] + order[k]
-            tl.store(p_k, out[k].to(p_out.dtype.element_ty), mask=order[k] < n)
-    else:
-        store_row(p_out, i_r * n, n, out)
+    store_row(p_out, p_order, i_r, n, out, ORDERED)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polymax.kernels import triton_rows
 from polymax.kernels.triton_math import on_device
-from polymax.kernels.triton_rows import bit, following, load_row, previous, run_means, store_row
+from polymax.kernels.triton_rows import bit, extent, following, load_row, previous, run_means, store_row
 
 
 def tv_prox(x: Tensor, strength: Tensor) -> Tensor:
@@ -53,22 +53,17 @@ def _tv_prox(
     o_n = tl.arange(0, BT * BE)[None, :]
     b_x = tl.load(p_x + (i_r * n)[:, None] + o_n, mask=o_n < n, other=float("-inf")).to(dtype)
     b_s = tl.load(p_strength + i_r).to(dtype)[:, None]
-    b_good = (tl.min((b_x < float("inf")).to(tl.int32), 1)[:, None] > 0) & (b_s >= 0)
-    # a NaN would keep the loop from ending: it is put back at the end
-    b_x = tl.where(b_good, b_x, float("-inf"))
-    b_top = tl.max(b_x, 1)[:, None]
-    b_top = tl.where(b_top == float("-inf"), 0, b_top)
-    b_range = b_top - tl.min(tl.where(b_x == float("-inf"), b_top, b_x), 1)[:, None]
-    # scores far from 0 are moved there, which is exact; others stay
-    b_base = tl.where(tl.abs(b_top) > 2 * b_range, b_top, 0)
+    b_good, b_range, b_base = extent(b_x)
+    b_good = b_good & (b_s >= 0)
     # beyond this the solution is constant
     b_s = tl.where(b_good, tl.minimum(b_s, n * b_range), 0)
     b_limit = b_s + 8 * eps * (b_s + b_range)
 
-    xs = load_row(p_x, i_r * n, n, float("-inf"), dtype, BT, BE)
+    xs = load_row(p_x, p_x, i_r, n, float("-inf"), dtype, False, BT, BE)
     b_present = tl.zeros([BR, BT], tl.uint32)
     ys = ()
     for k in tl.static_range(BE):
+        # a NaN would keep the loop from ending: it is put back at the end
         b_here = b_good & (xs[k] != float("-inf"))
         b_present |= b_here.to(tl.uint32) << k
         ys = ys + (tl.where(b_here, xs[k], b_base) - b_base,)
@@ -93,7 +88,7 @@ def _tv_prox(
     for k in tl.static_range(BE):
         b_z = tl.where(bit(b_present, k), zs[k] + b_base, float("-inf"))
         out = out + (tl.where(b_good, b_z, float("nan")),)
-    store_row(p_z, i_r * n, n, out)
+    store_row(p_z, p_z, i_r, n, out, False)
 
 
 @triton.jit
@@ -156,7 +151,7 @@ def _labels(gs, b_begins, b_ends, b_s, b_limit):
     """Bits of the entries above the mean, at the best labels of each run."""
     BE: tl.constexpr = len(gs)
     ALL: tl.constexpr = (1 << BE) - 1
-    b_zero = gs[0] * 0
+    b_zero = tl.zeros_like(gs[0])
     # how much better above is than below, the best labels to the right given: x -> clamp(x + add, low, high)
     b_add, b_low, b_high = b_zero, b_zero - b_s, b_zero + b_s
     for k in tl.static_range(BE):
