@@ -29,9 +29,9 @@ def implementation(name, file):
     return getattr(import_module(f"polymax.kernels.{name}.{file}"), name)
 
 
-def close(actual, expected):
+def close(actual, expected, slack=1):
     assert actual.dtype == expected.dtype
-    tolerance = TOLERANCES.get(actual.dtype, 0)
+    tolerance = slack * TOLERANCES.get(actual.dtype, 0)
     torch.testing.assert_close(
         actual.cpu(), expected.cpu(), rtol=tolerance, atol=tolerance, equal_nan=True, check_layout=False
     )
@@ -75,13 +75,13 @@ def arguments(name, n, dtype):
     return [(z, v), (z, v, torch.rand(14, n).argsort(-1).int())]
 
 
-def check(name, function, args):
+def check(name, function, args, slack=1):
     outputs = function(*args)
     expected = implementation(name, "reference")(*(a.cpu() for a in args))
     if isinstance(expected, tuple):
         close(outputs[1], expected[1])
         outputs, expected = outputs[0], expected[0]
-    close(outputs, expected)
+    close(outputs, expected, slack)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -138,7 +138,8 @@ def test_cuda_with_several_warps_to_a_row(name, monkeypatch):
 @pytest.mark.parametrize("name", OPS)
 def test_cuda_on_long_rows(name, n):
     for args in arguments(name, n, torch.float32):
-        check(name, OPS[name], tuple(a.to(GPU) for a in args))
+        # rounding grows with the length of the runs
+        check(name, OPS[name], tuple(a.to(GPU) for a in args), slack=4)
 
 
 @needs_triton

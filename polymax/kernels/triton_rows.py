@@ -98,17 +98,25 @@ def stack(xs):
 
 @triton.jit
 def extent(b_x):
-    """Of rows `(R, N)`: whether they are good, without NaN and +inf; their range; and an offset, as columns.
+    """Of rows `(R, N)`: whether they are good, without NaN and +inf; their range; and their offset, as columns.
 
-    Rows that are far from 0 for their range lose digits in sums. The offset moves them to 0, which is exact; it is 0
-    for others. -inf is absent; rows that are not good count as absent.
+    -inf is absent; rows that are not good count as absent.
     """
     b_good = tl.min((b_x < float("inf")).to(tl.int32), 1)[:, None] > 0
     b_x = tl.where(b_good, b_x, float("-inf"))
     b_top = tl.max(b_x, 1)[:, None]
-    b_top = tl.where(b_top == float("-inf"), 0, b_top)
-    b_range = b_top - tl.min(tl.where(b_x == float("-inf"), b_top, b_x), 1)[:, None]
-    return b_good, b_range, tl.where(tl.abs(b_top) > 2 * b_range, b_top, 0)
+    b_low = tl.min(tl.where(b_x == float("-inf"), float("inf"), b_x), 1)[:, None]
+    return b_good, tl.where(b_top < b_low, 0, b_top - b_low), offset(b_top, b_low)
+
+
+@triton.jit
+def offset(b_top, b_low):
+    """What to subtract from rows between b_low and b_top, so that sums keep their digits.
+
+    Scores that are far from 0 for their range move to 0, and that is exact; others stay. Absent rows have top < low.
+    """
+    b_far = (b_top >= b_low) & (tl.abs(b_top) > 2 * (b_top - b_low))
+    return tl.where(b_far, b_top, 0)
 
 
 @triton.jit

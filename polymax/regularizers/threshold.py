@@ -1,11 +1,12 @@
 """The threshold mapping with its derivatives: scores, alpha, and both again."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
@@ -20,9 +21,19 @@ def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensit
     # the compiler refuses functions with a forward-mode derivative
     function = Threshold if torch.compiler.is_compiling() else ForwardThreshold
     if not isinstance(alpha, Tensor):
+        if _underived(x):
+            # the bare operator: half the cost of a small call
+            return kernels.threshold(x, float(alpha), family)
         return function.apply(x, None, float(alpha), family, sensitivity)
     alphas = alpha.expand(*x.shape[:-1], 1).squeeze(-1)
     return function.apply(x, alphas, 0.0, family, sensitivity)
+
+
+def _underived(x: Tensor) -> bool:
+    """No derivative of any kind will be taken through x."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return False
+    return not (x.requires_grad and torch.is_grad_enabled()) and forward_ad._current_level < 0
 
 
 class Threshold(Function):
@@ -69,3 +80,8 @@ def _jacobian(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | 
     if torch.is_grad_enabled():
         return reference.threshold_backward(y, v, alpha, family, alphas)
     return kernels.threshold_backward(y, v, alpha, family, alphas)
+
+
+# torch binds the arguments of apply by the signature of forward, and would compute it at each call
+for _function in (Threshold, ForwardThreshold):
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polymax.kernels import triton_rows
 from polymax.kernels.triton_math import on_device
-from polymax.kernels.triton_rows import extent, load_row, store_row
+from polymax.kernels.triton_rows import load_row, offset, store_row
 
 
 def isotonic(x: Tensor) -> Tensor:
@@ -38,10 +38,17 @@ def _isotonic(p_x, p_z, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BT: tl.c
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     # rows past the last do the last again
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
-    o_n = tl.arange(0, BT * BE)[None, :]
-    b_x = tl.load(p_x + (i_r * n)[:, None] + o_n, mask=o_n < n, other=float("-inf")).to(dtype)
-    b_good, _, b_base = extent(b_x)
     xs = load_row(p_x, p_x, i_r, n, float("-inf"), dtype, False, BT, BE)
+    b_good = tl.full([BR, BT], 1, tl.int32)
+    b_top = tl.full([BR, BT], float("-inf"), dtype)
+    b_low = tl.full([BR, BT], float("inf"), dtype)
+    for k in tl.static_range(BE):
+        b_finite = tl.abs(xs[k]) < float("inf")
+        b_good &= (xs[k] < float("inf")).to(tl.int32)
+        b_top = tl.maximum(b_top, tl.where(b_finite, xs[k], float("-inf")))
+        b_low = tl.minimum(b_low, tl.where(b_finite, xs[k], float("inf")))
+    b_good = tl.min(b_good, 1)[:, None] > 0
+    b_base = offset(tl.max(b_top, 1)[:, None], tl.min(b_low, 1)[:, None])
     ys = ()
     for k in tl.static_range(BE):
         # a NaN would keep the loops from ending: it is put back at the end

@@ -44,6 +44,8 @@ def tile(count: int, n: int) -> tuple[int, int, int, int]:
 
 def _by_parts(x, strength):
     n = x.shape[-1]
+    if n == 0:
+        return x.clone(), torch.empty_like(x, dtype=torch.int32)
     y = wide(x)
     s = strength.to(y.dtype).unsqueeze(-1)
     good = (x < torch.inf).all(-1, keepdim=True) & (s == s)
