@@ -1,15 +1,14 @@
-"""Who takes part in a benchmark: torch, polymax, and peers, which may be absent."""
+"""Who takes part in a benchmark: polymax, a baseline, and peers, which may be absent."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from benchmarks import oracles
 
 Tensors = tuple[Tensor, ...]
 Mapping = Callable[..., Any]
@@ -37,7 +36,7 @@ class Function(ABC):
 
 @dataclass(frozen=True)
 class TorchFunction(Function):
-    """Tensors to a tensor or a tuple of tensors, differentiated by autograd."""
+    """Tensors to a tensor, a tuple of tensors or a list of integers, differentiated by autograd."""
 
     call: Mapping
 
@@ -53,46 +52,60 @@ class TorchFunction(Function):
         return y, torch.autograd.grad(y, leaves, cotangents)
 
     def tensors(self, arrays: Any) -> Tensors:
+        if isinstance(arrays, list):
+            return (torch.tensor(arrays),)
         return tuple(t.detach() for t in ((arrays,) if isinstance(arrays, Tensor) else arrays))
 
 
 @dataclass(frozen=True)
 class JaxFunction(Function):
-    """A compiled function of one JAX array, on the CPU."""
+    """A compiled function of JAX arrays, on the CPU."""
 
     call: Mapping
 
-    def prepare(self, inputs: Tensors, cotangents: Tensors) -> tuple[Any, Any, Any, Any]:
-        jax = import_module("jax")
+    def prepare(self, inputs: Tensors, cotangents: Tensors) -> tuple[Mapping, Mapping, list[Any], Any]:
+        x, (v,) = ([import_module("jax").numpy.asarray(t.numpy()) for t in ts] for ts in (inputs, cotangents))
+        return *_compiled(self.call), x, v
 
-        def both(x: Any, v: Any) -> Any:
-            y, pullback = jax.vjp(self.call, x)
-            return y, pullback(v)[0]
-
-        x, v = (jax.numpy.asarray(t.numpy()) for t in (*inputs, *cotangents))
-        return jax.jit(self.call), jax.jit(both), x, v
-
-    def forward(self, problem: tuple[Any, Any, Any, Any]) -> Any:
+    def forward(self, problem: tuple[Mapping, Mapping, list[Any], Any]) -> Any:
         call, _, x, _ = problem
-        return call(x).block_until_ready()
+        return call(*x).block_until_ready()
 
-    def both(self, problem: tuple[Any, Any, Any, Any]) -> tuple[Any, Any]:
+    def both(self, problem: tuple[Mapping, Mapping, list[Any], Any]) -> tuple[Any, Any]:
         _, both, x, v = problem
-        y, dx = both(x, v)
-        return y.block_until_ready(), dx.block_until_ready()
+        return import_module("jax").block_until_ready(both(v, *x))
 
     def tensors(self, arrays: Any) -> Tensors:
         # a copy: JAX arrays cannot be written, and torch warns of that
-        return (torch.tensor(import_module("numpy").array(arrays)),)
+        copy = import_module("numpy").array
+        return tuple(torch.tensor(copy(array)) for array in (arrays if isinstance(arrays, tuple) else (arrays,)))
+
+
+@cache
+def _compiled(call: Mapping) -> tuple[Mapping, Mapping]:
+    """Compiled once, for all inputs of a shape."""
+    jax = import_module("jax")
+
+    def both(v: Any, *x: Any) -> Any:
+        y, pullback = jax.vjp(call, *x)
+        return y, pullback(v)
+
+    return jax.jit(call), jax.jit(both)
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """A function with a name, and the float64 function that says what it should return."""
+    """A function with a name, and the float64 function that says what it should return.
+
+    Its errors may be `slack` times those of polymax, and its time should be at least `margin` times that of
+    polymax.
+    """
 
     name: str
     function: Function
     oracle: Mapping
+    slack: float = 1.0
+    margin: float | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,12 @@ class Peer:
     name: str
     load: Callable[[Any], Function]
     devices: tuple[str, ...] = ("cpu", "cuda")
+    slack: float = 1.0
+    margin: float | None = None
+
+    def behind(self, margin: float) -> "Peer":
+        """The peer, of which polymax should be this many times as fast."""
+        return replace(self, margin=margin)
 
     def competitor(self, device: str, oracle: Mapping) -> "Competitor | str":
         """The peer on this device, or why it is absent."""
@@ -109,7 +128,7 @@ class Peer:
             return f"runs on {', '.join(self.devices)} only"
         package = self.name.partition(".")[0]
         try:
-            return Competitor(self.name, self.load(import_module(package)), oracle)
+            return Competitor(self.name, self.load(import_module(package)), oracle, self.slack, self.margin)
         # packages fail to load in their own ways: a missing compiler, a missing GPU, an old attribute
         except Exception as error:
             return f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -117,38 +136,3 @@ class Peer:
 
 def ours(call: Mapping, oracle: Mapping) -> Competitor:
     return Competitor("polymax", TorchFunction(call), oracle)
-
-
-SOFTMAX = Competitor("torch.softmax", TorchFunction(lambda x: torch.softmax(x, -1)), oracles.softmax)
-
-
-def _entmax(function: str, **options: float) -> Peer:
-    def load(package: Any) -> Function:
-        call = getattr(package, function)
-        return TorchFunction(lambda x: call(x, dim=-1, **options))
-
-    return Peer(f"entmax.{function}", load)
-
-
-def _adasplash(alpha: float) -> Peer:
-    def load(package: Any) -> Function:
-        return TorchFunction(lambda x: package.triton_entmax(x, alpha=alpha))
-
-    return Peer("adasplash.triton_entmax", load, devices=("cuda",))
-
-
-def _projection(package: Any) -> Function:
-    project = import_module("jaxopt.projection").projection_simplex
-    return JaxFunction(import_module("jax").vmap(project))
-
-
-PROJECTION = Peer("jaxopt.projection_simplex", _projection, devices=("cpu",))
-
-SPARSEMAX = (_entmax("sparsemax"), _adasplash(2.0), PROJECTION)
-ENTMAX15 = (_entmax("entmax15"), _adasplash(1.5))
-NORMMAX = (_entmax("normmax_bisect", alpha=2.0),)
-
-
-def entmax_peers(alpha: float) -> tuple[Peer, ...]:
-    """Peers at an alpha that has no closed form."""
-    return _entmax("entmax_bisect", alpha=alpha), _adasplash(alpha)

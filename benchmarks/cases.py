@@ -1,88 +1,12 @@
-"""The workloads: a suite is a list of cases."""
+"""The suites: each is a list of cases."""
 
-from collections.abc import Mapping
-from functools import partial
+from benchmarks.simplex.cases import LATENCY, SIMPLEX
+from benchmarks.structures.cases import MEMORY, STRUCTURES
+from benchmarks.workload import Case
 
-import torch
-from torch import Tensor
-
-import polymax as pm
-from benchmarks import baselines, oracles
-from benchmarks.baselines import ours
-from benchmarks.record import Bar
-from benchmarks.workload import BOTH, FORWARD, Bars, Case, FunctionCase, ImportCase, Problems, Shape, Size
-
-CPU_SHAPES: tuple[Shape, ...] = ((1024, 64), (512, 512), (4096, 1024), (64, 32000))
-CUDA_SHAPES: tuple[Shape, ...] = ((65536, 64), (65536, 1024), (4096, 32768))
-CUDA_DTYPES = (torch.float32, torch.bfloat16)
-
-
-def simplex_sizes(cuda_shapes: tuple[Shape, ...] = CUDA_SHAPES) -> Mapping[str, tuple[Size, ...]]:
-    return {
-        "cpu": tuple(map(Size, CPU_SHAPES)),
-        "cuda": tuple(Size(shape, dtype) for shape in cuda_shapes for dtype in CUDA_DTYPES),
-    }
-
-
-def ratios(cpu: float, cuda: float, cuda_forward: float | None = None) -> Bars:
-    """Bars on the ratio to torch.softmax: forward and backward, and forward alone."""
-    bars = {("cpu", BOTH): Bar(cpu), ("cuda", BOTH): Bar(cuda)}
-    return bars if cuda_forward is None else bars | {("cuda", FORWARD): Bar(cuda_forward)}
-
-
-def csoftmax(x: Tensor) -> Tensor:
-    # twice the uniform weight holds back an eighth of Gaussian scores, whatever the length of the row
-    return pm.csoftmax(x, upper=2.0 / x.shape[-1])
-
-
-SHORT = Problems(simplex_sizes(CUDA_SHAPES[:2]))
-LONG = Problems(simplex_sizes())
-CHEAP = ratios(cpu=4.0, cuda=1.1, cuda_forward=1.5)
-GROUPED = ratios(cpu=20.0, cuda=6.0)
-
-SIMPLEX: list[Case] = [
-    FunctionCase("softmax", ours(pm.softmax, oracles.softmax), LONG),
-    FunctionCase("sparsemax", ours(pm.sparsemax, oracles.sparsemax), LONG, baselines.SPARSEMAX, CHEAP),
-    FunctionCase("entmax 1.5", ours(pm.entmax, oracles.entmax(1.5)), LONG, baselines.ENTMAX15, CHEAP),
-    *(
-        FunctionCase(
-            f"entmax {alpha}",
-            ours(partial(pm.entmax, alpha=alpha), oracles.entmax(alpha)),
-            LONG,
-            baselines.entmax_peers(alpha),
-            bars,
-        )
-        for alpha, bars in {
-            1.33: CHEAP,
-            1.1: {("cuda", BOTH): Bar(1.1), ("cuda", FORWARD): Bar(1.5)},
-        }.items()
-    ),
-    FunctionCase(
-        "sq_pnorm_max",
-        ours(pm.sq_pnorm_max, oracles.sq_pnorm_max(1.5)),
-        LONG,
-        bars=ratios(cpu=8.0, cuda=1.1, cuda_forward=1.5),
-    ),
-    FunctionCase("normmax", ours(pm.normmax, oracles.normmax(2.0)), LONG, baselines.NORMMAX),
-    FunctionCase("fusedmax", ours(pm.fusedmax, oracles.fusedmax(0.1)), SHORT, bars=GROUPED),
-    FunctionCase("oscarmax", ours(pm.oscarmax, oracles.oscarmax(0.01)), SHORT, bars=GROUPED),
-    FunctionCase("csparsemax", ours(partial(pm.csparsemax, upper=0.15), oracles.csparsemax(0.15)), LONG),
-    FunctionCase("csoftmax", ours(csoftmax, oracles.csoftmax(2.0)), LONG),
-]
-
-TINY = Problems({"cpu": (Size((8, 32)),)}, timed=(FORWARD,), quick=(8, 32))
-
-LATENCY: list[Case] = [
-    FunctionCase(
-        "sparsemax",
-        ours(pm.sparsemax, oracles.sparsemax),
-        TINY,
-        baselines.SPARSEMAX,
-        {("cpu", FORWARD): Bar(40.0, "eager_us")},
-    ),
-    FunctionCase("entmax 1.5", ours(pm.entmax, oracles.entmax(1.5)), TINY, baselines.ENTMAX15),
-    FunctionCase("fusedmax", ours(pm.fusedmax, oracles.fusedmax(0.1)), TINY),
-    ImportCase("import", Bar(0.5e6, "eager_us")),
-]
-
-SUITES: dict[str, list[Case]] = {"simplex": SIMPLEX, "latency": LATENCY}
+SUITES: dict[str, list[Case]] = {
+    "simplex": SIMPLEX,
+    "latency": LATENCY,
+    "structures": STRUCTURES,
+    "memory": MEMORY,
+}

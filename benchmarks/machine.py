@@ -14,7 +14,10 @@ import torch
 import polymax
 from polymax.recipes import speed
 
-PACKAGES = ("triton", "numba", "numpy", "entmax", "adasplash", "jax", "jaxopt")
+PACKAGES = (
+    *("triton", "numba", "numpy", "entmax", "adasplash", "jax", "jaxopt"),
+    *("pytorch-crf", "torch-struct", "supar", "synjax", "tslearn", "pysdtw"),
+)
 
 
 def describe(device: str, name: str | None = None) -> dict[str, Any]:

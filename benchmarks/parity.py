@@ -16,6 +16,7 @@ ENTRIES = 1 << 16
 LEAST_ROWS = 8
 # how many roundings may have moved a score
 ROUNDINGS = 8
+TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Parity:
     """Errors of outputs and gradients: the worst of a row, over the size of its entries.
 
     The size is the largest entry; a gradient may vanish, so its size is at least that of y v for outputs y
-    and cotangents v. `kinks` counts rows left out of the gradient: rounding decides on which side of a kink
-    they are.
+    (1 for larger ones) and cotangents v. `kinks` counts rows left out of the gradient, or of outputs that are
+    not continuous: rounding decides on which side of a kink they are.
     """
 
     forward: float
@@ -46,52 +47,65 @@ class Parity:
 
 @dataclass(frozen=True)
 class Truth:
-    """What an oracle says of some rows of a problem."""
+    """What an oracle says of some rows of a problem, and of the gradient of what all rows share."""
 
     rows: Tensor
     outputs: Tensors
     gradients: Tensors
+    shared: Tensors
     output_size: Tensor
     gradient_size: Tensor
     smooth: Tensor
 
 
-def truth(oracle: Mapping, inputs: Tensors, cotangents: Tensors) -> Truth:
-    """The oracle on rows spread over the batch, the first dimension of every tensor."""
+def truth(oracle: Mapping, inputs: Tensors, cotangents: Tensors, shared: int = 0) -> Truth:
+    """The oracle on rows spread over the batch, the first dimension of every tensor but the last `shared` inputs.
+
+    The gradient of a shared input takes all rows. Without cotangents nothing is differentiated.
+    """
     size = inputs[0].shape[0]
-    count = min(size, max(LEAST_ROWS, ENTRIES // max(1, inputs[0][0].numel())))
+    count = size if shared else min(size, max(LEAST_ROWS, ENTRIES // max(1, inputs[0][0].numel())))
     rows = torch.linspace(0, size - 1, count).round().long()
-    x, v = ([t.detach()[rows.to(t.device)].cpu().double() for t in ts] for ts in (inputs, cotangents))
+    own = len(inputs) - shared
+    x = [*_at(inputs[:own], rows), *(t.detach().cpu().double() for t in inputs[own:])]
+    v = _at(cotangents, rows)
     tolerance = TOLERANCE[inputs[0].dtype]
     outputs, gradients = _derive(oracle, x, v)
-    output_size = _largest(outputs)
-    gradient_size = torch.maximum(_largest(gradients), output_size * _largest(v))
+    # a row of zeros has no size
+    output_size = _largest(outputs).double().clamp(min=TINY)
+    gradient_size = output_size
+    if v:
+        # weights and marginals are at most 1, whatever the value of which they are the gradient
+        gradient_size = torch.maximum(_largest(gradients[:own]), output_size.clamp(max=1) * _largest(v))
     smooth = torch.ones(count, dtype=torch.bool)
     nudges = _nudges(x, inputs[0].dtype)
     # there and back: at a kink itself one of the two sides looks smooth
     for sign in (1, -1):
-        nudged = [t.detach() + sign * nudge for t, nudge in zip(x, nudges, strict=True)]
-        smooth &= _errors(_derive(oracle, nudged, v)[1], gradients, gradient_size) <= tolerance
-    return Truth(rows, outputs, gradients, output_size, gradient_size, smooth)
+        nudged = _derive(oracle, [t.detach() + sign * nudge for t, nudge in zip(x, nudges, strict=True)], v)
+        found, expected = (nudged[1][:own], gradients[:own]) if v else (nudged[0], outputs)
+        smooth &= _errors(found, expected, gradient_size) <= tolerance
+    return Truth(rows, outputs, gradients[:own], gradients[own:], output_size, gradient_size, smooth)
 
 
 def check(competitor: Competitor, inputs: Tensors, cotangents: Tensors, expected: Truth) -> Parity:
     """Run a competitor on a whole problem and compare the rows that the oracle has solved."""
     function = competitor.function
     problem = function.prepare(inputs, cotangents)
-    forward = function.tensors(function.forward(problem))
-    outputs, gradients = (function.tensors(arrays) for arrays in function.both(problem))
-    smooth = expected.smooth
-    errors = [
-        _worst(_errors(_at(found, expected.rows), expected.outputs, expected.output_size))
-        for found in (forward, outputs)
-    ]
-    gradient = _errors(_at(gradients, expected.rows), expected.gradients, expected.gradient_size)[smooth]
-    finite = all(bool(t.isfinite().all()) for t in (*forward, *outputs, *gradients))
+    results, gradients = [function.tensors(function.forward(problem))], ()
+    if cotangents:
+        outputs, gradients = (function.tensors(arrays) for arrays in function.both(problem))
+        results.append(outputs)
+    rows, smooth, own = expected.rows, expected.smooth, len(expected.gradients)
+    steady = torch.ones_like(smooth) if cotangents else smooth
+    forward = [_errors(_at(found, rows), expected.outputs, expected.output_size)[steady] for found in results]
+    gradient = [_errors(_at(gradients[:own], rows), expected.gradients, expected.gradient_size)[smooth]]
+    for found, right in zip(gradients[own:], expected.shared, strict=True):
+        gradient.append(_errors([found.cpu().double()[None]], [right[None]], right.abs().max()[None]))
+    finite = all(bool(t.isfinite().all()) for ts in (*results, gradients) for t in ts)
     return Parity(
-        forward=max(errors) if finite else math.nan,
-        gradient=_worst(gradient) if finite else math.nan,
-        tolerance=TOLERANCE[inputs[0].dtype],
+        forward=_worst(torch.cat(forward)) if finite else math.nan,
+        gradient=_worst(torch.cat(gradient)) if finite else math.nan,
+        tolerance=competitor.slack * TOLERANCE[inputs[0].dtype],
         rows=len(smooth),
         kinks=int((~smooth).sum()),
     )
@@ -110,23 +124,25 @@ def _nudges(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def _derive(oracle: Mapping, inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> tuple[Tensors, Tensors]:
     leaves = [x.requires_grad_() for x in inputs]
     y = oracle(*leaves)
-    gradients = torch.autograd.grad(y, leaves, cotangents)
+    gradients = torch.autograd.grad(y, leaves, cotangents) if cotangents else ()
     return tuple(t.detach() for t in ((y,) if isinstance(y, Tensor) else y)), gradients
 
 
 def _at(tensors: Tensors, rows: Tensor) -> Tensors:
-    return tuple(t[rows.to(t.device)].cpu().double() for t in tensors)
+    return tuple(t.detach()[rows.to(t.device)].cpu().double() for t in tensors)
 
 
 def _errors(found: Sequence[Tensor], expected: Sequence[Tensor], size: Tensor) -> Tensor:
     """The largest error of each row, over its size; infinite where shapes differ."""
+    if not expected and not found:
+        return torch.zeros_like(size)
     if [t.shape for t in found] != [t.shape for t in expected]:
         return torch.full_like(size, torch.inf)
     return _largest([f - e for f, e in zip(found, expected, strict=True)]) / size
 
 
 def _largest(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([t.abs().flatten(1).amax(1) for t in tensors]).amax(0)
+    return torch.stack([t.abs().reshape(len(t), -1).amax(1) for t in tensors]).amax(0)
 
 
 def _worst(errors: Tensor) -> float:

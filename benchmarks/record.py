@@ -14,20 +14,29 @@ OK, PARITY_FAILED, ERROR = "ok", "parity failed", "error"
 
 @dataclass(frozen=True)
 class Bar:
-    """The most that a column of polymax's row may be."""
+    """The most, or the least, that a column of a row should be."""
 
-    most: float
+    limit: float
     column: str = "ratio"
+    least: bool = False
+
+    def holds(self, value: float | None) -> bool:
+        if value is None:
+            return False
+        return value >= self.limit if self.least else value <= self.limit
 
     def __str__(self) -> str:
-        return f"{self.most:g}" if self.column == "ratio" else _time(self.most)
+        text = f"{self.limit:.3g}" if self.column == "ratio" else _time(self.limit)
+        return f"≥{text}" if self.least else text
 
 
 @dataclass(frozen=True)
 class Row:
     """One competitor on one problem. Times are in microseconds, and absent unless the status is "ok".
 
-    `ratio` is to the case's baseline, of `ratio_of`: device times where both have one, else eager times.
+    `ratio` is to the case's baseline, of `ratio_of`: device times where both have one, else eager times. That of
+    `extra_bytes`, the most memory in use beyond the inputs, is to the size of the inputs. A bar is the most that
+    `bar_of` should be, or, if `bar_least`, the least.
     """
 
     case: str
@@ -41,10 +50,12 @@ class Row:
     eager_spread_us: float | None = None
     device_us: float | None = None
     device_spread_us: float | None = None
+    extra_bytes: int | None = None
     ratio: float | None = None
     ratio_of: str | None = None
     bar: float | None = None
     bar_of: str | None = None
+    bar_least: bool = False
     met: bool | None = None
     parity: dict[str, Any] | None = None
     others: float | None = None
@@ -112,7 +123,8 @@ def absence(absent: Absent) -> str:
 
 
 def columns() -> str:
-    return _columns("case", "timed", "shape", "dtype", "competitor", "eager", "device", "ratio", "bar", "met", "parity")
+    numbers = ("eager", "device", "memory", "ratio", "bar", "met", "parity")
+    return _columns("case", "timed", "shape", "dtype", "competitor", *numbers)
 
 
 def line(row: Row) -> str:
@@ -121,11 +133,12 @@ def line(row: Row) -> str:
     start = (row.case, row.timed, shape, row.dtype, row.competitor)
     if row.status != OK:
         return f"{_columns(*start).rstrip()}  {row.status.upper()}: {row.note}"
-    bar = "" if row.bar is None else str(Bar(row.bar, row.bar_of or "ratio"))
+    bar = "" if row.bar is None else str(Bar(row.bar, row.bar_of or "ratio", row.bar_least))
     text = _columns(
         *start,
         _spread(row.eager_us, row.eager_spread_us),
         _spread(row.device_us, row.device_spread_us),
+        "" if row.extra_bytes is None else f"{row.extra_bytes / 2**20:.3g}MiB",
         "" if row.ratio is None else f"{row.ratio:.2f}",
         bar,
         "" if row.met is None else "yes" if row.met else "NO",
@@ -166,7 +179,7 @@ def _once(rows: Iterable[Row]) -> list[Row]:
 
 
 def _columns(*cells: str) -> str:
-    widths = (13, 16, 11, 8, 26, 17, 17, 6, 6, 3, 6)
+    widths = (15, 16, 12, 8, 29, 12, 12, 9, 6, 6, 3, 6)
     left = 5
     padded = [
         cell.ljust(width) if i < left else cell.rjust(width)

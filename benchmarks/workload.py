@@ -15,7 +15,7 @@ import torch
 
 import polymax
 from benchmarks import parity, timing
-from benchmarks.baselines import SOFTMAX, Competitor, Peer, Tensors
+from benchmarks.baselines import Competitor, Peer, Tensors
 from benchmarks.machine import Others
 from benchmarks.record import ERROR, OK, PARITY_FAILED, Absent, Bar, Row
 from benchmarks.timing import EFFORTS, QUICK, Effort, Task, Times
@@ -59,13 +59,37 @@ def gaussian(shape: Shape, generator: torch.Generator) -> Tensors:
     return (torch.randn(shape, generator=generator, device=generator.device),)
 
 
+def like_scores(shape: Shape) -> tuple[Shape, ...]:
+    """One output, shaped like the scores."""
+    return (shape,)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a function takes and returns: inputs of which the last `shared` serve the whole batch.
+
+    `outputs` gives the shapes of the outputs of a problem, which are those of the cotangents; none where the
+    outputs have no derivative.
+    """
+
+    inputs: Callable[[Shape, torch.Generator], Tensors] = gaussian
+    outputs: Callable[[Shape], tuple[Shape, ...]] = like_scores
+    shared: int = 0
+
+    def problem(self, size: Size, generator: torch.Generator) -> tuple[Tensors, Tensors]:
+        """Inputs and cotangents."""
+        inputs = self.inputs(size.shape, generator)
+        cotangents = [gaussian(shape, generator)[0] for shape in self.outputs(size.shape)]
+        return tuple(x.to(size.dtype) for x in inputs), tuple(v.to(size.dtype) for v in cotangents)
+
+
 @dataclass(frozen=True)
 class Problems:
-    """Where and on what a case is measured: inputs, and sizes for each device."""
+    """Where and on what a case is measured: a signature, and sizes for each device."""
 
     sizes: Mapping[str, tuple[Size, ...]]
     timed: tuple[str, ...] = (FORWARD, BOTH)
-    inputs: Callable[[Shape, torch.Generator], Tensors] = gaussian
+    signature: Signature = Signature()
     quick: Shape = (4, 16)
 
     def of(self, device: str, quick: bool) -> tuple[Size, ...]:
@@ -78,14 +102,14 @@ class Problems:
 
 @dataclass(frozen=True)
 class FunctionCase(Case):
-    """A differentiable function of ours beside peers of the same function, and a baseline."""
+    """A function of ours beside peers of the same function, and a baseline, which is ours where there is none."""
 
     name: str
     ours: Competitor
     problems: Problems
     peers: tuple[Peer, ...] = ()
     bars: Bars = field(default_factory=dict)
-    base: Competitor = SOFTMAX
+    base: Competitor | None = None
 
     def runs_on(self, device: str) -> bool:
         return bool(self.problems.sizes.get(device))
@@ -96,11 +120,12 @@ class FunctionCase(Case):
 
     def rows(self, device: str, quick: bool) -> Iterator[Row]:
         loaded = [peer.competitor(device, self.ours.oracle) for peer in self.peers]
-        competitors = [self.base, self.ours, *(peer for peer in loaded if isinstance(peer, Competitor))]
+        base = self.base or self.ours
+        competitors = [*dict.fromkeys([base, self.ours]), *(peer for peer in loaded if isinstance(peer, Competitor))]
         effort = QUICK if quick else EFFORTS[device]
         for size in self.problems.of(device, quick):
             pool = self._pool(size, device, most=2 if quick else POOL_MOST)
-            checked = self._checked(competitors, size, pool[0])
+            checked = gate(self.name, competitors, size, pool[0], self.problems.signature.shared)
             fit = [c for c in competitors if checked[c.name].status == OK]
             for timed in self.problems.timed:
                 tasks = {c.name: _tasks(c, timed, pool) for c in fit}
@@ -110,49 +135,50 @@ class FunctionCase(Case):
                 for competitor in competitors:
                     known = asdict(checked[competitor.name]) | {"timed": timed, "others": others.share}
                     if competitor in fit:
-                        known |= _times(competitor.name, self.base.name, found, devices)
+                        known |= _times(competitor.name, base.name, found, devices)
                         known["note"] = refused.get(competitor.name, "")
-                    bar = self.bars.get((device, timed)) if competitor is self.ours else None
-                    yield Row(**known | _judged(bar, known))
+                    yield Row(**known | judged(self._bar(competitor, device, timed, known["status"]), known))
 
     def _pool(self, size: Size, device: str, most: int) -> list[tuple[Tensors, Tensors]]:
         """Inputs and cotangents in rotation."""
         generator = torch.Generator(device).manual_seed(0)
-
-        def inputs() -> Tensors:
-            return tuple(t.to(size.dtype) for t in self.problems.inputs(size.shape, generator))
-
-        first, base = inputs(), self.base.function
-        # all competitors of a case have outputs of the same shapes
-        outputs = base.tensors(base.forward(base.prepare(first, first)))
-        used = sum(t.numel() * t.element_size() for t in first)
+        first = self.problems.signature.problem(size, generator)
+        used = sum(t.numel() * t.element_size() for t in first[0])
         count = max(2, min(most, POOL_BYTES // max(1, used)))
-        return [
-            (x, tuple(torch.randn(y.shape, generator=generator, device=device).to(y.dtype) for y in outputs))
-            for x in (first, *(inputs() for _ in range(count - 1)))
-        ]
+        return [first, *(self.problems.signature.problem(size, generator) for _ in range(count - 1))]
 
-    def _checked(self, competitors: list[Competitor], size: Size, problem: tuple[Tensors, Tensors]) -> dict[str, Row]:
-        """A row without times for each competitor: whether its outputs and gradients are right."""
-        truths: dict[Any, parity.Truth] = {}
-        found: dict[str, Row] = {}
-        for c in competitors:
-            known: dict[str, Any] = {}
-            try:
-                if c.oracle not in truths:
-                    truths[c.oracle] = parity.truth(c.oracle, *problem)
-                result = parity.check(c, *problem, truths[c.oracle])
-            # whatever a competitor raises is a result of this competitor alone
-            except Exception as error:
-                known = {"status": ERROR, "note": f"{type(error).__name__}: {error}".partition("\n")[0]}
-            else:
-                # JSON has no NaN
-                known["parity"] = {k: v if math.isfinite(v) else None for k, v in asdict(result).items()}
-                if not result.holds:
-                    known |= {"status": PARITY_FAILED, "note": str(result)}
-            dtype = str(size.dtype).removeprefix("torch.")
-            found[c.name] = Row(self.name, "", c.name, size.shape, dtype, **known)
-        return found
+    def _bar(self, competitor: Competitor, device: str, timed: str, status: str) -> Bar | None:
+        """That of a case is on our row; how far a peer should be behind is on the peer's, if it has a time."""
+        if competitor is self.ours:
+            return self.bars.get((device, timed))
+        if competitor.margin is None or status != OK:
+            return None
+        return Bar(competitor.margin, least=True)
+
+
+def gate(
+    case: str, competitors: list[Competitor], size: Size, problem: tuple[Tensors, Tensors], shared: int
+) -> dict[str, Row]:
+    """A row without figures for each competitor: whether its outputs and gradients are right."""
+    truths: dict[Any, parity.Truth] = {}
+    found: dict[str, Row] = {}
+    for c in competitors:
+        known: dict[str, Any] = {}
+        try:
+            if c.oracle not in truths:
+                truths[c.oracle] = parity.truth(c.oracle, *problem, shared)
+            result = parity.check(c, *problem, truths[c.oracle])
+        # whatever a competitor raises is a result of this competitor alone
+        except Exception as error:
+            known = {"status": ERROR, "note": f"{type(error).__name__}: {error}".partition("\n")[0]}
+        else:
+            # JSON has no NaN
+            known["parity"] = {k: v if math.isfinite(v) else None for k, v in asdict(result).items()}
+            if not result.holds:
+                known |= {"status": PARITY_FAILED, "note": str(result)}
+        dtype = str(size.dtype).removeprefix("torch.")
+        found[c.name] = Row(case, "", c.name, size.shape, dtype, **known)
+    return found
 
 
 @dataclass(frozen=True)
@@ -180,7 +206,7 @@ class ImportCase(Case):
                 "eager_spread_us": 1e6 * (max(seconds) - min(seconds)),
                 "others": others.share,
             }
-            yield Row(self.name, "import", package, (), "", **known | _judged(bar, known))
+            yield Row(self.name, "import", package, (), "", **known | judged(bar, known))
 
 
 def _tasks(competitor: Competitor, timed: str, pool: list[tuple[Tensors, Tensors]]) -> list[Task]:
@@ -217,12 +243,12 @@ def _times(name: str, base: str, found: Mapping[str, Times], devices: Mapping[st
     return known
 
 
-def _judged(bar: Bar | None, known: Mapping[str, Any]) -> dict[str, Any]:
+def judged(bar: Bar | None, known: Mapping[str, Any]) -> dict[str, Any]:
     """The bar, and whether it is met: not without a number."""
     if bar is None:
         return {}
-    value = known.get(bar.column)
-    return {"bar": bar.most, "bar_of": bar.column, "met": value is not None and value <= bar.most}
+    met = bar.holds(known.get(bar.column))
+    return {"bar": bar.limit, "bar_of": bar.column, "bar_least": bar.least, "met": met}
 
 
 def _import_seconds() -> tuple[float, float]:

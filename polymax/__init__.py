@@ -33,6 +33,24 @@ from polymax.regularizers import SquaredPNorm as SquaredPNorm
 from polymax.regularizers import Tsallis as Tsallis
 from polymax.regularizers import Zero as Zero
 
+# smoothed maxima over structures
+from polymax.smoothing import HardMax as HardMax
+from polymax.smoothing import LocalMax as LocalMax
+from polymax.smoothing import Marginals as Marginals
+from polymax.smoothing import Smoothing as Smoothing
+
+# structures: what inference ranges over
+from polymax.structures import Alignment as Alignment
+from polymax.structures import Chain as Chain
+from polymax.structures import Counted as Counted
+from polymax.structures import Dag as Dag
+from polymax.structures import DynamicProgram as DynamicProgram
+from polymax.structures import Hypergraph as Hypergraph
+from polymax.structures import ProjectiveTree as ProjectiveTree
+from polymax.structures import SemiMarkov as SemiMarkov
+from polymax.structures import SpanTree as SpanTree
+from polymax.structures import Structure as Structure
+
 __version__ = "0.1.0"
 
 # pictures and checks are loaded when asked for: matplotlib is an extra

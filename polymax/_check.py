@@ -45,6 +45,13 @@ def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     return x.masked_fill(~mask, -torch.inf)
 
 
+def readable(t: Tensor) -> bool:
+    """Whether values can be looked at: not while they are traced, and not at the price of waiting for a device."""
+    return not (
+        t.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(t)
+    )
+
+
 def number(value: Any, name: str, expected: str, valid: Any) -> None:
     """A number, or tensor of numbers, for which `valid` holds.
 
@@ -52,13 +59,7 @@ def number(value: Any, name: str, expected: str, valid: Any) -> None:
     """
     if isinstance(value, Tensor):
         floating(value, name)
-        if (
-            value.device.type != "cpu"
-            or torch.compiler.is_compiling()
-            or torch._C._functorch.is_functorch_wrapped_tensor(value)
-        ):
-            return
-        if not bool(torch.as_tensor(valid(value)).all()):
+        if readable(value) and not bool(torch.as_tensor(valid(value)).all()):
             raise ValueError(f"{name} must be {expected}; got values in [{value.min():g}, {value.max():g}]")
     elif isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number or a tensor; got {type(value).__name__}")

@@ -10,18 +10,23 @@ from dataclasses import asdict, fields, replace
 import pytest
 import torch
 
-from benchmarks import baselines, oracles, parity, record, timing, workload
-from benchmarks.__main__ import main
+from benchmarks import memory, parity, record, timing, workload
+from benchmarks.__main__ import RESULTS, main
+from benchmarks.baselines import Competitor, Peer, TorchFunction, ours
 from benchmarks.cases import SUITES
+from benchmarks.simplex import oracles, peers
+from benchmarks.structures import cases as structures
+from benchmarks.structures import oracles as structure_oracles
 from benchmarks.workload import BOTH, FORWARD, FunctionCase, Problems, Size
 
 FUNCTION_CASES = [
-    pytest.param(case, id=f"{suite}-{case.name}")
+    pytest.param(case, (40, 24) if len(case.problems.quick) == 2 else case.problems.quick, id=f"{suite}-{case.name}")
     for suite, cases in SUITES.items()
     for case in cases
     if isinstance(case, FunctionCase)
 ]
-TIMES = ("eager_us", "eager_spread_us", "device_us", "device_spread_us", "ratio")
+FIGURES = ("eager_us", "eager_spread_us", "device_us", "device_spread_us", "extra_bytes", "ratio")
+HERE = {suite: cases for suite, cases in SUITES.items() if any(case.runs_on("cpu") for case in cases)}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,7 @@ def quick(tmp_path_factory):
     file = tmp_path_factory.mktemp("benchmarks") / "machine.json"
     printed = io.StringIO()
     with redirect_stdout(printed):
-        for suite in SUITES:
+        for suite in HERE:
             assert main(["run", suite, "--quick", "--out", str(file), "--machine", "here"]) == 0
     return file, printed.getvalue()
 
@@ -46,37 +51,53 @@ def only(case, monkeypatch, capsys, tmp_path):
 def sparsemax_case(call):
     """Sparsemax, as `call` thinks it is."""
     problems = Problems({"cpu": (Size((4, 16)),)})
-    return FunctionCase("sparsemax", baselines.ours(call, oracles.sparsemax), problems)
+    return FunctionCase("sparsemax", ours(call, oracles.sparsemax), problems, base=peers.SOFTMAX)
+
+
+def chain_case(call, *rivals):
+    """The chain, as `call` thinks it is, beside peers that every machine has."""
+    return FunctionCase(
+        "chain", ours(call, structure_oracles.chain), structures.both(structures.CHAINS, (3, 5, 4), ((),)), rivals
+    )
+
+
+def rival(call, **options):
+    return Peer("math.chain", lambda package: TorchFunction(call), **options)
 
 
 def test_file_has_every_suite_case_and_pass(quick):
     document = json.loads(quick[0].read_text())
     assert document["schema"] == record.SCHEMA
-    assert {run["suite"] for run in document["runs"]} == set(SUITES)
+    assert {run["suite"] for run in document["runs"]} == set(HERE)
     for run in document["runs"]:
         assert set(run) == {field.name for field in fields(record.Run)}
         assert run["quick"] is True
         assert run["machine"]["name"] == "here"
         assert run["machine"]["torch"] == torch.__version__
         assert {"cpu", "threads", "gpu", "triton", "numba"} <= set(run["machine"])
-        assert {row["case"] for row in run["rows"]} == {case.name for case in SUITES[run["suite"]]}
+        cases = {case.name for case in SUITES[run["suite"]] if case.runs_on("cpu")}
+        assert {row["case"] for row in run["rows"]} == cases
         for row in run["rows"]:
             assert set(row) == {field.name for field in fields(record.Row)}
     simplex = next(run for run in document["runs"] if run["suite"] == "simplex")["rows"]
     assert {row["timed"] for row in simplex} == {FORWARD, BOTH}
 
 
-def test_every_competitor_passes_the_gate_and_is_timed(quick):
-    rows = [row for run in record.load(quick[0]) for row in run.rows]
-    assert [row for row in rows if row.status != record.OK] == []
-    for row in rows:
-        assert row.eager_us > 0
-        assert row.eager_spread_us >= 0
-        assert row.device_us is None
-        if row.timed != "import":
-            assert row.ratio > 0
-            assert row.parity["forward"] <= row.parity["tolerance"]
-        assert row.met is None or row.competitor == "polymax"
+def test_every_competitor_passes_the_gate_and_is_measured(quick):
+    runs = record.load(quick[0])
+    assert [row for run in runs for row in run.rows if row.status != record.OK] == []
+    for run in runs:
+        for row in run.rows:
+            if run.suite == "memory":
+                assert row.extra_bytes >= 0
+            else:
+                assert row.eager_us > 0
+                assert row.eager_spread_us >= 0
+            assert row.device_us is None
+            if row.timed != "import":
+                assert row.ratio >= 0
+                assert row.parity["forward"] <= row.parity["tolerance"]
+            assert row.met is None or row.competitor == "polymax" or row.bar_least
 
 
 def test_bars_are_judged(quick):
@@ -89,7 +110,8 @@ def test_bars_are_judged(quick):
         ("import", "import", 0.5e6),
     }
     for row in rows:
-        assert row.met is (getattr(row, row.bar_of) <= row.bar)
+        value = getattr(row, row.bar_of)
+        assert row.met is (value >= row.bar if row.bar_least else value <= row.bar)
 
 
 def test_show_prints_what_run_printed(quick, capsys):
@@ -102,7 +124,7 @@ def test_show_prints_what_run_printed(quick, capsys):
 
 
 def test_a_run_replaces_the_same_suite_and_device_only(quick, tmp_path):
-    first, second = record.load(quick[0])
+    first, second = record.load(quick[0])[:2]
     file = tmp_path / "results" / "machine.json"
     for run in (first, second, replace(first, rows=()), replace(second, device="cuda")):
         record.save(file, run)
@@ -128,7 +150,7 @@ def test_the_gate_refuses_a_wrong_competitor(wrong, monkeypatch, capsys, tmp_pat
     assert [row.timed for row in refused] == [FORWARD, BOTH]
     for row in refused:
         assert row.status == record.PARITY_FAILED
-        assert all(asdict(row)[column] is None for column in TIMES)
+        assert all(asdict(row)[column] is None for column in FIGURES)
         line = record.line(row)
         assert line in printed
         assert "PARITY FAILED: error" in line
@@ -154,7 +176,7 @@ def test_a_competitor_that_raises_does_not_stop_the_others(monkeypatch, capsys, 
 
 def test_an_absent_peer_is_reported(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "entmax", None)
-    case = replace(sparsemax_case(oracles.sparsemax), peers=baselines.SPARSEMAX)
+    case = replace(sparsemax_case(oracles.sparsemax), peers=peers.SPARSEMAX)
     run, printed = only(case, monkeypatch, capsys, tmp_path)
     reasons = {absent.peer: absent.reason for absent in run.absent}
     assert "ModuleNotFoundError" in reasons["entmax.sparsemax"]
@@ -179,13 +201,14 @@ def test_ratios_are_of_device_times_where_both_have_one(monkeypatch, capsys, tmp
         assert all(reason in printed for reason in refused.values())
 
 
-@pytest.mark.parametrize("case", FUNCTION_CASES)
-def test_oracles_agree_with_float64(case):
-    problem = case._pool(Size((40, 24), torch.float64), "cpu", most=2)[0]
-    for competitor in (case.base, case.ours):
-        found = parity.check(competitor, *problem, parity.truth(competitor.oracle, *problem))
+@pytest.mark.parametrize(("case", "shape"), FUNCTION_CASES)
+def test_oracles_agree_with_float64(case, shape):
+    problem = case._pool(Size(shape, torch.float64), "cpu", most=2)[0]
+    for competitor in filter(None, (case.base, case.ours)):
+        expected = parity.truth(competitor.oracle, *problem, case.problems.signature.shared)
+        found = parity.check(competitor, *problem, expected)
         assert found.holds, f"{competitor.name}: {found}"
-        assert found.rows == 40
+        assert found.rows == shape[0]
 
 
 def test_kinks_are_left_out_of_the_gradient():
@@ -200,6 +223,108 @@ def test_long_batches_are_compared_in_rows_from_first_to_last():
     found = parity.truth(oracles.softmax, (x,), (x,))
     assert (found.rows[0], found.rows[-1]) == (0, 4999)
     assert len(found.rows) == parity.ENTRIES // 64
+
+
+def wrong_shared_gradient(unary, transition):
+    return structure_oracles.chain(unary, 0.9 * transition + 0.1 * transition.detach())
+
+
+def test_the_gate_compares_the_gradient_of_what_is_shared(monkeypatch, capsys, tmp_path):
+    run, printed = only(chain_case(wrong_shared_gradient), monkeypatch, capsys, tmp_path)
+    assert [row.status for row in run.rows] == [record.PARITY_FAILED]
+    assert run.rows[0].parity["forward"] < 1e-5 < run.rows[0].parity["gradient"]
+    assert "PARITY FAILED" in printed
+
+
+def test_the_gate_compares_what_has_no_derivative():
+    case = next(case for case in structures.STRUCTURES if case.name == "viterbi")
+    (unary, transition), cotangents = case._pool(Size((5, 6, 3)), "cpu", most=1)[0]
+    assert cotangents == ()
+    # in the first instance the last two states are the best, and equally good
+    transition.zero_()
+    unary[0, :, 1:] = 5.0
+    expected = parity.truth(structure_oracles.best_tags, (unary, transition), (), shared=1)
+    assert not expected.smooth[0]
+    for call, holds in ((structure_oracles.best_tags, True), (lambda u, t: u.argmax(-1), False)):
+        function = TorchFunction(lambda u, t, call=call: call(u, t).tolist())
+        found = parity.check(Competitor("tags", function, call), (unary, transition), (), expected)
+        assert found.holds is holds
+        assert found.rows == 5
+
+
+def test_slack_is_for_peers_alone(monkeypatch, capsys, tmp_path):
+    def rough(unary, transition):
+        return 1.0003 * structure_oracles.chain(unary, transition)
+
+    case = chain_case(rough, rival(rough, slack=10.0))
+    run, _ = only(case, monkeypatch, capsys, tmp_path)
+    assert {row.competitor: row.status for row in run.rows} == {
+        "polymax": record.PARITY_FAILED,
+        "math.chain": record.OK,
+    }
+    assert [row.parity["tolerance"] for row in run.rows] == pytest.approx([1e-4, 1e-3])
+
+
+@pytest.mark.parametrize(
+    ("call", "times", "met"),
+    [
+        (structure_oracles.chain, 25.0, True),
+        (structure_oracles.chain, 15.0, False),
+        (wrong_shared_gradient, 25.0, False),
+    ],
+)
+def test_a_peer_should_be_far_behind(call, times, met, monkeypatch, capsys, tmp_path):
+    found = {"polymax": timing.Times(10.0, 1.0), "math.chain": timing.Times(10.0 * times, 1.0)}
+    monkeypatch.setattr(workload, "_measured", lambda tasks, *_: ({name: found[name] for name in tasks}, {}, {}))
+    case = chain_case(call, rival(structure_oracles.chain).behind(20))
+    run, printed = only(case, monkeypatch, capsys, tmp_path)
+    row = next(row for row in run.rows if row.competitor == "math.chain")
+    assert (row.bar, row.bar_least, row.met) == (20, True, met)
+    assert f"≥20 {'yes' if met else ' NO'}" in printed
+    assert f"bars met: {int(met)} of 1" in printed
+
+
+def test_a_peer_without_a_time_is_no_bar(monkeypatch, capsys, tmp_path):
+    gone = replace(rival(structure_oracles.chain).behind(20), name="nowhere.chain")
+    case = chain_case(structure_oracles.chain, rival(wrong_shared_gradient).behind(20), gone)
+    _, printed = only(case, monkeypatch, capsys, tmp_path)
+    assert "bars met: 0 of 0" in printed
+    assert "parity failed: math.chain" in printed
+    assert "ABSENT nowhere.chain" in printed
+
+
+needs_proc = pytest.mark.skipif(not memory.RESET.exists(), reason="memory is read from /proc")
+
+
+@needs_proc
+def test_memory_counts_what_is_freed_and_what_numpy_takes():
+    def hungry():
+        part = torch.ones(4 << 20)
+        both = (part + 1, part.numpy().copy())
+        del part
+        return both[1]
+
+    for _ in range(2):
+        assert memory.peak(hungry, "cpu") == pytest.approx(48 << 20, rel=0.1)
+
+
+@needs_proc
+@pytest.mark.parametrize(("copies", "met"), [(1, True), (8, False)])
+def test_memory_is_judged(copies, met, monkeypatch, capsys, tmp_path):
+    def call(scores):
+        return torch.cat([scores] * copies, 1).sum((1, 2)) / copies
+
+    problems = structures.both(structures.TREES, (16, 256, 256), ((),))
+    case = memory.MemoryCase("sum", ours(call, lambda scores: scores.sum((1, 2))), problems, lambda shape: 0)
+    (row,) = only(case, monkeypatch, capsys, tmp_path)[0].rows
+    assert (row.bar, row.ratio_of, row.met) == (2, "extra_bytes", met)
+    assert row.ratio == pytest.approx(row.extra_bytes / (4 * 16 * 256 * 256))
+
+
+def test_results_can_be_shown(capsys):
+    for file in RESULTS.glob("*.json"):
+        assert main(["show", str(file)]) == 0
+        assert "bars met" in capsys.readouterr().out
 
 
 def test_samples_are_interleaved_and_the_slow_get_fewer():

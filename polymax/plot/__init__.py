@@ -4,7 +4,10 @@ Every function draws on the `ax` it is given, or on a figure of its own, and ret
 pyplot or the settings of matplotlib. Save with `ax.figure.savefig("picture.png")`.
 """
 
+from polymax.plot.alignment import alignment
 from polymax.plot.matrix import attention
 from polymax.plot.regularizer import curves, simplex
+from polymax.plot.sequence import sequence
+from polymax.plot.tree import arcs, tree
 
-__all__ = ["attention", "curves", "simplex"]
+__all__ = ["alignment", "arcs", "attention", "curves", "sequence", "simplex", "tree"]

@@ -1,0 +1,1 @@
+"""Mappings to the simplex: the workloads, the oracles, the peers."""

@@ -1,0 +1,1 @@
+"""Structured inference: the workloads, the oracles, the peers."""

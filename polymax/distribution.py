@@ -1,0 +1,233 @@
+"""Distributions over whole structures: draw, weigh, rank and measure them.
+
+Both kinds are random walks down a hypergraph, from the root: at node h choose hyperedge e with probability p_e, then
+go on at all of its tails. With p from Shannon's maxima the walk is the Gibbs distribution; sparse maxima give walks
+of finite support, smaller than the set.
+
+    log p(y) = sum over the hyperedges of y of log p_e        H = - sum_e q_e log p_e,  q_e the expectation of e
+"""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, register_kl
+
+from polymax.kernels.hypergraph import (
+    hypergraph_count,
+    hypergraph_inside,
+    hypergraph_kbest,
+    hypergraph_sample,
+    hypergraph_visits,
+    hypergraph_weights,
+)
+from polymax.kernels.hypergraph.tape import used
+from polymax.kernels.levels import levels_of
+from polymax.regularizers import Regularizer, Shannon
+from polymax.structures.base import Parts, tensors
+from polymax.structures.dynamic import HARD, SHANNON, Derivations, DynamicProgram, narrow
+
+# a support larger than this is not listed
+_LARGEST_SUPPORT = 1 << 20
+
+
+class Walk(Distribution):
+    """The random walk whose choices are the weights of smoothed maxima."""
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012
+    has_rsample = False
+
+    def __init__(
+        self, structure: DynamicProgram, scores: tuple[Tensor, ...], omega: Regularizer, dtype: torch.dtype
+    ) -> None:
+        self.structure = structure
+        self._scores = scores
+        self._omega = omega
+        self._dtype = dtype
+        super().__init__(self._tree.batch, validate_args=False)
+
+    @property
+    def mean(self) -> Parts:  # type: ignore[override]
+        """The expected structure."""
+        from polymax.smoothing import LocalMax
+
+        return narrow(LocalMax(self.structure, self._omega).argmax(*self._scores), self._dtype)
+
+    @property
+    def mode(self) -> Parts:  # type: ignore[override]
+        """The most probable structure."""
+        best, _ = self.topk(1)
+        dim = len(self.batch_shape)
+        return best.select(dim, 0) if isinstance(best, Tensor) else type(best)(*(t.select(dim, 0) for t in best))
+
+    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Parts:  # type: ignore[override]
+        """Independent draws, (*sample_shape, *batch, ...)."""
+        shape = torch.Size(sample_shape)
+        tree = self._tree
+        seeds = torch.randint(
+            -(2**63), 2**63 - 1, (shape.numel(), tree.roots.shape[0]), generator=generator,
+            device=generator.device if generator is not None else "cpu",
+        ).to(tree.scores.device)  # fmt: skip
+        p = self._weights.detach().to(tree.scores.dtype)
+        y = hypergraph_sample(p, *tree.graph.arrays, tree.roots, seeds, tree.graph.parts)
+        return narrow(_map(lambda t: t.unflatten(0, shape) if len(shape) else t[0], tree.shaped(y)), self._dtype)
+
+    def log_prob(self, y: Parts) -> Tensor:  # type: ignore[override]
+        """log p(y), (*lead, *batch) for y with further leading dims; -inf for what is not in the support."""
+        q, derived = self._hyperedges(y)
+        log = _log_of(self._weights)
+        total = _sum(q, log.expand(q.shape), self._tree)
+        return torch.where(derived, total, -torch.inf).to(self._dtype)
+
+    def prob(self, y: Parts) -> Tensor:
+        """p(y)."""
+        return self.log_prob(y).exp()
+
+    def entropy(self) -> Tensor:
+        """-E[log p(y)], (*batch,)."""
+        return -_sum(self._expected, _log_of(self._weights), self._tree).to(self._dtype)
+
+    def cross_entropy(self, other: "Walk") -> Tensor:
+        """-E[log other(y)] for y drawn from this distribution; inf where the other rules out what this draws."""
+        return -_sum(self._expected, _log_of(other._weights), self._tree).to(self._dtype)
+
+    def topk(self, k: int) -> tuple[Parts, Tensor]:
+        """The k most probable structures (*batch, k, ...), best first, and their probabilities (*batch, k).
+
+        Where there are fewer, zeros of probability 0 follow.
+        """
+        if not isinstance(k, int) or k < 1:
+            raise ValueError(f"k must be a positive integer; got {k!r}")
+        tree = self._tree
+        # float64 keeps the order of structures that are close
+        log = _log_of(self._weights.detach()).double()
+        values, y = hypergraph_kbest(log, *tree.graph.arrays, tree.roots, k, tree.graph.parts)
+        best = tree.shaped(y.movedim(1, 0).to(tree.scores.dtype))
+        if torch.is_grad_enabled() and tree.scores.requires_grad:
+            probs = self.prob(best)
+            probs = torch.where(values.movedim(1, 0).reshape(probs.shape) > -torch.inf, probs, 0).movedim(0, -1)
+        else:
+            probs = values.exp().reshape(*tree.batch, k)
+        moved = _map(lambda t: t.movedim(0, len(tree.batch)), best)
+        return narrow(moved, self._dtype), probs.to(self._dtype)
+
+    def support(self) -> tuple[Parts, Tensor]:
+        """All structures of positive probability, as `topk` gives them."""
+        tree = self._tree
+        counts = hypergraph_count(self._weights.detach(), *tree.graph.arrays[:2], tree.roots)
+        largest = float(counts.max()) if counts.numel() else 0.0
+        if largest > _LARGEST_SUPPORT:
+            raise ValueError(f"the support has {largest:.3g} structures, too many to list; take topk(k)")
+        return self.topk(max(int(largest), 1))
+
+    @cached_property
+    def _tree(self) -> Derivations:
+        return self.structure.derivations(*self._scores)
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        """p (B, edges); recorded by autograd where the scores want gradients."""
+        tree = self._tree
+        with torch.set_grad_enabled(torch.is_grad_enabled() and tree.scores.requires_grad):
+            levels = levels_of(tree.graph)
+            scores = used(levels, tree.scores.double(), tree.roots)
+            padded = torch.cat([scores, scores.new_zeros(scores.shape[0], 1)], 1)
+            part = tree.graph.part
+            _, a = levels.inside(padded.T[torch.where(part < 0, scores.shape[1], part)], self._omega)
+            return levels.weights(a, self._omega).T
+
+    @cached_property
+    def _expected(self) -> Tensor:
+        """q (B, edges)."""
+        tree = self._tree
+        q, _ = levels_of(tree.graph).outside(self._weights.T, tree.roots, self._weights.new_ones(tree.roots.shape))
+        return q.T
+
+    def _hyperedges(self, y: Parts) -> tuple[Tensor, Tensor]:
+        """Which hyperedges the derivation of y uses, (*lead, B, edges), and whether there is one, (*lead, *batch)."""
+        tree = self._tree
+        dims = self.structure.event_dims(*tensors(y))
+        flat = torch.cat([t.flatten(-d) for t, d in zip(tensors(y), dims, strict=True)], -1)
+        lead = flat.shape[: flat.dim() - 1 - len(tree.batch)]
+        copies = lead.numel()
+        # no parts but those of y, and of these as many as there are: one derivation is left
+        wanted = flat.reshape(-1, tree.graph.parts).double()
+        allowed = torch.where(wanted > 0, 1.0, -torch.inf).double()
+        arrays, roots = tree.graph.arrays, tree.roots.repeat(copies)
+        value, chart = hypergraph_inside(allowed, *arrays, roots, HARD)
+        p = hypergraph_weights(allowed, *arrays, roots, chart, HARD)
+        visits = hypergraph_visits(p, *arrays[:2], roots)
+        q = p * visits[:, levels_of(tree.graph).heads]
+        derived = (value == wanted.sum(-1)).reshape(*lead, *tree.batch)
+        return q.reshape(*lead, tree.roots.shape[0], tree.graph.edges), derived
+
+
+class Gibbs(Walk):
+    """p(y) = exp(<scores, y>) / Z, the distribution of `Marginals`."""
+
+    def __init__(self, structure: DynamicProgram, scores: tuple[Tensor, ...], dtype: torch.dtype) -> None:
+        super().__init__(structure, scores, Shannon(), dtype)
+
+    @property
+    def mean(self) -> Parts:
+        return narrow(self._mean, self._dtype)
+
+    @property
+    def mode(self) -> Parts:
+        return narrow(self.structure.map(*self._scores), self._dtype)
+
+    @cached_property
+    def log_partition(self) -> Tensor:
+        """log Z, (*batch,)."""
+        return self.structure.logsumexp(*self._scores)
+
+    def log_prob(self, y: Parts) -> Tensor:
+        return (self.structure.score(y, *self._scores) - self.log_partition).to(self._dtype)
+
+    def entropy(self) -> Tensor:
+        return self.cross_entropy(self)
+
+    def cross_entropy(self, other: "Walk") -> Tensor:
+        if not isinstance(other, Gibbs):
+            return super().cross_entropy(other)
+        return (other.log_partition - self.structure.score(self._mean, *other._scores)).to(self._dtype)
+
+    @cached_property
+    def _mean(self) -> Parts:
+        return self.structure.problem(*self.structure.full(*self._scores)).expectation(SHANNON)
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        tree = self._tree
+        tensors = (tree.scores.detach(), *tree.graph.arrays, tree.roots)
+        _, chart = hypergraph_inside(*tensors, SHANNON)
+        return hypergraph_weights(*tensors, chart, SHANNON)
+
+
+@register_kl(Walk, Walk)
+def _kl_of_walks(p: Walk, q: Walk) -> Tensor:
+    return p.cross_entropy(q) - p.entropy()
+
+
+@register_kl(Gibbs, Gibbs)
+def _kl_of_gibbs(p: Gibbs, q: Gibbs) -> Tensor:
+    # the difference of scores first: log Z may be large
+    differences = tuple(
+        torch.where(a == b, 0, a - b)
+        for a, b in zip(p.structure.full(*p._scores), q.structure.full(*q._scores), strict=True)
+    )
+    return (p.structure.score(p._mean, *differences) - p.log_partition + q.log_partition).to(p._dtype)
+
+
+def _log_of(p: Tensor) -> Tensor:
+    return torch.where(p > 0, torch.log(torch.where(p > 0, p, 1)), -torch.inf)
+
+
+def _sum(q: Tensor, log: Tensor, tree: Derivations) -> Tensor:
+    terms = torch.where(q == 0, 0, q * torch.where(q == 0, 0, log))
+    return terms.sum(-1).reshape(*q.shape[:-2], *tree.batch)
+
+
+def _map(change: Any, y: Parts) -> Parts:
+    return change(y) if isinstance(y, Tensor) else type(y)(*(change(t) for t in y))

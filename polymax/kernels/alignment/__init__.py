@@ -1,0 +1,66 @@
+"""Alignment: locally smoothed maxima over monotone paths from (0, 0) to (rows - 1, columns - 1).
+
+    v[i, j] = scores[i, j] + max_Omega(v[i-1, j-1], v[i-1, j], v[i, j-1])        value = v[rows-1, columns-1]
+
+over the predecessors that exist. Ties of the hard maximum go to the diagonal, then down, then right. The smoothing
+is the Tsallis entropy of `alpha`: 1 is Shannon (soft-DTW), 2 is Gini, inf is the hard maximum. `outside` gives
+g * d value / d scores, `tangent` the inner product of that derivative (at g = 1) with d, and g times its own
+derivative along d.
+
+The chart holds the local weights of the three predecessors of every cell. Cells lie skewed, so that an
+anti-diagonal of a strip of rows is contiguous: row i and column j are at
+
+    chart[b, i // strip, (i % strip + j) % columns[b], :, i % strip]
+
+Cell (0, 0) has no predecessor: its first weight is 1, 0 where no path exists, NaN where a score is NaN.
+
+Shapes: scores and d (B, n, m), rows and columns (B,), g and the values (B,).
+"""
+
+import torch
+from torch import Tensor
+
+from polymax._dispatch import declare
+
+# rows that the CPU walks together, as the lanes of its vectors
+STRIP = 32
+
+
+def chart_shape(scores: Tensor) -> tuple[int, ...]:
+    """(B, strips, m, 3, strip): on the CPU strips of STRIP rows, elsewhere one strip of all rows."""
+    count, n, m = scores.shape
+    if scores.device.type != "cpu":
+        return count, 1, m, 3, n
+    return count, (n + STRIP - 1) // STRIP, m, 3, STRIP
+
+
+def _inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape[:1]), scores.new_empty(chart_shape(scores))
+
+
+def _outside(scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, alpha: float) -> Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+def _tangent(
+    scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, d: Tensor, alpha: float
+) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+alignment_inside = declare(
+    __name__,
+    "alignment_inside(Tensor scores, Tensor rows, Tensor columns, float alpha) -> (Tensor, Tensor)",
+    _inside,
+)
+alignment_outside = declare(
+    __name__,
+    "alignment_outside(Tensor scores, Tensor rows, Tensor columns, Tensor chart, Tensor g, float alpha) -> Tensor",
+    _outside,
+)
+alignment_tangent = declare(
+    __name__,
+    "alignment_tangent(Tensor scores, Tensor rows, Tensor columns, Tensor chart, Tensor g, Tensor d, float alpha)"
+    " -> (Tensor, Tensor)",
+    _tangent,
+)

@@ -1,0 +1,204 @@
+"""Alignment by wavefronts over strips of rows, for Numba.
+
+The lanes of a strip are its rows; at step t lane r is at column t - r, so that all lanes are on one anti-diagonal
+and every predecessor is known. Values are carried in float64, because they grow with the path; what is exponentiated
+are differences of neighbours, for which float32 is enough. Cells outside the problem have score -inf: they get
+value -inf and weights 0, and the steps need no masks.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.alignment import STRIP, chart_shape
+from polymax.kernels.alignment.cpu_tangent import tangent
+from polymax.kernels.alignment.numba_local import smooth_lanes
+from polymax.kernels.alignment.strips import SIDE, clear_padding, merge, receive, send, skew, unskew
+from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.numba_math import inline, kernel
+
+
+def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    # powers below 1 amplify rounding near the edge of the support, so alpha > 2 is computed in float64
+    exact = scores.double() if 2 < alpha < np.inf else scores
+    value = torch.empty(exact.shape[:1], dtype=exact.dtype)
+    chart = torch.empty(chart_shape(exact), dtype=exact.dtype)
+    args = (
+        _array(exact),
+        _array(rows),
+        _array(columns),
+        _array(value),
+        _array(chart).reshape(*chart.shape[:2], -1),
+        alpha,
+    )
+    parallel(_inside, _work(scores), 16, *args)
+    return value.to(scores.dtype), chart.to(scores.dtype)
+
+
+def alignment_outside(scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, alpha: float) -> Tensor:
+    mu = torch.empty(scores.shape, dtype=scores.dtype)
+    args = _array(rows), _array(columns), _array(chart).reshape(*chart.shape[:2], -1), _array(g), _array(mu)
+    parallel(_path if alpha == np.inf else _outside, _work(scores), 4, *args)
+    return mu
+
+
+def alignment_tangent(
+    scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, d: Tensor, alpha: float
+) -> tuple[Tensor, Tensor]:
+    if alpha == np.inf:
+        # one path, that does not move
+        y = alignment_outside(scores, rows, columns, chart, torch.ones_like(g), alpha)
+        return torch.where(y == 0, 0, y * d).sum((1, 2), dtype=torch.float64).to(d.dtype), torch.zeros_like(y)
+    value = torch.empty(scores.shape[:1], dtype=scores.dtype)
+    out = torch.empty(scores.shape, dtype=scores.dtype)
+    args = (
+        _array(rows),
+        _array(columns),
+        _array(chart).reshape(*chart.shape[:2], -1),
+        _array(g),
+        _array(d),
+        _array(value),
+        _array(out),
+        alpha,
+    )
+    parallel(tangent, _work(scores), 16, *args)
+    return value, out
+
+
+def _array(x):
+    return x.detach().contiguous().numpy()
+
+
+def _work(scores):
+    count, n, m = scores.shape
+    return torch.Size((count, n * m))
+
+
+@kernel
+def _inside(start, stop, scores, rows, columns, value, chart, alpha):
+    lines = np.empty((scores.shape[2] + STRIP) * STRIP, scores.dtype)
+    # values of the row above the strip, by column + 1
+    above = np.empty(scores.shape[2] + 1, np.float64)
+    wide = np.empty(3 * SIDE, np.float64)
+    line = np.empty(4 * STRIP, scores.dtype)
+    ramp = np.empty(3 * STRIP, scores.dtype)
+    work = np.empty(3 * STRIP, scores.dtype)
+    for b in range(start, stop):
+        n, m = rows[b], columns[b]
+        value[b] = 0
+        strips = (n + STRIP - 1) // STRIP if m > 0 else 0
+        chart[b, strips:] = 0
+        if strips == 0:
+            continue
+        above[:] = -np.inf
+        # what stands diagonally before the first cell has value 0
+        above[0] = 0
+        bad = False
+        for k in range(strips):
+            bad |= skew(scores[b], k * STRIP, n, m, -np.inf, lines)
+            tail = min(STRIP, n - k * STRIP) - 1
+            _walk(lines, m, tail, above, wide, line, ramp, work, chart[b, k], alpha)
+            chart[b, k, m * 3 * STRIP :] = 0
+            above[0] = -np.inf
+        value[b] = np.nan if bad else above[m]
+        chart[b, 0, 0] = np.nan if bad else (1 if above[m] > -np.inf else 0)
+
+
+@inline
+def _walk(lines, m, tail, above, wide, line, ramp, work, chart, alpha):
+    """One strip: its weights go to the chart, and the values of its row `tail` replace those of the row above."""
+    # wide: values at the last step behind the value of the row above, values diagonally before, maxima
+    wide[:] = -np.inf
+    wide[SIDE] = above[0]
+    for t in range(m + STRIP - 1):
+        wide[0] = above[t + 1] if t < m else -np.inf
+        whole = STRIP - 1 <= t < m
+        start = (t % m) * 3 * STRIP
+        stored = chart[start : start + 3 * STRIP]
+        weights = stored if whole else ramp
+        _differences(wide, line)
+        smooth_lanes(line, weights, alpha, work)
+        if not whole:
+            merge(ramp, stored, t, m)
+        _advance(wide, line, lines[t * STRIP : (t + 1) * STRIP])
+        if 0 <= t - tail < m:
+            above[t - tail + 1] = wide[tail + 1]
+
+
+@inline
+def _differences(wide, line):
+    """Values of the three predecessors less their maximum."""
+    for r in range(STRIP):
+        diagonal, down, right = wide[SIDE + r], wide[r], wide[r + 1]
+        top = diagonal if diagonal > down else down
+        top = top if top > right else right
+        wide[2 * SIDE + r] = top
+        top = top if top > -np.inf else 0.0
+        line[STRIP + r] = diagonal - top
+        line[2 * STRIP + r] = down - top
+        line[3 * STRIP + r] = right - top
+    for r in range(STRIP):
+        wide[SIDE + r] = wide[r]
+
+
+@inline
+def _advance(wide, line, scores):
+    for r in range(STRIP):
+        wide[r + 1] = wide[2 * SIDE + r] + (np.float64(scores[r]) + np.float64(line[r]))
+
+
+@kernel
+def _outside(start, stop, rows, columns, chart, g, mu):
+    lines = np.empty((mu.shape[2] + STRIP) * STRIP, mu.dtype)
+    # what the strip gives to the row above it, by column
+    given = np.empty(mu.shape[2], mu.dtype)
+    flow = np.empty(4 * SIDE, mu.dtype)
+    for b in range(start, stop):
+        n, m = rows[b], columns[b]
+        n = n if m > 0 else 0
+        clear_padding(mu[b], n, m)
+        given[:] = 0
+        if n > 0:
+            given[m - 1] = g[b] * chart[b, 0, 0]
+        for k in range((n + STRIP - 1) // STRIP - 1, -1, -1):
+            tail = min(STRIP, n - k * STRIP) - 1
+            _walk_back(chart[b, k], m, tail, given, flow, lines)
+            unskew(lines, k * STRIP, tail + 1, m, mu[b])
+
+
+@inline
+def _walk_back(chart, m, tail, given, flow, lines):
+    """One strip from its end: expectations go to lines; what its row `tail` was given becomes what it gives above."""
+    flow[:] = 0
+    diagonal = given.dtype.type(0)
+    for t in range(m + STRIP - 2, -1, -1):
+        j = t - tail
+        line = lines[t * STRIP : (t + 1) * STRIP]
+        start = (t % m) * 3 * STRIP
+        receive(flow, given[j] if 0 <= j < m else given.dtype.type(0), tail, line)
+        send(flow, line, chart[start : start + 3 * STRIP])
+        if t < m:
+            given[t] = flow[SIDE] + diagonal
+            diagonal = flow[3 * SIDE]
+
+
+@kernel
+def _path(start, stop, rows, columns, chart, g, mu):
+    """The single best path, from its end."""
+    for b in range(start, stop):
+        i, j = rows[b] - 1, columns[b] - 1
+        mu[b] = 0
+        if i < 0 or j < 0:
+            continue
+        weight = g[b] * chart[b, 0, 0]
+        if weight != weight:
+            mu[b, : i + 1, : j + 1] = weight
+        while weight == weight and i >= 0 and j >= 0:
+            mu[b, i, j] = weight
+            r = i % STRIP
+            start = (r + j) % columns[b] * 3 * STRIP
+            edges = chart[b, i // STRIP, start : start + 3 * STRIP]
+            right = edges[2 * STRIP + r] > 0
+            down = edges[STRIP + r] > 0
+            i -= not right
+            j -= not down

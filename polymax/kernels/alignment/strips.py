@@ -1,0 +1,91 @@
+"""A strip of rows, skewed: line t holds the cells of one anti-diagonal, lane r the cell of row r and column t - r."""
+
+import numpy as np
+
+from polymax.kernels.alignment import STRIP
+from polymax.kernels.numba_math import inline
+
+# columns copied together, so that the lines they touch stay in the cache
+BLOCK = 16
+# distance of the rows of small arrays that hold one lane more than a strip
+SIDE = STRIP + 8
+
+
+@inline
+def skew(x, top, n, m, padding, lines):
+    """Line t, lane r of lines is x[top + r, t - r], `padding` outside the problem; whether any is NaN or inf."""
+    lanes = min(STRIP, n - top)
+    for t in range(STRIP):
+        # columns before the first and after the last
+        first = lines[t * STRIP : (t + 1) * STRIP]
+        last = lines[(t + m) * STRIP : (t + m + 1) * STRIP]
+        first[t + 1 :] = padding
+        last[: t + 1] = padding
+    if lanes < STRIP:
+        for t in range(m + STRIP):
+            lines[t * STRIP + lanes : (t + 1) * STRIP] = padding
+    bad = 0
+    for left in range(0, m, BLOCK):
+        for r in range(lanes):
+            row = x[top + r, left : min(left + BLOCK, m)]
+            lane = lines[(left + r) * STRIP + r :]
+            for j in range(row.size):
+                lane[j * STRIP] = row[j]
+    for r in range(lanes):
+        row = x[top + r, :m]
+        for j in range(row.size):
+            bad += not (row[j] < np.inf)
+    return bad > 0
+
+
+@inline
+def unskew(lines, top, lanes, m, x):
+    """The rows x[top : top + lanes] from their lines."""
+    for left in range(0, m, BLOCK):
+        for r in range(lanes):
+            row = x[top + r, left : min(left + BLOCK, m)]
+            lane = lines[(left + r) * STRIP + r :]
+            for j in range(row.size):
+                row[j] = lane[j * STRIP]
+
+
+@inline
+def merge(line, stored, t, m):
+    """Keep line t of the weights: line t + m shares its place, and has the lanes that this one has not."""
+    if STRIP - 1 <= t < m:
+        for e in range(3 * STRIP):
+            stored[e] = line[e]
+    else:
+        for r in range(max(0, t - m + 1), min(STRIP, t + 1)):
+            for c in range(3):
+                stored[c * STRIP + r] = line[c * STRIP + r]
+
+
+@inline
+def clear_padding(x, n, m):
+    """Zeros outside the problem."""
+    for i in range(x.shape[0]):
+        for j in range(m if i < n else 0, x.shape[1]):
+            x[i, j] = 0
+
+
+@inline
+def receive(flow, given, tail, out):
+    """Expectations of a line: what its cells send right, down and diagonally, and what `tail` is given from below.
+
+    The rows of flow are what was sent right and down one step ago, and diagonally two steps and one step ago.
+    """
+    for r in range(STRIP):
+        out[r] = flow[r] + flow[SIDE + r + 1] + flow[2 * SIDE + r + 1]
+    out[tail] += given
+    for r in range(STRIP):
+        flow[2 * SIDE + r] = flow[3 * SIDE + r]
+
+
+@inline
+def send(flow, expectation, weights):
+    """Split the expectation of each cell over its predecessors."""
+    for r in range(STRIP):
+        flow[r] = expectation[r] * weights[2 * STRIP + r]
+        flow[SIDE + r] = expectation[r] * weights[STRIP + r]
+        flow[3 * SIDE + r] = expectation[r] * weights[r]

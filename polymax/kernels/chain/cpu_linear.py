@@ -1,0 +1,181 @@
+"""Chains with Shannon's entropy in the linear domain: forward-backward with probabilities, no logarithm per state.
+
+    x_t[j] = c_t[j] w_t[j] / z_t,   c_t[j] = sum over i of x_{t-1}[i] E[i, j],   w_t = exp(unary[t] + top - its maximum)
+
+with E = exp(transition - top), top the maximum of each column, and z_t the sum that makes x_t a distribution. The
+logarithms of z_t and the maxima add up to the value. Invariant: x_t[j] is 0 only where v_t[j] is -inf. Where it would
+break, because scores differ by more than float32 can hold, the steps give up and the logarithmic steps take over.
+"""
+
+import numpy as np
+
+from polymax.kernels.chain.cpu_product import product
+from polymax.kernels.numba_math import add, exp2, inline, row_max
+
+LOG2_E = np.log2(np.e)
+# weights below this are too close to underflow to go on with
+SMALLEST = 1e-30
+# elements in which a flat loop of exponentials runs, so that it needs no scalar tail
+BLOCK = 32
+# steps whose outer products are summed before they go to float64
+STEPS = 32
+
+
+@inline
+def exponentials(transition, flat, e, top):
+    """e = exp(transition - top of its column), padded; top less its maximum; and that maximum."""
+    s = transition.shape[0]
+    real = flat.dtype.type
+    for j in range(s):
+        top[j] = -np.inf
+    for i in range(s):
+        for j in range(s):
+            top[j] = transition[i, j] if transition[i, j] > top[j] else top[j]
+    best = row_max(top[:s])
+    for i in range(s):
+        for j in range(s):
+            # a column of -inf, which no state can enter, is 0
+            base = top[j] if top[j] > -np.inf else real(0)
+            flat[i * s + j] = (transition[i, j] - base) * real(LOG2_E)
+    exponentiate(flat)
+    for i in range(s):
+        for j in range(s):
+            e[i, j] = flat[i * s + j]
+    for j in range(s):
+        top[j] = top[j] - best if best > -np.inf else real(-np.inf)
+    return best
+
+
+@inline
+def transpose(e, e_t):
+    """The square part of a padded matrix, transposed."""
+    for i in range(e.shape[0]):
+        for j in range(e.shape[0]):
+            e_t[j, i] = e[i, j]
+
+
+@inline
+def exponentiate(x):
+    """2 ** x in place; NaN stays."""
+    for k in range(x.size):
+        x[k] = exp2(x[k]) if x[k] == x[k] else x[k]
+
+
+@inline
+def linear_inside(unary, transition, length, e, top, best, flat, x, w, c, chart):
+    """Whether the linear domain was enough, and the value; x_t and c_t go to the chart."""
+    s = unary.shape[1]
+    real = unary.dtype.type
+    value, scale = 0.0, 1.0
+    top_of_step = real(0)
+    for t in range(length):
+        row = unary[t]
+        high = row_max(row)
+        if t > 0:
+            if transition.shape[0] > 1:
+                best = exponentials(transition[t - 1], flat, e, top)
+            top_of_step = best
+        if not (-np.inf < high < np.inf and -np.inf < top_of_step < np.inf):
+            return False, value
+        for j in range(s):
+            w[j] = (row[j] - high + (top[j] if t > 0 else real(0))) * real(LOG2_E)
+        for j in range(s, w.size):
+            w[j] = -np.inf
+        exponentiate(w)
+        if t > 0:
+            product(x, e, s, c)
+        else:
+            for j in range(w.size):
+                c[j] = 1
+        z = real(0)
+        for j in range(w.size):
+            z = add(z, c[j] * w[j])
+        if not (z > SMALLEST):
+            return False, value
+        inverse = real(1) / z
+        few = 0
+        for j in range(w.size):
+            x[j] = c[j] * w[j] * inverse
+            few += (x[j] < real(SMALLEST)) | (c[j] < real(SMALLEST))
+        if few > w.size - s and not _zeros_are_forbidden(row, transition, t, x, c, chart):
+            return False, value
+        for j in range(s):
+            chart[t, 0, j] = x[j]
+            chart[t, 1, j] = c[j]
+        value += np.float64(high) + np.float64(top_of_step)
+        scale *= z
+        if scale < 1e-200 or scale > 1e200:
+            value += np.log(scale)
+            scale = 1.0
+    return True, value + np.log(scale)
+
+
+@inline
+def _zeros_are_forbidden(row, transition, t, x, c, chart):
+    """Whether every small weight is an exact zero of a state that cannot be; its sum becomes 1, safe to divide by."""
+    for j in range(row.size):
+        if c[j] == 0:
+            step = min(t, transition.shape[0]) - 1
+            for i in range(row.size):
+                if chart[t - 1, 0, i] > 0 and transition[step, i, j] > -np.inf:
+                    return False
+            c[j] = 1
+        elif c[j] < SMALLEST or (x[j] < SMALLEST and row[j] > -np.inf):
+            return False
+    return True
+
+
+@inline
+def linear_outside(chart, transition, length, g, e, e_t, top, flat, a, b, r, sums, alone, mu_unary, mu_transition):
+    """Expectations times g: of the states, and of the transitions or, where those are shared, sums of a_i b_j.
+
+    With b_j = mu_t[j] / c_t[j], the expectation of a transition is x_{t-1}[i] E[i, j] b_j. An instance that is alone
+    in its output writes it; others add to what is there.
+    """
+    s = chart.shape[2]
+    real = chart.dtype.type
+    shared = mu_transition.shape[0] == 1
+    weight = real(g)
+    k = 0
+    for j in range(s):
+        r[j] = chart[length - 1, 0, j]
+    for t in range(length - 1, 0, -1):
+        if transition.shape[0] > 1:
+            exponentials(transition[t - 1], flat, e, top)
+            transpose(e, e_t)
+        for j in range(s):
+            a[k, j] = chart[t - 1, 0, j]
+            b[k, j] = r[j] / chart[t, 1, j]
+            mu_unary[t, j] = r[j] * weight
+        product(b[k], e_t, s, r)
+        total = real(0)
+        for i in range(r.size):
+            r[i] *= a[k, i]
+            total = add(total, r[i])
+        # the expectations of a step add up to 1: rounding does not add up over the steps
+        inverse = real(1) / total
+        for i in range(r.size):
+            r[i] *= inverse
+        if shared:
+            k += 1
+            if k == STEPS:
+                outer_products(a, b, k, g, flat, sums)
+                k = 0
+        else:
+            for i in range(s):
+                left = a[0, i] * weight
+                for j in range(s):
+                    before = real(0) if alone else mu_transition[t - 1, i, j]
+                    mu_transition[t - 1, i, j] = before + left * e[i, j] * b[0, j]
+    for j in range(s):
+        mu_unary[0, j] = r[j] * weight
+    outer_products(a, b, k, g, flat, sums)
+
+
+@inline
+def outer_products(a, b, count, g, row, sums):
+    """Add g times the sum of a_t[i] b_t[j] over count steps to the float64 sums."""
+    for i in range(sums.shape[0]):
+        product(a[:, i], b, count, row)
+        for j in range(sums.shape[1]):
+            sums[i, j] += g * np.float64(row[j])

@@ -1,0 +1,114 @@
+"""The tangent of a chain with Shannon's entropy in the linear domain, for Numba.
+
+With F = E d (entry by entry), dv_t the derivative of v_t along d less its mean under x_t, and m_t that of the sums c_t,
+
+    m_t[j]      = sum over i of x_{t-1}[i] (F[i, j] + dv_{t-1}[i] E[i, j]) / c_t[j]
+    dmu_{t-1}   = x_{t-1} sum over j of (F b + E h) + dv_{t-1} mu_{t-1},   b = mu_t / c_t,   h = (dmu_t - m_t mu_t) / c_t
+
+and the derivative of the expectation of a transition is x_{t-1}[i] (F[i, j] b_j + E[i, j] (dv_{t-1}[i] b_j + h_j)).
+"""
+
+from polymax.kernels.chain.cpu_linear import STEPS, exponentials, outer_products, transpose
+from polymax.kernels.chain.cpu_product import product
+from polymax.kernels.numba_math import add, inline
+
+
+@inline
+def tilted(transition, d_transition, flat, e, e_t, f, f_t, top):
+    """E and F of one step, and their transposes."""
+    s = transition.shape[0]
+    exponentials(transition, flat, e, top)
+    for i in range(s):
+        for j in range(s):
+            # a transition without weight may have an infinite tangent
+            f[i, j] = e[i, j] * d_transition[i, j] if e[i, j] != 0 else e[i, j]
+    transpose(e, e_t)
+    transpose(f, f_t)
+
+
+@inline
+def linear_tangent(
+    chart, transition, d_unary, d_transition, length, g, matrices, top, flat, dv, dm, blocks, lanes, sums, h, h_transition
+):
+    """<mu, d>; g H d goes to h, and to h_transition or, where the transitions are shared, as products to the sums."""
+    e, e_t, f, f_t = matrices
+    s = d_unary.shape[1]
+    real = chart.dtype.type
+    each = transition.shape[0] > 1 or d_transition.shape[0] > 1
+    x, y, r, dr, from_f, from_e = lanes[0], lanes[1], lanes[2], lanes[3], lanes[4], lanes[5]
+    value = 0.0
+    for t in range(length):
+        if t > 0:
+            if each:
+                _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top)
+            product(x, f, s, from_f)
+            product(y, e, s, from_e)
+        mean = 0.0
+        for j in range(s):
+            x[j] = chart[t, 0, j]
+            dm[t, j] = (from_f[j] + from_e[j]) / chart[t, 1, j] if t > 0 else real(0)
+            dv[t, j] = dm[t, j] + d_unary[t, j] if x[j] > 0 else real(0)
+            mean += x[j] * dv[t, j]
+        for j in range(s):
+            dv[t, j] -= real(mean)
+            y[j] = x[j] * dv[t, j]
+        value += mean
+    for j in range(s):
+        r[j] = x[j]
+        dr[j] = y[j]
+    left, right = blocks[0], blocks[1]
+    left_dv, right_h = blocks[2], blocks[3]
+    weight = real(g)
+    k = 0
+    for t in range(length - 1, 0, -1):
+        if each:
+            _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top)
+        for j in range(s):
+            h[t, j] = dr[j] * weight
+            left[k, j] = chart[t - 1, 0, j]
+            left_dv[k, j] = chart[t - 1, 0, j] * dv[t - 1, j]
+            right[k, j] = r[j] / chart[t, 1, j]
+            right_h[k, j] = (dr[j] - dm[t, j] * r[j]) / chart[t, 1, j]
+        product(right[k], e_t, s, r)
+        product(right[k], f_t, s, from_f)
+        product(right_h[k], e_t, s, from_e)
+        total = excess = real(0)
+        for i in range(r.size):
+            dr[i] = left[k, i] * (from_f[i] + from_e[i]) + left_dv[k, i] * r[i]
+            r[i] *= left[k, i]
+            total = add(total, r[i])
+            excess = add(excess, dr[i])
+        # expectations add up to 1 and their derivatives to 0: rounding does not add up over the steps
+        inverse = real(1) / total
+        for i in range(r.size):
+            r[i] *= inverse
+            dr[i] -= excess * r[i]
+        if h_transition.shape[0] == 1:
+            k += 1
+            if k == STEPS:
+                _sum_products(blocks, k, g, flat, sums)
+                k = 0
+        else:
+            for i in range(s):
+                for j in range(s):
+                    term = left[0, i] * (f[i, j] * right[0, j] + e[i, j] * right_h[0, j])
+                    term += left_dv[0, i] * e[i, j] * right[0, j]
+                    h_transition[t - 1, i, j] += weight * term
+    for j in range(s):
+        h[0, j] = dr[j] * weight
+    _sum_products(blocks, k, g, flat, sums)
+    return value
+
+
+@inline
+def _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top):
+    step, d_step = min(t, transition.shape[0]) - 1, min(t, d_transition.shape[0]) - 1
+    tilted(transition[step], d_transition[d_step], flat, e, e_t, f, f_t, top)
+
+
+@inline
+def _sum_products(blocks, count, g, flat, sums):
+    """Products that F multiplies go to sums[0], those that E does to sums[1]."""
+    outer_products(blocks[0], blocks[1], count, g, flat, sums[0])
+    outer_products(blocks[2], blocks[1], count, g, flat, sums[1])
+    outer_products(blocks[0], blocks[3], count, g, flat, sums[1])

@@ -1,0 +1,127 @@
+"""Dynamic programs on an acyclic hypergraph, every max of the recursion smoothed.
+
+    a_e = score_e + sum of v over the tails of e        v_h = max_Omega of a_e over the hyperedges e of node h
+    p_e = argmax_Omega                                  q_e = p_e E_h,   E_tail += q_e,   E_root = g
+
+`value` is v at the root, `mu` sums q over the edges that share a part. Omega is the Tsallis entropy of `alpha`:
+1 is Shannon, 2 is Gini, inf is no smoothing (the first maximal edge). A node with one edge passes it through, a node
+without edges is an axiom of value 0, a node whose arguments are all -inf has the value -inf and no weights.
+
+The graph is int64: the edges of node h are first[h] .. first[h+1] - 1, and every tail is below its head; tails (E, 2)
+are node numbers, -1 where there is none; part (E,) says which of the P scores an edge has, -1 for the score 0; roots
+(B,) has -1 for the empty problem, whose value is 0. A derivation is a tree: a node that it visits twice is derived
+twice, so that its parts count twice, in sums and in samples.
+
+Shapes: scores (B, P), chart_shape in float64, g and value (B,), mu and tangents (B, P), weights p (B, E).
+See: Mensch and Blondel 2018, Sections 2 and 3; Huang and Chiang 2005, Section 4 (k best derivations).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from polymax._dispatch import declare
+
+_GRAPH = "Tensor first, Tensor tails, Tensor part, Tensor roots"
+
+
+# instances that the CPU computes side by side: two vectors of AVX2
+LANES = 8
+
+
+def chart_shape(count: int, nodes: int, alpha: float) -> tuple[int, int, int]:
+    """Values, and thresholds where the weights need them; the order of the numbers in it is the kernel's own."""
+    return (1 if alpha in (1, math.inf) else 2, (count + LANES - 1) // LANES * LANES, nodes + 1)
+
+
+def _fake_inside(
+    scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, alpha: float
+) -> tuple[Tensor, Tensor]:
+    count = scores.shape[0]
+    shape = chart_shape(count, first.shape[0] - 1, alpha)
+    return scores.new_empty((count,)), scores.new_empty(shape, dtype=torch.float64)
+
+
+def _fake_outside(
+    scores: Tensor,
+    first: Tensor,
+    tails: Tensor,
+    part: Tensor,
+    roots: Tensor,
+    chart: Tensor,
+    g: Tensor,
+    alpha: float,
+) -> Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+def _fake_tangent(
+    scores: Tensor,
+    first: Tensor,
+    tails: Tensor,
+    part: Tensor,
+    roots: Tensor,
+    chart: Tensor,
+    g: Tensor,
+    d: Tensor,
+    alpha: float,
+) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+def _fake_weights(
+    scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, alpha: float
+) -> Tensor:
+    return scores.new_empty((scores.shape[0], tails.shape[0]))
+
+
+def _fake_visits(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:
+    return p.new_empty((p.shape[0], first.shape[0] - 1))
+
+
+def _fake_sample(
+    p: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, seeds: Tensor, parts: int
+) -> Tensor:
+    return p.new_empty((*seeds.shape, parts))
+
+
+def _fake_kbest(
+    weights: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, k: int, parts: int
+) -> tuple[Tensor, Tensor]:
+    count = weights.shape[0]
+    return weights.new_empty((count, k)), weights.new_empty((count, k, parts))
+
+
+def _fake_count(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:
+    return p.new_empty(p.shape[:1], dtype=torch.float64)
+
+
+hypergraph_inside = declare(
+    __name__, f"hypergraph_inside(Tensor scores, {_GRAPH}, float alpha) -> (Tensor, Tensor)", _fake_inside
+)
+hypergraph_outside = declare(
+    __name__,
+    f"hypergraph_outside(Tensor scores, {_GRAPH}, Tensor chart, Tensor g, float alpha) -> Tensor",
+    _fake_outside,
+)
+hypergraph_tangent = declare(
+    __name__,
+    f"hypergraph_tangent(Tensor scores, {_GRAPH}, Tensor chart, Tensor g, Tensor d, float alpha) -> (Tensor, Tensor)",
+    _fake_tangent,
+)
+hypergraph_weights = declare(
+    __name__, f"hypergraph_weights(Tensor scores, {_GRAPH}, Tensor chart, float alpha) -> Tensor", _fake_weights
+)
+hypergraph_visits = declare(
+    __name__, "hypergraph_visits(Tensor p, Tensor first, Tensor tails, Tensor roots) -> Tensor", _fake_visits
+)
+hypergraph_sample = declare(
+    __name__, f"hypergraph_sample(Tensor p, {_GRAPH}, Tensor seeds, int parts) -> Tensor", _fake_sample
+)
+hypergraph_kbest = declare(
+    __name__, f"hypergraph_kbest(Tensor weights, {_GRAPH}, int k, int parts) -> (Tensor, Tensor)", _fake_kbest
+)
+hypergraph_count = declare(
+    __name__, "hypergraph_count(Tensor p, Tensor first, Tensor tails, Tensor roots) -> Tensor", _fake_count
+)

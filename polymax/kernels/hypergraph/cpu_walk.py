@@ -1,0 +1,126 @@
+"""Walks down from the root by given weights: how often they visit a node, samples of them, and their number."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.numba_math import inline, kernel
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def hypergraph_visits(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:
+    visits = p.new_empty((p.shape[0], first.shape[0] - 1))
+    arrays = (x.detach().contiguous().numpy() for x in (p, first, tails, roots))
+    parallel(_visits, _work(p, visits), 2, *arrays, visits.numpy())
+    return visits
+
+
+def hypergraph_count(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:
+    counts = p.new_empty(p.shape[:1], dtype=torch.float64)
+    arrays = (x.detach().contiguous().numpy() for x in (p, first, tails, roots))
+    parallel(_count, _work(p, first), 2, *arrays, counts.numpy())
+    return counts
+
+
+def hypergraph_sample(
+    p: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, seeds: Tensor, parts: int
+) -> Tensor:
+    y = p.new_zeros((*seeds.shape, parts))
+    arrays = (x.detach().contiguous().numpy() for x in (p, first, tails, part, roots, seeds))
+    parallel(_sample, torch.Size((seeds.numel(), parts + first.shape[0])), 2, *arrays, y.numpy())
+    return y
+
+
+def _work(*tensors: Tensor) -> torch.Size:
+    return torch.Size((tensors[0].shape[0], sum(x.shape[-1] for x in tensors)))
+
+
+@kernel
+def _visits(start, stop, p, first, tails, roots, visits):
+    nodes = len(first) - 1
+    # what is absent is visited in the last entry
+    expected = np.empty(nodes + 1)
+    for b in range(start, stop):
+        expected[:] = 0.0
+        expected[roots[b]] = 1.0
+        for h in range(roots[b], -1, -1):
+            if expected[h] != 0.0:
+                for e in range(first[h], first[h + 1]):
+                    q = p[b, e] * expected[h]
+                    expected[tails[e, 0]] += q
+                    expected[tails[e, 1]] += q
+        visits[b] = expected[:nodes]
+
+
+@kernel
+def _count(start, stop, p, first, tails, roots, counts):
+    nodes = len(first) - 1
+    trees = np.ones(nodes + 1)
+    for b in range(start, stop):
+        for h in range(roots[b] + 1):
+            if first[h] < first[h + 1]:
+                trees[h] = 0.0
+            for e in range(first[h], first[h + 1]):
+                left, right = trees[tails[e, 0]], trees[tails[e, 1]]
+                # numbers beyond float64 are inf, and 0 times inf is none
+                if p[b, e] > 0 and left > 0.0 and right > 0.0:
+                    trees[h] += left * right
+        counts[b] = trees[roots[b]]
+
+
+@kernel
+def _sample(start, stop, p, first, tails, part, roots, seeds, y):
+    count = len(roots)
+    waiting = np.empty(len(first), np.int64)
+    for row in range(start, stop):
+        s, b = row // count, row % count
+        state = _mix(np.uint64(seeds[s, b]))
+        size = 0
+        if roots[b] >= 0:
+            waiting[0] = roots[b]
+            size = 1
+        while size > 0:
+            size -= 1
+            h = waiting[size]
+            if first[h + 1] - first[h] > 1:
+                state += _STEP
+            e = _choose(p[b], first[h], first[h + 1], state)
+            if e < 0:
+                continue
+            if part[e] >= 0:
+                y[s, b, part[e]] += 1
+            for side in range(2):
+                # at most one waits on each level of the tree above, so the room is enough
+                if tails[e, side] >= 0:
+                    waiting[size] = tails[e, side]
+                    size += 1
+
+
+@inline
+def _choose(p, begin, end, state):
+    """An edge, with probability proportional to its weight; -1 where no edge has any."""
+    total = 0.0
+    for e in range(begin, end):
+        total += max(np.float64(p[e]), 0.0)
+    # the upper 53 bits, as a fraction
+    target = total * (np.float64(_mix(state) >> np.uint64(11)) * 2.0**-53)
+    chosen = -1
+    for e in range(begin, end):
+        if p[e] > 0:
+            # rounding may leave the target at or beyond the last sum: the last edge with weight takes it
+            chosen = e
+            target -= np.float64(p[e])
+            if target < 0.0:
+                break
+    return chosen
+
+
+@inline
+def _mix(z):
+    """Splitmix64 of a counter."""
+    z = (z ^ (z >> np.uint64(30))) * _MIX[0]
+    z = (z ^ (z >> np.uint64(27))) * _MIX[1]
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,64 @@
+"""Dependency trees without crossing arcs (Eisner): the smoothed maximum over the trees of a sentence.
+
+    M(i, j) = max_Omega over k = i..j-1 of R(i, k) + L(k+1, j)                        the gap under an arc
+    I(i, j) = M(i, j) + scores[i, j],   I(j, i) = M(i, j) + scores[j, i]              the arc, head first
+    R(i, i) = 0,   R(i, j) = max_Omega over k = i+1..j of I(i, k) + R(k, j)           all that i heads to the right
+    L(i, i) = 0,   L(i, j) = max_Omega over k = i..j-1 of L(i, k) + I(j, k)           all that j heads to the left
+    value = R(0, length), or with a single root max_Omega over r = 1..length of scores[0, r] + L(1, r) + R(r, length)
+
+Position 0 is the root symbol and only ever a head. `projective_tree_outside` gives g times the gradient of the value:
+the expected arcs. `projective_tree_tangent` gives its derivative along d and g times the Hessian times d. The chart
+is what the first leaves for the other two; its layout is the device's own, in float64, since a long sentence adds up
+many scores. The diagonal, column 0 and entries past the length are not read; they get 0.
+
+Shapes: scores, d `(B, n + 1, n + 1)`, [head, modifier]; lengths, value, g `(B,)`; chart `(B, 3, n + 2, n + 5)`.
+
+See: Eisner 1996; Mensch and Blondel 2018, Section 3.
+"""
+
+import torch
+from torch import Tensor
+
+from polymax._dispatch import declare
+
+# columns past the last that kernels may touch
+PADDING = 4
+
+
+def chart_like(scores: Tensor) -> Tensor:
+    """An empty chart for these scores: squares for R, L and I, rows padded, a row for what goes with the instance."""
+    batch, size = scores.shape[:2]
+    return scores.new_empty((batch, 3, size + 1, size + PADDING), dtype=torch.float64)
+
+
+def _fake_inside(scores: Tensor, lengths: Tensor, single_root: bool, alpha: float) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape[:1]), chart_like(scores)
+
+
+def _fake_outside(scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, single_root: bool, alpha: float) -> Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+def _fake_tangent(
+    scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, d: Tensor, single_root: bool, alpha: float
+) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+projective_tree_inside = declare(
+    __name__,
+    "projective_tree_inside(Tensor scores, Tensor lengths, bool single_root, float alpha) -> (Tensor, Tensor)",
+    _fake_inside,
+)
+projective_tree_outside = declare(
+    __name__,
+    "projective_tree_outside(Tensor scores, Tensor lengths, Tensor chart, Tensor g, bool single_root, float alpha)"
+    " -> Tensor",
+    _fake_outside,
+)
+projective_tree_tangent = declare(
+    __name__,
+    "projective_tree_tangent(Tensor scores, Tensor lengths, Tensor chart, Tensor g, Tensor d, bool single_root,"
+    " float alpha) -> (Tensor, Tensor)",
+    _fake_tangent,
+)

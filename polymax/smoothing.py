@@ -1,0 +1,224 @@
+"""Smoothed maxima over a set of structures: a set, plus a smoothing.
+
+    max(scores) = max over mu in conv(Y) of <scores, mu> - Omega(mu)        argmax(scores) = its maximizer mu
+
+The gradient of max is argmax.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from polymax.distribution import Gibbs, Walk
+from polymax.kernels.levels import levels_of
+from polymax.regularizers import Gini, Regularizer, Shannon, Tsallis, Zero
+from polymax.regularizers.entropies import positive
+from polymax.structures.base import Counted, Parts, Structure, tensors
+from polymax.structures.dynamic import HARD, SHANNON, DynamicProgram, checked, narrow
+from polymax.structures.entropy import negative_entropy
+from polymax.structures.level_passes import LevelPasses
+from polymax.structures.passes import expectation, value
+from polymax.structures.temperature import cooled, warmed
+
+
+class Smoothing(ABC):
+    """A set and a smoothing; gamma is the temperature: Omega is multiplied by it."""
+
+    structure: Structure
+    gamma: float | Tensor
+
+    @abstractmethod
+    def max(self, *scores: Tensor) -> Tensor:
+        """The smoothed maximum, (*batch,); its gradient is argmax."""
+
+    @abstractmethod
+    def argmax(self, *scores: Tensor) -> Parts:
+        """The maximizer mu, shaped like the structures."""
+
+    def __call__(self, *scores: Tensor) -> Parts:
+        return self.argmax(*scores)
+
+    @abstractmethod
+    def omega(self, mu: Parts) -> Tensor:
+        """Omega(mu), (*batch,)."""
+
+    def with_lengths(self, lengths: Any) -> Self:
+        """A copy for a batch of these lengths."""
+        return replace(self, structure=self.structure.with_lengths(lengths))  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, eq=False)
+class HardMax(Smoothing):
+    """No smoothing: the best structure and its score.
+
+        Omega = 0
+
+    Example:
+        >>> HardMax(Chain()).max(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
+        tensor(3.)
+    """
+
+    structure: Structure
+    gamma: float | Tensor = 1.0
+
+    def max(self, *scores: Tensor) -> Tensor:
+        if isinstance(self.structure, DynamicProgram):
+            return self.structure.problem(*checked(scores)).value(HARD).to(scores[0].dtype)
+        return self.structure.score(self.structure.map(*scores), *scores)
+
+    def argmax(self, *scores: Tensor) -> Parts:
+        return self.structure.map(*scores)
+
+    def omega(self, mu: Parts) -> Tensor:
+        first, dims = tensors(mu)[0], self.structure.event_dims(*tensors(mu))[0]
+        return first.new_zeros(first.shape[: first.dim() - dims])
+
+
+@dataclass(frozen=True, eq=False)
+class Marginals(Smoothing):
+    """The probabilities of parts under the Gibbs distribution over structures, p(y) = exp(<scores, y> / gamma) / Z.
+
+        Omega(mu) = - gamma H(mu), the largest entropy of a distribution over Y whose mean is mu
+
+    Example:
+        >>> Marginals(Chain()).max(torch.zeros(3, 2), torch.zeros(2, 2))
+        tensor(2.0794)
+    """
+
+    structure: Counted
+    gamma: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.structure, Counted):
+            raise TypeError(f"{type(self.structure).__name__} has no logsumexp, so Marginals are out of reach")
+        positive(self.gamma, "gamma")
+
+    def max(self, *scores: Tensor) -> Tensor:
+        cold = cooled(self.structure, checked(scores), self.gamma)
+        return warmed(self.structure.logsumexp(*cold), self.gamma).to(scores[0].dtype)
+
+    def argmax(self, *scores: Tensor) -> Parts:
+        if not isinstance(self.structure, DynamicProgram):
+            raise NotImplementedError(f"marginals of {type(self.structure).__name__}")
+        cold = cooled(self.structure, self.structure.full(*checked(scores)), self.gamma)
+        return narrow(self.structure.problem(*cold).expectation(SHANNON), scores[0].dtype)
+
+    def omega(self, mu: Parts) -> Tensor:
+        return warmed(negative_entropy(self.structure, mu), self.gamma)
+
+    def distribution(self, *scores: Tensor) -> Gibbs:
+        """p(y) = exp(<scores, y> / gamma) / Z."""
+        if not isinstance(self.structure, DynamicProgram):
+            raise NotImplementedError(f"the distribution of {type(self.structure).__name__}")
+        cold = cooled(self.structure, checked(scores), self.gamma)
+        return Gibbs(self.structure, cold, scores[0].dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalMax(Smoothing):
+    """Every maximum in the recursion smoothed by a regularizer: differentiable dynamic programming.
+
+        v_h = max_Omega over hyperedges e of (score_e + sum of v over its tails)
+
+    Shannon gives Marginals. Gini and Tsallis give sparse expectations: parts that matter little get exactly 0.
+
+    Example:
+        >>> LocalMax(Chain(), Gini())(torch.tensor([[0.2, 0.0, -1.0]]), torch.zeros(3, 3)).unary
+        tensor([[0.6000, 0.4000, 0.0000]])
+
+    See: Mensch and Blondel 2018, Differentiable dynamic programming for structured prediction and attention.
+    """
+
+    structure: DynamicProgram
+    regularizer: Regularizer
+    gamma: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.structure, DynamicProgram):
+            raise TypeError(f"{type(self.structure).__name__} is no dynamic program, so it has no maxima to smooth")
+        if not isinstance(self.regularizer, Regularizer):
+            raise TypeError(f"regularizer must be a Regularizer; got {type(self.regularizer).__name__}")
+        positive(self.gamma, "gamma")
+
+    def max(self, *scores: Tensor) -> Tensor:
+        cold = cooled(self.structure, checked(scores), self._temperature)
+        alpha = self._alpha
+        if alpha is not None:
+            cold_value = self.structure.problem(*cold).value(alpha)
+        else:
+            cold_value = self._general_value(cold)
+        return warmed(cold_value, self._temperature).to(scores[0].dtype)
+
+    def argmax(self, *scores: Tensor) -> Parts:
+        full = self.structure.full(*checked(scores))
+        cold = cooled(self.structure, full, self._temperature)
+        alpha = self._alpha
+        if alpha is not None:
+            mu = self.structure.problem(*cold).expectation(alpha)
+        else:
+            mu = self._general_expectation(cold)
+        return narrow(mu, scores[0].dtype)
+
+    def omega(self, mu: Parts) -> Tensor:
+        """Known at structures, where it is 0; in between it has no closed form."""
+        whole = all(bool(((m == 0) | (m == 1)).all()) for m in tensors(mu))
+        if not (self.regularizer.zero_at_vertices and whole):
+            raise NotImplementedError("the Omega of LocalMax is known at structures alone")
+        return HardMax(self.structure).omega(mu)
+
+    def distribution(self, *scores: Tensor) -> Walk:
+        """The random walk from the root: at each node a hyperedge, drawn by its weight."""
+        cold = cooled(self.structure, checked(scores), self._temperature)
+        return Walk(self.structure, cold, self._unit, scores[0].dtype)
+
+    @property
+    def _temperature(self) -> float | Tensor:
+        return self.gamma * self.regularizer.gamma
+
+    @property
+    def _unit(self) -> Regularizer:
+        """The regularizer at gamma = 1: the temperature divides the scores instead."""
+        if isinstance(self.regularizer, Zero):
+            return self.regularizer
+        return replace(self.regularizer, gamma=1.0)  # type: ignore[type-var]
+
+    @property
+    def _alpha(self) -> float | None:
+        """The regularizer as the kernels know it, if they do."""
+        match self.regularizer:
+            case Zero():
+                return HARD
+            case Shannon():
+                return SHANNON
+            case Gini():
+                return 2.0
+            case Tsallis(alpha=float() | int() as alpha):
+                return float(alpha)
+        return None
+
+    def _general_value(self, scores: tuple[Tensor, ...]) -> Tensor:
+        tree = self.structure.derivations(*scores)
+        passes = LevelPasses(levels_of(tree.graph), self._unit)
+        # deep recursions lose digits in float32
+        inputs = (tree.scores.double(), tree.roots)
+        found = passes.tape(inputs) if self._unit._learned() else value(passes, inputs)
+        return found.to(tree.scores.dtype).reshape(tree.batch)
+
+    def _general_expectation(self, scores: tuple[Tensor, ...]) -> Parts:
+        tree = self.structure.derivations(*scores)
+        passes = LevelPasses(levels_of(tree.graph), self._unit)
+        inputs = (tree.scores.double(), tree.roots)
+        if self._unit._learned():
+            keep = torch.is_grad_enabled()
+            with torch.enable_grad():
+                x = inputs[0] if inputs[0].requires_grad else inputs[0].detach().requires_grad_()
+                total = passes.tape((x, tree.roots))
+                total = torch.where(total == -math.inf, 0, total).sum()
+                (mu,) = torch.autograd.grad(total, x, create_graph=keep)
+        else:
+            (mu,) = expectation(passes, inputs)
+        return tree.shaped(mu.to(tree.scores.dtype))

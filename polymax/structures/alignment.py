@@ -1,0 +1,82 @@
+"""Monotone alignments of two sequences: dynamic time warping."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax.kernels.alignment import alignment_inside, alignment_outside, alignment_tangent
+from polymax.structures.base import checked_lengths
+from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment(DynamicProgram):
+    """Paths from cell (0, 0) to (n - 1, m - 1) by steps down, right and diagonal; the parts are the cells.
+
+    Shapes: scores (*batch, n, m); lengths a pair of (*batch,), rows and columns of each instance
+
+    Example:
+        >>> Alignment().map(torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]))
+        tensor([[1., 1., 0.],
+                [0., 1., 1.]])
+    """
+
+    lengths: tuple[Tensor, Tensor] | None = None
+
+    def problem(self, *scores: Tensor) -> Problem:
+        tensors, batch = self._flat(*scores)
+        passes = kernel_passes(alignment_inside, alignment_outside, alignment_tangent, recorded=_recorded)
+        return Problem(passes, tensors, batch, lambda mu: mu[0].reshape(*batch, *mu[0].shape[1:]))
+
+    def derivations(self, *scores: Tensor) -> Derivations:
+        from polymax.kernels.alignment.reference import as_graph
+
+        tensors, batch = self._flat(*scores)
+        flat, graph, roots = as_graph(*tensors)
+        n, m = tensors[0].shape[1:]
+        return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n, m))
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        return (2,)
+
+    def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
+        n, m = event_shape
+        paths = list(_paths(n, m)) if n and m else [[]]
+        y = torch.zeros(len(paths), n, m)
+        for k, path in enumerate(paths):
+            for i, j in path:
+                y[k, i, j] = 1
+        return y
+
+    def _flat(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], torch.Size]:
+        (x,) = scores
+        if x.dim() < 2:
+            raise ValueError(f"scores must be (*batch, n, m); got {tuple(x.shape)}")
+        batch = x.shape[:-2]
+        if self.lengths is not None and (not isinstance(self.lengths, tuple) or len(self.lengths) != 2):
+            raise TypeError("lengths must be a pair of tensors, rows and columns")
+        rows, columns = self.lengths or (None, None)
+        n, m = x.shape[-2:]
+        return (
+            x.reshape(batch.numel(), n, m),
+            checked_lengths(rows, batch, n, x.device, "lengths[0]"),
+            checked_lengths(columns, batch, m, x.device, "lengths[1]"),
+        ), batch
+
+
+def _paths(n: int, m: int) -> Iterator[list[tuple[int, int]]]:
+    if n == 1 and m == 1:
+        yield [(0, 0)]
+    for rows, columns in ((n - 1, m - 1), (n - 1, m), (n, m - 1)):
+        if rows and columns:
+            for path in _paths(rows, columns):
+                yield [*path, (n - 1, m - 1)]
+
+
+def _recorded(*args: Any) -> Tensor:
+    from polymax.kernels.alignment.reference import recorded
+
+    return recorded(*args)

@@ -1,0 +1,136 @@
+"""Labelled segmentations: the semi-Markov chain."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.graph import Builder, Graph
+from polymax.structures.base import checked_lengths, indicators, used_parts
+from polymax.structures.dynamic import Derivations, DynamicProgram
+
+
+class SegmentParts(NamedTuple):
+    """Segments [start, width - 1, label] (*batch, n, widths, s), and labels before and after a boundary."""
+
+    segments: Tensor
+    transition: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SemiMarkov(DynamicProgram):
+    """Segmentations of n positions into labelled segments of at most max_width, scored as wholes and between labels.
+
+    The recursion first chooses the label before a boundary, then the width of the segment after it:
+
+        U(t, s) = max over s' of V(t, s') + transition[s', s]        V(t, s) = max over w of U(t - w, s) + segment
+
+    Shapes:
+        segments (*batch, n, max_width, s) by start and width - 1; transition (s, s), or broadcasting to
+        (*batch, n - 1, s, s), where entry t - 1 is for a boundary before position t; lengths (*batch,)
+
+    Example:
+        >>> segments = torch.tensor([[[0.0], [3.0]], [[1.0], [0.0]]])
+        >>> SemiMarkov(2).decode(SemiMarkov(2).map(segments, torch.zeros(1, 1)))
+        tensor([[0, 1, 0]])
+
+    See: Sarawagi and Cohen 2004, Semi-Markov conditional random fields.
+    """
+
+    max_width: int
+    lengths: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_width, int) or self.max_width < 1:
+            raise ValueError(f"max_width must be a positive integer; got {self.max_width!r}")
+
+    def derivations(self, *scores: Tensor) -> Derivations:
+        segments, transition = self.full(*scores)
+        batch = segments.shape[:-3]
+        n, widths, s = segments.shape[-3:]
+        lengths = checked_lengths(self.lengths, batch, n, segments.device, "lengths")
+        flat = torch.cat([x.reshape(batch.numel(), x.shape[len(batch) :].numel()) for x in (segments, transition)], 1)
+        roots = torch.where(lengths > 0, 2 * s * (n + 1) + lengths, -1)
+        sizes = [n * widths * s, max(n - 1, 0) * s * s]
+
+        def shaped(mu: Tensor) -> SegmentParts:
+            spans, steps = mu.split(sizes, -1)
+            lead = (*mu.shape[:-2], *batch)
+            return SegmentParts(spans.reshape(*lead, n, widths, s), steps.reshape(*lead, max(n - 1, 0), s, s))
+
+        return Derivations(flat, _graph(n, widths, s).to(flat.device), roots, batch, shaped)
+
+    def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
+        if len(scores) != 2:
+            raise TypeError(f"a segmentation has two score tensors, segments and transition; got {len(scores)}")
+        segments, transition = scores
+        if segments.dim() < 3 or segments.shape[-2] != self.max_width:
+            raise ValueError(f"segments must be (*batch, n, {self.max_width}, s); got {tuple(segments.shape)}")
+        *batch, n, _, s = segments.shape
+        shape = (*batch, max(n - 1, 0), s, s)
+        if transition.shape[-2:] != (s, s):
+            raise ValueError(f"transition must be ({s}, {s}) or broadcast to {shape}; got {tuple(transition.shape)}")
+        return segments, transition.expand(shape)
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        return 3, 3
+
+    def score(self, y: Any, *scores: Tensor) -> Tensor:
+        return super().score(y, *self.full(*scores))
+
+    def vertices(self, event_shape: tuple[int, ...]) -> SegmentParts:
+        n, widths, s = event_shape
+        rows = [
+            [(start, width - 1, label) for (start, width), label in zip(cut, labels, strict=True)]
+            for cut in _cuts(0, n, widths)
+            for labels in itertools.product(range(s), repeat=len(cut))
+        ]
+        index = torch.full((len(rows), n, 3), -1)
+        for k, row in enumerate(rows):
+            index[k, : len(row)] = torch.tensor(row, dtype=torch.long).reshape(-1, 3)
+        return self.encode(index, n, s)
+
+    def encode(self, index: Tensor, *shape: int) -> SegmentParts:
+        """Segments (*batch, used, 3) of start, width - 1 and label, -1 after the last, to indicators of n and s."""
+        n, s = shape
+        segments = indicators(index, (n, self.max_width, s))
+        # labels of segments that end before, and start at, each boundary
+        ends = torch.zeros(*segments.shape[:-3], n + 1, s, device=index.device)
+        for width in range(1, min(self.max_width, n) + 1):
+            ends[..., width:, :] += segments[..., : n + 1 - width, width - 1, :]
+        starts = segments.sum(-2)
+        transition = ends[..., 1:n, :, None] * starts[..., 1:, None, :]
+        return SegmentParts(segments, transition)
+
+    def decode(self, y: Any) -> Tensor:
+        """Segments (*batch, used, 3): start, width - 1 and label, -1 after the last."""
+        return used_parts(y.segments, 3)
+
+
+@lru_cache(maxsize=64)
+def _graph(n: int, widths: int, s: int) -> Graph:
+    t, a, b = np.ogrid[: n + 1, :s, :s]
+    ended, before = 2 * s * t, 2 * s * t + s
+    transition = n * widths * s + np.arange(max(n - 1, 0) * s * s).reshape(max(n - 1, 0), s, s)
+    builder = Builder(parts=n * widths * s + transition.size)
+    builder.add((before + b)[1:n], transition, (ended + a)[1:n])
+    start, w, label = (x.ravel() for x in np.indices((n, widths, s)))
+    inside = start + w + 1 <= n
+    start, w, label = start[inside], w[inside], label[inside]
+    end = start + w + 1
+    builder.add(2 * s * end + label, (start * widths + w) * s + label, 2 * s * start + s + label)
+    builder.add(2 * s * (n + 1) + t[1:], -1, (ended + a)[1:])
+    return builder.build(2 * s * (n + 1) + n + 1)
+
+
+def _cuts(start: int, n: int, widths: int) -> Iterator[list[tuple[int, int]]]:
+    if start == n:
+        yield []
+    for width in range(1, min(widths, n - start) + 1):
+        for rest in _cuts(start + width, n, widths):
+            yield [(start, width), *rest]

@@ -1,0 +1,103 @@
+"""Binary bracketings of a sentence, with or without labels: CKY."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax.kernels.span_tree import span_tree_inside, span_tree_outside, span_tree_tangent
+from polymax.structures.base import checked_lengths
+from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
+
+
+@dataclass(frozen=True, eq=False)
+class SpanTree(DynamicProgram):
+    """Binary trees over n leaves; the parts are their spans [i, j], i <= j, leaves and the whole included.
+
+    With labels each span carries one. Whether scores are labelled is read off their shape where that is clear
+    (the last two dims are equal without labels), and from `lengths`; `labelled` says it where it is not.
+
+    Shapes: scores (*batch, n, n) or (*batch, n, n, labels); lengths (*batch,)
+
+    Example:
+        >>> scores = torch.zeros(3, 3)
+        >>> scores[1, 2] = 1.0
+        >>> SpanTree().map(scores)
+        tensor([[1., 0., 1.],
+                [0., 1., 1.],
+                [0., 0., 1.]])
+    """
+
+    lengths: Tensor | None = None
+    labelled: bool | None = None
+
+    def problem(self, *scores: Tensor) -> Problem:
+        tensors, batch, shape = self._flat(*scores)
+        passes = kernel_passes(span_tree_inside, span_tree_outside, span_tree_tangent, recorded=_recorded)
+        return Problem(passes, tensors, batch, lambda mu: mu[0].reshape(shape))
+
+    def derivations(self, *scores: Tensor) -> Derivations:
+        from polymax.kernels.span_tree.reference import as_graph
+
+        tensors, batch, shape = self._flat(*scores)
+        flat, graph, roots = as_graph(*tensors)
+        return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *shape))
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        (x,) = scores
+        return (3,) if self._labelled(x) else (2,)
+
+    def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
+        n, labels = event_shape[0], event_shape[2] if len(event_shape) == 3 else 1
+        trees = []
+        for spans in _bracketings(0, n - 1):
+            for labelling in itertools.product(range(labels), repeat=len(spans)):
+                y = torch.zeros(n, n, labels)
+                for (i, j), label in zip(spans, labelling, strict=True):
+                    y[i, j, label] = 1
+                trees.append(y)
+        stack = torch.stack(trees)
+        return stack if len(event_shape) == 3 else stack.squeeze(-1)
+
+    def _labelled(self, x: Tensor) -> bool:
+        if self.labelled is not None:
+            return self.labelled
+        if self.lengths is not None:
+            return x.dim() - self.lengths.dim() == 3
+        if x.dim() < 3 or x.shape[-3] != x.shape[-2]:
+            return False
+        if x.shape[-2] == x.shape[-1]:
+            raise ValueError(
+                f"scores of shape {tuple(x.shape)} are spans with labels or a batch without: say which, by labelled="
+            )
+        return True
+
+    def _flat(self, *scores: Tensor) -> tuple[tuple[Tensor, Tensor], torch.Size, torch.Size]:
+        (x,) = scores
+        dims = 3 if x.dim() >= 2 and self._labelled(x) else 2
+        if x.dim() < dims or x.shape[-dims] != x.shape[1 - dims]:
+            expected = "(*batch, n, n, labels)" if dims == 3 else "(*batch, n, n)"
+            raise ValueError(f"scores must be {expected}; got {tuple(x.shape)}")
+        batch = x.shape[:-dims]
+        n = x.shape[-dims]
+        labels = x.shape[-1] if dims == 3 else 1
+        lengths = checked_lengths(self.lengths, batch, n, x.device, "lengths")
+        return (x.reshape(batch.numel(), n, n, labels), lengths), batch, x.shape
+
+
+def _bracketings(i: int, j: int) -> Iterator[list[tuple[int, int]]]:
+    if i >= j:
+        yield [(i, j)] if i == j else []
+    for k in range(i, j):
+        for left in _bracketings(i, k):
+            for right in _bracketings(k + 1, j):
+                yield [(i, j), *left, *right]
+
+
+def _recorded(*args: Any) -> Tensor:
+    from polymax.kernels.span_tree.reference import recorded
+
+    return recorded(*args)

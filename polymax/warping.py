@@ -1,0 +1,275 @@
+"""Dynamic time warping, hard and smoothed, of costs and of series.
+
+    dtw(cost) = min over alignments A of <cost, A>        soft_dtw(cost) = - gamma log sum over A of exp(-<cost, A> / gamma)
+
+A `band` leaves some cells out: a bool tensor (True = allowed) that broadcasts to the cost, or the radius of a
+Sakoe-Chiba band. The cost is infinite where no alignment is left, and its gradient 0.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax import _check
+from polymax.kernels.widen import wide
+from polymax.regularizers import Regularizer
+from polymax.smoothing import HardMax, LocalMax, Marginals, Smoothing
+from polymax.structures import Alignment
+from polymax.structures.base import checked_lengths
+
+Pair = tuple[Tensor, Tensor]
+
+
+def dtw(cost: Tensor, lengths: Pair | None = None, band: Tensor | int | None = None) -> Tensor:
+    """The least total cost of an alignment; its gradient is the best path.
+
+    Shapes: cost (*batch, n, m); lengths a pair of (*batch,), rows and columns; result (*batch,)
+
+    Example:
+        >>> dtw(torch.tensor([[0.0, 1.0, 4.0], [4.0, 1.0, 0.0]]))
+        tensor(1.)
+    """
+    return _warped(HardMax(Alignment(lengths)), cost, lengths, band)
+
+
+def soft_dtw(
+    cost: Tensor, gamma: float | Tensor = 1.0, lengths: Pair | None = None, band: Tensor | int | None = None
+) -> Tensor:
+    """Smoothed by the entropy over alignments; its gradient is the expected alignment.
+
+        - gamma log sum over A of exp(-<cost, A> / gamma)
+
+    Shapes: cost (*batch, n, m); lengths a pair of (*batch,), rows and columns; result (*batch,)
+
+    Example:
+        >>> soft_dtw(torch.zeros(2, 2))
+        tensor(-1.0986)
+
+    See: Cuturi and Blondel 2017, Soft-DTW: a differentiable loss function for time-series.
+    """
+    return _warped(Marginals(Alignment(lengths), gamma), cost, lengths, band)
+
+
+def smoothed_dtw(
+    cost: Tensor, regularizer: Regularizer, lengths: Pair | None = None, band: Tensor | int | None = None
+) -> Tensor:
+    """Every minimum in the recursion smoothed by a regularizer: Gini() expects few cells, Shannon() is soft_dtw.
+
+    Shapes: cost (*batch, n, m); lengths a pair of (*batch,), rows and columns; result (*batch,)
+
+    Example:
+        >>> smoothed_dtw(torch.tensor([[0.0, 1.0, 4.0], [4.0, 1.0, 0.0]]), pm.Gini())
+        tensor(0.7500)
+
+    See: Mensch and Blondel 2018, Differentiable dynamic programming, section 4.2.
+    """
+    return _warped(LocalMax(Alignment(lengths), regularizer), cost, lengths, band)
+
+
+def soft_dtw_divergence(
+    x: Tensor, y: Tensor, gamma: float | Tensor = 1.0, lengths: Pair | None = None, band: int | None = None
+) -> Tensor:
+    """Soft-DTW of squared distances without its bias: 0 for equal series, where soft_dtw is negative.
+
+        soft_dtw(x, y) - soft_dtw(x, x) / 2 - soft_dtw(y, y) / 2
+
+    Batches broadcast: (a, 1, n, d) with (b, m, d) gives all pairs. `band` is the radius of a Sakoe-Chiba band.
+
+    Shapes: x (*batch, n, d), y (*batch, m, d); lengths a pair of (*batch,), of x and of y; result (*batch,)
+
+    Example:
+        >>> soft_dtw_divergence(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0], [1.0]]))
+        tensor(0.1002)
+
+    See: Blondel, Mensch and Vert 2021, Differentiable divergences between time series.
+    """
+    if isinstance(band, Tensor):
+        raise TypeError("band must be a radius: the divergence compares x with y, and each with itself")
+    (x, n), (y, m) = (_clean(t, length, name) for t, length, name in zip((x, y), lengths or (None, None), "xy"))
+    batch = torch.broadcast_shapes(n.shape, m.shape)
+
+    def compared(a: Tensor, b: Tensor, lengths: Pair) -> Tensor:
+        return soft_dtw(squared_euclidean(a, b), gamma, lengths, band)
+
+    return compared(x, y, (n.expand(batch), m.expand(batch))) - compared(x, x, (n, n)) / 2 - compared(y, y, (m, m)) / 2
+
+
+def soft_dtw_barycenter(
+    series: Tensor | Sequence[Tensor],
+    weights: Tensor | None = None,
+    gamma: float = 1.0,
+    init: Tensor | None = None,
+    size: int | None = None,
+    lengths: Tensor | None = None,
+    *,
+    debiased: bool = False,
+    max_iter: int = 100,
+    tol: float = 1e-5,
+) -> Tensor:
+    """A series x near all of the series, by L-BFGS from `init`; `debiased` puts the divergence in place of soft_dtw.
+
+        minimize over x  sum_k w_k soft_dtw(squared_euclidean(x, series_k))
+
+    It starts at the mean of the series, each resampled to `size` points (the longest length), and stops where no
+    entry of the gradient exceeds tol. The problem is not convex: another start may lead elsewhere.
+
+    Shapes: series K tensors (n_k, d), or (K, n, d) with lengths (K,); weights (K,); init and result (size, d)
+
+    Example:
+        >>> soft_dtw_barycenter([torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [3.0]])], gamma=0.01)
+        tensor([[0.5000],
+                [2.5000]])
+
+    See: Cuturi and Blondel 2017, section 4.2.
+    """
+    if not isinstance(series, Tensor):
+        if lengths is not None or not series:
+            raise ValueError("series must be a list of tensors, not empty and without lengths, or a padded tensor")
+        lengths = torch.tensor([len(t) for t in series])
+        series = torch.nn.utils.rnn.pad_sequence(list(series), batch_first=True)
+    dtype = series.dtype
+    y, lengths = _clean(series.detach(), lengths, "series")
+    if y.dim() != 3 or not y.shape[0] or not bool((lengths > 0).all()):
+        raise ValueError(f"series must be (K, n, d), none of them empty; got {tuple(y.shape)}")
+    # near the minimum, the differences of gradients that L-BFGS takes are lost in float32
+    y = y.double()
+    w = y.new_ones(len(y)) if weights is None else weights.detach().to(y)
+    if w.shape != y.shape[:1] or not bool((w >= 0).all()) or not bool(w.sum() > 0):
+        raise ValueError(f"weights must be ({len(y)},), not negative, not all 0; got {weights}")
+    w = w / w.sum()
+    x = _resampled_mean(y, lengths, w, size) if init is None else init.detach().to(y, copy=True)
+    if x.dim() != 2 or x.shape[-1] != y.shape[-1] or (size is not None and len(x) != size):
+        raise ValueError(f"init must be ({size or 'size'}, {y.shape[-1]}); got {tuple(x.shape)}")
+    rows = torch.full_like(lengths, len(x))
+    optimizer = torch.optim.LBFGS(
+        [x.requires_grad_()], max_iter=max_iter, tolerance_grad=tol, tolerance_change=0.0, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = w @ soft_dtw(squared_euclidean(x, y), gamma, (rows, lengths))
+        if debiased:
+            loss = loss - soft_dtw(squared_euclidean(x, x), gamma) / 2
+        loss.backward()
+        return loss.item()
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    steepest = float(x.grad.abs().max()) if x.grad is not None else 0.0
+    if steepest > tol:
+        warnings.warn(f"no convergence in {max_iter} iterations: the gradient is {steepest:.1e}", stacklevel=2)
+    return x.detach().to(dtype)
+
+
+def squared_euclidean(x: Tensor, y: Tensor) -> Tensor:
+    """|x_i - y_j|^2 for all pairs, from the differences: equal points are at distance 0 exactly.
+
+    Shapes: x (*batch, n, d), y (*batch, m, d), batches broadcast; result (*batch, n, m)
+
+    Example:
+        >>> squared_euclidean(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+        tensor([[25.,  1.]])
+    """
+    for t, name in ((x, "x"), (y, "y")):
+        _check.floating(t, name)
+        if t.dim() < 2:
+            raise ValueError(f"{name} must be (*batch, n, d); got {tuple(t.shape)}")
+    if x.shape[-1] != y.shape[-1]:
+        raise ValueError(f"x and y must have points of one size; got {tuple(x.shape)} and {tuple(y.shape)}")
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    a, b = (wide(t.to(dtype)).expand(*batch, *t.shape[-2:]) for t in (x, y))
+    return _SquaredEuclidean.apply(a, b).to(dtype)
+
+
+def sakoe_chiba(
+    n: int, m: int, radius: int, lengths: Pair | None = None, device: torch.device | str | None = None
+) -> Tensor:
+    """The cells at most `radius` rows or columns from one that the diagonal of the rectangle crosses, (*batch, n, m).
+
+    For n = m these are the cells with |i - j| <= radius. A path is left at every radius. With lengths, the diagonal
+    and the band are those of each instance.
+
+    Example:
+        >>> sakoe_chiba(2, 4, 0).int()
+        tensor([[1, 1, 0, 0],
+                [0, 0, 1, 1]], dtype=torch.int32)
+
+    See: Sakoe and Chiba 1978, Dynamic programming algorithm optimization for spoken word recognition.
+    """
+    if isinstance(radius, bool) or not isinstance(radius, int):
+        raise TypeError(f"radius must be an integer; got {type(radius).__name__}")
+    if radius < 0:
+        raise ValueError(f"radius must not be negative; got {radius}")
+    if lengths is None:
+        lengths = (torch.tensor(n, device=device), torch.tensor(m, device=device))
+    rows, columns = (t.to(device=device, dtype=torch.long)[..., None, None] for t in lengths)
+    i = torch.arange(n, device=rows.device)[:, None]
+    j = torch.arange(m, device=rows.device)
+    # row i of the rectangle spans [i / rows, (i + 1) / rows] of the diagonal, column j [j / columns, (j + 1) / columns]
+    along_columns = (i * columns < (j + radius + 1) * rows) & ((j - radius) * rows < (i + 1) * columns)
+    along_rows = ((i - radius) * columns < (j + 1) * rows) & (j * rows < (i + radius + 1) * columns)
+    return (along_columns | along_rows) & (i < rows) & (j < columns)
+
+
+def _warped(smooth: Smoothing, cost: Tensor, lengths: Pair | None, band: Tensor | int | None) -> Tensor:
+    _check.floating(cost, "cost")
+    if cost.dim() < 2:
+        raise ValueError(f"cost must be (*batch, n, m); got {tuple(cost.shape)}")
+    if isinstance(band, Tensor):
+        if band.dtype != torch.bool:
+            raise TypeError(f"band must be a bool tensor (True = allowed) or a radius; got {band.dtype}")
+        _check.broadcasts(band, cost, "band")
+    elif band is not None:
+        band = sakoe_chiba(*cost.shape[-2:], band, lengths, cost.device)
+    scores = -cost if band is None else -cost.masked_fill(~band, torch.inf)
+    return -smooth.max(scores)
+
+
+def _clean(series: Tensor, lengths: Tensor | None, name: str) -> Pair:
+    """Series with zeros for padding, whatever it held, and their lengths."""
+    _check.floating(series, name)
+    if series.dim() < 2:
+        raise ValueError(f"{name} must be (*batch, n, d); got {tuple(series.shape)}")
+    *batch, n, _ = series.shape
+    lengths = checked_lengths(lengths, torch.Size(batch), n, series.device, f"lengths of {name}").reshape(batch)
+    kept = torch.arange(n, device=series.device) < lengths[..., None]
+    return torch.where(kept[..., None], wide(series), 0), lengths
+
+
+def _resampled_mean(y: Tensor, lengths: Tensor, weights: Tensor, size: int | None) -> Tensor:
+    """The mean of the series after each is stretched, by lines between its points, to `size` points."""
+    size = int(lengths.max()) if size is None else size
+    stretched = [
+        torch.nn.functional.interpolate(t[:n].T[None], size, mode="linear", align_corners=True)[0].T
+        for t, n in zip(y, lengths.tolist())
+    ]
+    return torch.einsum("k,knd->nd", weights, torch.stack(stretched))
+
+
+class _SquaredEuclidean(Function):
+    """|x_i|^2 + |y_j|^2 - 2 <x_i, y_j> has the same derivatives, but cancels; so it is used in the backward alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        # moving all points together changes nothing but the rounding
+        centre = y.detach().mean(-2, keepdim=True) if y.shape[-2] else 0
+        x, y = x - centre, y - centre
+        return (
+            2 * (g.sum(-1).unsqueeze(-1) * x - g @ y),
+            2 * (g.sum(-2).unsqueeze(-1) * y - g.transpose(-2, -1) @ x),
+        )
