@@ -41,7 +41,8 @@ class TorchFunction(Function):
     call: Mapping
 
     def prepare(self, inputs: Tensors, cotangents: Tensors) -> tuple[Tensors, Tensors, Tensors]:
-        return inputs, tuple(x.detach().requires_grad_() for x in inputs), cotangents
+        # tensors of its own: some mark what they are given as requiring a gradient
+        return tuple(x.detach() for x in inputs), tuple(x.detach().requires_grad_() for x in inputs), cotangents
 
     def forward(self, problem: tuple[Tensors, Tensors, Tensors]) -> Any:
         return self.call(*problem[0])

@@ -69,7 +69,7 @@ def _peak_cuda(task: Task) -> int:
 
 def _peak_cpu(task: Task) -> int:
     """From the pages of the process, for kernels do not allocate through torch alone."""
-    _give_back_what_is_freed()
+    _libc().malloc_trim(0)
     RESET.write_text("5")
     before = _bytes("VmRSS")
     # what it returns is in use until the peak is read
@@ -80,11 +80,12 @@ def _peak_cpu(task: Task) -> int:
 
 
 @cache
-def _give_back_what_is_freed() -> None:
-    """Memory that malloc keeps for later would hide the next allocation."""
+def _libc() -> ctypes.CDLL:
+    """With a malloc that gives back what is freed: memory that it keeps would hide the next allocation."""
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
     libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    return libc
 
 
 def _bytes(field: str) -> int:

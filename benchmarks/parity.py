@@ -91,7 +91,8 @@ def check(competitor: Competitor, inputs: Tensors, cotangents: Tensors, expected
     """Run a competitor on a whole problem and compare the rows that the oracle has solved."""
     function = competitor.function
     problem = function.prepare(inputs, cotangents)
-    results, gradients = [function.tensors(function.forward(problem))], ()
+    results = [function.tensors(function.forward(problem))]
+    gradients: Tensors = ()
     if cotangents:
         outputs, gradients = (function.tensors(arrays) for arrays in function.both(problem))
         results.append(outputs)
@@ -99,8 +100,8 @@ def check(competitor: Competitor, inputs: Tensors, cotangents: Tensors, expected
     steady = torch.ones_like(smooth) if cotangents else smooth
     forward = [_errors(_at(found, rows), expected.outputs, expected.output_size)[steady] for found in results]
     gradient = [_errors(_at(gradients[:own], rows), expected.gradients, expected.gradient_size)[smooth]]
-    for found, right in zip(gradients[own:], expected.shared, strict=True):
-        gradient.append(_errors([found.cpu().double()[None]], [right[None]], right.abs().max()[None]))
+    for sums, right in zip(gradients[own:], expected.shared, strict=True):
+        gradient.append(_errors([sums.cpu().double()[None]], [right[None]], right.abs().max()[None]))
     finite = all(bool(t.isfinite().all()) for ts in (*results, gradients) for t in ts)
     return Parity(
         forward=_worst(torch.cat(forward)) if finite else math.nan,

@@ -2,6 +2,16 @@
 
 from typing import Any
 
+# modules
+from polymax import nn as nn
+
+# likelihoods of sequence models
+from polymax.likelihoods import ctc_alignment as ctc_alignment
+from polymax.likelihoods import ctc_loss as ctc_loss
+from polymax.likelihoods import hmm_log_likelihood as hmm_log_likelihood
+from polymax.likelihoods import hmm_posterior as hmm_posterior
+from polymax.likelihoods import hmm_viterbi as hmm_viterbi
+
 # losses
 from polymax.losses import entmax_loss as entmax_loss
 from polymax.losses import fenchel_young as fenchel_young
@@ -50,6 +60,15 @@ from polymax.structures import ProjectiveTree as ProjectiveTree
 from polymax.structures import SemiMarkov as SemiMarkov
 from polymax.structures import SpanTree as SpanTree
 from polymax.structures import Structure as Structure
+
+# dynamic time warping
+from polymax.warping import dtw as dtw
+from polymax.warping import sakoe_chiba as sakoe_chiba
+from polymax.warping import smoothed_dtw as smoothed_dtw
+from polymax.warping import soft_dtw as soft_dtw
+from polymax.warping import soft_dtw_barycenter as soft_dtw_barycenter
+from polymax.warping import soft_dtw_divergence as soft_dtw_divergence
+from polymax.warping import squared_euclidean as squared_euclidean
 
 __version__ = "0.1.0"
 

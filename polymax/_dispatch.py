@@ -19,10 +19,12 @@ _LIBRARY = torch.library.Library("polymax", "DEF")
 _FILES = {"CPU": "cpu", "CUDA": "cuda"}
 
 
-def declare(package: str, schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+def declare(
+    package: str, schema: str, fake: Callable[..., Any], batching: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
     """Declare an operator whose implementations are the files of `package`, and return it.
 
-    Every tensor argument is `(*batch, ...)` with one shared batch shape, so the vmap rule is to prepend a dimension.
+    `batching(op)` is its vmap rule; the usual one is for tensors `(*batch, ...)` of one batch shape.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
@@ -32,7 +34,7 @@ def declare(package: str, schema: str, fake: Callable[..., Any]) -> Callable[...
             _LIBRARY.impl(name, _lazily(package, file, name), key)
     op = getattr(torch.ops.polymax, name).default
     torch.library.register_fake(f"polymax::{name}", fake, lib=_LIBRARY)
-    torch.library.register_vmap(f"polymax::{name}", _prepend(op), lib=_LIBRARY)
+    torch.library.register_vmap(f"polymax::{name}", (batching or prepend)(op), lib=_LIBRARY)
     return op
 
 
@@ -48,7 +50,7 @@ def _lazily(package: str, file: str, name: str) -> Callable[..., Any]:
     return call
 
 
-def _prepend(op: Callable[..., Any]) -> Callable[..., Any]:
+def prepend(op: Callable[..., Any]) -> Callable[..., Any]:
     """Vmap rule of a row operator: the mapped dimension is one more batch dimension, in front."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
@@ -64,3 +66,27 @@ def _prepend(op: Callable[..., Any]) -> Callable[..., Any]:
         return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
 
     return rule
+
+
+def fold(*whole: str) -> Callable[..., Any]:
+    """Vmap rule of an operator on instances: the mapped dimension joins the first, of all tensors but `whole`."""
+
+    def batching(op: Any) -> Callable[..., Any]:
+        names = [argument.name for argument in op._schema.arguments]
+
+        def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+            folded = []
+            for name, arg, d in zip(names, args, in_dims, strict=True):
+                if isinstance(arg, Tensor) and name not in whole:
+                    mapped = arg.movedim(d, 0) if d is not None else arg.expand(info.batch_size, *arg.shape)
+                    arg = mapped.flatten(0, 1)
+                elif isinstance(arg, Tensor) and d is not None:
+                    raise NotImplementedError(f"vmap over {name} of {op._schema.name}")
+                folded.append(arg)
+            out = op(*folded)
+            apart = tuple(t.unflatten(0, (info.batch_size, -1)) for t in (out if isinstance(out, tuple) else (out,)))
+            return (apart, (0,) * len(apart)) if isinstance(out, tuple) else (apart[0], 0)
+
+        return rule
+
+    return batching

@@ -48,20 +48,20 @@ class Walk(Distribution):
         super().__init__(self._tree.batch, validate_args=False)
 
     @property
-    def mean(self) -> Parts:  # type: ignore[override]
+    def mean(self) -> Parts:
         """The expected structure."""
         from polymax.smoothing import LocalMax
 
         return narrow(LocalMax(self.structure, self._omega).argmax(*self._scores), self._dtype)
 
     @property
-    def mode(self) -> Parts:  # type: ignore[override]
+    def mode(self) -> Parts:
         """The most probable structure."""
         best, _ = self.topk(1)
         dim = len(self.batch_shape)
         return best.select(dim, 0) if isinstance(best, Tensor) else type(best)(*(t.select(dim, 0) for t in best))
 
-    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Parts:  # type: ignore[override]
+    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Parts:
         """Independent draws, (*sample_shape, *batch, ...)."""
         shape = torch.Size(sample_shape)
         tree = self._tree
@@ -73,7 +73,7 @@ class Walk(Distribution):
         y = hypergraph_sample(p, *tree.graph.arrays, tree.roots, seeds, tree.graph.parts)
         return narrow(_map(lambda t: t.unflatten(0, shape) if len(shape) else t[0], tree.shaped(y)), self._dtype)
 
-    def log_prob(self, y: Parts) -> Tensor:  # type: ignore[override]
+    def log_prob(self, y: Parts) -> Tensor:
         """log p(y), (*lead, *batch) for y with further leading dims; -inf for what is not in the support."""
         q, derived = self._hyperedges(y)
         log = _log_of(self._weights)
@@ -112,7 +112,7 @@ class Walk(Distribution):
         moved = _map(lambda t: t.movedim(0, len(tree.batch)), best)
         return narrow(moved, self._dtype), probs.to(self._dtype)
 
-    def support(self) -> tuple[Parts, Tensor]:
+    def support(self) -> tuple[Parts, Tensor]:  # type: ignore[override]
         """All structures of positive probability, as `topk` gives them."""
         tree = self._tree
         counts = hypergraph_count(self._weights.detach(), *tree.graph.arrays[:2], tree.roots)
@@ -159,7 +159,7 @@ class Walk(Distribution):
         p = hypergraph_weights(allowed, *arrays, roots, chart, HARD)
         visits = hypergraph_visits(p, *arrays[:2], roots)
         q = p * visits[:, levels_of(tree.graph).heads]
-        derived = (value == wanted.sum(-1)).reshape(*lead, *tree.batch)
+        derived = (value == wanted.sum(-1)).reshape((*lead, *tree.batch))
         return q.reshape(*lead, tree.roots.shape[0], tree.graph.edges), derived
 
 
@@ -226,7 +226,7 @@ def _log_of(p: Tensor) -> Tensor:
 
 def _sum(q: Tensor, log: Tensor, tree: Derivations) -> Tensor:
     terms = torch.where(q == 0, 0, q * torch.where(q == 0, 0, log))
-    return terms.sum(-1).reshape(*q.shape[:-2], *tree.batch)
+    return terms.sum(-1).reshape((*q.shape[:-2], *tree.batch))
 
 
 def _map(change: Any, y: Parts) -> Parts:

@@ -177,14 +177,21 @@ class LocalMax(Smoothing):
 
     @property
     def _temperature(self) -> float | Tensor:
-        return self.gamma * self.regularizer.gamma
+        """What divides the scores: the kernels know no gamma."""
+        return self.gamma if self._alpha is None else self.gamma * self.regularizer.gamma
 
     @property
     def _unit(self) -> Regularizer:
-        """The regularizer at gamma = 1: the temperature divides the scores instead."""
-        if isinstance(self.regularizer, Zero):
+        """The regularizer of the scores so divided."""
+        if self._alpha in (None, HARD):
             return self.regularizer
         return replace(self.regularizer, gamma=1.0)  # type: ignore[type-var]
+
+    @property
+    def _learned(self) -> bool:
+        """Whether the regularizer itself wants gradients."""
+        tensors = self.regularizer._tensors().values()
+        return self.regularizer.closes_over_tensors or any(t.requires_grad for t in tensors)
 
     @property
     def _alpha(self) -> float | None:
@@ -205,14 +212,14 @@ class LocalMax(Smoothing):
         passes = LevelPasses(levels_of(tree.graph), self._unit)
         # deep recursions lose digits in float32
         inputs = (tree.scores.double(), tree.roots)
-        found = passes.tape(inputs) if self._unit._learned() else value(passes, inputs)
+        found = passes.tape(inputs) if self._learned else value(passes, inputs)
         return found.to(tree.scores.dtype).reshape(tree.batch)
 
     def _general_expectation(self, scores: tuple[Tensor, ...]) -> Parts:
         tree = self.structure.derivations(*scores)
         passes = LevelPasses(levels_of(tree.graph), self._unit)
         inputs = (tree.scores.double(), tree.roots)
-        if self._unit._learned():
+        if self._learned:
             keep = torch.is_grad_enabled()
             with torch.enable_grad():
                 x = inputs[0] if inputs[0].requires_grad else inputs[0].detach().requires_grad_()

@@ -1,6 +1,7 @@
 """Dynamic time warping, hard and smoothed, of costs and of series.
 
-    dtw(cost) = min over alignments A of <cost, A>        soft_dtw(cost) = - gamma log sum over A of exp(-<cost, A> / gamma)
+    dtw(cost) = min over alignments A of <cost, A>
+    soft_dtw(cost) = - gamma log sum over alignments A of exp(-<cost, A> / gamma)
 
 A `band` leaves some cells out: a bool tensor (True = allowed) that broadcasts to the cost, or the radius of a
 Sakoe-Chiba band. The cost is infinite where no alignment is left, and its gradient 0.
@@ -83,19 +84,21 @@ def soft_dtw_divergence(
 
     Example:
         >>> soft_dtw_divergence(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0], [1.0]]))
-        tensor(0.1002)
+        tensor(0.3831)
 
     See: Blondel, Mensch and Vert 2021, Differentiable divergences between time series.
     """
     if isinstance(band, Tensor):
         raise TypeError("band must be a radius: the divergence compares x with y, and each with itself")
+    dtype = torch.promote_types(x.dtype, y.dtype)
     (x, n), (y, m) = (_clean(t, length, name) for t, length, name in zip((x, y), lengths or (None, None), "xy"))
     batch = torch.broadcast_shapes(n.shape, m.shape)
 
     def compared(a: Tensor, b: Tensor, lengths: Pair) -> Tensor:
         return soft_dtw(squared_euclidean(a, b), gamma, lengths, band)
 
-    return compared(x, y, (n.expand(batch), m.expand(batch))) - compared(x, x, (n, n)) / 2 - compared(y, y, (m, m)) / 2
+    value = compared(x, y, (n.expand(batch), m.expand(batch)))
+    return (value - compared(x, x, (n, n)) / 2 - compared(y, y, (m, m)) / 2).to(dtype)
 
 
 def soft_dtw_barycenter(
@@ -107,8 +110,8 @@ def soft_dtw_barycenter(
     lengths: Tensor | None = None,
     *,
     debiased: bool = False,
-    max_iter: int = 100,
-    tol: float = 1e-5,
+    max_iter: int = 500,
+    tol: float = 1e-4,
 ) -> Tensor:
     """A series x near all of the series, by L-BFGS from `init`; `debiased` puts the divergence in place of soft_dtw.
 
@@ -146,21 +149,27 @@ def soft_dtw_barycenter(
         raise ValueError(f"init must be ({size or 'size'}, {y.shape[-1]}); got {tuple(x.shape)}")
     rows = torch.full_like(lengths, len(x))
     optimizer = torch.optim.LBFGS(
-        [x.requires_grad_()], max_iter=max_iter, tolerance_grad=tol, tolerance_change=0.0, line_search_fn="strong_wolfe"
+        [x.requires_grad_()],
+        max_iter=max_iter,
+        max_eval=4 * max_iter,
+        tolerance_grad=tol,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
     )
 
-    def closure() -> float:
-        optimizer.zero_grad()
+    def loss_and_gradient() -> Tensor:
         loss = w @ soft_dtw(squared_euclidean(x, y), gamma, (rows, lengths))
         if debiased:
             loss = loss - soft_dtw(squared_euclidean(x, x), gamma) / 2
-        loss.backward()
-        return loss.item()
+        (x.grad,) = torch.autograd.grad(loss, x)
+        return loss
 
-    optimizer.step(closure)  # type: ignore[arg-type]
-    steepest = float(x.grad.abs().max()) if x.grad is not None else 0.0
+    optimizer.step(loss_and_gradient)
+    with torch.enable_grad():
+        loss_and_gradient()
+    steepest = x.grad.abs().max() if x.grad is not None and x.numel() else 0.0
     if steepest > tol:
-        warnings.warn(f"no convergence in {max_iter} iterations: the gradient is {steepest:.1e}", stacklevel=2)
+        warnings.warn(f"the barycenter did not converge: a gradient of {steepest:.1e} is left", stacklevel=2)
     return x.detach().to(dtype)
 
 
@@ -224,7 +233,7 @@ def _warped(smooth: Smoothing, cost: Tensor, lengths: Pair | None, band: Tensor 
             raise TypeError(f"band must be a bool tensor (True = allowed) or a radius; got {band.dtype}")
         _check.broadcasts(band, cost, "band")
     elif band is not None:
-        band = sakoe_chiba(*cost.shape[-2:], band, lengths, cost.device)
+        band = sakoe_chiba(cost.shape[-2], cost.shape[-1], band, lengths, cost.device)
     scores = -cost if band is None else -cost.masked_fill(~band, torch.inf)
     return -smooth.max(scores)
 

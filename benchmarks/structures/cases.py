@@ -37,10 +37,6 @@ def projective_tree(scores: Tensor) -> Tensor:
     return pm.Marginals(pm.ProjectiveTree()).max(scores)
 
 
-def soft_dtw(cost: Tensor) -> Tensor:
-    return pm.soft_dtw(cost)
-
-
 def chain_scores(shape: Shape, generator: torch.Generator) -> Tensors:
     """Unary scores, and transition scores that all instances and positions share."""
     states = shape[-1]
@@ -70,7 +66,7 @@ TREES = Signature(gaussian, one_each)
 ALIGNMENTS = Signature(costs, one_each)
 
 CHAIN, SPAN_TREE = ours(chain, oracles.chain), ours(span_tree, oracles.span_tree)
-PROJECTIVE_TREE, SOFT_DTW = ours(projective_tree, oracles.projective_tree), ours(soft_dtw, oracles.soft_dtw)
+PROJECTIVE_TREE, SOFT_DTW = ours(projective_tree, oracles.projective_tree), ours(pm.soft_dtw, oracles.soft_dtw)
 CRF_LOSS = ours(partial(crf_loss, chain), partial(crf_loss, oracles.chain))
 
 NARROW: tuple[Shape, ...] = ((32, 25, 9), (32, 100, 9), (32, 400, 9))

@@ -110,7 +110,9 @@ def _synjax_spans(package: Any) -> Mapping:
 
 def _torch_struct_heads(package: Any) -> Mapping:
     def call(scores: Tensor) -> Tensor:
-        # it keeps the scores of roots on the diagonal
+        # without a gradient to compute it fails
+        scores = scores if scores.requires_grad else scores.detach().requires_grad_()
+        # the scores of roots are on the diagonal
         arcs = scores[:, 1:, 1:].diagonal_scatter(scores[:, 0, 1:], 0, 1, 2)
         return package.DependencyCRF(arcs, multiroot=False).partition
 
@@ -127,13 +129,18 @@ def _synjax_heads(package: Any) -> Mapping:
 
 
 def _tslearn(package: Any) -> Mapping:
-    loss = import_module("tslearn.metrics").SoftDTWLossPyTorch(gamma=1.0, dist_func=lambda cost, _: cost)
-    return lambda cost: loss(cost, cost)
+    loss = import_module("tslearn.metrics").SoftDTWLossPyTorch
+    return lambda cost: loss(gamma=1.0, dist_func=lambda *_: cost)(*_series(cost))
 
 
 def _pysdtw(package: Any) -> Mapping:
-    losses = {cuda: package.SoftDTW(gamma=1.0, dist_func=lambda cost, _: cost, use_cuda=cuda) for cuda in (False, True)}
-    return lambda cost: losses[cost.is_cuda](cost, cost)
+    loss = package.SoftDTW
+    return lambda cost: loss(gamma=1.0, dist_func=lambda *_: cost, use_cuda=cost.is_cuda)(*_series(cost))
+
+
+def _series(cost: Tensor) -> tuple[Tensor, Tensor]:
+    """Two series as long as those between which the cost is: nobody reads their values."""
+    return cost[:, :, :1], cost[:, 0, :, None]
 
 
 CRF_NORMALIZER = _torch_peer("torchcrf.CRF", _torchcrf(_normalizer))

@@ -45,7 +45,8 @@ class Graph:
         if device == self.part.device:
             return self
         if device not in self._elsewhere:
-            self._elsewhere[device] = Graph(*(t.to(device) for t in self.arrays), self.parts)
+            first, tails, part = (t.to(device) for t in self.arrays)
+            self._elsewhere[device] = Graph(first, tails, part, self.parts)
         return self._elsewhere[device]
 
 
@@ -58,7 +59,7 @@ class Builder:
         self._tails: list[np.ndarray] = []
         self._part: list[np.ndarray] = []
 
-    def add(self, head: np.ndarray, part: np.ndarray | int, *tails: np.ndarray) -> None:
+    def add(self, head: np.ndarray | int, part: np.ndarray | int, *tails: np.ndarray | int) -> None:
         """Hyperedges from at most two tails each; the arrays broadcast."""
         none = np.int64(-1)
         head, part, left, right = np.broadcast_arrays(head, part, *tails, *[none] * (2 - len(tails)))
@@ -75,8 +76,8 @@ class Builder:
         order = np.argsort(heads, kind="stable")
         first = np.zeros(nodes + 1, np.int64)
         np.cumsum(np.bincount(heads, minlength=nodes), out=first[1:])
-        part = _joined(self._part, (0,))
-        return Graph(*(torch.from_numpy(x) for x in (first, tails[order], part[order])), self.parts)
+        part = _joined(self._part, (0,))[order]
+        return Graph(torch.from_numpy(first), torch.from_numpy(tails[order]), torch.from_numpy(part), self.parts)
 
 
 def _joined(blocks: Iterable[np.ndarray], empty: tuple[int, ...]) -> np.ndarray:

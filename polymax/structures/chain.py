@@ -74,8 +74,8 @@ class Chain(DynamicProgram):
 
     def vertices(self, event_shape: tuple[int, ...]) -> ChainParts:
         n, s = event_shape
-        sequences = torch.tensor(list(itertools.product(range(s), repeat=n)), dtype=torch.long)
-        return self.encode(sequences.reshape(-1, n), s)
+        sequences = list(itertools.product(range(s), repeat=n))
+        return self.encode(torch.tensor(sequences, dtype=torch.long).reshape(len(sequences), n), s)
 
     def encode(self, index: Tensor, *shape: int) -> ChainParts:
         """Tags (*batch, n), -1 at padding, to indicators of `shape` = (s,) states."""

@@ -27,7 +27,9 @@ def negative_entropy(structure: Structure, mu: Parts) -> Tensor:
     heads = levels.heads
     into = torch.zeros(graph.nodes, dtype=torch.long, device=heads.device).index_add(0, heads, torch.ones_like(heads))
     at_root = torch.isin(heads, tree.roots)
-    if bool(((graph.part < 0) & (into[heads] > 1) & ~at_root).any()):
+    every = points[0].new_ones(graph.edges, tree.roots.shape[0])
+    reached = (levels.outside(every, tree.roots, every.new_ones(tree.roots.shape))[1] > 0).any(-1)
+    if bool(((graph.part < 0) & (into[heads] > 1) & ~at_root & reached[heads]).any()):
         raise NotImplementedError(f"the marginals of {type(structure).__name__} do not determine its entropy")
     q = of_edges(tree.scores, graph.part)
     visits = q.new_zeros(graph.nodes, q.shape[1]).index_add(0, heads, q)

@@ -80,10 +80,10 @@ class Hypergraph(DynamicProgram):
         for e, (head, tail) in enumerate(zip(self.heads, self.tails, strict=True)):
             ends = [int(number[t]) for t in tail]
             while len(ends) > 2:
-                builder.add(free[head], -1, *map(np.int64, ends[:2]))
+                builder.add(int(free[head]), -1, *ends[:2])
                 ends = [int(free[head]), *ends[2:]]
                 free[head] += 1
-            builder.add(number[head], e, *map(np.int64, ends))
+            builder.add(int(number[head]), e, *ends)
         return builder.build(nodes + int(extra.sum())), number.tolist()
 
     def _derivations_of(self, node: int) -> Iterator[tuple[int, ...]]:

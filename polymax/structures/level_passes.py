@@ -39,4 +39,5 @@ class LevelPasses:
         return at_roots(dv, roots), of_parts(dq, part, scores.shape[1])
 
     def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
-        return recorded_by(self.levels, *tensors, self.omega)
+        scores, roots = tensors
+        return recorded_by(self.levels, scores, roots, self.omega)

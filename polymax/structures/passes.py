@@ -96,7 +96,11 @@ class _Value(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
         chart, *tensors = ctx.saved_tensors
-        mu = _Expectation.apply(ctx.passes, chart, g, *tensors)
+        if torch.compiler.is_compiling():
+            # a compiled backward pass is not derived again
+            mu = ctx.passes.outside(tuple(tensors), chart, g)
+        else:
+            mu = _Expectation.apply(ctx.passes, chart, g, *tensors)
         return None, *mu, *_nothing(len(tensors) - len(mu))
 
 
@@ -118,7 +122,10 @@ class _Expectation(Function):
     def backward(ctx: Any, *along: Tensor) -> tuple[Any, ...]:
         chart, g, *tensors = ctx.saved_tensors
         # the Hessian is symmetric: its product with the cotangents is the derivative along them
-        dv, *dmu = _Tangent.apply(ctx.passes, chart, g, *tensors, *along)
+        if torch.compiler.is_compiling():
+            dv, *dmu = ctx.passes.tangent(tuple(tensors), chart, g, along)
+        else:
+            dv, *dmu = _Tangent.apply(ctx.passes, chart, g, *tensors, *along)
         return None, None, dv, *dmu, *_nothing(len(tensors) - len(dmu))
 
 

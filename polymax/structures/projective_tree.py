@@ -54,7 +54,7 @@ class ProjectiveTree(DynamicProgram):
 
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
         heads = [h for h in trees(event_shape[0] - 1, self.single_root) if not crosses(h)]
-        return encode_heads(torch.tensor(heads, dtype=torch.long).reshape(-1, event_shape[0] - 1))
+        return encode_heads(torch.tensor(heads, dtype=torch.long).reshape(len(heads), event_shape[0] - 1))
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         """Heads (*batch, n) of tokens 1..n, -1 at padding, to arcs."""

@@ -28,7 +28,7 @@ def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float
         _array(rows),
         _array(columns),
         _array(value),
-        _array(chart).reshape(*chart.shape[:2], -1),
+        _flat(chart),
         alpha,
     )
     parallel(_inside, _work(scores), 16, *args)
@@ -37,7 +37,7 @@ def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float
 
 def alignment_outside(scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, alpha: float) -> Tensor:
     mu = torch.empty(scores.shape, dtype=scores.dtype)
-    args = _array(rows), _array(columns), _array(chart).reshape(*chart.shape[:2], -1), _array(g), _array(mu)
+    args = _array(rows), _array(columns), _flat(chart), _array(g), _array(mu)
     parallel(_path if alpha == np.inf else _outside, _work(scores), 4, *args)
     return mu
 
@@ -54,7 +54,7 @@ def alignment_tangent(
     args = (
         _array(rows),
         _array(columns),
-        _array(chart).reshape(*chart.shape[:2], -1),
+        _flat(chart),
         _array(g),
         _array(d),
         _array(value),
@@ -67,6 +67,10 @@ def alignment_tangent(
 
 def _array(x):
     return x.detach().contiguous().numpy()
+
+
+def _flat(chart):
+    return _array(chart.flatten(2))
 
 
 def _work(scores):
@@ -82,7 +86,7 @@ def _inside(start, stop, scores, rows, columns, value, chart, alpha):
     wide = np.empty(3 * SIDE, np.float64)
     line = np.empty(4 * STRIP, scores.dtype)
     ramp = np.empty(3 * STRIP, scores.dtype)
-    work = np.empty(3 * STRIP, scores.dtype)
+    work = np.empty(2 * STRIP, scores.dtype)
     for b in range(start, stop):
         n, m = rows[b], columns[b]
         value[b] = 0

@@ -17,7 +17,7 @@ from polymax.kernels.numba_smooth import smooth_max
 _LOG2_E = np.float32(np.log2(np.e))
 # 1.5 * 2^23: adding it rounds to an integer, which is then in the last bits
 _ROUND = np.float32(12582912)
-_NEWTON = 30
+_NEWTON = 20
 
 
 def _exp(x):
@@ -72,7 +72,7 @@ def _log_1p_lane(t):
 
 @inline
 def smooth_lanes(line, weights, alpha, work):
-    """The smoothed maximum in every lane; `work` holds at least 3 * STRIP numbers."""
+    """The smoothed maximum in every lane; `work` holds 2 * STRIP numbers."""
     if alpha == 1:
         _shannon(line, weights)
     elif alpha == 2:
@@ -104,18 +104,18 @@ def _shannon(line, weights):
 
 @inline
 def _gini(line, weights):
-    real = line.dtype.type
+    # in float64: weights that sum to 1 only within float32 would let the expectation drift along a path
     for r in range(STRIP):
-        a, b, c = line[STRIP + r], line[2 * STRIP + r], line[3 * STRIP + r]
+        a, b, c = np.float64(line[STRIP + r]), np.float64(line[2 * STRIP + r]), np.float64(line[3 * STRIP + r])
         high = a if a > b else b
         side = b if a > b else a
         low = side if side < c else c
         other = c if c < high else high
         middle = side if side > other else other
         # tau by the size of the support: the largest is 0
-        pair = real(0.5) * (middle - real(1))
-        triple = (middle + low - real(1)) * real(1 / 3)
-        tau = pair if middle > real(-1) else real(-1)
+        pair = 0.5 * (middle - 1)
+        triple = (middle + low - 1) * (1 / 3)
+        tau = pair if middle > -1 else -1.0
         tau = triple if low > tau else tau
         # an argument outside the support counts as tau: its weight is 0, and it may be -inf
         a = a if a > tau else tau
@@ -125,8 +125,7 @@ def _gini(line, weights):
         weights[r] = p
         weights[STRIP + r] = q
         weights[2 * STRIP + r] = s
-        half = real(0.5)
-        line[r] = half + p * (a - half * p) + q * (b - half * q) + s * (c - half * s)
+        line[r] = 0.5 + p * (a - 0.5 * p) + q * (b - 0.5 * q) + s * (c - 0.5 * s)
 
 
 @inline
@@ -148,11 +147,11 @@ def _tsallis(line, weights, alpha, work):
     real = line.dtype.type
     one, zero = real(1), real(0)
     scale, q, part = real(alpha - 1), real(1 / (alpha - 1)), real(1 / alpha)
-    tolerance = real(1e-14 if line.itemsize == 8 else 1e-6)
-    # work: t, the step to come, and the sum of the weights
-    work[: 2 * STRIP] = 0
+    tolerance = real(1e-14 if line.itemsize == 8 else 2e-7)
+    # work: t, and the step to come
+    work[:] = 0
     for _ in range(_NEWTON):
-        largest = zero
+        moving = 0
         for r in range(STRIP):
             t = work[r] + work[STRIP + r]
             p, lower_p = _power(scale * (line[STRIP + r] - t), q)
@@ -169,25 +168,25 @@ def _tsallis(line, weights, alpha, work):
             step = rise * q * mass / (lower_p + lower_u + lower_w + (zero if total > zero else one))
             work[r] = t
             work[STRIP + r] = step
-            work[2 * STRIP + r] = total
-            largest = step if step > largest else largest
-        if not largest > tolerance:
+            moving += step > tolerance
+        if moving == 0:
             break
     for r in range(STRIP):
-        total = work[2 * STRIP + r]
-        factor = one / (total if total > zero else one)
-        p = weights[r] * factor
-        u = weights[STRIP + r] * factor
-        w = weights[2 * STRIP + r] * factor
+        p, u, w = np.float64(weights[r]), np.float64(weights[STRIP + r]), np.float64(weights[2 * STRIP + r])
+        # in float64: weights that sum to 1 only within float32 would let the expectation drift along a path
+        total = p + u + w
+        factor = 1 / (total if total > 0 else 1.0)
+        p, u, w = p * factor, u * factor, w * factor
         weights[r] = p
         weights[STRIP + r] = u
         weights[2 * STRIP + r] = w
-        mean = p * line[STRIP + r] if p > zero else zero
-        mean += u * line[2 * STRIP + r] if u > zero else zero
-        mean += w * line[3 * STRIP + r] if w > zero else zero
+        mean = p * line[STRIP + r] if p > 0 else 0.0
+        mean += u * line[2 * STRIP + r] if u > 0 else 0.0
+        mean += w * line[3 * STRIP + r] if w > 0 else 0.0
         # <p, a> - Omega(p), where Omega is linear in t on the support; total - 1 is the error that t has left
-        value = mean + part * (work[r] - mean + (total - one) * (one + scale * (mean - work[r])))
-        line[r] = value if total > zero else zero
+        apart = mean - work[r]
+        value = mean + part * ((total - 1) * (1 + scale * apart) - apart)
+        line[r] = value if total > 0 else 0.0
 
 
 @inline

@@ -8,8 +8,8 @@
 Omega is the Tsallis entropy of `alpha`: 1 is Shannon (the forward algorithm), inf is none (Viterbi).
 Instance b reads transition b // (B // Bt); a single step of transitions serves all steps.
 
-Shapes: unary (B, n, s); transition (Bt, Nt, s, s), [previous, next], with Nt 1 or n - 1; lengths (B,); value and g (B,);
-the chart, opaque, is (B, n, 2, s). Gradients and tangents are shaped like the scores, summed over what is shared.
+Shapes: unary (B, n, s); transition (Bt, Nt, s, s), [previous, next], with Nt 1 or n - 1; lengths, value, g (B,);
+chart (B, n, 2, s), opaque. Gradients and tangents are shaped like the scores, summed over what is shared.
 
 See: Mensch and Blondel 2018, Sections 3 and 4.
 """

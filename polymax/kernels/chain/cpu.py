@@ -33,7 +33,7 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
     if s == 0:
         return value.copy_(torch.where(lengths > 0, -torch.inf, 0.0)), chart
     units = _units(batch, transition)
-    args = _array(unary), _array(_distinct(transition)), lengths.numpy(), float(alpha), value.numpy(), chart.numpy()
+    args = _array(unary), _array(_distinct(transition)), _array(lengths), float(alpha), value.numpy(), chart.numpy()
     _parallel(_inside, units, unary, 1, *args)
     return value, chart
 
@@ -44,7 +44,7 @@ def chain_outside(
     mu = torch.empty_like(unary, memory_format=torch.contiguous_format)
     units = _units(unary.shape[0], transition)
     sums = _sums(transition, units)
-    args = _array(_distinct(transition)), lengths.numpy(), _array(chart), _array(g), float(alpha)
+    args = _array(_distinct(transition)), _array(lengths), _array(chart), _array(g), float(alpha)
     if unary.shape[2] > 0:
         _parallel(_outside, units, unary, 2, *args, mu.numpy(), sums.numpy())
     return mu, _added(sums, transition)
@@ -64,7 +64,7 @@ def chain_tangent(
     h = torch.empty_like(unary, memory_format=torch.contiguous_format)
     units = _units(unary.shape[0], transition)
     sums = _sums(transition, units)
-    args = _array(_distinct(transition)), lengths.numpy(), _array(chart), _array(g), float(alpha)
+    args = _array(_distinct(transition)), _array(lengths), _array(chart), _array(g), float(alpha)
     tangents = _array(d_unary), _array(_distinct(d_transition))
     if unary.shape[2] > 0:
         _parallel(_tangent, units, unary, 16, *args, *tangents, value.numpy(), h.numpy(), sums.numpy())
@@ -212,7 +212,21 @@ def _outside(start, stop, group, cuts, size, transitions, lengths, chart, g, alp
 
 @kernel
 def _tangent(
-    start, stop, group, cuts, size, transitions, lengths, chart, g, alpha, d_unary, d_transitions, value, h, h_transition
+    start,
+    stop,
+    group,
+    cuts,
+    size,
+    transitions,
+    lengths,
+    chart,
+    g,
+    alpha,
+    d_unary,
+    d_transitions,
+    value,
+    h,
+    h_sums,
 ):
     n, s = d_unary.shape[1:]
     width = padded(s)
@@ -225,12 +239,12 @@ def _tangent(
         np.zeros((s, width), chart.dtype),
     )
     top, products = np.zeros(width, chart.dtype), np.zeros((2, s, width))
-    linear_dv, linear_dm = np.empty((n, s), chart.dtype), np.empty((n, s), chart.dtype)
+    changes = np.empty((2, n, s), chart.dtype)
     p, dp, sums, dv, work = np.empty((s, s)), np.empty((s, s)), np.empty((s, s)), np.empty((n, s)), np.empty((7, s))
     for unit in range(start, stop):
         first, last = _span(unit, group, cuts, size)
-        for t in range(h_transition.shape[1]):
-            _clear(h_transition[unit, t])
+        for t in range(h_sums.shape[1]):
+            _clear(h_sums[unit, t])
         if first == last:
             continue
         transition = _shared(first, h.shape[0], transitions)
@@ -252,22 +266,21 @@ def _tangent(
                     matrices,
                     top,
                     flat,
-                    linear_dv,
-                    linear_dm,
+                    changes,
                     blocks,
                     lanes,
                     products,
                     h[k],
-                    h_transition[unit],
+                    h_sums[unit],
                 )
             elif hopeless(chart[k]):
-                fill_hopeless(chart[k], length, h[k], h_transition[unit], sums)
+                fill_hopeless(chart[k], length, h[k], h_sums[unit], sums)
                 value[k] = h[k, 0, 0]
             else:
-                value[k] = local_tangent(*scores, alpha, flat, p, dp, dv, work, sums, h[k], h_transition[unit])
-        if h_transition.shape[1] == 1:
+                value[k] = local_tangent(*scores, alpha, flat, p, dp, dv, work, sums, h[k], h_sums[unit])
+        if h_sums.shape[1] == 1:
             e, f = matrices[0], matrices[2]
             for i in range(s):
                 for j in range(s):
                     total = f[i, j] * products[0, i, j] + e[i, j] * products[1, i, j]
-                    h_transition[unit, 0, i, j] = total + sums[i, j]
+                    h_sums[unit, 0, i, j] = total + sums[i, j]

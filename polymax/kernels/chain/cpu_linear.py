@@ -4,7 +4,7 @@
 
 with E = exp(transition - top), top the maximum of each column, and z_t the sum that makes x_t a distribution. The
 logarithms of z_t and the maxima add up to the value. Invariant: x_t[j] is 0 only where v_t[j] is -inf. Where it would
-break, because scores differ by more than float32 can hold, the steps give up and the logarithmic steps take over.
+break, because scores differ by more than the dtype can hold, the steps give up and the logarithmic steps take over.
 """
 
 import numpy as np
@@ -13,8 +13,8 @@ from polymax.kernels.chain.cpu_product import product
 from polymax.kernels.numba_math import add, exp2, inline, row_max
 
 LOG2_E = np.log2(np.e)
-# weights below this are too close to underflow to go on with
-SMALLEST = 1e-30
+# weights below this are too close to underflow to go on with: in float32, and in float64
+SMALLEST, SMALLEST_WIDE = 1e-30, 1e-280
 # elements in which a flat loop of exponentials runs, so that it needs no scalar tail
 BLOCK = 32
 # steps whose outer products are summed before they go to float64
@@ -66,6 +66,7 @@ def linear_inside(unary, transition, length, e, top, best, flat, x, w, c, chart)
     """Whether the linear domain was enough, and the value; x_t and c_t go to the chart."""
     s = unary.shape[1]
     real = unary.dtype.type
+    smallest = real(SMALLEST if unary.itemsize == 4 else SMALLEST_WIDE)
     value, scale = 0.0, 1.0
     top_of_step = real(0)
     for t in range(length):
@@ -90,28 +91,28 @@ def linear_inside(unary, transition, length, e, top, best, flat, x, w, c, chart)
         z = real(0)
         for j in range(w.size):
             z = add(z, c[j] * w[j])
-        if not (z > SMALLEST):
+        if not (z > smallest):
             return False, value
         inverse = real(1) / z
         few = 0
         for j in range(w.size):
             x[j] = c[j] * w[j] * inverse
-            few += (x[j] < real(SMALLEST)) | (c[j] < real(SMALLEST))
-        if few > w.size - s and not _zeros_are_forbidden(row, transition, t, x, c, chart):
+            few += (x[j] < smallest) | (c[j] < smallest)
+        if few > w.size - s and not _zeros_are_forbidden(row, transition, t, x, c, chart, smallest):
             return False, value
         for j in range(s):
             chart[t, 0, j] = x[j]
             chart[t, 1, j] = c[j]
         value += np.float64(high) + np.float64(top_of_step)
         scale *= z
-        if scale < 1e-200 or scale > 1e200:
+        if scale < 1e-20 or scale > 1e20:
             value += np.log(scale)
             scale = 1.0
     return True, value + np.log(scale)
 
 
 @inline
-def _zeros_are_forbidden(row, transition, t, x, c, chart):
+def _zeros_are_forbidden(row, transition, t, x, c, chart, smallest):
     """Whether every small weight is an exact zero of a state that cannot be; its sum becomes 1, safe to divide by."""
     for j in range(row.size):
         if c[j] == 0:
@@ -120,7 +121,7 @@ def _zeros_are_forbidden(row, transition, t, x, c, chart):
                 if chart[t - 1, 0, i] > 0 and transition[step, i, j] > -np.inf:
                     return False
             c[j] = 1
-        elif c[j] < SMALLEST or (x[j] < SMALLEST and row[j] > -np.inf):
+        elif c[j] < smallest or (x[j] < smallest and row[j] > -np.inf):
             return False
     return True
 

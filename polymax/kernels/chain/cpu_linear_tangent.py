@@ -2,8 +2,8 @@
 
 With F = E d (entry by entry), dv_t the derivative of v_t along d less its mean under x_t, and m_t that of the sums c_t,
 
-    m_t[j]      = sum over i of x_{t-1}[i] (F[i, j] + dv_{t-1}[i] E[i, j]) / c_t[j]
-    dmu_{t-1}   = x_{t-1} sum over j of (F b + E h) + dv_{t-1} mu_{t-1},   b = mu_t / c_t,   h = (dmu_t - m_t mu_t) / c_t
+    m_t[j]    = sum over i of x_{t-1}[i] (F[i, j] + dv_{t-1}[i] E[i, j]) / c_t[j]
+    dmu_{t-1} = x_{t-1} (F b + E h) + dv_{t-1} mu_{t-1},   b = mu_t / c_t,   h = (dmu_t - m_t mu_t) / c_t
 
 and the derivative of the expectation of a transition is x_{t-1}[i] (F[i, j] b_j + E[i, j] (dv_{t-1}[i] b_j + h_j)).
 """
@@ -28,10 +28,25 @@ def tilted(transition, d_transition, flat, e, e_t, f, f_t, top):
 
 @inline
 def linear_tangent(
-    chart, transition, d_unary, d_transition, length, g, matrices, top, flat, dv, dm, blocks, lanes, sums, h, h_transition
+    chart,
+    transition,
+    d_unary,
+    d_transition,
+    length,
+    g,
+    matrices,
+    top,
+    flat,
+    changes,
+    blocks,
+    lanes,
+    sums,
+    h,
+    h_transition,
 ):
     """<mu, d>; g H d goes to h, and to h_transition or, where the transitions are shared, as products to the sums."""
     e, e_t, f, f_t = matrices
+    dv, dm = changes[0], changes[1]
     s = d_unary.shape[1]
     real = chart.dtype.type
     each = transition.shape[0] > 1 or d_transition.shape[0] > 1

@@ -32,7 +32,7 @@ def product(typing_context, x, m, count, y):
         x_step = cgutils.unpack_tuple(builder, x.strides)[0]
         m_step = cgutils.unpack_tuple(builder, m.strides)[0]
         columns = cgutils.unpack_tuple(builder, m.shape)[1]
-        one, lanes_step = word(1), word(LANES)
+        one = word(1)
         x_base, m_base, y_base = (builder.ptrtoint(a.data, word) for a in (x, m, y))
 
         def at(base, offset, kind):

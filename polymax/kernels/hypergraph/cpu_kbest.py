@@ -35,11 +35,8 @@ def _kbest(start, stop, weights, first, tails, part, roots, values, y):
     best, choice = np.empty((nodes + 1, max(k, 1))), np.empty((nodes + 1, max(k, 1), 3), np.int64)
     found[nodes], best[nodes, 0] = 1, 0.0
     # candidates at one node in the order they came, and a heap of their numbers
-    pool, at, heap = (
-        np.empty(widest + 2 * k),
-        np.empty((widest + 2 * k, 3), np.int64),
-        np.empty(widest + 2 * k, np.int64),
-    )
+    room = widest + 2 * k
+    pool, at, heap = np.empty(room), np.empty((room, 3), np.int64), np.empty(room, np.int64)
     waiting = np.empty((nodes + 1, 2), np.int64)
     for b in range(start, stop):
         root = roots[b]

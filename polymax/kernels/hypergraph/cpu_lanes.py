@@ -7,7 +7,7 @@ number of levels.
 
 import numpy as np
 
-from polymax.kernels.hypergraph.numba_lanes import LANES, exp, fill, load, log, select, some, store
+from polymax.kernels.hypergraph.numba_lanes import LANES, exp, fill, load, log, select, some, sqrt, store
 from polymax.kernels.numba_math import inline, kernel
 
 # more than the search in an interval of length 1 needs
@@ -161,7 +161,7 @@ def _weigh(a, count, alpha, top, tau):
     for e in range(count):
         x = load(a, e)
         if count == 1:
-            x = select(x == -np.inf, 0.0, 1.0)
+            x = select(x > -np.inf, 1.0, 0.0)
         elif alpha == 1.0:
             x = exp(x - shift)
         elif alpha == np.inf:
@@ -187,6 +187,8 @@ def _power(base, exponent):
     """base ** exponent for base >= 0; 0 at 0."""
     if exponent == 0.0:
         return select(base == 0.0, 0.0, 1.0)
+    if exponent == 0.5:
+        return sqrt(base)
     if exponent == 1.0:
         return base
     if exponent == 2.0:

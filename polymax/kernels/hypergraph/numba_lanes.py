@@ -239,9 +239,19 @@ def _shuffle(builder, a, b, order):
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), LANES), order))
 
 
+def _call(builder, name, *args):
+    kind = ir.FunctionType(_FLOATS, (_FLOATS,) * len(args))
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f64"), args)
+
+
 def _fma(builder, a, b, c):
-    kind = ir.FunctionType(_FLOATS, (_FLOATS,) * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f64"), (a, b, c))
+    return _call(builder, "fma", a, b, c)
+
+
+@intrinsic
+def sqrt(typing_context, x):
+    """Square roots."""
+    return lanes(lanes), lambda context, builder, signature, args: _call(builder, "sqrt", *args)
 
 
 def _polynomial(builder, coefficients, x):

@@ -112,7 +112,7 @@ def hypergraph_kbest(
         # for each node its best derivations: their weights and the parts they use
         best: list[list[tuple[float, tuple[int, ...]]]] = []
         for h in range(int(roots[b]) + 1):
-            found = [] if starts[h] < starts[h + 1] else [(0.0, ())]
+            found: list[tuple[float, tuple[int, ...]]] = [] if starts[h] < starts[h + 1] else [(0.0, ())]
             for e in range(starts[h], starts[h + 1]):
                 own = (carried[e],) if carried[e] >= 0 else ()
                 for choice in itertools.product(*(best[t] for t in below[e] if t >= 0)):

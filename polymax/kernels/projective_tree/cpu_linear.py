@@ -1,9 +1,10 @@
 """Projective trees under Shannon entropy as sums of products in float64, for Numba.
 
-A chart c is three flat squares: c[0] and c[1] hold exp(R - shift) and exp(L - shift), symmetric, and c[2] exp(I - shift),
-[head, modifier]: then all three sums are dot products along rows. A tree has as many arcs as modifiers, so a shift for
-each arc cancels. It follows the values while the chart grows; scores that spread too far for that are reported, and
-left to the recursion on values. Spans are visited as in span_tree/cpu_linear.py, and read to multiples of four too.
+A chart c is three flat squares: c[0] and c[1] hold exp(R - shift) and exp(L - shift), symmetric, and c[2] holds
+exp(I - shift), [head, modifier]: then all three sums are dot products along rows. A tree has as many arcs as
+modifiers, so a shift for each arc cancels. It follows the values while the chart grows; scores that spread too far for
+that are reported, and left to the recursion on values. Spans are visited as in span_tree/cpu_linear.py, and read to
+multiples of four too.
 """
 
 import numpy as np

@@ -23,8 +23,8 @@ _KINDS = 5
 def graph(positions: int, single_root: bool) -> Graph:
     """The hypergraph of trees over tokens 1, ..., positions - 1 and the root symbol 0."""
     i, j = np.indices((positions, positions))
-    width = j - i
-    rank = np.where(width >= 0, width * positions - width * (width - 1) // 2 + i, 0)
+    # the pairs that are closer, and those as far apart and further left
+    rank = np.where(j >= i, (j - i) * positions - (j - i) * (j - i - 1) // 2 + i, 0)
     join, arc_right, arc_left, right, left = (_KINDS * rank + kind for kind in range(_KINDS))
     builder = Builder(parts=positions * positions)
     # the root symbol is the head of half trees to its right, unless it has one arc of its own

@@ -1,0 +1,177 @@
+"""Chains with one program per instance, which walks along the steps in one launch. For Triton.
+
+The chart holds v_t, each relative to the maximum of the step before, and the threshold of each state, which gives the
+weights of the transitions into it. So only the states' expectations need the walk back; those of the transitions
+follow from them, all steps at once (cuda_edges.py).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels.chain.cuda_edges import edges
+from polymax.kernels.chain.cuda_local import (
+    HARD,
+    column_max,
+    finite_max,
+    load_matrix,
+    load_states,
+    weights,
+)
+from polymax.kernels.chain.cuda_shapes import Chain
+from polymax.kernels.chain.cuda_tangent import tangent
+from polymax.kernels.triton_math import on_device
+
+
+def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    batch, n, s = unary.shape
+    value, chart = unary.new_empty(batch), unary.new_empty(batch, n, 2, s)
+    chain = Chain(unary, transition, lengths, alpha)
+    if s == 0:
+        return value.copy_(torch.where(lengths > 0, -torch.inf, 0.0)), chart
+    if batch:
+        with on_device(unary):
+            _inside[(batch,)](unary.contiguous(), *chain.matrices, chain.lengths, value, chart, **chain.options())
+    return value, chart
+
+
+def chain_outside(
+    unary: Tensor, transition: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, alpha: float
+) -> tuple[Tensor, Tensor]:
+    chain = Chain(unary, transition, lengths, alpha)
+    mu = torch.empty_like(unary, memory_format=torch.contiguous_format)
+    if mu.numel():
+        with on_device(unary):
+            args = *chain.matrices, chain.lengths, chart.contiguous(), g.contiguous(), mu
+            _outside[(unary.shape[0],)](*args, **chain.options())
+    return mu, edges(chain, chart, mu)
+
+
+def chain_tangent(
+    unary: Tensor,
+    transition: Tensor,
+    lengths: Tensor,
+    chart: Tensor,
+    g: Tensor,
+    d_unary: Tensor,
+    d_transition: Tensor,
+    alpha: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    chain = Chain(unary, transition, lengths, alpha)
+    return tangent(chain, unary, chart, g, d_unary, d_transition)
+
+
+@triton.jit
+def _inside(
+    p_unary,
+    p_w,
+    p_top,
+    stride_wb,
+    stride_wt,
+    group,
+    n,
+    s,
+    p_lengths,
+    p_value,
+    p_chart,
+    ALPHA: tl.constexpr,
+    KIND: tl.constexpr,
+    WIDE: tl.constexpr,
+    BI: tl.constexpr,
+    BJ: tl.constexpr,
+):
+    i_b = tl.program_id(0).to(tl.int64)
+    length = tl.load(p_lengths + i_b).to(tl.int32)
+    p_unary += i_b * n * s
+    p_chart += i_b * n * 2 * s
+    o_i = tl.arange(0, BI)
+    m_i = o_i < s
+    b_zero = tl.zeros([BI], p_chart.dtype.element_ty)
+    total = tl.zeros([], tl.float64)
+    if length > 0:
+        b_v = tl.load(p_unary + o_i, mask=m_i, other=float("-inf"))
+        tl.store(p_chart + o_i, b_v, mask=m_i)
+        tl.store(p_chart + s + o_i, b_zero, mask=m_i)
+    for t in range(1, length):
+        b_unary = tl.load(p_unary + t * s + o_i, mask=m_i, other=float("-inf"))
+        unary_top = finite_max(b_unary)
+        # the row of the step before is written by other threads
+        tl.debug_barrier()
+        b_v, top = load_states(p_chart + (t - 1) * 2 * s, s, BI)
+        i_w = (i_b // group) * stride_wb + (t - 1) * stride_wt
+        w_top = top * 0
+        for i_j in range(0, s, BJ):
+            o_j = i_j + tl.arange(0, BJ)
+            b_w, w_top = load_matrix(p_w, p_top, i_w, o_j, s, BI)
+            b_m, b_theta = column_max(b_v[:, None] + b_w, ALPHA, KIND, WIDE)
+            b_u = tl.load(p_unary + t * s + o_j, mask=o_j < s, other=float("-inf"))
+            p_row = p_chart + t * 2 * s + o_j
+            tl.store(p_row, b_m + (b_u - unary_top), mask=o_j < s)
+            tl.store(p_row + s, b_theta, mask=o_j < s)
+        total += top.to(tl.float64) + unary_top.to(tl.float64) + w_top.to(tl.float64)
+    tl.debug_barrier()
+    if length > 0:
+        b_v, top = load_states(p_chart + (length - 1) * 2 * s, s, BI)
+        b_root, _ = column_max(b_v[:, None], ALPHA, KIND, WIDE)
+        total += top.to(tl.float64) + tl.sum(b_root, 0).to(tl.float64)
+    tl.store(p_value + i_b, total.to(p_value.dtype.element_ty))
+    for t in range(length, n):
+        tl.store(p_chart + t * 2 * s + o_i, b_zero, mask=m_i)
+        tl.store(p_chart + t * 2 * s + s + o_i, b_zero, mask=m_i)
+
+
+@triton.jit
+def _outside(
+    p_w,
+    p_top,
+    stride_wb,
+    stride_wt,
+    group,
+    n,
+    s,
+    p_lengths,
+    p_chart,
+    p_g,
+    p_mu,
+    ALPHA: tl.constexpr,
+    KIND: tl.constexpr,
+    WIDE: tl.constexpr,
+    BI: tl.constexpr,
+    BJ: tl.constexpr,
+):
+    i_b = tl.program_id(0).to(tl.int64)
+    length = tl.load(p_lengths + i_b).to(tl.int32)
+    g = tl.load(p_g + i_b)
+    p_chart += i_b * n * 2 * s
+    p_mu += i_b * n * s
+    o_i = tl.arange(0, BI)
+    m_i = o_i < s
+    b_zero = tl.zeros([BI], p_mu.dtype.element_ty)
+    for t in range(length, n):
+        tl.store(p_mu + t * s + o_i, b_zero, mask=m_i)
+    if length > 0:
+        b_v, _ = load_states(p_chart + (length - 1) * 2 * s, s, BI)
+        _, b_theta = column_max(b_v[:, None], ALPHA, KIND, WIDE)
+        b_p = tl.sum(weights(b_v[:, None], b_theta, ALPHA, KIND), 1)
+        if KIND == HARD:
+            b_p = tl.where(tl.max((b_v != b_v).to(tl.int32), 0) > 0, float("nan"), b_p)
+        tl.store(p_mu + (length - 1) * s + o_i, b_p * g, mask=m_i)
+    for k in range(1, length):
+        t = length - k
+        b_v, _ = load_states(p_chart + (t - 1) * 2 * s, s, BI)
+        i_w = (i_b // group) * stride_wb + (t - 1) * stride_wt
+        b_mu = b_zero
+        # the row of the step after is written by other threads
+        tl.debug_barrier()
+        for i_j in range(0, s, BJ):
+            o_j = i_j + tl.arange(0, BJ)
+            b_w, _ = load_matrix(p_w, p_top, i_w, o_j, s, BI)
+            b_theta = tl.load(p_chart + t * 2 * s + s + o_j, mask=o_j < s, other=0)
+            b_r = tl.load(p_mu + t * s + o_j, mask=o_j < s, other=0)
+            b_mu += tl.sum(weights(b_v[:, None] + b_w, b_theta, ALPHA, KIND) * b_r[None, :], 1)
+        if KIND != HARD:
+            # the expectations of a step add up to g: rounding does not add up over the steps
+            mass = tl.sum(b_mu, 0)
+            b_mu = b_mu * tl.where(mass != 0, g / tl.where(mass != 0, mass, 1), 1)
+        tl.store(p_mu + (t - 1) * s + o_i, b_mu, mask=m_i)

@@ -1,0 +1,151 @@
+"""What the chain kernels share: local maxima of columns, weights from their thresholds, rows of the chart. For Triton.
+
+A tile is `(BI, BJ)`: all states before, some states after. The threshold theta of a state after gives the weight of
+every transition into it without the others: for Shannon's entropy it is the maximum, for none the best state before,
+else (alpha - 1) a - theta is the base of a power.
+"""
+
+import triton
+import triton.language as tl
+
+SHANNON, GINI, TSALLIS, HARD = (tl.constexpr(k) for k in range(4))
+# Newton's steps and halvings together; halvings alone would reach float64 in 53
+ROUNDS = tl.constexpr(60)
+
+
+@triton.jit
+def load_matrix(p_w, p_top, i_w, o_j, s, BI: tl.constexpr):
+    """Columns o_j of transition matrix i_w less its maximum, and that maximum."""
+    o_i = tl.arange(0, BI)
+    b_w = load_tile(p_w, i_w, o_j, s, float("-inf"), BI)
+    top = tl.load(p_top + i_w)
+    # an infinite maximum would turn differences into NaN
+    top = tl.where(tl.abs(top) < float("inf"), top, 0)
+    return tl.where((o_i < s)[:, None] & (o_j < s)[None, :], b_w - top, float("-inf")), top
+
+
+@triton.jit
+def load_tile(p_x, i_x, o_j, s, other, BI: tl.constexpr):
+    """Columns o_j of matrix i_x."""
+    o_i = tl.arange(0, BI)
+    m_x = (o_i < s)[:, None] & (o_j < s)[None, :]
+    return tl.load(p_x + i_x * s * s + (o_i[:, None] * s + o_j[None, :]), mask=m_x, other=other)
+
+
+@triton.jit
+def load_states(p_v, s, BI: tl.constexpr):
+    """v of one step less its maximum, and that maximum."""
+    o_i = tl.arange(0, BI)
+    b_v = tl.load(p_v + o_i, mask=o_i < s, other=float("-inf"))
+    top = finite_max(b_v)
+    return b_v - top, top
+
+
+@triton.jit
+def finite_max(b_x):
+    """The maximum of a vector, or 0 where it is not finite."""
+    top = tl.max(b_x, 0)
+    return tl.where(tl.abs(top) < float("inf"), top, 0)
+
+
+@triton.jit
+def column_max(b_a, ALPHA: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr):
+    """The smoothed maximum of each column of a tile, and its threshold."""
+    b_top = tl.max(b_a, 0)
+    b_safe = tl.where(tl.abs(b_top) < float("inf"), b_top, 0)
+    b_z = b_a - b_safe[None, :]
+    if KIND == SHANNON:
+        b_m = b_safe + tl.log(tl.sum(tl.exp(b_z), 0))
+        b_theta = b_m
+    else:
+        if KIND == HARD:
+            o_i = tl.arange(0, b_a.shape[0])
+            b_m = b_top
+            b_first = tl.min(tl.where(b_a == b_top[None, :], o_i[:, None], b_a.shape[0]), 0)
+            b_theta = tl.where(b_first < b_a.shape[0], b_first, 0).to(b_a.dtype)
+        else:
+            b_tau = _threshold(b_z, ALPHA, KIND, WIDE)
+            b_p = weights(b_z, b_tau, ALPHA, KIND)
+            b_sum = tl.sum(b_p, 0)
+            b_p = b_p / tl.where(b_sum > 0, b_sum, 1)[None, :]
+            b_cost = (_power(b_p, ALPHA) - b_p) / (ALPHA * (ALPHA - 1))
+            b_m = b_safe + tl.sum(tl.where(b_p > 0, b_p * b_z - b_cost, 0), 0)
+            b_m = tl.where(b_top == float("-inf"), b_top, b_m)
+            b_theta = b_tau + (ALPHA - 1) * b_safe
+        # comparisons overlook a NaN
+        b_poisoned = tl.max((b_a != b_a).to(tl.int32), 0) > 0
+        b_m = tl.where(b_poisoned, float("nan"), b_m)
+        if KIND != HARD:
+            b_theta = tl.where(b_poisoned, float("nan"), b_theta)
+    return b_m, b_theta
+
+
+@triton.jit
+def weights(b_a, b_theta, ALPHA: tl.constexpr, KIND: tl.constexpr):
+    """The weights of a tile of transitions, from the thresholds of its columns."""
+    if KIND == SHANNON:
+        return tl.where(b_a == float("-inf"), 0, tl.exp(b_a - b_theta[None, :]))
+    elif KIND == HARD:
+        o_i = tl.arange(0, b_a.shape[0])
+        return tl.where((b_a > float("-inf")) & (o_i[:, None] == b_theta[None, :]), 1.0, 0.0).to(b_a.dtype)
+    elif KIND == GINI:
+        b_base = b_a - b_theta[None, :]
+        return tl.where(b_base <= 0, 0, b_base)
+    else:
+        b_base = (ALPHA - 1) * b_a - b_theta[None, :]
+        return tl.where(b_base <= 0, 0, _power(b_base, 1 / (ALPHA - 1)))
+
+
+@triton.jit
+def slopes(b_p, ALPHA: tl.constexpr, KIND: tl.constexpr):
+    """p^(2 - alpha) on the support: the diagonal of the Jacobian of weights, before its mean is taken out."""
+    if KIND == SHANNON:
+        return b_p
+    elif KIND == GINI:
+        return tl.where(b_p > 0, 1.0, b_p)
+    elif KIND == HARD:
+        return b_p * 0
+    else:
+        return tl.where(b_p > 0, _power(b_p, 2 - ALPHA), b_p)
+
+
+@triton.jit
+def _power(b_x, k: tl.constexpr):
+    """x^k for x >= 0; 0 where x is 0."""
+    if k == 1.0:
+        return b_x
+    elif k == 2.0:
+        return b_x * b_x
+    elif k == 0.5:
+        return tl.sqrt(b_x)
+    else:
+        b_in = b_x > 0
+        return tl.where(b_in, tl.exp2(tl.log2(tl.where(b_in, b_x, 1)) * k), b_x)
+
+
+@triton.jit
+def _threshold(b_z, ALPHA: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr):
+    """tau in [-1, 0) with sum of ((alpha - 1) z - tau)_+^q = 1 in each column, whose maximum is 0."""
+    Q: tl.constexpr = 1 / (ALPHA - 1)
+    b_low = tl.zeros([b_z.shape[1]], b_z.dtype) - 1
+    b_high = tl.zeros([b_z.shape[1]], b_z.dtype)
+    b_tau = b_low
+    go = 1
+    i_round = 0
+    while go > 0:
+        b_base = (ALPHA - 1) * b_z - b_tau[None, :]
+        b_in = b_base > 0
+        b_base = tl.where(b_in, b_base, 1)
+        b_lower = tl.where(b_in, _power(b_base, Q - 1), 0) if KIND != GINI else b_in.to(b_z.dtype)
+        b_total = tl.sum(b_lower * tl.where(b_in, b_base, 0), 0) - 1
+        b_slope = Q * tl.sum(b_lower, 0)
+        b_low = tl.where(b_total >= 0, b_tau, b_low)
+        b_high = tl.where(b_total >= 0, b_high, b_tau)
+        b_guess = b_tau + b_total / tl.where(b_slope > 0, b_slope, 1)
+        b_inside = (b_low <= b_guess) & (b_guess <= b_high)
+        b_guess = tl.where(b_inside, b_guess, 0.5 * (b_low + b_high))
+        b_change = tl.abs(b_guess - b_tau)
+        b_tau = b_guess
+        i_round += 1
+        go = (tl.max(b_change, 0) > (1e-15 if WIDE else 1e-7)).to(tl.int32) * (i_round < ROUNDS).to(tl.int32)
+    return b_tau

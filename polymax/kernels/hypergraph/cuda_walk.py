@@ -1,0 +1,158 @@
+"""Walks down from the root by given weights, one thread per instance or sample, for Triton.
+
+The k best derivations are lists and heaps, which have nothing for a warp to share: the CPU makes them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels.hypergraph.cuda_smooth import edges, increase, instances, row
+from polymax.kernels.triton_math import on_device
+
+BB = 32
+# nodes that wait in all walks of a launch
+WAITING = 2**28
+STEP, MIX_1, MIX_2 = (tl.constexpr(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def hypergraph_visits(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:
+    visits = torch.zeros((first.shape[0] - 1, p.shape[0]), dtype=torch.float64, device=p.device)
+    _launch(_visits, p.shape[0], p.T, first, tails, roots, visits)
+    return visits.T.to(p.dtype).contiguous()
+
+
+def hypergraph_count(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:
+    counts = torch.ones(p.shape[0], dtype=torch.float64, device=p.device)
+    trees = torch.empty((first.shape[0] - 1, p.shape[0]), dtype=torch.float64, device=p.device)
+    _launch(_count, p.shape[0], p.T, first, tails, roots, trees, counts)
+    return counts
+
+
+def hypergraph_sample(
+    p: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, seeds: Tensor, parts: int
+) -> Tensor:
+    y = p.new_zeros((*seeds.shape, parts))
+    # the walks that fit: each may have as many nodes waiting as there are
+    room = min(seeds.numel(), max(BB, WAITING // first.shape[0]))
+    waiting = torch.empty((first.shape[0], room), dtype=torch.int32, device=p.device)
+    tensors = (p, first, tails, part, roots, seeds, waiting, y, *p.shape, parts, room)
+    for start in range(0, seeds.numel(), max(room, 1)):
+        _launch(_sample, min(room, seeds.numel() - start), *tensors, start)
+    return y
+
+
+def hypergraph_kbest(
+    weights: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, k: int, parts: int
+) -> tuple[Tensor, Tensor]:
+    tensors = (x.cpu() for x in (weights, first, tails, part, roots))
+    values, y = torch.ops.polymax.hypergraph_kbest(*tensors, k, parts)
+    return values.to(weights.device), y.to(weights.device)
+
+
+def _launch(kernel, count: int, *args: Tensor | int) -> None:
+    if count:
+        tensors = [x.contiguous() if isinstance(x, Tensor) else x for x in args]
+        with on_device(args[0]):
+            kernel[(triton.cdiv(count, BB),)](*tensors, count, BB=BB, num_warps=1)
+
+
+@triton.jit
+def _visits(p_p, p_first, p_tails, p_roots, p_visits, count, BB: tl.constexpr):
+    o_b, m_b, b_root, last = instances(p_roots, count, BB)
+    tl.store(p_visits + b_root * count + o_b, tl.full(o_b.shape, 1, tl.float64), mask=m_b & (b_root >= 0))
+    for i in range(0, last + 1):
+        h = last - i
+        begin, end = edges(p_first, h)
+        b_mass = row(p_visits, h, o_b, m_b, count)
+        if tl.max((b_mass != 0).to(tl.int32)) > 0:
+            for e in range(begin, end):
+                b_q = tl.where(b_mass != 0, row(p_p, e, o_b, m_b, count) * b_mass, 0)
+                increase(p_visits, tl.load(p_tails + 2 * e), tl.load(p_tails + 2 * e + 1), b_q, o_b, m_b, count)
+
+
+@triton.jit
+def _count(p_p, p_first, p_tails, p_roots, p_trees, p_counts, count, BB: tl.constexpr):
+    o_b, m_b, b_root, last = instances(p_roots, count, BB)
+    for h in range(0, last + 1):
+        begin, end = edges(p_first, h)
+        b_trees = tl.where(begin == end, tl.full(o_b.shape, 1, tl.float64), 0)
+        for e in range(begin, end):
+            left, right = tl.load(p_tails + 2 * e), tl.load(p_tails + 2 * e + 1)
+            b_left = tl.where(left < 0, 1, row(p_trees, left, o_b, m_b, count))
+            b_right = tl.where(right < 0, 1, row(p_trees, right, o_b, m_b, count))
+            # numbers beyond float64 are inf, and 0 times inf is none
+            b_some = (row(p_p, e, o_b, m_b, count) > 0) & (b_left > 0) & (b_right > 0)
+            b_trees += tl.where(b_some, b_left * b_right, 0)
+        tl.store(p_trees + h * count + o_b, b_trees, mask=m_b)
+    m_b = m_b & (b_root >= 0)
+    tl.store(p_counts + o_b, tl.load(p_trees + b_root * count + o_b, mask=m_b), mask=m_b)
+
+
+@triton.jit
+def _mix(b_z):
+    """Splitmix64 of a counter."""
+    b_z = (b_z ^ (b_z >> 30)) * MIX_1
+    b_z = (b_z ^ (b_z >> 27)) * MIX_2
+    return b_z ^ (b_z >> 31)
+
+
+@triton.jit
+def _sample(
+    p_p,
+    p_first,
+    p_tails,
+    p_part,
+    p_roots,
+    p_seeds,
+    p_waiting,
+    p_y,
+    batch,
+    edge_count,
+    parts,
+    room,
+    start,
+    count,
+    BB: tl.constexpr,
+):
+    o_w = tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB)
+    m_r = o_w < count
+    o_r = start + o_w
+    b_b = o_r % batch
+    b_root = tl.load(p_roots + b_b, mask=m_r, other=-1)
+    b_state = _mix(tl.load(p_seeds + o_r, mask=m_r, other=0).to(tl.uint64, bitcast=True))
+    tl.store(p_waiting + o_w, b_root.to(tl.int32), mask=m_r)
+    b_size = (b_root >= 0).to(tl.int64)
+    while tl.max(b_size) > 0:
+        m_x = b_size > 0
+        b_size = tl.where(m_x, b_size - 1, 0)
+        b_h = tl.load(p_waiting + b_size * room + o_w, mask=m_x, other=0).to(tl.int64)
+        b_begin = tl.load(p_first + b_h, mask=m_x, other=0)
+        b_end = tl.load(p_first + b_h + 1, mask=m_x, other=0)
+        widest = tl.max(b_end - b_begin)
+        b_total = tl.zeros(o_r.shape, tl.float64)
+        for i in range(0, widest):
+            m_e = m_x & (b_begin + i < b_end)
+            b_w = tl.load(p_p + b_b * edge_count + b_begin + i, mask=m_e, other=0).to(tl.float64)
+            b_total += tl.where(b_w > 0, b_w, 0)
+        b_state = tl.where(b_end - b_begin > 1, b_state + STEP, b_state)
+        # the upper 53 bits, as a fraction
+        b_target = b_total * ((_mix(b_state) >> 11).to(tl.float64) * 1.1102230246251565e-16)
+        b_e = tl.full(o_r.shape, -1, tl.int64)
+        for i in range(0, widest):
+            m_e = m_x & (b_begin + i < b_end) & (b_target >= 0)
+            b_w = tl.load(p_p + b_b * edge_count + b_begin + i, mask=m_e, other=0).to(tl.float64)
+            # rounding may leave the target at or beyond the last sum: the last edge with weight takes it
+            b_e = tl.where(b_w > 0, b_begin + i, b_e)
+            b_target -= tl.where(b_w > 0, b_w, 0)
+        m_x = m_x & (b_e >= 0)
+        b_part = tl.load(p_part + b_e, mask=m_x, other=-1)
+        m_y = m_x & (b_part >= 0)
+        p_cell = p_y + o_r * parts + b_part
+        tl.store(p_cell, tl.load(p_cell, mask=m_y, other=0) + 1, mask=m_y)
+        for side in tl.static_range(2):
+            b_tail = tl.load(p_tails + 2 * b_e + side, mask=m_x, other=-1)
+            m_t = m_x & (b_tail >= 0)
+            tl.store(p_waiting + b_size * room + o_w, b_tail.to(tl.int32), mask=m_t)
+            b_size += m_t.to(b_size.dtype)

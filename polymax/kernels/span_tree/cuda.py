@@ -1,0 +1,265 @@
+"""Span trees for Triton: one program to a sentence, one launch to a pass, all spans of a width at once.
+
+All arithmetic is in float64: a long sentence adds up many scores. The chart W is a square with W[i, j] = W[j, i] =
+T(i, j), so the splits of a span lie along two rows. Backwards, what a span (i, k) hears as a left child is summed at
+[i, k] of a square and as a right child at [k, i - 1]: the spans of a width then write to rows of their own, without
+atomics.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels.span_tree import PADDING, chart_like
+from polymax.kernels.span_tree.cuda_chart import add_to, clear, load_sums, spans
+from polymax.kernels.span_tree.cuda_smooth import mean_rows, smoothing, tangent_rows, value_rows, weight_rows
+from polymax.kernels.triton_math import ceil_power, on_device
+
+_WARPS = 8
+
+
+def span_tree_inside(scores: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    value, chart = scores.new_empty(scores.shape[:1]), chart_like(scores)
+    _launch(_inside, scores, alpha, scores.contiguous(), lengths.contiguous(), chart, value)
+    return value, chart
+
+
+def span_tree_outside(scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, alpha: float) -> Tensor:
+    mu = torch.empty_like(scores, memory_format=torch.contiguous_format)
+    args = scores.contiguous(), lengths.contiguous(), chart.contiguous(), g.contiguous()
+    _launch(_outside, scores, alpha, *args, torch.empty_like(chart), mu)
+    return mu
+
+
+def span_tree_tangent(
+    scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, d: Tensor, alpha: float
+) -> tuple[Tensor, Tensor]:
+    dvalue = scores.new_empty(scores.shape[:1])
+    dmu = torch.empty_like(scores, memory_format=torch.contiguous_format)
+    args = scores.contiguous(), lengths.contiguous(), chart.contiguous(), g.contiguous(), d.contiguous()
+    space = torch.empty_like(chart), torch.empty_like(chart), torch.empty_like(chart)
+    _launch(_tangent, scores, alpha, *args, *space, dvalue, dmu)
+    return dvalue, dmu
+
+
+def tiles(n: int, labels: int) -> dict[str, int]:
+    """Spans and splits of a tile, spans and labels of a tile, and the columns of a chart past the last."""
+    splits, names = max(ceil_power(n), 16), ceil_power(labels)
+    spans = min(max(1024 // splits, 1), splits)
+    return {"BI": spans, "BK": splits, "BS": max(1024 // names, 1), "BL": names, "PAD": PADDING}
+
+
+def _launch(kernel, scores, alpha, *args):
+    batch, n, _, labels = scores.shape
+    if batch == 0:
+        return
+    with on_device(scores):
+        kernel[(batch,)](*args, n, labels, **smoothing(alpha), **tiles(n, labels), num_warps=_WARPS, num_stages=1)
+
+
+@triton.jit
+def _inside(
+    p_scores,
+    p_lengths,
+    p_chart,
+    p_value,
+    n,
+    labels,
+    KIND: tl.constexpr,
+    ALPHA: tl.constexpr,
+    BI: tl.constexpr,
+    BK: tl.constexpr,
+    BS: tl.constexpr,
+    BL: tl.constexpr,
+    PAD: tl.constexpr,
+):
+    i_b = tl.program_id(0).to(tl.int64)
+    m = tl.load(p_lengths + i_b).to(tl.int32)
+    s = n + PAD
+    p_scores += i_b * n * n * labels
+    p_w = p_chart + i_b * (n + 1) * s
+    # lam waits where T will be
+    for start in range(0, m * m, BS):
+        o_i, o_j, b_square = _square(start, m, BS)
+        b_in = b_square & (o_i <= o_j)
+        b_scores = _labels(p_scores, o_i * n + o_j, b_in, labels, float("-inf"), BL)
+        b_lam = value_rows(b_scores, KIND, ALPHA)
+        tl.store(p_w + o_i * s + o_j, b_lam, mask=b_in)
+    tl.debug_barrier()
+    for width in range(1, m):
+        for start in range(0, m - width, BI):
+            o_i, o_j, b_in, o_left, o_right, b_splits = spans(start, 0, width, m - 1, s, BI, BK)
+            b_a = load_sums(p_w, o_left, p_w, o_right + 1, b_splits, float("-inf"))
+            b_t = value_rows(b_a, KIND, ALPHA)
+            b_t += tl.load(p_w + o_i * s + o_j, mask=b_in, other=0)
+            tl.store(p_w + o_i * s + o_j, b_t, mask=b_in)
+            tl.store(p_w + o_j * s + o_i, b_t, mask=b_in)
+        tl.debug_barrier()
+    b_value = tl.load(p_w + m - 1, mask=m > 0, other=0)
+    tl.store(p_value + i_b, b_value)
+
+
+@triton.jit
+def _outside(
+    p_scores,
+    p_lengths,
+    p_chart,
+    p_g,
+    p_space,
+    p_mu,
+    n,
+    labels,
+    KIND: tl.constexpr,
+    ALPHA: tl.constexpr,
+    BI: tl.constexpr,
+    BK: tl.constexpr,
+    BS: tl.constexpr,
+    BL: tl.constexpr,
+    PAD: tl.constexpr,
+):
+    i_b = tl.program_id(0).to(tl.int64)
+    m = tl.load(p_lengths + i_b).to(tl.int32)
+    s = n + PAD
+    p_scores += i_b * n * n * labels
+    p_mu += i_b * n * n * labels
+    p_w = p_chart + i_b * (n + 1) * s
+    p_o = p_space + i_b * (n + 1) * s
+    clear(p_o, m * s, BI * BK)
+    tl.debug_barrier()
+    reached = tl.load(p_w + m - 1, mask=m > 0, other=0) != float("-inf")
+    tl.store(p_o + m - 1, tl.where(reached, tl.load(p_g + i_b), 0).to(tl.float64), mask=m > 0)
+    tl.debug_barrier()
+    for step in range(1, m):
+        width = m - step
+        for start in range(0, m - width, BI):
+            o_i, o_j, b_in, o_left, o_right, b_splits = spans(start, 0, width, m - 1, s, BI, BK)
+            b_here = _heard(p_o, o_i, o_j, s, b_in)
+            # the hard maximum reaches few spans
+            if tl.max((b_here != 0).to(tl.int32)) > 0:
+                b_a = load_sums(p_w, o_left, p_w, o_right + 1, b_splits, float("-inf"))
+                b_p = weight_rows(b_a, KIND, ALPHA)
+                b_q = b_p * b_here[:, None]
+                add_to(p_o + o_left, b_q, b_splits)
+                add_to(p_o + o_right, b_q, b_splits)
+        tl.debug_barrier()
+    for start in range(0, n * n, BS):
+        o_i, o_j, b_square = _square(start, n, BS)
+        b_in = (o_i <= o_j) & (o_j < m)
+        b_e = _heard(p_o, o_i, o_j, s, b_in)
+        o_s = o_i * n + o_j
+        b_p = weight_rows(_labels(p_scores, o_s, b_in, labels, float("-inf"), BL), KIND, ALPHA)
+        _store_labels(p_mu, o_s, b_square, labels, b_p * b_e[:, None])
+
+
+@triton.jit
+def _tangent(
+    p_scores,
+    p_lengths,
+    p_chart,
+    p_g,
+    p_d,
+    p_dchart,
+    p_space,
+    p_dspace,
+    p_dvalue,
+    p_dmu,
+    n,
+    labels,
+    KIND: tl.constexpr,
+    ALPHA: tl.constexpr,
+    BI: tl.constexpr,
+    BK: tl.constexpr,
+    BS: tl.constexpr,
+    BL: tl.constexpr,
+    PAD: tl.constexpr,
+):
+    i_b = tl.program_id(0).to(tl.int64)
+    m = tl.load(p_lengths + i_b).to(tl.int32)
+    s = n + PAD
+    p_scores += i_b * n * n * labels
+    p_d += i_b * n * n * labels
+    p_dmu += i_b * n * n * labels
+    p_w = p_chart + i_b * (n + 1) * s
+    p_dw = p_dchart + i_b * (n + 1) * s
+    p_o = p_space + i_b * (n + 1) * s
+    p_do = p_dspace + i_b * (n + 1) * s
+    clear(p_o, m * s, BI * BK)
+    clear(p_do, m * s, BI * BK)
+    for start in range(0, m * m, BS):
+        o_i, o_j, b_square = _square(start, m, BS)
+        b_in = b_square & (o_i <= o_j)
+        o_s = o_i * n + o_j
+        b_p = weight_rows(_labels(p_scores, o_s, b_in, labels, float("-inf"), BL), KIND, ALPHA)
+        b_dlam = mean_rows(b_p, _labels(p_d, o_s, b_in, labels, 0, BL))
+        tl.store(p_dw + o_i * s + o_j, b_dlam, mask=b_in)
+    tl.debug_barrier()
+    for width in range(1, m):
+        for start in range(0, m - width, BI):
+            o_i, o_j, b_in, o_left, o_right, b_splits = spans(start, 0, width, m - 1, s, BI, BK)
+            b_p = weight_rows(load_sums(p_w, o_left, p_w, o_right + 1, b_splits, float("-inf")), KIND, ALPHA)
+            b_dt = mean_rows(b_p, load_sums(p_dw, o_left, p_dw, o_right + 1, b_splits, 0))
+            b_dt += tl.load(p_dw + o_i * s + o_j, mask=b_in, other=0)
+            tl.store(p_dw + o_i * s + o_j, b_dt, mask=b_in)
+            tl.store(p_dw + o_j * s + o_i, b_dt, mask=b_in)
+        tl.debug_barrier()
+    reached = (m > 0) & (tl.load(p_w + m - 1, mask=m > 0, other=0) != float("-inf"))
+    b_dvalue = tl.load(p_dw + m - 1, mask=m > 0, other=0)
+    tl.store(p_dvalue + i_b, tl.where(reached, b_dvalue, 0))
+    tl.store(p_o + m - 1, tl.where(reached, tl.load(p_g + i_b), 0).to(tl.float64), mask=m > 0)
+    tl.debug_barrier()
+    for step in range(1, m):
+        width = m - step
+        for start in range(0, m - width, BI):
+            o_i, o_j, b_in, o_left, o_right, b_splits = spans(start, 0, width, m - 1, s, BI, BK)
+            b_here = _heard(p_o, o_i, o_j, s, b_in)
+            b_dhere = _heard(p_do, o_i, o_j, s, b_in)
+            if tl.max(((b_here != 0) | (b_dhere != 0)).to(tl.int32)) > 0:
+                b_p = weight_rows(load_sums(p_w, o_left, p_w, o_right + 1, b_splits, float("-inf")), KIND, ALPHA)
+                b_dp = tangent_rows(b_p, load_sums(p_dw, o_left, p_dw, o_right + 1, b_splits, 0), KIND, ALPHA)
+                b_q = b_p * b_here[:, None]
+                b_dq = b_dp * b_here[:, None] + b_p * b_dhere[:, None]
+                add_to(p_o + o_left, b_q, b_splits)
+                add_to(p_o + o_right, b_q, b_splits)
+                add_to(p_do + o_left, b_dq, b_splits)
+                add_to(p_do + o_right, b_dq, b_splits)
+        tl.debug_barrier()
+    for start in range(0, n * n, BS):
+        o_i, o_j, b_square = _square(start, n, BS)
+        b_in = (o_i <= o_j) & (o_j < m)
+        b_e = _heard(p_o, o_i, o_j, s, b_in)
+        b_de = _heard(p_do, o_i, o_j, s, b_in)
+        o_s = o_i * n + o_j
+        b_p = weight_rows(_labels(p_scores, o_s, b_in, labels, float("-inf"), BL), KIND, ALPHA)
+        b_dp = tangent_rows(b_p, _labels(p_d, o_s, b_in, labels, 0, BL), KIND, ALPHA)
+        b_dmu = b_dp * b_e[:, None] + b_p * b_de[:, None]
+        _store_labels(p_dmu, o_s, b_square, labels, b_dmu)
+
+
+@triton.jit
+def _square(start, n, BS: tl.constexpr):
+    """Cells of an n x n square from number `start` on, and which exist."""
+    o_s = start + tl.arange(0, BS)
+    return o_s // n, o_s % n, o_s < n * n
+
+
+@triton.jit
+def _heard(p_o, o_i, o_j, s, b_in):
+    """What spans (i, j) heard as left and as right children."""
+    b_left = tl.load(p_o + o_i * s + o_j, mask=b_in, other=0)
+    return b_left + tl.load(p_o + o_j * s + o_i - 1, mask=b_in & (o_i > 0), other=0)
+
+
+@triton.jit
+def _labels(p_x, o_s, b_in, labels, absent, BL: tl.constexpr):
+    """Scores of the labels of spans o_s in float64, `absent` where there are none."""
+    o_l = tl.arange(0, BL)[None, :]
+    b_mask = b_in[:, None] & (o_l < labels)
+    b_x = tl.load(p_x + o_s.to(tl.int64)[:, None] * labels + o_l, mask=b_mask, other=0).to(tl.float64)
+    return tl.where(b_mask, b_x, absent)
+
+
+@triton.jit
+def _store_labels(p_x, o_s, b_in, labels, b_x):
+    o_l = tl.arange(0, b_x.shape[1])[None, :]
+    tl.store(p_x + o_s.to(tl.int64)[:, None] * labels + o_l, b_x, mask=b_in[:, None] & (o_l < labels))

@@ -1,0 +1,39 @@
+"""What tree kernels in Triton read from and add to charts, whose rows have s entries."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def clear(p_x, size, BLOCK: tl.constexpr):
+    """Fill the first `size` entries with 0."""
+    for start in range(0, size, BLOCK):
+        o_x = start + tl.arange(0, BLOCK)
+        tl.store(p_x + o_x, tl.zeros([BLOCK], tl.float64), mask=o_x < size)
+
+
+@triton.jit
+def spans(start, first, width, last, s, BI: tl.constexpr, BK: tl.constexpr):
+    """The spans (i, i + width) from first + start on, inside first..last, and their choices k < width.
+
+    i, j and where they exist, (I,); the places of [i, i + k] and [j, i + k] and where they exist, (I, K).
+    """
+    o_i = first + start + tl.arange(0, BI)
+    o_j = o_i + width
+    o_k = tl.arange(0, BK)[None, :]
+    b_in = o_j <= last
+    b_choices = b_in[:, None] & (o_k < width)
+    return o_i, o_j, b_in, (o_i * s + o_i)[:, None] + o_k, (o_j * s + o_i)[:, None] + o_k, b_choices
+
+
+@triton.jit
+def load_sums(p_x, o_x, p_y, o_y, b_mask, absent):
+    """x + y, or `absent` where masked."""
+    b_sum = tl.load(p_x + o_x, mask=b_mask, other=0) + tl.load(p_y + o_y, mask=b_mask, other=0)
+    return tl.where(b_mask, b_sum, absent)
+
+
+@triton.jit
+def add_to(p_x, b_x, b_mask):
+    """Add to numbers in memory that nobody else touches until the next barrier."""
+    tl.store(p_x, tl.load(p_x, mask=b_mask, other=0) + b_x, mask=b_mask)

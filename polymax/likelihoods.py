@@ -1,0 +1,250 @@
+"""Likelihoods of sequence models: connectionist temporal classification, and hidden Markov models.
+
+    log p(x) = log of the sum over hidden paths z of p(x, z)
+
+See: Graves et al. 2006, Connectionist temporal classification; Rabiner 1989, A tutorial on hidden Markov models.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax import _check
+from polymax.kernels.graph import Builder, Graph
+from polymax.kernels.widen import wide
+from polymax.smoothing import Marginals
+from polymax.structures import Chain
+from polymax.structures.base import checked_lengths
+from polymax.structures.chain import ChainParts
+from polymax.structures.dynamic import HARD, SHANNON, Derivations
+
+Lengths = Tensor | Sequence[int]
+
+
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """- log of the probability of all labellings of frames that read as the targets: torch's ctc_loss.
+
+        - log sum over labellings that read as the target of exp(sum_t log_probs[t, label_t])
+
+    Repeated labels of neighbouring frames are read as one, blanks are left out. "mean" divides by the target lengths
+    first. A target that does not fit into its frames has an infinite loss, 0 with `zero_infinity`, and no gradient.
+    Gradients are those of the formula; torch's take for granted that log_probs come from log_softmax.
+
+    Shapes: log_probs (T, N, C) or (T, C); targets (N, S), or the targets one after the other; lengths (N,)
+
+    Example:
+        >>> ctc_loss(torch.full((2, 1, 2), 0.5).log(), torch.tensor([[1]]), [2], [1], reduction="sum")
+        tensor(0.2877)
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
+    lattice = _ctc(log_probs, targets, input_lengths, target_lengths, blank)
+    losses = -lattice.derivations.problem().value(SHANNON)
+    if zero_infinity:
+        losses = torch.where(losses == torch.inf, 0, losses)
+    if reduction == "mean":
+        losses = losses / lattice.target_lengths.clamp(min=1)
+    losses = losses.to(log_probs.dtype)
+    if log_probs.dim() == 2:
+        return losses[0]
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def ctc_alignment(
+    log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, blank: int = 0
+) -> Tensor:
+    """The most probable label of every frame, (N, T), that reads as the targets; -1 at padding, and where none does.
+
+    Example:
+        >>> ctc_alignment(torch.tensor([[0.1, 0.9], [0.8, 0.2]]).log(), torch.tensor([1]), [2], [1])
+        tensor([1, 0])
+    """
+    lattice = _ctc(log_probs.detach(), targets, input_lengths, target_lengths, blank)
+    n, states = log_probs.shape[0], lattice.labels.shape[1]
+    y = lattice.derivations.problem().expectation(HARD)[:, : n * states].unflatten(-1, (n, states))
+    labels = torch.where((y == 0).all(-1), -1, lattice.labels.gather(1, y.argmax(-1)))
+    return labels[0] if log_probs.dim() == 2 else labels
+
+
+def hmm_log_likelihood(initial: Tensor, transition: Tensor, emission: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """log p(x_1, ..., x_n) of a hidden Markov model, (*batch,): the forward algorithm.
+
+        log sum over z of p(z_1) p(x_1 | z_1) p(z_2 | z_1) p(x_2 | z_2) ...
+
+    Shapes:
+        all are log-probabilities: initial (*batch, s) or (s,); transition [previous, next] (s, s), or as `Chain` has
+        it; emission (*batch, n, s), log p(x_t | z_t); lengths (*batch,)
+
+    Example:
+        >>> half = torch.tensor([0.5, 0.5]).log()
+        >>> hmm_log_likelihood(half, half.expand(2, 2), torch.tensor([[0.4, 0.2], [0.1, 0.1]]).log()).exp()
+        tensor(0.0300)
+    """
+    return Marginals(Chain(lengths)).max(*_hmm(initial, transition, emission))
+
+
+def hmm_posterior(initial: Tensor, transition: Tensor, emission: Tensor, lengths: Tensor | None = None) -> ChainParts:
+    """p(z_t | x) as `.unary` (*batch, n, s) and p(z_t, z_(t+1) | x) as `.transition` (*batch, n - 1, s, s).
+
+    Example:
+        >>> half = torch.tensor([0.5, 0.5]).log()
+        >>> hmm_posterior(half, half.expand(2, 2), torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log()).unary
+        tensor([[0.9000, 0.1000],
+                [0.5000, 0.5000]])
+    """
+    return Marginals(Chain(lengths)).argmax(*_hmm(initial, transition, emission))
+
+
+def hmm_viterbi(initial: Tensor, transition: Tensor, emission: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """The most probable states given x, (*batch, n); -1 at padding.
+
+    Example:
+        >>> stay = torch.tensor([[0.9, 0.1], [0.1, 0.9]]).log()
+        >>> hmm_viterbi(torch.zeros(2), stay, torch.tensor([[0.6, 0.4], [0.1, 0.9], [0.6, 0.4]]).log())
+        tensor([1, 1, 1])
+    """
+    chain = Chain(lengths)
+    return chain.decode(chain.map(*_hmm(initial, transition, emission)))
+
+
+def _hmm(initial: Tensor, transition: Tensor, emission: Tensor) -> tuple[Tensor, Tensor]:
+    """The model as a chain: the initial probabilities belong to the first position."""
+    for t, name in ((initial, "initial"), (transition, "transition"), (emission, "emission")):
+        _check.floating(t, name)
+    if emission.dim() < 2:
+        raise ValueError(f"emission must be (*batch, n, s); got {tuple(emission.shape)}")
+    *batch, _, s = emission.shape
+    if initial.shape not in ((s,), (*batch, s)):
+        raise ValueError(f"initial must be ({s},) or {(*batch, s)}; got {tuple(initial.shape)}")
+    first = emission[..., :1, :] + initial.unsqueeze(-2)
+    return torch.cat([first, emission[..., 1:, :]], -2), transition
+
+
+@dataclass(frozen=True)
+class _Lattice:
+    """Paths through frames and the targets with blanks around every label.
+
+    Shapes: labels (N, 2 S + 1), the label of each state; target_lengths (N,)
+    """
+
+    derivations: Derivations
+    labels: Tensor
+    target_lengths: Tensor
+
+
+def _ctc(log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, blank: int) -> _Lattice:
+    _check.floating(log_probs, "log_probs")
+    if log_probs.dim() not in (2, 3) or not log_probs.shape[0]:
+        raise ValueError(f"log_probs must be (T, N, C) or (T, C), T > 0; got {tuple(log_probs.shape)}")
+    x = wide(log_probs.unsqueeze(1) if log_probs.dim() == 2 else log_probs).movedim(1, 0)
+    batch, n, classes = x.shape
+    if not 0 <= blank < classes:
+        raise ValueError(f"blank must be one of {classes} classes; got {blank}")
+    frames = _lengths(input_lengths, batch, n, x.device, "input_lengths")
+    rows, counts = _rows(targets, target_lengths, batch, x.device, single=log_probs.dim() == 2)
+    inside = torch.arange(rows.shape[1], device=x.device) < counts[:, None]
+    rows = torch.where(inside, rows, blank)
+    if _check.readable(rows) and bool(((rows < 0) | (rows >= classes)).any()):
+        raise ValueError(f"targets must be in [0, {classes}); got values in [{rows.min()}, {rows.max()}]")
+    states = 2 * rows.shape[1] + 1
+    labels = torch.full((batch, states), blank, device=x.device)
+    labels[:, 1::2] = rows
+    at_labels = _Labelled.apply(x, labels)
+    # a path starts at the first blank or the first label, and has no start without frames
+    outside = (torch.arange(states, device=x.device) >= 2) | (frames == 0)[:, None]
+    at_labels = torch.cat([at_labels[:, :1].masked_fill(outside[:, None], -torch.inf), at_labels[:, 1:]], 1)
+    # a blank may be left out between labels that differ
+    skips = torch.where(labels[:, 2:] == labels[:, :-2], -torch.inf, 0.0).to(x.dtype)
+    roots = 2 * n * states + (frames - 1).clamp(min=0) * (rows.shape[1] + 1) + counts
+    roots = torch.where((frames == 0) & (counts == 0), -1, roots)
+    graph = _ctc_graph(n, rows.shape[1]).to(x.device)
+    scores = torch.cat([at_labels.flatten(1), skips], 1)
+    return _Lattice(Derivations(scores, graph, roots, torch.Size([batch]), lambda mu: mu), labels, counts)
+
+
+@lru_cache(maxsize=4)
+def _ctc_graph(n: int, size: int) -> Graph:
+    """Node A(t, j) chooses the state before j, B(t, j) adds the score of j, R(t, l) ends at one of the last states.
+
+    Parts are (n, states) scores of states, and scores of skips into states 2, 3, ...
+    """
+    states = 2 * size + 1
+    t, j = np.ogrid[:n, :states]
+    before, after = 2 * states * t + j, 2 * states * t + states + j
+    skips = n * states + np.arange(states - 2 if size else 0)
+    builder = Builder(parts=n * states + len(skips))
+    builder.add(after, states * t + j, before)
+    builder.add(before[1:], -1, after[:-1])
+    builder.add(before[1:, 1:], -1, after[:-1, :-1])
+    builder.add(before[1:, 2:], skips, after[:-1, :-2])
+    ends = 2 * n * states + (size + 1) * t + np.arange(size + 1)
+    builder.add(ends, -1, after[:, ::2])
+    builder.add(ends[:, 1:], -1, after[:, 1::2])
+    return builder.build(2 * n * states + n * (size + 1))
+
+
+def _lengths(lengths: Lengths, batch: int, size: int, device: torch.device, name: str) -> Tensor:
+    if not isinstance(lengths, Tensor):
+        lengths = torch.as_tensor(lengths, dtype=torch.long)
+    return checked_lengths(lengths.reshape(-1), torch.Size([batch]), size, device, name)
+
+
+def _rows(targets: Tensor, lengths: Lengths, batch: int, device: torch.device, single: bool) -> tuple[Tensor, Tensor]:
+    """Targets as rows (N, S), and their lengths."""
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        came = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
+        raise TypeError(f"targets must be a tensor of integers; got {came}")
+    targets = targets.to(device=device, dtype=torch.long)
+    if single and targets.dim() == 1:
+        targets = targets.unsqueeze(0)
+    if targets.dim() == 2 and targets.shape[0] == batch:
+        return targets, _lengths(lengths, batch, targets.shape[1], device, "target_lengths")
+    if targets.dim() != 1:
+        raise ValueError(f"targets must be ({batch}, S), or all targets in one dim; got {tuple(targets.shape)}")
+    counts = _lengths(lengths, batch, targets.shape[0], device, "target_lengths")
+    if _check.readable(counts) and int(counts.sum()) != targets.shape[0]:
+        raise ValueError(f"target_lengths must sum to {targets.shape[0]}, the targets given; got {int(counts.sum())}")
+    columns = torch.arange(int(counts.max()) if batch else 0, device=device)
+    index = (counts.cumsum(0) - counts)[:, None] + columns
+    return targets[index.clamp(max=max(targets.shape[0] - 1, 0))] if targets.shape[0] else index[:, :0], counts
+
+
+class _Labelled(Function):
+    """x (N, T, C) at the labels (N, states) of each instance: (N, T, states)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, labels: Tensor) -> Tensor:
+        return x.gather(2, labels[:, None].expand(-1, x.shape[1], -1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        x, labels = inputs
+        ctx.classes = x.shape[-1]
+        ctx.save_for_backward(labels)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (labels,) = ctx.saved_tensors
+        if g.device.type == "cpu":
+            index = labels[:, None].expand(-1, g.shape[1], -1)
+            return g.new_zeros(*g.shape[:2], ctx.classes).scatter_add(2, index, g), None
+        # states share labels: a product sums them in one order, atomic additions in any
+        return g @ torch.nn.functional.one_hot(labels, ctx.classes).to(g.dtype), None

@@ -1,0 +1,59 @@
+"""What the names of tags allow: schemes that write labelled spans as tags of tokens."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TagConstraints(NamedTuple):
+    """Which tags may stand where, True = allowed: [previous, next] (s, s), first (s,) and last (s,)."""
+
+    transitions: Tensor
+    start: Tensor
+    end: Tensor
+
+
+def bio_constraints(tags: Sequence[str]) -> TagConstraints:
+    """I-X follows B-X or I-X: B-X is the first token of a span of type X, I-X any other, O is outside of spans.
+
+    Example:
+        >>> bio_constraints(["O", "B-PER", "I-PER"]).transitions[0]
+        tensor([ True,  True, False])
+    """
+    return _constraints(tags, {"O": "O", "B": "B", "I": "I"}, closed=False)
+
+
+def bioes_constraints(tags: Sequence[str]) -> TagConstraints:
+    """As BIO, with "E-X" for the last token of a span and "S-X" for a span of one; L and U, of BILOU, mean the same.
+
+    Example:
+        >>> bioes_constraints(["O", "B-PER", "I-PER", "E-PER", "S-PER"]).transitions[1]
+        tensor([False, False,  True,  True, False])
+    """
+    return _constraints(tags, {"O": "O", "B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}, closed=True)
+
+
+def _constraints(tags: Sequence[str], prefixes: dict[str, str], closed: bool) -> TagConstraints:
+    """`closed` spans have to reach their end."""
+    parsed = []
+    for tag in tags:
+        prefix, _, kind = tag.partition("-")
+        if prefix not in prefixes or (prefix == "O" and kind):
+            raise ValueError(f"tags must be O, or one of {', '.join(prefixes)} with a type, as in B-PER; got {tag!r}")
+        parsed.append((prefixes[prefix], kind))
+    opened = [prefix in "BI" for prefix, _ in parsed]
+    continues = [prefix in "IE" for prefix, _ in parsed]
+    moves = [
+        [
+            opened[a] and parsed[a][1] == parsed[b][1] if continues[b] else not (closed and opened[a])
+            for b in range(len(parsed))
+        ]
+        for a in range(len(parsed))
+    ]
+    return TagConstraints(
+        torch.tensor(moves, dtype=torch.bool).reshape(len(parsed), len(parsed)),
+        torch.tensor([not c for c in continues], dtype=torch.bool),
+        torch.tensor([not (closed and o) for o in opened], dtype=torch.bool),
+    )

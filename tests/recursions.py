@@ -1,0 +1,103 @@
+"""The value of every dynamic program as a plain loop: `maximum` is applied along the last dimension, in its order.
+
+No kernel of ours is used here, and autograd differentiates it.
+"""
+
+import torch
+
+
+def chain(maximum, unary, transition):
+    n, s = unary.shape[-2:]
+    steps = transition.expand(*unary.shape[:-2], max(n - 1, 0), s, s)
+    v = unary[..., 0, :]
+    for t in range(1, n):
+        v = unary[..., t, :] + maximum((v.unsqueeze(-1) + steps[..., t - 1, :, :]).transpose(-1, -2))
+    return maximum(v)
+
+
+def segments(maximum, segments, transition):
+    n, widths, s = segments.shape[-3:]
+    steps = transition.expand(*segments.shape[:-3], max(n - 1, 0), s, s)
+    ended, started = {}, {0: torch.zeros_like(segments[..., 0, 0, :])}
+    for t in range(1, n + 1):
+        # the table of hyperedges lists the widest segment first
+        ways = [started[t - w] + segments[..., t - w, w - 1, :] for w in range(min(widths, t), 0, -1)]
+        ended[t] = maximum(torch.stack(ways, -1))
+        if t < n:
+            started[t] = maximum((ended[t].unsqueeze(-1) + steps[..., t - 1, :, :]).transpose(-1, -2))
+    return maximum(ended[n])
+
+
+def alignment(maximum, scores):
+    n, m = scores.shape[-2:]
+    v = {}
+    for i in range(n):
+        for j in range(m):
+            before = [v[c] for c in ((i - 1, j - 1), (i - 1, j), (i, j - 1)) if c in v]
+            v[i, j] = scores[..., i, j] + (maximum(torch.stack(before, -1)) if before else 0)
+    return v[n - 1, m - 1]
+
+
+def spans(maximum, scores):
+    n = scores.shape[1] if scores.dim() == 3 else scores.shape[-2]
+    labelled = scores if scores.shape[-3:-1] == (n, n) and scores.dim() > 3 else scores.unsqueeze(-1)
+    tree = {}
+    for width in range(n):
+        for i in range(n - width):
+            j = i + width
+            splits = [tree[i, k] + tree[k + 1, j] for k in range(i, j)]
+            below = maximum(torch.stack(splits, -1)) if splits else 0
+            tree[i, j] = maximum(labelled[..., i, j, :]) + below
+    return tree[0, n - 1]
+
+
+def half_trees(maximum, scores, start):
+    """R[i, j], headed at i, and L[i, j], headed at j."""
+    size = scores.shape[-1]
+    zero = torch.zeros_like(scores[..., 0, 0])
+    right = {(i, i): zero for i in range(size)}
+    left = dict(right)
+    to_right, to_left = {}, {}
+    for width in range(1, size):
+        for i in range(start, size - width):
+            j = i + width
+            joined = maximum(torch.stack([right[i, k] + left[k + 1, j] for k in range(i, j)], -1))
+            to_right[i, j], to_left[i, j] = joined + scores[..., i, j], joined + scores[..., j, i]
+            right[i, j] = maximum(torch.stack([to_right[i, k] + right[k, j] for k in range(i + 1, j + 1)], -1))
+            if i:
+                left[i, j] = maximum(torch.stack([left[i, k] + to_left[k, j] for k in range(i, j)], -1))
+    return right, left
+
+
+def arcs(maximum, scores):
+    n = scores.shape[-1] - 1
+    right, left = half_trees(maximum, scores, 1)
+    return maximum(torch.stack([scores[..., 0, r] + left[1, r] + right[r, n] for r in range(1, n + 1)], -1))
+
+
+def arcs_from_many_roots(maximum, scores):
+    return half_trees(maximum, scores, 0)[0][0, scores.shape[-1] - 1]
+
+
+def paths(edges):
+    def value(maximum, scores):
+        v = {0: torch.zeros_like(scores[..., 0])}
+        for node in range(1, 1 + max(b for _, b in edges)):
+            ways = [v[a] + scores[..., e] for e, (a, b) in enumerate(edges) if b == node]
+            v[node] = maximum(torch.stack(ways, -1)) if len(ways) > 1 else ways[0]
+        return v[node]
+
+    return value
+
+
+def trees(heads, tails):
+    def value(maximum, scores):
+        v = {}
+        for node in range(1 + max(heads)):
+            ways = [scores[..., e] + sum(v[t] for t in tails[e]) for e, head in enumerate(heads) if head == node] or [
+                torch.zeros_like(scores[..., 0])
+            ]
+            v[node] = maximum(torch.stack(ways, -1)) if len(ways) > 1 else ways[0]
+        return v[node]
+
+    return value

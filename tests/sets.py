@@ -1,0 +1,214 @@
+"""The table of structures. A new one is a new row, and gets every law."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import comb
+
+import pytest
+import recursions
+import torch
+
+import polymax as pm
+from polymax.structures.base import tensors
+
+
+@dataclass(frozen=True)
+class Set:
+    """A structure and what is known about it.
+
+    `shapes` are those of the first score tensor, all small enough to enumerate. `events(shape)` are the shapes of all
+    score tensors, `count(shape)` the number of structures, `recursion(maximum, *scores)` the value by a plain loop.
+    `cut(parts, length)` restricts scores or structures to a shorter problem; sets without lengths have none.
+    """
+
+    name: str
+    structure: pm.Structure
+    shapes: list[tuple[int, ...]]
+    events: Callable[[tuple[int, ...]], list[tuple[int, ...]]]
+    count: Callable[[tuple[int, ...]], int]
+    recursion: Callable[..., torch.Tensor]
+    cut: Callable | None = None
+
+    @property
+    def shape(self):
+        """A shape of middling size."""
+        return self.shapes[-1]
+
+    def scores(self, shape=None, batch=(), dtype=torch.float64, device="cpu", seed=0, scale=1.0):
+        generator = torch.Generator().manual_seed(seed)
+        shapes = self.events(shape or self.shape)
+        return tuple(
+            (scale * torch.randn(*(batch if not shared else ()), *s, generator=generator, dtype=torch.float64)).to(
+                device=device, dtype=dtype
+            )
+            for s, shared in zip(shapes, self._shared(shapes), strict=True)
+        )
+
+    def _shared(self, shapes):
+        # a matrix of transitions stands beside scores of positions: all instances share it
+        return [k > 0 and len(s) == 2 for k, s in enumerate(shapes)]
+
+    def with_lengths(self, lengths):
+        pair = isinstance(self.structure, pm.Alignment)
+        return self.structure.with_lengths((lengths, lengths) if pair else lengths)
+
+    def size(self, shape=None):
+        """The largest length."""
+        n = min((shape or self.shape)[:2]) if isinstance(self.structure, pm.Alignment) else (shape or self.shape)[0]
+        return n - 1 if isinstance(self.structure, pm.ProjectiveTree) else n
+
+    def vertices(self, shape=None):
+        """Every structure, each tensor stacked along a first dimension, in float64."""
+        return tuple(t.double() for t in tensors(self.structure.vertices(shape or self.shape)))
+
+    def enumerated(self, scores, shape=None):
+        """Every structure, and their scores (count, *batch)."""
+        vertices = self.vertices(shape)
+        full = self.structure.full(*scores)
+        total = 0
+        for v, x in zip(vertices, full, strict=True):
+            dims = v.dim() - 1
+            terms = torch.where(v.reshape(v.shape[0], *[1] * (x.dim() - dims), *v.shape[1:]) == 0, 0, x.double().cpu())
+            total = total + (terms * _beside(v, x)).sum(list(range(-dims, 0)))
+        return vertices, total
+
+
+def _beside(v, x):
+    return v.reshape(v.shape[0], *[1] * (x.dim() - v.dim() + 1), *v.shape[1:])
+
+
+def mean_of(vertices, p):
+    """The expected structure under p (count, *batch)."""
+    return [torch.einsum("k...,kx->...x", p, v.flatten(1)).reshape(*p.shape[1:], *v.shape[1:]) for v in vertices]
+
+
+def catalan(n):
+    return comb(2 * n, n) // (n + 1)
+
+
+def delannoy(n, m):
+    return sum(comb(n, k) * comb(m, k) * 2**k for k in range(min(n, m) + 1))
+
+
+def segmentations(n, widths, labels):
+    ways = [1]
+    for t in range(1, n + 1):
+        ways.append(labels * sum(ways[t - w] for w in range(1, min(widths, t) + 1)))
+    return ways[n]
+
+
+def cut_chain(parts, n):
+    unary, transition = parts
+    return unary[..., :n, :], transition if transition.dim() == 2 else transition[..., : max(n - 1, 0), :, :]
+
+
+def cut_segments(parts, n):
+    segments, transition = parts
+    return segments[..., :n, :, :], transition if transition.dim() == 2 else transition[..., : max(n - 1, 0), :, :]
+
+
+def cut_square(parts, n):
+    return (parts[0][..., :n, :n],)
+
+
+def cut_labelled(parts, n):
+    return (parts[0][..., :n, :n, :],)
+
+
+def cut_arcs(parts, n):
+    return (parts[0][..., : n + 1, : n + 1],)
+
+
+EDGES = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (0, 3), (3, 4), (2, 5), (3, 5), (1, 4)]
+HEADS = [2, 2, 3, 3, 4, 4, 5, 5, 5]
+TAILS = [(0,), (1,), (0, 1), (1,), (2,), (), (3, 4, 0, 1), (3,), (2, 3)]
+
+SETS = [
+    Set(
+        "chain",
+        pm.Chain(),
+        [(0, 3), (1, 3), (2, 3), (3, 2), (4, 3), (5, 1), (5, 3)],
+        lambda s: [s, (s[1], s[1])],
+        lambda s: s[1] ** s[0],
+        recursions.chain,
+        cut_chain,
+    ),
+    Set(
+        "chain-by-step",
+        pm.Chain(),
+        [(1, 2), (2, 3), (4, 3)],
+        lambda s: [s, (max(s[0] - 1, 0), s[1], s[1])],
+        lambda s: s[1] ** s[0],
+        recursions.chain,
+        cut_chain,
+    ),
+    Set(
+        "segments",
+        pm.SemiMarkov(3),
+        [(0, 3, 2), (1, 3, 2), (2, 3, 3), (5, 3, 2)],
+        lambda s: [s, (s[2], s[2])],
+        lambda s: segmentations(*s),
+        recursions.segments,
+        cut_segments,
+    ),
+    Set(
+        "alignment",
+        pm.Alignment(),
+        [(0, 0), (1, 1), (1, 4), (3, 1), (2, 5), (4, 4)],
+        lambda s: [s],
+        lambda s: delannoy(s[0] - 1, s[1] - 1) if s[0] else 1,
+        recursions.alignment,
+        cut_square,
+    ),
+    Set(
+        "span-tree",
+        pm.SpanTree(labelled=False),
+        [(0, 0), (1, 1), (2, 2), (3, 3), (6, 6)],
+        lambda s: [s],
+        lambda s: catalan(s[0] - 1) if s[0] else 1,
+        recursions.spans,
+        cut_square,
+    ),
+    Set(
+        "span-tree-labelled",
+        pm.SpanTree(labelled=True),
+        [(0, 0, 2), (1, 1, 3), (2, 2, 3), (4, 4, 2)],
+        lambda s: [s],
+        lambda s: catalan(s[0] - 1) * s[2] ** (2 * s[0] - 1) if s[0] else 1,
+        recursions.spans,
+        cut_labelled,
+    ),
+    Set(
+        "projective-tree",
+        pm.ProjectiveTree(),
+        [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)],
+        lambda s: [s],
+        lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) if s[0] > 1 else 1,
+        recursions.arcs,
+        cut_arcs,
+    ),
+    Set(
+        "projective-tree-many-roots",
+        pm.ProjectiveTree(single_root=False),
+        [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)],
+        lambda s: [s],
+        lambda s: comb(3 * s[0] - 3, s[0] - 1) // (2 * s[0] - 1),
+        recursions.arcs_from_many_roots,
+        cut_arcs,
+    ),
+    Set("dag", pm.Dag(EDGES), [(10,)], lambda s: [s], lambda s: 6, recursions.paths(EDGES)),
+    Set("hypergraph", pm.Hypergraph(HEADS, TAILS), [(9,)], lambda s: [s], lambda s: 12, recursions.trees(HEADS, TAILS)),
+]
+BY_NAME = {row.name: row for row in SETS}
+RAGGED = [row for row in SETS if row.cut is not None]
+
+
+def every(rows):
+    """Run a test on each row."""
+    return pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in rows])
+
+
+def shapes(rows):
+    """Run a test on each row and shape."""
+    table = [pytest.param(row, s, id=f"{row.name}-{'x'.join(map(str, s))}") for row in rows for s in row.shapes]
+    return pytest.mark.parametrize(("row", "shape"), table)

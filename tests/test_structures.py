@@ -1,0 +1,270 @@
+"""Every structure against its enumeration: the best one, its score, counts, compact forms, shorter problems."""
+
+import pytest
+import torch
+from sets import BY_NAME, RAGGED, SETS, every, shapes
+from tolerances import close, equal
+
+import polymax as pm
+from polymax.structures.base import tensors
+
+
+@shapes(SETS)
+def test_counts(row, shape):
+    vertices = row.vertices(shape)
+    assert vertices[0].shape[0] == row.count(shape), f"{row.name} has {row.count(shape)} structures"
+    flat = torch.cat([v.flatten(1) for v in vertices], 1)
+    assert len({tuple(y) for y in flat.tolist()}) == flat.shape[0], "structures are listed once"
+    zeros = tuple(torch.zeros(1, *s, dtype=torch.float64) for s in row.events(shape))
+    zeros = (zeros[0], *(z[0] for z in zeros[1:]))
+    close(row.structure.logsumexp(*zeros).exp(), [float(row.count(shape))], "exp(logsumexp(0)) counts structures")
+
+
+@shapes(SETS)
+def test_map_is_the_best(row, shape, device):
+    scores = row.scores(shape, (3,), device=device)
+    vertices, values = row.enumerated(scores, shape)
+    y = tensors(row.structure.map(*scores))
+    best = values.argmax(0)
+    for part, stack in zip(y, vertices, strict=True):
+        equal(part.cpu(), stack[best], "map is the structure of the highest score")
+    close(row.structure.score(row.structure.map(*scores), *scores).cpu(), values.amax(0), "score(map) is the maximum")
+    close(pm.HardMax(row.structure).max(*scores).cpu(), values.amax(0), "HardMax is the score of map")
+
+
+@every(SETS)
+def test_ties_are_broken_the_same_way(row, device):
+    scores = tuple(torch.zeros_like(x) for x in row.scores(batch=(4,), device=device))
+    first, again = (tensors(row.structure.map(*scores)) for _ in range(2))
+    vertices = row.vertices()
+    for part, same in zip(first, again, strict=True):
+        equal(part, same, "the same call gives the same structure")
+        equal(part, part[:1].expand_as(part), "equal scores give equal structures")
+    joined = torch.cat([p[0].flatten() for p in first]).cpu()
+    listed = torch.cat([v.flatten(1) for v in vertices], 1)
+    assert bool((listed == joined).all(1).any()), "a tie is broken to a structure"
+
+
+@every(SETS)
+def test_batch_is_a_loop(row, device):
+    scores = row.scores(batch=(2, 3), device=device)
+    op = pm.Marginals(row.structure)
+    value, mu = op.max(*scores), tensors(op(*scores))
+    assert value.shape == (2, 3)
+    for i in range(2):
+        for j in range(3):
+            one = tuple(x[i, j] if x.dim() > len(e) else x for x, e in zip(scores, row.events(row.shape), strict=True))
+            close(op.max(*one), value[i, j], "a batch is a loop: max")
+            for a, b in zip(tensors(op(*one)), mu, strict=True):
+                close(a, b[i, j], "a batch is a loop: argmax")
+
+
+@every(SETS)
+def test_empty_batch(row, device):
+    scores = row.scores(batch=(0,), device=device)
+    assert pm.Marginals(row.structure).max(*scores).shape == (0,)
+    assert tensors(row.structure.map(*scores))[0].shape[0] == 0
+
+
+@every(RAGGED)
+@pytest.mark.parametrize("smooth", [pm.HardMax, pm.Marginals, lambda s: pm.LocalMax(s, pm.Gini())])
+def test_padding_is_a_shorter_problem(row, smooth, device):
+    size = row.size()
+    lengths = torch.tensor([size, max(size - 1, 0), 2, 1, 0], device=device)
+    scores = row.scores(batch=(5,), device=device)
+    # what lies outside a problem does not matter, whatever it is
+    filled = tuple(x.clone() for x in scores)
+    for b in range(5):
+        for x, clean in zip(filled, row.cut(tuple(x[b] if x.dim() > 2 or len(scores) == 1 else x for x in scores),
+                                            int(lengths[b])), strict=True):  # fmt: skip
+            if x.dim() > clean.dim():
+                inside = torch.zeros_like(x[b], dtype=torch.bool)
+                inside[tuple(slice(0, k) for k in clean.shape)] = True
+                x[b][~inside] = torch.nan
+    inputs = tuple(x.requires_grad_() for x in filled)
+    op = smooth(row.with_lengths(lengths))
+    value, mu = op.max(*inputs), tensors(op(*inputs))
+    slopes = torch.autograd.grad(value.sum(), inputs, create_graph=not isinstance(op, pm.HardMax))
+    probe = [torch.randn_like(s) for s in slopes]
+    for b, length in enumerate(lengths.tolist()):
+        own = tuple(x[b] if x.dim() > len(e) else x for x, e in zip(scores, row.events(row.shape), strict=True))
+        short = tuple(x.detach().requires_grad_() for x in row.cut(own, length))
+        alone = smooth(row.structure)
+        if length == 0:
+            assert value[b] == 0, "an empty problem has the value 0"
+            assert all(bool((m[b] == 0).all()) for m in mu)
+            continue
+        close(value[b], alone.max(*short), "padding is a shorter problem: max")
+        for part, cut, small in zip(mu, row.cut(tuple(m[b] for m in mu), length), tensors(alone(*short)), strict=True):
+            close(cut, small, "padding is a shorter problem: argmax")
+            assert part[b].count_nonzero() == cut.count_nonzero(), "padding is exactly 0"
+    if isinstance(op, pm.HardMax):
+        return
+    second = torch.autograd.grad(sum((s * v).sum() for s, v in zip(slopes, probe, strict=True)), inputs)
+    for s, x in zip(second, scores, strict=True):
+        assert bool(torch.isfinite(s).all()), "padding has no second derivative"
+        assert s.shape == x.shape
+
+
+@every(SETS)
+def test_forbidden_parts(row, device):
+    """-inf leaves fewer structures, one, or none."""
+    scores = row.scores(batch=(3,), device=device)
+    vertices, _ = row.enumerated(scores)
+    only = [v[0] for v in vertices]
+    full = [x.clone() for x in row.structure.full(*scores)]
+    for x, y in zip(full, only, strict=True):
+        # instance 0: one structure is left; 1: some are; 2: none
+        x[0][y.to(device) == 0] = -torch.inf
+        x[2] = -torch.inf
+    full[0][1].flatten()[0] = -torch.inf
+    inputs = tuple(x.requires_grad_() for x in full)
+    _, values = row.enumerated(tuple(x.detach() for x in inputs))
+    for op in (pm.Marginals(row.structure), pm.LocalMax(row.structure, pm.Gini()), pm.HardMax(row.structure)):
+        value, mu = op.max(*inputs), tensors(op(*inputs))
+        slopes = torch.autograd.grad(value[:2].sum() + value[2], inputs, create_graph=True, allow_unused=True)
+        assert value[2] == -torch.inf, "no structure is left: the value is -inf"
+        close(value[0].cpu(), values[:, 0].max(), "one structure is left: its score")
+        for m, s, y in zip(mu, slopes, only, strict=True):
+            close(m[0].cpu(), y, "one structure is left: it is the answer")
+            assert bool((m[2] == 0).all()), "no structure is left: zeros"
+            close(s, m, "the gradient of max is argmax")
+        if isinstance(op, pm.Marginals):
+            close(value.cpu(), values.logsumexp(0), "forbidden parts leave the sum over the others")
+        if slopes[0].requires_grad:
+            total = sum((s * torch.randn_like(s)).sum() for s in slopes)
+            for second in torch.autograd.grad(total, inputs):
+                assert bool(torch.isfinite(second).all()), "-inf has a finite second derivative, 0"
+
+
+@every(SETS)
+def test_nan_stays_in_its_instance(row, device):
+    scores = tuple(x.clone() for x in row.structure.full(*row.scores(batch=(3,), device=device)))
+    clean = pm.Marginals(row.structure).max(*scores)
+    scores[0][1] = torch.nan
+    value = pm.Marginals(row.structure).max(*scores)
+    assert bool(torch.isnan(value[1]))
+    equal(value[::2], clean[::2], "NaN stays in its instance")
+
+
+@every(SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes(row, dtype, device):
+    scores = row.scores(batch=(2,), dtype=dtype, device=device)
+    exact = tuple(x.double() for x in scores)
+    for op in (pm.Marginals(row.structure), pm.LocalMax(row.structure, pm.Gini())):
+        value, mu = op.max(*scores), tensors(op(*scores))
+        assert value.dtype == dtype
+        close(value, op.max(*exact).to(dtype), "the value in every dtype")
+        for a, b in zip(mu, tensors(op(*exact)), strict=True):
+            assert a.dtype == dtype
+            close(a, b.to(dtype), "the expectation in every dtype")
+
+
+@every(SETS)
+@pytest.mark.parametrize("scale", [1e4, 1e-4])
+def test_scale_and_shift(row, scale, device):
+    for dtype in (torch.float64, torch.float32):
+        scores = row.scores(batch=(3,), dtype=dtype, device=device, scale=scale)
+        _, values = row.enumerated(tuple(x.double() for x in scores))
+        op = pm.Marginals(row.structure)
+        expected = values.logsumexp(0)
+        error = (op.max(*scores).cpu().double() - expected).abs() / expected.abs().clamp(min=1)
+        assert float(error.max()) < 1e-5 if dtype == torch.float32 else 1e-12
+        truth = tensors(op(*(x.double() for x in scores)))
+        for a, b in zip(tensors(op(*scores)), truth, strict=True):
+            assert bool(torch.isfinite(a).all())
+            # scores of 1e4 are known to 1e-3 in float32
+            assert float((a.double() - b).abs().max()) < (2e-2 if scale > 1 and dtype == torch.float32 else 1e-5)
+
+
+@every(SETS)
+def test_compact_form(row, device):
+    y = row.structure.map(*row.scores(batch=(3,), device=device))
+    index = row.structure.decode(y)
+    assert not index.is_floating_point()
+    sizes = {pm.Chain: row.shape[1:], pm.SemiMarkov: row.shape[::2]}.get(type(row.structure), row.shape)
+    back = row.structure.encode(index, *sizes)
+    for a, b in zip(tensors(back), tensors(y), strict=True):
+        equal(a.to(b.dtype), b, "encode undoes decode")
+
+
+@every(SETS)
+def test_wrong_scores_are_refused(row):
+    scores = row.scores(batch=(2,))
+    with pytest.raises(TypeError, match="float"):
+        row.structure.map(*(x.long() for x in scores))
+    with pytest.raises(ValueError, match="must be"):
+        row.structure.map(scores[0].flatten()[:1].squeeze(), *scores[1:])
+    if len(scores) == 2:
+        with pytest.raises(TypeError, match="one dtype"):
+            row.structure.map(scores[0], scores[1].float())
+    if row.cut is not None:
+        with pytest.raises(ValueError, match=r"in \[0"):
+            row.with_lengths(torch.tensor([99, 1])).map(*scores)
+        with pytest.raises(ValueError, match="batch"):
+            row.with_lengths(torch.tensor([1])).map(*scores)
+        with pytest.raises(TypeError, match="integers"):
+            row.with_lengths(torch.tensor([1.0, 1.0])).map(*scores)
+    else:
+        with pytest.raises(TypeError, match="has no lengths"):
+            row.structure.with_lengths(torch.tensor([1, 1]))
+
+
+def test_wrong_structures_are_refused():
+    with pytest.raises(ValueError, match="below their head"):
+        pm.Hypergraph([1], [(1,)])
+    with pytest.raises(ValueError, match="equally many"):
+        pm.Hypergraph([1, 2], [(0,)])
+    with pytest.raises(ValueError, match="no path"):
+        pm.Dag([(0, 1), (2, 3)])
+    with pytest.raises(ValueError, match="lower to higher"):
+        pm.Dag([(1, 0)])
+    with pytest.raises(ValueError, match="one of"):
+        pm.Dag([(0, 1)], sink=7)
+    with pytest.raises(ValueError, match="max_width"):
+        pm.SemiMarkov(0)
+    with pytest.raises(ValueError, match="say which"):
+        pm.SpanTree().map(torch.zeros(3, 3, 3))
+    with pytest.raises(ValueError, match="tags must be"):
+        pm.Chain().encode(torch.tensor([0, 5]), 3)
+    with pytest.raises(ValueError, match="heads must be"):
+        pm.ProjectiveTree().encode(torch.tensor([0, 5]))
+
+
+def test_span_trees_know_their_labels():
+    assert pm.SpanTree().map(torch.randn(4, 4)).shape == (4, 4)
+    assert pm.SpanTree().map(torch.randn(5, 4, 4)).shape == (5, 4, 4)
+    assert pm.SpanTree().logsumexp(torch.randn(4, 4, 2)).shape == ()
+    assert pm.SpanTree(lengths=torch.tensor([4, 3, 2, 1])).logsumexp(torch.randn(4, 4, 4)).shape == (4,)
+    assert pm.SpanTree(labelled=True).logsumexp(torch.randn(4, 4, 4)).shape == ()
+
+
+def test_a_node_used_twice_is_derived_twice():
+    pair = pm.Hypergraph([1, 1, 2], [(0,), (), (1, 1)])
+    assert pair.vertices().tolist() == [[2, 0, 1], [1, 1, 1], [1, 1, 1], [0, 2, 1]]
+    scores = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
+    expected = torch.logsumexp(pair.vertices().double() @ scores, 0)
+    close(pair.logsumexp(scores), expected, "a node used twice is derived twice")
+
+
+def test_paths_that_do_not_start_at_the_source():
+    detour = pm.Dag([(0, 2), (1, 2), (2, 3), (1, 3)], source=0)
+    close(detour.logsumexp(torch.zeros(4)).exp(), 1.0, "nodes that the source does not reach have no paths")
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (1, 3, 3), (4, 3, 3), (5, 4, 3, 3), (2, 1, 1, 3, 3), (2, 5, 1, 3, 3)])
+def test_transitions_broadcast(shape, device):
+    unary = torch.randn(2, 5, 5, 3, dtype=torch.float64, device=device)
+    transition = torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True)
+    each = transition.detach().expand(2, 5, 4, 3, 3).clone().requires_grad_()
+    op = pm.Marginals(pm.Chain())
+    close(op.max(unary, transition), op.max(unary, each), "shared transitions broadcast")
+    (shared,) = torch.autograd.grad(op.max(unary, transition).sum(), transition)
+    (full,) = torch.autograd.grad(op.max(unary, each).sum(), each)
+    close(shared, full.sum_to_size(shape), "the gradient of shared transitions is the sum")
+    assert op(unary, transition).transition.shape == (2, 5, 4, 3, 3), "results do not broadcast"
+
+
+def test_rows_by_name():
+    assert len(BY_NAME) == len(SETS)
