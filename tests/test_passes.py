@@ -172,14 +172,17 @@ OPERATORS = {
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("name", OPERATORS)
+# the hypergraph of segmentations is built in NumPy, which torch.compile does not follow
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name != "segments"])
 def test_compile(name, device):
     structure, sizes = OPERATORS[name]
     scores = [randn(*size, seed=k).to(device) for k, size in enumerate(sizes)]
 
     def loss(*scores):
         op = pm.Marginals(structure)
-        return op.max(*scores).sum() + pm.LocalMax(structure, pm.Gini()).max(*scores).square().sum()
+        mean = op(*(x.detach() for x in scores))
+        first = mean if isinstance(mean, torch.Tensor) else mean[0]
+        return op.max(*scores).sum() + pm.LocalMax(structure, pm.Gini()).max(*scores).square().sum() + first.sum()
 
     torch._dynamo.reset()
     results = []

@@ -69,12 +69,17 @@ class KernelPasses:
 
 def value(passes: Passes, tensors: tuple[Tensor, ...]) -> Tensor:
     """The smoothed maximum, (batch,)."""
+    if torch.compiler.is_compiling() and not _wants_gradient(tensors):
+        # torch.compile cannot call a function of any number of tensors that nobody derives
+        return passes.inside(tensors)[0]
     return _Value.apply(passes, *tensors)[0]
 
 
 def expectation(passes: Passes, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The gradient of the smoothed maximum in each score tensor."""
     v, chart = passes.inside(tuple(t.detach() for t in tensors))
+    if torch.compiler.is_compiling() and not _wants_gradient(tensors):
+        return passes.outside(tensors, chart, torch.ones_like(v))
     return _Expectation.apply(passes, chart, torch.ones_like(v), *tensors)
 
 
@@ -172,6 +177,10 @@ class _Tangent(Function):
 
 def _split(passes: Passes, joined: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     return joined[: len(joined) - passes.scores], joined[len(joined) - passes.scores :]
+
+
+def _wants_gradient(tensors: tuple[Tensor, ...]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def _nothing(count: int) -> tuple[None, ...]:

@@ -63,7 +63,7 @@ class SemiMarkov(DynamicProgram):
             lead = (*mu.shape[:-2], *batch)
             return SegmentParts(spans.reshape(*lead, n, widths, s), steps.reshape(*lead, max(n - 1, 0), s, s))
 
-        return Derivations(flat, _graph_of(n, widths, s).to(flat.device), roots, batch, shaped)
+        return Derivations(flat, _graph(n, widths, s).to(flat.device), roots, batch, shaped)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         if len(scores) != 2:
@@ -110,12 +110,6 @@ class SemiMarkov(DynamicProgram):
     def decode(self, y: Any) -> Tensor:
         """Segments (*batch, used, 3): start, width - 1 and label, -1 after the last."""
         return used_parts(y.segments, 3)
-
-
-@torch.compiler.assume_constant_result
-def _graph_of(n: int, widths: int, s: int) -> Graph:
-    # torch.compile does not look into the cache
-    return _graph(n, widths, s)
 
 
 @lru_cache(maxsize=64)
