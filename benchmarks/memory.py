@@ -40,7 +40,7 @@ class MemoryCase(Case):
         function, signature = self.ours.function, self.problems.signature
         for size in self.problems.of(device, quick):
             inputs, cotangents = signature.problem(size, torch.Generator(device).manual_seed(0))
-            checked = gate(self.name, [self.ours], size, (inputs, cotangents), signature.shared)[self.ours.name]
+            checked = gate(self.name, [self.ours], size, (inputs, cotangents), signature)[self.ours.name]
             known = asdict(checked) | {"timed": BOTH}
             scores = sum(x.numel() * x.element_size() for x in inputs)
             if checked.status == OK:

@@ -1,8 +1,9 @@
 """The gate: who does not return what its oracle returns is not timed."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,9 @@ ENTRIES = 1 << 16
 LEAST_ROWS = 8
 # how many roundings may have moved a score
 ROUNDINGS = 8
-TINY = torch.finfo(torch.float64).tiny
+
+# inputs and outputs to what is compared of the outputs
+Compared = Callable[[Tensors, Tensors], Tensors]
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,8 @@ class Parity:
     """Errors of outputs and gradients: the worst of a row, over the size of its entries.
 
     The size is the largest entry; a gradient may vanish, so its size is at least that of y v for outputs y
-    (1 for larger ones) and cotangents v. `kinks` counts rows left out of the gradient, or of outputs that are
-    not continuous: rounding decides on which side of a kink they are.
+    (1 for larger ones) and cotangents v. `kinks` counts rows left out of the gradient: rounding decides on which
+    side of a kink they are.
     """
 
     forward: float
@@ -47,9 +50,13 @@ class Parity:
 
 @dataclass(frozen=True)
 class Truth:
-    """What an oracle says of some rows of a problem, and of the gradient of what all rows share."""
+    """What an oracle says of some rows of a problem, and of the gradient of what all rows share.
+
+    `seen` takes outputs for these rows to what is compared of them.
+    """
 
     rows: Tensor
+    seen: Callable[[Tensors], Tensors]
     outputs: Tensors
     gradients: Tensors
     shared: Tensors
@@ -58,7 +65,9 @@ class Truth:
     smooth: Tensor
 
 
-def truth(oracle: Mapping, inputs: Tensors, cotangents: Tensors, shared: int = 0) -> Truth:
+def truth(
+    oracle: Mapping, inputs: Tensors, cotangents: Tensors, shared: int = 0, compared: Compared | None = None
+) -> Truth:
     """The oracle on rows spread over the batch, the first dimension of every tensor but the last `shared` inputs.
 
     The gradient of a shared input takes all rows. Without cotangents nothing is differentiated.
@@ -71,20 +80,20 @@ def truth(oracle: Mapping, inputs: Tensors, cotangents: Tensors, shared: int = 0
     v = _at(cotangents, rows)
     tolerance = TOLERANCE[inputs[0].dtype]
     outputs, gradients = _derive(oracle, x, v)
-    # a row of zeros has no size
-    output_size = _largest(outputs).double().clamp(min=TINY)
-    gradient_size = output_size
+    seen = partial(compared, tuple(t.detach() for t in x)) if compared else lambda found: found
+    outputs = seen(outputs)
+    output_size, gradient_size = _largest(outputs), _largest(outputs)
+    smooth = torch.ones(count, dtype=torch.bool)
     if v:
         # weights and marginals are at most 1, whatever the value of which they are the gradient
         gradient_size = torch.maximum(_largest(gradients[:own]), output_size.clamp(max=1) * _largest(v))
-    smooth = torch.ones(count, dtype=torch.bool)
-    nudges = _nudges(x, inputs[0].dtype)
-    # there and back: at a kink itself one of the two sides looks smooth
-    for sign in (1, -1):
-        nudged = _derive(oracle, [t.detach() + sign * nudge for t, nudge in zip(x, nudges, strict=True)], v)
-        found, expected = (nudged[1][:own], gradients[:own]) if v else (nudged[0], outputs)
-        smooth &= _errors(found, expected, gradient_size) <= tolerance
-    return Truth(rows, outputs, gradients[:own], gradients[own:], output_size, gradient_size, smooth)
+        nudges = _nudges(x, inputs[0].dtype)
+        # there and back: at a kink itself one of the two sides looks smooth
+        for sign in (1, -1):
+            nudged = [t.detach() + sign * nudge for t, nudge in zip(x, nudges, strict=True)]
+            errors = _errors(_derive(oracle, nudged, v)[1][:own], gradients[:own], gradient_size)
+            smooth &= errors <= tolerance
+    return Truth(rows, seen, outputs, gradients[:own], gradients[own:], output_size, gradient_size, smooth)
 
 
 def check(competitor: Competitor, inputs: Tensors, cotangents: Tensors, expected: Truth) -> Parity:
@@ -97,8 +106,7 @@ def check(competitor: Competitor, inputs: Tensors, cotangents: Tensors, expected
         outputs, gradients = (function.tensors(arrays) for arrays in function.both(problem))
         results.append(outputs)
     rows, smooth, own = expected.rows, expected.smooth, len(expected.gradients)
-    steady = torch.ones_like(smooth) if cotangents else smooth
-    forward = [_errors(_at(found, rows), expected.outputs, expected.output_size)[steady] for found in results]
+    forward = [_errors(expected.seen(_at(found, rows)), expected.outputs, expected.output_size) for found in results]
     gradient = [_errors(_at(gradients[:own], rows), expected.gradients, expected.gradient_size)[smooth]]
     for sums, right in zip(gradients[own:], expected.shared, strict=True):
         gradient.append(_errors([sums.cpu().double()[None]], [right[None]], right.abs().max()[None]))

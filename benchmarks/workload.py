@@ -69,12 +69,13 @@ class Signature:
     """What a function takes and returns: inputs of which the last `shared` serve the whole batch.
 
     `outputs` gives the shapes of the outputs of a problem, which are those of the cotangents; none where the
-    outputs have no derivative.
+    outputs have no derivative. `compared` takes inputs and outputs to what the gate compares, if not the outputs.
     """
 
     inputs: Callable[[Shape, torch.Generator], Tensors] = gaussian
     outputs: Callable[[Shape], tuple[Shape, ...]] = like_scores
     shared: int = 0
+    compared: parity.Compared | None = None
 
     def problem(self, size: Size, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Inputs and cotangents."""
@@ -125,7 +126,7 @@ class FunctionCase(Case):
         effort = QUICK if quick else EFFORTS[device]
         for size in self.problems.of(device, quick):
             pool = self._pool(size, device, most=2 if quick else POOL_MOST)
-            checked = gate(self.name, competitors, size, pool[0], self.problems.signature.shared)
+            checked = gate(self.name, competitors, size, pool[0], self.problems.signature)
             fit = [c for c in competitors if checked[c.name].status == OK]
             for timed in self.problems.timed:
                 tasks = {c.name: _tasks(c, timed, pool) for c in fit}
@@ -157,7 +158,7 @@ class FunctionCase(Case):
 
 
 def gate(
-    case: str, competitors: list[Competitor], size: Size, problem: tuple[Tensors, Tensors], shared: int
+    case: str, competitors: list[Competitor], size: Size, problem: tuple[Tensors, Tensors], signature: Signature
 ) -> dict[str, Row]:
     """A row without figures for each competitor: whether its outputs and gradients are right."""
     truths: dict[Any, parity.Truth] = {}
@@ -166,7 +167,7 @@ def gate(
         known: dict[str, Any] = {}
         try:
             if c.oracle not in truths:
-                truths[c.oracle] = parity.truth(c.oracle, *problem, shared)
+                truths[c.oracle] = parity.truth(c.oracle, *problem, signature.shared, signature.compared)
             result = parity.check(c, *problem, truths[c.oracle])
         # whatever a competitor raises is a result of this competitor alone
         except Exception as error:

@@ -48,6 +48,11 @@ from polymax.smoothing import HardMax as HardMax
 from polymax.smoothing import LocalMax as LocalMax
 from polymax.smoothing import Marginals as Marginals
 from polymax.smoothing import Smoothing as Smoothing
+from polymax.solvers import ActiveSet as ActiveSet
+from polymax.solvers import AwayStep as AwayStep
+from polymax.solvers import FrankWolfe as FrankWolfe
+from polymax.solvers import Pairwise as Pairwise
+from polymax.sparsemap import SparseMap as SparseMap
 
 # structures: what inference ranges over
 from polymax.structures import Alignment as Alignment
@@ -55,11 +60,17 @@ from polymax.structures import Chain as Chain
 from polymax.structures import Counted as Counted
 from polymax.structures import Dag as Dag
 from polymax.structures import DynamicProgram as DynamicProgram
+from polymax.structures import Explicit as Explicit
 from polymax.structures import Hypergraph as Hypergraph
 from polymax.structures import ProjectiveTree as ProjectiveTree
+from polymax.structures import Ranking as Ranking
 from polymax.structures import SemiMarkov as SemiMarkov
+from polymax.structures import Simplex as Simplex
 from polymax.structures import SpanTree as SpanTree
 from polymax.structures import Structure as Structure
+from polymax.structures import Subset as Subset
+from polymax.structures import soft_rank as soft_rank
+from polymax.structures import soft_sort as soft_sort
 
 # dynamic time warping
 from polymax.warping import dtw as dtw

@@ -148,7 +148,10 @@ class Walk(Distribution):
         """Which hyperedges the derivation of y uses, (*lead, B, edges), and whether there is one, (*lead, *batch)."""
         tree = self._tree
         dims = self.structure.event_dims(*tensors(y))
-        flat = torch.cat([t.flatten(-d) for t, d in zip(tensors(y), dims, strict=True)], -1)
+        if tree.flat is not None:
+            flat = tree.flat(y)
+        else:
+            flat = torch.cat([t.flatten(-d) for t, d in zip(tensors(y), dims, strict=True)], -1)
         lead = flat.shape[: flat.dim() - 1 - len(tree.batch)]
         copies = lead.numel()
         # no parts but those of y, and of these as many as there are: one derivation is left

@@ -66,9 +66,7 @@ class HardMax(Smoothing):
     gamma: float | Tensor = 1.0
 
     def max(self, *scores: Tensor) -> Tensor:
-        if isinstance(self.structure, DynamicProgram):
-            return self.structure.problem(*checked(scores)).value(HARD).to(scores[0].dtype)
-        return self.structure.score(self.structure.map(*scores), *scores)
+        return self.structure.best_score(*scores)
 
     def argmax(self, *scores: Tensor) -> Parts:
         return self.structure.map(*scores)

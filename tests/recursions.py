@@ -101,3 +101,20 @@ def trees(heads, tails):
         return v[node]
 
     return value
+
+
+def subsets(k, at_most):
+    def value(maximum, x):
+        n = x.shape[-1]
+        v = {(0, 0): torch.zeros_like(x[..., 0])}
+        for i in range(1, n + 1):
+            for j in range(min(k, i, n) + 1):
+                ways = [v[i - 1, j]] if (i - 1, j) in v else []
+                ways += [v[i - 1, j - 1] + x[..., i - 1]] if (i - 1, j - 1) in v else []
+                v[i, j] = maximum(torch.stack(ways, -1)) if len(ways) > 1 else ways[0]
+        if not at_most:
+            return v[n, k]
+        ends = [v[n, j] for j in range(min(k, n) + 1)]
+        return maximum(torch.stack(ends, -1)) if len(ends) > 1 else ends[0]
+
+    return value

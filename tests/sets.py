@@ -123,6 +123,8 @@ EDGES = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (0, 3), (3, 4), (2, 5), (3, 5),
 HEADS = [2, 2, 3, 3, 4, 4, 5, 5, 5]
 TAILS = [(0,), (1,), (0, 1), (1,), (2,), (), (3, 4, 0, 1), (3,), (2, 3)]
 
+LISTED = torch.tensor([[0.0, 1.0, 0.5], [1.0, 1.0, -2.0], [2.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+
 SETS = [
     Set(
         "chain",
@@ -195,6 +197,26 @@ SETS = [
         lambda s: comb(3 * s[0] - 3, s[0] - 1) // (2 * s[0] - 1),
         recursions.arcs_from_many_roots,
         cut_arcs,
+    ),
+    Set("simplex", pm.Simplex(), [(1,), (2,), (5,)], lambda s: [s], lambda s: s[0], lambda best, x: best(x)),
+    Set(
+        "subset", pm.Subset(2), [(2,), (3,), (5,)], lambda s: [s], lambda s: comb(s[0], 2), recursions.subsets(2, False)
+    ),
+    Set(
+        "subset-at-most",
+        pm.Subset(2, at_most=True),
+        [(1,), (3,), (5,)],
+        lambda s: [s],
+        lambda s: 1 + s[0] + comb(s[0], 2),
+        recursions.subsets(2, True),
+    ),
+    Set(
+        "explicit",
+        pm.Explicit(LISTED),
+        [(3,)],
+        lambda s: [s],
+        lambda s: len(LISTED),
+        lambda best, x: best(x @ LISTED.to(x).T),
     ),
     Set("dag", pm.Dag(EDGES), [(10,)], lambda s: [s], lambda s: 6, recursions.paths(EDGES)),
     Set("hypergraph", pm.Hypergraph(HEADS, TAILS), [(9,)], lambda s: [s], lambda s: 12, recursions.trees(HEADS, TAILS)),

@@ -205,7 +205,8 @@ def test_ratios_are_of_device_times_where_both_have_one(monkeypatch, capsys, tmp
 def test_oracles_agree_with_float64(case, shape):
     problem = case._pool(Size(shape, torch.float64), "cpu", most=2)[0]
     for competitor in filter(None, (case.base, case.ours)):
-        expected = parity.truth(competitor.oracle, *problem, case.problems.signature.shared)
+        signature = case.problems.signature
+        expected = parity.truth(competitor.oracle, *problem, signature.shared, signature.compared)
         found = parity.check(competitor, *problem, expected)
         assert found.holds, f"{competitor.name}: {found}"
         assert found.rows == shape[0]
@@ -236,19 +237,17 @@ def test_the_gate_compares_the_gradient_of_what_is_shared(monkeypatch, capsys, t
     assert "PARITY FAILED" in printed
 
 
-def test_the_gate_compares_what_has_no_derivative():
+def test_the_gate_compares_tags_by_their_score():
     case = next(case for case in structures.STRUCTURES if case.name == "viterbi")
     (unary, transition), cotangents = case._pool(Size((5, 6, 3)), "cpu", most=1)[0]
     assert cotangents == ()
-    # in the first instance all tags are equally good, whatever comes before and after
-    unary[0], transition[:] = 0.0, torch.tensor([1.0, -1.0, 0.0])
-    unary[0] -= torch.tensor([1.0, -1.0, 0.0])
-    unary[0, 0] = 0.0
-    expected = parity.truth(structure_oracles.best_tags, (unary, transition), (), shared=1)
-    assert not expected.smooth[0]
-    for call, holds in ((structure_oracles.best_tags, True), (lambda u, t: u.argmin(-1), False)):
-        function = TorchFunction(lambda u, t, call=call: call(u, t).tolist())
-        found = parity.check(Competitor("tags", function, call), (unary, transition), (), expected)
+    # in the first instance the last two states are the best, and equally good
+    transition.zero_()
+    unary[0] = torch.tensor([0.0, 1.0, 1.0])
+    expected = parity.truth(structure_oracles.best_tags, (unary, transition), (), 1, structures.score_alone)
+    last = TorchFunction(lambda u, t: (u.shape[-1] - 1 - u.flip(-1).argmax(-1)).tolist())
+    for function, holds in ((last, True), (TorchFunction(lambda u, t: u.argmin(-1)), False)):
+        found = parity.check(Competitor("tags", function, None), (unary, transition), (), expected)
         assert found.holds is holds
         assert found.rows == 5
 

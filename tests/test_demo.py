@@ -5,19 +5,22 @@ import json
 import re
 import sys
 from dataclasses import replace
+from math import comb
 
 import pytest
 import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+import polymax as pm
 from polymax import cli
 from polymax.recipes import demo as recipe
-from polymax.recipes import pictures, speed
+from polymax.recipes import pictures, speed, tagged
 from polymax.recipes.catalogue import MAPPINGS, call, name
 from polymax.recipes.corpus import pairs
 from polymax.recipes.lexicon import Lexicon
 from polymax.recipes.sentence import counts, shown_sentence
+from polymax.recipes.structured import shown_structures
 
 FAST = ((2, 8),)
 
@@ -39,7 +42,8 @@ def run(tmp_path_factory):
 
 def test_demo_writes_pictures_and_a_report(run):
     out, _ = run
-    files = {"attention.png", "curves.png", "simplex.png", "speed.png", "report.html"}
+    pictures = ("attention", "curves", "simplex", "alignment", "tags", "trees", "speed")
+    files = {"report.html", *(f"{picture}.png" for picture in pictures)}
     assert {file.name for file in out.iterdir()} == files
     for picture in out.glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG")
@@ -48,12 +52,14 @@ def test_demo_writes_pictures_and_a_report(run):
 def test_report_is_self_contained_and_complete(run):
     page = (run[0] / "report.html").read_text(encoding="utf-8")
     sources = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]{0,30})""", page)
-    assert len(sources) == 4
+    assert len(sources) == 7
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert not re.search(r"https?://|<script|<link|@import|url\(", page)
     for mapping in MAPPINGS:
         assert f"<code>{call(mapping)}</code>" in page
         assert f"<code>{name(mapping)}</code>" in page
+    for shown in shown_structures():
+        assert f"<code>pm.{type(shown.structure).__name__}()</code>" in page
     # every placeholder was filled
     assert not re.search(r"\$[a-z]", page)
 
@@ -65,6 +71,47 @@ def test_demo_prints_a_row_for_every_mapping(run):
         assert len(rows) == 2, f"{name(mapping)}: weights and speed"
     assert max(map(len, printed.splitlines()[:20])) <= 80
     assert "wrote" in printed
+
+
+def test_demo_prints_a_row_for_every_structure(run):
+    lines = run[1].splitlines()
+    for shown in shown_structures():
+        (row,) = [line.split() for line in lines if line.startswith(shown.name + " ")]
+        assert row == [shown.name, shown.count(), *map(str, shown.positive())]
+        assert max(len(line) for line in lines if line.startswith(shown.name)) <= 80
+
+
+def test_structures_are_counted():
+    counts = {shown.name: shown.count() for shown in shown_structures()}
+    # tags to the power of words, a Catalan number, and that of projective trees
+    assert counts["tags"] == f"{len(tagged.TAGS) ** len(tagged.SHOWN):,}"
+    assert counts["constituents"] == str(comb(12, 6) // 7)
+    assert counts["dependencies"] == f"{comb(19, 6) // 7:,}"
+
+
+def test_gini_leaves_few_parts_and_marginals_all():
+    for shown in shown_structures():
+        best, sparse, dense = shown.positive()
+        assert best < sparse < dense
+    aligned, tags, constituents, dependencies = shown_structures()
+    assert aligned.positive()[2] == aligned.scores[0].numel()
+    assert tags.positive()[2] == sum(mu.numel() for mu in tags.expected()[2])
+    # both readings are left: she has the telescope, or the man
+    _, spans, _ = constituents.expected()
+    assert 0 < spans[2, 6] < 1
+    assert spans[1, 3] == pytest.approx(1 - float(spans[2, 6]))
+    _, arcs, _ = dependencies.expected()
+    assert 0 < arcs[2, 5] < 1
+    assert arcs[4, 5] == pytest.approx(1 - float(arcs[2, 5]))
+
+
+def test_tag_model_is_normalised():
+    unary, transition = tagged.tag_scores(tagged.SHOWN)
+    assert unary.shape == (len(tagged.SHOWN), len(tagged.TAGS))
+    torch.testing.assert_close(transition.exp().sum(1), torch.ones(len(tagged.TAGS)))
+    assert all(tag in tagged.TAGS for sentence in tagged.tagged_sentences() for _, tag in sentence)
+    best = pm.Chain().decode(pm.Chain().map(unary, transition))
+    assert [tagged.TAGS[k] for k in best] == ["NOUN", "VERB", "ADP", "DET", "NOUN"]
 
 
 def test_weights_of_the_sentence():

@@ -18,11 +18,14 @@ def chain(unary: Tensor, transition: Tensor) -> Tensor:
     return pm.Marginals(pm.Chain()).max(unary, transition)
 
 
+def tag_score(unary: Tensor, transition: Tensor, y: Tensor) -> Tensor:
+    return unary.gather(2, y[..., None]).sum((1, 2)) + transition[y[:, :-1], y[:, 1:]].sum(1)
+
+
 def crf_loss(log_partition: Callable[[Tensor, Tensor], Tensor], unary: Tensor, transition: Tensor) -> Tensor:
     """The negative log-likelihood of some tags."""
     y = peers.tags(unary.shape[:2], unary.shape[-1], unary.device)
-    score = unary.gather(2, y[..., None]).sum((1, 2)) + transition[y[:, :-1], y[:, 1:]].sum(1)
-    return log_partition(unary, transition) - score
+    return log_partition(unary, transition) - tag_score(unary, transition, y)
 
 
 def best_tags(unary: Tensor, transition: Tensor) -> Tensor:
@@ -60,8 +63,14 @@ def nothing(shape: Shape) -> tuple[Shape, ...]:
     return ()
 
 
+def score_alone(inputs: Tensors, outputs: Tensors) -> Tensors:
+    """Tags are as good as their score: rounding decides between sequences that are all but equally good."""
+    unary, transition = inputs
+    return (tag_score(unary, transition, outputs[0].long()),)
+
+
 CHAINS = Signature(chain_scores, one_each, shared=1)
-DECODED = Signature(chain_scores, nothing, shared=1)
+DECODED = Signature(chain_scores, nothing, shared=1, compared=score_alone)
 TREES = Signature(gaussian, one_each)
 ALIGNMENTS = Signature(costs, one_each)
 

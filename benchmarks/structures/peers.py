@@ -1,6 +1,7 @@
 """Who else sums over structures. All of them add up long scores in float32, so their gradients are less exact."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -145,7 +146,7 @@ def _series(cost: Tensor) -> tuple[Tensor, Tensor]:
 
 CRF_NORMALIZER = _torch_peer("torchcrf.CRF", _torchcrf(_normalizer))
 CRF_LOSS = _torch_peer("torchcrf.CRF", _torchcrf(_loss))
-CRF_DECODE = _torch_peer("torchcrf.CRF.decode", _torchcrf(_decode))
+CRF_DECODE = replace(_torch_peer("torchcrf.CRF.decode", _torchcrf(_decode)), slack=1.0)
 TORCH_STRUCT_CHAIN = _torch_peer("torch_struct.LinearChainCRF", _torch_struct_chain)
 TORCH_STRUCT_SPANS = _torch_peer("torch_struct.TreeCRF", _torch_struct_spans)
 TORCH_STRUCT_HEADS = _torch_peer("torch_struct.DependencyCRF", _torch_struct_heads)

@@ -1,4 +1,4 @@
-"""The demo: every mapping on the alignment scores of one sentence, pictures, speed, and a report."""
+"""The demo: every mapping on the alignment scores of one sentence, structures, pictures, speed, and a report."""
 
 import os
 from collections.abc import Sequence
@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.console import Console
 
-from polymax.recipes import pictures
+from polymax.recipes import pictures, structure_pictures
 from polymax.recipes.report import page
 from polymax.recipes.sentence import shown_sentence
 from polymax.recipes.speed import SHAPES
-from polymax.recipes.terminal import measured, print_speed, print_weights
+from polymax.recipes.structured import shown_structures
+from polymax.recipes.terminal import measured, print_speed, print_structures, print_weights
 
 
 def demo(
@@ -31,11 +32,18 @@ def demo(
         files = {"attention": _save(attention, out / "attention.png")}
         files["curves"] = _save(pictures.curve_panels(), out / "curves.png")
         files["simplex"] = _save(pictures.simplex_panels(), out / "simplex.png")
+    structures = shown_structures()
+    with console.status("structures: the first run compiles their kernels"):
+        aligned, tagged, *trees = structures
+        files["alignment"] = _save(structure_pictures.alignment_panels(aligned), out / "alignment.png")
+        files["tags"] = _save(structure_pictures.tag_panels(tagged), out / "tags.png")
+        files["trees"] = _save(structure_pictures.tree_panels(*trees), out / "trees.png")
+    print_structures(console, structures)
     timings = measured(console, shapes, seconds=seconds)
     print_speed(console, timings)
     files["speed"] = _save(pictures.speed_panel(timings), out / "speed.png")
     report = out / "report.html"
-    report.write_text(page(shown, timings, files), encoding="utf-8")
+    report.write_text(page(shown, structures, timings, files), encoding="utf-8")
     for file in [*files.values(), report]:
         console.print(f"wrote {file}", highlight=False, soft_wrap=True)
     return report

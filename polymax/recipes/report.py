@@ -10,6 +10,8 @@ from polymax.recipes.catalogue import MAPPINGS, call
 from polymax.recipes.corpus import pairs
 from polymax.recipes.sentence import ROUNDS, SLOPE, WORD, Sentence, counts, short
 from polymax.recipes.speed import Timing, caution, machine
+from polymax.recipes.structured import TAGGING, WARPING, Shown
+from polymax.recipes.tagged import SMOOTHING, tagged_sentences
 
 PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -57,8 +59,21 @@ weights. The weights of <code>budgetmax</code> sum to its k.</p>
 $curves
 <h2>Three classes</h2>
 $simplex
+<h2>Structures</h2>
+<p>The same formula over sets of structures: <code>argmax over μ in conv(Y) of &lt;scores, μ&gt; − Ω(μ)</code>.
+<code>HardMax</code> gives the best structure, <code>Marginals</code> the probability of every part,
+<code>LocalMax</code> smooths each maximum of the dynamic program; with <code>Gini</code> most parts get exactly 0.
+All three are differentiable in the scores. The table counts the structures, and the parts above 0.</p>
+<div class="scroll">$structures</div>
+
+<h2>Two series</h2>
+$alignment
+<h2>Tags of a sentence</h2>
+$tags
+<h2>Trees over a sentence</h2>
+$trees
 <h2>Speed</h2>
-<p>Forward and backward in float32, median milliseconds, and in parentheses the multiple of
+<p>Mappings, forward and backward in float32, median milliseconds, and in parentheses the multiple of
 <code>torch.softmax</code> measured in turn with it. $caution</p>
 <div class="scroll">$timings</div>
 $speed
@@ -77,17 +92,30 @@ wherever they are. The strengths were chosen so that groups show.""",
 argmax. Fused lies below max(t, 0) at the ends because its Ω is not 0 at the vertices.""",
     "simplex": """Shading: Ω, darker where lower. Dots: the argmax for a grid of scores over a disc of radius
 2, blue with three positive weights, orange with two, red with one; larger where more scores share it.""",
+    "alignment": f"""Two noisy recordings of the same bumps, made for the demo: n rows, m columns, scores minus
+the squared differences, gamma {WARPING:g}. Blue: how much each cell is expected to be on the path; grey: exactly 0.
+Orange: the best path, dynamic time warping. Left, every maximum smoothed by Gini: the path stays in a corridor.
+Right, soft-DTW: every cell has a weight, most of them too small to see.""",
+    "tags": f"""A hidden Markov model counted in {len(tagged_sentences())} tagged sentences, with {SMOOTHING:g} added
+to every count; gamma {TAGGING:g} was chosen so that readings share. The area of a node is the probability of its tag,
+the width of a line that of the two tags it joins; what has probability 0 is not drawn. Orange: the best sequence.
+Left, few readings are left; right, all of them.""",
+    "trees": """Left, bracketings (CKY); right, dependency trees without crossing arcs (Eisner). The best tree, then
+sparse and dense expectations; numbers are probabilities where they are not 1. The scores are rules written by hand, by
+the kinds of the words at the ends of a span or of an arc, so that it stays open who has the telescope: sparse
+smoothing leaves the two readings, and gives 0 to the rest.""",
     "speed": "The same times; the line is torch.softmax.",
 }
 
 
-def page(shown: Sentence, timings: Sequence[Timing], files: Mapping[str, Path]) -> str:
+def page(shown: Sentence, structures: Sequence[Shown], timings: Sequence[Timing], files: Mapping[str, Path]) -> str:
     """The report as HTML; `files` are the pictures, by the name of their caption."""
     facts = machine()
     return PAGE.substitute(
         machine=escape(f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}"),
         word=escape(WORD),
         weights=_weights(shown),
+        structures=_structures(structures),
         timings=_timings(timings),
         caution=escape(caution(timings)),
         **{name: _figure(files[name], caption) for name, caption in CAPTIONS.items()},
@@ -116,6 +144,15 @@ def _weight(weight: float) -> str:
     # at most half of full strength keeps the text readable on light and on dark pages
     strength = 0.05 + 0.5 * min(weight, 1)
     return f'<td style="background: rgba(33, 113, 181, {strength:.2f})">{short(weight)}</td>'
+
+
+def _structures(structures: Sequence[Shown]) -> str:
+    rows = []
+    for shown in structures:
+        cells = "".join(f"<td>{cell}</td>" for cell in (shown.count(), *shown.positive()))
+        made = f"pm.{type(shown.structure).__name__}()"
+        rows.append(f"<tr><th>{escape(shown.name)}, <code>{escape(made)}</code></th>{cells}</tr>")
+    return _table(["structures", "HardMax", "LocalMax, Gini", "Marginals"], rows)
 
 
 def _timings(timings: Sequence[Timing]) -> str:

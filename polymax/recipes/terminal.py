@@ -9,6 +9,7 @@ from rich.table import Table
 from polymax.recipes.catalogue import MAPPINGS
 from polymax.recipes.sentence import WORD, Sentence, counts, short
 from polymax.recipes.speed import Timing, caution, measure
+from polymax.recipes.structured import Shown
 
 
 def print_weights(console: Console, shown: Sentence) -> None:
@@ -23,6 +24,18 @@ def print_weights(console: Console, shown: Sentence) -> None:
         table.add_row(mapping, *map(short, row), *map(str, counts(row)))
     console.print(f"Weights of the source words for “{WORD}”", style="bold")
     console.print("(· is exactly 0; 0s counts them; grp counts distinct positive weights)\n")
+    console.print(table)
+    console.print()
+
+
+def print_structures(console: Console, shown: Sequence[Shown]) -> None:
+    """One row for each set: its size, and how many parts are above 0 in the best and the expected structures."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head in ("", "structures", "HardMax", "LocalMax, Gini", "Marginals"):
+        table.add_column(head, justify="right" if head else "left", no_wrap=True)
+    for problem in shown:
+        table.add_row(problem.name, problem.count(), *map(str, problem.positive()))
+    console.print("Structures: how many there are, and how many parts each smoothing gives a weight\n", style="bold")
     console.print(table)
     console.print()
 

@@ -8,5 +8,11 @@ from polymax.structures.dynamic import DynamicProgram as DynamicProgram
 from polymax.structures.hypergraph import Dag as Dag
 from polymax.structures.hypergraph import Hypergraph as Hypergraph
 from polymax.structures.projective_tree import ProjectiveTree as ProjectiveTree
+from polymax.structures.ranking import Ranking as Ranking
+from polymax.structures.ranking import soft_rank as soft_rank
+from polymax.structures.ranking import soft_sort as soft_sort
 from polymax.structures.semi_markov import SemiMarkov as SemiMarkov
+from polymax.structures.simplex import Explicit as Explicit
+from polymax.structures.simplex import Simplex as Simplex
+from polymax.structures.simplex import Subset as Subset
 from polymax.structures.span_tree import SpanTree as SpanTree

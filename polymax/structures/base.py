@@ -39,6 +39,27 @@ class Structure(ABC):
             total = total + (terms.flatten(-dims).sum(-1) if dims else terms)
         return torch.as_tensor(total)
 
+    def best_score(self, *scores: Tensor) -> Tensor:
+        """The score of the best structure, (*batch,); -inf where all are forbidden."""
+        return self.score(self.map(*scores), *scores)
+
+    def projection(self, *scores: Tensor) -> Tensor | None:
+        """The point of the hull nearest to the scores, where it has a closed form."""
+        return None
+
+    def complete(self, first: Tensor) -> Parts:
+        """Structures from their first tensor, where that determines the others."""
+        return first
+
+    def mean(self, vertices: Tensor, probs: Tensor) -> Parts:
+        """The mean of structures given by first tensors (*batch, k, ...) and weights (*batch, k)."""
+        return (vertices * probs.reshape(*probs.shape, *[1] * (vertices.dim() - probs.dim()))).sum(probs.dim() - 1)
+
+    def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
+        """The scores (*batch, k) of structures given by first tensors (*batch, k, ...)."""
+        dim = vertices.dim() - 1 - self.event_dims(*scores)[0]
+        return self.score(self.complete(vertices.movedim(dim, 0)), *scores).movedim(0, -1)
+
     def encode(self, index: Tensor, *shape: int) -> Parts:
         """Indicators, of the dims `shape`, from the compact form: the rows of used parts that `decode` gives."""
         return indicators(index, shape)

@@ -66,6 +66,29 @@ class Chain(DynamicProgram):
 
         return Derivations(flat, graph, roots, batch, shaped)
 
+    def complete(self, first: Tensor) -> ChainParts:
+        return ChainParts(first, first[..., :-1, :, None] * first[..., 1:, None, :])
+
+    def mean(self, vertices: Tensor, probs: Tensor) -> ChainParts:
+        steps = torch.einsum("...k,...kti,...ktj->...tij", probs, vertices[..., :-1, :], vertices[..., 1:, :])
+        return ChainParts(torch.einsum("...k,...kti->...ti", probs, vertices), steps)
+
+    def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
+        unary, transition = self.full(*scores)
+        # 0 where it is not used, even at -inf; used ones keep it
+        states = torch.where(vertices == 0, 0, vertices * unary.unsqueeze(-3)).sum((-1, -2))
+        allowed = transition > -torch.inf
+        steps = torch.einsum(
+            "...kti,...tij,...ktj->...k",
+            vertices[..., :-1, :],
+            torch.where(allowed, transition, 0),
+            vertices[..., 1:, :],
+        )
+        broken = torch.einsum(
+            "...kti,...tij,...ktj->...k", vertices[..., :-1, :], (~allowed).to(vertices), vertices[..., 1:, :]
+        )
+        return torch.where(broken > 0, -torch.inf, states + steps)
+
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return 2, 3
 
@@ -84,7 +107,7 @@ class Chain(DynamicProgram):
             came = int(index[(index < -1) | (index >= states)][0])
             raise ValueError(f"tags must be in [0, {states}), or -1 at padding; got {came}")
         unary = torch.nn.functional.one_hot(index + 1, states + 1)[..., 1:].float()
-        return ChainParts(unary, unary[..., :-1, :, None] * unary[..., 1:, None, :])
+        return self.complete(unary)
 
     def decode(self, y: Any) -> Tensor:
         """Tags (*batch, n), -1 at padding."""

@@ -51,6 +51,8 @@ class Derivations:
     batch: torch.Size
     # (*lead, B, parts) -> indicators or marginals in the structure's own shape
     shaped: Callable[[Tensor], Parts]
+    # a structure, of whatever leading dims, to its parts (*lead, parts); as they are where it is None
+    flat: Callable[[Tensor], Tensor] | None = None
 
     def problem(self) -> Problem:
         """For the kernels of the general hypergraph."""
@@ -75,6 +77,9 @@ class DynamicProgram(Counted):
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         """Scores in the shape of the structures, where the ones given broadcast to it."""
         return scores
+
+    def best_score(self, *scores: Tensor) -> Tensor:
+        return self.problem(*checked(scores)).value(HARD).to(scores[0].dtype)
 
     def map(self, *scores: Tensor) -> Parts:
         with torch.no_grad():

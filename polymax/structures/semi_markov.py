@@ -98,14 +98,20 @@ class SemiMarkov(DynamicProgram):
     def encode(self, index: Tensor, *shape: int) -> SegmentParts:
         """Segments (*batch, used, 3) of start, width - 1 and label, -1 after the last, to indicators of n and s."""
         n, s = shape
-        segments = indicators(index, (n, self.max_width, s))
+        return self.complete(indicators(index, (n, self.max_width, s)))
+
+    def complete(self, first: Tensor) -> SegmentParts:
+        n, _, s = first.shape[-3:]
         # labels of segments that end before, and start at, each boundary
-        ends = torch.zeros(*segments.shape[:-3], n + 1, s, device=index.device)
+        ends = first.new_zeros(*first.shape[:-3], n + 1, s)
         for width in range(1, min(self.max_width, n) + 1):
-            ends[..., width:, :] += segments[..., : n + 1 - width, width - 1, :]
-        starts = segments.sum(-2)
-        transition = ends[..., 1:n, :, None] * starts[..., 1:, None, :]
-        return SegmentParts(segments, transition)
+            ends[..., width:, :] += first[..., : n + 1 - width, width - 1, :]
+        starts = first.sum(-2)
+        return SegmentParts(first, ends[..., 1:n, :, None] * starts[..., 1:, None, :])
+
+    def mean(self, vertices: Tensor, probs: Tensor) -> SegmentParts:
+        parts = self.complete(vertices)
+        return SegmentParts(*(super(SemiMarkov, self).mean(t, probs) for t in parts))
 
     def decode(self, y: Any) -> Tensor:
         """Segments (*batch, used, 3): start, width - 1 and label, -1 after the last."""

@@ -83,7 +83,7 @@ def _inside(start, stop, scores, rows, columns, value, chart, alpha):
     lines = np.empty((scores.shape[2] + STRIP) * STRIP, scores.dtype)
     # values of the row above the strip, by column + 1
     above = np.empty(scores.shape[2] + 1, np.float64)
-    wide = np.empty(3 * SIDE, np.float64)
+    wide = np.empty(3 * STRIP, np.float64)
     line = np.empty(4 * STRIP, scores.dtype)
     ramp = np.empty(3 * STRIP, scores.dtype)
     work = np.empty(2 * STRIP, scores.dtype)
@@ -111,44 +111,45 @@ def _inside(start, stop, scores, rows, columns, value, chart, alpha):
 @inline
 def _walk(lines, m, tail, above, wide, line, ramp, work, chart, alpha):
     """One strip: its weights go to the chart, and the values of its row `tail` replace those of the row above."""
-    # wide: values at the last step behind the value of the row above, values diagonally before, maxima
+    # wide: values at the last step, values diagonally before, maxima
     wide[:] = -np.inf
-    wide[SIDE] = above[0]
+    wide[STRIP] = above[0]
     for t in range(m + STRIP - 1):
-        wide[0] = above[t + 1] if t < m else -np.inf
         whole = STRIP - 1 <= t < m
-        start = (t % m) * 3 * STRIP
+        start = (t if t < m else t % m) * 3 * STRIP
         stored = chart[start : start + 3 * STRIP]
         weights = stored if whole else ramp
-        _differences(wide, line)
+        _differences(wide, above[t + 1] if t < m else -np.inf, line)
         smooth_lanes(line, weights, alpha, work)
         if not whole:
             merge(ramp, stored, t, m)
         _advance(wide, line, lines[t * STRIP : (t + 1) * STRIP])
         if 0 <= t - tail < m:
-            above[t - tail + 1] = wide[tail + 1]
+            above[t - tail + 1] = wide[tail]
 
 
 @inline
-def _differences(wide, line):
+def _differences(wide, above, line):
     """Values of the three predecessors less their maximum."""
+    # carried from lane to lane, not read from the neighbour's place: a vector that spans two stores waits for both
+    before = above
     for r in range(STRIP):
-        diagonal, down, right = wide[SIDE + r], wide[r], wide[r + 1]
+        diagonal, down, right = wide[STRIP + r], before, wide[r]
+        before = right
+        wide[STRIP + r] = down
         top = diagonal if diagonal > down else down
         top = top if top > right else right
-        wide[2 * SIDE + r] = top
+        wide[2 * STRIP + r] = top
         top = top if top > -np.inf else 0.0
         line[STRIP + r] = diagonal - top
         line[2 * STRIP + r] = down - top
         line[3 * STRIP + r] = right - top
-    for r in range(STRIP):
-        wide[SIDE + r] = wide[r]
 
 
 @inline
 def _advance(wide, line, scores):
     for r in range(STRIP):
-        wide[r + 1] = wide[2 * SIDE + r] + (np.float64(scores[r]) + np.float64(line[r]))
+        wide[r] = wide[2 * STRIP + r] + (np.float64(scores[r]) + np.float64(line[r]))
 
 
 @kernel
@@ -156,7 +157,7 @@ def _outside(start, stop, rows, columns, chart, g, mu):
     lines = np.empty((mu.shape[2] + STRIP) * STRIP, mu.dtype)
     # what the strip gives to the row above it, by column
     given = np.empty(mu.shape[2], mu.dtype)
-    flow = np.empty(4 * SIDE, mu.dtype)
+    flow = np.empty(3 * SIDE, mu.dtype)
     for b in range(start, stop):
         n, m = rows[b], columns[b]
         n = n if m > 0 else 0
@@ -174,16 +175,15 @@ def _outside(start, stop, rows, columns, chart, g, mu):
 def _walk_back(chart, m, tail, given, flow, lines):
     """One strip from its end: expectations go to lines; what its row `tail` was given becomes what it gives above."""
     flow[:] = 0
-    diagonal = given.dtype.type(0)
+    zero = given.dtype.type(0)
     for t in range(m + STRIP - 2, -1, -1):
         j = t - tail
         line = lines[t * STRIP : (t + 1) * STRIP]
-        start = (t % m) * 3 * STRIP
-        receive(flow, given[j] if 0 <= j < m else given.dtype.type(0), tail, line)
+        start = (t if t < m else t % m) * 3 * STRIP
+        receive(flow, given[j] if 0 <= j < m else zero, tail, line)
         send(flow, line, chart[start : start + 3 * STRIP])
         if t < m:
-            given[t] = flow[SIDE] + diagonal
-            diagonal = flow[3 * SIDE]
+            given[t] = flow[SIDE]
 
 
 @kernel

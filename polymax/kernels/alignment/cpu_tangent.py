@@ -18,10 +18,10 @@ def tangent(start, stop, rows, columns, chart, g, d, value, out, alpha):
     moved = np.empty((chart.shape[1], chart.shape[2]), d.dtype)
     # derivatives of the values of the row above the strip, by column + 1
     above = np.empty(d.shape[2] + 1, np.float64)
-    wide = np.empty(2 * SIDE, np.float64)
+    wide = np.empty(2 * STRIP, np.float64)
     line = np.empty(3 * STRIP, d.dtype)
     given = np.empty((2, d.shape[2]), d.dtype)
-    flow = np.empty((2, 4 * SIDE), d.dtype)
+    flow = np.empty((2, 3 * SIDE), d.dtype)
     for b in range(start, stop):
         n, m = rows[b], columns[b]
         n = n if m > 0 else 0
@@ -49,10 +49,9 @@ def _walk(lines, m, tail, above, wide, line, chart, moved, alpha):
     """One strip: the derivatives of its weights, and those of the values of its row `tail` instead of the row above."""
     wide[:] = 0
     for t in range(m + STRIP - 1):
-        wide[0] = above[t + 1] if t < m else 0.0
-        start = (t % m) * 3 * STRIP
+        start = (t if t < m else t % m) * 3 * STRIP
         weights = chart[start : start + 3 * STRIP]
-        _mean(wide, weights, lines[t * STRIP : (t + 1) * STRIP], line)
+        _mean(wide, above[t + 1] if t < m else 0.0, weights, lines[t * STRIP : (t + 1) * STRIP], line)
         if alpha == 1:
             for e in range(3 * STRIP):
                 line[e] *= weights[e]
@@ -60,27 +59,28 @@ def _walk(lines, m, tail, above, wide, line, chart, moved, alpha):
             _jacobian(line, weights, alpha)
         merge(line, moved[start : start + 3 * STRIP], t, m)
         if 0 <= t - tail < m:
-            above[t - tail + 1] = wide[tail + 1]
+            above[t - tail + 1] = wide[tail]
 
 
 @inline
-def _mean(wide, weights, d, line):
+def _mean(wide, above, weights, d, line):
     """dv of a line of cells; line = the predecessors' dv less their mean, 0 for those without weight."""
     real = line.dtype.type
+    before = above
     for r in range(STRIP):
         p, q, s = weights[r], weights[STRIP + r], weights[2 * STRIP + r]
+        last = wide[r]
         # what has no weight may be anything
-        diagonal = wide[SIDE + r] if p > real(0) else 0.0
-        down = wide[r] if q > real(0) else 0.0
-        right = wide[r + 1] if s > real(0) else 0.0
+        diagonal = wide[STRIP + r] if p > real(0) else 0.0
+        down = before if q > real(0) else 0.0
+        right = last if s > real(0) else 0.0
         mean = np.float64(p) * diagonal + np.float64(q) * down + np.float64(s) * right
         line[r] = diagonal - mean if p > real(0) else 0.0
         line[STRIP + r] = down - mean if q > real(0) else 0.0
         line[2 * STRIP + r] = right - mean if s > real(0) else 0.0
-        wide[SIDE + r] = wide[r]
         wide[r] = mean + np.float64(d[r])
-    for r in range(STRIP, 0, -1):
-        wide[r] = wide[r - 1]
+        wide[STRIP + r] = before
+        before = last
 
 
 @inline
@@ -112,12 +112,11 @@ def _walk_back(chart, moved, m, tail, given, flow, expectation, lines):
     """One strip from its end: the derivatives of the expectations go to lines."""
     flow[:] = 0
     zero = lines.dtype.type(0)
-    diagonal, other = zero, zero
     for t in range(m + STRIP - 2, -1, -1):
         j = t - tail
         inside = 0 <= j < m
         line = lines[t * STRIP : (t + 1) * STRIP]
-        start = (t % m) * 3 * STRIP
+        start = (t if t < m else t % m) * 3 * STRIP
         weights = chart[start : start + 3 * STRIP]
         receive(flow[0], given[0, j] if inside else zero, tail, expectation)
         receive(flow[1], given[1, j] if inside else zero, tail, line)
@@ -125,9 +124,8 @@ def _walk_back(chart, moved, m, tail, given, flow, expectation, lines):
         send(flow[1], line, weights)
         _send_moved(flow[1], expectation, moved[start : start + 3 * STRIP])
         if t < m:
-            given[0, t] = flow[0, SIDE] + diagonal
-            given[1, t] = flow[1, SIDE] + other
-            diagonal, other = flow[0, 3 * SIDE], flow[1, 3 * SIDE]
+            given[0, t] = flow[0, SIDE]
+            given[1, t] = flow[1, SIDE]
 
 
 @inline
@@ -135,4 +133,4 @@ def _send_moved(flow, expectation, moved):
     for r in range(STRIP):
         flow[r] += expectation[r] * moved[2 * STRIP + r]
         flow[SIDE + r] += expectation[r] * moved[STRIP + r]
-        flow[3 * SIDE + r] += expectation[r] * moved[r]
+        flow[2 * SIDE + r] += expectation[r] * moved[r]

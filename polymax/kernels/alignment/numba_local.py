@@ -11,7 +11,7 @@ from numba import types
 from numba.extending import overload
 
 from polymax.kernels.alignment import STRIP
-from polymax.kernels.numba_math import _bits, _fma, _from_bits, exp2, inline, log2_1p
+from polymax.kernels.numba_math import _bits, _fma, _from_bits, exp2, inline, kernel, log2_1p
 from polymax.kernels.numba_smooth import smooth_max
 
 _LOG2_E = np.float32(np.log2(np.e))
@@ -141,7 +141,7 @@ def _hard(line, weights):
         line[r] = zero
 
 
-@inline
+@kernel
 def _tsallis(line, weights, alpha, work):
     """p = (1 + scale (a - t))_+^q with scale = alpha - 1 and q = 1 / scale >= 1: Newton on the q-norm, for t."""
     real = line.dtype.type
@@ -200,7 +200,7 @@ def _power(s, q):
     return lower * (one + s), lower
 
 
-@inline
+@kernel
 def _steep(line, weights, alpha):
     a = np.empty(3, np.float64)
     p = np.empty(3, np.float64)

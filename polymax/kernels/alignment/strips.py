@@ -27,10 +27,14 @@ def skew(x, top, n, m, padding, lines):
     bad = 0
     for left in range(0, m, BLOCK):
         for r in range(lanes):
-            row = x[top + r, left : min(left + BLOCK, m)]
+            row = x[top + r, left:m]
             lane = lines[(left + r) * STRIP + r :]
-            for j in range(row.size):
-                lane[j * STRIP] = row[j]
+            if row.size >= BLOCK:
+                for j in range(BLOCK):
+                    lane[j * STRIP] = row[j]
+            else:
+                for j in range(row.size):
+                    lane[j * STRIP] = row[j]
     for r in range(lanes):
         row = x[top + r, :m]
         for j in range(row.size):
@@ -43,10 +47,14 @@ def unskew(lines, top, lanes, m, x):
     """The rows x[top : top + lanes] from their lines."""
     for left in range(0, m, BLOCK):
         for r in range(lanes):
-            row = x[top + r, left : min(left + BLOCK, m)]
+            row = x[top + r, left:m]
             lane = lines[(left + r) * STRIP + r :]
-            for j in range(row.size):
-                row[j] = lane[j * STRIP]
+            if row.size >= BLOCK:
+                for j in range(BLOCK):
+                    row[j] = lane[j * STRIP]
+            else:
+                for j in range(row.size):
+                    row[j] = lane[j * STRIP]
 
 
 @inline
@@ -71,15 +79,13 @@ def clear_padding(x, n, m):
 
 @inline
 def receive(flow, given, tail, out):
-    """Expectations of a line: what its cells send right, down and diagonally, and what `tail` is given from below.
+    """Expectations of a line: what its cells get from the right and from the row below, `tail` from the next strip.
 
-    The rows of flow are what was sent right and down one step ago, and diagonally two steps and one step ago.
+    flow: what goes right, what goes to the row above, and what goes there diagonally, one step later.
     """
     for r in range(STRIP):
-        out[r] = flow[r] + flow[SIDE + r + 1] + flow[2 * SIDE + r + 1]
+        out[r] = flow[r] + flow[SIDE + r + 1]
     out[tail] += given
-    for r in range(STRIP):
-        flow[2 * SIDE + r] = flow[3 * SIDE + r]
 
 
 @inline
@@ -87,5 +93,5 @@ def send(flow, expectation, weights):
     """Split the expectation of each cell over its predecessors."""
     for r in range(STRIP):
         flow[r] = expectation[r] * weights[2 * STRIP + r]
-        flow[SIDE + r] = expectation[r] * weights[STRIP + r]
-        flow[3 * SIDE + r] = expectation[r] * weights[r]
+        flow[SIDE + r] = flow[2 * SIDE + r] + expectation[r] * weights[STRIP + r]
+        flow[2 * SIDE + r] = expectation[r] * weights[r]

@@ -140,8 +140,7 @@ def _inside(start, stop, group, cuts, size, unary, transitions, lengths, alpha, 
     e = np.zeros((s, width), unary.dtype)
     lanes = np.zeros((4, width), unary.dtype)
     top, x, w, c = lanes[0], lanes[1], lanes[2], lanes[3]
-    work = np.empty((4, s))
-    v, m, column, weights = work[0], work[1], work[2], work[3]
+    work = np.empty((5, s))
     p = np.empty((s, s))
     for unit in range(start, stop):
         first, last = _span(unit, group, cuts, size)
@@ -159,7 +158,7 @@ def _inside(start, stop, group, cuts, size, unary, transitions, lengths, alpha, 
             if length > 0 and linear:
                 linear, total = linear_inside(unary[b], transition, length, e, top, best, flat, x, w, c, chart[b])
             if length > 0 and not linear:
-                total = local_inside(unary[b], transition, length, alpha, flat, p, v, m, column, weights, chart[b])
+                total = local_inside(unary[b], transition, length, alpha, flat, p, work[0], work[1], work[2:], chart[b])
             value[b] = total
 
 
@@ -172,8 +171,7 @@ def _outside(start, stop, group, cuts, size, transitions, lengths, chart, g, alp
     a, b = np.zeros((STEPS, width), chart.dtype), np.zeros((STEPS, width), chart.dtype)
     top, r = np.zeros(width, chart.dtype), np.zeros(width, chart.dtype)
     products = np.zeros((s, width))
-    work = np.empty((5, s))
-    v, m, wide, column, weights = work[0], work[1], work[2], work[3], work[4]
+    work = np.empty((6, s))
     p, sums = np.empty((s, s)), np.empty((s, s))
     for unit in range(start, stop):
         first, last = _span(unit, group, cuts, size)
@@ -199,10 +197,10 @@ def _outside(start, stop, group, cuts, size, transitions, lengths, chart, g, alp
             elif hopeless(chart[k]):
                 fill_hopeless(chart[k], length, *args, sums)
             elif alpha == np.inf:
-                backtrack(chart[k], transition, length, g[k], v, sums, *args)
+                backtrack(chart[k], transition, length, g[k], work[0], sums, *args)
             else:
                 local_outside(
-                    chart[k], transition, length, g[k], alpha, flat, p, v, m, wide, column, weights, sums, *args
+                    chart[k], transition, length, g[k], alpha, flat, p, work[0], work[1], work[2], work[3:], sums, *args
                 )
         if mu_transition.shape[1] == 1:
             for i in range(s):

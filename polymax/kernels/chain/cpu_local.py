@@ -7,8 +7,8 @@ the value is, and NaN where the value is.
 
 import numpy as np
 
-from polymax.kernels.chain.cpu_linear import LOG2_E, exponentiate
-from polymax.kernels.numba_math import inline, row_max
+from polymax.kernels.chain.cpu_columns import local_weights, maxima
+from polymax.kernels.numba_math import add, inline, row_max
 from polymax.kernels.numba_smooth import smooth_max, tangent_of_weights
 
 
@@ -25,7 +25,7 @@ def values(chart, t, v):
 
 
 @inline
-def local_inside(unary, transition, length, alpha, flat, p, v, m, column, weights, chart):
+def local_inside(unary, transition, length, alpha, flat, p, v, m, rows, chart):
     """The value; v_t goes to the chart."""
     real = unary.dtype.type
     value = 0.0
@@ -36,9 +36,9 @@ def local_inside(unary, transition, length, alpha, flat, p, v, m, column, weight
         else:
             step = transition[min(t, transition.shape[0]) - 1]
             if alpha == np.inf:
-                _maxima(v, step, m)
+                maxima(v, step, m)
             else:
-                local_weights(v, step, alpha, flat, p, m, column, weights)
+                local_weights(v, step, alpha, flat, p, m, rows)
             for j in range(v.size):
                 v[j] = m[j] + unary[t, j]
             high = row_max(v)
@@ -52,71 +52,12 @@ def local_inside(unary, transition, length, alpha, flat, p, v, m, column, weight
             chart[t, 1, j] = rest if abs(v[j]) < np.inf and t > 0 else 0.0
             # what comes later reads v from here: the same digits give the same maxima
             v[j] = chart[t, 0, j] + np.float64(chart[t, 1, j])
-    root, _ = smooth_max(v, v.size, alpha, weights)
+    root, _ = smooth_max(v, v.size, alpha, rows[0])
     value += root
     if not abs(value) < np.inf:
         for j in range(v.size):
             chart[0, 0, j] = real(value)
     return value
-
-
-@inline
-def _maxima(v, transition, m):
-    """m_t without smoothing; a NaN makes all of it NaN."""
-    poisoned = 0
-    for j in range(v.size):
-        m[j] = -np.inf
-    for i in range(v.size):
-        for j in range(v.size):
-            score = v[i] + transition[i, j]
-            poisoned += score != score
-            m[j] = score if score > m[j] else m[j]
-    for j in range(v.size):
-        m[j] = m[j] if poisoned == 0 else np.nan
-
-
-@inline
-def local_weights(v, transition, alpha, flat, p, m, column, weights):
-    """m_t, and the weights p[i, j] of transitions into each state."""
-    s = v.size
-    if alpha == 1.0:
-        _shannon_weights(v, transition, flat, p, m, column)
-        return
-    for j in range(s):
-        for i in range(s):
-            column[i] = v[i] + transition[i, j]
-        m[j], _ = smooth_max(column, s, alpha, weights)
-        for i in range(s):
-            p[i, j] = weights[i]
-
-
-@inline
-def _shannon_weights(v, transition, flat, p, m, total):
-    s = v.size
-    real = flat.dtype.type
-    for j in range(s):
-        m[j] = -np.inf
-        total[j] = 0
-    for i in range(s):
-        for j in range(s):
-            score = v[i] + transition[i, j]
-            m[j] = score if score > m[j] else m[j]
-    for i in range(s):
-        for j in range(s):
-            base = m[j] if m[j] > -np.inf else 0.0
-            flat[i * s + j] = real(v[i] + transition[i, j] - base) * real(LOG2_E)
-    exponentiate(flat)
-    for i in range(s):
-        for j in range(s):
-            p[i, j] = flat[i * s + j]
-            total[j] += p[i, j]
-    for j in range(s):
-        # no state can come before this one: 0 divided by 1
-        m[j] = m[j] + np.log(total[j]) if total[j] != 0 else m[j]
-        total[j] = total[j] if total[j] != 0 else 1.0
-    for i in range(s):
-        for j in range(s):
-            p[i, j] /= total[j]
 
 
 @inline
@@ -147,11 +88,10 @@ def fill_hopeless(chart, length, unary, transition, sums):
 
 
 @inline
-def local_outside(
-    chart, transition, length, g, alpha, flat, p, v, m, r, column, weights, sums, mu_unary, mu_transition
-):
+def local_outside(chart, transition, length, g, alpha, flat, p, v, m, r, rows, sums, mu_unary, mu_transition):
     """Expectations times g; those of shared transitions are added to sums."""
     s = v.size
+    column = rows[0]
     values(chart, length - 1, v)
     smooth_max(v, s, alpha, r)
     for t in range(length - 1, -1, -1):
@@ -161,12 +101,13 @@ def local_outside(
         if t == 0:
             break
         values(chart, t - 1, v)
-        local_weights(v, transition[min(t, transition.shape[0]) - 1], alpha, flat, p, m, column, weights)
+        local_weights(v, transition[min(t, transition.shape[0]) - 1], alpha, flat, p, m, rows)
         for i in range(s):
-            column[i] = 0
+            total = 0.0
             for j in range(s):
                 p[i, j] *= r[j]
-                column[i] += p[i, j]
+                total = add(total, p[i, j])
+            column[i] = total
         for i in range(s):
             r[i] = column[i]
         add_to(mu_transition, sums, t, p)
@@ -216,13 +157,14 @@ def local_tangent(
 ):
     """<mu, d>, and g H d: one pass up for dv, the derivative of v along d, and one down for that of the weights."""
     s = d_unary.shape[1]
-    v, m, r, dr, column, weights, tangents = work[0], work[1], work[2], work[3], work[4], work[5], work[6]
+    v, m, r, dr = work[0], work[1], work[2], work[3]
+    rows, column, tangents = work[4:], work[4], work[5]
     for t in range(length):
         for j in range(s):
             dv[t, j] = d_unary[t, j]
         if t > 0:
             values(chart, t - 1, v)
-            local_weights(v, transition[min(t, transition.shape[0]) - 1], alpha, flat, p, m, column, weights)
+            local_weights(v, transition[min(t, transition.shape[0]) - 1], alpha, flat, p, m, rows)
             step = min(t, d_transition.shape[0]) - 1
             for i in range(s):
                 for j in range(s):
@@ -243,19 +185,20 @@ def local_tangent(
         if t == 0:
             break
         values(chart, t - 1, v)
-        local_weights(v, transition[min(t, transition.shape[0]) - 1], alpha, flat, p, m, column, weights)
+        local_weights(v, transition[min(t, transition.shape[0]) - 1], alpha, flat, p, m, rows)
         step = min(t, d_transition.shape[0]) - 1
         for i in range(s):
             for j in range(s):
                 dp[i, j] = d_transition[step, i, j] + dv[t - 1, i]
         _tangents_of_columns(p, dp, alpha, column, tangents)
         for i in range(s):
-            column[i] = 0
-            tangents[i] = 0
+            total = d_total = 0.0
             for j in range(s):
                 dp[i, j] = dp[i, j] * r[j] + p[i, j] * dr[j]
-                column[i] += p[i, j] * r[j]
-                tangents[i] += dp[i, j]
+                total = add(total, p[i, j] * r[j])
+                d_total = add(d_total, dp[i, j])
+            column[i] = total
+            tangents[i] = d_total
         for i in range(s):
             r[i] = column[i]
             dr[i] = tangents[i]

@@ -16,8 +16,6 @@ Shapes: scores (B, P), chart_shape in float64, g and value (B,), mu and tangents
 See: Mensch and Blondel 2018, Sections 2 and 3; Huang and Chiang 2005, Section 4 (k best derivations).
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -31,8 +29,8 @@ LANES = 8
 
 
 def chart_shape(count: int, nodes: int, alpha: float) -> tuple[int, int, int]:
-    """Values, and thresholds where the weights need them; the order of the numbers in it is the kernel's own."""
-    return (1 if alpha in (1, math.inf) else 2, (count + LANES - 1) // LANES * LANES, nodes + 1)
+    """Values, and where the weights need more, that; the order of the numbers in it is the kernel's own."""
+    return (1 if alpha == 1 else 2, (count + LANES - 1) // LANES * LANES, nodes + 1)
 
 
 def _fake_inside(

@@ -1,8 +1,10 @@
-"""The recursion with one thread per instance, for Triton: a program walks the nodes of 32 instances in one launch.
+"""The recursion in waves of nodes, for Triton: a program computes all nodes of a few instances, in one launch.
 
-The batch is innermost in memory: scores are (P, B), node values (N + 1, width). A thread reads only what it wrote
-itself, so no barrier stands between nodes, and sums are in the order of the edges. All arithmetic is in float64.
+Expectations are pulled: a node sums what reaches it over the edges it is a tail of, so that no two threads write to
+one place and sums have one order. Parts and weights follow from them, all at once. All arithmetic is in float64.
 """
+
+import math
 
 import torch
 import triton
@@ -10,27 +12,24 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels.hypergraph import chart_shape
-from polymax.kernels.hypergraph.cuda_smooth import (
-    INF,
-    argument,
-    edges,
-    increase,
-    instances,
-    inverse,
-    power,
-    row,
-    threshold,
-    top,
-    total,
-    total_of,
-    tsallis,
-    weight,
-)
+from polymax.kernels.hypergraph.cuda_smooth import INF, power, put, row, smooth_max, total_of, weight
 from polymax.kernels.hypergraph.cuda_walk import (
     hypergraph_count,
     hypergraph_kbest,
     hypergraph_sample,
     hypergraph_visits,
+)
+from polymax.kernels.hypergraph.cuda_waves import (
+    Above,
+    Below,
+    everything,
+    groups,
+    heads,
+    instances,
+    span,
+    tiles,
+    wave_down,
+    wave_up,
 )
 from polymax.kernels.triton_math import on_device
 
@@ -45,27 +44,23 @@ __all__ = [
     "hypergraph_weights",
 ]
 
-# one warp with a lane to each thread: the layout that lets a thread read what it wrote
-BB = 32
-
 
 def hypergraph_inside(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
     value = scores.new_empty(scores.shape[:1])
     shape = chart_shape(scores.shape[0], first.shape[0] - 1, alpha)
-    chart = torch.zeros(shape, dtype=torch.float64, device=scores.device)
-    _launch(_inside, scores, first, tails, part, roots, chart, value, alpha=alpha)
-    return value, chart
+    problem = _Problem(scores, first, tails, part, roots, scores.new_zeros(shape, dtype=torch.float64), alpha)
+    problem.walk(_inside, Below.of(first, tails).deepest, value)
+    return value, problem.chart
 
 
 def hypergraph_outside(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, g: Tensor, alpha: float
 ) -> Tensor:
-    mu = torch.zeros(scores.shape[::-1], dtype=torch.float64, device=scores.device)
-    state = (chart, g.contiguous(), torch.zeros_like(chart[0]), mu)
-    _launch(_outside, scores, first, tails, part, roots, *state, alpha=alpha)
-    return mu.T.to(scores.dtype).contiguous()
+    problem = _Problem(scores, first, tails, part, roots, chart, alpha)
+    expected = torch.zeros_like(chart[0])
+    return problem.outside(expected, g, (expected,) * 4, tangent=False)
 
 
 def hypergraph_tangent(
@@ -79,41 +74,74 @@ def hypergraph_tangent(
     d: Tensor,
     alpha: float,
 ) -> tuple[Tensor, Tensor]:
+    problem = _Problem(scores, first, tails, part, roots, chart, alpha)
     dvalue = scores.new_empty(scores.shape[:1])
-    dmu = torch.zeros(scores.shape[::-1], dtype=torch.float64, device=scores.device)
-    slopes, expected, change = (torch.zeros_like(chart[0]) for _ in range(3))
-    state = (chart, g.contiguous(), d.T.contiguous(), slopes, expected, change, dvalue, dmu)
-    _launch(_tangent, scores, first, tails, part, roots, *state, alpha=alpha)
-    return dvalue, dmu.T.to(scores.dtype).contiguous()
+    d = d.contiguous()
+    expected, slopes, means, change = (torch.zeros_like(chart[0]) for _ in range(4))
+    problem.walk(_slopes, Below.of(first, tails).deepest, d, slopes, means, dvalue)
+    # a hard maximum is locally constant
+    if alpha == math.inf:
+        return dvalue, torch.zeros_like(scores, memory_format=torch.contiguous_format)
+    return dvalue, problem.outside(expected, g, (d, slopes, means, change), tangent=True)
 
 
 def hypergraph_weights(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, alpha: float
 ) -> Tensor:
-    p = scores.new_zeros((tails.shape[0], scores.shape[0]))
-    reached = torch.zeros_like(chart[0], dtype=torch.int8)
-    _launch(_weights, scores, first, tails, part, roots, chart, reached, p, alpha=alpha)
-    return p.T.contiguous()
+    problem = _Problem(scores, first, tails, part, roots, chart, alpha)
+    expected = torch.zeros_like(chart[0])
+    problem.fall(expected, scores.new_ones(scores.shape[:1]), (expected,) * 4, tangent=False)
+    p = scores.new_empty((scores.shape[0], tails.shape[0]))
+    problem.spread(_weights, tails.shape[0], heads(first, tails), expected, p)
+    return p
 
 
-def _launch(
-    kernel,
-    scores: Tensor,
-    first: Tensor,
-    tails: Tensor,
-    part: Tensor,
-    roots: Tensor,
-    chart: Tensor,
-    *tensors: Tensor,
-    alpha: float,
-) -> None:
-    count = scores.shape[0]
-    if count:
-        # the batch innermost, in the chart as well: its shape is a matter of size
-        shared = (x.contiguous() for x in (scores.T, first, tails, part, roots, chart[0], chart[-1]))
-        with on_device(scores):
-            grid = (triton.cdiv(count, BB),)
-            kernel[grid](*shared, *tensors, count, chart.shape[1], ALPHA=float(alpha), BB=BB, num_warps=1)
+class _Problem:
+    """What every kernel takes first, and the ways to launch one."""
+
+    def __init__(
+        self, scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, alpha: float
+    ) -> None:
+        self.scores, self.chart, self.alpha = scores, chart, float(alpha)
+        self.first, self.tails, self.part = first.contiguous(), tails.contiguous(), part.contiguous()
+        graph = (self.first, self.tails, self.part, roots.contiguous())
+        self.tensors = (scores.contiguous(), *graph, chart[0].contiguous(), chart[-1].contiguous())
+        self.sizes = (scores.shape[1], chart.shape[2])
+
+    def walk(self, kernel, *tensors: Tensor, **options: bool) -> None:
+        """One program for a few instances."""
+        count = self.scores.shape[0]
+        if count:
+            sizes = tiles(count)
+            with on_device(self.scores):
+                grid = (triton.cdiv(count, sizes["BB"]),)
+                kernel[grid](*self.tensors, *tensors, count, *self.sizes, ALPHA=self.alpha, **sizes, **options)
+
+    def spread(self, kernel, size: int, *tensors: Tensor, **options: bool) -> None:
+        """One program for a few of `size` columns of a few instances."""
+        count = self.scores.shape[0]
+        if size and count:
+            sizes = tiles(count)
+            blocks = triton.cdiv(size, sizes["BN"])
+            columns = (count, size, blocks, *self.sizes)
+            with on_device(self.scores):
+                grid = (blocks * triton.cdiv(count, sizes["BB"]),)
+                kernel[grid](*self.tensors, *tensors, *columns, ALPHA=self.alpha, **sizes, **options)
+
+    def fall(self, expected: Tensor, g: Tensor, tangents: tuple[Tensor, ...], tangent: bool) -> None:
+        """Expectations of all nodes and, with tangents d, slopes, means and change, the change of these."""
+        above = Above.of(self.first, self.tails)
+        lists = (above.edges, above.offsets, above.nearest, heads(self.first, self.tails))
+        self.walk(_fall, *lists, g.contiguous(), expected, *tangents, TANGENT=tangent)
+
+    def outside(self, expected: Tensor, g: Tensor, tangents: tuple[Tensor, ...], tangent: bool) -> Tensor:
+        """Expectations of the parts, or their change."""
+        self.fall(expected, g, tangents, tangent)
+        out = torch.empty_like(self.scores, memory_format=torch.contiguous_format)
+        edges, offsets = groups(self.part, out.shape[1])
+        lists = (edges, offsets, heads(self.first, self.tails))
+        self.spread(_gather, out.shape[1], *lists, expected, *tangents, out, TANGENT=tangent)
+        return out
 
 
 @triton.jit
@@ -124,143 +152,203 @@ def _inside(
     p_part,
     p_roots,
     p_values,
-    p_taus,
+    p_extra,
+    p_deepest,
     p_value,
     count,
+    parts,
     width,
     ALPHA: tl.constexpr,
+    BN: tl.constexpr,
     BB: tl.constexpr,
 ):
     o_b, m_b, b_root, last = instances(p_roots, count, BB)
-    at = (p_scores, p_tails, p_part, p_values, o_b, m_b, count, width)
-    for h in range(0, last + 1):
-        begin, end = edges(p_first, h)
-        b_top = top(begin, end, at)
-        b_value = tl.where(begin == end, 0, b_top)
-        if end - begin > 1:
-            if ALPHA == 1:
-                b_value = b_top + tl.log(total(begin, end, b_top, b_top, at, ALPHA))
-            elif ALPHA != INF:
-                b_tau = threshold(begin, end, b_top, at, ALPHA)
-                tl.store(p_taus + h * width + o_b, b_tau, mask=m_b)
-                b_value = b_top + tsallis(begin, end, b_top, b_tau, at, ALPHA)
-        tl.store(p_values + h * width + o_b, b_value, mask=m_b)
-    b_value = row(p_values, b_root, o_b, m_b, width)
+    at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
+    start = last * 0
+    while start <= last:
+        o_h, m_h, size = wave_up(p_deepest, start, last, BN)
+        o_begin, o_count, widest = span(p_first, o_h, m_h)
+        b_value, b_extra = smooth_max(o_begin, o_count, widest, at, ALPHA)
+        put(p_values, o_h, m_h, b_value, at, width)
+        if ALPHA != 1:
+            put(p_extra, o_h, m_h, b_extra, at, width)
+        tl.debug_barrier()
+        start += size
+    b_value = tl.load(p_values + o_b * width + b_root, mask=m_b & (b_root >= 0), other=0)
     tl.store(p_value + o_b, b_value.to(p_value.dtype.element_ty), mask=m_b)
 
 
 @triton.jit
-def _node(p_taus, h, begin, end, at, ALPHA: tl.constexpr):
-    """Largest argument, threshold, and one over the sum of the weights of node h."""
-    b_top = top(begin, end, at)
-    b_tau = b_top
-    if ALPHA != 1 and ALPHA != INF:
-        b_tau = row(p_taus, h, at[4], at[5], at[7])
-    return b_top, b_tau, inverse(total(begin, end, b_top, b_tau, at, ALPHA))
-
-
-@triton.jit
-def _outside(
+def _slopes(
     p_scores,
     p_first,
     p_tails,
     p_part,
     p_roots,
     p_values,
-    p_taus,
-    p_g,
-    p_expected,
-    p_mu,
-    count,
-    width,
-    ALPHA: tl.constexpr,
-    BB: tl.constexpr,
-):
-    o_b, m_b, b_root, last = instances(p_roots, count, BB)
-    at = (p_scores, p_tails, p_part, p_values, o_b, m_b, count, width)
-    b_g = tl.load(p_g + o_b, mask=m_b, other=0).to(tl.float64)
-    tl.store(p_expected + b_root * width + o_b, b_g, mask=m_b & (b_root >= 0))
-    for i in range(0, last + 1):
-        h = last - i
-        begin, end = edges(p_first, h)
-        b_mass = row(p_expected, h, o_b, m_b, width)
-        if (end > begin) & (tl.max((b_mass != 0).to(tl.int32)) > 0):
-            b_top, b_tau, b_scale = _node(p_taus, h, begin, end, at, ALPHA)
-            b_before = tl.zeros_like(b_top)
-            for e in range(begin, end):
-                b_w = weight(argument(e, at), b_top, b_tau, b_before, end - begin, ALPHA)
-                b_before += b_w
-                # what the root does not reach may be NaN
-                b_q = tl.where(b_mass != 0, b_w * (b_mass * b_scale), 0)
-                increase(p_mu, tl.load(p_part + e), -1, b_q, o_b, m_b, count)
-                increase(p_expected, tl.load(p_tails + 2 * e), tl.load(p_tails + 2 * e + 1), b_q, o_b, m_b, width)
-
-
-@triton.jit
-def _tangent(
-    p_scores,
-    p_first,
-    p_tails,
-    p_part,
-    p_roots,
-    p_values,
-    p_taus,
-    p_g,
+    p_extra,
+    p_deepest,
     p_d,
     p_slopes,
-    p_expected,
-    p_change,
+    p_means,
     p_dvalue,
-    p_dmu,
     count,
+    parts,
     width,
     ALPHA: tl.constexpr,
+    BN: tl.constexpr,
     BB: tl.constexpr,
 ):
+    """Derivatives of the values along d, and the means of those of the arguments by p^(2 - alpha)."""
     o_b, m_b, b_root, last = instances(p_roots, count, BB)
-    at = (p_scores, p_tails, p_part, p_values, o_b, m_b, count, width)
-    for h in range(0, last + 1):
-        begin, end = edges(p_first, h)
-        b_top, b_tau, b_scale = _node(p_taus, h, begin, end, at, ALPHA)
-        b_before = tl.zeros_like(b_top)
-        b_slope = tl.zeros_like(b_top)
-        for e in range(begin, end):
-            b_w = weight(argument(e, at), b_top, b_tau, b_before, end - begin, ALPHA)
-            b_before += b_w
-            b_slope += tl.where(b_w != 0, b_w * b_scale * total_of(p_d, p_slopes, e, at), 0)
-        tl.store(p_slopes + h * width + o_b, b_slope, mask=m_b)
-    b_slope = row(p_slopes, b_root, o_b, m_b, width)
+    at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
+    start = last * 0
+    while start <= last:
+        o_h, m_h, size = wave_up(p_deepest, start, last, BN)
+        o_begin, o_count, widest = span(p_first, o_h, m_h)
+        b_slope = tl.zeros([BN, BB], tl.float64)
+        b_mean = tl.zeros([BN, BB], tl.float64)
+        b_sum = tl.zeros([BN, BB], tl.float64)
+        for i in range(0, widest):
+            b_p = weight(p_first, p_extra, o_begin + i, o_h, i < o_count, at, ALPHA)
+            b_da = total_of(p_d, p_slopes, o_begin + i, i < o_count, at)
+            b_da = tl.where(b_p == 0, 0, b_da)
+            b_slope += b_p * b_da
+            if ALPHA != INF:
+                b_s = power(b_p, 2 - ALPHA)
+                b_sum += b_s
+                b_mean += b_s * b_da
+        put(p_slopes, o_h, m_h, b_slope, at, width)
+        put(p_means, o_h, m_h, tl.where(b_sum == 0, 0, b_mean / b_sum), at, width)
+        tl.debug_barrier()
+        start += size
+    b_slope = tl.load(p_slopes + o_b * width + b_root, mask=m_b & (b_root >= 0), other=0)
     tl.store(p_dvalue + o_b, b_slope.to(p_dvalue.dtype.element_ty), mask=m_b)
-    # a hard maximum is locally constant
-    if ALPHA != INF:
-        b_g = tl.load(p_g + o_b, mask=m_b, other=0).to(tl.float64)
-        tl.store(p_expected + b_root * width + o_b, b_g, mask=m_b & (b_root >= 0))
-        for i in range(0, last + 1):
-            h = last - i
-            begin, end = edges(p_first, h)
-            b_mass = row(p_expected, h, o_b, m_b, width)
-            b_dmass = row(p_change, h, o_b, m_b, width)
-            if (end > begin) & (tl.max((b_mass != 0).to(tl.int32)) > 0):
-                b_top, b_tau, b_scale = _node(p_taus, h, begin, end, at, ALPHA)
-                # the mean of the slopes, by p^(2 - alpha)
-                b_sum = tl.zeros_like(b_top)
-                b_mean = tl.zeros_like(b_top)
-                for e in range(begin, end):
-                    b_p = b_scale * weight(argument(e, at), b_top, b_tau, b_top, end - begin, ALPHA)
-                    b_s = power(b_p, 2 - ALPHA)
-                    b_sum += b_s
-                    b_mean += tl.where(b_s == 0, 0, b_s * total_of(p_d, p_slopes, e, at))
-                b_mean = tl.where(b_sum == 0, 0, b_mean / b_sum)
-                for e in range(begin, end):
-                    b_p = b_scale * weight(argument(e, at), b_top, b_tau, b_top, end - begin, ALPHA)
-                    b_dp = power(b_p, 2 - ALPHA) * (total_of(p_d, p_slopes, e, at) - b_mean)
-                    b_dp = tl.where(b_p == 0, 0, b_dp)
-                    b_q = tl.where(b_mass != 0, b_p * b_mass, 0)
-                    b_dq = tl.where(b_mass != 0, b_dp * b_mass + b_p * b_dmass, 0)
-                    left, right = tl.load(p_tails + 2 * e), tl.load(p_tails + 2 * e + 1)
-                    increase(p_dmu, tl.load(p_part + e), -1, b_dq, o_b, m_b, count)
-                    increase(p_expected, left, right, b_q, o_b, m_b, width)
-                    increase(p_change, left, right, b_dq, o_b, m_b, width)
+
+
+@triton.jit
+def _flow(
+    p_first,
+    p_extra,
+    p_expected,
+    p_d,
+    p_slopes,
+    p_means,
+    p_change,
+    o_e,
+    o_h,
+    m_e,
+    at,
+    ALPHA: tl.constexpr,
+    TANGENT: tl.constexpr,
+):
+    """Expectations of edges o_e, whose heads are o_h, and how they change."""
+    b_mass = row(p_expected, o_h, m_e, at, at[7])
+    b_p = weight(p_first, p_extra, o_e, o_h, m_e, at, ALPHA)
+    # what the root does not reach may be NaN
+    b_q = tl.where(b_mass != 0, b_p * b_mass, 0)
+    b_dq = b_q
+    if TANGENT:
+        b_da = total_of(p_d, p_slopes, o_e, m_e, at) - row(p_means, o_h, m_e, at, at[7])
+        b_dp = tl.where(b_p == 0, 0, power(b_p, 2 - ALPHA) * b_da)
+        b_dq = tl.where(b_mass != 0, b_dp * b_mass + b_p * row(p_change, o_h, m_e, at, at[7]), 0)
+    return b_q, b_dq
+
+
+@triton.jit
+def _fall(
+    p_scores,
+    p_first,
+    p_tails,
+    p_part,
+    p_roots,
+    p_values,
+    p_extra,
+    p_edges,
+    p_offsets,
+    p_nearest,
+    p_heads,
+    p_g,
+    p_expected,
+    p_d,
+    p_slopes,
+    p_means,
+    p_change,
+    count,
+    parts,
+    width,
+    ALPHA: tl.constexpr,
+    TANGENT: tl.constexpr,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+):
+    """Expectations of the nodes, from those of the roots, and how they change along d."""
+    o_b, m_b, b_root, start = instances(p_roots, count, BB)
+    at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
+    b_g = tl.load(p_g + o_b, mask=m_b, other=0).to(tl.float64)
+    while start >= 0:
+        o_h, m_h, size = wave_down(p_nearest, start, BN)
+        o_begin, o_count, widest = span(p_offsets, o_h, m_h)
+        b_mass = tl.where(o_h[:, None] == b_root, b_g, 0)
+        b_dmass = tl.zeros([BN, BB], tl.float64)
+        for i in range(0, widest):
+            m_e = i < o_count
+            o_e = tl.load(p_edges + o_begin + i, mask=m_e, other=0)
+            o_head = tl.load(p_heads + o_e, mask=m_e, other=0)
+            b_q, b_dq = _flow(
+                p_first, p_extra, p_expected, p_d, p_slopes, p_means, p_change, o_e, o_head, m_e, at, ALPHA, TANGENT
+            )
+            b_mass += b_q
+            b_dmass += b_dq
+        put(p_expected, o_h, m_h, b_mass, at, width)
+        if TANGENT:
+            put(p_change, o_h, m_h, b_dmass, at, width)
+        tl.debug_barrier()
+        start -= size
+
+
+@triton.jit
+def _gather(
+    p_scores,
+    p_first,
+    p_tails,
+    p_part,
+    p_roots,
+    p_values,
+    p_extra,
+    p_edges,
+    p_offsets,
+    p_heads,
+    p_expected,
+    p_d,
+    p_slopes,
+    p_means,
+    p_change,
+    p_out,
+    count,
+    size,
+    blocks,
+    parts,
+    width,
+    ALPHA: tl.constexpr,
+    TANGENT: tl.constexpr,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+):
+    """Expectations of the parts, or how they change."""
+    o_b, m_b, o_n, m_n = everything(count, size, blocks, BN, BB)
+    at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
+    o_begin, o_count, widest = span(p_offsets, o_n, m_n)
+    b_out = tl.zeros([BN, BB], tl.float64)
+    for i in range(0, widest):
+        m_e = i < o_count
+        o_e = tl.load(p_edges + o_begin + i, mask=m_e, other=0)
+        o_head = tl.load(p_heads + o_e, mask=m_e, other=0)
+        _, b_dq = _flow(
+            p_first, p_extra, p_expected, p_d, p_slopes, p_means, p_change, o_e, o_head, m_e, at, ALPHA, TANGENT
+        )
+        b_out += b_dq
+    put(p_out, o_n, m_n, b_out, at, size)
 
 
 @triton.jit
@@ -271,29 +359,22 @@ def _weights(
     p_part,
     p_roots,
     p_values,
-    p_taus,
-    p_reached,
+    p_extra,
+    p_heads,
+    p_expected,
     p_p,
     count,
+    size,
+    blocks,
+    parts,
     width,
     ALPHA: tl.constexpr,
+    BN: tl.constexpr,
     BB: tl.constexpr,
 ):
-    o_b, m_b, b_root, last = instances(p_roots, count, BB)
-    at = (p_scores, p_tails, p_part, p_values, o_b, m_b, count, width)
-    tl.store(p_reached + b_root * width + o_b, tl.full(o_b.shape, 1, tl.int8), mask=m_b & (b_root >= 0))
-    for i in range(0, last + 1):
-        h = last - i
-        begin, end = edges(p_first, h)
-        b_here = row(p_reached, h, o_b, m_b, width) != 0
-        b_top, b_tau, b_scale = _node(p_taus, h, begin, end, at, ALPHA)
-        b_before = tl.zeros_like(b_top)
-        for e in range(begin, end):
-            b_w = weight(argument(e, at), b_top, b_tau, b_before, end - begin, ALPHA)
-            b_before += b_w
-            b_w = tl.where(b_here, b_w * b_scale, 0)
-            tl.store(p_p + e * count + o_b, b_w.to(p_p.dtype.element_ty), mask=m_b)
-            for side in tl.static_range(2):
-                tail = tl.load(p_tails + 2 * e + side)
-                o_x = p_reached + tail * width + o_b
-                tl.store(o_x, tl.full(o_b.shape, 1, tl.int8), mask=m_b & (tail >= 0) & (b_w != 0))
+    """Weights of the edges of nodes that are reached."""
+    o_b, m_b, o_e, m_e = everything(count, size, blocks, BN, BB)
+    at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
+    o_head = tl.load(p_heads + o_e, mask=m_e, other=0)
+    b_p = weight(p_first, p_extra, o_e, o_head, m_e, at, ALPHA)
+    put(p_p, o_e, m_e, tl.where(row(p_expected, o_head, m_e, at, width) != 0, b_p, 0), at, size)

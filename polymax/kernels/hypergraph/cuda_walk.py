@@ -1,4 +1,4 @@
-"""Walks down from the root by given weights, one thread per instance or sample, for Triton.
+"""Walks down from the root by given weights, for Triton: expected visits and counts in waves, a thread to a sample.
 
 The k best derivations are lists and heaps, which have nothing for a warp to share: the CPU makes them.
 """
@@ -8,7 +8,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.hypergraph.cuda_smooth import edges, increase, instances, row
+from polymax.kernels.hypergraph.cuda_smooth import put, row
+from polymax.kernels.hypergraph.cuda_waves import (
+    Above,
+    Below,
+    heads,
+    instances,
+    span,
+    tiles,
+    wave_down,
+    wave_up,
+)
 from polymax.kernels.triton_math import on_device
 
 BB = 32
@@ -18,15 +28,20 @@ STEP, MIX_1, MIX_2 = (tl.constexpr(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1C
 
 
 def hypergraph_visits(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:
-    visits = torch.zeros((first.shape[0] - 1, p.shape[0]), dtype=torch.float64, device=p.device)
-    _launch(_visits, p.shape[0], p.T, first, tails, roots, visits)
-    return visits.T.to(p.dtype).contiguous()
+    count, nodes = p.shape[0], first.shape[0] - 1
+    visits = torch.zeros((count, nodes), dtype=torch.float64, device=p.device)
+    above = Above.of(first, tails)
+    tensors = (p, above.edges, above.offsets, above.nearest, heads(first, tails), roots, visits)
+    _launch(_visits, count, *tensors, tails.shape[0], nodes, **tiles(count))
+    return visits.to(p.dtype)
 
 
 def hypergraph_count(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:
-    counts = torch.ones(p.shape[0], dtype=torch.float64, device=p.device)
-    trees = torch.empty((first.shape[0] - 1, p.shape[0]), dtype=torch.float64, device=p.device)
-    _launch(_count, p.shape[0], p.T, first, tails, roots, trees, counts)
+    count, nodes = p.shape[0], first.shape[0] - 1
+    counts = torch.ones(count, dtype=torch.float64, device=p.device)
+    trees = torch.empty((count, nodes), dtype=torch.float64, device=p.device)
+    tensors = (p, first, tails, Below.of(first, tails).deepest, roots, trees, counts)
+    _launch(_count, count, *tensors, tails.shape[0], nodes, **tiles(count))
     return counts
 
 
@@ -39,7 +54,7 @@ def hypergraph_sample(
     waiting = torch.empty((first.shape[0], room), dtype=torch.int32, device=p.device)
     tensors = (p, first, tails, part, roots, seeds, waiting, y, *p.shape, parts, room)
     for start in range(0, seeds.numel(), max(room, 1)):
-        _launch(_sample, min(room, seeds.numel() - start), *tensors, start)
+        _launch(_sample, min(room, seeds.numel() - start), *tensors, start, BB=BB, num_warps=1)
     return y
 
 
@@ -51,43 +66,80 @@ def hypergraph_kbest(
     return values.to(weights.device), y.to(weights.device)
 
 
-def _launch(kernel, count: int, *args: Tensor | int) -> None:
+def _launch(kernel, count: int, *args: Tensor | int, **sizes: int) -> None:
     if count:
-        tensors = [x.contiguous() if isinstance(x, Tensor) else x for x in args]
+        args = tuple(x.contiguous() if isinstance(x, Tensor) else x for x in args)
         with on_device(args[0]):
-            kernel[(triton.cdiv(count, BB),)](*tensors, count, BB=BB, num_warps=1)
+            kernel[(triton.cdiv(count, sizes["BB"]),)](*args, count, **sizes)
 
 
 @triton.jit
-def _visits(p_p, p_first, p_tails, p_roots, p_visits, count, BB: tl.constexpr):
-    o_b, m_b, b_root, last = instances(p_roots, count, BB)
-    tl.store(p_visits + b_root * count + o_b, tl.full(o_b.shape, 1, tl.float64), mask=m_b & (b_root >= 0))
-    for i in range(0, last + 1):
-        h = last - i
-        begin, end = edges(p_first, h)
-        b_mass = row(p_visits, h, o_b, m_b, count)
-        if tl.max((b_mass != 0).to(tl.int32)) > 0:
-            for e in range(begin, end):
-                b_q = tl.where(b_mass != 0, row(p_p, e, o_b, m_b, count) * b_mass, 0)
-                increase(p_visits, tl.load(p_tails + 2 * e), tl.load(p_tails + 2 * e + 1), b_q, o_b, m_b, count)
+def _visits(
+    p_p,
+    p_edges,
+    p_offsets,
+    p_nearest,
+    p_heads,
+    p_roots,
+    p_visits,
+    edge_count,
+    nodes,
+    count,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+):
+    o_b, m_b, b_root, start = instances(p_roots, count, BB)
+    at = (p_p, p_edges, p_heads, p_visits, o_b, m_b, edge_count, nodes)
+    while start >= 0:
+        o_h, m_h, size = wave_down(p_nearest, start, BN)
+        o_begin, o_count, widest = span(p_offsets, o_h, m_h)
+        b_mass = tl.where(o_h[:, None] == b_root, tl.full([BN, BB], 1, tl.float64), 0)
+        for i in range(0, widest):
+            m_e = i < o_count
+            o_e = tl.load(p_edges + o_begin + i, mask=m_e, other=0)
+            b_head = row(p_visits, tl.load(p_heads + o_e, mask=m_e, other=0), m_e, at, nodes)
+            b_mass += tl.where(b_head != 0, b_head * row(p_p, o_e, m_e, at, edge_count), 0)
+        put(p_visits, o_h, m_h, b_mass, at, nodes)
+        tl.debug_barrier()
+        start -= size
 
 
 @triton.jit
-def _count(p_p, p_first, p_tails, p_roots, p_trees, p_counts, count, BB: tl.constexpr):
+def _count(
+    p_p,
+    p_first,
+    p_tails,
+    p_deepest,
+    p_roots,
+    p_trees,
+    p_counts,
+    edge_count,
+    nodes,
+    count,
+    BN: tl.constexpr,
+    BB: tl.constexpr,
+):
     o_b, m_b, b_root, last = instances(p_roots, count, BB)
-    for h in range(0, last + 1):
-        begin, end = edges(p_first, h)
-        b_trees = tl.where(begin == end, tl.full(o_b.shape, 1, tl.float64), 0)
-        for e in range(begin, end):
-            left, right = tl.load(p_tails + 2 * e), tl.load(p_tails + 2 * e + 1)
-            b_left = tl.where(left < 0, 1, row(p_trees, left, o_b, m_b, count))
-            b_right = tl.where(right < 0, 1, row(p_trees, right, o_b, m_b, count))
+    at = (p_p, p_tails, p_first, p_trees, o_b, m_b, edge_count, nodes)
+    start = last * 0
+    while start <= last:
+        o_h, m_h, size = wave_up(p_deepest, start, last, BN)
+        o_begin, o_count, widest = span(p_first, o_h, m_h)
+        b_trees = tl.where(o_count[:, None] == 0, tl.full([BN, BB], 1, tl.float64), 0)
+        for i in range(0, widest):
+            m_e = i < o_count
+            o_left = tl.load(p_tails + 2 * (o_begin + i), mask=m_e, other=-1)
+            o_right = tl.load(p_tails + 2 * (o_begin + i) + 1, mask=m_e, other=-1)
+            b_left = tl.where(o_left[:, None] < 0, 1, row(p_trees, o_left, m_e, at, nodes))
+            b_right = tl.where(o_right[:, None] < 0, 1, row(p_trees, o_right, m_e, at, nodes))
             # numbers beyond float64 are inf, and 0 times inf is none
-            b_some = (row(p_p, e, o_b, m_b, count) > 0) & (b_left > 0) & (b_right > 0)
+            b_some = (row(p_p, o_begin + i, m_e, at, edge_count) > 0) & (b_left > 0) & (b_right > 0)
             b_trees += tl.where(b_some, b_left * b_right, 0)
-        tl.store(p_trees + h * count + o_b, b_trees, mask=m_b)
+        put(p_trees, o_h, m_h, b_trees, at, nodes)
+        tl.debug_barrier()
+        start += size
     m_b = m_b & (b_root >= 0)
-    tl.store(p_counts + o_b, tl.load(p_trees + b_root * count + o_b, mask=m_b), mask=m_b)
+    tl.store(p_counts + o_b, tl.load(p_trees + o_b * nodes + b_root, mask=m_b), mask=m_b)
 
 
 @triton.jit

@@ -125,12 +125,13 @@ def _tsallis(b_z, b_none, ALPHA: tl.constexpr):
         b_low = tl.where(b_sum >= 0, b_tau, b_low)
         b_high = tl.where(b_sum >= 0, b_high, b_tau)
         b_next = b_tau + b_sum / tl.where(b_slope > 0, b_slope, 1)
-        b_inside = (b_low < b_next) & (b_next < b_high)
+        # a few roundings of a number below 1: halving what is left would start over
+        b_close = b_none | (tl.abs(b_next - b_tau) <= 1e-15)
+        b_inside = b_close | ((b_low < b_next) & (b_next < b_high))
         b_next = tl.where(b_inside, b_next, 0.5 * (b_low + b_high))
-        b_far = (tl.abs(b_next - b_tau) > 1e-16) & (b_none == 0)
         b_tau = b_next
         step += 1
-        go = tl.max(b_far.to(tl.int32)) * (step < 60).to(tl.int32)
+        go = tl.max((b_close == 0).to(tl.int32)) * (step < 60).to(tl.int32)
     b_base = (ALPHA - 1) * b_z - b_tau[:, None]
     b_on = b_base > 0
     b_p = tl.where(b_on, _power(tl.where(b_on, b_base, 1), Q), 0)

@@ -1,0 +1,24 @@
+"""The maximum spanning arborescence for Numba."""
+
+import torch
+from torch import Tensor
+
+from polymax.kernels.arborescence.numba_tree import best_tree, workspace
+from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.numba_math import kernel
+
+
+def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
+    batch, size = scores.shape[:2]
+    heads = torch.empty((batch, size - 1), dtype=torch.long)
+    args = scores.detach().contiguous().numpy(), lengths.contiguous().numpy(), single_root, heads.numpy()
+    parallel(_trees, torch.Size((batch, size * size)), 8, *args)
+    return heads
+
+
+@kernel
+def _trees(start, stop, scores, lengths, single_root, heads):
+    space = workspace(heads.shape[1])
+    for b in range(start, stop):
+        heads[b] = -1
+        best_tree(scores[b], lengths[b], single_root, heads[b], space)

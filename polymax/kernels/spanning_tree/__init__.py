@@ -1,0 +1,89 @@
+"""Sums over dependency trees, arcs crossing or not: the matrix-tree theorem without a subtraction.
+
+    p_k = sum over heads i < k of w_ik                    k = length, ..., 1, tokens eliminated one by one
+    w_ij += w_ik w_kj / p_k,   i != j                     trees over the others weigh the same, up to p_k
+    value = log of the sum over trees of exp(score) = sum over k of log p_k
+
+Position 0 is the root symbol and only ever a head. With a single root it does not count among the heads of p_k, except
+for the last token. Tokens go in the order of their pivots, the largest first, so that p_k is 0 only where no tree is
+left. All terms are positive, so weights far apart do not cancel as in a determinant.
+
+`spanning_tree_outside` gives g times the gradient of the value, the probabilities of arcs; `spanning_tree_tangent` its
+derivative along d, and g times the Hessian times d; `spanning_tree_sample` a tree for each seed, by its probability;
+`spanning_tree_kbest` the k best trees, best first, -inf and -1 where there are fewer. The chart is what the first
+leaves for the next two; its layout is the device's own, in float64. The diagonal, column 0 and entries past the length
+are not read; they get 0. Without a tree the value is -inf.
+
+Shapes: scores, d `(B, n + 1, n + 1)`, [head, modifier]; lengths, value, g `(B,)`; chart `(B, 2, n + 2, n + 1)`;
+seeds `(S, B)`; sampled heads `(S, B, n)`; best values `(B, k)` and heads `(B, k, n)`, of tokens 1..n, -1 at padding.
+
+See: Tutte 1984; Koo et al. 2007, Structured prediction models via the matrix-tree theorem; Grassmann, Taksar and
+Heyman 1985; Lawler 1972 (k best).
+"""
+
+import torch
+from torch import Tensor
+
+from polymax._dispatch import declare, fold
+
+
+def chart_like(scores: Tensor) -> Tensor:
+    """An empty chart for these scores: what elimination leaves and what it found, with a row each for more."""
+    batch, size = scores.shape[:2]
+    return scores.new_empty((batch, 2, size + 1, size), dtype=torch.float64)
+
+
+def _fake_inside(scores: Tensor, lengths: Tensor, single_root: bool) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape[:1]), chart_like(scores)
+
+
+def _fake_outside(scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, single_root: bool) -> Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+def _fake_tangent(
+    scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, d: Tensor, single_root: bool
+) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+def _fake_sample(scores: Tensor, lengths: Tensor, seeds: Tensor, single_root: bool) -> Tensor:
+    return scores.new_empty((*seeds.shape, scores.shape[1] - 1), dtype=torch.long)
+
+
+def _fake_kbest(scores: Tensor, lengths: Tensor, k: int, single_root: bool) -> tuple[Tensor, Tensor]:
+    batch, size = scores.shape[:2]
+    return scores.new_empty((batch, k)), scores.new_empty((batch, k, size - 1), dtype=torch.long)
+
+
+spanning_tree_inside = declare(
+    __name__,
+    "spanning_tree_inside(Tensor scores, Tensor lengths, bool single_root) -> (Tensor, Tensor)",
+    _fake_inside,
+    fold(),
+)
+spanning_tree_outside = declare(
+    __name__,
+    "spanning_tree_outside(Tensor scores, Tensor lengths, Tensor chart, Tensor g, bool single_root) -> Tensor",
+    _fake_outside,
+    fold(),
+)
+spanning_tree_tangent = declare(
+    __name__,
+    "spanning_tree_tangent(Tensor scores, Tensor lengths, Tensor chart, Tensor g, Tensor d, bool single_root)"
+    " -> (Tensor, Tensor)",
+    _fake_tangent,
+    fold(),
+)
+spanning_tree_sample = declare(
+    __name__,
+    "spanning_tree_sample(Tensor scores, Tensor lengths, Tensor seeds, bool single_root) -> Tensor",
+    _fake_sample,
+    fold("scores", "lengths", "seeds"),
+)
+spanning_tree_kbest = declare(
+    __name__,
+    "spanning_tree_kbest(Tensor scores, Tensor lengths, int k, bool single_root) -> (Tensor, Tensor)",
+    _fake_kbest,
+    fold(),
+)

@@ -1,0 +1,76 @@
+"""The k best trees, for Numba: the best of all, then again and again the best of what is left.
+
+A set of trees is given by the heads of tokens 1..fixed and by heads that the next token must not have. Without its best
+tree y it splits into disjoint sets of the same kind: as y up to a token, and not as y there. The best trees of these
+sets are the candidates for the next place. Equal scores go by age.
+
+See: Lawler 1972, A procedure for computing the k best solutions to discrete optimization problems.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.arborescence.numba_tree import best_tree, workspace
+from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.numba_math import inline, kernel
+
+
+def spanning_tree_kbest(scores: Tensor, lengths: Tensor, k: int, single_root: bool) -> tuple[Tensor, Tensor]:
+    batch, size = scores.shape[:2]
+    values = scores.new_empty((batch, k))
+    heads = torch.empty((batch, k, size - 1), dtype=torch.long)
+    args = scores.detach().contiguous().numpy(), lengths.contiguous().numpy(), single_root
+    parallel(_kbest, torch.Size((batch, size * size)), 8 * size * k, *args, values.numpy(), heads.numpy())
+    return values, heads
+
+
+@kernel
+def _kbest(start, stop, scores, lengths, single_root, values, heads):
+    k, n = values.shape[1], heads.shape[2]
+    room = k * n + 1
+    total, fixed = np.empty(room), np.empty(room, np.int64)
+    trees, barred = np.empty((room, n), np.int64), np.empty((room, n + 1), np.bool_)
+    x = np.empty((n + 1, n + 1))
+    space = workspace(n)
+    for b in range(start, stop):
+        m = lengths[b]
+        values[b] = -np.inf
+        heads[b] = -1
+        made = 0
+        barred[0] = False
+        fixed[0] = 0
+        made += _solve(scores[b], m, single_root, x, trees, barred, fixed, total, made, space)
+        for place in range(k):
+            best = -1
+            for i in range(made):
+                if total[i] > -np.inf and (best < 0 or total[i] > total[best]):
+                    best = i
+            if best < 0:
+                break
+            values[b, place] = total[best]
+            heads[b, place, :m] = trees[best, :m]
+            total[best] = -np.inf
+            if place < k - 1:
+                for t in range(fixed[best], m):
+                    trees[made, :t] = trees[best, :t]
+                    for i in range(m + 1):
+                        barred[made, i] = t == fixed[best] and barred[best, i]
+                    barred[made, trees[best, t]] = True
+                    fixed[made] = t
+                    made += _solve(scores[b], m, single_root, x, trees, barred, fixed, total, made, space)
+
+
+@inline
+def _solve(scores, m, single_root, x, trees, barred, fixed, total, c, space):
+    """Complete candidate c to the best tree of its set; 1 if there is one."""
+    for i in range(m + 1):
+        for j in range(1, m + 1):
+            out = i != trees[c, j - 1] if j <= fixed[c] else j == fixed[c] + 1 and barred[c, i]
+            x[i, j] = -np.inf if out else scores[i, j]
+    if not best_tree(x, m, single_root, trees[c], space):
+        return 0
+    total[c] = 0.0
+    for j in range(1, m + 1):
+        total[c] += scores[trees[c, j - 1], j]
+    return 1

@@ -1,0 +1,178 @@
+"""Sums over trees by their weights in float64, for Numba.
+
+A chart c is two squares over positions 0..m and a row below each: c[0] has what elimination left and its pivots, c[1]
+the weights it began with and the token at each position.
+
+The heads of a token weigh together no more after a step than before, so what is lost below the smallest float64 is
+at most that number for each entry, beside a product of these sums; the value tells whether that counts.
+"""
+
+import numpy as np
+
+from polymax.kernels.numba_math import add, inline, kernel
+from polymax.kernels.spanning_tree.numba_scale import shift_all, swap
+
+# the least log of the sum over trees, each token's heads weighing 1 together, that is trusted, and the least pivot
+_LEAST, _LEAST_PIVOT = -300.0, 1e-130
+
+
+@kernel
+def inside(m, first, c):
+    """Fill the chart whose c[0] has the scores. Its value, success."""
+    x, w = c[0], c[1]
+    pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
+    total = shift_all(x, m, first)
+    sums = np.zeros(m + 1)
+    for i in range(m + 1):
+        order[i] = i
+        for j in range(m + 1):
+            weight = np.exp(x[i, j])
+            x[i, j] = w[i, j] = weight
+            if i >= first:
+                sums[j] += weight
+    spread = 0.0
+    for j in range(1, m + 1):
+        if sums[j] > 0:
+            spread += np.log(sums[j])
+    value = 0.0
+    least = np.inf
+    for k in range(m, 0, -1):
+        best = 1
+        for j in range(2, k + 1):
+            if sums[j] > sums[best]:
+                best = j
+        swap(x, order, best, k, m)
+        sums[best] = sums[k]
+        # heads of the last token: the root symbol alone
+        p = x[0, 1] if k == 1 else _column(x, k, first)
+        pivots[k] = p
+        value += np.log(p)
+        least = min(least, p)
+        if not p > 0:
+            break
+        _eliminate(x, k, first, p, sums)
+    return value + total, least > _LEAST_PIVOT and value < np.inf and value - spread > _LEAST
+
+
+@inline
+def _column(x, k, first):
+    p = 0.0
+    for i in range(first, k):
+        p += x[i, k]
+    return p
+
+
+@inline
+def _eliminate(x, k, first, p, sums):
+    """Pass the arcs through k on to its heads; the sums of the columns that are left."""
+    sums[:k] = 0
+    last = x[k]
+    for i in range(k):
+        row = x[i]
+        q = row[k] / p
+        for j in range(1, k):
+            row[j] += q * last[j]
+        row[i] = 0
+        if i >= first:
+            for j in range(1, k):
+                sums[j] += row[j]
+
+
+@kernel
+def outside(m, first, c, g, o, mu):
+    """Fill mu with g times the probabilities of arcs; o is work space, for the derivatives by weights.
+
+    Those of row k are means of rows above, over the heads of k. Those of column k are what children pass on, and by the
+    pivot, shared, what makes k have one head. That may be negative, but no larger than the number of children.
+    """
+    x, w = c[0], c[1]
+    pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
+    o[1, 1] = 0
+    o[0, 1] = 1 / pivots[1]
+    for k in range(2, m + 1):
+        p = pivots[k]
+        last, new = x[k], o[k]
+        new[: k + 1] = 0
+        rest = 1.0
+        for i in range(k):
+            row = o[i]
+            q = x[i, k] / p
+            through = 0.0
+            for j in range(1, k):
+                through = add(through, row[j] * last[j])
+                new[j] += q * row[j]
+            row[k] = through / p
+            rest -= q * through
+        for i in range(first, k):
+            # a probability that is lost in rounding is 0
+            o[i, k] = max(o[i, k] + rest / p, 0.0)
+    for i in range(m + 1):
+        u = int(order[i])
+        for j in range(1, m + 1):
+            v = int(order[j])
+            if i != j:
+                mu[u, v] = g * (w[u, v] * o[i, j])
+
+
+@kernel
+def tangent(d, m, first, c, g, space, dmu):
+    """Both passes derived along d: fill dmu; the derivative of the value. The work space is four squares."""
+    x, w = c[0], c[1]
+    dx, o, do = space[0], space[1], space[2]
+    pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
+    dp = np.empty(m + 1)
+    for i in range(m + 1):
+        u = int(order[i])
+        dx[i, 0] = 0
+        for j in range(1, m + 1):
+            v = int(order[j])
+            # a forbidden arc stays so, whatever d says
+            dx[i, j] = w[u, v] * d[u, v] if w[u, v] > 0 else 0.0
+    dvalue = 0.0
+    for k in range(m, 0, -1):
+        p = pivots[k]
+        dp[k] = dx[0, 1] if k == 1 else _column(dx, k, first)
+        dvalue += dp[k] / p
+        last, dlast = x[k], dx[k]
+        for i in range(k):
+            row = dx[i]
+            q = x[i, k] / p
+            dq = (row[k] - q * dp[k]) / p
+            for j in range(1, k):
+                row[j] += dq * last[j] + q * dlast[j]
+            row[i] = 0
+    o[1, 1] = do[1, 1] = 0
+    o[0, 1] = 1 / pivots[1]
+    do[0, 1] = -dp[1] / pivots[1] / pivots[1]
+    for k in range(2, m + 1):
+        p = pivots[k]
+        last, dlast, new, dnew = x[k], dx[k], o[k], do[k]
+        new[: k + 1] = 0
+        dnew[: k + 1] = 0
+        rest, drest = 1.0, 0.0
+        for i in range(k):
+            row, drow = o[i], do[i]
+            q = x[i, k] / p
+            dq = (dx[i, k] - q * dp[k]) / p
+            through = dthrough = 0.0
+            for j in range(1, k):
+                through = add(through, row[j] * last[j])
+                dthrough = add(dthrough, drow[j] * last[j] + row[j] * dlast[j])
+                new[j] += q * row[j]
+                dnew[j] += dq * row[j] + q * drow[j]
+            row[k] = through / p
+            drow[k] = (dthrough - row[k] * dp[k]) / p
+            rest -= q * through
+            drest -= dq * through + q * dthrough
+        rest /= p
+        drest = (drest - rest * dp[k]) / p
+        for i in range(first, k):
+            o[i, k] = max(o[i, k] + rest, 0.0)
+            do[i, k] += drest
+    for i in range(m + 1):
+        u = int(order[i])
+        for j in range(1, m + 1):
+            v = int(order[j])
+            if i != j:
+                dmu[u, v] = g * (w[u, v] * (do[i, j] + o[i, j] * d[u, v])) if w[u, v] > 0 else 0.0
+    return dvalue

@@ -1,0 +1,141 @@
+"""Trees by their probability, for Numba: elimination run backwards, token by token.
+
+A tree over the tokens that were left when k went is drawn. Its arcs (i, j) stand for the arc itself and for the way
+through k, and for ways through tokens that went before k; each is one of these, by their shares of w_ij. The arcs
+through k make their modifiers children of k, and the head of k is drawn by w_ik from what is not below them: this has
+the probability of the larger tree, since
+
+    sum over the heads i_c of children c, such that a tree results, of prod q_(i_c, k) = sum over such heads h of q_hk
+
+With a single root, k below it where the arc from the root symbol goes through k. No weight is ever subtracted and no
+draw is ever rejected, so peaked distributions are as quick as flat ones.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.numba_math import inline, kernel
+
+# how a chart was made: no trees, by weights, by their logarithms
+EMPTY, LINEAR, LOG = 0.0, 1.0, 2.0
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def spanning_tree_sample(scores: Tensor, lengths: Tensor, seeds: Tensor, single_root: bool) -> Tensor:
+    _, chart = torch.ops.polymax.spanning_tree_inside(scores, lengths, single_root)
+    heads = torch.empty((*seeds.shape, scores.shape[1] - 1), dtype=torch.long)
+    args = lengths.contiguous().numpy(), chart.numpy(), seeds.contiguous().numpy(), heads.numpy(), int(single_root)
+    parallel(_sample, torch.Size((seeds.numel(), scores.shape[1] ** 2)), 4, *args)
+    return heads
+
+
+@kernel
+def _sample(start, stop, lengths, chart, seeds, heads, first):
+    size = chart.shape[3]
+    head, through, state = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    terms = np.empty(size)
+    for row in range(start, stop):
+        s, b = row // len(lengths), row % len(lengths)
+        heads[s, b] = -1
+        if chart[b, 0, size, 0] != EMPTY:
+            _tree(lengths[b], first, chart[b], np.uint64(seeds[s, b]), head, through, state, terms)
+            order = chart[b, 1, size]
+            for j in range(1, lengths[b] + 1):
+                heads[s, b, int(order[j]) - 1] = int(order[head[j]])
+
+
+@inline
+def _tree(m, first, c, seed, head, through, state, terms):
+    """Fill head[1..m], by positions; `through` is the token that an arc goes through, 0 for none."""
+    x, w = c[0], c[1]
+    pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
+    log = pivots[0] == LOG
+    bits = _mix(seed)
+    head[1] = 0
+    bits += _STEP
+    through[1] = _way(x, w, pivots, order, 0, 1, m, log, bits, terms)
+    for k in range(2, m + 1):
+        h = -1
+        _below(head, through, state, k)
+        for j in range(1, k):
+            if through[j] == k and head[j] == 0 and first == 1:
+                h = 0
+        if h < 0:
+            for i in range(k):
+                terms[i] = x[i, k] if state[i] == 0 and i >= first else (-np.inf if log else 0.0)
+            bits += _STEP
+            h = _choose(terms, k, log, bits)
+        for j in range(1, k):
+            if through[j] == k:
+                head[j] = k
+                bits += _STEP
+                through[j] = _way(x, w, pivots, order, k, j, m, log, bits, terms)
+        head[k] = h
+        bits += _STEP
+        through[k] = _way(x, w, pivots, order, h, k, m, log, bits, terms)
+
+
+@inline
+def _below(head, through, state, k):
+    """Set state[0..k-1] to 1 for what is below an arc through k, to 0 for the rest."""
+    state[:k] = -1
+    state[0] = 0
+    for start in range(1, k):
+        i = start
+        while state[i] < 0 and through[i] != k:
+            i = head[i]
+        mark = state[i] if state[i] >= 0 else 1
+        i = start
+        while state[i] < 0:
+            state[i] = mark
+            if through[i] == k:
+                break
+            i = head[i]
+
+
+@inline
+def _way(x, w, pivots, order, i, j, m, log, bits, terms):
+    """What an arc (i, j) among the tokens up to the later of the two stands for: itself, 0, or a way through l."""
+    last = max(i, j)
+    terms[0] = w[int(order[i]), int(order[j])]
+    for l in range(last + 1, m + 1):
+        terms[l - last] = x[i, l] + (x[l, j] - pivots[l]) if log else x[i, l] / pivots[l] * x[l, j]
+    l = _choose(terms, m - last + 1, log, bits)
+    return last + l if l > 0 else 0
+
+
+@inline
+def _choose(terms, count, log, bits):
+    """A number below count, by weight."""
+    total = 0.0
+    if log:
+        top = -np.inf
+        for i in range(count):
+            top = max(top, terms[i])
+        for i in range(count):
+            terms[i] = np.exp(terms[i] - top)
+    for i in range(count):
+        total += terms[i]
+    # the upper 53 bits, as a fraction
+    target = total * (np.float64(_mix(bits) >> np.uint64(11)) * 2.0**-53)
+    chosen = 0
+    for i in range(count):
+        if terms[i] > 0:
+            # rounding may leave the target at or beyond the last sum: the last with weight takes it
+            chosen = i
+            target -= terms[i]
+            if target < 0.0:
+                break
+    return chosen
+
+
+@inline
+def _mix(z):
+    """Splitmix64 of a counter."""
+    z = (z ^ (z >> np.uint64(30))) * _MIX[0]
+    z = (z ^ (z >> np.uint64(27))) * _MIX[1]
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,107 @@
+"""SparseMAP solvers: from MAP calls to the point of the polytope nearest to the scores, and its vertices.
+
+    max over p in the simplex of Y of  sum_y p_y <scores, y> - 1/2 ||mu||^2,        mu = sum_y p_y y (first tensor)
+
+All solvers share the loop: ask MAP for the structure that most improves on mu, and shift weight to it. They differ in
+how. The loop ends when the duality gap, how much better than the current weights any structure does, is small.
+"""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymax.structures.base import Structure
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The weights of a few structures.
+
+    Shapes:
+        vertices (*batch, k, *event): the first tensor of each structure, zeros where there are fewer than k
+        probs (*batch, k); iterations and gap (*batch,)
+    """
+
+    vertices: Tensor
+    probs: Tensor
+    iterations: Tensor
+    gap: Tensor
+
+    def detached(self) -> "Solution":
+        """For a warm start."""
+        return Solution(self.vertices.detach(), self.probs.detach(), self.iterations, self.gap)
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A step rule; stops when gap <= tol (1 + |value|), and warns with the gap when max_iter ends it."""
+
+    max_iter: int = 1000
+    tol: float = 1e-9
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_iter, int) or self.max_iter < 1:
+            raise ValueError(f"max_iter must be a positive integer; got {self.max_iter!r}")
+        if not self.tol >= 0:
+            raise ValueError(f"tol must not be negative; got {self.tol!r}")
+
+    def solve(self, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None = None) -> Solution:
+        """The weights that solve the problem, from `start` or from the best structure."""
+        from polymax.solvers import compiled, lockstep
+
+        with torch.no_grad():
+            found = compiled.solve(self, structure, scores, start)
+            solution, converged = found or lockstep.solve(self, structure, scores, start)
+        if not bool(converged.all()):
+            worst = float(solution.gap[~converged].max())
+            warnings.warn(
+                f"{type(self).__name__} stopped after {self.max_iter} iterations with a duality gap of {worst:.2g};"
+                " a larger max_iter or tol ends this",
+                stacklevel=3,
+            )
+        return solution
+
+
+@dataclass(frozen=True)
+class ActiveSet(Solver):
+    """Exact weights for the structures found so far, before the next is asked for: Wolfe's min-norm-point method.
+
+    Ends after finitely many steps at the solution, up to rounding.
+
+    See: Niculae et al. 2018, SparseMAP, section 3.2; Nocedal and Wright 2006, chapter 16.
+    """
+
+
+@dataclass(frozen=True)
+class FrankWolfe(Solver):
+    """A step towards the best structure, as long as it pays; many steps for few digits.
+
+    See: Frank and Wolfe 1956.
+    """
+
+    max_iter: int = 10_000
+    tol: float = 1e-4
+
+
+@dataclass(frozen=True)
+class AwayStep(Solver):
+    """A step towards the best structure, or away from the worst that has weight, whichever promises more.
+
+    See: Lacoste-Julien and Jaggi 2015, On the global linear convergence of Frank-Wolfe, algorithm 1.
+    """
+
+    max_iter: int = 10_000
+    tol: float = 1e-7
+
+
+@dataclass(frozen=True)
+class Pairwise(Solver):
+    """Weight goes from the worst structure that has any straight to the best.
+
+    See: Lacoste-Julien and Jaggi 2015, algorithm 2.
+    """
+
+    max_iter: int = 10_000
+    tol: float = 1e-7

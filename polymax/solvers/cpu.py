@@ -1,0 +1,259 @@
+"""SparseMAP on the CPU: MAP and the weights of what it finds in one compiled loop for each instance."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.numba_math import kernel
+from polymax.solvers.numba_weights import FULL, GOING, first, improve, resume
+
+INFEASIBLE = 3
+# room for so many structures at first; more where they do not suffice
+_ROOM = 32
+
+
+def solve_chain(
+    unary: Tensor, transition: Tensor, lengths: Tensor, rule: int, max_iter: int, tol: float, *seeds: Tensor
+) -> tuple[Tensor, ...]:
+    """Tag sequences; tensors as the chain kernels take them, seeds as `_run` does."""
+    scores = [x.double().contiguous().numpy() for x in (unary, transition)]
+    n, s = unary.shape[1:]
+    return _run(_chain, (*scores, lengths.numpy()), n * s * s, rule, max_iter, tol, seeds)
+
+
+def solve_derivations(
+    scores: Tensor,
+    first: Tensor,
+    tails: Tensor,
+    part: Tensor,
+    roots: Tensor,
+    penalised: int,
+    rule: int,
+    max_iter: int,
+    tol: float,
+    *seeds: Tensor,
+) -> tuple[Tensor, ...]:
+    """Derivations that use a part once at most, the first `penalised` parts being those of the first tensor."""
+    arrays = [x.contiguous().numpy() for x in (scores.double(), first, tails, part, roots)]
+    return _run(_hypergraph, (*arrays, penalised), part.shape[0], rule, max_iter, tol, seeds)
+
+
+def _run(
+    solve: Callable[..., None],
+    problem: tuple[Any, ...],
+    work: int,
+    rule: int,
+    max_iter: int,
+    tol: float,
+    seeds: tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:
+    """Solve all instances, with more room for structures as long as one needs it.
+
+    Seeds are rows of bytes (B, S, d), their scores and weights (B, S). The results are rows (B, K, d), weights (B, K),
+    and iterations, gaps and status (B,).
+    """
+    given, seed_scores, seed_weights = (x.contiguous() for x in seeds)
+    count, most, d = given.shape
+    room = max(_ROOM, 2 * most)
+    while True:
+        rows = torch.zeros(count, room, d, dtype=torch.uint8)
+        scores, weights = torch.zeros(count, room, dtype=torch.float64), torch.zeros(count, room, dtype=torch.float64)
+        rows[:, :most], scores[:, :most], weights[:, :most] = given, seed_scores, seed_weights
+        iterations, status = (torch.zeros(count, dtype=torch.long) for _ in range(2))
+        gap = torch.zeros(count, dtype=torch.float64)
+        outputs = [t.numpy() for t in (rows, scores, weights, iterations, gap, status)]
+        parallel(solve, torch.Size((count, work)), 16, *problem, rule, max_iter, tol, most, *outputs)
+        if not bool((status == FULL).any()):
+            break
+        room *= 4
+    used = max(int((weights > 0).sum(-1).max()) if weights.numel() else 0, 1)
+    return rows[:, :used].contiguous(), weights[:, :used].contiguous(), iterations, gap, status
+
+
+@kernel
+def _chain(
+    start, stop, unary, transition, lengths, rule, max_iter, tol, seeds, rows, scores, weights, iterations, gap, status
+):
+    _, n, s = unary.shape
+    room = rows.shape[1]
+    shared = max(unary.shape[0] // max(transition.shape[0], 1), 1)
+    gram, factor, work = np.empty((room, room)), np.empty((room, room)), np.empty((4, room))
+    mu, vertex = np.empty(n * s), np.empty(n * s, np.uint8)
+    values, back, tags = np.empty((2, s)), np.empty((n, s), np.int32), np.empty(n, np.int64)
+    for i in range(start, stop):
+        steps = transition[i // shared]
+        mu[:] = 0.0
+        count = resume(seeds, rows[i], gram, scores[i], weights[i], mu, factor, work)
+        score = _best_tags(unary[i], steps, lengths[i], mu, values, back, tags, vertex)
+        if score == -np.inf:
+            weights[i] = 0.0
+            status[i] = INFEASIBLE
+            continue
+        if count == 0:
+            count = first(vertex, score, rows[i], gram, scores[i], weights[i], mu, factor)
+        status[i] = GOING
+        for turn in range(max_iter):
+            score = _best_tags(unary[i], steps, lengths[i], mu, values, back, tags, vertex)
+            count, gap[i], status[i] = improve(
+                rule, tol, count, vertex, score, rows[i], gram, scores[i], weights[i], mu, factor, work
+            )
+            iterations[i] = turn
+            if status[i] != GOING:
+                break
+        weights[i, count:] = 0.0
+        rows[i, count:] = 0
+
+
+@kernel
+def _best_tags(unary, steps, length, mu, values, back, tags, vertex):
+    """The best sequence around mu, as tags and as a row; its own score."""
+    s = unary.shape[1]
+    vertex[:] = 0
+    if length == 0:
+        return 0.0
+    v, w = values[0], values[1]
+    for j in range(s):
+        v[j] = unary[0, j] - mu[j]
+    for t in range(1, length):
+        step = steps[min(t - 1, steps.shape[0] - 1)]
+        for j in range(s):
+            w[j] = -np.inf
+            back[t, j] = 0
+        for i in range(s):
+            for j in range(s):
+                a = v[i] + step[i, j]
+                better = a > w[j]
+                w[j] = a if better else w[j]
+                back[t, j] = np.int32(i) if better else back[t, j]
+        for j in range(s):
+            v[j] = w[j] + (unary[t, j] - mu[t * s + j])
+    best = 0
+    for j in range(s):
+        if v[j] > v[best]:
+            best = j
+    if v[best] == -np.inf:
+        return -np.inf
+    score = 0.0
+    for t in range(length - 1, -1, -1):
+        tags[t] = best
+        vertex[t * s + best] = 1
+        score += unary[t, best]
+        if t > 0:
+            before = back[t, best]
+            score += steps[min(t - 1, steps.shape[0] - 1), before, best]
+            best = before
+    return score
+
+
+@kernel
+def _hypergraph(
+    start,
+    stop,
+    parts,
+    first_edge,
+    tails,
+    part,
+    roots,
+    penalised,
+    rule,
+    max_iter,
+    tol,
+    seeds,
+    rows,
+    scores,
+    weights,
+    iterations,
+    gap,
+    status,
+):
+    nodes = first_edge.size - 1
+    room = rows.shape[1]
+    gram, factor, work = np.empty((room, room)), np.empty((room, room)), np.empty((4, room))
+    mu, vertex = np.empty(penalised), np.empty(penalised, np.uint8)
+    values, back, waiting = np.empty(nodes + 1), np.empty(nodes + 1, np.int64), np.empty(nodes + 1, np.int64)
+    needed = np.zeros(nodes + 1, np.bool_)
+    for i in range(start, stop):
+        mu[:] = 0.0
+        _reach(first_edge, tails, roots[i], needed)
+        count = resume(seeds, rows[i], gram, scores[i], weights[i], mu, factor, work)
+        score = _best_tree(parts[i], first_edge, tails, part, roots[i], needed, mu, values, back, waiting, vertex)
+        if score == -np.inf:
+            weights[i] = 0.0
+            status[i] = INFEASIBLE
+            continue
+        if count == 0:
+            count = first(vertex, score, rows[i], gram, scores[i], weights[i], mu, factor)
+        status[i] = GOING
+        for turn in range(max_iter):
+            score = _best_tree(parts[i], first_edge, tails, part, roots[i], needed, mu, values, back, waiting, vertex)
+            count, gap[i], status[i] = improve(
+                rule, tol, count, vertex, score, rows[i], gram, scores[i], weights[i], mu, factor, work
+            )
+            iterations[i] = turn
+            if status[i] != GOING:
+                break
+        weights[i, count:] = 0.0
+        rows[i, count:] = 0
+
+
+@kernel
+def _reach(first_edge, tails, root, needed):
+    """The nodes that a derivation of the root may use."""
+    needed[:] = False
+    if root >= 0:
+        needed[root] = True
+    for h in range(root, -1, -1):
+        if needed[h]:
+            for e in range(first_edge[h], first_edge[h + 1]):
+                for t in tails[e]:
+                    if t >= 0:
+                        needed[t] = True
+
+
+@kernel
+def _best_tree(parts, first_edge, tails, part, root, needed, mu, values, back, waiting, vertex):
+    """The best derivation around mu as a row of the penalised parts; its own score."""
+    vertex[:] = 0
+    if root < 0:
+        return 0.0
+    penalised = mu.size
+    for h in range(root + 1):
+        if not needed[h]:
+            continue
+        values[h] = 0.0 if first_edge[h] == first_edge[h + 1] else -np.inf
+        back[h] = -1
+        for e in range(first_edge[h], first_edge[h + 1]):
+            a = 0.0
+            if part[e] >= 0:
+                a = parts[part[e]]
+                if part[e] < penalised:
+                    a -= mu[part[e]]
+            for t in tails[e]:
+                if t >= 0:
+                    a += values[t]
+            if a > values[h]:
+                values[h] = a
+                back[h] = e
+    if values[root] == -np.inf:
+        return -np.inf
+    score = 0.0
+    waiting[0] = root
+    left = 1
+    while left > 0:
+        left -= 1
+        e = back[waiting[left]]
+        if e < 0:
+            continue
+        if part[e] >= 0:
+            score += parts[part[e]]
+            if part[e] < penalised:
+                vertex[part[e]] = 1
+        for t in tails[e]:
+            if t >= 0:
+                waiting[left] = t
+                left += 1
+    return score

@@ -1,0 +1,189 @@
+"""One of n, k of n, and one of a list."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.graph import Builder, Graph
+from polymax.regularizers import Gini
+from polymax.regularizers.bounded import Budget
+from polymax.structures.dynamic import Derivations, DynamicProgram
+
+
+@dataclass(frozen=True, eq=False)
+class Simplex(DynamicProgram):
+    """One of n: Marginals is softmax, SparseMap is sparsemax, LocalMax is the regularizer itself.
+
+    Shapes: scores (*batch, n)
+
+    Example:
+        >>> Simplex().map(torch.tensor([0.0, 2.0, 1.0]))
+        tensor([0., 1., 0.])
+    """
+
+    def derivations(self, *scores: Tensor) -> Derivations:
+        x = _rows(scores)
+        return of_choices(x, x.shape[:-1], lambda mu: mu.reshape(*mu.shape[:-2], *x.shape))
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        return (1,)
+
+    def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
+        return torch.eye(event_shape[0])
+
+    def projection(self, *scores: Tensor) -> Tensor:
+        return Gini().argmax(_rows(scores))
+
+    def encode(self, index: Tensor, *shape: int) -> Tensor:
+        """The class (*batch,), -1 for none, to indicators of `shape` = (n,)."""
+        return torch.nn.functional.one_hot(index + 1, shape[0] + 1)[..., 1:].float()
+
+    def decode(self, y: Tensor) -> Tensor:
+        """The class, (*batch,); -1 for none."""
+        return torch.where((y == 0).all(-1), -1, y.argmax(-1))
+
+
+@dataclass(frozen=True, eq=False)
+class Subset(DynamicProgram):
+    """k of n, or with `at_most` up to k.
+
+    Shapes: scores (*batch, n)
+
+    Example:
+        >>> Subset(2).map(torch.tensor([0.5, 2.0, 1.0]))
+        tensor([0., 1., 1.])
+    """
+
+    k: int
+    at_most: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.k, int) or self.k < 0:
+            raise ValueError(f"k must be an integer of at least 0; got {self.k!r}")
+
+    def derivations(self, *scores: Tensor) -> Derivations:
+        x = self._checked(scores)
+        n = x.shape[-1]
+        batch = x.shape[:-1]
+        graph = _subsets(n, min(self.k, n), self.at_most).to(x.device)
+        roots = torch.full((batch.numel(),), graph.nodes - 1, dtype=torch.long, device=x.device)
+        flat = x.reshape(batch.numel(), n)
+        return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n))
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        return (1,)
+
+    def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
+        (n,) = event_shape
+        sizes = range(min(self.k, n) + 1) if self.at_most else [self.k]
+        chosen = [c for size in sizes for c in combinations(range(n), size)]
+        y = torch.zeros(len(chosen), n)
+        for row, c in zip(y, chosen, strict=True):
+            row[list(c)] = 1
+        return y
+
+    def projection(self, *scores: Tensor) -> Tensor:
+        x = self._checked(scores)
+        inside = x.clamp(0, 1)
+        if self.at_most:
+            few = inside.sum(-1, keepdim=True) <= self.k
+            # where the clipped scores are few enough they are the projection; elsewhere the total is k
+            return torch.where(few, inside, Budget(float(self.k)).argmax(x)) if self.k < x.shape[-1] else inside
+        return Budget(float(self.k)).argmax(x) if 0 < self.k < x.shape[-1] else 0 * inside + bool(self.k)
+
+    def _checked(self, scores: tuple[Tensor, ...]) -> Tensor:
+        x = _rows(scores)
+        if not self.at_most and x.shape[-1] < self.k:
+            raise ValueError(f"scores must have at least {self.k} entries; got {tuple(x.shape)}")
+        return x
+
+
+@dataclass(frozen=True, eq=False)
+class Explicit(DynamicProgram):
+    """One of the listed vertices, which may be any vectors.
+
+    Shapes: vertices (count, d); scores (*batch, d)
+
+    Example:
+        >>> Explicit(torch.tensor([[0.0, 1.0], [1.0, 1.0]])).map(torch.tensor([-1.0, 0.0]))
+        tensor([0., 1.])
+    """
+
+    listed: Tensor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.listed, Tensor) or self.listed.dim() != 2 or self.listed.shape[0] == 0:
+            came = tuple(self.listed.shape) if isinstance(self.listed, Tensor) else type(self.listed).__name__
+            raise ValueError(f"vertices must be a tensor (count, d) of at least one; got {came}")
+
+    def derivations(self, *scores: Tensor) -> Derivations:
+        x = _rows(scores)
+        if x.shape[-1] != self.listed.shape[1]:
+            raise ValueError(f"scores must be (*batch, {self.listed.shape[1]}); got {tuple(x.shape)}")
+        rows = self.listed.to(x)
+        each = torch.where(rows == 0, 0, rows * x.unsqueeze(-2)).sum(-1)
+
+        def chosen(y: Tensor) -> Tensor:
+            return (y.unsqueeze(-2) == rows.to(y)).all(-1).to(x.dtype)
+
+        return of_choices(each, x.shape[:-1], lambda mu: (mu @ rows).reshape(*mu.shape[:-2], *x.shape), chosen)
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        return (1,)
+
+    def vertices(self, event_shape: tuple[int, ...] = ()) -> Tensor:
+        return self.listed
+
+    def encode(self, index: Tensor, *shape: int) -> Tensor:
+        """The places (*batch,) in the list to vertices; zeros for -1."""
+        return torch.where((index < 0).unsqueeze(-1), 0, self.listed[index.clamp(min=0)])
+
+    def decode(self, y: Tensor) -> Tensor:
+        """The place in the list, (*batch,); -1 for what is not there."""
+        same = (y.unsqueeze(-2) == self.listed.to(y)).all(-1)
+        return torch.where(same.any(-1), same.long().argmax(-1), -1)
+
+
+def of_choices(each: Tensor, batch: torch.Size, shaped: object, flat: object = None) -> Derivations:
+    """A root that chooses one of the columns of `each` (*batch, count)."""
+    count = batch.numel()
+    graph = _star(each.shape[-1]).to(each.device)
+    # without a hyperedge the root would be an axiom, and the problem is empty
+    roots = torch.full((count,), 0 if each.shape[-1] else -1, dtype=torch.long, device=each.device)
+    return Derivations(each.reshape(count, each.shape[-1]), graph, roots, batch, shaped, flat)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64)
+def _star(n: int) -> Graph:
+    builder = Builder(parts=n)
+    builder.add(np.zeros(n, np.int64), np.arange(n))
+    return builder.build(1)
+
+
+@lru_cache(maxsize=64)
+def _subsets(n: int, k: int, at_most: bool) -> Graph:
+    """Node (i, j) has chosen j of the first i; the root is the last node."""
+    i, j = np.ogrid[: n + 1, : k + 1]
+    number = i * (k + 1) + j
+    reached = np.broadcast_to(j <= i, number.shape)
+    builder = Builder(parts=n)
+    skip = reached[:-1] & reached[1:]
+    builder.add(number[1:][skip], -1, number[:-1][skip])
+    take = reached[:-1, :-1]
+    part = np.broadcast_to(i[:-1], take.shape)
+    builder.add(number[1:, 1:][take], part[take], number[:-1, :-1][take])
+    last = number.size
+    ends = number[-1] if at_most else number[-1, k:]
+    builder.add(np.full(ends.shape, last), -1, ends)
+    return builder.build(last + 1)
+
+
+def _rows(scores: tuple[Tensor, ...]) -> Tensor:
+    (x,) = scores
+    if x.dim() < 1:
+        raise ValueError(f"scores must be (*batch, n); got {tuple(x.shape)}")
+    return x
