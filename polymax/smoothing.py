@@ -20,6 +20,7 @@ from polymax.regularizers.entropies import positive
 from polymax.structures.base import Counted, Parts, Structure, tensors
 from polymax.structures.dynamic import HARD, SHANNON, DynamicProgram, checked, narrow
 from polymax.structures.entropy import negative_entropy
+from polymax.structures.simplex import Explicit
 from polymax.structures.level_passes import LevelPasses
 from polymax.structures.passes import expectation, value
 from polymax.structures.temperature import cooled, warmed
@@ -163,7 +164,10 @@ class LocalMax(Smoothing):
 
     def omega(self, mu: Parts) -> Tensor:
         """Known at structures, where it is 0; in between it has no closed form."""
-        whole = all(bool(((m == 0) | (m == 1)).all()) for m in tensors(mu))
+        if isinstance(self.structure, Explicit):
+            whole = bool((self.structure.decode(mu) >= 0).all())
+        else:
+            whole = all(bool(((m == 0) | (m == 1)).all()) for m in tensors(mu))
         if not (self.regularizer.zero_at_vertices and whole):
             raise NotImplementedError("the Omega of LocalMax is known at structures alone")
         return HardMax(self.structure).omega(mu)

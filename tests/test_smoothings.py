@@ -169,7 +169,7 @@ def test_omega(row, device):
     close(op.omega(y), torch.zeros(3), "Omega is 0 at a structure")
     close(pm.HardMax(row.structure).omega(mu), torch.zeros(3), "HardMax has no Omega")
     close(pm.LocalMax(row.structure, pm.Gini()).omega(y), torch.zeros(3), "Omega is 0 at a structure")
-    if isinstance(row.structure, (pm.Chain, pm.SemiMarkov, pm.Dag, pm.Hypergraph)):
+    if isinstance(row.structure, (pm.Chain, pm.SemiMarkov, pm.Dag, pm.Hypergraph, pm.Simplex)):
         close(op.max(*scores), row.structure.score(mu, *scores) - op.omega(mu), "Fenchel-Young holds with equality")
     else:
         with pytest.raises(NotImplementedError, match="entropy"):

@@ -7,6 +7,7 @@ from polymax.kernels.hypergraph.reference import of_edges
 from polymax.kernels.levels import levels_of
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.simplex import Explicit
 
 
 def negative_entropy(structure: Structure, mu: Parts) -> Tensor:
@@ -18,6 +19,10 @@ def negative_entropy(structure: Structure, mu: Parts) -> Tensor:
     """
     points = tensors(mu)
     dims = structure.event_dims(*points)
+    if isinstance(structure, Explicit):
+        if bool((structure.decode(mu) < 0).any()):
+            raise NotImplementedError("the entropy of Explicit away from its vertices")
+        return points[0].new_zeros(points[0].shape[:-1])
     if all(bool(((m == 0) | (m == 1)).all()) for m in points):
         return points[0].new_zeros(points[0].shape[: points[0].dim() - dims[0]])
     if not isinstance(structure, DynamicProgram):

@@ -82,7 +82,7 @@ def soft_sort(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1) -> Tensor:
     _check.floating(x, "x")
     rows = wide(x).movedim(dim, -1)
     places = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device) / gamma
-    ordered = rows.sort(-1, stable=True).values
+    ordered = rows.sort(dim=-1, stable=True).values
     return permutahedron(places.expand(rows.shape), ordered).movedim(-1, dim).to(x.dtype)
 
 

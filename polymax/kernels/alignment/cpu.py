@@ -203,6 +203,6 @@ def _path(start, stop, rows, columns, chart, g, mu):
             start = (r + j) % columns[b] * 3 * STRIP
             edges = chart[b, i // STRIP, start : start + 3 * STRIP]
             right = edges[2 * STRIP + r] > 0
-            down = edges[STRIP + r] > 0
+            down = edges[STRIP + r] > 0 and not right
             i -= not right
             j -= not down

@@ -23,7 +23,7 @@ from polymax.kernels.numba_math import inline
 MATCHED, IMPOSSIBLE, UNDEFINED = 1, 0, -1
 
 # rounds of bids: more of them pay less than paths do
-_ROUNDS = 1
+_ROUNDS = 2
 
 
 @inline
@@ -112,7 +112,7 @@ def _bid(scores, n, m, match, owner, taken, v, waiting, count, value):
     """One round of bids by the waiting rows; how many wait after it, or -1 where a row has no column at all."""
     k, left = 0, 0
     # wars between rows over a few columns can last: paths settle them
-    patience = 4 * n
+    patience = 2 * n
     while k < count:
         i = waiting[k]
         k += 1
