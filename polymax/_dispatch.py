@@ -17,15 +17,28 @@ from torch import Tensor
 # the library object owns the registrations: they live as long as it does
 _LIBRARY = torch.library.Library("polymax", "DEF")
 _FILES = {"CPU": "cpu", "CUDA": "cuda"}
+# what instances have in common: the arrays of a hypergraph, and the chart of an inside pass over all of them
+_WHOLE = ("first", "tails", "part", "chart")
 
 
-def declare(
-    package: str, schema: str, fake: Callable[..., Any], batching: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
+def declare(package: str, schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     """Declare an operator whose implementations are the files of `package`, and return it.
 
-    `batching(op)` is its vmap rule; the usual one is for tensors `(*batch, ...)` of one batch shape.
+    Every tensor argument is `(*batch, ...)` with one shared batch shape, so the vmap rule is to prepend a dimension.
     """
+    return _declared(package, schema, fake, _prepend)
+
+
+def declare_instances(package: str, schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare an operator on instances: tensors are `(B, ...)`, or of a graph that all instances share.
+
+    Where B instances come with fewer of something, groups of instances share it. The vmap rule is to make more
+    instances; a chart, the second result of an inside pass, is opaque and stays whole.
+    """
+    return _declared(package, schema, fake, _fold)
+
+
+def _declared(package: str, schema: str, fake: Callable[..., Any], batching: Callable[..., Any]) -> Callable[..., Any]:
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
     _LIBRARY.impl(name, _lazily(package, "reference", name), "CompositeExplicitAutograd")
@@ -34,7 +47,7 @@ def declare(
             _LIBRARY.impl(name, _lazily(package, file, name), key)
     op = getattr(torch.ops.polymax, name).default
     torch.library.register_fake(f"polymax::{name}", fake, lib=_LIBRARY)
-    torch.library.register_vmap(f"polymax::{name}", (batching or prepend)(op), lib=_LIBRARY)
+    torch.library.register_vmap(f"polymax::{name}", batching(op), lib=_LIBRARY)
     return op
 
 
@@ -50,7 +63,7 @@ def _lazily(package: str, file: str, name: str) -> Callable[..., Any]:
     return call
 
 
-def prepend(op: Callable[..., Any]) -> Callable[..., Any]:
+def _prepend(op: Callable[..., Any]) -> Callable[..., Any]:
     """Vmap rule of a row operator: the mapped dimension is one more batch dimension, in front."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
@@ -68,25 +81,24 @@ def prepend(op: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def fold(*whole: str) -> Callable[..., Any]:
-    """Vmap rule of an operator on instances: the mapped dimension joins the first, of all tensors but `whole`."""
+def _fold(op: Any) -> Callable[..., Any]:
+    """Vmap rule of an operator on instances: the mapped dimension joins the first."""
+    names = [argument.name for argument in op._schema.arguments]
+    inside = op._schema.name.endswith("_inside")
 
-    def batching(op: Any) -> Callable[..., Any]:
-        names = [argument.name for argument in op._schema.arguments]
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        folded = []
+        for name, arg, d in zip(names, args, in_dims, strict=True):
+            if isinstance(arg, Tensor) and name not in _WHOLE:
+                mapped = arg.movedim(d, 0) if d is not None else arg.expand(info.batch_size, *arg.shape)
+                arg = mapped.flatten(0, 1)
+            elif isinstance(arg, Tensor) and d is not None:
+                raise NotImplementedError(f"vmap over {name} of {op._schema.name}")
+            folded.append(arg)
+        out = op(*folded)
+        if not isinstance(out, tuple):
+            return out.unflatten(0, (info.batch_size, -1)), 0
+        apart = tuple(t if inside and k == 1 else t.unflatten(0, (info.batch_size, -1)) for k, t in enumerate(out))
+        return apart, tuple(None if inside and k == 1 else 0 for k in range(len(out)))
 
-        def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-            folded = []
-            for name, arg, d in zip(names, args, in_dims, strict=True):
-                if isinstance(arg, Tensor) and name not in whole:
-                    mapped = arg.movedim(d, 0) if d is not None else arg.expand(info.batch_size, *arg.shape)
-                    arg = mapped.flatten(0, 1)
-                elif isinstance(arg, Tensor) and d is not None:
-                    raise NotImplementedError(f"vmap over {name} of {op._schema.name}")
-                folded.append(arg)
-            out = op(*folded)
-            apart = tuple(t.unflatten(0, (info.batch_size, -1)) for t in (out if isinstance(out, tuple) else (out,)))
-            return (apart, (0,) * len(apart)) if isinstance(out, tuple) else (apart[0], 0)
-
-        return rule
-
-    return batching
+    return rule

@@ -139,11 +139,10 @@ def _tsallis(a, count, top, alpha, p):
         else:
             high = tau
         step = tau + total / slope if slope > 0 else high
-        if not (low < step < high):
-            step = (low + high) / 2
-        if abs(step - tau) <= 1e-16:
+        # at the root Newton stands still, on the edge of the bracket
+        if abs(step - tau) <= 1e-15:
             break
-        tau = step
+        tau = step if low < step < high else (low + high) / 2
     total = 0.0
     for e in range(count):
         base = (alpha - 1) * np.float64(a[e] - top) - tau

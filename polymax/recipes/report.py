@@ -92,8 +92,8 @@ wherever they are. The strengths were chosen so that groups show.""",
 argmax. Fused lies below max(t, 0) at the ends because its Ω is not 0 at the vertices.""",
     "simplex": """Shading: Ω, darker where lower. Dots: the argmax for a grid of scores over a disc of radius
 2, blue with three positive weights, orange with two, red with one; larger where more scores share it.""",
-    "alignment": f"""Two noisy recordings of the same bumps, made for the demo: n rows, m columns, scores minus
-the squared differences, gamma {WARPING:g}. Blue: how much each cell is expected to be on the path; grey: exactly 0.
+    "alignment": f"""Two noisy recordings of the same bumps, made for the demo; the scores are minus the squared
+differences, gamma is {WARPING:g}. Blue: how much each cell is expected to be on the path; grey: exactly 0.
 Orange: the best path, dynamic time warping. Left, every maximum smoothed by Gini: the path stays in a corridor.
 Right, soft-DTW: every cell has a weight, most of them too small to see.""",
     "tags": f"""A hidden Markov model counted in {len(tagged_sentences())} tagged sentences, with {SMOOTHING:g} added

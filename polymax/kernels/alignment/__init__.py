@@ -20,7 +20,7 @@ Shapes: scores and d (B, n, m), rows and columns (B,), g and the values (B,).
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax._dispatch import declare_instances
 
 # rows that the CPU walks together, as the lanes of its vectors
 STRIP = 32
@@ -48,17 +48,17 @@ def _tangent(
     return scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
-alignment_inside = declare(
+alignment_inside = declare_instances(
     __name__,
     "alignment_inside(Tensor scores, Tensor rows, Tensor columns, float alpha) -> (Tensor, Tensor)",
     _inside,
 )
-alignment_outside = declare(
+alignment_outside = declare_instances(
     __name__,
     "alignment_outside(Tensor scores, Tensor rows, Tensor columns, Tensor chart, Tensor g, float alpha) -> Tensor",
     _outside,
 )
-alignment_tangent = declare(
+alignment_tangent = declare_instances(
     __name__,
     "alignment_tangent(Tensor scores, Tensor rows, Tensor columns, Tensor chart, Tensor g, Tensor d, float alpha)"
     " -> (Tensor, Tensor)",

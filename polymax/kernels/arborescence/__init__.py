@@ -14,13 +14,13 @@ See: Edmonds 1967; Tarjan 1977, Finding optimum branchings; Stanojević and Cohe
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare, fold
+from polymax._dispatch import declare_instances
 
 
 def _fake(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
     return scores.new_empty((scores.shape[0], scores.shape[1] - 1), dtype=torch.long)
 
 
-arborescence = declare(
-    __name__, "arborescence(Tensor scores, Tensor lengths, bool single_root) -> Tensor", _fake, fold()
+arborescence = declare_instances(
+    __name__, "arborescence(Tensor scores, Tensor lengths, bool single_root) -> Tensor", _fake
 )

@@ -1,23 +1,23 @@
-"""Linear assignment for Numba: one matrix after another, batches in threads."""
+"""Linear assignment for Numba: one matrix after another, a batch in threads."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.kernels.assignment import outputs
 from polymax.kernels.assignment.numba_match import MATCHED, UNDEFINED, best_match, workspace
 from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.numba_math import kernel
 
-# a matrix costs some passes over it, and more the larger it is
+# what a matrix costs in passes over it
 _PASSES = 10
 
 
 def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    match, u, v = outputs(scores)
     batch, n, m = scores.shape
-    match = torch.empty(batch, n, dtype=torch.long)
-    u, v = scores.new_empty(batch, n), scores.new_empty(batch, m)
-    inputs = (x.detach().contiguous().numpy() for x in (scores, rows, columns))
-    parallel(_assignment, torch.Size((batch, n * m)), _PASSES, *inputs, match.numpy(), u.numpy(), v.numpy())
+    arrays = [x.detach().contiguous().numpy() for x in (scores, rows, columns, match, u, v)]
+    parallel(_assignment, torch.Size((batch, n * m)), _PASSES, *arrays)
     return match, u, v
 
 
@@ -25,19 +25,17 @@ def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, T
 def _assignment(start, stop, scores, rows, columns, match, u, v):
     n, m = scores.shape[1:]
     space = workspace(n, m)
-    row_dual, column_dual = np.empty(n), np.empty(m)
+    row_duals, column_duals = np.empty(n), np.empty(m)
     for b in range(start, stop):
         height, width = rows[b], columns[b]
         match[b] = -1
         u[b] = 0
         v[b] = 0
-        outcome = best_match(scores[b], height, width, match[b], row_dual, column_dual, space, False)
+        outcome = best_match(scores[b], height, width, match[b], row_duals, column_duals, space, False)
         if outcome == MATCHED:
-            u[b, :height] = row_dual[:height]
-            v[b, :width] = column_dual[:width]
+            u[b, :height] = row_duals[:height]
+            v[b, :width] = column_duals[:width]
             continue
         match[b] = -1
-        # no assignment is worth -inf, the lower bound of the duals
         u[b, :height] = np.nan if outcome == UNDEFINED else -np.inf
-        if outcome == UNDEFINED:
-            v[b, :width] = np.nan
+        v[b, :width] = np.nan if outcome == UNDEFINED else 0

@@ -7,8 +7,8 @@ Columns have prices v, and every row is matched to a column of its best value
 Rows first bid: a row takes its best column, raises the price by what the column is worth more than the second best,
 and the row that had it bids again. That leaves few rows without a column; for each of them a shortest path in the
 slacks u_i + v_j - scores[i, j] to a free column gives the rows on it their next columns, and the prices of the
-columns nearer than the free one rise by how much nearer they are. Prices of free columns stay 0, unless no column
-is free in the end: then prices count up to a constant, and start at the best score of each column.
+columns nearer than the free one rise by how much nearer they are. Prices of free columns stay 0. In a square no
+column stays free: prices count up to a constant, and start at the highest score of each column.
 
 All arithmetic is in float64: sums of float32 scores are then exact, or nearly, and ties are ties.
 
@@ -21,9 +21,6 @@ from numba.extending import intrinsic
 from polymax.kernels.numba_math import inline
 
 MATCHED, IMPOSSIBLE, UNDEFINED = 1, 0, -1
-
-# rounds of bids: more of them pay less than paths do
-_ROUNDS = 2
 
 
 @inline
@@ -77,10 +74,9 @@ def _match_rows(scores, n, m, match, owner, u, v, reals, indices, warm):
         if match[i] < 0:
             waiting[count] = i
             count += 1
-    for _ in range(_ROUNDS):
-        count = _bid(scores, n, m, match, owner, taken, v, waiting, count, reals[1])
-        if count < 0:
-            return IMPOSSIBLE
+    count = _bid(scores, n, m, match, owner, taken, v, waiting, count, reals[1])
+    if count < 0:
+        return IMPOSSIBLE
     for k in range(count):
         if not _augment(scores, m, waiting[k], match, owner, taken, v, reals, indices):
             return IMPOSSIBLE
@@ -109,10 +105,10 @@ def _settle(scores, n, match, owner, taken, v, value):
 
 @inline
 def _bid(scores, n, m, match, owner, taken, v, waiting, count, value):
-    """One round of bids by the waiting rows; how many wait after it, or -1 where a row has no column at all."""
+    """Bids of the waiting rows; how many wait after them, or -1 where a row has no column at all."""
     k, left = 0, 0
     # wars between rows over a few columns can last: paths settle them
-    patience = 2 * n
+    patience = n + count
     while k < count:
         i = waiting[k]
         k += 1

@@ -17,7 +17,7 @@ See: Mensch and Blondel 2018, Sections 3 and 4.
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax._dispatch import declare_instances
 
 
 def _fake_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
@@ -48,18 +48,18 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-chain_inside = declare(
+chain_inside = declare_instances(
     __name__,
     "chain_inside(Tensor unary, Tensor transition, Tensor lengths, float alpha) -> (Tensor, Tensor)",
     _fake_inside,
 )
-chain_outside = declare(
+chain_outside = declare_instances(
     __name__,
     "chain_outside(Tensor unary, Tensor transition, Tensor lengths, Tensor chart, Tensor g, float alpha)"
     " -> (Tensor, Tensor)",
     _fake_outside,
 )
-chain_tangent = declare(
+chain_tangent = declare_instances(
     __name__,
     "chain_tangent(Tensor unary, Tensor transition, Tensor lengths, Tensor chart, Tensor g, Tensor d_unary,"
     " Tensor d_transition, float alpha) -> (Tensor, Tensor, Tensor)",

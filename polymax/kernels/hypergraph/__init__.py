@@ -19,7 +19,7 @@ See: Mensch and Blondel 2018, Sections 2 and 3; Huang and Chiang 2005, Section 4
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax._dispatch import declare_instances
 
 _GRAPH = "Tensor first, Tensor tails, Tensor part, Tensor roots"
 
@@ -95,31 +95,33 @@ def _fake_count(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tenso
     return p.new_empty(p.shape[:1], dtype=torch.float64)
 
 
-hypergraph_inside = declare(
+hypergraph_inside = declare_instances(
     __name__, f"hypergraph_inside(Tensor scores, {_GRAPH}, float alpha) -> (Tensor, Tensor)", _fake_inside
 )
-hypergraph_outside = declare(
+hypergraph_outside = declare_instances(
     __name__,
     f"hypergraph_outside(Tensor scores, {_GRAPH}, Tensor chart, Tensor g, float alpha) -> Tensor",
     _fake_outside,
 )
-hypergraph_tangent = declare(
+hypergraph_tangent = declare_instances(
     __name__,
     f"hypergraph_tangent(Tensor scores, {_GRAPH}, Tensor chart, Tensor g, Tensor d, float alpha) -> (Tensor, Tensor)",
     _fake_tangent,
 )
-hypergraph_weights = declare(
-    __name__, f"hypergraph_weights(Tensor scores, {_GRAPH}, Tensor chart, float alpha) -> Tensor", _fake_weights
+hypergraph_weights = declare_instances(
+    __name__,
+    f"hypergraph_weights(Tensor scores, {_GRAPH}, Tensor chart, float alpha) -> Tensor",
+    _fake_weights,
 )
-hypergraph_visits = declare(
+hypergraph_visits = declare_instances(
     __name__, "hypergraph_visits(Tensor p, Tensor first, Tensor tails, Tensor roots) -> Tensor", _fake_visits
 )
-hypergraph_sample = declare(
+hypergraph_sample = declare_instances(
     __name__, f"hypergraph_sample(Tensor p, {_GRAPH}, Tensor seeds, int parts) -> Tensor", _fake_sample
 )
-hypergraph_kbest = declare(
+hypergraph_kbest = declare_instances(
     __name__, f"hypergraph_kbest(Tensor weights, {_GRAPH}, int k, int parts) -> (Tensor, Tensor)", _fake_kbest
 )
-hypergraph_count = declare(
+hypergraph_count = declare_instances(
     __name__, "hypergraph_count(Tensor p, Tensor first, Tensor tails, Tensor roots) -> Tensor", _fake_count
 )

@@ -19,7 +19,7 @@ See: Eisner 1996; Mensch and Blondel 2018, Section 3.
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax._dispatch import declare_instances
 
 # columns past the last that kernels may touch
 PADDING = 4
@@ -45,18 +45,18 @@ def _fake_tangent(
     return scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
-projective_tree_inside = declare(
+projective_tree_inside = declare_instances(
     __name__,
     "projective_tree_inside(Tensor scores, Tensor lengths, bool single_root, float alpha) -> (Tensor, Tensor)",
     _fake_inside,
 )
-projective_tree_outside = declare(
+projective_tree_outside = declare_instances(
     __name__,
     "projective_tree_outside(Tensor scores, Tensor lengths, Tensor chart, Tensor g, bool single_root, float alpha)"
     " -> Tensor",
     _fake_outside,
 )
-projective_tree_tangent = declare(
+projective_tree_tangent = declare_instances(
     __name__,
     "projective_tree_tangent(Tensor scores, Tensor lengths, Tensor chart, Tensor g, Tensor d, bool single_root,"
     " float alpha) -> (Tensor, Tensor)",

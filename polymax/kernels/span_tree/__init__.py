@@ -17,7 +17,7 @@ See: Mensch and Blondel 2018, Section 3.
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax._dispatch import declare_instances
 
 # columns past the last that kernels may touch
 PADDING = 4
@@ -43,15 +43,15 @@ def _fake_tangent(
     return scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
-span_tree_inside = declare(
+span_tree_inside = declare_instances(
     __name__, "span_tree_inside(Tensor scores, Tensor lengths, float alpha) -> (Tensor, Tensor)", _fake_inside
 )
-span_tree_outside = declare(
+span_tree_outside = declare_instances(
     __name__,
     "span_tree_outside(Tensor scores, Tensor lengths, Tensor chart, Tensor g, float alpha) -> Tensor",
     _fake_outside,
 )
-span_tree_tangent = declare(
+span_tree_tangent = declare_instances(
     __name__,
     "span_tree_tangent(Tensor scores, Tensor lengths, Tensor chart, Tensor g, Tensor d, float alpha)"
     " -> (Tensor, Tensor)",

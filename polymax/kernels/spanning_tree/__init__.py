@@ -15,7 +15,7 @@ leaves for the next two; its layout is the device's own, in float64. The diagona
 are not read; they get 0. Without a tree the value is -inf.
 
 Shapes: scores, d `(B, n + 1, n + 1)`, [head, modifier]; lengths, value, g `(B,)`; chart `(B, 2, n + 2, n + 1)`;
-seeds `(S, B)`; sampled heads `(S, B, n)`; best values `(B, k)` and heads `(B, k, n)`, of tokens 1..n, -1 at padding.
+seeds `(B, S)`; sampled heads `(B, S, n)`; best values `(B, k)` and heads `(B, k, n)`, of tokens 1..n, -1 at padding.
 
 See: Tutte 1984; Koo et al. 2007, Structured prediction models via the matrix-tree theorem; Grassmann, Taksar and
 Heyman 1985; Lawler 1972 (k best).
@@ -24,7 +24,7 @@ Heyman 1985; Lawler 1972 (k best).
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare, fold
+from polymax._dispatch import declare_instances
 
 
 def chart_like(scores: Tensor) -> Tensor:
@@ -56,34 +56,29 @@ def _fake_kbest(scores: Tensor, lengths: Tensor, k: int, single_root: bool) -> t
     return scores.new_empty((batch, k)), scores.new_empty((batch, k, size - 1), dtype=torch.long)
 
 
-spanning_tree_inside = declare(
+spanning_tree_inside = declare_instances(
     __name__,
     "spanning_tree_inside(Tensor scores, Tensor lengths, bool single_root) -> (Tensor, Tensor)",
     _fake_inside,
-    fold(),
 )
-spanning_tree_outside = declare(
+spanning_tree_outside = declare_instances(
     __name__,
     "spanning_tree_outside(Tensor scores, Tensor lengths, Tensor chart, Tensor g, bool single_root) -> Tensor",
     _fake_outside,
-    fold(),
 )
-spanning_tree_tangent = declare(
+spanning_tree_tangent = declare_instances(
     __name__,
     "spanning_tree_tangent(Tensor scores, Tensor lengths, Tensor chart, Tensor g, Tensor d, bool single_root)"
     " -> (Tensor, Tensor)",
     _fake_tangent,
-    fold(),
 )
-spanning_tree_sample = declare(
+spanning_tree_sample = declare_instances(
     __name__,
     "spanning_tree_sample(Tensor scores, Tensor lengths, Tensor seeds, bool single_root) -> Tensor",
     _fake_sample,
-    fold("scores", "lengths", "seeds"),
 )
-spanning_tree_kbest = declare(
+spanning_tree_kbest = declare_instances(
     __name__,
     "spanning_tree_kbest(Tensor scores, Tensor lengths, int k, bool single_root) -> (Tensor, Tensor)",
     _fake_kbest,
-    fold(),
 )

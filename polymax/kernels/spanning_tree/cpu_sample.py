@@ -39,13 +39,13 @@ def _sample(start, stop, lengths, chart, seeds, heads, first):
     head, through, state = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
     terms = np.empty(size)
     for row in range(start, stop):
-        s, b = row // len(lengths), row % len(lengths)
-        heads[s, b] = -1
+        b, s = row // seeds.shape[1], row % seeds.shape[1]
+        heads[b, s] = -1
         if chart[b, 0, size, 0] != EMPTY:
-            _tree(lengths[b], first, chart[b], np.uint64(seeds[s, b]), head, through, state, terms)
+            _tree(lengths[b], first, chart[b], np.uint64(seeds[b, s]), head, through, state, terms)
             order = chart[b, 1, size]
             for j in range(1, lengths[b] + 1):
-                heads[s, b, int(order[j]) - 1] = int(order[head[j]])
+                heads[b, s, int(order[j]) - 1] = int(order[head[j]])
 
 
 @inline

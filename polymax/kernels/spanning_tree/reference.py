@@ -86,10 +86,10 @@ def spanning_tree_sample(scores: Tensor, lengths: Tensor, seeds: Tensor, single_
         values, trees = _listed(scores[b], n, single_root)
         if not trees or n == 0:
             continue
-        for s in range(seeds.shape[0]):
-            generator = torch.Generator().manual_seed(int(seeds[s, b]) % 2**63)
+        for s in range(seeds.shape[1]):
+            generator = torch.Generator().manual_seed(int(seeds[b, s]) % 2**63)
             chosen = int(torch.multinomial(values.softmax(0), 1, generator=generator))
-            heads[s, b, :n] = torch.tensor(trees[chosen])
+            heads[b, s, :n] = torch.tensor(trees[chosen])
     return heads.to(scores.device)
 
 
