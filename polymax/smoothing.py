@@ -17,6 +17,7 @@ from polymax.distribution import Gibbs, Walk
 from polymax.kernels.levels import levels_of
 from polymax.regularizers import Gini, Regularizer, Shannon, Tsallis, Zero
 from polymax.regularizers.entropies import positive
+from polymax.structures.assignment import Assignment
 from polymax.structures.base import Counted, Parts, Structure, tensors
 from polymax.structures.dynamic import HARD, SHANNON, DynamicProgram, checked, narrow
 from polymax.structures.entropy import negative_entropy
@@ -93,7 +94,9 @@ class Marginals(Smoothing):
 
     def __post_init__(self) -> None:
         if not isinstance(self.structure, Counted):
-            raise TypeError(f"{type(self.structure).__name__} has no logsumexp, so Marginals are out of reach")
+            name = type(self.structure).__name__
+            why = ": the sum over assignments is #P-complete" if isinstance(self.structure, Assignment) else ""
+            raise TypeError(f"{name} has no logsumexp, so Marginals are out of reach{why}; SparseMap needs map alone")
         positive(self.gamma, "gamma")
 
     def max(self, *scores: Tensor) -> Tensor:
@@ -101,10 +104,8 @@ class Marginals(Smoothing):
         return warmed(self.structure.logsumexp(*cold), self.gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
-        if not isinstance(self.structure, DynamicProgram):
-            raise NotImplementedError(f"marginals of {type(self.structure).__name__}")
         cold = cooled(self.structure, self.structure.full(*checked(scores)), self.gamma)
-        return narrow(self.structure.problem(*cold).expectation(SHANNON), scores[0].dtype)
+        return narrow(self.structure.marginals(*cold), scores[0].dtype)
 
     def omega(self, mu: Parts) -> Tensor:
         return warmed(negative_entropy(self.structure, mu), self.gamma)

@@ -108,7 +108,7 @@ def test_gini_leaves_few_parts_and_marginals_all():
 def test_tag_model_is_normalised():
     unary, transition = tagged.tag_scores(tagged.SHOWN)
     assert unary.shape == (len(tagged.SHOWN), len(tagged.TAGS))
-    torch.testing.assert_close(transition.exp().sum(1), torch.ones(len(tagged.TAGS)))
+    torch.testing.assert_close(transition.exp().sum(1), torch.ones(len(tagged.TAGS), dtype=torch.float64))
     assert all(tag in tagged.TAGS for sentence in tagged.tagged_sentences() for _, tag in sentence)
     best = pm.Chain().decode(pm.Chain().map(unary, transition))
     assert [tagged.TAGS[k] for k in best] == ["NOUN", "VERB", "ADP", "DET", "NOUN"]

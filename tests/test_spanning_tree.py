@@ -187,13 +187,13 @@ def test_the_best_of_many(single_root):
     scores = randn(6, 41, 41, seed=3)
     structure = SpanningTree(single_root=single_root)
     best = structure.map(scores)
-    close(marginals(structure, 1e4 * scores), best, "cold marginals are the best tree")
+    close(marginals(structure, 1e6 * scores), best, "cold marginals are the best tree")
     close(structure.best_score(scores), structure.score(best, scores), "best_score is the score of map")
     equal(best, structure.map(scores), "the same call gives the same tree")
     large = scores.clone()
     # a root must lose no digits of what is compared under it
     large[:, 0] += 1e12
-    equal(SpanningTree().map(large)[:, 1:, 1:].sum((1, 2)), torch.full((6,), 39.0), "one root, whatever it scores")
+    close(SpanningTree().map(large)[:, 0].sum(-1), torch.ones(6), "one root, whatever it scores")
 
 
 @roots

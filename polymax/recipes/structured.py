@@ -36,7 +36,10 @@ OTHERS, BETWEEN = -2.0, 0.2
 
 @dataclass(frozen=True)
 class Shown:
-    """A structure, its scores, and a temperature."""
+    """A structure, its scores, and a temperature.
+
+    All scores are float64, so that one variant of each kernel is compiled.
+    """
 
     name: str
     structure: pm.DynamicProgram
@@ -64,7 +67,7 @@ class Shown:
 
     def count(self) -> str:
         """How many structures there are: the sum over all of exp(0)."""
-        zeros = [torch.zeros_like(x, dtype=torch.float64) for x in self.scores]
+        zeros = [torch.zeros_like(x) for x in self.scores]
         found = float(self.structure.logsumexp(*zeros).exp())
         return f"{found:,.0f}" if found < 1e6 else f"{found:.1e}"
 
@@ -96,12 +99,14 @@ def shown_structures() -> tuple[Shown, ...]:
 
 
 def _spans() -> Tensor:
-    return torch.tensor([[SPANS.get((first, last), 0.0) for last in KINDS] for first in KINDS]).triu(1)
+    return torch.tensor(
+        [[SPANS.get((first, last), 0.0) for last in KINDS] for first in KINDS], dtype=torch.float64
+    ).triu(1)
 
 
 def _arcs() -> Tensor:
     kinds = ("ROOT", *KINDS)
-    scores = torch.full((len(kinds), len(kinds)), OTHERS)
+    scores = torch.full((len(kinds), len(kinds)), OTHERS, dtype=torch.float64)
     for h, head in enumerate(kinds):
         for m, modifier in enumerate(kinds):
             rules = LEFTWARDS if m < h else RIGHTWARDS

@@ -72,5 +72,5 @@ def _log_probabilities(
     events: Iterable[tuple[str, str]], given: Sequence[str], of: Sequence[str], smoothing: float
 ) -> Tensor:
     counts = Counter(events)
-    table = torch.tensor([[counts[a, b] + smoothing for b in of] for a in given])
+    table = torch.tensor([[counts[a, b] + smoothing for b in of] for a in given], dtype=torch.float64)
     return (table / table.sum(1, keepdim=True)).log()

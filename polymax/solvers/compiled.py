@@ -5,16 +5,18 @@ from torch import Tensor
 
 from polymax.solvers.base import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver
 from polymax.structures.alignment import Alignment
-from polymax.structures.base import Structure
+from polymax.structures.assignment import Assignment
+from polymax.structures.base import Structure, checked_lengths, used_parts
 from polymax.structures.chain import Chain
 from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.hypergraph import Dag
 from polymax.structures.projective_tree import ProjectiveTree
 from polymax.structures.semi_markov import SemiMarkov
 from polymax.structures.span_tree import SpanTree
+from polymax.structures.spanning_tree import SpanningTree
 
 _RULES = {ActiveSet: 0, FrankWolfe: 1, AwayStep: 2, Pairwise: 3}
-# their structures use a part once at most, so that a row of bytes holds them
+# their structures use a part once at most, so that a list of parts holds them
 _DERIVED = (SemiMarkov, Alignment, SpanTree, ProjectiveTree, Dag)
 
 
@@ -22,7 +24,7 @@ def solve(
     solver: Solver, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None
 ) -> tuple[Solution, Tensor] | None:
     """The solution and which instances converged, (*batch,); None where there is no compiled loop."""
-    from polymax.solvers import cpu
+    from polymax.solvers import cpu, cpu_matrices
 
     if type(solver) not in _RULES or scores[0].device.type != "cpu":
         return None
@@ -32,20 +34,29 @@ def solve(
     if isinstance(structure, Chain):
         unary, transition, lengths, _ = structure._flat(*scores)
         found = cpu.solve_chain(unary, transition, lengths, *settings)
+    elif isinstance(structure, SpanningTree):
+        arcs, lengths, _ = structure._flat(*scores)
+        found = cpu_matrices.solve_trees(arcs, lengths, structure.single_root, *settings)
+    elif isinstance(structure, Assignment):
+        given = structure.lengths or (None, None)
+        sizes = (checked_lengths(t, batch, n, scores[0].device, "lengths") for t, n in zip(given, event, strict=True))
+        found = cpu_matrices.solve_matches(scores[0].reshape(batch.numel(), *event), *sizes, *settings)
     elif isinstance(structure, _DERIVED):
         assert isinstance(structure, DynamicProgram)
         tree = structure.derivations(*scores)
         found = cpu.solve_derivations(tree.scores, *tree.graph.arrays, tree.roots, event.numel(), *settings)
     else:
         return None
-    rows, weights, iterations, gap, status = found
+    used, weights, iterations, gap, status = found
     # heaviest first
     order = torch.sort(weights, dim=-1, descending=True, stable=True).indices
-    weights = weights.gather(-1, order)
-    rows = rows.gather(1, order.unsqueeze(-1).expand_as(rows)).double()
+    used = used.gather(1, order.unsqueeze(-1).expand_as(used)).long()
+    # what is not used goes to a part of its own, and off
+    rows = torch.zeros(*used.shape[:2], event.numel() + 1, dtype=torch.float64)
+    rows.scatter_(-1, torch.where(used < 0, event.numel(), used), 1.0)
     solution = Solution(
-        rows.reshape(*batch, -1, *event) if rows.numel() else rows.reshape(*batch, rows.shape[1], *event),
-        weights.reshape(*batch, weights.shape[-1]),
+        rows[..., :-1].reshape(*batch, used.shape[1], *event),
+        weights.gather(-1, order).reshape(*batch, used.shape[1]),
         iterations.reshape(batch),
         gap.clamp(min=0).reshape(batch),
     )
@@ -55,11 +66,29 @@ def solve(
 def _seeds(
     structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, batch: torch.Size, event: torch.Size
 ) -> tuple[Tensor, Tensor, Tensor]:
-    count = batch.numel()
+    """Structures to start from: the parts they use, their scores and weights."""
+    count, most = batch.numel(), _most_parts(structure, event)
     if start is None:
         none = torch.zeros(count, 0, dtype=torch.float64)
-        return torch.zeros(count, 0, event.numel(), dtype=torch.uint8), none, none
+        return torch.zeros(count, 0, most, dtype=torch.int32), none, none
     b = structure.rescore(start.vertices.double(), *(x.double() for x in scores))
     k = b.shape[-1]
-    rows = start.vertices.reshape(count, k, event.numel()).to(torch.uint8)
-    return rows, b.reshape(count, k), start.probs.reshape(count, k).double()
+    parts = used_parts(start.vertices.reshape(count, k, event.numel()), 1)[..., :most]
+    parts = torch.nn.functional.pad(parts, (0, most - parts.shape[-1]), value=-1)
+    return parts.int(), b.reshape(count, k), start.probs.reshape(count, k).double()
+
+
+def _most_parts(structure: Structure, event: torch.Size) -> int:
+    """How many parts of the first tensor a structure can use."""
+    match structure:
+        case Chain() | SemiMarkov():
+            return event[0]
+        case Alignment():
+            return event[0] + event[1]
+        case SpanTree():
+            return 2 * event[0]
+        case ProjectiveTree() | SpanningTree():
+            return event[0]
+        case Assignment():
+            return min(event)
+    return event.numel()

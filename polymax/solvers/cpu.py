@@ -9,20 +9,20 @@ from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.numba_math import kernel
-from polymax.solvers.numba_weights import FULL, GOING, first, improve, resume
+from polymax.solvers.numba_weights import FULL, GOING, finish, first, improve, resume
 
 INFEASIBLE = 3
 # room for so many structures at first; more where they do not suffice
-_ROOM = 32
+_ROOM = 128
 
 
 def solve_chain(
     unary: Tensor, transition: Tensor, lengths: Tensor, rule: int, max_iter: int, tol: float, *seeds: Tensor
 ) -> tuple[Tensor, ...]:
-    """Tag sequences; tensors as the chain kernels take them, seeds as `_run` does."""
+    """Tag sequences; tensors as the chain kernels take them, seeds as `run` does."""
     scores = [x.double().contiguous().numpy() for x in (unary, transition)]
     n, s = unary.shape[1:]
-    return _run(_chain, (*scores, lengths.numpy()), n * s * s, rule, max_iter, tol, seeds)
+    return run(_chain, (*scores, lengths.numpy()), n * s * s, rule, max_iter, tol, seeds)
 
 
 def solve_derivations(
@@ -39,10 +39,10 @@ def solve_derivations(
 ) -> tuple[Tensor, ...]:
     """Derivations that use a part once at most, the first `penalised` parts being those of the first tensor."""
     arrays = [x.contiguous().numpy() for x in (scores.double(), first, tails, part, roots)]
-    return _run(_hypergraph, (*arrays, penalised), part.shape[0], rule, max_iter, tol, seeds)
+    return run(_hypergraph, (*arrays, penalised), part.shape[0], rule, max_iter, tol, seeds)
 
 
-def _run(
+def run(
     solve: Callable[..., None],
     problem: tuple[Any, ...],
     work: int,
@@ -53,68 +53,66 @@ def _run(
 ) -> tuple[Tensor, ...]:
     """Solve all instances, with more room for structures as long as one needs it.
 
-    Seeds are rows of bytes (B, S, d), their scores and weights (B, S). The results are rows (B, K, d), weights (B, K),
-    and iterations, gaps and status (B,).
+    Seeds are the parts that structures use (B, S, parts), -1 after the last, their scores and weights (B, S). Results
+    are parts (B, K, parts), weights (B, K), and iterations, gaps and status (B,).
     """
-    given, seed_scores, seed_weights = (x.contiguous() for x in seeds)
-    count, most, d = given.shape
+    given, seed_scores, seed_weights = seeds
+    count, most, parts = given.shape
     room = max(_ROOM, 2 * most)
     while True:
-        rows = torch.zeros(count, room, d, dtype=torch.uint8)
+        used = torch.full((count, room, parts), -1, dtype=torch.int32)
         scores, weights = torch.zeros(count, room, dtype=torch.float64), torch.zeros(count, room, dtype=torch.float64)
-        rows[:, :most], scores[:, :most], weights[:, :most] = given, seed_scores, seed_weights
+        used[:, :most], scores[:, :most], weights[:, :most] = given, seed_scores, seed_weights
         iterations, status = (torch.zeros(count, dtype=torch.long) for _ in range(2))
         gap = torch.zeros(count, dtype=torch.float64)
-        outputs = [t.numpy() for t in (rows, scores, weights, iterations, gap, status)]
+        outputs = [t.numpy() for t in (used, scores, weights, iterations, gap, status)]
         parallel(solve, torch.Size((count, work)), 16, *problem, rule, max_iter, tol, most, *outputs)
         if not bool((status == FULL).any()):
             break
         room *= 4
-    used = max(int((weights > 0).sum(-1).max()) if weights.numel() else 0, 1)
-    return rows[:, :used].contiguous(), weights[:, :used].contiguous(), iterations, gap, status
+    width = max(int((weights > 0).sum(-1).max()) if weights.numel() else 0, 1)
+    return used[:, :width], weights[:, :width], iterations, gap, status
 
 
 @kernel
 def _chain(
-    start, stop, unary, transition, lengths, rule, max_iter, tol, seeds, rows, scores, weights, iterations, gap, status
+    start, stop, unary, transition, lengths, rule, max_iter, tol, seeds, used, scores, weights, iterations, gap, status
 ):
     _, n, s = unary.shape
-    room = rows.shape[1]
+    room = used.shape[1]
     shared = max(unary.shape[0] // max(transition.shape[0], 1), 1)
     gram, factor, work = np.empty((room, room)), np.empty((room, room)), np.empty((4, room))
-    mu, vertex = np.empty(n * s), np.empty(n * s, np.uint8)
-    values, back, tags = np.empty((2, s)), np.empty((n, s), np.int32), np.empty(n, np.int64)
+    mu, mark, vertex = np.empty(n * s), np.zeros(n * s, np.bool_), np.empty(n, np.int32)
+    values, back = np.empty((2, s)), np.empty((n, s), np.int32)
     for i in range(start, stop):
         steps = transition[i // shared]
         mu[:] = 0.0
-        count = resume(seeds, rows[i], gram, scores[i], weights[i], mu, factor, work)
-        score = _best_tags(unary[i], steps, lengths[i], mu, values, back, tags, vertex)
+        count = resume(seeds, used[i], gram, scores[i], weights[i], mu, factor, work, mark)
+        size, score = _best_tags(unary[i], steps, lengths[i], mu, values, back, vertex)
         if score == -np.inf:
-            weights[i] = 0.0
+            finish(0, used[i], gram, weights[i])
             status[i] = INFEASIBLE
             continue
         if count == 0:
-            count = first(vertex, score, rows[i], gram, scores[i], weights[i], mu, factor)
+            count = first(vertex, size, score, used[i], gram, scores[i], weights[i], mu, factor)
         status[i] = GOING
         for turn in range(max_iter):
-            score = _best_tags(unary[i], steps, lengths[i], mu, values, back, tags, vertex)
+            size, score = _best_tags(unary[i], steps, lengths[i], mu, values, back, vertex)
             count, gap[i], status[i] = improve(
-                rule, tol, count, vertex, score, rows[i], gram, scores[i], weights[i], mu, factor, work
+                rule, tol, count, vertex, size, score, used[i], gram, scores[i], weights[i], mu, factor, work, mark
             )
             iterations[i] = turn
             if status[i] != GOING:
                 break
-        weights[i, count:] = 0.0
-        rows[i, count:] = 0
+        finish(count, used[i], gram, weights[i])
 
 
 @kernel
-def _best_tags(unary, steps, length, mu, values, back, tags, vertex):
-    """The best sequence around mu, as tags and as a row; its own score."""
+def _best_tags(unary, steps, length, mu, values, back, vertex):
+    """The best sequence around mu as a list of parts: how many, and its own score."""
     s = unary.shape[1]
-    vertex[:] = 0
     if length == 0:
-        return 0.0
+        return 0, 0.0
     v, w = values[0], values[1]
     for j in range(s):
         v[j] = unary[0, j] - mu[j]
@@ -136,17 +134,16 @@ def _best_tags(unary, steps, length, mu, values, back, tags, vertex):
         if v[j] > v[best]:
             best = j
     if v[best] == -np.inf:
-        return -np.inf
+        return 0, -np.inf
     score = 0.0
     for t in range(length - 1, -1, -1):
-        tags[t] = best
-        vertex[t * s + best] = 1
+        vertex[t] = t * s + best
         score += unary[t, best]
         if t > 0:
             before = back[t, best]
             score += steps[min(t - 1, steps.shape[0] - 1), before, best]
             best = before
-    return score
+    return length, score
 
 
 @kernel
@@ -163,7 +160,7 @@ def _hypergraph(
     max_iter,
     tol,
     seeds,
-    rows,
+    used,
     scores,
     weights,
     iterations,
@@ -171,33 +168,34 @@ def _hypergraph(
     status,
 ):
     nodes = first_edge.size - 1
-    room = rows.shape[1]
+    room = used.shape[1]
     gram, factor, work = np.empty((room, room)), np.empty((room, room)), np.empty((4, room))
-    mu, vertex = np.empty(penalised), np.empty(penalised, np.uint8)
+    mu, mark, vertex = np.empty(penalised), np.zeros(penalised, np.bool_), np.empty(used.shape[2], np.int32)
     values, back, waiting = np.empty(nodes + 1), np.empty(nodes + 1, np.int64), np.empty(nodes + 1, np.int64)
     needed = np.zeros(nodes + 1, np.bool_)
     for i in range(start, stop):
         mu[:] = 0.0
         _reach(first_edge, tails, roots[i], needed)
-        count = resume(seeds, rows[i], gram, scores[i], weights[i], mu, factor, work)
-        score = _best_tree(parts[i], first_edge, tails, part, roots[i], needed, mu, values, back, waiting, vertex)
+        count = resume(seeds, used[i], gram, scores[i], weights[i], mu, factor, work, mark)
+        size, score = _best_tree(parts[i], first_edge, tails, part, roots[i], needed, mu, values, back, waiting, vertex)
         if score == -np.inf:
-            weights[i] = 0.0
+            finish(0, used[i], gram, weights[i])
             status[i] = INFEASIBLE
             continue
         if count == 0:
-            count = first(vertex, score, rows[i], gram, scores[i], weights[i], mu, factor)
+            count = first(vertex, size, score, used[i], gram, scores[i], weights[i], mu, factor)
         status[i] = GOING
         for turn in range(max_iter):
-            score = _best_tree(parts[i], first_edge, tails, part, roots[i], needed, mu, values, back, waiting, vertex)
+            size, score = _best_tree(
+                parts[i], first_edge, tails, part, roots[i], needed, mu, values, back, waiting, vertex
+            )
             count, gap[i], status[i] = improve(
-                rule, tol, count, vertex, score, rows[i], gram, scores[i], weights[i], mu, factor, work
+                rule, tol, count, vertex, size, score, used[i], gram, scores[i], weights[i], mu, factor, work, mark
             )
             iterations[i] = turn
             if status[i] != GOING:
                 break
-        weights[i, count:] = 0.0
-        rows[i, count:] = 0
+        finish(count, used[i], gram, weights[i])
 
 
 @kernel
@@ -216,10 +214,9 @@ def _reach(first_edge, tails, root, needed):
 
 @kernel
 def _best_tree(parts, first_edge, tails, part, root, needed, mu, values, back, waiting, vertex):
-    """The best derivation around mu as a row of the penalised parts; its own score."""
-    vertex[:] = 0
+    """The best derivation around mu as a list of penalised parts: how many, and its own score."""
     if root < 0:
-        return 0.0
+        return 0, 0.0
     penalised = mu.size
     for h in range(root + 1):
         if not needed[h]:
@@ -239,8 +236,8 @@ def _best_tree(parts, first_edge, tails, part, root, needed, mu, values, back, w
                 values[h] = a
                 back[h] = e
     if values[root] == -np.inf:
-        return -np.inf
-    score = 0.0
+        return 0, -np.inf
+    size, score = 0, 0.0
     waiting[0] = root
     left = 1
     while left > 0:
@@ -251,9 +248,10 @@ def _best_tree(parts, first_edge, tails, part, root, needed, mu, values, back, w
         if part[e] >= 0:
             score += parts[part[e]]
             if part[e] < penalised:
-                vertex[part[e]] = 1
+                vertex[size] = part[e]
+                size += 1
         for t in tails[e]:
             if t >= 0:
                 waiting[left] = t
                 left += 1
-    return score
+    return size, score

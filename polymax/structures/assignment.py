@@ -1,6 +1,7 @@
 """Assignments of rows to columns: matchings in a bipartite graph."""
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,7 +15,7 @@ from polymax.structures.base import Structure, checked_lengths
 
 
 class Duals(NamedTuple):
-    """The dual variables of rows (*batch, n) and columns (*batch, m)."""
+    """Dual variables of the rows (*batch, n) and the columns (*batch, m)."""
 
     rows: Tensor
     columns: Tensor
@@ -24,9 +25,7 @@ class Duals(NamedTuple):
 class Assignment(Structure):
     """Each row one column and each column at most one row (n <= m), or the transpose (n > m); the parts are pairs.
 
-        max over y of <scores, y>
-
-    The sum over assignments is a permanent, out of reach: there are no Marginals of this set.
+    The sum over assignments is a permanent, and #P-complete: the set has no Marginals.
 
     Shapes: scores (*batch, n, m); lengths a pair of (*batch,), rows and columns of each instance
 
@@ -43,14 +42,83 @@ class Assignment(Structure):
     def map(self, *scores: Tensor) -> Tensor:
         """The best assignment as indicators (*batch, n, m).
 
-        An instance without one, which -inf can make, is a ValueError on the CPU. Elsewhere it is zeros, since to look
-        would be to wait for the device: `feasible` tells. NaN fills its own instance.
+        An instance that -inf leaves without one is a ValueError on the CPU. On other devices it is zeros, since to look
+        would be to wait for them: `feasible` tells. NaN fills its own instance.
         """
-        x, match, u, _ = self._solved(*scores)
-        if _check.readable(u):
-            self._refuse_infeasible(u, x.shape[:-2])
-        y = torch.zeros(*match.shape, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
-        # unmatched rows point past the last column
-        y = y.scatter(-1, (match % y.shape[-1]).unsqueeze(-1), 1)[..., :-1]
-        y = torch.where(torch.isnan(u).unsqueeze(-1), self._inside(x) * torch.nan, y) if False else y
-        return y.reshape(x.shape)
+        match, u, v = self._solved(*scores)
+        if _check.readable(u) and not bool((u != -math.inf).all()):
+            instance = tuple((u == -math.inf).any(-1).nonzero()[0].tolist())
+            where = f" in instance {instance if len(instance) > 1 else instance[0]}" if instance else ""
+            raise ValueError(f"scores must leave an assignment; -inf forbids every one{where}")
+        y = u.new_zeros(*u.shape, v.shape[-1])
+        if v.shape[-1]:
+            y = y.scatter(-1, match.clamp(min=0).unsqueeze(-1), (match >= 0).to(y.dtype).unsqueeze(-1))
+        if not _check.readable(u) or bool(torch.isnan(u).any()):
+            y = y.masked_fill(torch.isnan(u).unsqueeze(-1) & torch.isnan(v).unsqueeze(-2), math.nan)
+        return y.to(scores[0].dtype)
+
+    def duals(self, *scores: Tensor) -> Duals:
+        """Optimal duals, a certificate that no assignment is better.
+
+            rows_i + columns_j >= scores[i, j],    sum rows + sum columns = the best score
+
+        with equality on assigned pairs. For n <= m, columns_j >= 0, with 0 at unassigned columns; for n > m,
+        rows_i >= 0, with 0 at unassigned rows. Without an assignment, rows are -inf.
+
+        Example:
+            >>> Assignment().duals(torch.tensor([[3.0, 2.0], [2.0, 0.0]]))
+            Duals(rows=tensor([2., 0.]), columns=tensor([2., 0.]))
+        """
+        _, u, v = self._solved(*scores)
+        return Duals(u.to(scores[0].dtype), v.to(scores[0].dtype))
+
+    def feasible(self, *scores: Tensor) -> Tensor:
+        """Whether -inf leaves an assignment, bool (*batch,)."""
+        return (self._solved(*scores)[1] != -math.inf).all(-1)
+
+    def logsumexp(self, *scores: Tensor) -> NoReturn:
+        """Out of reach."""
+        raise TypeError("the sum over assignments is a permanent (#P-complete): Assignment has no logsumexp")
+
+    def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
+        n, m = event_shape
+        ways = list(itertools.permutations(range(max(n, m)), min(n, m)))
+        y = torch.zeros(len(ways), min(n, m), max(n, m))
+        for k, way in enumerate(ways):
+            y[k, range(len(way)), way] = 1
+        return y if n <= m else y.transpose(1, 2)
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        return (2,)
+
+    def encode(self, index: Tensor, *shape: int) -> Tensor:
+        """Columns (*batch, n) of the rows, -1 at unassigned rows, to indicators (*batch, n, m); m ends the shape."""
+        m = shape[-1] if shape else index.shape[-1]
+        if _check.readable(index) and index.numel() and bool(((index < -1) | (index >= m)).any()):
+            came = int(index[(index < -1) | (index >= m)][0])
+            raise ValueError(f"columns must be in [0, {m}), or -1 at unassigned rows; got {came}")
+        return torch.nn.functional.one_hot(index + 1, m + 1)[..., 1:].float()
+
+    def decode(self, y: Any) -> Tensor:
+        """The columns (*batch, n) of the rows, -1 at unassigned rows."""
+        if y.shape[-1] == 0:
+            return y.new_full(y.shape[:-1], -1, dtype=torch.long)
+        return torch.where((y == 0).all(-1), -1, y.argmax(-1))
+
+    def _solved(self, *scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The column of each row, or -1, (*batch, n), and the duals (*batch, n) and (*batch, m)."""
+        (x,) = scores
+        _check.floating(x, "scores")
+        if x.dim() < 2:
+            raise ValueError(f"scores must be (*batch, n, m); got {tuple(x.shape)}")
+        if self.lengths is not None and (not isinstance(self.lengths, tuple) or len(self.lengths) != 2):
+            raise TypeError("lengths must be a pair of tensors, rows and columns")
+        *_, n, m = x.shape
+        batch = x.shape[:-2]
+        rows, columns = self.lengths or (None, None)
+        match, u, v = assignment(
+            wide(x.detach()).reshape(batch.numel(), n, m),
+            checked_lengths(rows, batch, n, x.device, "lengths[0]"),
+            checked_lengths(columns, batch, m, x.device, "lengths[1]"),
+        )
+        return match.reshape(*batch, n), u.reshape(*batch, n), v.reshape(*batch, m)

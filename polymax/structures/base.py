@@ -39,6 +39,10 @@ class Structure(ABC):
             total = total + (terms.flatten(-dims).sum(-1) if dims else terms)
         return torch.as_tensor(total)
 
+    def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
+        """Scores in the shape of the structures, where the ones given broadcast to it."""
+        return scores
+
     def best_score(self, *scores: Tensor) -> Tensor:
         """The score of the best structure, (*batch,); -inf where all are forbidden."""
         return self.score(self.map(*scores), *scores)
@@ -81,6 +85,16 @@ class Counted(Structure):
     @abstractmethod
     def logsumexp(self, *scores: Tensor) -> Tensor:
         """log of the sum over y in Y of exp(<scores, y>), (*batch,)."""
+
+    def marginals(self, *scores: Tensor) -> Parts:
+        """The gradient of logsumexp: the probabilities of parts under p(y) = exp(<scores, y>) / Z."""
+        keep = torch.is_grad_enabled()
+        with torch.enable_grad():
+            inputs = tuple(x if x.requires_grad else x.detach().requires_grad_() for x in self.full(*scores))
+            value = self.logsumexp(*inputs)
+            total = torch.where(value == -torch.inf, 0, value).sum()
+            found = torch.autograd.grad(total, inputs, create_graph=keep)
+        return found[0] if len(found) == 1 else found
 
 
 def tensors(y: Parts) -> tuple[Tensor, ...]:

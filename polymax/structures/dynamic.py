@@ -74,10 +74,6 @@ class DynamicProgram(Counted):
         """The scores as the kernels take them."""
         return self.derivations(*scores).problem()
 
-    def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
-        """Scores in the shape of the structures, where the ones given broadcast to it."""
-        return scores
-
     def best_score(self, *scores: Tensor) -> Tensor:
         return self.problem(*checked(scores)).value(HARD).to(scores[0].dtype)
 
@@ -87,6 +83,9 @@ class DynamicProgram(Counted):
 
     def logsumexp(self, *scores: Tensor) -> Tensor:
         return self.problem(*checked(scores)).value(SHANNON).to(scores[0].dtype)
+
+    def marginals(self, *scores: Tensor) -> Parts:
+        return narrow(self.problem(*self.full(*checked(scores))).expectation(SHANNON), scores[0].dtype)
 
 
 def hypergraph_passes(alpha: float) -> Passes:

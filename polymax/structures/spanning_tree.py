@@ -165,9 +165,5 @@ def _picked(x: Tensor, heads: Tensor) -> Tensor:
 
 def _arcs(heads: Tensor, x: Tensor) -> Tensor:
     """Indicators (..., n + 1, n + 1) of heads (..., n), in the dtype of x."""
-    n = heads.shape[-1]
-    # row n + 1 takes what has no head
-    arcs = torch.zeros((*heads.shape[:-1], n + 2, n + 1), dtype=x.dtype, device=x.device)
-    rows = torch.where(heads < 0, n + 1, heads).unsqueeze(-2)
-    arcs[..., 1:].scatter_(-2, rows, 1.0)
-    return arcs[..., :-1, :].contiguous()
+    positions = torch.arange(heads.shape[-1] + 1, device=heads.device)
+    return torch.nn.functional.pad((heads.unsqueeze(-2) == positions[:, None]).to(x.dtype), (1, 0))

@@ -43,7 +43,7 @@ def _edmonds(arcs: Arcs) -> set[tuple[int, int]]:
     """The original arcs of the best tree below node 0; none where there is no tree."""
     if any(not into for into in arcs.values()):
         return set()
-    best = {m: max(into, key=lambda h: into[h][0]) for m, into in arcs.items()}  # noqa: B023
+    best = {m: max(into, key=lambda h: into[h][0]) for m, into in arcs.items()}
     cycle = _cycle(best)
     if not cycle:
         return {arcs[m][h][1] for m, h in best.items()}

@@ -20,7 +20,7 @@ See: Jonker and Volgenant 1987.
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare, fold
+from polymax._dispatch import declare_instances
 
 
 def outputs(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,6 +34,6 @@ def _fake(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor
     return outputs(scores)
 
 
-assignment = declare(
-    __name__, "assignment(Tensor scores, Tensor rows, Tensor columns) -> (Tensor, Tensor, Tensor)", _fake, fold()
+assignment = declare_instances(
+    __name__, "assignment(Tensor scores, Tensor rows, Tensor columns) -> (Tensor, Tensor, Tensor)", _fake
 )

@@ -23,8 +23,10 @@ def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, T
 
 @kernel
 def _assignment(start, stop, scores, rows, columns, match, u, v):
+    if start == stop:
+        return
     n, m = scores.shape[1:]
-    space = workspace(n, m)
+    space = workspace(scores[start])
     row_duals, column_duals = np.empty(n), np.empty(m)
     for b in range(start, stop):
         height, width = rows[b], columns[b]

@@ -18,19 +18,20 @@ See: Jonker and Volgenant 1987, A shortest augmenting path algorithm for dense a
 import numpy as np
 from numba.extending import intrinsic
 
-from polymax.kernels.numba_math import inline
+from polymax.kernels.numba_math import inline, kernel
 
 MATCHED, IMPOSSIBLE, UNDEFINED = 1, 0, -1
 
 
 @inline
-def workspace(n, m):
-    """Memory for matrices of at most n rows and m columns: reals, indices, and room for a transpose."""
+def workspace(scores):
+    """Memory for matrices of at most the size of scores (n, m): reals, indices, and room for a transpose."""
+    n, m = scores.shape
     wide = max(n, m) + 1
-    return np.empty((5, wide)), np.empty((4, wide), np.int64), np.empty(n * m if n > 1 else 0)
+    return np.empty((5, wide)), np.empty((4, wide), np.int64), np.empty(n * m, scores.dtype)
 
 
-@inline
+@kernel
 def best_match(scores, n, m, match, u, v, space, warm):
     """The best assignment of scores[:n, :m]: the column of each row, or -1, and duals in float64.
 
@@ -38,7 +39,7 @@ def best_match(scores, n, m, match, u, v, space, warm):
     Returns MATCHED; or IMPOSSIBLE, where -inf leaves no assignment, or UNDEFINED, where there are NaN or +inf: then
     match, u and v hold nothing of use.
 
-    Shapes: scores (>= n, >= m); match, u (>= n,); v (>= m,); space = workspace(>= n, >= m).
+    Shapes: scores (>= n, >= m); match, u (>= n,); v (>= m,); space = workspace(scores).
     """
     reals, indices, room = space
     for i in range(n):

@@ -12,7 +12,7 @@ are node numbers, -1 where there is none; part (E,) says which of the P scores a
 (B,) has -1 for the empty problem, whose value is 0. A derivation is a tree: a node that it visits twice is derived
 twice, so that its parts count twice, in sums and in samples.
 
-Shapes: scores (B, P), chart_shape in float64, g and value (B,), mu and tangents (B, P), weights p (B, E).
+Shapes: scores (B, P), chart (1 or 2, B, N) in float64, g and value (B,), mu and tangents (B, P), weights p (B, E).
 See: Mensch and Blondel 2018, Sections 2 and 3; Huang and Chiang 2005, Section 4 (k best derivations).
 """
 
@@ -24,13 +24,14 @@ from polymax._dispatch import declare_instances
 _GRAPH = "Tensor first, Tensor tails, Tensor part, Tensor roots"
 
 
-# instances that the CPU computes side by side: two vectors of AVX2
-LANES = 8
-
-
 def chart_shape(count: int, nodes: int, alpha: float) -> tuple[int, int, int]:
-    """Values, and where the weights need more, that; the order of the numbers in it is the kernel's own."""
-    return (1 if alpha == 1 else 2, (count + LANES - 1) // LANES * LANES, nodes + 1)
+    """Values of the nodes and, for all but Shannon, one more number that their weights need."""
+    return (1 if alpha == 1 else 2, count, nodes)
+
+
+def chart_of(chart: Tensor, count: int) -> Tensor:
+    """The chart of `count` instances, which may be that of fewer, again and again."""
+    return chart if chart.shape[1] == count else chart.repeat(1, count // chart.shape[1], 1)
 
 
 def _fake_inside(

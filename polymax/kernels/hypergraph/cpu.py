@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.hypergraph import LANES, chart_shape, cpu_lanes
+from polymax.kernels.hypergraph import chart_of, chart_shape, cpu_lanes
 from polymax.kernels.hypergraph.cpu_kbest import hypergraph_kbest
 from polymax.kernels.hypergraph.cpu_walk import hypergraph_count, hypergraph_sample, hypergraph_visits
-from polymax.kernels.hypergraph.numba_lanes import transpose
+from polymax.kernels.hypergraph.numba_lanes import LANES, transpose
 from polymax.kernels.numba_math import kernel
 
 __all__ = [
@@ -32,14 +32,16 @@ def hypergraph_inside(
 ) -> tuple[Tensor, Tensor]:
     value = scores.new_empty(scores.shape[:1])
     chart = scores.new_empty(chart_shape(scores.shape[0], first.shape[0] - 1, alpha), dtype=torch.float64)
-    chart[1:].zero_()
-    x, out = _array(scores), value.numpy()
+    x, planes, out = _array(scores), chart.numpy(), value.numpy()
 
-    def block(start, graph, values, taus, root):
+    def block(start, graph, root):
+        values, taus = (np.zeros((planes.shape[2] + 1, LANES)) for _ in range(2))
         cpu_lanes.inside(*graph, _lanes(x, start), values, taus, root.max(), alpha)
+        for plane, rows in zip(planes, (values, taus)):
+            _store(rows, start, plane)
         out[start : start + LANES] = values[root, _COLUMNS][: len(out) - start]
 
-    _blocks(block, 1, first, tails, part, roots, chart)
+    _blocks(block, 1, first, tails, part, roots)
     return value, chart
 
 
@@ -47,15 +49,15 @@ def hypergraph_outside(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, g: Tensor, alpha: float
 ) -> Tensor:
     mu = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    x, out, mass = _array(scores), mu.numpy(), _array(g)[:, None]
+    x, planes, out, mass = _array(scores), _array(chart_of(chart, scores.shape[0])), mu.numpy(), _array(g)[:, None]
 
-    def block(start, graph, values, taus, root):
-        s = _lanes(x, start)
+    def block(start, graph, root):
+        s, values, taus = _lanes(x, start), _lanes(planes[0], start), _lanes(planes[-1], start)
         expected, q = _from_roots(values, root, _lanes(mass, start)[0]), np.empty_like(s)
         cpu_lanes.outside(*graph, s, values, taus, expected, q, root.max(), alpha)
         _store(q, start, out)
 
-    _blocks(block, 1, first, tails, part, roots, chart)
+    _blocks(block, 1, first, tails, part, roots)
     return mu
 
 
@@ -71,18 +73,18 @@ def hypergraph_tangent(
     alpha: float,
 ) -> tuple[Tensor, Tensor]:
     dvalue, dmu = scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
-    x, dx, out, dout, mass = _array(scores), _array(d), dvalue.numpy(), dmu.numpy(), _array(g)[:, None]
+    x, planes, dx, mass = _array(scores), _array(chart_of(chart, scores.shape[0])), _array(d), _array(g)[:, None]
+    out, dout = dvalue.numpy(), dmu.numpy()
 
-    def block(start, graph, values, taus, root):
-        s = _lanes(x, start)
+    def block(start, graph, root):
+        s, values, taus, ds = (_lanes(rows, start) for rows in (x, planes[0], planes[-1], dx))
         slopes, change, dq = np.zeros_like(values), np.zeros_like(values), np.empty_like(s)
         expected = _from_roots(values, root, _lanes(mass, start)[0])
-        ds = _lanes(dx, start)
         cpu_lanes.tangent(*graph, s, values, taus, ds, slopes, expected, change, dq, root.max(), alpha)
         out[start : start + LANES] = slopes[root, _COLUMNS][: len(out) - start]
         _store(dq, start, dout)
 
-    _blocks(block, 2, first, tails, part, roots, chart)
+    _blocks(block, 2, first, tails, part, roots)
     return dvalue, dmu
 
 
@@ -90,14 +92,15 @@ def hypergraph_weights(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, alpha: float
 ) -> Tensor:
     p = scores.new_empty((scores.shape[0], tails.shape[0]))
-    x, out = _array(scores), p.numpy()
+    x, planes, out = _array(scores), _array(chart_of(chart, scores.shape[0])), p.numpy()
 
-    def block(start, graph, values, taus, root):
+    def block(start, graph, root):
+        s, values, taus = _lanes(x, start), _lanes(planes[0], start), _lanes(planes[-1], start)
         reached, w = _from_roots(values, root, 1.0), np.empty((out.shape[1], LANES))
-        cpu_lanes.weights(*graph, _lanes(x, start), values, taus, reached, w, root.max(), alpha)
+        cpu_lanes.weights(*graph, s, values, taus, reached, w, root.max(), alpha)
         _store(w, start, out)
 
-    _blocks(block, 1, first, tails, part, roots, chart)
+    _blocks(block, 1, first, tails, part, roots)
     return p
 
 
@@ -105,21 +108,18 @@ def _array(x: Tensor) -> np.ndarray:
     return x.detach().contiguous().numpy()
 
 
-def _blocks(
-    block: Callable[..., None], work: int, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor
-) -> None:
-    """Run `block` on every LANES instances, with their roots and their part of the chart."""
-    _, count, width = chart.shape
+def _blocks(block: Callable[..., None], work: int, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor) -> None:
+    """Run `block` on every LANES instances, with their roots; -1 past the last."""
+    blocks = -(-len(roots) // LANES)
     graph = (_array(first), _array(tails), _array(part))
-    planes, root = _array(chart), np.full(count, -1)
+    root = np.full(blocks * LANES, -1)
     root[: len(roots)] = roots.numpy()
 
     def run(begin, end):
         for start in range(begin * LANES, end * LANES, LANES):
-            values, taus = (planes[i, start : start + LANES].reshape(width, LANES) for i in (0, -1))
-            block(start, graph, values, taus, root[start : start + LANES])
+            block(start, graph, root[start : start + LANES])
 
-    parallel(run, torch.Size((count // LANES, LANES * (len(graph[2]) + width))), 8 * work)
+    parallel(run, torch.Size((blocks, LANES * (len(part) + len(first)))), 8 * work)
 
 
 def _from_roots(values: np.ndarray, root: np.ndarray, x: np.ndarray | float) -> np.ndarray:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.hypergraph import chart_shape
+from polymax.kernels.hypergraph import chart_of, chart_shape
 from polymax.kernels.hypergraph.cuda_smooth import INF, power, put, row, smooth_max, total_of, weight
 from polymax.kernels.hypergraph.cuda_walk import (
     hypergraph_count,
@@ -58,8 +58,8 @@ def hypergraph_inside(
 def hypergraph_outside(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, g: Tensor, alpha: float
 ) -> Tensor:
-    problem = _Problem(scores, first, tails, part, roots, chart, alpha)
-    expected = torch.zeros_like(chart[0])
+    problem = _Problem(scores, first, tails, part, roots, chart_of(chart, scores.shape[0]), alpha)
+    expected = torch.zeros_like(problem.chart[0])
     return problem.outside(expected, g, (expected,) * 4, tangent=False)
 
 
@@ -74,10 +74,10 @@ def hypergraph_tangent(
     d: Tensor,
     alpha: float,
 ) -> tuple[Tensor, Tensor]:
-    problem = _Problem(scores, first, tails, part, roots, chart, alpha)
+    problem = _Problem(scores, first, tails, part, roots, chart_of(chart, scores.shape[0]), alpha)
     dvalue = scores.new_empty(scores.shape[:1])
     d = d.contiguous()
-    expected, slopes, means, change = (torch.zeros_like(chart[0]) for _ in range(4))
+    expected, slopes, means, change = (torch.zeros_like(problem.chart[0]) for _ in range(4))
     problem.walk(_slopes, Below.of(first, tails).deepest, d, slopes, means, dvalue)
     # a hard maximum is locally constant
     if alpha == math.inf:
@@ -88,8 +88,8 @@ def hypergraph_tangent(
 def hypergraph_weights(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, alpha: float
 ) -> Tensor:
-    problem = _Problem(scores, first, tails, part, roots, chart, alpha)
-    expected = torch.zeros_like(chart[0])
+    problem = _Problem(scores, first, tails, part, roots, chart_of(chart, scores.shape[0]), alpha)
+    expected = torch.zeros_like(problem.chart[0])
     problem.fall(expected, scores.new_ones(scores.shape[:1]), (expected,) * 4, tangent=False)
     p = scores.new_empty((scores.shape[0], tails.shape[0]))
     problem.spread(_weights, tails.shape[0], heads(first, tails), expected, p)

@@ -14,9 +14,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
-from polymax.kernels.hypergraph import LANES
 from polymax.kernels.numba_math import inline
 
+# two vectors of AVX2
+LANES = 8
 _FLOATS = ir.VectorType(ir.DoubleType(), LANES)
 _INTS = ir.VectorType(ir.IntType(64), LANES)
 _BOOLS = ir.VectorType(ir.IntType(1), LANES)

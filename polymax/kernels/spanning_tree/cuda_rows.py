@@ -1,0 +1,78 @@
+"""What the kernels of spanning trees in Triton share: sums of logarithms, and which positions are left at a step.
+
+A square has rows of `size` entries. Tokens are not moved: the step at which one went is its rank. The root symbol
+never goes, its rank is `size`; past the length it is -1.
+"""
+
+import triton
+import triton.language as tl
+
+# of a probability, what rounding may leave where nothing is
+LOST = tl.constexpr(1e-11)
+
+
+@triton.jit
+def log_add(b_a, b_b):
+    """log(exp(a) + exp(b))."""
+    b_top = tl.maximum(b_a, b_b)
+    b_safe = tl.where(b_top > float("-inf"), b_top, 0)
+    b_sum = b_safe + tl.log(tl.exp(b_a - b_safe) + tl.exp(b_b - b_safe))
+    return tl.where(b_top > float("-inf"), b_sum, b_a + b_b)
+
+
+@triton.jit
+def log_subtract(b_a, b_b):
+    """log(exp(a) - exp(b)), -inf where rounding leaves nothing."""
+    b_less = b_b < b_a
+    b_rest = b_a + tl.log(1 - tl.exp(tl.where(b_less, b_b - b_a, -1.0)))
+    return tl.where(b_less, tl.where(b_b > float("-inf"), b_rest, b_a), float("-inf"))
+
+
+@triton.jit
+def log_sum(b_x):
+    """log of the sum of exp(x), over all."""
+    b_top = tl.max(b_x, 0)
+    b_safe = tl.where(b_top > float("-inf"), b_top, 0)
+    b_sum = b_safe + tl.log(tl.sum(tl.exp(b_x - b_safe), 0))
+    # a sum of nothing, or of NaN
+    return tl.where(b_top > float("-inf"), b_sum, tl.sum(b_x, 0))
+
+
+@triton.jit
+def log_sums(b_x, AXIS: tl.constexpr):
+    """log of the sum of exp(x) along an axis."""
+    b_top = tl.max(b_x, AXIS)
+    b_safe = tl.where(b_top > float("-inf"), b_top, 0)
+    b_sum = b_safe + tl.log(tl.sum(tl.exp(b_x - tl.expand_dims(b_safe, AXIS)), AXIS))
+    return tl.where(b_top > float("-inf"), b_sum, float("-inf"))
+
+
+@triton.jit
+def means(b_x, b_d, b_log_sum, AXIS: tl.constexpr):
+    """The mean of d by weights exp(x), whose log of the sum is known, along an axis."""
+    b_safe = tl.where(b_log_sum > float("-inf"), b_log_sum, 0)
+    return tl.sum(tl.exp(b_x - tl.expand_dims(b_safe, AXIS)) * b_d, AXIS)
+
+
+@triton.jit
+def heads_of(p_ranks, step, k, last, o, size, FIRST: tl.constexpr):
+    """Where a token that goes at `step` may have its head: for the pivot, and for all arcs."""
+    b_left = (tl.load(p_ranks + o, mask=o < size, other=-1) > step) & (o != k)
+    b_counted = tl.where(last, o == 0, o >= FIRST)
+    return b_left & b_counted, b_left
+
+
+@triton.jit
+def token_of(p_ranks, step, o, size):
+    """The token that went at a step."""
+    b_ranks = tl.load(p_ranks + o, mask=(o > 0) & (o < size), other=-1)
+    return tl.sum(tl.where(b_ranks == step, o, 0), 0)
+
+
+@triton.jit
+def fill(p_x, p_y, count, value, BLOCK: tl.constexpr):
+    """Set two squares to one value."""
+    for start in range(0, count, BLOCK):
+        o_x = start + tl.arange(0, BLOCK)
+        tl.store(p_x + o_x, tl.zeros([BLOCK], tl.float64) + value, mask=o_x < count)
+        tl.store(p_y + o_x, tl.zeros([BLOCK], tl.float64), mask=o_x < count)

@@ -1,0 +1,305 @@
+"""Assignment: optimal against SciPy and enumeration, certified by its duals, by every kernel file."""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from tolerances import close, equal
+
+import polymax as pm
+from polymax.kernels.assignment import assignment
+from polymax.structures.assignment import Assignment
+
+INF, NAN = torch.inf, torch.nan
+# where Triton's file runs: compiled, or in the interpreter
+GPU = "cuda" if torch.cuda.is_available() else "cpu"
+HAS_TRITON = find_spec("polymax.kernels.assignment.cuda") and find_spec("triton")
+FILES = ["reference", "cpu", *(["cuda"] if HAS_TRITON else [])]
+KINDS = ["normal", "integers", "few", "masked", "sparse"]
+
+
+def solver(file):
+    function = import_module(f"polymax.kernels.assignment.{file}").assignment
+    device = GPU if file == "cuda" else "cpu"
+    return lambda *args: tuple(out.cpu() for out in function(*(a.to(device) for a in args)))
+
+
+def problems(kind, batch, n, m, seed=0, dtype=torch.float64):
+    """Scores, rows and columns of a ragged batch; NaN past the lengths."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, n, m, generator=g, dtype=torch.float64)
+    if kind in ("integers", "few"):
+        x = (x * (10 if kind == "integers" else 1)).round()
+    if kind in ("masked", "sparse"):
+        x[torch.rand(x.shape, generator=g) < (0.3 if kind == "masked" else 0.6)] = -INF
+    rows, columns = torch.randint(n + 1, (batch,), generator=g), torch.randint(m + 1, (batch,), generator=g)
+    rows[::3], columns[::3] = n, m
+    outside = (torch.arange(n)[:, None] >= rows[:, None, None]) | (torch.arange(m) >= columns[:, None, None])
+    return x.masked_fill(outside, NAN).to(dtype), rows, columns
+
+
+def best_scores(scores, rows, columns):
+    """The highest score of each instance, by SciPy; -inf where there is no assignment."""
+    found = []
+    for x, n, m in zip(scores.double().numpy(), rows.tolist(), columns.tolist(), strict=True):
+        try:
+            pairs = linear_sum_assignment(x[:n, :m], maximize=True)
+            found.append(x[pairs].sum())
+        except ValueError:
+            found.append(-np.inf)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def certified(scores, rows, columns, match, u, v, tolerance):
+    """Check that match is an assignment and that the duals prove it the best; its score, -inf where there is none."""
+    n, m = scores.shape[1:]
+    assert match.dtype == torch.long
+    assert u.dtype == v.dtype == scores.dtype
+    scores, u, v = scores.double(), u.double(), v.double()
+    in_row, in_column = torch.arange(n) < rows[:, None], torch.arange(m) < columns[:, None]
+    assert bool((match[~in_row] == -1).all()), "padding is -1"
+    assert bool((u[~in_row] == 0).all() & (v[~in_column] == 0).all()), "duals of padding are 0"
+    assert bool((match < columns[:, None]).all())
+    none = (u == -INF).any(-1)
+    assert bool((match[none] == -1).all())
+    assert bool((v[none] == 0).all())
+    hits = torch.nn.functional.one_hot(match + 1, m + 1)[..., 1:].sum(1)
+    assert bool((hits <= 1).all()), "a column has at most one row"
+    full = (match >= 0).sum(-1) == torch.minimum(rows, columns)
+    assert bool((full | none).all()), "the shorter side is assigned whole"
+    x = torch.where(in_row[:, :, None] & in_column[:, None, :], scores, -INF)
+    slack = (u[:, :, None] + v[:, None, :] - x)[~none]
+    assert bool((slack >= -tolerance).all()), "duals are feasible"
+    pairs = torch.nn.functional.one_hot(match + 1, m + 1)[..., 1:].bool()[~none]
+    assert bool((slack[pairs].abs() <= tolerance).all()), "assigned pairs are tight"
+    wide = (rows <= columns)[:, None]
+    free_column, free_row = in_column & (hits == 0), in_row & (match < 0)
+    assert bool((v[free_column & ~none[:, None]] == 0).all()), "the dual of an unassigned column is 0"
+    assert bool((u[free_row & ~none[:, None]] == 0).all()), "the dual of an unassigned row is 0"
+    assert bool((v >= -tolerance)[in_column & wide].all()), "columns need no row: their duals are not negative"
+    assert bool((u >= -tolerance)[in_row & ~wide & ~none[:, None]].all()), "rows need no column: likewise"
+    score = torch.where(match >= 0, x.gather(2, match.clamp(min=0)[..., None]).squeeze(-1) if m else 0.0, 0.0).sum(-1)
+    score = torch.where(none, -INF, score)
+    gap = (u.sum(-1) + v.sum(-1) - score)[~none]
+    assert bool((gap.abs() <= tolerance * (n + m)).all()), "no gap between an assignment and its duals"
+    return score
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(6, 6), (5, 9), (9, 4), (2, 3)])
+def test_optimal_and_certified(kind, shape):
+    args = problems(kind, 500, *shape)
+    score = certified(*args, *assignment(*args), 1e-9)
+    close(score, best_scores(*args), "the best score is SciPy's")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "products", "equal"])
+def test_large_ones(kind):
+    x, rows, columns = problems(kind, 6, 70, 75, seed=1)
+    if kind == "products":
+        # every pair of rows fights for the same columns
+        x = x.new_ones(6, 70, 1).cumsum(1) * x.new_ones(6, 1, 75).cumsum(2)
+    if kind == "equal":
+        x = torch.zeros_like(x)
+    x[:3] = torch.nan_to_num(x[:3], nan=0.5, neginf=-INF)
+    x[:3, :, 70:] = NAN
+    rows[:3], columns[:3] = 70, 70
+    score = certified(x, rows, columns, *assignment(x, rows, columns), 1e-9)
+    close(score, best_scores(x, rows, columns), "the best score is SciPy's")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("file", FILES)
+def test_every_file(file, dtype):
+    batch = 4 if file == "cuda" and GPU == "cpu" else 40
+    for kind in KINDS:
+        for n, m in [(1, 1), (1, 3), (3, 1), (4, 4), (3, 7), (7, 3)]:
+            args = problems(kind, batch, n, m, dtype=dtype)
+            tolerance = 1e-9 if dtype == torch.float64 else 1e-5
+            score = certified(*args, *solver(file)(*args), tolerance)
+            close(score, best_scores(*args), "the best score is SciPy's")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("file", FILES)
+def test_odd_shapes(file):
+    solve = solver(file)
+    for batch, n, m in [(0, 3, 3), (2, 0, 3), (2, 3, 0), (2, 0, 0)]:
+        match, u, v = solve(torch.zeros(batch, n, m), torch.full((batch,), n), torch.full((batch,), m))
+        assert match.shape == u.shape == (batch, n)
+        assert v.shape == (batch, m)
+        assert bool((match == -1).all() & (u == 0).all() & (v == 0).all())
+    x, rows, columns = problems("normal", 3, 4, 5)
+    for same in (x.transpose(1, 2).contiguous().transpose(1, 2), x.repeat_interleave(2, 2)[..., ::2]):
+        for a, b in zip(solve(same, rows, columns), solve(x, rows, columns), strict=True):
+            equal(a, b, "strides do not matter")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("file", FILES)
+def test_bad_numbers_stay_in_their_instance(file):
+    x = torch.randn(4, 3, 4)
+    rows, columns = torch.full((4,), 3), torch.full((4,), 4)
+    clean = solver(file)(x, rows, columns)
+    x[0, 1, 2], x[2, 0, 0], x[3, 1] = NAN, INF, -INF
+    match, u, v = solver(file)(x, rows, columns)
+    for b in (0, 2):
+        assert bool((match[b] == -1).all() & torch.isnan(u[b]).all() & torch.isnan(v[b]).all())
+    assert bool((match[3] == -1).all() & (u[3] == -INF).all() & (v[3] == 0).all())
+    for a, b in zip((match, u, v), clean, strict=True):
+        equal(a[1], b[1], "bad numbers stay in their instance")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("file", FILES)
+def test_ties_are_broken_the_same_way(file):
+    x = torch.randint(0, 3, (1, 6, 6), generator=torch.Generator().manual_seed(0)).float().expand(4, 6, 6)
+    sizes = torch.full((4,), 6), torch.full((4,), 6)
+    first, again = solver(file)(x, *sizes), solver(file)(x, *sizes)
+    for a, b in zip(first, again, strict=True):
+        equal(a, b, "the same call gives the same bits")
+        equal(a, a[:1].expand_as(a), "equal scores give equal assignments")
+
+
+def test_ties_of_float32_are_exact():
+    # two assignments whose scores are equal, by sums that float32 rounds
+    x = torch.tensor([[1e8, 3.0], [-3.0, -1e8]])[None]
+    sizes = torch.tensor([2]), torch.tensor([2])
+    match, *_ = assignment(x, *sizes)
+    assert sum(x[0, i, j].double() for i, j in enumerate(match[0])) == 0
+    x[0, 1, 1] += 8
+    match, *_ = assignment(x, *sizes)
+    assert match.tolist() == [[0, 1]]
+
+
+def test_several_threads_and_batches():
+    threads = torch.get_num_threads()
+    args = problems("normal", 64, 30, 30, dtype=torch.float32)
+    one = assignment(*args)
+    try:
+        torch.set_num_threads(3)
+        many = assignment(*args)
+    finally:
+        torch.set_num_threads(threads)
+    for a, b in zip(one, many, strict=True):
+        equal(a, b, "threads do not change results")
+
+
+def test_warm_prices():
+    from polymax.kernels.assignment.numba_match import MATCHED, best_match, workspace
+
+    generator = np.random.default_rng(0)
+    for shape in [(20, 20), (20, 25), (25, 20)]:
+        x = generator.standard_normal(shape)
+        match, u, v = np.empty(shape[0], np.int64), np.empty(shape[0]), np.empty(shape[1])
+        for warm in (False, True, True):
+            x += 0.1 * generator.standard_normal(shape)
+            assert best_match(x, *shape, match, u, v, workspace(x), warm) == MATCHED
+            sizes = torch.tensor([shape[0]]), torch.tensor([shape[1]])
+            parts = (torch.from_numpy(a.copy())[None] for a in (match, u, v))
+            score = certified(torch.from_numpy(x)[None], *sizes, *parts, 1e-9)
+            close(score, best_scores(torch.from_numpy(x)[None], *sizes), "warm prices lead to the best score")
+
+
+@pytest.mark.parametrize("n", range(5))
+@pytest.mark.parametrize("m", range(5))
+def test_enumeration(n, m):
+    vertices = Assignment().vertices((n, m)).double()
+    expected = np.prod(range(max(n, m), abs(n - m), -1), dtype=int)
+    assert vertices.shape == (expected, n, m)
+    assert len({tuple(y.flatten().tolist()) for y in vertices}) == expected
+    x = torch.randn(3, n, m, dtype=torch.float64)
+    values = torch.einsum("knm,bnm->kb", vertices, x)
+    y = Assignment().map(x)
+    equal(y, vertices[values.argmax(0)], "map is the structure of the highest score")
+    close(Assignment().score(y, x), values.amax(0), "score(map) is the maximum")
+    close(pm.HardMax(Assignment()).max(x), values.amax(0), "HardMax is the score of map")
+    close(sum(d.sum(-1) for d in Assignment().duals(x)), values.amax(0), "duals sum to the maximum")
+    index = Assignment().decode(y)
+    assert index.shape == (3, n)
+    equal(Assignment().encode(index, n, m).double(), y, "encode undoes decode")
+
+
+def test_lengths_and_batches():
+    x, rows, columns = problems("normal", 6, 4, 5)
+    structure = Assignment().with_lengths((rows.reshape(2, 3), columns.reshape(2, 3)))
+    y = structure.map(x.reshape(2, 3, 4, 5))
+    assert y.shape == (2, 3, 4, 5)
+    for b in range(6):
+        short = y.reshape(6, 4, 5)[b, : rows[b], : columns[b]]
+        equal(short, Assignment().map(x[b, : rows[b], : columns[b]]), "padding is a shorter problem")
+        assert y.reshape(6, 4, 5)[b].sum() == min(rows[b], columns[b]), "padding is exactly 0"
+    assert Assignment().map(torch.zeros(0, 3, 3)).shape == (0, 3, 3)
+    assert Assignment().map(torch.zeros(2, 0, 3)).shape == (2, 0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes(dtype):
+    x = torch.randn(3, 5, 6).to(dtype)
+    y, duals = Assignment().map(x), Assignment().duals(x)
+    assert y.dtype == duals.rows.dtype == duals.columns.dtype == dtype
+    # half precision ties easily
+    close(Assignment().score(y.double(), x.double()), best_scores(x, *sizes_of(x)), "the best score in every dtype")
+
+
+def sizes_of(x):
+    return torch.full(x.shape[:1], x.shape[1]), torch.full(x.shape[:1], x.shape[2])
+
+
+def test_gradient_of_hard_max_is_map():
+    x = torch.randn(3, 4, 4, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(pm.HardMax(Assignment()).max(x).sum(), x)
+    equal(slope, Assignment().map(x), "the gradient of max is argmax")
+    assert not Assignment().map(x).requires_grad
+
+
+def test_infeasible_is_named():
+    x = torch.zeros(2, 3, 3, 3)
+    x[1, 2, :2, 1:] = -INF
+    assert Assignment().feasible(x).tolist() == [[True, True, True], [True, True, False]]
+    with pytest.raises(ValueError, match=r"must leave an assignment; -inf forbids every one in instance \(1, 2\)"):
+        Assignment().map(x)
+    with pytest.raises(ValueError, match="in instance 2"):
+        Assignment().map(x[1])
+    with pytest.raises(ValueError, match=r"forbids every one$"):
+        Assignment().map(x[1, 2])
+    assert bool((Assignment().duals(x).rows[1, 2] == -INF).all())
+
+
+def test_nan_fills_its_instance():
+    x = torch.randn(2, 3, 3)
+    x[1, 0, 0] = NAN
+    y = Assignment((torch.tensor([3, 2]), torch.tensor([3, 2]))).map(x)
+    equal(y[0], Assignment().map(x[0]), "NaN stays in its instance")
+    assert bool(torch.isnan(y[1, :2, :2]).all())
+    assert bool((y[1, 2] == 0).all() & (y[1, :, 2] == 0).all())
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match=r"scores must be \(\*batch, n, m\); got \(5,\)"):
+        Assignment().map(torch.zeros(5))
+    with pytest.raises(TypeError, match="float"):
+        Assignment().map(torch.zeros(3, 3, dtype=torch.long))
+    with pytest.raises(TypeError, match="pair"):
+        Assignment(torch.tensor([1])).map(torch.zeros(1, 3, 3))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"lengths\[1\] must be in \[0, 3\]"):
+        Assignment((torch.tensor([1]), torch.tensor([4]))).map(torch.zeros(1, 3, 3))
+    with pytest.raises(ValueError, match="columns must be"):
+        Assignment().encode(torch.tensor([0, 5]), 2, 3)
+    with pytest.raises(TypeError, match="permanent"):
+        Assignment().logsumexp(torch.zeros(3, 3))
+    with pytest.raises(TypeError, match="Assignment has no logsumexp"):
+        pm.Marginals(Assignment())
+
+
+def test_torch_around_the_operator():
+    x, rows, columns = problems("normal", 3, 4, 4)
+    torch.library.opcheck(assignment, (x, rows, columns))
+    y = torch.func.vmap(Assignment().map)(torch.nan_to_num(x))
+    equal(y, Assignment().map(torch.nan_to_num(x)), "vmap is a batch")
+    compiled = torch.compile(Assignment().map, fullgraph=True, backend="aot_eager")
+    equal(compiled(torch.nan_to_num(x)), y, "torch.compile changes nothing")
