@@ -56,6 +56,7 @@ from polymax.sparsemap import SparseMap as SparseMap
 
 # structures: what inference ranges over
 from polymax.structures import Alignment as Alignment
+from polymax.structures import Assignment as Assignment
 from polymax.structures import Chain as Chain
 from polymax.structures import Counted as Counted
 from polymax.structures import Dag as Dag
@@ -66,6 +67,7 @@ from polymax.structures import ProjectiveTree as ProjectiveTree
 from polymax.structures import Ranking as Ranking
 from polymax.structures import SemiMarkov as SemiMarkov
 from polymax.structures import Simplex as Simplex
+from polymax.structures import SpanningTree as SpanningTree
 from polymax.structures import SpanTree as SpanTree
 from polymax.structures import Structure as Structure
 from polymax.structures import Subset as Subset

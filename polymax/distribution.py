@@ -25,8 +25,9 @@ from polymax.kernels.hypergraph import (
 from polymax.kernels.hypergraph.tape import used
 from polymax.kernels.levels import levels_of
 from polymax.regularizers import Regularizer, Shannon
-from polymax.structures.base import Parts, tensors
-from polymax.structures.dynamic import HARD, SHANNON, Derivations, DynamicProgram, narrow
+from polymax.structures.base import Counted, Parts, tensors
+from polymax.structures.dynamic import HARD, SHANNON, Derivations, narrow
+from polymax.structures.spanning_tree import SpanningTree
 
 # a support larger than this is not listed
 _LARGEST_SUPPORT = 1 << 20
@@ -38,14 +39,13 @@ class Walk(Distribution):
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012
     has_rsample = False
 
-    def __init__(
-        self, structure: DynamicProgram, scores: tuple[Tensor, ...], omega: Regularizer, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, structure: Any, scores: tuple[Tensor, ...], omega: Regularizer, dtype: torch.dtype) -> None:
         self.structure = structure
         self._scores = scores
         self._omega = omega
         self._dtype = dtype
-        super().__init__(self._tree.batch, validate_args=False)
+        first, dims = scores[0], structure.event_dims(*scores)[0]
+        super().__init__(first.shape[: first.dim() - dims], validate_args=False)
 
     @property
     def mean(self) -> Parts:
@@ -169,7 +169,7 @@ class Walk(Distribution):
 class Gibbs(Walk):
     """p(y) = exp(<scores, y>) / Z, the distribution of `Marginals`."""
 
-    def __init__(self, structure: DynamicProgram, scores: tuple[Tensor, ...], dtype: torch.dtype) -> None:
+    def __init__(self, structure: Counted, scores: tuple[Tensor, ...], dtype: torch.dtype) -> None:
         super().__init__(structure, scores, Shannon(), dtype)
 
     @property
@@ -198,7 +198,7 @@ class Gibbs(Walk):
 
     @cached_property
     def _mean(self) -> Parts:
-        return self.structure.problem(*self.structure.full(*self._scores)).expectation(SHANNON)
+        return self.structure.marginals(*self.structure.full(*self._scores))
 
     @cached_property
     def _weights(self) -> Tensor:
@@ -206,6 +206,27 @@ class Gibbs(Walk):
         tensors = (tree.scores.detach(), *tree.graph.arrays, tree.roots)
         _, chart = hypergraph_inside(*tensors, SHANNON)
         return hypergraph_weights(*tensors, chart, SHANNON)
+
+
+class TreeGibbs(Gibbs):
+    """p(y) = exp(<scores, y>) / Z over spanning trees, which are no derivations: they have ways of their own."""
+
+    structure: SpanningTree  # type: ignore[assignment]
+
+    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        return narrow(self.structure.sample(self._scores, sample_shape, generator), self._dtype)
+
+    def topk(self, k: int) -> tuple[Parts, Tensor]:
+        best, values = self.structure.kbest(self._scores, k)
+        probs = self.prob(best.movedim(len(self.batch_shape), 0)).movedim(0, -1)
+        return narrow(best, self._dtype), torch.where(values > -torch.inf, probs, 0)
+
+    def support(self) -> tuple[Parts, Tensor]:
+        possible = torch.where(self._scores[0] > -torch.inf, 0, self._scores[0])
+        largest = float(self.structure.logsumexp(possible.double()).exp().round().max()) if possible.numel() else 0.0
+        if largest > _LARGEST_SUPPORT:
+            raise ValueError(f"the support has {largest:.3g} structures, too many to list; take topk(k)")
+        return self.topk(max(int(largest), 1))
 
 
 @register_kl(Walk, Walk)

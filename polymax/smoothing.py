@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from polymax.distribution import Gibbs, Walk
+from polymax.distribution import Gibbs, TreeGibbs, Walk
 from polymax.kernels.levels import levels_of
 from polymax.regularizers import Gini, Regularizer, Shannon, Tsallis, Zero
 from polymax.regularizers.entropies import positive
@@ -21,9 +21,10 @@ from polymax.structures.assignment import Assignment
 from polymax.structures.base import Counted, Parts, Structure, tensors
 from polymax.structures.dynamic import HARD, SHANNON, DynamicProgram, checked, narrow
 from polymax.structures.entropy import negative_entropy
-from polymax.structures.simplex import Explicit
 from polymax.structures.level_passes import LevelPasses
 from polymax.structures.passes import expectation, value
+from polymax.structures.simplex import Explicit
+from polymax.structures.spanning_tree import SpanningTree
 from polymax.structures.temperature import cooled, warmed
 
 
@@ -60,7 +61,7 @@ class HardMax(Smoothing):
         Omega = 0
 
     Example:
-        >>> HardMax(Chain()).max(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
+        >>> HardMax(pm.Chain()).max(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
         tensor(3.)
     """
 
@@ -85,7 +86,7 @@ class Marginals(Smoothing):
         Omega(mu) = - gamma H(mu), the largest entropy of a distribution over Y whose mean is mu
 
     Example:
-        >>> Marginals(Chain()).max(torch.zeros(3, 2), torch.zeros(2, 2))
+        >>> Marginals(pm.Chain()).max(torch.zeros(3, 2), torch.zeros(2, 2))
         tensor(2.0794)
     """
 
@@ -112,9 +113,11 @@ class Marginals(Smoothing):
 
     def distribution(self, *scores: Tensor) -> Gibbs:
         """p(y) = exp(<scores, y> / gamma) / Z."""
-        if not isinstance(self.structure, DynamicProgram):
-            raise NotImplementedError(f"the distribution of {type(self.structure).__name__}")
         cold = cooled(self.structure, checked(scores), self.gamma)
+        if isinstance(self.structure, SpanningTree):
+            return TreeGibbs(self.structure, cold, scores[0].dtype)
+        if not isinstance(self.structure, DynamicProgram):
+            raise TypeError(f"{type(self.structure).__name__} cannot be sampled: it is no dynamic program")
         return Gibbs(self.structure, cold, scores[0].dtype)
 
 
@@ -127,7 +130,7 @@ class LocalMax(Smoothing):
     Shannon gives Marginals. Gini and Tsallis give sparse expectations: parts that matter little get exactly 0.
 
     Example:
-        >>> LocalMax(Chain(), Gini())(torch.tensor([[0.2, 0.0, -1.0]]), torch.zeros(3, 3)).unary
+        >>> LocalMax(pm.Chain(), Gini())(torch.tensor([[0.2, 0.0, -1.0]]), torch.zeros(3, 3)).unary
         tensor([[0.6000, 0.4000, 0.0000]])
 
     See: Mensch and Blondel 2018, Differentiable dynamic programming for structured prediction and attention.

@@ -23,7 +23,7 @@ class SparseMap(Smoothing):
         Omega(mu) = gamma / 2 ||mu||^2, for chains and segmentations of the first tensor only
 
     Example:
-        >>> SparseMap(Simplex())(torch.tensor([0.2, 0.0, -1.0]))
+        >>> SparseMap(pm.Simplex())(torch.tensor([0.2, 0.0, -1.0]))
         tensor([0.6000, 0.4000, 0.0000])
 
     See: Niculae, Martins, Blondel and Cardie 2018, SparseMAP: differentiable sparse structured inference.
@@ -210,10 +210,19 @@ class Sparse(Distribution):
         m = self.solution.vertices.flatten(-dims)
         both = used.unsqueeze(-1) & used.unsqueeze(-2)
         gram = torch.where(both, m @ m.transpose(-1, -2) + 1, 0) + torch.diag_embed((~used).double())
-        inverse = torch.where(both, torch.linalg.pinv(gram, hermitian=True), 0)
+        inverse = torch.where(both, _inverse(gram), 0)
         row = inverse.sum(-1)
         total = row.sum(-1, keepdim=True).unsqueeze(-1)
         return inverse - row.unsqueeze(-1) * row.unsqueeze(-2) / torch.where(total == 0, 1, total)
+
+
+def _inverse(gram: Tensor) -> Tensor:
+    """The inverse, or the pseudo-inverse where structures depend on each other, as Frank-Wolfe's may."""
+    factor, info = torch.linalg.cholesky_ex(gram)
+    # overlaps are whole numbers: the distance of a structure to the others is far from 0, or rounding
+    if bool((info == 0).all()) and bool((factor.diagonal(dim1=-1, dim2=-2) > 1e-4).all()):
+        return torch.cholesky_inverse(factor)
+    return torch.linalg.pinv(gram, hermitian=True)
 
 
 def _map(change: Any, y: Parts) -> Parts:

@@ -49,13 +49,14 @@ class Set:
         return [k > 0 and len(s) == 2 for k, s in enumerate(shapes)]
 
     def with_lengths(self, lengths):
-        pair = isinstance(self.structure, pm.Alignment)
+        pair = isinstance(self.structure, pm.Alignment | pm.Assignment)
         return self.structure.with_lengths((lengths, lengths) if pair else lengths)
 
     def size(self, shape=None):
         """The largest length."""
-        n = min((shape or self.shape)[:2]) if isinstance(self.structure, pm.Alignment) else (shape or self.shape)[0]
-        return n - 1 if isinstance(self.structure, pm.ProjectiveTree) else n
+        pair = isinstance(self.structure, pm.Alignment | pm.Assignment)
+        n = min((shape or self.shape)[:2]) if pair else (shape or self.shape)[0]
+        return n - 1 if isinstance(self.structure, pm.ProjectiveTree | pm.SpanningTree) else n
 
     def vertices(self, shape=None):
         """Every structure, each tensor stacked along a first dimension, in float64."""
@@ -221,7 +222,30 @@ SETS = [
     Set("dag", pm.Dag(EDGES), [(10,)], lambda s: [s], lambda s: 6, recursions.paths(EDGES)),
     Set("hypergraph", pm.Hypergraph(HEADS, TAILS), [(9,)], lambda s: [s], lambda s: 12, recursions.trees(HEADS, TAILS)),
 ]
-BY_NAME = {row.name: row for row in SETS}
+# no dynamic programs
+OTHERS = [
+    Set(
+        "spanning-tree",
+        pm.SpanningTree(),
+        [(2, 2), (3, 3), (4, 4)],
+        lambda s: [s],
+        lambda s: (s[0] - 1) ** (s[0] - 2),
+        None,
+        cut_arcs,
+    ),
+    Set(
+        "spanning-tree-many-roots",
+        pm.SpanningTree(single_root=False),
+        [(2, 2), (3, 3), (4, 4)],
+        lambda s: [s],
+        lambda s: s[0] ** (s[0] - 2),
+        None,
+        cut_arcs,
+    ),
+    Set("assignment", pm.Assignment(), [(2, 2), (3, 3)], lambda s: [s], lambda s: [0, 1, 2, 6][s[0]], None, cut_square),
+    Set("assignment-wide", pm.Assignment(), [(2, 4)], lambda s: [s], lambda s: 12, None),
+]
+BY_NAME = {row.name: row for row in SETS + OTHERS}
 RAGGED = [row for row in SETS if row.cut is not None]
 
 

@@ -165,6 +165,21 @@ def test_ties_are_broken_the_same_way(file):
         equal(a, a[:1].expand_as(a), "equal scores give equal assignments")
 
 
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_cuda_names_its_limit():
+    with pytest.raises(ValueError, match="at most 4096 rows and columns on CUDA; got 2 and 5000"):
+        solver("cuda")(torch.zeros(1, 2, 5000), torch.tensor([2]), torch.tensor([5000]))
+
+
+@pytest.mark.skipif(GPU == "cpu", reason="large matrices are slow in the interpreter")
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_ones_on_the_gpu(kind):
+    for n, m in [(100, 130), (130, 100), (300, 300), (1000, 1000)]:
+        args = problems(kind, 8, n, m, dtype=torch.float32)
+        score = certified(*args, *solver("cuda")(*args), 1e-4)
+        close(score / n, best_scores(*args) / n, "the best score is SciPy's")
+
+
 def test_ties_of_float32_are_exact():
     # two assignments whose scores are equal, by sums that float32 rounds
     x = torch.tensor([[1e8, 3.0], [-3.0, -1e8]])[None]
@@ -198,7 +213,7 @@ def test_warm_prices():
         match, u, v = np.empty(shape[0], np.int64), np.empty(shape[0]), np.empty(shape[1])
         for warm in (False, True, True):
             x += 0.1 * generator.standard_normal(shape)
-            assert best_match(x, *shape, match, u, v, workspace(x), warm) == MATCHED
+            assert best_match(x, *shape, match, u, v, workspace(*shape), warm) == MATCHED
             sizes = torch.tensor([shape[0]]), torch.tensor([shape[1]])
             parts = (torch.from_numpy(a.copy())[None] for a in (match, u, v))
             score = certified(torch.from_numpy(x)[None], *sizes, *parts, 1e-9)

@@ -94,6 +94,13 @@ def passes_of(folder, file, scores, index, options, alpha, tangents, g):
     return value, *(mu if isinstance(mu, tuple) else (mu,)), slope, *second
 
 
+def alphas(n, dtype):
+    """Those that the interpreter, which takes seconds for a pass, is asked for."""
+    if dtype == torch.float64:
+        return [1.0]
+    return ALPHAS if n == 1 else [1.0, 2.0, math.inf]
+
+
 def spread_out(t):
     """The same values, with strides that are not those of a contiguous tensor."""
     return t.repeat_interleave(2, -1)[..., ::2] if t.numel() else t
@@ -128,12 +135,13 @@ def test_parity(name, file, dtype, n):
     scores = tuple(x.to(dtype) for x in scores)
     tangents = tuple(randn(*x.shape, seed=7 + k).to(dtype) for k, x in enumerate(scores))
     g = torch.linspace(-1, 2, scores[0].shape[0], dtype=dtype)
-    for alpha in ALPHAS:
+    interpreted = file == "cuda" and not GPU
+    for alpha in alphas(n, dtype) if interpreted else ALPHAS:
         exact = passes_of(
             folder, "reference", [x.double() for x in scores], index, options, alpha,
             [x.double() for x in tangents], g.double(),
         )  # fmt: skip
-        for layout in (torch.Tensor.contiguous, spread_out):
+        for layout in (torch.Tensor.contiguous,) if interpreted else (torch.Tensor.contiguous, spread_out):
             moved = [[layout(x).to(device) for x in xs] for xs in (scores, tangents)]
             found = passes_of(
                 folder, file, moved[0], [i.to(device) for i in index], options, alpha, moved[1], g.to(device)

@@ -10,7 +10,8 @@ from scipy import stats
 from tolerances import close, equal
 from torch.autograd import gradcheck, gradgradcheck
 
-from polymax.structures.dynamic import HARD, SHANNON
+import polymax as pm
+from polymax.structures.dynamic import HARD
 from polymax.structures.heads import trees
 from polymax.structures.spanning_tree import SpanningTree
 
@@ -35,8 +36,8 @@ def enumerated(scores, n, single_root):
     return y, torch.where(y.unsqueeze(1) == 0, 0, scores.double()).sum((-1, -2))
 
 
-def marginals(structure, *scores):
-    return structure.problem(*scores).expectation(SHANNON)
+def marginals(structure, scores):
+    return pm.Marginals(structure)(scores)
 
 
 KINDS = {
@@ -277,7 +278,9 @@ def test_parity(file, dtype, single_root):
         for name in (f"arborescence.{file}", f"spanning_tree.{file}", "spanning_tree.reference")
     )
     best = import_module("polymax.kernels.arborescence.reference")
-    for n in (0, 1, 5) if file == "cuda" and not GPU else (0, 1, 2, 9, 21):
+    # the interpreter is slow
+    interpreted = file == "cuda" and not GPU
+    for n in (0, 4) if interpreted else (0, 1, 2, 9, 21):
         lengths = torch.tensor([max(n - k, 0) for k in range(5)])
         scores = forbid(randn(5, n + 1, n + 1), 0.15)
         scores[2] = -torch.inf
@@ -286,7 +289,7 @@ def test_parity(file, dtype, single_root):
         value, chart = exact.spanning_tree_inside(scores.double(), lengths, single_root)
         mu = exact.spanning_tree_outside(scores.double(), lengths, chart, g.double(), single_root)
         second = exact.spanning_tree_tangent(scores.double(), lengths, chart, g.double(), d.double(), single_root)
-        for layout in (torch.Tensor.contiguous, spread_out):
+        for layout in (spread_out,) if interpreted else (torch.Tensor.contiguous, spread_out):
             x, u = layout(scores).to(device), layout(d).to(device)
             inner, weights = lengths.to(device), g.to(device)
             heads = tree.arborescence(x, inner, single_root)

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from scipy import stats
-from sets import BY_NAME, RAGGED, SETS, every
+from sets import BY_NAME, OTHERS, RAGGED, SETS, every
 from tolerances import close, equal
 
 import polymax as pm
@@ -26,7 +26,7 @@ def gap_of(row, scores, mu, gamma):
     return gains.amax(0) - current, values.abs().amax() / gamma
 
 
-@every(SETS)
+@every(SETS + OTHERS)
 @pytest.mark.parametrize("gamma", TEMPERATURES)
 def test_optimal(row, gamma):
     scores = row.scores(batch=(4,))
@@ -41,7 +41,7 @@ def test_optimal(row, gamma):
     close(op.max(*scores), expected, "max is <scores, mu> - Omega(mu)")
 
 
-@every(SETS)
+@every(SETS + OTHERS)
 @pytest.mark.parametrize("gamma", [0.1, 1.0, 10.0])
 def test_solvers_agree(row, gamma):
     scores = row.scores(batch=(3,))
@@ -55,7 +55,7 @@ def test_solvers_agree(row, gamma):
         assert bool((found[name].solution.gap <= 1e-2).all())
 
 
-@pytest.mark.parametrize("name", ["chain", "segments", "span-tree", "dag"])
+@pytest.mark.parametrize("name", ["chain", "segments", "span-tree", "dag", "spanning-tree", "assignment"])
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
 def test_compiled_loop_is_the_lockstep_loop(name, solver):
     row = BY_NAME[name]
@@ -75,7 +75,7 @@ def test_known_cases():
     close(pm.SparseMap(pm.Chain())(unary, transition).unary[:, 0], pm.sparsemax(unary[:, 0]), "a chain of length 1")
 
 
-@every(SETS)
+@every(SETS + OTHERS)
 def test_distribution(row):
     scores = row.scores(batch=(3,))
     op = pm.SparseMap(row.structure, gamma=2.0)
@@ -104,7 +104,7 @@ def test_distribution(row):
         assert stats.chisquare(counts.numpy(), (weights / weights.sum() * 500).numpy()).pvalue > 1e-4
 
 
-@every(SETS)
+@every(SETS + OTHERS)
 def test_gradients(row):
     scores = tuple(x.requires_grad_() for x in row.scores(batch=(2,), seed=5))
     op = pm.SparseMap(row.structure, gamma=1.7)
@@ -124,7 +124,7 @@ def test_gradients(row):
     assert torch.autograd.gradcheck(lambda g: pm.SparseMap(row.structure, gamma=g).max(*plain), gamma)
 
 
-@every(SETS)
+@every(SETS + OTHERS)
 def test_warm_start(row):
     scores = row.scores(batch=(3,))
     op = pm.SparseMap(row.structure, gamma=3.0)
@@ -139,7 +139,7 @@ def test_warm_start(row):
     assert int(again.iterations.max()) <= 1, "a solution is its own warm start"
 
 
-@every(SETS)
+@every(SETS + OTHERS)
 def test_ties(row):
     scores = tuple(torch.zeros_like(x) for x in row.scores(batch=(2,)))
     d = pm.SparseMap(row.structure, gamma=1.0).distribution(*scores)
@@ -149,12 +149,12 @@ def test_ties(row):
     equal(first, again, "the same call gives the same distribution")
 
 
-@every(SETS)
+@every(SETS + OTHERS)
 def test_forbidden_parts(row):
     scores = row.scores(batch=(3,))
     only = [v[0] for v in row.vertices()]
-    if row.name == "explicit":
-        pytest.skip("its vertices are no sets of parts")
+    if row.name == "explicit" or isinstance(row.structure, pm.Assignment):
+        pytest.skip("its vertices are no sets of parts, or it refuses")
     full = [x.clone() for x in row.structure.full(*scores)]
     for x, y in zip(full, only, strict=True):
         x[0][y == 0] = -torch.inf
@@ -172,7 +172,7 @@ def test_forbidden_parts(row):
         assert all(bool((m[2] == 0).all()) for m in mu)
 
 
-@every(RAGGED)
+@every(RAGGED + OTHERS[:3])
 def test_padding_is_a_shorter_problem(row):
     lengths = torch.tensor([row.size(), max(row.size() - 1, 1), 0])
     scores = row.scores(batch=(3,))
@@ -189,7 +189,7 @@ def test_padding_is_a_shorter_problem(row):
             assert m[b].count_nonzero() == cut.count_nonzero(), "padding is exactly 0"
 
 
-@every(SETS)
+@every(SETS + OTHERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dtypes(row, dtype):
     scores = row.scores(batch=(2,), dtype=dtype)

@@ -9,8 +9,9 @@ from polymax import _check
 from polymax.distribution import Gibbs
 from polymax.kernels.widen import wide
 from polymax.nn.tag_schemes import TagConstraints
-from polymax.smoothing import Marginals
 from polymax.structures import Chain
+from polymax.structures.chain import tags_of
+from polymax.structures.dynamic import HARD, SHANNON
 
 
 class _Scored(NamedTuple):
@@ -95,13 +96,13 @@ class CRF(nn.Module):
         """The most probable tags of each sequence."""
         with torch.no_grad():
             unary, transition, chain, kept, _ = self._scores(emissions, mask)
-            tags = chain.decode(chain.map(unary, transition)).tolist()
+            tags = tags_of(chain.states(HARD, unary, transition)).tolist()
         return [row[:n] for row, n in zip(tags, kept.sum(1).tolist(), strict=True)]
 
     def marginals(self, emissions: Tensor, mask: Tensor | None = None) -> Tensor:
         """p(y_t = tag), shaped like the emissions; 0 at padding."""
         unary, transition, chain, _, dtype = self._scores(emissions, mask)
-        mu = Marginals(chain).argmax(unary, transition).unary.to(dtype)
+        mu = chain.states(SHANNON, unary, transition).to(dtype)
         return mu if self.batch_first else mu.transpose(0, 1)
 
     def topk(self, emissions: Tensor, k: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

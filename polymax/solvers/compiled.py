@@ -30,21 +30,22 @@ def solve(
         return None
     dims = structure.event_dims(*scores)[0]
     batch, event = scores[0].shape[: scores[0].dim() - dims], scores[0].shape[scores[0].dim() - dims :]
-    settings = (_RULES[type(solver)], solver.max_iter, solver.tol, *_seeds(structure, scores, start, batch, event))
+    seeds = _seeds(structure, scores, start, batch, event)
+    settings = cpu.Settings(_RULES[type(solver)], solver.max_iter, solver.tol, *seeds)
     if isinstance(structure, Chain):
         unary, transition, lengths, _ = structure._flat(*scores)
-        found = cpu.solve_chain(unary, transition, lengths, *settings)
+        found = cpu.solve_chain(unary, transition, lengths, settings)
     elif isinstance(structure, SpanningTree):
         arcs, lengths, _ = structure._flat(*scores)
-        found = cpu_matrices.solve_trees(arcs, lengths, structure.single_root, *settings)
+        found = cpu_matrices.solve_trees(arcs, lengths, structure.single_root, settings)
     elif isinstance(structure, Assignment):
         given = structure.lengths or (None, None)
-        sizes = (checked_lengths(t, batch, n, scores[0].device, "lengths") for t, n in zip(given, event, strict=True))
-        found = cpu_matrices.solve_matches(scores[0].reshape(batch.numel(), *event), *sizes, *settings)
+        rows, columns = (checked_lengths(t, batch, n, scores[0].device, "lengths") for t, n in zip(given, event))
+        found = cpu_matrices.solve_matches(scores[0].reshape(batch.numel(), *event), rows, columns, settings)
     elif isinstance(structure, _DERIVED):
         assert isinstance(structure, DynamicProgram)
         tree = structure.derivations(*scores)
-        found = cpu.solve_derivations(tree.scores, *tree.graph.arrays, tree.roots, event.numel(), *settings)
+        found = cpu.solve_derivations(tree.scores, *tree.graph.arrays, tree.roots, event.numel(), settings)
     else:
         return None
     used, weights, iterations, gap, status = found

@@ -1,7 +1,7 @@
 """SparseMAP on the CPU: MAP and the weights of what it finds in one compiled loop for each instance."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,13 +16,25 @@ INFEASIBLE = 3
 _ROOM = 128
 
 
-def solve_chain(
-    unary: Tensor, transition: Tensor, lengths: Tensor, rule: int, max_iter: int, tol: float, *seeds: Tensor
-) -> tuple[Tensor, ...]:
-    """Tag sequences; tensors as the chain kernels take them, seeds as `run` does."""
+class Settings(NamedTuple):
+    """The step rule, when to stop, and structures to start from.
+
+    Shapes: seeds (B, S, parts), the parts that structures use, -1 after the last; their scores and weights (B, S)
+    """
+
+    rule: int
+    max_iter: int
+    tol: float
+    seeds: Tensor
+    scores: Tensor
+    weights: Tensor
+
+
+def solve_chain(unary: Tensor, transition: Tensor, lengths: Tensor, settings: Settings) -> tuple[Tensor, ...]:
+    """Tag sequences; tensors as the chain kernels take them."""
     scores = [x.double().contiguous().numpy() for x in (unary, transition)]
     n, s = unary.shape[1:]
-    return run(_chain, (*scores, lengths.numpy()), n * s * s, rule, max_iter, tol, seeds)
+    return run(_chain, (*scores, lengths.numpy()), n * s * s, settings)
 
 
 def solve_derivations(
@@ -32,31 +44,19 @@ def solve_derivations(
     part: Tensor,
     roots: Tensor,
     penalised: int,
-    rule: int,
-    max_iter: int,
-    tol: float,
-    *seeds: Tensor,
+    settings: Settings,
 ) -> tuple[Tensor, ...]:
     """Derivations that use a part once at most, the first `penalised` parts being those of the first tensor."""
     arrays = [x.contiguous().numpy() for x in (scores.double(), first, tails, part, roots)]
-    return run(_hypergraph, (*arrays, penalised), part.shape[0], rule, max_iter, tol, seeds)
+    return run(_hypergraph, (*arrays, penalised), part.shape[0], settings)
 
 
-def run(
-    solve: Callable[..., None],
-    problem: tuple[Any, ...],
-    work: int,
-    rule: int,
-    max_iter: int,
-    tol: float,
-    seeds: tuple[Tensor, ...],
-) -> tuple[Tensor, ...]:
+def run(solve: Callable[..., None], problem: tuple[Any, ...], work: int, settings: Settings) -> tuple[Tensor, ...]:
     """Solve all instances, with more room for structures as long as one needs it.
 
-    Seeds are the parts that structures use (B, S, parts), -1 after the last, their scores and weights (B, S). Results
-    are parts (B, K, parts), weights (B, K), and iterations, gaps and status (B,).
+    The results are parts (B, K, parts), weights (B, K), and iterations, gaps and status (B,).
     """
-    given, seed_scores, seed_weights = seeds
+    given, seed_scores, seed_weights = settings[3:]
     count, most, parts = given.shape
     room = max(_ROOM, 2 * most)
     while True:
@@ -66,7 +66,7 @@ def run(
         iterations, status = (torch.zeros(count, dtype=torch.long) for _ in range(2))
         gap = torch.zeros(count, dtype=torch.float64)
         outputs = [t.numpy() for t in (used, scores, weights, iterations, gap, status)]
-        parallel(solve, torch.Size((count, work)), 16, *problem, rule, max_iter, tol, most, *outputs)
+        parallel(solve, torch.Size((count, work)), 16, *problem, *settings[:3], most, *outputs)
         if not bool((status == FULL).any()):
             break
         room *= 4

@@ -8,24 +8,20 @@ from polymax.kernels.arborescence.numba_tree import workspace as tree_workspace
 from polymax.kernels.assignment.numba_match import MATCHED, best_match
 from polymax.kernels.assignment.numba_match import workspace as match_workspace
 from polymax.kernels.numba_math import kernel
-from polymax.solvers.cpu import INFEASIBLE, run
+from polymax.solvers.cpu import INFEASIBLE, Settings, run
 from polymax.solvers.numba_weights import GOING, finish, first, improve, resume
 
 
-def solve_trees(
-    scores: Tensor, lengths: Tensor, single_root: bool, rule: int, max_iter: int, tol: float, *seeds: Tensor
-) -> tuple[Tensor, ...]:
+def solve_trees(scores: Tensor, lengths: Tensor, single_root: bool, settings: Settings) -> tuple[Tensor, ...]:
     """Spanning trees; tensors as the arborescence kernel takes them."""
     arrays = (scores.double().contiguous().numpy(), lengths.numpy(), single_root)
-    return run(_trees, arrays, scores.shape[1] ** 2, rule, max_iter, tol, seeds)
+    return run(_trees, arrays, scores.shape[1] ** 2, settings)
 
 
-def solve_matches(
-    scores: Tensor, rows: Tensor, columns: Tensor, rule: int, max_iter: int, tol: float, *seeds: Tensor
-) -> tuple[Tensor, ...]:
+def solve_matches(scores: Tensor, rows: Tensor, columns: Tensor, settings: Settings) -> tuple[Tensor, ...]:
     """Assignments; tensors as the assignment kernel takes them."""
     arrays = (scores.double().contiguous().numpy(), rows.numpy(), columns.numpy())
-    return run(_matches, arrays, 4 * scores.shape[1] * scores.shape[2], rule, max_iter, tol, seeds)
+    return run(_matches, arrays, 4 * scores.shape[1] * scores.shape[2], settings)
 
 
 @kernel
@@ -89,8 +85,9 @@ def _matches(
     space = match_workspace(n, m)
     for i in range(start, stop):
         mu[:] = 0.0
+        warm = False
         count = resume(seeds, used[i], gram, scores[i], weights[i], mu, factor, work, mark)
-        size, score = _best_cells(cells[i], heights[i], widths[i], mu, moved, match, u, v, space, False, vertex)
+        size, score = _best_cells(cells[i], heights[i], widths[i], mu, moved, match, u, v, space, warm, vertex)
         if score == -np.inf:
             finish(0, used[i], gram, weights[i])
             status[i] = INFEASIBLE
@@ -100,7 +97,8 @@ def _matches(
         status[i] = GOING
         for turn in range(max_iter):
             # prices change little from one point to the next
-            size, score = _best_cells(cells[i], heights[i], widths[i], mu, moved, match, u, v, space, True, vertex)
+            warm = True
+            size, score = _best_cells(cells[i], heights[i], widths[i], mu, moved, match, u, v, space, warm, vertex)
             count, gap[i], status[i] = improve(
                 rule, tol, count, vertex, size, score, used[i], gram, scores[i], weights[i], mu, factor, work, mark
             )

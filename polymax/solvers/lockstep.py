@@ -176,7 +176,7 @@ def _with(state: _State, m: Tensor, b: Tensor, running: Tensor) -> tuple[_State,
     place = torch.where(same.any(-1), same.long().argmax(-1), free.long().argmax(-1))
     if bool((running & ~same.any(-1) & ~free.any(-1)).any()):
         grown = max(state.p.shape[1], 4)
-        state = _State(*(_pad(t, grown) for t in (state.m, state.b, state.p)), gram=state.gram)
+        state = _State(_pad(state.m, grown), _pad(state.b, grown), _pad(state.p, grown), state.gram)
         state = replace(state, gram=_gram(state.m, state.m))
         place = torch.where(same.any(-1), same.long().argmax(-1), (~state.active).long().argmax(-1))
     write = (_one_hot(place, state) > 0) & running.unsqueeze(-1)

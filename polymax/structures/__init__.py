@@ -1,6 +1,7 @@
 """Sets of structures: what inference ranges over."""
 
 from polymax.structures.alignment import Alignment as Alignment
+from polymax.structures.assignment import Assignment as Assignment
 from polymax.structures.base import Counted as Counted
 from polymax.structures.base import Structure as Structure
 from polymax.structures.chain import Chain as Chain
@@ -16,3 +17,4 @@ from polymax.structures.simplex import Explicit as Explicit
 from polymax.structures.simplex import Simplex as Simplex
 from polymax.structures.simplex import Subset as Subset
 from polymax.structures.span_tree import SpanTree as SpanTree
+from polymax.structures.spanning_tree import SpanningTree as SpanningTree

@@ -11,6 +11,7 @@ from polymax import _check
 from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
 from polymax.structures.base import checked_lengths
 from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
+from polymax.structures.passes import expectation
 
 
 class ChainParts(NamedTuple):
@@ -52,6 +53,12 @@ class Chain(DynamicProgram):
         n, s = unary.shape[-2:]
         return unary, transition.expand(*unary.shape[:-2], max(n - 1, 0), s, s)
 
+    def states(self, alpha: float, *scores: Tensor) -> Tensor:
+        """Expected states (*batch, n, s) alone, which spares those of transitions for every instance and step."""
+        problem = self.problem(*scores)
+        unary, _ = expectation(problem.passes(alpha), problem.tensors)
+        return unary.reshape(*problem.batch, *unary.shape[1:])
+
     def derivations(self, *scores: Tensor) -> Derivations:
         from polymax.kernels.chain.reference import as_graph
 
@@ -70,24 +77,23 @@ class Chain(DynamicProgram):
         return ChainParts(first, first[..., :-1, :, None] * first[..., 1:, None, :])
 
     def mean(self, vertices: Tensor, probs: Tensor) -> ChainParts:
-        steps = torch.einsum("...k,...kti,...ktj->...tij", probs, vertices[..., :-1, :], vertices[..., 1:, :])
-        return ChainParts(torch.einsum("...k,...kti->...ti", probs, vertices), steps)
+        n, s = vertices.shape[-2:]
+        at_states, at_steps = _places(vertices)
+        lead = probs.shape[:-1]
+        weights = probs.unsqueeze(-1)
+        unary = probs.new_zeros(*lead, n * s + 1)
+        unary = unary.scatter_add(-1, at_states.flatten(-2), weights.expand(at_states.shape).flatten(-2))
+        steps = probs.new_zeros(*lead, max(n - 1, 0) * s * s + 1)
+        steps = steps.scatter_add(-1, at_steps.flatten(-2), weights.expand(at_steps.shape).flatten(-2))
+        return ChainParts(unary[..., :-1].unflatten(-1, (n, s)), steps[..., :-1].unflatten(-1, (max(n - 1, 0), s, s)))
 
     def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
-        unary, transition = self.full(*scores)
-        # 0 where it is not used, even at -inf; used ones keep it
-        states = torch.where(vertices == 0, 0, vertices * unary.unsqueeze(-3)).sum((-1, -2))
-        allowed = transition > -torch.inf
-        steps = torch.einsum(
-            "...kti,...tij,...ktj->...k",
-            vertices[..., :-1, :],
-            torch.where(allowed, transition, 0),
-            vertices[..., 1:, :],
-        )
-        broken = torch.einsum(
-            "...kti,...tij,...ktj->...k", vertices[..., :-1, :], (~allowed).to(vertices), vertices[..., 1:, :]
-        )
-        return torch.where(broken > 0, -torch.inf, states + steps)
+        total: Tensor | float = 0.0
+        for x, places, dims in zip(self.full(*scores), _places(vertices), (2, 3), strict=True):
+            # the place after the last is for padding
+            flat = torch.nn.functional.pad(x.flatten(-dims), (0, 1)).unsqueeze(-2)
+            total = total + flat.expand(*places.shape[:-1], flat.shape[-1]).gather(-1, places).sum(-1)
+        return torch.as_tensor(total)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return 2, 3
@@ -111,7 +117,7 @@ class Chain(DynamicProgram):
 
     def decode(self, y: Any) -> Tensor:
         """Tags (*batch, n), -1 at padding."""
-        return torch.where((y.unary == 0).all(-1), -1, y.unary.argmax(-1))
+        return tags_of(y.unary)
 
     def _checked(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
         if len(scores) != 2:
@@ -140,6 +146,22 @@ class Chain(DynamicProgram):
         transition = transition.reshape(transition.shape[:-3].numel(), *transition.shape[-3:])
         lengths = checked_lengths(self.lengths, batch, n, unary.device, "lengths")
         return unary.reshape(batch.numel(), n, s), transition, lengths, batch
+
+
+def tags_of(unary: Tensor) -> Tensor:
+    """Indicators of states (*batch, n, s) to tags (*batch, n), -1 where there is none."""
+    return torch.where((unary == 0).all(-1), -1, unary.argmax(-1))
+
+
+def _places(vertices: Tensor) -> tuple[Tensor, Tensor]:
+    """Where sequences (..., n, s) are in flat unary and transition scores, (..., n) and (..., n - 1); last: nowhere."""
+    n, s = vertices.shape[-2:]
+    tags = vertices.argmax(-1)
+    used = vertices.amax(-1) > 0
+    t = torch.arange(n, device=vertices.device)
+    states = torch.where(used, t * s + tags, n * s)
+    pairs = (t[: max(n - 1, 0)] * s + tags[..., :-1]) * s + tags[..., 1:]
+    return states, torch.where(used[..., 1:], pairs, max(n - 1, 0) * s * s)
 
 
 def _recorded(*args: Any) -> Tensor:

@@ -9,6 +9,7 @@ Each derivative is the next pass of the kernels: no tape is kept over the recurs
 See: Mensch and Blondel 2018, Differentiable dynamic programming, section 3.3 and appendix B.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -95,12 +96,16 @@ class _Value(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
         ctx.passes, *tensors = inputs
+        # no zeros for a chart that nobody derives
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1], *tensors)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, g: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
         chart, *tensors = ctx.saved_tensors
+        if g is None:
+            return _nothing(1 + len(tensors))
         if torch.compiler.is_compiling():
             # a compiled backward pass is not derived again
             mu = ctx.passes.outside(tuple(tensors), chart, g)
@@ -173,6 +178,11 @@ class _Tangent(Function):
         count = passes.scores
         index = _nothing(len(tensors) - count)
         return None, None, grads[0], *grads[1 : 1 + count], *index, *grads[1 + count :]
+
+
+# torch binds the arguments of apply by the signature of forward, and would compute it at each call
+for _function in (_Value, _Expectation, _Tangent):
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
 
 
 def _split(passes: Passes, joined: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -51,6 +51,9 @@ class SpanningTree(Counted):
     def logsumexp(self, *scores: Tensor) -> Tensor:
         return self.problem(*checked(scores)).value(SHANNON).to(scores[0].dtype)
 
+    def marginals(self, *scores: Tensor) -> Tensor:
+        return narrow(self.problem(*checked(scores)).expectation(SHANNON), scores[0].dtype)
+
     def problem(self, *scores: Tensor) -> Problem:
         """The scores as the kernels take them; a maximum that is hard, or smoothed by Shannon's entropy."""
         x, lengths, batch = self._flat(*scores)
@@ -123,7 +126,8 @@ class SumPasses:
     def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
         from polymax.kernels.spanning_tree.reference import recorded
 
-        return recorded(*tensors, self.single_root)
+        scores, lengths = tensors
+        return recorded(scores, lengths, self.single_root)
 
 
 @dataclass(frozen=True)

@@ -17,23 +17,22 @@ def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, T
     match, u, v = outputs(scores)
     batch, n, m = scores.shape
     arrays = [x.detach().contiguous().numpy() for x in (scores, rows, columns, match, u, v)]
-    parallel(_assignment, torch.Size((batch, n * m)), _PASSES, *arrays)
+    # never warm: an argument and no literal, which Numba would compile best_match for once more
+    parallel(_assignment, torch.Size((batch, n * m)), _PASSES, *arrays, False)
     return match, u, v
 
 
 @kernel
-def _assignment(start, stop, scores, rows, columns, match, u, v):
-    if start == stop:
-        return
+def _assignment(start, stop, scores, rows, columns, match, u, v, warm):
     n, m = scores.shape[1:]
-    space = workspace(scores[start])
+    space = workspace(n, m, scores.dtype)
     row_duals, column_duals = np.empty(n), np.empty(m)
     for b in range(start, stop):
         height, width = rows[b], columns[b]
         match[b] = -1
         u[b] = 0
         v[b] = 0
-        outcome = best_match(scores[b], height, width, match[b], row_duals, column_duals, space, False)
+        outcome = best_match(scores[b], height, width, match[b], row_duals, column_duals, space, warm)
         if outcome == MATCHED:
             u[b, :height] = row_duals[:height]
             v[b, :width] = column_duals[:width]

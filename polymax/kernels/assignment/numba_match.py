@@ -24,22 +24,21 @@ MATCHED, IMPOSSIBLE, UNDEFINED = 1, 0, -1
 
 
 @inline
-def workspace(scores):
-    """Memory for matrices of at most the size of scores (n, m): reals, indices, and room for a transpose."""
-    n, m = scores.shape
+def workspace(n, m, dtype=np.float64):
+    """Memory for matrices of at most n rows and m columns: reals, indices, and room for a transpose."""
     wide = max(n, m) + 1
-    return np.empty((5, wide)), np.empty((4, wide), np.int64), np.empty(n * m, scores.dtype)
+    return np.empty((5, wide)), np.empty((4, wide), np.int64), np.empty(n * m, dtype)
 
 
 @kernel
 def best_match(scores, n, m, match, u, v, space, warm):
     """The best assignment of scores[:n, :m]: the column of each row, or -1, and duals in float64.
 
-    Where `warm`, and n = m, the prices in v are the first to be tried: those of a similar problem.
+    Where `warm`, and n = m, the finite prices in v are the first to be tried: those of a similar problem.
     Returns MATCHED; or IMPOSSIBLE, where -inf leaves no assignment, or UNDEFINED, where there are NaN or +inf: then
     match, u and v hold nothing of use.
 
-    Shapes: scores (>= n, >= m); match, u (>= n,); v (>= m,); space = workspace(scores).
+    Shapes: scores (>= n, >= m); match, u (>= n,); v (>= m,); space = workspace(>= n, >= m, scores.dtype).
     """
     reals, indices, room = space
     for i in range(n):
@@ -156,11 +155,11 @@ def _augment(scores, m, start, match, owner, taken, v, reals, indices):
     row[0], base[0], count = start, 0.0, 1
     while True:
         distance, to_free = _relax(scores[row[count - 1]], price, taken, m, base[count - 1], reach)
-        if distance == np.inf:
-            return False
-        if to_free == distance:
+        if to_free == distance and distance < np.inf:
             break
         j = _where(reach, distance, m)
+        if j < 0 or distance == np.inf:
+            return False
         i = owner[j]
         row[count], through[count], near[count] = i, j, distance
         base[count] = distance - (v[j] - scores[i, j])
@@ -172,9 +171,9 @@ def _augment(scores, m, start, match, owner, taken, v, reals, indices):
     taken[j] = np.inf
     k, length = count, distance
     while k > 0:
-        # the row from which the path comes is the first that gives the column its distance
-        k = 0
-        while base[k] + (v[j] - scores[row[k], j]) != length:
+        # the path comes from the first row that gives the column its distance
+        last, k = k - 1, 0
+        while k < last and base[k] + (v[j] - scores[row[k], j]) != length:
             k += 1
         match[row[k]], owner[j] = j, row[k]
         j, length = through[k], near[k]

@@ -7,6 +7,8 @@ sets are the candidates for the next place. Equal scores go by age.
 See: Lawler 1972, A procedure for computing the k best solutions to discrete optimization problems.
 """
 
+from heapq import heappop, heappush
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,28 +31,26 @@ def spanning_tree_kbest(scores: Tensor, lengths: Tensor, k: int, single_root: bo
 def _kbest(start, stop, scores, lengths, single_root, values, heads):
     k, n = values.shape[1], heads.shape[2]
     room = k * n + 1
-    total, fixed = np.empty(room), np.empty(room, np.int64)
+    fixed = np.empty(room, np.int64)
     trees, barred = np.empty((room, n), np.int64), np.empty((room, n + 1), np.bool_)
     x = np.empty((n + 1, n + 1))
     space = workspace(n)
+    # candidates by negative score, then age
+    heap = [(0.0, 0)]
     for b in range(start, stop):
         m = lengths[b]
         values[b] = -np.inf
         heads[b] = -1
-        made = 0
+        heap.clear()
         barred[0] = False
         fixed[0] = 0
-        made += _solve(scores[b], m, single_root, x, trees, barred, fixed, total, made, space)
+        made = _solve(scores[b], m, single_root, x, trees, barred, fixed, 0, heap, space)
         for place in range(k):
-            best = -1
-            for i in range(made):
-                if total[i] > -np.inf and (best < 0 or total[i] > total[best]):
-                    best = i
-            if best < 0:
+            if len(heap) == 0:
                 break
-            values[b, place] = total[best]
+            lowest, best = heappop(heap)
+            values[b, place] = -lowest
             heads[b, place, :m] = trees[best, :m]
-            total[best] = -np.inf
             if place < k - 1:
                 for t in range(fixed[best], m):
                     trees[made, :t] = trees[best, :t]
@@ -58,11 +58,11 @@ def _kbest(start, stop, scores, lengths, single_root, values, heads):
                         barred[made, i] = t == fixed[best] and barred[best, i]
                     barred[made, trees[best, t]] = True
                     fixed[made] = t
-                    made += _solve(scores[b], m, single_root, x, trees, barred, fixed, total, made, space)
+                    made += _solve(scores[b], m, single_root, x, trees, barred, fixed, made, heap, space)
 
 
 @inline
-def _solve(scores, m, single_root, x, trees, barred, fixed, total, c, space):
+def _solve(scores, m, single_root, x, trees, barred, fixed, c, heap, space):
     """Complete candidate c to the best tree of its set; 1 if there is one."""
     for i in range(m + 1):
         for j in range(1, m + 1):
@@ -70,7 +70,8 @@ def _solve(scores, m, single_root, x, trees, barred, fixed, total, c, space):
             x[i, j] = -np.inf if out else scores[i, j]
     if not best_tree(x, m, single_root, trees[c], space):
         return 0
-    total[c] = 0.0
+    total = 0.0
     for j in range(1, m + 1):
-        total[c] += scores[trees[c, j - 1], j]
+        total += scores[trees[c, j - 1], j]
+    heappush(heap, (-total, c))
     return 1

@@ -10,10 +10,12 @@ at most that number for each entry, beside a product of these sums; the value te
 import numpy as np
 
 from polymax.kernels.numba_math import add, inline, kernel
-from polymax.kernels.spanning_tree.numba_scale import shift_all, swap
+from polymax.kernels.spanning_tree.numba_scale import exp, shift_all, swap
 
 # the least log of the sum over trees, each token's heads weighing 1 together, that is trusted, and the least pivot
 _LEAST, _LEAST_PIVOT = -300.0, 1e-130
+
+_SMALL = 0.1
 
 
 @kernel
@@ -25,11 +27,14 @@ def inside(m, first, c):
     sums = np.zeros(m + 1)
     for i in range(m + 1):
         order[i] = i
+        row, begun = x[i], w[i]
         for j in range(m + 1):
-            weight = np.exp(x[i, j])
-            x[i, j] = w[i, j] = weight
-            if i >= first:
-                sums[j] += weight
+            row[j] = exp(row[j])
+        for j in range(m + 1):
+            begun[j] = row[j]
+        if i >= first:
+            for j in range(m + 1):
+                sums[j] += row[j]
     spread = 0.0
     for j in range(1, m + 1):
         if sums[j] > 0:
@@ -41,8 +46,10 @@ def inside(m, first, c):
         for j in range(2, k + 1):
             if sums[j] > sums[best]:
                 best = j
-        swap(x, order, best, k, m)
-        sums[best] = sums[k]
+        # only small pivots are worth the move
+        if sums[k] < _SMALL * sums[best]:
+            swap(x, order, best, k, m)
+            sums[best] = sums[k]
         # heads of the last token: the root symbol alone
         p = x[0, 1] if k == 1 else _column(x, k, first)
         pivots[k] = p

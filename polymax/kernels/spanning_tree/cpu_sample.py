@@ -26,6 +26,8 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def spanning_tree_sample(scores: Tensor, lengths: Tensor, seeds: Tensor, single_root: bool) -> Tensor:
+    if seeds.shape[0] != scores.shape[0]:
+        raise ValueError(f"seeds must be ({scores.shape[0]}, samples); got {tuple(seeds.shape)}")
     _, chart = torch.ops.polymax.spanning_tree_inside(scores, lengths, single_root)
     heads = torch.empty((*seeds.shape, scores.shape[1] - 1), dtype=torch.long)
     args = lengths.contiguous().numpy(), chart.numpy(), seeds.contiguous().numpy(), heads.numpy(), int(single_root)

@@ -113,7 +113,7 @@ def _inside(
         b_top = tl.where(b_token, b_top, float("-inf"))
         best = tl.argmax(b_top, 0)
         k = tl.where(tl.max(b_top, 0) > float("-inf"), best, tl.max(tl.where(b_token, o, 0), 0))
-        b_heads, b_left = heads_of(p_ranks, step, k, step == m - 1, o, size, FIRST)
+        b_heads, _ = heads_of(p_ranks, step, k, step == m - 1, o, size, FIRST)
         p = log_sum(tl.load(p_x + o * size + k, mask=b_heads, other=float("-inf")))
         value += p
         tl.store(p_pivots + k, p)
@@ -198,4 +198,3 @@ def _outside(
         b_o = tl.load(p_o + o_i * size + o_n, mask=b_in, other=float("-inf"))
         b_mu = tl.where(b_w == float("-inf"), 0, g * tl.exp(b_w + b_o))
         tl.store(p_mu + i_b * size * size + o_i * size + o_n, b_mu, mask=b_in)
-

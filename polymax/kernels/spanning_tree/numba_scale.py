@@ -4,9 +4,19 @@ A tree has one arc into each token, so a shift of all of them moves its score, a
 single root it has one arc from the root symbol too, and these have a shift of their own.
 """
 
+import math
+
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 
 from polymax.kernels.numba_math import inline
+
+# added to a number, leaves its nearest integer in the last bits
+_ROUND = 1.5 * 2.0**52
+# log(2) in two parts, the first exact when multiplied by an exponent
+_LOG_2, _LOG_2_REST = 0.693145751953125, 1.4286068203094173e-06
+_TAYLOR = tuple(1 / math.factorial(i) for i in range(14))
 
 
 @inline
@@ -20,24 +30,28 @@ def widened(scores, m, x):
 @inline
 def shift_all(x, m, first):
     """Shift the scores x[0..m, 0..m]; the sum of all shifts."""
-    total = 0.0
-    top = x[0]
-    for j in range(1, m + 1):
-        shift = -np.inf
-        for i in range(first, m + 1):
-            shift = max(shift, x[i, j])
-        if shift > -np.inf:
-            total += shift
-            for i in range(m + 1):
-                x[i, j] -= shift
-    if first == 1:
-        shift = -np.inf
+    shift = np.full(m + 1, -np.inf)
+    for i in range(first, m + 1):
+        row = x[i]
         for j in range(1, m + 1):
-            shift = max(shift, top[j])
-        if shift > -np.inf:
-            total += shift
+            shift[j] = row[j] if row[j] > shift[j] else shift[j]
+    total = 0.0
+    for j in range(m + 1):
+        # a token without heads has nothing to shift
+        shift[j] = shift[j] if shift[j] > -np.inf else 0.0
+        total += shift[j]
+    for i in range(m + 1):
+        row = x[i]
+        for j in range(1, m + 1):
+            row[j] -= shift[j]
+    if first == 1:
+        top = -np.inf
+        for j in range(1, m + 1):
+            top = max(top, x[0, j])
+        if top > -np.inf:
+            total += top
             for j in range(1, m + 1):
-                top[j] -= shift
+                x[0, j] -= top
     return total
 
 
@@ -51,3 +65,47 @@ def swap(c, order, a, b, m):
     for i in range(m + 1):
         c[i, a], c[i, b] = c[i, b], c[i, a]
     order[a], order[b] = order[b], order[a]
+
+
+@inline
+def exp(x):
+    """exp(x) for x <= 0, 0 where it is below 1e-300; a loop of it vectorises, as calls into libm do not."""
+    low = -690.0
+    clipped = low if x < low else x
+    t = clipped * (1 / math.log(2)) + _ROUND
+    k = t - _ROUND
+    f = clipped - k * _LOG_2 - k * _LOG_2_REST
+    series = _fma(f, _TAYLOR[13], _TAYLOR[12])
+    series = _fma(f, series, _TAYLOR[11])
+    series = _fma(f, series, _TAYLOR[10])
+    series = _fma(f, series, _TAYLOR[9])
+    series = _fma(f, series, _TAYLOR[8])
+    series = _fma(f, series, _TAYLOR[7])
+    series = _fma(f, series, _TAYLOR[6])
+    series = _fma(f, series, _TAYLOR[5])
+    series = _fma(f, series, _TAYLOR[4])
+    series = _fma(f, series, _TAYLOR[3])
+    series = _fma(f, series, _TAYLOR[2])
+    series = _fma(f, series, 1.0)
+    series = _fma(f, series, 1.0)
+    return 0.0 if x < low else series * _power_of_two(t)
+
+
+@intrinsic
+def _fma(typing_context, a, b, c):
+    def codegen(context, builder, signature, args):
+        return builder.fma(*args)
+
+    return types.float64(types.float64, types.float64, types.float64), codegen
+
+
+@intrinsic
+def _power_of_two(typing_context, t):
+    """2^k, from the bits of k + _ROUND: the last of them are those of k, which go into the exponent."""
+
+    def codegen(context, builder, signature, args):
+        whole = context.get_value_type(types.int64)
+        bits = builder.shl(builder.bitcast(args[0], whole), whole(52))
+        return builder.bitcast(builder.add(bits, whole(1023 << 52)), context.get_value_type(types.float64))
+
+    return types.float64(types.float64), codegen
