@@ -211,7 +211,7 @@ class Gibbs(Walk):
 class TreeGibbs(Gibbs):
     """p(y) = exp(<scores, y>) / Z over spanning trees, which are no derivations: they have ways of their own."""
 
-    structure: SpanningTree  # type: ignore[assignment]
+    structure: SpanningTree
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         return narrow(self.structure.sample(self._scores, sample_shape, generator), self._dtype)
@@ -221,7 +221,7 @@ class TreeGibbs(Gibbs):
         probs = self.prob(best.movedim(len(self.batch_shape), 0)).movedim(0, -1)
         return narrow(best, self._dtype), torch.where(values > -torch.inf, probs, 0)
 
-    def support(self) -> tuple[Parts, Tensor]:
+    def support(self) -> tuple[Parts, Tensor]:  # type: ignore[override]
         possible = torch.where(self._scores[0] > -torch.inf, 0, self._scores[0])
         largest = float(self.structure.logsumexp(possible.double()).exp().round().max()) if possible.numel() else 0.0
         if largest > _LARGEST_SUPPORT:

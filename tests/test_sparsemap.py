@@ -267,6 +267,24 @@ def test_a_structure_of_the_users_own():
     close(pm.HardMax(Rook()).max(scores), torch.einsum("kij,bij->bk", listed, scores).amax(-1), "HardMax")
 
 
+def test_the_users_own_is_checked():
+    pm.testing.check_structure(Rook(), (3, 3))
+    pm.testing.check_structure(pm.SpanningTree(), (4, 4))
+
+    class Worst(Rook):
+        def map(self, scores):
+            return super().map(-scores)
+
+    class Torn(Rook):
+        def map(self, scores):
+            return torch.zeros_like(scores)
+
+    with pytest.raises(AssertionError, match="highest score"):
+        pm.testing.check_structure(Worst(), (3, 3))
+    with pytest.raises(AssertionError, match="no vertex"):
+        pm.testing.check_structure(Torn(), (3, 3))
+
+
 def test_rankings():
     x = torch.randn(5, 6, dtype=torch.float64)
     hard = x.argsort(-1).argsort(-1) + 1.0

@@ -41,11 +41,24 @@ def parallel(kernel: Callable[..., None], shape: torch.Size, weight: int, *args:
     if threads <= 1:
         kernel(0, count, *args)
         return
-    cuts = [count * i // threads for i in range(threads + 1)]
-    waiting = [_threads().submit(kernel, a, b, *args) for a, b in zip(cuts[1:-1], cuts[2:], strict=True)]
-    kernel(0, cuts[1], *args)
+    # more pieces than threads: a thread that wakes late, or shares its core, is given fewer
+    pieces = min(count, 4 * threads)
+    left = [(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces)]
+
+    def work() -> None:
+        while left:
+            try:
+                start, stop = left.pop()
+            except IndexError:
+                return
+            kernel(start, stop, *args)
+
+    waiting = [_threads().submit(work) for _ in range(threads - 1)]
+    work()
     for future in waiting:
-        future.result()
+        # one that has not begun has nothing left to do
+        if not future.cancel():
+            future.result()
 
 
 def _threads() -> ThreadPoolExecutor:

@@ -182,7 +182,7 @@ class _Tangent(Function):
 
 # torch binds the arguments of apply by the signature of forward, and would compute it at each call
 for _function in (_Value, _Expectation, _Tangent):
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]
 
 
 def _split(passes: Passes, joined: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
