@@ -24,6 +24,8 @@ tests: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks run simplex
 	$(BIN)/python -m benchmarks run latency
+	$(BIN)/python -m benchmarks run structures
+	$(BIN)/python -m benchmarks run memory
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'polymax needs Python 3.11 or newer'"
