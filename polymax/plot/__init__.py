@@ -6,8 +6,9 @@ pyplot or the settings of matplotlib. Save with `ax.figure.savefig("picture.png"
 
 from polymax.plot.alignment import alignment
 from polymax.plot.matrix import attention
+from polymax.plot.mixture import matching, support
 from polymax.plot.regularizer import curves, simplex
 from polymax.plot.sequence import sequence
 from polymax.plot.tree import arcs, tree
 
-__all__ = ["alignment", "arcs", "attention", "curves", "sequence", "simplex", "tree"]
+__all__ = ["alignment", "arcs", "attention", "curves", "matching", "sequence", "simplex", "support", "tree"]
