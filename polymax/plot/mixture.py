@@ -97,7 +97,7 @@ def _draw(structure: Any, parts: list[Any], tokens: Any, others: Any, ax: Any) -
         case SpanTree():
             tree(parts[0], tokens, labels=others, ax=ax)
         case Chain():
-            sequence(*parts, tokens, others, ax=ax)
+            sequence(parts[0], parts[1], tokens, others, ax=ax)
         case Assignment() | Alignment():
             matching(parts[0], tokens, others, ax=ax)
         case _:

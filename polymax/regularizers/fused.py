@@ -95,7 +95,7 @@ class TotalVariationProx(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor | None]:
         (z,) = ctx.saved_tensors
-        dx = SegmentMean.apply(z, v)
+        dx = SegmentMean.apply(z, v, None)
         dstrength = None
         if ctx.needs_input_grad[1]:
             # x - z = strength D^T sign(D z), so strength moves x by -D^T sign(D z)
@@ -105,22 +105,22 @@ class TotalVariationProx(Function):
 
 
 class SegmentMean(Function):
-    """v averaged over runs of equal z: a symmetric projection, constant in z almost everywhere."""
+    """v averaged over runs of equal z, in an order: a symmetric projection, constant in z almost everywhere."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor, v: Tensor) -> Tensor:
-        return segment_mean(z, v)
+    def forward(z: Tensor, v: Tensor, order: Tensor | None) -> Tensor:
+        return segment_mean(z, v, order)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
+        ctx.save_for_backward(inputs[0], inputs[2])
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor]:
-        (z,) = ctx.saved_tensors
-        return None, SegmentMean.apply(z, u)
+    def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor, None]:
+        z, order = ctx.saved_tensors
+        return None, SegmentMean.apply(z, u, order), None
 
 
 class OscarProx(Function):
@@ -140,14 +140,13 @@ class OscarProx(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None]:
         z, order = ctx.saved_tensors
-        order = order.long()
-        ordered = SegmentMean.apply(z.gather(-1, order), v.gather(-1, order))
+        dx = SegmentMean.apply(z, v, order)
         dstrength = None
         if ctx.needs_input_grad[1]:
             # the strength lowers the i-th largest score by m - i
             pairs = (z > -torch.inf).sum(-1, keepdim=True) - 1 - torch.arange(z.shape[-1], device=z.device)
-            dstrength = -(ordered * pairs).sum(-1)
-        return torch.zeros_like(ordered).scatter(-1, order, ordered), dstrength
+            dstrength = -(dx.gather(-1, order.long()) * pairs).sum(-1)
+        return dx, dstrength
 
 
 def _centred(x: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ class _Isotonic(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
-        return SegmentMean.apply(z, v)
+        return SegmentMean.apply(z, v, None)
 
 
 def _row(scores: tuple[Tensor, ...]) -> Tensor:
