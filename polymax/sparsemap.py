@@ -11,8 +11,10 @@ from torch.distributions import Distribution
 from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing
 from polymax.solvers import ActiveSet, Solution, Solver
+from polymax.solvers.base import UsedParts
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.dynamic import checked, narrow
+from polymax.structures.semi_markov import SemiMarkov
 from polymax.structures.temperature import cooled, warmed
 
 
@@ -106,7 +108,7 @@ class Sparse(Distribution):
     @property
     def mean(self) -> Parts:
         """mu."""
-        return narrow(self.structure.mean(self.solution.vertices, self._probs), self._dtype)
+        return narrow(self._mean, self._dtype)
 
     @property
     def mode(self) -> Parts:
@@ -118,7 +120,7 @@ class Sparse(Distribution):
     def cold_value(self) -> Tensor:
         """<scores, mu> - 1/2 ||mu||^2 at gamma = 1, (*batch,); its gradient is mu."""
         dims = self.structure.event_dims(*self._scores)[0]
-        mu = tensors(self.structure.mean(self.solution.vertices, self._probs))[0]
+        mu = tensors(self._mean)[0]
         linear = torch.where(self._used, self._probs * self._each, 0).sum(-1)
         value = linear - mu.square().flatten(-dims).sum(-1) / 2
         # without a structure there is nothing to weigh
@@ -191,8 +193,20 @@ class Sparse(Distribution):
     def _each(self) -> Tensor:
         """b: the score of each structure, (*batch, k)."""
         scores = tuple(x.double() for x in self._scores)
-        b = self.structure.rescore(self.solution.vertices, *scores)
+        found = self.solution.found
+        if isinstance(found, UsedParts) and not isinstance(self.structure, SemiMarkov):
+            b = self.structure.rescore_used(found.places, *scores)
+        else:
+            b = self.structure.rescore(self.solution.vertices, *scores)
         return torch.where(self._used, b, 0)
+
+    @cached_property
+    def _mean(self) -> Parts:
+        found = self.solution.found
+        # the parts of segments do not tell those of transitions
+        if isinstance(found, UsedParts) and not isinstance(self.structure, SemiMarkov):
+            return self.structure.mean_used(found.places, self._probs, found.event)
+        return self.structure.mean(self.solution.vertices, self._probs)
 
     @cached_property
     def _probs(self) -> Tensor:
@@ -206,10 +220,8 @@ class Sparse(Distribution):
     def _sensitivity(self) -> Tensor:
         """Z (*batch, k, k) = A^-1 - A^-1 1 1^T A^-1 / (1^T A^-1 1), A = gram + 1."""
         used = self._used
-        dims = self.structure.event_dims(*self._scores)[0]
-        m = self.solution.vertices.flatten(-dims)
         both = used.unsqueeze(-1) & used.unsqueeze(-2)
-        gram = torch.where(both, m @ m.transpose(-1, -2) + 1, 0) + torch.diag_embed((~used).double())
+        gram = torch.where(both, self.solution.overlaps + 1, 0) + torch.diag_embed((~used).double())
         inverse = torch.where(both, _inverse(gram), 0)
         row = inverse.sum(-1)
         total = row.sum(-1, keepdim=True).unsqueeze(-1)

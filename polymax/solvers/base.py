@@ -8,6 +8,8 @@ how. The loop ends when the duality gap, how much better than the current weight
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,23 +17,42 @@ from torch import Tensor
 from polymax.structures.base import Structure
 
 
-@dataclass(frozen=True)
+class UsedParts(NamedTuple):
+    """Structures as lists of the parts they use in their first tensor.
+
+    Shapes: places (*batch, k, parts), in the flat tensor, -1 after the last
+    """
+
+    places: Tensor
+    event: torch.Size
+
+    def dense(self) -> Tensor:
+        """Indicators, (*batch, k, *event)."""
+        y = torch.zeros(*self.places.shape[:-1], self.event.numel() + 1, dtype=torch.float64)
+        # what is not used goes to a part of its own, and off
+        y.scatter_(-1, torch.where(self.places < 0, self.event.numel(), self.places), 1.0)
+        return y[..., :-1].reshape(*self.places.shape[:-1], *self.event)
+
+
+@dataclass(frozen=True, eq=False)
 class Solution:
     """The weights of a few structures.
 
     Shapes:
-        vertices (*batch, k, *event): the first tensor of each structure, zeros where there are fewer than k
-        probs (*batch, k); iterations and gap (*batch,)
+        found, the structures by their first tensors: (*batch, k, *event), or as lists of parts; none after the last
+        probs (*batch, k), heaviest first; iterations and gap (*batch,); overlaps (*batch, k, k) of the structures
     """
 
-    vertices: Tensor
+    found: Tensor | UsedParts
     probs: Tensor
     iterations: Tensor
     gap: Tensor
+    overlaps: Tensor
 
-    def detached(self) -> "Solution":
-        """For a warm start."""
-        return Solution(self.vertices.detach(), self.probs.detach(), self.iterations, self.gap)
+    @cached_property
+    def vertices(self) -> Tensor:
+        """The first tensor of each structure, (*batch, k, *event); zeros where there are fewer than k."""
+        return self.found.dense() if isinstance(self.found, UsedParts) else self.found
 
 
 @dataclass(frozen=True)

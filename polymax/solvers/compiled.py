@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polymax.solvers.base import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver
+from polymax.solvers.base import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver, UsedParts
 from polymax.structures.alignment import Alignment
 from polymax.structures.assignment import Assignment
 from polymax.structures.base import Structure, checked_lengths, used_parts
@@ -48,18 +48,18 @@ def solve(
         found = cpu.solve_derivations(tree.scores, *tree.graph.arrays, tree.roots, event.numel(), settings)
     else:
         return None
-    used, weights, iterations, gap, status = found
+    used, weights, iterations, gap, status, overlaps = found
     # heaviest first
     order = torch.sort(weights, dim=-1, descending=True, stable=True).indices
     used = used.gather(1, order.unsqueeze(-1).expand_as(used)).long()
-    # what is not used goes to a part of its own, and off
-    rows = torch.zeros(*used.shape[:2], event.numel() + 1, dtype=torch.float64)
-    rows.scatter_(-1, torch.where(used < 0, event.numel(), used), 1.0)
+    overlaps = overlaps.gather(1, order.unsqueeze(-1).expand_as(overlaps))
+    overlaps = overlaps.gather(2, order.unsqueeze(-2).expand_as(overlaps))
     solution = Solution(
-        rows[..., :-1].reshape(*batch, used.shape[1], *event),
+        UsedParts(used.reshape(*batch, *used.shape[1:]), event),
         weights.gather(-1, order).reshape(*batch, used.shape[1]),
         iterations.reshape(batch),
         gap.clamp(min=0).reshape(batch),
+        overlaps.double().reshape(*batch, *overlaps.shape[1:]),
     )
     return solution, (status > 0).reshape(batch)
 
@@ -72,7 +72,7 @@ def _seeds(
     if start is None:
         none = torch.zeros(count, 0, dtype=torch.float64)
         return torch.zeros(count, 0, most, dtype=torch.int32), none, none
-    b = structure.rescore(start.vertices.double(), *(x.double() for x in scores))
+    b = structure.rescore(start.vertices, *(x.double() for x in scores))
     k = b.shape[-1]
     parts = used_parts(start.vertices.reshape(count, k, event.numel()), 1)[..., :most]
     parts = torch.nn.functional.pad(parts, (0, most - parts.shape[-1]), value=-1)

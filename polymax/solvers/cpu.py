@@ -54,7 +54,7 @@ def solve_derivations(
 def run(solve: Callable[..., None], problem: tuple[Any, ...], work: int, settings: Settings) -> tuple[Tensor, ...]:
     """Solve all instances, with more room for structures as long as one needs it.
 
-    The results are parts (B, K, parts), weights (B, K), and iterations, gaps and status (B,).
+    The results are parts (B, K, parts), weights (B, K), iterations, gaps and status (B,), and overlaps (B, K, K).
     """
     given, seed_scores, seed_weights = settings[3:]
     count, most, parts = given.shape
@@ -65,18 +65,34 @@ def run(solve: Callable[..., None], problem: tuple[Any, ...], work: int, setting
         used[:, :most], scores[:, :most], weights[:, :most] = given, seed_scores, seed_weights
         iterations, status = (torch.zeros(count, dtype=torch.long) for _ in range(2))
         gap = torch.zeros(count, dtype=torch.float64)
-        outputs = [t.numpy() for t in (used, scores, weights, iterations, gap, status)]
+        overlaps = torch.zeros(count, room, room, dtype=torch.int16)
+        outputs = [t.numpy() for t in (used, scores, weights, iterations, gap, status, overlaps)]
         parallel(solve, torch.Size((count, work)), 16, *problem, *settings[:3], most, *outputs)
         if not bool((status == FULL).any()):
             break
         room *= 4
     width = max(int((weights > 0).sum(-1).max()) if weights.numel() else 0, 1)
-    return used[:, :width], weights[:, :width], iterations, gap, status
+    return used[:, :width], weights[:, :width], iterations, gap, status, overlaps[:, :width, :width]
 
 
 @kernel
 def _chain(
-    start, stop, unary, transition, lengths, rule, max_iter, tol, seeds, used, scores, weights, iterations, gap, status
+    start,
+    stop,
+    unary,
+    transition,
+    lengths,
+    rule,
+    max_iter,
+    tol,
+    seeds,
+    used,
+    scores,
+    weights,
+    iterations,
+    gap,
+    status,
+    overlaps,
 ):
     _, n, s = unary.shape
     room = used.shape[1]
@@ -90,7 +106,7 @@ def _chain(
         count = resume(seeds, used[i], gram, scores[i], weights[i], mu, factor, work, mark)
         size, score = _best_tags(unary[i], steps, lengths[i], mu, values, back, vertex)
         if score == -np.inf:
-            finish(0, used[i], gram, weights[i])
+            finish(0, used[i], gram, weights[i], overlaps[i])
             status[i] = INFEASIBLE
             continue
         if count == 0:
@@ -104,7 +120,7 @@ def _chain(
             iterations[i] = turn
             if status[i] != GOING:
                 break
-        finish(count, used[i], gram, weights[i])
+        finish(count, used[i], gram, weights[i], overlaps[i])
 
 
 @kernel
@@ -166,6 +182,7 @@ def _hypergraph(
     iterations,
     gap,
     status,
+    overlaps,
 ):
     nodes = first_edge.size - 1
     room = used.shape[1]
@@ -179,7 +196,7 @@ def _hypergraph(
         count = resume(seeds, used[i], gram, scores[i], weights[i], mu, factor, work, mark)
         size, score = _best_tree(parts[i], first_edge, tails, part, roots[i], needed, mu, values, back, waiting, vertex)
         if score == -np.inf:
-            finish(0, used[i], gram, weights[i])
+            finish(0, used[i], gram, weights[i], overlaps[i])
             status[i] = INFEASIBLE
             continue
         if count == 0:
@@ -195,7 +212,7 @@ def _hypergraph(
             iterations[i] = turn
             if status[i] != GOING:
                 break
-        finish(count, used[i], gram, weights[i])
+        finish(count, used[i], gram, weights[i], overlaps[i])
 
 
 @kernel

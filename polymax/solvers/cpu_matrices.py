@@ -26,7 +26,22 @@ def solve_matches(scores: Tensor, rows: Tensor, columns: Tensor, settings: Setti
 
 @kernel
 def _trees(
-    start, stop, arcs, lengths, single_root, rule, max_iter, tol, seeds, used, scores, weights, iterations, gap, status
+    start,
+    stop,
+    arcs,
+    lengths,
+    single_root,
+    rule,
+    max_iter,
+    tol,
+    seeds,
+    used,
+    scores,
+    weights,
+    iterations,
+    gap,
+    status,
+    overlaps,
 ):
     _, width, _ = arcs.shape
     room = used.shape[1]
@@ -38,7 +53,7 @@ def _trees(
         count = resume(seeds, used[i], gram, scores[i], weights[i], mu, factor, work, mark)
         size, score = _best_arcs(arcs[i], lengths[i], single_root, mu, moved, heads, space, vertex)
         if score == -np.inf:
-            finish(0, used[i], gram, weights[i])
+            finish(0, used[i], gram, weights[i], overlaps[i])
             status[i] = INFEASIBLE
             continue
         if count == 0:
@@ -52,7 +67,7 @@ def _trees(
             iterations[i] = turn
             if status[i] != GOING:
                 break
-        finish(count, used[i], gram, weights[i])
+        finish(count, used[i], gram, weights[i], overlaps[i])
 
 
 @kernel
@@ -75,7 +90,22 @@ def _best_arcs(arcs, length, single_root, mu, moved, heads, space, vertex):
 
 @kernel
 def _matches(
-    start, stop, cells, heights, widths, rule, max_iter, tol, seeds, used, scores, weights, iterations, gap, status
+    start,
+    stop,
+    cells,
+    heights,
+    widths,
+    rule,
+    max_iter,
+    tol,
+    seeds,
+    used,
+    scores,
+    weights,
+    iterations,
+    gap,
+    status,
+    overlaps,
 ):
     _, n, m = cells.shape
     room = used.shape[1]
@@ -89,7 +119,7 @@ def _matches(
         count = resume(seeds, used[i], gram, scores[i], weights[i], mu, factor, work, mark)
         size, score = _best_cells(cells[i], heights[i], widths[i], mu, moved, match, u, v, space, warm, vertex)
         if score == -np.inf:
-            finish(0, used[i], gram, weights[i])
+            finish(0, used[i], gram, weights[i], overlaps[i])
             status[i] = INFEASIBLE
             continue
         if count == 0:
@@ -105,7 +135,7 @@ def _matches(
             iterations[i] = turn
             if status[i] != GOING:
                 break
-        finish(count, used[i], gram, weights[i])
+        finish(count, used[i], gram, weights[i], overlaps[i])
 
 
 @kernel

@@ -123,6 +123,7 @@ class _Problem:
             p.reshape(*self.batch, width),
             iterations.reshape(self.batch),
             gap.reshape(self.batch),
+            _gram(m, m).reshape(*self.batch, width, width),
         )
 
 

@@ -159,8 +159,11 @@ def first(vertex, size, score, used, gram, b, p, mu, factor):
 
 
 @kernel
-def finish(count, used, gram, p):
-    """Nothing but the structures that have weight: -1 after the parts of each, and after the last."""
+def finish(count, used, gram, p, overlaps):
+    """Nothing but the structures that have weight: -1 after the parts of each, and after the last; their overlaps."""
+    for i in range(count):
+        for j in range(count):
+            overlaps[i, j] = gram[i, j]
     for i in range(p.size):
         begin = int(gram[i, i]) if i < count else 0
         used[i, begin:] = -1

@@ -59,6 +59,17 @@ class Structure(ABC):
         """The mean of structures given by first tensors (*batch, k, ...) and weights (*batch, k)."""
         return (vertices * probs.reshape(*probs.shape, *[1] * (vertices.dim() - probs.dim()))).sum(probs.dim() - 1)
 
+    def rescore_used(self, places: Tensor, *scores: Tensor) -> Tensor:
+        """The scores (*batch, k) of structures given by the parts they use (*batch, k, parts), -1 after the last."""
+        (x,) = scores
+        flat = torch.nn.functional.pad(x.flatten(-self.event_dims(x)[0]), (0, 1)).unsqueeze(-2)
+        at = torch.where(places < 0, flat.shape[-1] - 1, places)
+        return flat.expand(*at.shape[:-1], flat.shape[-1]).gather(-1, at).sum(-1)
+
+    def mean_used(self, places: Tensor, probs: Tensor, event: torch.Size) -> Parts:
+        """The mean of structures so given, with weights (*batch, k)."""
+        return scattered(torch.where(places < 0, event.numel(), places), probs, event)
+
     def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
         """The scores (*batch, k) of structures given by first tensors (*batch, k, ...)."""
         dim = vertices.dim() - 1 - self.event_dims(*scores)[0]
@@ -100,6 +111,13 @@ class Counted(Structure):
 def tensors(y: Parts) -> tuple[Tensor, ...]:
     """The tensors of a structure: one, or those of a tuple."""
     return (y,) if isinstance(y, Tensor) else tuple(y)
+
+
+def scattered(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
+    """Weights (*batch, k) added up at places (*batch, k, parts) of (*batch, *event); the place after them all is off."""
+    spread = probs.unsqueeze(-1).expand(places.shape).flatten(-2)
+    total = probs.new_zeros(*probs.shape[:-1], event.numel() + 1).scatter_add(-1, places.flatten(-2), spread)
+    return total[..., :-1].reshape(*probs.shape[:-1], *event)
 
 
 def indicators(index: Tensor, shape: tuple[int, ...]) -> Tensor:

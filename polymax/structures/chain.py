@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polymax import _check
 from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
-from polymax.structures.base import checked_lengths
+from polymax.structures.base import checked_lengths, scattered
 from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
 from polymax.structures.passes import expectation
 
@@ -77,22 +77,24 @@ class Chain(DynamicProgram):
         return ChainParts(first, first[..., :-1, :, None] * first[..., 1:, None, :])
 
     def mean(self, vertices: Tensor, probs: Tensor) -> ChainParts:
-        n, s = vertices.shape[-2:]
-        at_states, at_steps = _places(vertices)
-        lead = probs.shape[:-1]
-        weights = probs.unsqueeze(-1)
-        unary = probs.new_zeros(*lead, n * s + 1)
-        unary = unary.scatter_add(-1, at_states.flatten(-2), weights.expand(at_states.shape).flatten(-2))
-        steps = probs.new_zeros(*lead, max(n - 1, 0) * s * s + 1)
-        steps = steps.scatter_add(-1, at_steps.flatten(-2), weights.expand(at_steps.shape).flatten(-2))
-        return ChainParts(unary[..., :-1].unflatten(-1, (n, s)), steps[..., :-1].unflatten(-1, (max(n - 1, 0), s, s)))
+        return self.mean_used(_used(vertices), probs, vertices.shape[-2:])
 
     def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
+        return self.rescore_used(_used(vertices), *scores)
+
+    def mean_used(self, places: Tensor, probs: Tensor, event: torch.Size) -> ChainParts:
+        n, s = event
+        states, steps = _places(places, n, s)
+        pairs = torch.Size((max(n - 1, 0), s, s))
+        return ChainParts(scattered(states, probs, event), scattered(steps, probs, pairs))
+
+    def rescore_used(self, places: Tensor, *scores: Tensor) -> Tensor:
         total: Tensor | float = 0.0
-        for x, places, dims in zip(self.full(*scores), _places(vertices), (2, 3), strict=True):
+        unary, transition = self.full(*scores)
+        for x, at, dims in zip((unary, transition), _places(places, *unary.shape[-2:]), (2, 3), strict=True):
             # the place after the last is for padding
             flat = torch.nn.functional.pad(x.flatten(-dims), (0, 1)).unsqueeze(-2)
-            total = total + flat.expand(*places.shape[:-1], flat.shape[-1]).gather(-1, places).sum(-1)
+            total = total + flat.expand(*at.shape[:-1], flat.shape[-1]).gather(-1, at).sum(-1)
         return torch.as_tensor(total)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
@@ -153,15 +155,18 @@ def tags_of(unary: Tensor) -> Tensor:
     return torch.where((unary == 0).all(-1), -1, unary.argmax(-1))
 
 
-def _places(vertices: Tensor) -> tuple[Tensor, Tensor]:
-    """Where sequences (..., n, s) are in flat unary and transition scores, (..., n) and (..., n - 1); last: nowhere."""
+def _used(vertices: Tensor) -> Tensor:
+    """The places of sequences (..., n, s) in flat unary scores, (..., n), -1 at padding."""
     n, s = vertices.shape[-2:]
-    tags = vertices.argmax(-1)
-    used = vertices.amax(-1) > 0
-    t = torch.arange(n, device=vertices.device)
-    states = torch.where(used, t * s + tags, n * s)
-    pairs = (t[: max(n - 1, 0)] * s + tags[..., :-1]) * s + tags[..., 1:]
-    return states, torch.where(used[..., 1:], pairs, max(n - 1, 0) * s * s)
+    tags = tags_of(vertices)
+    return torch.where(tags < 0, -1, torch.arange(n, device=tags.device) * s + tags)
+
+
+def _places(used: Tensor, n: int, s: int) -> tuple[Tensor, Tensor]:
+    """Places in flat unary and transition scores, (..., n) and (..., n - 1); after the last one at padding."""
+    before, after = used[..., :-1], used[..., 1:]
+    steps = torch.where(after < 0, max(n - 1, 0) * s * s, before * s + after % s)
+    return torch.where(used < 0, n * s, used), steps
 
 
 def _recorded(*args: Any) -> Tensor:
