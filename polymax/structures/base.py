@@ -114,7 +114,7 @@ def tensors(y: Parts) -> tuple[Tensor, ...]:
 
 
 def scattered(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
-    """Weights (*batch, k) added up at places (*batch, k, parts) of (*batch, *event); the place after them all is off."""
+    """Weights (*batch, k) added up at places (*batch, k, parts) of (*batch, *event); the place after all is off."""
     spread = probs.unsqueeze(-1).expand(places.shape).flatten(-2)
     total = probs.new_zeros(*probs.shape[:-1], event.numel() + 1).scatter_add(-1, places.flatten(-2), spread)
     return total[..., :-1].reshape(*probs.shape[:-1], *event)
