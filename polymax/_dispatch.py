@@ -93,7 +93,7 @@ def _fold(op: Any) -> Callable[..., Any]:
                 mapped = arg.movedim(d, 0) if d is not None else arg.expand(info.batch_size, *arg.shape)
                 arg = mapped.flatten(0, 1)
             elif isinstance(arg, Tensor) and d is not None:
-                raise NotImplementedError(f"vmap over {name} of {op._schema.name}")
+                raise ValueError(f"{name} of {op._schema.name} is shared by all instances, and cannot be mapped over")
             folded.append(arg)
         out = op(*folded)
         if not isinstance(out, tuple):

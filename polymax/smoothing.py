@@ -29,10 +29,9 @@ from polymax.structures.temperature import cooled, warmed
 
 
 class Smoothing(ABC):
-    """A set and a smoothing; gamma is the temperature: Omega is multiplied by it."""
+    """A set and a smoothing; those with an Omega have a temperature `gamma`, which multiplies it."""
 
     structure: Structure
-    gamma: float | Tensor
 
     @abstractmethod
     def max(self, *scores: Tensor) -> Tensor:
@@ -66,7 +65,6 @@ class HardMax(Smoothing):
     """
 
     structure: Structure
-    gamma: float | Tensor = 1.0
 
     def max(self, *scores: Tensor) -> Tensor:
         return self.structure.best_score(*scores)
@@ -173,7 +171,7 @@ class LocalMax(Smoothing):
         else:
             whole = all(bool(((m == 0) | (m == 1)).all()) for m in tensors(mu))
         if not (self.regularizer.zero_at_vertices and whole):
-            raise NotImplementedError("the Omega of LocalMax is known at structures alone")
+            raise ValueError("the Omega of LocalMax has no closed form away from structures")
         return HardMax(self.structure).omega(mu)
 
     def distribution(self, *scores: Tensor) -> Walk:

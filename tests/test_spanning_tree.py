@@ -387,7 +387,7 @@ def test_compact_form_and_errors():
         SpanningTree(torch.tensor([4])).map(torch.zeros(1, 4, 4))
     with pytest.raises(ValueError, match="positive integer"):
         structure.kbest((torch.zeros(3, 3),), 0)
-    with pytest.raises(NotImplementedError, match="no dynamic program"):
+    with pytest.raises(TypeError, match="no dynamic program"):
         structure.problem(torch.zeros(3, 3)).value(2.0)
     assert structure.problem(torch.zeros(3, 3)).value(HARD) == 0
     assert structure.logsumexp(torch.zeros(0, 3, 3)).shape == (0,)

@@ -174,7 +174,7 @@ def test_scale_and_shift(row, scale, device):
         op = pm.Marginals(row.structure)
         expected = values.logsumexp(0)
         error = (op.max(*scores).cpu().double() - expected).abs() / expected.abs().clamp(min=1)
-        assert float(error.max()) < 1e-5 if dtype == torch.float32 else 1e-12
+        assert float(error.max()) < (1e-5 if dtype == torch.float32 else 1e-12)
         truth = tensors(op(*(x.double() for x in scores)))
         for a, b in zip(tensors(op(*scores)), truth, strict=True):
             assert bool(torch.isfinite(a).all())

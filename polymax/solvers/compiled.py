@@ -24,28 +24,29 @@ def solve(
     solver: Solver, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None
 ) -> tuple[Solution, Tensor] | None:
     """The solution and which instances converged, (*batch,); None where there is no compiled loop."""
-    from polymax.solvers import cpu, cpu_matrices
+    # Numba is loaded with the first problem
+    from polymax.solvers import cpu_chain, cpu_derivations, cpu_loop, cpu_matches, cpu_trees
 
     if type(solver) not in _RULES or scores[0].device.type != "cpu":
         return None
     dims = structure.event_dims(*scores)[0]
     batch, event = scores[0].shape[: scores[0].dim() - dims], scores[0].shape[scores[0].dim() - dims :]
     seeds = _seeds(structure, scores, start, batch, event)
-    settings = cpu.Settings(_RULES[type(solver)], solver.max_iter, solver.tol, *seeds)
+    settings = cpu_loop.Settings(_RULES[type(solver)], solver.max_iter, solver.tol, *seeds)
     if isinstance(structure, Chain):
         unary, transition, lengths, _ = structure._flat(*scores)
-        found = cpu.solve_chain(unary, transition, lengths, settings)
+        found = cpu_chain.solve_chain(unary, transition, lengths, settings)
     elif isinstance(structure, SpanningTree):
         arcs, lengths, _ = structure._flat(*scores)
-        found = cpu_matrices.solve_trees(arcs, lengths, structure.single_root, settings)
+        found = cpu_trees.solve_trees(arcs, lengths, structure.single_root, settings)
     elif isinstance(structure, Assignment):
         given = structure.lengths or (None, None)
         rows, columns = (checked_lengths(t, batch, n, scores[0].device, "lengths") for t, n in zip(given, event))
-        found = cpu_matrices.solve_matches(scores[0].reshape(batch.numel(), *event), rows, columns, settings)
+        found = cpu_matches.solve_matches(scores[0].reshape(batch.numel(), *event), rows, columns, settings)
     elif isinstance(structure, _DERIVED):
         assert isinstance(structure, DynamicProgram)
         tree = structure.derivations(*scores)
-        found = cpu.solve_derivations(tree.scores, *tree.graph.arrays, tree.roots, event.numel(), settings)
+        found = cpu_derivations.solve_derivations(tree.scores, *tree.graph.arrays, tree.roots, event.numel(), settings)
     else:
         return None
     used, weights, iterations, gap, status, overlaps = found

@@ -21,12 +21,12 @@ def negative_entropy(structure: Structure, mu: Parts) -> Tensor:
     dims = structure.event_dims(*points)
     if isinstance(structure, Explicit):
         if bool((structure.decode(mu) < 0).any()):
-            raise NotImplementedError("the entropy of Explicit away from its vertices")
+            raise ValueError("the entropy of Explicit is known at its vertices alone")
         return points[0].new_zeros(points[0].shape[:-1])
     if all(bool(((m == 0) | (m == 1)).all()) for m in points):
         return points[0].new_zeros(points[0].shape[: points[0].dim() - dims[0]])
     if not isinstance(structure, DynamicProgram):
-        raise NotImplementedError(f"the entropy of {type(structure).__name__} in its marginals")
+        raise ValueError(f"the marginals of {type(structure).__name__} do not determine its entropy")
     tree = structure.derivations(*points)
     graph, levels = tree.graph, levels_of(tree.graph)
     heads = levels.heads
@@ -35,7 +35,7 @@ def negative_entropy(structure: Structure, mu: Parts) -> Tensor:
     every = points[0].new_ones(graph.edges, tree.roots.shape[0])
     reached = (levels.outside(every, tree.roots, every.new_ones(tree.roots.shape))[1] > 0).any(-1)
     if bool(((graph.part < 0) & (into[heads] > 1) & ~at_root & reached[heads]).any()):
-        raise NotImplementedError(f"the marginals of {type(structure).__name__} do not determine its entropy")
+        raise ValueError(f"the marginals of {type(structure).__name__} do not determine its entropy")
     q = of_edges(tree.scores, graph.part)
     visits = q.new_zeros(graph.nodes, q.shape[1]).index_add(0, heads, q)
     # the root passes on to one node each, visited from nowhere else

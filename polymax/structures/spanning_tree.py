@@ -157,7 +157,7 @@ class BestPasses:
 
 def _passes(single_root: bool, alpha: float) -> Passes:
     if alpha not in (SHANNON, HARD):
-        raise NotImplementedError("spanning trees under another entropy than Shannon's: they are no dynamic program")
+        raise TypeError("spanning trees under another entropy than Shannon's: they are no dynamic program")
     return SumPasses(single_root) if alpha == SHANNON else BestPasses(single_root)
 
 

@@ -1,0 +1,93 @@
+"""SparseMAP over derivations of a hypergraph: the best one around mu."""
+
+import numpy as np
+from torch import Tensor
+
+from polymax.kernels.numba_math import inline, kernel
+from polymax.solvers.cpu_loop import Settings, memory, run, settle
+
+
+def solve_derivations(
+    scores: Tensor,
+    first: Tensor,
+    tails: Tensor,
+    part: Tensor,
+    roots: Tensor,
+    penalised: int,
+    settings: Settings,
+) -> tuple[Tensor, ...]:
+    """Derivations that use a part once at most, the first `penalised` parts being those of the first tensor."""
+    arrays = [x.contiguous().numpy() for x in (scores.double(), first, tails, part, roots)]
+    return run(_derivations, (*arrays, penalised), part.shape[0], settings)
+
+
+@kernel
+def _derivations(start, stop, parts, first_edge, tails, part, roots, penalised, settings, out):
+    nodes = first_edge.size - 1
+    space = memory(out, penalised)
+    values, back, waiting = np.empty(nodes + 1), np.empty(nodes + 1, np.int64), np.empty(nodes + 1, np.int64)
+    needed = np.zeros(nodes + 1, np.bool_)
+    for i in range(start, stop):
+        _reach(first_edge, tails, roots[i], needed)
+        problem = parts[i], first_edge, tails, part, roots[i], needed, values, back, waiting
+        settle(_best_tree, problem, i, settings, space, out)
+
+
+@kernel
+def _reach(first_edge, tails, root, needed):
+    """The nodes that a derivation of the root may use."""
+    needed[:] = False
+    if root >= 0:
+        needed[root] = True
+    for h in range(root, -1, -1):
+        if needed[h]:
+            for e in range(first_edge[h], first_edge[h + 1]):
+                for t in tails[e]:
+                    if t >= 0:
+                        needed[t] = True
+
+
+@inline
+def _best_tree(problem, mu, vertex):
+    """The best derivation around mu as a list of penalised parts: how many, and its own score."""
+    parts, first_edge, tails, part, root, needed, values, back, waiting = problem
+    if root < 0:
+        return 0, 0.0
+    penalised = mu.size
+    for h in range(root + 1):
+        if not needed[h]:
+            continue
+        values[h] = 0.0 if first_edge[h] == first_edge[h + 1] else -np.inf
+        back[h] = -1
+        for e in range(first_edge[h], first_edge[h + 1]):
+            a = 0.0
+            if part[e] >= 0:
+                a = parts[part[e]]
+                if part[e] < penalised:
+                    a -= mu[part[e]]
+            for t in tails[e]:
+                if t >= 0:
+                    a += values[t]
+            if a > values[h]:
+                values[h] = a
+                back[h] = e
+    if values[root] == -np.inf:
+        return 0, -np.inf
+    size, score = 0, 0.0
+    waiting[0] = root
+    left = 1
+    while left > 0:
+        left -= 1
+        e = back[waiting[left]]
+        if e < 0:
+            continue
+        if part[e] >= 0:
+            score += parts[part[e]]
+            if part[e] < penalised:
+                vertex[size] = part[e]
+                size += 1
+        for t in tails[e]:
+            if t >= 0:
+                waiting[left] = t
+                left += 1
+    return size, score
