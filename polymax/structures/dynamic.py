@@ -31,7 +31,8 @@ class Problem:
 
     def value(self, alpha: float) -> Tensor:
         """The maximum smoothed by the Tsallis entropy of alpha, (*batch,)."""
-        return value(self.passes(alpha), self.tensors).reshape(self.batch)
+        found = value(self.passes(alpha), self.tensors)
+        return found if len(self.batch) == 1 else found.reshape(self.batch)
 
     def expectation(self, alpha: float) -> Parts:
         """The gradient of the value: a structure for alpha = inf, expected parts otherwise."""

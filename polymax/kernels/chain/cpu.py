@@ -100,8 +100,9 @@ def _sums(transition: Tensor, units: tuple[int, int, int]) -> Tensor:
 def _added(sums: Tensor, transition: Tensor) -> Tensor:
     if sums.shape == transition.shape:
         return sums
-    cuts = sums.shape[0] // transition.shape[0]
-    return sums.double().view(transition.shape[0], cuts, *transition.shape[1:]).sum(1).to(transition.dtype)
+    total = torch.empty_like(transition, memory_format=torch.contiguous_format)
+    _add(sums.numpy(), total.numpy())
+    return total
 
 
 def _parallel(function, units, unary, weight, *args):
@@ -110,6 +111,20 @@ def _parallel(function, units, unary, weight, *args):
     if group:
         count = batch // group * cuts
         parallel(function, torch.Size((count, batch * n * s * s // count)), weight, group, cuts, size, *args)
+
+
+@kernel
+def _add(sums, total):
+    """The sum of the units that share a transition, in float64."""
+    cuts = sums.shape[0] // total.shape[0]
+    for b in range(total.shape[0]):
+        for t in range(total.shape[1]):
+            for i in range(total.shape[2]):
+                for j in range(total.shape[3]):
+                    x = 0.0
+                    for unit in range(b * cuts, (b + 1) * cuts):
+                        x += sums[unit, t, i, j]
+                    total[b, t, i, j] = x
 
 
 @inline

@@ -8,7 +8,6 @@ sums its part in float64, and the parts are summed after.
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,6 +19,8 @@ from polymax.kernels.triton_math import on_device
 # programs that fill the device
 PROGRAMS = 1024
 TILE = 4096
+# entries that a program adds up over the parts
+BLOCK = 32
 
 
 class Tangents(NamedTuple):
@@ -42,14 +43,36 @@ def edges(chain: Chain, chart: Tensor, mu: Tensor, tangents: Tangents | None = N
     tiles = triton.cdiv(s, options["BJ"])
     span = chain.n - 1 if steps == 1 else 1
     terms = chain.group * span
-    parts = min(terms, max(1, PROGRAMS // (batch * steps * tiles)))
+    # the sums of parts take at most half the memory of the unary scores
+    most = max(chain.batch * chain.n // (2 * batch * steps * s), 1)
+    parts = min(terms, most, max(1, PROGRAMS // (batch * steps * tiles)))
     each = triton.cdiv(terms, parts)
     out = chain.transition.new_empty(batch, steps, parts, s, s)
     more = tangents or Tangents(mu, mu, mu, mu, 0, 0)
     args = *chain.matrices, chain.lengths, chart.contiguous(), mu, *more, out, steps, span, terms, parts, each
     with on_device(mu):
         _edges[(batch * steps * parts, tiles)](*args, TANGENT=tangents is not None, **options)
-    return out.squeeze(2) if parts == 1 else out.sum(2, dtype=torch.float64).to(out.dtype)
+        return out.squeeze(2) if parts == 1 else _added(out)
+
+
+def _added(parts: Tensor) -> Tensor:
+    """The sum over dim 2."""
+    batch, steps, count, s, _ = parts.shape
+    total = parts.new_empty(batch, steps, s, s)
+    _add[(batch * steps, triton.cdiv(s * s, BLOCK))](parts, total, count, s * s, B=BLOCK, num_warps=1)
+    return total
+
+
+@triton.jit
+def _add(p_parts, p_total, count, size, B: tl.constexpr):
+    o_x = tl.program_id(1) * B + tl.arange(0, B)
+    m_x = o_x < size
+    p_parts += tl.program_id(0).to(tl.int64) * count * size
+    b_sum = tl.zeros([B], tl.float64)
+    for k in range(count):
+        b_sum += tl.load(p_parts + k * size + o_x, mask=m_x, other=0).to(tl.float64)
+    p_total += tl.program_id(0).to(tl.int64) * size
+    tl.store(p_total + o_x, b_sum.to(p_total.dtype.element_ty), mask=m_x)
 
 
 @triton.jit

@@ -48,9 +48,10 @@ def projective_tree_tangent(
 
 
 def tiles(size: int) -> dict[str, int]:
-    """Spans and choices of a tile, and the columns of a chart past the last."""
+    """Spans and choices of a tile, the choices of a root, and the columns of a chart past the last."""
     choices = max(ceil_power(size), 16)
-    return {"BI": min(max(1024 // choices, 1), choices), "BK": choices, "PAD": PADDING}
+    # Triton 3.6 gives one row of 32 two layouts, and then refuses to compile
+    return {"BI": min(max(1024 // choices, 1), choices), "BK": choices, "BR": max(choices, 64), "PAD": PADDING}
 
 
 def _launch(kernel, scores, single_root, alpha, *args):
@@ -74,6 +75,7 @@ def _inside(
     SINGLE: tl.constexpr,
     BI: tl.constexpr,
     BK: tl.constexpr,
+    BR: tl.constexpr,
     PAD: tl.constexpr,
 ):
     i_b = tl.program_id(0).to(tl.int64)
@@ -111,7 +113,7 @@ def _inside(
             tl.store(p_l + o_j * s + o_i, b_l, mask=b_in)
         tl.debug_barrier()
     if SINGLE:
-        b_value = value_rows(roots(p_scores, p_l, p_r, m, s, float("-inf"), BK), KIND, ALPHA)
+        b_value = value_rows(roots(p_scores, p_l, p_r, m, s, float("-inf"), BR), KIND, ALPHA)
         b_value = tl.sum(b_value, 0)
     else:
         b_value = tl.load(p_r + m)
@@ -132,6 +134,7 @@ def _outside(
     SINGLE: tl.constexpr,
     BI: tl.constexpr,
     BK: tl.constexpr,
+    BR: tl.constexpr,
     PAD: tl.constexpr,
 ):
     i_b = tl.program_id(0).to(tl.int64)
@@ -151,11 +154,12 @@ def _outside(
     tl.debug_barrier()
     g = tl.load(p_g + i_b).to(tl.float64)
     if SINGLE:
-        b_root = g * weight_rows(roots(p_scores, p_l, p_r, m, s, float("-inf"), BK), KIND, ALPHA)
-        b_roots = (o_c > 0) & (o_c <= m)
-        tl.store(p_to_v + o_c, b_root, mask=b_roots)
-        tl.store(p_to_l + s + o_c, b_root, mask=b_roots)
-        tl.store(p_to_r + m * s + o_c, b_root, mask=b_roots)
+        b_root = g * weight_rows(roots(p_scores, p_l, p_r, m, s, float("-inf"), BR), KIND, ALPHA)
+        o_m = tl.arange(0, BR)[None, :]
+        b_roots = (o_m > 0) & (o_m <= m)
+        tl.store(p_to_v + o_m, b_root, mask=b_roots)
+        tl.store(p_to_l + s + o_m, b_root, mask=b_roots)
+        tl.store(p_to_r + m * s + o_m, b_root, mask=b_roots)
     else:
         tl.store(p_to_r + m, tl.where(tl.load(p_r + m) == float("-inf"), 0, g), mask=m > 0)
     tl.debug_barrier()

@@ -26,6 +26,7 @@ def tangent(
     SINGLE: tl.constexpr,
     BI: tl.constexpr,
     BK: tl.constexpr,
+    BR: tl.constexpr,
     PAD: tl.constexpr,
 ):
     i_b = tl.program_id(0).to(tl.int64)
@@ -45,7 +46,7 @@ def tangent(
     _forward(p_c, p_d, p_dc, m, size, s, square, KIND, ALPHA, SINGLE, BI, BK)
     g = tl.load(p_g + i_b).to(tl.float64)
     if SINGLE:
-        dvalue = _single_root(p_scores, p_d, p_c, p_dc, p_to, p_dto, g, m, s, square, KIND, ALPHA, BK)
+        dvalue = _single_root(p_scores, p_d, p_c, p_dc, p_to, p_dto, g, m, s, square, KIND, ALPHA, BR)
     else:
         reached = (m > 0) & (tl.load(p_c + m) != float("-inf"))
         dvalue = tl.where(reached, tl.load(p_dc + m), 0)
@@ -114,20 +115,20 @@ def _single_root(
     square,
     KIND: tl.constexpr,
     ALPHA: tl.constexpr,
-    BK: tl.constexpr,
+    BR: tl.constexpr,
 ):
     """Start both backward passes at the choice of the root; the derivative of the value."""
-    o_c = tl.arange(0, BK)[None, :]
-    b_roots = (o_c > 0) & (o_c <= m)
-    b_p = weight_rows(roots(p_scores, p_c + square, p_c, m, s, float("-inf"), BK), KIND, ALPHA)
-    b_da = roots(p_d, p_dc + square, p_dc, m, s, 0, BK)
+    o_m = tl.arange(0, BR)[None, :]
+    b_roots = (o_m > 0) & (o_m <= m)
+    b_p = weight_rows(roots(p_scores, p_c + square, p_c, m, s, float("-inf"), BR), KIND, ALPHA)
+    b_da = roots(p_d, p_dc + square, p_dc, m, s, 0, BR)
     b_dp = tangent_rows(b_p, b_da, KIND, ALPHA) * g
     dvalue = tl.sum(mean_rows(b_p, b_da), 0)
-    tl.store(p_to + m * s + o_c, b_p * g, mask=b_roots)
-    tl.store(p_to + square + s + o_c, b_p * g, mask=b_roots)
-    tl.store(p_dto + m * s + o_c, b_dp, mask=b_roots)
-    tl.store(p_dto + square + s + o_c, b_dp, mask=b_roots)
-    tl.store(p_dto + 2 * square + o_c, b_dp, mask=b_roots)
+    tl.store(p_to + m * s + o_m, b_p * g, mask=b_roots)
+    tl.store(p_to + square + s + o_m, b_p * g, mask=b_roots)
+    tl.store(p_dto + m * s + o_m, b_dp, mask=b_roots)
+    tl.store(p_dto + square + s + o_m, b_dp, mask=b_roots)
+    tl.store(p_dto + 2 * square + o_m, b_dp, mask=b_roots)
     return dvalue
 
 
