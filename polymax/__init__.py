@@ -5,6 +5,25 @@ from typing import Any
 # modules
 from polymax import nn as nn
 
+# estimators: gradients through discrete choices
+from polymax.estimators import Baseline as Baseline
+from polymax.estimators import Clipped as Clipped
+from polymax.estimators import Estimator as Estimator
+from polymax.estimators import ImplicitMLE as ImplicitMLE
+from polymax.estimators import Interpolation as Interpolation
+from polymax.estimators import Learned as Learned
+from polymax.estimators import LeaveOneOut as LeaveOneOut
+from polymax.estimators import MovingAverage as MovingAverage
+from polymax.estimators import NoisyEstimator as NoisyEstimator
+from polymax.estimators import Normalized as Normalized
+from polymax.estimators import PerturbAndMap as PerturbAndMap
+from polymax.estimators import Relaxed as Relaxed
+from polymax.estimators import ScoreFunction as ScoreFunction
+from polymax.estimators import SelfCritical as SelfCritical
+from polymax.estimators import SparseExpectation as SparseExpectation
+from polymax.estimators import Spigot as Spigot
+from polymax.estimators import StraightThrough as StraightThrough
+
 # likelihoods of sequence models
 from polymax.likelihoods import ctc_alignment as ctc_alignment
 from polymax.likelihoods import ctc_loss as ctc_loss
@@ -13,9 +32,16 @@ from polymax.likelihoods import hmm_posterior as hmm_posterior
 from polymax.likelihoods import hmm_viterbi as hmm_viterbi
 
 # losses
+from polymax.losses import Partial as Partial
+from polymax.losses import crf_loss as crf_loss
 from polymax.losses import entmax_loss as entmax_loss
 from polymax.losses import fenchel_young as fenchel_young
+from polymax.losses import margin_sparsemap_loss as margin_sparsemap_loss
+from polymax.losses import perceptron_loss as perceptron_loss
+from polymax.losses import smoothed_dp_loss as smoothed_dp_loss
+from polymax.losses import sparsemap_loss as sparsemap_loss
 from polymax.losses import sparsemax_loss as sparsemax_loss
+from polymax.losses import svm_loss as svm_loss
 
 # mappings: drop-in replacements for torch.softmax
 from polymax.mappings import budgetmax as budgetmax
@@ -29,6 +55,14 @@ from polymax.mappings import oscarmax as oscarmax
 from polymax.mappings import softmax as softmax
 from polymax.mappings import sparsemax as sparsemax
 from polymax.mappings import sq_pnorm_max as sq_pnorm_max
+
+# noise for perturbed scores
+from polymax.noise import Gumbel as Gumbel
+from polymax.noise import Noise as Noise
+from polymax.noise import Normal as Normal
+from polymax.noise import SmoothNoise as SmoothNoise
+from polymax.noise import SumOfGamma as SumOfGamma
+from polymax.perturbed import Perturbed as Perturbed
 
 # regularizers: Omega on the simplex
 from polymax.regularizers import Bounded as Bounded
@@ -73,6 +107,7 @@ from polymax.structures import Structure as Structure
 from polymax.structures import Subset as Subset
 from polymax.structures import soft_rank as soft_rank
 from polymax.structures import soft_sort as soft_sort
+from polymax.top_k import TopKSparsemax as TopKSparsemax
 
 # dynamic time warping
 from polymax.warping import dtw as dtw

@@ -222,7 +222,7 @@ class TreeGibbs(Gibbs):
         return narrow(best, self._dtype), torch.where(values > -torch.inf, probs, 0)
 
     def support(self) -> tuple[Parts, Tensor]:  # type: ignore[override]
-        possible = torch.where(self._scores[0] > -torch.inf, 0, self._scores[0])
+        possible = torch.where(self._scores[0] > -torch.inf, 0, self._scores[0]).detach()
         largest = float(self.structure.logsumexp(possible.double()).exp().round().max()) if possible.numel() else 0.0
         if largest > _LARGEST_SUPPORT:
             raise ValueError(f"the support has {largest:.3g} structures, too many to list; take topk(k)")

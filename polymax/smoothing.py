@@ -48,6 +48,14 @@ class Smoothing(ABC):
     def omega(self, mu: Parts) -> Tensor:
         """Omega(mu), (*batch,)."""
 
+    def omega_at(self, index: Tensor, *scores: Tensor) -> Tensor | float:
+        """Omega of structures in compact form, (*batch,), up to a constant that all structures share."""
+        return 0.0
+
+    def best_of(self, *scores: Tensor) -> Tensor:
+        """The score, less Omega, of a target known in part: `scores` are -inf where it forbids parts; by MAP here."""
+        return self.structure.best_score(*scores)
+
     def with_lengths(self, lengths: Any) -> Self:
         """A copy for a batch of these lengths."""
         return replace(self, structure=self.structure.with_lengths(lengths))  # type: ignore[type-var]
@@ -109,6 +117,10 @@ class Marginals(Smoothing):
     def omega(self, mu: Parts) -> Tensor:
         return warmed(negative_entropy(self.structure, mu), self.gamma)
 
+    def best_of(self, *scores: Tensor) -> Tensor:
+        """All that are allowed count, by their probabilities."""
+        return self.max(*scores)
+
     def distribution(self, *scores: Tensor) -> Gibbs:
         """p(y) = exp(<scores, y> / gamma) / Z."""
         cold = cooled(self.structure, checked(scores), self.gamma)
@@ -164,6 +176,12 @@ class LocalMax(Smoothing):
             mu = self._general_expectation(cold)
         return narrow(mu, scores[0].dtype)
 
+    def omega_at(self, index: Tensor, *scores: Tensor) -> float:
+        if not self.regularizer.zero_at_vertices:
+            name = type(self.regularizer).__name__
+            raise ValueError(f"the Omega of LocalMax has no closed form with {name}, which is not 0 at vertices")
+        return 0.0
+
     def omega(self, mu: Parts) -> Tensor:
         """Known at structures, where it is 0; in between it has no closed form."""
         if isinstance(self.structure, Explicit):
@@ -173,6 +191,10 @@ class LocalMax(Smoothing):
         if not (self.regularizer.zero_at_vertices and whole):
             raise ValueError("the Omega of LocalMax has no closed form away from structures")
         return HardMax(self.structure).omega(mu)
+
+    def best_of(self, *scores: Tensor) -> Tensor:
+        """All that are allowed count, as the recursion smooths them."""
+        return self.max(*scores)
 
     def distribution(self, *scores: Tensor) -> Walk:
         """The random walk from the root: at each node a hyperedge, drawn by its weight."""

@@ -11,10 +11,9 @@ from torch.distributions import Distribution
 from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing
 from polymax.solvers import ActiveSet, Solution, Solver
-from polymax.solvers.base import UsedParts
+from polymax.solvers.mixture import best_value, weights_and_mean
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.dynamic import checked, narrow
-from polymax.structures.semi_markov import SemiMarkov
 from polymax.structures.temperature import cooled, warmed
 
 
@@ -58,6 +57,15 @@ class SparseMap(Smoothing):
         dims = self.structure.event_dims(*tensors(mu))[0]
         return warmed(first.square().flatten(-dims).sum(-1) / 2, self.gamma)
 
+    def omega_at(self, index: Tensor, *scores: Tensor) -> Tensor:
+        first = self.structure.first(index, *scores).double()
+        return self.omega((first, *scores[1:]) if len(scores) > 1 else first)
+
+    def best_of(self, *scores: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = self.structure.map(*scores)
+        return self.structure.best_score(*scores) - self.omega(y)
+
     def solve(self, *scores: Tensor, start: Solution | None = None) -> Solution:
         """The structures and their weights, from those of an earlier solution where one is given."""
         cold = cooled(self.structure, checked(scores), self.gamma)
@@ -66,7 +74,8 @@ class SparseMap(Smoothing):
     def distribution(self, *scores: Tensor, start: Solution | None = None) -> "Sparse":
         """The distribution over the structures that make up mu; `start` is for a warm start."""
         cold = cooled(self.structure, checked(scores), self.gamma)
-        solution = self.solver.solve(self.structure, tuple(x.detach() for x in cold), start)
+        derived = torch.is_grad_enabled() and any(x.requires_grad for x in cold)
+        solution = self.solver.solve(self.structure, tuple(x.detach() for x in cold), start, whole=derived)
         return Sparse(self.structure, cold, solution, scores[0].dtype)
 
 
@@ -93,12 +102,12 @@ class Sparse(Distribution):
     @property
     def probs(self) -> Tensor:
         """(*batch, k), heaviest first, 0 after the last."""
-        return self._probs.to(self._dtype)
+        return self._weights.to(self._dtype)
 
     @cached_property
     def vertices(self) -> Parts:
-        """The structures, (*batch, k, ...)."""
-        return narrow(self.structure.complete(self.solution.vertices), self._dtype)
+        """The structures that have weight, (*batch, k, ...); zeros where there are fewer than k."""
+        return narrow(self.structure.complete(self._firsts), self._dtype)
 
     @property
     def support_size(self) -> Tensor:
@@ -108,7 +117,7 @@ class Sparse(Distribution):
     @property
     def mean(self) -> Parts:
         """mu."""
-        return narrow(self._mean, self._dtype)
+        return self.structure.named(*(t.to(self._dtype) for t in self._mixture[1:]))
 
     @property
     def mode(self) -> Parts:
@@ -116,15 +125,10 @@ class Sparse(Distribution):
         dim = len(self.batch_shape)
         return _map(lambda t: t.select(dim, 0), self.vertices)
 
-    @cached_property
+    @property
     def cold_value(self) -> Tensor:
-        """<scores, mu> - 1/2 ||mu||^2 at gamma = 1, (*batch,); its gradient is mu."""
-        dims = self.structure.event_dims(*self._scores)[0]
-        mu = tensors(self._mean)[0]
-        linear = torch.where(self._used, self._probs * self._each, 0).sum(-1)
-        value = linear - mu.square().flatten(-dims).sum(-1) / 2
-        # without a structure there is nothing to weigh
-        return torch.where(self._used.any(-1), value, -torch.inf)
+        """<scores, mu> - 1/2 ||mu||^2 at gamma = 1, (*batch,); its gradient is mu, and -inf without a structure."""
+        return best_value(self.structure, self.solution, self.structure.full(*self._scores))
 
     def expectation(self, fn: Any) -> Tensor:
         """sum over structures of p(y) fn(y): fn maps structures (*batch, k, ...) to (*batch, k, ...)."""
@@ -135,7 +139,7 @@ class Sparse(Distribution):
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Parts:
         """Independent draws, (*sample_shape, *batch, ...)."""
         shape = torch.Size(sample_shape)
-        p = self.solution.probs
+        p = self._weights.detach()
         flat = p.reshape(-1, p.shape[-1])
         safe = torch.where((flat > 0).any(-1, keepdim=True), flat, 1)
         drawn = torch.multinomial(safe, max(shape.numel(), 1), replacement=True, generator=generator)
@@ -154,8 +158,8 @@ class Sparse(Distribution):
         """log p(y), (*lead, *batch); -inf for what is not among the structures."""
         first = tensors(y)[0]
         dims = self.structure.event_dims(*tensors(y))[0]
-        same = (first.unsqueeze(-1 - dims).double() == self.solution.vertices).flatten(-dims).all(-1) & self._used
-        p = torch.where(same, self._probs, 0).sum(-1)
+        same = (first.unsqueeze(-1 - dims).double() == self._firsts).flatten(-dims).all(-1)
+        p = torch.where(same & (self._weights > 0), self._weights, 0).sum(-1)
         return torch.where(p > 0, torch.log(torch.where(p > 0, p, 1)), -torch.inf).to(self._dtype)
 
     def prob(self, y: Parts) -> Tensor:
@@ -164,7 +168,7 @@ class Sparse(Distribution):
 
     def entropy(self) -> Tensor:
         """- sum p log p, (*batch,)."""
-        p = self._probs
+        p = self._weights
         return -torch.where(p > 0, p * torch.log(torch.where(p > 0, p, 1)), 0).sum(-1).to(self._dtype)
 
     def topk(self, k: int) -> tuple[Parts, Tensor]:
@@ -186,55 +190,26 @@ class Sparse(Distribution):
         return self.vertices, self.probs
 
     @cached_property
-    def _used(self) -> Tensor:
-        return self.solution.probs > 0
+    def _weights(self) -> Tensor:
+        """p of the structures that have weight, in float64; others are there for the derivatives of these."""
+        return self._mixture[0][..., : self._width]
 
     @cached_property
-    def _each(self) -> Tensor:
-        """b: the score of each structure, (*batch, k)."""
-        scores = tuple(x.double() for x in self._scores)
-        found = self.solution.found
-        if isinstance(found, UsedParts) and not isinstance(self.structure, SemiMarkov):
-            b = self.structure.rescore_used(found.places, *scores)
-        else:
-            b = self.structure.rescore(self.solution.vertices, *scores)
-        return torch.where(self._used, b, 0)
+    def _firsts(self) -> Tensor:
+        """Their first tensors."""
+        first = self.solution.vertices.narrow(len(self.batch_shape), 0, self._width)
+        p = self.solution.probs[..., : self._width]
+        return torch.where((p == 0).reshape(*p.shape, *[1] * (first.dim() - p.dim())), 0, first)
 
     @cached_property
-    def _mean(self) -> Parts:
-        found = self.solution.found
-        # the parts of segments do not tell those of transitions
-        if isinstance(found, UsedParts) and not isinstance(self.structure, SemiMarkov):
-            return self.structure.mean_used(found.places, self._probs, found.event)
-        return self.structure.mean(self.solution.vertices, self._probs)
+    def _width(self) -> int:
+        sizes = (self.solution.probs != 0).sum(-1)
+        return max(int(sizes.max()) if sizes.numel() else 0, 1)
 
     @cached_property
-    def _probs(self) -> Tensor:
-        p = self.solution.probs
-        if not (torch.is_grad_enabled() and any(x.requires_grad for x in self._scores)):
-            return p
-        b = self._each
-        return p + torch.einsum("...kl,...l->...k", self._sensitivity, b - b.detach())
-
-    @cached_property
-    def _sensitivity(self) -> Tensor:
-        """Z (*batch, k, k) = A^-1 - A^-1 1 1^T A^-1 / (1^T A^-1 1), A = gram + 1."""
-        used = self._used
-        both = used.unsqueeze(-1) & used.unsqueeze(-2)
-        gram = torch.where(both, self.solution.overlaps + 1, 0) + torch.diag_embed((~used).double())
-        inverse = torch.where(both, _inverse(gram), 0)
-        row = inverse.sum(-1)
-        total = row.sum(-1, keepdim=True).unsqueeze(-1)
-        return inverse - row.unsqueeze(-1) * row.unsqueeze(-2) / torch.where(total == 0, 1, total)
-
-
-def _inverse(gram: Tensor) -> Tensor:
-    """The inverse, or the pseudo-inverse where structures depend on each other, as Frank-Wolfe's may."""
-    factor, info = torch.linalg.cholesky_ex(gram)
-    # overlaps are whole numbers: the distance of a structure to the others is far from 0, or rounding
-    if bool((info == 0).all()) and bool((factor.diagonal(dim1=-1, dim2=-2) > 1e-4).all()):
-        return torch.cholesky_inverse(factor)
-    return torch.linalg.pinv(gram, hermitian=True)
+    def _mixture(self) -> tuple[Tensor, ...]:
+        """p in float64, and the tensors of mu."""
+        return weights_and_mean(self.structure, self.solution, self.structure.full(*self._scores))
 
 
 def _map(change: Any, y: Parts) -> Parts:

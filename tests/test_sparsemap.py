@@ -1,6 +1,7 @@
 """SparseMAP: optimal by enumeration, the same by four solvers, with an explicit distribution and exact derivatives."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from sets import BY_NAME, OTHERS, RAGGED, SETS, every
 from tolerances import close, equal
 
 import polymax as pm
-from polymax.solvers import lockstep
+from polymax.solvers import face, lockstep
+from polymax.solvers.base import UsedParts
+from polymax.solvers.response import mixture, reference, response
 from polymax.structures.base import tensors
 
 SOLVERS = [pm.ActiveSet(), pm.Pairwise(), pm.AwayStep(), pm.FrankWolfe()]
@@ -61,7 +64,7 @@ def test_compiled_loop_is_the_lockstep_loop(name, solver):
     row = BY_NAME[name]
     scores = row.scores(batch=(3,))
     compiled = solver.solve(row.structure, scores)
-    plain, _ = lockstep.solve(solver, row.structure, scores, None)
+    plain, _ = lockstep.solve(solver, row.structure, scores, None, whole=False)
     a, b = (row.structure.mean(s.vertices, s.probs) for s in (compiled, plain))
     for x, y in zip(tensors(a), tensors(b), strict=True):
         assert float((x - y).abs().max()) < max(1e-9, 30 * solver.tol**0.5)
@@ -124,6 +127,79 @@ def test_gradients(row):
     assert torch.autograd.gradcheck(lambda g: pm.SparseMap(row.structure, gamma=g).max(*plain), gamma)
 
 
+COMPILED = ["chain", "segments", "span-tree", "dag", "spanning-tree", "assignment-wide"]
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_many_gradients_at_once(name):
+    row = BY_NAME[name]
+    scores = tuple(x.requires_grad_() for x in row.scores(batch=(2,)))
+    mu = tensors(pm.SparseMap(row.structure)(*scores))[0]
+    basis = torch.eye(mu.numel(), dtype=mu.dtype).reshape(mu.numel(), *mu.shape)
+    together = torch.autograd.grad(mu, scores, basis, is_grads_batched=True, retain_graph=True)
+    for k in range(0, mu.numel(), 7):
+        for all_at_once, one in zip(
+            together, torch.autograd.grad(mu, scores, basis[k], retain_graph=True), strict=True
+        ):
+            close(all_at_once[k], one, "batched gradients are those one by one")
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_second_derivatives_of_weights(name):
+    row = BY_NAME[name]
+    scores = tuple(x.requires_grad_() for x in row.scores(batch=(2,), seed=5))
+    op = pm.SparseMap(row.structure, gamma=1.7)
+    near = op.solve(*scores)
+
+    def squares(*x):
+        d = op.distribution(*x, start=near)
+        return d.probs.square().sum(-1) + tensors(d.mean)[0].square().flatten(1).sum(-1)
+
+    assert torch.autograd.gradgradcheck(squares, scores, fast_mode=True, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("solver", [pm.ActiveSet(), pm.Pairwise()], ids=lambda s: type(s).__name__)
+def test_response_is_its_reference(name, solver):
+    row = BY_NAME[name]
+    generator = torch.Generator().manual_seed(2)
+    found = pm.SparseMap(row.structure, solver, gamma=3.0).solve(*row.scores(batch=(3,)))
+    assert isinstance(found.found, UsedParts)
+    d = sum(event.numel() for event in found.found.events)
+    g, u = torch.randn(2, 3, d, generator=generator, dtype=torch.float64)
+    h, w = torch.randn(2, 3, found.probs.shape[-1], generator=generator, dtype=torch.float64)
+    known = (found.found.places, found.overlaps, found.probs)
+    dmu, dp = response(*known, g, h)
+    for a, b in zip((dmu, dp), reference.response(*known, g, h), strict=True):
+        close(a, b, "the kernel is its reference")
+    for a, b in zip((dmu, dp), response(*known, g.float(), h), strict=True):
+        assert float((a - b).abs().max()) < 1e-5, "float32"
+    close(dp.sum(-1), torch.zeros(3), "weights keep their sum")
+    swapped, weights = response(*known, u, w)
+    there, back = (dmu * u).sum() + (dp * w).sum(), (swapped * g).sum() + (weights * h).sum()
+    close(there, back, "the response is symmetric")
+    mean = mixture(found.found.places, found.probs, d, torch.float64)
+    close(mean, reference.mixture(found.found.places, found.probs, d, torch.float64), "the kernel is its reference")
+    expected = torch.cat([t.flatten(1) for t in tensors(row.structure.mean(found.vertices, found.probs))], 1)
+    close(mean, expected, "lists of parts have the mean of dense structures")
+    torch.library.opcheck(response, (*known, g, h))
+    torch.library.opcheck(mixture, (found.found.places, found.probs, d, torch.float32))
+
+
+def test_dependent_structures_have_gradients():
+    # one state more and one less, each with and without the other: the fourth sequence is a mix of three
+    places = torch.tensor([[[0, 2], [1, 2], [0, 3], [1, 3]]], dtype=torch.int32)
+    overlaps = (places.unsqueeze(2) == places.unsqueeze(1)).sum(-1)
+    g, h = torch.randn(1, 4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64)
+    probs = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64)
+    dmu, dp = response(places, overlaps, probs, g, h)
+    expected = g - g.reshape(1, 2, 2).mean(-1, keepdim=True).expand(1, 2, 2).reshape(1, 4)
+    close(dmu, expected, "the mean moves within the square that the structures span")
+    assert dp[0, 3] == 0, "a mix of heavier structures keeps its weight"
+    for a, b in zip((dmu, dp), reference.response(places, overlaps, probs, g, h), strict=True):
+        close(a, b, "the kernel is its reference")
+
+
 @every(SETS + OTHERS)
 def test_warm_start(row):
     scores = row.scores(batch=(3,))
@@ -137,6 +213,8 @@ def test_warm_start(row):
     assert int(warm.iterations.sum()) <= int(fresh.iterations.sum())
     again = op.solve(*scores, start=cold)
     assert int(again.iterations.max()) <= 1, "a solution is its own warm start"
+    dense = replace(cold, found=cold.vertices)
+    assert int(op.solve(*scores, start=dense).iterations.max()) <= 1, "in either form"
 
 
 @every(SETS + OTHERS)
@@ -198,6 +276,18 @@ def test_dtypes(row, dtype):
         assert a.dtype == dtype
         close(a, b.to(dtype), "mu in every dtype")
     assert op.max(*scores).dtype == dtype
+
+
+def test_nan_stays_in_its_instance():
+    unary, transition = torch.randn(3, 4, 2), torch.randn(2, 2)
+    unary[1] = torch.nan
+    inputs = unary.requires_grad_(), transition
+    op = pm.SparseMap(pm.Chain())
+    value, mu = op.max(*inputs), op(*inputs).unary
+    (slope,) = torch.autograd.grad(mu.square().sum(), unary)
+    for t in (value, mu, slope):
+        bad = torch.isnan(t).reshape(3, -1).any(-1)
+        equal(bad, torch.tensor([False, True, False]), "NaN shows, in its own instance alone")
 
 
 def test_large_problems_converge():
@@ -306,3 +396,61 @@ def test_rankings():
     close(pm.soft_rank(y.T, dim=0).T, pm.soft_rank(y), "any dim")
     exact = pm.SparseMap(pm.Ranking(), gamma=0.5).distribution(y)
     close(exact.mean, mu, "the distribution has the mean of the closed form")
+
+
+@pytest.mark.parametrize(
+    ("structure", "shape"),
+    [
+        (pm.SpanningTree(), (4, 41, 41)),
+        (pm.Assignment(), (4, 40, 40)),
+        (pm.Chain(), (4, 30, 12)),
+        (pm.SpanTree(), (4, 12, 12)),
+    ],
+    ids=["trees", "assignments", "chains", "brackets"],
+)
+def test_directions_of_tiny_weight(structure, shape):
+    """The last structures weigh less than rounding, and are directions of mu all the same."""
+    x, v, d = torch.randn(3, *shape, dtype=torch.float64)
+    more = (torch.randn(shape[-1], shape[-1], dtype=torch.float64),) if isinstance(structure, pm.Chain) else ()
+    smooth, h = pm.SparseMap(structure), 1e-6
+
+    def along(z):
+        return (tensors(smooth(z, *more))[0] * v).sum((1, 2))
+
+    leaf = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(along(leaf).sum(), leaf)
+    measured = (along(x + h * d) - along(x - h * d)) / (2 * h)
+    torch.testing.assert_close((slope * d).sum((1, 2)), measured, rtol=1e-4, atol=1e-3)
+
+
+def test_symmetric_face():
+    """All permutations are equally good: mu moves in every direction that keeps row and column sums."""
+    x, v = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True), torch.randn(3, 3, dtype=torch.float64)
+    (slope,) = torch.autograd.grad(pm.SparseMap(pm.Assignment())(x), x, v)
+    close(slope, v - v.mean(0) - v.mean(1, keepdim=True) + v.mean(), "double centring")
+    found = pm.SparseMap(pm.Assignment()).distribution(x)
+    assert found.probs.shape[-1] == int(found.support_size), "structures without weight are not part of the support"
+
+
+@pytest.mark.parametrize(
+    ("structure", "scores", "dimension"),
+    [
+        (pm.Assignment(), (torch.zeros(2, 3, 3),), 4),
+        (pm.Chain(), (torch.zeros(2, 3, 2), torch.zeros(2, 2)), 3),
+    ],
+    ids=["assignments", "chains"],
+)
+def test_face_in_lock_step(structure, scores, dimension):
+    """Where everything is tied the face is the polytope, whoever looks for it, and in whatever form."""
+    scores = tuple(x.double() for x in scores)
+    around = lockstep._Problem(structure, scores).around
+    found = {
+        "compiled": pm.ActiveSet().solve(structure, scores, whole=True),
+        "lock-step": lockstep.solve(pm.ActiveSet(), structure, scores, None, whole=True)[0],
+        "lists": face.completed(structure, pm.ActiveSet().solve(structure, scores), around),
+    }
+    for name, solution in found.items():
+        y = solution.vertices.flatten(2)
+        assert bool((torch.linalg.matrix_rank(y - y[:, :1]) == dimension).all()), name
+        kept = torch.einsum("bkd,bld->bkl", y, y)
+        equal(solution.overlaps.double(), kept, f"overlaps of {name}")

@@ -18,20 +18,21 @@ from polymax.structures.base import Structure
 
 
 class UsedParts(NamedTuple):
-    """Structures as lists of the parts they use in their first tensor.
+    """Structures as lists of the parts they use, their tensors flat and one after the other.
 
-    Shapes: places (*batch, k, parts), in the flat tensor, -1 after the last
+    Shapes: places (*batch, k, parts), those of the first tensor first, -1 after the last; events, of each tensor
     """
 
     places: Tensor
-    event: torch.Size
+    events: tuple[torch.Size, ...]
 
     def dense(self) -> Tensor:
-        """Indicators, (*batch, k, *event)."""
-        y = torch.zeros(*self.places.shape[:-1], self.event.numel() + 1, dtype=torch.float64)
-        # what is not used goes to a part of its own, and off
-        y.scatter_(-1, torch.where(self.places < 0, self.event.numel(), self.places), 1.0)
-        return y[..., :-1].reshape(*self.places.shape[:-1], *self.event)
+        """Indicators of the first tensors, (*batch, k, *event)."""
+        event, places = self.events[0], self.places.long()
+        y = torch.zeros(*places.shape[:-1], event.numel() + 1, dtype=torch.float64, device=places.device)
+        # what is not used, or not of the first tensor, goes to a part of its own, and off
+        y.scatter_(-1, torch.where((places < 0) | (places >= event.numel()), event.numel(), places), 1.0)
+        return y[..., :-1].reshape(*places.shape[:-1], *event)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +41,16 @@ class Solution:
 
     Shapes:
         found, the structures by their first tensors: (*batch, k, *event), or as lists of parts; none after the last
-        probs (*batch, k), heaviest first; iterations and gap (*batch,); overlaps (*batch, k, k) of the structures
+        probs (*batch, k), heaviest first, 0 for structures that only span the face; overlaps (*batch, k, k)
+        value, what is reached, -inf without a structure; iterations and gap (*batch,)
     """
 
     found: Tensor | UsedParts
     probs: Tensor
+    overlaps: Tensor
+    value: Tensor
     iterations: Tensor
     gap: Tensor
-    overlaps: Tensor
 
     @cached_property
     def vertices(self) -> Tensor:
@@ -68,13 +71,19 @@ class Solver:
         if not self.tol >= 0:
             raise ValueError(f"tol must not be negative; got {self.tol!r}")
 
-    def solve(self, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None = None) -> Solution:
-        """The weights that solve the problem, from `start` or from the best structure."""
+    def solve(
+        self, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None = None, whole: bool = False
+    ) -> Solution:
+        """The weights that solve the problem, from `start` or from the best structure.
+
+        With `whole`, exact weights come with structures of weight 0 that span the face of the solution: derivatives
+        need them.
+        """
         from polymax.solvers import compiled, lockstep
 
         with torch.no_grad():
-            found = compiled.solve(self, structure, scores, start)
-            solution, converged = found or lockstep.solve(self, structure, scores, start)
+            found = compiled.solve(self, structure, scores, start, whole)
+            solution, converged = found or lockstep.solve(self, structure, scores, start, whole)
         if not bool(converged.all()):
             worst = float(solution.gap[~converged].max())
             warnings.warn(
@@ -93,6 +102,8 @@ class ActiveSet(Solver):
 
     See: Niculae et al. 2018, SparseMAP, section 3.2; Nocedal and Wright 2006, chapter 16.
     """
+
+    tol: float = 1e-12
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from polymax.kernels.numba_math import inline, kernel
-from polymax.solvers.cpu_loop import Settings, memory, run, settle
+from polymax.solvers.cpu_loop import Found, Settings, memory, run, settle
 
 
 def solve_derivations(
@@ -15,7 +15,7 @@ def solve_derivations(
     roots: Tensor,
     penalised: int,
     settings: Settings,
-) -> tuple[Tensor, ...]:
+) -> Found:
     """Derivations that use a part once at most, the first `penalised` parts being those of the first tensor."""
     arrays = [x.contiguous().numpy() for x in (scores.double(), first, tails, part, roots)]
     return run(_derivations, (*arrays, penalised), part.shape[0], settings)
@@ -49,8 +49,9 @@ def _reach(first_edge, tails, root, needed):
 
 @inline
 def _best_tree(problem, mu, vertex):
-    """The best derivation around mu as a list of penalised parts: how many, and its own score."""
+    """The best derivation around mu as a list of parts: how many penalised, and its own score."""
     parts, first_edge, tails, part, root, needed, values, back, waiting = problem
+    vertex[:] = -1
     if root < 0:
         return 0, 0.0
     penalised = mu.size
@@ -73,7 +74,7 @@ def _best_tree(problem, mu, vertex):
                 back[h] = e
     if values[root] == -np.inf:
         return 0, -np.inf
-    size, score = 0, 0.0
+    size, other, score = 0, vertex.size, 0.0
     waiting[0] = root
     left = 1
     while left > 0:
@@ -86,8 +87,16 @@ def _best_tree(problem, mu, vertex):
             if part[e] < penalised:
                 vertex[size] = part[e]
                 size += 1
+            else:
+                other -= 1
+                vertex[other] = part[e]
         for t in tails[e]:
             if t >= 0:
                 waiting[left] = t
                 left += 1
+    # from the end to where they belong
+    gap = other - size
+    if gap > 0:
+        for k in range(other, vertex.size):
+            vertex[k - gap], vertex[k] = vertex[k], -1
     return size, score

@@ -1,7 +1,8 @@
 """SparseMAP on the CPU: MAP and the weights of what it finds in one compiled loop for each instance.
 
-A structure brings `best(problem, mu, vertex)`, which lists the parts of its best structure around mu, and gives their
-number and the score of the structure itself, -inf where there is none.
+A structure brings `best(problem, mu, vertex)`, which lists the parts of its best structure around mu: those of the
+first tensor, then those of others, counted on from the first, then -1. It gives the number of the former and the score
+of the structure itself, -inf where there is none.
 """
 
 from collections.abc import Callable
@@ -12,16 +13,21 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_math import inline
-from polymax.solvers.numba_weights import FULL, GOING, finish, first, improve, resume
+from polymax.kernels.numba_math import inline, row_dot
+from polymax.solvers.cpu_face import complete
+from polymax.solvers.numba_factor import dot
+from polymax.solvers.numba_steps import ACTIVE_SET
+from polymax.solvers.numba_weights import CONVERGED, FULL, GOING, finish, first, improve, resume
 
 INFEASIBLE = 3
 # room for so many structures at first; more where they do not suffice
 _ROOM = 128
+# some fifty turns, each of a few passes over the scores
+_WEIGHT = 200
 
 
 class Settings(NamedTuple):
-    """The step rule, when to stop, and structures to start from.
+    """The step rule, when to stop, whether structures shall span the face, and structures to start from.
 
     Shapes: seeds (B, S, parts), the parts that structures use, -1 after the last; their scores and weights (B, S)
     """
@@ -29,66 +35,84 @@ class Settings(NamedTuple):
     rule: int
     max_iter: int
     tol: float
+    whole: bool
     seeds: Tensor
     scores: Tensor
     weights: Tensor
 
 
-def run(solve: Callable[..., None], problem: tuple[Any, ...], work: int, settings: Settings) -> tuple[Tensor, ...]:
-    """Solve all instances, with more room for structures as long as one needs it.
+class Found(NamedTuple):
+    """Shapes: places (B, K, parts), probs (B, K), overlaps (B, K, K); the others (B,)."""
 
-    The results are parts (B, K, parts), weights (B, K), iterations, gaps and status (B,), and overlaps (B, K, K).
-    """
-    given, seed_scores, seed_weights = settings[3:]
-    count, most, parts = given.shape
-    room = max(_ROOM, 2 * most)
+    places: Tensor
+    probs: Tensor
+    overlaps: Tensor
+    value: Tensor
+    gap: Tensor
+    iterations: Tensor
+    status: Tensor
+
+
+def run(solve: Callable[..., None], problem: tuple[Any, ...], work: int, settings: Settings) -> Found:
+    """Solve all instances, with more room for structures as long as one needs it; `work` is that of one MAP."""
+    given = tuple(t.numpy() for t in settings[4:])
+    count, seeds, parts = settings.seeds.shape
+    room = max(_ROOM, 2 * seeds)
     while True:
-        used = torch.full((count, room, parts), -1, dtype=torch.int32)
-        scores, weights = torch.zeros(count, room, dtype=torch.float64), torch.zeros(count, room, dtype=torch.float64)
-        used[:, :most], scores[:, :most], weights[:, :most] = given, seed_scores, seed_weights
-        iterations, status = (torch.zeros(count, dtype=torch.long) for _ in range(2))
-        gap = torch.zeros(count, dtype=torch.float64)
-        overlaps = torch.zeros(count, room, room, dtype=torch.int16)
-        outputs = tuple(t.numpy() for t in (used, scores, weights, iterations, gap, status, overlaps))
-        parallel(solve, torch.Size((count, work)), 16, *problem, (*settings[:3], most), outputs)
-        if not bool((status == FULL).any()):
+        places = torch.empty(count, room, parts, dtype=torch.int32)
+        probs = torch.empty(count, room, dtype=torch.float64)
+        overlaps = torch.empty(count, room, room, dtype=torch.int16 if parts < 2**15 else torch.int32)
+        value, gap = torch.empty(2, count, dtype=torch.float64)
+        iterations, status, found = torch.zeros(3, count, dtype=torch.long)
+        outputs = tuple(t.numpy() for t in (places, probs, overlaps, value, gap, iterations, status, found))
+        parallel(solve, torch.Size((count, work)), _WEIGHT, *problem, (*settings[:4], *given), outputs)
+        if not (outputs[6] == FULL).any():
             break
         room *= 4
-    width = max(int((weights > 0).sum(-1).max()) if weights.numel() else 0, 1)
-    return used[:, :width], weights[:, :width], iterations, gap, status, overlaps[:, :width, :width]
+    # a place for none at all
+    width = max(outputs[7].max(initial=0), 1)
+    kept = places[:, :width].contiguous(), probs[:, :width].contiguous(), overlaps[:, :width, :width].contiguous()
+    return Found(*kept, value, gap, iterations, status)
 
 
 @inline
 def memory(out, d):
-    """What `settle` needs for structures over d parts; it may be used again and again."""
+    """What `settle` needs for structures over d parts of the first tensor; it may be used again and again."""
     room, parts = out[0].shape[1:]
-    matrices = np.empty((room, room)), np.empty((room, room)), np.empty((4, room))
-    return *matrices, np.empty(d), np.zeros(d, np.bool_), np.empty(parts + 1, np.int32)
+    held = np.empty((room, parts), np.int32), np.empty((room, room)), np.empty(room), np.empty(room)
+    system = np.empty((room, room)), np.empty((3, room)), np.empty((2, room))
+    marks = np.zeros(d, np.bool_), np.empty(parts, np.int32), np.empty(room, np.int64)
+    return held, system, np.empty(d), np.empty((2, room)), *marks, np.empty((2, d))
 
 
 @inline
 def settle(best, problem, i, settings, space, out):
     """Solve instance i."""
-    rule, max_iter, tol, seeds = settings
-    gram, factor, work, mu, mark, vertex = space
-    used, scores, weights, overlaps = out[0][i], out[1][i], out[2][i], out[6][i]
-    iterations, gap, status = out[3], out[4], out[5]
+    rule, max_iter, tol, whole, seeds, seed_scores, seed_weights = settings
+    held, system, mu, work, mark, vertex, order, nudge = space
+    places, probs, overlaps, value, gap, iterations, status, found = out
     mu[:] = 0.0
-    count = resume(seeds, used, gram, scores, weights, mu, factor, work, mark)
+    count = resume(seeds[i], seed_scores[i], seed_weights[i], mu.size, held, mu, system, work, mark)
     size, score = best(problem, mu, vertex)
     if score == -np.inf:
-        finish(0, used, gram, weights, overlaps)
-        status[i] = INFEASIBLE
+        finish(0, held, order, places[i], probs[i], overlaps[i])
+        value[i], gap[i], status[i] = -np.inf, 0.0, INFEASIBLE
         return
     if count == 0:
-        count = first(vertex, size, score, used, gram, scores, weights, mu, factor)
-    status[i] = GOING
-    for turn in range(max_iter):
+        count = first(vertex, size, score, held, mu, system)
         size, score = best(problem, mu, vertex)
-        count, gap[i], status[i] = improve(
-            rule, tol, count, vertex, size, score, used, gram, scores, weights, mu, factor, work, mark
-        )
+    for turn in range(max_iter):
+        if turn > 0:
+            size, score = best(problem, mu, vertex)
+        count, gap[i], status[i] = improve(rule, tol, count, vertex, size, score, held, mu, system, work, mark)
         iterations[i] = turn
         if status[i] != GOING:
             break
-    finish(count, used, gram, weights, overlaps)
+    if whole and rule == ACTIVE_SET and status[i] == CONVERGED:
+        count, status[i] = complete(best, problem, count, held, mu, system, work, mark, vertex, nudge)
+    finish(count, held, order, places[i], probs[i], overlaps[i])
+    value[i] = dot(held[3], held[2], count) - row_dot(mu, mu) / 2
+    found[i] = count
+    if np.isnan(value[i]):
+        # MAP passes over NaN, but not where nothing else is left
+        probs[i, :count] = np.nan

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from polymax.kernels.assignment.numba_match import MATCHED, best_match, workspace
 from polymax.kernels.numba_math import inline, kernel
-from polymax.solvers.cpu_loop import Settings, memory, run, settle
+from polymax.solvers.cpu_loop import Found, Settings, memory, run, settle
 
 
-def solve_matches(scores: Tensor, rows: Tensor, columns: Tensor, settings: Settings) -> tuple[Tensor, ...]:
+def solve_matches(scores: Tensor, rows: Tensor, columns: Tensor, settings: Settings) -> Found:
     """Assignments; tensors as the assignment kernel takes them."""
     arrays = (scores.double().contiguous().numpy(), rows.numpy(), columns.numpy())
     return run(_matches, arrays, 4 * scores.shape[1] * scores.shape[2], settings)
@@ -31,6 +31,7 @@ def _best_cells(problem, mu, vertex):
     """The best assignment around mu as a list of cells: how many, and its own score."""
     cells, height, width, moved, match, u, v, space, warm = problem
     m = cells.shape[1]
+    vertex[:] = -1
     if height == 0 or width == 0:
         return 0, 0.0
     for i in range(height):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.solvers import face
 from polymax.solvers.base import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver
 from polymax.structures.base import Structure, tensors
 
@@ -42,7 +43,7 @@ class _State:
 
 
 def solve(
-    solver: Solver, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None
+    solver: Solver, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, whole: bool
 ) -> tuple[Solution, Tensor]:
     """The solution, and which instances converged, (*batch,)."""
     problem = _Problem(structure, tuple(x.double() for x in scores))
@@ -65,7 +66,10 @@ def solve(
         running = running & (gap > solver.tol * (1 + current.abs())) & ~(known & exact)
         state = _step(solver, state, m, b, running)
         iterations = iterations + running
-    return problem.solution(state, iterations, gap.clamp(min=0)), ~running
+    solution = problem.solution(state, iterations, gap.clamp(min=0))
+    if whole and isinstance(solver, ActiveSet):
+        solution = face.completed(structure, solution, problem.around)
+    return solution, ~running
 
 
 class _Problem:
@@ -85,6 +89,11 @@ class _Problem:
         y = self.structure.map(self.scores[0] - mu.reshape(self.scores[0].shape), *self.scores[1:])
         score = self.structure.score(y, *self.scores).reshape(self.count)
         return tensors(y)[0].reshape(self.count, self.event.numel()), score
+
+    def around(self, mu: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for mu (*batch, *event), in the shapes of the batch."""
+        m, b = self.best(mu)
+        return m.reshape(mu.shape), b.reshape(self.batch)
 
     def begin(self) -> _State:
         m, b = self.best(self.scores[0].new_zeros(self.count, self.event.numel()))
@@ -118,12 +127,14 @@ class _Problem:
         p = p.gather(-1, order)
         m = state.m.gather(1, order.unsqueeze(-1).expand(*order.shape, state.m.shape[-1]))
         m = torch.where((p > 0).unsqueeze(-1), m, 0)
+        value = torch.where(state.active, state.p * (state.b + state.gains), 0).sum(-1) / 2
         return Solution(
             m.reshape(*self.batch, width, *self.event),
             p.reshape(*self.batch, width),
+            _gram(m, m).reshape(*self.batch, width, width),
+            torch.where(self.feasible, value, -torch.inf).reshape(self.batch),
             iterations.reshape(self.batch),
             gap.reshape(self.batch),
-            _gram(m, m).reshape(*self.batch, width, width),
         )
 
 

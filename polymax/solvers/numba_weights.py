@@ -2,37 +2,37 @@
 
     max over p in the simplex of <b, p> - 1/2 p^T gram p,   b the scores of structures, gram their overlaps
 
-A structure is the list of the parts it uses, and overlaps are whole numbers, so that gram is exact. The rest is in
-float64. Weights of independent structures are p = x + share y, where (gram + 1) x = b, (gram + 1) y = 1 and the share
-makes their sum 1; Cholesky's factor of gram + 1 grows and shrinks with the list.
+A structure is the list of the parts it uses: those of the first tensor, which alone count in overlaps and in mu, then
+others, then -1. Overlaps are whole numbers, so that gram is exact; the rest is in float64. Weights of independent
+structures are p = x + share y, where (gram + 1) x = b, (gram + 1) y = 1 and the share makes their sum 1.
+
+Shapes:
+    held = used (k, parts), gram (k, k), b and p (k,), of which the first `count` count
+    system = factor (k, k), half (3, k) and room for rotations (2, k), as numba_factor has them
+    mu, mark (d,), marks all False; work (2, k)
 """
 
 import numpy as np
 
-from polymax.kernels.numba_math import add, kernel
+from polymax.kernels.numba_math import kernel, row_dot
+from polymax.solvers.numba_factor import dot, grow, shrink, solve_above
+from polymax.solvers.numba_steps import ACTIVE_SET, NOTHING, shift
 
-ACTIVE_SET, FRANK_WOLFE, AWAY_STEP, PAIRWISE = 0, 1, 2, 3
 GOING, CONVERGED, FULL = 0, 1, 2
 
-# weights below this are rounding
-_NOTHING = 1e-13
 # a structure whose squared distance to the span of the others is below this share of its size lies in it
-_DEPENDENT = 1e-9
+DEPENDENT = 1e-9
 
 
 @kernel
-def improve(rule, tol, count, vertex, size, score, used, gram, b, p, mu, factor, work, mark):
+def improve(rule, tol, count, vertex, size, score, held, mu, system, work, mark):
     """Take a structure in: how many have weight after it, the duality gap before it, and whether that was the end.
 
-    Shapes:
-        vertex (parts,), the first `size` of it in use; used (k, parts); gram, factor (k, k); b, p (k,)
-        mu, mark (d,), marks all False; work (4, k)
+    The vertex is a list of parts, of which `size` are of the first tensor.
     """
-    gains, overlaps = work[0], work[1]
-    current = 0.0
-    for i in range(count):
-        gains[i] = b[i] - _dot(gram[i], p, count)
-        current += p[i] * gains[i]
+    used, gram, b, p = held
+    overlaps = work[0]
+    current = dot(p, b, count) - row_dot(mu, mu)
     reach = 0.0
     for u in range(size):
         reach += mu[vertex[u]]
@@ -55,244 +55,190 @@ def improve(rule, tol, count, vertex, size, score, used, gram, b, p, mu, factor,
         if count == b.size:
             return count, gap, FULL
         place = count
-        used[place, :size] = vertex[:size]
-        b[place] = score
-        p[place] = 0.0
-        gains[place] = score - reach
-        for i in range(count):
-            gram[i, place] = gram[place, i] = overlaps[i]
-        gram[place, place] = size
+        _hold(place, vertex, size, score, overlaps, held)
         count += 1
     if rule == ACTIVE_SET:
-        count = _admit(count, used, gram, b, p, factor, work)
-        count = exact(count, used, gram, b, p, factor, work)
+        count = _admit(count, held, system, work)
+        count = exact(count, held, system, work)
     else:
-        _shift(rule, place, count, gram, p, gains, work[2])
-        count = _drop(count, used, gram, b, p)
-    mean(count, used, gram, p, mu)
+        shift(rule, place, count, gram, b, p, work)
+        count = _drop(count, held)
+    mean(count, held, mu)
     return count, gap, GOING
 
 
 @kernel
-def mean(count, used, gram, p, mu):
-    """mu = the weighted sum of structures."""
-    mu[:] = 0.0
+def join(count, vertex, size, score, held, mark):
+    """Hold one more structure, of no weight."""
+    used, gram, _, _ = held
+    for u in range(size):
+        mark[vertex[u]] = True
     for i in range(count):
-        for u in range(int(gram[i, i])):
-            mu[used[i, u]] += p[i]
+        gram[count, i] = _overlap(used[i], gram[i, i], mark)
+    for u in range(size):
+        mark[vertex[u]] = False
+    _hold(count, vertex, size, score, gram[count], held)
 
 
 @kernel
-def exact(count, used, gram, b, p, factor, work):
+def _hold(place, vertex, size, score, overlaps, held):
+    used, gram, b, p = held
+    used[place] = vertex
+    b[place], p[place] = score, 0.0
+    for i in range(place):
+        gram[i, place] = gram[place, i] = overlaps[i]
+    gram[place, place] = size
+
+
+@kernel
+def mean(count, held, mu):
+    """mu = the weighted sum of structures."""
+    used, gram, _, p = held
+    mu[:] = 0.0
+    for i in range(count):
+        parts, weight = used[i], p[i]
+        for u in range(int(gram[i, i])):
+            # unsigned: an index that cannot be negative needs no look
+            mu[np.uint32(parts[u])] += weight
+
+
+@kernel
+def exact(count, held, system, work):
     """The best weights of independent structures, dropping those that would become negative."""
-    target, one = work[2], work[3]
+    p = held[3]
+    factor, half, turns = system
+    target = work[0]
     while True:
+        share = (1 - dot(half[1], half[0], count)) / dot(half[1], half[1], count)
         for i in range(count):
-            target[i] = b[i]
-            one[i] = 1.0
-        _solve(count, factor, target)
-        _solve(count, factor, one)
-        share, mass = 1.0, 0.0
-        for i in range(count):
-            share -= target[i]
-            mass += one[i]
-        share /= mass
+            target[i] = half[0, i] + share * half[1, i]
+        solve_above(count, factor, half, target)
         first, length = -1, 1.0
         for i in range(count):
-            target[i] += share * one[i]
-            if target[i] <= _NOTHING:
+            if target[i] <= NOTHING:
                 fall = p[i] - target[i]
                 step = p[i] / fall if fall > 0 else 0.0
                 if first < 0 or step < length:
                     first, length = i, step
         if first < 0:
-            for i in range(count):
-                p[i] = target[i]
+            p[:count] = target[:count]
             return count
         for i in range(count):
             p[i] = max(p[i] + length * (target[i] - p[i]), 0.0)
-        _shrink(first, count, factor)
-        _remove(first, count, used, gram, b, p)
+        shrink(first, count, factor, half, turns)
+        _remove(first, count, held)
         count -= 1
 
 
 @kernel
-def resume(seeds, used, gram, b, p, mu, factor, work, mark):
-    """Independent ones among the first `seeds` structures; how many. Their parts end at -1, b and p are set."""
+def resume(seeds, seed_scores, seed_weights, d, held, mu, system, work, mark):
+    """Independent ones among structures (s, parts) of weight, with their best weights; how many."""
+    used, gram, b, p = held
+    factor, half, _ = system
     count = 0
-    for k in range(seeds):
-        if not (p[k] > 0 and b[k] > -np.inf):
+    for k in range(seeds.shape[0]):
+        if not (seed_weights[k] > 0 and seed_scores[k] > -np.inf):
             continue
+        used[count] = seeds[k]
+        b[count], p[count] = seed_scores[k], seed_weights[k]
         size = 0
-        while size < used.shape[1] and used[k, size] >= 0:
-            used[count, size] = used[k, size]
-            mark[used[k, size]] = True
+        while size < seeds.shape[1] and 0 <= seeds[k, size] < d:
+            mark[seeds[k, size]] = True
             size += 1
-        b[count], p[count] = b[k], p[k]
         for i in range(count):
             gram[i, count] = gram[count, i] = _overlap(used[i], gram[i, i], mark)
         gram[count, count] = size
         for u in range(size):
             mark[used[count, u]] = False
-        if _grow(count, gram, factor) > _DEPENDENT * (size + 1):
+        if grow(count, gram, b, factor, half) > DEPENDENT * (size + 1):
             count += 1
-    total = 0.0
-    for k in range(count):
-        total += p[k]
-    for k in range(count):
-        p[k] /= total
     if count > 0:
-        count = exact(count, used, gram, b, p, factor, work)
-        mean(count, used, gram, p, mu)
+        p[:count] /= np.sum(p[:count])
+        count = exact(count, held, system, work)
+        mean(count, held, mu)
     return count
 
 
 @kernel
-def first(vertex, size, score, used, gram, b, p, mu, factor):
+def first(vertex, size, score, held, mu, system):
     """All weight on one structure."""
-    used[0, :size] = vertex[:size]
+    used, gram, b, p = held
+    used[0] = vertex
     b[0], p[0] = score, 1.0
     gram[0, 0] = size
-    _grow(0, gram, factor)
-    mean(1, used, gram, p, mu)
+    grow(0, gram, b, system[0], system[1])
+    mean(1, held, mu)
     return 1
 
 
 @kernel
-def finish(count, used, gram, p, overlaps):
-    """Nothing but the structures that have weight: -1 after the parts of each, and after the last; their overlaps."""
+def finish(count, held, order, used, weights, overlaps):
+    """The structures that have weight, heaviest first: their parts, -1 after the last; weights; overlaps."""
+    given, gram, _, p = held
     for i in range(count):
-        for j in range(count):
-            overlaps[i, j] = gram[i, j]
-    for i in range(p.size):
-        begin = int(gram[i, i]) if i < count else 0
-        used[i, begin:] = -1
-    p[count:] = 0.0
+        r = i
+        while r > 0 and p[order[r - 1]] < p[i]:
+            order[r] = order[r - 1]
+            r -= 1
+        order[r] = i
+    for r in range(count):
+        i = order[r]
+        used[r] = given[i]
+        weights[r] = p[i]
+        for c in range(count):
+            overlaps[r, c] = gram[i, order[c]]
+        overlaps[r, count:] = 0
+    used[count:] = -1
+    weights[count:] = 0.0
+    overlaps[count:] = 0
 
 
 @kernel
 def _overlap(parts, size, mark):
     both = 0
     for u in range(int(size)):
-        both += mark[parts[u]]
+        both += mark[np.uint32(parts[u])]
     return both
 
 
 @kernel
-def _dot(x, y, count):
-    total = 0.0
-    for i in range(count):
-        total = add(total, x[i] * y[i])
-    return total
-
-
-@kernel
-def _grow(k, gram, factor):
-    """Row k of the factor; returns the squared distance of structure k to the affine span of those before."""
-    row = factor[k]
-    left = gram[k, k] + 1
-    for i in range(k):
-        row[i] = (gram[k, i] + 1 - _dot(row, factor[i], i)) / factor[i, i]
-        left -= row[i] * row[i]
-    row[k] = np.sqrt(max(left, 0.0))
-    return left
-
-
-@kernel
-def _shrink(r, count, factor):
-    """The factor without structure r: rows close up, and rotations of columns make it triangular again."""
-    for i in range(r, count - 1):
-        factor[i, : i + 2] = factor[i + 1, : i + 2]
-    for c in range(r, count - 1):
-        length = np.hypot(factor[c, c], factor[c, c + 1])
-        cos, sin = factor[c, c] / length, factor[c, c + 1] / length
-        factor[c, c] = length
-        for i in range(c + 1, count - 1):
-            x, y = factor[i, c], factor[i, c + 1]
-            factor[i, c] = cos * x + sin * y
-            factor[i, c + 1] = cos * y - sin * x
-
-
-@kernel
-def _solve(count, factor, x):
-    for i in range(count):
-        x[i] = (x[i] - _dot(factor[i], x, i)) / factor[i, i]
-    for i in range(count - 1, -1, -1):
-        x[i] /= factor[i, i]
-        for j in range(i):
-            x[j] -= factor[i, j] * x[i]
-
-
-@kernel
-def _admit(count, used, gram, b, p, factor, work):
+def _admit(count, held, system, work):
     """Factor the last structure in; one that depends on the others takes the place of one of them."""
+    _, gram, b, p = held
+    factor, half, turns = system
     last = count - 1
-    if _grow(last, gram, factor) > _DEPENDENT * (gram[last, last] + 1):
+    if grow(last, gram, b, factor, half) > DEPENDENT * (gram[last, last] + 1):
         return count
-    c = work[2]
-    for i in range(last):
-        c[i] = gram[last, i] + 1
-    _solve(last, factor, c)
+    c = work[0]
+    c[:last] = factor[last, :last]
+    solve_above(last, factor, half, c)
     # along this way mu stays and the value rises, up to the first weight of 0
     gone, length = -1, np.inf
     for i in range(last):
-        if c[i] > _NOTHING and p[i] / c[i] < length:
+        if c[i] > NOTHING and p[i] / c[i] < length:
             gone, length = i, p[i] / c[i]
     for i in range(last):
         p[i] = max(p[i] - length * c[i], 0.0)
     p[last] = length
-    _remove(gone, count, used, gram, b, p)
-    for k in range(gone, last):
-        _grow(k, gram, factor)
+    shrink(gone, last, factor, half, turns)
+    _remove(gone, count, held)
+    grow(last - 1, gram, b, factor, half)
     return last
 
 
 @kernel
-def _shift(rule, place, count, gram, p, gains, way):
-    """The best step towards a structure, away from the worst, or from the worst to it."""
-    worst = -1
-    for i in range(count):
-        if p[i] > 0 and (worst < 0 or gains[i] < gains[worst]):
-            worst = i
-    current = _dot(p, gains, count)
-    longest = 1.0
-    for i in range(count):
-        way[i] = -p[i]
-    way[place] += 1
-    if rule == PAIRWISE:
-        way[:count] = 0.0
-        way[place] += 1
-        way[worst] -= 1
-        longest = p[worst]
-    elif rule == AWAY_STEP and current - gains[worst] > gains[place] - current:
-        way[:count] = p[:count]
-        way[worst] -= 1
-        longest = p[worst] / (1 - p[worst]) if p[worst] < 1 else 0.0
-    slope, bend = _dot(way, gains, count), 0.0
-    for i in range(count):
-        bend += way[i] * _dot(gram[i], way, count)
-    length = min(slope / bend, longest) if bend > 0 else longest
-    total = 0.0
-    for i in range(count):
-        p[i] += length * way[i]
-        p[i] = p[i] if p[i] > _NOTHING else 0.0
-        total += p[i]
-    for i in range(count):
-        p[i] /= total
-
-
-@kernel
-def _drop(count, used, gram, b, p):
+def _drop(count, held):
     for i in range(count - 1, -1, -1):
-        if p[i] == 0:
-            _remove(i, count, used, gram, b, p)
+        if held[3][i] == 0:
+            _remove(i, count, held)
             count -= 1
     return count
 
 
 @kernel
-def _remove(i, count, used, gram, b, p):
+def _remove(i, count, held):
     """Close the gap that structure i leaves."""
+    used, gram, b, p = held
     for j in range(i, count - 1):
         used[j] = used[j + 1]
         b[j], p[j] = b[j + 1], p[j + 1]

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.kernels.alignment import alignment_inside, alignment_outside, alignment_tangent
+from polymax.structures import faults
 from polymax.structures.base import checked_lengths
 from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
 
@@ -51,6 +53,13 @@ class Alignment(DynamicProgram):
                 y[k, i, j] = 1
         return y
 
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        (x, rows, columns), batch = self._flat(*scores)
+        super().check(index, *scores)
+        if _check.readable(index):
+            _check_path(index, torch.stack([rows, columns], -1).reshape(*batch, 2), x.shape[-1])
+        return index
+
     def _flat(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], torch.Size]:
         (x,) = scores
         if x.dim() < 2:
@@ -65,6 +74,37 @@ class Alignment(DynamicProgram):
             checked_lengths(rows, batch, n, x.device, "lengths[0]"),
             checked_lengths(columns, batch, m, x.device, "lengths[1]"),
         ), batch
+
+
+def _check_path(cells: Tensor, lengths: Tensor, m: int) -> None:
+    """Cells (*batch, used, 2) lead in single steps from (0, 0) to the last of lengths (*batch, 2)."""
+    # in the order of a path, rows of -1 after it
+    key = torch.where(cells[..., 0] < 0, torch.iinfo(torch.long).max, cells[..., 0] * m + cells[..., 1])
+    cells = cells.gather(-2, key.argsort(dim=-1, stable=True).unsqueeze(-1).expand(cells.shape))
+    count = (cells[..., 0] >= 0).sum(-1, keepdim=True)
+    empty = (lengths == 0).any(-1, keepdim=True)
+
+    def at(instance: tuple[int, ...], place: int) -> tuple[int, ...]:
+        return tuple(cells[(*instance, place)].tolist())
+
+    def miscounted(instance: tuple[int, ...], _: int) -> str:
+        sizes = tuple(lengths[instance].tolist())
+        return f"there are {int(count[instance])} cells{faults.of(instance)}, whose lengths are {sizes}"
+
+    faults.refuse("path", (count == 0) != empty, miscounted)
+    first = (cells[..., :1, :] != 0).any(-1) & ~empty
+    faults.refuse("path", first, lambda i, _: f"its first cell{faults.of(i)} is {at(i, 0)}, not (0, 0)")
+    step = cells[..., 1:, :] - cells[..., :-1, :]
+    single = ((step == 0) | (step == 1)).all(-1) & (step == 1).any(-1)
+    jump = ~single & (cells[..., 1:, 0] >= 0)
+    faults.refuse("path", jump, lambda i, k: f"it jumps{faults.of(i)} from cell {at(i, k)} to {at(i, k + 1)}")
+    end = (cells != lengths.unsqueeze(-2) - 1).any(-1) & (torch.arange(cells.shape[-2]) == count - 1)
+
+    def wrong_end(instance: tuple[int, ...], place: int) -> str:
+        last = tuple((lengths[instance] - 1).tolist())
+        return f"its last cell{faults.of(instance)} is {at(instance, place)}, not {last}"
+
+    faults.refuse("path", end, wrong_end)
 
 
 def _paths(n: int, m: int) -> Iterator[list[tuple[int, int]]]:

@@ -11,7 +11,10 @@ from torch import Tensor
 from polymax import _check
 from polymax.kernels.assignment import assignment
 from polymax.kernels.widen import wide
+from polymax.structures import faults
 from polymax.structures.base import Structure, checked_lengths
+
+_WHAT = "assignment"
 
 
 class Duals(NamedTuple):
@@ -97,13 +100,51 @@ class Assignment(Structure):
         if _check.readable(index) and index.numel() and bool(((index < -1) | (index >= m)).any()):
             came = int(index[(index < -1) | (index >= m)][0])
             raise ValueError(f"columns must be in [0, {m}), or -1 at unassigned rows; got {came}")
-        return torch.nn.functional.one_hot(index + 1, m + 1)[..., 1:].float()
+        return (index.unsqueeze(-1) == torch.arange(m, device=index.device)).float()
 
     def decode(self, y: Any) -> Tensor:
         """The columns (*batch, n) of the rows, -1 at unassigned rows."""
         if y.shape[-1] == 0:
             return y.new_full(y.shape[:-1], -1, dtype=torch.long)
         return torch.where((y == 0).all(-1), -1, y.argmax(-1))
+
+    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
+        n, m = scores[0].shape[-2:]
+        return torch.where(index < 0, -1, torch.arange(n, device=index.device) * m + index)
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        within, columns = self._sizes(index, *scores)
+        if _check.readable(index):
+            rows = within.sum(-1, keepdim=True)
+            # rows in excess stay without a column
+            padded = torch.where(within & (rows > columns) & (index == -1), 0, index)
+            faults.padded(_WHAT, "row", "column", padded, within)
+            _check_columns(index, within, columns)
+        return torch.where(within, index, -1)
+
+    def check_parts(self, y: Any, *scores: Tensor) -> None:
+        count = (y != 0).sum(-1)
+        faults.refuse(
+            _WHAT, count > 1, lambda i, r: f"row {r}{faults.of(i)} has {int(count[(*i, r)])} columns, not one"
+        )
+        super().check_parts(y, *scores)
+
+    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """Columns (*batch, n) of the rows, -2 where not known, -1 at unassigned rows."""
+        within, columns = self._sizes(index, *scores)
+        if _check.readable(index):
+            _refuse_columns(index, within, columns)
+        every = torch.arange(scores[0].shape[-1], device=index.device)
+        return (index.unsqueeze(-1) == every) | (index == -2).unsqueeze(-1)
+
+    def _sizes(self, index: Tensor, *scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Which rows there are, (*batch, n), and how many columns, (*batch, 1)."""
+        *batch, n, m = scores[0].shape
+        faults.shaped(index, (*batch, n), "columns (*batch, n) of the rows")
+        rows, columns = self.lengths or (None, None)
+        within = faults.inside(rows, torch.Size(batch), n, index.device)
+        size = index.new_full((*batch, 1), m) if columns is None else columns.to(index.device).unsqueeze(-1)
+        return within, size
 
     def _solved(self, *scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The column of each row, or -1, (*batch, n), and the duals (*batch, n) and (*batch, m)."""
@@ -122,3 +163,34 @@ class Assignment(Structure):
             checked_lengths(columns, batch, m, x.device, "lengths[1]"),
         )
         return match.reshape(*batch, n), u.reshape(*batch, n), v.reshape(*batch, m)
+
+
+def _refuse_columns(index: Tensor, within: Tensor, columns: Tensor) -> None:
+    """Columns (*batch, n) are among those there are."""
+
+    def explain(instance: tuple[int, ...], row: int) -> str:
+        came = int(index[(*instance, row)])
+        return f"row {row}{faults.of(instance)} has column {came}, not one in [0, {int(columns[instance])})"
+
+    faults.refuse(_WHAT, within & (index >= columns), explain)
+
+
+def _check_columns(index: Tensor, within: Tensor, columns: Tensor) -> None:
+    """No column belongs to two rows; where there are fewer columns than rows, each belongs to one."""
+    _refuse_columns(index, within, columns)
+    ordered = index.sort(-1).values
+    twice = torch.zeros_like(within)
+    twice[..., 1:] = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+
+    def repeated(instance: tuple[int, ...], place: int) -> str:
+        column = int(ordered[(*instance, place)])
+        rows = (index[instance] == column).nonzero()[:, 0].tolist()
+        return f"column {column}{faults.of(instance)} belongs to rows {faults.listed(rows)}"
+
+    def unassigned(instance: tuple[int, ...], _: int) -> str:
+        free = set(range(int(columns[instance]))) - set(index[instance].tolist())
+        return f"column {min(free)}{faults.of(instance)} has no row"
+
+    faults.refuse(_WHAT, twice, repeated)
+    matched = (index >= 0).sum(-1, keepdim=True)
+    faults.refuse(_WHAT, (within.sum(-1, keepdim=True) > columns) & (matched < columns), unassigned)

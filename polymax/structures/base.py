@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax.structures import faults
 
 # one tensor, or a NamedTuple of tensors with the names of the scores
 Parts = Any
@@ -59,16 +60,9 @@ class Structure(ABC):
         """The mean of structures given by first tensors (*batch, k, ...) and weights (*batch, k)."""
         return (vertices * probs.reshape(*probs.shape, *[1] * (vertices.dim() - probs.dim()))).sum(probs.dim() - 1)
 
-    def rescore_used(self, places: Tensor, *scores: Tensor) -> Tensor:
-        """The scores (*batch, k) of structures given by the parts they use (*batch, k, parts), -1 after the last."""
-        (x,) = scores
-        flat = torch.nn.functional.pad(x.flatten(-self.event_dims(x)[0]), (0, 1)).unsqueeze(-2)
-        at = torch.where(places < 0, flat.shape[-1] - 1, places)
-        return flat.expand(*at.shape[:-1], flat.shape[-1]).gather(-1, at).sum(-1)
-
-    def mean_used(self, places: Tensor, probs: Tensor, event: torch.Size) -> Parts:
-        """The mean of structures so given, with weights (*batch, k)."""
-        return scattered(torch.where(places < 0, event.numel(), places), probs, event)
+    def named(self, *parts: Tensor) -> Parts:
+        """The tensors of a structure, or of a mean, under their names; one tensor is itself."""
+        return parts[0] if len(parts) == 1 else parts
 
     def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
         """The scores (*batch, k) of structures given by first tensors (*batch, k, ...)."""
@@ -82,6 +76,72 @@ class Structure(ABC):
     def decode(self, y: Parts) -> Tensor:
         """The compact form of y: the used parts, in order, as rows (*batch, used, dims), -1 after the last."""
         return used_parts(y, self.event_dims(y)[0])
+
+    def first(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """The first tensor of the structures of this compact form, for scores of these shapes."""
+        x = scores[0]
+        return tensors(self.encode(index, *x.shape[x.dim() - self.event_dims(*scores)[0] :]))[0]
+
+    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """The used parts (*batch, used) of a compact form, as places in a flat first tensor; -1 for none."""
+        shape = scores[0].shape[scores[0].dim() - self.event_dims(*scores)[0] :]
+        return raveled(index, shape)
+
+    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """The scores of the parts that structures of this compact form use, (*batch, used): their sum is the score."""
+        (x,) = scores
+        places = self.places(index, x)
+        flat = x.flatten(-self.event_dims(x)[0])
+        # one place more, for rows of -1
+        flat = torch.nn.functional.pad(flat, (0, 1))
+        return flat.gather(-1, torch.where(places < 0, flat.shape[-1] - 1, places))
+
+    def anchored(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Scores, all structures shifted alike, and that of the one whose terms are given, (*batch,).
+
+        Their maximum less that score is to be a small difference of small numbers; without a shift that all
+        structures share, of numbers that are exact enough.
+        """
+        return tuple(x.double() for x in scores), terms.double().sum(-1)
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """The compact form with -1 at all padding; a ValueError says where it is no structure for these scores."""
+        x = scores[0]
+        dims = self.event_dims(*scores)[0]
+        batch, shape = x.shape[: x.dim() - dims], x.shape[x.dim() - dims :]
+        rows = index if dims > 1 else index.unsqueeze(-1)
+        if rows.dim() != len(batch) + 2 or rows.shape[:-2] != batch or rows.shape[-1] != dims:
+            form = (*batch, "used", dims) if dims > 1 else (*batch, "used")
+            expected = "(" + ", ".join(map(str, form)) + ")"
+            raise ValueError(f"y must be the used parts, {expected}; got {tuple(index.shape)}")
+        if _check.readable(index):
+            _check_rows(rows, shape)
+        return index
+
+    def check_parts(self, y: Parts, *scores: Tensor) -> None:
+        """Refuse indicators that are no structure for these scores, with a ValueError that says where."""
+        index = self.check(self.decode(y), *scores)
+        for k, (part, again) in enumerate(zip(tensors(y), tensors(self.complete(self.first(index, *scores))))):
+            dims = self.event_dims(*scores)[k]
+            wrong = (part != again.to(part)).flatten(part.dim() - dims)
+
+            def explain(instance: tuple[int, ...], place: int, shape: torch.Size = part.shape[-dims:]) -> str:
+                at = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), shape))
+                return f"part {at}{faults.of(instance)} does not go with the others"
+
+            faults.refuse("structure", wrong, explain)
+
+    def whole(self, y: Parts) -> bool:
+        """Whether y looks like structures, not like points between them."""
+        return all(bool(((part == 0) | (part == 1)).all()) for part in tensors(y))
+
+    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """The parts (*batch, ...) of the first tensor that agree with a compact form in which -2 is not known."""
+        raise TypeError(f"Partial of {type(self).__name__} takes a bool tensor of allowed parts; got integers")
+
+    def hamming(self, first: Tensor) -> Tensor:
+        """The cost of each part of the first tensor, for structures that should be `first`: 1 where it is not used."""
+        return 1 - first
 
     def with_lengths(self, lengths: Any) -> Self:
         """A copy for a batch of these lengths."""
@@ -120,14 +180,20 @@ def scattered(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
     return total[..., :-1].reshape(*probs.shape[:-1], *event)
 
 
-def indicators(index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """(*batch, *shape) with 1 at the rows of index (*batch, used, dims), those of -1 left out; no `dims` where 1."""
+def raveled(index: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Rows (*batch, used, dims), no `dims` where 1, to places (*batch, used) in flat parts; -1 for rows of -1."""
     rows = index if len(shape) > 1 else index.unsqueeze(-1)
     flat = torch.zeros((), dtype=torch.long, device=index.device)
     for d, size in enumerate(shape):
         flat = flat * size + rows[..., d]
-    y = torch.zeros(*rows.shape[:-2], torch.Size(shape).numel() + 1, device=index.device)
-    y.scatter_(-1, torch.where(rows[..., 0] >= 0, flat, y.shape[-1] - 1), 1.0)
+    return torch.where(rows[..., 0] >= 0, flat, -1)
+
+
+def indicators(index: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """(*batch, *shape) with 1 at the rows of index (*batch, used, dims), those of -1 left out; no `dims` where 1."""
+    places = raveled(index, shape)
+    y = torch.zeros(*places.shape[:-1], torch.Size(shape).numel() + 1, device=index.device)
+    y.scatter_(-1, torch.where(places >= 0, places, y.shape[-1] - 1), 1.0)
     return y[..., :-1].unflatten(-1, shape)
 
 
@@ -154,3 +220,30 @@ def checked_lengths(lengths: Tensor | None, batch: torch.Size, size: int, device
     if _check.readable(lengths) and lengths.numel() and not bool(((lengths >= 0) & (lengths <= size)).all()):
         raise ValueError(f"{name} must be in [0, {size}]; got values in [{lengths.min()}, {lengths.max()}]")
     return lengths.to(device=device, dtype=torch.long).reshape(-1)
+
+
+def _check_rows(rows: Tensor, shape: torch.Size) -> None:
+    """Rows (*batch, used, dims) name parts of this shape, or are all of -1."""
+    sizes = torch.tensor(shape, device=rows.device)
+    bad = ~(((rows >= 0) & (rows < sizes)).all(-1) | (rows == -1).all(-1))
+
+    def explain(instance: tuple[int, ...], place: int) -> str:
+        return f"part {_named(rows[(*instance, place)])}{faults.of(instance)} is not one of {tuple(shape)}"
+
+    faults.refuse("structure", bad, explain)
+
+
+def refuse_repeats(what: str, rows: Tensor, places: Tensor) -> None:
+    """No part is listed twice: rows (*batch, used, dims), and their places (*batch, used)."""
+    ordered, order = places.sort(dim=-1, stable=True)
+    bad = torch.zeros_like(places, dtype=torch.bool)
+    bad[..., 1:] = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+
+    def explain(instance: tuple[int, ...], place: int) -> str:
+        return f"part {_named(rows[(*instance, int(order[(*instance, place)]))])}{faults.of(instance)} is listed twice"
+
+    faults.refuse(what, bad, explain)
+
+
+def _named(row: Tensor) -> object:
+    return tuple(row.tolist()) if row.numel() > 1 else row.item()

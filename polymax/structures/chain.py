@@ -9,9 +9,12 @@ from torch import Tensor
 
 from polymax import _check
 from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
+from polymax.structures import faults
 from polymax.structures.base import checked_lengths, scattered
 from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
 from polymax.structures.passes import expectation
+
+_WHAT = "tag sequence"
 
 
 class ChainParts(NamedTuple):
@@ -76,22 +79,20 @@ class Chain(DynamicProgram):
     def complete(self, first: Tensor) -> ChainParts:
         return ChainParts(first, first[..., :-1, :, None] * first[..., 1:, None, :])
 
+    def named(self, *parts: Tensor) -> ChainParts:
+        return ChainParts(*parts)
+
     def mean(self, vertices: Tensor, probs: Tensor) -> ChainParts:
-        return self.mean_used(_used(vertices), probs, vertices.shape[-2:])
+        n, s = vertices.shape[-2:]
+        states, steps = _places(_used(vertices), n, s)
+        pairs = torch.Size((max(n - 1, 0), s, s))
+        return ChainParts(scattered(states, probs, vertices.shape[-2:]), scattered(steps, probs, pairs))
 
     def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
-        return self.rescore_used(_used(vertices), *scores)
-
-    def mean_used(self, places: Tensor, probs: Tensor, event: torch.Size) -> ChainParts:
-        n, s = event
-        states, steps = _places(places, n, s)
-        pairs = torch.Size((max(n - 1, 0), s, s))
-        return ChainParts(scattered(states, probs, event), scattered(steps, probs, pairs))
-
-    def rescore_used(self, places: Tensor, *scores: Tensor) -> Tensor:
         total: Tensor | float = 0.0
         unary, transition = self.full(*scores)
-        for x, at, dims in zip((unary, transition), _places(places, *unary.shape[-2:]), (2, 3), strict=True):
+        used = _used(vertices)
+        for x, at, dims in zip((unary, transition), _places(used, *unary.shape[-2:]), (2, 3), strict=True):
             # the place after the last is for padding
             flat = torch.nn.functional.pad(x.flatten(-dims), (0, 1)).unsqueeze(-2)
             total = total + flat.expand(*at.shape[:-1], flat.shape[-1]).gather(-1, at).sum(-1)
@@ -121,6 +122,62 @@ class Chain(DynamicProgram):
         """Tags (*batch, n), -1 at padding."""
         return tags_of(y.unary)
 
+    def first(self, index: Tensor, *scores: Tensor) -> Tensor:
+        states = torch.arange(scores[0].shape[-1], device=index.device)
+        return (index.unsqueeze(-1) == states).to(scores[0].dtype)
+
+    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """(*batch, 2 n - 1): the states, then the steps between them."""
+        unary, transition = self._checked(*scores)
+        within = self._within(unary)
+        tags = torch.where(within, index, 0)
+        states = torch.where(within, unary.gather(-1, tags.unsqueeze(-1)).squeeze(-1), 0)
+        steps = torch.where(within[..., 1:], steps_at(transition, tags[..., :-1], tags[..., 1:]), 0)
+        return torch.cat([states, steps], -1)
+
+    def anchored(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Each position shifted by what the given sequence scores there: every sequence has one state at each."""
+        unary, transition = scores
+        n = unary.shape[-2]
+        known = torch.where(terms == -torch.inf, 0, terms)
+        states, steps = known.detach().split([n, max(n - 1, 0)], -1)
+        # first the states, whose difference is 0 on the sequence: then each step cancels exactly
+        shifted = unary - states.unsqueeze(-1)
+        shifted = shifted - torch.nn.functional.pad(steps, (min(n, 1), 0)).unsqueeze(-1)
+        return (shifted, transition), (known - known.detach()).sum(-1)
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        unary, _ = self._checked(*scores)
+        faults.shaped(index, unary.shape[:-1], "tags (*batch, n)")
+        within, states = self._within(unary), unary.shape[-1]
+        if _check.readable(index):
+            faults.padded(_WHAT, "position", "tag", index, within)
+
+            def explain(instance: tuple[int, ...], place: int) -> str:
+                came = int(index[(*instance, place)])
+                return f"position {place}{faults.of(instance)} has tag {came}, not one in [0, {states})"
+
+            faults.refuse(_WHAT, within & (index >= states), explain)
+        return torch.where(within, index, -1)
+
+    def check_parts(self, y: Any, *scores: Tensor) -> None:
+        count = (y.unary != 0).sum(-1)
+        faults.refuse(
+            _WHAT, count > 1, lambda i, t: f"position {t}{faults.of(i)} has {int(count[(*i, t)])} tags, not one"
+        )
+        super().check_parts(y, *scores)
+
+    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """Tags (*batch, n), -2 where not known."""
+        unary, _ = self._checked(*scores)
+        faults.shaped(index, unary.shape[:-1], "tags (*batch, n)")
+        self.check(torch.where((index == -2) & self._within(unary), 0, index), *scores)
+        states = torch.arange(unary.shape[-1], device=index.device)
+        return (index.unsqueeze(-1) == states) | (index == -2).unsqueeze(-1)
+
+    def _within(self, unary: Tensor) -> Tensor:
+        return faults.inside(self.lengths, unary.shape[:-2], unary.shape[-2], unary.device)
+
     def _checked(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
         if len(scores) != 2:
             raise TypeError(f"a chain has two score tensors, unary and transition; got {len(scores)}")
@@ -128,31 +185,48 @@ class Chain(DynamicProgram):
         if unary.dim() < 2:
             raise ValueError(f"unary must be (*batch, n, s); got {tuple(unary.shape)}")
         *batch, n, s = unary.shape
-        padded = transition[(None,) * max(unary.dim() + 1 - transition.dim(), 0)]
-        fits = transition.dim() >= 2 and all(
-            have in (1, want) for have, want in zip(padded.shape, (*batch, max(n - 1, 0), s, s), strict=False)
-        )
-        if not fits or padded.dim() != unary.dim() + 1 or padded.shape[-2:] != (s, s):
-            raise ValueError(
-                f"transition must be ({s}, {s}) or broadcast to {(*batch, max(n - 1, 0), s, s)};"
-                f" got {tuple(transition.shape)}"
-            )
+        want, have = (*batch, max(n - 1, 0), s, s), transition.shape
+        # what is missing on the left is shared
+        have = (1,) * (len(want) - len(have)) + have
+        fits = have == want or all(a in (1, b) for a, b in zip(have, want, strict=False))
+        if transition.dim() < 2 or len(have) != len(want) or not fits or have[-2:] != (s, s):
+            raise ValueError(f"transition must be ({s}, {s}) or broadcast to {want}; got {tuple(transition.shape)}")
+        padded = transition.reshape(have) if have != transition.shape else transition
         return unary, padded
 
     def _flat(self, *scores: Tensor) -> tuple[Tensor, Tensor, Tensor, torch.Size]:
         unary, transition = self._checked(*scores)
         batch = unary.shape[:-2]
         n, s = unary.shape[-2:]
+        lengths = checked_lengths(self.lengths, batch, n, unary.device, "lengths")
+        # a batch of one dim is as the kernels want it
+        if len(batch) == 1:
+            return unary, transition, lengths, batch
         if transition.shape[:-3].numel() != 1:
             transition = transition.expand(*batch, *transition.shape[-3:])
         transition = transition.reshape(transition.shape[:-3].numel(), *transition.shape[-3:])
-        lengths = checked_lengths(self.lengths, batch, n, unary.device, "lengths")
         return unary.reshape(batch.numel(), n, s), transition, lengths, batch
 
 
 def tags_of(unary: Tensor) -> Tensor:
     """Indicators of states (*batch, n, s) to tags (*batch, n), -1 where there is none."""
     return torch.where((unary == 0).all(-1), -1, unary.argmax(-1))
+
+
+def steps_at(transition: Tensor, before: Tensor, after: Tensor, step: Tensor | None = None) -> Tensor:
+    """Scores (*batch, k) of steps between states, the k-th of all unless `step` says which.
+
+    Shapes: transition (*batch, n - 1, s, s), in which all but the last two dims may be 1; the others (*batch, k)
+    """
+    lead = transition.shape[:-3]
+    index = [
+        torch.arange(size, device=before.device).reshape(-1, *[1] * (len(lead) - d)) for d, size in enumerate(lead)
+    ]
+    if transition.shape[-3] == 1:
+        step = torch.zeros_like(before)
+    elif step is None:
+        step = torch.arange(before.shape[-1], device=before.device)
+    return transition[(*index, step, before, after)]
 
 
 def _used(vertices: Tensor) -> Tensor:

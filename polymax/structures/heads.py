@@ -14,14 +14,28 @@ def encode_heads(heads: Tensor) -> Tensor:
     if _check.readable(heads) and heads.numel() and bool(((heads < -1) | (heads > n)).any()):
         came = int(heads[(heads < -1) | (heads > n)][0])
         raise ValueError(f"heads must be in [0, {n}], or -1 at padding; got {came}")
-    arcs = torch.nn.functional.one_hot(heads + 1, n + 2)[..., 1:].float()
-    return torch.nn.functional.pad(arcs.transpose(-1, -2), (1, 0))
+    candidates = torch.arange(n + 1, device=heads.device).unsqueeze(-1)
+    return torch.nn.functional.pad((heads.unsqueeze(-2) == candidates).float(), (1, 0))
 
 
 def decode_heads(y: Tensor) -> Tensor:
     """Arcs (*batch, n + 1, n + 1) to heads (*batch, n) of tokens 1..n, -1 where a token has none."""
     arcs = y[..., 1:]
     return torch.where((arcs == 0).all(-2), -1, arcs.argmax(-2))
+
+
+def places_of(heads: Tensor) -> Tensor:
+    """Heads (*batch, n) as places in flat arcs, -1 at padding."""
+    n = heads.shape[-1]
+    tokens = torch.arange(1, n + 1, device=heads.device)
+    return torch.where(heads < 0, -1, heads * (n + 1) + tokens)
+
+
+def allowed_heads(heads: Tensor) -> Tensor:
+    """Heads (*batch, n), -2 where not known, to the arcs that agree with them, bool (*batch, n + 1, n + 1)."""
+    candidates = torch.arange(heads.shape[-1] + 1, device=heads.device).unsqueeze(-1)
+    arcs = (heads.unsqueeze(-2) == candidates) | (heads == -2).unsqueeze(-2)
+    return torch.nn.functional.pad(arcs, (1, 0))
 
 
 def trees(n: int, single_root: bool) -> list[tuple[int, ...]]:

@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.kernels.graph import Builder, Graph
+from polymax.structures import faults
+from polymax.structures.base import refuse_repeats, used_parts
 from polymax.structures.dynamic import Derivations, DynamicProgram
 
 
@@ -65,6 +68,47 @@ class Hypergraph(DynamicProgram):
             for e in edges:
                 y[k, e] += 1
         return y
+
+    def encode(self, index: Tensor, *shape: int) -> Tensor:
+        """Hyperedges (*batch, used), as often as they are used, -1 after the last, to how often, (*batch, E)."""
+        y = torch.zeros(*index.shape[:-1], len(self.tails) + 1, device=index.device)
+        places = torch.where(index < 0, len(self.tails), index)
+        return y.scatter_add(-1, places, torch.ones(places.shape, device=index.device))[..., :-1]
+
+    def decode(self, y: Tensor) -> Tensor:
+        """Hyperedges (*batch, used), as often as they are used, -1 after the last."""
+        times = y.round().long()
+        most = int(times.amax()) if times.numel() else 0
+        each = (times.unsqueeze(-1) > torch.arange(most, device=y.device)).flatten(-2)
+        used = used_parts(each, 1)
+        return torch.where(used < 0, -1, used // max(most, 1))
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        super().check(index, *scores)
+        if _check.readable(index):
+            heads = torch.tensor(self.heads, dtype=torch.long)
+            nodes = 1 + max(self.heads, default=-1)
+            used = self.encode(index).to(torch.long)
+            derived = used.new_zeros(*used.shape[:-1], nodes).index_add(-1, heads, used)
+            asked = torch.zeros_like(derived)
+            asked[..., self.root] += 1
+            edge = [e for e, tail in enumerate(self.tails) for _ in tail]
+            node = torch.tensor([t for tail in self.tails for t in tail], dtype=torch.long)
+            asked = asked.index_add(-1, node, used[..., edge])
+            axiom = torch.ones(nodes, dtype=torch.bool).index_fill(0, heads, False)
+
+            def explain(instance: tuple[int, ...], place: int) -> str:
+                ways, times = int(derived[(*instance, place)]), int(asked[(*instance, place)])
+                return f"node {place}{faults.of(instance)} is derived {ways} times, but asked for {times} times"
+
+            faults.refuse("derivation", (derived != asked) & ~axiom, explain)
+        return index
+
+    def whole(self, y: Tensor) -> bool:
+        return bool((y == y.round()).all())
+
+    def hamming(self, first: Tensor) -> Tensor:
+        return (first == 0).to(first.dtype)
 
     @cached_property
     def _compiled(self) -> tuple[Graph, list[int]]:
@@ -140,6 +184,27 @@ class Dag(DynamicProgram):
         for k, path in enumerate(paths):
             y[k, list(path)] = 1
         return y
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        super().check(index, *scores)
+        if _check.readable(index):
+            refuse_repeats("path", index.unsqueeze(-1), index)
+            used = self.encode(index, len(self.edges)).to(torch.long)
+            u, v = torch.tensor(self.edges, dtype=torch.long).reshape(-1, 2).T
+            nodes = 1 + max((v for _, v in self.edges), default=0)
+            surplus = used.new_zeros(*used.shape[:-1], nodes).index_add(-1, u, used).index_add(-1, v, -used)
+            surplus[..., self.source] -= 1
+            surplus[..., self.sink] += 1
+
+            def explain(instance: tuple[int, ...], place: int) -> str:
+                broken = "left, but not reached" if surplus[(*instance, place)] > 0 else "reached, but not left"
+                broken = {self.source: "the source, and not left", self.sink: "the sink, and not reached"}.get(
+                    place, broken
+                )
+                return f"node {place}{faults.of(instance)} is {broken}"
+
+            faults.refuse("path", surplus != 0, explain)
+        return index
 
     @cached_property
     def _reached(self) -> set[int]:

@@ -196,7 +196,9 @@ def _eager(function: type[Function]) -> type[Function]:
     return type(function.__name__, (Function,), members)
 
 
-_EAGER = {function: _eager(function) for function in (_Value, _Expectation, _Tangent)}
+_EAGER: dict[type[Function], type[Function]] = {
+    function: _eager(function) for function in (_Value, _Expectation, _Tangent)
+}
 
 
 def _apply(function: type[Function], *args: Any) -> Any:

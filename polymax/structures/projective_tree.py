@@ -13,7 +13,8 @@ from polymax.kernels.projective_tree import (
 )
 from polymax.structures.base import checked_lengths
 from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
-from polymax.structures.heads import crosses, decode_heads, encode_heads, trees
+from polymax.structures.heads import allowed_heads, crosses, decode_heads, encode_heads, places_of, trees
+from polymax.structures.tree_faults import check_arcs, check_heads, check_known_heads, check_projective
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +64,24 @@ class ProjectiveTree(DynamicProgram):
     def decode(self, y: Any) -> Tensor:
         """Heads (*batch, n) of tokens 1..n, -1 at padding."""
         return decode_heads(y)
+
+    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
+        return places_of(index)
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        self._flat(*scores)
+        heads = check_heads(index, scores[0], self.lengths, self.single_root)
+        check_projective(heads)
+        return heads
+
+    def check_parts(self, y: Any, *scores: Tensor) -> None:
+        check_arcs(y)
+        super().check_parts(y, *scores)
+
+    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """Heads (*batch, n), -2 where not known."""
+        check_known_heads(index, scores[0], self.lengths)
+        return allowed_heads(index)
 
     def _flat(self, *scores: Tensor) -> tuple[tuple[Tensor, Tensor], torch.Size]:
         (x,) = scores

@@ -12,6 +12,7 @@ from polymax import _check
 from polymax.kernels.isotonic import isotonic
 from polymax.kernels.widen import wide
 from polymax.regularizers.fused import SegmentMean
+from polymax.structures import faults
 from polymax.structures.base import Structure
 
 
@@ -52,6 +53,28 @@ class Ranking(Structure):
     def decode(self, y: Tensor) -> Tensor:
         """Ranks as integers."""
         return y.round().long()
+
+    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
+        return index * _row(scores)
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        x = _row(scores)
+        faults.shaped(index, x.shape, "ranks (*batch, n)")
+        if _check.readable(index):
+            ordered = index.sort(-1).values
+            n = x.shape[-1]
+
+            def explain(instance: tuple[int, ...], place: int) -> str:
+                return f"rank {place + 1}{faults.of(instance)} is not given once; ranks are 1 to {n}"
+
+            faults.refuse("ranking", ordered != torch.arange(1, n + 1), explain)
+        return index
+
+    def whole(self, y: Any) -> bool:
+        return bool((y == y.round()).all())
+
+    def hamming(self, first: Tensor) -> Tensor:
+        raise ValueError("cost must be given: ranks are no indicators, of which Hamming's cost counts the wrong ones")
 
 
 def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1) -> Tensor:

@@ -10,8 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.kernels.graph import Builder, Graph
+from polymax.structures import faults
 from polymax.structures.base import checked_lengths, indicators, used_parts
+from polymax.structures.chain import steps_at
 from polymax.structures.dynamic import Derivations, DynamicProgram
 
 
@@ -109,13 +112,74 @@ class SemiMarkov(DynamicProgram):
         starts = first.sum(-2)
         return SegmentParts(first, ends[..., 1:n, :, None] * starts[..., 1:, None, :])
 
+    def named(self, *parts: Tensor) -> SegmentParts:
+        return SegmentParts(*parts)
+
     def mean(self, vertices: Tensor, probs: Tensor) -> SegmentParts:
         parts = self.complete(vertices)
         return SegmentParts(*(super(SemiMarkov, self).mean(t, probs) for t in parts))
 
+    def first(self, index: Tensor, *scores: Tensor) -> Tensor:
+        return indicators(index, scores[0].shape[-3:])
+
+    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """(*batch, 2 used - 1): the segments, then the steps between their labels."""
+        segments, transition = scores
+        self.full(*scores)
+        # not as many as there are instances and steps: they may share one
+        transition = transition[(None,) * (segments.dim() - transition.dim())]
+        start, width, label = _ordered(index, segments.shape[-3]).unbind(-1)
+        there = start < segments.shape[-3]
+        flat = torch.nn.functional.pad(segments.flatten(-3), (0, 1))
+        places = (start * segments.shape[-2] + width) * segments.shape[-1] + label
+        whole = flat.gather(-1, torch.where(there, places, flat.shape[-1] - 1))
+        label, boundary = torch.where(there, label, 0), torch.where(there, start - 1, 0)
+        if transition.shape[-3] == 0:
+            return whole
+        steps = steps_at(transition, label[..., :-1], label[..., 1:], boundary[..., 1:])
+        return torch.cat([whole, torch.where(there[..., 1:], steps, 0)], -1)
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        segments, _ = self.full(*scores)
+        super().check(index, *scores)
+        if _check.readable(index):
+            n = segments.shape[-3]
+            lengths = checked_lengths(self.lengths, segments.shape[:-3], n, index.device, "lengths")
+            _check_cover(_ordered(index, n), lengths.reshape(*segments.shape[:-3], 1), n)
+        return index
+
     def decode(self, y: Any) -> Tensor:
         """Segments (*batch, used, 3): start, width - 1 and label, -1 after the last."""
         return used_parts(y.segments, 3)
+
+
+def _ordered(index: Tensor, n: int) -> Tensor:
+    """Segments (*batch, used, 3) by their start, which is n for rows of -1."""
+    rows = torch.where(index < 0, torch.tensor([n, 0, 0], device=index.device), index)
+    order = rows[..., 0].argsort(dim=-1, stable=True)
+    return rows.gather(-2, order.unsqueeze(-1).expand(rows.shape))
+
+
+def _check_cover(rows: Tensor, lengths: Tensor, n: int) -> None:
+    """Segments, ordered, follow each other without a gap from 0 to the length (*batch, 1)."""
+    there = rows[..., 0] < n
+    start = torch.where(there, rows[..., 0], lengths)
+    end = torch.where(there, rows[..., 0] + rows[..., 1] + 1, lengths)
+
+    def beyond(instance: tuple[int, ...], place: int) -> str:
+        row, length = tuple(rows[(*instance, place)].tolist()), int(lengths[instance])
+        return f"segment {row}{faults.of(instance)} ends beyond its length {length}"
+
+    faults.refuse("segmentation", end > lengths, beyond)
+    start, end = torch.cat([start, lengths], -1), torch.cat([torch.zeros_like(lengths), end], -1)
+
+    def explain(instance: tuple[int, ...], place: int) -> str:
+        left, right = int(end[(*instance, place)]), int(start[(*instance, place)])
+        if left > right:
+            return f"segments{faults.of(instance)} overlap at position {right}"
+        return f"positions {left} to {right - 1}{faults.of(instance)} are in no segment"
+
+    faults.refuse("segmentation", start != end, explain)
 
 
 @lru_cache(maxsize=64)

@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.kernels.graph import Builder, Graph
-from polymax.regularizers import Gini
+from polymax.regularizers import Gini, Regularizer, Tsallis, Zero
 from polymax.regularizers.bounded import Budget
-from polymax.structures.dynamic import Derivations, DynamicProgram
+from polymax.structures import faults
+from polymax.structures.base import refuse_repeats
+from polymax.structures.dynamic import HARD, Derivations, DynamicProgram
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,9 @@ class Simplex(DynamicProgram):
         x = _rows(scores)
         return of_choices(x, x.shape[:-1], lambda mu: mu.reshape(*mu.shape[:-2], *x.shape))
 
+    def problem(self, *scores: Tensor) -> "Choice":  # type: ignore[override]
+        return Choice(_rows(scores))
+
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (1,)
 
@@ -40,11 +46,44 @@ class Simplex(DynamicProgram):
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         """The class (*batch,), -1 for none, to indicators of `shape` = (n,)."""
-        return torch.nn.functional.one_hot(index + 1, shape[0] + 1)[..., 1:].float()
+        return (index.unsqueeze(-1) == torch.arange(shape[0], device=index.device)).float()
 
     def decode(self, y: Tensor) -> Tensor:
         """The class, (*batch,); -1 for none."""
         return torch.where((y == 0).all(-1), -1, y.argmax(-1))
+
+    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
+        return index.unsqueeze(-1)
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        x = _rows(scores)
+        faults.shaped(index, x.shape[:-1], "classes (*batch,)")
+        return _check_choice("class", index, x.shape[-1])
+
+    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """The class (*batch,), -2 where not known."""
+        self.check(torch.where(index == -2, 0, index), *scores)
+        classes = torch.arange(scores[0].shape[-1], device=index.device)
+        return (index.unsqueeze(-1) == classes) | (index == -2).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of n as a problem: smoothed by an entropy it is the entropy's own mapping, which needs no recursion."""
+
+    x: Tensor
+
+    def value(self, alpha: float) -> Tensor:
+        """The smoothed maximum, (*batch,)."""
+        return _entropy(alpha).max(self.x)
+
+    def expectation(self, alpha: float) -> Tensor:
+        """Its gradient, (*batch, n)."""
+        return _entropy(alpha).argmax(self.x)
+
+
+def _entropy(alpha: float) -> Regularizer:
+    return Zero() if alpha == HARD else Tsallis(alpha)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +134,17 @@ class Subset(DynamicProgram):
             return torch.where(few, inside, Budget(float(self.k)).argmax(x)) if self.k < x.shape[-1] else inside
         return Budget(float(self.k)).argmax(x) if 0 < self.k < x.shape[-1] else 0 * inside + bool(self.k)
 
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        x = self._checked(scores)
+        super().check(index, x)
+        if _check.readable(index):
+            refuse_repeats("subset", index.unsqueeze(-1), index)
+            count = (index >= 0).sum(-1, keepdim=True)
+            few = count <= self.k if self.at_most else count == self.k
+            size = f"at most {self.k}" if self.at_most else f"{self.k}"
+            faults.refuse("subset", ~few, lambda i, _: f"{int(count[i])} parts{faults.of(i)} are used, not {size}")
+        return index
+
     def _checked(self, scores: tuple[Tensor, ...]) -> Tensor:
         x = _rows(scores)
         if not self.at_most and x.shape[-1] < self.k:
@@ -140,12 +190,39 @@ class Explicit(DynamicProgram):
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         """The places (*batch,) in the list to vertices; zeros for -1."""
-        return torch.where((index < 0).unsqueeze(-1), 0, self.listed[index.clamp(min=0)])
+        return torch.where((index < 0).unsqueeze(-1), 0, self.listed.to(index.device)[index.clamp(min=0)])
 
     def decode(self, y: Tensor) -> Tensor:
         """The place in the list, (*batch,); -1 for what is not there."""
         same = (y.unsqueeze(-2) == self.listed.to(y)).all(-1)
         return torch.where(same.any(-1), same.long().argmax(-1), -1)
+
+    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
+        y = self.encode(index).to(scores[0])
+        return torch.where(y == 0, 0, y * scores[0])
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        faults.shaped(index, scores[0].shape[:-1], "places (*batch,) in the list")
+        return _check_choice("vertex", index, len(self.listed))
+
+    def whole(self, y: Tensor) -> bool:
+        return bool((self.decode(y) >= 0).all())
+
+    def hamming(self, first: Tensor) -> Tensor:
+        raise ValueError(
+            "cost must be given: vertices are no indicators, of which Hamming's cost counts the wrong ones"
+        )
+
+
+def _check_choice(what: str, index: Tensor, count: int) -> Tensor:
+    if _check.readable(index):
+        bad = ((index < 0) | (index >= count)).unsqueeze(-1)
+
+        def explain(instance: tuple[int, ...], _: int) -> str:
+            return f"{int(index[instance])}{faults.of(instance)} is not one in [0, {count})"
+
+        faults.refuse(what, bad, explain)
+    return index
 
 
 def of_choices(each: Tensor, batch: torch.Size, shaped: object, flat: object = None) -> Derivations:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax import _check
 from polymax.kernels.span_tree import span_tree_inside, span_tree_outside, span_tree_tangent
-from polymax.structures.base import checked_lengths
+from polymax.structures import faults
+from polymax.structures.base import checked_lengths, raveled, refuse_repeats
 from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
 
 
@@ -62,6 +64,13 @@ class SpanTree(DynamicProgram):
         stack = torch.stack(trees)
         return stack if len(event_shape) == 3 else stack.squeeze(-1)
 
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        (x, lengths), batch, _ = self._flat(*scores)
+        super().check(index, *scores)
+        if _check.readable(index):
+            _check_brackets(index, lengths.reshape(*batch, 1), x.shape[1])
+        return index
+
     def _labelled(self, x: Tensor) -> bool:
         if self.labelled is not None:
             return self.labelled
@@ -86,6 +95,39 @@ class SpanTree(DynamicProgram):
         labels = x.shape[-1] if dims == 3 else 1
         lengths = checked_lengths(self.lengths, batch, n, x.device, "lengths")
         return (x.reshape(batch.numel(), n, n, labels), lengths), batch, x.shape
+
+
+def _check_brackets(rows: Tensor, lengths: Tensor, n: int) -> None:
+    """Spans (*batch, used, 2 or 3) of a binary tree over the leaves before lengths (*batch, 1).
+
+    Spans that do not cross are at most 2 n - 1, and exactly so in a binary tree.
+    """
+    what = "binary tree"
+    i, j = rows[..., 0], rows[..., 1]
+
+    def span(instance: tuple[int, ...], place: int) -> str:
+        return f"[{int(i[(*instance, place)])}, {int(j[(*instance, place)])}]"
+
+    backward = (i > j) | (j >= lengths)
+    faults.refuse(
+        what, backward, lambda b, k: f"span {span(b, k)}{faults.of(b)} is none of its {int(lengths[b])} leaves"
+    )
+    refuse_repeats(what, rows[..., :2], raveled(rows[..., :2], (n, n)))
+    a, b, c, d = i.unsqueeze(-1), j.unsqueeze(-1), i.unsqueeze(-2), j.unsqueeze(-2)
+    cross = ((a < c) & (c <= b) & (b < d) & (a >= 0)).flatten(-2)
+
+    def crossing(instance: tuple[int, ...], place: int) -> str:
+        first, second = divmod(place, rows.shape[-2])
+        return f"spans {span(instance, first)} and {span(instance, second)}{faults.of(instance)} cross"
+
+    faults.refuse(what, cross, crossing)
+    count = (i >= 0).sum(-1, keepdim=True)
+    full = (2 * lengths - 1).clamp(min=0)
+
+    def few(instance: tuple[int, ...], _: int) -> str:
+        return f"it has {int(count[instance])} spans{faults.of(instance)}, leaves included, not {int(full[instance])}"
+
+    faults.refuse(what, count != full, few)
 
 
 def _bracketings(i: int, j: int) -> Iterator[list[tuple[int, int]]]:

@@ -17,8 +17,9 @@ from polymax.kernels.spanning_tree import (
 )
 from polymax.structures.base import Counted, checked_lengths
 from polymax.structures.dynamic import HARD, SHANNON, Problem, checked, narrow
-from polymax.structures.heads import decode_heads, encode_heads, trees
+from polymax.structures.heads import allowed_heads, decode_heads, encode_heads, places_of, trees
 from polymax.structures.passes import Passes
+from polymax.structures.tree_faults import check_arcs, check_heads, check_known_heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +96,22 @@ class SpanningTree(Counted):
     def decode(self, y: Any) -> Tensor:
         """Heads (*batch, n) of tokens 1..n, -1 at padding."""
         return decode_heads(y)
+
+    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
+        return places_of(index)
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        self._flat(*scores)
+        return check_heads(index, scores[0], self.lengths, self.single_root)
+
+    def check_parts(self, y: Any, *scores: Tensor) -> None:
+        check_arcs(y)
+        super().check_parts(y, *scores)
+
+    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """Heads (*batch, n), -2 where not known."""
+        check_known_heads(index, scores[0], self.lengths)
+        return allowed_heads(index)
 
     def _flat(self, *scores: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
         (x,) = scores

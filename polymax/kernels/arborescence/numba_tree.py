@@ -2,7 +2,8 @@
 
 Walk from a token to its best head, to that head's best head, and so on. Where the walk meets a tree that hangs from
 the root symbol, all of it joins this tree; where it meets itself, the cycle becomes one node, whose arcs count what
-they add to the cycle's. A node is a row of the best arcs from each position; cycles merge rows and leave columns.
+they add to the cycle's. A node is a row of the best arcs from each position; cycles merge rows and leave columns. The
+rows of their members stay, and tell in the end where in a cycle an arc goes.
 
 With a single root, arcs from the root symbol come last in the order of arcs, whatever their scores: then there are as
 few of them as can be, one or no tree at all. No constant is subtracted, so no digits are lost. No cycle contains the
@@ -13,7 +14,7 @@ See: Tarjan 1977, Finding optimum branchings; Stanojević and Cohen 2021, A root
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, kernel
+from polymax.kernels.numba_math import inline, kernel, row_max
 
 _WAITING, _WALKED, _DONE = 0, 1, 2
 
@@ -21,7 +22,7 @@ _WAITING, _WALKED, _DONE = 0, 1, 2
 @inline
 def workspace(n):
     """What `best_tree` needs for sentences of up to n tokens; it may be used again and again."""
-    return np.empty((n + 1, n + 1)), np.empty((n + 1, n + 1), np.int32), np.empty((8, 2 * n + 2), np.int64)
+    return np.empty((2 * n + 2, n + 1)), np.empty(2 * n + 2), np.empty((8, 2 * n + 2), np.int64)
 
 
 @kernel
@@ -30,31 +31,37 @@ def best_tree(scores, n, single_root, heads, space):
 
     The scores may be in any float type; `space` is a `workspace` of at least n.
     """
-    w, to, marks = space
-    # position -> node; node -> what it is part of, its state, its row, the arc into it; the walk; merged
-    node, above, state, row, head, modifier, walk, merged = (
-        marks[0], marks[1], marks[2], marks[3], marks[4], marks[5], marks[6], marks[7],
-    )  # fmt: skip
+    rows = space[0]
     for v in range(1, n + 1):
         for u in range(n + 1):
-            w[v, u] = scores[u, v]
-            to[v, u] = v
+            rows[v, u] = scores[u, v]
+    return best_tree_of_rows(n, single_root, heads, space)
+
+
+@kernel
+def best_tree_of_rows(n, single_root, heads, space):
+    """The same, with the scores [modifier, head] in the rows 1..n of space[0]."""
+    w, cost, marks = space
+    # position -> node; node -> what it is part of, its state, its head, where its members begin and end; the walk
+    node, above, state, head, begin, end, members, walk = (
+        marks[0], marks[1], marks[2], marks[3], marks[4], marks[5], marks[6], marks[7],
+    )  # fmt: skip
     for v in range(n + 1):
-        node[v], above[v], state[v], row[v] = v, -1, _WAITING, v
+        node[v], above[v], state[v] = v, -1, _WAITING
+        w[v, v] = -np.inf
     state[0] = _DONE
-    nodes = n + 1
-    roots = 0
+    nodes, listed, roots = n + 1, 0, 0
     for start in range(1, n + 1):
         v = node[start]
         if state[v] == _DONE:
             continue
         length = 0
         while True:
-            u = _best_head(w[row[v]], node, v, n, single_root)
+            u = _best_head(w[v, : n + 1], single_root)
             if u < 0:
                 heads[:n] = -1
                 return False
-            head[v], modifier[v] = u, to[row[v], u]
+            head[v], cost[v] = u, w[v, u]
             walk[length] = v
             length += 1
             state[v] = _WALKED
@@ -68,62 +75,67 @@ def best_tree(scores, n, single_root, heads, space):
                 v = u
                 continue
             # the walk from u on is a cycle
-            into = row[u]
-            cycle = 0
-            while True:
-                length -= 1
-                c = walk[length]
-                merged[cycle] = c
-                cycle += 1
-                above[c] = nodes
-                if c == u:
-                    break
-            _merge(w, to, row, head, merged, cycle, into, n)
-            for i in range(n + 1):
-                if above[node[i]] == nodes:
-                    node[i] = nodes
-            above[nodes], row[nodes] = -1, into
+            first = length - 1
+            while walk[first] != u:
+                first -= 1
             v = nodes
             nodes += 1
+            above[v], begin[v], end[v] = -1, listed, listed + length - first
+            walk[length] = u
+            for i in range(length, first, -1):
+                members[listed] = walk[i]
+                above[walk[i]] = v
+                listed += 1
+            length = first
+            _merge(w, cost, members[begin[v] : end[v]], w[v], n)
+            for i in range(n + 1):
+                if above[node[i]] == v:
+                    node[i] = v
+                    # no arc from a node to itself
+                    w[v, i] = -np.inf
     if single_root and roots > 1:
         heads[:n] = -1
         return False
     # an arc into a merged node replaces, in it, the arc into the token it goes to
     for v in range(nodes - 1, 0, -1):
         if state[v] >= 0:
-            m = modifier[v]
-            heads[m - 1] = head[v]
-            while m != v:
+            m = v
+            while m > n:
+                m = _entered(w, cost, members[begin[m] : end[m]], w[m, head[v]], head[v])
                 state[m] = -1
-                m = above[m]
+            heads[m - 1] = head[v]
     return True
 
 
 @inline
-def _best_head(w, node, v, n, single_root):
-    """The position outside node v of the best arc into it; the root symbol only if all else fails, if it is single."""
-    best = -np.inf
-    u = -1
-    for i in range(1 if single_root else 0, n + 1):
-        if w[i] > best and node[i] != v:
-            best = w[i]
-            u = i
-    if u < 0 and single_root and w[0] > -np.inf:
-        u = 0
+def _best_head(w, single_root):
+    """The position of the best arc into a node; the root symbol only if all else fails, if it is single."""
+    first = 1 if single_root else 0
+    best = row_max(w[first:])
+    if not best > -np.inf:
+        return 0 if single_root and w[0] > -np.inf else -1
+    u = first
+    while w[u] != best:
+        u += 1
     return u
 
 
 @inline
-def _merge(w, to, row, head, merged, cycle, into, n):
-    """Merge the rows of a cycle in row `into`, that of its last node: the best arc from each position."""
-    cost = w[into, head[merged[cycle - 1]]]
+def _merge(w, cost, members, merged, n):
+    """The row of a cycle: the best arc from each position, by what it adds to the arcs of the cycle."""
     for i in range(n + 1):
-        w[into, i] -= cost
-    for j in range(cycle - 1):
-        r = row[merged[j]]
-        cost = w[r, head[merged[j]]]
+        merged[i] = w[members[0], i] - cost[members[0]]
+    for c in members[1:]:
+        own, less = w[c], cost[c]
         for i in range(n + 1):
-            gain = w[r, i] - cost
-            if gain > w[into, i]:
-                w[into, i] = gain
-                to[into, i] = to[r, i]
+            gain = own[i] - less
+            merged[i] = gain if gain > merged[i] else merged[i]
+
+
+@inline
+def _entered(w, cost, members, gain, u):
+    """The member of a cycle into which its best arc from u goes."""
+    for c in members:
+        if w[c, u] - cost[c] == gain:
+            return c
+    return members[0]

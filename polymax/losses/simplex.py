@@ -1,11 +1,4 @@
-"""Fenchel-Young losses: how far the scores are from predicting y.
-
-    loss(scores, y) = max(scores) + Omega(y) - <scores, y>        its gradient in the scores is argmax(scores) - y
-
-Never negative, zero when the prediction is y, convex in the scores. Shannon gives cross-entropy, Zero the perceptron
-loss, Gini the sparsemax loss, Tsallis the entmax losses.
-See: Blondel, Martins and Niculae 2020, Learning with Fenchel-Young losses.
-"""
+"""Fenchel-Young losses of one choice among n: cross_entropy's options, with any regularizer."""
 
 import torch
 from torch import Tensor
@@ -15,7 +8,7 @@ from polymax.kernels.widen import wide
 from polymax.regularizers import Gini, Regularizer, Tsallis
 
 
-def fenchel_young(
+def of_classes(
     smooth: Regularizer,
     scores: Tensor,
     y: Tensor,
@@ -27,25 +20,10 @@ def fenchel_young(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """max(scores + cost) + Omega(y) - <scores, y>, classes along `dim`.
-
-    y holds class indices, shaped like the scores without `dim`, or distributions, shaped like the scores. `weight`,
-    `ignore_index`, `label_smoothing` and `reduction` mean what they mean in torch.nn.functional.cross_entropy:
-    smoothing mixes in the losses of all classes, and the mean over indices is weighted. `cost` is added to the
-    scores inside the max, for a margin. With distributions, Omega(y) makes the loss a divergence: for Shannon it is
-    cross_entropy minus the entropy of y.
-
-    Example:
-        >>> fenchel_young(Gini(), torch.tensor([[2.0, 0.5, 0.0]]), torch.tensor([1]))
-        tensor(1.5000)
-    """
-    if not isinstance(smooth, Regularizer):
-        raise TypeError(f"smooth must be a Regularizer; got {type(smooth).__name__}")
+    """max(scores + cost) + Omega(y) - <scores, y>, classes along `dim`."""
     _check.floating(scores, "scores")
     if not isinstance(y, Tensor):
         raise TypeError(f"y must be a tensor of indices or distributions; got {type(y).__name__}")
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
     _check.number(label_smoothing, "label_smoothing", "in [0, 1]", lambda e: (e >= 0) & (e <= 1))
     rows, x = smooth._rows(wide(scores), dim)
     if weight is not None and weight.shape != x.shape[-1:]:
@@ -81,7 +59,7 @@ def sparsemax_loss(
     See: Martins and Astudillo 2016, section 3.
     """
     options = {"dim": dim, "weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    return fenchel_young(Gini(), scores, y, None, reduction, **options)  # type: ignore[arg-type]
+    return of_classes(Gini(), scores, y, None, reduction, **options)  # type: ignore[arg-type]
 
 
 def entmax_loss(
@@ -104,7 +82,7 @@ def entmax_loss(
     See: Peters, Niculae and Martins 2019, section 3.2.
     """
     options = {"dim": dim, "weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    return fenchel_young(Tsallis(alpha), scores, y, None, reduction, **options)  # type: ignore[arg-type]
+    return of_classes(Tsallis(alpha), scores, y, None, reduction, **options)  # type: ignore[arg-type]
 
 
 def _to_indices(

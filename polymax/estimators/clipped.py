@@ -1,0 +1,95 @@
+"""Several steps on the same draws: the clipped surrogate of proximal policy optimization."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymax.estimators.expected_loss import LossFn, reduced
+from polymax.estimators.score_function import Draws, ScoreFunction
+from polymax.structures.dynamic import checked
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedBatch:
+    """Draws to take steps on."""
+
+    draws: Draws
+    clip: float
+    reduction: str
+
+    @property
+    def loss(self) -> Tensor:
+        """The mean loss of the draws; its gradient goes to what is behind the losses, and fits the baseline."""
+        return self.draws.loss
+
+    def ratios(self, *scores: Tensor) -> Tensor:
+        """How much more probable each draw is under these scores than when it was drawn, (samples, *batch)."""
+        found = self.draws.policy.actions(*checked(scores)).log_prob(self.draws.actions)
+        # where there was no structure, nothing was drawn
+        return torch.where(self.draws.counted, torch.exp(found - self.draws.log_probs.detach()), 1)
+
+    def surrogate(self, *scores: Tensor) -> Tensor:
+        """What to minimize in the scores; its value is no loss."""
+        r, a = self.ratios(*scores), self.draws.advantages
+        bounded = torch.where(a > 0, r.clamp(min=1 - self.clip), r.clamp(max=1 + self.clip))
+        return reduced(torch.where(a == 0, 0, a * bounded).mean(0), self.reduction)
+
+
+class Clipped(nn.Module):
+    """A score-function estimator whose draws serve for several steps.
+
+        surrogate = mean of max(r a, clip(r, 1 - clip, 1 + clip) a),   r = p(y) / p_old(y),   a = L(y) - b
+
+    Called, it is the estimator itself. `collect` draws once, and each step then minimizes `surrogate` of the scores as
+    they are. Its gradient in the first step is the estimator's; a draw better than the baseline that has become more
+    probable by more than `clip`, or a worse one that has become less probable, has none.
+
+    Example:
+        >>> estimator = Clipped(pm.ScoreFunction(pm.Simplex(), pm.SelfCritical(), samples=4), clip=0.2)
+        >>> scores = torch.zeros(3, 5, requires_grad=True)
+        >>> batch = estimator.collect(lambda y, at: y[:, 0], scores, generator=torch.Generator().manual_seed(0))
+        >>> for _ in range(3):
+        ...     (slope,) = torch.autograd.grad(batch.surrogate(scores), scores)
+        ...     scores = (scores - slope).detach().requires_grad_()
+
+    See: Schulman et al. 2017, Proximal policy optimization algorithms, section 3.
+    """
+
+    def __init__(self, estimator: ScoreFunction, clip: float = 0.2) -> None:
+        super().__init__()
+        if not isinstance(estimator, ScoreFunction):
+            raise TypeError(f"estimator must be a ScoreFunction; got {type(estimator).__name__}")
+        if not 0 < clip < 1:
+            raise ValueError(f"clip must be between 0 and 1; got {clip!r}")
+        self.estimator = estimator
+        self.clip = clip
+
+    def forward(
+        self,
+        loss_fn: LossFn,
+        *scores: Tensor,
+        features: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The expected loss, ready for backward, as the estimator gives it."""
+        return self.estimator(loss_fn, *scores, features=features, generator=generator)
+
+    def collect(
+        self,
+        loss_fn: LossFn,
+        *scores: Tensor,
+        features: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> ClippedBatch:
+        """Draws with their losses, for several steps."""
+        draws = self.estimator.collect(loss_fn, *scores, features=features, generator=generator)
+        return ClippedBatch(draws, self.clip, self.estimator.reduction)
+
+    def with_lengths(self, lengths: Any) -> "Clipped":
+        """A copy for a batch of these lengths; it shares the baseline."""
+        return Clipped(self.estimator.with_lengths(lengths), self.clip)
+
+    def extra_repr(self) -> str:
+        return f"clip={self.clip}"

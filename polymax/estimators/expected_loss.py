@@ -1,0 +1,56 @@
+"""Expected losses over structures: what a loss function is given, and what becomes of its values.
+
+    E[L] = sum over y in Y of p(y) L(y)
+
+Estimators of it are called as estimator(loss_fn, *scores), and call loss_fn(y, at): y are structures stacked along a
+first dimension (a tuple of such stacks where a structure has several tensors), and at (count,) are the places of their
+instances in the batch, flattened, so that inputs[at] belong to them. It returns their losses, (count,), and may use
+parameters of its own, which get their gradients. With an estimator that returns one vertex for each instance the same
+function is called as loss_fn(y, torch.arange(len(y))).
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from polymax.structures.base import Parts
+
+LossFn = Callable[[Parts, Tensor], Tensor]
+
+
+def evaluated(loss_fn: LossFn, y: Parts, at: Tensor) -> Tensor:
+    """The losses (count,) of structures (count, ...), one for each."""
+    losses = loss_fn(y, at)
+    if not isinstance(losses, Tensor) or not losses.is_floating_point():
+        came = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
+        raise TypeError(f"loss_fn must return a floating-point tensor; got {came}")
+    if losses.shape != at.shape:
+        raise ValueError(f"loss_fn must return ({len(at)},), a loss for each structure; got {tuple(losses.shape)}")
+    return losses
+
+
+def reduced(values: Tensor, reduction: str) -> Tensor:
+    """Values of instances (*batch,) as `reduction` says."""
+    match reduction:
+        case "mean":
+            return values.mean()
+        case "sum":
+            return values.sum()
+    return values
+
+
+def checked_reduction(reduction: str) -> str:
+    """One of torch's three."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
+    return reduction
+
+
+def changed(y: Parts, change: Callable[[Tensor], Tensor]) -> Parts:
+    """A structure with each of its tensors changed."""
+    return change(y) if isinstance(y, Tensor) else type(y)(*(change(t) for t in y))
+
+
+def carrying(value: Tensor, term: Tensor) -> Tensor:
+    """The value, with the gradient of value + term."""
+    return value + (term - term.detach()).to(value.dtype)

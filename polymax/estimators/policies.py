@@ -1,0 +1,192 @@
+"""Policies: what structures are drawn from, and the log-probability of what was drawn."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from polymax.noise import EULER, Gumbel, Noise, Normal
+from polymax.perturbed import Perturbed
+from polymax.regularizers import Regularizer
+from polymax.smoothing import LocalMax, Marginals, Smoothing
+from polymax.structures.base import Parts, Structure
+from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.simplex import Simplex
+from polymax.structures.spanning_tree import SpanningTree
+from polymax.structures.stacked import stacked
+from polymax.structures.usable import usable
+
+
+class Actions(Protocol):
+    """A distribution over what a policy does: structures, or something that determines one."""
+
+    def sample(self, sample_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Any:
+        """Independent draws, (*sample_shape, *batch, ...)."""
+
+    def log_prob(self, action: Any) -> Tensor:
+        """Their log-probabilities, (*sample_shape, *batch), differentiable in the scores."""
+
+
+class Policy(ABC):
+    """A way to draw structures for scores. Actions are weighed by the distribution that they were drawn from."""
+
+    structure: Structure
+
+    @abstractmethod
+    def actions(self, *scores: Tensor) -> Actions:
+        """The distribution over actions."""
+
+    @abstractmethod
+    def chosen(self, action: Any) -> Parts:
+        """The structures that actions choose."""
+
+    @abstractmethod
+    def with_lengths(self, lengths: Any) -> Self:
+        """A copy for a batch of these lengths."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn(Policy):
+    """Structures from the distribution of a smoothing."""
+
+    smooth: Any
+
+    def __post_init__(self) -> None:
+        distributed(self.smooth)
+
+    @property
+    def structure(self) -> Structure:  # type: ignore[override]
+        return self.smooth.structure
+
+    def actions(self, *scores: Tensor) -> Actions:
+        return self.smooth.distribution(*scores)
+
+    def chosen(self, action: Parts) -> Parts:
+        return action
+
+    def with_lengths(self, lengths: Any) -> Self:
+        return replace(self, smooth=self.smooth.with_lengths(lengths))
+
+
+@dataclass(frozen=True, eq=False)
+class Perturbing(Policy):
+    """The best structures of perturbed scores.
+
+    How probable this makes a structure is out of reach, but the perturbed scores, which decide, have a density: they
+    are the action.
+    """
+
+    structure: Structure
+    noise: Noise
+    gamma: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.noise, Gumbel | Normal):
+            raise TypeError(f"noise must have a density, as Gumbel and Normal have; got {type(self.noise).__name__}")
+
+    def actions(self, *scores: Tensor) -> "Shifted":
+        return Shifted(self.structure, self.noise, self.structure.full(*scores), self.gamma)
+
+    def chosen(self, action: "Perturbation") -> Parts:
+        return action.y
+
+    def with_lengths(self, lengths: Any) -> Self:
+        return replace(self, structure=self.structure.with_lengths(lengths))
+
+
+class Perturbation(NamedTuple):
+    """Perturbed scores, and their best structures; all tensors are (samples, *batch, ...)."""
+
+    scores: tuple[Tensor, ...]
+    y: Parts
+
+
+@dataclass(frozen=True, eq=False)
+class Shifted:
+    """Scores plus gamma times noise, each entry by itself; a forbidden one stays at -inf.
+
+        log p(u) = - sum over entries of nu((u - scores) / gamma) + log gamma,        exp(-nu) the density of the noise
+
+    Entries that no structure uses are perturbed to no effect, and left out of the sum: a gradient there would be noise.
+    """
+
+    structure: Structure
+    noise: Noise
+    scores: tuple[Tensor, ...]
+    gamma: float | Tensor
+
+    def sample(self, sample_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Perturbation:
+        """Independent draws."""
+        with torch.no_grad():
+            u = tuple(
+                x + scale * self.noise.sample(x, sample_shape, generator)
+                for x, scale in zip(self.scores, self._scales, strict=True)
+            )
+            return Perturbation(u, self._stacked(u).map(*u))
+
+    def log_prob(self, action: Perturbation) -> Tensor:
+        """Up to a constant, (samples, *batch)."""
+        structure = self._stacked(action.scores)
+        dims, masks = structure.event_dims(*action.scores), usable(structure, action.y)
+        total: Tensor | float = 0.0
+        for u, x, scale, mask, d in zip(action.scores, self.scores, self._scales, masks, dims, strict=True):
+            # a part that was forbidden when it was drawn, or is, has no say
+            free = mask & (u != -torch.inf) & (x != -torch.inf)
+            z = (torch.where(free, u, 0) - torch.where(free, x, 0)) / scale
+            total = total - torch.where(free, _nu(self.noise, z) + torch.log(scale), 0).flatten(-d).sum(-1)
+        return torch.as_tensor(total)
+
+    @property
+    def _scales(self) -> list[Tensor]:
+        """gamma, a number or (*batch,), beside each tensor of scores."""
+        gamma = torch.as_tensor(self.gamma).to(self.scores[0])
+        return [gamma.reshape(*gamma.shape, *[1] * d) for d in self.structure.event_dims(*self.scores)]
+
+    def _stacked(self, action: tuple[Tensor, ...]) -> Structure:
+        """The set for (samples, *batch, ...)."""
+        return stacked(self.structure, action[0].shape[0], *self.scores)
+
+
+def _nu(noise: Noise, z: Tensor) -> Tensor:
+    """Minus the log-density, up to a constant."""
+    match noise:
+        case Gumbel():
+            return z + torch.exp(-(z + EULER))
+        case Normal():
+            return z.square() / 2
+    raise TypeError(f"noise must have a density, as Gumbel and Normal have; got {type(noise).__name__}")
+
+
+def smoothing_of(structure: Any, default: Callable[[Any], Smoothing]) -> Smoothing:
+    """A smoothing from itself, a structure by `default`, or a regularizer of the simplex."""
+    match structure:
+        case Smoothing():
+            return structure
+        case Regularizer():
+            return LocalMax(Simplex(), structure)
+        case Structure():
+            return default(structure)
+    raise TypeError(f"structure must be a Structure, a Smoothing or a Regularizer; got {type(structure).__name__}")
+
+
+def distributed(smooth: Smoothing) -> None:
+    """Refuse a smoothing under which structures have no known probabilities."""
+    if not hasattr(smooth, "distribution"):
+        raise TypeError(f"{type(smooth).__name__} has no distribution over structures")
+
+
+def policy_of(structure: Any) -> Policy:
+    """A policy from itself, a smoothing, a regularizer of the simplex, or a structure."""
+    match structure:
+        case Policy():
+            return structure
+        case DynamicProgram() | SpanningTree():
+            return Drawn(Marginals(structure))
+        case Perturbed(structure=base, noise=noise, gamma=gamma):
+            return Perturbing(base, noise, gamma)
+        case Structure():
+            return Perturbing(structure, Gumbel())
+    return Drawn(smoothing_of(structure, Marginals))

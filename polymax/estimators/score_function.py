@@ -1,0 +1,142 @@
+"""The score-function estimator: expected losses from samples, for losses of any kind."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymax.estimators.baselines import Baseline, Situation
+from polymax.estimators.expected_loss import LossFn, carrying, changed, checked_reduction, evaluated, reduced
+from polymax.estimators.policies import Policy, policy_of
+from polymax.kernels.widen import wide
+from polymax.regularizers import Regularizer
+from polymax.smoothing import Smoothing
+from polymax.structures.base import Parts, Structure, tensors
+from polymax.structures.dynamic import checked, narrow
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """What was drawn, what it cost, and how it compares.
+
+    Shapes: losses, advantages, without gradient, log_probs and counted, False where an instance has no structure: all
+    (samples, *batch)
+    """
+
+    policy: Policy
+    actions: Any
+    losses: Tensor
+    advantages: Tensor
+    log_probs: Tensor
+    counted: Tensor
+    # the expected loss, whose gradient goes to whatever is behind the losses, and fits the baseline
+    loss: Tensor
+
+
+class ScoreFunction(nn.Module):
+    """The expected loss under a distribution over structures, from draws: REINFORCE.
+
+        value: mean of L(y),        gradient: mean of dL(y) + (L(y) - b) d log p(y),        y ~ p
+
+    A smoothing stands for its distribution, a regularizer for its mapping on the simplex, a structure for Marginals or,
+    where these cannot be drawn from (Assignment, a set with `map` alone), for Perturbed: then what is drawn, and what p
+    is the density of, are the perturbed scores. `baseline` is None for b = 0.
+
+    Shapes: loss_fn(y (count, ...), at (count,)) -> (count,), `at` the instances in the flattened batch that structures
+    y are drawn for; the result (), or (*batch,), with 0 for an instance without a structure
+
+    Example:
+        >>> estimator = ScoreFunction(pm.Simplex(), pm.LeaveOneOut(), samples=1000)
+        >>> scores = torch.tensor([1.0, 0.0], requires_grad=True)
+        >>> loss = estimator(lambda y, at: y[:, 0], scores, generator=torch.Generator().manual_seed(0))
+        >>> round(loss.item(), 3), torch.autograd.grad(loss, scores)  # the truth is 0.731, and 0.1966
+        (0.727, (tensor([ 0.1987, -0.1987]),))
+
+    See: Williams 1992, Simple statistical gradient-following algorithms for connectionist reinforcement learning.
+    """
+
+    def __init__(
+        self,
+        structure: Structure | Smoothing | Regularizer | Policy,
+        baseline: Baseline | None = None,
+        samples: int = 1,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__()
+        if baseline is not None and not isinstance(baseline, Baseline):
+            raise TypeError(f"baseline must be a Baseline or None; got {type(baseline).__name__}")
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+            raise ValueError(f"samples must be a positive integer; got {samples!r}")
+        self.policy = policy_of(structure)
+        self.baseline = baseline
+        self.samples = samples
+        self.reduction = checked_reduction(reduction)
+
+    def forward(
+        self,
+        loss_fn: LossFn,
+        *scores: Tensor,
+        features: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The expected loss, ready for backward; `features` are what a baseline sees in place of the scores."""
+        draws = self.collect(loss_fn, *scores, features=features, generator=generator)
+        return carrying(draws.loss, reduced((draws.advantages * draws.log_probs).mean(0), self.reduction))
+
+    def collect(
+        self,
+        loss_fn: LossFn,
+        *scores: Tensor,
+        features: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Draws:
+        """Draws with their losses, of which `forward` is made."""
+        x = checked(scores)
+        found = self.policy.actions(*x)
+        actions = found.sample((self.samples,), generator=generator)
+        y = narrow(self.policy.chosen(actions), scores[0].dtype)
+        log_probs = found.log_prob(actions)
+        # an instance that has no structure has a sum of 0, and draws that are none
+        counted = ~torch.isinf(log_probs)
+        given = _losses(loss_fn, y, log_probs.shape)
+        losses = torch.where(counted, wide(given), 0)
+        detached = tuple(t.detach() for t in x)
+
+        def best_losses() -> Tensor:
+            with torch.no_grad():
+                best = narrow(self.policy.structure.map(*detached), scores[0].dtype)
+                return _losses(loss_fn, changed(best, lambda t: t.unsqueeze(0)), log_probs[:1].shape)[0]
+
+        seen = detached if features is None else (features.detach(),)
+        compared = losses.detach()
+        if self.baseline is not None:
+            compared = self.baseline(compared, Situation(seen, best_losses, counted))
+        advantages = torch.where(counted, compared, 0)
+        values = losses.mean(0)
+        if advantages.requires_grad:
+            values = carrying(values, advantages.square().mean(0))
+        return Draws(
+            self.policy,
+            actions,
+            losses,
+            advantages.detach(),
+            torch.where(counted, log_probs, 0),
+            counted,
+            reduced(values, self.reduction).to(given.dtype),
+        )
+
+    def with_lengths(self, lengths: Any) -> "ScoreFunction":
+        """A copy for a batch of these lengths; it shares the baseline."""
+        return ScoreFunction(self.policy.with_lengths(lengths), self.baseline, self.samples, self.reduction)
+
+    def extra_repr(self) -> str:
+        return f"{self.policy}, samples={self.samples}, reduction={self.reduction!r}"
+
+
+def _losses(loss_fn: LossFn, y: Parts, shape: torch.Size) -> Tensor:
+    """The losses, of this shape (samples, *batch), of structures (samples, *batch, ...)."""
+    count = shape[1:].numel()
+    at = torch.arange(count, device=tensors(y)[0].device).repeat(shape[0])
+    flat = changed(y, lambda t: t.reshape(at.numel(), *t.shape[len(shape) :]))
+    return evaluated(loss_fn, flat, at).reshape(shape)

@@ -1,0 +1,51 @@
+"""Straight-through: the gradient of something else in place of that of MAP."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax.estimators.base import Estimator
+from polymax.smoothing import Smoothing
+from polymax.structures.base import Parts, tensors
+
+
+@dataclass(frozen=True, eq=False)
+class StraightThrough(Estimator):
+    """The best structure, with the gradient of the identity, or of a smoothing.
+
+        vjp(g) = g,    or  J^T g,  J the Jacobian of through.argmax at the scores
+
+    Example:
+        >>> x = torch.tensor([0.0, 2.0, 1.0], requires_grad=True)
+        >>> y = StraightThrough(pm.Simplex(), through=pm.Marginals(pm.Simplex()))(x)
+        >>> y.detach(), torch.autograd.grad(y[0], x)[0]
+        (tensor([0., 1., 0.]), tensor([ 0.0819, -0.0599, -0.0220]))
+
+    See: Bengio, Leonard and Courville 2013, Estimating or propagating gradients through stochastic neurons.
+    """
+
+    through: Smoothing | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checked_through(self.through)
+
+    def vjp(self, y: Parts, g: Parts, *scores: Tensor) -> Any:
+        return g if self.through is None else pulled(self.through, g, scores)
+
+
+def checked_through(through: Smoothing | None) -> None:
+    """A smoothing, or none for the identity."""
+    if through is not None and not isinstance(through, Smoothing):
+        raise TypeError(f"through must be a smoothing, such as Marginals(structure); got {type(through).__name__}")
+
+
+def pulled(smooth: Smoothing, g: Parts, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """J^T g, J the Jacobian of smooth.argmax at the scores."""
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs = tuple(x if x.requires_grad else x.detach().requires_grad_() for x in scores)
+        mu = tensors(smooth.argmax(*inputs))
+        return torch.autograd.grad(mu, inputs, tensors(g), create_graph=keep, materialize_grads=True)

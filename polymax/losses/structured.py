@@ -1,0 +1,74 @@
+"""The Fenchel-Young loss over structures, from a target that says what is known."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax import _check
+from polymax.losses.targets import Target, target_of
+from polymax.smoothing import Smoothing
+from polymax.structures.dynamic import checked
+
+
+def of_structures(
+    smooth: Smoothing, scores: Any, y: Any, cost: Any, reduction: str, generator: torch.Generator | None
+) -> Tensor:
+    """max(scores + cost) + Omega(y) - <scores, y>, over instances."""
+    inputs = as_tuple(scores)
+    wide = checked(inputs)
+    found = losses(smooth, wide, target_of(smooth.structure, wide, y), cost, generator)
+    return reduced(found, reduction).to(inputs[0].dtype)
+
+
+def losses(
+    smooth: Smoothing,
+    scores: tuple[Tensor, ...],
+    target: Target,
+    cost: Any,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """One loss for each instance, (*batch,)."""
+    compared = target.compared(smooth, scores)
+    gold = torch.where(compared.gold == -torch.inf, 0, compared.gold)
+    # only a maximum that draws noise takes a generator
+    noise: Any = {} if generator is None else {"generator": generator}
+    loss = smooth.max(*with_cost(compared.scores, cost), **noise) - gold
+    # what rounding leaves of a loss of 0
+    noise = loss.detach().abs() <= 4 * torch.finfo(torch.float64).eps * compared.size
+    loss = loss - torch.where(noise, loss.detach(), 0)
+    return torch.where(compared.gold == -torch.inf, torch.inf, loss)
+
+
+def as_tuple(scores: Any) -> tuple[Tensor, ...]:
+    """Scores as a tuple of tensors."""
+    if isinstance(scores, Tensor):
+        return (scores,)
+    if not isinstance(scores, tuple | list) or not scores:
+        raise TypeError(f"scores must be a tensor or a tuple of tensors; got {type(scores).__name__}")
+    return tuple(scores)
+
+
+def with_cost(scores: tuple[Tensor, ...], cost: Any) -> tuple[Tensor, ...]:
+    """Scores plus costs: of the first tensor, or a tuple of them, in which None is no cost."""
+    if cost is None:
+        return scores
+    costs = (cost,) if isinstance(cost, Tensor) else cost
+    if not isinstance(costs, tuple | list) or len(costs) > len(scores):
+        came = f"{len(costs)}" if isinstance(costs, tuple | list) else type(cost).__name__
+        raise TypeError(f"cost must be a tensor or a tuple of at most {len(scores)}; got {came}")
+    added = list(scores)
+    for k, c in enumerate(costs):
+        if c is not None:
+            _check.broadcasts(c, scores[k], "cost")
+            added[k] = scores[k] + c.to(scores[k].dtype)
+    return tuple(added)
+
+
+def reduced(losses: Tensor, reduction: str) -> Tensor:
+    """The mean, the sum, or all of the losses."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()

@@ -1,0 +1,148 @@
+"""What is known of the right structure: all of it, part of it, or a mean of several."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from polymax import _check
+from polymax.smoothing import Smoothing
+from polymax.structures.base import Parts, Structure, tensors
+
+
+class Compared(NamedTuple):
+    """What a loss takes the smoothed maximum of, and what it subtracts.
+
+    `scores` are shifted alike for all structures, `gold` (*batch,) is the target's score less its Omega, -inf where it
+    is forbidden, and `size` (*batch,) is that of the numbers that were added up: below their rounding a loss is 0.
+    """
+
+    scores: tuple[Tensor, ...]
+    gold: Tensor
+    size: Tensor
+
+
+class Target(Protocol):
+    """A target of a loss."""
+
+    def compared(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
+        """The two sides of the loss."""
+
+    def hamming(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
+        """Costs of the first tensor's parts: how many of a structure's are wrong."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """One structure for each instance, in compact form."""
+
+    index: Tensor
+
+    def compared(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
+        terms = smooth.structure.terms(self.index, *scores)
+        omega = smooth.omega_at(self.index, *scores)
+        if isinstance(omega, Tensor):
+            # one more large number to subtract
+            scores, terms = tuple(x.double() for x in scores), terms.double()
+        shifted, gold = smooth.structure.anchored(terms, *scores)
+        gold = torch.where((terms == -torch.inf).any(-1), -torch.inf, gold - omega)
+        return Compared(shifted, gold, terms.detach().double().abs().sum(-1) + omega)
+
+    def hamming(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
+        return structure.hamming(structure.first(self.index, *scores))
+
+
+@dataclass(frozen=True)
+class Between:
+    """A point of the hull for each instance, such as the expectations of a teacher."""
+
+    mu: Parts
+
+    def compared(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
+        exact = tuple(x.double() for x in scores)
+        mu = tuple(m.double() for m in tensors(self.mu))
+        point = smooth.structure.named(*mu)
+        omega = smooth.omega(point)
+        size = smooth.structure.score(point, *(x.detach().abs() for x in exact)) + omega.detach().abs()
+        return Compared(exact, smooth.structure.score(point, *exact) - omega, size)
+
+    def hamming(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
+        return structure.hamming(tensors(self.mu)[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Partial:
+    """Structures of which some parts are known: the loss is that of all that agree with them.
+
+        loss = max(scores) - max(scores of what is allowed)
+
+    With Marginals those that agree are summed over, with LocalMax smoothed over, with other smoothings the best of them
+    is the target. `known` is bool, True where a part of the first score tensor is allowed; or integers as
+    `encode` takes them, with -2 where nothing is known: tags, heads, columns, a class.
+
+    Example:
+        >>> scores = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 2)
+        >>> pm.fenchel_young(pm.Marginals(pm.Chain()), scores, Partial(torch.tensor([0, -2])))  # the first tag is 0
+        tensor(0.1269)
+
+    See: Tsuboi et al. 2008, Training conditional random fields using incomplete annotations.
+    """
+
+    known: Tensor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.known, Tensor) or self.known.is_floating_point():
+            came = self.known.dtype if isinstance(self.known, Tensor) else type(self.known).__name__
+            raise TypeError(f"known must be a tensor of bool or integers; got {came}")
+
+    def compared(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
+        exact = tuple(x.double() for x in scores)
+        forbidden = ~self.allowed(smooth.structure, scores)
+        gold = smooth.best_of(exact[0].masked_fill(forbidden, -torch.inf), *exact[1:])
+        return Compared(exact, gold, gold.detach().abs())
+
+    def hamming(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
+        return structure.hamming(self.allowed(structure, scores).to(scores[0].dtype))
+
+    def allowed(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
+        """The parts that agree with what is known, bool, which broadcasts to the first score tensor."""
+        if self.known.dtype != torch.bool:
+            return structure.allowed(self.known.long(), *scores)
+        _check.broadcasts(self.known, scores[0], "known")
+        return self.known
+
+
+def target_of(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Target:
+    """What y says, checked."""
+    if isinstance(y, Partial):
+        return y
+    if isinstance(y, Tensor) and y.dtype == torch.bool:
+        raise TypeError("y is bool: Partial(y) if it says which parts are allowed, y.float() if which are used")
+    if isinstance(y, Tensor) and not y.is_floating_point():
+        return Whole(structure.check(y.long(), *scores))
+    mu = _parts(structure, scores, y)
+    # compiled code cannot ask
+    if torch.compiler.is_compiling() or not structure.whole(mu):
+        if isinstance(y, Tensor) and len(scores) > 1:
+            raise ValueError(f"y must have {len(scores)} tensors, like the scores: it is between structures")
+        return Between(mu)
+    structure.check_parts(mu, *scores)
+    return Whole(structure.check(structure.decode(mu), *scores))
+
+
+def _parts(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Parts:
+    """Indicators, of which only the first tensor may be given."""
+    given = (y,) if isinstance(y, Tensor) else y
+    if not isinstance(given, tuple) or not all(isinstance(t, Tensor) and t.is_floating_point() for t in given):
+        raise TypeError(
+            "y must be a tensor of integers, indicators (a floating-point tensor, or a tuple of them), or a Partial;"
+            f" got {type(y).__name__}"
+        )
+    shapes = [x.shape for x in structure.full(*scores)]
+    if len(given) not in (1, len(shapes)):
+        raise ValueError(f"y must have {len(shapes)} tensors, like the scores; got {len(given)}")
+    for t, shape in zip(given, shapes, strict=False):
+        if t.shape != shape:
+            raise ValueError(f"y must be indicators {tuple(shape)}, shaped like the scores; got {tuple(t.shape)}")
+    return structure.complete(given[0]) if len(given) == 1 else structure.named(*given)

@@ -1,0 +1,66 @@
+"""Cholesky's factor of gram + 1 for structures that come and go, in Numba.
+
+With L L^T = gram + 1, the rows of `half` hold L^-1 b, L^-1 1 and 1 / diag L. They follow the factor, so that weights
+take one triangular system and no more.
+"""
+
+import numpy as np
+
+from polymax.kernels.numba_math import inline, kernel, row_dot
+
+
+@kernel
+def grow(k, gram, b, factor, half):
+    """Row k of the factor; returns the squared distance of structure k to the affine span of those before."""
+    row = factor[k]
+    left = gram[k, k] + 1
+    for i in range(k):
+        row[i] = (gram[k, i] + 1 - dot(row, factor[i], i)) * half[2, i]
+        left -= row[i] * row[i]
+    row[k] = np.sqrt(max(left, 0.0))
+    half[2, k] = 1 / row[k]
+    half[0, k] = (b[k] - dot(row, half[0], k)) * half[2, k]
+    half[1, k] = (1 - dot(row, half[1], k)) * half[2, k]
+    return left
+
+
+@kernel
+def shrink(r, count, factor, half, turns):
+    """The factor without structure r: rows close up, and rotations of columns make it triangular again.
+
+    Shapes: turns (2, k), room for the rotations
+    """
+    cos, sin = turns[0], turns[1]
+    for i in range(r, count - 1):
+        row = factor[i]
+        row[: i + 2] = factor[i + 1, : i + 2]
+        # rotations of rows before; what a column hands on goes into the next
+        kept = row[r]
+        for c in range(r, i):
+            x, y = kept, row[c + 1]
+            row[c] = cos[c] * x + sin[c] * y
+            kept = cos[c] * y - sin[c] * x
+        length = np.sqrt(kept * kept + row[i + 1] * row[i + 1])
+        cos[i], sin[i] = kept / length, row[i + 1] / length
+        row[i] = length
+        half[2, i] = 1 / length
+    for part in half[:2]:
+        for c in range(r, count - 1):
+            x, y = part[c], part[c + 1]
+            part[c] = cos[c] * x + sin[c] * y
+            part[c + 1] = cos[c] * y - sin[c] * x
+
+
+@kernel
+def solve_above(count, factor, half, x):
+    """L^T x = x, in place."""
+    for i in range(count - 1, -1, -1):
+        x[i] *= half[2, i]
+        for j in range(i):
+            x[j] -= factor[i, j] * x[i]
+
+
+@inline
+def dot(x, y, count):
+    """The inner product of the first entries."""
+    return row_dot(x[:count], y[:count])

@@ -1,0 +1,37 @@
+"""How the weights and the mean of structures follow their scores.
+
+    q = Z (M g + h),   M^T q,        Z = A^-1 - A^-1 1 1^T A^-1 / (1^T A^-1 1),   A = M1 M1^T + 1
+
+The rows of M are structures, those of M1 their parts of the first tensor. Where g moves the scores of parts, and h
+those of whole structures, q moves the weights and M^T q the mean. The map from (g, h) to (M^T q, q) is symmetric: it
+is its own derivative, backwards as forwards. A structure that is an affine mix of heavier ones keeps its weight.
+`mixture` is the mean itself, M^T p. Weights of NaN stay NaN, and so does what they are the weights of.
+
+Shapes:
+    places (B, k, parts), the parts of each structure, -1 after the last; overlaps (B, k, k) of M1 M1^T
+    probs (B, k) in float64, heaviest first; a structure without weight counts, by its overlap with itself
+    g (B, d), h (B, k) in float64; results as g and h, and of the mean (B, d)
+"""
+
+import torch
+from torch import Tensor
+
+from polymax._dispatch import declare_instances
+
+
+def _fake(places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(g, memory_format=torch.contiguous_format), torch.empty_like(h)
+
+
+def _fake_mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor:
+    return probs.new_empty((probs.shape[0], d), dtype=dtype)
+
+
+response = declare_instances(
+    __name__,
+    "response(Tensor places, Tensor overlaps, Tensor probs, Tensor g, Tensor h) -> (Tensor, Tensor)",
+    _fake,
+)
+mixture = declare_instances(
+    __name__, "mixture(Tensor places, Tensor probs, int d, ScalarType dtype) -> Tensor", _fake_mixture
+)

@@ -1,0 +1,62 @@
+"""The response of weights and mean, in torch."""
+
+import torch
+from torch import Tensor
+
+# a structure whose squared distance to the span of the heavier ones is below this share of its size lies in it
+DEPENDENT = 1e-9
+
+
+def response(places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    d = g.shape[-1]
+    at = torch.where(places < 0, d, places).long()
+    flat = torch.nn.functional.pad(g.double(), (0, 1)).unsqueeze(-2)
+    moved = h + flat.expand(*at.shape[:-1], d + 1).gather(-1, at).sum(-1)
+    q = torch.einsum("...kl,...l->...k", sensitivity(overlaps, probs), moved)
+    q = torch.where(torch.isnan(probs), torch.nan, q)
+    return mixture(places, q, d, g.dtype), q
+
+
+def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor:
+    at = torch.where(places < 0, d, places).long()
+    spread = probs.unsqueeze(-1).expand(at.shape).flatten(-2)
+    total = probs.new_zeros(*probs.shape[:-1], d + 1).scatter_add(-1, at.flatten(-2), spread)
+    return total[..., :-1].to(dtype)
+
+
+def sensitivity(overlaps: Tensor, probs: Tensor) -> Tensor:
+    """Z, (*batch, k, k), 0 at structures that depend on heavier ones, and where there is none."""
+    kept = held(overlaps, probs)
+    factor, info = torch.linalg.cholesky_ex(_among(kept, overlaps))
+    if not bool((info == 0).all()) or not bool((factor.diagonal(dim1=-2, dim2=-1) > 1e-4).all()):
+        kept = _independent(overlaps, kept)
+        factor = torch.linalg.cholesky(_among(kept, overlaps))
+    inverse = torch.where(kept.unsqueeze(-1) & kept.unsqueeze(-2), torch.cholesky_inverse(factor), 0)
+    row = inverse.sum(-1)
+    total = row.sum(-1, keepdim=True).unsqueeze(-1)
+    return inverse - row.unsqueeze(-1) * row.unsqueeze(-2) / torch.where(total == 0, 1, total)
+
+
+def held(overlaps: Tensor, probs: Tensor) -> Tensor:
+    """Where there is a structure, (*batch, k): it has weight, or at least parts."""
+    return (probs > 0) | (overlaps.diagonal(dim1=-2, dim2=-1) > 0)
+
+
+def _among(kept: Tensor, overlaps: Tensor) -> Tensor:
+    """A of the structures kept, and the identity for the others."""
+    both = kept.unsqueeze(-1) & kept.unsqueeze(-2)
+    return torch.where(both, overlaps.double() + 1, 0) + torch.diag_embed((~kept).double())
+
+
+def _independent(overlaps: Tensor, used: Tensor) -> Tensor:
+    """Which structures are no affine mix of those before them, bool (*batch, k)."""
+    both = used.unsqueeze(-1) & used.unsqueeze(-2)
+    left = torch.where(both, overlaps.double() + 1, 0)
+    size = left.diagonal(dim1=-2, dim2=-1)
+    kept = []
+    for k in range(left.shape[-1]):
+        kept.append(left[..., k, k] > DEPENDENT * size[..., k])
+        column = left[..., k] / torch.where(kept[-1], left[..., k, k], 1).sqrt().unsqueeze(-1)
+        column = torch.where(kept[-1].unsqueeze(-1), column, 0)
+        left = left - column.unsqueeze(-1) * column.unsqueeze(-2)
+    return torch.stack(kept, -1)

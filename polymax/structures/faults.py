@@ -1,0 +1,57 @@
+"""Why a target is no structure: the first fault, told with its place and its instance."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def refuse(what: str, bad: Tensor, explain: Callable[[tuple[int, ...], int], str]) -> None:
+    """Raise at the first True of bad (*batch, places): `explain` words it, given the instance and the place."""
+    if bool(bad.any()):
+        *instance, place = bad.nonzero()[0].tolist()
+        raise ValueError(f"y is no {what}: {explain(tuple(instance), place)}")
+
+
+def of(instance: tuple[int, ...]) -> str:
+    """The words that say which instance, where there is more than one."""
+    return f" of instance {instance}" if instance else ""
+
+
+def listed(things: Sequence[object]) -> str:
+    """a, b and c."""
+    words = [str(t) for t in things]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def shaped(index: Tensor, shape: tuple[int, ...], what: str) -> None:
+    """The compact form has this shape."""
+    if index.shape != shape:
+        raise ValueError(f"y must be {what}, {tuple(shape)}; got {tuple(index.shape)}")
+
+
+def inside(lengths: Tensor | None, batch: torch.Size, size: int, device: torch.device) -> Tensor:
+    """Which of `size` places come before the end of each instance, (*batch, size)."""
+    place = torch.arange(size, device=device)
+    if lengths is None:
+        return (place < size).expand(*batch, size)
+    return place < lengths.to(device).unsqueeze(-1)
+
+
+def padded(what: str, unit: str, part: str, index: Tensor, within: Tensor, start: int = 0) -> None:
+    """Every place within an instance has an entry, and none beyond: the lengths fit."""
+
+    def missing(instance: tuple[int, ...], place: int) -> str:
+        came = int(index[(*instance, place)])
+        if came == -2:
+            return f"{unit} {place + start}{of(instance)} is not known (-2); say so by Partial(y)"
+        return f"{unit} {place + start}{of(instance)} has no {part} ({came})"
+
+    def beyond(instance: tuple[int, ...], place: int) -> str:
+        return (
+            f"{unit} {place + start}{of(instance)} has {part} {int(index[(*instance, place)])}, but lies beyond its"
+            f" length {int(within[instance].sum())}; padding is -1"
+        )
+
+    refuse(what, within & (index < 0), missing)
+    refuse(what, ~within & (index >= 0), beyond)

@@ -1,0 +1,121 @@
+"""Which parts a structure can use at all: the others are ignored in scores, and have no gradient."""
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.graph import Graph
+from polymax.structures.alignment import Alignment
+from polymax.structures.assignment import Assignment
+from polymax.structures.base import Parts, Structure, tensors
+from polymax.structures.chain import Chain
+from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.hypergraph import Dag
+from polymax.structures.projective_tree import ProjectiveTree
+from polymax.structures.ranking import Ranking
+from polymax.structures.semi_markov import SemiMarkov
+from polymax.structures.simplex import Explicit, Simplex, Subset
+from polymax.structures.span_tree import SpanTree
+from polymax.structures.spanning_tree import SpanningTree
+
+
+def usable(structure: Structure, y: Parts) -> tuple[Tensor, ...]:
+    """Whether some structure for scores of the shape of y uses a part, whatever the scores.
+
+    y is the best structure for the scores at hand: an instance in which they forbid every structure uses no part, and
+    then none is usable. For a set that is not of the library all parts are.
+
+    Shapes: a bool tensor for each tensor of y, which broadcasts to it
+    """
+    first = tensors(y)[0]
+    dims = structure.event_dims(*tensors(y))
+    masks = _usable(structure, y, first.shape[first.dim() - dims[0] :], first.device)
+    if masks is None:
+        return tuple(torch.ones((), dtype=torch.bool, device=first.device) for _ in dims)
+    if _may_be_empty(structure):
+        return masks
+    some = (first != 0).flatten(first.dim() - dims[0]).any(-1)
+    return tuple(m & some.reshape(*some.shape, *[1] * d) for m, d in zip(masks, dims, strict=True))
+
+
+def _usable(structure: Structure, y: Parts, event: torch.Size, device: torch.device) -> tuple[Tensor, ...] | None:
+    match structure:
+        case Simplex() | Ranking():
+            return (torch.ones((), dtype=torch.bool, device=device),)
+        case Chain(lengths=lengths):
+            (state,) = _places(device, event[0])
+            return _before(lengths, event[0], state, 2), _before(lengths, event[0], state[1:], 3)
+        case SemiMarkov(lengths=lengths):
+            start, width = _places(device, *event[:2])
+            return _before(lengths, event[0], start + width, 3), _before(lengths, event[0], start[1:, 0], 3)
+        case Alignment(lengths=lengths) | Assignment(lengths=lengths):
+            row, column = _places(device, *event)
+            rows, columns = lengths or (None, None)
+            return (_before(rows, event[0], row, 2) & _before(columns, event[1], column, 2),)
+        case SpanTree(lengths=lengths):
+            left, right = _places(device, *event[:2])
+            # beyond every length where there is no span
+            return (_before(lengths, event[0], torch.where(left <= right, right, event[0]), len(event)),)
+        case ProjectiveTree(lengths=lengths) | SpanningTree(lengths=lengths):
+            head, modifier = _places(device, *event)
+            arc = (head != modifier) & (modifier > 0)
+            # lengths count tokens, and the root symbol comes before them
+            return (_before(lengths, event[0], torch.maximum(head, modifier) - 1, 2) & arc,)
+        case Explicit(listed=listed):
+            return ((listed != 0).any(0).to(device),)
+        case DynamicProgram():
+            tree = structure.derivations(*(torch.zeros_like(t) for t in tensors(y)))
+            roots, instance = tree.roots.unique(return_inverse=True)
+            used = [_derived(tree.graph, int(root)) for root in roots]
+            each = torch.from_numpy(np.array(used, bool).reshape(len(used), tree.graph.parts))
+            return tuple(m != 0 for m in tensors(tree.shaped(each.to(tree.scores)[instance])))
+    return None
+
+
+def _may_be_empty(structure: Structure) -> bool:
+    """Whether a structure without any part is in the set."""
+    match structure:
+        case Subset(k=k, at_most=at_most):
+            return at_most or k == 0
+        case Dag(source=source, sink=sink):
+            return source == sink
+        case Explicit():
+            return True
+        case DynamicProgram():
+            return not isinstance(structure, _NEVER_EMPTY)
+    return False
+
+
+# padding aside
+_NEVER_EMPTY = (Simplex, Chain, SemiMarkov, Alignment, SpanTree, ProjectiveTree)
+
+
+def _places(device: torch.device, *shape: int) -> tuple[Tensor, ...]:
+    """The index of each entry along each dimension."""
+    return torch.meshgrid(*(torch.arange(n, device=device) for n in shape), indexing="ij")
+
+
+def _before(lengths: Tensor | None, size: int, place: Tensor, dims: int) -> Tensor:
+    """Whether places lie before the end of an instance, (*batch, ...) of `dims` dims."""
+    if lengths is None:
+        inside = place < size
+    else:
+        inside = place < lengths.to(place.device).reshape(*lengths.shape, *[1] * place.dim())
+    return inside.reshape(*inside.shape, *[1] * (dims - place.dim()))
+
+
+@lru_cache(maxsize=64)
+def _derived(graph: Graph, root: int) -> np.ndarray:
+    """Whether a derivation of the root uses each part."""
+    first, tails, part = (t.cpu().numpy() for t in graph.arrays)
+    used, seen = np.zeros(graph.parts + 1, bool), np.zeros(graph.nodes + 1, bool)
+    seen[root] = True
+    # heads come after tails, and the last place is for tails and parts that are not there
+    for node in range(root, -1, -1):
+        if seen[node]:
+            edges = slice(first[node], first[node + 1])
+            seen[tails[edges]] = True
+            used[part[edges]] = True
+    return used[:-1]
