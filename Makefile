@@ -25,6 +25,8 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks run simplex
 	$(BIN)/python -m benchmarks run latency
 	$(BIN)/python -m benchmarks run structures
+	$(BIN)/python -m benchmarks run sparsemap
+	$(BIN)/python -m benchmarks run throughput
 	$(BIN)/python -m benchmarks run memory
 
 $(READY): pyproject.toml constraints.txt

@@ -1,6 +1,7 @@
 """The suites: each is a list of cases."""
 
 from benchmarks.simplex.cases import LATENCY, SIMPLEX
+from benchmarks.sparsemap.cases import SPARSEMAP, THROUGHPUT
 from benchmarks.structures.cases import MEMORY, STRUCTURES
 from benchmarks.workload import Case
 
@@ -8,5 +9,7 @@ SUITES: dict[str, list[Case]] = {
     "simplex": SIMPLEX,
     "latency": LATENCY,
     "structures": STRUCTURES,
+    "sparsemap": SPARSEMAP,
+    "throughput": THROUGHPUT,
     "memory": MEMORY,
 }

@@ -35,8 +35,8 @@ class Row:
     """One competitor on one problem. Times are in microseconds, and absent unless the status is "ok".
 
     `ratio` is to the case's baseline, of `ratio_of`: device times where both have one, else eager times. That of
-    `extra_bytes`, the most memory in use beyond the inputs, is to the size of the inputs. A bar is the most that
-    `bar_of` should be, or, if `bar_least`, the least.
+    `extra_bytes`, the most memory in use beyond the inputs, is to the size of the inputs. `per_second` counts
+    instances. A bar is the most that `bar_of` should be, or, if `bar_least`, the least.
     """
 
     case: str
@@ -51,6 +51,7 @@ class Row:
     device_us: float | None = None
     device_spread_us: float | None = None
     extra_bytes: int | None = None
+    per_second: float | None = None
     ratio: float | None = None
     ratio_of: str | None = None
     bar: float | None = None
@@ -123,7 +124,7 @@ def absence(absent: Absent) -> str:
 
 
 def columns() -> str:
-    numbers = ("eager", "device", "memory", "ratio", "bar", "met", "parity")
+    numbers = ("eager", "device", "memory", "rate", "ratio", "bar", "met", "parity")
     return _columns("case", "timed", "shape", "dtype", "competitor", *numbers)
 
 
@@ -139,6 +140,7 @@ def line(row: Row) -> str:
         _spread(row.eager_us, row.eager_spread_us),
         _spread(row.device_us, row.device_spread_us),
         "" if row.extra_bytes is None else f"{row.extra_bytes / 2**20:.3g}MiB",
+        "" if row.per_second is None else _rate(row.per_second),
         "" if row.ratio is None else f"{row.ratio:.2f}",
         bar,
         "" if row.met is None else "yes" if row.met else "NO",
@@ -179,7 +181,7 @@ def _once(rows: Iterable[Row]) -> list[Row]:
 
 
 def _columns(*cells: str) -> str:
-    widths = (15, 16, 12, 8, 29, 12, 12, 9, 6, 6, 3, 6)
+    widths = (20, 16, 12, 8, 29, 12, 12, 9, 7, 6, 6, 3, 6)
     left = 5
     padded = [
         cell.ljust(width) if i < left else cell.rjust(width)
@@ -198,3 +200,9 @@ def _time(microseconds: float) -> str:
     if microseconds < 1e3:
         return f"{microseconds:.3g}us"
     return f"{microseconds / 1e3:.3g}ms" if microseconds < 1e6 else f"{microseconds / 1e6:.3g}s"
+
+
+def _rate(per_second: float) -> str:
+    if per_second < 1e3:
+        return f"{per_second:.3g}/s"
+    return f"{per_second / 1e3:.3g}k/s" if per_second < 1e6 else f"{per_second / 1e6:.3g}M/s"

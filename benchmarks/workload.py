@@ -30,10 +30,11 @@ Bars = Mapping[tuple[str, str], Bar]
 
 
 class Size(NamedTuple):
-    """A problem's shape and dtype."""
+    """A problem's shape and dtype, and a bar of its own, if it has one."""
 
     shape: Shape
     dtype: torch.dtype = torch.float32
+    bar: Bar | None = None
 
 
 class Case(ABC):
@@ -138,7 +139,7 @@ class FunctionCase(Case):
                     if competitor in fit:
                         known |= _times(competitor.name, base.name, found, devices)
                         known["note"] = refused.get(competitor.name, "")
-                    yield Row(**known | judged(self._bar(competitor, device, timed, known["status"]), known))
+                    yield Row(**known | judged(self._bar(competitor, device, timed, size, known["status"]), known))
 
     def _pool(self, size: Size, device: str, most: int) -> list[tuple[Tensors, Tensors]]:
         """Inputs and cotangents in rotation."""
@@ -148,10 +149,10 @@ class FunctionCase(Case):
         count = max(2, min(most, POOL_BYTES // max(1, used)))
         return [first, *(self.problems.signature.problem(size, generator) for _ in range(count - 1))]
 
-    def _bar(self, competitor: Competitor, device: str, timed: str, status: str) -> Bar | None:
-        """That of a case is on our row; how far a peer should be behind is on the peer's, if it has a time."""
+    def _bar(self, competitor: Competitor, device: str, timed: str, size: Size, status: str) -> Bar | None:
+        """That of a size or case is on our row; how far a peer should be behind is on the peer's, if it has a time."""
         if competitor is self.ours:
-            return self.bars.get((device, timed))
+            return size.bar or self.bars.get((device, timed))
         if competitor.margin is None or status != OK:
             return None
         return Bar(competitor.margin, least=True)

@@ -25,7 +25,7 @@ FUNCTION_CASES = [
     for case in cases
     if isinstance(case, FunctionCase)
 ]
-FIGURES = ("eager_us", "eager_spread_us", "device_us", "device_spread_us", "extra_bytes", "ratio")
+FIGURES = ("eager_us", "eager_spread_us", "device_us", "device_spread_us", "extra_bytes", "per_second", "ratio")
 HERE = {suite: cases for suite, cases in SUITES.items() if any(case.runs_on("cpu") for case in cases)}
 
 
@@ -112,6 +112,26 @@ def test_bars_are_judged(quick):
     for row in rows:
         value = getattr(row, row.bar_of)
         assert row.met is (value >= row.bar if row.bar_least else value <= row.bar)
+
+
+def test_a_size_may_have_a_bar_of_its_own(monkeypatch, capsys, tmp_path):
+    sizes = (Size((4, 16), bar=record.Bar(30.0, "eager_us")), Size((4, 8), bar=record.Bar(50.0, "eager_us")))
+    case = replace(sparsemax_case(oracles.sparsemax), problems=Problems({"cpu": sizes}, (BOTH,)))
+    times = {"torch.softmax": timing.Times(10.0, 1.0), "polymax": timing.Times(40.0, 1.0)}
+    monkeypatch.setattr(workload, "_measured", lambda *_: (times, {}, {}))
+    rows = [row for row in case.rows("cpu", quick=False) if row.competitor == "polymax"]
+    assert [(row.shape, row.bar, row.met) for row in rows] == [((4, 16), 30.0, False), ((4, 8), 50.0, True)]
+
+
+def test_throughput_counts_instances(quick):
+    rows = {run.suite: run.rows for run in record.load(quick[0])}
+    assert {row.per_second for suite in rows.keys() - {"throughput"} for row in rows[suite]} == {None}
+    for row in rows["throughput"]:
+        assert row.per_second == pytest.approx(1e6 * row.shape[0] / row.eager_us)
+    row = replace(rows["throughput"][0], per_second=12345.0)
+    assert "12.3k/s" in record.line(row)
+    sizes = [size.shape[0] for size in SUITES["throughput"][0].problems.of("cpu", quick=False)]
+    assert sizes == [1, 4, 16, 64, 256, 1024]
 
 
 def test_show_prints_what_run_printed(quick, capsys):

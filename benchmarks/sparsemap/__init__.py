@@ -1,0 +1,1 @@
+"""SparseMAP, spanning trees and assignments: the workloads, the oracles, the peers."""
