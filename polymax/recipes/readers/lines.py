@@ -1,0 +1,123 @@
+"""Lines of text files, plain or gzip, with their numbers; errors that say where."""
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, NamedTuple
+
+Path = str | os.PathLike[str]
+
+
+class ReadError(ValueError):
+    """A file is not what it should be: "FILE:LINE: what is wrong"."""
+
+    @classmethod
+    def at(cls, path: Path, line: int, what: str) -> "ReadError":
+        """The error of a line.
+
+        Example:
+            >>> ReadError.at("train.tsv", 3, "no label")
+            ReadError('train.tsv:3: no label')
+        """
+        return cls(f"{os.fspath(path)}:{line}: {what}")
+
+
+class Line(NamedTuple):
+    """`text` has neither line end nor byte order mark; `raw` has both, as they are in the file."""
+
+    number: int
+    text: str
+    raw: str
+
+    @property
+    def blank(self) -> bool:
+        # white space of other scripts can be a token
+        return not self.text.strip(" \t")
+
+
+def lines(path: Path) -> Iterator[Line]:
+    """The lines of a UTF-8 file; a name that ends in ".gz" is unpacked.
+
+    They end in a line feed, with or without a carriage return; the last may have none. A file without any text is an
+    error.
+    """
+    number, found = 0, False
+    with _source(path) as file:
+        chunks = iter(file)
+        while True:
+            try:
+                raw = next(chunks, None)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise ReadError.at(path, number + 1, f"gzip data expected: {error}") from error
+            if raw is None:
+                break
+            number += 1
+            try:
+                kept = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ReadError.at(path, number, f"UTF-8 expected: {error}") from error
+            text = kept.removesuffix("\n").removesuffix("\r")
+            line = Line(number, text.removeprefix("\ufeff") if number == 1 else text, kept)
+            found = found or not line.blank
+            yield line
+    if not found:
+        raise ReadError.at(path, max(number, 1), "the file is empty")
+
+
+def blocks(path: Path) -> Iterator[list[Line]]:
+    """Lines up to the next blank one, and with it all blank ones that follow: together they are the file.
+
+    Blank lines at the top belong to the first block. A block that is complete is given before an error further down
+    is raised.
+    """
+    block: list[Line] = []
+    begun = False
+    try:
+        for line in lines(path):
+            if begun and block[-1].blank and not line.blank:
+                yield block
+                block, begun = [], False
+            block.append(line)
+            begun = begun or not line.blank
+    except ReadError:
+        if begun and block[-1].blank:
+            yield block
+        raise
+    yield block
+
+
+def write(path: Path, texts: Iterable[str]) -> None:
+    """Write texts, one after the other, as UTF-8; a name that ends in ".gz" is packed, to the same bytes every time.
+
+    The file takes its place when it is whole: texts may come from the file of that name, and an error leaves it be.
+    """
+    name = os.fspath(path)
+    # links, pipes and devices stay what they are
+    replaced = not os.path.islink(name) and (os.path.isfile(name) or not os.path.exists(name))
+    target = f"{name}.part" if replaced else name
+    try:
+        with open(target, "wb") as plain:
+            if name.endswith(".gz"):
+                # neither the name nor the time goes into the file
+                with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
+                    packed.writelines(text.encode("utf-8") for text in texts)
+            else:
+                plain.writelines(text.encode("utf-8") for text in texts)
+        if replaced:
+            os.replace(target, name)
+    except BaseException:
+        if replaced and os.path.exists(target):
+            os.remove(target)
+        raise
+
+
+@contextmanager
+def _source(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+    if os.fspath(path).endswith(".gz"):
+        with gzip.open(path, "rb") as packed:
+            yield packed
+    else:
+        with open(path, "rb") as plain:
+            yield plain

@@ -1,0 +1,96 @@
+"""Time series: the .ts files of the UCR and UEA archives, and long series in .csv files.
+
+See: Dau et al. 2019; Bagnall et al. 2018
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymax.recipes.readers.lines import Line, Path, ReadError, lines
+
+
+class Series(NamedTuple):
+    """Values (length, dimensions) in float64, and the class; None in files without classes. Missing values are NaN."""
+
+    values: Tensor
+    label: str | None
+
+
+def read_series(path: Path) -> Iterator[Series]:
+    """The series of a .ts file: values between commas, dimensions between colons, the class last.
+
+    What the header says of dimensions, lengths and classes has to be so. Time stamps are refused.
+    """
+    header: dict[str, list[str]] = {}
+    data = False
+    for line in lines(path):
+        text = line.text.strip(" \t")
+        if not text or text.startswith("#"):
+            continue
+        if data:
+            yield _series(path, line, text, header)
+        elif text.startswith("@"):
+            name, *words = text[1:].split() or [""]
+            data = name.lower() == "data"
+            header[name.lower()] = words
+            if name.lower() == "timestamps" and _said(header, "timestamps"):
+                raise ReadError.at(path, line.number, "series with time stamps are not read")
+        else:
+            raise ReadError.at(path, line.number, "the header must end with @data before the first series")
+    if not data:
+        raise ReadError.at(path, line.number, "no @data line in this file")
+
+
+def read_long_series(path: Path) -> Tensor:
+    """The values (length,), float64, of one series in a .csv file: a value a line, or its number, from 1, and it."""
+    values: list[float] = []
+    columns: int | None = None
+    for line in lines(path):
+        if line.blank:
+            continue
+        fields = line.text.split(",")
+        columns = columns or len(fields)
+        if len(fields) != columns or columns > 2:
+            raise ReadError.at(path, line.number, f"a value, or number and value, expected; got {len(fields)} columns")
+        if columns == 2 and fields[0].strip() != str(len(values) + 1):
+            raise ReadError.at(path, line.number, f"number {len(values) + 1} expected; got {fields[0]!r}")
+        values.append(_value(path, line, fields[-1]))
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _series(path: Path, line: Line, text: str, header: dict[str, list[str]]) -> Series:
+    parts = text.split(":")
+    label = None
+    if _said(header, "classlabel") or _said(header, "targetlabel"):
+        *parts, label = (part.strip() for part in parts)
+        classes = header.get("classlabel", [])[1:]
+        if classes and label not in classes:
+            raise ReadError.at(path, line.number, f"class must be one of {', '.join(classes)}; got {label!r}")
+    if not parts:
+        raise ReadError.at(path, line.number, "a series and its class, with a colon between, expected")
+    rows = [[_value(path, line, value) for value in part.split(",")] for part in parts]
+    length = len(rows[0])
+    if any(len(row) != length for row in rows):
+        raise ReadError.at(path, line.number, f"dimensions must be equally long; got {[len(row) for row in rows]}")
+    dimensions = ["1"] if _said(header, "univariate") else header.get("dimensions", [])
+    if dimensions and dimensions != [str(len(rows))]:
+        raise ReadError.at(path, line.number, f"{' '.join(dimensions)} dimensions expected; got {len(rows)}")
+    lengths = header.get("serieslength", []) if _said(header, "equallength") else []
+    if lengths and lengths != [str(length)]:
+        raise ReadError.at(path, line.number, f"{' '.join(lengths)} values expected; got {length}")
+    return Series(torch.tensor(rows, dtype=torch.float64).T.contiguous(), label)
+
+
+def _said(header: dict[str, list[str]], name: str) -> bool:
+    return [word.lower() for word in header.get(name, [])[:1]] == ["true"]
+
+
+def _value(path: Path, line: Line, text: str) -> float:
+    try:
+        # Python reads 1_000, too
+        return float("nan") if text.strip() == "?" else float(text.replace("_", "?"))
+    except ValueError:
+        raise ReadError.at(path, line.number, f"a number expected; got {text!r}") from None

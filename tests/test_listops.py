@@ -1,0 +1,148 @@
+"""ListOps: values and trees against their definition, and the distribution of what is drawn."""
+
+import gzip
+import statistics
+from collections import Counter
+from itertools import islice
+
+import pytest
+import torch
+
+from polymax.recipes.listops import LONG, Expression, Grammar, read_listops, write_listops
+
+FUNCTIONS = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda values: int(statistics.median(values)),
+    "[SM": lambda values: sum(values) % 10,
+}
+
+
+PUBLISHED = Grammar()
+
+
+def drawn(count=300, seed=0, grammar=PUBLISHED):
+    return list(grammar.expressions(count, generator=torch.Generator().manual_seed(seed)))
+
+
+def recursive(tokens):
+    """Value, text of the binary tree, and depth of the expression at the front; the end has no value."""
+    token = next(tokens)
+    if token not in FUNCTIONS:
+        return (None if token == "]" else int(token)), token, 0
+    values, text, depth = [], token, 0
+    while True:
+        value, argument, inner = recursive(tokens)
+        text, depth = f"( {text} {argument} )", max(depth, inner)
+        if value is None:
+            return FUNCTIONS[token](values), text, depth + 1
+        values.append(value)
+
+
+def test_values_and_trees_are_those_of_the_definition():
+    for expression in drawn():
+        assert (expression.value, str(expression), expression.depth) == recursive(iter(expression.tokens))
+        assert len(expression.spans) == len(expression.tokens) - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("7", 7), ("[MED 1 4 ]", 2), ("[MED 9 1 4 ]", 4), ("[SM 9 8 [MIN 3 5 ] ]", 0), ("[MAX [MIN 1 2 ] 0 ]", 1)],
+)
+def test_values_by_hand(text, value):
+    assert Expression(tuple(text.split())).value == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "got none"),
+        ("]", "without arguments"),
+        ("[SM ]", "without arguments at 1"),
+        ("[SM 1", "1 operators are not closed"),
+        ("1 2", "got '2' after its end"),
+        ("[SM 1 2 ] ]", "after its end"),
+        ("[ADD 1 2 ]", r"must be among .*; got '\[ADD'"),
+        ("[SM 1 12 ]", "got '12'"),
+    ],
+)
+def test_texts_that_are_no_expression(text, message):
+    with pytest.raises(ValueError, match=message):
+        Expression(tuple(text.split()))
+
+
+def test_the_same_seed_draws_the_same():
+    assert drawn(50, seed=1) == drawn(50, seed=1)
+    assert drawn(50, seed=1) != drawn(50, seed=2)
+    torch.manual_seed(1)
+    assert list(Grammar().expressions(50)) == drawn(50, seed=1)
+
+
+def test_none_comes_twice():
+    expressions = drawn(1000)
+    assert len(set(expressions)) == 1000
+    with pytest.raises(ValueError, match="count must be a number of expressions"):
+        drawn(11, grammar=Grammar(operator=0.0))
+    assert {expression.value for expression in drawn(10, grammar=Grammar(operator=0.0))} == set(range(10))
+
+
+def arguments(expression):
+    """The number of arguments of each operator."""
+    counts, stack = [], []
+    for token in expression.tokens:
+        if token == "]":
+            counts.append(stack.pop())
+        if stack and token not in FUNCTIONS:
+            stack[-1] += 1
+        if token in FUNCTIONS:
+            stack.append(0)
+    return counts
+
+
+def test_choices_are_uniform():
+    # long expressions hardly ever come twice, so that leaving repeats out changes nothing
+    expressions = drawn(60, grammar=Grammar(min_tokens=100))
+    operators = Counter(token for expression in expressions for token in expression.tokens if token in FUNCTIONS)
+    digits = Counter(token for expression in expressions for token in expression.tokens if token.isdecimal())
+    for counts, size in ((operators, 4), (digits, 10)):
+        total = counts.total()
+        assert len(counts) == size
+        deviation = (total * (1 / size) * (1 - 1 / size)) ** 0.5
+        assert all(abs(count - total / size) < 5 * deviation for count in counts.values())
+    assert {count for expression in expressions for count in arguments(expression)} == {2, 3, 4, 5}
+
+
+def test_options_limit_what_is_drawn():
+    binary = drawn(50, grammar=Grammar(arguments=2, depth=3))
+    assert {count for expression in binary for count in arguments(expression)} == {2}
+    # the root is at depth 1, and at the last depth there are digits alone
+    assert max(expression.depth for expression in binary) == 2
+    short = drawn(50, grammar=Grammar(min_tokens=4, max_tokens=9))
+    assert {len(expression.tokens) for expression in short} <= set(range(4, 10))
+    # expressions of this grammar would grow without end
+    endless = drawn(5, grammar=Grammar(operator=0.9, depth=1000, max_tokens=30))
+    assert all(len(expression.tokens) <= 30 for expression in endless)
+    for expression in islice(LONG.expressions(3, generator=torch.Generator().manual_seed(0)), 3):
+        assert 500 < len(expression.tokens) < 2000
+        assert expression.depth <= 9
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"operator": 1.5}, {"operator": -0.1}, {"arguments": 1}, {"depth": 0}, {"min_tokens": 5, "max_tokens": 4}],
+)
+def test_options_that_make_no_sense(options):
+    with pytest.raises(ValueError, match=f"{list(options)[-1]} must be"):
+        Grammar(**options)
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+def test_files_come_back(name, tmp_path):
+    path = tmp_path / name
+    expressions = drawn(100)
+    write_listops(path, expressions)
+    assert list(read_listops(path)) == expressions
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if name.endswith("gz") else data).decode()
+    first = expressions[0]
+    assert text.splitlines()[0] == f"{first.value}\t{first}"
