@@ -1,0 +1,87 @@
+"""Structures as lists of parts, for Triton: their overlaps, sums over their parts, and their weighted sum.
+
+Shapes: places (k, slots), -1 for none; tiles are BP structures of BU slots
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def look(p_one, p_scores, p_mu, slots, BU: tl.constexpr):
+    """How many parts a structure has, and what scores and mu add up to over them."""
+    b_size = tl.zeros([BU], tl.float32)
+    b_own = tl.zeros([BU], tl.float64)
+    b_reach = tl.zeros([BU], tl.float64)
+    for i_u in range(0, slots, BU):
+        o_u = i_u + tl.arange(0, BU)
+        b_at = tl.load(p_one + o_u, mask=o_u < slots, other=-1)
+        b_on = b_at >= 0
+        b_size += b_on.to(tl.float32)
+        b_own += tl.load(p_scores + b_at, mask=b_on, other=0)
+        b_reach += tl.load(p_mu + b_at, mask=b_on, other=0)
+    return tl.sum(b_size, 0), tl.sum(b_own, 0), tl.sum(b_reach, 0)
+
+
+@triton.jit
+def copy(p_one, p_to, slots, BU: tl.constexpr):
+    """Write a list to a place."""
+    for i_u in range(0, slots, BU):
+        o_u = i_u + tl.arange(0, BU)
+        tl.store(p_to + o_u, tl.load(p_one + o_u, mask=o_u < slots, other=-1), mask=o_u < slots)
+
+
+@triton.jit
+def compare(p_places, p_gram, p_one, place, top, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr):
+    """Write the overlaps of one structure with others, and with itself at its place, to gram (K, K).
+
+    What one structure may have in a slot, no other has in another slot: a slot is compared with itself alone.
+    """
+    for i_r in range(0, top, BP):
+        o_r = i_r + tl.arange(0, BP)
+        b_both = tl.zeros([BP], tl.float32)
+        for i_u in range(0, slots, BU):
+            o_u = i_u + tl.arange(0, BU)
+            b_one = tl.load(p_one + o_u, mask=o_u < slots, other=-1)
+            p_rows = p_places + o_r[:, None] * slots + o_u[None, :]
+            b_at = tl.load(p_rows, mask=(o_r != place)[:, None] & (o_u < slots)[None, :], other=-1)
+            b_at = tl.where((o_r == place)[:, None], b_one[None, :], b_at)
+            b_both += tl.sum(((b_at == b_one[None, :]) & (b_one >= 0)[None, :]).to(tl.float32), 1)
+        tl.store(p_gram + place * K + o_r, b_both)
+        tl.store(p_gram + o_r * K + place, b_both)
+    tl.debug_barrier()
+
+
+@triton.jit
+def gather(p_places, p_x, p_out, top, slots, BP: tl.constexpr, BU: tl.constexpr):
+    """Write what x adds up to over the parts of each structure."""
+    for i_r in range(0, top, BP):
+        o_r = i_r + tl.arange(0, BP)
+        b_sum = tl.zeros([BP, BU], tl.float64)
+        for i_u in range(0, slots, BU):
+            o_u = i_u + tl.arange(0, BU)
+            m_rows = (o_r < top)[:, None] & (o_u < slots)[None, :]
+            b_at = tl.load(p_places + o_r[:, None] * slots + o_u[None, :], mask=m_rows, other=-1)
+            b_sum += tl.load(p_x + b_at, mask=b_at >= 0, other=0).to(tl.float64)
+        tl.store(p_out + o_r, tl.sum(b_sum, 1), mask=o_r < top)
+    tl.debug_barrier()
+
+
+@triton.jit
+def spread(p_places, p_weights, p_total, top, slots, BU: tl.constexpr):
+    """Add the weighted sum of structures to `p_total`, one after the other: the same bits at every call."""
+    for i_u in range(0, slots, BU):
+        o_u = i_u + tl.arange(0, BU)
+        weight = tl.load(p_weights)
+        b_at = tl.load(p_places + o_u, mask=o_u < slots, other=-1)
+        for k in range(0, top):
+            # the next structure is on its way while this one is added
+            after = tl.minimum(k + 1, top - 1)
+            next_weight = tl.load(p_weights + after)
+            b_next = tl.load(p_places + after * slots + o_u, mask=o_u < slots, other=-1)
+            m_u = tl.where(weight != 0, b_at, -1) >= 0
+            tl.store(p_total + b_at, tl.load(p_total + b_at, mask=m_u, other=0) + weight, mask=m_u)
+            # a part may be another thread's at the next
+            tl.debug_barrier()
+            weight = next_weight
+            b_at = b_next

@@ -1,0 +1,203 @@
+"""Weights of structures that come and go, for Triton: one program to an instance, all it knows in memory.
+
+    max over p in the simplex of <b, p> - 1/2 p^T gram p,   b the scores of structures, gram their overlaps
+
+A structure has one of K places. The inverse of gram + 1 on the places in use follows as structures come and go, by an
+outer product each. It only ever multiplies what is left of the equations, so that its rounding does not add up.
+
+Shapes:
+    gram (K, K) in float32, in which overlaps are exact
+    system (K + 3, K) in float64: the inverse, 0 at free places; b; p, -1 at free places; room for a vector
+    `top` is the number of places up to the last in use; tiles are BR rows of K
+"""
+
+import triton
+import triton.language as tl
+
+# weights below this are rounding
+NOTHING = tl.constexpr(1e-13)
+# a structure whose squared distance to the span of the others is below this share of its size lies in it
+DEPENDENT = tl.constexpr(1e-9)
+# an inverse that errs by this share, squared, is still good to the last digits
+WORN = tl.constexpr(1e-7)
+
+
+@triton.jit
+def settle(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
+    """The best weights of independent structures, dropping those that would become negative."""
+    o_k = tl.arange(0, K)
+    p_x = p_system + (K + 2) * K
+    b_b = tl.load(p_system + K * K + o_k)
+    b_p = tl.load(p_system + (K + 1) * K + o_k)
+    top = places_up_to(b_p, K)
+    going = top > 0
+    while going:
+        b_on = b_p >= 0
+        b_w = tl.where(b_on, b_p, 0.0)
+        put(p_x, b_w, K)
+        b_gain, _ = product(p_gram, p_x, top, K, BR)
+        b_gain = b_b - b_gain
+        # gains that are all alike leave the weights as they are
+        put(p_x, tl.where(b_on, b_gain - tl.sum(b_w * b_gain, 0), 0.0), K)
+        b_step, b_one = product(p_system, p_x, top, K, BR)
+        share = (1 - tl.sum(b_w, 0) - tl.sum(b_step, 0)) / tl.sum(b_one, 0)
+        b_target = b_w + b_step + share * b_one
+        b_fall = b_w - b_target
+        b_length = tl.where(b_fall > 0, b_w / tl.where(b_fall > 0, b_fall, 1.0), 0.0)
+        b_length = tl.where(b_on & (b_target <= NOTHING), b_length, float("inf"))
+        length = tl.min(b_length, 0)
+        going = length < float("inf")
+        if going:
+            gone = tl.argmin(b_length, 0)
+            b_p = tl.where(b_on & (o_k != gone), tl.maximum(b_w - length * b_fall, 0.0), -1.0)
+            remove(p_system, gone, top, K, BR)
+        else:
+            b_p = tl.where(b_on, b_target, -1.0)
+    put(p_system + (K + 1) * K, b_p, K)
+
+
+@triton.jit
+def admit(p_gram, p_system, place, renewed, K: tl.constexpr, BR: tl.constexpr):
+    """Take the structure at a free place in; one that depends on the others takes the weight of one of them.
+
+    Returns whether the inverse was good enough; where it was not, nothing is done.
+    """
+    o_k = tl.arange(0, K)
+    b_p = tl.load(p_system + (K + 1) * K + o_k)
+    weight = tl.zeros([], tl.float64)
+    good = place >= 0
+    going = place >= 0
+    while going:
+        top = tl.maximum(places_up_to(b_p, K), place + 1)
+        b_on = b_p >= 0
+        b_mix, distance, size, error = nearest(p_gram, p_system, place, b_on, top, K, BR)
+        going = (distance <= size * DEPENDENT) & (tl.sum(b_on.to(tl.int32), 0) > 0)
+        if (error > size * WORN) & (renewed == 0):
+            good = place < 0
+            going = place < 0
+        elif going:
+            # along this way mu stays and the value rises, up to the first weight of 0
+            b_up = b_on & (b_mix > NOTHING)
+            b_length = tl.where(b_up, b_p / tl.where(b_up, b_mix, 1.0), float("inf"))
+            length = tl.min(b_length, 0)
+            gone = tl.argmin(b_length, 0)
+            b_p = tl.where(b_on & (o_k != gone), tl.maximum(b_p - length * b_mix, 0.0), -1.0)
+            weight += length
+            remove(p_system, gone, top, K, BR)
+        else:
+            insert(p_system, place, b_mix, distance, top, K, BR)
+    if good:
+        put(p_system + (K + 1) * K, tl.where(o_k == place, weight, b_p), K)
+    return good
+
+
+@triton.jit
+def renew(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
+    """The inverse from the start; structures that depend on those before lose their places."""
+    o_k = tl.arange(0, K)
+    b_p = tl.load(p_system + (K + 1) * K + o_k)
+    top = places_up_to(b_p, K)
+    for i_r in range(0, top, BR):
+        o_r = i_r + tl.arange(0, BR)
+        tl.store(p_system + o_r[:, None] * K + o_k[None, :], tl.zeros([BR, K], tl.float64))
+    for k in range(top):
+        if tl.sum(tl.where(o_k == k, b_p, 0.0), 0) >= 0:
+            b_before = (b_p >= 0) & (o_k < k)
+            b_mix, distance, size, _ = nearest(p_gram, p_system, k, b_before, top, K, BR)
+            if distance > size * DEPENDENT:
+                insert(p_system, k, b_mix, distance, top, K, BR)
+            else:
+                b_p = tl.where(o_k == k, -1.0, b_p)
+    b_w = tl.where(b_p >= 0, b_p, 0.0)
+    total = tl.sum(b_w, 0)
+    put(p_system + (K + 1) * K, tl.where(b_p >= 0, b_w / tl.where(total > 0, total, 1.0), -1.0), K)
+
+
+@triton.jit
+def worth(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
+    """<b, p> - p^T gram p."""
+    o_k = tl.arange(0, K)
+    p_x = p_system + (K + 2) * K
+    b_w = tl.load(p_system + (K + 1) * K + o_k)
+    top = places_up_to(b_w, K)
+    b_w = tl.maximum(b_w, 0.0)
+    put(p_x, b_w, K)
+    b_g, _ = product(p_gram, p_x, top, K, BR)
+    return tl.sum(b_w * (tl.load(p_system + K * K + o_k) - b_g), 0)
+
+
+@triton.jit
+def remove(p_system, gone, top, K: tl.constexpr, BR: tl.constexpr):
+    """The inverse without the structure at a place."""
+    o_k = tl.arange(0, K)
+    pivot = tl.load(p_system + gone * K + gone)
+    put(p_system + (K + 2) * K, tl.load(p_system + gone * K + o_k), K)
+    _add_outer(p_system, -1 / pivot, gone, top, K, BR)
+
+
+@triton.jit
+def product(p_matrix, p_x, top, K: tl.constexpr, BR: tl.constexpr):
+    """A symmetric matrix times x, and times 1."""
+    o_k = tl.arange(0, K)
+    b_sum = tl.zeros([BR, K], tl.float64)
+    b_all = tl.zeros([BR, K], tl.float64)
+    for i_r in range(0, top, BR):
+        o_r = i_r + tl.arange(0, BR)
+        b_m = tl.load(p_matrix + o_r[:, None] * K + o_k[None, :]).to(tl.float64)
+        b_sum += b_m * tl.load(p_x + o_r)[:, None]
+        b_all += b_m
+    return tl.sum(b_sum, 0), tl.sum(b_all, 0)
+
+
+@triton.jit
+def put(p_x, b_x, K: tl.constexpr):
+    """Write a vector that other threads read, after they have read what was there."""
+    tl.debug_barrier()
+    tl.store(p_x + tl.arange(0, K), b_x)
+    tl.debug_barrier()
+
+
+@triton.jit
+def places_up_to(b_p, K: tl.constexpr):
+    """How many places there are up to the last in use."""
+    return tl.max(tl.where(b_p >= 0, tl.arange(0, K) + 1, 0), 0)
+
+
+@triton.jit
+def nearest(p_gram, p_system, place, b_on, top, K: tl.constexpr, BR: tl.constexpr):
+    """The affine mix of others that is nearest to a structure, its squared distance, its size, and the error made."""
+    o_k = tl.arange(0, K)
+    p_x = p_system + (K + 2) * K
+    size = tl.load(p_gram + place * K + place).to(tl.float64) + 1
+    b_a = tl.where(b_on, tl.load(p_gram + place * K + o_k).to(tl.float64) + 1, 0.0)
+    put(p_x, b_a, K)
+    b_mix, _ = product(p_system, p_x, top, K, BR)
+    b_mix = tl.where(b_on, b_mix, 0.0)
+    put(p_x, b_mix, K)
+    b_left, _ = product(p_gram, p_x, top, K, BR)
+    b_left = tl.where(b_on, b_a - b_left - tl.sum(b_mix, 0), 0.0)
+    # an error of the mix enters squared
+    distance = size - tl.sum(b_mix * (b_a + b_left), 0)
+    put(p_x, b_left, K)
+    b_more, _ = product(p_system, p_x, top, K, BR)
+    return b_mix + tl.where(b_on, b_more, 0.0), distance, size, tl.max(tl.abs(b_left), 0)
+
+
+@triton.jit
+def insert(p_system, place, b_mix, distance, top, K: tl.constexpr, BR: tl.constexpr):
+    put(p_system + (K + 2) * K, tl.where(tl.arange(0, K) == place, -1.0, b_mix), K)
+    _add_outer(p_system, 1 / distance, -1, top, K, BR)
+
+
+@triton.jit
+def _add_outer(p_system, scale, gone, top, K: tl.constexpr, BR: tl.constexpr):
+    """Add x x^T scale to the inverse, and clear the row and the column of `gone`."""
+    o_k = tl.arange(0, K)
+    p_x = p_system + (K + 2) * K
+    b_x = tl.load(p_x + o_k)
+    for i_r in range(0, top, BR):
+        o_r = i_r + tl.arange(0, BR)
+        p_rows = p_system + o_r[:, None] * K + o_k[None, :]
+        b_m = tl.load(p_rows) + (scale * tl.load(p_x + o_r))[:, None] * b_x[None, :]
+        tl.store(p_rows, tl.where((o_r == gone)[:, None] | (o_k == gone)[None, :], 0.0, b_m))
+    tl.debug_barrier()
