@@ -61,6 +61,9 @@ def application() -> Any:
                 out.write_text(json.dumps(speed.results(timings, device), indent=2) + "\n", encoding="utf-8")
                 console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
+    from polymax.recipes.training import commands
+
+    commands.add(app)
     return app
 
 
@@ -71,22 +74,25 @@ def fail(message: object) -> NoReturn:
 
 
 @contextmanager
-def plain_errors(stopped: str) -> Iterator[None]:
-    """Turn what the file system refuses into one line and exit code 1, and Ctrl-C into exit code 130."""
+def plain_errors(stopped: str, refused: type[Exception] = OSError) -> Iterator[None]:
+    """Turn what the file system refuses into one line and exit code 1, and Ctrl-C into exit code 130.
+
+    Errors of the kind `refused` are about what the user gave, and become one line too.
+    """
     try:
         yield
-    except OSError as error:
+    except (OSError, refused) as error:
         fail(error)
     except KeyboardInterrupt:
         print(stopped, file=sys.stderr)
         sys.exit(130)
 
 
-def writable_file(out: Path) -> None:
+def writable_file(out: Path, flag: str = "--out") -> None:
     """Raise an OSError that says why the file cannot be written, before any time is spent."""
     if out.is_dir():
-        raise IsADirectoryError(f"--out must be a file; {out} is a directory")
+        raise IsADirectoryError(f"{flag} must be a file; {out} is a directory")
     if not out.parent.is_dir():
-        raise FileNotFoundError(f"--out: there is no directory {out.parent}")
+        raise FileNotFoundError(f"{flag}: there is no directory {out.parent}")
     if not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise PermissionError(f"--out: no permission to write {out}")
+        raise PermissionError(f"{flag}: no permission to write {out}")

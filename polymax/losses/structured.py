@@ -35,7 +35,7 @@ def losses(
     noise: Any = {} if generator is None else {"generator": generator}
     loss = smooth.max(*with_cost(compared.scores, cost), **noise) - gold
     # what rounding leaves of a loss of 0
-    noise = loss.detach().abs() <= 4 * torch.finfo(torch.float64).eps * compared.size
+    noise = loss.detach().abs() <= 32 * torch.finfo(torch.float64).eps * compared.size
     loss = loss - torch.where(noise, loss.detach(), 0)
     return torch.where(compared.gold == -torch.inf, torch.inf, loss)
 

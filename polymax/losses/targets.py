@@ -42,8 +42,8 @@ class Whole:
     def compared(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
         terms = smooth.structure.terms(self.index, *scores)
         omega = smooth.omega_at(self.index, *scores)
-        if isinstance(omega, Tensor):
-            # one more large number to subtract
+        if isinstance(omega, Tensor) or scores[0].device.type != "cpu":
+            # one more large number to subtract; and elsewhere chains are summed in another order, which rounds
             scores, terms = tuple(x.double() for x in scores), terms.double()
         shifted, gold = smooth.structure.anchored(terms, *scores)
         gold = torch.where((terms == -torch.inf).any(-1), -torch.inf, gold - omega)

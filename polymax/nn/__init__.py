@@ -1,6 +1,39 @@
-"""Modules: structured inference with parameters of its own."""
+"""Modules: attention by any mapping or structure, and structured inference with parameters of its own."""
 
+from polymax.nn.adaptive import AdaptiveEntmax as AdaptiveEntmax
+from polymax.nn.attention import attention_weights as attention_weights
+from polymax.nn.attention import scaled_dot_product_attention as scaled_dot_product_attention
+from polymax.nn.beam import BeamSPINN as BeamSPINN
 from polymax.nn.crf import CRF as CRF
+from polymax.nn.decoder import Attention as Attention
+from polymax.nn.decoder import FertilityAttention as FertilityAttention
+from polymax.nn.graph_convolution import GraphConvolution as GraphConvolution
+from polymax.nn.gumbel_tree import GumbelTreeLSTM as GumbelTreeLSTM
+from polymax.nn.multihead import MultiheadAttention as MultiheadAttention
+from polymax.nn.policy_gradient import PolicyGradient as PolicyGradient
+from polymax.nn.policy_gradient import clipped_surrogate as clipped_surrogate
+from polymax.nn.scorers import AdditiveScorer as AdditiveScorer
+from polymax.nn.scorers import ArcScorer as ArcScorer
+from polymax.nn.scorers import BilinearScorer as BilinearScorer
+from polymax.nn.scorers import DotScorer as DotScorer
+from polymax.nn.scorers import SegmentScorer as SegmentScorer
+from polymax.nn.shift_reduce import balanced as balanced
+from polymax.nn.shift_reduce import bracket_f1 as bracket_f1
+from polymax.nn.shift_reduce import left_branching as left_branching
+from polymax.nn.shift_reduce import right_branching as right_branching
+from polymax.nn.shift_reduce import transitions_of_merges as transitions_of_merges
+from polymax.nn.shift_reduce import transitions_of_spans as transitions_of_spans
+from polymax.nn.shift_reduce import tree_depth as tree_depth
+from polymax.nn.shift_reduce import tree_spans as tree_spans
+from polymax.nn.spinn import SPINN as SPINN
+from polymax.nn.structured import AlignmentAttention as AlignmentAttention
+from polymax.nn.structured import StructuredAttention as StructuredAttention
 from polymax.nn.tag_schemes import TagConstraints as TagConstraints
 from polymax.nn.tag_schemes import bio_constraints as bio_constraints
 from polymax.nn.tag_schemes import bioes_constraints as bioes_constraints
+from polymax.nn.tree_lstm import BinaryTreeLSTM as BinaryTreeLSTM
+from polymax.nn.tree_lstm import ChildSumTreeLSTM as ChildSumTreeLSTM
+from polymax.nn.tree_lstm import TreeLSTMCell as TreeLSTMCell
+from polymax.nn.tree_plan import TreePlan as TreePlan
+from polymax.nn.tree_plan import binary_plan as binary_plan
+from polymax.nn.tree_plan import heads_plan as heads_plan

@@ -26,7 +26,6 @@ def complete(best, problem, count, held, mu, system, work, mark, vertex, nudge):
     _, gram, b, p = held
     w, point = nudge
     current = dot(p, b, count) - row_dot(mu, mu)
-    scatter(w)
     level = turn(count, held, system, work, w)
     side, failed = 1.0, 0
     while failed < 2:
@@ -53,9 +52,9 @@ def complete(best, problem, count, held, mu, system, work, mark, vertex, nudge):
 
 
 @kernel
-def scatter(w):
+def scatter(seed, w):
     """Numbers between -1 and 1 that look random, and are the same at every call."""
-    state = np.uint64(0)
+    state = np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
     for u in range(w.size):
         state += np.uint64(0x9E3779B97F4A7C15)
         z = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -65,10 +64,14 @@ def scatter(w):
 
 @kernel
 def turn(count, held, system, work, w):
-    """Make w orthogonal to all differences of structures; its inner product with each, which they then share."""
+    """A direction w orthogonal to all differences of structures; its inner product with each, which they share.
+
+    It is drawn afresh for each number of structures: what one structure leaves of a direction, others soon use up.
+    """
     used, gram, _, _ = held
     factor, half, _ = system
     x, y = work[0], work[1]
+    scatter(count, w)
     # twice is enough
     for _ in range(2):
         for i in range(count):

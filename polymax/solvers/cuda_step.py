@@ -42,7 +42,7 @@ def turns(
             renew(mine[1], mine[2], K, BR)
             status = status * 0 + RENEWED
         elif status == TURN:
-            turn(mine[0], mine[2], here[3], slots, K, BR, BP, BU)
+            turn(mine[0], mine[2], here[3], d, slots, K, BR, BP, BU)
             status = status * 0 + FACE
         else:
             tl.debug_barrier()

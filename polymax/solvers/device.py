@@ -82,7 +82,7 @@ def solve(
         return None
     scores = tuple(x.double() for x in scores)
     search = _search(structure, scores, batch, event)
-    state = _begin(structure, scores, start, whole, search.slots)
+    state = _begin(structure, scores, start, search.slots)
     while True:
         if search.best is triton_best.best_given:
             _ask(structure, scores, search, state, solver, whole)
@@ -139,7 +139,7 @@ def _sides(structure: Assignment, batch: torch.Size, event: torch.Size, device: 
     return [checked_lengths(t, batch, n, device, "lengths").contiguous() for t, n in zip(given, event, strict=True)]
 
 
-def _begin(structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, whole: bool, slots: int) -> _State:
+def _begin(structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, slots: int) -> _State:
     """No structure, or those of an earlier solution; the first launch computes what depends on them."""
     lead = scores[0].dim() - structure.event_dims(*scores)[0]
     first = scores[0].flatten(lead).reshape(-1, scores[0].shape[lead:].numel()).contiguous()
@@ -157,11 +157,6 @@ def _begin(structure: Structure, scores: tuple[Tensor, ...], start: Solution | N
         kept = (p > 0) & (b > -torch.inf)
         system[:, -3, :seeds] = torch.where(kept, b, 0)
         system[:, -2, :seeds] = torch.where(kept, p, -1)
-    direction = first
-    if whole:
-        # numbers that look random, and are the same at every call
-        direction = torch.rand(first.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        direction = (2 * direction - 1).to(device).repeat(count, 1)
     # the first structure is no turn
     turns = (system[:, -2].amax(-1) >= 0).int() - 1
     return _State(
@@ -169,7 +164,7 @@ def _begin(structure: Structure, scores: tuple[Tensor, ...], start: Solution | N
         gram=torch.zeros(count, room, room, device=device),
         system=system,
         fresh=torch.empty(count, slots, dtype=torch.int32, device=device),
-        point=(first, torch.zeros_like(first), first.clone(), direction),
+        point=(first, torch.zeros_like(first), first.clone(), torch.empty_like(first)),
         status=torch.full_like(turns, cuda_step.RENEW.value),
         turns=turns,
         gap=torch.zeros(count, dtype=torch.float64, device=device),
@@ -238,6 +233,9 @@ def _solution(
     width = max(int((held >= 0).sum(-1).max()), 1)
     held, order = held[:, :width], order[:, :width]
     on, p = held >= 0, held.clamp(min=0)
+    # a structure that is alone has weight 1, exactly
+    total = p.sum(-1, keepdim=True)
+    p = p / torch.where(total > 0, total, 1)
     rows = gram.gather(1, order.unsqueeze(-1).expand(*order.shape, gram.shape[-1]))
     overlaps = rows.gather(2, order.unsqueeze(1).expand(len(order), width, width))
     overlaps = torch.where(on.unsqueeze(-1) & on.unsqueeze(-2), overlaps, 0)

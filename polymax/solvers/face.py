@@ -28,10 +28,9 @@ def completed(structure: Structure, solution: Solution, best: Best) -> Solution:
     # what <scores - mu, y> is for all structures that have weight
     top = solution.value - mu.square().sum(-1) / 2
     generator = torch.Generator().manual_seed(0)
-    w = (2 * torch.rand(event.numel(), generator=generator, dtype=torch.float64) - 1).to(y).expand(mu.shape)
     side, failed = torch.ones_like(top), (~(probs > 0).any(-1)).long() * 2
     count = probs.shape[-1]
-    w = _turned(w, y, overlaps, kept)
+    w = _direction(generator, y, overlaps, kept)
     while bool((failed < 2).any()):
         m, b = best((mu - NUDGE * side.unsqueeze(-1) * w).reshape(*batch, *event))
         m = m.reshape(mu.shape).double()
@@ -46,13 +45,16 @@ def completed(structure: Structure, solution: Solution, best: Best) -> Solution:
             below = torch.cat([row.mT, m.square().sum(-1, keepdim=True)], -1)
             overlaps = torch.cat([torch.cat([overlaps, row], -1), below], -2)
             y, kept = torch.cat([y, m], -2), torch.cat([kept, good.unsqueeze(-1)], -1)
-            w = _turned(w, y, overlaps, kept)
+            w = _direction(generator, y, overlaps, kept)
     return _joined(structure, solution, y[..., count:, :], kept, overlaps)
 
 
-def _turned(w: Tensor, y: Tensor, overlaps: Tensor, kept: Tensor) -> Tensor:
-    """w without what differs among the structures; twice is enough."""
+def _direction(generator: torch.Generator, y: Tensor, overlaps: Tensor, kept: Tensor) -> Tensor:
+    """A random direction that makes no difference among the structures."""
+    w = (2 * torch.rand(y.shape[-1], generator=generator, dtype=torch.float64) - 1).to(y)
+    w = w.expand(*y.shape[:-2], y.shape[-1])
     z = sensitivity(overlaps, kept.to(w))
+    # twice is enough
     for _ in range(2):
         along = torch.where(kept, (y * w.unsqueeze(-2)).sum(-1), 0)
         w = w - ((z * along.unsqueeze(-2)).sum(-1).unsqueeze(-1) * y).sum(-2)

@@ -71,12 +71,17 @@ def widen(
 
 
 @triton.jit
-def turn(p_places, p_system, p_w, slots, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr):
-    """Make w orthogonal to all differences of structures."""
+def turn(p_places, p_system, p_w, d, slots, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr):
+    """A direction w orthogonal to all differences of structures, drawn afresh for each number of them."""
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K
     b_p = tl.load(p_system + (K + 1) * K + o_k)
     top = places_up_to(b_p, K)
+    count = tl.sum((b_p >= 0).to(tl.int32), 0)
+    for i_d in range(0, d, BU):
+        o_d = i_d + tl.arange(0, BU)
+        tl.store(p_w + o_d, 2 * tl.rand(count, o_d).to(tl.float64) - 1, mask=o_d < d)
+    tl.debug_barrier()
     # twice is enough
     for _ in range(2):
         gather(p_places, p_w, p_x, top, slots, BP, BU)

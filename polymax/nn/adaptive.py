@@ -1,0 +1,43 @@
+"""Attention whose sparsity is learned."""
+
+import torch
+from torch import Tensor, nn
+
+from polymax.mappings import entmax
+
+
+class AdaptiveEntmax(nn.Module):
+    """Entmax with an alpha for each head that is learned: from softmax (1) to sparsemax (2).
+
+        weights_h = entmax(scores_h, alpha_h)        alpha = 1 + sigmoid(logits)
+
+    It stands where a mapping does: `MultiheadAttention(512, 8, mapping=AdaptiveEntmax(8))`. alpha starts at 1.5.
+
+    Shapes: scores (*batch, num_heads, L, S), and weights of the same shape
+
+    Example:
+        >>> mapping = AdaptiveEntmax(2)
+        >>> mapping(torch.tensor([-2.0, 0.0, 0.5]).expand(2, 1, 3))[0].detach()
+        tensor([[0.0000, 0.3260, 0.6740]])
+        >>> mapping.alpha.shape
+        torch.Size([2])
+
+    See: Correia, Niculae and Martins 2019, Adaptively sparse transformers.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
+            raise ValueError(f"num_heads must be a positive integer; got {num_heads!r}")
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(num_heads))
+
+    @property
+    def alpha(self) -> Tensor:
+        """(num_heads,), in [1, 2]."""
+        return 1 + torch.sigmoid(self.logits)
+
+    def forward(self, x: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return entmax(x, self.alpha[:, None, None], dim, mask)
+
+    def extra_repr(self) -> str:
+        return f"num_heads={len(self.logits)}"

@@ -1,0 +1,118 @@
+"""Scaled dot-product attention with any mapping in the place of softmax."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polymax import _check
+from polymax.mappings import softmax
+from polymax.regularizers import Regularizer
+from polymax.smoothing import Smoothing
+
+# scores to weights along the last dimension: a function (x, dim=-1), a regularizer, or a smoothing of a set of items
+Mapping = Callable[..., Tensor] | Regularizer | Smoothing
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    mapping: Mapping = softmax,
+) -> Tensor:
+    """torch's function of this name, with a mapping.
+
+        mapping(scale query key^T + attn_mask) value
+
+    A bool mask is True where attention is allowed; a float mask is added. A query that may attend to nothing gets
+    zeros. A mapping is a function as in `polymax.mappings`, a regularizer, or a smoothing such as SparseMap(Subset(3)).
+
+    Shapes:
+        query (*batch, L, E); key (*batch, S, E); value (*batch, S, V); attn_mask broadcasts to (*batch, L, S);
+        with enable_gqa, batch ends in heads, and those of key and value divide those of query
+
+    Example:
+        >>> query, key, value = torch.tensor([[1.0]]), torch.tensor([[4.0], [3.5], [0.0]]), torch.eye(3)
+        >>> scaled_dot_product_attention(query, key, value, mapping=pm.sparsemax)
+        tensor([[0.7500, 0.2500, 0.0000]])
+    """
+    weights = attention_weights(query, key, attn_mask, is_causal, scale, enable_gqa, mapping=mapping)
+    if dropout_p > 0:
+        weights = torch.nn.functional.dropout(weights, dropout_p)
+    return weights @ (grouped(value, query, "value") if enable_gqa else value)
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    mapping: Mapping = softmax,
+) -> Tensor:
+    """The weights (*batch, L, S) by which `scaled_dot_product_attention` sums values.
+
+    Example:
+        >>> attention_weights(torch.tensor([[1.0]]), torch.tensor([[4.0], [3.5], [0.0]]), mapping=pm.sparsemax)
+        tensor([[0.7500, 0.2500, 0.0000]])
+    """
+    _check.floating(query, "query")
+    _check.floating(key, "key")
+    if enable_gqa:
+        key = grouped(key, query, "key")
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = masked((query * factor) @ key.transpose(-2, -1), attn_mask, is_causal)
+    return mapped(checked_mapping(mapping), scores).to(query.dtype)
+
+
+def mapped(mapping: Mapping, scores: Tensor) -> Tensor:
+    """Weights of scores along the last dimension; -inf is a forbidden entry."""
+    if isinstance(mapping, Regularizer):
+        return mapping.argmax(scores)
+    return mapping(scores) if isinstance(mapping, Smoothing) else mapping(scores, dim=-1)
+
+
+def checked_mapping(mapping: Mapping) -> Mapping:
+    """What stands for softmax, or a TypeError."""
+    if not (callable(mapping) or isinstance(mapping, Regularizer)):
+        raise TypeError(f"mapping must be a function, a Regularizer or a Smoothing; got {type(mapping).__name__}")
+    return mapping
+
+
+def masked(scores: Tensor, attn_mask: Tensor | None, is_causal: bool = False) -> Tensor:
+    """Scores (*batch, L, S) with -inf where attention is not allowed, and with what a float mask adds."""
+    if attn_mask is not None:
+        if not isinstance(attn_mask, Tensor) or attn_mask.dtype not in (torch.bool, *_check.FLOATS):
+            came = attn_mask.dtype if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
+            raise TypeError(f"attn_mask must be a bool tensor (True = keep) or a float tensor; got {came}")
+        _check.broadcasts(attn_mask, scores, "attn_mask")
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        else:
+            scores = scores + attn_mask
+    if is_causal:
+        scores = scores.masked_fill(later(scores.shape[-2], scores.shape[-1], scores.device), -torch.inf)
+    return scores
+
+
+def later(queries: int, keys: int, device: torch.device) -> Tensor:
+    """True where the key is after the query, both counted from the first: bool (queries, keys)."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)
+
+
+def grouped(key: Tensor, query: Tensor, name: str) -> Tensor:
+    """Keys (*batch, heads, S, E) for as many heads as the query has: neighbouring ones share a key."""
+    if key.dim() < 3 or query.dim() < 3 or key.shape[-3] == 0 or query.shape[-3] % key.shape[-3]:
+        raise ValueError(
+            f"{name} must have heads that divide those of query {tuple(query.shape)}; got {tuple(key.shape)}"
+        )
+    return key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)

@@ -1,0 +1,40 @@
+"""Graph convolution over expected dependency trees."""
+
+import torch
+from torch import Tensor, nn
+
+from polymax.nn.tree_lstm import kept_tokens, positive
+
+
+class GraphConvolution(nn.Module):
+    """States of tokens from those of their heads and their modifiers, to the degree that mu says they are.
+
+        x_j <- relu(W x_j + w + sum_h mu[h, j] (V x_h + v) + mu[0, j] r + sum_m mu[j, m] (U x_m + u))
+
+    once for each layer, of which each has its own parameters; r stands for the root symbol. A tree is its indicators.
+
+    Shapes: tokens (*batch, n, input_dim); mu (*batch, n + 1, n + 1), [head, modifier], 0 the root symbol; lengths
+    (*batch,); the result (*batch, n, hidden_dim), 0 at padding
+
+    Example:
+        >>> mu = pm.Marginals(pm.SpanningTree())(torch.zeros(4, 4))
+        >>> GraphConvolution(5, 8, layers=2)(torch.randn(3, 5), mu).shape
+        torch.Size([3, 8])
+
+    See: Marcheggiani and Titov 2017, Encoding sentences with graph convolutional networks; Corro and Titov 2019.
+    """
+
+    def __init__(self, input_dim: int, hidden_dim: int, layers: int = 1) -> None:
+        super().__init__()
+        sizes = [positive(input_dim, "input_dim")] + [positive(hidden_dim, "hidden_dim")] * positive(layers, "layers")
+        # what a token, its head and its modifiers say, in one product
+        self.layers = nn.ModuleList(nn.Linear(a, 3 * b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        self.roots = nn.ParameterList(torch.randn(hidden_dim) / hidden_dim**0.5 for _ in range(layers))
+
+    def forward(self, tokens: Tensor, mu: Tensor, lengths: Tensor | None = None) -> Tensor:
+        x = kept_tokens(tokens, mu, lengths)
+        arcs, hanging = mu[..., 1:, 1:], mu[..., 0, 1:].unsqueeze(-1)
+        for layer, root in zip(self.layers, self.roots, strict=True):
+            own, head, modifier = layer(x).chunk(3, -1)
+            x = torch.relu(own + arcs.transpose(-2, -1) @ head + hanging * root + arcs @ modifier)
+        return x if lengths is None else kept_tokens(x, mu, lengths)

@@ -1,0 +1,134 @@
+"""Multi-head attention with any mapping in the place of softmax."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear, pad
+
+from polymax.mappings import softmax
+from polymax.nn.attention import Mapping, attention_weights, checked_mapping, later
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention with a mapping: the same arguments, parameters, masks and results.
+
+        head_h = mapping(scale (query W_h^Q) (key W_h^K)^T + masks) value W_h^V        out = concat(heads) W^O + b
+
+    A state_dict loads in both directions; a mapping that is a module, such as `AdaptiveEntmax(num_heads)`, adds its
+    own parameters. As in torch, masks are True where attention is *not* allowed, or floats that are added; a query
+    that may attend to nothing gets the bias of the output instead of NaN, and is_causal needs no attn_mask.
+
+    Shapes: as in torch; weights are (N, L, S), or (N, num_heads, L, S) with average_attn_weights=False
+
+    Example:
+        >>> attention = MultiheadAttention(8, 2, batch_first=True, mapping=pm.sparsemax)
+        >>> x = torch.randn(3, 5, 8)
+        >>> out, weights = attention(x, x, x, is_causal=True)
+        >>> weights.shape, bool((weights.triu(1) == 0).all())
+        (torch.Size([3, 5, 5]), True)
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        mapping: Mapping = softmax,
+    ) -> None:
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+        self.mapping = checked_mapping(mapping)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The context (N, L, E), or (L, N, E) without batch_first, and the weights if they are needed."""
+        batched = query.dim() == 3
+        if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
+            shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
+            raise ValueError(f"query, key and value must all have 3 dims, or 2 without a batch; got {shapes}")
+        if not batched:
+            query, key, value = query[None], key[None], value[None]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+
+        q, k, v = self._projected(query, key, value)
+        mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal)
+        k, v, mask = self._extended(k, v, mask)
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+        weights = attention_weights(q, k, mask, mapping=self.mapping)
+        weights = dropout(weights, self.dropout, self.training)
+        out = self.out_proj((weights @ v).transpose(1, 2).flatten(2))
+
+        if not batched:
+            out, weights = out[0], weights[0]
+        elif not self.batch_first:
+            out = out.transpose(0, 1)
+        if not need_weights:
+            return out, None
+        return out, weights.mean(-3) if average_attn_weights else weights
+
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        # torch's encoder layer asks this before it takes a path of its own, which knows of softmax alone
+        self._qkv_same_embed_dim = False
+
+    def _projected(self, *inputs: Tensor) -> list[Tensor]:
+        if self.in_proj_weight is not None:
+            matrices = self.in_proj_weight.chunk(3)
+        else:
+            matrices = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return [linear(x, matrix, bias) for x, matrix, bias in zip(inputs, matrices, biases, strict=True)]
+
+    def _mask(
+        self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool
+    ) -> Tensor | None:
+        """What is added to the scores, broadcasting to (N, num_heads, L, S)."""
+        n, lengths = q.shape[0], (q.shape[1], k.shape[1])
+        masks = []
+        if key_padding_mask is not None:
+            masks.append(_additive(key_padding_mask, q, "key_padding_mask", (n, lengths[1]))[:, None, None])
+        if attn_mask is not None:
+            heads = (n * self.num_heads, *lengths)
+            added = _additive(attn_mask, q, "attn_mask", lengths if attn_mask.dim() == 2 else heads)
+            masks.append(added if attn_mask.dim() == 2 else added.unflatten(0, (n, self.num_heads)))
+        if is_causal:
+            masks.append(_additive(later(*lengths, q.device), q, "is_causal", lengths))
+        return sum(masks[1:], masks[0]) if masks else None
+
+    def _extended(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values with the learned one, and the one of zeros, that may follow; all may attend to these."""
+        columns = k.shape[1]
+        if self.bias_k is not None and self.bias_v is not None:
+            k, v = (torch.cat([t, b.expand(len(t), 1, -1)], 1) for t, b in ((k, self.bias_k), (v, self.bias_v)))
+        if self.add_zero_attn:
+            k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
+        return k, v, None if mask is None else pad(mask, (0, k.shape[1] - columns))
+
+
+def _additive(mask: Tensor, q: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"{name} must be a bool tensor (True = not allowed) or a float tensor; got {mask.dtype}")
+    if mask.shape != shape:
+        raise ValueError(f"{name} must be {shape}; got {tuple(mask.shape)}")
+    return q.new_zeros(shape).masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else mask

@@ -1,0 +1,247 @@
+"""Tree-LSTMs: states of trees composed bottom-up, all trees of a batch level by level."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polymax import _check
+from polymax.nn.tree_plan import TreePlan, binary_plan, fits, heads_plan
+
+
+class TreeStates(NamedTuple):
+    """The state of each root (count, d), and of all nodes (count, T, d), 0 at padding."""
+
+    root: Tensor
+    nodes: Tensor
+
+
+class TreeLSTMCell(nn.Module):
+    """Two nodes to one.
+
+        i, f_l, f_r, o = sigmoid(W [h_l, h_r, e] + b),    g = tanh(...),    all of them one product
+        c = f_l c_l + f_r c_r + i g,        h = o tanh(c)
+
+    e is a context, such as the state of a tracker, where context_dim is not 0. Forget gates start at sigmoid(1).
+
+    Shapes: h and c (*batch, 2, d), the left child, then the right; context (*batch, context_dim); results (*batch, d)
+
+    Example:
+        >>> h, c = TreeLSTMCell(4)(torch.zeros(3, 2, 4), torch.ones(3, 2, 4))
+        >>> h.shape, c.shape
+        (torch.Size([3, 4]), torch.Size([3, 4]))
+
+    See: Tai, Socher and Manning 2015, section 3.2, with N = 2; Bowman et al. 2016, equations 4 to 6.
+    """
+
+    def __init__(self, hidden_dim: int, context_dim: int = 0) -> None:
+        super().__init__()
+        self.hidden_dim = positive(hidden_dim, "hidden_dim")
+        self.gates = nn.Linear(2 * hidden_dim + context_dim, 5 * hidden_dim)
+        with torch.no_grad():
+            self.gates.bias.zero_()
+            self.gates.bias[: 2 * hidden_dim] = 1
+
+    def forward(self, h: Tensor, c: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        d = self.hidden_dim
+        pair = h.flatten(-2)
+        gates = self.gates(pair if context is None else torch.cat([pair, context], -1))
+        # slices, but their gradients are put together at once
+        logits, proposed = gates.split([4 * d, d], -1)
+        forget, add, out = torch.sigmoid(logits).split([2 * d, d, d], -1)
+        kept = (forget.unflatten(-1, (2, d)) * c).sum(-2)
+        state = torch.addcmul(kept, add, torch.tanh(proposed))
+        return out * torch.tanh(state), state
+
+
+class BinaryTreeLSTM(nn.Module):
+    """States of binary trees.
+
+        token   h, c = W x + b
+        node    TreeLSTMCell of its two children
+
+    Trees are transitions, or a plan made of them by `binary_plan`. With `at`, tree c is one over the tokens of instance
+    at[c], as loss functions of `SparseExpectation` and `ScoreFunction` are given them: each tree is composed once, each
+    token projected once. An empty tree has the state 0.
+
+    Shapes: tokens (B, n, input_dim); trees (count, T), 0 to shift, 1 to reduce, -1 at padding; at (count,)
+
+    Example:
+        >>> lstm = BinaryTreeLSTM(3, 4)
+        >>> lstm(torch.zeros(2, 5, 3), pm.nn.left_branching(torch.tensor([5, 2]))).root.shape
+        torch.Size([2, 4])
+
+    See: Tai, Socher and Manning 2015, Improved semantic representations from tree-structured long short-term memory.
+    """
+
+    def __init__(self, input_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.leaf = nn.Linear(positive(input_dim, "input_dim"), 2 * positive(hidden_dim, "hidden_dim"))
+        self.cell = TreeLSTMCell(hidden_dim)
+
+    def forward(self, tokens: Tensor, trees: Tensor | TreePlan, at: Tensor | None = None) -> TreeStates:
+        _check.floating(tokens, "tokens")
+        if isinstance(trees, TreePlan):
+            fits(trees, tokens, at)
+        plan = trees if isinstance(trees, TreePlan) else binary_plan(trees, _width(tokens), _fewer(trees, tokens, at))
+        plan = plan.to(tokens.device)
+        d = self.cell.hidden_dim
+        leaves = _taken(plan, self.leaf(tokens.flatten(0, 1).index_select(0, plan.used)))
+        leaf_h, leaf_c = leaves.split(d, -1)
+        counts = [level.tokens for level in plan.levels]
+        below = leaf_h, leaf_c
+        blocks = []
+        for level, pairs, *block in zip(
+            plan.levels, plan.pairs(), leaf_h.split(counts), leaf_c.split(counts), strict=True
+        ):
+            if level.composed:
+                made = self.cell(*(x.index_select(0, pairs).reshape(level.composed, 2, d) for x in below))
+                block = [torch.cat(both) if level.tokens else both[0] for both in zip(made, block, strict=True)]
+            below = (block[0], block[1])
+            blocks.append(block[0])
+        return _states(plan, blocks, leaf_h[:0])
+
+
+class ChildSumTreeLSTM(nn.Module):
+    """States of dependency trees, whose nodes are tokens with any number of children.
+
+        i, o = sigmoid(W x_j + U s_j + b),    u = tanh(...),    s_j = sum over children m of h_m
+        f_jm = sigmoid(W_f x_j + U_f h_m + b_f)
+        c_j = i u + sum over children m of f_jm c_m,        h_j = o tanh(c_j)
+
+    Trees are heads, or a plan made of them by `heads_plan`; `at` is as in `BinaryTreeLSTM`. The root state is the sum
+    of h over tokens that hang from the root symbol: of the one that does, in a tree with a single root.
+
+    Shapes: tokens (B, n, input_dim); trees (count, n), 0 the root symbol, -1 at padding; at (count,)
+
+    Example:
+        >>> lstm = ChildSumTreeLSTM(3, 4)
+        >>> root, nodes = lstm(torch.randn(2, 3, 3), torch.tensor([[2, 0, 2], [0, 1, -1]]))
+        >>> bool((root[0] == nodes[0, 1]).all()), nodes[1, 2]
+        (True, tensor([0., 0., 0., 0.], grad_fn=<SelectBackward0>))
+
+    See: Tai, Socher and Manning 2015, section 3.1.
+    """
+
+    def __init__(self, input_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.hidden_dim = positive(hidden_dim, "hidden_dim")
+        self.input = nn.Linear(positive(input_dim, "input_dim"), 4 * hidden_dim)
+        self.gates = nn.Linear(hidden_dim, 3 * hidden_dim, bias=False)
+        self.forget = nn.Linear(hidden_dim, hidden_dim, bias=False)
+        with torch.no_grad():
+            self.input.bias.zero_()
+            self.input.bias[3 * hidden_dim :] = 1
+
+    def forward(self, tokens: Tensor, trees: Tensor | TreePlan, at: Tensor | None = None) -> TreeStates:
+        _check.floating(tokens, "tokens")
+        if isinstance(trees, TreePlan):
+            fits(trees, tokens, at)
+        elif trees.shape[-1] != _width(tokens):
+            raise ValueError(f"heads must be (count, {_width(tokens)}); got {tuple(trees.shape)}")
+        plan = trees if isinstance(trees, TreePlan) else heads_plan(trees, _fewer(trees, tokens, at))
+        plan = plan.to(tokens.device)
+        d = self.hidden_dim
+        inputs = _taken(plan, self.input(tokens.flatten(0, 1).index_select(0, plan.used)))
+        h = c = inputs[:0, :d]
+        blocks = []
+        counts = [level.composed for level in plan.levels]
+        for level, children, x in zip(plan.levels, plan.pairs(), inputs.split(counts), strict=True):
+            gates, forget = x.split([3 * d, d], -1)
+            if level.most:
+                # the row after the last is the child that is none
+                below = nn.functional.pad(torch.cat([h, c, self.forget(h)], -1), (0, 0, 0, 1))
+                taken = below.index_select(0, children).reshape(level.composed, level.most, 3 * d)
+                child_h, child_c, weight = taken.split(d, -1)
+                kept = (torch.sigmoid(forget.unsqueeze(1) + weight) * child_c).sum(1)
+                h, c = self._state(gates, child_h.sum(1), kept)
+            else:
+                h, c = self._state(gates, None, None)
+            blocks.append(h)
+        return _states(plan, blocks, inputs[:0, :d])
+
+    def soft(self, tokens: Tensor, mu: Tensor, rounds: int, lengths: Tensor | None = None) -> TreeStates:
+        """States where each token is the child of every other, to the degree mu[h, m] that it is.
+
+            s_j = sum_m mu[j, m] h_m,        c_j = i u + sum_m mu[j, m] f_jm c_m
+
+        These equations are circular, and their right-hand sides are evaluated `rounds` times, from h = c = 0. Where mu
+        is a tree, as many rounds as it has levels make it the Tree-LSTM. The root state is sum_m mu[0, m] h_m.
+
+        Shapes: tokens (*batch, n, input_dim); mu (*batch, n + 1, n + 1), [head, modifier], 0 the root symbol
+        """
+        positive(rounds, "rounds")
+        d = self.hidden_dim
+        gates, forget = self.input(kept_tokens(tokens, mu, lengths)).split([3 * d, d], -1)
+        mu = mu[..., 1:]
+        h, c = self._state(gates, None, None)
+        for _ in range(rounds - 1):
+            pairs = torch.sigmoid(forget.unsqueeze(-2) + self.forget(h).unsqueeze(-3))
+            kept = (mu[..., 1:, :].unsqueeze(-1) * pairs * c.unsqueeze(-3)).sum(-2)
+            h, c = self._state(gates, mu[..., 1:, :] @ h, kept)
+        if lengths is not None:
+            h = _before(h, lengths)
+        return TreeStates((mu[..., :1, :] @ h).squeeze(-2), h)
+
+    def _state(self, x: Tensor, h: Tensor | None, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+        """h and c from W x + b, the sum over children of h, and that of what is kept of their c; None for no child."""
+        d = self.hidden_dim
+        logits, proposed = (x if h is None else x + self.gates(h)).split([2 * d, d], -1)
+        add, out = torch.sigmoid(logits).split(d, -1)
+        c = add * torch.tanh(proposed)
+        c = c if kept is None else c + kept
+        return out * torch.tanh(c), c
+
+
+def _taken(plan: TreePlan, states: Tensor) -> Tensor:
+    """The states of the tokens of all trees, as levels take them."""
+    once = plan.used.numel() == plan.tokens.numel()
+    # where trees share tokens gradients are added up, which indexing does in one order on every device
+    return states.index_select(0, plan.tokens) if once else states[plan.tokens]
+
+
+def _states(plan: TreePlan, blocks: list[Tensor], none: Tensor) -> TreeStates:
+    """The states of roots and nodes, from blocks (size, d) of levels."""
+    last = blocks[-1] if blocks else none
+    # the row after the last is what is not there
+    top = nn.functional.pad(last, (0, 0, 0, 1)).index_select(0, plan.roots.flatten())
+    nodes = torch.cat([*blocks, none.new_zeros(1, none.shape[1])]).index_select(0, plan.nodes.flatten())
+    return TreeStates(
+        top.reshape(*plan.roots.shape, none.shape[1]).sum(1), nodes.reshape(*plan.nodes.shape, none.shape[1])
+    )
+
+
+def kept_tokens(tokens: Tensor, mu: Tensor, lengths: Tensor | None) -> Tensor:
+    """Tokens, 0 at padding, which mu must fit."""
+    _check.floating(tokens, "tokens")
+    n = tokens.shape[-2] + 1 if tokens.dim() > 1 else 0
+    if tokens.dim() < 2 or mu.shape != (*tokens.shape[:-2], n, n):
+        raise ValueError(f"mu must be (*batch, n + 1, n + 1) for tokens {tuple(tokens.shape)}; got {tuple(mu.shape)}")
+    return tokens if lengths is None else _before(tokens, lengths)
+
+
+def _before(x: Tensor, lengths: Tensor) -> Tensor:
+    place = torch.arange(x.shape[-2], device=x.device)
+    return x.masked_fill((place >= lengths.to(x.device).unsqueeze(-1)).unsqueeze(-1), 0)
+
+
+def _width(tokens: Tensor) -> int:
+    if tokens.dim() != 3:
+        raise ValueError(f"tokens must be (B, n, dim); got {tuple(tokens.shape)}")
+    return tokens.shape[1]
+
+
+def _fewer(trees: Tensor, tokens: Tensor, at: Tensor | None) -> Tensor | None:
+    """`at`, which may be left out only where every instance has one tree."""
+    if at is None and trees.shape[0] != tokens.shape[0]:
+        raise ValueError(f"trees must be ({tokens.shape[0]}, ...), or come with at; got {tuple(trees.shape)}")
+    if at is not None and _check.readable(at) and at.numel() and not 0 <= int(at.min()) <= int(at.max()) < len(tokens):
+        raise ValueError(f"at must be in [0, {len(tokens)}); got values in [{at.min()}, {at.max()}]")
+    return at
+
+
+def positive(value: int, name: str) -> int:
+    """A positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer; got {value!r}")
+    return value

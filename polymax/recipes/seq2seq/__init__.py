@@ -1,0 +1,1 @@
+"""Translation and summarization: an attentional LSTM whose attention is any mapping."""

@@ -1,0 +1,155 @@
+"""Translation and summarization as a task of the command."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from polymax.recipes.readers.tsv import Translation
+from polymax.recipes.seq2seq.attention import NAMES
+from polymax.recipes.seq2seq.data import Batch, Pairs, read_texts
+from polymax.recipes.seq2seq.measures import bleu, rouge
+from polymax.recipes.seq2seq.model import Seq2Seq
+from polymax.recipes.seq2seq.search import Found, Search, beam_search
+from polymax.recipes.training.batches import Ragged, sorted_batches
+from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax.recipes.training.vocabulary import BEGIN, END, PAD, Subwords, Words
+
+# lines of input that are sorted and searched together
+CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Seq2SeqOptions:
+    """Of the model and of its search."""
+
+    attention: str = option("softmax", "Mapping of the attention.", choices=NAMES)
+    alpha: float = option(1.5, "Of entmax attention.", least=1)
+    strength: float = option(0.1, "Of fusedmax and oscarmax attention.")
+    p: float = option(1.5, "Of sq-pnorm-max attention.", least=1)
+    fertility: float = option(2.0, "Largest sum of a source word's weights under csoftmax and csparsemax.")
+    output_loss: str = option("softmax", "Mapping of the output.", choices=("softmax", "entmax"))
+    output_alpha: float = option(1.5, "Of an entmax output.", least=1)
+    hidden: int = option(256, "Size of the LSTMs.", least=1)
+    embedding: int = option(256, "Size of word vectors.", least=1)
+    layers: int = option(1, "Layers of each LSTM.", least=1)
+    dropout: float = option(0.1, "Probability of dropping an entry.")
+    subwords: int = option(0, "Learn a byte-pair encoding with so many pieces for each language; 0 for words.")
+    words: int = option(50_000, "Most words in each vocabulary, where there are no subwords.", least=1)
+    beam: int = option(5, "Hypotheses in beam search.", least=1, late=True)
+    longest: int = option(100, "Most words in a target.", least=1, late=True)
+    length_penalty: float = option(1.0, "Power of the length that divides log-probabilities.", late=True)
+    batch: int = option(64, "Sentences that are searched at once.", least=1, late=True)
+    rouge: bool = option(False, "Report ROUGE, for summaries.", late=True)
+
+
+class Seq2SeqTask(Task):
+    """Pairs of texts; the report has measures of the targets found, and of the attention by which they were."""
+
+    name = "seq2seq"
+    summary = "translate or summarize: pairs of texts"
+    Options = Seq2SeqOptions
+
+    def read(self, files: Sequence[Path]) -> list[Translation]:
+        return read_texts(files)
+
+    def vocabularies(self, examples: list[Translation], options: Seq2SeqOptions) -> Vocabularies:
+        sides = {"source": [source for source, _ in examples], "target": [target for _, target in examples]}
+        if options.subwords:
+            return {side: Subwords.learned(texts, options.subwords) for side, texts in sides.items()}
+        return {side: Words.counted(texts, options.words) for side, texts in sides.items()}
+
+    def encode(self, examples: list[Translation], vocabularies: Vocabularies) -> Pairs:
+        return Pairs(examples, vocabularies["source"], vocabularies["target"])
+
+    def model(self, options: Seq2SeqOptions, vocabularies: Vocabularies) -> Seq2Seq:
+        return Seq2Seq(options, len(vocabularies["source"]), len(vocabularies["target"]))
+
+    def evaluate(self, trained: Trained, examples: list[Translation]) -> Report:
+        losses = self._losses(trained, examples)
+        start = perf_counter()
+        found = found_targets(trained, [source for source, _ in examples])
+        seconds = perf_counter() - start
+        words = [target_words(row) for row in found.words]
+        texts = [trained.vocabularies["target"].decode(row) for row in words]
+        wanted = [" ".join(target.split()) for _, target in examples]
+        return {
+            "sentences": len(examples),
+            "accuracy": sum(a == b for a, b in zip(texts, wanted)) / len(examples),
+            "bleu": bleu(texts, wanted),
+            **(rouge(texts, wanted) if trained.options.rouge else {}),
+            **losses,
+            "exact_search": found.exact.double().mean().item(),
+            "words_per_second": sum(len(row) + 1 for row in words) / seconds,
+        }
+
+    @torch.no_grad()
+    def _losses(self, trained: Trained, examples: list[Translation]) -> Report:
+        """Means of what the model's loss measures, on the targets that were wanted."""
+        pairs = self.encode(examples, trained.vocabularies)
+        totals: dict[str, Tensor] = {}
+        zero = torch.zeros(2, dtype=torch.float64)
+        for rows in sorted_batches(pairs.sizes, trained.options.batch):
+            for name, pair in trained.model.loss(moved(pairs[rows], trained.model)).items():
+                totals[name] = totals.get(name, zero) + torch.stack([number.double() for number in pair]).cpu()
+        return {name: float(total / count) for name, (total, count) in totals.items()}
+
+    def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
+        waiting, decode = iter(lines), trained.vocabularies["target"].decode
+        while chunk := list(islice(waiting, CHUNK)):
+            full = [line for line in chunk if line.strip()]
+            targets = iter(found_targets(trained, full).words if full else ())
+            for line in chunk:
+                # an empty line stays one
+                yield decode(target_words(next(targets))) if line.strip() else ""
+
+
+def found_targets(trained: Trained, sources: list[str]) -> Found:
+    """Targets of sources, in their order."""
+    options, model = trained.options, trained.model
+    assert isinstance(model, Seq2Seq)
+    search = Search(options.beam, options.longest, options.length_penalty)
+    encoded = Ragged.of([*trained.vocabularies["source"].encode(text), END] for text in sources)
+    batches = sorted_batches(encoded.lengths, options.batch)
+    device = device_of(model)
+    parts = []
+    for rows in batches:
+        words, lengths = encoded.padded(rows)
+        parts.append(beam_search(model, words.to(device), lengths.to(device), search))
+    order = torch.cat(batches).argsort()
+    return Found(*(torch.cat(column).cpu()[order] for column in zip(*parts)))
+
+
+@torch.no_grad()
+def attended(trained: Trained, source: str) -> tuple[Tensor, list[str], list[str]]:
+    """The weights by which a source is translated, the words of the target, and those of the source; END included."""
+    words = trained.vocabularies["source"].encode(source)
+    target = target_words(found_targets(trained, [source]).words[0])
+    row = torch.tensor([[*words, END]]), torch.tensor([len(words) + 1])
+    forced = torch.tensor([[BEGIN, *target, END]]), torch.tensor([len(target) + 2])
+    _, weights = trained.model(moved(Batch(*row, *forced), trained.model))
+    columns = trained.vocabularies["source"].pieces([*words, END])
+    return weights[0].cpu(), trained.vocabularies["target"].pieces([*target, END]), columns
+
+
+def target_words(row: Tensor) -> list[int]:
+    """The numbers before END."""
+    numbers = [number for number in row.tolist() if number != PAD]
+    return numbers[: numbers.index(END)] if END in numbers else numbers
+
+
+def moved(batch: Batch, model: torch.nn.Module) -> Batch:
+    """A batch on the device of a model."""
+    return Batch(*(part.to(device_of(model)) for part in batch))
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where the parameters are."""
+    return next(model.parameters()).device
+
+
+task = Seq2SeqTask()

@@ -1,0 +1,165 @@
+"""The commands train, evaluate, predict and plot-attention; the flags of a task are the fields of its options."""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from importlib.util import find_spec
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich
+import torch
+import typer
+from rich.table import Table
+
+from polymax.cli import fail, plain_errors, writable_file
+from polymax.recipes.readers.lines import lines
+from polymax.recipes.training.run import load
+from polymax.recipes.training.settings import Learning, Running, flag
+from polymax.recipes.training.task import MODULES, Report, Task, named
+
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that train wrote.")]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")]
+Late = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option that may change after training.")
+]
+
+
+def add(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    group = typer.Typer(no_args_is_help=True, help="Train a model of a task, or resume its training.")
+    for name in MODULES:
+        task = named(name)
+        group.command(name, help=f"Train to {task.summary}.")(train_command(task))
+    app.add_typer(group, name="train")
+    for command in (evaluate, predict, plot_attention):
+        app.command()(command)
+
+
+def train_command(task: Task) -> Callable[..., None]:
+    """The command that trains a task, with a flag for every field of its options and of the trainer's."""
+
+    def command(out: Path, resume: bool, **given: Any) -> None:
+        if find_spec("lightning") is None:
+            fail("training needs the package lightning: pip install polymax[train]")
+        files = {part: [Path(file) for file in given.pop(part) or ()] for part in ("train", "dev", "test")}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        with plain_errors(f"stopped; --resume continues {out}", ValueError):
+            from polymax.recipes.training.fit import train
+
+            print_reports(train(task.name, files, out, chosen, resume))
+
+    twice = "twice where source and target are parallel files"
+    parts = {"train": f"Training data; {twice}.", "dev": "Data that decide which epoch is best.", "test": "Test data."}
+    parameters = [_parameter(part, list[Path] | None, help=text, metavar="FILE") for part, text in parts.items()]
+    parameters.append(_parameter("out", Path, ..., help="Directory of the run.", metavar="RUN"))
+    parameters.append(_parameter("resume", bool, False, "--resume", help="Go on where RUN was stopped."))
+    for kind in (task.Options, Learning, Running):
+        parameters += [_from_field(field) for field in fields(kind)]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def evaluate(
+    run: RunDirectory,
+    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="Files like those of the training.")],
+    device: Device = "auto",
+    options: Late = None,
+) -> None:
+    """Measure a trained model on data."""
+    with plain_errors("stopped", ValueError):
+        print_reports({", ".join(file.name for file in data): _loaded(run, device, options).evaluate(*data)})
+
+
+def predict(
+    run: RunDirectory,
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="File with an input a line; - for standard input.")],
+    output: Annotated[Path | None, typer.Option(help="File to write; standard output otherwise.")] = None,
+    device: Device = "auto",
+    options: Late = None,
+) -> None:
+    """Write the output of a trained model for each line of the input."""
+    with plain_errors("stopped", ValueError):
+        trained = _loaded(run, device, options)
+        if output is None:
+            _write(trained.predict(_texts(source)), sys.stdout)
+            return
+        writable_file(output, "--output")
+        with output.open("w", encoding="utf-8") as opened:
+            _write(trained.predict(_texts(source)), opened)
+
+
+def plot_attention(
+    run: RunDirectory,
+    source: Annotated[str, typer.Option(help="Text to translate.")],
+    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("attention.png"),
+    device: Device = "auto",
+    options: Late = None,
+) -> None:
+    """Draw where a translation looks: a row for each of its words, a column for each of the source."""
+    from polymax import plot
+    from polymax.recipes.seq2seq.task import attended
+
+    with plain_errors("stopped", ValueError):
+        writable_file(out)
+        trained = _loaded(run, device, options)
+        if trained.task.name != "seq2seq":
+            fail(f"{run} is a run of {trained.task.name}; only seq2seq has an attention to draw")
+        if not source.strip():
+            fail("--source must have a word")
+        weights, rows, columns = attended(trained, source)
+        axes = plot.attention(weights, rows, columns)
+        axes.figure.savefig(out, bbox_inches="tight", dpi=150)
+        rich.get_console().print(f"{' '.join(rows[:-1])}\nwrote {out}", highlight=False, soft_wrap=True, markup=False)
+
+
+def print_reports(reports: dict[str, Report]) -> None:
+    """A row for each measure, a column for each part of the data."""
+    if not reports:
+        return
+    table = Table("", *reports, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in dict.fromkeys(name for report in reports.values() for name in report):
+        table.add_row(name, *(f"{report[name]:.6g}" for report in reports.values()))
+    rich.get_console().print(table)
+
+
+def _loaded(run: Path, device: str, options: list[str] | None) -> Any:
+    given = {}
+    for text in options or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set must be NAME=VALUE; got {text}")
+        given[name.removeprefix("--").replace("-", "_")] = value
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.empty(0, device=automatic if device == "auto" else device).device
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"--device: {device!r} cannot be used here") from None
+    return load(run, device=str(place), **given)
+
+
+def _texts(source: Path) -> Iterable[str]:
+    if str(source) == "-":
+        return (line.rstrip("\r\n") for line in sys.stdin)
+    return (line.text for line in lines(source))
+
+
+def _write(texts: Iterable[str], file: Any) -> None:
+    for line in texts:
+        file.write(line + "\n")
+
+
+def _from_field(field: Any) -> Parameter:
+    choices = f" One of: {', '.join(field.metadata['choices'])}." if field.metadata["choices"] else ""
+    kind = type(field.default)
+    # what is not given is None: a resumed run can tell it from a default that was asked for
+    shown = {"help": field.metadata["help"] + choices, "show_default": str(field.default)}
+    return _parameter(field.name, kind | None, **shown)
+
+
+def _parameter(name: str, kind: Any, default: Any = None, *spelled: str, **shown: Any) -> Parameter:
+    option = typer.Option(*(spelled or (flag(name),)), **{"show_default": False, **shown})
+    empty = Parameter.empty if default is ... else default
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=empty, annotation=Annotated[kind, option])

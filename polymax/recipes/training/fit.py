@@ -1,0 +1,117 @@
+"""A training: from files to a run directory, with Lightning's Trainer, resumable to the same bits."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polymax.recipes.training.run import (
+    Config,
+    Run,
+    digest,
+    existing,
+    late_options,
+    load,
+    read_vocabularies,
+    write_vocabularies,
+)
+from polymax.recipes.training.settings import Learning, Running, flag, made
+from polymax.recipes.training.task import Report, Task, Vocabularies, named
+
+# of the parts train, dev and test; a part may take several files
+Files = Mapping[str, Sequence[Path]]
+
+
+def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: bool = False) -> dict[str, Report]:
+    """Train the task of a name on files["train"], keep the epoch with the best loss on files["dev"], report.
+
+    `given` has the options that are not to be their defaults: the task's, Learning's and Running's. A directory that
+    has a run is refused, unless it is to be resumed: then the options that decide the weights are those of the run.
+    The reports are those of the task, on "dev" and, if there is one, on "test"; none in a process other than the first.
+    """
+    task, run = named(name), Run(out)
+    known(task, given)
+    config = resumed(task, files, run, given) if resume else started(task, files, run, given)
+    parts = {part: task.read([Path(file) for file in names]) for part, names in config.files.items()}
+    vocabularies = vocabularies_of(task, config, run, parts["train"], resume)
+    torch.manual_seed(config.learning.seed)
+    model = task.model(config.options, vocabularies)
+    from polymax.recipes.training.trainer import Data, Steps, fit, prepared
+
+    data = Data(*(task.encode(parts[part], vocabularies) for part in ("train", "dev")))
+    steps = Steps(model, data, config.learning)
+    # before anything is written: what cannot begin leaves nothing behind
+    trainer = prepared(steps, run, config)
+    if first_process():
+        run.path.mkdir(parents=True, exist_ok=True)
+        write_vocabularies(vocabularies, run.vocabulary)
+        config.write(run.config)
+    fit(trainer, steps, run)
+    if not first_process():
+        return {}
+    trained = load(out, device="cuda" if config.running.on_cuda else "cpu")
+    return {part: task.evaluate(trained, examples) for part, examples in parts.items() if part != "train"}
+
+
+def started(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
+    """The configuration of a run that begins in an empty place."""
+    if first_process() and run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+        kind = "has a run already; --resume continues it" if run.config.exists() else "exists and is not empty"
+        raise FileExistsError(f"--out: {run.path} {kind}")
+    for part in ("train", "dev"):
+        if not files.get(part):
+            raise ValueError(f"--{part} must be given")
+    options = made(task.Options, _own(task.Options, given))
+    learning, running = made(Learning, _own(Learning, given)), made(Running, _own(Running, given))
+    return Config(task.name, options, learning, running, _names(files), digest(files["train"]))
+
+
+def resumed(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
+    """The configuration of a run that goes on: as it was, except for Running and for what may change at any time."""
+    stored = Config.read(existing(run).config)
+    if stored.task != task.name:
+        raise ValueError(f"{run.path} is a run of {stored.task}; got {task.name}")
+    free = late_options(task)
+    asked = {**asdict(stored.options), **asdict(stored.learning)}
+    for name, value in given.items():
+        if name in asked and name not in free and asked[name] != value:
+            raise ValueError(f"{flag(name)} was {asked[name]} when {run.path} began and cannot change; got {value}")
+    names = {**stored.files, **_names(files)}
+    if digest([Path(file) for file in names["train"]]) != stored.digest:
+        raise ValueError(f"{', '.join(names['train'])}: not the text that {run.path} began with")
+    options = made(task.Options, _own(task.Options, given), stored.options)
+    running = made(Running, _own(Running, given), stored.running)
+    return Config(stored.task, options, stored.learning, running, names, stored.digest)
+
+
+def known(task: Task, given: dict[str, Any]) -> None:
+    """A ValueError that names an option which nothing has."""
+    names = [field.name for kind in (task.Options, Learning, Running) for field in fields(kind)]
+    for name in given:
+        if name not in names:
+            raise ValueError(f"{flag(name)} is not an option of {task.name}; there are {', '.join(map(flag, names))}")
+
+
+def vocabularies_of(task: Task, config: Config, run: Run, examples: list[Any], resume: bool) -> Vocabularies:
+    """Those of the run where there is one, else from the training examples."""
+    if resume and run.vocabulary.exists():
+        return read_vocabularies(run.vocabulary)
+    return task.vocabularies(examples, config.options)
+
+
+def first_process() -> bool:
+    """Whether this process writes: one of all on all nodes does."""
+    return not any(int(os.environ.get(rank, 0)) for rank in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+
+
+def _names(files: Files) -> dict[str, tuple[str, ...]]:
+    # absolute: a run may be resumed from another place
+    return {part: tuple(str(Path(file).absolute()) for file in chosen) for part, chosen in files.items() if chosen}
+
+
+def _own(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in given.items() if name in names}

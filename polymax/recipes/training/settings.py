@@ -1,0 +1,89 @@
+"""What every training can be told, and dataclasses of options made from flags or from a file."""
+
+from dataclasses import dataclass, fields
+from math import inf
+from typing import Any, TypeVar
+
+import torch
+
+from polymax.recipes.training.task import option
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What decides the weights, together with the data and the task's options."""
+
+    seed: int = option(0, "Seed of all random numbers.")
+    batch_size: int = option(64, "Examples in a step, on each device.", least=1)
+    lr: float = option(0.001, "Learning rate of Adam.")
+    clip: float = option(5.0, "Largest norm of the gradient; 0 for no limit.")
+
+
+@dataclass(frozen=True)
+class Running:
+    """How long and on what; a resumed run may be told otherwise."""
+
+    epochs: int = option(10, "Passes over the training data.")
+    patience: int = option(0, "Stop after so many epochs in which dev_loss did not fall; 0 for never.")
+    precision: str = option("32-true", "Arithmetic.", choices=("32-true", "bf16-mixed", "16-mixed"))
+    accelerator: str = option("auto", "Kind of device: auto, cpu, gpu.", choices=("auto", "cpu", "gpu"))
+    devices: int = option(1, "Devices on each node, one process each.", least=1)
+    nodes: int = option(1, "Nodes; start the command on each, with MASTER_ADDR and NODE_RANK or by torchrun.", least=1)
+    strategy: str = option("auto", "How the processes are started.", choices=("auto", "ddp", "ddp_spawn", "ddp_fork"))
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether Lightning chooses a GPU of CUDA."""
+        return self.accelerator != "cpu" and torch.cuda.is_available()
+
+
+def made(kind: type[Options], given: dict[str, Any], base: Options | None = None) -> Options:
+    """Options of a kind from what was given, the rest as in `base` or by default; values are checked.
+
+    Example:
+        >>> made(Learning, {"lr": 0.1})
+        Learning(seed=0, batch_size=64, lr=0.1, clip=5.0)
+        >>> made(Running, {"precision": "8"})
+        Traceback (most recent call last):
+        ValueError: --precision must be one of 32-true, bf16-mixed, 16-mixed; got 8
+    """
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    values = {name: getattr(base, name) for name in known} if base is not None else {}
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"{flag(name)} is not an option; there are {', '.join(map(flag, known))}")
+        values[name] = _valid(known[name], value)
+    return kind(**values)
+
+
+def flag(name: str) -> str:
+    """The flag of a field.
+
+    Example:
+        >>> flag("batch_size")
+        '--batch-size'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def _valid(field: Any, value: Any) -> Any:
+    kind = type(field.default)
+    try:
+        value = _truth(value) if kind is bool else kind(value)
+    except ValueError:
+        raise ValueError(f"{flag(field.name)} must be {kind.__name__}; got {value!r}") from None
+    choices = field.metadata["choices"]
+    if choices and value not in choices:
+        raise ValueError(f"{flag(field.name)} must be one of {', '.join(choices)}; got {value}")
+    least = field.metadata["least"]
+    if kind in (int, float) and not least <= value < inf:
+        raise ValueError(f"{flag(field.name)} must be at least {least} and finite; got {value}")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    if str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    raise ValueError

@@ -1,0 +1,100 @@
+"""What a task is to the command: a name, its options, how to read, model, measure and predict."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from polymax.recipes.training.batches import Encoded
+from polymax.recipes.training.vocabulary import Vocabulary
+
+# a task is found by its name: polymax/recipes/<module>.py has an object `task`
+MODULES = {"seq2seq": "seq2seq.task"}
+
+Vocabularies = dict[str, Vocabulary]
+Report = dict[str, float]
+
+
+class Model(nn.Module, ABC):
+    """A module that can be trained: it knows its own loss."""
+
+    @abstractmethod
+    def loss(self, batch: Any) -> dict[str, tuple[Tensor, Tensor]]:
+        """Sums over the batch, and what they are to be divided by; "loss" is what is minimised."""
+
+
+@dataclass
+class Trained:
+    """A model with all it needs to be used: what `polymax.recipes.load` gives."""
+
+    task: "Task"
+    options: Any
+    vocabularies: Vocabularies
+    model: Model
+
+    def evaluate(self, *files: str | Path) -> Report:
+        """The task's measures on files like those it was trained on."""
+        return self.task.evaluate(self, self.task.read([Path(file) for file in files]))
+
+    def predict(self, lines: Iterable[str]) -> Iterator[str]:
+        """A line of output for each line of input."""
+        return self.task.predict(self, lines)
+
+
+class Task(ABC):
+    """One kind of data and model; everything about files, epochs, devices and flags is the same for all.
+
+    `Options` is a frozen dataclass whose fields are made by `option`: they are the flags of `polymax train NAME`.
+    `encode` and `model` are functions of their arguments alone, so that a run can be continued and loaded.
+    """
+
+    name: str
+    summary: str
+    Options: type[Any]
+
+    @abstractmethod
+    def read(self, files: Sequence[Path]) -> list[Any]:
+        """The examples of files; a ValueError that begins with FILE:LINE where they cannot be read."""
+
+    @abstractmethod
+    def vocabularies(self, examples: list[Any], options: Any) -> Vocabularies:
+        """From the examples of the training files."""
+
+    @abstractmethod
+    def encode(self, examples: list[Any], vocabularies: Vocabularies) -> Encoded:
+        """Examples as the model takes them."""
+
+    @abstractmethod
+    def model(self, options: Any, vocabularies: Vocabularies) -> Model:
+        """An untrained model; its random numbers are torch's."""
+
+    @abstractmethod
+    def evaluate(self, trained: Trained, examples: list[Any]) -> Report:
+        """Measures, in the order in which they are printed."""
+
+    @abstractmethod
+    def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
+        """A line of output for each line of input."""
+
+
+def option(default: Any, help: str, *, choices: Sequence[str] = (), least: float = 0, late: bool = False) -> Any:
+    """A field of Options: a flag with its help; a `late` one may be another at each use of a trained model."""
+    return field(default=default, metadata={"help": help, "choices": tuple(choices), "least": least, "late": late})
+
+
+@cache
+def named(name: str) -> Task:
+    """The task of a name.
+
+    Example:
+        >>> named("seq2seq").name
+        'seq2seq'
+    """
+    if name not in MODULES:
+        raise ValueError(f"task must be one of {', '.join(MODULES)}; got {name!r}")
+    return import_module(f"polymax.recipes.{MODULES[name]}").task

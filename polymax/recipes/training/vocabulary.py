@@ -1,0 +1,129 @@
+"""Vocabularies: words or subwords to integers and back, and the JSON they are stored as."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+PAD, UNKNOWN, BEGIN, END = range(4)
+SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words between spaces, numbered after the specials; a word that is not listed is UNKNOWN.
+
+    Text never reads as a special: a word spelled "</s>" is a word.
+
+    Example:
+        >>> words = Words.counted(["a b a", "a c"], size=2)
+        >>> words.encode("a b d"), words.decode([4, 5, 1])
+        ([4, 5, 1], 'a b <unk>')
+    """
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def counted(cls, texts: Iterable[str], size: int) -> "Words":
+        """The `size` most frequent words of the texts; among equals, in the order of the alphabet."""
+        counts = Counter(word for text in texts for word in text.split())
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(tuple(ranked[:size]))
+
+    def __len__(self) -> int:
+        return len(SPECIALS) + len(self.words)
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        return {word: k for k, word in enumerate(self.words, len(SPECIALS))}
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers of the words of a text."""
+        return [self._number.get(word, UNKNOWN) for word in text.split()]
+
+    def pieces(self, numbers: Sequence[int]) -> list[str]:
+        """The words of numbers, one by one."""
+        return [SPECIALS[k] if k < len(SPECIALS) else self.words[k - len(SPECIALS)] for k in numbers]
+
+    def decode(self, numbers: Sequence[int]) -> str:
+        """The text of numbers."""
+        return " ".join(self.pieces(numbers))
+
+    def stored(self) -> dict[str, Any]:
+        """What JSON keeps."""
+        return {"words": list(self.words)}
+
+
+class Subwords:
+    """Byte-pair encoding, learned from the texts: frequent words are one piece, rare ones several.
+
+    Example:
+        >>> subwords = Subwords.learned(["low lower lowest newest"] * 9, size=30)
+        >>> subwords.decode(subwords.encode("lowest new"))
+        'lowest new'
+
+    See: Sennrich, Haddow and Birch 2016, Neural machine translation of rare words with subword units, Section 3.2.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def learned(cls, texts: Iterable[str], size: int) -> "Subwords":
+        """A vocabulary of at most `size` pieces, specials included."""
+        tokenizers = _tokenizers()
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=SPECIALS[UNKNOWN]))
+        split = tokenizers.pre_tokenizers
+        tokenizer.pre_tokenizer = split.Sequence([split.Metaspace(), split.Punctuation()])
+        tokenizer.decoder = tokenizers.decoders.Metaspace()
+        special = [tokenizers.AddedToken(word, special=True) for word in SPECIALS]
+        trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False)
+        tokenizer.train_from_iterator(texts, trainer)
+        # text never reads as a special
+        tokenizer.encode_special_tokens = True
+        return cls(tokenizer)
+
+    def __len__(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers of the pieces of a text."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def pieces(self, numbers: Sequence[int]) -> list[str]:
+        """The pieces of numbers, one by one; `▁` begins a word."""
+        return [self.tokenizer.id_to_token(k) for k in numbers]
+
+    def decode(self, numbers: Sequence[int]) -> str:
+        """The text of numbers."""
+        return self.tokenizer.decode(list(numbers), skip_special_tokens=False)
+
+    def stored(self) -> dict[str, Any]:
+        """What JSON keeps."""
+        return {"subwords": self.tokenizer.to_str()}
+
+
+Vocabulary = Words | Subwords
+
+
+def restored(stored: dict[str, Any]) -> Vocabulary:
+    """The vocabulary that `stored` wrote.
+
+    Example:
+        >>> restored(Words(("a", "b")).stored())
+        Words(words=('a', 'b'))
+    """
+    if "words" in stored:
+        return Words(tuple(stored["words"]))
+    tokenizer = _tokenizers().Tokenizer.from_str(stored["subwords"])
+    tokenizer.encode_special_tokens = True
+    return Subwords(tokenizer)
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise ValueError("subwords need the package tokenizers: pip install polymax[train]") from None
+    return tokenizers

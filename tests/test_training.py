@@ -1,0 +1,380 @@
+"""Training: a run directory holds all there is, a stopped run goes on to the same bits, errors are one line."""
+
+import csv
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from polymax import cli, recipes
+from polymax.recipes.seq2seq import numbers
+from polymax.recipes.seq2seq.model import Seq2Seq
+from polymax.recipes.training import fit, task
+from polymax.recipes.training.batches import Ragged, share, shuffled_batches, sorted_batches
+from polymax.recipes.training.settings import Learning, Running, made
+from polymax.recipes.training.vocabulary import SPECIALS, UNKNOWN, Subwords, Words, restored
+
+pytest.importorskip("lightning", reason="lightning is not installed")
+
+TINY = ("--hidden", 8, "--embedding", 6, "--batch-size", 16, "--longest", 12, "--accelerator", "cpu", "--lr", 0.01)
+SMALL = {"hidden": 8, "embedding": 6, "batch_size": 16, "longest": 12, "accelerator": "cpu", "lr": 0.01}
+FILES = {"config.json", "vocabulary.json", "weights.pt", "last.ckpt", "log.csv", "tensorboard"}
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(cli.application(), [str(argument) for argument in arguments], **options)
+
+
+def rows(out):
+    with (out / "log.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def untimed(out):
+    """The log without what depends on the machine."""
+    return [{name: row[name] for name in row if "second" not in name} for row in rows(out)]
+
+
+def weights(out, name="weights.pt"):
+    stored = torch.load(out / name, weights_only=True)
+    return stored.get("state_dict", stored)
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Files of numbers: "train" and "dev"."""
+    train, dev = numbers.write(tmp_path_factory.mktemp("data"), train=80, dev=21)
+    return {"train": [train], "dev": [dev]}
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """A run of three epochs by the command: its directory and what was printed."""
+    out = tmp_path_factory.mktemp("runs") / "new" / "run"
+    files = ("--train", data["train"][0], "--dev", data["dev"][0], "--test", data["dev"][0])
+    result = invoke("train", "seq2seq", *files, "--out", out, *TINY, "--epochs", 3)
+    assert result.exit_code == 0, result.output
+    return out, result.output
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    """The run, to be changed."""
+    return shutil.copytree(run[0], tmp_path / "copy")
+
+
+def test_a_run_holds_everything(run):
+    out, printed = run
+    assert {file.name for file in out.iterdir()} == FILES
+    assert list((out / "tensorboard").glob("events*"))
+    config = json.loads((out / "config.json").read_text())
+    assert (config["task"], config["options"]["hidden"], config["running"]["epochs"]) == ("seq2seq", 8, 3)
+    log = rows(out)
+    assert [row["epoch"] for row in log] == ["1", "2", "3"]
+    assert float(log[-1]["dev_loss"]) < float(log[0]["dev_loss"])
+    assert all(float(row["units_per_second"]) > 0 for row in log)
+    # dev and test are the same file here
+    (bleu,) = [line.split() for line in printed.splitlines() if line.startswith("bleu")]
+    assert len(bleu) == 3
+    assert bleu[1] == bleu[2]
+
+
+def test_a_run_is_loaded_in_one_line(run, data):
+    trained = recipes.load(run[0])
+    report = trained.evaluate(*data["dev"])
+    best = min(float(row["dev_loss"]) for row in rows(run[0]))
+    assert report["loss"] == pytest.approx(best, rel=1e-5)
+    assert report["sentences"] == 21
+    assert len(list(trained.predict(["nine", "", "two hundred"]))) == 3
+
+
+def test_commands_use_a_run(run, data, tmp_path):
+    evaluated = invoke("evaluate", run[0], *data["dev"], "--set", "beam=1", "--set", "rouge=true")
+    assert evaluated.exit_code == 0, evaluated.output
+    measures = {line.split()[0] for line in evaluated.output.splitlines()[1:]}
+    assert {"accuracy", "bleu", "rougeL", "zeros", "segments"} <= measures
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text("nine\n\ntwo hundred and six\n", encoding="utf-8")
+    assert invoke("predict", run[0], source, "--output", output).exit_code == 0
+    written = output.read_text(encoding="utf-8")
+    assert written.count("\n") == 3
+    assert written.split("\n")[1] == ""
+    assert invoke("predict", run[0], "-", input="nine\n\ntwo hundred and six\n").output == written
+    picture = tmp_path / "picture.png"
+    drawn = invoke("plot-attention", run[0], "--source", "two hundred and six", "--out", picture)
+    assert drawn.exit_code == 0, drawn.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def interrupted_at(step):
+    """Seq2Seq.loss that fails at a step, counted from 1."""
+    calls, loss = [], Seq2Seq.loss
+
+    def failing(self, batch):
+        calls.append(batch)
+        if len(calls) == step:
+            raise RuntimeError("the machine stopped")
+        return loss(self, batch)
+
+    return failing
+
+
+# 80 examples are five steps, dev two: in the first epoch, within the second, in its validation
+@pytest.mark.parametrize("step", [3, 10, 14])
+def test_a_stopped_run_goes_on_to_the_same_bits(run, data, tmp_path, monkeypatch, step):
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patched:
+        patched.setattr(Seq2Seq, "loss", interrupted_at(step))
+        with pytest.raises(RuntimeError, match="machine stopped"):
+            fit.train("seq2seq", {**data, "test": data["dev"]}, out, {**SMALL, "epochs": 3})
+    assert (out / "last.ckpt").exists() == (step > 7)
+    # whatever random numbers were drawn in between
+    torch.rand(3)
+    assert invoke("train", "seq2seq", "--out", out, "--resume").exit_code == 0
+    assert same(weights(out), weights(run[0]))
+    assert same(weights(out, "last.ckpt"), weights(run[0], "last.ckpt"))
+    assert untimed(out) == untimed(run[0])
+
+
+def test_a_longer_run_begins_like_a_shorter_one(copy, run, data, tmp_path):
+    longer = tmp_path / "longer"
+    fit.train("seq2seq", data, longer, {**SMALL, "epochs": 4})
+    fit.train("seq2seq", {}, copy, {"epochs": 4, "beam": 2}, resume=True)
+    assert recipes.load(copy).options.beam == 2
+    assert same(weights(copy, "last.ckpt"), weights(longer, "last.ckpt"))
+    assert untimed(copy) == untimed(longer)
+    assert untimed(copy)[:3] == untimed(run[0])
+
+
+def test_patience_stops_for_good(data, tmp_path):
+    # a rate of 0 never improves
+    options = {**SMALL, "lr": 0.0, "epochs": 9, "patience": 2}
+    for resume in (False, True):
+        fit.train("seq2seq", data, tmp_path / "run", options, resume)
+        assert len(rows(tmp_path / "run")) == 3
+
+
+def test_the_best_weights_are_kept(data, tmp_path, monkeypatch):
+    from polymax.recipes.training.trainer import Steps
+
+    def uphill(steps):
+        return torch.optim.Adam(steps.parameters(), 0.01, maximize=True)
+
+    # the first epoch is the best
+    monkeypatch.setattr(Steps, "configure_optimizers", uphill)
+    out = tmp_path / "run"
+    fit.train("seq2seq", data, out, {**SMALL, "epochs": 3})
+    losses = [float(row["dev_loss"]) for row in rows(out)]
+    assert losses[-1] > losses[0] == min(losses)
+    assert recipes.load(out).evaluate(*data["dev"])["loss"] == pytest.approx(min(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("option", [{"seed": 1}, {"precision": "bf16-mixed"}, {"clip": 0.01}, {"batch_size": 20}])
+def test_options_of_the_training_change_it(run, data, tmp_path, option):
+    fit.train("seq2seq", data, tmp_path / "run", {**SMALL, **option, "epochs": 1})
+    assert untimed(tmp_path / "run")[0] != untimed(run[0])[0]
+    assert float(rows(tmp_path / "run")[0]["dev_loss"]) < 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes cannot fork")
+def test_two_processes_train_together(data, tmp_path):
+    out = tmp_path / "run"
+    # forked, so that nothing is imported again
+    machine = {"devices": 2, "strategy": "ddp_fork", "epochs": 2}
+    fit.train("seq2seq", data, out, {**SMALL, **machine})
+    log = rows(out)
+    # five batches are three for each of two
+    assert [row["step"] for row in log] == ["3", "6"]
+    # the sums of both processes are those of one
+    best = min(float(row["dev_loss"]) for row in log)
+    assert recipes.load(out).evaluate(*data["dev"])["loss"] == pytest.approx(best, rel=1e-5)
+
+
+def test_subwords_are_stored_with_the_run(data, tmp_path):
+    out = tmp_path / "run"
+    fit.train("seq2seq", data, out, {**SMALL, "subwords": 40, "epochs": 1, "longest": 4})
+    trained = recipes.load(out)
+    assert len(trained.vocabularies["source"]) == 40
+    assert len(list(trained.predict(["ninety"]))) == 1
+
+
+def damaged(file):
+    return lambda run, data: (run / file).write_bytes(b"nonsense")
+
+
+def missing(file):
+    return lambda run, data: (run / file).unlink()
+
+
+def fewer_words(run, data):
+    stored = json.loads((run / "vocabulary.json").read_text())
+    stored["target"]["words"].pop()
+    (run / "vocabulary.json").write_text(json.dumps(stored))
+
+
+def nothing(run, data):
+    pass
+
+
+def other_text(run, data):
+    (data / "train.tsv").write_text("one\tun\n")
+
+
+EVALUATE = ("evaluate", "RUN", "DATA/dev.tsv")
+TRAIN = ("train", "seq2seq", "--train", "DATA/train.tsv", "--dev", "DATA/dev.tsv", "--out")
+RESUME = ("train", "seq2seq", "--out", "RUN", "--resume")
+FAULTS = [
+    (missing("config.json"), EVALUATE, "RUN is not a run: there is no RUN/config.json"),
+    (damaged("config.json"), EVALUATE, "RUN/config.json: not JSON"),
+    (missing("weights.pt"), EVALUATE, "RUN/weights.pt is missing: no epoch of this run was finished"),
+    (damaged("weights.pt"), EVALUATE, "RUN/weights.pt: not a file of weights, or a damaged one"),
+    (missing("vocabulary.json"), EVALUATE, "RUN/vocabulary.json is missing"),
+    (
+        fewer_words,
+        EVALUATE,
+        "RUN/weights.pt does not fit the vocabularies and the configuration beside it: target.weight",
+    ),
+    (fewer_words, (*RESUME, "--epochs", 4), "RUN/last.ckpt does not fit the vocabularies"),
+    (damaged("last.ckpt"), (*RESUME, "--epochs", 4), "RUN/last.ckpt: not a file of weights, or a damaged one"),
+    (nothing, ("evaluate", "RUN", "DATA/none.tsv"), "[Errno 2] No such file or directory: 'DATA/none.tsv'"),
+    (nothing, (*EVALUATE, "--set", "hidden=9"), "--hidden cannot change after training; --beam"),
+    (nothing, (*EVALUATE, "--set", "beam"), "--set must be NAME=VALUE; got beam"),
+    (nothing, (*EVALUATE, "--set", "beam=many"), "--beam must be int; got 'many'"),
+    (nothing, (*EVALUATE, "--device", "abacus"), "--device: 'abacus' cannot be used here"),
+    (nothing, ("predict", "RUN", "DATA"), "[Errno 21] Is a directory: 'DATA'"),
+    (nothing, ("predict", "RUN", "DATA/dev.tsv", "--output", "DATA"), "--output must be a file; DATA is a directory"),
+    (nothing, ("plot-attention", "RUN", "--source", " ", "--out", "DATA/a.png"), "--source must have a word"),
+    (nothing, (*TRAIN, "RUN"), "--out: RUN has a run already; --resume continues it"),
+    (nothing, (*TRAIN, "DATA"), "--out: DATA exists and is not empty"),
+    (nothing, (*TRAIN, "DATA/new", "--resume"), "DATA/new is not a run"),
+    (nothing, (*RESUME, "--hidden", 9), "--hidden was 8 when RUN began and cannot change; got 9"),
+    (other_text, (*TRAIN, "RUN", "--resume"), "DATA/train.tsv: not the text that RUN began with"),
+    (other_text, (*TRAIN[:3], "DATA/none", *TRAIN[4:], "DATA/new"), "[Errno 2] No such file or directory: 'DATA/none'"),
+    (nothing, (*TRAIN[:4], "--out", "DATA/new"), "--dev must be given"),
+    (nothing, (*TRAIN, "DATA/new", "--attention", "hope"), "--attention must be one of softmax, sparsemax"),
+    (nothing, (*TRAIN, "DATA/new", "--batch-size", 0), "--batch-size must be at least 1 and finite; got 0"),
+    (
+        nothing,
+        (*TRAIN, "DATA/new", "--train", "DATA/dev.tsv", "--train", "DATA/dev.tsv"),
+        "pairs come in one file, or in two",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "arguments", "message"), FAULTS)
+def test_faults_are_one_line(copy, data, tmp_path, change, arguments, message):
+    folder = shutil.copytree(data["train"][0].parent, tmp_path / "data")
+    change(copy, folder)
+    before = sorted(file.name for file in (*copy.iterdir(), *folder.iterdir()))
+
+    def placed(text):
+        return str(text).replace("RUN", str(copy)).replace("DATA", str(folder))
+
+    result = invoke(*map(placed, arguments))
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith(f"error: {placed(message)}")
+    assert result.stderr.count("\n") == 1
+    # nothing was written
+    assert sorted(file.name for file in (*copy.iterdir(), *folder.iterdir())) == before
+
+
+def test_a_device_that_is_not_there_is_one_line(data, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    files = ("--train", data["train"][0], "--dev", data["dev"][0])
+    result = invoke("train", "seq2seq", *files, "--out", tmp_path / "run", "--accelerator", "gpu")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_says_how_to_go_on(data, tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Seq2Seq, "loss", stopped)
+    # Lightning ignores further signals while it shuts down
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    files = ("--train", data["train"][0], "--dev", data["dev"][0])
+    result = invoke("train", "seq2seq", *files, "--out", tmp_path / "run", *TINY)
+    assert result.exit_code == 130
+    assert result.stderr == f"stopped; --resume continues {tmp_path / 'run'}\n"
+
+
+def test_training_without_lightning_says_what_to_install(data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    result = invoke("train", "seq2seq", "--out", tmp_path / "run")
+    assert result.exit_code == 1
+    assert result.stderr == "error: training needs the package lightning: pip install polymax[train]\n"
+
+
+@pytest.mark.parametrize("name", task.MODULES)
+def test_a_task_has_a_flag_for_every_option(name):
+    shown = invoke("train", name, "--help", env={"COLUMNS": "200"}).output
+    assert task.named(name).name == name
+    for kind in (task.named(name).Options, Learning, Running):
+        for field in kind.__dataclass_fields__:
+            assert f"--{field.replace('_', '-')} " in shown
+
+
+def test_an_unknown_task_and_option_are_named(data, tmp_path):
+    with pytest.raises(ValueError, match="--sede is not an option of seq2seq; there are --attention"):
+        fit.train("seq2seq", data, tmp_path / "run", {"sede": 1})
+    with pytest.raises(ValueError, match="task must be one of seq2seq"):
+        task.named("chess")
+    with pytest.raises(ValueError, match="--speed is not an option; there are --seed"):
+        made(Learning, {"speed": 3})
+    with pytest.raises(ValueError, match="--lr must be at least 0 and finite; got nan"):
+        made(Learning, {"lr": float("nan")})
+
+
+def test_batches_hold_every_row_once_and_depend_on_seed_and_epoch():
+    sizes = torch.randint(1, 50, (1000,))
+    first, again, later, other = (
+        shuffled_batches(sizes, 8, seed, epoch) for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))
+    )
+    for batches in (first, later, other, sorted_batches(sizes, 8)):
+        assert torch.equal(torch.cat(batches).sort().values, torch.arange(1000))
+        # neighbours in length
+        spread = torch.stack([(sizes[batch].max() - sizes[batch].min()).float() for batch in batches])
+        assert spread.mean() < 5
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
+    assert not torch.equal(torch.cat(first), torch.cat(later))
+    assert not torch.equal(torch.cat(first), torch.cat(other))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6])
+def test_processes_share_batches(count):
+    batches = list(torch.arange(count).split(1))
+    shares = [share(batches, rank, 3) for rank in range(3)]
+    assert len({len(part) for part in shares}) == 1
+    assert {int(batch) for part in shares for batch in part} == set(range(count))
+
+
+def test_ragged_rows_come_back_padded():
+    rows = [[5], [6, 7, 8], [], [9, 4]]
+    padded, lengths = Ragged.of(rows).padded(torch.tensor([3, 0, 2]))
+    assert padded.tolist() == [[9, 4], [5, 0], [0, 0]]
+    assert lengths.tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("kind", ["words", "subwords"])
+def test_vocabularies_survive_their_storage(kind):
+    texts = ["low lower lowest", "new newer newest </s> wide"] * 5
+    vocabulary = Words.counted(texts, 50) if kind == "words" else Subwords.learned(texts, 60)
+    again = restored(json.loads(json.dumps(vocabulary.stored())))
+    for text in (*texts, "newest low"):
+        assert again.encode(text) == vocabulary.encode(text)
+        assert again.decode(vocabulary.encode(text)) == text
+    # what is spelled like a special is text
+    assert min(again.encode("</s> <s> <pad>")) >= UNKNOWN
+    assert again.encode("</s>") != [SPECIALS.index("</s>")]
+    assert len(again) == len(vocabulary)

@@ -1,0 +1,213 @@
+"""Hugging Face models with attention by a mapping: softmax gives their own attention, others the same laws."""
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+from tolerances import close, equal
+
+import polymax as pm
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+integration = pytest.importorskip("polymax.integrations.transformers")
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "initializer_range": 0.5}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+T5 = {
+    "vocab_size": 40,
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_heads": 2,
+    "dropout_rate": 0.0,
+}
+BART = {
+    **{f"{side}_{size}": n for side in ("encoder", "decoder") for size, n in (("layers", 2), ("attention_heads", 2))},
+    **{"vocab_size": 40, "d_model": 16, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "init_std": 0.5},
+}
+# an encoder; decoders with grouped heads, with bounded scores and windows, with sinks; encoder-decoders
+MODELS = {
+    "bert": ("BertForMaskedLM", "BertConfig", {**SIZES, "num_attention_heads": 2}),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {**SIZES, **IDS, **HEADS}),
+    "gemma": ("Gemma2ForCausalLM", "Gemma2Config", {**SIZES, **IDS, **HEADS, "sliding_window": 4}),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {**SIZES, **IDS, **HEADS, "sliding_window": 4, "num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
+    "t5": ("T5ForConditionalGeneration", "T5Config", {**T5, "decoder_start_token_id": 0}),
+    "bart": ("BartForConditionalGeneration", "BartConfig", {**BART, **IDS, "decoder_start_token_id": 2}),
+}
+DECODERS = ("llama", "gemma", "gpt-oss")
+every = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    transformers.logging.set_verbosity(logging.ERROR)
+    integration.register()
+
+
+def make(name, implementation="polymax_sparsemax", **changes):
+    """The same parameters for every implementation."""
+    model, config, options = MODELS[name]
+    config = getattr(transformers, config)(**{**options, **changes})
+    torch.manual_seed(0)
+    return getattr(transformers, model)._from_config(config, attn_implementation=implementation).eval()
+
+
+def batch(name):
+    """Token numbers, and the mask of two sequences, one shorter."""
+    ids = torch.randint(3, 40, (2, 7))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    return {**inputs, "decoder_input_ids": ids.flip(1)} if name in ("t5", "bart") else inputs
+
+
+def logits(model, inputs):
+    """Those of tokens: what stands at padding is nobody's business."""
+    keep = torch.ones(2, 7).bool() if "decoder_input_ids" in inputs else inputs["attention_mask"].bool()
+    return model(**inputs).logits[keep]
+
+
+@every
+def test_softmax_gives_the_model_s_own_attention(name):
+    inputs = batch(name)
+    eager, ours = make(name, "eager"), make(name, "polymax_softmax")
+    close(logits(ours, inputs), logits(eager, inputs), "softmax is eager")
+    unmasked = {**inputs, "attention_mask": torch.ones(2, 7).long()}
+    close(logits(ours, unmasked), logits(eager, unmasked), "softmax is eager without padding")
+    found, expected = (m(**inputs, output_attentions=True) for m in (ours, eager))
+    for kind in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
+        for a, b in zip(found.get(kind) or (), expected.get(kind) or (), strict=True):
+            close(a[:1], b[:1], f"{kind} are eager's")
+    assert any(key.endswith("attentions") for key in found)
+    assert not torch.allclose(logits(make(name), inputs), logits(eager, inputs), atol=1e-3), "sparsemax is not softmax"
+
+
+@every
+def test_masked_is_truncated(name):
+    inputs = batch(name)
+    short = {key: x[1:] if key == "decoder_input_ids" else x[1:, :5] for key, x in inputs.items()}
+    model = make(name)
+    rows = 7 if "decoder_input_ids" in inputs else 5
+    close(model(**inputs).logits[1:, :rows], model(**short).logits, "masked is truncated")
+
+
+@pytest.mark.parametrize("mapping", integration.DEFAULTS)
+def test_weights_are_sparse(mapping):
+    inputs = batch("llama")
+    for weights in make("llama", f"polymax_{mapping}")(**inputs, output_attentions=True).attentions:
+        assert weights.shape == (2, 4, 7, 7)
+        assert (weights.triu(1) == 0).all(), "a decoder does not look ahead"
+        close(weights[0].sum(-1), torch.ones(4, 7), "weights sum to 1")
+        assert (mapping == "softmax") == bool((weights[0].tril() > 0).sum() == 4 * 28)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_step_of_training(name):
+    model = make(name).train()
+    inputs = batch(name)
+    inputs.pop("decoder_input_ids", None)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(**inputs, labels=inputs["input_ids"]).loss
+        loss.backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", [*DECODERS, "t5", "bart"])
+def test_generate(name):
+    inputs = batch(name)
+    inputs.pop("decoder_input_ids", None)
+    if name in DECODERS:
+        # decoders continue from the right
+        inputs = {key: x.flip(1) for key, x in inputs.items()}
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    model = make(name)
+    kept = model.generate(**inputs, **options, use_cache=True)
+    equal(kept, model.generate(**inputs, **options, use_cache=False), "a cache changes nothing")
+    eager, ours = (make(name, kind).generate(**inputs, **options) for kind in ("eager", "polymax_softmax"))
+    equal(ours, eager, "softmax generates what eager does")
+
+
+def test_save_and_load(tmp_path):
+    inputs = batch("llama")
+    model = make("llama")
+    model.save_pretrained(tmp_path)
+    load = partial(transformers.AutoModelForCausalLM.from_pretrained, tmp_path)
+    equal(load(attn_implementation="polymax_sparsemax")(**inputs).logits, model(**inputs).logits, "it loads")
+    other = load(attn_implementation="eager")
+    close(logits(other, inputs), logits(make("llama", "eager"), inputs), "parameters are the model's own")
+    other.set_attn_implementation("polymax_sparsemax")
+    equal(other(**inputs).logits, model(**inputs).logits, "an implementation is changed by its name")
+
+
+def test_a_mapping_of_one_s_own():
+    integration.register("entmax_1.3", pm.Tsallis(1.3))
+    integration.register("budget", partial(pm.budgetmax, k=1))
+    inputs = batch("bert")
+    ours = make("bert", "polymax_entmax_1.3")(**inputs, output_attentions=True).attentions[0]
+    soft = make("bert", "polymax_softmax")(**inputs, output_attentions=True).attentions[0]
+    keep = inputs["attention_mask"].bool()[:, None, None]
+    scores = soft.log().masked_fill(~keep, -torch.inf)
+    close(ours, pm.entmax(scores, 1.3), "scores are softmax's, up to a shift")
+    one = make("bert", "polymax_budget")(**inputs, output_attentions=True).attentions[0]
+    close(one, pm.sparsemax(scores), "a function, too")
+
+
+def test_dropout_in_training():
+    model = make("bert", attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0)
+    inputs = batch("bert")
+    equal(logits(model, inputs), logits(model, inputs), "without training there is none")
+    model.train()
+    assert not torch.equal(logits(model, inputs), logits(model, inputs))
+
+
+def test_half_precision():
+    inputs = batch("llama")
+    model = make("llama")
+    expected = logits(model, inputs)
+    found = logits(model.bfloat16(), inputs)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - expected).abs().mean() < 0.05 * expected.abs().mean()
+
+
+def test_a_query_that_may_see_nothing_has_zeros():
+    """Padding on the left: the first queries have no key; float masks write the lowest number for -inf."""
+    q, k, v = torch.randn(3, 1, 2, 3, 4).unbind(0)
+    keep = torch.tensor([[False, False, False], [False, True, False], [False, True, True]])
+    low = torch.zeros(3, 3).masked_fill(~keep, torch.finfo(torch.float32).min)
+    module = torch.nn.Module()
+    for mask in (keep, low):
+        out, weights = integration.attention(pm.sparsemax, module, q, k, v, mask.expand(1, 1, 3, 3))
+        assert (out[:, 0] == 0).all()
+        assert (weights[..., ~keep] == 0).all()
+        close(weights[..., 1:, :].sum(-1), torch.ones(1, 2, 2), "others are not touched")
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_compile():
+    torch._dynamo.reset()
+    model, inputs = make("llama", num_hidden_layers=1), batch("llama")
+    fn = torch.compile(lambda **inputs: model(**inputs, use_cache=False).logits, fullgraph=True, backend="eager")
+    close(fn(**inputs), model(**inputs).logits, "compiled is the same")
+
+
+def test_errors():
+    with pytest.raises(TypeError, match=r"name and mapping must be given together"):
+        integration.register("sparse")
+    with pytest.raises(TypeError, match=r"mapping must be a function.*; got float"):
+        integration.register("sparse", 1.5)
+    with pytest.raises(ValueError, match=r"cache must be None"):
+        integration.attention(pm.softmax, None, *torch.randn(3, 1, 1, 2, 2), None, cache=object())
