@@ -240,7 +240,7 @@ def draw(results: dict, picture: str) -> None:
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=240)
+parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--picture")
 main(**vars(parser.parse_args()))
