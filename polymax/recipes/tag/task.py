@@ -1,0 +1,168 @@
+"""Tagging as a task of the command."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from polymax.recipes.metrics import EntityF1, TokenAccuracy
+from polymax.recipes.readers.columns import Tagged
+from polymax.recipes.tag.alternatives import Tagging, alternatives
+from polymax.recipes.tag.data import Batch, Sentences, read_tags, spell_spans, vocabularies_of, written
+from polymax.recipes.tag.model import NAMES, SPARSE, Tagger
+from polymax.recipes.tag.text import Untagged, untagged
+from polymax.recipes.training.batches import sorted_batches
+from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax.recipes.training.vocabulary import Words
+
+# sentences of input that are sorted and tagged together
+CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class TagOptions:
+    """Of the model and of what it writes."""
+
+    loss: str = option("crf", "Loss of the chain; softmax has none.", choices=NAMES)
+    scheme: str = option(
+        "same",
+        "Scheme that tags are learned in; they are written as they came.",
+        choices=("same", "IO", "BIO", "BIOES"),
+    )
+    hidden: int = option(200, "Size of the LSTM in each direction.", least=1)
+    embedding: int = option(100, "Size of word vectors.", least=1)
+    characters: int = option(30, "Size of the vectors of characters, and of what they say of a word.", least=1)
+    layers: int = option(1, "Layers of the LSTM.", least=1)
+    dropout: float = option(0.3, "Probability of dropping an entry.")
+    word_dropout: float = option(0.05, "Probability of not knowing a word, in training.")
+    words: int = option(50_000, "Most words in the vocabulary.", least=1)
+    batch: int = option(64, "Sentences that are tagged at once.", least=1, late=True)
+    distribution: bool = option(False, "Predict taggings with their probabilities, as a table.", late=True)
+
+
+class TagTask(Task):
+    """Sentences with a tag for each token; tags that spell labelled spans are measured by these too."""
+
+    name = "tag"
+    summary = "tag the tokens of sentences: named entities in columns, parts of speech in CoNLL-U"
+    Options = TagOptions
+
+    def read(self, files: Sequence[Path]) -> list[Tagged]:
+        return read_tags(files)
+
+    def vocabularies(self, examples: list[Tagged], options: TagOptions) -> Vocabularies:
+        return vocabularies_of(examples, options.scheme, options.words)
+
+    def encode(self, examples: list[Tagged], vocabularies: Vocabularies) -> Sentences:
+        return Sentences(examples, vocabularies)
+
+    def model(self, options: TagOptions, vocabularies: Vocabularies) -> Tagger:
+        tags = _words(vocabularies, "tags").words
+        return Tagger(options, len(vocabularies["words"]), len(vocabularies["characters"]), len(tags))
+
+    @torch.no_grad()
+    def evaluate(self, trained: Trained, examples: list[Tagged]) -> Report:
+        encoded, model = self.encode(examples, trained.vocabularies), _tagger(trained)
+        total, single = 0.0, 0
+        batches = sorted_batches(encoded.sizes, trained.options.batch)
+        for rows in batches:
+            batch = moved(encoded[rows], model)
+            total += float(model.loss(batch)["loss"][0])
+            if trained.options.loss in SPARSE:
+                single += int(model.single(model(batch)).sum())
+        start = perf_counter()
+        guessed = best_tags(trained, encoded)
+        seconds = perf_counter() - start
+        schemes = _words(trained.vocabularies, "schemes")
+        accuracy = TokenAccuracy()
+        accuracy.add((written(sentence.tags, schemes) for sentence in examples), guessed)
+        report = {"sentences": len(examples), "accuracy": accuracy.result()}
+        if spell_spans({tag for tags in (*guessed, *(example.tags for example in examples)) for tag in tags}):
+            spans = EntityF1()
+            spans.add((sentence.tags for sentence in examples), guessed)
+            report |= spans.result().all._asdict()
+        report["loss"] = total / len(examples)
+        if trained.options.loss in SPARSE:
+            report["single"] = single / len(examples)
+        return {**report, "sentences_per_second": len(examples) / seconds}
+
+    def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
+        waiting = untagged(lines)
+        count = 0
+        while chunk := list(islice(waiting, CHUNK)):
+            full = [sentence for sentence in chunk if sentence.rows]
+            encoded = _encoded(trained, full)
+            if trained.options.distribution:
+                for taggings in taggings_of(trained, encoded) if full else ():
+                    count += 1
+                    yield from (f"{count}\t{probability:.6g}\t{' '.join(tags)}" for probability, tags in taggings)
+                continue
+            found = iter(best_tags(trained, encoded) if full else ())
+            for sentence in chunk:
+                # what has no tokens stays as it is
+                yield from sentence.tagged(next(found)) if sentence.rows else sentence.lines
+
+
+@torch.no_grad()
+def best_tags(trained: Trained, encoded: Sentences) -> list[list[str]]:
+    """The best tags of sentences, in their order."""
+    model = _tagger(trained)
+    batches = sorted_batches(encoded.sizes, trained.options.batch)
+    tags: list[list[str]] = []
+    for rows in batches:
+        found = model.best(model(moved(encoded[rows], model))).tolist()
+        tags += [_names(trained, [tag for tag in row if tag >= 0]) for row in found]
+    return [tags[k] for k in _places(batches)]
+
+
+@torch.no_grad()
+def taggings_of(trained: Trained, encoded: Sentences) -> Iterator[list[tuple[float, list[str]]]]:
+    """The taggings of sentences that have a probability, in their order."""
+    model = _tagger(trained)
+    batches = sorted_batches(encoded.sizes, trained.options.batch)
+    listed: list[list[Tagging]] = []
+    for rows in batches:
+        listed += alternatives(trained.options.loss, model(moved(encoded[rows], model)))
+    for k in _places(batches):
+        yield [(probability, _names(trained, tags)) for probability, tags in listed[k]]
+
+
+def _names(trained: Trained, tags: list[int]) -> list[str]:
+    names = _words(trained.vocabularies, "tags").words
+    return written([names[tag] for tag in tags], _words(trained.vocabularies, "schemes"))
+
+
+def _places(batches: list[Tensor]) -> list[int]:
+    """Where each row is among the sorted ones."""
+    return torch.cat(batches).argsort().tolist()
+
+
+def _encoded(trained: Trained, sentences: list[Untagged]) -> Sentences:
+    # O is a tag in every scheme; nothing reads them
+    return Sentences(
+        [Tagged(tokens, ["O"] * len(tokens)) for tokens in (s.tokens for s in sentences)], trained.vocabularies
+    )
+
+
+def _tagger(trained: Trained) -> Tagger:
+    assert isinstance(trained.model, Tagger)
+    return trained.model
+
+
+def _words(vocabularies: Vocabularies, name: str) -> Words:
+    words = vocabularies[name]
+    assert isinstance(words, Words)
+    return words
+
+
+def moved(batch: Batch, model: Tagger) -> Batch:
+    """A batch on the device of a model."""
+    device = next(model.parameters()).device
+    return Batch(*(part.to(device) for part in batch))
+
+
+task = TagTask()
