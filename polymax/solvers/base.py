@@ -103,6 +103,8 @@ class ActiveSet(Solver):
     See: Niculae et al. 2018, SparseMAP, section 3.2; Nocedal and Wright 2006, chapter 16.
     """
 
+    # as many as there are structures in a large support
+    max_iter: int = 10_000
     tol: float = 1e-12
 
 
