@@ -14,7 +14,7 @@ from polymax.recipes.training.batches import Encoded
 from polymax.recipes.training.vocabulary import Vocabulary
 
 # a task is found by its name: polymax/recipes/<module>.py has an object `task`
-MODULES = {"seq2seq": "seq2seq.task"}
+MODULES = {"seq2seq": "seq2seq.task", "entail": "entail.task"}
 
 Vocabularies = dict[str, Vocabulary]
 Report = dict[str, float]
