@@ -16,6 +16,7 @@ from polymax.recipes.seq2seq.measures import bleu, rouge
 from polymax.recipes.seq2seq.model import Seq2Seq
 from polymax.recipes.seq2seq.search import Found, Search, beam_search
 from polymax.recipes.training.batches import Ragged, sorted_batches
+from polymax.recipes.training.measured import device_of, means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import BEGIN, END, PAD, Subwords, Words
 
@@ -70,7 +71,7 @@ class Seq2SeqTask(Task):
         return Seq2Seq(options, len(vocabularies["source"]), len(vocabularies["target"]))
 
     def evaluate(self, trained: Trained, examples: list[Translation]) -> Report:
-        losses = self._losses(trained, examples)
+        losses = means(trained.model, self.encode(examples, trained.vocabularies), trained.options.batch)
         start = perf_counter()
         found = found_targets(trained, [source for source, _ in examples])
         seconds = perf_counter() - start
@@ -86,17 +87,6 @@ class Seq2SeqTask(Task):
             "exact_search": found.exact.double().mean().item(),
             "words_per_second": sum(len(row) + 1 for row in words) / seconds,
         }
-
-    @torch.no_grad()
-    def _losses(self, trained: Trained, examples: list[Translation]) -> Report:
-        """Means of what the model's loss measures, on the targets that were wanted."""
-        pairs = self.encode(examples, trained.vocabularies)
-        totals: dict[str, Tensor] = {}
-        zero = torch.zeros(2, dtype=torch.float64)
-        for rows in sorted_batches(pairs.sizes, trained.options.batch):
-            for name, pair in trained.model.loss(moved(pairs[rows], trained.model)).items():
-                totals[name] = totals.get(name, zero) + torch.stack([number.double() for number in pair]).cpu()
-        return {name: float(total / count) for name, (total, count) in totals.items()}
 
     def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
         waiting, decode = iter(lines), trained.vocabularies["target"].decode
@@ -140,16 +130,6 @@ def target_words(row: Tensor) -> list[int]:
     """The numbers before END."""
     numbers = [number for number in row.tolist() if number != PAD]
     return numbers[: numbers.index(END)] if END in numbers else numbers
-
-
-def moved(batch: Batch, model: torch.nn.Module) -> Batch:
-    """A batch on the device of a model."""
-    return Batch(*(part.to(device_of(model)) for part in batch))
-
-
-def device_of(model: torch.nn.Module) -> torch.device:
-    """Where the parameters are."""
-    return next(model.parameters()).device
 
 
 task = Seq2SeqTask()

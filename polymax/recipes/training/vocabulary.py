@@ -1,5 +1,6 @@
 """Vocabularies: words or subwords to integers and back, and the JSON they are stored as."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,13 +9,16 @@ from typing import Any
 
 PAD, UNKNOWN, BEGIN, END = range(4)
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
+# words, apostrophes in them included, and single marks
+MARKED = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class Words:
     """Words between spaces, numbered after the specials; a word that is not listed is UNKNOWN.
 
-    Text never reads as a special: a word spelled "</s>" is a word.
+    Text never reads as a special: a word spelled "</s>" is a word. With `lower` text is read in lower case, with
+    `punctuation` marks are words of their own.
 
     Example:
         >>> words = Words.counted(["a b a", "a c"], size=2)
@@ -23,13 +27,16 @@ class Words:
     """
 
     words: tuple[str, ...]
+    lower: bool = False
+    punctuation: bool = False
 
     @classmethod
-    def counted(cls, texts: Iterable[str], size: int) -> "Words":
+    def counted(cls, texts: Iterable[str], size: int, lower: bool = False, punctuation: bool = False) -> "Words":
         """The `size` most frequent words of the texts; among equals, in the order of the alphabet."""
-        counts = Counter(word for text in texts for word in text.split())
+        empty = cls((), lower, punctuation)
+        counts = Counter(word for text in texts for word in empty.split(text))
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls(tuple(ranked[:size]))
+        return cls(tuple(ranked[:size]), lower, punctuation)
 
     def __len__(self) -> int:
         return len(SPECIALS) + len(self.words)
@@ -38,9 +45,19 @@ class Words:
     def _number(self) -> dict[str, int]:
         return {word: k for k, word in enumerate(self.words, len(SPECIALS))}
 
+    def split(self, text: str) -> list[str]:
+        """The words of a text.
+
+        Example:
+            >>> Words((), lower=True, punctuation=True).split("It isn't here.")
+            ['it', "isn't", 'here', '.']
+        """
+        read = text.lower() if self.lower else text
+        return MARKED.findall(read) if self.punctuation else read.split()
+
     def encode(self, text: str) -> list[int]:
         """The numbers of the words of a text."""
-        return [self._number.get(word, UNKNOWN) for word in text.split()]
+        return [self._number.get(word, UNKNOWN) for word in self.split(text)]
 
     def pieces(self, numbers: Sequence[int]) -> list[str]:
         """The words of numbers, one by one."""
@@ -52,7 +69,7 @@ class Words:
 
     def stored(self) -> dict[str, Any]:
         """What JSON keeps."""
-        return {"words": list(self.words)}
+        return {"words": list(self.words), "lower": self.lower, "punctuation": self.punctuation}
 
 
 class Subwords:
@@ -111,11 +128,11 @@ def restored(stored: dict[str, Any]) -> Vocabulary:
     """The vocabulary that `stored` wrote.
 
     Example:
-        >>> restored(Words(("a", "b")).stored())
-        Words(words=('a', 'b'))
+        >>> restored(Words(("a", "b"), lower=True).stored())
+        Words(words=('a', 'b'), lower=True, punctuation=False)
     """
     if "words" in stored:
-        return Words(tuple(stored["words"]))
+        return Words(**{**stored, "words": tuple(stored["words"])})
     tokenizer = _tokenizers().Tokenizer.from_str(stored["subwords"])
     tokenizer.encode_special_tokens = True
     return Subwords(tokenizer)

@@ -1,0 +1,1 @@
+"""Textual entailment: does a premise entail a hypothesis, contradict it, or neither."""

@@ -1,0 +1,99 @@
+"""Textual entailment as a task of the command."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from polymax.recipes.entail.classifier import Classifier
+from polymax.recipes.entail.data import LABELS, Pairs, labelled, parse_pair, read_entailment
+from polymax.recipes.entail.esim import ALIGNMENTS, Esim
+from polymax.recipes.entail.reader import Reader
+from polymax.recipes.readers.tsv import Pair
+from polymax.recipes.seq2seq.attention import NAMES
+from polymax.recipes.training.batches import sorted_batches
+from polymax.recipes.training.measured import means, moved
+from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax.recipes.training.vocabulary import Words
+
+# lines of input that are sorted and judged together
+CHUNK = 4096
+MODELS: dict[str, type[Reader] | type[Esim]] = {"attention": Reader, "esim": Esim}
+
+
+@dataclass(frozen=True)
+class EntailOptions:
+    """Of the model and of its words."""
+
+    model: str = option("attention", "A hypothesis that reads its premise, or ESIM.", choices=tuple(MODELS))
+    attention: str = option("softmax", "Mapping of the attention model.", choices=NAMES)
+    alpha: float = option(1.5, "Of entmax attention.", least=1)
+    strength: float = option(0.1, "Of fusedmax and oscarmax attention.")
+    p: float = option(1.5, "Of sq-pnorm-max attention.", least=1)
+    fertility: float = option(2.0, "Largest sum of a premise word's weights under csoftmax and csparsemax.")
+    alignment: str = option("softmax", "Of premise and hypothesis in the esim model.", choices=ALIGNMENTS)
+    hidden: int = option(128, "Size of the LSTMs.", least=1)
+    embedding: int = option(128, "Size of word vectors.", least=1)
+    dropout: float = option(0.2, "Probability of dropping an entry.")
+    words: int = option(50_000, "Most words in the vocabulary.", least=1)
+    lower: bool = option(False, "Read all words in lower case.")
+    punctuation: bool = option(False, "Read punctuation as words, where no space is before it too.")
+    batch: int = option(64, "Pairs that are judged at once.", least=1, late=True)
+
+
+class EntailTask(Task):
+    """Pairs of texts with labels; those on which annotators did not agree are neither trained on nor measured."""
+
+    name = "entail"
+    summary = "tell entailment, neutral and contradiction: pairs of a premise and a hypothesis"
+    Options = EntailOptions
+
+    def read(self, files: Sequence[Path]) -> list[Pair]:
+        return read_entailment(files)
+
+    def vocabularies(self, examples: list[Pair], options: EntailOptions) -> Vocabularies:
+        texts = [text for pair in labelled(examples) for text in (pair.first, pair.second)]
+        return {"words": Words.counted(texts, options.words, options.lower, options.punctuation)}
+
+    def encode(self, examples: list[Pair], vocabularies: Vocabularies) -> Pairs:
+        return Pairs(labelled(examples), vocabularies["words"])
+
+    def model(self, options: EntailOptions, vocabularies: Vocabularies) -> Classifier:
+        return MODELS[options.model](options, len(vocabularies["words"]))
+
+    def evaluate(self, trained: Trained, examples: list[Pair]) -> Report:
+        pairs = self.encode(examples, trained.vocabularies)
+        start = perf_counter()
+        measured = means(trained.model, pairs, trained.options.batch)
+        seconds = perf_counter() - start
+        count = len(pairs.label)
+        return {"pairs": count, "unlabelled": len(examples) - count, **measured, "pairs_per_second": count / seconds}
+
+    def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
+        """The label and the probabilities of all, in the order of LABELS; an empty line stays one."""
+        waiting = enumerate(lines, 1)
+        while chunk := list(islice(waiting, CHUNK)):
+            full = [parse_pair(line, number) for number, line in chunk if line.strip()]
+            judged = iter(probabilities(trained, full).tolist() if full else ())
+            for _, line in chunk:
+                yield _row(next(judged)) if line.strip() else ""
+
+
+@torch.no_grad()
+def probabilities(trained: Trained, pairs: list[Pair]) -> Tensor:
+    """Of the labels of pairs, in their order, (pairs, labels)."""
+    encoded = Pairs(pairs, trained.vocabularies["words"])
+    batches = sorted_batches(encoded.sizes, trained.options.batch)
+    judged = [trained.model(moved(encoded[rows], trained.model)).scores.float().softmax(-1).cpu() for rows in batches]
+    return torch.cat(judged)[torch.cat(batches).argsort()]
+
+
+def _row(row: list[float]) -> str:
+    return "\t".join([LABELS[row.index(max(row))], *(f"{p:.6f}" for p in row)])
+
+
+task = EntailTask()
