@@ -15,14 +15,16 @@ from typer.testing import CliRunner
 import polymax as pm
 from polymax import cli
 from polymax.recipes import demo as recipe
-from polymax.recipes import pictures, speed, tagged
+from polymax.recipes import pictures, speed, tagged, terminal, translation
 from polymax.recipes.catalogue import MAPPINGS, call, name
 from polymax.recipes.corpus import pairs
 from polymax.recipes.lexicon import Lexicon
 from polymax.recipes.sentence import counts, shown_sentence
+from polymax.recipes.seq2seq import numbers
 from polymax.recipes.structured import shown_structures
 
 FAST = ((2, 8),)
+SHORT = translation.Lesson(pairs=96, unseen=8, epochs=1)
 
 
 def invoke(*arguments):
@@ -35,14 +37,14 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     printed = io.StringIO()
     console = Console(file=printed, width=80)
-    report = recipe.demo(out, shapes=FAST, seconds=0.0, console=console)
+    report = recipe.demo(out, shapes=FAST, seconds=0.0, lesson=SHORT, console=console)
     assert report == out / "report.html"
     return out, printed.getvalue()
 
 
 def test_demo_writes_pictures_and_a_report(run):
     out, _ = run
-    pictures = ("attention", "curves", "simplex", "alignment", "tags", "trees", "speed")
+    pictures = ("attention", "curves", "simplex", "alignment", "tags", "trees", "speed", "translation")
     files = {"report.html", *(f"{picture}.png" for picture in pictures)}
     assert {file.name for file in out.iterdir()} == files
     for picture in out.glob("*.png"):
@@ -52,12 +54,14 @@ def test_demo_writes_pictures_and_a_report(run):
 def test_report_is_self_contained_and_complete(run):
     page = (run[0] / "report.html").read_text(encoding="utf-8")
     sources = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]{0,30})""", page)
-    assert len(sources) == 7
+    assert len(sources) == 8
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert not re.search(r"https?://|<script|<link|@import|url\(", page)
     for mapping in MAPPINGS:
         assert f"<code>{call(mapping)}</code>" in page
         assert f"<code>{name(mapping)}</code>" in page
+    for mapping in translation.ATTENTIONS:
+        assert f"<code>{call(mapping)}</code>" in page
     for shown in shown_structures():
         assert f"<code>pm.{type(shown.structure).__name__}()</code>" in page
     # every placeholder was filled
@@ -79,6 +83,58 @@ def test_demo_prints_a_row_for_every_structure(run):
         (row,) = [line.split() for line in lines if line.startswith(shown.name + " ")]
         assert row == [shown.name, shown.count(), *map(str, shown.positive())]
         assert max(len(line) for line in lines if line.startswith(shown.name)) <= 80
+
+
+def test_demo_prints_the_attention_and_the_measures_of_every_model(run):
+    lines = run[1].splitlines()
+    (titles,) = [line for line in lines if all(call(mapping) in line for mapping in translation.ATTENTIONS)]
+    assert len(titles) <= 80
+    for mapping in translation.ATTENTIONS:
+        (row,) = [line.split() for line in lines if re.match(re.escape(call(mapping)) + r" +[0-9.]+% ", line)]
+        zeros, groups, training, translating = row[-4:]
+        # after so few steps sparse mappings are still flat
+        assert re.fullmatch("0%" if name(mapping) == "softmax" else r"\d+%", zeros)
+        assert float(groups) >= 1
+        assert all(float(speed.replace(",", "")) > 0 for speed in (training, translating))
+
+
+def test_shown_number_is_not_learned_from(tmp_path):
+    lesson = translation.LESSON
+    learned, unseen = numbers.write(tmp_path, lesson.pairs, lesson.unseen)
+    shown = f"{numbers.english(translation.SHOWN)}\t{numbers.french(translation.SHOWN)}"
+    assert shown not in learned.read_text(encoding="utf-8").splitlines()
+    assert shown in unseen.read_text(encoding="utf-8").splitlines()
+
+
+def test_attention_as_text():
+    weights = torch.tensor([[0.2, 0.8, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    model = translation.Learned(translation.ATTENTIONS[1], {}, 1.0, weights, ["un", "deux", "."], ["a", "b", "."])
+    assert terminal.panel(model).splitlines() == [
+        "pm.sparsemax(x)",
+        "     1 2 3",
+        "  un░░██ ·",
+        "deux▒▒▒▒ ·",
+        "   . · ·██",
+    ]
+
+
+def test_translation_is_left_out_where_packages_are_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    printed = io.StringIO()
+    assert recipe.trained(Console(file=printed, width=40), SHORT) == []
+    assert printed.getvalue() == "translation is left out; it needs lightning: pip install polymax[train]\n\n"
+
+
+def test_interrupting_the_training_leaves_a_report_of_the_rest(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(translation, "train", interrupted)
+    monkeypatch.setattr(recipe, "_save", lambda figure, file: file)
+    monkeypatch.setattr(recipe, "page", lambda *parts: f"{len(parts)} parts")
+    with pytest.raises(KeyboardInterrupt):
+        recipe.demo(tmp_path, shapes=FAST, seconds=0.0, lesson=SHORT, console=Console(file=io.StringIO()))
+    assert (tmp_path / "report.html").read_text() == "4 parts"
 
 
 def test_structures_are_counted():

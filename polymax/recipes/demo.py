@@ -1,4 +1,4 @@
-"""The demo: every mapping on the alignment scores of one sentence, structures, pictures, speed, and a report."""
+"""The demo: mappings on one sentence, structures, speed, a translation that is learned, pictures, and a report."""
 
 import os
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.console import Console
 
-from polymax.recipes import pictures, structure_pictures
+from polymax.recipes import pictures, structure_pictures, translation
 from polymax.recipes.report import page
 from polymax.recipes.sentence import shown_sentence
 from polymax.recipes.speed import SHAPES
 from polymax.recipes.structured import shown_structures
-from polymax.recipes.terminal import measured, print_speed, print_structures, print_weights
+from polymax.recipes.terminal import measured, print_speed, print_structures, print_translation, print_weights
 
 
 def demo(
@@ -20,6 +20,7 @@ def demo(
     *,
     shapes: Sequence[tuple[int, ...]] = SHAPES,
     seconds: float = 0.2,
+    lesson: translation.Lesson = translation.LESSON,
     console: Console | None = None,
 ) -> Path:
     """Run the demo into the directory `out`, which is created, and return the path of its report."""
@@ -43,10 +44,27 @@ def demo(
     print_speed(console, timings)
     files["speed"] = _save(pictures.speed_panel(timings), out / "speed.png")
     report = out / "report.html"
+    # training takes longest: who stops it has a report of all the rest
     report.write_text(page(shown, structures, timings, files), encoding="utf-8")
+    if models := trained(console, lesson):
+        print_translation(console, models)
+        files["translation"] = _save(pictures.translation_panels(models), out / "translation.png")
+        report.write_text(page(shown, structures, timings, files, models), encoding="utf-8")
     for file in [*files.values(), report]:
         console.print(f"wrote {file}", highlight=False, soft_wrap=True)
     return report
+
+
+def trained(console: Console, lesson: translation.Lesson) -> list[translation.Learned]:
+    """The models of a lesson; none where packages are missing, which is said."""
+    if missing := translation.missing():
+        wanted = f"translation is left out; it needs {', '.join(missing)}: pip install polymax[train]"
+        console.print(wanted + "\n", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        return []
+    console.print("Translation of numbers in words, learned three times\n", style="bold")
+    models = list(translation.learned(lesson, console))
+    console.print()
+    return models
 
 
 def writable(out: Path) -> None:

@@ -12,6 +12,7 @@ from polymax.plot.matrix import attention, word_axes
 from polymax.plot.regularizer import curves, simplex
 from polymax.recipes.catalogue import MAPPINGS, call, name
 from polymax.recipes.speed import Timing
+from polymax.recipes.translation import Learned
 
 PANELS = ("softmax", "entmax", "sparsemax", "fusedmax", "oscarmax")
 
@@ -37,6 +38,22 @@ def attention_panels(scores: Tensor, target: Sequence[str], source: Sequence[str
     )
     for colors, beside, shrink, aspect, label in bars:
         figure.colorbar(colors, ax=beside, location="bottom", shrink=shrink, aspect=aspect, label=label)
+    return figure
+
+
+def translation_panels(models: Sequence[Learned]) -> Any:
+    """The attention that each model learned, on one colour scale, and its measures that no machine changes."""
+    axes = new_axes(12.6, 4.6, columns=len(models))
+    for ax, model in zip(axes, models):
+        attention(model.weights, model.target, model.source, ax=ax, vmax=1.0)
+        ax.set_title(call(model.mapping), fontsize=11, family="monospace")
+        measures = model.measures()
+        shown = f"{measures['right']} right, {measures['zeros']} zeros, {measures['groups']} groups a word"
+        ax.set_xlabel(shown, fontsize=9.5)
+        ax.tick_params(labelsize=9.5)
+    figure = axes[0].figure
+    label = "weight (exact zeros: grey)"
+    figure.colorbar(axes[0].collections[0], ax=axes, location="bottom", shrink=0.4, aspect=44, label=label)
     return figure
 
 

@@ -12,6 +12,7 @@ from polymax.recipes.sentence import ROUNDS, SLOPE, WORD, Sentence, counts, shor
 from polymax.recipes.speed import Timing, caution, machine
 from polymax.recipes.structured import TAGGING, WARPING, Shown
 from polymax.recipes.tagged import SMOOTHING, tagged_sentences
+from polymax.recipes.translation import Learned
 
 PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -77,9 +78,18 @@ $trees
 <code>torch.softmax</code> measured in turn with it. $caution</p>
 <div class="scroll">$timings</div>
 $speed
+$translation
 </body>
 </html>
 """)
+
+TRANSLATION = Template("""<h2>Attention that is learned</h2>
+<p>Three models learned to translate numbers from English to French words, and differ in the mapping of their attention
+alone. <em>right</em> is the share of numbers they had not seen whose whole translation is right, <em>zeros</em> the
+share of exact zeros in the attention, <em>groups</em> the number of blocks of equal positive weights for a word.
+Speeds are in French words.</p>
+<div class="scroll">$measures</div>
+$picture""")
 
 CAPTIONS = {
     "attention": f"""Rows are French words, columns the English words they may translate. The scores are
@@ -106,10 +116,18 @@ the kinds of the words at the ends of a span or of an arc, so that it stays open
 smoothing leaves the two readings, and gives 0 to the rest.""",
     "speed": "The same times; the line is torch.softmax.",
 }
+SEEN = """A number that none of them had seen: rows are the words that each wrote, columns those it read, the end of the
+sentence the last. Equal weights side by side have no border between them: fusedmax attends to segments."""
 
 
-def page(shown: Sentence, structures: Sequence[Shown], timings: Sequence[Timing], files: Mapping[str, Path]) -> str:
-    """The report as HTML; `files` are the pictures, by the name of their caption."""
+def page(
+    shown: Sentence,
+    structures: Sequence[Shown],
+    timings: Sequence[Timing],
+    files: Mapping[str, Path],
+    models: Sequence[Learned] = (),
+) -> str:
+    """The report as HTML; `files` are the pictures, by the name of their caption. Without models, nothing on them."""
     facts = machine()
     return PAGE.substitute(
         machine=escape(f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}"),
@@ -118,6 +136,7 @@ def page(shown: Sentence, structures: Sequence[Shown], timings: Sequence[Timing]
         structures=_structures(structures),
         timings=_timings(timings),
         caution=escape(caution(timings)),
+        translation=_translation(models, files["translation"]) if models else "",
         **{name: _figure(files[name], caption) for name, caption in CAPTIONS.items()},
     )
 
@@ -163,6 +182,15 @@ def _timings(timings: Sequence[Timing]) -> str:
         cells = "".join(f"<td>{timing}</td>" for timing in own)
         rows.append(f"<tr><th><code>{escape(mapping)}</code></th>{cells}</tr>")
     return _table([" × ".join(map(str, shape)) for shape in shapes], rows)
+
+
+def _translation(models: Sequence[Learned], file: Path) -> str:
+    rows = []
+    for model in models:
+        cells = "".join(f"<td>{cell}</td>" for cell in model.measures().values())
+        rows.append(f"<tr><th><code>{escape(call(model.mapping))}</code></th>{cells}</tr>")
+    measures = _table(list(models[0].measures()), rows)
+    return TRANSLATION.substitute(measures=measures, picture=_figure(file, SEEN))
 
 
 def _table(heads: Sequence[str], rows: Sequence[str]) -> str:

@@ -1,15 +1,21 @@
 """What the demo and the benchmark print: rich tables, and a bar while speed is measured."""
 
 from collections.abc import Sequence
+from math import ceil
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
-from polymax.recipes.catalogue import MAPPINGS
+from polymax.recipes.catalogue import MAPPINGS, call
 from polymax.recipes.sentence import WORD, Sentence, counts, short
 from polymax.recipes.speed import Timing, caution, measure
 from polymax.recipes.structured import Shown
+from polymax.recipes.translation import Learned
+
+# of weights up to a quarter, a half, three quarters, 1
+SHADES = "░▒▓█"
 
 
 def print_weights(console: Console, shown: Sentence) -> None:
@@ -38,6 +44,36 @@ def print_structures(console: Console, shown: Sequence[Shown]) -> None:
     console.print("Structures: how many there are, and how many parts each smoothing gives a weight\n", style="bold")
     console.print(table)
     console.print()
+
+
+def print_translation(console: Console, models: Sequence[Learned]) -> None:
+    """The attention of the models side by side, then a row for each: right translations, zeros, groups and speed."""
+    source = "  ".join(f"{number} {word}" for number, word in enumerate(models[0].source, 1))
+    console.print("Attention that was learned: rows are the French words, columns the English", style="bold")
+    console.print(f"(· is exactly 0; {SHADES} are weights up to ¼, ½, ¾, 1)", highlight=False)
+    console.print(source + "\n", highlight=False, markup=False)
+    panels = Table.grid(padding=(0, 2, 0, 0))
+    panels.add_row(*(Text(panel(model), no_wrap=True) for model in models))
+    console.print(panels)
+    console.print()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for head in models[0].measures():
+        table.add_column(head, justify="right")
+    for model in models:
+        table.add_row(call(model.mapping), *model.measures().values())
+    console.print(table)
+    console.print()
+
+
+def panel(model: Learned) -> str:
+    """The weights of a model as text: a line for each word of the target, two characters for each of the source."""
+    width = max(map(len, model.target))
+    lines = [call(model.mapping), " " * width + "".join(f"{k:2}" for k in range(1, len(model.source) + 1))]
+    for word, row in zip(model.target, model.weights.tolist()):
+        cells = (2 * SHADES[min(ceil(4 * weight), 4) - 1] if weight > 0 else " ·" for weight in row)
+        lines.append(f"{word:>{width}}" + "".join(cells))
+    return "\n".join(lines)
 
 
 def print_speed(console: Console, timings: Sequence[Timing]) -> None:
