@@ -54,8 +54,8 @@ def vocabularies_of(examples: Sequence[Tagged], scheme: str, words: int) -> Voca
     """Of the words in lower case, the characters and the tags; and the schemes of tags that are learned and written.
 
     Example:
-        >>> vocabularies_of([Tagged(["Rome"], ["I-LOC"])], "BIO", 100)["tags"]
-        Words(words=('B-LOC',))
+        >>> vocabularies_of([Tagged(["Rome"], ["I-LOC"])], "BIO", 100)["tags"].words
+        ('B-LOC',)
     """
     schemes = Words((scheme, _scheme_of(examples, scheme)) if scheme in SCHEMES else ())
     tags = {tag for sentence in examples for tag in learned(sentence.tags, schemes)}
