@@ -35,8 +35,12 @@ class SmoothNoise(Noise):
     """Noise with a density exp(-nu) whose slope is known."""
 
     @abstractmethod
+    def nu(self, z: Tensor) -> Tensor:
+        """Minus the log-density, up to a constant."""
+
+    @abstractmethod
     def slope(self, z: Tensor) -> Tensor:
-        """The derivative of nu, minus that of the log-density; its mean is 0."""
+        """The derivative of nu; its mean is 0."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ class Gumbel(SmoothNoise):
 
     See: Gumbel 1954; Maddison, Tarlow and Minka 2014, A* sampling.
     """
+
+    def nu(self, z: Tensor) -> Tensor:
+        return z + torch.exp(-(z + EULER))
 
     def slope(self, z: Tensor) -> Tensor:
         return -torch.expm1(-(z + EULER))
@@ -74,6 +81,9 @@ class Normal(SmoothNoise):
         >>> Normal().slope(torch.tensor([0.5, -2.0]))
         tensor([ 0.5000, -2.0000])
     """
+
+    def nu(self, z: Tensor) -> Tensor:
+        return z.square() / 2
 
     def slope(self, z: Tensor) -> Tensor:
         return z

@@ -11,6 +11,12 @@ from polymax.estimators.score_function import Draws, ScoreFunction
 from polymax.structures.dynamic import checked
 
 
+def clipped(ratios: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """max(r a, clip(r, 1 - clip, 1 + clip) a), of any shape."""
+    bounded = torch.where(advantages > 0, ratios.clamp(min=1 - clip), ratios.clamp(max=1 + clip))
+    return torch.where(advantages == 0, 0, advantages * bounded)
+
+
 @dataclass(frozen=True, eq=False)
 class ClippedBatch:
     """Draws to take steps on."""
@@ -32,9 +38,7 @@ class ClippedBatch:
 
     def surrogate(self, *scores: Tensor) -> Tensor:
         """What to minimize in the scores; its value is no loss."""
-        r, a = self.ratios(*scores), self.draws.advantages
-        bounded = torch.where(a > 0, r.clamp(min=1 - self.clip), r.clamp(max=1 + self.clip))
-        return reduced(torch.where(a == 0, 0, a * bounded).mean(0), self.reduction)
+        return reduced(clipped(self.ratios(*scores), self.draws.advantages, self.clip).mean(0), self.reduction)
 
 
 class Clipped(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from polymax.noise import EULER, Gumbel, Noise, Normal
+from polymax.noise import Gumbel, SmoothNoise
 from polymax.perturbed import Perturbed
 from polymax.regularizers import Regularizer
 from polymax.smoothing import LocalMax, Marginals, Smoothing
@@ -80,11 +80,11 @@ class Perturbing(Policy):
     """
 
     structure: Structure
-    noise: Noise
+    noise: SmoothNoise
     gamma: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.noise, Gumbel | Normal):
+        if not isinstance(self.noise, SmoothNoise):
             raise TypeError(f"noise must have a density, as Gumbel and Normal have; got {type(self.noise).__name__}")
 
     def actions(self, *scores: Tensor) -> "Shifted":
@@ -114,7 +114,7 @@ class Shifted:
     """
 
     structure: Structure
-    noise: Noise
+    noise: SmoothNoise
     scores: tuple[Tensor, ...]
     gamma: float | Tensor
 
@@ -136,7 +136,7 @@ class Shifted:
             # a part that was forbidden when it was drawn, or is, has no say
             free = mask & (u != -torch.inf) & (x != -torch.inf)
             z = (torch.where(free, u, 0) - torch.where(free, x, 0)) / scale
-            total = total - torch.where(free, _nu(self.noise, z) + torch.log(scale), 0).flatten(-d).sum(-1)
+            total = total - torch.where(free, self.noise.nu(z) + torch.log(scale), 0).flatten(-d).sum(-1)
         return torch.as_tensor(total)
 
     @property
@@ -148,16 +148,6 @@ class Shifted:
     def _stacked(self, action: tuple[Tensor, ...]) -> Structure:
         """The set for (samples, *batch, ...)."""
         return stacked(self.structure, action[0].shape[0], *self.scores)
-
-
-def _nu(noise: Noise, z: Tensor) -> Tensor:
-    """Minus the log-density, up to a constant."""
-    match noise:
-        case Gumbel():
-            return z + torch.exp(-(z + EULER))
-        case Normal():
-            return z.square() / 2
-    raise TypeError(f"noise must have a density, as Gumbel and Normal have; got {type(noise).__name__}")
 
 
 def smoothing_of(structure: Any, default: Callable[[Any], Smoothing]) -> Smoothing:

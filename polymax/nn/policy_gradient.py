@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from polymax.estimators.baselines import Baseline, Situation
+from polymax.estimators.clipped import clipped
 from polymax.estimators.expected_loss import carrying
 
 
@@ -85,5 +86,4 @@ def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
     """
     if not 0 < clip < 1:
         raise ValueError(f"clip must be between 0 and 1; got {clip!r}")
-    r, a = torch.exp(log_prob - old_log_prob.detach()), advantages.detach()
-    return torch.where(a == 0, 0, a * torch.where(a > 0, r.clamp(min=1 - clip), r.clamp(max=1 + clip))).mean()
+    return clipped(torch.exp(log_prob - old_log_prob.detach()), advantages.detach(), clip).mean()

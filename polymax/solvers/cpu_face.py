@@ -9,15 +9,9 @@ is one more direction.
 import numpy as np
 
 from polymax.kernels.numba_math import inline, kernel, row_dot
+from polymax.solvers.face import APART, NUDGE, TIED
 from polymax.solvers.numba_factor import dot, grow, solve_above
 from polymax.solvers.numba_weights import CONVERGED, DEPENDENT, FULL, join
-
-# large beside the error of mu, small beside the distance of structures that are not on the face
-NUDGE = 1e-8
-# how far below the best a structure on the face may seem to be, relative to its score
-TIED = 1e-10
-# how much a nudge must favour a structure that is not a mix of the others
-APART = 1e-6
 
 
 @inline

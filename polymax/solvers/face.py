@@ -10,8 +10,12 @@ from polymax.solvers.base import Solution, UsedParts
 from polymax.solvers.response.reference import held, sensitivity
 from polymax.structures.base import Structure, tensors, used_parts
 
-# as in cpu_face.py
-NUDGE, TIED, APART = 1e-8, 1e-10, 1e-6
+# large beside the error of mu, small beside the distance of structures that are not on the face
+NUDGE = 1e-8
+# how far below the best a structure on the face may seem to be, relative to its score
+TIED = 1e-10
+# how much a nudge must favour a structure that is not a mix of the others
+APART = 1e-6
 
 # a point (*batch, *event) to the best structure around it and its score
 Best = Callable[[Tensor], tuple[Tensor, Tensor]]

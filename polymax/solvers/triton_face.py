@@ -7,6 +7,7 @@ that is as good as they are is one more direction. The walk is that of cpu_face.
 import triton
 import triton.language as tl
 
+from polymax.solvers import face
 from polymax.solvers.triton_lists import compare, copy, gather, look, spread
 from polymax.solvers.triton_weights import (
     DEPENDENT,
@@ -18,12 +19,7 @@ from polymax.solvers.triton_weights import (
     worth,
 )
 
-# large beside the error of mu, small beside the distance of structures that are not on the face
-NUDGE = tl.constexpr(1e-8)
-# how far below the best a structure on the face may seem to be, relative to its score
-TIED = tl.constexpr(1e-10)
-# how much a nudge must favour a structure that is not a mix of the others
-APART = tl.constexpr(1e-6)
+NUDGE, TIED, APART = (tl.constexpr(x) for x in (face.NUDGE, face.TIED, face.APART))
 
 
 @triton.jit
