@@ -15,10 +15,11 @@ from polymax import cli, recipes
 from polymax.recipes.readers.columns import Tagged, read_tagged
 from polymax.recipes.readers.conllu import read_conllu
 from polymax.recipes.tag.alternatives import BEST, LARGEST, alternatives
-from polymax.recipes.tag.data import LONGEST, Batch, Sentences, read_tags, vocabularies_of
+from polymax.recipes.tag.data import Batch, Sentences, read_tags, vocabularies_of
 from polymax.recipes.tag.model import NAMES, SPARSE, Scored, Tagger
 from polymax.recipes.tag.task import TagOptions
 from polymax.recipes.tag.text import untagged
+from polymax.recipes.text.tokens import LONGEST
 from polymax.recipes.training.vocabulary import PAD, UNKNOWN
 
 TINY = TagOptions(hidden=5, embedding=4, characters=3, dropout=0.0)
@@ -33,7 +34,7 @@ TAGS = KNOWN["tags"].words
 
 def model(options=TINY, scale=1.0):
     """A model of random weights, with scores `scale` times what they would be."""
-    made = Tagger(options, len(KNOWN["words"]), len(KNOWN["characters"]), len(TAGS)).eval()
+    made = Tagger(options, KNOWN).eval()
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if name in ("begin", "end", "transition"):

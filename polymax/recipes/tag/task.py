@@ -15,6 +15,7 @@ from polymax.recipes.tag.alternatives import Tagging, alternatives
 from polymax.recipes.tag.data import Batch, Sentences, read_tags, spell_spans, vocabularies_of, written
 from polymax.recipes.tag.model import NAMES, SPARSE, Tagger
 from polymax.recipes.tag.text import Untagged, untagged
+from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.training.batches import sorted_batches
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import Words
@@ -24,7 +25,7 @@ CHUNK = 1024
 
 
 @dataclass(frozen=True)
-class TagOptions:
+class TagOptions(ReaderOptions):
     """Of the model and of what it writes."""
 
     loss: str = option("crf", "Loss of the chain; softmax has none.", choices=NAMES)
@@ -33,13 +34,6 @@ class TagOptions:
         "Scheme that tags are learned in; they are written as they came.",
         choices=("same", "IO", "BIO", "BIOES"),
     )
-    hidden: int = option(200, "Size of the LSTM in each direction.", least=1)
-    embedding: int = option(100, "Size of word vectors.", least=1)
-    characters: int = option(30, "Size of the vectors of characters, and of what they say of a word.", least=1)
-    layers: int = option(1, "Layers of the LSTM.", least=1)
-    dropout: float = option(0.3, "Probability of dropping an entry.")
-    word_dropout: float = option(0.05, "Probability of not knowing a word, in training.")
-    words: int = option(50_000, "Most words in the vocabulary.", least=1)
     batch: int = option(64, "Sentences that are tagged at once.", least=1, late=True)
     distribution: bool = option(False, "Predict taggings with their probabilities, as a table.", late=True)
 
@@ -61,8 +55,7 @@ class TagTask(Task):
         return Sentences(examples, vocabularies)
 
     def model(self, options: TagOptions, vocabularies: Vocabularies) -> Tagger:
-        tags = _words(vocabularies, "tags").words
-        return Tagger(options, len(vocabularies["words"]), len(vocabularies["characters"]), len(tags))
+        return Tagger(options, vocabularies)
 
     @torch.no_grad()
     def evaluate(self, trained: Trained, examples: list[Tagged]) -> Report:
