@@ -67,6 +67,10 @@ class Seq2SeqTask(Task):
     def encode(self, examples: list[Translation], vocabularies: Vocabularies) -> Pairs:
         return Pairs(examples, vocabularies["source"], vocabularies["target"])
 
+    def tokens(self, data: Pairs) -> Tensor:
+        # those that are written: words and END
+        return data.target.lengths - 1
+
     def model(self, options: Seq2SeqOptions, vocabularies: Vocabularies) -> Seq2Seq:
         return Seq2Seq(options, len(vocabularies["source"]), len(vocabularies["target"]))
 

@@ -50,6 +50,7 @@ class TagTask(Task):
     name = "tag"
     summary = "tag the tokens of sentences: named entities in columns, parts of speech in CoNLL-U"
     Options = TagOptions
+    monitor = ("accuracy",)
 
     def read(self, files: Sequence[Path]) -> list[Tagged]:
         return read_tags(files)
@@ -59,6 +60,9 @@ class TagTask(Task):
 
     def encode(self, examples: list[Tagged], vocabularies: Vocabularies) -> Sentences:
         return Sentences(examples, vocabularies)
+
+    def tokens(self, data: Sentences) -> Tensor:
+        return data.sizes
 
     def model(self, options: TagOptions, vocabularies: Vocabularies) -> Tagger:
         tags = _words(vocabularies, "tags").words
