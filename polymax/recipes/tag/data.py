@@ -10,7 +10,8 @@ from torch import Tensor
 
 from polymax.recipes.readers.columns import Tagged, read_tagged
 from polymax.recipes.readers.conllu import read_conllu
-from polymax.recipes.readers.schemes import BIO, BIOES, IO, IOB1, detect, split_tag
+from polymax.recipes.readers.schemes import BIO, BIOES, IO, IOB1, detect
+from polymax.recipes.tag.spans import rules_of, spell_spans
 from polymax.recipes.text.tokens import TokenTable, numbers, token_vocabularies
 from polymax.recipes.training.batches import Ragged
 from polymax.recipes.training.task import Vocabularies
@@ -33,34 +34,23 @@ def _read(file: Path) -> Iterable[Tagged]:
     return (Tagged(sentence.forms, [word.upos for word in sentence.words]) for sentence in sentences)
 
 
-def spell_spans(tags: Iterable[str]) -> bool:
-    """Whether all tags are those of a scheme that writes labelled spans.
-
-    Example:
-        >>> spell_spans(["O", "B-PER"]), spell_spans(["NOUN"])
-        (True, False)
-    """
-    try:
-        for tag in tags:
-            split_tag(tag)
-    except ValueError:
-        return False
-    return True
-
-
 def vocabularies_of(examples: Sequence[Tagged], scheme: str, words: int) -> Vocabularies:
-    """Of the words in lower case, the characters and the tags; and the schemes of tags that are learned and written.
+    """Of the words in lower case, the characters and the tags; the schemes of tags that are learned and written, and
+    the rules that those that are learned keep.
 
     Example:
         >>> vocabularies_of([Tagged(["Rome"], ["I-LOC"])], "BIO", 100)["tags"].words
         ('B-LOC',)
     """
     schemes = Words((scheme, _scheme_of(examples, scheme)) if scheme in SCHEMES else ())
-    tags = {tag for sentence in examples for tag in learned(sentence.tags, schemes)}
+    spelled = [Tagged(sentence.tokens, learned(sentence.tags, schemes)) for sentence in examples]
+    rules = rules_of(spelled)
+    tags = {tag for sentence in spelled for tag in sentence.tags}
     return {
         **token_vocabularies([sentence.tokens for sentence in examples], words),
         "tags": Words(tuple(sorted(tags))),
         "schemes": schemes,
+        "rules": Words((rules,) if rules else ()),
     }
 
 

@@ -12,8 +12,9 @@ from polymax.recipes.metrics import EntityF1, TokenAccuracy
 from polymax.recipes.readers.columns import Tagged
 from polymax.recipes.readers.lines import Line, grouped
 from polymax.recipes.tag.alternatives import Tagging, alternatives
-from polymax.recipes.tag.data import Sentences, read_tags, spell_spans, vocabularies_of, written
+from polymax.recipes.tag.data import Sentences, read_tags, vocabularies_of, written
 from polymax.recipes.tag.model import NAMES, SPARSE, Tagger
+from polymax.recipes.tag.spans import spell_spans
 from polymax.recipes.tag.text import Untagged, untagged
 from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.training.batches import sorted_batches
@@ -32,6 +33,7 @@ class TagOptions(ReaderOptions):
         "Scheme that tags are learned in; they are written as they came.",
         choices=("same", "IO", "BIO", "BIOES"),
     )
+    unconstrained: bool = option(False, "Find tags that break the rules of BIO or BIOES too.", late=True)
     batch: int = option(64, "Sentences that are tagged at once.", least=1, late=True)
     distribution: bool = option(False, "Predict taggings with their probabilities, as a table.", late=True)
 
@@ -42,7 +44,7 @@ class TagTask(Task):
     name = "tag"
     summary = "tag the tokens of sentences: named entities in columns, parts of speech in CoNLL-U"
     Options = TagOptions
-    monitor = ("accuracy",)
+    monitor = ("f1", "accuracy")
 
     def read(self, files: Sequence[Path]) -> list[Tagged]:
         return read_tags(files)
@@ -68,7 +70,7 @@ class TagTask(Task):
             batch = moved(encoded[rows], model)
             total += float(model.loss(batch)["loss"][0])
             if trained.options.loss in SPARSE:
-                single += int(model.single(model(batch)).sum())
+                single += int(model.single(model.constrained(model(batch))).sum())
         start = perf_counter()
         guessed = best_tags(trained, encoded)
         seconds = perf_counter() - start
@@ -125,7 +127,8 @@ def taggings_of(trained: Trained, encoded: Sentences) -> Iterator[list[tuple[flo
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     listed: list[list[Tagging]] = []
     for rows in batches:
-        listed += alternatives(trained.options.loss, model(moved(encoded[rows], model)))
+        scored = model.constrained(model(moved(encoded[rows], model)))
+        listed += alternatives(trained.options.loss, scored)
     for k in _places(batches):
         yield [(probability, _names(trained, tags)) for probability, tags in listed[k]]
 
