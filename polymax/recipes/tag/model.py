@@ -94,7 +94,7 @@ class Tagger(Model):
         return scored._replace(unary=unary, transition=scored.transition.masked_fill(~self.moves, -torch.inf))
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """The chosen loss over sentences; where the model does not learn, also right tags over tokens and F1 of spans."""
+        """The chosen loss over sentences; of a model that does not learn also right tags over tokens, F1 of spans."""
         scored = self(batch)
         sentences = torch.ones_like(batch.lengths).sum()
         if self.options.loss == "softmax":
