@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import polymax as pm
-from polymax.recipes.tag.data import Batch
+from polymax.recipes.tag.data import Batch, PieceBatch
 from polymax.recipes.tag.spans import constraints_of, counted_spans, spell_spans
-from polymax.recipes.text.reader import TextReader
+from polymax.recipes.text.chosen import reader_of
 from polymax.recipes.training.task import Model, Vocabularies
 from polymax.recipes.training.vocabulary import Words
 
@@ -68,15 +68,16 @@ class Tagger(Model):
         for name, part in zip(("moves", "first", "last"), allowed or (None, None, None)):
             # not saved: the vocabularies say it
             self.register_buffer(name, part, persistent=False)
-        self.reader = TextReader(options, vocabularies)
+        self.reader = reader_of(options, vocabularies)
         self.tags = nn.Linear(self.reader.size, count)
         if options.loss != "softmax":
             self.begin, self.end = nn.Parameter(torch.zeros(count)), nn.Parameter(torch.zeros(count))
             self.transition = nn.Parameter(torch.zeros(count, count))
 
-    def forward(self, batch: Batch) -> Scored:
+    def forward(self, batch: Batch | PieceBatch) -> Scored:
         """The scores of a batch."""
-        unary = self.tags(self.reader(batch.words, batch.characters, batch.lengths)).float()
+        # all but the tags is for the reader
+        unary = self.tags(self.reader(*batch[:-1])).float()
         chain = pm.Chain(batch.lengths)
         if self.options.loss == "softmax":
             return Scored(chain, unary, unary.new_zeros(2 * unary.shape[-1:]))
@@ -93,7 +94,7 @@ class Tagger(Model):
         unary = _at_ends(scored.unary, scored.chain.lengths, *ends)
         return scored._replace(unary=unary, transition=scored.transition.masked_fill(~self.moves, -torch.inf))
 
-    def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    def loss(self, batch: Batch | PieceBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """The chosen loss over sentences; of a model that does not learn also right tags over tokens, F1 of spans."""
         scored = self(batch)
         sentences = torch.ones_like(batch.lengths).sum()

@@ -16,10 +16,11 @@ from polymax.recipes.tag.data import Sentences, read_tags, vocabularies_of, writ
 from polymax.recipes.tag.model import NAMES, SPARSE, Tagger
 from polymax.recipes.tag.spans import spell_spans
 from polymax.recipes.tag.text import Untagged, untagged
+from polymax.recipes.text.pretrained import PretrainedReader
 from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.training.batches import sorted_batches
 from polymax.recipes.training.measured import moved
-from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax.recipes.training.task import Model, Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import Words
 
 
@@ -27,6 +28,7 @@ from polymax.recipes.training.vocabulary import Words
 class TagOptions(ReaderOptions):
     """Of the model and of what it writes."""
 
+    encoder: str = option("", "Pretrained encoder of Hugging Face, by name or directory, instead of the LSTM.")
     loss: str = option("crf", "Loss of the chain; softmax has none.", choices=NAMES)
     scheme: str = option(
         "same",
@@ -50,7 +52,7 @@ class TagTask(Task):
         return read_tags(files)
 
     def vocabularies(self, examples: list[Tagged], options: TagOptions) -> Vocabularies:
-        return vocabularies_of(examples, options.scheme, options.words)
+        return vocabularies_of(examples, options.scheme, options.words, options.encoder)
 
     def encode(self, examples: list[Tagged], vocabularies: Vocabularies) -> Sentences:
         return Sentences(examples, vocabularies)
@@ -60,6 +62,11 @@ class TagTask(Task):
 
     def model(self, options: TagOptions, vocabularies: Vocabularies) -> Tagger:
         return Tagger(options, vocabularies)
+
+    def begin(self, model: Model, options: TagOptions) -> None:
+        assert isinstance(model, Tagger)
+        if isinstance(model.reader, PretrainedReader):
+            model.reader.begin(options.encoder)
 
     @torch.no_grad()
     def evaluate(self, trained: Trained, examples: list[Tagged]) -> Report:

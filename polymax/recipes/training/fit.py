@@ -40,6 +40,8 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
     vocabularies = vocabularies_of(task, config, run, parts["train"], resume)
     torch.manual_seed(config.learning.seed)
     model = task.model(config.options, vocabularies)
+    if not run.last.exists():
+        task.begin(model, config.options)
     from polymax.recipes.training.trainer import Data, Steps, fit, prepared
 
     encoded = {part: task.encode(parts[part], vocabularies) for part in ("train", "dev")}

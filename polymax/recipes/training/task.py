@@ -88,6 +88,10 @@ class Task(ABC):
     def model(self, options: Any, vocabularies: Vocabularies) -> Model:
         """An untrained model; its random numbers are torch's."""
 
+    def begin(self, model: Any, options: Any) -> None:
+        """Give a model the weights that its training begins with, where these are not the random ones it has."""
+        return
+
     @abstractmethod
     def evaluate(self, trained: Trained, examples: list[Any]) -> Report:
         """Measures, in the order in which they are printed."""
