@@ -187,7 +187,8 @@ def test_three_formats_hold_the_same_pairs(tmp_path):
         (tmp_path / name).write_text(text, newline="")
     wanted = [("a b", "x"), ("c", "y y")]
     for names in (("p.tsv",), ("p.jsonl",), ("p.en", "p.fr")):
-        assert read_texts([tmp_path / name for name in names]) == wanted
+        assert [text.pair for text in read_texts([tmp_path / name for name in names])] == wanted
+    assert read_texts([tmp_path / "p.jsonl"])[1].targets == ("y y", "x")
 
 
 BROKEN = {
@@ -232,10 +233,20 @@ def test_numbers_have_one_name_each():
 
 
 def test_measures():
-    assert bleu(["a b c d e"], ["a b c d f"]) < 100
-    scores = rouge(["é b c", "x"], ["É b d", "y"])
+    assert bleu(["a b c d e"], [["a b c d f"]]) < 100
+    scores = rouge(["é, b c", "x"], [["É b d."], ["y"]])
     assert scores["rouge1"] == pytest.approx(100 / 3)
     assert scores["rouge2"] == pytest.approx(25)
+
+
+def test_measures_take_the_best_of_several_references():
+    references = [["z", "a b c d e"], ["v w x y z"]]
+    texts = ["a b c d e", "v w x y z"]
+    assert bleu(texts, references) == 100
+    assert rouge(texts, references) == {"rouge1": 100, "rouge2": 100, "rougeL": 100}
+    # more words are in the first, more pairs of words in the second: the first is best, and counts for all
+    assert rouge(["a b c d"], [["d c b a", "a b"]])["rouge2"] == 0
+    assert rouge(["a b c d"], [["a b"]])["rouge2"] > 0
 
 
 def test_pairs_are_padded_and_marked():

@@ -12,12 +12,15 @@ from typer.testing import CliRunner
 
 import polymax as pm
 from polymax import cli, recipes
+from polymax.recipes.metrics import EntityF1
 from polymax.recipes.readers.columns import Tagged, read_tagged
 from polymax.recipes.readers.conllu import read_conllu
 from polymax.recipes.readers.lines import grouped
+from polymax.recipes.readers.schemes import BIO
 from polymax.recipes.tag.alternatives import BEST, LARGEST, alternatives
 from polymax.recipes.tag.data import Batch, Sentences, read_tags, vocabularies_of
 from polymax.recipes.tag.model import NAMES, SPARSE, Scored, Tagger
+from polymax.recipes.tag.spans import counted_spans
 from polymax.recipes.tag.task import TagOptions
 from polymax.recipes.tag.text import untagged
 from polymax.recipes.text.tokens import LONGEST
@@ -53,7 +56,7 @@ def test_a_batch_is_its_sentences(loss):
     batch = sentences[torch.arange(3)]
     together, best = made.loss(batch), made.best(made(batch))
     assert (best == -1).equal(batch.tags == -1)
-    assert set(together) == {"loss", "accuracy"}
+    assert set(together) == {"loss", "accuracy", "f1"}
     alone = [sentences[torch.tensor([row])] for row in range(3)]
     for row, one in enumerate(alone):
         assert made.best(made(one))[0].equal(best[row, : one.lengths[0]])
@@ -153,6 +156,60 @@ def test_a_large_support_is_cut():
 def test_losses_without_probabilities_are_named():
     with pytest.raises(ValueError, match=r"--distribution needs a loss with probabilities, crf, .*; got svm"):
         next(alternatives("svm", chains(1.0)))
+
+
+def broken(tags):
+    """Whether tags are other than their spans would be written."""
+    return BIO.convert(tags) != tags
+
+
+def names(row):
+    return [TAGS[tag] for tag in row.tolist() if tag >= 0]
+
+
+@pytest.mark.parametrize("loss", NAMES)
+def test_what_is_found_keeps_the_rules(loss):
+    torch.manual_seed(2)
+    made, free = (model(replace(TINY, loss=loss, unconstrained=value), scale=9.0) for value in (False, True))
+    free.load_state_dict(made.state_dict())
+    batch = Sentences([Tagged(["Anna", "sees", "Rome", "!"][: 1 + k % 4], ["O"] * 4) for k in range(40)], KNOWN)
+    batch = batch[torch.arange(40)]
+    unary = torch.randn(made(batch).unary.shape, generator=torch.Generator().manual_seed(0))
+    scored = made(batch)._replace(unary=unary)
+    found, freely = made.best(scored), free.best(scored)
+    assert any(broken(names(row)) for row in freely)
+    # tags that are chosen one by one know of no others
+    assert any(broken(names(row)) for row in found) == (loss == "softmax")
+    # what keeps the rules by itself is left as it is
+    kept = torch.tensor([not broken(names(row)) for row in freely])
+    assert found[kept].equal(freely[kept])
+    if loss in SPARSE:
+        for taggings in alternatives(loss, made.constrained(scored)):
+            assert not any(broken([TAGS[tag] for tag in tags]) for _, tags in taggings)
+
+
+def test_rules_are_those_that_the_training_keeps():
+    def rules(scheme, *sequences):
+        sentences = [Tagged(["a"] * len(tags.split()), tags.split()) for tags in sequences]
+        return vocabularies_of(sentences, scheme, 9)["rules"].words
+
+    assert rules("same", "O B-X I-X", "O") == ("BIO",)
+    assert rules("same", "O B-X E-X", "S-X") == ("BIOES",)
+    assert rules("BIOES", "O I-X I-X") == ("BIOES",)
+    # I-X may begin, the rules of BIO are broken, a tag that is no span, no tag that is always allowed
+    for sequences in (("O I-X",), ("O B-X", "I-X"), ("O NOUN",), ("B-X", "B-X")):
+        assert rules("same", *sequences) == ()
+
+
+def test_spans_are_counted_as_entities_are():
+    draw = torch.Generator().manual_seed(0)
+    wanted, found = torch.randint(0, len(TAGS), (2, 30, 5), generator=draw)
+    entities = EntityF1()
+    entities.add(*([names(row) for row in rows] for rows in (wanted, found)))
+    right, total = counted_spans(TAGS, wanted, found)
+    assert float(right / total) == pytest.approx(entities.result().all.f1)
+    # what training did not have is a span, and wrong
+    assert counted_spans(TAGS, torch.tensor([[-2, -2, -1]]), torch.tensor([[0, 0, -1]]))[0] == 0
 
 
 CONLLU = [
@@ -260,7 +317,8 @@ def test_entities_are_learned_and_written_as_they_came(files, tmp_path):
     assert output.read_text() == (files / "dev.txt").read_text()
     listed = list(recipes.load(tmp_path / "run", distribution="true").predict(["Ida", "works", "", "", "Wolf ?"]))
     rows = [line.split("\t") for line in listed]
-    assert [row[0] for row in rows] == ["1"] * BEST + ["2"] * BEST
+    # a token by itself is O, or a whole place or person
+    assert [row[0] for row in rows] == ["1"] * BEST + ["2"] * 3
     assert rows[0][2] == "B-PER O"
     assert sum(float(row[1]) for row in rows[:BEST]) <= 1.0 + 1e-5
 

@@ -14,6 +14,7 @@ from polymax.recipes.seq2seq import numbers
 from polymax.recipes.seq2seq.model import Seq2Seq
 from polymax.recipes.training import fit, task
 from polymax.recipes.training.batches import Ragged, share, shuffled_batches, sorted_batches
+from polymax.recipes.training.monitor import Monitor
 from polymax.recipes.training.settings import Learning, Running, made
 from polymax.recipes.training.vocabulary import SPECIALS, UNKNOWN, Subwords, Words, restored
 
@@ -79,7 +80,8 @@ def test_a_run_holds_everything(run):
     log = rows(out)
     assert [row["epoch"] for row in log] == ["1", "2", "3"]
     assert float(log[-1]["dev_loss"]) < float(log[0]["dev_loss"])
-    assert all(float(row["units_per_second"]) > 0 for row in log)
+    # weights are written where an epoch was the best so far
+    assert [row["best"] for row in log] == ["1", "1", "1"]
     # dev and test are the same file here
     (bleu,) = [line.split() for line in printed.splitlines() if line.startswith("bleu")]
     assert len(bleu) == 3
@@ -176,6 +178,56 @@ def test_the_best_weights_are_kept(data, tmp_path, monkeypatch):
     assert recipes.load(out).evaluate(*data["dev"])["loss"] == pytest.approx(min(losses), rel=1e-5)
 
 
+def test_the_measure_that_decides_can_be_chosen(data, tmp_path, monkeypatch):
+    calls, loss = [], Seq2Seq.loss
+
+    def measured(self, batch):
+        found = loss(self, batch)
+        if not self.training:
+            # two batches of dev are an epoch: the loss falls, and so does what is to rise
+            calls.append(batch)
+            found["rising"] = (found["loss"][1] * (2.0 - len(calls) // 2), found["loss"][1])
+        return found
+
+    monkeypatch.setattr(Seq2Seq, "loss", measured)
+    options = {**SMALL, "epochs": 9, "patience": 2, "monitor": "rising"}
+    fit.train("seq2seq", data, tmp_path / "run", options)
+    log = rows(tmp_path / "run")
+    assert [row["best"] for row in log] == ["1", "0", "0"]
+    losses = [float(row["dev_loss"]) for row in log]
+    assert losses[0] > losses[1] > losses[2]
+    monkeypatch.undo()
+    assert recipes.load(tmp_path / "run").evaluate(*data["dev"])["loss"] == pytest.approx(losses[0], rel=1e-5)
+
+
+ROWS = [
+    {"dev_loss": 3.0, "dev_accuracy": 0.5},
+    {"dev_loss": 1.0, "dev_accuracy": float("nan")},
+    {"dev_loss": 2.0, "dev_accuracy": 0.7},
+    {"dev_loss": 4.0, "dev_accuracy": 0.7},
+    {"dev_loss": 2.0, "dev_accuracy": 0.7},
+]
+
+
+def test_the_best_is_that_of_the_first_measure_that_there_is():
+    assert Monitor(("loss",)).best(ROWS) == 1
+    assert Monitor(("f1", "accuracy", "loss")).best(ROWS) == 2
+    assert Monitor(("f1",)).best(ROWS) == 1
+    assert Monitor(("accuracy",), falling=("accuracy",)).best(ROWS) == 0
+    assert Monitor(("accuracy",)).best(ROWS[1:2]) == 0
+
+
+def test_the_log_has_the_speed_of_the_training_alone(run):
+    # English numbers of the file, as French words and END; all are seen in each epoch
+    (file,) = json.loads((run[0] / "config.json").read_text())["files"]["train"]
+    with open(file, encoding="utf-8") as opened:
+        tokens = sum(len(line.split("\t")[1].split()) + 1 for line in opened)
+    for row in rows(run[0]):
+        assert float(row["seconds_of_dev"]) > 0
+        assert float(row["examples_per_second"]) * float(row["seconds"]) == pytest.approx(80, rel=0.02)
+        assert float(row["tokens_per_second"]) * float(row["seconds"]) == pytest.approx(tokens, rel=0.02)
+
+
 @pytest.mark.parametrize("option", [{"seed": 1}, {"precision": "bf16-mixed"}, {"clip": 0.01}, {"batch_size": 20}])
 def test_options_of_the_training_change_it(run, data, tmp_path, option):
     fit.train("seq2seq", data, tmp_path / "run", {**SMALL, **option, "epochs": 1})
@@ -259,6 +311,8 @@ FAULTS = [
     (other_text, (*TRAIN[:3], "DATA/none", *TRAIN[4:], "DATA/new"), "[Errno 2] No such file or directory: 'DATA/none'"),
     (nothing, (*TRAIN[:4], "--out", "DATA/new"), "--dev must be given"),
     (nothing, (*TRAIN, "DATA/new", "--attention", "hope"), "--attention must be one of softmax, sparsemax"),
+    (nothing, (*TRAIN, "DATA/new", "--monitor", "luck"), "--monitor must be one of loss, word_accuracy, zeros"),
+    (nothing, (*RESUME, "--monitor", "zeros"), "--monitor was not given when RUN began and cannot change; got zeros"),
     (nothing, (*TRAIN, "DATA/new", "--batch-size", 0), "--batch-size must be at least 1 and finite; got 0"),
     (
         nothing,

@@ -104,4 +104,4 @@ def one_thread() -> Iterator[None]:
 def _speed(run: Run) -> float:
     # the median epoch: the first also compiles kernels
     with run.log.open(encoding="utf-8", newline="") as file:
-        return median(float(row["units_per_second"]) for row in csv.DictReader(file))
+        return median(float(row["tokens_per_second"]) for row in csv.DictReader(file))

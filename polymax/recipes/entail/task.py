@@ -49,6 +49,7 @@ class EntailTask(Task):
     name = "entail"
     summary = "tell entailment, neutral and contradiction: pairs of a premise and a hypothesis"
     Options = EntailOptions
+    monitor = ("accuracy",)
 
     def read(self, files: Sequence[Path]) -> list[Pair]:
         return read_entailment(files)
@@ -59,6 +60,9 @@ class EntailTask(Task):
 
     def encode(self, examples: list[Pair], vocabularies: Vocabularies) -> Pairs:
         return Pairs(labelled(examples), vocabularies["words"])
+
+    def tokens(self, data: Pairs) -> Tensor:
+        return data.premise.lengths + data.hypothesis.lengths
 
     def model(self, options: EntailOptions, vocabularies: Vocabularies) -> Classifier:
         return MODELS[options.model](options, len(vocabularies["words"]))

@@ -9,16 +9,28 @@ from torch import Tensor
 
 from polymax.recipes.readers.jsonl import read_records
 from polymax.recipes.readers.lines import ReadError, lines
-from polymax.recipes.readers.tsv import Translation, read_translations
+from polymax.recipes.readers.tsv import read_translations
 from polymax.recipes.training.batches import Ragged
 from polymax.recipes.training.vocabulary import BEGIN, END, Vocabulary
 
 
-def read_texts(files: Sequence[Path]) -> list[Translation]:
+class Referenced(NamedTuple):
+    """A text and what can be written for it: the first target is learned, what is written is compared with all."""
+
+    source: str
+    targets: tuple[str, ...]
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """What is learned."""
+        return self.source, self.targets[0]
+
+
+def read_texts(files: Sequence[Path]) -> list[Referenced]:
     """Source and target texts of one file, a table with tabs or .jsonl, or of two that are parallel, line by line.
 
-    An object of JSON has them as "source" and "target": a text, or a list. The sentences of a source are joined, of
-    several targets the first is taken.
+    An object of JSON has them as "source" and "target": a text, or a list. The sentences of a source are joined, those
+    of a target are each a target.
     """
     if len(files) == 2:
         return list(_parallel(*files))
@@ -26,23 +38,25 @@ def read_texts(files: Sequence[Path]) -> list[Translation]:
         raise ValueError(f"pairs come in one file, or in two that are parallel; got {len(files)}")
     (file,) = files
     is_json = file.name.removesuffix(".gz").endswith(".jsonl")
-    return list(_from_json(file) if is_json else read_translations(file))
+    if is_json:
+        return list(_from_json(file))
+    return [Referenced(source, (target,)) for source, target in read_translations(file)]
 
 
-def _parallel(source: Path, target: Path) -> Iterator[Translation]:
+def _parallel(source: Path, target: Path) -> Iterator[Referenced]:
     for number, (first, second) in enumerate(zip_longest(lines(source), lines(target)), 1):
         for file, line, other in ((source, first, target), (target, second, source)):
             if line is None:
                 raise ReadError.at(file, number, f"the file ends before {other}")
             if line.blank:
                 raise ReadError.at(file, number, "the line is empty")
-        yield Translation(first.text, second.text)
+        yield Referenced(first.text, (second.text,))
 
 
-def _from_json(file: Path) -> Iterator[Translation]:
+def _from_json(file: Path) -> Iterator[Referenced]:
     for line, record in read_records(file):
-        source, target = (_texts(file, line.number, name, record.get(name)) for name in Translation._fields)
-        yield Translation(" ".join(source), target[0])
+        source, target = (_texts(file, line.number, name, record.get(name)) for name in ("source", "target"))
+        yield Referenced(" ".join(source), tuple(target))
 
 
 def _texts(file: Path, number: int, name: str, value: Any) -> list[str]:
@@ -64,7 +78,7 @@ class Batch(NamedTuple):
 class Pairs:
     """Pairs in numbers: batches of them on request."""
 
-    def __init__(self, pairs: Sequence[Translation], source: Vocabulary, target: Vocabulary) -> None:
+    def __init__(self, pairs: Sequence[tuple[str, str]], source: Vocabulary, target: Vocabulary) -> None:
         self.source = Ragged.of([*source.encode(text), END] for text, _ in pairs)
         self.target = Ragged.of([BEGIN, *target.encode(text), END] for _, text in pairs)
         # a step of the decoder costs more than one of the encoder: targets are alike first, then sources

@@ -1,43 +1,53 @@
 """How good targets are: BLEU of translations and ROUGE of summaries, by the packages that define them."""
 
+import re
+from collections.abc import Sequence
 from importlib import import_module
+from itertools import zip_longest
 from typing import Any
 
 
-def bleu(texts: list[str], wanted: list[str]) -> float:
-    """BLEU of a corpus, from 0 to 100.
+def bleu(texts: list[str], wanted: Sequence[Sequence[str]]) -> float:
+    """BLEU of a corpus, from 0 to 100; each text has one reference or more.
 
     Example:
-        >>> bleu(["the cat sat on the mat"], ["the cat sat on the mat"])
+        >>> bleu(["the cat sat on the mat"], [["the cat sat on the mat", "a cat was there"]])
         100.0
 
     See: Post 2018, A call for clarity in reporting BLEU scores.
     """
     sacrebleu = _package("sacrebleu")
     # forced: that the text looks tokenized is no mistake where it is
-    return round(sacrebleu.corpus_bleu(texts, [wanted], force=True).score, 10)
+    # None is no reference
+    columns = [list(column) for column in zip_longest(*wanted)]
+    return round(sacrebleu.corpus_bleu(texts, columns, force=True).score, 10)
 
 
-def rouge(texts: list[str], wanted: list[str]) -> dict[str, float]:
-    """Mean F scores of ROUGE-1, ROUGE-2 and ROUGE-L, from 0 to 100, over words between spaces in lower case.
+def rouge(texts: list[str], wanted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Mean F scores of ROUGE-1, ROUGE-2 and ROUGE-L, from 0 to 100, over letters and digits in lower case.
+
+    Of several references of a text, all three are those of the one with the best ROUGE-1, as for SciTLDR.
 
     Example:
-        >>> rouge(["the cat", "it"], ["the cat", "that"])
+        >>> rouge(["the cat.", "it"], [["a dog", "The cat"], ["that"]])
         {'rouge1': 50.0, 'rouge2': 50.0, 'rougeL': 50.0}
 
-    See: Lin 2004, ROUGE: a package for automatic evaluation of summaries.
+    See: Lin 2004, ROUGE: a package for automatic evaluation of summaries; Cachola et al. 2020, TLDR, Section 5.
     """
     names = ["rouge1", "rouge2", "rougeL"]
-    scorer = _package("rouge_score.rouge_scorer").RougeScorer(names, tokenizer=_Spaces())
-    rows = [scorer.score(target, text) for text, target in zip(texts, wanted)]
+    scorer = _package("rouge_score.rouge_scorer").RougeScorer(names, tokenizer=_Words())
+    rows = []
+    for text, references in zip(texts, wanted, strict=True):
+        scored = [scorer.score(reference, text) for reference in references]
+        rows.append(max(scored, key=lambda row: row["rouge1"].fmeasure))
     return {name: 100 * sum(row[name].fmeasure for row in rows) / len(rows) for name in names}
 
 
-class _Spaces:
+class _Words:
     """The package's own tokenizer knows the letters of English alone."""
 
     def tokenize(self, text: str) -> list[str]:
-        return text.lower().split()
+        return re.findall(r"\w+", text.lower())
 
 
 def _package(name: str) -> Any:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from polymax.recipes.readers.lines import Line
-from polymax.recipes.readers.tsv import Translation
 from polymax.recipes.seq2seq.attention import NAMES
-from polymax.recipes.seq2seq.data import Batch, Pairs, read_texts
+from polymax.recipes.seq2seq.data import Batch, Pairs, Referenced, read_texts
 from polymax.recipes.seq2seq.measures import bleu, rouge
 from polymax.recipes.seq2seq.model import Seq2Seq
 from polymax.recipes.seq2seq.search import Found, Search, beam_search
@@ -52,32 +51,36 @@ class Seq2SeqTask(Task):
     summary = "translate or summarize: pairs of texts"
     Options = Seq2SeqOptions
 
-    def read(self, files: Sequence[Path]) -> list[Translation]:
+    def read(self, files: Sequence[Path]) -> list[Referenced]:
         return read_texts(files)
 
-    def vocabularies(self, examples: list[Translation], options: Seq2SeqOptions) -> Vocabularies:
-        sides = {"source": [source for source, _ in examples], "target": [target for _, target in examples]}
+    def vocabularies(self, examples: list[Referenced], options: Seq2SeqOptions) -> Vocabularies:
+        sides = dict(zip(("source", "target"), zip(*(example.pair for example in examples))))
         if options.subwords:
             return {side: Subwords.learned(texts, options.subwords) for side, texts in sides.items()}
         return {side: Words.counted(texts, options.words) for side, texts in sides.items()}
 
-    def encode(self, examples: list[Translation], vocabularies: Vocabularies) -> Pairs:
-        return Pairs(examples, vocabularies["source"], vocabularies["target"])
+    def encode(self, examples: list[Referenced], vocabularies: Vocabularies) -> Pairs:
+        return Pairs([example.pair for example in examples], vocabularies["source"], vocabularies["target"])
+
+    def tokens(self, data: Pairs) -> Tensor:
+        # those that are written: words and END
+        return data.target.lengths - 1
 
     def model(self, options: Seq2SeqOptions, vocabularies: Vocabularies) -> Seq2Seq:
         return Seq2Seq(options, len(vocabularies["source"]), len(vocabularies["target"]))
 
-    def evaluate(self, trained: Trained, examples: list[Translation]) -> Report:
+    def evaluate(self, trained: Trained, examples: list[Referenced]) -> Report:
         losses = means(trained.model, self.encode(examples, trained.vocabularies), trained.options.batch)
         start = perf_counter()
-        found = found_targets(trained, [source for source, _ in examples])
+        found = found_targets(trained, [example.source for example in examples])
         seconds = perf_counter() - start
         words = [target_words(row) for row in found.words]
         texts = [trained.vocabularies["target"].decode(row) for row in words]
-        wanted = [" ".join(target.split()) for _, target in examples]
+        wanted = [[" ".join(target.split()) for target in example.targets] for example in examples]
         return {
             "sentences": len(examples),
-            "accuracy": sum(a == b for a, b in zip(texts, wanted)) / len(examples),
+            "accuracy": sum(text in targets for text, targets in zip(texts, wanted)) / len(examples),
             "bleu": bleu(texts, wanted),
             **(rouge(texts, wanted) if trained.options.rouge else {}),
             **losses,

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from polymax.recipes.readers.columns import Tagged, read_tagged
 from polymax.recipes.readers.conllu import read_conllu
-from polymax.recipes.readers.schemes import BIO, BIOES, IO, IOB1, detect, split_tag
-from polymax.recipes.text.tokens import TokenTable, numbers, token_vocabularies
+from polymax.recipes.readers.schemes import BIO, BIOES, IO, IOB1, detect
+from polymax.recipes.tag.spans import rules_of, spell_spans
+from polymax.recipes.text.chosen import table_of
+from polymax.recipes.text.pretrained import encoder_vocabularies
+from polymax.recipes.text.tokens import Tokens, numbers, token_vocabularies
 from polymax.recipes.training.batches import Ragged
 from polymax.recipes.training.task import Vocabularies
 from polymax.recipes.training.vocabulary import SPECIALS, UNKNOWN, Words
@@ -33,34 +36,24 @@ def _read(file: Path) -> Iterable[Tagged]:
     return (Tagged(sentence.forms, [word.upos for word in sentence.words]) for sentence in sentences)
 
 
-def spell_spans(tags: Iterable[str]) -> bool:
-    """Whether all tags are those of a scheme that writes labelled spans.
-
-    Example:
-        >>> spell_spans(["O", "B-PER"]), spell_spans(["NOUN"])
-        (True, False)
-    """
-    try:
-        for tag in tags:
-            split_tag(tag)
-    except ValueError:
-        return False
-    return True
-
-
-def vocabularies_of(examples: Sequence[Tagged], scheme: str, words: int) -> Vocabularies:
-    """Of the words in lower case, the characters and the tags; and the schemes of tags that are learned and written.
+def vocabularies_of(examples: Sequence[Tagged], scheme: str, words: int, encoder: str = "") -> Vocabularies:
+    """Of the words in lower case and the characters, or of an encoder; of the tags; the schemes in which these are
+    learned and written, and the rules that those that are learned keep.
 
     Example:
         >>> vocabularies_of([Tagged(["Rome"], ["I-LOC"])], "BIO", 100)["tags"].words
         ('B-LOC',)
     """
     schemes = Words((scheme, _scheme_of(examples, scheme)) if scheme in SCHEMES else ())
-    tags = {tag for sentence in examples for tag in learned(sentence.tags, schemes)}
+    spelled = [Tagged(sentence.tokens, learned(sentence.tags, schemes)) for sentence in examples]
+    rules = rules_of(spelled)
+    tags = {tag for sentence in spelled for tag in sentence.tags}
+    tokens = [sentence.tokens for sentence in examples]
     return {
-        **token_vocabularies([sentence.tokens for sentence in examples], words),
+        **(encoder_vocabularies(encoder) if encoder else token_vocabularies(tokens, words)),
         "tags": Words(tuple(sorted(tags))),
         "schemes": schemes,
+        "rules": Words((rules,) if rules else ()),
     }
 
 
@@ -98,18 +91,29 @@ class Batch(NamedTuple):
     tags: Tensor
 
 
+class PieceBatch(NamedTuple):
+    """Shapes: pieces (b, m); piece_lengths (b,); firsts (b, n); lengths (b,); tags (b, n), as in Batch."""
+
+    pieces: Tensor
+    piece_lengths: Tensor
+    firsts: Tensor
+    lengths: Tensor
+    tags: Tensor
+
+
 class Sentences:
     """Sentences in numbers: batches of them on request. Tags that training did not have are unknown."""
 
     def __init__(self, examples: Sequence[Tagged], vocabularies: Vocabularies) -> None:
         tags, schemes = numbers(vocabularies["tags"]), vocabularies["schemes"]
         assert isinstance(schemes, Words)
-        self.tokens = TokenTable([sentence.tokens for sentence in examples], vocabularies)
+        self.tokens = table_of([sentence.tokens for sentence in examples], vocabularies)
         self.tags = Ragged.of([tags.get(tag, UNKNOWN) for tag in learned(e.tags, schemes)] for e in examples)
         self.sizes = self.tokens.sizes
 
-    def __getitem__(self, rows: Tensor) -> Batch:
+    def __getitem__(self, rows: Tensor) -> Batch | PieceBatch:
         tags, _ = self.tags.padded(rows)
         # PAD is 0, UNKNOWN is 1
         known = torch.where(tags < len(SPECIALS), -1 - tags, tags - len(SPECIALS))
-        return Batch(*self.tokens[rows], known)
+        tokens = self.tokens[rows]
+        return Batch(*tokens, known) if isinstance(tokens, Tokens) else PieceBatch(*tokens, known)

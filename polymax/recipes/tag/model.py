@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import polymax as pm
-from polymax.recipes.tag.data import Batch
-from polymax.recipes.text.reader import TextReader
+from polymax.recipes.tag.data import Batch, PieceBatch
+from polymax.recipes.tag.spans import constraints_of, counted_spans, spell_spans
+from polymax.recipes.text.chosen import reader_of
 from polymax.recipes.training.task import Model, Vocabularies
 from polymax.recipes.training.vocabulary import Words
 
@@ -42,6 +43,8 @@ class Scored(NamedTuple):
 class Tagger(Model):
     """Scores of tags at tokens from what reads them, and of pairs of neighbouring tags.
 
+    Where the tags of the training keep the rules of a scheme, so do those that are found; losses know nothing of it.
+
         unary = W reader(x) + begin at 1 + end at n
 
     Shapes: words (b, n); characters (b, n, c); unary (b, n, s); transition (s, s)
@@ -49,31 +52,50 @@ class Tagger(Model):
     See: Lample et al. 2016, Neural architectures for named entity recognition, Section 2.
     """
 
+    moves: Tensor | None
+    first: Tensor | None
+    last: Tensor | None
+
     def __init__(self, options: Any, vocabularies: Vocabularies) -> None:
         super().__init__()
         self.options = options
-        tags = vocabularies["tags"]
+        tags, rules = vocabularies["tags"], vocabularies["rules"]
         assert isinstance(tags, Words)
-        count = len(tags.words)
-        self.reader = TextReader(options, vocabularies)
+        assert isinstance(rules, Words)
+        self.names, count = tags.words, len(tags.words)
+        self.spell_spans = spell_spans(self.names)
+        allowed = constraints_of("".join(rules.words), self.names)
+        for name, part in zip(("moves", "first", "last"), allowed or (None, None, None)):
+            # not saved: the vocabularies say it
+            self.register_buffer(name, part, persistent=False)
+        self.reader = reader_of(options, vocabularies)
         self.tags = nn.Linear(self.reader.size, count)
         if options.loss != "softmax":
             self.begin, self.end = nn.Parameter(torch.zeros(count)), nn.Parameter(torch.zeros(count))
             self.transition = nn.Parameter(torch.zeros(count, count))
 
-    def forward(self, batch: Batch) -> Scored:
+    def forward(self, batch: Batch | PieceBatch) -> Scored:
         """The scores of a batch."""
-        unary = self.tags(self.reader(batch.words, batch.characters, batch.lengths)).float()
+        # all but the tags is for the reader
+        unary = self.tags(self.reader(*batch[:-1])).float()
         chain = pm.Chain(batch.lengths)
         if self.options.loss == "softmax":
             return Scored(chain, unary, unary.new_zeros(2 * unary.shape[-1:]))
-        place = torch.arange(unary.shape[1], device=unary.device).unsqueeze(-1)
-        unary = unary + torch.where(place == 0, self.begin, 0)
-        unary = unary + torch.where(place == batch.lengths[:, None, None] - 1, self.end, 0)
-        return Scored(chain, unary, self.transition)
+        return Scored(chain, _at_ends(unary, batch.lengths, self.begin, self.end), self.transition)
 
-    def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """The chosen loss over sentences, and, where the model does not learn, right tags over tokens."""
+    def constrained(self, scored: Scored) -> Scored:
+        """With -inf for what the rules forbid; as it is without rules, without a chain, or where it was asked for."""
+        if self.moves is None or self.options.loss == "softmax" or self.options.unconstrained:
+            return scored
+        assert self.first is not None
+        assert self.last is not None
+        assert scored.chain.lengths is not None
+        ends = (torch.zeros_like(self.begin).masked_fill(~part, -torch.inf) for part in (self.first, self.last))
+        unary = _at_ends(scored.unary, scored.chain.lengths, *ends)
+        return scored._replace(unary=unary, transition=scored.transition.masked_fill(~self.moves, -torch.inf))
+
+    def loss(self, batch: Batch | PieceBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        """The chosen loss over sentences; of a model that does not learn also right tags over tokens, F1 of spans."""
         scored = self(batch)
         sentences = torch.ones_like(batch.lengths).sum()
         if self.options.loss == "softmax":
@@ -87,8 +109,11 @@ class Tagger(Model):
             total = LOSSES[self.options.loss](scored.chain, scores, y, reduction="sum")
         measured = {"loss": (total, sentences)}
         if not self.training:
-            right = (self.best(scored) == batch.tags) & (batch.tags != -1)
+            found = self.best(scored)
+            right = (found == batch.tags) & (batch.tags != -1)
             measured["accuracy"] = (right.sum(), batch.lengths.sum())
+            if self.spell_spans:
+                measured["f1"] = counted_spans(self.names, batch.tags, found)
         return measured
 
     @torch.no_grad()
@@ -98,10 +123,18 @@ class Tagger(Model):
             lengths, places = scored.chain.lengths, torch.arange(scored.unary.shape[1], device=scored.unary.device)
             assert lengths is not None
             return torch.where(places < lengths.unsqueeze(1), scored.unary.argmax(-1), -1)
-        return scored.chain.decode(scored.chain.map(scored.unary, scored.transition))
+        chain, unary, transition = self.constrained(scored)
+        return chain.decode(chain.map(unary, transition))
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
         """Whether sparse inference leaves one sequence, (b,)."""
         mu = SMOOTHINGS[self.options.loss](scored.chain)(scored.unary, scored.transition)
         return ((mu.unary > 0).sum(-1) <= 1).all(-1)
+
+
+def _at_ends(unary: Tensor, lengths: Tensor, begin: Tensor, end: Tensor) -> Tensor:
+    """The scores (b, n, s) with those of the first tag (s,) and of the last (s,) added in their places."""
+    place = torch.arange(unary.shape[1], device=unary.device).unsqueeze(-1)
+    unary = unary + torch.where(place == 0, begin, 0)
+    return unary + torch.where(place == lengths[:, None, None] - 1, end, 0)

@@ -12,13 +12,15 @@ from polymax.recipes.metrics import EntityF1, TokenAccuracy
 from polymax.recipes.readers.columns import Tagged
 from polymax.recipes.readers.lines import Line, grouped
 from polymax.recipes.tag.alternatives import Tagging, alternatives
-from polymax.recipes.tag.data import Sentences, read_tags, spell_spans, vocabularies_of, written
+from polymax.recipes.tag.data import Sentences, read_tags, vocabularies_of, written
 from polymax.recipes.tag.model import NAMES, SPARSE, Tagger
+from polymax.recipes.tag.spans import spell_spans
 from polymax.recipes.tag.text import Untagged, untagged
+from polymax.recipes.text.pretrained import PretrainedReader
 from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.training.batches import sorted_batches
 from polymax.recipes.training.measured import moved
-from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax.recipes.training.task import Model, Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import Words
 
 
@@ -26,12 +28,14 @@ from polymax.recipes.training.vocabulary import Words
 class TagOptions(ReaderOptions):
     """Of the model and of what it writes."""
 
+    encoder: str = option("", "Pretrained encoder of Hugging Face, by name or directory, instead of the LSTM.")
     loss: str = option("crf", "Loss of the chain; softmax has none.", choices=NAMES)
     scheme: str = option(
         "same",
         "Scheme that tags are learned in; they are written as they came.",
         choices=("same", "IO", "BIO", "BIOES"),
     )
+    unconstrained: bool = option(False, "Find tags that break the rules of BIO or BIOES too.", late=True)
     batch: int = option(64, "Sentences that are tagged at once.", least=1, late=True)
     distribution: bool = option(False, "Predict taggings with their probabilities, as a table.", late=True)
 
@@ -42,18 +46,27 @@ class TagTask(Task):
     name = "tag"
     summary = "tag the tokens of sentences: named entities in columns, parts of speech in CoNLL-U"
     Options = TagOptions
+    monitor = ("f1", "accuracy")
 
     def read(self, files: Sequence[Path]) -> list[Tagged]:
         return read_tags(files)
 
     def vocabularies(self, examples: list[Tagged], options: TagOptions) -> Vocabularies:
-        return vocabularies_of(examples, options.scheme, options.words)
+        return vocabularies_of(examples, options.scheme, options.words, options.encoder)
 
     def encode(self, examples: list[Tagged], vocabularies: Vocabularies) -> Sentences:
         return Sentences(examples, vocabularies)
 
+    def tokens(self, data: Sentences) -> Tensor:
+        return data.sizes
+
     def model(self, options: TagOptions, vocabularies: Vocabularies) -> Tagger:
         return Tagger(options, vocabularies)
+
+    def begin(self, model: Model, options: TagOptions) -> None:
+        assert isinstance(model, Tagger)
+        if isinstance(model.reader, PretrainedReader):
+            model.reader.begin(options.encoder)
 
     @torch.no_grad()
     def evaluate(self, trained: Trained, examples: list[Tagged]) -> Report:
@@ -64,7 +77,7 @@ class TagTask(Task):
             batch = moved(encoded[rows], model)
             total += float(model.loss(batch)["loss"][0])
             if trained.options.loss in SPARSE:
-                single += int(model.single(model(batch)).sum())
+                single += int(model.single(model.constrained(model(batch))).sum())
         start = perf_counter()
         guessed = best_tags(trained, encoded)
         seconds = perf_counter() - start
@@ -121,7 +134,8 @@ def taggings_of(trained: Trained, encoded: Sentences) -> Iterator[list[tuple[flo
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     listed: list[list[Tagging]] = []
     for rows in batches:
-        listed += alternatives(trained.options.loss, model(moved(encoded[rows], model)))
+        scored = model.constrained(model(moved(encoded[rows], model)))
+        listed += alternatives(trained.options.loss, scored)
     for k in _places(batches):
         yield [(probability, _names(trained, tags)) for probability, tags in listed[k]]
 

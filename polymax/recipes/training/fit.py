@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from polymax.recipes.training.monitor import check_asked
 from polymax.recipes.training.run import (
     Config,
     Run,
@@ -26,7 +27,7 @@ Files = Mapping[str, Sequence[Path]]
 
 
 def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: bool = False) -> dict[str, Report]:
-    """Train the task of a name on files["train"], keep the epoch with the best loss on files["dev"], report.
+    """Train the task of a name on files["train"], keep the epoch that is best on files["dev"], report.
 
     `given` has the options that are not to be their defaults: the task's, Learning's and Running's. A directory that
     has a run is refused, unless it is to be resumed: then the options that decide the weights are those of the run.
@@ -39,10 +40,14 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
     vocabularies = vocabularies_of(task, config, run, parts["train"], resume)
     torch.manual_seed(config.learning.seed)
     model = task.model(config.options, vocabularies)
+    if not run.last.exists():
+        task.begin(model, config.options)
     from polymax.recipes.training.trainer import Data, Steps, fit, prepared
 
-    data = Data(*(task.encode(parts[part], vocabularies) for part in ("train", "dev")))
-    steps = Steps(model, data, config.learning)
+    encoded = {part: task.encode(parts[part], vocabularies) for part in ("train", "dev")}
+    if config.learning.monitor:
+        check_asked(config.learning.monitor, model, encoded["dev"])
+    steps = Steps(model, Data(encoded["train"], encoded["dev"], task.tokens(encoded["train"])), config.learning)
     # before anything is written: what cannot begin leaves nothing behind
     trainer = prepared(steps, run, config)
     if first_process():
@@ -78,7 +83,8 @@ def resumed(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config
     asked = {**asdict(stored.options), **asdict(stored.learning)}
     for name, value in given.items():
         if name in asked and name not in free and asked[name] != value:
-            raise ValueError(f"{flag(name)} was {asked[name]} when {run.path} began and cannot change; got {value}")
+            before = "not given" if asked[name] == "" else asked[name]
+            raise ValueError(f"{flag(name)} was {before} when {run.path} began and cannot change; got {value}")
     names = {**stored.files, **_names(files)}
     if digest([Path(file) for file in names["train"]]) != stored.digest:
         raise ValueError(f"{', '.join(names['train'])}: not the text that {run.path} began with")

@@ -19,6 +19,7 @@ class Learning:
     batch_size: int = option(64, "Examples in a step, on each device.", least=1)
     lr: float = option(0.001, "Learning rate of Adam.")
     clip: float = option(5.0, "Largest norm of the gradient; 0 for no limit.")
+    monitor: str = option("", "Measure on dev by which the best epoch is kept; that of the task if none is given.")
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Running:
     """How long and on what; a resumed run may be told otherwise."""
 
     epochs: int = option(10, "Passes over the training data.")
-    patience: int = option(0, "Stop after so many epochs in which dev_loss did not fall; 0 for never.")
+    patience: int = option(0, "Stop after so many epochs that were not better on dev; 0 for never.")
     precision: str = option("32-true", "Arithmetic.", choices=("32-true", "bf16-mixed", "16-mixed"))
     accelerator: str = option("auto", "Kind of device: auto, cpu, gpu.", choices=("auto", "cpu", "gpu"))
     devices: int = option(1, "Devices on each node, one process each.", least=1)
@@ -44,7 +45,7 @@ def made(kind: type[Options], given: dict[str, Any], base: Options | None = None
 
     Example:
         >>> made(Learning, {"lr": 0.1})
-        Learning(seed=0, batch_size=64, lr=0.1, clip=5.0)
+        Learning(seed=0, batch_size=64, lr=0.1, clip=5.0, monitor='')
         >>> made(Running, {"precision": "8"})
         Traceback (most recent call last):
         ValueError: --precision must be one of 32-true, bf16-mixed, 16-mixed; got 8

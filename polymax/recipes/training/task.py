@@ -63,6 +63,10 @@ class Task(ABC):
     name: str
     summary: str
     Options: type[Any]
+    # measures by which dev decides which epoch is best: the first that the model has
+    monitor: tuple[str, ...] = ("loss",)
+    # those that are better where they are less
+    falling: tuple[str, ...] = ("loss",)
 
     @abstractmethod
     def read(self, files: Sequence[Path]) -> list[Any]:
@@ -76,9 +80,17 @@ class Task(ABC):
     def encode(self, examples: list[Any], vocabularies: Vocabularies) -> Encoded:
         """Examples as the model takes them."""
 
+    def tokens(self, data: Any) -> Tensor | None:
+        """How many tokens each encoded example has, (count,), for the speed in the log; None where there are none."""
+        return None
+
     @abstractmethod
     def model(self, options: Any, vocabularies: Vocabularies) -> Model:
         """An untrained model; its random numbers are torch's."""
+
+    def begin(self, model: Any, options: Any) -> None:
+        """Give a model the weights that its training begins with, where these are not the random ones it has."""
+        return
 
     @abstractmethod
     def evaluate(self, trained: Trained, examples: list[Any]) -> Report:

@@ -6,7 +6,6 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import inf, isnan
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -21,19 +20,21 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from polymax.recipes.training.batches import Encoded, mixed, share, shuffled_batches
+from polymax.recipes.training.monitor import monitor_of
 from polymax.recipes.training.run import Config, Run, fitting, replaced, tensors
 from polymax.recipes.training.settings import Learning
-from polymax.recipes.training.task import Model
+from polymax.recipes.training.task import Model, named
 
 # columns of the log that are printed, beside those of dev
-PRINTED = ("epoch", "train_loss", "seconds")
+PRINTED = ("epoch", "train_loss", "best", "seconds")
 
 
 class Data(NamedTuple):
-    """What is trained on, and what decides which epoch was best."""
+    """What is trained on, what decides which epoch was best, and how many tokens each example to train on has."""
 
     train: Encoded
     dev: Encoded
+    tokens: Tensor | None = None
 
 
 class Steps(LightningModule):
@@ -45,6 +46,8 @@ class Steps(LightningModule):
         self.data = data
         self.learning = learning
         self.sums: dict[str, dict[str, Tensor]] = {}
+        # examples and tokens of the epoch, in this process
+        self.amount: dict[str, int] = {}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.model.parameters(), self.learning.lr)
@@ -53,7 +56,12 @@ class Steps(LightningModule):
         """Batches of the epoch: asked for at the start of each."""
         seed, epoch = self.learning.seed, self.trainer.current_epoch
         batches = shuffled_batches(self.data.train.sizes, self.learning.batch_size, seed, epoch)
-        return self._loader(self.data.train, share(batches, self.global_rank, self.trainer.world_size))
+        own = share(batches, self.global_rank, self.trainer.world_size)
+        rows = torch.cat(own)
+        self.amount = {"examples": len(rows)}
+        if self.data.tokens is not None:
+            self.amount["tokens"] = int(self.data.tokens[rows].sum())
+        return self._loader(self.data.train, own)
 
     def val_dataloader(self) -> Any:
         sizes, processes = self.data.dev.sizes, self.trainer.world_size
@@ -86,11 +94,16 @@ class Steps(LightningModule):
         return measured
 
     def means(self, part: str) -> dict[str, float]:
-        """Means over all that was measured on a part since the last call, by all processes; and how much it was."""
+        """Means over all that was measured on a part since the last call, by all processes."""
         sums = self.sums.pop(part, {})
         totals = {name: self.trainer.strategy.reduce(pair, reduce_op="sum").tolist() for name, pair in sums.items()}
-        means = {f"{part}_{name}": total / count for name, (total, count) in totals.items()}
-        return {**means, f"{part}_count": totals["loss"][1]}
+        return {f"{part}_{name}": total / count for name, (total, count) in totals.items()}
+
+    def speeds(self, seconds: float) -> dict[str, float]:
+        """Examples and tokens of the epoch by second, of all processes."""
+        amounts = torch.tensor(list(self.amount.values()), dtype=torch.float64, device=self.device)
+        totals = self.trainer.strategy.reduce(amounts, reduce_op="sum").tolist()
+        return {f"{name}_per_second": round(total / seconds, 1) for name, total in zip(self.amount, totals)}
 
 
 class Record(Callback):
@@ -100,10 +113,11 @@ class Record(Callback):
     epoch goes on as if it had never stopped.
     """
 
-    def __init__(self, run: Run, seed: int, patience: int) -> None:
+    def __init__(self, run: Run, config: Config) -> None:
         self.run = run
-        self.seed = seed
-        self.patience = patience
+        self.seed = config.learning.seed
+        self.patience = config.running.patience
+        self.monitor = monitor_of(named(config.task), config.learning.monitor)
         self.rows: list[dict[str, float]] = []
         self.began = self.trained = 0.0
 
@@ -123,16 +137,19 @@ class Record(Callback):
         self.began = perf_counter()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # the steps were asked for; they are done when the device says so
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)
         self.trained = perf_counter()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Steps)
         means = {**pl_module.means("train"), **pl_module.means("dev")}
-        speed = means.pop("train_count") / (self.trained - self.began)
-        del means["dev_count"]
-        seconds = perf_counter() - self.began
+        seconds, dev_seconds = self.trained - self.began, perf_counter() - self.trained
+        times = {"seconds": round(seconds, 3), "seconds_of_dev": round(dev_seconds, 3), **pl_module.speeds(seconds)}
         row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **means}
-        self.rows.append({**row, "seconds": round(seconds, 3), "units_per_second": round(speed, 1)})
+        self.rows.append({**row, "best": 0, **times})
+        self.rows[-1]["best"] = int(self.best == len(self.rows) - 1)
         if trainer.is_global_zero:
             self.write(pl_module)
         trainer.should_stop = self.exhausted
@@ -141,9 +158,8 @@ class Record(Callback):
 
     @property
     def best(self) -> int:
-        """The place of the row with the least loss; of the first where all are NaN."""
-        losses = [row["dev_loss"] for row in self.rows]
-        return min(range(len(losses)), key=lambda k: inf if isnan(losses[k]) else losses[k])
+        """The place of the best row."""
+        return self.monitor.best(self.rows)
 
     @property
     def exhausted(self) -> bool:
@@ -153,7 +169,7 @@ class Record(Callback):
     def write(self, module: "Steps") -> None:
         """The log, a line on the terminal, and the weights if they are the best."""
         replaced(self.run.log, lambda file: _write_csv(file, self.rows))
-        if self.best == len(self.rows) - 1:
+        if self.rows[-1]["best"]:
             replaced(self.run.weights, lambda file: torch.save(module.model.state_dict(), file))
         shown = {name: value for name, value in self.rows[-1].items() if name in PRINTED or name.startswith("dev_")}
         module.print("  ".join(f"{name} {value:.4g}" for name, value in shown.items()))
@@ -174,7 +190,7 @@ def prepared(steps: Steps, run: Run, config: Config) -> Trainer:
         fitting(steps, tensors(run.last)["state_dict"], run.last)
     # after all other callbacks: the checkpoint of an epoch has its record
     checkpoint = ModelCheckpoint(run.path, filename="last", enable_version_counter=False, save_on_train_epoch_end=True)
-    callbacks: list[Callback] = [Record(run, learning.seed, running.patience), checkpoint]
+    callbacks: list[Callback] = [Record(run, config), checkpoint]
     terminal = Console().is_terminal
     with quiet():
         try:

@@ -1,0 +1,19 @@
+"""What reads sentences, as the vocabularies of a run say: a network from nothing, or a pretrained one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from polymax.recipes.text.pretrained import PieceTable, PretrainedReader
+from polymax.recipes.text.reader import TextReader
+from polymax.recipes.text.tokens import TokenTable
+from polymax.recipes.training.task import Vocabularies
+
+
+def table_of(sentences: Sequence[Sequence[str]], vocabularies: Vocabularies) -> TokenTable | PieceTable:
+    """Sentences as the reader takes them."""
+    return (PieceTable if "network" in vocabularies else TokenTable)(sentences, vocabularies)
+
+
+def reader_of(options: Any, vocabularies: Vocabularies) -> TextReader | PretrainedReader:
+    """The module; its random numbers are torch's, and pretrained weights are for `begin` to take."""
+    return (PretrainedReader if "network" in vocabularies else TextReader)(options, vocabularies)
