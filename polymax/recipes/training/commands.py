@@ -156,7 +156,8 @@ def _from_field(field: Any) -> Parameter:
     kind = type(field.default)
     # what is not given is None: a resumed run can tell it from a default that was asked for
     shown = {"help": field.metadata["help"] + choices, "show_default": str(field.default)}
-    return _parameter(field.name, kind | None, **shown)
+    spelled = (f"{flag(field.name)}/{flag('no_' + field.name)}",) if kind is bool else ()
+    return _parameter(field.name, kind | None, None, *spelled, **shown)
 
 
 def _parameter(name: str, kind: Any, default: Any = None, *spelled: str, **shown: Any) -> Parameter:
