@@ -1,7 +1,8 @@
 """A biaffine parser: scores of arcs and of relations, and trees over the arcs."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,10 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 # with the cost of wrong heads inside the maximum, and without
 SPARSE = {"sparsemap": False, "margin-sparsemap": True}
 NAMES = (*LOSSES, *SPARSE, "softmax-heads")
+# a duality gap that no loss shows; below it, mixtures of hundreds of trees go round in circles of rounding
+TOLERANCE = 1e-6
+# turns that none takes
+LARGEST = 100_000
 
 
 class Scored(NamedTuple):
@@ -44,6 +49,9 @@ class Parser(Model):
 
     See: Dozat and Manning 2017, Deep biaffine attention for neural dependency parsing.
     """
+
+    universals: Tensor
+    of_root: Tensor
 
     def __init__(self, options: Any, vocabularies: Vocabularies) -> None:
         super().__init__()
@@ -93,20 +101,15 @@ class Parser(Model):
             return LOSSES[self.options.loss](scored.trees, scored.arcs, heads, reduction="sum")
         if self.options.loss in SPARSE:
             cost = scored.trees.hamming(scored.trees.encode(heads)) if SPARSE[self.options.loss] else None
-            smooth = pm.SparseMap(scored.trees, self.solver())
-            with warnings.catch_warnings():
-                # that the solver was stopped is what was asked for
-                warnings.filterwarnings("ignore", message="ActiveSet stopped")
+            turns = self.options.turns or LARGEST
+            with stopping():
+                smooth = pm.SparseMap(scored.trees, pm.ActiveSet(turns, TOLERANCE))
                 return pm.fenchel_young(smooth, scored.arcs, heads, cost, reduction="sum")
-        n = heads.shape[1]
-        place = torch.arange(n + 1, device=heads.device)
+        assert scored.trees.lengths is not None
+        place = torch.arange(heads.shape[1] + 1, device=heads.device)
         outside = place > scored.trees.lengths.unsqueeze(-1)
         arcs = scored.arcs.masked_fill(outside.unsqueeze(-1) | (place == place.unsqueeze(-1)), -torch.inf)
         return cross_entropy(arcs[:, :, 1:], heads, ignore_index=-1, reduction="sum")
-
-    def solver(self) -> pm.ActiveSet:
-        """Of SparseMAP, with a limit in training if one was asked for."""
-        return pm.ActiveSet(max_iter=self.options.turns) if self.training and self.options.turns else pm.ActiveSet()
 
     @torch.no_grad()
     def best(self, scored: Scored) -> tuple[Tensor, Tensor]:
@@ -125,5 +128,15 @@ class Parser(Model):
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
         """Whether SparseMAP leaves one tree, (b,)."""
-        mu = pm.SparseMap(scored.trees)(scored.arcs)
+        # it is the best one, from which the solver starts: another comes at once or never
+        with stopping():
+            mu = pm.SparseMap(scored.trees, pm.ActiveSet(2, TOLERANCE))(scored.arcs)
         return ((mu > 0).sum(-2) <= 1).all(-1)
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """Without the warning that a solver was stopped, where that is what was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="ActiveSet stopped")
+        yield

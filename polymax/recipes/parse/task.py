@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from polymax.recipes.metrics import AttachmentScore
+from polymax.recipes.parse.alternatives import alternatives
 from polymax.recipes.parse.data import Treebank, read_treebanks, vocabularies_of
 from polymax.recipes.parse.lifting import crossed
 from polymax.recipes.parse.model import NAMES, Parser
-from polymax.recipes.readers.conllu import Sentence
+from polymax.recipes.readers.conllu import Sentence, parse_sentence
+from polymax.recipes.readers.lines import Line, grouped
 from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.text.tokens import TokenTable
 from polymax.recipes.training.batches import sorted_batches
@@ -36,7 +38,7 @@ class ParseOptions(ReaderOptions):
     loss: str = option("crf", "Loss of the trees; softmax-heads takes heads one by one.", choices=NAMES)
     projective: bool = option(False, "Trees without crossing arcs; those of training files are lifted to be so.")
     roots: str = option("single", "How many words of a tree hang from the root.", choices=("single", "multi"))
-    turns: int = option(0, "Most turns of SparseMAP's solver in training; 0 for as many as it takes.")
+    turns: int = option(200, "Most turns of SparseMAP's solver in a loss; 0 for as many as it takes.")
     batch: int = option(64, "Sentences that are parsed at once.", least=1, late=True)
     distribution: bool = option(False, "Predict trees with their probabilities, as a table.", late=True)
 
@@ -54,6 +56,7 @@ class ParseTask(Task):
     name = "parse"
     summary = "parse sentences into dependency trees, in CoNLL-U"
     Options = ParseOptions
+    monitor = ("uas",)
 
     def read(self, files: Sequence[Path]) -> list[Sentence]:
         return read_treebanks(files)
@@ -63,6 +66,9 @@ class ParseTask(Task):
 
     def encode(self, examples: list[Sentence], vocabularies: Vocabularies) -> Treebank:
         return Treebank(examples, vocabularies)
+
+    def tokens(self, data: Treebank) -> Tensor:
+        return data.sizes
 
     def model(self, options: ParseOptions, vocabularies: Vocabularies) -> Parser:
         return Parser(options, vocabularies)
@@ -85,8 +91,28 @@ class ParseTask(Task):
         single = {name: measured[name] for name in ("single",) if name in measured}
         return {**report, **single, "sentences_per_second": len(examples) / seconds}
 
-    def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
-        return iter(())
+    def units(self, lines: Iterable[Line]) -> Iterator[list[Line]]:
+        return grouped(lines)
+
+    def parse(self, file: str, unit: list[Line]) -> Sentence:
+        if all(line.blank or line.text.startswith("#") for line in unit):
+            return Sentence((), tuple(line.raw for line in unit), ())
+        return parse_sentence(file, unit, trees=False)
+
+    def predict(self, trained: Trained, inputs: list[Sentence], before: int) -> Iterator[str]:
+        full = [sentence.forms for sentence in inputs if sentence.words]
+        if trained.options.distribution:
+            listed = iter(weighted_trees(trained, full) if full else ())
+            for number, sentence in enumerate(inputs, before + 1):
+                for probability, tree in next(listed) if sentence.words else ():
+                    heads = " ".join(map(str, tree.heads))
+                    yield f"{number}\t{probability:.6g}\t{heads}\t{' '.join(tree.relations)}"
+            return
+        found = iter(best_trees(trained, full) if full else ())
+        for sentence in inputs:
+            # what has no words stays as it is
+            parsed = sentence.with_tree(*next(found)) if sentence.words else sentence
+            yield from (line.removesuffix("\n") for line in parsed.lines)
 
 
 def attachment(examples: Sequence[Sentence], trees: Sequence[Tree], without: str) -> AttachmentScore:
@@ -113,6 +139,21 @@ def best_trees(trained: Trained, sentences: Sequence[Sequence[str]]) -> list[Tre
         heads, relations = (part.tolist() for part in model.best(model(moved(tokens[rows], model))))
         trees += [tree_of(trained, *pair) for pair in zip(heads, relations)]
     return [trees[k] for k in _places(batches)]
+
+
+@torch.no_grad()
+def weighted_trees(trained: Trained, sentences: Sequence[Sequence[str]]) -> Iterator[list[tuple[float, Tree]]]:
+    """The trees over words that have a probability, in the order of the sentences."""
+    model, tokens = _parser(trained), TokenTable(sentences, trained.vocabularies)
+    batches = sorted_batches(tokens.sizes, trained.options.batch)
+    listed: list[list[tuple[float, Tree]]] = []
+    for rows in batches:
+        scored = model(moved(tokens[rows], model))
+        for nodes, (probabilities, heads) in zip(scored.nodes, alternatives(trained.options.loss, scored)):
+            relations = model.named(nodes[: heads.shape[1] + 1].expand(len(heads), -1, -1), heads)
+            trees = (tree_of(trained, *pair) for pair in zip(heads.tolist(), relations.tolist()))
+            listed.append(list(zip(probabilities.tolist(), trees)))
+    return (listed[k] for k in _places(batches))
 
 
 def tree_of(trained: Trained, heads: list[int], relations: list[int]) -> Tree:
