@@ -61,8 +61,10 @@ def alternatives(loss: str, scored: Scored) -> Iterator[Weighted]:
             probabilities = distribution.prob(found)
         else:
             found, probabilities = distribution.topk(BEST)
-        possible = probabilities > 0
-        yield Weighted(probabilities[possible], trees.decode(found)[possible])
+        heads = trees.decode(found)
+        # where there are fewer trees than were asked for, none follows
+        there = (heads >= 0).all(-1)
+        yield Weighted(probabilities[there], heads[there])
 
 
 @torch.no_grad()
