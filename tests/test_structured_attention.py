@@ -176,6 +176,10 @@ def test_arcs():
     close(context[1:, :2], short, "padding does not enter the scores of tokens")
     context.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in scorer.parameters())
+    dropped = nn.ArcScorer(4, 6, dropout=0.5).double()
+    dropped.load_state_dict(scorer.state_dict())
+    assert not dropped(tokens).equal(scores)
+    assert dropped.eval()(tokens).equal(scores)
 
 
 PAIRS = {

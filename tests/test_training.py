@@ -228,7 +228,9 @@ def test_the_log_has_the_speed_of_the_training_alone(run):
         assert float(row["tokens_per_second"]) * float(row["seconds"]) == pytest.approx(tokens, rel=0.02)
 
 
-@pytest.mark.parametrize("option", [{"seed": 1}, {"precision": "bf16-mixed"}, {"clip": 0.01}, {"batch_size": 20}])
+@pytest.mark.parametrize(
+    "option", [{"seed": 1}, {"precision": "bf16-mixed"}, {"clip": 0.01}, {"batch_size": 20}, {"decay": "linear"}]
+)
 def test_options_of_the_training_change_it(run, data, tmp_path, option):
     fit.train("seq2seq", data, tmp_path / "run", {**SMALL, **option, "epochs": 1})
     assert untimed(tmp_path / "run")[0] != untimed(run[0])[0]
@@ -382,7 +384,7 @@ def test_a_task_has_a_flag_for_every_option(name):
 def test_an_unknown_task_and_option_are_named(data, tmp_path):
     with pytest.raises(ValueError, match="--sede is not an option of seq2seq; there are --attention"):
         fit.train("seq2seq", data, tmp_path / "run", {"sede": 1})
-    with pytest.raises(ValueError, match="task must be one of entail, seq2seq, tag"):
+    with pytest.raises(ValueError, match="task must be one of entail, parse, seq2seq, tag"):
         task.named("chess")
     with pytest.raises(ValueError, match="--speed is not an option; there are --seed"):
         made(Learning, {"speed": 3})

@@ -110,6 +110,8 @@ class ArcScorer(nn.Module):
 
         scores[h, m] = <tanh(H x_h), W tanh(M x_m)> + <b, tanh(H x_h)>        x_0 the root
 
+    In training, entries of the hidden vectors are dropped with probability `dropout`.
+
     Shapes: tokens (*batch, n, dim); scores (*batch, n + 1, n + 1), [head, modifier], 0 the root
 
     Example:
@@ -119,13 +121,14 @@ class ArcScorer(nn.Module):
     See: Dozat and Manning 2017, Deep biaffine attention; Liu and Lapata 2018, Learning structured text representations.
     """
 
-    def __init__(self, dim: int, hidden_dim: int) -> None:
+    def __init__(self, dim: int, hidden_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.root = nn.Parameter(torch.randn(dim) / dim**0.5)
         self.head = nn.Linear(dim, hidden_dim)
         self.modifier = nn.Linear(dim, hidden_dim)
         self.pair = BilinearScorer(hidden_dim, hidden_dim)
         self.prior = nn.Linear(hidden_dim, 1, bias=False)
+        self.dropout = nn.Dropout(dropout)
 
     def with_root(self, tokens: Tensor) -> Tensor:
         """The vectors of the root and the tokens, (*batch, n + 1, dim)."""
@@ -134,7 +137,7 @@ class ArcScorer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         nodes = self.with_root(tokens)
-        heads, modifiers = torch.tanh(self.head(nodes)), torch.tanh(self.modifier(nodes))
+        heads, modifiers = (self.dropout(torch.tanh(layer(nodes))) for layer in (self.head, self.modifier))
         return self.pair(heads, modifiers) + self.prior(heads)
 
 

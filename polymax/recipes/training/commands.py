@@ -1,4 +1,4 @@
-"""The commands train, evaluate, predict and plot-attention; the flags of a task are the fields of its options."""
+"""The commands that train and use models; the flags of a task are the fields of its options."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +38,7 @@ def add(app: typer.Typer) -> None:
         task = named(name)
         group.command(name, help=f"Train to {task.summary}.")(train_command(task))
     app.add_typer(group, name="train")
-    for command in (evaluate, predict, plot_attention):
+    for command in (evaluate, predict, plot_attention, plot_log, ambiguous):
         app.command()(command)
 
 
@@ -127,6 +127,41 @@ def plot_attention(
         rich.get_console().print(f"{' '.join(rows[:-1])}\nwrote {out}", highlight=False, soft_wrap=True, markup=False)
 
 
+def plot_log(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories that train wrote.")],
+    measure: Annotated[str, typer.Option(help="Column of log.csv; that of dev where only its last part is given.")],
+    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("log.png"),
+) -> None:
+    """Draw a measure over the epochs of runs."""
+    from polymax.recipes.training.log import plot_measure
+
+    with plain_errors("stopped", ValueError):
+        writable_file(out)
+        plot_measure(runs, measure).figure.savefig(out, bbox_inches="tight", dpi=150)
+        rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)
+
+
+def ambiguous(
+    run: RunDirectory,
+    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="CoNLL-U files; their trees are not looked at.")],
+    output: Annotated[Path, typer.Option(help="Table to write.")] = Path("ambiguous.tsv"),
+    most: Annotated[int, typer.Option(min=1, help="How many attachments to list.")] = 1000,
+    device: Device = "auto",
+    options: Late = None,
+) -> None:
+    """List the words whose heads a parser is least sure of, with their possible heads."""
+    from polymax.recipes.parse.ambiguous import HEADER, most_ambiguous
+
+    with plain_errors("stopped", ValueError):
+        writable_file(output, "--output")
+        trained = _loaded(run, device, options)
+        if trained.task.name != "parse":
+            fail(f"{run} is a run of {trained.task.name}; only parse has attachments")
+        found = most_ambiguous(trained, data, most)
+        output.write_text("\n".join([HEADER, *map(str, found)]) + "\n", encoding="utf-8")
+        rich.get_console().print(f"wrote {len(found)} attachments to {output}", soft_wrap=True, markup=False)
+
+
 def print_reports(reports: dict[str, Report]) -> None:
     """A row for each measure, a column for each part of the data."""
     if not reports:
@@ -177,7 +212,8 @@ def _from_field(field: Any) -> Parameter:
     kind = type(field.default)
     # what is not given is None: a resumed run can tell it from a default that was asked for
     shown = {"help": field.metadata["help"] + choices, "show_default": str(field.default)}
-    return _parameter(field.name, kind | None, **shown)
+    spelled = (f"{flag(field.name)}/{flag('no_' + field.name)}",) if kind is bool else ()
+    return _parameter(field.name, kind | None, None, *spelled, **shown)
 
 
 def _parameter(name: str, kind: Any, default: Any = None, *spelled: str, **shown: Any) -> Parameter:

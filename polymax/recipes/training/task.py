@@ -17,6 +17,7 @@ from polymax.recipes.training.vocabulary import Vocabulary
 # a task is found by its name: polymax/recipes/<module>.py has an object `task`
 MODULES = {
     "entail": "entail.task",
+    "parse": "parse.task",
     "seq2seq": "seq2seq.task",
     "tag": "tag.task",
 }

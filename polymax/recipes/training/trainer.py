@@ -75,6 +75,13 @@ class Steps(LightningModule):
         # a generator of its own: it would draw from the one that drops entries, at moments that a resumed run has not
         return DataLoader(data, batch_size=None, sampler=batches, generator=torch.Generator())  # type: ignore[arg-type]
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.learning.decay == "linear":
+            # a function of the place alone: a resumed run has nothing to remember
+            epochs = self.trainer.current_epoch + batch_idx / self.trainer.num_training_batches
+            for group in self.trainer.optimizers[0].param_groups:
+                group["lr"] = self.learning.lr * (1 - epochs / (self.trainer.max_epochs or 1))
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         measured = self._measured("train", batch)
         total, count = measured["loss"]

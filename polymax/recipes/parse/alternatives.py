@@ -1,0 +1,73 @@
+"""What a parser holds possible: whole trees with their probabilities, and the heads of words with theirs."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import polymax as pm
+from polymax.recipes.parse.model import Scored, Trees
+
+# trees that are listed where every one has a probability
+BEST = 5
+# the memory that the best trees without crossing arcs take grows with the cube of the words: of more, only the first
+LONGEST = 120
+# rounding keeps the last digits from mixtures of hundreds of trees
+SOLVER = pm.ActiveSet(tol=1e-9)
+
+SMOOTHINGS: dict[str, Callable[[Trees], Any]] = {
+    "crf": pm.Marginals,
+    # heads drawn one by one, if they make a tree
+    "softmax-heads": pm.Marginals,
+    "sparsemap": lambda trees: pm.SparseMap(trees, SOLVER),
+    "margin-sparsemap": lambda trees: pm.SparseMap(trees, SOLVER),
+}
+
+
+class Weighted(NamedTuple):
+    """Trees over a sentence, most probable first. Shapes: probabilities (k,); heads (k, n)."""
+
+    probabilities: Tensor
+    heads: Tensor
+
+
+def smoothing(loss: str, trees: Trees, wanted: str) -> Any:
+    """That of a loss with probabilities; a ValueError that names what they were wanted for where it has none."""
+    if loss not in SMOOTHINGS:
+        raise ValueError(f"{wanted} needs a loss with probabilities, {', '.join(SMOOTHINGS)}; got {loss}")
+    return SMOOTHINGS[loss](trees)
+
+
+@torch.no_grad()
+def alternatives(loss: str, scored: Scored) -> Iterator[Weighted]:
+    """The trees of each sentence: all that a sparse loss leaves, else the 5 best, of long projective ones the best.
+
+    Example:
+        >>> arcs = torch.tensor([[[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])
+        >>> found = next(alternatives("sparsemap", Scored(pm.SpanningTree(torch.tensor([2])), arcs, arcs)))
+        >>> found.heads.tolist(), [round(p, 3) for p in found.probabilities.tolist()]
+        ([[0, 1], [2, 0]], [0.55, 0.45])
+    """
+    assert scored.trees.lengths is not None
+    trees = type(scored.trees)(single_root=scored.trees.single_root)
+    # one by one: a long sentence among them does not make room for all
+    for arcs, length in zip(scored.arcs.double(), scored.trees.lengths.tolist()):
+        distribution = smoothing(loss, trees, "--distribution").distribution(arcs[: length + 1, : length + 1])
+        if isinstance(distribution, pm.sparsemap.Sparse):
+            found, probabilities = distribution.support()
+        elif isinstance(trees, pm.ProjectiveTree) and length > LONGEST:
+            found = distribution.mode.unsqueeze(0)
+            probabilities = distribution.prob(found)
+        else:
+            found, probabilities = distribution.topk(BEST)
+        heads = trees.decode(found)
+        # where there are fewer trees than were asked for, none follows
+        there = (heads >= 0).all(-1)
+        yield Weighted(probabilities[there], heads[there])
+
+
+@torch.no_grad()
+def head_probabilities(loss: str, scored: Scored) -> Tensor:
+    """Of each head [head, modifier] of each word, (b, n + 1, n + 1)."""
+    return smoothing(loss, scored.trees, "ambiguous")(scored.arcs.double())

@@ -1,0 +1,142 @@
+"""A biaffine parser: scores of arcs and of relations, and trees over the arcs."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import polymax as pm
+from polymax.nn import ArcScorer
+from polymax.recipes.parse.data import ROOT, Batch, universal
+from polymax.recipes.parse.relations import RelationScorer
+from polymax.recipes.text.reader import TextReader
+from polymax.recipes.text.tokens import Tokens, numbers
+from polymax.recipes.training.task import Model, Vocabularies
+from polymax.recipes.training.vocabulary import SPECIALS, Words
+
+Trees = pm.SpanningTree | pm.ProjectiveTree
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "crf": pm.crf_loss,
+    "svm": pm.svm_loss,
+    "perceptron": pm.perceptron_loss,
+}
+# with the cost of wrong heads inside the maximum, and without
+SPARSE = {"sparsemap": False, "margin-sparsemap": True}
+NAMES = (*LOSSES, *SPARSE, "softmax-heads")
+# a duality gap that no loss shows; below it, mixtures of hundreds of trees go round in circles of rounding
+TOLERANCE = 1e-6
+# turns that none takes
+LARGEST = 100_000
+
+
+class Scored(NamedTuple):
+    """The trees of a batch. Shapes: arcs (b, n + 1, n + 1), [head, modifier]; nodes (b, n + 1, d), 0 the root."""
+
+    trees: Trees
+    arcs: Tensor
+    nodes: Tensor
+
+
+class Parser(Model):
+    """Trees from the scores of their arcs, and for each arc a relation.
+
+    Shapes: words (b, n); characters (b, n, c); arcs (b, n + 1, n + 1); relations (b, n, r)
+
+    See: Dozat and Manning 2017, Deep biaffine attention for neural dependency parsing.
+    """
+
+    universals: Tensor
+    of_root: Tensor
+
+    def __init__(self, options: Any, vocabularies: Vocabularies) -> None:
+        super().__init__()
+        self.options = options
+        relations = vocabularies["relations"]
+        assert isinstance(relations, Words)
+        universals = numbers(vocabularies["universals"])
+        self.reader = TextReader(options, vocabularies)
+        self.arcs = ArcScorer(self.reader.size, options.arcs, options.dropout)
+        self.relations = RelationScorer(self.reader.size, options.labels, len(relations.words), options.dropout)
+        without = [universals[universal(name)] - len(SPECIALS) for name in relations.words]
+        self.register_buffer("universals", torch.tensor(without), persistent=False)
+        of_root = [universal(name).lower() == ROOT for name in relations.words]
+        self.rooted = any(of_root) and not all(of_root)
+        self.register_buffer("of_root", torch.tensor(of_root), persistent=False)
+
+    def forward(self, batch: Batch | Tokens) -> Scored:
+        """The scores of a batch."""
+        tokens = self.reader(batch.words, batch.characters, batch.lengths)
+        kind = pm.ProjectiveTree if self.options.projective else pm.SpanningTree
+        trees = kind(batch.lengths, single_root=self.options.roots == "single")
+        return Scored(trees, self.arcs(tokens).float(), self.arcs.with_root(tokens))
+
+    def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of arcs and of relations, over words; in training how many were lifted, else what is right."""
+        scored = self(batch)
+        words = batch.lengths.sum()
+        named = self.relations(scored.nodes, batch.heads).float()
+        wanted = batch.relations.clamp(min=-1)
+        total = cross_entropy(named.flatten(0, 1), wanted.flatten(), ignore_index=-1, reduction="sum")
+        total = total + self.arc_loss(scored, batch.lifted if self.options.projective else batch.heads)
+        measured = {"loss": (total, words)}
+        if self.training:
+            moved = {"lifted": ((batch.heads != batch.lifted).sum(), words)}
+            return measured | (moved if self.options.projective else {})
+        heads, relations = self.best(scored)
+        right = (heads == batch.heads) & (heads >= 0)
+        same = right & (self.universals[relations.clamp(min=0)] == batch.universals)
+        measured |= {"uas": (right.sum(), words), "las": (same.sum(), words)}
+        if self.options.loss in SPARSE:
+            measured["single"] = (self.single(scored).sum(), torch.ones_like(batch.lengths).sum())
+        return measured
+
+    def arc_loss(self, scored: Scored, heads: Tensor) -> Tensor:
+        """The chosen loss of trees with these heads (b, n), summed."""
+        if self.options.loss in LOSSES:
+            return LOSSES[self.options.loss](scored.trees, scored.arcs, heads, reduction="sum")
+        if self.options.loss in SPARSE:
+            cost = scored.trees.hamming(scored.trees.encode(heads)) if SPARSE[self.options.loss] else None
+            turns = self.options.turns or LARGEST
+            with stopping():
+                smooth = pm.SparseMap(scored.trees, pm.ActiveSet(turns, TOLERANCE))
+                return pm.fenchel_young(smooth, scored.arcs, heads, cost, reduction="sum")
+        assert scored.trees.lengths is not None
+        place = torch.arange(heads.shape[1] + 1, device=heads.device)
+        outside = place > scored.trees.lengths.unsqueeze(-1)
+        arcs = scored.arcs.masked_fill(outside.unsqueeze(-1) | (place == place.unsqueeze(-1)), -torch.inf)
+        return cross_entropy(arcs[:, :, 1:], heads, ignore_index=-1, reduction="sum")
+
+    @torch.no_grad()
+    def best(self, scored: Scored) -> tuple[Tensor, Tensor]:
+        """The best tree: heads (b, n), and the best relations to them; -1 at padding."""
+        heads = scored.trees.decode(scored.trees.map(scored.arcs))
+        return heads, self.named(scored.nodes, heads)
+
+    @torch.no_grad()
+    def named(self, nodes: Tensor, heads: Tensor) -> Tensor:
+        """The best relations (b, n) of words to heads: that to the root is `root`, and no other is."""
+        scores = self.relations(nodes, heads).float()
+        if self.rooted:
+            scores = scores.masked_fill(self.of_root != (heads == 0).unsqueeze(-1), -torch.inf)
+        return torch.where(heads < 0, -1, scores.argmax(-1))
+
+    @torch.no_grad()
+    def single(self, scored: Scored) -> Tensor:
+        """Whether SparseMAP leaves one tree, (b,)."""
+        # it is the best one, from which the solver starts: another comes at once or never
+        with stopping():
+            mu = pm.SparseMap(scored.trees, pm.ActiveSet(2, TOLERANCE))(scored.arcs)
+        return ((mu > 0).sum(-2) <= 1).all(-1)
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """Without the warning that a solver was stopped, where that is what was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="ActiveSet stopped")
+        yield

@@ -1,0 +1,41 @@
+"""Measures of runs over their epochs, as log.csv has them."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polymax.recipes.training.run import Run, existing
+
+
+def measured(run: Path, measure: str) -> tuple[list[int], list[float]]:
+    """The epochs of a run and a measure after each: a column of its log, `dev_` before it may be left out."""
+    log = existing(Run(run)).log
+    if not log.exists():
+        raise FileNotFoundError(f"{log} is missing: no epoch of this run was finished")
+    with log.open(encoding="utf-8", newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    columns = list(rows[0]) if rows else []
+    name = measure if measure in columns else f"dev_{measure}"
+    if name not in columns:
+        raise ValueError(f"--measure: {log} has no column {measure}; there are {', '.join(columns)}")
+    try:
+        return [int(row["epoch"]) for row in rows], [float(row[name]) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{log}: not the log of a run: {error!r}") from None
+
+
+def plot_measure(runs: Sequence[Path], measure: str, *, ax: Any = None) -> Any:
+    """Draw a measure over the epochs of runs, a line for each. Returns the axes."""
+    from polymax.plot.canvas import new_axes
+
+    found = [measured(run, measure) for run in runs]
+    ax = new_axes(5.2, 3.4) if ax is None else ax
+    for run, (epochs, values) in zip(runs, found):
+        ax.plot(epochs, values, marker="o", markersize=3, label=run.resolve().name)
+    ax.set(xlabel="epoch", ylabel=measure.replace("_", " "))
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(color="#e5e5e5", linewidth=0.6)
+    ax.legend(frameon=False)
+    return ax
