@@ -16,9 +16,11 @@ from polymax.recipes.training.vocabulary import Vocabulary
 
 # a task is found by its name: polymax/recipes/<module>.py has an object `task`
 MODULES = {
+    "bracket": "bracket.task",
     "entail": "entail.task",
     "seq2seq": "seq2seq.task",
     "tag": "tag.task",
+    "word-align": "word_align.task",
 }
 
 Vocabularies = dict[str, Vocabulary]
