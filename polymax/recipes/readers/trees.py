@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from polymax.recipes.readers.lines import Path, ReadError, lines, write
+from polymax.recipes.readers.lines import Line, Path, ReadError, lines, write
 from polymax.recipes.readers.spans import Span
 
 Value = TypeVar("Value")
@@ -116,9 +116,20 @@ def fold(tree: Tree, value: Callable[[Tree, list[Value]], Value]) -> Value:
 
 def read_trees(path: Path) -> Iterator[Tree]:
     """The trees of a file, over any number of lines each, as they are: traces, functions and empty root labels stay."""
+    return (tree for _, tree in numbered_trees(path, lines(path)))
+
+
+def numbered_trees(path: Path, text: Iterable[Line]) -> Iterator[tuple[int, Tree]]:
+    """The trees of lines that need not be all of the file's, and the lines in which they begin.
+
+    Example:
+        >>> for number, tree in numbered_trees("input", [Line(3, "(NP (DT a)", ""), Line(4, "(NN dog))", "")]):
+        ...     print(number, tree)
+        3 (NP (DT a) (NN dog))
+    """
     builder = _Builder()
-    opened = 0
-    for line in lines(path):
+    opened = last = 0
+    for line in text:
         if line.blank and builder.open:
             raise ReadError.at(path, line.number, f"a blank line inside of the tree that begins in line {opened}")
         for token in _TOKEN.findall(line.text):
@@ -128,7 +139,7 @@ def read_trees(path: Path) -> Iterator[Tree]:
             if fault:
                 raise ReadError.at(path, line.number, fault)
             if builder.done is not None:
-                yield builder.done
+                yield opened, builder.done
                 builder = _Builder()
         last = line.number
     if builder.open:

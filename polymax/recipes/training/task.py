@@ -16,10 +16,12 @@ from polymax.recipes.training.vocabulary import Vocabulary
 
 # a task is found by its name: polymax/recipes/<module>.py has an object `task`
 MODULES = {
+    "bracket": "bracket.task",
     "entail": "entail.task",
     "parse": "parse.task",
     "seq2seq": "seq2seq.task",
     "tag": "tag.task",
+    "word-align": "word_align.task",
 }
 
 Vocabularies = dict[str, Vocabulary]

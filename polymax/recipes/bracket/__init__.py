@@ -1,0 +1,1 @@
+"""Constituency parsing: bracketed trees, labelled spans and CKY."""

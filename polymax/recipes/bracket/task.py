@@ -1,0 +1,145 @@
+"""Constituency parsing as a task of the command."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from polymax.recipes.bracket.alternatives import alternatives
+from polymax.recipes.bracket.data import Charts, read_brackets, tree_of, vocabularies_of
+from polymax.recipes.bracket.model import LOSSES, Bracketer, Scored
+from polymax.recipes.bracket.text import sentences, units
+from polymax.recipes.metrics import BracketF1, TokenAccuracy
+from polymax.recipes.readers.lines import Line
+from polymax.recipes.readers.spans import Span
+from polymax.recipes.readers.trees import Tree
+from polymax.recipes.text.reader import ReaderOptions
+from polymax.recipes.text.tokens import TokenTable
+from polymax.recipes.training.batches import sorted_batches
+from polymax.recipes.training.measured import means, moved
+from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax.recipes.training.vocabulary import Words
+
+Parses = list[tuple[float, Tree]]
+
+
+@dataclass(frozen=True)
+class BracketOptions(ReaderOptions):
+    """Of the model and of what it writes."""
+
+    loss: str = option("crf", "Loss of the trees.", choices=tuple(LOSSES))
+    spans: int = option(200, "Size of the layer that scores spans.", least=1)
+    batch: int = option(32, "Sentences that are parsed at once.", least=1, late=True)
+    distribution: bool = option(False, "Predict trees with their probabilities, as a table.", late=True)
+
+
+class BracketTask(Task):
+    """Bracketed trees; parts of speech are learned with them."""
+
+    name = "bracket"
+    summary = "parse sentences into constituents: bracketed trees"
+    Options = BracketOptions
+
+    def read(self, files: Sequence[Path]) -> list[Tree]:
+        return read_brackets(files)
+
+    def vocabularies(self, examples: list[Tree], options: BracketOptions) -> Vocabularies:
+        return vocabularies_of(examples, options.words)
+
+    def encode(self, examples: list[Tree], vocabularies: Vocabularies) -> Charts:
+        return Charts(examples, vocabularies)
+
+    def model(self, options: BracketOptions, vocabularies: Vocabularies) -> Bracketer:
+        return Bracketer(options, vocabularies)
+
+    @torch.no_grad()
+    def evaluate(self, trained: Trained, examples: list[Tree]) -> Report:
+        encoded, options = self.encode(examples, trained.vocabularies), trained.options
+        model = _bracketer(trained)
+        measured = means(model, encoded, options.batch)
+        single = 0
+        if options.loss == "sparsemap":
+            for rows in sorted_batches(encoded.sizes, options.batch):
+                single += int(model.single(model(moved(encoded.tokens[rows], model))).sum())
+        start = perf_counter()
+        guessed = [parses[0][1] for parses in parsed(trained, [tree.words for tree in examples], False)]
+        seconds = perf_counter() - start
+        brackets, tags = BracketF1(), TokenAccuracy()
+        brackets.add(examples, guessed)
+        tags.add((tree.tags for tree in examples), (tree.tags for tree in guessed))
+        scores = brackets.result()
+        return {
+            "sentences": len(examples),
+            **scores.labelled._asdict(),
+            "unlabelled_f1": scores.unlabelled.f1,
+            "exact": scores.exact,
+            "tags": tags.result(),
+            "loss": measured["loss"],
+            **({"single": single / len(examples)} if options.loss == "sparsemap" else {}),
+            "sentences_per_second": len(examples) / seconds,
+        }
+
+    def units(self, lines: Iterable[Line]) -> Iterator[list[Line]]:
+        return units(lines)
+
+    def parse(self, file: str, unit: list[Line]) -> list[list[str]]:
+        return sentences(file, unit)
+
+    def predict(self, trained: Trained, inputs: list[list[list[str]]], before: int) -> Iterator[str]:
+        """A tree a line, and an empty line for one; with `distribution` the input's number, a probability, a tree."""
+        listed = iter(parsed(trained, [words for unit in inputs for words in unit], trained.options.distribution))
+        for number, unit in enumerate(inputs, before + 1):
+            if not unit and not trained.options.distribution:
+                yield ""
+            for parses in (next(listed) for _ in unit):
+                for probability, tree in parses:
+                    yield f"{number}\t{probability:.6g}\t{tree}" if trained.options.distribution else str(tree)
+
+
+@torch.no_grad()
+def parsed(trained: Trained, texts: list[list[str]], distribution: bool) -> list[Parses]:
+    """The best tree of each sentence, or those that have a probability, in the order of the sentences."""
+    if not texts:
+        return []
+    model, table = _bracketer(trained), TokenTable(texts, trained.vocabularies)
+    batches = sorted_batches(table.sizes, trained.options.batch)
+    found: list[Parses] = []
+    for rows in batches:
+        scored = model(moved(table[rows], model))
+        tags = scored.tags.argmax(-1).tolist()
+        charts = _charts(model, scored, distribution)
+        for row, tagged, listed in zip(rows.tolist(), tags, charts):
+            found.append([(p, _tree(trained, texts[row], tagged, labels)) for p, labels in listed])
+    return [found[k] for k in torch.cat(batches).argsort().tolist()]
+
+
+def _charts(model: Bracketer, scored: Scored, distribution: bool) -> Iterable[Sequence[tuple[float, Tensor]]]:
+    if distribution:
+        return alternatives(model.options.loss, scored)
+    return [[(1.0, labels)] for labels in model.best(scored).cpu()]
+
+
+def _tree(trained: Trained, words: list[str], tags: list[int], labels: Tensor) -> Tree:
+    """The tree of words whose spans have these labels (n, n), -1 where there is none; tags of padding are ignored."""
+    names, parts = _words(trained.vocabularies, "labels"), _words(trained.vocabularies, "tags")
+    n = len(words)
+    chart = labels[:n, :n]
+    spans = [Span(i, j, names[int(chart[i, j])]) for i, j in (chart >= 0).nonzero().tolist()]
+    return tree_of(spans, words, [parts[tag] for tag in tags[:n]])
+
+
+def _bracketer(trained: Trained) -> Bracketer:
+    assert isinstance(trained.model, Bracketer)
+    return trained.model
+
+
+def _words(vocabularies: Vocabularies, name: str) -> tuple[str, ...]:
+    words = vocabularies[name]
+    assert isinstance(words, Words)
+    return words.words
+
+
+task = BracketTask()

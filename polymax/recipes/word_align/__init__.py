@@ -1,0 +1,1 @@
+"""Word alignment: which words of a sentence pair are translations of each other, learned from pairs alone."""
