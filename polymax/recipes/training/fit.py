@@ -36,12 +36,13 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
     known(task, given)
     config = resumed(task, files, run, given) if resume else started(task, files, run, given)
     parts = {part: task.read([Path(file) for file in names]) for part, names in config.files.items()}
-    vocabularies = vocabularies_of(task, config, run, parts["train"], resume)
+    used = {part: task.used(parts[part], part, config.options) for part in ("train", "dev")}
+    vocabularies = vocabularies_of(task, config, run, used["train"], resume)
     torch.manual_seed(config.learning.seed)
     model = task.model(config.options, vocabularies)
     from polymax.recipes.training.trainer import Data, Steps, fit, prepared
 
-    data = Data(*(task.encode(parts[part], vocabularies) for part in ("train", "dev")))
+    data = Data(*(task.encode(used[part], vocabularies) for part in ("train", "dev")))
     steps = Steps(model, data, config.learning)
     # before anything is written: what cannot begin leaves nothing behind
     trainer = prepared(steps, run, config)
