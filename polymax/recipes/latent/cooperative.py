@@ -48,7 +48,7 @@ class Pretrained(Disjoint):
         super().__init__(options, sizes)
         self.parsing_first = True
 
-    def begin(self, epoch: int) -> None:
+    def start_epoch(self, epoch: int) -> None:
         self.parsing_first = epoch < self.options.pretrain
         self.parser.requires_grad_(self.parsing_first)
 

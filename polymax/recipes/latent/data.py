@@ -128,9 +128,9 @@ class Examples:
         places = (rows.unsqueeze(1) * self.sides + torch.arange(self.sides)).flatten()
         words, lengths = self.words.padded(places)
         n = words.shape[1]
-        trees = (_widened(ragged, places, width) for ragged, width in ((self.transitions, 2 * n - 1), (self.heads, n)))
-        parts = (part.unflatten(0, (len(rows), self.sides)) for part in (words, lengths, *trees))
-        return Batch(*parts, self.label[rows])
+        trees = _widened(self.transitions, places, 2 * n - 1), _widened(self.heads, places, n)
+        parts = [part.unflatten(0, (len(rows), self.sides)) for part in (words, lengths, *trees)]
+        return Batch(*parts, label=self.label[rows])
 
 
 def _widened(ragged: Ragged, rows: Tensor, width: int) -> Tensor:

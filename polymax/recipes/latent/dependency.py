@@ -49,7 +49,7 @@ class Dependency(Classifier):
         assert self.latent.scorer is not None
         return [*self.parser.parameters(), *self.latent.scorer.parameters()]
 
-    def begin(self, epoch: int) -> None:
+    def start_epoch(self, epoch: int) -> None:
         if self.options.parser == "pretrained":
             self.parsing_first = epoch < self.options.pretrain
             for parameter in self.parser_parameters():

@@ -42,7 +42,7 @@ class Model(nn.Module, ABC):
     def loss(self, batch: Any) -> Measured:
         """Sums over the batch, and what they are to be divided by; "loss" is what is minimised."""
 
-    def begin(self, epoch: int) -> None:
+    def start_epoch(self, epoch: int) -> None:
         """Told at the start of each epoch of the training, counted from 0."""
         return
 

@@ -53,7 +53,7 @@ class Steps(LightningModule):
         return torch.optim.Adam(self.model.parameters(), self.learning.lr)
 
     def on_train_epoch_start(self) -> None:
-        self.model.begin(self.trainer.current_epoch)
+        self.model.start_epoch(self.trainer.current_epoch)
 
     def train_dataloader(self) -> Any:
         """Batches of the epoch: asked for at the start of each."""
