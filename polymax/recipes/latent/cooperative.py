@@ -8,11 +8,11 @@ from torch import Tensor, nn
 import polymax as pm
 from polymax.estimators.baselines import Baseline, Learned, MovingAverage, Normalized, SelfCritical
 from polymax.nn.policy_gradient import PolicyGradient, clipped_surrogate
-from polymax.nn.tree_plan import TreePlan, binary_plan
+from polymax.nn.tree_plan import binary_plan
 from polymax.recipes.latent.classifier import Classifier, Read, Sentences, Sizes, measured, sentences_of
 from polymax.recipes.latent.data import Batch
 from polymax.recipes.latent.options import LatentOptions
-from polymax.recipes.latent.parser import TransitionParser
+from polymax.recipes.latent.parser import TransitionParser, Walk, walk
 from polymax.recipes.training.task import Alternating, Measured, Part
 
 
@@ -30,15 +30,15 @@ class Disjoint(Classifier):
     def read(self, sentences: Sentences) -> Read:
         greedy = torch.zeros_like(sentences.lengths, dtype=torch.bool)
         transitions = self.parser.draw(sentences.words, sentences.lengths, greedy)
-        plan = plan_of(transitions, sentences)
-        found = self.parser(sentences.words, sentences.lengths, transitions, plan)
+        along = walk_of(transitions, transitions.cpu(), sentences)
+        found = self.parser(sentences.words, along)
         words = self.dropout(self.words(sentences.words))
-        return Read(self.tree(words, plan).root, transitions, found.log_prob, found.entropy)
+        return Read(self.tree(words, along.plan).root, transitions, found.log_prob, found.entropy)
 
     def parsing(self, sentences: Sentences) -> Tensor:
         """The losses (r,) of gold trees: - log p(actions)."""
         gold = sentences.transitions
-        return -self.parser(sentences.words, sentences.lengths, gold, plan_of(gold, sentences)).log_prob
+        return -self.parser(sentences.words, walk_of(gold, gold.cpu(), sentences)).log_prob
 
 
 class Pretrained(Disjoint):
@@ -84,7 +84,7 @@ class Cooperative(Disjoint, Alternating):
 
     def turns(self, batch: Batch) -> Iterator[Measured]:
         sentences = sentences_of(batch)
-        transitions, scores, losses, plan = self._drawn(sentences, batch.label)
+        along, scores, losses = self._drawn(sentences, batch.label)
         advantages = self._advantages(sentences, losses)
         drawn, label = losses[: len(batch.label)], batch.label
         total = drawn.sum()
@@ -94,9 +94,9 @@ class Cooperative(Disjoint, Alternating):
             total = total + fit - fit.detach()
         yield measured(total, scores[: len(label)], label)
         old = None
-        steps = (transitions >= 0).sum(-1)
+        steps = 2 * sentences.lengths - 1
         for _ in range(self.options.updates):
-            found = self.parser(sentences.words, sentences.lengths, transitions, plan)
+            found = self.parser(sentences.words, along)
             log_prob = self.per_example(found.log_prob)
             old = log_prob.detach() if old is None else old
             surrogate = clipped_surrogate(log_prob, old, advantages, self.options.ratio)
@@ -115,8 +115,8 @@ class Cooperative(Disjoint, Alternating):
         surrogate = second["turn"][0] * count
         return {**first, "loss": (total + surrogate - surrogate.detach(), count)}
 
-    def _drawn(self, sentences: Sentences, label: Tensor) -> tuple[Tensor, Tensor, Tensor, TreePlan]:
-        """Drawn transitions, scores and losses of all trees, those that were drawn first, and the plan of these."""
+    def _drawn(self, sentences: Sentences, label: Tensor) -> tuple[Walk, Tensor, Tensor]:
+        """The walk along drawn trees; scores and losses of all trees, of which those that were drawn come first."""
         count = len(sentences.words)
         times = 2 if self.critical else 1
         words, lengths = (part.repeat(times, *[1] * (part.dim() - 1)) for part in sentences[:2])
@@ -128,7 +128,7 @@ class Cooperative(Disjoint, Alternating):
         root = self.tree(self.dropout(self.words(sentences.words)), plan).root
         scores = self.scores(root)
         losses = self.each(scores, label.repeat(times))
-        return every[:count], scores, losses, binary_plan(host[:count], words.shape[1]).to(words.device)
+        return walk_of(every[:count], host[:count], sentences), scores, losses
 
     def _advantages(self, sentences: Sentences, losses: Tensor) -> Tensor:
         count = len(sentences.words) // self.sides
@@ -152,6 +152,7 @@ def baseline_of(options: LatentOptions, sides: int) -> Baseline:
     return MovingAverage()
 
 
-def plan_of(transitions: Tensor, sentences: Sentences) -> TreePlan:
-    """The plan of a tree for each sentence, on their device."""
-    return binary_plan(transitions, sentences.words.shape[1]).to(transitions.device)
+def walk_of(transitions: Tensor, host: Tensor, sentences: Sentences) -> Walk:
+    """The walk along a tree for each sentence; the plan is made from the copy of transitions on the host."""
+    plan = binary_plan(host, sentences.words.shape[1]).to(transitions.device)
+    return walk(transitions, sentences.lengths, plan)

@@ -128,9 +128,14 @@ class Examples:
         places = (rows.unsqueeze(1) * self.sides + torch.arange(self.sides)).flatten()
         words, lengths = self.words.padded(places)
         n = words.shape[1]
-        trees = _widened(self.transitions, places, 2 * n - 1), _widened(self.heads, places, n)
-        parts = [part.unflatten(0, (len(rows), self.sides)) for part in (words, lengths, *trees)]
-        return Batch(*parts, label=self.label[rows])
+        shape = (len(rows), self.sides)
+        return Batch(
+            words.unflatten(0, shape),
+            lengths.unflatten(0, shape),
+            _widened(self.transitions, places, 2 * n - 1).unflatten(0, shape),
+            _widened(self.heads, places, n).unflatten(0, shape),
+            self.label[rows],
+        )
 
 
 def _widened(ragged: Ragged, rows: Tensor, width: int) -> Tensor:

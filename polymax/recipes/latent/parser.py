@@ -1,5 +1,7 @@
 """A shift-reduce parser apart from what is made of its trees: it acts step by step, and is judged all at once."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -8,6 +10,43 @@ from polymax.nn.spinn import Parsed, parsed
 from polymax.nn.tree_lstm import BinaryTreeLSTM
 from polymax.nn.tree_plan import TreePlan
 from polymax.recipes.training.vocabulary import PAD
+
+
+class Walk(NamedTuple):
+    """What a parser sees, may do and does on its way along given transitions; the plan of their trees.
+
+    Shapes, T = 2 n - 1: seen (b, 3 T), for each step the first of the buffer, the topmost and the second of the stack,
+    as the steps that make these nodes, T where there is none; allowed and y (b, T, 2), of shifting and reducing
+    """
+
+    plan: TreePlan
+    seen: Tensor
+    allowed: Tensor
+    y: Tensor
+
+
+def walk(transitions: Tensor, lengths: Tensor, plan: TreePlan) -> Walk:
+    """The walk along transitions (b, 2 n - 1) over sentences of lengths (b,).
+
+    The topmost node is what the last step made. The second is what the step before its first token was shifted made.
+    """
+    b, steps = transitions.shape
+    n = (steps + 1) // 2
+    shifts = transitions == SHIFT
+    place = torch.arange(steps, device=transitions.device).expand(b, steps)
+    shifted = shifts.cumsum(1) - shifts.long()
+    size = (torch.where(shifts, 1, -1) * (transitions >= 0)).cumsum(1)
+    size = nn.functional.pad(size[:, :-1], (1, 0))
+    # the step that shifts each token; what shifts none writes beyond the end
+    step_of = torch.full((b, n + 1), steps, device=transitions.device)
+    step_of = step_of.scatter(1, torch.where(shifts, shifted, n), torch.where(shifts, place, steps))
+    first = nn.functional.pad(tree_spans(transitions)[:, :-1, 0].clamp(min=0), (1, 0))
+    can_shift = shifted < lengths.unsqueeze(1)
+    buffer = torch.where(can_shift, step_of.gather(1, shifted), steps)
+    top = torch.where(size > 0, place - 1, steps)
+    second = torch.where(size > 1, step_of.gather(1, first) - 1, steps)
+    y = transitions.unsqueeze(-1) == torch.arange(2, device=transitions.device)
+    return Walk(plan, torch.stack([buffer, top, second], -1).flatten(1), torch.stack([can_shift, size > 1], -1), y)
 
 
 class TransitionParser(nn.Module):
@@ -20,6 +59,13 @@ class TransitionParser(nn.Module):
     trees at once, level by level of the trees, which is what several updates on the same trees need.
 
     Shapes: words (b, n); lengths (b,); transitions (b, 2 n - 1), 0 to shift, 1 to reduce, -1 at padding
+
+    Example:
+        >>> parser, words, lengths = TransitionParser(9, 4, 5), torch.tensor([[4, 5, 6]]), torch.tensor([3])
+        >>> trees = torch.tensor([[0, 0, 1, 0, 1], [0, 0, 0, 1, 1]])
+        >>> found = parser(words.expand(2, 3), walk(trees, lengths.expand(2), pm.nn.binary_plan(trees, 3)))
+        >>> bool(torch.isclose(found.log_prob.exp().sum(), torch.tensor(1.0)))
+        True
     """
 
     def __init__(self, words: int, size: int, hidden: int) -> None:
@@ -30,34 +76,15 @@ class TransitionParser(nn.Module):
         self.seen = nn.Linear(3 * hidden, hidden)
         self.reduce = nn.Linear(hidden, 1)
 
-    def forward(self, words: Tensor, lengths: Tensor, transitions: Tensor, plan: TreePlan) -> Parsed:
-        """Scores and probabilities of given transitions, with the plan of their trees; `root` is the parser's own."""
-        read = self._read(words)
-        root, nodes = self.nodes(read, plan)
-        steps = transitions.clamp(min=0)
-        shifts = transitions == SHIFT
+    def forward(self, words: Tensor, walk: Walk) -> Parsed:
+        """Scores and probabilities of given transitions; `root` is the parser's own state of the tree."""
+        root, nodes = self.nodes(self._read(words), walk.plan)
         # what is not there is a node of 0 after the last
-        none = nodes.shape[1]
         nodes = nn.functional.pad(nodes, (0, 0, 0, 1))
-        place = torch.arange(none, device=words.device)
-        moved = shifts.cumsum(1)
-        before = moved - shifts.long()
-        size = (torch.where(shifts, 1, -1) * (transitions >= 0)).cumsum(1)
-        size = nn.functional.pad(size[:, :-1], (1, 0))
-        # the step that shifts each token
-        step_of = torch.full_like(nn.functional.pad(words, (0, 1)), none)
-        step_of = step_of.scatter(1, torch.where(shifts, before, words.shape[1]), place.expand_as(steps))
-        step_of[:, -1] = none
-        first_token = nn.functional.pad(tree_spans(transitions)[:, :-1, 0].clamp(min=0), (1, 0))
-        top = torch.where(size > 0, place - 1, none)
-        second = torch.where(size > 1, step_of.gather(1, first_token) - 1, none)
-        buffer = torch.where(before < lengths.unsqueeze(1), step_of.gather(1, before), none)
-        seen = torch.cat([_picked(nodes, index) for index in (buffer, top, second)], -1)
-        logits = self.reduce(torch.tanh(self.seen(seen))).squeeze(-1)
-        allowed = torch.stack([before < lengths.unsqueeze(1), size > 1], -1)
-        scores = torch.stack([torch.zeros_like(logits), logits], -1).masked_fill(~allowed, -torch.inf)
-        y = (transitions.unsqueeze(-1) == torch.arange(2, device=words.device)).to(scores.dtype)
-        return parsed(root, scores, y, 1.0)
+        seen = nodes.gather(1, walk.seen.unsqueeze(-1).expand(-1, -1, nodes.shape[-1]))
+        logits = self.reduce(torch.tanh(self.seen(seen.unflatten(1, (-1, 3)).flatten(2)))).squeeze(-1)
+        scores = torch.stack([torch.zeros_like(logits), logits], -1).masked_fill(~walk.allowed, -torch.inf)
+        return parsed(root, scores, walk.y.to(scores.dtype), 1.0)
 
     @torch.no_grad()
     def draw(self, words: Tensor, lengths: Tensor, chance: Tensor) -> Tensor:
@@ -99,8 +126,3 @@ class TransitionParser(nn.Module):
         # from left to right: what pads the end has no say
         with torch.autocast("cpu", enabled=False):
             return self.lstm(self.words(words))[0]
-
-
-def _picked(nodes: Tensor, index: Tensor) -> Tensor:
-    """Nodes (b, k, d) of (b, m, d)."""
-    return nodes.gather(1, index.unsqueeze(-1).expand(-1, -1, nodes.shape[-1]))

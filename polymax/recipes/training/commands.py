@@ -17,7 +17,7 @@ from polymax.cli import fail, plain_errors, writable_file
 from polymax.recipes.readers.lines import lines
 from polymax.recipes.training.run import load
 from polymax.recipes.training.settings import Learning, Running, flag
-from polymax.recipes.training.task import MODULES, Report, Task, named
+from polymax.recipes.training.task import MODULES, Report, Task, Trained, named
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that train wrote.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")]
@@ -33,7 +33,9 @@ def add(app: typer.Typer) -> None:
         task = named(name)
         group.command(name, help=f"Train to {task.summary}.")(train_command(task))
     app.add_typer(group, name="train")
-    for command in (evaluate, predict, plot_attention):
+    from polymax.recipes.latent.commands import compare_trees, plot_tree
+
+    for command in (evaluate, predict, plot_attention, plot_tree, compare_trees):
         app.command()(command)
 
 
@@ -70,7 +72,7 @@ def evaluate(
 ) -> None:
     """Measure a trained model on data."""
     with plain_errors("stopped", ValueError):
-        print_reports({", ".join(file.name for file in data): _loaded(run, device, options).evaluate(*data)})
+        print_reports({", ".join(file.name for file in data): loaded(run, device, options).evaluate(*data)})
 
 
 def predict(
@@ -82,7 +84,7 @@ def predict(
 ) -> None:
     """Write the output of a trained model for each line of the input."""
     with plain_errors("stopped", ValueError):
-        trained = _loaded(run, device, options)
+        trained = loaded(run, device, options)
         if output is None:
             _write(trained.predict(_texts(source)), sys.stdout)
             return
@@ -104,7 +106,7 @@ def plot_attention(
 
     with plain_errors("stopped", ValueError):
         writable_file(out)
-        trained = _loaded(run, device, options)
+        trained = loaded(run, device, options)
         if trained.task.name != "seq2seq":
             fail(f"{run} is a run of {trained.task.name}; only seq2seq has an attention to draw")
         if not source.strip():
@@ -125,7 +127,8 @@ def print_reports(reports: dict[str, Report]) -> None:
     rich.get_console().print(table)
 
 
-def _loaded(run: Path, device: str, options: list[str] | None) -> Any:
+def loaded(run: Path, device: str, options: list[str] | None) -> Trained:
+    """The model of a run, on a device, with the options of --set."""
     given = {}
     for text in options or ():
         name, equals, value = text.partition("=")
