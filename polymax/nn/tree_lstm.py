@@ -64,7 +64,7 @@ class BinaryTreeLSTM(nn.Module):
 
     Trees are transitions, or a plan made of them by `binary_plan`. With `at`, tree c is one over the tokens of instance
     at[c], as loss functions of `SparseExpectation` and `ScoreFunction` are given them: each tree is composed once, each
-    token projected once. An empty tree has the state 0.
+    token projected once. An empty tree has the state 0. States are h, and with `memory` [h, c].
 
     Shapes: tokens (B, n, input_dim); trees (count, T), 0 to shift, 1 to reduce, -1 at padding; at (count,)
 
@@ -81,7 +81,9 @@ class BinaryTreeLSTM(nn.Module):
         self.leaf = nn.Linear(positive(input_dim, "input_dim"), 2 * positive(hidden_dim, "hidden_dim"))
         self.cell = TreeLSTMCell(hidden_dim)
 
-    def forward(self, tokens: Tensor, trees: Tensor | TreePlan, at: Tensor | None = None) -> TreeStates:
+    def forward(
+        self, tokens: Tensor, trees: Tensor | TreePlan, at: Tensor | None = None, *, memory: bool = False
+    ) -> TreeStates:
         _check.floating(tokens, "tokens")
         if isinstance(trees, TreePlan):
             fits(trees, tokens, at)
@@ -100,8 +102,8 @@ class BinaryTreeLSTM(nn.Module):
                 made = self.cell(*(x.index_select(0, pairs).reshape(level.composed, 2, d) for x in below))
                 block = [torch.cat(both) if level.tokens else both[0] for both in zip(made, block, strict=True)]
             below = (block[0], block[1])
-            blocks.append(block[0])
-        return _states(plan, blocks, leaf_h[:0])
+            blocks.append(torch.cat(below, -1) if memory else block[0])
+        return _states(plan, blocks, (leaves if memory else leaf_h)[:0])
 
 
 class ChildSumTreeLSTM(nn.Module):

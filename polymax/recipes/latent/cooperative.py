@@ -1,6 +1,7 @@
 """A parser and a composition that share nothing, and learn in turns."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,34 +12,44 @@ from polymax.nn.policy_gradient import PolicyGradient, clipped_surrogate
 from polymax.nn.tree_plan import binary_plan
 from polymax.recipes.latent.classifier import Classifier, Read, Sentences, Sizes, measured, sentences_of
 from polymax.recipes.latent.data import Batch
+from polymax.recipes.latent.merging import MergeParser
 from polymax.recipes.latent.options import LatentOptions
-from polymax.recipes.latent.parser import TransitionParser, Walk, walk
+from polymax.recipes.latent.parser import Drawn, TransitionParser
 from polymax.recipes.training.task import Alternating, Measured, Part
 
 
 class Disjoint(Classifier):
-    """A transition parser with words of its own, and a Tree-LSTM over the trees that it finds."""
+    """A parser with words of its own, and a Tree-LSTM over the trees that it finds.
+
+    It shifts and reduces, or, where the model is gumbel-tree, merges neighbours.
+    """
 
     def __init__(self, options: LatentOptions, sizes: Sizes) -> None:
         super().__init__(options, sizes)
         self.tree = pm.nn.BinaryTreeLSTM(options.embedding, options.hidden)
-        self.parser = TransitionParser(sizes.words, options.embedding, options.hidden)
+        kind = MergeParser if options.model == "gumbel-tree" else TransitionParser
+        self.parser = kind(sizes.words, options.embedding, options.hidden)
 
     def parser_parameters(self) -> list[nn.Parameter]:
         return list(self.parser.parameters())
 
     def read(self, sentences: Sentences) -> Read:
         greedy = torch.zeros_like(sentences.lengths, dtype=torch.bool)
-        transitions = self.parser.draw(sentences.words, sentences.lengths, greedy)
-        along = walk_of(transitions, transitions.cpu(), sentences)
+        drawn = self.parser.draw(sentences.words, sentences.lengths, greedy)
+        along = self.walk(drawn, drawn.transitions.cpu(), sentences)
         found = self.parser(sentences.words, along)
         words = self.dropout(self.words(sentences.words))
-        return Read(self.tree(words, along.plan).root, transitions, found.log_prob, found.entropy)
+        return Read(self.tree(words, along.plan).root, drawn.transitions, found.log_prob, found.entropy)
+
+    def walk(self, drawn: Any, host: Tensor, sentences: Sentences) -> Any:
+        """The parser's walk along what was drawn; the plan is made from the transitions' copy on the host."""
+        plan = binary_plan(host, sentences.words.shape[1]).to(sentences.words.device)
+        return self.parser.walk(drawn, sentences.lengths, plan)
 
     def parsing(self, sentences: Sentences) -> Tensor:
         """The losses (r,) of gold trees: - log p(actions)."""
         gold = sentences.transitions
-        return -self.parser(sentences.words, walk_of(gold, gold.cpu(), sentences)).log_prob
+        return -self.parser(sentences.words, self.walk(Drawn(gold), gold.cpu(), sentences)).log_prob
 
 
 class Pretrained(Disjoint):
@@ -115,7 +126,7 @@ class Cooperative(Disjoint, Alternating):
         surrogate = second["turn"][0] * count
         return {**first, "loss": (total + surrogate - surrogate.detach(), count)}
 
-    def _drawn(self, sentences: Sentences, label: Tensor) -> tuple[Walk, Tensor, Tensor]:
+    def _drawn(self, sentences: Sentences, label: Tensor) -> tuple[Any, Tensor, Tensor]:
         """The walk along drawn trees; scores and losses of all trees, of which those that were drawn come first."""
         count = len(sentences.words)
         times = 2 if self.critical else 1
@@ -123,12 +134,13 @@ class Cooperative(Disjoint, Alternating):
         chance = torch.arange(len(words), device=words.device) < count
         every = self.parser.draw(words, lengths, chance)
         # plans are made there: one wait for the device is enough
-        host, at = every.cpu(), torch.arange(count).repeat(times)
+        host, at = every.transitions.cpu(), torch.arange(count).repeat(times)
         plan = binary_plan(host, words.shape[1], at).to(words.device)
         root = self.tree(self.dropout(self.words(sentences.words)), plan).root
         scores = self.scores(root)
         losses = self.each(scores, label.repeat(times))
-        return walk_of(every[:count], host[:count], sentences), scores, losses
+        drawn = type(every)(*(part[:count] for part in every))
+        return self.walk(drawn, host[:count], sentences), scores, losses
 
     def _advantages(self, sentences: Sentences, losses: Tensor) -> Tensor:
         count = len(sentences.words) // self.sides
@@ -150,9 +162,3 @@ def baseline_of(options: LatentOptions, sides: int) -> Baseline:
             seen = nn.Linear(sides * options.embedding, options.hidden)
             return Learned(nn.Sequential(seen, nn.ReLU(), nn.Linear(options.hidden, 1), nn.Flatten(0)))
     return MovingAverage()
-
-
-def walk_of(transitions: Tensor, host: Tensor, sentences: Sentences) -> Walk:
-    """The walk along a tree for each sentence; the plan is made from the copy of transitions on the host."""
-    plan = binary_plan(host, sentences.words.shape[1]).to(transitions.device)
-    return walk(transitions, sentences.lengths, plan)

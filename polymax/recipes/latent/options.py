@@ -16,7 +16,7 @@ METHODS: dict[str, tuple[str, ...]] = {
         "st-gumbel",
         "beam",
     ),
-    "gumbel-tree": ("st-gumbel",),
+    "gumbel-tree": ("st-gumbel", "cooperative"),
     "dependency": (
         "sparse-expectation",
         "structured-attention",

@@ -5,11 +5,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymax.nn.choice import chosen_log_prob, entropy, log_probs
 from polymax.nn.shift_reduce import REDUCE, SHIFT, tree_spans
-from polymax.nn.spinn import Parsed, parsed
 from polymax.nn.tree_lstm import BinaryTreeLSTM
 from polymax.nn.tree_plan import TreePlan
 from polymax.recipes.training.vocabulary import PAD
+
+
+class Judged(NamedTuple):
+    """Of the actions of each sentence together: their log-probability (b,), and the entropy (b,), summed over steps."""
+
+    log_prob: Tensor
+    entropy: Tensor
+
+
+class Drawn(NamedTuple):
+    """What a parser did. Shapes: transitions (b, 2 n - 1), -1 at padding"""
+
+    transitions: Tensor
 
 
 class Walk(NamedTuple):
@@ -25,7 +38,7 @@ class Walk(NamedTuple):
     y: Tensor
 
 
-def walk(transitions: Tensor, lengths: Tensor, plan: TreePlan) -> Walk:
+def walk_along(transitions: Tensor, lengths: Tensor, plan: TreePlan) -> Walk:
     """The walk along transitions (b, 2 n - 1) over sentences of lengths (b,).
 
     The topmost node is what the last step made. The second is what the step before its first token was shifted made.
@@ -63,7 +76,7 @@ class TransitionParser(nn.Module):
     Example:
         >>> parser, words, lengths = TransitionParser(9, 4, 5), torch.tensor([[4, 5, 6]]), torch.tensor([3])
         >>> trees = torch.tensor([[0, 0, 1, 0, 1], [0, 0, 0, 1, 1]])
-        >>> found = parser(words.expand(2, 3), walk(trees, lengths.expand(2), pm.nn.binary_plan(trees, 3)))
+        >>> found = parser(words.expand(2, 3), walk_along(trees, lengths.expand(2), pm.nn.binary_plan(trees, 3)))
         >>> bool(torch.isclose(found.log_prob.exp().sum(), torch.tensor(1.0)))
         True
     """
@@ -76,18 +89,23 @@ class TransitionParser(nn.Module):
         self.seen = nn.Linear(3 * hidden, hidden)
         self.reduce = nn.Linear(hidden, 1)
 
-    def forward(self, words: Tensor, walk: Walk) -> Parsed:
-        """Scores and probabilities of given transitions; `root` is the parser's own state of the tree."""
-        root, nodes = self.nodes(self._read(words), walk.plan)
+    def walk(self, drawn: Drawn, lengths: Tensor, plan: TreePlan) -> Walk:
+        """What `forward` takes."""
+        return walk_along(drawn.transitions, lengths, plan)
+
+    def forward(self, words: Tensor, walk: Walk) -> Judged:
+        """Log-probability and entropy of given transitions."""
+        nodes = self.nodes(self._read(words), walk.plan).nodes
         # what is not there is a node of 0 after the last
         nodes = nn.functional.pad(nodes, (0, 0, 0, 1))
         seen = nodes.gather(1, walk.seen.unsqueeze(-1).expand(-1, -1, nodes.shape[-1]))
         logits = self.reduce(torch.tanh(self.seen(seen.unflatten(1, (-1, 3)).flatten(2)))).squeeze(-1)
         scores = torch.stack([torch.zeros_like(logits), logits], -1).masked_fill(~walk.allowed, -torch.inf)
-        return parsed(root, scores, walk.y.to(scores.dtype), 1.0)
+        log_p = log_probs(scores)
+        return Judged(chosen_log_prob(log_p, walk.y).sum(-1), entropy(log_p).sum(-1))
 
     @torch.no_grad()
-    def draw(self, words: Tensor, lengths: Tensor, chance: Tensor) -> Tensor:
+    def draw(self, words: Tensor, lengths: Tensor, chance: Tensor) -> Drawn:
         """Transitions, drawn where chance (b,) is True, the most probable action at each step where it is not."""
         b, n = words.shape
         width = max(2 * n - 1, 0)
@@ -120,7 +138,7 @@ class TransitionParser(nn.Module):
             # place `size` holds the topmost; below the bottom is what is not there
             stack[rows, torch.where(shift | reduce, size, 0)] = torch.where(shift | reduce, t, width)
             actions.append(torch.where(reduce, REDUCE, torch.where(shift, SHIFT, -1)))
-        return torch.stack(actions, 1) if actions else words.new_zeros(b, 0)
+        return Drawn(torch.stack(actions, 1) if actions else words.new_zeros(b, 0))
 
     def _read(self, words: Tensor) -> Tensor:
         # from left to right: what pads the end has no say
