@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from polymax.recipes.latent.data import Example, read_classes, sentence, tokens
+from polymax.recipes.latent.data import Example, Given, Sentence, read_classes, sentence, tokens
 from polymax.recipes.latent.options import ClassifyOptions
 from polymax.recipes.latent.task import LatentTask
-from polymax.recipes.readers.lines import ReadError
-from polymax.recipes.training.task import Trained, Vocabularies
+from polymax.recipes.readers.lines import Line, ReadError
+from polymax.recipes.training.task import Vocabularies
 from polymax.recipes.training.vocabulary import Words
 
 SIDES = ("first", "second")
@@ -33,20 +33,25 @@ class ClassifyTask(LatentTask):
             "sides": Words(SIDES[: len(examples[0].sides)]),
         }
 
-    def parse(self, trained: Trained, text: str, number: int) -> Example:
-        """Texts between tabs, with or without a label before them."""
-        sides = trained.vocabularies["sides"]
-        assert isinstance(sides, Words)
-        count = len(sides.words)
-        fields = text.split("\t")
-        if len(fields) not in (count, count + 1) or not all(field.strip() for field in fields):
-            what = "a text" if count == 1 else "two texts between tabs"
-            raise ReadError.at("input", number, f"{what} expected, none empty; got {len(fields)} columns")
-        is_tree = trained.options.model == "tree-lstm"
+    def parse(self, file: str, unit: list[Line]) -> Given | None:
+        """Texts between tabs; one that is a binary tree is read as one."""
+        (line,) = unit
+        if line.blank:
+            return None
+        fields = line.text.split("\t")
+        if not all(field.strip() for field in fields):
+            raise ReadError.at(file, line.number, "texts between tabs expected, none empty")
+        return Given(file, line.number, tuple(map(_sentence, fields)))
+
+
+def _sentence(text: str) -> Sentence:
+    if text.strip().startswith("( "):
         try:
-            return Example("", tuple(sentence(field, is_tree) for field in fields[-count:]))
-        except ValueError as error:
-            raise ReadError.at("input", number, str(error)) from error
+            return sentence(text, is_tree=True)
+        except ValueError:
+            # a bracket may begin a sentence too
+            return sentence(text)
+    return sentence(text)
 
 
 task = ClassifyTask()

@@ -12,9 +12,10 @@ import polymax as pm
 from polymax.cli import fail, plain_errors, writable_file
 from polymax.recipes.latent.classifier import Classifier
 from polymax.recipes.latent.data import Example, Examples, tokens
-from polymax.recipes.latent.task import LatentTask
+from polymax.recipes.latent.task import LatentTask, fitting
 from polymax.recipes.latent.trees import Found, found, uas
 from polymax.recipes.metrics import self_f1
+from polymax.recipes.readers.lines import Line
 from polymax.recipes.training.commands import Device, Late, RunDirectory, loaded, print_reports
 from polymax.recipes.training.task import Report, Trained
 from polymax.recipes.training.vocabulary import Words
@@ -33,10 +34,10 @@ def plot_tree(
     with plain_errors("stopped", ValueError):
         writable_file(out)
         trained = loaded(run, device, options)
-        task = latent(trained, run)
-        if not source.strip():
+        given = latent(trained, run).parse("--source", [Line(1, source, source)])
+        if given is None:
             fail("--source must have a word")
-        example = task.parse(trained, source, 1)
+        example = fitting(trained, given)
         made = trees(trained, [example])
         if not made.spans and not made.heads:
             fail(f"{run} is a run of --model {trained.options.model}, which has no trees")

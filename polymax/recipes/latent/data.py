@@ -34,6 +34,18 @@ class Example(NamedTuple):
     sides: tuple[Sentence, ...]
 
 
+class Given(NamedTuple):
+    """A line of input: its columns, of which the first may be a label."""
+
+    file: str
+    number: int
+    columns: tuple[Sentence, ...]
+
+    def error(self, what: str) -> ReadError:
+        """That of the line."""
+        return ReadError.at(self.file, self.number, what)
+
+
 def of_expression(expression: Expression) -> Example:
     """An expression with both of its trees.
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from polymax.recipes.latent.data import Example, of_expression
+from polymax.recipes.latent.data import Example, Given, of_expression
 from polymax.recipes.latent.options import LatentOptions
 from polymax.recipes.latent.task import LatentTask
 from polymax.recipes.listops import DIGITS, TOKENS, parse_expression, read_listops
-from polymax.recipes.readers.lines import ReadError
-from polymax.recipes.training.task import Trained, Vocabularies
+from polymax.recipes.readers.lines import Line, ReadError
+from polymax.recipes.training.task import Vocabularies
 from polymax.recipes.training.vocabulary import Words
 
 
@@ -25,11 +25,15 @@ class ListOpsTask(LatentTask):
     def vocabularies(self, examples: list[Example], options: LatentOptions) -> Vocabularies:
         return {"words": Words(TOKENS), "labels": Words(DIGITS), "sides": Words(("expression",))}
 
-    def parse(self, trained: Trained, text: str, number: int) -> Example:
+    def parse(self, file: str, unit: list[Line]) -> Given | None:
+        """An expression, with its value and a tab before or without."""
+        (line,) = unit
+        if line.blank:
+            return None
         try:
-            return of_expression(parse_expression(text.split("\t")[-1]))
+            return Given(file, line.number, of_expression(parse_expression(line.text.split("\t")[-1])).sides)
         except ValueError as error:
-            raise ReadError.at("input", number, str(error)) from error
+            raise ReadError.at(file, line.number, str(error)) from error
 
 
 task = ListOpsTask()

@@ -1,15 +1,13 @@
 """What ListOps and classification share: models by name, measures, and predictions."""
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 import torch
 
 from polymax.recipes.latent.classifier import Classifier, Sizes
 from polymax.recipes.latent.cooperative import Cooperative, Pretrained
-from polymax.recipes.latent.data import Example, Examples, tokens
+from polymax.recipes.latent.data import Example, Examples, Given, tokens
 from polymax.recipes.latent.dependency import Dependency
 from polymax.recipes.latent.gradients import gradient_measures
 from polymax.recipes.latent.models import Gold, Gumbel, Sequential, Spinn
@@ -20,8 +18,6 @@ from polymax.recipes.training.measured import moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies
 from polymax.recipes.training.vocabulary import Words
 
-# lines of input that are sorted and judged together
-CHUNK = 1024
 MODELS: dict[str, Callable[[LatentOptions, Sizes], Classifier]] = {
     "lstm": Sequential,
     "tree-lstm": Gold,
@@ -33,10 +29,6 @@ MODELS: dict[str, Callable[[LatentOptions, Sizes], Classifier]] = {
 
 class LatentTask(Task):
     """Examples of one sentence or two, with labels, and with gold trees where they are known."""
-
-    @abstractmethod
-    def parse(self, trained: Trained, text: str, number: int) -> Example:
-        """The example in a line of input; a ValueError that begins with input:LINE."""
 
     def used(self, examples: list[Example], part: str, options: LatentOptions) -> list[Example]:
         """Those that are not too long, of the training; with gold trees, where the model needs them."""
@@ -78,14 +70,12 @@ class LatentTask(Task):
             report |= gradient_measures(model, moved(data[rows], model), options.gradients)
         return {**report, "examples_per_second": len(examples) / seconds}
 
-    def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
+    def predict(self, trained: Trained, inputs: list[Given | None], before: int) -> Iterator[str]:
         """The label and its probability, and with `trees` the trees; an empty line stays one."""
-        waiting = enumerate(lines, 1)
-        while chunk := list(islice(waiting, CHUNK)):
-            full = [self.parse(trained, line, number) for number, line in chunk if line.strip()]
-            written = iter(self._written(trained, full) if full else ())
-            for _, line in chunk:
-                yield next(written) if line.strip() else ""
+        full = [fitting(trained, given) for given in inputs if given is not None]
+        written = iter(self._written(trained, full) if full else ())
+        for given in inputs:
+            yield next(written) if given is not None else ""
 
     def _written(self, trained: Trained, examples: list[Example]) -> Iterator[str]:
         data = self.encode(examples, trained.vocabularies)
@@ -98,6 +88,18 @@ class LatentTask(Task):
                 for side, sentence in enumerate(example.sides):
                     columns += tree_columns(made, k * data.sides + side, tokens(sentence, words))
             yield "\t".join(columns)
+
+
+def fitting(trained: Trained, given: Given) -> Example:
+    """What a line of input is to a model: as many texts as it takes, and trees where it needs them."""
+    count = len(_words(trained.vocabularies, "sides").words)
+    if len(given.columns) not in (count, count + 1):
+        what = "a text" if count == 1 else "two texts between tabs"
+        raise given.error(f"{what} expected, with a label before or without; got {len(given.columns)} columns")
+    sides = given.columns[-count:]
+    if trained.options.model == "tree-lstm" and any(side.spans is None for side in sides):
+        raise given.error("binary trees expected, ( ( a b ) c ), since the model has no others")
+    return Example("", sides)
 
 
 def tree_columns(made: Found, k: int, words: Sequence[str]) -> list[str]:
