@@ -9,6 +9,10 @@ from polymax.nn.decoder import Attention as Attention
 from polymax.nn.decoder import FertilityAttention as FertilityAttention
 from polymax.nn.graph_convolution import GraphConvolution as GraphConvolution
 from polymax.nn.gumbel_tree import GumbelTreeLSTM as GumbelTreeLSTM
+from polymax.nn.latent_dependency import LatentDependency as LatentDependency
+from polymax.nn.latent_methods import Given as Given
+from polymax.nn.latent_methods import left_chain as left_chain
+from polymax.nn.latent_methods import right_chain as right_chain
 from polymax.nn.multihead import MultiheadAttention as MultiheadAttention
 from polymax.nn.policy_gradient import PolicyGradient as PolicyGradient
 from polymax.nn.policy_gradient import clipped_surrogate as clipped_surrogate

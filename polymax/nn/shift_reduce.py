@@ -104,7 +104,7 @@ def transitions_of_spans(y: Tensor) -> Tensor:
     if y.dim() < 2 or y.shape[-1] != y.shape[-2]:
         raise ValueError(f"y must be spans (*batch, n, n); got {tuple(y.shape)}")
     used = y != 0
-    steps = check_transitions(_of_counts(used.triu(1).sum(-2), used.diagonal(dim1=-2, dim2=-1).sum(-1)))
+    steps = check_transitions(transitions_of_counts(used.triu(1).sum(-2), used.diagonal(dim1=-2, dim2=-1).sum(-1)))
     if _check.readable(used):
         n = y.shape[-1]
         spans = tree_spans(steps)
@@ -152,7 +152,7 @@ def transitions_of_merges(merges: Tensor, lengths: Tensor | None = None) -> Tens
         counts = counts.scatter_add(-1, end.clamp(min=0), (at >= 0).long())
         gone = (at >= 0) & (place > at)
         starts = starts.gather(-1, (place + gone).clamp(max=n))
-    return _of_counts(counts, size).reshape(*batch, 2 * n - 1)
+    return transitions_of_counts(counts, size).reshape(*batch, 2 * n - 1)
 
 
 def left_branching(lengths: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def left_branching(lengths: Tensor) -> Tensor:
                 [ 0, -1, -1, -1, -1]])
     """
     place = _places(lengths)
-    return _of_counts((place > 0).long().expand(*lengths.shape, -1), lengths)
+    return transitions_of_counts((place > 0).long().expand(*lengths.shape, -1), lengths)
 
 
 def right_branching(lengths: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def right_branching(lengths: Tensor) -> Tensor:
                 [ 0, -1, -1, -1, -1]])
     """
     last = lengths.unsqueeze(-1) - 1
-    return _of_counts(torch.where(_places(lengths) == last, last, 0), lengths)
+    return transitions_of_counts(torch.where(_places(lengths) == last, last, 0), lengths)
 
 
 def balanced(lengths: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def balanced(lengths: Tensor) -> Tensor:
     width = _places(lengths).numel()
     rows = [_halves(n) + (0,) * (width - n) for n in lengths.reshape(-1).tolist()]
     counts = torch.tensor(rows, dtype=torch.long, device=lengths.device)
-    return _of_counts(counts.reshape(*lengths.shape, width), lengths)
+    return transitions_of_counts(counts.reshape(*lengths.shape, width), lengths)
 
 
 def tree_depth(transitions: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ def _stack_size(steps: Tensor) -> Tensor:
     return torch.where(steps == SHIFT, 1, torch.where(steps == REDUCE, -1, 0)).cumsum(-1)
 
 
-def _of_counts(counts: Tensor, lengths: Tensor) -> Tensor:
+def transitions_of_counts(counts: Tensor, lengths: Tensor) -> Tensor:
     """Transitions (*batch, 2 n - 1) from the number of reductions after each token (*batch, n)."""
     n = counts.shape[-1]
     width = max(2 * n - 1, 0)

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from polymax import _check
+from polymax.nn.latent_arcs import hung
 from polymax.nn.tree_plan import TreePlan, binary_plan, fits, heads_plan
+from polymax.structures.heads import decode_heads
 
 
 class TreeStates(NamedTuple):
@@ -62,7 +64,7 @@ class BinaryTreeLSTM(nn.Module):
 
     Trees are transitions, or a plan made of them by `binary_plan`. With `at`, tree c is one over the tokens of instance
     at[c], as loss functions of `SparseExpectation` and `ScoreFunction` are given them: each tree is composed once, each
-    token projected once. An empty tree has the state 0.
+    token projected once. An empty tree has the state 0. States are h, and with `memory` [h, c].
 
     Shapes: tokens (B, n, input_dim); trees (count, T), 0 to shift, 1 to reduce, -1 at padding; at (count,)
 
@@ -79,7 +81,9 @@ class BinaryTreeLSTM(nn.Module):
         self.leaf = nn.Linear(positive(input_dim, "input_dim"), 2 * positive(hidden_dim, "hidden_dim"))
         self.cell = TreeLSTMCell(hidden_dim)
 
-    def forward(self, tokens: Tensor, trees: Tensor | TreePlan, at: Tensor | None = None) -> TreeStates:
+    def forward(
+        self, tokens: Tensor, trees: Tensor | TreePlan, at: Tensor | None = None, *, memory: bool = False
+    ) -> TreeStates:
         _check.floating(tokens, "tokens")
         if isinstance(trees, TreePlan):
             fits(trees, tokens, at)
@@ -98,8 +102,8 @@ class BinaryTreeLSTM(nn.Module):
                 made = self.cell(*(x.index_select(0, pairs).reshape(level.composed, 2, d) for x in below))
                 block = [torch.cat(both) if level.tokens else both[0] for both in zip(made, block, strict=True)]
             below = (block[0], block[1])
-            blocks.append(block[0])
-        return _states(plan, blocks, leaf_h[:0])
+            blocks.append(torch.cat(below, -1) if memory else block[0])
+        return _states(plan, blocks, (leaves if memory else leaf_h)[:0])
 
 
 class ChildSumTreeLSTM(nn.Module):
@@ -141,24 +145,60 @@ class ChildSumTreeLSTM(nn.Module):
             raise ValueError(f"heads must be (count, {_width(tokens)}); got {tuple(trees.shape)}")
         plan = trees if isinstance(trees, TreePlan) else heads_plan(trees, _fewer(trees, tokens, at))
         plan = plan.to(tokens.device)
+        blocks = [h for h, _ in self._composed(plan, tokens)]
+        return _states(plan, blocks, tokens.new_zeros(0, self.hidden_dim))
+
+    def along(self, tokens: Tensor, y: Tensor) -> Tensor:
+        """Root states (B, d) of trees y, with the gradient in y that the sums over children have in their weights.
+
+            s_j = sum_m y[j, m] h_m,        c_j = i u + sum_m y[j, m] f_jm c_m,        root = sum_m y[0, m] h_m
+
+        An arc that is not in the tree has a gradient too: that of hanging a copy of m from j. It is the derivative of
+        `soft` for as many rounds as leave nothing to change, at the price of one tree.
+
+        Shapes: tokens (B, n, input_dim), 0 at padding; y (B, n + 1, n + 1), indicators [head, modifier]
+        """
+        kept_tokens(tokens, y, None)
+        plan = heads_plan(decode_heads(y.detach())).to(tokens.device)
+        none = tokens.new_zeros(0, self.hidden_dim)
+        if not (torch.is_grad_enabled() and y.requires_grad):
+            return _states(plan, [h for h, _ in self._composed(plan, tokens)], none).root
+        with torch.no_grad():
+            h, c = (_states(plan, list(blocks), none).nodes for blocks in zip(*self._composed(plan, tokens)))
+            forget = nn.functional.linear(tokens, *(t[3 * self.hidden_dim :] for t in self.input.parameters()))
+            below = self.forget(h)
+        added = hung(y[:, 1:, 1:], h, c, forget, below)
+        root = _states(plan, [h for h, _ in self._composed(plan, tokens, added)], none).root
+        hanging = y[:, 0, 1:]
+        return root + ((hanging - hanging.detach()).unsqueeze(1) @ h).squeeze(1)
+
+    def _composed(
+        self, plan: TreePlan, tokens: Tensor, added: tuple[Tensor, Tensor] | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """h and c of each level; `added` (B, n, d) are further terms of s and of c of each token."""
         d = self.hidden_dim
         inputs = _taken(plan, self.input(tokens.flatten(0, 1).index_select(0, plan.used)))
+        counts = [level.composed for level in plan.levels]
+        more: list[tuple[Tensor, ...]] = [()] * len(counts)
+        if added is not None:
+            rows = plan.used.index_select(0, plan.tokens)
+            more = list(zip(*(t.flatten(0, 1).index_select(0, rows).split(counts) for t in added)))
         h = c = inputs[:0, :d]
         blocks = []
-        counts = [level.composed for level in plan.levels]
-        for level, children, x in zip(plan.levels, plan.pairs(), inputs.split(counts), strict=True):
+        for level, children, x, terms in zip(plan.levels, plan.pairs(), inputs.split(counts), more, strict=True):
             gates, forget = x.split([3 * d, d], -1)
+            total, kept = terms or (None, None)
             if level.most:
                 # the row after the last is the child that is none
                 below = nn.functional.pad(torch.cat([h, c, self.forget(h)], -1), (0, 0, 0, 1))
                 taken = below.index_select(0, children).reshape(level.composed, level.most, 3 * d)
                 child_h, child_c, weight = taken.split(d, -1)
-                kept = (torch.sigmoid(forget.unsqueeze(1) + weight) * child_c).sum(1)
-                h, c = self._state(gates, child_h.sum(1), kept)
-            else:
-                h, c = self._state(gates, None, None)
-            blocks.append(h)
-        return _states(plan, blocks, inputs[:0, :d])
+                held = (torch.sigmoid(forget.unsqueeze(1) + weight) * child_c).sum(1)
+                sums = child_h.sum(1)
+                total, kept = (sums, held) if total is None or kept is None else (sums + total, held + kept)
+            h, c = self._state(gates, total, kept)
+            blocks.append((h, c))
+        return blocks
 
     def soft(self, tokens: Tensor, mu: Tensor, rounds: int, lengths: Tensor | None = None) -> TreeStates:
         """States where each token is the child of every other, to the degree mu[h, m] that it is.

@@ -73,6 +73,26 @@ class Expression:
         """
         return self._parsed[2]
 
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The head of each token, counted from 1; 0 for the outermost.
+
+        An operator heads its arguments, of which one that is a list is its operator, and the end of its list.
+
+        Example:
+            >>> Expression(("[MAX", "2", "[SM", "7", "6", "]", "]")).heads
+            (0, 1, 1, 3, 3, 3, 1)
+        """
+        found: list[int] = []
+        open_ = [0]
+        for place, token in enumerate(self.tokens, 1):
+            found.append(open_[-1])
+            if token in OPERATORS:
+                open_.append(place)
+            elif token == END:
+                open_.pop()
+        return tuple(found)
+
     @cached_property
     def _parsed(self) -> tuple[int, int, tuple[tuple[int, int], ...]]:
         """Value, depth and spans."""
@@ -193,16 +213,27 @@ def _uniform(generator: torch.Generator | None) -> Iterator[float]:
         yield from torch.rand(1024, dtype=torch.float64, generator=generator).tolist()
 
 
+def parse_expression(text: str) -> Expression:
+    """The expression of a text, with the round brackets of its binary tree, or without any.
+
+    Example:
+        >>> parse_expression("( ( ( [MAX 2 ) 9 ) ] )") == parse_expression("[MAX 2 9 ]")
+        True
+    """
+    tokens, spans = parse_binary(text) if "(" in text else (text.split(), None)
+    expression = Expression(tuple(tokens))
+    if spans is not None and tuple(spans) != expression.spans:
+        raise ValueError("round brackets must take arguments one by one, from the left")
+    return expression
+
+
 def read_listops(path: Path) -> Iterator[Expression]:
     """The expressions of a file: value, tab, tokens; with the round brackets of the binary tree, or without any."""
     for line, (label, text) in read_rows(path, ("value", "expression")):
         try:
-            tokens, spans = parse_binary(text) if "(" in text else (text.split(), None)
-            expression = Expression(tuple(tokens))
+            expression = parse_expression(text)
         except ValueError as error:
             raise ReadError.at(path, line.number, str(error)) from error
-        if spans is not None and tuple(spans) != expression.spans:
-            raise ReadError.at(path, line.number, "round brackets must take arguments one by one, from the left")
         if label != str(expression.value):
             raise ReadError.at(path, line.number, f"value must be {expression.value}; got {label!r}")
         yield expression

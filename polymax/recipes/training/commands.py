@@ -22,7 +22,7 @@ from polymax.recipes.readers.lines import Line, lines
 from polymax.recipes.training.predict import numbered, predicted, write_predictions
 from polymax.recipes.training.run import Run, digest, load
 from polymax.recipes.training.settings import Learning, Running, flag
-from polymax.recipes.training.task import MODULES, Report, Task, named
+from polymax.recipes.training.task import MODULES, Report, Task, Trained, named
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that train wrote.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")]
@@ -38,7 +38,9 @@ def add(app: typer.Typer) -> None:
         task = named(name)
         group.command(name, help=f"Train to {task.summary}.")(train_command(task))
     app.add_typer(group, name="train")
-    for command in (evaluate, predict, plot_attention, plot_log, ambiguous):
+    from polymax.recipes.latent.commands import compare_trees, plot_tree
+
+    for command in (evaluate, predict, plot_attention, plot_tree, plot_log, compare_trees, ambiguous):
         app.command()(command)
 
 
@@ -75,7 +77,7 @@ def evaluate(
 ) -> None:
     """Measure a trained model on data."""
     with plain_errors("stopped", ValueError):
-        print_reports({", ".join(file.name for file in data): _loaded(run, device, options).evaluate(*data)})
+        print_reports({", ".join(file.name for file in data): loaded(run, device, options).evaluate(*data)})
 
 
 def predict(
@@ -90,7 +92,7 @@ def predict(
     with plain_errors("stopped" if output is None else f"stopped; --resume continues {output}", ValueError):
         if output is None and resume:
             raise ValueError("--resume must come with --output")
-        trained = _loaded(run, device, options)
+        trained = loaded(run, device, options)
         inputs = (str(source), _lines(source))
         if output is None:
             for part in predicted(trained, *inputs):
@@ -116,7 +118,7 @@ def plot_attention(
 
     with plain_errors("stopped", ValueError):
         writable_file(out)
-        trained = _loaded(run, device, options)
+        trained = loaded(run, device, options)
         if trained.task.name != "seq2seq":
             fail(f"{run} is a run of {trained.task.name}; only seq2seq has an attention to draw")
         if not source.strip():
@@ -172,7 +174,8 @@ def print_reports(reports: dict[str, Report]) -> None:
     rich.get_console().print(table)
 
 
-def _loaded(run: Path, device: str, options: list[str] | None) -> Any:
+def loaded(run: Path, device: str, options: list[str] | None) -> Trained:
+    """The model of a run, on a device, with the options of --set."""
     given = {}
     for text in options or ():
         name, equals, value = text.partition("=")

@@ -37,14 +37,15 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
     known(task, given)
     config = resumed(task, files, run, given) if resume else started(task, files, run, given)
     parts = {part: task.read([Path(file) for file in names]) for part, names in config.files.items()}
-    vocabularies = vocabularies_of(task, config, run, parts["train"], resume)
+    used = {part: task.used(parts[part], part, config.options) for part in ("train", "dev")}
+    vocabularies = vocabularies_of(task, config, run, used["train"], resume)
     torch.manual_seed(config.learning.seed)
     model = task.model(config.options, vocabularies)
     if not run.last.exists():
         task.begin(model, config.options)
     from polymax.recipes.training.trainer import Data, Steps, fit, prepared
 
-    encoded = {part: task.encode(parts[part], vocabularies) for part in ("train", "dev")}
+    encoded = {part: task.encode(used[part], vocabularies) for part in ("train", "dev")}
     if config.learning.monitor:
         check_asked(config.learning.monitor, model, encoded["dev"])
     steps = Steps(model, Data(encoded["train"], encoded["dev"], task.tokens(encoded["train"])), config.learning)

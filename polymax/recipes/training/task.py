@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -17,7 +17,9 @@ from polymax.recipes.training.vocabulary import Vocabulary
 # a task is found by its name: polymax/recipes/<module>.py has an object `task`
 MODULES = {
     "bracket": "bracket.task",
+    "classify": "latent.classify",
     "entail": "entail.task",
+    "listops": "latent.expressions",
     "parse": "parse.task",
     "seq2seq": "seq2seq.task",
     "tag": "tag.task",
@@ -26,14 +28,42 @@ MODULES = {
 
 Vocabularies = dict[str, Vocabulary]
 Report = dict[str, float]
+# sums over a batch, and what they are to be divided by
+Measured = dict[str, tuple[Tensor, Tensor]]
+
+
+class Part(NamedTuple):
+    """Parameters that learn together, at `rate` times the learning rate."""
+
+    parameters: list[nn.Parameter]
+    rate: float = 1.0
 
 
 class Model(nn.Module, ABC):
     """A module that can be trained: it knows its own loss."""
 
     @abstractmethod
-    def loss(self, batch: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    def loss(self, batch: Any) -> Measured:
         """Sums over the batch, and what they are to be divided by; "loss" is what is minimised."""
+
+    def start_epoch(self, epoch: int) -> None:
+        """Told at the start of each epoch of the training, counted from 0."""
+        return
+
+
+class Alternating(Model):
+    """A model of two parts that learn in turns, each with an optimiser of its own."""
+
+    @abstractmethod
+    def parts(self) -> tuple[Part, Part]:
+        """The parameters of the first part and of the second, and how their learning rates relate to that of --lr."""
+
+    @abstractmethod
+    def turns(self, batch: Any) -> Iterator[Measured]:
+        """First what `loss` gives, for a step of the first part; then losses for steps of the second, one by one.
+
+        A step is taken before the next loss is asked for.
+        """
 
 
 @dataclass
@@ -74,6 +104,10 @@ class Task(ABC):
     @abstractmethod
     def read(self, files: Sequence[Path]) -> list[Any]:
         """The examples of files; a ValueError that begins with FILE:LINE where they cannot be read."""
+
+    def used(self, examples: list[Any], part: str, options: Any) -> list[Any]:
+        """The examples of "train" or "dev" that a training uses; a ValueError where they are not what it needs."""
+        return examples
 
     @abstractmethod
     def vocabularies(self, examples: list[Any], options: Any) -> Vocabularies:

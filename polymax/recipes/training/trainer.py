@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -23,7 +23,7 @@ from polymax.recipes.training.batches import Encoded, mixed, share, shuffled_bat
 from polymax.recipes.training.monitor import monitor_of
 from polymax.recipes.training.run import Config, Run, fitting, replaced, tensors
 from polymax.recipes.training.settings import Learning
-from polymax.recipes.training.task import Model, named
+from polymax.recipes.training.task import Alternating, Measured, Model, named
 
 # columns of the log that are printed, beside those of dev
 PRINTED = ("epoch", "train_loss", "best", "seconds")
@@ -48,9 +48,15 @@ class Steps(LightningModule):
         self.sums: dict[str, dict[str, Tensor]] = {}
         # examples and tokens of the epoch, in this process
         self.amount: dict[str, int] = {}
+        self.automatic_optimization = not isinstance(model, Alternating)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> Any:
+        if isinstance(self.model, Alternating):
+            return [torch.optim.Adam(part.parameters, part.rate * self.learning.lr) for part in self.model.parts()]
         return torch.optim.Adam(self.model.parameters(), self.learning.lr)
+
+    def on_train_epoch_start(self) -> None:
+        self.model.start_epoch(self.trainer.current_epoch)
 
     def train_dataloader(self) -> Any:
         """Batches of the epoch: asked for at the start of each."""
@@ -79,21 +85,40 @@ class Steps(LightningModule):
         if self.learning.decay == "linear":
             # a function of the place alone: a resumed run has nothing to remember
             epochs = self.trainer.current_epoch + batch_idx / self.trainer.num_training_batches
-            for group in self.trainer.optimizers[0].param_groups:
-                group["lr"] = self.learning.lr * (1 - epochs / (self.trainer.max_epochs or 1))
+            for optimizer in self.trainer.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = optimizer.defaults["lr"] * (1 - epochs / (self.trainer.max_epochs or 1))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        measured = self._measured("train", batch)
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        if isinstance(self.model, Alternating):
+            self._take_turns(self.model.turns(batch))
+            return None
+        return self._minimised(self._summed("train", self.model.loss(batch)))
+
+    def _take_turns(self, turns: Iterator[Measured]) -> None:
+        first, second = cast(list[Any], self.optimizers())
+        self._step(first, self._minimised(self._summed("train", next(turns))))
+        for measured in turns:
+            total, count = self._summed("train", measured)["turn"]
+            self._step(second, total / count)
+
+    def _step(self, optimizer: Any, loss: Tensor) -> None:
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        if self.learning.clip:
+            self.clip_gradients(optimizer, self.learning.clip, "norm")
+        optimizer.step()
+
+    def _minimised(self, measured: Measured) -> Tensor:
         total, count = measured["loss"]
         loss = total / count
         self.log("loss", loss, prog_bar=True, batch_size=1)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._measured("dev", batch)
+        self._summed("dev", self.model.loss(batch))
 
-    def _measured(self, part: str, batch: Any) -> dict[str, tuple[Tensor, Tensor]]:
-        measured = self.model.loss(batch)
+    def _summed(self, part: str, measured: Measured) -> Measured:
         sums = self.sums.setdefault(part, {})
         for name, pair in measured.items():
             pair_sum = torch.stack([number.detach().double() for number in pair])
@@ -193,6 +218,8 @@ class Bar(RichProgressBar):
 def prepared(steps: Steps, run: Run, config: Config) -> Trainer:
     """The Trainer of a run; a ValueError where its devices are not there or its checkpoint does not fit."""
     running, learning = config.running, config.learning
+    if not steps.automatic_optimization and running.devices * running.nodes > 1:
+        raise ValueError("--devices and --nodes must be 1 where two parts of a model learn in turns")
     if run.last.exists():
         fitting(steps, tensors(run.last)["state_dict"], run.last)
     # after all other callbacks: the checkpoint of an epoch has its record
@@ -208,7 +235,8 @@ def prepared(steps: Steps, run: Run, config: Config) -> Trainer:
                 strategy=running.strategy,
                 precision=running.precision,  # type: ignore[arg-type]
                 max_epochs=running.epochs,
-                gradient_clip_val=learning.clip or None,
+                # parts that learn in turns are clipped each by itself
+                gradient_clip_val=(learning.clip or None) if steps.automatic_optimization else None,
                 callbacks=[*callbacks, Bar()] if terminal else callbacks,
                 logger=TensorBoardLogger(run.path, name=None, version=run.tensorboard.name),
                 enable_progress_bar=terminal,

@@ -1,0 +1,51 @@
+"""What an arc more or less would add to the states of a Tree-LSTM, as a gradient in the arcs of its trees."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+# numbers of pairs of tokens, times their dimensions, that are held at once
+_AT_ONCE = 1 << 24
+
+
+def hung(arcs: Tensor, h: Tensor, c: Tensor, forget: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
+    """Zeros, whose gradient in the arcs is that of the sums over children around the arcs there are.
+
+        s_j = sum_m arcs[j, m] h_m,        c_j = sum_m arcs[j, m] sigmoid(forget_j + below_m) c_m
+
+    The sums themselves are left to those who go through the tree; pairs are held in the backward pass alone.
+
+    Shapes: arcs (B, n, n); h, c, forget, below (B, n, d), without gradient; both results (B, n, d)
+
+    Example:
+        >>> arcs, states = torch.zeros(1, 2, 2, requires_grad=True), torch.tensor([[[1.0], [2.0]]])
+        >>> s, c = hung(arcs, states, torch.zeros_like(states), states, states)
+        >>> torch.autograd.grad(s.sum(), arcs)
+        (tensor([[[1., 2.],
+                 [1., 2.]]]),)
+    """
+    return _Hung.apply(arcs, h, c, forget, below)
+
+
+class _Hung(Function):
+    @staticmethod
+    def forward(arcs: Tensor, h: Tensor, c: Tensor, forget: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(h), torch.zeros_like(c)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_s: Tensor, g_c: Tensor) -> tuple[Any, ...]:
+        h, c, forget, below = ctx.saved_tensors
+        rows = max(_AT_ONCE // max(h.numel(), 1), 1)
+        found = [
+            torch.einsum("bjd,bjmd,bmd->bjm", g, torch.sigmoid(f.unsqueeze(2) + below.unsqueeze(1)), c)
+            for g, f in zip(g_c.split(rows, 1), forget.split(rows, 1), strict=True)
+        ]
+        return g_s @ h.mT + torch.cat(found, 1), None, None, None, None

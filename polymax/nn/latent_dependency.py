@@ -1,0 +1,197 @@
+"""Latent dependency trees: a parser and a composition, learned together from what comes after."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polymax.estimators import Estimator, NoisyEstimator, Relaxed, ScoreFunction, SparseExpectation
+from polymax.estimators.expected_loss import evaluated
+from polymax.estimators.policies import Drawn
+from polymax.nn.latent_composition import Composition, GraphComposition, TreeLSTMComposition, before, mean_of
+from polymax.nn.latent_methods import Given, Method, Trees, fitted, method_of, soft, trees_of
+from polymax.nn.scorers import ArcScorer
+from polymax.nn.spinn import checked_sentences
+from polymax.smoothing import HardMax
+
+COMPOSITIONS: dict[str, Callable[[int, int, int], Composition]] = {
+    "tree-lstm": TreeLSTMComposition,
+    "gcn": GraphComposition,
+}
+LossFn = Callable[[Tensor, Tensor], Tensor]
+
+
+class Loss(NamedTuple):
+    """Losses (B,) of instances: `loss` is for backward, `value` the same numbers, without gradient."""
+
+    loss: Tensor
+    value: Tensor
+
+
+class LatentDependency(nn.Module):
+    """Vectors of sentences, composed along dependency trees that nobody gave.
+
+        scores = ArcScorer(x),    encoding = composition(x, tree),    tree by the method, from the scores
+
+    | method                           | in training                                | `encode`             |
+    |----------------------------------|--------------------------------------------|----------------------|
+    | structured-attention, sparsemap  | expected arcs, Marginals or SparseMap      | the same             |
+    | straight-through, spigot         | the best tree, with a chosen gradient      | the best tree        |
+    | perturb                          | the best tree of noisy scores, the same    | the best tree        |
+    | score-function                   | drawn trees, compared with the best one    | the best tree        |
+    | sparse-expectation               | all trees of SparseMap, each weighed       | the best tree        |
+    | best                             | the best tree; the parser learns nothing   | the same             |
+    | given, left-chain, right-chain   | trees that come with x, or chains          | the same             |
+
+    A method of one's own is an object: a smoothing, an estimator, `Given`, each over SpanningTree() or
+    ProjectiveTree(). composition is "tree-lstm", the root of a child-sum Tree-LSTM, or "gcn", the mean over tokens of a
+    graph convolution; `layers` is how often states go along arcs, which in a single tree a Tree-LSTM decides itself.
+
+    Shapes: x (B, n, size); lengths (B,); encodings (B, hidden); heads (B, n), 0 the root symbol, -1 at padding
+
+    Example:
+        >>> model = LatentDependency(3, 8, "sparse-expectation")
+        >>> x, lengths = torch.randn(2, 4, 3), torch.tensor([4, 2])
+        >>> found = model.loss(x, lengths, lambda encoding, rows: encoding.square().sum(-1))
+        >>> found.loss.mean().backward()
+        >>> found.value.shape, model.encode(x, lengths).shape, model.trees(x, lengths).shape
+        (torch.Size([2]), torch.Size([2, 8]), torch.Size([2, 4]))
+
+    See: Liu and Lapata 2018; Niculae, Martins and Cardie 2018, Towards dynamic computation graphs via sparse latent
+    structure; Corro and Titov 2019, Learning latent trees with a stochastic perturbation; Peng et al. 2018.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        hidden: int,
+        method: str | Method,
+        *,
+        projective: bool = False,
+        composition: str = "tree-lstm",
+        layers: int = 1,
+    ) -> None:
+        super().__init__()
+        if composition not in COMPOSITIONS:
+            raise ValueError(f"composition must be one of {', '.join(COMPOSITIONS)}; got {composition!r}")
+        self.method = method_of(method, projective)
+        if composition == "tree-lstm" and not soft(self.method) and layers != 1:
+            raise ValueError(f"layers must be 1 for a Tree-LSTM over single trees; got {layers!r}")
+        self.composition = COMPOSITIONS[composition](size, hidden, layers)
+        self.scorer = None if isinstance(self.method, Given) else ArcScorer(size, hidden)
+
+    @property
+    def structure(self) -> Trees:
+        """The set of trees; `structure.with_lengths(lengths)` is that of a batch, as structured losses take it."""
+        return trees_of(self.method)
+
+    def scores(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Scores of arcs, (B, n + 1, n + 1), [head, modifier], 0 the root symbol."""
+        if self.scorer is None:
+            raise TypeError("trees that are given have no scores")
+        sizes, _ = checked_sentences(x, lengths)
+        return self.scorer(before(x, sizes))
+
+    def loss(
+        self,
+        x: Tensor,
+        lengths: Tensor | None,
+        loss_fn: LossFn,
+        *,
+        heads: Tensor | None = None,
+        scores: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Loss:
+        """Losses of sentences, whose gradient is the method's, in the parser and in the composition.
+
+        `loss_fn(encodings (k, hidden), rows (k,)) -> (k,)` are the losses of encodings for the sentences `rows`, of
+        which one may come several times. `heads` are trees to take, whatever the method; `scores` stand for those of
+        the scorer. A learned baseline sees the mean of x.
+        """
+        tokens, sizes, method = self._fitted(x, lengths, heads)
+
+        def loss_of(y: Tensor, at: Tensor) -> Tensor:
+            return loss_fn(self.composition.several(tokens, sizes, y, at), at)
+
+        match method:
+            case ScoreFunction():
+                seen = mean_of(tokens, sizes)
+                losses = method(loss_of, self._scores(tokens, scores), features=seen, generator=generator)
+            case SparseExpectation():
+                losses = method(loss_of, self._scores(tokens, scores))
+            case _:
+                encodings = self._encoded(tokens, sizes, method, scores, generator)
+                losses = evaluated(loss_fn, encodings, torch.arange(len(x), device=x.device))
+        return Loss(losses, losses.detach())
+
+    def encode(
+        self, x: Tensor, lengths: Tensor | None = None, *, heads: Tensor | None = None, scores: Tensor | None = None
+    ) -> Tensor:
+        """Encodings (B, hidden) for prediction, without noise: along expected arcs, or along the best tree."""
+        tokens, sizes, method = self._fitted(x, lengths, heads)
+        match method:
+            case Relaxed():
+                method = method.smooth
+            case Estimator() | ScoreFunction() | SparseExpectation():
+                method = HardMax(trees_of(method))
+        return self._encoded(tokens, sizes, method, scores)
+
+    @torch.no_grad()
+    def trees(
+        self, x: Tensor, lengths: Tensor | None = None, *, heads: Tensor | None = None, scores: Tensor | None = None
+    ) -> Tensor:
+        """The heads (B, n) of the best trees, or of those that are given."""
+        tokens, sizes, method = self._fitted(x, lengths, heads)
+        if isinstance(method, Given):
+            return method.heads(sizes, x.shape[1])
+        structure = trees_of(method)
+        return structure.decode(structure.map(self._scores(tokens, scores)))
+
+    def distribution(self, x: Tensor, lengths: Tensor | None = None, *, scores: Tensor | None = None) -> Any:
+        """The distribution over trees: `topk(k)` and `support()` give arcs and probabilities, `structure` their heads.
+
+        Methods have one that weigh trees or draw them; others are refused.
+        """
+        tokens, _, method = self._fitted(x, lengths, None)
+        smooth: Any = method
+        match method:
+            case SparseExpectation():
+                smooth = method.smooth
+            case ScoreFunction(policy=Drawn(smooth=drawn)):
+                smooth = drawn
+        if not hasattr(smooth, "distribution"):
+            raise TypeError(f"{type(method).__name__} has no distribution over trees")
+        return smooth.distribution(self._scores(tokens, scores))
+
+    def _fitted(self, x: Tensor, lengths: Tensor | None, heads: Tensor | None) -> tuple[Tensor, Tensor, Method]:
+        """Tokens, 0 at padding, their lengths (B,), and the method for them."""
+        sizes, _ = checked_sentences(x, lengths)
+        method = self.method if heads is None else Given(self.structure, lambda *_: heads)
+        return before(x, sizes), sizes, fitted(method, sizes)
+
+    def _scores(self, tokens: Tensor, scores: Tensor | None) -> Tensor:
+        if scores is None:
+            return self.scores(tokens)
+        shape = (tokens.shape[0], tokens.shape[1] + 1, tokens.shape[1] + 1)
+        if scores.shape != shape:
+            raise ValueError(f"scores must be {shape}, [head, modifier]; got {tuple(scores.shape)}")
+        return scores
+
+    def _encoded(
+        self,
+        tokens: Tensor,
+        sizes: Tensor,
+        method: Any,
+        scores: Tensor | None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Encodings of one tree, or of expected arcs, for each sentence."""
+        match method:
+            case Given():
+                y = self.structure.encode(method.heads(sizes, tokens.shape[1])).to(tokens)
+            case NoisyEstimator() | Relaxed():
+                y = method(self._scores(tokens, scores), generator=generator)
+            case _:
+                y = method(self._scores(tokens, scores))
+        return (self.composition.soft if soft(method) else self.composition.along)(tokens, sizes, y)

@@ -1,0 +1,1 @@
+"""Latent trees: sentences are classified by way of trees that nobody gave."""

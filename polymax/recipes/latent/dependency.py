@@ -1,0 +1,92 @@
+"""Latent dependency trees: arcs scored from words in context, a composition of the words along them."""
+
+from torch import Tensor, nn
+
+import polymax as pm
+from polymax.recipes.entail.classifier import PaddedLSTM
+from polymax.recipes.latent.classifier import Classifier, Read, Sentences, Sizes, sentences_of
+from polymax.recipes.latent.data import Batch
+from polymax.recipes.latent.options import LatentOptions
+from polymax.recipes.training.task import Measured
+from polymax.recipes.training.vocabulary import PAD
+
+# the loss of an example is expected over the trees of one sentence
+SINGLE = ("sparse-expectation", "score-function")
+
+
+class Context(nn.Module):
+    """Words as a BiLSTM reads them: (r, n) to (r, n, size)."""
+
+    def __init__(self, words: int, size: int, hidden: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, size, padding_idx=PAD)
+        self.lstm = PaddedLSTM(size, hidden, directions=2)
+        self.output = nn.Linear(self.lstm.size, size)
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+        return self.output(self.lstm(self.words(words), lengths)[0])
+
+
+class Dependency(Classifier):
+    """A parser with words of its own, and a composition along dependency trees, by any method of LatentDependency.
+
+    See: Niculae, Martins and Cardie 2018; Corro and Titov 2019; Peng, Thomson and Smith 2018.
+    """
+
+    def __init__(self, options: LatentOptions, sizes: Sizes) -> None:
+        super().__init__(options, sizes)
+        if sizes.sides > 1 and options.chosen in SINGLE and options.parser == "latent":
+            raise ValueError(f"--method {options.chosen} must come with single sentences; got pairs")
+        size = options.embedding
+        method = "best" if options.parser == "pretrained" else options.chosen
+        self.latent = pm.nn.LatentDependency(
+            size, options.hidden, method, projective=options.projective, composition=options.composition
+        )
+        self.parser = Context(sizes.words, size, options.hidden)
+        self.parsing_first = options.parser == "pretrained"
+
+    def parser_parameters(self) -> list[nn.Parameter]:
+        assert self.latent.scorer is not None
+        return [*self.parser.parameters(), *self.latent.scorer.parameters()]
+
+    def start_epoch(self, epoch: int) -> None:
+        if self.options.parser == "pretrained":
+            self.parsing_first = epoch < self.options.pretrain
+            for parameter in self.parser_parameters():
+                parameter.requires_grad_(self.parsing_first)
+
+    def arcs(self, sentences: Sentences) -> Tensor:
+        """Scores of arcs, (r, n + 1, n + 1)."""
+        return self.latent.scores(self.parser(sentences.words, sentences.lengths), sentences.lengths)
+
+    def read(self, sentences: Sentences) -> Read:
+        scores, words = self.arcs(sentences), self.words(sentences.words)
+        state = self.latent.encode(words, sentences.lengths, scores=scores)
+        return Read(state, heads=self.latent.trees(words, sentences.lengths, scores=scores))
+
+    def loss(self, batch: Batch) -> Measured:
+        if not self.training:
+            return super().loss(batch)
+        sentences = sentences_of(batch)
+        scores = self.arcs(sentences)
+        count = batch.label.new_full((), len(batch.label))
+        if self.parsing_first:
+            return {"loss": (self.parsing(sentences, scores), count)}
+        judged: list[Tensor] = []
+
+        def loss_fn(encoding: Tensor, rows: Tensor) -> Tensor:
+            judged.append(self.scores(encoding))
+            # each sentence of a pair carries its part of the loss
+            labels = batch.label[rows[:: self.sides] // self.sides]
+            return self.each(judged[-1], labels).repeat_interleave(self.sides) / self.sides
+
+        words = self.dropout(self.words(sentences.words))
+        total = self.latent.loss(words, sentences.lengths, loss_fn, scores=scores).loss.sum()
+        if self.options.multitask:
+            total = total + self.options.multitask * self.parsing(sentences, scores)
+        return {"loss": (total, count)}
+
+    def parsing(self, sentences: Sentences, scores: Tensor) -> Tensor:
+        """The loss of gold trees, - log p(tree), summed over sentences."""
+        structure = self.latent.structure.with_lengths(sentences.lengths)
+        return pm.crf_loss(structure, scores, sentences.heads, reduction="sum")
