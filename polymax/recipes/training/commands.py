@@ -156,7 +156,7 @@ def ambiguous(
 
     with plain_errors("stopped", ValueError):
         writable_file(output, "--output")
-        trained = _loaded(run, device, options)
+        trained = loaded(run, device, options)
         if trained.task.name != "parse":
             fail(f"{run} is a run of {trained.task.name}; only parse has attachments")
         found = most_ambiguous(trained, data, most)

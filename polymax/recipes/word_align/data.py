@@ -47,7 +47,7 @@ def read_sides(files: Sequence[Path]) -> list[Sides]:
                 raise ValueError(f"pairs come in a table, or in two files; {group[0]} has no other beside it")
             group.append(waiting.pop(0))
         if not _is(group[0], ".conllu"):
-            pairs += [Sides(*texts) for texts in read_texts(group)]
+            pairs += [Sides(*text.pair) for text in read_texts(group)]
         elif waiting and _is(waiting[0], ".json"):
             triples = read_aligned(group[0], group[1], waiting.pop(0))
             pairs += [Sides(first.forms, second.forms, gold) for first, second, gold in triples]

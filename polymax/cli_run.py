@@ -1,0 +1,2 @@
+from polymax.cli import main
+main()
