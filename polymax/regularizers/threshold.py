@@ -1,6 +1,5 @@
 """The threshold mapping with its derivatives: scores, alpha, and both again."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from polymax._function import applied
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
 from polymax.kernels.tsallis_slope import tsallis_slope
@@ -25,9 +25,9 @@ def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensit
         if _underived(x):
             # the bare operator: half the cost of a small call
             return kernels.threshold(x, float(alpha), family)
-        return function.apply(x, None, float(alpha), family, sensitivity)
+        return applied(function, x, None, float(alpha), family, sensitivity)
     alphas = alpha.expand(*x.shape[:-1], 1).squeeze(-1)
-    return function.apply(x, alphas, 0.0, family, sensitivity)
+    return applied(function, x, alphas, 0.0, family, sensitivity)
 
 
 def _underived(x: Tensor) -> bool:
@@ -88,8 +88,3 @@ def _slope(y: Tensor, dx: Tensor, alphas: Tensor, family: int, sensitivity: Sens
         return tsallis_slope(y, dx, alphas)
     # x = grad Omega_alpha(y) + tau on the support: alpha moves y as scores -d(grad Omega)/dalpha would
     return -(wide(dx) * sensitivity(wide(y), alphas.unsqueeze(-1))).sum(-1).to(alphas.dtype)
-
-
-# torch binds the arguments of apply by the signature of forward, and would compute it at each call
-for _function in (Threshold, ForwardThreshold):
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
