@@ -35,9 +35,10 @@ def application() -> Any:
     def demo(out: Annotated[Path, typer.Option(help="Directory for pictures and report.")] = here) -> None:
         """Show mappings on a sentence and structures, measure speed, learn a translation, and report all of it.
 
-        Every mapping weighs the words of one sentence; an alignment, tags and trees are found by each smoothing; all
-        mappings are timed; numbers in words are learned by softmax, sparsemax and fusedmax attention, where the packages
-        for training are installed. Pictures and report.html are written.
+        Every mapping weighs the words of one sentence, every smoothing finds an
+        alignment, tags and trees, and every mapping is timed. Numbers in words
+        are learned by three kinds of attention, if the packages for training are
+        there. Pictures and report.html are written.
         """
         with plain_errors(f"stopped; what was written stays in {out}"):
             from polymax.recipes import demo as recipe
