@@ -33,7 +33,13 @@ def application() -> Any:
 
     @app.command()
     def demo(out: Annotated[Path, typer.Option(help="Directory for pictures and report.")] = here) -> None:
-        """Show every mapping on one sentence, measure their speed, and write pictures and a report."""
+        """Show mappings on a sentence and structures, measure speed, learn a translation, and report all of it.
+
+        Every mapping weighs the words of one sentence, every smoothing finds an
+        alignment, tags and trees, and every mapping is timed. Numbers in words
+        are learned by three kinds of attention, if the packages for training are
+        there. Pictures and report.html are written.
+        """
         with plain_errors(f"stopped; what was written stays in {out}"):
             from polymax.recipes import demo as recipe
 

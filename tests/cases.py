@@ -281,6 +281,7 @@ KERNEL_CALLS = {
         for alpha in alphas
     },
     "threshold_backward-rows": lambda n: (_point(n), _direction(n), 0.0, 0, _per_row(1.0, 1.25, 1.5, 2.0)),
+    "tsallis_slope": lambda n: (_point(n), _direction(n), _per_row(1.0, 1.25, 1.5, 2.0, 1.0078125, 2.5)),
     "capped-gini": lambda n: (_rows(n), *_bounds(n), 1.0, False),
     "capped-shannon": lambda n: (_rows(n), *_bounds(n), 1.0, True),
     "capped-budget": lambda n: (

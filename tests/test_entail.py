@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from polymax import cli, recipes
 from polymax.recipes.entail.data import LABELS, Pairs, labelled, parse_pair, read_entailment
-from polymax.recipes.entail.esim import ALIGNMENTS, STRUCTURES
+from polymax.recipes.entail.esim import ALIGNMENTS, STRUCTURES, Esim
 from polymax.recipes.entail.task import MODELS, EntailOptions, probabilities, task
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.readers.tsv import Pair
@@ -265,10 +265,40 @@ def test_input_that_is_no_pair_is_named(run, line):
     assert result.stderr.count("\n") == 1
 
 
-def test_a_run_goes_on_to_the_same_bits(run, data, tmp_path):
+# in the first epoch, and after it
+@pytest.mark.parametrize("share", [0.3, 1.5])
+def test_a_stopped_run_goes_on_to_the_same_bits(run, data, tmp_path, monkeypatch, share):
+    config = json.loads((run / "config.json").read_text())
+    calls, loss = [], Esim.loss
+    steps = len(PAIRS) / config["learning"]["batch_size"]
+
+    def failing(self, batch):
+        calls.append(batch)
+        if len(calls) > share * steps:
+            raise RuntimeError("the machine stopped")
+        return loss(self, batch)
+
+    given = {**config["options"], **config["learning"], **config["running"]}
+    files = {"train": [data / "train.tsv"], "dev": [data / "dev.jsonl"]}
+    with monkeypatch.context() as patched:
+        patched.setattr(Esim, "loss", failing)
+        with pytest.raises(RuntimeError, match="machine stopped"):
+            fit.train("entail", files, tmp_path / "run", given)
+    fit.train("entail", {}, tmp_path / "run", {}, resume=True)
+    for name in ("weights.pt", "last.ckpt"):
+        first, second = (torch.load(out / name, weights_only=True) for out in (run, tmp_path / "run"))
+        first, second = (stored.get("state_dict", stored) for stored in (first, second))
+        assert all(torch.equal(first[weight], second[weight]) for weight in first)
+
+
+@pytest.mark.parametrize("part", ["train", "dev"])
+def test_training_on_what_cannot_be_read_is_one_line(data, tmp_path, part):
     pytest.importorskip("lightning", reason="lightning is not installed")
-    chosen = ("--model", "esim", "--alignment", "sparsemax", "--epochs")
-    trained(data, tmp_path / "run", *chosen, 1)
-    fit.train("entail", {}, tmp_path / "run", {"epochs": 2}, resume=True)
-    first, second = (torch.load(out / "weights.pt", weights_only=True) for out in (run, tmp_path / "run"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text((data / "dev.jsonl").read_text().splitlines()[0] + "\n{}\n")
+    files = {name: broken if name == part else data / "dev.jsonl" for name in ("train", "dev")}
+    result = invoke("train", "entail", "--train", files["train"], "--dev", files["dev"], "--out", tmp_path / "run")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {broken}:2: gold_label must be a text")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()

@@ -10,6 +10,7 @@ from torch.autograd import Function
 
 from polymax import _check
 from polymax.kernels.threshold import TSALLIS
+from polymax.kernels.tsallis_slope.reference import sensitivity
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.threshold import threshold
 
@@ -52,7 +53,7 @@ class Shannon(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        return threshold(x, 1.0, TSALLIS, _tsallis_sensitivity)
+        return threshold(x, 1.0, TSALLIS, sensitivity)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         # the derivative at a weight of 0, which is infinite, is left out
@@ -79,7 +80,7 @@ class Gini(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        return threshold(x, 2.0, TSALLIS, _tsallis_sensitivity)
+        return threshold(x, 2.0, TSALLIS, sensitivity)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         return (p.square().sum(-1) - 1) / 2
@@ -107,7 +108,7 @@ class Tsallis(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        return threshold(x, self.alpha, TSALLIS, _tsallis_sensitivity)
+        return threshold(x, self.alpha, TSALLIS, sensitivity)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         alpha = torch.as_tensor(self.alpha, dtype=p.dtype, device=p.device)
@@ -121,27 +122,11 @@ def positive(value: float | Tensor, name: str) -> None:
     _check.number(value, name, "positive and finite", lambda v: (v > 0) & (v < math.inf))
 
 
-def _tsallis_sensitivity(y: Tensor, alpha: Tensor) -> Tensor:
-    # the gradient of Omega is y^a / a with a = alpha - 1; its derivative in a, plus 1 / a^2, is log(y)^2 f(a log y)
-    log = torch.log(torch.where(y > 0, y, 1))
-    return log.square() * _curve(log * (alpha.to(y.dtype) - 1))
-
-
 def _expm1_over(t: Tensor) -> Tensor:
     """expm1(t) / t, and 1 at 0."""
     small = t.abs() < 1e-4
     safe = torch.where(small, 1, t)
     return torch.where(small, 1 + t * (0.5 + t / 6), torch.expm1(safe) / safe)
-
-
-def _curve(t: Tensor) -> Tensor:
-    """(exp(t) (t - 1) + 1) / t^2, by its series near 0, where the formula cancels."""
-    small = t.abs() < 0.5
-    near, far = torch.where(small, t, 0), torch.where(small, 1, t)
-    series = torch.zeros_like(t)
-    for k in range(14, -1, -1):
-        series = series * near + (k + 1) / math.factorial(k + 2)
-    return torch.where(small, series, (torch.exp(far) * (far - 1) + 1) / far.square())
 
 
 class _Hardmax(Function):

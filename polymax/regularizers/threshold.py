@@ -10,6 +10,7 @@ from torch.autograd import Function, forward_ad
 from polymax._function import applied
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
+from polymax.kernels.tsallis_slope import tsallis_slope
 from polymax.kernels.widen import wide
 
 # d/dalpha of the gradient of Omega at y, up to a constant along the row
@@ -57,8 +58,7 @@ class Threshold(Function):
         dx = _jacobian(y, v, ctx.alpha, ctx.family, alphas)
         dalpha = None
         if alphas is not None and ctx.needs_input_grad[1]:
-            # x = grad Omega_alpha(y) + tau on the support: alpha moves y as scores -d(grad Omega)/dalpha would
-            dalpha = -(wide(dx) * ctx.sensitivity(wide(y), alphas.unsqueeze(-1))).sum(-1).to(alphas.dtype)
+            dalpha = _slope(y, dx, alphas, ctx.family, ctx.sensitivity)
         return dx, dalpha, None, None, None
 
 
@@ -80,3 +80,11 @@ def _jacobian(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | 
     if torch.is_grad_enabled():
         return reference.threshold_backward(y, v, alpha, family, alphas)
     return kernels.threshold_backward(y, v, alpha, family, alphas)
+
+
+def _slope(y: Tensor, dx: Tensor, alphas: Tensor, family: int, sensitivity: Sensitivity) -> Tensor:
+    """The gradient of alphas; in differentiable torch when a second derivative will be asked for."""
+    if family == kernels.TSALLIS and not torch.is_grad_enabled():
+        return tsallis_slope(y, dx, alphas)
+    # x = grad Omega_alpha(y) + tau on the support: alpha moves y as scores -d(grad Omega)/dalpha would
+    return -(wide(dx) * sensitivity(wide(y), alphas.unsqueeze(-1))).sum(-1).to(alphas.dtype)

@@ -17,7 +17,8 @@ class ReaderOptions:
 
     hidden: int = option(200, "Size of the LSTM in each direction.", least=1)
     embedding: int = option(100, "Size of word vectors.", least=1)
-    characters: int = option(30, "Size of the vectors of characters, and of what they say of a word.", least=1)
+    characters: int = option(50, "Size of the vectors of characters.", least=1)
+    spelling: int = option(100, "Size of what its characters say of a word.", least=1)
     layers: int = option(1, "Layers of the LSTM.", least=1)
     dropout: float = option(0.3, "Probability of dropping an entry.")
     word_dropout: float = option(0.05, "Probability of not knowing a word, in training.")
@@ -39,8 +40,8 @@ class TextReader(nn.Module):
         self.word_dropout = options.word_dropout
         self.words = nn.Embedding(len(vocabularies["words"]), options.embedding, padding_idx=PAD)
         self.letters = nn.Embedding(len(vocabularies["characters"]), options.characters, padding_idx=PAD)
-        self.spelling = nn.Conv1d(options.characters, options.characters, kernel_size=3, padding=1)
-        entering = options.embedding + options.characters
+        self.spelling = nn.Conv1d(options.characters, options.spelling, kernel_size=3, padding=1)
+        entering = options.embedding + options.spelling
         drop = options.dropout if options.layers > 1 else 0.0
         self.lstm = nn.LSTM(
             entering, options.hidden, options.layers, batch_first=True, dropout=drop, bidirectional=True

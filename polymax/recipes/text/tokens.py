@@ -44,7 +44,7 @@ class TokenTable:
 
 
 def token_vocabularies(sentences: Sequence[Sequence[str]], words: int) -> Vocabularies:
-    """Of the words in lower case, at most so many of them, and of the characters.
+    """Of the words in lower case, at most so many of them, and of the characters; of those that come again.
 
     Example:
         >>> token_vocabularies([["Rome", "Oslo"], ["rome"]], 1)["words"].words
@@ -53,20 +53,21 @@ def token_vocabularies(sentences: Sequence[Sequence[str]], words: int) -> Vocabu
     tokens = [token for sentence in sentences for token in sentence]
     letters = Counter(letter for token in tokens for letter in token)
     return {
-        "words": Words(ranked(Counter(token.lower() for token in tokens))[:words]),
-        # one that is there once stands for all that will be met: they share a vector, and it is learned
-        "characters": Words(tuple(letter for letter in ranked(letters) if letters[letter] > 1)),
+        "words": Words(repeated(Counter(token.lower() for token in tokens))[:words]),
+        "characters": Words(repeated(letters)),
     }
 
 
-def ranked(counts: Counter[str]) -> tuple[str, ...]:
-    """The most frequent first; among equals, in the order of the alphabet.
+def repeated(counts: Counter[str]) -> tuple[str, ...]:
+    """What is there more than once, the most frequent first; among equals, in the order of the alphabet.
+
+    What is there once stands for all that will be met: they share a vector, and it is learned.
 
     Example:
-        >>> ranked(Counter("cabb"))
-        ('b', 'a', 'c')
+        >>> repeated(Counter("cabbaab"))
+        ('a', 'b')
     """
-    return tuple(sorted(counts, key=lambda item: (-counts[item], item)))
+    return tuple(sorted((item for item in counts if counts[item] > 1), key=lambda item: (-counts[item], item)))
 
 
 def numbers(vocabulary: object) -> dict[str, int]:

@@ -1,0 +1,21 @@
+"""Tsallis slope: how a Tsallis mapping moves with its alpha, along a direction.
+
+The scores of weights y are x = grad Omega_alpha(y) + tau on the support; alpha moves y as scores -d(grad Omega)/dalpha
+would. With g the gradient that scores get, that of alpha is the result:
+
+    - sum over the support of  g log(y)^2 f((alpha - 1) log y)        f(t) = (exp(t) (t - 1) + 1) / t^2
+
+Shapes: y, g `(*batch, n)`, alphas `(*batch,)`; the result like alphas.
+"""
+
+import torch
+from torch import Tensor
+
+from polymax._dispatch import declare
+
+
+def _fake(y: Tensor, g: Tensor, alphas: Tensor) -> Tensor:
+    return torch.empty_like(alphas, memory_format=torch.contiguous_format)
+
+
+tsallis_slope = declare(__name__, "tsallis_slope(Tensor y, Tensor g, Tensor alphas) -> Tensor", _fake)
