@@ -150,7 +150,8 @@ def weighted_trees(trained: Trained, sentences: Sequence[Sequence[str]]) -> Iter
     for rows in batches:
         scored = model(moved(tokens[rows], model))
         for nodes, (probabilities, heads) in zip(scored.nodes, alternatives(trained.options.loss, scored)):
-            relations = model.named(nodes[: heads.shape[1] + 1].expand(len(heads), -1, -1), heads)
+            below = nodes[: heads.shape[1] + 1].expand(len(heads), -1, -1)
+            relations = model.named(below, heads.to(nodes.device))
             trees = (tree_of(trained, *pair) for pair in zip(heads.tolist(), relations.tolist()))
             listed.append(list(zip(probabilities.tolist(), trees)))
     return (listed[k] for k in _places(batches))
