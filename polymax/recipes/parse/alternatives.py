@@ -26,7 +26,7 @@ SMOOTHINGS: dict[str, Callable[[Trees], Any]] = {
 
 
 class Weighted(NamedTuple):
-    """Trees over a sentence, most probable first. Shapes: probabilities (k,); heads (k, n)."""
+    """Trees over a sentence, most probable first, on the CPU. Shapes: probabilities (k,); heads (k, n)."""
 
     probabilities: Tensor
     heads: Tensor
@@ -52,7 +52,7 @@ def alternatives(loss: str, scored: Scored) -> Iterator[Weighted]:
     assert scored.trees.lengths is not None
     trees = type(scored.trees)(single_root=scored.trees.single_root)
     # one by one: a long sentence among them does not make room for all
-    for arcs, length in zip(scored.arcs.double(), scored.trees.lengths.tolist()):
+    for arcs, length in zip(scored.arcs.double().cpu(), scored.trees.lengths.tolist()):
         distribution = smoothing(loss, trees, "--distribution").distribution(arcs[: length + 1, : length + 1])
         if isinstance(distribution, pm.sparsemap.Sparse):
             found, probabilities = distribution.support()

@@ -38,7 +38,7 @@ class ParseOptions(ReaderOptions):
     loss: str = option("crf", "Loss of the trees; softmax-heads takes heads one by one.", choices=NAMES)
     projective: bool = option(False, "Trees without crossing arcs; those of training files are lifted to be so.")
     roots: str = option("single", "How many words of a tree hang from the root.", choices=("single", "multi"))
-    turns: int = option(200, "Most turns of SparseMAP's solver in a loss; 0 for as many as it takes.")
+    turns: int = option(100, "Most turns of SparseMAP's solver in a loss; 0 for as many as it takes.")
     batch: int = option(64, "Sentences that are parsed at once.", least=1, late=True)
     distribution: bool = option(False, "Predict trees with their probabilities, as a table.", late=True)
 
@@ -150,7 +150,8 @@ def weighted_trees(trained: Trained, sentences: Sequence[Sequence[str]]) -> Iter
     for rows in batches:
         scored = model(moved(tokens[rows], model))
         for nodes, (probabilities, heads) in zip(scored.nodes, alternatives(trained.options.loss, scored)):
-            relations = model.named(nodes[: heads.shape[1] + 1].expand(len(heads), -1, -1), heads)
+            below = nodes[: heads.shape[1] + 1].expand(len(heads), -1, -1)
+            relations = model.named(below, heads.to(nodes.device))
             trees = (tree_of(trained, *pair) for pair in zip(heads.tolist(), relations.tolist()))
             listed.append(list(zip(probabilities.tolist(), trees)))
     return (listed[k] for k in _places(batches))

@@ -32,7 +32,7 @@ def plot_measure(runs: Sequence[Path], measure: str, *, ax: Any = None) -> Any:
     found = [measured(run, measure) for run in runs]
     ax = new_axes(5.2, 3.4) if ax is None else ax
     for run, (epochs, values) in zip(runs, found):
-        ax.plot(epochs, values, marker="o", markersize=3, label=run.resolve().name)
+        ax.plot(epochs, values, marker="o", markersize=3, label=str(run))
     ax.set(xlabel="epoch", ylabel=measure.replace("_", " "))
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.spines[["top", "right"]].set_visible(False)
