@@ -152,6 +152,11 @@ def test_links_are_found(files, tmp_path, attention, error):
     lines = ["ba de fi\tEDX ABX IFX", "", "ba de fi ||| ABX EDX IFX"]
     assert list(made.predict(lines)) == ["0-1 1-0 2-2", "", "0-0 1-1 2-2"]
     assert list(recipes.load(tmp_path / "run", threshold=1.5).predict(lines)) == ["", "", ""]
+    picture = tmp_path / "links.png"
+    drawn = invoke("plot-attention", tmp_path / "run", "--source", lines[2], "--out", picture)
+    assert drawn.exit_code == 0, drawn.output
+    assert drawn.output.startswith("abx edx ifx\n")
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "aer" not in made.evaluate(files / "source.txt", files / "target.txt")
 
 
