@@ -211,10 +211,10 @@ def test_trees_are_learned_and_written(files, tmp_path):
     assert [row[0] for row in rows[: BEST + 1]] == ["1"] * BEST + ["3"]
     assert rows[0][2] == "(S (NP (DT the) (NN cat)) (VP (VBZ sings)) (. .))"
     one = recipes.load(tmp_path / "run", batch=1)
-    lines = ["a bird sees me .", "", "dog )"]
+    lines = ["a bird sees me .", "", "dog :)"]
     assert list(one.predict(lines)) == list(recipes.load(tmp_path / "run").predict(lines))
     assert list(one.predict(lines))[1] == ""
-    assert parse_tree(list(one.predict(lines))[2]).words == ["dog", "-RRB-"]
+    assert parse_tree(list(one.predict(lines))[2]).words == ["dog", ":-RRB-"]
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(files, tmp_path, monkeypatch):

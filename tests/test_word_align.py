@@ -152,6 +152,13 @@ def test_links_are_found(files, tmp_path, attention, error):
     lines = ["ba de fi\tEDX ABX IFX", "", "ba de fi ||| ABX EDX IFX"]
     assert list(made.predict(lines)) == ["0-1 1-0 2-2", "", "0-0 1-1 2-2"]
     assert list(recipes.load(tmp_path / "run", threshold=1.5).predict(lines)) == ["", "", ""]
+    with pytest.raises(ValueError, match=r"2: source and target expected, with a tab or \|\|\| between; got 'a b'"):
+        list(made.predict(["a\tb", "a b"]))
+    picture = tmp_path / "links.png"
+    drawn = invoke("plot-attention", tmp_path / "run", "--source", lines[2], "--out", picture)
+    assert drawn.exit_code == 0, drawn.output
+    assert drawn.output.startswith("abx edx ifx\n")
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "aer" not in made.evaluate(files / "source.txt", files / "target.txt")
 
 
@@ -200,9 +207,3 @@ def test_faults_are_one_line(files, tmp_path):
         assert result.exit_code == 1
         assert result.stderr.startswith(f"error: {message}")
         assert result.stderr.count("\n") == 1
-
-
-def test_input_that_is_no_pair_is_named(files, tmp_path):
-    fit.train("word-align", parts(files), tmp_path / "run", {**SMALL, "epochs": 1})
-    with pytest.raises(ValueError, match=r"2: source and target expected, with a tab or \|\|\| between; got 'a b'"):
-        list(recipes.load(tmp_path / "run").predict(["a\tb", "a b"]))

@@ -29,7 +29,7 @@ from polymax.recipes.training.vocabulary import SPECIALS, UNKNOWN, Words
 
 # the label of a span that is no constituent: inserted to have two children, or a word without any node of its own
 NONE = ""
-ESCAPED = {"(": "-LRB-", ")": "-RRB-"}
+ESCAPES = str.maketrans({"(": "-LRB-", ")": "-RRB-"})
 
 
 def read_brackets(files: Sequence[Path]) -> list[Tree]:
@@ -89,14 +89,14 @@ def chart_of(tree: Tree) -> Chart:
 
 
 def tree_of(spans: Iterable[Span], words: Sequence[str], tags: Sequence[str]) -> Tree:
-    """The inverse of `chart_of`; brackets that are words are spelled out.
+    """The inverse of `chart_of`; brackets in words are spelled out.
 
     Example:
         >>> print(tree_of([Span(0, 1, "S::VP"), Span(0, 0), Span(1, 1, "NP")], ["go", "home"], ["VB", "NN"]))
         (S (VP (VB go) (NP (NN home))))
     """
     named = (s._replace(label=INSERTED) if s.start < s.last and s.label == NONE else s for s in spans)
-    return expanded(unbinary(chart_tree(named, [ESCAPED.get(word, word) for word in words], tags)))
+    return expanded(unbinary(chart_tree(named, [word.translate(ESCAPES) for word in words], tags)))
 
 
 def vocabularies_of(trees: Sequence[Tree], words: int) -> Vocabularies:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -23,12 +24,16 @@ from polymax.recipes.training.predict import numbered, predicted, write_predicti
 from polymax.recipes.training.run import Run, digest, load
 from polymax.recipes.training.settings import Learning, Running, flag
 from polymax.recipes.training.task import MODULES, Report, Task, Trained, named
+from polymax.recipes.training.vocabulary import END, SPECIALS
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that train wrote.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")]
 Late = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option that may change after training.")
 ]
+
+# tasks whose module has a function `attended`
+ATTENDING = ("seq2seq", "word-align")
 
 
 def add(app: typer.Typer) -> None:
@@ -107,26 +112,27 @@ def predict(
 
 def plot_attention(
     run: RunDirectory,
-    source: Annotated[str, typer.Option(help="Text to translate.")],
+    source: Annotated[str, typer.Option(help="Text to translate; for word-align two, with ||| between.")],
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("attention.png"),
     device: Device = "auto",
     options: Late = None,
 ) -> None:
     """Draw where a translation looks: a row for each of its words, a column for each of the source."""
     from polymax import plot
-    from polymax.recipes.seq2seq.task import attended
 
     with plain_errors("stopped", ValueError):
         writable_file(out)
         trained = loaded(run, device, options)
-        if trained.task.name != "seq2seq":
-            fail(f"{run} is a run of {trained.task.name}; only seq2seq has an attention to draw")
+        if trained.task.name not in ATTENDING:
+            fail(f"{run} is a run of {trained.task.name}; only {' and '.join(ATTENDING)} have an attention to draw")
         if not source.strip():
             fail("--source must have a word")
+        attended = import_module(f"polymax.recipes.{MODULES[trained.task.name]}").attended
         weights, rows, columns = attended(trained, source)
         axes = plot.attention(weights, rows, columns)
         axes.figure.savefig(out, bbox_inches="tight", dpi=150)
-        rich.get_console().print(f"{' '.join(rows[:-1])}\nwrote {out}", highlight=False, soft_wrap=True, markup=False)
+        words = " ".join(row for row in rows if row != SPECIALS[END])
+        rich.get_console().print(f"{words}\nwrote {out}", highlight=False, soft_wrap=True, markup=False)
 
 
 def plot_log(

@@ -108,8 +108,8 @@ class Aligner(Model):
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         """What is left to explain, over words of both sides."""
-        value = sum((self.explanation.max(scores).sum() for scores in self(batch)), torch.zeros(()))
-        return {"loss": (-value, batch.source_lengths.sum() + batch.target_lengths.sum())}
+        forth, back = (self.explanation.max(scores).sum() for scores in self(batch))
+        return {"loss": (-forth - back, batch.source_lengths.sum() + batch.target_lengths.sum())}
 
     @torch.no_grad()
     def weights(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from polymax.recipes.readers.lines import Line
 from polymax.recipes.training.batches import sorted_batches
 from polymax.recipes.training.measured import means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
-from polymax.recipes.word_align.data import Pairs, Sides, parse_sides, read_sides, vocabularies_of
+from polymax.recipes.word_align.data import Pairs, Sides, parse_sides, read_sides, vocabularies_of, words_of
 from polymax.recipes.word_align.explanations import EXPLANATIONS
 from polymax.recipes.word_align.model import Aligner
 
@@ -83,8 +83,7 @@ def aligned(trained: Trained, pairs: list[Sides]) -> Iterator[tuple[Links, Tenso
     """The links of pairs, in their order; and how many weights of both directions are 0, and are there, (2,)."""
     if not pairs:
         return
-    encoded, model = Pairs(pairs, trained.vocabularies), trained.model
-    assert isinstance(model, Aligner)
+    encoded, model = Pairs(pairs, trained.vocabularies), _aligner(trained)
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     found: list[tuple[Links, Tensor]] = []
     for rows in batches:
@@ -95,6 +94,20 @@ def aligned(trained: Trained, pairs: list[Sides]) -> Iterator[tuple[Links, Tenso
             links = [(i, j) for i, j in (both.mean(0) >= trained.options.threshold).nonzero().tolist()]
             found.append((links, torch.stack([(both == 0).sum(), torch.tensor(both.numel())])))
     yield from (found[k] for k in torch.cat(batches).argsort().tolist())
+
+
+def attended(trained: Trained, text: str) -> tuple[Tensor, list[str], list[str]]:
+    """The mean weights of both directions for a pair in one text, the words of the target, and those of the source."""
+    pair = parse_sides("--source", Line(1, text, text))
+    split = trained.options.punctuation
+    batch = Pairs([pair], trained.vocabularies)[torch.tensor([0])]
+    weights = torch.stack(_aligner(trained).weights(moved(batch, trained.model))).mean(0)
+    return weights[0].T.cpu(), words_of(pair.target, split), words_of(pair.source, split)
+
+
+def _aligner(trained: Trained) -> Aligner:
+    assert isinstance(trained.model, Aligner)
+    return trained.model
 
 
 def looked_at(gold: WordAlignment, links: Links) -> Links:
