@@ -330,3 +330,12 @@ def test_arcs_in_parts_are_arcs_at_once(monkeypatch):
     monkeypatch.setattr("polymax.nn.latent_arcs._AT_ONCE", 3 * N * HIDDEN)
     (parts,) = torch.autograd.grad(found.loss(x, None, loss_fn, scores=scores).loss.sum(), scores)
     close(parts, whole, "tokens are taken few at a time where there are many")
+
+
+def test_projections_of_long_sentences_end():
+    """Warnings are errors: SPIGOT's points are near the hull, where the last structures have next to no weight."""
+    torch.manual_seed(0)
+    found = LatentDependency(64, 64, "spigot", composition="gcn")
+    x = torch.randn(4, 40, 64)
+    found.loss(x, None, lambda e, rows: e.square().sum(-1)).loss.mean().backward()
+    assert found.scorer.head.weight.grad.abs().max() > 0
