@@ -336,6 +336,6 @@ def test_projections_of_long_sentences_end():
     """Warnings are errors: SPIGOT's points are near the hull, where the last structures have next to no weight."""
     torch.manual_seed(0)
     found = LatentDependency(64, 64, "spigot", composition="gcn")
-    x = torch.randn(4, 40, 64)
+    x = torch.randn(8, 40, 64)
     found.loss(x, None, lambda e, rows: e.square().sum(-1)).loss.mean().backward()
     assert found.scorer.head.weight.grad.abs().max() > 0
