@@ -20,7 +20,7 @@ from polymax.recipes.latent.gradients import gradient_measures
 from polymax.recipes.latent.merging import MergeParser
 from polymax.recipes.latent.options import BASELINES, METHODS, ClassifyOptions, LatentOptions
 from polymax.recipes.latent.parser import Drawn, TransitionParser
-from polymax.recipes.latent.trees import binary_measures, depth, head_measures, spans_of
+from polymax.recipes.latent.trees import Found, binary_measures, depth, head_measures, spans_of
 from polymax.recipes.listops import Expression, Grammar, write_listops
 from polymax.recipes.training import fit
 from polymax.recipes.training.vocabulary import UNKNOWN, Words
@@ -227,6 +227,18 @@ def test_trees_of_known_shape_are_measured_as_such():
     assert heads == {"uas_gold": 0.8, "uas_left": 0.6, "uas_right": 0.4, "depth": 2.5}
 
 
+def test_lists_count_in_any_order():
+    example = of_expression(Expression(("[MAX", "2", "[SM", "7", "6", "]", "3", "]")))
+    trees = {
+        "( ( ( ( [MAX 2 ) ( [SM ( 7 ( 6 ] ) ) ) ) 3 ) ] )": 1,
+        "( [MAX ( 2 ( [SM ( 7 ( 6 ( ] ( 3 ] ) ) ) ) ) ) )": 0,
+    }
+    for text, share in trees.items():
+        made = Found(torch.zeros(1, 10), [sentence(text, True).spans], [], [])
+        assert expressions.task.measures(made, [example]) == {"lists": share}
+    assert expressions.task.measures(Found(torch.zeros(1, 10), [], [], []), [example]) == {}
+
+
 BROKEN = [
     ("classify", "a\tb\n", "x\ta\tb\n", "2 columns between tabs expected, label, text; got 3"),
     ("classify", "a\tb\n", "x\t \n", "text is empty"),
@@ -357,7 +369,7 @@ def run(data, tmp_path_factory):
 def test_a_run_measures_and_writes_its_trees(run, data):
     loaded = recipes.load(run, gradients=2)
     report = loaded.evaluate(data / "dev.tsv")
-    assert {"accuracy", "f1_gold", "f1_left", "f1_balanced", "depth", "gradient_variance"} <= report.keys()
+    assert {"accuracy", "lists", "f1_gold", "f1_left", "f1_balanced", "depth", "gradient_variance"} <= report.keys()
     lines = (data / "dev.tsv").read_text().splitlines()
     written = invoke("predict", run, "-", "--set", "trees=true", input="\n".join([*lines, "", "7"]) + "\n").output
     rows = [line.split("\t") for line in written.splitlines()]
