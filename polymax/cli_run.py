@@ -1,2 +1,3 @@
 from polymax.cli import main
+
 main()

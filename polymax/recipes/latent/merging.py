@@ -85,6 +85,7 @@ class MergeParser(nn.Module):
         before = torch.where((place == 0) | (place > n), n + 1, place - 1)
         # nodes are numbered: tokens first, then as they are merged; and so are pairs
         number, pair = place.clone(), place.clone()
+        fresh_pairs = n + 2 + torch.arange(2, device=words.device)
         scores, made = self._scored(states[:, :-1], states[:, 1:])
         scores = nn.functional.pad(scores, (0, 1)).masked_fill(place + 1 >= lengths.unsqueeze(1), -torch.inf)
         made = nn.functional.pad(made, (0, 0, 0, 1))
@@ -99,27 +100,26 @@ class MergeParser(nn.Module):
             noisy = scores[:, :n] + noise * chance.unsqueeze(1)
             # where one node is left, what is not there is merged
             at = torch.where(allowed.any(1), noisy.argmax(1), n + 1).unsqueeze(1)
-            after = following[rows, at]
-            end = following[rows, after]
+            after = following.gather(1, at)
+            end = following.gather(1, after)
             theres.append(pair[:, :n].clone())
             alloweds.append(allowed)
             chosen.append(at)
             ends.append(end)
             states[rows, at] = made[rows, at]
-            number[rows, at] = n + 2 + s
-            following[rows, at] = end
-            before[rows, end] = at
-            scores[rows, after] = -torch.inf
+            number.scatter_(1, at, n + 2 + s)
+            following.scatter_(1, at, end)
+            before.scatter_(1, end, at)
+            scores.scatter_(1, after, -torch.inf)
             # the two pairs that the node is in
-            first = torch.cat([before[rows, at], at], 1)
-            second = torch.cat([at, end], 1)
+            first, second = torch.cat([before.gather(1, at), at], 1), torch.cat([at, end], 1)
             found, fresh = self._scored(states[rows, first], states[rows, second])
             real = (first <= n) & (second < lengths.unsqueeze(1)) & (at <= n)
             made[rows, first] = fresh
-            scores[rows, first] = found.masked_fill(~real, -torch.inf)
-            lefts.append(number[rows, first])
-            rights.append(number[rows, second])
-            pair[rows, first] = n + 2 + 2 * s + torch.arange(2, device=words.device)
+            scores.scatter_(1, first, found.masked_fill(~real, -torch.inf))
+            lefts.append(number.gather(1, first))
+            rights.append(number.gather(1, second))
+            pair.scatter_(1, first, (fresh_pairs + 2 * s).expand(b, 2))
         transitions, nodes = _numbered(lengths, torch.cat([lengths.new_zeros(b, 0), *ends], 1), n)
         left, right = (nodes.gather(1, torch.cat(every, 1)) for every in (lefts, rights))
         none = torch.zeros(b, 0, n, dtype=torch.long, device=words.device)

@@ -30,6 +30,10 @@ MODELS: dict[str, Callable[[LatentOptions, Sizes], Classifier]] = {
 class LatentTask(Task):
     """Examples of one sentence or two, with labels, and with gold trees where they are known."""
 
+    def measures(self, made: Found, examples: Sequence[Example]) -> Report:
+        """Measures of a task's own."""
+        return {}
+
     def used(self, examples: list[Example], part: str, options: LatentOptions) -> list[Example]:
         """Those that are not too long, of the training; with gold trees, where the model needs them."""
         if options.needs_gold:
@@ -65,6 +69,7 @@ class LatentTask(Task):
         right = made.scores.argmax(-1) == data.label
         report = {"examples": len(examples), "accuracy": float(right.double().mean()), "loss": float(losses.mean())}
         report |= tree_report(made, examples, data)
+        report |= self.measures(made, examples)
         if options.gradients and model.parser_parameters():
             rows = torch.arange(min(options.batch, len(examples)))
             report |= gradient_measures(model, moved(data[rows], model), options.gradients)

@@ -16,6 +16,8 @@ from polymax.recipes.training.batches import sorted_batches
 from polymax.recipes.training.measured import moved
 from polymax.recipes.training.task import Report
 
+# entries of a table of n by n for each sentence, for those that are parsed at once
+LARGEST = 2**24
 SHAPES = {"left": pm.nn.left_branching, "right": pm.nn.right_branching, "balanced": pm.nn.balanced}
 
 
@@ -35,7 +37,7 @@ class Found(NamedTuple):
 @torch.no_grad()
 def found(model: Classifier, data: Examples, batch_size: int) -> Found:
     """The best trees of all sentences, and scores of labels, in the order of the data."""
-    batches = sorted_batches(data.sizes, batch_size)
+    batches = [part for rows in sorted_batches(data.sizes, batch_size) for part in _fewer(data.sizes, rows)]
     scores: list[Tensor] = []
     # spans, heads and probabilities, each a list of what belongs to one example
     columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
@@ -47,6 +49,11 @@ def found(model: Classifier, data: Examples, batch_size: int) -> Found:
     order = torch.cat(batches).argsort()
     sides = ([side for k in order.tolist() for side in column[k]] if column else [] for column in columns)
     return Found(torch.cat(scores)[order], *sides)
+
+
+def _fewer(sizes: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+    """Rows in parts that fit: what a parser looks at grows with the square of the length."""
+    return rows.split(max(1, LARGEST // int(sizes[rows].max()) ** 2))
 
 
 def _listed(read: Read) -> tuple[list[Any], list[Any], list[Any]]:
