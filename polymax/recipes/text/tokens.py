@@ -59,7 +59,7 @@ def token_vocabularies(sentences: Sequence[Sequence[str]], words: int) -> Vocabu
 
 
 def repeated(counts: Counter[str]) -> tuple[str, ...]:
-    """What is there more than once, the most frequent first; among equals, in the order of the alphabet.
+    """What is there more than once, ranked.
 
     What is there once stands for all that will be met: they share a vector, and it is learned.
 
@@ -67,7 +67,17 @@ def repeated(counts: Counter[str]) -> tuple[str, ...]:
         >>> repeated(Counter("cabbaab"))
         ('a', 'b')
     """
-    return tuple(sorted((item for item in counts if counts[item] > 1), key=lambda item: (-counts[item], item)))
+    return ranked(Counter({item: count for item, count in counts.items() if count > 1}))
+
+
+def ranked(counts: Counter[str]) -> tuple[str, ...]:
+    """The most frequent first; among equals, in the order of the alphabet.
+
+    Example:
+        >>> ranked(Counter("cabb"))
+        ('b', 'a', 'c')
+    """
+    return tuple(sorted(counts, key=lambda item: (-counts[item], item)))
 
 
 def numbers(vocabulary: object) -> dict[str, int]:
