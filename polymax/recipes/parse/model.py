@@ -80,9 +80,10 @@ class Parser(Model):
         scored = self(batch)
         words = batch.lengths.sum()
         named = self.relations(scored.nodes, batch.heads).float()
-        wanted = batch.relations.clamp(min=-1)
-        total = cross_entropy(named.flatten(0, 1), wanted.flatten(), ignore_index=-1, reduction="sum")
-        total = total + self.arc_loss(scored, batch.lifted if self.options.projective else batch.heads)
+        known = batch.relations.clamp(min=-1)
+        total = cross_entropy(named.flatten(0, 1), known.flatten(), ignore_index=-1, reduction="sum")
+        wanted = batch.lifted if self.options.projective else batch.heads
+        total = total + self.options.weight * self.arc_loss(scored, wanted)
         measured = {"loss": (total, words)}
         if self.training:
             moved = {"lifted": ((batch.heads != batch.lifted).sum(), words)}

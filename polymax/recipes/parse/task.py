@@ -36,6 +36,7 @@ class ParseOptions(ReaderOptions):
     arcs: int = option(400, "Size of the vectors that arcs are scored by.", least=1)
     labels: int = option(100, "Size of the vectors that relations are scored by.", least=1)
     loss: str = option("crf", "Loss of the trees; softmax-heads takes heads one by one.", choices=NAMES)
+    weight: float = option(1.0, "Weight of the loss of trees, beside that of relations.")
     projective: bool = option(False, "Trees without crossing arcs; those of training files are lifted to be so.")
     roots: str = option("single", "How many words of a tree hang from the root.", choices=("single", "multi"))
     turns: int = option(100, "Most turns of SparseMAP's solver in a loss; 0 for as many as it takes.")
