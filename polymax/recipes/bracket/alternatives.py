@@ -39,5 +39,6 @@ def alternatives(loss: str, scored: Scored) -> Iterator[list[Bracketing]]:
         distribution = SMOOTHINGS[loss](pm.SpanTree(labelled=True)).distribution(scores[:length, :length])
         most = min(int(distribution.support_size), LARGEST) if loss == "sparsemap" else BEST
         structures, probabilities = distribution.topk(most)
-        rows = zip(probabilities.tolist(), used_labels(structures).cpu())
-        yield [Bracketing(probability, labels) for probability, labels in rows if probability > 0]
+        rows = list(map(Bracketing, probabilities.tolist(), used_labels(structures).cpu()))
+        # the best is there even if its probability is too small for a number
+        yield rows[:1] + [row for row in rows[1:] if row.probability > 0]

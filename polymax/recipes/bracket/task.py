@@ -112,7 +112,7 @@ def parsed(trained: Trained, texts: list[list[str]], distribution: bool) -> list
         tags = scored.tags.argmax(-1).tolist()
         charts = _charts(model, scored, distribution)
         for row, tagged, listed in zip(rows.tolist(), tags, charts):
-            found.append([(p, _tree(trained, texts[row], tagged, labels)) for p, labels in listed])
+            found.append(_merged((p, _tree(trained, texts[row], tagged, labels)) for p, labels in listed))
     return [found[k] for k in torch.cat(batches).argsort().tolist()]
 
 
@@ -120,6 +120,17 @@ def _charts(model: Bracketer, scored: Scored, distribution: bool) -> Iterable[Se
     if distribution:
         return alternatives(model.options.loss, scored)
     return [[(1.0, labels)] for labels in model.best(scored).cpu()]
+
+
+def _merged(parses: Iterable[tuple[float, Tree]]) -> Parses:
+    """Trees and their probabilities, most probable first: binary trees that are written alike are one."""
+    trees: dict[str, Tree] = {}
+    totals: dict[str, float] = {}
+    for probability, tree in parses:
+        # trees can be too deep to be compared as they are
+        trees.setdefault(str(tree), tree)
+        totals[str(tree)] = totals.get(str(tree), 0.0) + probability
+    return [(totals[text], trees[text]) for text in sorted(totals, key=lambda text: -totals[text])]
 
 
 def _tree(trained: Trained, words: list[str], tags: list[int], labels: Tensor) -> Tree:

@@ -31,7 +31,7 @@ class WordAlignOptions:
     spelling: float = option(3.0, "Preference of words that share letters, before training; 0 for none.")
     words: int = option(50_000, "Most words in each vocabulary.", least=1)
     punctuation: bool = option(False, "Split marks and clitics off the words of a text.")
-    threshold: float = option(0.5, "Least mean weight, of both directions, of a link.", late=True)
+    threshold: float = option(0.5, "A link has a mean weight, of both directions, above this.", late=True)
     batch: int = option(64, "Pairs that are aligned at once.", least=1, late=True)
 
 
@@ -91,7 +91,7 @@ def aligned(trained: Trained, pairs: list[Sides]) -> Iterator[tuple[Links, Tenso
         weights = torch.stack(model.weights(moved(batch, model))).cpu()
         for k, (n, m) in enumerate(zip(batch.source_lengths.tolist(), batch.target_lengths.tolist())):
             both = weights[:, k, :n, :m]
-            links = [(i, j) for i, j in (both.mean(0) >= trained.options.threshold).nonzero().tolist()]
+            links = [(i, j) for i, j in (both.mean(0) > trained.options.threshold).nonzero().tolist()]
             found.append((links, torch.stack([(both == 0).sum(), torch.tensor(both.numel())])))
     yield from (found[k] for k in torch.cat(batches).argsort().tolist())
 
