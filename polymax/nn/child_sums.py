@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from polymax._function import applied
+
 
 def child_sums(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
     """y_j = sum over children m of j of x_m.
@@ -22,7 +24,7 @@ def child_sums(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
                 [0.],
                 [6.]])
     """
-    return _Sums.apply(x, parents, starts)
+    return applied(_Sums, x, parents, starts)
 
 
 def for_children(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
@@ -34,15 +36,18 @@ def for_children(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
                 [2.],
                 [2.]])
     """
-    return _ForChildren.apply(x, parents, starts)
+    return applied(_ForChildren, x, parents, starts)
 
 
 class _Sums(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
-        ctx.save_for_backward(parents, starts)
+    def forward(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
         places = torch.arange(len(parents), device=x.device)
         return torch.nn.functional.embedding_bag(places, x, starts, mode="sum")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
@@ -51,9 +56,12 @@ class _Sums(Function):
 
 class _ForChildren(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
-        ctx.save_for_backward(parents, starts)
+    def forward(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
         return x.index_select(0, parents)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:

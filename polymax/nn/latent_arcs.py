@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from polymax._function import applied
+
 # how many numbers of pairs of tokens are held at once: few enough for caches, enough for a launch
 _AT_ONCE = 1 << 21
 
@@ -27,7 +29,7 @@ def hung(arcs: Tensor, h: Tensor, c: Tensor, forget: Tensor, below: Tensor) -> t
         (tensor([[[1., 2.],
                  [1., 2.]]]),)
     """
-    return _Hung.apply(arcs, h, c, forget, below)
+    return applied(_Hung, arcs, h, c, forget, below)
 
 
 class _Hung(Function):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.nn.shift_reduce import REDUCE, SHIFT, check_transitions, children, node_depths
+from polymax.nn.shift_reduce import SHIFT, check_transitions
 from polymax.structures.tree_faults import check_heads
 
 _NONE = np.zeros(0, np.int64)
@@ -75,32 +75,19 @@ def binary_plan(transitions: Tensor, n: int, at: Tensor | None = None) -> TreePl
         >>> plan.levels
         (Level(composed=0, tokens=2, children=0), Level(composed=1, tokens=1, children=2))
     """
-    steps = check_transitions(transitions.cpu())
+    # compiled, and not needed to import polymax
+    from polymax.nn.tree_levels import binary_levels
+
+    steps = check_transitions(transitions.cpu()).contiguous()
     if steps.dim() != 2:
         raise ValueError(f"transitions must be (count, T); got {tuple(steps.shape)}")
-    shifts = steps == SHIFT
-    _refuse_long(shifts.sum(-1), n)
-    depth = node_depths(steps)
-    composed = (steps == REDUCE).flatten()
-    offsets = torch.arange(steps.shape[0]).unsqueeze(-1) * steps.shape[1]
-    pair = torch.stack([child + offsets for child in children(steps)], -1).flatten(0, 1)
-    token = _instances(at, steps.shape[0]).unsqueeze(-1) * n + shifts.cumsum(-1) - 1
-    level, inner, child = depth.flatten().numpy(), composed.numpy(), pair.numpy()
-    real = level >= 0
-    count = int(level.max()) + 1 if level.size else 0
-    # levels one after the other, the deepest first, and within a level the composed nodes first
-    key = np.where(real, 2 * (count - level) + ~inner, 2 * count + 3)
-    order = key.argsort(kind="stable")[: real.sum()]
-    sizes = np.bincount(level[real], minlength=count)
-    made = np.bincount(level[real & inner], minlength=count)
-    # where the blocks begin; that of the deepest level is the first
-    begin = sizes[::-1].cumsum()[::-1] - sizes
-    place = np.zeros_like(level)
-    place[order] = np.arange(order.size)
-    parents = order[inner[order]]
-    links = place[child[parents]] - begin[level[parents] + 1, None] if parents.size else _NONE
+    _refuse_long((steps == SHIFT).sum(-1), n)
+    sizes, made, nodes, links, token = binary_levels(steps.numpy())
     levels = [Level(m, size - m, 2 * m) for m, size in zip(made.tolist(), sizes.tolist(), strict=True)]
-    return _plan(levels[::-1], (links.ravel(), _NONE), (order, order[~inner[order]]), token.flatten(), steps.shape)
+    tokens = nodes[steps.numpy().ravel()[nodes] == SHIFT]
+    instances = _instances(at, steps.shape[0]).numpy()
+    taken = instances[tokens // max(steps.shape[1], 1)] * n + token[tokens]
+    return _plan(levels, (links, _NONE), nodes, taken, steps.shape)
 
 
 def heads_plan(heads: Tensor, at: Tensor | None = None) -> TreePlan:
@@ -113,66 +100,39 @@ def heads_plan(heads: Tensor, at: Tensor | None = None) -> TreePlan:
         >>> [parents.tolist() for parents in plan.tied()]  # two children of the first root, one of the second
         [[], [0, 0, 1]]
     """
+    from polymax.nn.tree_levels import heads_levels
+
     if heads.dim() != 2:
         raise ValueError(f"heads must be (count, n); got {tuple(heads.shape)}")
-    heads = heads.cpu().long()
+    heads = heads.cpu().long().contiguous()
     count, n = heads.shape
     shape_only = torch.zeros(()).expand(count, n + 1, n + 1)
     check_heads(heads, shape_only, (heads >= 0).sum(-1), single_root=False)
-    up = torch.nn.functional.pad(heads.clamp(min=0), (1, 0))
-    depth = (torch.arange(n + 1) > 0).long().expand(count, n + 1)
-    # each round doubles the steps towards the root
-    for _ in range(n.bit_length()):
-        depth = depth + depth.gather(-1, up)
-        up = up.gather(-1, up)
-    depth = torch.where(heads < 0, -1, depth[:, 1:] - 1).flatten()
-    above = (heads - 1 + torch.arange(count).unsqueeze(-1) * n).flatten().numpy()
-    token = (_instances(at, count).unsqueeze(-1) * n + torch.arange(n)).flatten()
-    level = depth.numpy()
-    sizes = np.bincount(level[level >= 0]).tolist()
-    order = level.argsort(kind="stable")[level.size - sum(sizes) :]
-    place = np.zeros_like(level)
-    blocks: list[np.ndarray] = []
-    links, starts, done = [_NONE], [_NONE], 0
-    for size in sizes:
-        nodes = order[done : done + size]
-        if blocks:
-            # children stand as their parents do
-            parents = place[above[nodes]]
-            nodes = nodes[parents.argsort(kind="stable")]
-            links.append(place[above[nodes]])
-            starts.append(np.searchsorted(links[-1], np.arange(blocks[-1].size)))
-        place[nodes] = np.arange(size)
-        blocks.append(nodes)
-        done += size
-    starts.append(np.zeros(sizes[-1] if sizes else 0, np.int64))
-    levels = [Level(size, 0, below) for size, below in zip(sizes, [*sizes[1:], 0])]
-    order = np.concatenate([*blocks[::-1], _NONE])
-    tables = np.concatenate(links[::-1]), np.concatenate(starts[::-1])
-    return _plan(levels[::-1], tables, (order, order), token, heads.shape)
+    sizes, nodes, links, starts = heads_levels(heads.numpy())
+    below = [0, *sizes.tolist()]
+    levels = [Level(size, 0, children) for size, children in zip(sizes.tolist(), below)]
+    taken = _instances(at, count).numpy()[nodes // max(n, 1)] * n + nodes % max(n, 1)
+    return _plan(levels, (links, starts), nodes, taken, heads.shape)
 
 
 def _plan(
-    levels: list[Level],
-    tables: tuple[np.ndarray, np.ndarray],
-    nodes: tuple[np.ndarray, np.ndarray],
-    token: Tensor,
-    shape: torch.Size,
+    levels: list[Level], tables: tuple[np.ndarray, np.ndarray], nodes: np.ndarray, taken: np.ndarray, shape: torch.Size
 ) -> TreePlan:
-    """A plan from links and starts, and from the nodes of all blocks and those of them that take a token."""
-    order, taken = nodes
-    place = np.full(shape.numel(), order.size)
-    place[order] = np.arange(order.size)
-    used, tokens = token[torch.from_numpy(taken)].unique(return_inverse=True)
+    """A plan from links and starts, the nodes of all blocks, and the tokens that are taken, in this order."""
+    from polymax.nn.tree_levels import numbered
+
+    place = np.full(shape.numel(), nodes.size)
+    place[nodes] = np.arange(nodes.size)
+    used, tokens = numbered(taken)
     last = levels[-1].composed + levels[-1].tokens if levels else 0
-    top = torch.from_numpy(order[order.size - last :])
+    top = torch.from_numpy(nodes[nodes.size - last :])
     roots = _rows(torch.arange(last), top // max(shape[1], 1), shape[0])
     return TreePlan(
         tuple(levels),
         torch.from_numpy(tables[0]),
         torch.from_numpy(tables[1]),
-        used,
-        tokens,
+        torch.from_numpy(used),
+        torch.from_numpy(tokens),
         torch.where(roots < 0, last, roots),
         torch.from_numpy(place).reshape(shape),
     )
