@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-# numbers of pairs of tokens, times their dimensions, that are held at once
-_AT_ONCE = 1 << 24
+# how many numbers of pairs of tokens are held at once: few enough for caches, enough for a launch
+_AT_ONCE = 1 << 21
 
 
 def hung(arcs: Tensor, h: Tensor, c: Tensor, forget: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,8 +44,8 @@ class _Hung(Function):
     def backward(ctx: Any, g_s: Tensor, g_c: Tensor) -> tuple[Any, ...]:
         h, c, forget, below = ctx.saved_tensors
         rows = max(_AT_ONCE // max(h.numel(), 1), 1)
-        found = [
-            torch.einsum("bjd,bjmd,bmd->bjm", g, torch.sigmoid(f.unsqueeze(2) + below.unsqueeze(1)), c)
-            for g, f in zip(g_c.split(rows, 1), forget.split(rows, 1), strict=True)
-        ]
+        found = []
+        for g, f in zip(g_c.split(rows, 1), forget.split(rows, 1), strict=True):
+            pairs = (f.unsqueeze(2) + below.unsqueeze(1)).sigmoid_().mul_(c.unsqueeze(1))
+            found.append((pairs @ g.unsqueeze(-1)).squeeze(-1))
         return g_s @ h.mT + torch.cat(found, 1), None, None, None, None

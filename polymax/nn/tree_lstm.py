@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from polymax import _check
+from polymax.nn.child_sums import child_sums, for_children
 from polymax.nn.latent_arcs import hung
 from polymax.nn.tree_plan import TreePlan, binary_plan, fits, heads_plan
 from polymax.structures.heads import decode_heads
@@ -96,7 +97,7 @@ class BinaryTreeLSTM(nn.Module):
         below = leaf_h, leaf_c
         blocks = []
         for level, pairs, *block in zip(
-            plan.levels, plan.pairs(), leaf_h.split(counts), leaf_c.split(counts), strict=True
+            plan.levels, plan.tied(), leaf_h.split(counts), leaf_c.split(counts), strict=True
         ):
             if level.composed:
                 made = self.cell(*(x.index_select(0, pairs).reshape(level.composed, 2, d) for x in below))
@@ -185,17 +186,15 @@ class ChildSumTreeLSTM(nn.Module):
             more = list(zip(*(t.flatten(0, 1).index_select(0, rows).split(counts) for t in added)))
         h = c = inputs[:0, :d]
         blocks = []
-        for level, children, x, terms in zip(plan.levels, plan.pairs(), inputs.split(counts), more, strict=True):
+        for level, x, parents, starts, terms in zip(
+            plan.levels, inputs.split(counts), plan.tied(), plan.begun(), more, strict=True
+        ):
             gates, forget = x.split([3 * d, d], -1)
             total, kept = terms or (None, None)
-            if level.most:
-                # the row after the last is the child that is none
-                below = nn.functional.pad(torch.cat([h, c, self.forget(h)], -1), (0, 0, 0, 1))
-                taken = below.index_select(0, children).reshape(level.composed, level.most, 3 * d)
-                child_h, child_c, weight = taken.split(d, -1)
-                held = (torch.sigmoid(forget.unsqueeze(1) + weight) * child_c).sum(1)
-                sums = child_h.sum(1)
-                total, kept = (sums, held) if total is None or kept is None else (sums + total, held + kept)
+            if level.children:
+                held = torch.sigmoid(for_children(forget, parents, starts) + self.forget(h)) * c
+                sums = child_sums(torch.cat([h, held], -1), parents, starts).split(d, -1)
+                total, kept = sums if total is None or kept is None else (sums[0] + total, sums[1] + kept)
             h, c = self._state(gates, total, kept)
             blocks.append((h, c))
         return blocks

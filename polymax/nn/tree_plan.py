@@ -16,13 +16,15 @@ from polymax import _check
 from polymax.nn.shift_reduce import REDUCE, SHIFT, check_transitions, children, node_depths
 from polymax.structures.tree_faults import check_heads
 
+_NONE = np.zeros(0, np.int64)
+
 
 class Level(NamedTuple):
-    """Nodes of one depth: how many are composed, how many are tokens, and the most children that one has."""
+    """Nodes of one depth: how many are composed, how many are tokens, and how many children they have together."""
 
     composed: int
     tokens: int
-    most: int
+    children: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +32,11 @@ class TreePlan:
     """Levels of `count` trees, deepest first, and where their nodes come from and go to.
 
     Shapes:
-        children (e,)       for each level in turn, (composed, most): places in the block of states that the level below
-                            it left, its size where there is no child; composed nodes come before tokens in a block
+        links (e,)          for each level in turn, how it is tied to the block of states that the level below it left.
+                            Binary trees: (composed, 2), places in that block of the children of each node; composed
+                            nodes come before tokens in a block. Dependency trees: the parents in this level of all
+                            nodes of that block, ascending
+        starts (s,)         of dependency trees: for each level in turn, where the children of each node begin
         used (u,)           places in tokens (B n,), flattened, of all tokens that are in some tree
         tokens (k,)         places in used of the tokens of all trees, as levels take them
         roots (count, m)    places in the last block of the nodes without a parent, its size where there is none
@@ -39,7 +44,8 @@ class TreePlan:
     """
 
     levels: tuple[Level, ...]
-    children: Tensor
+    links: Tensor
+    starts: Tensor
     used: Tensor
     tokens: Tensor
     roots: Tensor
@@ -50,9 +56,13 @@ class TreePlan:
         moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "levels"}
         return type(self)(self.levels, **moved)
 
-    def pairs(self) -> tuple[Tensor, ...]:
-        """The children of each level."""
-        return self.children.split([level.composed * level.most for level in self.levels])
+    def tied(self) -> tuple[Tensor, ...]:
+        """The links of each level."""
+        return self.links.split([level.children for level in self.levels])
+
+    def begun(self) -> tuple[Tensor, ...]:
+        """The starts of each level."""
+        return self.starts.split([level.composed for level in self.levels])
 
 
 def binary_plan(transitions: Tensor, n: int, at: Tensor | None = None) -> TreePlan:
@@ -63,7 +73,7 @@ def binary_plan(transitions: Tensor, n: int, at: Tensor | None = None) -> TreePl
     Example:
         >>> plan = binary_plan(torch.tensor([[0, 0, 1], [0, -1, -1]]), 2)
         >>> plan.levels
-        (Level(composed=0, tokens=2, most=0), Level(composed=1, tokens=1, most=2))
+        (Level(composed=0, tokens=2, children=0), Level(composed=1, tokens=1, children=2))
     """
     steps = check_transitions(transitions.cpu())
     if steps.dim() != 2:
@@ -75,7 +85,22 @@ def binary_plan(transitions: Tensor, n: int, at: Tensor | None = None) -> TreePl
     offsets = torch.arange(steps.shape[0]).unsqueeze(-1) * steps.shape[1]
     pair = torch.stack([child + offsets for child in children(steps)], -1).flatten(0, 1)
     token = _instances(at, steps.shape[0]).unsqueeze(-1) * n + shifts.cumsum(-1) - 1
-    return _plan(depth.flatten(), composed, pair, token.flatten(), steps.shape)
+    level, inner, child = depth.flatten().numpy(), composed.numpy(), pair.numpy()
+    real = level >= 0
+    count = int(level.max()) + 1 if level.size else 0
+    # levels one after the other, the deepest first, and within a level the composed nodes first
+    key = np.where(real, 2 * (count - level) + ~inner, 2 * count + 3)
+    order = key.argsort(kind="stable")[: real.sum()]
+    sizes = np.bincount(level[real], minlength=count)
+    made = np.bincount(level[real & inner], minlength=count)
+    # where the blocks begin; that of the deepest level is the first
+    begin = sizes[::-1].cumsum()[::-1] - sizes
+    place = np.zeros_like(level)
+    place[order] = np.arange(order.size)
+    parents = order[inner[order]]
+    links = place[child[parents]] - begin[level[parents] + 1, None] if parents.size else _NONE
+    levels = [Level(m, size - m, 2 * m) for m, size in zip(made.tolist(), sizes.tolist(), strict=True)]
+    return _plan(levels[::-1], (links.ravel(), _NONE), (order, order[~inner[order]]), token.flatten(), steps.shape)
 
 
 def heads_plan(heads: Tensor, at: Tensor | None = None) -> TreePlan:
@@ -85,8 +110,8 @@ def heads_plan(heads: Tensor, at: Tensor | None = None) -> TreePlan:
 
     Example:
         >>> plan = heads_plan(torch.tensor([[2, 0, 2], [0, 1, -1]]))
-        >>> [children.tolist() for children in plan.pairs()]  # the second root has one child, and 3 stands for none
-        [[], [0, 1, 2, 3]]
+        >>> [parents.tolist() for parents in plan.tied()]  # two children of the first root, one of the second
+        [[], [0, 0, 1]]
     """
     if heads.dim() != 2:
         raise ValueError(f"heads must be (count, n); got {tuple(heads.shape)}")
@@ -101,47 +126,51 @@ def heads_plan(heads: Tensor, at: Tensor | None = None) -> TreePlan:
         depth = depth + depth.gather(-1, up)
         up = up.gather(-1, up)
     depth = torch.where(heads < 0, -1, depth[:, 1:] - 1).flatten()
-    inner = (heads > 0).flatten()
-    above = (heads - 1 + torch.arange(count).unsqueeze(-1) * n).flatten()
-    token = _instances(at, count).unsqueeze(-1) * n + torch.arange(n)
-    below = _rows(torch.arange(count * n)[inner], above[inner], count * n)
-    return _plan(depth, depth >= 0, below, token.flatten(), heads.shape)
+    above = (heads - 1 + torch.arange(count).unsqueeze(-1) * n).flatten().numpy()
+    token = (_instances(at, count).unsqueeze(-1) * n + torch.arange(n)).flatten()
+    level = depth.numpy()
+    sizes = np.bincount(level[level >= 0]).tolist()
+    order = level.argsort(kind="stable")[level.size - sum(sizes) :]
+    place = np.zeros_like(level)
+    blocks: list[np.ndarray] = []
+    links, starts, done = [_NONE], [_NONE], 0
+    for size in sizes:
+        nodes = order[done : done + size]
+        if blocks:
+            # children stand as their parents do
+            parents = place[above[nodes]]
+            nodes = nodes[parents.argsort(kind="stable")]
+            links.append(place[above[nodes]])
+            starts.append(np.searchsorted(links[-1], np.arange(blocks[-1].size)))
+        place[nodes] = np.arange(size)
+        blocks.append(nodes)
+        done += size
+    starts.append(np.zeros(sizes[-1] if sizes else 0, np.int64))
+    levels = [Level(size, 0, below) for size, below in zip(sizes, [*sizes[1:], 0])]
+    order = np.concatenate([*blocks[::-1], _NONE])
+    tables = np.concatenate(links[::-1]), np.concatenate(starts[::-1])
+    return _plan(levels[::-1], tables, (order, order), token, heads.shape)
 
 
-def _plan(depth: Tensor, composed: Tensor, below: Tensor, token: Tensor, shape: torch.Size) -> TreePlan:
-    """A plan from the depths of nodes (N,), -1 for none, and their children (N, most), -1 for none.
-
-    Nodes that are not composed are tokens; where all are composed, each takes its token as input.
-    """
-    level, inner, child = depth.numpy(), composed.numpy(), below.numpy()
-    real = level >= 0
-    count = int(level.max()) + 1 if level.size else 0
-    # levels one after the other, the deepest first, and within a level the composed nodes first
-    key = np.where(real, 2 * (count - level) + ~inner, 2 * count + 3)
-    order = key.argsort(kind="stable")[: real.sum()]
-    # a level more, which is empty, for the children of the deepest
-    sizes = np.bincount(level[real], minlength=count + 1)
-    begin = sizes[::-1].cumsum()[::-1] - sizes
-    place = np.full(level.shape, order.size)
+def _plan(
+    levels: list[Level],
+    tables: tuple[np.ndarray, np.ndarray],
+    nodes: tuple[np.ndarray, np.ndarray],
+    token: Tensor,
+    shape: torch.Size,
+) -> TreePlan:
+    """A plan from links and starts, and from the nodes of all blocks and those of them that take a token."""
+    order, taken = nodes
+    place = np.full(shape.numel(), order.size)
     place[order] = np.arange(order.size)
-    under = level[order] + 1
-    kids = child[order]
-    have = (kids >= 0).sum(-1)
-    kids = np.where(kids < 0, sizes[under][:, None], place[kids] - begin[under][:, None])
-    levels, tables = [], [np.zeros(0, np.int64)]
-    for d, made in reversed(list(enumerate(np.bincount(level[real & inner], minlength=count).tolist()))):
-        rows = slice(int(begin[d]), int(begin[d]) + made)
-        most = int(have[rows].max()) if made else 0
-        levels.append(Level(made, int(sizes[d]) - made, most))
-        tables.append(kids[rows, :most].ravel())
-    taken = order if inner[order].all() else order[~inner[order]]
     used, tokens = token[torch.from_numpy(taken)].unique(return_inverse=True)
-    top = np.flatnonzero(level == 0)
-    last = int(sizes[0])
-    roots = _rows(torch.from_numpy(place[top] - begin[0]), torch.from_numpy(top // max(shape[1], 1)), shape[0])
+    last = levels[-1].composed + levels[-1].tokens if levels else 0
+    top = torch.from_numpy(order[order.size - last :])
+    roots = _rows(torch.arange(last), top // max(shape[1], 1), shape[0])
     return TreePlan(
         tuple(levels),
-        torch.from_numpy(np.concatenate(tables)),
+        torch.from_numpy(tables[0]),
+        torch.from_numpy(tables[1]),
         used,
         tokens,
         torch.where(roots < 0, last, roots),

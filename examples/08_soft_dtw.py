@@ -1,7 +1,7 @@
 """Align two series that show the same shape at different speeds, and average three of them.
 
 Prints distances and how many cells each smoothing expects, and draws the expected alignments into PICTURE.
-Run: python examples/05_soft_dtw.py
+Run: python examples/08_soft_dtw.py
 """
 
 import tempfile

@@ -1,0 +1,60 @@
+"""Sums over the children of nodes, and what nodes say to each of their children: transposes of one another.
+
+Children of a node stand next to each other, and each has one parent. Nothing is padded to the node with most children,
+and sums are made in one order on every device.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+def child_sums(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
+    """y_j = sum over children m of j of x_m.
+
+    Shapes: x (m, d); parents (m,), ascending; starts (k,), where the children of each node begin; y (k, d)
+
+    Example:
+        >>> child_sums(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 2, 2]), torch.tensor([0, 1, 1]))
+        tensor([[1.],
+                [0.],
+                [6.]])
+    """
+    return _Sums.apply(x, parents, starts)
+
+
+def for_children(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
+    """y_m = x_j of the parent j of m.
+
+    Example:
+        >>> for_children(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1, 1]), torch.tensor([0, 1]))
+        tensor([[1.],
+                [2.],
+                [2.]])
+    """
+    return _ForChildren.apply(x, parents, starts)
+
+
+class _Sums(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
+        ctx.save_for_backward(parents, starts)
+        places = torch.arange(len(parents), device=x.device)
+        return torch.nn.functional.embedding_bag(places, x, starts, mode="sum")
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        return for_children(g, *ctx.saved_tensors), None, None
+
+
+class _ForChildren(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
+        ctx.save_for_backward(parents, starts)
+        return x.index_select(0, parents)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        return child_sums(g.contiguous(), *ctx.saved_tensors), None, None
