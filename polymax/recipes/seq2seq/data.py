@@ -60,10 +60,16 @@ def _from_json(file: Path) -> Iterator[Referenced]:
 
 
 def _texts(file: Path, number: int, name: str, value: Any) -> list[str]:
+    """The texts that are not empty: files made by a splitter of sentences have some that are."""
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+    found = [text for text in texts if text.strip()] if _all_texts(texts) else []
+    if not found:
         raise ReadError.at(file, number, f"{name} must be a text or a list of texts, not empty")
-    return texts
+    return found
+
+
+def _all_texts(texts: Any) -> bool:
+    return isinstance(texts, list) and all(isinstance(text, str) for text in texts)
 
 
 class Batch(NamedTuple):
