@@ -17,7 +17,7 @@ from polymax.cli import fail, plain_errors, writable_file
 from polymax.recipes.readers.lines import lines
 from polymax.recipes.training.run import load
 from polymax.recipes.training.settings import Learning, Running, flag
-from polymax.recipes.training.task import MODULES, Report, Task, named
+from polymax.recipes.training.task import MODULES, Report, Task, Trained, named
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that train wrote.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")]
@@ -70,7 +70,7 @@ def evaluate(
 ) -> None:
     """Measure a trained model on data."""
     with plain_errors("stopped", ValueError):
-        print_reports({", ".join(file.name for file in data): _loaded(run, device, options).evaluate(*data)})
+        print_reports({", ".join(file.name for file in data): loaded(run, device, options).evaluate(*data)})
 
 
 def predict(
@@ -82,7 +82,7 @@ def predict(
 ) -> None:
     """Write the output of a trained model for each line of the input."""
     with plain_errors("stopped", ValueError):
-        trained = _loaded(run, device, options)
+        trained = loaded(run, device, options)
         if output is None:
             _write(trained.predict(_texts(source)), sys.stdout)
             return
@@ -104,7 +104,7 @@ def plot_attention(
 
     with plain_errors("stopped", ValueError):
         writable_file(out)
-        trained = _loaded(run, device, options)
+        trained = loaded(run, device, options)
         if trained.task.name != "seq2seq":
             fail(f"{run} is a run of {trained.task.name}; only seq2seq has an attention to draw")
         if not source.strip():
@@ -125,7 +125,8 @@ def print_reports(reports: dict[str, Report]) -> None:
     rich.get_console().print(table)
 
 
-def _loaded(run: Path, device: str, options: list[str] | None) -> Any:
+def loaded(run: Path, device: str = "auto", options: list[str] | None = None) -> Trained:
+    """The model of a run, on a device that is there, with options as flags spell them."""
     given = {}
     for text in options or ():
         name, equals, value = text.partition("=")

@@ -42,6 +42,7 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
     from polymax.recipes.training.trainer import Data, Steps, fit, prepared
 
     data = Data(*(task.encode(parts[part], vocabularies) for part in ("train", "dev")))
+    model.start(data.train)
     steps = Steps(model, data, config.learning)
     # before anything is written: what cannot begin leaves nothing behind
     trainer = prepared(steps, run, config)

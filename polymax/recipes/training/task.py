@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from polymax.recipes.training.batches import Encoded
@@ -17,6 +18,7 @@ from polymax.recipes.training.vocabulary import Vocabulary
 MODULES = {
     "entail": "entail.task",
     "seq2seq": "seq2seq.task",
+    "series": "series.task",
     "tag": "tag.task",
 }
 
@@ -25,11 +27,21 @@ Report = dict[str, float]
 
 
 class Model(nn.Module, ABC):
-    """A module that can be trained: it knows its own loss."""
+    """A module that can be trained: it knows its own loss, where it begins and how it is minimised."""
+
+    # whether a step takes all training data at once: an optimiser that searches along a line needs one function
+    whole = False
 
     @abstractmethod
     def loss(self, batch: Any) -> dict[str, tuple[Tensor, Tensor]]:
         """Sums over the batch, and what they are to be divided by; "loss" is what is minimised."""
+
+    def start(self, data: Encoded) -> None:
+        """Take first values from the training data, where random ones will not do."""
+
+    def optimizer(self, lr: float) -> torch.optim.Optimizer:
+        """What minimises the loss: Adam, unless a model knows better."""
+        return torch.optim.Adam(self.parameters(), lr)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from polymax.recipes.training.batches import Encoded, mixed, share, shuffled_batches
+from polymax.recipes.training.batches import Encoded, mixed, share, shuffled_batches, sorted_batches
 from polymax.recipes.training.run import Config, Run, fitting, replaced, tensors
 from polymax.recipes.training.settings import Learning
 from polymax.recipes.training.task import Model
@@ -47,12 +47,20 @@ class Steps(LightningModule):
         self.sums: dict[str, dict[str, Tensor]] = {}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.model.parameters(), self.learning.lr)
+        return self.model.optimizer(self.learning.lr)
+
+    def configure_gradient_clipping(self, optimizer: Any, *limit: Any, **limits: Any) -> None:
+        # who compares values along a line needs their gradients as they are
+        if not self.model.whole:
+            super().configure_gradient_clipping(optimizer, *limit, **limits)
 
     def train_dataloader(self) -> Any:
         """Batches of the epoch: asked for at the start of each."""
-        seed, epoch = self.learning.seed, self.trainer.current_epoch
-        batches = shuffled_batches(self.data.train.sizes, self.learning.batch_size, seed, epoch)
+        sizes, seed, epoch = self.data.train.sizes, self.learning.seed, self.trainer.current_epoch
+        if self.model.whole:
+            batches = sorted_batches(sizes, len(sizes))
+        else:
+            batches = shuffled_batches(sizes, self.learning.batch_size, seed, epoch)
         return self._loader(self.data.train, share(batches, self.global_rank, self.trainer.world_size))
 
     def val_dataloader(self) -> Any:
@@ -206,6 +214,8 @@ def fit(trainer: Trainer, steps: Steps, run: Run) -> None:
         except SystemExit:
             # what Lightning makes of Ctrl-C
             raise KeyboardInterrupt from None
+        except MisconfigurationException as error:
+            raise ValueError(str(error).strip().splitlines()[0]) from error
 
 
 @contextmanager
