@@ -12,6 +12,7 @@ from polymax import cli, recipes
 from polymax.recipes.entail.data import LABELS, Pairs, labelled, parse_pair, read_entailment
 from polymax.recipes.entail.esim import ALIGNMENTS, STRUCTURES
 from polymax.recipes.entail.task import MODELS, EntailOptions, probabilities, task
+from polymax.recipes.readers.lines import Line
 from polymax.recipes.readers.tsv import Pair
 from polymax.recipes.seq2seq.attention import BOUNDED, NAMES
 from polymax.recipes.training import fit
@@ -138,7 +139,7 @@ def test_two_formats_hold_the_same_pairs(tmp_path):
     assert both == pairs + pairs
     assert len(labelled(both)) == len(Pairs(labelled(both), WORDS).label) == 6
     lines = [table(pairs[:1]), snli(pairs[:1]), table([pairs[0][1:]])]
-    assert {parse_pair(line.strip(), 1)[1:] for line in lines} == {pairs[0][1:]}
+    assert {parse_pair("input", Line(1, line.strip(), line))[1:] for line in lines} == {pairs[0][1:]}
 
 
 BROKEN = [
@@ -260,7 +261,7 @@ def test_predictions_are_those_that_were_measured(run, data, tmp_path):
 def test_input_that_is_no_pair_is_named(run, line):
     result = invoke("predict", run, "-", input=f"\n{line}\n")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: input:2: ")
+    assert result.stderr.startswith("error: -:2: ")
     assert result.stderr.count("\n") == 1
 
 

@@ -14,11 +14,14 @@ import polymax as pm
 from polymax import cli, recipes
 from polymax.recipes.readers.columns import Tagged, read_tagged
 from polymax.recipes.readers.conllu import read_conllu
+from polymax.recipes.readers.lines import grouped
 from polymax.recipes.tag.alternatives import BEST, LARGEST, alternatives
-from polymax.recipes.tag.data import LONGEST, Batch, Sentences, read_tags, vocabularies_of
+from polymax.recipes.tag.data import Batch, Sentences, read_tags, vocabularies_of
 from polymax.recipes.tag.model import NAMES, SPARSE, Scored, Tagger
 from polymax.recipes.tag.task import TagOptions
 from polymax.recipes.tag.text import untagged
+from polymax.recipes.text.tokens import LONGEST
+from polymax.recipes.training.predict import numbered
 from polymax.recipes.training.vocabulary import PAD, UNKNOWN
 
 TINY = TagOptions(hidden=5, embedding=4, characters=3, dropout=0.0)
@@ -33,7 +36,7 @@ TAGS = KNOWN["tags"].words
 
 def model(options=TINY, scale=1.0):
     """A model of random weights, with scores `scale` times what they would be."""
-    made = Tagger(options, len(KNOWN["words"]), len(KNOWN["characters"]), len(TAGS)).eval()
+    made = Tagger(options, KNOWN).eval()
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if name in ("begin", "end", "transition"):
@@ -180,7 +183,8 @@ TEXTS = [
 @pytest.mark.parametrize(("lines", "wanted"), TEXTS)
 def test_text_keeps_its_format(lines, wanted):
     tagged = []
-    for sentence in untagged(lines):
+    for block in grouped(numbered(lines)):
+        sentence = untagged("input", block)
         assert len(sentence.tokens) == len(sentence.rows)
         tagged += sentence.tagged([f"T{k}" for k in range(len(sentence.rows))])
     assert tagged == wanted
@@ -189,13 +193,13 @@ def test_text_keeps_its_format(lines, wanted):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([*CONLLU, *CONLLU[:3], "2\tb"], "line 10: 10 columns between tabs expected; got 2"),
-        (["a O", "", "\tO"], "line 3: the token is empty"),
+        ([*CONLLU, *CONLLU[:3], "2\tb"], "input:10: 10 columns between tabs expected; got 2"),
+        (["a O", "", "\tO"], "input:3: the token is empty"),
     ],
 )
 def test_text_that_is_no_sentence_is_named(lines, message):
     with pytest.raises(ValueError) as error:
-        list(untagged(lines))
+        [untagged("input", block) for block in grouped(numbered(lines))]
     assert str(error.value) == message
 
 

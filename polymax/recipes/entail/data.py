@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax.recipes.readers.jsonl import parse_object, read_records
-from polymax.recipes.readers.lines import ReadError
+from polymax.recipes.readers.lines import Line, ReadError
 from polymax.recipes.readers.tsv import Pair, read_rows
 from polymax.recipes.training.batches import Ragged
 from polymax.recipes.training.vocabulary import END, Vocabulary
@@ -45,22 +45,23 @@ def labelled(pairs: Sequence[Pair]) -> list[Pair]:
     return [pair for pair in pairs if pair.label != UNLABELLED]
 
 
-def parse_pair(text: str, number: int) -> Pair:
+def parse_pair(file: str, line: Line) -> Pair:
     """The pair in a line of input: two columns, three of which the first is a label, or an object of SNLI.
 
     Example:
-        >>> parse_pair("a cat sleeps\\ta cat rests", 1)
+        >>> parse_pair("input", Line(1, "a cat sleeps\\ta cat rests", ""))
         Pair(label='-', first='a cat sleeps', second='a cat rests')
     """
+    number, text, _ = line
     if text.startswith("{") and "\t" not in text:
-        record = {KEYS[0]: UNLABELLED, **parse_object("input", number, text)}
-        return _pair("input", number, KEYS, [record.get(key) for key in KEYS])
+        record = {KEYS[0]: UNLABELLED, **parse_object(file, number, text)}
+        return _pair(file, number, KEYS, [record.get(key) for key in KEYS])
     fields = text.split("\t")
     if len(fields) not in (2, 3):
         raise ReadError.at(
-            "input", number, f"premise and hypothesis between tabs expected, or JSON; got {len(fields)} columns"
+            file, number, f"premise and hypothesis between tabs expected, or JSON; got {len(fields)} columns"
         )
-    return _pair("input", number, COLUMNS, fields if len(fields) == 3 else [UNLABELLED, *fields])
+    return _pair(file, number, COLUMNS, fields if len(fields) == 3 else [UNLABELLED, *fields])
 
 
 def _from_table(file: Path) -> Iterator[Pair]:

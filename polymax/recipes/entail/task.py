@@ -1,8 +1,7 @@
 """Textual entailment as a task of the command."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
@@ -13,6 +12,7 @@ from polymax.recipes.entail.classifier import Classifier
 from polymax.recipes.entail.data import LABELS, Pairs, labelled, parse_pair, read_entailment
 from polymax.recipes.entail.esim import ALIGNMENTS, Esim
 from polymax.recipes.entail.reader import Reader
+from polymax.recipes.readers.lines import Line
 from polymax.recipes.readers.tsv import Pair
 from polymax.recipes.seq2seq.attention import NAMES
 from polymax.recipes.training.batches import sorted_batches
@@ -20,8 +20,6 @@ from polymax.recipes.training.measured import means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import Words
 
-# lines of input that are sorted and judged together
-CHUNK = 4096
 MODELS: dict[str, type[Reader] | type[Esim]] = {"attention": Reader, "esim": Esim}
 
 
@@ -73,14 +71,15 @@ class EntailTask(Task):
         count = len(pairs.label)
         return {"pairs": count, "unlabelled": len(examples) - count, **measured, "pairs_per_second": count / seconds}
 
-    def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
+    def parse(self, file: str, unit: list[Line]) -> Pair | None:
+        return parse_pair(file, unit[0]) if unit[0].text.strip() else None
+
+    def predict(self, trained: Trained, inputs: list[Pair | None], before: int) -> Iterator[str]:
         """The label and the probabilities of all, in the order of LABELS; an empty line stays one."""
-        waiting = enumerate(lines, 1)
-        while chunk := list(islice(waiting, CHUNK)):
-            full = [parse_pair(line, number) for number, line in chunk if line.strip()]
-            judged = iter(probabilities(trained, full).tolist() if full else ())
-            for _, line in chunk:
-                yield _row(next(judged)) if line.strip() else ""
+        full = [pair for pair in inputs if pair is not None]
+        judged = iter(probabilities(trained, full).tolist() if full else ())
+        for pair in inputs:
+            yield _row(next(judged)) if pair is not None else ""
 
 
 @torch.no_grad()

@@ -96,7 +96,7 @@ def read_conllu(path: Path, *, trees: bool = True) -> Iterator[Sentence]:
     Without `trees` heads and relations may be missing (`_`) and are not checked to be a tree: text to be parsed.
     """
     for block in blocks(path):
-        yield _sentence(path, block, trees)
+        yield parse_sentence(path, block, trees)
 
 
 def write_conllu(path: Path, sentences: Iterable[Sentence]) -> None:
@@ -115,7 +115,8 @@ def _separated(sentences: Iterable[Sentence]) -> Iterator[str]:
         previous = sentence.lines[-1]
 
 
-def _sentence(path: Path, block: list[Line], trees: bool) -> Sentence:
+def parse_sentence(path: Path, block: list[Line], trees: bool) -> Sentence:
+    """The sentence of the lines up to the next one, as `read_conllu` gives it; `path` is named in errors."""
     words: list[Word] = []
     rows: list[int] = []
     ids = _Ids()

@@ -72,10 +72,20 @@ def blocks(path: Path) -> Iterator[list[Line]]:
     Blank lines at the top belong to the first block. A block that is complete is given before an error further down
     is raised.
     """
+    return grouped(lines(path))
+
+
+def grouped(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    """The same of lines that need not be a file's.
+
+    Example:
+        >>> [len(block) for block in grouped(Line(0, text, text) for text in ("a", "b", "", "", "c"))]
+        [4, 1]
+    """
     block: list[Line] = []
     begun = False
     try:
-        for line in lines(path):
+        for line in lines:
             if begun and block[-1].blank and not line.blank:
                 yield block
                 block, begun = [], False
@@ -85,7 +95,8 @@ def blocks(path: Path) -> Iterator[list[Line]]:
         if begun and block[-1].blank:
             yield block
         raise
-    yield block
+    if block:
+        yield block
 
 
 def write(path: Path, texts: Iterable[str]) -> None:

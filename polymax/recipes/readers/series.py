@@ -4,7 +4,7 @@ See: Dau et al. 2019; Bagnall et al. 2018
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import isfinite
 from typing import NamedTuple
 
@@ -27,15 +27,9 @@ def read_series(path: Path, *, complete: bool = False) -> Iterator[Series]:
     What the header says of dimensions, lengths and classes has to be so. Time stamps are refused, and where series
     are to be `complete`, so are missing values.
     """
-    return parse_series(lines(path), path, complete=complete)
-
-
-def parse_series(numbered: Iterable[Line], path: Path, *, complete: bool = False) -> Iterator[Series]:
-    """The series in the lines of a .ts file, which `path` names in errors."""
     header: dict[str, list[str]] = {}
-    data, last, dimensions = False, 1, 0
-    for line in numbered:
-        last = line.number
+    data, dimensions = False, 0
+    for line in lines(path):
         text = line.text.strip(" \t")
         if not text or text.startswith("#"):
             continue
@@ -45,9 +39,7 @@ def parse_series(numbered: Iterable[Line], path: Path, *, complete: bool = False
             if series.values.shape[1] != dimensions:
                 found = series.values.shape[1]
                 raise ReadError.at(path, line.number, f"{dimensions} dimensions expected, as above; got {found}")
-            if complete and not bool(series.values.isfinite().all()):
-                raise ReadError.at(path, line.number, "series must have all values, and finite ones")
-            yield series
+            yield _complete(path, line, series) if complete else series
         elif text.startswith("@"):
             name, *words = text[1:].split() or [""]
             data = name.lower() == "data"
@@ -57,7 +49,26 @@ def parse_series(numbered: Iterable[Line], path: Path, *, complete: bool = False
         else:
             raise ReadError.at(path, line.number, "the header must end with @data before the first series")
     if not data:
-        raise ReadError.at(path, last, "no @data line in this file")
+        raise ReadError.at(path, line.number, "no @data line in this file")
+
+
+def parse_values(path: Path, line: Line) -> Series | None:
+    """The complete series of a line of a .ts file, its header unseen; None where the line is none.
+
+    What comes last and is not a sequence as long as those before it is the class.
+
+    Example:
+        >>> parse_values("input", Line(1, "1,2:3,4:a", "")).values.T
+        tensor([[1., 2.],
+                [3., 4.]], dtype=torch.float64)
+    """
+    text = line.text.strip(" \t")
+    if not text or text[0] in "#@":
+        return None
+    *first, last = text.split(":")
+    count = first[0].count(",") if first else 0
+    labelled = bool(first) and (last.count(",") != count or count == 0)
+    return _complete(path, line, _series(path, line, text, {"classlabel": ["true"]} if labelled else {}))
 
 
 def read_steps(path: Path) -> Tensor:
@@ -121,6 +132,12 @@ def _series(path: Path, line: Line, text: str, header: dict[str, list[str]]) -> 
     if lengths and lengths != [str(length)]:
         raise ReadError.at(path, line.number, f"{' '.join(lengths)} values expected; got {length}")
     return Series(torch.tensor(rows, dtype=torch.float64).T.contiguous(), label)
+
+
+def _complete(path: Path, line: Line, series: Series) -> Series:
+    if not bool(series.values.isfinite().all()):
+        raise ReadError.at(path, line.number, "series must have all values, and finite ones")
+    return series
 
 
 def _said(header: dict[str, list[str]], name: str) -> bool:

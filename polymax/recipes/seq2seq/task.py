@@ -1,14 +1,14 @@
 """Translation and summarization as a task of the command."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from polymax.recipes.readers.lines import Line
 from polymax.recipes.readers.tsv import Translation
 from polymax.recipes.seq2seq.attention import NAMES
 from polymax.recipes.seq2seq.data import Batch, Pairs, read_texts
@@ -19,9 +19,6 @@ from polymax.recipes.training.batches import Ragged, sorted_batches
 from polymax.recipes.training.measured import device_of, means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import BEGIN, END, PAD, Subwords, Words
-
-# lines of input that are sorted and searched together
-CHUNK = 4096
 
 
 @dataclass(frozen=True)
@@ -88,14 +85,15 @@ class Seq2SeqTask(Task):
             "words_per_second": sum(len(row) + 1 for row in words) / seconds,
         }
 
-    def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
-        waiting, decode = iter(lines), trained.vocabularies["target"].decode
-        while chunk := list(islice(waiting, CHUNK)):
-            full = [line for line in chunk if line.strip()]
-            targets = iter(found_targets(trained, full).words if full else ())
-            for line in chunk:
-                # an empty line stays one
-                yield decode(target_words(next(targets))) if line.strip() else ""
+    def parse(self, file: str, unit: list[Line]) -> str:
+        return unit[0].text
+
+    def predict(self, trained: Trained, inputs: list[str], before: int) -> Iterator[str]:
+        full = [text for text in inputs if text.strip()]
+        targets = iter(found_targets(trained, full).words if full else ())
+        for text in inputs:
+            # an empty line stays one
+            yield trained.vocabularies["target"].decode(target_words(next(targets))) if text.strip() else ""
 
 
 def found_targets(trained: Trained, sources: list[str]) -> Found:

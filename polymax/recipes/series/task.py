@@ -1,8 +1,7 @@
 """Classification of series as a task of the command."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polymax.recipes.readers.lines import Line
-from polymax.recipes.readers.series import Series, parse_series
+from polymax.recipes.readers.series import Series, parse_values
 from polymax.recipes.series.data import LabelledSeries, read_labelled_series, shape_of, vocabularies_of
 from polymax.recipes.series.model import Centroids
 from polymax.recipes.series.warp import SMOOTHINGS
@@ -18,9 +17,6 @@ from polymax.recipes.training.batches import sorted_batches
 from polymax.recipes.training.measured import means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import Words
-
-# series of input that are sorted and classified together
-CHUNK = 1024
 
 
 @dataclass(frozen=True)
@@ -66,13 +62,16 @@ class SeriesTask(Task):
         seconds = perf_counter() - start
         return {"series": len(examples), **measured, "series_per_second": len(examples) / seconds}
 
-    def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
-        """The class of each series of a .ts file and its discrepancy to all; classes in the file are not used."""
-        waiting = parse_series((Line(k, text, text) for k, text in enumerate(lines, 1)), "input", complete=True)
+    def parse(self, file: str, unit: list[Line]) -> Series | None:
+        """A series of a .ts file, whose class is not used; None for a line of its header."""
+        return parse_values(file, unit[0])
+
+    def predict(self, trained: Trained, inputs: list[Series | None], before: int) -> Iterator[str]:
+        """The class of each series, and its discrepancies to all classes."""
         names = classes_of(trained.vocabularies)
-        while chunk := list(islice(waiting, CHUNK)):
-            for row in nearest(trained, chunk).tolist():
-                yield "\t".join([names[row.index(min(row))], *(f"{distance:.6g}" for distance in row)])
+        series = [one for one in inputs if one is not None]
+        for row in nearest(trained, series).tolist() if series else ():
+            yield "\t".join([names[row.index(min(row))], *(f"{distance:.6g}" for distance in row)])
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """Tagged sentences: from columns or CoNLL-U, and as batches of words, characters and tags."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -12,13 +11,12 @@ from torch import Tensor
 from polymax.recipes.readers.columns import Tagged, read_tagged
 from polymax.recipes.readers.conllu import read_conllu
 from polymax.recipes.readers.schemes import BIO, BIOES, IO, IOB1, detect, split_tag
+from polymax.recipes.text.tokens import TokenTable, numbers, token_vocabularies
 from polymax.recipes.training.batches import Ragged
 from polymax.recipes.training.task import Vocabularies
-from polymax.recipes.training.vocabulary import PAD, SPECIALS, UNKNOWN, Words
+from polymax.recipes.training.vocabulary import SPECIALS, UNKNOWN, Words
 
 SCHEMES = {scheme.name: scheme for scheme in (IO, BIO, BIOES, IOB1)}
-# characters of a word that are read: half of them its first, half its last
-LONGEST = 32
 
 
 def read_tags(files: Sequence[Path]) -> list[Tagged]:
@@ -59,12 +57,8 @@ def vocabularies_of(examples: Sequence[Tagged], scheme: str, words: int) -> Voca
     """
     schemes = Words((scheme, _scheme_of(examples, scheme)) if scheme in SCHEMES else ())
     tags = {tag for sentence in examples for tag in learned(sentence.tags, schemes)}
-    tokens = [token for sentence in examples for token in sentence.tokens]
-    letters = Counter(letter for token in tokens for letter in token)
     return {
-        "words": Words(_ranked(Counter(token.lower() for token in tokens))[:words]),
-        # one that is there once stands for all that will be met: they share a vector, and it is learned
-        "characters": Words(tuple(letter for letter in _ranked(letters) if letters[letter] > 1)),
+        **token_vocabularies([sentence.tokens for sentence in examples], words),
         "tags": Words(tuple(sorted(tags))),
         "schemes": schemes,
     }
@@ -78,10 +72,6 @@ def _scheme_of(examples: Sequence[Tagged], scheme: str) -> str:
         return detect(sentence.tags for sentence in examples).name
     except ValueError:
         return BIO.name
-
-
-def _ranked(counts: Counter[str]) -> tuple[str, ...]:
-    return tuple(sorted(counts, key=lambda item: (-counts[item], item)))
 
 
 def learned(tags: Sequence[str], schemes: Words) -> list[str]:
@@ -100,56 +90,26 @@ def written(tags: Sequence[str], schemes: Words) -> list[str]:
 
 
 class Batch(NamedTuple):
-    """Shapes: words (b, n); characters (b, n, c); tags (b, n), -1 at padding, -2 for unknown ones; lengths (b,)."""
+    """Shapes: words (b, n); characters (b, n, c); lengths (b,); tags (b, n), -1 at padding, -2 for unknown ones."""
 
     words: Tensor
     characters: Tensor
-    tags: Tensor
     lengths: Tensor
+    tags: Tensor
 
 
 class Sentences:
     """Sentences in numbers: batches of them on request. Tags that training did not have are unknown."""
 
     def __init__(self, examples: Sequence[Tagged], vocabularies: Vocabularies) -> None:
-        words, characters, tags = (numbers(vocabularies[name]) for name in ("words", "characters", "tags"))
-        schemes = vocabularies["schemes"]
+        tags, schemes = numbers(vocabularies["tags"]), vocabularies["schemes"]
         assert isinstance(schemes, Words)
-        forms = {token: k for k, token in enumerate({t: None for e in examples for t in e.tokens}, 1)}
-        # what pads a sentence is the form 0, and its one character pads too
-        spelled = ([characters.get(letter, UNKNOWN) for letter in cut(form)] for form in forms)
-        self.letters = Ragged.of(chain([[PAD]], spelled))
-        self.forms = Ragged.of([forms[token] for token in e.tokens] for e in examples)
-        self.words = Ragged.of([words.get(token.lower(), UNKNOWN) for token in e.tokens] for e in examples)
+        self.tokens = TokenTable([sentence.tokens for sentence in examples], vocabularies)
         self.tags = Ragged.of([tags.get(tag, UNKNOWN) for tag in learned(e.tags, schemes)] for e in examples)
-        self.sizes = self.words.lengths
+        self.sizes = self.tokens.sizes
 
     def __getitem__(self, rows: Tensor) -> Batch:
-        words, lengths = self.words.padded(rows)
-        forms, _ = self.forms.padded(rows)
         tags, _ = self.tags.padded(rows)
-        letters, _ = self.letters.padded(forms.flatten())
         # PAD is 0, UNKNOWN is 1
         known = torch.where(tags < len(SPECIALS), -1 - tags, tags - len(SPECIALS))
-        return Batch(words, letters.unflatten(0, forms.shape), known, lengths)
-
-
-def numbers(vocabulary: object) -> dict[str, int]:
-    """The number of each entry, which may have spaces inside, unlike the words of a text.
-
-    Example:
-        >>> numbers(Words(("a", "b c")))
-        {'a': 4, 'b c': 5}
-    """
-    assert isinstance(vocabulary, Words)
-    return {word: k for k, word in enumerate(vocabulary.words, len(SPECIALS))}
-
-
-def cut(form: str) -> str:
-    """The first and the last characters of a long form.
-
-    Example:
-        >>> cut("a" * 16 + "b" * 99 + "c" * 16) == "a" * 16 + "c" * 16
-        True
-    """
-    return form if len(form) <= LONGEST else form[: LONGEST // 2] + form[-LONGEST // 2 :]
+        return Batch(*self.tokens[rows], known)

@@ -1,4 +1,4 @@
-"""A BiLSTM that reads words and their characters, and a chain over the tags."""
+"""A chain over the tags of what reads words and their characters."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import polymax as pm
 from polymax.recipes.tag.data import Batch
-from polymax.recipes.training.task import Model
-from polymax.recipes.training.vocabulary import PAD, UNKNOWN
+from polymax.recipes.text.reader import TextReader
+from polymax.recipes.training.task import Model, Vocabularies
+from polymax.recipes.training.vocabulary import Words
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "crf": pm.crf_loss,
@@ -40,45 +40,30 @@ class Scored(NamedTuple):
 
 
 class Tagger(Model):
-    """Scores of tags at tokens from a BiLSTM, and of pairs of neighbouring tags.
+    """Scores of tags at tokens from what reads them, and of pairs of neighbouring tags.
 
-        x_t = [word_t, max over characters of convolution]        unary = W BiLSTM(x) + begin at 1 + end at n
+        unary = W reader(x) + begin at 1 + end at n
 
     Shapes: words (b, n); characters (b, n, c); unary (b, n, s); transition (s, s)
 
-    See: Ma and Hovy 2016, End-to-end sequence labeling via bi-directional LSTM-CNNs-CRF; Lample et al. 2016.
+    See: Lample et al. 2016, Neural architectures for named entity recognition, Section 2.
     """
 
-    def __init__(self, options: Any, words: int, characters: int, tags: int) -> None:
+    def __init__(self, options: Any, vocabularies: Vocabularies) -> None:
         super().__init__()
         self.options = options
-        self.words = nn.Embedding(words, options.embedding, padding_idx=PAD)
-        self.letters = nn.Embedding(characters, options.characters, padding_idx=PAD)
-        self.spelling = nn.Conv1d(options.characters, options.characters, kernel_size=3, padding=1)
-        entering = options.embedding + options.characters
-        drop = options.dropout if options.layers > 1 else 0.0
-        self.lstm = nn.LSTM(
-            entering, options.hidden, options.layers, batch_first=True, dropout=drop, bidirectional=True
-        )
-        self.tags = nn.Linear(2 * options.hidden, tags)
-        self.dropout = nn.Dropout(options.dropout)
+        tags = vocabularies["tags"]
+        assert isinstance(tags, Words)
+        count = len(tags.words)
+        self.reader = TextReader(options, vocabularies)
+        self.tags = nn.Linear(self.reader.size, count)
         if options.loss != "softmax":
-            self.begin, self.end = nn.Parameter(torch.zeros(tags)), nn.Parameter(torch.zeros(tags))
-            self.transition = nn.Parameter(torch.zeros(tags, tags))
+            self.begin, self.end = nn.Parameter(torch.zeros(count)), nn.Parameter(torch.zeros(count))
+            self.transition = nn.Parameter(torch.zeros(count, count))
 
     def forward(self, batch: Batch) -> Scored:
         """The scores of a batch."""
-        words = batch.words
-        if self.training and self.options.word_dropout:
-            dropped = torch.rand(words.shape, device=words.device) < self.options.word_dropout
-            words = torch.where(dropped & (words != PAD), UNKNOWN, words)
-        entering = self.dropout(torch.cat([self.words(words), self.spelled(batch.characters)], -1))
-        packed = pack_padded_sequence(entering, batch.lengths.cpu(), batch_first=True, enforce_sorted=False)
-        # oneDNN has no LSTM in half precision where the processor has none; this says nothing about other devices
-        with torch.autocast("cpu", enabled=False):
-            outputs, _ = self.lstm(packed)
-        states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=words.shape[1])
-        unary = self.tags(self.dropout(states)).float()
+        unary = self.tags(self.reader(batch.words, batch.characters, batch.lengths)).float()
         chain = pm.Chain(batch.lengths)
         if self.options.loss == "softmax":
             return Scored(chain, unary, unary.new_zeros(2 * unary.shape[-1:]))
@@ -86,14 +71,6 @@ class Tagger(Model):
         unary = unary + torch.where(place == 0, self.begin, 0)
         unary = unary + torch.where(place == batch.lengths[:, None, None] - 1, self.end, 0)
         return Scored(chain, unary, self.transition)
-
-    def spelled(self, characters: Tensor) -> Tensor:
-        """What the characters say of words: (b, n, c) to (b, n, h)."""
-        flat = characters.flatten(0, 1)
-        found = self.spelling(self.letters(flat).transpose(1, 2))
-        # tanh is above -1, so that padding never is the largest
-        found = torch.where((flat != PAD).unsqueeze(1), torch.tanh(found), -1)
-        return found.amax(2).unflatten(0, characters.shape[:2])
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         """The chosen loss over sentences, and, where the model does not learn, right tags over tokens."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
@@ -11,20 +10,20 @@ from torch import Tensor
 
 from polymax.recipes.metrics import EntityF1, TokenAccuracy
 from polymax.recipes.readers.columns import Tagged
+from polymax.recipes.readers.lines import Line, grouped
 from polymax.recipes.tag.alternatives import Tagging, alternatives
-from polymax.recipes.tag.data import Batch, Sentences, read_tags, spell_spans, vocabularies_of, written
+from polymax.recipes.tag.data import Sentences, read_tags, spell_spans, vocabularies_of, written
 from polymax.recipes.tag.model import NAMES, SPARSE, Tagger
 from polymax.recipes.tag.text import Untagged, untagged
+from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.training.batches import sorted_batches
+from polymax.recipes.training.measured import moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import Words
 
-# sentences of input that are sorted and tagged together
-CHUNK = 1024
-
 
 @dataclass(frozen=True)
-class TagOptions:
+class TagOptions(ReaderOptions):
     """Of the model and of what it writes."""
 
     loss: str = option("crf", "Loss of the chain; softmax has none.", choices=NAMES)
@@ -33,13 +32,6 @@ class TagOptions:
         "Scheme that tags are learned in; they are written as they came.",
         choices=("same", "IO", "BIO", "BIOES"),
     )
-    hidden: int = option(200, "Size of the LSTM in each direction.", least=1)
-    embedding: int = option(100, "Size of word vectors.", least=1)
-    characters: int = option(30, "Size of the vectors of characters, and of what they say of a word.", least=1)
-    layers: int = option(1, "Layers of the LSTM.", least=1)
-    dropout: float = option(0.3, "Probability of dropping an entry.")
-    word_dropout: float = option(0.05, "Probability of not knowing a word, in training.")
-    words: int = option(50_000, "Most words in the vocabulary.", least=1)
     batch: int = option(64, "Sentences that are tagged at once.", least=1, late=True)
     distribution: bool = option(False, "Predict taggings with their probabilities, as a table.", late=True)
 
@@ -61,8 +53,7 @@ class TagTask(Task):
         return Sentences(examples, vocabularies)
 
     def model(self, options: TagOptions, vocabularies: Vocabularies) -> Tagger:
-        tags = _words(vocabularies, "tags").words
-        return Tagger(options, len(vocabularies["words"]), len(vocabularies["characters"]), len(tags))
+        return Tagger(options, vocabularies)
 
     @torch.no_grad()
     def evaluate(self, trained: Trained, examples: list[Tagged]) -> Report:
@@ -90,21 +81,25 @@ class TagTask(Task):
             report["single"] = single / len(examples)
         return {**report, "sentences_per_second": len(examples) / seconds}
 
-    def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
-        waiting = untagged(lines)
-        count = 0
-        while chunk := list(islice(waiting, CHUNK)):
-            full = [sentence for sentence in chunk if sentence.rows]
-            encoded = _encoded(trained, full)
-            if trained.options.distribution:
-                for taggings in taggings_of(trained, encoded) if full else ():
-                    count += 1
-                    yield from (f"{count}\t{probability:.6g}\t{' '.join(tags)}" for probability, tags in taggings)
-                continue
-            found = iter(best_tags(trained, encoded) if full else ())
-            for sentence in chunk:
-                # what has no tokens stays as it is
-                yield from sentence.tagged(next(found)) if sentence.rows else sentence.lines
+    def units(self, lines: Iterable[Line]) -> Iterator[list[Line]]:
+        return grouped(lines)
+
+    def parse(self, file: str, unit: list[Line]) -> Untagged:
+        return untagged(file, unit)
+
+    def predict(self, trained: Trained, inputs: list[Untagged], before: int) -> Iterator[str]:
+        full = [sentence for sentence in inputs if sentence.rows]
+        encoded = _encoded(trained, full)
+        if trained.options.distribution:
+            listed = iter(taggings_of(trained, encoded) if full else ())
+            for number, sentence in enumerate(inputs, before + 1):
+                taggings = next(listed) if sentence.rows else ()
+                yield from (f"{number}\t{probability:.6g}\t{' '.join(tags)}" for probability, tags in taggings)
+            return
+        found = iter(best_tags(trained, encoded) if full else ())
+        for sentence in inputs:
+            # what has no tokens stays as it is
+            yield from sentence.tagged(next(found)) if sentence.rows else sentence.lines
 
 
 @torch.no_grad()
@@ -157,12 +152,6 @@ def _words(vocabularies: Vocabularies, name: str) -> Words:
     words = vocabularies[name]
     assert isinstance(words, Words)
     return words
-
-
-def moved(batch: Batch, model: Tagger) -> Batch:
-    """A batch on the device of a model."""
-    device = next(model.parameters()).device
-    return Batch(*(part.to(device) for part in batch))
 
 
 task = TagTask()

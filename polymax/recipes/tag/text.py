@@ -1,8 +1,10 @@
 """Text to be tagged, line by line, and the same text with tags: columns or CoNLL-U, whichever a sentence is in."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from polymax.recipes.readers.lines import Line, ReadError
 
 COLUMNS, FORM, UPOS = 10, 1, 3
 
@@ -41,40 +43,24 @@ def fields(line: str) -> list[str]:
     return line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
 
 
-def untagged(lines: Iterable[str]) -> Iterator[Untagged]:
-    """Sentences with blank lines between them: all together are the lines.
+def untagged(file: str, block: list[Line]) -> Untagged:
+    """The sentence of the lines up to the next one.
 
     Example:
-        >>> [sentence.tokens for sentence in untagged(["a\\tO", "b\\tO", "", "c\\tO"])]
-        [['a', 'b'], ['c']]
+        >>> untagged("input", [Line(1, "a\\tO", ""), Line(2, "b\\tO", ""), Line(3, "", "")]).tokens
+        ['a', 'b']
     """
-    block: list[str] = []
-    for number, line in enumerate(lines):
-        if block and _blank(block[-1]) and not _blank(line):
-            yield _sentence(block, number - len(block))
-            block = []
-        block.append(line)
-    if block:
-        yield _sentence(block, number + 1 - len(block))
-
-
-def _sentence(block: list[str], before: int) -> Untagged:
-    """`before` is how many lines precede the block."""
-    split = [fields(line) for line in block]
+    split = [fields(line.text) for line in block]
     conllu = any(len(columns) == COLUMNS and re.fullmatch("[0-9]+", columns[0]) for columns in split)
     rows = []
     for row, (line, columns) in enumerate(zip(block, split)):
-        if _blank(line) or (line.startswith("#") if conllu else columns[0] == "-DOCSTART-"):
+        if line.blank or (line.text.startswith("#") if conllu else columns[0] == "-DOCSTART-"):
             continue
         if conllu and len(columns) != COLUMNS:
-            raise ValueError(f"line {before + row + 1}: {COLUMNS} columns between tabs expected; got {len(columns)}")
+            raise ReadError.at(file, line.number, f"{COLUMNS} columns between tabs expected; got {len(columns)}")
         if not columns[FORM if conllu else 0]:
-            raise ValueError(f"line {before + row + 1}: the token is empty")
+            raise ReadError.at(file, line.number, "the token is empty")
         # multiword tokens and empty nodes have no tag
         if not conllu or columns[0].isdecimal():
             rows.append(row)
-    return Untagged(block, rows, conllu)
-
-
-def _blank(line: str) -> bool:
-    return not line.strip(" \t")
+    return Untagged([line.text for line in block], rows, conllu)

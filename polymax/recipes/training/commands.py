@@ -1,21 +1,26 @@
 """The commands train, evaluate, predict and plot-attention; the flags of a task are the fields of its options."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any
 
 import rich
 import torch
 import typer
+from rich.console import Console
+from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 from polymax.cli import fail, plain_errors, writable_file
-from polymax.recipes.readers.lines import lines
-from polymax.recipes.training.run import load
+from polymax.recipes.readers.lines import Line, lines
+from polymax.recipes.training.predict import numbered, predicted, write_predictions
+from polymax.recipes.training.run import Run, digest, load
 from polymax.recipes.training.settings import Learning, Running, flag
 from polymax.recipes.training.task import MODULES, Report, Task, Trained, named
 
@@ -75,20 +80,27 @@ def evaluate(
 
 def predict(
     run: RunDirectory,
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="File with an input a line; - for standard input.")],
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="File of inputs; - for standard input.")],
     output: Annotated[Path | None, typer.Option(help="File to write; standard output otherwise.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was stopped.")] = False,
     device: Device = "auto",
     options: Late = None,
 ) -> None:
-    """Write the output of a trained model for each line of the input."""
-    with plain_errors("stopped", ValueError):
+    """Write the output of a trained model for all of the input."""
+    with plain_errors("stopped" if output is None else f"stopped; --resume continues {output}", ValueError):
+        if output is None and resume:
+            raise ValueError("--resume must come with --output")
         trained = loaded(run, device, options)
+        inputs = (str(source), _lines(source))
         if output is None:
-            _write(trained.predict(_texts(source)), sys.stdout)
+            for part in predicted(trained, *inputs):
+                sys.stdout.writelines(line + "\n" for line in part.output)
             return
         writable_file(output, "--output")
-        with output.open("w", encoding="utf-8") as opened:
-            _write(trained.predict(_texts(source)), opened)
+        # the name may be that of another model tomorrow
+        model = f"{digest([Run(run).weights])} {trained.options}"
+        with _progress(source) as advanced:
+            write_predictions(trained, model, inputs, output, resume, advanced)
 
 
 def plot_attention(
@@ -141,15 +153,24 @@ def loaded(run: Path, device: str = "auto", options: list[str] | None = None) ->
     return load(run, device=str(place), **given)
 
 
-def _texts(source: Path) -> Iterable[str]:
-    if str(source) == "-":
-        return (line.rstrip("\r\n") for line in sys.stdin)
-    return (line.text for line in lines(source))
+def _lines(source: Path) -> Iterable[Line]:
+    return numbered(line.rstrip("\r\n") for line in sys.stdin) if str(source) == "-" else lines(source)
 
 
-def _write(texts: Iterable[str], file: Any) -> None:
-    for line in texts:
-        file.write(line + "\n")
+@contextmanager
+def _progress(source: Path) -> Iterator[Callable[[int], None]]:
+    """A bar of lines on a terminal, where they can be counted."""
+    console = Console(stderr=True)
+    total = sum(1 for _ in lines(source)) if console.is_terminal and str(source) != "-" else None
+    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[speed]}"), console=console) as bar:
+        shown = bar.add_task("lines", total=total, speed="", visible=console.is_terminal)
+        start = perf_counter()
+
+        def advanced(count: int) -> None:
+            bar.advance(shown, count)
+            bar.update(shown, speed=f"{bar.tasks[shown].completed / (perf_counter() - start):,.0f} lines/s")
+
+        yield advanced
 
 
 def _from_field(field: Any) -> Parameter:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymax.recipes.readers.lines import Line
 from polymax.recipes.training.batches import Encoded
 from polymax.recipes.training.vocabulary import Vocabulary
 
@@ -58,8 +59,10 @@ class Trained:
         return self.task.evaluate(self, self.task.read([Path(file) for file in files]))
 
     def predict(self, lines: Iterable[str]) -> Iterator[str]:
-        """A line of output for each line of input."""
-        return self.task.predict(self, lines)
+        """The lines of output of lines of input."""
+        from polymax.recipes.training.predict import predictions
+
+        return predictions(self, lines)
 
 
 class Task(ABC):
@@ -93,9 +96,17 @@ class Task(ABC):
     def evaluate(self, trained: Trained, examples: list[Any]) -> Report:
         """Measures, in the order in which they are printed."""
 
+    def units(self, lines: Iterable[Line]) -> Iterator[list[Line]]:
+        """The lines of input that belong together: each by itself, where a task does not say otherwise."""
+        return ([line] for line in lines)
+
     @abstractmethod
-    def predict(self, trained: Trained, lines: Iterable[str]) -> Iterator[str]:
-        """A line of output for each line of input."""
+    def parse(self, file: str, unit: list[Line]) -> Any:
+        """What a unit is an input to; a ReadError with the file and the line where it is none."""
+
+    @abstractmethod
+    def predict(self, trained: Trained, inputs: list[Any], before: int) -> Iterator[str]:
+        """The lines of output of parsed units, in their order; `before` is how many came before them."""
 
 
 def option(default: Any, help: str, *, choices: Sequence[str] = (), least: float = 0, late: bool = False) -> Any:
