@@ -67,6 +67,14 @@ def test_a_batch_is_its_series(smoothing, training):
     assert (model.centroids.grad[0] != 0).any()
 
 
+def test_what_is_compared_together_changes_nothing(monkeypatch):
+    model, batch = made(), batch_of(SOME)
+    whole = model.distances(batch)
+    monkeypatch.setattr("polymax.recipes.series.model.CELLS", 2 * 3 * 22 * 22)
+    close(model.distances(batch), whole)
+    assert whole.shape == (7, 3, 1)
+
+
 def test_centroids_begin_at_the_means_of_groups():
     values = [stretched(series.values.float(), 22) for series in SOME if series.label == "bump"]
     close(made().centroids[0, 0], torch.stack(values).mean(0))

@@ -34,7 +34,7 @@ class Problem:
 
     @property
     def options(self) -> SeriesOptions:
-        return SeriesOptions(gamma=self.gamma, iterations=self.iterations, batch=256)
+        return SeriesOptions(gamma=self.gamma, iterations=self.iterations)
 
     @property
     def labels(self) -> tuple[str, ...]:

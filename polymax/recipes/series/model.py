@@ -12,6 +12,8 @@ from polymax.recipes.training.task import Model
 
 # of Lloyd's algorithm, which splits a class before its centroids are learned
 ROUNDS = 10
+# that the CPU compares in one call: more would leave its caches, and the memory that its allocator keeps
+CELLS = 1 << 20
 
 
 class Centroids(Model):
@@ -53,7 +55,11 @@ class Centroids(Model):
 
     def distances(self, batch: Batch) -> Tensor:
         """Of each series to every centroid, (b, classes, k)."""
-        return self._from(self.centroids.expand(len(batch.values), -1, -1, -1, -1), batch)
+        rows, points, dimensions = batch.values.shape
+        cells = self.centroids.numel() // dimensions * points
+        together = max(1, CELLS // cells) if batch.values.device.type == "cpu" else rows
+        parts = [Batch(*part) for part in zip(*(tensor.split(together) for tensor in batch))]
+        return torch.cat([self._from(self.centroids.expand(len(p.labels), -1, -1, -1, -1), p) for p in parts])
 
     def _from(self, centroids: Tensor, batch: Batch) -> Tensor:
         """Of each series to its row of centroids: (b, *any, size, d) to (b, *any)."""

@@ -33,7 +33,7 @@ class SeriesOptions:
         choices=("lbfgs", "adam"),
     )
     iterations: int = option(5, "Of lbfgs in an epoch.", least=1)
-    batch: int = option(64, "Series that are classified at once.", least=1, late=True)
+    batch: int = option(256, "Series that are classified at once.", least=1, late=True)
 
 
 class SeriesTask(Task):
