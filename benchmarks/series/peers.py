@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.series.problem import Learner, Problem
-from polymax.recipes.series.model import Centroids
+from polymax.recipes.series.model import TOLERANCE, Centroids
 from polymax.recipes.training.batches import sorted_batches
 
 # what tslearn stops at unless it is told otherwise
@@ -43,7 +43,7 @@ OURS = Learner("polymax", "float32", lambda problem: None, _fit, _distances)
 
 
 def tslearn(tolerance: float) -> Learner:
-    """Where no entry of the gradient and no relative step exceeds the tolerance, it stops."""
+    """It stops where no entry of the gradient, or no relative change of the value, exceeds the tolerance."""
     barycenter = import_module("tslearn.barycenters").softdtw_barycenter
     distances = import_module("tslearn.metrics").cdist_soft_dtw
     dataset = import_module("tslearn.utils").to_time_series_dataset
@@ -60,4 +60,5 @@ def tslearn(tolerance: float) -> Learner:
     def predict(problem: Problem, prepared: Any, centroids: Any) -> Tensor:
         return torch.as_tensor(distances(prepared[1], dataset(centroids), gamma=problem.gamma))
 
-    return Learner("tslearn" if tolerance == 0 else f"tslearn, tol={tolerance:g}", "float64", prepare, fit, predict)
+    name = "tslearn" if tolerance == TOLERANCE else f"tslearn, tol={tolerance:g}"
+    return Learner(name, "float64", prepare, fit, predict)

@@ -12,6 +12,8 @@ from polymax.recipes.training.task import Model
 
 # of Lloyd's algorithm, which splits a class before its centroids are learned
 ROUNDS = 10
+# of the distance of series from the mean of their class: changes below it are the rounding of float32
+TOLERANCE = 1e-7
 # that the CPU compares in one call: more would leave its caches, and the memory that its allocator keeps
 CELLS = 1 << 20
 
@@ -30,6 +32,7 @@ class Centroids(Model):
         super().__init__()
         self.options = options
         self.centroids = nn.Parameter(torch.zeros(classes, options.centroids, *shape))
+        self.scale = 0.0
 
     @property
     def whole(self) -> bool:  # type: ignore[override]
@@ -41,17 +44,25 @@ class Centroids(Model):
             return super().optimizer(lr)
         most = self.options.iterations
         return torch.optim.LBFGS(
-            self.parameters(), max_iter=most, max_eval=4 * most, history_size=10, line_search_fn="strong_wolfe"
+            self.parameters(),
+            max_iter=most,
+            max_eval=4 * most,
+            tolerance_change=TOLERANCE * self.scale,
+            history_size=10,
+            line_search_fn="strong_wolfe",
         )
 
     @torch.no_grad()
     def start(self, data: LabelledSeries) -> None:  # type: ignore[override]
         """Means of the series of a class, or of groups of them, each stretched to the size of the centroids."""
         classes, k, size, _ = self.centroids.shape
+        apart = 0.0
         for c in range(classes):
             rows = torch.nonzero(data.labels == c).flatten().tolist()
             points = torch.stack([stretched(data.values[row], size) for row in rows])
             self.centroids[c] = grouped_means(points, k)
+            apart += float((points - points.mean(0)).square().sum())
+        self.scale = apart / len(data.labels)
 
     def distances(self, batch: Batch) -> Tensor:
         """Of each series to every centroid, (b, classes, k)."""
