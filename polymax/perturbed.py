@@ -1,6 +1,5 @@
 """The maximum smoothed by noise: MAP calls alone give its value, its gradient and an estimate of its curvature."""
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from polymax._function import applied
 from polymax.noise import Gumbel, SmoothNoise
 from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing
@@ -59,12 +59,12 @@ class Perturbed(Smoothing):
         return self.argmax(*scores, generator=generator)
 
     def max(self, *scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return _Values.apply(self, *self._drawn(scores, generator)).mean(0).to(scores[0].dtype)
+        return applied(_Values, self, *self._drawn(scores, generator)).mean(0).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor, generator: torch.Generator | None = None) -> Parts:
         drawn = self._drawn(scores, generator)
         y = self._best(drawn)
-        mu = tuple(t.mean(0) for t in _Vertices.apply(self, *tensors(y), *drawn))
+        mu = tuple(t.mean(0) for t in applied(_Vertices, self, *tensors(y), *drawn))
         return narrow(mu[0] if isinstance(y, Tensor) else type(y)(*mu), scores[0].dtype)
 
     def omega(self, mu: Parts) -> Tensor:
@@ -111,7 +111,7 @@ class _Values(Function):
         y = tensors(ctx.op._best(drawn))
         if not torch.compiler.is_compiling():
             # a compiled backward pass is not derived again
-            y = _Vertices.apply(ctx.op, *y, *drawn)
+            y = applied(_Vertices, ctx.op, *y, *drawn)
         dims = ctx.op.structure.event_dims(*scores)
         grads = tuple((_beside(g, d) * v).sum(0) for v, d in zip(y, dims, strict=True))
         reach = _inner(noise, y, dims)
@@ -150,11 +150,6 @@ class _Vertices(Function):
             parts = sum(m.flatten(m.dim() - d).sum(-1) for m, d in zip(masks, dims, strict=True))
             wider = (gain * (_inner(slopes, noise, dims) - parts)).sum_to_size(gamma.shape)
         return None, *(None for _ in y), wider, *grads, *(None for _ in noise)
-
-
-# torch binds the arguments of apply by the signature of forward, and would compute it at each call
-for _function in (_Values, _Vertices):
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]
 
 
 def _split(drawn: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -15,7 +15,9 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:
     """Launches go to the current device: make it that of x. On the CPU (Triton's interpreter) there is none."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    # to change a device to itself takes as long as some kernels
+    elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
+    return torch.cuda.device(x.device) if elsewhere else nullcontext()
 
 
 def ceil_power(n: int) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
+from polymax._function import applied
 from polymax.kernels.widen import wide
 
 
@@ -59,7 +60,7 @@ class Regularizer(ABC):
             # derivatives in the parameters run through y as well; the terms that the envelope theorem drops are 0
             value = _objective(scaled, y, rows.omega_rows(y, keep), rows.mass)
         else:
-            value = SmoothedMax.apply(scaled, y, rows.omega_rows(y.detach(), keep), rows.mass)
+            value = applied(SmoothedMax, scaled, y, rows.omega_rows(y.detach(), keep), rows.mass)
         # a row of -inf has no derivative in gamma either
         dead = value == -torch.inf
         return torch.where(dead, value, torch.where(dead, 0, value) * rows._gamma_of_rows()).to(x.dtype)

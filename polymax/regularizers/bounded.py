@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
+from polymax._function import applied
 from polymax.kernels.capped import capped
 from polymax.kernels.widen import wide
 from polymax.regularizers.base import Regularizer
@@ -84,7 +85,7 @@ def capped_argmax(x: Tensor, lower: float | Tensor, upper: float | Tensor, total
     low, high = _bound(lower, x, "lower"), _bound(upper, x, "upper")
     _feasible(x, lower, upper, total)
     # the backward pass tells by the output which entries are at a bound, so it is rounded to half precision after
-    return Capped.apply(wide(x), low, high, total, entropic).to(x.dtype)
+    return applied(Capped, wide(x), low, high, total, entropic).to(x.dtype)
 
 
 class Capped(Function):
@@ -126,8 +127,8 @@ def _bound(bound: float | Tensor, x: Tensor, name: str) -> Tensor:
 
 
 def _feasible(x: Tensor, lower: float | Tensor, upper: float | Tensor, total: float) -> None:
-    """Refuse bounds that cannot be met. While tracing nothing can be read: such rows come out as NaN."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or x.numel() == 0:
+    """Refuse bounds that cannot be met. Where nothing can be read, such rows come out as NaN."""
+    if not _check.readable(x) or x.numel() == 0:
         return
     keep = x != -torch.inf
     count = keep.sum(-1)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
+from polymax._function import applied
 from polymax.kernels.oscar_prox import oscar_prox
 from polymax.kernels.segment_mean import segment_mean
 from polymax.kernels.tv_prox import tv_prox
@@ -39,7 +40,7 @@ class Fused(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        z = TotalVariationProx.apply(_centred(x), _per_row(self.strength, x))
+        z = applied(TotalVariationProx, x, _per_row(self.strength, x))
         return Gini().argmax_rows(z).to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -68,7 +69,7 @@ class Oscar(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        z, _ = OscarProx.apply(_centred(x), _per_row(self.strength, x))
+        z, _ = applied(OscarProx, x, _per_row(self.strength, x))
         return Gini().argmax_rows(z).to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -80,13 +81,13 @@ class Oscar(Regularizer):
 
 
 class TotalVariationProx(Function):
-    """argmin over z of |z - x|^2 / 2 + strength sum |z_{i+1} - z_i|; piecewise linear."""
+    """argmin over z of |z - x|^2 / 2 + strength sum |z_{i+1} - z_i|, below its maximum; piecewise linear."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, strength: Tensor) -> Tensor:
-        return tv_prox(x, strength)
+        return tv_prox(_centred(x), strength)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -95,7 +96,7 @@ class TotalVariationProx(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor | None]:
         (z,) = ctx.saved_tensors
-        dx = SegmentMean.apply(z, v, None)
+        dx = applied(SegmentMean, z, v, None)
         dstrength = None
         if ctx.needs_input_grad[1]:
             # x - z = strength D^T sign(D z), so strength moves x by -D^T sign(D z)
@@ -120,17 +121,17 @@ class SegmentMean(Function):
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor, None]:
         z, order = ctx.saved_tensors
-        return None, SegmentMean.apply(z, u, order), None
+        return None, applied(SegmentMean, z, u, order), None
 
 
 class OscarProx(Function):
-    """argmin over z of |z - x|^2 / 2 + strength sum_{i<j} max(z_i, z_j), and the order that sorts x."""
+    """argmin over z of |z - x|^2 / 2 + strength sum_{i<j} max(z_i, z_j), shifted, and the order that sorts x."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
-        return oscar_prox(x, strength)
+        return oscar_prox(_centred(x), strength)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
@@ -140,7 +141,7 @@ class OscarProx(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None]:
         z, order = ctx.saved_tensors
-        dx = SegmentMean.apply(z, v, order)
+        dx = applied(SegmentMean, z, v, order)
         dstrength = None
         if ctx.needs_input_grad[1]:
             # the strength lowers the i-th largest score by m - i
@@ -153,8 +154,9 @@ def _centred(x: Tensor) -> Tensor:
     """The scores below their maximum: a shift changes nothing but the digits that are left for differences."""
     if x.shape[-1] == 0:
         return wide(x)
-    top = wide(x).detach().amax(-1, keepdim=True)
-    return wide(x) - torch.where(top.isfinite(), top, 0)
+    # a row without a finite maximum stays as it is
+    top = torch.nan_to_num(wide(x).amax(-1, keepdim=True), nan=0.0, posinf=0.0, neginf=0.0)
+    return wide(x) - top
 
 
 def _per_row(strength: float | Tensor, x: Tensor) -> Tensor:

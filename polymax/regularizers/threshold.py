@@ -1,6 +1,5 @@
 """The threshold mapping with its derivatives: scores, alpha, and both again."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from polymax._function import applied
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
 from polymax.kernels.widen import wide
@@ -24,9 +24,9 @@ def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensit
         if _underived(x):
             # the bare operator: half the cost of a small call
             return kernels.threshold(x, float(alpha), family)
-        return function.apply(x, None, float(alpha), family, sensitivity)
+        return applied(function, x, None, float(alpha), family, sensitivity)
     alphas = alpha.expand(*x.shape[:-1], 1).squeeze(-1)
-    return function.apply(x, alphas, 0.0, family, sensitivity)
+    return applied(function, x, alphas, 0.0, family, sensitivity)
 
 
 def _underived(x: Tensor) -> bool:
@@ -80,8 +80,3 @@ def _jacobian(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | 
     if torch.is_grad_enabled():
         return reference.threshold_backward(y, v, alpha, family, alphas)
     return kernels.threshold_backward(y, v, alpha, family, alphas)
-
-
-# torch binds the arguments of apply by the signature of forward, and would compute it at each call
-for _function in (Threshold, ForwardThreshold):
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]

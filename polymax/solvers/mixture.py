@@ -5,7 +5,6 @@
 with the structures M fixed, as they are almost everywhere. Derivatives of any order are one linear map, `response`.
 """
 
-import inspect
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from polymax._function import applied
 from polymax.solvers.base import Solution, UsedParts
 from polymax.solvers.response import mixture, response
 from polymax.solvers.response.reference import held, sensitivity
@@ -27,7 +27,7 @@ def weights_and_mean(structure: Structure, solution: Solution, scores: tuple[Ten
 
 def best_value(structure: Structure, solution: Solution, scores: tuple[Tensor, ...]) -> Tensor:
     """<scores, mu> - 1/2 ||mu||^2, (*batch,) in float64."""
-    return _Value.apply(_of(structure, solution), *scores)
+    return applied(_Value, _of(structure, solution), *scores)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ def _of(structure: Structure, solution: Solution) -> _Listed | _Dense:
 
 def _mean(held: _Listed | _Dense, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     if torch.is_grad_enabled() and any(x.requires_grad for x in scores):
-        return _Mean.apply(held, *scores)
+        return applied(_Mean, held, *scores)
     return held.solution.probs, *held.mean(scores)
 
 
@@ -115,7 +115,7 @@ class _Mean(Function):
     @staticmethod
     def backward(ctx: Any, h: Tensor, *g: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
-            return None, *_Response.apply(ctx.held, h, *g)[1:]
+            return None, *applied(_Response, ctx.held, h, *g)[1:]
         return None, *ctx.held.response(h, g)[1:]
 
 
@@ -134,7 +134,7 @@ class _Response(Function):
 
     @staticmethod
     def backward(ctx: Any, h: Tensor, *g: Tensor) -> tuple[Any, ...]:
-        return None, *_Response.apply(ctx.held, h, *g)
+        return None, *applied(_Response, ctx.held, h, *g)
 
 
 class _Value(Function):
@@ -155,11 +155,6 @@ class _Value(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         mu = _mean(ctx.held, ctx.saved_tensors)[1:]
         return None, *(m * g.to(m.dtype).reshape(*g.shape, *[1] * (m.dim() - g.dim())) for m in mu)
-
-
-# torch binds the arguments of apply by the signature of forward, and would compute it at each call
-for _function in (_Mean, _Response, _Value):
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]
 
 
 def _instances(t: Tensor, dims: int) -> Tensor:

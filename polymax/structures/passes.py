@@ -9,7 +9,6 @@ Each derivative is the next pass of the kernels: no tape is kept over the recurs
 See: Mensch and Blondel 2018, Differentiable dynamic programming, section 3.3 and appendix B.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+
+from polymax._function import applied, transformed
 
 
 class Passes(Protocol):
@@ -73,7 +74,7 @@ def value(passes: Passes, tensors: tuple[Tensor, ...]) -> Tensor:
     if torch.compiler.is_compiling() and not _wants_gradient(tensors):
         # torch.compile cannot call a function of any number of tensors that nobody derives
         return passes.inside(tensors)[0]
-    return _apply(_Value, passes, *tensors)[0]
+    return applied(_Value, passes, *tensors)[0]
 
 
 def expectation(passes: Passes, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -81,7 +82,7 @@ def expectation(passes: Passes, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ..
     v, chart = passes.inside(tuple(t.detach() for t in tensors))
     if torch.compiler.is_compiling() and not _wants_gradient(tensors):
         return passes.outside(tensors, chart, torch.ones_like(v))
-    return _apply(_Expectation, passes, chart, torch.ones_like(v), *tensors)
+    return applied(_Expectation, passes, chart, torch.ones_like(v), *tensors)
 
 
 class _Value(Function):
@@ -109,7 +110,7 @@ class _Value(Function):
         if _last():
             mu = ctx.passes.outside(tuple(tensors), chart, g)
         else:
-            mu = _apply(_Expectation, ctx.passes, chart, g, *tensors)
+            mu = applied(_Expectation, ctx.passes, chart, g, *tensors)
         return None, *mu, *_nothing(len(tensors) - len(mu))
 
 
@@ -134,7 +135,7 @@ class _Expectation(Function):
         if _last():
             dv, *dmu = ctx.passes.tangent(tuple(tensors), chart, g, along)
         else:
-            dv, *dmu = _apply(_Tangent, ctx.passes, chart, g, *tensors, *along)
+            dv, *dmu = applied(_Tangent, ctx.passes, chart, g, *tensors, *along)
         return None, None, dv, *dmu, *_nothing(len(tensors) - len(dmu))
 
 
@@ -179,40 +180,9 @@ class _Tangent(Function):
         return None, None, grads[0], *grads[1 : 1 + count], *index, *grads[1 + count :]
 
 
-# torch binds the arguments of apply by the signature of forward, and would compute it at each call
-for _function in (_Value, _Expectation, _Tangent):
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]
-
-
-def _eager(function: type[Function]) -> type[Function]:
-    """The same function in the form that torch calls at a third of the cost, and cannot transform."""
-
-    def forward(ctx: Any, *args: Any) -> Any:
-        output = function.forward(*args)
-        function.setup_context(ctx, args, output)
-        return output
-
-    members = {"forward": staticmethod(forward), "backward": staticmethod(function.backward)}
-    return type(function.__name__, (Function,), members)
-
-
-_EAGER: dict[type[Function], type[Function]] = {
-    function: _eager(function) for function in (_Value, _Expectation, _Tangent)
-}
-
-
-def _apply(function: type[Function], *args: Any) -> Any:
-    return (function if _transformed() else _EAGER[function]).apply(*args)
-
-
-def _transformed() -> bool:
-    """Whether torch.compile or torch.func looks at the call."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-
-
 def _last() -> bool:
     """Whether nobody derives what a backward pass computes: torch.compile never does."""
-    return torch.compiler.is_compiling() or not (torch.is_grad_enabled() or _transformed())
+    return torch.compiler.is_compiling() or not (torch.is_grad_enabled() or transformed())
 
 
 def _split(passes: Passes, joined: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

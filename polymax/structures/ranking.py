@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
+from polymax._function import applied
 from polymax.kernels.isotonic import isotonic
 from polymax.kernels.widen import wide
 from polymax.regularizers.fused import SegmentMean
@@ -118,7 +119,7 @@ def permutahedron(x: Tensor, w: Tensor) -> Tensor:
     """
     # the isotonic kernel regresses to falling rows
     order = torch.sort(x, dim=-1, descending=True, stable=True).indices
-    v = _Isotonic.apply(x.gather(-1, order) - w.flip(-1))
+    v = applied(_Isotonic, x.gather(-1, order) - w.flip(-1))
     return x - torch.zeros_like(v).scatter(-1, order, v)
 
 
@@ -138,7 +139,7 @@ class _Isotonic(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
-        return SegmentMean.apply(z, v, None)
+        return applied(SegmentMean, z, v, None)
 
 
 def _row(scores: tuple[Tensor, ...]) -> Tensor:

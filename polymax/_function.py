@@ -1,0 +1,40 @@
+"""Functions with derivatives of their own, called at the least cost."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch.autograd import Function, forward_ad
+
+
+def applied(function: type[Function], *args: Any) -> Any:
+    """function.apply(*args), without the price of torch.func and torch.compile where neither looks at the call.
+
+    To be ready for both, torch binds the arguments of each call by a signature: dozens of microseconds, more than the
+    kernel of a small row takes.
+    """
+    if transformed():
+        return function.apply(*args)
+    if not torch.is_grad_enabled():
+        return function.forward(*args)
+    return _eager(function).apply(*args)
+
+
+def transformed() -> bool:
+    """Whether torch.compile, torch.func or derivatives in forward mode look at the call."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+@cache
+def _eager(function: type[Function]) -> type[Function]:
+    """The same function in the form that torch calls at a third of the cost, and cannot transform."""
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        output = function.forward(*args)
+        function.setup_context(ctx, args, output)
+        return output
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(function.backward)}
+    return type(function.__name__, (Function,), members)
