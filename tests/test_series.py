@@ -14,8 +14,9 @@ from polymax.recipes.readers.series import Series, read_series, read_steps
 from polymax.recipes.series.data import LabelledSeries, read_labelled_series
 from polymax.recipes.series.model import Centroids
 from polymax.recipes.series.task import SeriesOptions, task
-from polymax.recipes.series.warp import SMOOTHINGS, discrepancy, stretched
+from polymax.recipes.series.warp import SMOOTHINGS, discrepancy
 from polymax.recipes.training import fit
+from polymax.warping import stretched
 
 CLASSES = ("bump", "step", "wave")
 

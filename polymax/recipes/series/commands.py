@@ -52,7 +52,8 @@ def align(
             console.print(text, highlight=False, soft_wrap=True, markup=False)
 
         say(f"series {len(x)} and {len(y)} steps, {x.shape[1]} dimensions")
-        say(f"discrepancy {found.value.item():.6g}")
+        # a sum with 0 has no sign where it is 0
+        say(f"discrepancy {found.value.item() + 0.0:.6g}")
         say(f"expected {int((found.expected > 0).sum())} cells above 0, of {found.expected.numel()}")
         say("path " + " ".join(f"{i},{j}" for i, j in found.cells.tolist()))
         axes = plot.alignment(found.expected, x, y, path=found.path)

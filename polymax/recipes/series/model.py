@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 import polymax as pm
 from polymax.recipes.series.data import Batch, LabelledSeries, Shape
-from polymax.recipes.series.warp import discrepancy, stretched
+from polymax.recipes.series.warp import discrepancy
 from polymax.recipes.training.task import Model
+from polymax.warping import stretched
 
 # of Lloyd's algorithm, which splits a class before its centroids are learned
 ROUNDS = 10

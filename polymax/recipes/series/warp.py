@@ -1,6 +1,5 @@
 """Dynamic time warping as the commands name it: hard, or smoothed by the entropy or by the squared norm."""
 
-import torch
 from torch import Tensor
 
 import polymax as pm
@@ -23,9 +22,9 @@ def discrepancy(
     Shapes: cost (*batch, n, m); lengths a pair of (*batch,), rows and columns; result (*batch,)
 
     Example:
-        >>> cost = torch.tensor([[0.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
+        >>> cost = torch.tensor([[0.0, 1.0, 4.0], [4.0, 1.0, 0.0]])
         >>> [round(discrepancy(name, cost, 0.5).item(), 4) for name in SMOOTHINGS]
-        [-0.3846, -0.0625, 0.0]
+        [0.6205, 0.875, 1.0]
 
     See: Cuturi and Blondel 2017; Mensch and Blondel 2018, section 4.2.
     """
@@ -36,16 +35,3 @@ def discrepancy(
     if smoothing == "hard":
         return pm.dtw(cost, lengths, band)
     raise ValueError(f"smoothing must be one of {', '.join(SMOOTHINGS)}; got {smoothing!r}")
-
-
-def stretched(series: Tensor, size: int) -> Tensor:
-    """A series at `size` points, by lines between its own.
-
-    Shapes: series (n, d); result (size, d)
-
-    Example:
-        >>> stretched(torch.tensor([[0.0], [2.0]]), 3).T
-        tensor([[0., 1., 2.]])
-    """
-    columns = series.T.unsqueeze(0)
-    return torch.nn.functional.interpolate(columns, size, mode="linear", align_corners=True)[0].T
