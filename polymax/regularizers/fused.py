@@ -11,10 +11,15 @@ from polymax import _check
 from polymax._function import applied
 from polymax.kernels.oscar_prox import oscar_prox
 from polymax.kernels.segment_mean import segment_mean
+from polymax.kernels.threshold import TSALLIS, threshold
 from polymax.kernels.tv_prox import tv_prox
 from polymax.kernels.widen import wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, positive
+from polymax.regularizers.threshold import jacobian
+
+# the alpha of Tsallis entropies that is sparsemax
+SPARSEMAX = 2.0
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,8 @@ class Fused(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        z = applied(TotalVariationProx, x, _per_row(self.strength, x))
-        return Gini().argmax_rows(z).to(x.dtype)
+        y, _ = applied(Fusedmax, wide(x), _per_row(self.strength, x))
+        return y.to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         variation = _step(p, keep).abs().sum(-1)
@@ -80,23 +85,28 @@ class Oscar(Regularizer):
         return Gini().omega_rows(p) + _per_row(self.strength, p) * (ordered * pairs).sum(-1)
 
 
-class TotalVariationProx(Function):
-    """argmin over z of |z - x|^2 / 2 + strength sum |z_{i+1} - z_i|, below its maximum; piecewise linear."""
+class Fusedmax(Function):
+    """y = sparsemax(z) of z = argmin |z - x|^2 / 2 + strength sum |z_{i+1} - z_i|; piecewise linear.
+
+    One function: in a decoder, which calls it for every word, each node of the graph costs more than its kernels.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, strength: Tensor) -> Tensor:
-        return tv_prox(_centred(x), strength)
+    def forward(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+        z = tv_prox(x, strength, True)
+        return threshold(z, SPARSEMAX, TSALLIS), z
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(output)
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*output)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor | None]:
-        (z,) = ctx.saved_tensors
-        dx = applied(SegmentMean, z, v, None)
+    def backward(ctx: Any, v: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None]:
+        y, z = ctx.saved_tensors
+        dx = applied(SegmentMean, z, jacobian(y, v, SPARSEMAX, TSALLIS, None), None)
         dstrength = None
         if ctx.needs_input_grad[1]:
             # x - z = strength D^T sign(D z), so strength moves x by -D^T sign(D z)

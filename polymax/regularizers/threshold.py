@@ -54,7 +54,7 @@ class Threshold(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         y, alphas = ctx.saved_tensors
-        dx = _jacobian(y, v, ctx.alpha, ctx.family, alphas)
+        dx = jacobian(y, v, ctx.alpha, ctx.family, alphas)
         dalpha = None
         if alphas is not None and ctx.needs_input_grad[1]:
             # x = grad Omega_alpha(y) + tau on the support: alpha moves y as scores -d(grad Omega)/dalpha would
@@ -72,10 +72,10 @@ class ForwardThreshold(Threshold):
         if dalphas is not None:
             moved = ctx.sensitivity(wide(y), alphas.unsqueeze(-1)) * dalphas.unsqueeze(-1)
             direction = direction - moved.to(y.dtype)
-        return _jacobian(y, direction, ctx.alpha, ctx.family, alphas)
+        return jacobian(y, direction, ctx.alpha, ctx.family, alphas)
 
 
-def _jacobian(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None) -> Tensor:
+def jacobian(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None) -> Tensor:
     """J v, with J symmetric; in differentiable torch when a second derivative will be asked for."""
     if torch.is_grad_enabled():
         return reference.threshold_backward(y, v, alpha, family, alphas)

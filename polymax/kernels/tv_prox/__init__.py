@@ -3,7 +3,8 @@
     z = argmin 1/2 ||z - x||^2 + strength sum |z_{i+1} - z_i|
 
 -inf entries are absent: their neighbours are adjacent to each other, and z is -inf there. Neighbours that the
-solution fuses are bit-equal. NaN or +inf in a row, or a strength that is not >= 0, fills the row with NaN.
+solution fuses are bit-equal. If `shifted`, z is less by the maximum of x, without the rounding of that difference. NaN
+or +inf in a row, or a strength that is not >= 0, fills the row with NaN.
 
 Shapes: x `(*batch, n)`, strength `(*batch,)`; z like x.
 """
@@ -14,8 +15,8 @@ from torch import Tensor
 from polymax._dispatch import declare
 
 
-def _fake(x: Tensor, strength: Tensor) -> Tensor:
+def _fake(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-tv_prox = declare(__name__, "tv_prox(Tensor x, Tensor strength) -> Tensor", _fake)
+tv_prox = declare(__name__, "tv_prox(Tensor x, Tensor strength, bool shifted=False) -> Tensor", _fake)

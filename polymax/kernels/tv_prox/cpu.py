@@ -15,15 +15,15 @@ from polymax.kernels.cpu_rows import parallel, rows, wide_like
 from polymax.kernels.numba_math import inline, kernel, row_max, row_sum
 
 
-def tv_prox(x: Tensor, strength: Tensor) -> Tensor:
+def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
     out = wide_like(x)
     strengths = strength.detach().to(torch.float64).reshape(-1).numpy()
-    parallel(_tv_prox, x.shape, 8, rows(x), strengths, rows(out))
+    parallel(_tv_prox, x.shape, 8, rows(x), strengths, rows(out), shifted)
     return out.to(x.dtype)
 
 
 @kernel
-def _tv_prox(start, stop, x, strengths, out):
+def _tv_prox(start, stop, x, strengths, out, shifted):
     n = x.shape[1]
     y = np.empty(n)
     z = np.empty(n)
@@ -43,15 +43,16 @@ def _tv_prox(start, stop, x, strengths, out):
         if count > 0:
             # a tube this wide leaves the string straight; a wider one only loses digits
             _solve(y, count, min(strength, 2 * spread), z, pull, edges, hulls)
+        back = 0.0 if shifted else base
         if count == n:
             for j in range(n):
-                row[j] = z[j] + base
+                row[j] = z[j] + back
             continue
         count = 0
         for j in range(n):
             row[j] = -np.inf
             if x[i, j] > -np.inf:
-                row[j] = z[count] + base
+                row[j] = z[count] + back
                 count += 1
 
 

@@ -14,7 +14,7 @@ from polymax.kernels.triton_math import on_device
 from polymax.kernels.triton_rows import bit, extent, following, load_row, previous, run_means, store_row
 
 
-def tv_prox(x: Tensor, strength: Tensor) -> Tensor:
+def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
     z = torch.empty_like(x, memory_format=torch.contiguous_format)
     count, n = x.shape[:-1].numel(), x.shape[-1]
     if n > triton_rows.LONGEST:
@@ -22,7 +22,7 @@ def tv_prox(x: Tensor, strength: Tensor) -> Tensor:
     if count and n:
         br, bt, be, warps = tile(count, n)
         args = x.contiguous(), strength.contiguous(), z, count, n
-        sizes = {"WIDE": x.dtype == torch.float64, "BR": br, "BT": bt, "BE": be}
+        sizes = {"SHIFTED": shifted, "WIDE": x.dtype == torch.float64, "BR": br, "BT": bt, "BE": be}
         with on_device(x):
             _tv_prox[(triton.cdiv(count, br),)](*args, **sizes, num_warps=warps)
     return z
@@ -40,6 +40,7 @@ def _tv_prox(
     p_z,
     count,
     n,
+    SHIFTED: tl.constexpr,
     WIDE: tl.constexpr,
     BR: tl.constexpr,
     BT: tl.constexpr,
@@ -84,9 +85,12 @@ def _tv_prox(
         b_up = b_up | (b_new & b_next)
         go = tl.max((b_new != 0).to(tl.int32))
 
+    b_back = b_base
+    if SHIFTED:
+        b_back = b_base - tl.max(tl.where(b_good, b_x, float("-inf")), 1)[:, None]
     out = ()
     for k in tl.static_range(BE):
-        b_z = tl.where(bit(b_present, k), zs[k] + b_base, float("-inf"))
+        b_z = tl.where(bit(b_present, k), zs[k] + b_back, float("-inf"))
         out = out + (tl.where(b_good, b_z, float("nan")),)
     store_row(p_z, p_z, i_r, n, out, False)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from polymax.kernels.segment_mean.reference import run_mean
 
 
-def tv_prox(x: Tensor, strength: Tensor) -> Tensor:
+def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
     n = x.shape[-1]
     if n == 0:
         return x.clone()
@@ -42,7 +42,7 @@ def tv_prox(x: Tensor, strength: Tensor) -> Tensor:
             break
         pull = torch.where(cut, torch.where(above, -width, width), pull)
         run = run + cut.cumsum(-1) - cut.long()
-    z = torch.where(strength == 0, y, mean) + top
+    z = torch.where(strength == 0, y, mean) + (0 if shifted else top)
     z = torch.empty_like(z).scatter(-1, order, torch.where(present, z, -torch.inf))
     bad = ~((x < torch.inf).all(-1, keepdim=True) & (strength >= 0))
     return torch.where(bad, torch.nan, z).to(x.dtype)
