@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks import machine, record
 from benchmarks.cases import SUITES
+from benchmarks.series.cases import from_files
 from benchmarks.workload import Case
 from polymax.recipes import speed
 
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     speed.available(options.device)
-    cases = _chosen(options.suite, options.device, options.only)
+    cases = _chosen(options.suite, options.data, options.device, options.only)
     facts = machine.describe(options.device, options.machine)
     absent = tuple(dict.fromkeys(peer for case in cases for peer in case.absent(options.device)))
     out = options.out
@@ -52,12 +53,15 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(suite: str, device: str, only: Sequence[str] | None) -> list[Case]:
-    names = [case.name for case in SUITES[suite]]
+def _chosen(suite: str, data: Sequence[Path], device: str, only: Sequence[str] | None) -> list[Case]:
+    if data and suite != "series":
+        raise ValueError(f"files are for suite series; {suite} makes its own data")
+    known = from_files(data) if data else SUITES[suite]
+    names = [case.name for case in known]
     unknown = sorted(set(only or ()) - set(names))
     if unknown:
         raise ValueError(f"--only: suite {suite} has no case {unknown[0]!r}; it has {', '.join(names)}")
-    cases = [case for case in SUITES[suite] if not only or case.name in only]
+    cases = [case for case in known if not only or case.name in only]
     cases = [case for case in cases if case.runs_on(device)]
     if not cases:
         raise ValueError(f"suite {suite} measures nothing on {device}")
@@ -69,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True)
     runner = commands.add_parser("run", help="measure a suite")
     runner.add_argument("suite", choices=SUITES)
+    runner.add_argument("data", nargs="*", type=Path, help="for series: .ts files, TRAIN TEST TRAIN TEST ...")
     runner.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     runner.add_argument("--machine", help="its name in the results; by default that of its processor or GPU")
     runner.add_argument("--out", type=Path, help="file to write; by default results/MACHINE.json")

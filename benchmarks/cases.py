@@ -1,5 +1,6 @@
 """The suites: each is a list of cases."""
 
+from benchmarks.series.cases import SERIES
 from benchmarks.simplex.cases import LATENCY, SIMPLEX
 from benchmarks.sparsemap.cases import SPARSEMAP, THROUGHPUT
 from benchmarks.structures.cases import MEMORY, STRUCTURES
@@ -12,4 +13,5 @@ SUITES: dict[str, list[Case]] = {
     "sparsemap": SPARSEMAP,
     "throughput": THROUGHPUT,
     "memory": MEMORY,
+    "series": SERIES,
 }

@@ -144,7 +144,7 @@ def line(row: Row) -> str:
         "" if row.ratio is None else f"{row.ratio:.2f}",
         bar,
         "" if row.met is None else "yes" if row.met else "NO",
-        "" if row.parity is None else f"{max(row.parity['forward'], row.parity['gradient']):.0e}",
+        "" if row.parity is None else f"{max(row.parity['forward'], row.parity.get('gradient', 0)):.0e}",
     ).rstrip()
     return f"{text}  {row.note}" if row.note else text
 

@@ -67,9 +67,11 @@ def application() -> Any:
                 out.write_text(json.dumps(speed.results(timings, device), indent=2) + "\n", encoding="utf-8")
                 console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
-    from polymax.recipes.training import commands
+    from polymax.recipes.series import commands as series
+    from polymax.recipes.training import commands as training
 
-    commands.add(app)
+    training.add(app)
+    series.add(app)
     return app
 
 

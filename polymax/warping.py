@@ -194,6 +194,19 @@ def squared_euclidean(x: Tensor, y: Tensor) -> Tensor:
     return _SquaredEuclidean.apply(a, b).to(dtype)
 
 
+def stretched(series: Tensor, size: int) -> Tensor:
+    """A series at `size` points, by lines between its own.
+
+    Shapes: series (n, d); result (size, d)
+
+    Example:
+        >>> stretched(torch.tensor([[0.0], [2.0]]), 3).T
+        tensor([[0., 1., 2.]])
+    """
+    columns = series.T.unsqueeze(0)
+    return torch.nn.functional.interpolate(columns, size, mode="linear", align_corners=True)[0].T
+
+
 def sakoe_chiba(
     n: int, m: int, radius: int, lengths: Pair | None = None, device: torch.device | str | None = None
 ) -> Tensor:
@@ -250,13 +263,10 @@ def _clean(series: Tensor, lengths: Tensor | None, name: str) -> Pair:
 
 
 def _resampled_mean(y: Tensor, lengths: Tensor, weights: Tensor, size: int | None) -> Tensor:
-    """The mean of the series after each is stretched, by lines between its points, to `size` points."""
+    """The mean of the series after each is stretched to `size` points."""
     size = int(lengths.max()) if size is None else size
-    stretched = [
-        torch.nn.functional.interpolate(t[:n].T[None], size, mode="linear", align_corners=True)[0].T
-        for t, n in zip(y, lengths.tolist())
-    ]
-    return torch.einsum("k,knd->nd", weights, torch.stack(stretched))
+    points = torch.stack([stretched(t[:n], size) for t, n in zip(y, lengths.tolist())])
+    return torch.einsum("k,knd->nd", weights, points)
 
 
 class _SquaredEuclidean(Function):
@@ -266,6 +276,9 @@ class _SquaredEuclidean(Function):
 
     @staticmethod
     def forward(x: Tensor, y: Tensor) -> Tensor:
+        if x.shape[-1] == 1:
+            # several times as fast: cdist goes from pair to pair
+            return (x - y.transpose(-2, -1)).square()
         return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
 
     @staticmethod
@@ -273,12 +286,13 @@ class _SquaredEuclidean(Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, y = ctx.saved_tensors
         # moving all points together changes nothing but the rounding
         centre = y.detach().mean(-2, keepdim=True) if y.shape[-2] else 0
         x, y = x - centre, y - centre
+        for_x, for_y = ctx.needs_input_grad
         return (
-            2 * (g.sum(-1).unsqueeze(-1) * x - g @ y),
-            2 * (g.sum(-2).unsqueeze(-1) * y - g.transpose(-2, -1) @ x),
+            2 * (g.sum(-1).unsqueeze(-1) * x - g @ y) if for_x else None,
+            2 * (g.sum(-2).unsqueeze(-1) * y - g.transpose(-2, -1) @ x) if for_y else None,
         )

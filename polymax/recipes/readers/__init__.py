@@ -43,6 +43,7 @@ from polymax.recipes.readers.schemes import spans_of as spans_of
 from polymax.recipes.readers.series import Series as Series
 from polymax.recipes.readers.series import read_long_series as read_long_series
 from polymax.recipes.readers.series import read_series as read_series
+from polymax.recipes.readers.series import read_steps as read_steps
 from polymax.recipes.readers.spans import Span as Span
 from polymax.recipes.readers.trees import Tree as Tree
 from polymax.recipes.readers.trees import fold as fold

@@ -1,9 +1,11 @@
-"""Time series: the .ts files of the UCR and UEA archives, and long series in .csv files.
+"""Time series: the .ts files of the UCR and UEA archives, and single series in .csv files.
 
 See: Dau et al. 2019; Bagnall et al. 2018
 """
 
+import re
 from collections.abc import Iterator
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -19,19 +21,25 @@ class Series(NamedTuple):
     label: str | None
 
 
-def read_series(path: Path) -> Iterator[Series]:
+def read_series(path: Path, *, complete: bool = False) -> Iterator[Series]:
     """The series of a .ts file: values between commas, dimensions between colons, the class last.
 
-    What the header says of dimensions, lengths and classes has to be so. Time stamps are refused.
+    What the header says of dimensions, lengths and classes has to be so. Time stamps are refused, and where series
+    are to be `complete`, so are missing values.
     """
     header: dict[str, list[str]] = {}
-    data = False
+    data, dimensions = False, 0
     for line in lines(path):
         text = line.text.strip(" \t")
         if not text or text.startswith("#"):
             continue
         if data:
-            yield _series(path, line, text, header)
+            series = _series(path, line, text, header)
+            dimensions = dimensions or series.values.shape[1]
+            if series.values.shape[1] != dimensions:
+                found = series.values.shape[1]
+                raise ReadError.at(path, line.number, f"{dimensions} dimensions expected, as above; got {found}")
+            yield _complete(path, line, series) if complete else series
         elif text.startswith("@"):
             name, *words = text[1:].split() or [""]
             data = name.lower() == "data"
@@ -42,6 +50,48 @@ def read_series(path: Path) -> Iterator[Series]:
             raise ReadError.at(path, line.number, "the header must end with @data before the first series")
     if not data:
         raise ReadError.at(path, line.number, "no @data line in this file")
+
+
+def parse_values(path: Path, line: Line) -> Series | None:
+    """The complete series of a line of a .ts file, its header unseen; None where the line is none.
+
+    What comes last and is not a sequence as long as those before it is the class.
+
+    Example:
+        >>> parse_values("input", Line(1, "1,2:3,4:a", "")).values.T
+        tensor([[1., 2.],
+                [3., 4.]], dtype=torch.float64)
+    """
+    text = line.text.strip(" \t")
+    if not text or text[0] in "#@":
+        return None
+    *first, last = text.split(":")
+    count = first[0].count(",") if first else 0
+    labelled = bool(first) and (last.count(",") != count or count == 0)
+    return _complete(path, line, _series(path, line, text, {"classlabel": ["true"]} if labelled else {}))
+
+
+def read_steps(path: Path) -> Tensor:
+    """The values (length, dimensions), float64, of one series: a time step a line, its values between commas or spaces.
+
+    Lines that begin with "#" are left out.
+    """
+    rows: list[list[float]] = []
+    number = 1
+    for line in lines(path):
+        number = line.number
+        if line.blank or line.text.startswith("#"):
+            continue
+        fields = line.text.split(",") if "," in line.text else re.split("[ \t]+", line.text.strip(" \t"))
+        if rows and len(fields) != len(rows[0]):
+            raise ReadError.at(path, number, f"{len(rows[0])} values expected, as above; got {len(fields)}")
+        values = [_value(path, line, field) for field in fields]
+        if not all(map(isfinite, values)):
+            raise ReadError.at(path, number, f"finite values expected; got {line.text.strip()!r}")
+        rows.append(values)
+    if not rows:
+        raise ReadError.at(path, number, "no values in this file")
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def read_long_series(path: Path) -> Tensor:
@@ -82,6 +132,12 @@ def _series(path: Path, line: Line, text: str, header: dict[str, list[str]]) -> 
     if lengths and lengths != [str(length)]:
         raise ReadError.at(path, line.number, f"{' '.join(lengths)} values expected; got {length}")
     return Series(torch.tensor(rows, dtype=torch.float64).T.contiguous(), label)
+
+
+def _complete(path: Path, line: Line, series: Series) -> Series:
+    if not bool(series.values.isfinite().all()):
+        raise ReadError.at(path, line.number, "series must have all values, and finite ones")
+    return series
 
 
 def _said(header: dict[str, list[str]], name: str) -> bool:

@@ -180,8 +180,8 @@ def print_reports(reports: dict[str, Report]) -> None:
     rich.get_console().print(table)
 
 
-def loaded(run: Path, device: str, options: list[str] | None) -> Trained:
-    """The model of a run, on a device, with the options of --set."""
+def loaded(run: Path, device: str = "auto", options: list[str] | None = None) -> Trained:
+    """The model of a run, on a device that is there, with options as flags spell them."""
     given = {}
     for text in options or ():
         name, equals, value = text.partition("=")

@@ -48,6 +48,7 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
     encoded = {part: task.encode(used[part], vocabularies) for part in ("train", "dev")}
     if config.learning.monitor:
         check_asked(config.learning.monitor, model, encoded["dev"])
+    model.start(encoded["train"])
     steps = Steps(model, Data(encoded["train"], encoded["dev"], task.tokens(encoded["train"])), config.learning)
     # before anything is written: what cannot begin leaves nothing behind
     trainer = prepared(steps, run, config)

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from polymax.recipes.readers.lines import Line
@@ -22,6 +23,7 @@ MODULES = {
     "listops": "latent.expressions",
     "parse": "parse.task",
     "seq2seq": "seq2seq.task",
+    "series": "series.task",
     "tag": "tag.task",
     "word-align": "word_align.task",
 }
@@ -40,15 +42,24 @@ class Part(NamedTuple):
 
 
 class Model(nn.Module, ABC):
-    """A module that can be trained: it knows its own loss."""
+    """A module that can be trained: it knows its own loss, where it begins and how it is minimised."""
+
+    # whether a step takes all training data at once: an optimiser that searches along a line needs one function
+    whole = False
 
     @abstractmethod
     def loss(self, batch: Any) -> Measured:
         """Sums over the batch, and what they are to be divided by; "loss" is what is minimised."""
 
+    def start(self, data: Encoded) -> None:
+        """Take first values from the training data, where random ones will not do."""
+
     def start_epoch(self, epoch: int) -> None:
         """Told at the start of each epoch of the training, counted from 0."""
-        return
+
+    def optimizer(self, lr: float) -> torch.optim.Optimizer:
+        """What minimises the loss: Adam, unless a model knows better."""
+        return torch.optim.Adam(self.parameters(), lr)
 
 
 class Alternating(Model):

@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from polymax.recipes.training.batches import Encoded, mixed, share, shuffled_batches
+from polymax.recipes.training.batches import Encoded, mixed, share, shuffled_batches, sorted_batches
 from polymax.recipes.training.monitor import monitor_of
 from polymax.recipes.training.run import Config, Run, fitting, replaced, tensors
 from polymax.recipes.training.settings import Learning
@@ -53,15 +53,23 @@ class Steps(LightningModule):
     def configure_optimizers(self) -> Any:
         if isinstance(self.model, Alternating):
             return [torch.optim.Adam(part.parameters, part.rate * self.learning.lr) for part in self.model.parts()]
-        return torch.optim.Adam(self.model.parameters(), self.learning.lr)
+        return self.model.optimizer(self.learning.lr)
+
+    def configure_gradient_clipping(self, optimizer: Any, *limit: Any, **limits: Any) -> None:
+        # who compares values along a line needs their gradients as they are
+        if not self.model.whole:
+            super().configure_gradient_clipping(optimizer, *limit, **limits)
 
     def on_train_epoch_start(self) -> None:
         self.model.start_epoch(self.trainer.current_epoch)
 
     def train_dataloader(self) -> Any:
         """Batches of the epoch: asked for at the start of each."""
-        seed, epoch = self.learning.seed, self.trainer.current_epoch
-        batches = shuffled_batches(self.data.train.sizes, self.learning.batch_size, seed, epoch)
+        sizes, seed, epoch = self.data.train.sizes, self.learning.seed, self.trainer.current_epoch
+        if self.model.whole:
+            batches = sorted_batches(sizes, len(sizes))
+        else:
+            batches = shuffled_batches(sizes, self.learning.batch_size, seed, epoch)
         own = share(batches, self.global_rank, self.trainer.world_size)
         rows = torch.cat(own)
         self.amount = {"examples": len(rows)}
@@ -257,6 +265,8 @@ def fit(trainer: Trainer, steps: Steps, run: Run) -> None:
         except SystemExit:
             # what Lightning makes of Ctrl-C
             raise KeyboardInterrupt from None
+        except MisconfigurationException as error:
+            raise ValueError(str(error).strip().splitlines()[0]) from error
 
 
 @contextmanager
