@@ -37,6 +37,8 @@ def turns(
     p_fresh = fresh + i_b * slots
     status, turned, gap = tl.load(p_status), tl.load(p_turns), tl.load(p_gap)
     while ((status >= TURN) | (turned < max_iter)) & (status < CONVERGED) & (rounds > 0):
+        before = status
+        b_before = tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0
         if status == RENEW:
             _compare_all(mine, slots, K, BP, BU)
             renew(mine[1], mine[2], K, BR)
@@ -59,6 +61,11 @@ def turns(
         if status <= GOING:
             settle(mine[1], mine[2], K, BR)
             _mean(mine, here, d, slots, K, BU)
+            b_moved = (tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0) != b_before
+            if (status == GOING) & (tl.max(b_moved.to(tl.int32), 0) == 0):
+                # what has left at once would do so again: the set, and all that follows from it, is what it was
+                end = tl.where(whole > 0, TURN, CONVERGED)
+                status = tl.where(before == RENEWED, end, RENEW)
         if (status == FACE) | (status == OTHER_FACE):
             nudge(here, _side(status), d, BU)
         rounds -= 1

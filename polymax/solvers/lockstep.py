@@ -64,8 +64,12 @@ def solve(
         known = torch.where(state.active, (state.m == m.unsqueeze(1)).all(-1), False).any(-1)
         exact = isinstance(solver, ActiveSet)
         running = running & (gap > solver.tol * (1 + current.abs())) & ~(known & exact)
+        before = state.active
         state = _step(solver, state, m, b, running)
         iterations = iterations + running
+        if exact:
+            # what has left at once would do so again: the set, and all that follows from it, is what it was
+            running = running & (state.active != _pad(before, state.p.shape[1] - before.shape[1])).any(-1)
     solution = problem.solution(state, iterations, gap.clamp(min=0))
     if whole and isinstance(solver, ActiveSet):
         solution = face.completed(structure, solution, problem.around)
@@ -231,8 +235,9 @@ def _exact(state: _State, running: Tensor) -> _State:
         target = torch.where(active, x + share * one, 0)
         wrong = active & (target <= _NOTHING)
         fall = state.p - target
-        ratio = torch.where(wrong & (fall > 0), state.p / torch.where(fall > 0, fall, 1), torch.inf)
-        length, first = ratio.min(-1)
+        # one that rises to a weight that is rounding is the first to go
+        ratio = torch.where(fall > 0, state.p / torch.where(fall > 0, fall, 1), 0)
+        length, first = torch.where(wrong, ratio, torch.inf).min(-1)
         done = ~wrong.any(-1)
         length = torch.where(done, 1.0, length.clamp(max=1.0)).unsqueeze(-1)
         p = torch.where(done.unsqueeze(-1), target, state.p - length * fall)

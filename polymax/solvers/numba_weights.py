@@ -57,14 +57,18 @@ def improve(rule, tol, count, vertex, size, score, held, mu, system, work, mark)
         place = count
         _hold(place, vertex, size, score, overlaps, held)
         count += 1
+    status = GOING
     if rule == ACTIVE_SET:
         count = _admit(count, held, system, work)
         count = exact(count, held, system, work)
+        if count == place and not _same(used[count - 1], vertex):
+            # it came last and left at once: the set is what it was, and all would happen again
+            status = CONVERGED
     else:
         shift(rule, place, count, gram, b, p, work)
         count = _drop(count, held)
     mean(count, held, mu)
-    return count, gap, GOING
+    return count, gap, status
 
 
 @kernel
@@ -199,6 +203,14 @@ def _overlap(parts, size, mark):
     for u in range(int(size)):
         both += mark[np.uint32(parts[u])]
     return both
+
+
+@kernel
+def _same(parts, others):
+    for u in range(parts.size):
+        if parts[u] != others[u]:
+            return False
+    return True
 
 
 @kernel
