@@ -8,13 +8,8 @@ from torch import Tensor
 
 from polymax.estimators.base import Estimator, each
 from polymax.regularizers.entropies import positive
-from polymax.solvers import ActiveSet
 from polymax.sparsemap import SparseMap
 from polymax.structures.base import Parts, tensors
-
-# a point this near to the hull is a mean of hundreds of structures, the last of them with weights that are rounding: a
-# smaller gap would be waited for in vain
-_SOLVER = ActiveSet(tol=1e-10)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,4 +40,4 @@ class Spigot(Estimator):
         first, *others = (-self.step * d for d in tensors(g))
         aims = (tensors(y)[0] + first, *others)
         allowed = (torch.where(x == -torch.inf, x, aim) for x, aim in zip(scores, aims, strict=True))
-        return each(lambda z, p: (z - p) / self.step, y, SparseMap(self.structure, _SOLVER)(*allowed))
+        return each(lambda z, p: (z - p) / self.step, y, SparseMap(self.structure)(*allowed))

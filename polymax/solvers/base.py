@@ -98,7 +98,7 @@ class Solver:
 class ActiveSet(Solver):
     """Exact weights for the structures found so far, before the next is asked for: Wolfe's min-norm-point method.
 
-    Ends after finitely many steps at the solution, up to rounding.
+    Ends after finitely many steps at the solution, up to rounding, or where a turn leaves the structures as they were.
 
     See: Niculae et al. 2018, SparseMAP, section 3.2; Nocedal and Wright 2006, chapter 16.
     """

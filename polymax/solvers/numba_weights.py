@@ -61,7 +61,7 @@ def improve(rule, tol, count, vertex, size, score, held, mu, system, work, mark)
     if rule == ACTIVE_SET:
         count = _admit(count, held, system, work)
         count = exact(count, held, system, work)
-        if count == place and not _same(used[count - 1], vertex):
+        if count == place and np.any(used[place - 1] != vertex):
             # it came last and left at once: the set is what it was, and all would happen again
             status = CONVERGED
     else:
@@ -203,14 +203,6 @@ def _overlap(parts, size, mark):
     for u in range(int(size)):
         both += mark[np.uint32(parts[u])]
     return both
-
-
-@kernel
-def _same(parts, others):
-    for u in range(parts.size):
-        if parts[u] != others[u]:
-            return False
-    return True
 
 
 @kernel

@@ -13,7 +13,7 @@ from polymax.recipes.parse.model import Scored, Trees
 BEST = 5
 # the memory that the best trees without crossing arcs take grows with the cube of the words: of more, only the first
 LONGEST = 120
-# rounding keeps the last digits from mixtures of hundreds of trees
+# trees that would follow have weights that nobody reads
 SOLVER = pm.ActiveSet(tol=1e-9)
 
 SMOOTHINGS: dict[str, Callable[[Trees], Any]] = {

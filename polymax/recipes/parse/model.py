@@ -28,7 +28,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 # with the cost of wrong heads inside the maximum, and without
 SPARSE = {"sparsemap": False, "margin-sparsemap": True}
 NAMES = (*LOSSES, *SPARSE, "softmax-heads")
-# a duality gap that no loss shows; below it, mixtures of hundreds of trees go round in circles of rounding
+# a duality gap that no loss shows; with flat scores, hundreds of trees of smaller weight would follow
 TOLERANCE = 1e-6
 # turns that none takes
 LARGEST = 100_000
