@@ -235,6 +235,11 @@ def test_options_of_the_training_change_it(run, data, tmp_path, option):
     assert float(rows(tmp_path / "run")[0]["dev_loss"]) < 5
 
 
+def test_processes_that_prepare_batches_change_nothing(run, data, tmp_path):
+    fit.train("seq2seq", data, tmp_path / "run", {**SMALL, "epochs": 1, "workers": 2})
+    assert untimed(tmp_path / "run")[0] == untimed(run[0])[0]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="processes cannot fork")
 def test_two_processes_train_together(data, tmp_path):
     out = tmp_path / "run"

@@ -49,7 +49,8 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
     if config.learning.monitor:
         check_asked(config.learning.monitor, model, encoded["dev"])
     model.start(encoded["train"])
-    steps = Steps(model, Data(encoded["train"], encoded["dev"], task.tokens(encoded["train"])), config.learning)
+    data = Data(encoded["train"], encoded["dev"], task.tokens(encoded["train"]))
+    steps = Steps(model, data, config.learning, config.running.workers)
     # before anything is written: what cannot begin leaves nothing behind
     trainer = prepared(steps, run, config)
     if first_process():

@@ -32,6 +32,7 @@ class Running:
     precision: str = option("32-true", "Arithmetic.", choices=("32-true", "bf16-mixed", "16-mixed"))
     accelerator: str = option("auto", "Kind of device: auto, cpu, gpu.", choices=("auto", "cpu", "gpu"))
     devices: int = option(1, "Devices on each node, one process each.", least=1)
+    workers: int = option(0, "Processes that prepare batches for each device; 0 for none beside its own.")
     nodes: int = option(1, "Nodes; start the command on each, with MASTER_ADDR and NODE_RANK or by torchrun.", least=1)
     strategy: str = option("auto", "How the processes are started.", choices=("auto", "ddp", "ddp_spawn", "ddp_fork"))
 

@@ -40,11 +40,12 @@ class Data(NamedTuple):
 class Steps(LightningModule):
     """A model, its data and its optimiser, as the Trainer wants them."""
 
-    def __init__(self, model: Model, data: Data, learning: Learning) -> None:
+    def __init__(self, model: Model, data: Data, learning: Learning, workers: int = 0) -> None:
         super().__init__()
         self.model = model
         self.data = data
         self.learning = learning
+        self.workers = workers
         self.sums: dict[str, dict[str, Tensor]] = {}
         # examples and tokens of the epoch, in this process
         self.amount: dict[str, int] = {}
@@ -87,7 +88,8 @@ class Steps(LightningModule):
 
     def _loader(self, data: Encoded, batches: list[Tensor]) -> Any:
         # a generator of its own: it would draw from the one that drops entries, at moments that a resumed run has not
-        return DataLoader(data, batch_size=None, sampler=batches, generator=torch.Generator())  # type: ignore[arg-type]
+        own = torch.Generator()
+        return DataLoader(data, None, sampler=batches, generator=own, num_workers=self.workers)  # type: ignore[arg-type]
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self.learning.decay == "linear":
