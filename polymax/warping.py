@@ -288,10 +288,17 @@ class _SquaredEuclidean(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, y = ctx.saved_tensors
+        for_x, for_y = ctx.needs_input_grad
+        if x.shape[-1] == 1:
+            # a product of matrices with one column takes several times as long
+            slope = g * (x - y.transpose(-2, -1))
+            return (
+                2 * slope.sum(-1, keepdim=True) if for_x else None,
+                -2 * slope.sum(-2).unsqueeze(-1) if for_y else None,
+            )
         # moving all points together changes nothing but the rounding
         centre = y.detach().mean(-2, keepdim=True) if y.shape[-2] else 0
         x, y = x - centre, y - centre
-        for_x, for_y = ctx.needs_input_grad
         return (
             2 * (g.sum(-1).unsqueeze(-1) * x - g @ y) if for_x else None,
             2 * (g.sum(-2).unsqueeze(-1) * y - g.transpose(-2, -1) @ x) if for_y else None,

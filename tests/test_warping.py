@@ -143,6 +143,9 @@ def test_squared_euclidean():
     torch.testing.assert_close(pm.squared_euclidean(x, y), expected)
     assert gradcheck(pm.squared_euclidean, (x, y))
     assert gradgradcheck(pm.squared_euclidean, (x, y))
+    # points of one number have a formula of their own
+    assert gradcheck(pm.squared_euclidean, (x[..., :1], y[..., :1]))
+    assert gradgradcheck(pm.squared_euclidean, (x[..., :1], y[..., :1]))
     assert pm.squared_euclidean(x[..., :0, :], y).shape == (2, 3, 0, 5)
     assert pm.squared_euclidean(x.half(), y.half()).dtype == torch.float16
 
@@ -157,6 +160,23 @@ def test_squared_euclidean_is_exact_far_from_the_origin():
     (g,) = torch.autograd.grad(cost.sum(), x)
     d = x.detach().double()
     torch.testing.assert_close(g.double(), 2 * (4 * d - d.sum(0)), rtol=1e-5, atol=1e-4)
+
+
+def test_costs_of_every_size_share_a_batch():
+    cost = torch.rand(5, 21, 19)
+    cost[1] *= 1e25
+    cost[2, 3, 4] = torch.nan
+    cost[3] *= 1e5
+    cost[4, :, 7] = torch.inf
+    value, y = pm.soft_dtw(cost), pm.Marginals(pm.Alignment())(-cost)
+    assert value[2].isnan()
+    assert value[4] == torch.inf
+    assert (y[4] == 0).all()
+    kept = [0, 1, 3]
+    torch.testing.assert_close(value[kept].double(), pm.soft_dtw(cost[kept].double()), rtol=1e-5, atol=0)
+    torch.testing.assert_close(y[kept].double(), pm.Marginals(pm.Alignment())(-cost[kept].double()), rtol=0, atol=1e-5)
+    for k in kept:
+        assert torch.equal(pm.soft_dtw(cost[k]), value[k])
 
 
 def test_divergence():

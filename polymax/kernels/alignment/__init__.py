@@ -10,7 +10,9 @@ derivative along d.
 The chart holds the local weights of the three predecessors of every cell. Cells lie skewed, so that an
 anti-diagonal of a strip of rows is contiguous: row i and column j are at
 
-    chart[b, i // strip, (i % strip + j) % columns[b], :, i % strip]
+    chart[b, i // strip, i % strip + j, :, i % strip]
+
+where on CUDA line columns[b] and those after it begin again at 0: they have the lanes that the first have not.
 
 Cell (0, 0) has no predecessor: its first weight is 1, 0 where no path exists, NaN where a score is NaN.
 
@@ -23,15 +25,15 @@ from torch import Tensor
 from polymax._dispatch import declare_instances
 
 # rows that the CPU walks together, as the lanes of its vectors
-STRIP = 32
+STRIP = 16
 
 
 def chart_shape(scores: Tensor) -> tuple[int, ...]:
-    """(B, strips, m, 3, strip): on the CPU strips of STRIP rows, elsewhere one strip of all rows."""
+    """(B, strips, lines, 3, strip): on the CPU strips of STRIP rows, elsewhere one strip of all rows."""
     count, n, m = scores.shape
     if scores.device.type != "cpu":
         return count, 1, m, 3, n
-    return count, (n + STRIP - 1) // STRIP, m, 3, STRIP
+    return count, (n + STRIP - 1) // STRIP, m + STRIP - 1, 3, STRIP
 
 
 def _inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.alignment import STRIP, chart_shape
+from polymax.kernels.alignment.cpu_shannon import inside_shannon
 from polymax.kernels.alignment.cpu_tangent import tangent
 from polymax.kernels.alignment.numba_local import smooth_lanes
-from polymax.kernels.alignment.strips import SIDE, clear_padding, merge, receive, send, skew, unskew
+from polymax.kernels.alignment.strips import clear_padding, skew, unskew
 from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.numba_math import inline, kernel
 
@@ -31,7 +32,13 @@ def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float
         _flat(chart),
         alpha,
     )
-    parallel(_inside, _work(scores), 16, *args)
+    if alpha == 1 and exact.dtype == torch.float32:
+        odd = np.empty(len(value), np.bool_)
+        parallel(inside_shannon, _work(scores), 8, *args[:-1], odd)
+        for b in odd.nonzero()[0].tolist():
+            _inside(b, b + 1, *args)
+    else:
+        parallel(_inside, _work(scores), 16, *args)
     return value.to(scores.dtype), chart.to(scores.dtype)
 
 
@@ -85,7 +92,6 @@ def _inside(start, stop, scores, rows, columns, value, chart, alpha):
     above = np.empty(scores.shape[2] + 1, np.float64)
     wide = np.empty(3 * STRIP, np.float64)
     line = np.empty(4 * STRIP, scores.dtype)
-    ramp = np.empty(3 * STRIP, scores.dtype)
     work = np.empty(2 * STRIP, scores.dtype)
     for b in range(start, stop):
         n, m = rows[b], columns[b]
@@ -101,28 +107,22 @@ def _inside(start, stop, scores, rows, columns, value, chart, alpha):
         for k in range(strips):
             bad |= skew(scores[b], k * STRIP, n, m, -np.inf, lines)
             tail = min(STRIP, n - k * STRIP) - 1
-            _walk(lines, m, tail, above, wide, line, ramp, work, chart[b, k], alpha)
-            chart[b, k, m * 3 * STRIP :] = 0
+            _walk(lines, m, tail, above, wide, line, work, chart[b, k], alpha)
+            chart[b, k, (m + STRIP - 1) * 3 * STRIP :] = 0
             above[0] = -np.inf
         value[b] = np.nan if bad else above[m]
         chart[b, 0, 0] = np.nan if bad else (1 if above[m] > -np.inf else 0)
 
 
 @inline
-def _walk(lines, m, tail, above, wide, line, ramp, work, chart, alpha):
+def _walk(lines, m, tail, above, wide, line, work, chart, alpha):
     """One strip: its weights go to the chart, and the values of its row `tail` replace those of the row above."""
     # wide: values at the last step, values diagonally before, maxima
     wide[:] = -np.inf
     wide[STRIP] = above[0]
     for t in range(m + STRIP - 1):
-        whole = STRIP - 1 <= t < m
-        start = (t if t < m else t % m) * 3 * STRIP
-        stored = chart[start : start + 3 * STRIP]
-        weights = stored if whole else ramp
         _differences(wide, above[t + 1] if t < m else -np.inf, line)
-        smooth_lanes(line, weights, alpha, work)
-        if not whole:
-            merge(ramp, stored, t, m)
+        smooth_lanes(line, chart[3 * t * STRIP : 3 * (t + 1) * STRIP], alpha, work)
         _advance(wide, line, lines[t * STRIP : (t + 1) * STRIP])
         if 0 <= t - tail < m:
             above[t - tail + 1] = wide[tail]
@@ -157,7 +157,7 @@ def _outside(start, stop, rows, columns, chart, g, mu):
     lines = np.empty((mu.shape[2] + STRIP) * STRIP, mu.dtype)
     # what the strip gives to the row above it, by column
     given = np.empty(mu.shape[2], mu.dtype)
-    flow = np.empty(3 * SIDE, mu.dtype)
+    flow = np.empty(3 * STRIP, mu.dtype)
     for b in range(start, stop):
         n, m = rows[b], columns[b]
         n = n if m > 0 else 0
@@ -178,12 +178,28 @@ def _walk_back(chart, m, tail, given, flow, lines):
     zero = given.dtype.type(0)
     for t in range(m + STRIP - 2, -1, -1):
         j = t - tail
-        line = lines[t * STRIP : (t + 1) * STRIP]
-        start = (t if t < m else t % m) * 3 * STRIP
-        receive(flow, given[j] if 0 <= j < m else zero, tail, line)
-        send(flow, line, chart[start : start + 3 * STRIP])
+        line, weights = lines[t * STRIP : (t + 1) * STRIP], chart[3 * t * STRIP : 3 * (t + 1) * STRIP]
+        _split(flow, given[j] if 0 <= j < m else zero, tail, weights, line)
         if t < m:
-            given[t] = flow[SIDE]
+            given[t] = flow[2 * STRIP - 1]
+
+
+@inline
+def _split(flow, given, tail, weights, line):
+    """Expectations of a line, `given` to its lane `tail`, split over the predecessors of each cell.
+
+    flow, from the last lane to the first: what goes right, to the row above, and there diagonally, one step later.
+    """
+    zero = type(given)(0)
+    below = zero
+    for q in range(STRIP):
+        r = STRIP - 1 - q
+        expectation = flow[q] + below + (given if r == tail else zero)
+        below = flow[STRIP + q]
+        line[r] = expectation
+        flow[q] = expectation * weights[2 * STRIP + r]
+        flow[STRIP + q] = flow[2 * STRIP + q] + expectation * weights[STRIP + r]
+        flow[2 * STRIP + q] = expectation * weights[r]
 
 
 @kernel
@@ -200,7 +216,7 @@ def _path(start, stop, rows, columns, chart, g, mu):
         while weight == weight and i >= 0 and j >= 0:
             mu[b, i, j] = weight
             r = i % STRIP
-            start = (r + j) % columns[b] * 3 * STRIP
+            start = (r + j) * 3 * STRIP
             edges = chart[b, i // STRIP, start : start + 3 * STRIP]
             right = edges[2 * STRIP + r] > 0
             down = edges[STRIP + r] > 0 and not right

@@ -8,7 +8,7 @@ The weights p are those of the chart; dp is kept for one instance at a time.
 import numpy as np
 
 from polymax.kernels.alignment import STRIP
-from polymax.kernels.alignment.strips import SIDE, clear_padding, merge, receive, send, skew, unskew
+from polymax.kernels.alignment.strips import SIDE, clear_padding, receive, send, skew, unskew
 from polymax.kernels.numba_math import exp2, inline, kernel, log2
 
 
@@ -49,7 +49,7 @@ def _walk(lines, m, tail, above, wide, line, chart, moved, alpha):
     """One strip: the derivatives of its weights, and those of the values of its row `tail` instead of the row above."""
     wide[:] = 0
     for t in range(m + STRIP - 1):
-        start = (t if t < m else t % m) * 3 * STRIP
+        start = 3 * t * STRIP
         weights = chart[start : start + 3 * STRIP]
         _mean(wide, above[t + 1] if t < m else 0.0, weights, lines[t * STRIP : (t + 1) * STRIP], line)
         if alpha == 1:
@@ -57,7 +57,7 @@ def _walk(lines, m, tail, above, wide, line, chart, moved, alpha):
                 line[e] *= weights[e]
         else:
             _jacobian(line, weights, alpha)
-        merge(line, moved[start : start + 3 * STRIP], t, m)
+        moved[start : start + 3 * STRIP] = line
         if 0 <= t - tail < m:
             above[t - tail + 1] = wide[tail]
 
@@ -116,7 +116,7 @@ def _walk_back(chart, moved, m, tail, given, flow, expectation, lines):
         j = t - tail
         inside = 0 <= j < m
         line = lines[t * STRIP : (t + 1) * STRIP]
-        start = (t if t < m else t % m) * 3 * STRIP
+        start = 3 * t * STRIP
         weights = chart[start : start + 3 * STRIP]
         receive(flow[0], given[0, j] if inside else zero, tail, expectation)
         receive(flow[1], given[1, j] if inside else zero, tail, line)

@@ -58,18 +58,6 @@ def unskew(lines, top, lanes, m, x):
 
 
 @inline
-def merge(line, stored, t, m):
-    """Keep line t of the weights: line t + m shares its place, and has the lanes that this one has not."""
-    if STRIP - 1 <= t < m:
-        for e in range(3 * STRIP):
-            stored[e] = line[e]
-    else:
-        for r in range(max(0, t - m + 1), min(STRIP, t + 1)):
-            for c in range(3):
-                stored[c * STRIP + r] = line[c * STRIP + r]
-
-
-@inline
 def clear_padding(x, n, m):
     """Zeros outside the problem."""
     for i in range(x.shape[0]):
