@@ -12,7 +12,7 @@ from polymax.recipes.bracket.data import Batch
 from polymax.recipes.text.reader import TextReader
 from polymax.recipes.text.tokens import Tokens
 from polymax.recipes.training.task import Model, Vocabularies
-from polymax.recipes.training.vocabulary import Words
+from polymax.recipes.training.vocabulary import stored_words
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "crf": pm.crf_loss,
@@ -45,14 +45,12 @@ class Bracketer(Model):
     def __init__(self, options: Any, vocabularies: Vocabularies) -> None:
         super().__init__()
         self.options = options
-        labels, tags = vocabularies["labels"], vocabularies["tags"]
-        assert isinstance(labels, Words)
-        assert isinstance(tags, Words)
+        labels, tags = (stored_words(vocabularies, name).words for name in ("labels", "tags"))
         self.reader = TextReader(options, vocabularies)
         self.changes = nn.Linear(self.reader.size, options.spans)
         self.scale = nn.LayerNorm(options.spans)
-        self.labels = nn.Linear(options.spans, len(labels.words))
-        self.tags = nn.Linear(self.reader.size, len(tags.words))
+        self.labels = nn.Linear(options.spans, len(labels))
+        self.tags = nn.Linear(self.reader.size, len(tags))
 
     def forward(self, tokens: Tokens) -> Scored:
         """The scores of a batch."""

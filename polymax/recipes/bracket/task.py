@@ -18,10 +18,10 @@ from polymax.recipes.readers.spans import Span
 from polymax.recipes.readers.trees import Tree
 from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.text.tokens import TokenTable
-from polymax.recipes.training.batches import sorted_batches
+from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
-from polymax.recipes.training.vocabulary import Words
+from polymax.recipes.training.vocabulary import stored_words
 
 Parses = list[tuple[float, Tree]]
 
@@ -113,7 +113,7 @@ def parsed(trained: Trained, texts: list[list[str]], distribution: bool) -> list
         charts = _charts(model, scored, distribution)
         for row, tagged, listed in zip(rows.tolist(), tags, charts):
             found.append(_merged((p, _tree(trained, texts[row], tagged, labels)) for p, labels in listed))
-    return [found[k] for k in torch.cat(batches).argsort().tolist()]
+    return [found[k] for k in places(batches).tolist()]
 
 
 def _charts(model: Bracketer, scored: Scored, distribution: bool) -> Iterable[Sequence[tuple[float, Tensor]]]:
@@ -135,7 +135,7 @@ def _merged(parses: Iterable[tuple[float, Tree]]) -> Parses:
 
 def _tree(trained: Trained, words: list[str], tags: list[int], labels: Tensor) -> Tree:
     """The tree of words whose spans have these labels (n, n), -1 where there is none; tags of padding are ignored."""
-    names, parts = _words(trained.vocabularies, "labels"), _words(trained.vocabularies, "tags")
+    names, parts = (stored_words(trained.vocabularies, name).words for name in ("labels", "tags"))
     n = len(words)
     chart = labels[:n, :n]
     spans = [Span(i, j, names[int(chart[i, j])]) for i, j in (chart >= 0).nonzero().tolist()]
@@ -145,12 +145,6 @@ def _tree(trained: Trained, words: list[str], tags: list[int], labels: Tensor) -
 def _bracketer(trained: Trained) -> Bracketer:
     assert isinstance(trained.model, Bracketer)
     return trained.model
-
-
-def _words(vocabularies: Vocabularies, name: str) -> tuple[str, ...]:
-    words = vocabularies[name]
-    assert isinstance(words, Words)
-    return words.words
 
 
 task = BracketTask()

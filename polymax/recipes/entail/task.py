@@ -15,7 +15,7 @@ from polymax.recipes.entail.reader import Reader
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.readers.tsv import Pair
 from polymax.recipes.seq2seq.attention import NAMES
-from polymax.recipes.training.batches import sorted_batches
+from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import Words
@@ -92,7 +92,7 @@ def probabilities(trained: Trained, pairs: list[Pair]) -> Tensor:
     encoded = Pairs(pairs, trained.vocabularies["words"])
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     judged = [trained.model(moved(encoded[rows], trained.model)).scores.float().softmax(-1).cpu() for rows in batches]
-    return torch.cat(judged)[torch.cat(batches).argsort()]
+    return torch.cat(judged)[places(batches)]
 
 
 def _row(row: list[float]) -> str:

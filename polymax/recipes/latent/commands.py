@@ -18,7 +18,7 @@ from polymax.recipes.metrics import self_f1
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.training.commands import Device, Late, RunDirectory, loaded, print_reports
 from polymax.recipes.training.task import Report, Trained
-from polymax.recipes.training.vocabulary import Words
+from polymax.recipes.training.vocabulary import stored_words
 
 
 def plot_tree(
@@ -41,8 +41,7 @@ def plot_tree(
         made = trees(trained, [example])
         if not made.spans and not made.heads:
             fail(f"{run} is a run of --model {trained.options.model}, which has no trees")
-        words = trained.vocabularies["words"]
-        assert isinstance(words, Words)
+        words = stored_words(trained.vocabularies, "words")
         figure, axes = pyplot.subplots(len(example.sides), squeeze=False)
         for k, side in enumerate(example.sides):
             read = tokens(side, words)

@@ -16,7 +16,7 @@ from polymax.recipes.latent.trees import Found, binary_measures, found, head_mea
 from polymax.recipes.readers.binary_parses import format_binary
 from polymax.recipes.training.measured import moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies
-from polymax.recipes.training.vocabulary import Words
+from polymax.recipes.training.vocabulary import stored_words
 
 MODELS: dict[str, Callable[[LatentOptions, Sizes], Classifier]] = {
     "lstm": Sequential,
@@ -46,10 +46,10 @@ class LatentTask(Task):
         return kept
 
     def encode(self, examples: list[Example], vocabularies: Vocabularies) -> Examples:
-        return Examples(examples, _words(vocabularies, "words"), _words(vocabularies, "labels"))
+        return Examples(examples, stored_words(vocabularies, "words"), stored_words(vocabularies, "labels"))
 
     def model(self, options: LatentOptions, vocabularies: Vocabularies) -> Classifier:
-        counts = (len(_words(vocabularies, name).words) for name in ("labels", "sides"))
+        counts = (len(stored_words(vocabularies, name).words) for name in ("labels", "sides"))
         sizes = Sizes(len(vocabularies["words"]), *counts)
         if options.model == "spinn" and options.parser == "pretrained":
             return Pretrained(options, sizes)
@@ -85,7 +85,7 @@ class LatentTask(Task):
     def _written(self, trained: Trained, examples: list[Example]) -> Iterator[str]:
         data = self.encode(examples, trained.vocabularies)
         made = found(_classifier(trained), data, trained.options.batch)
-        labels, words = (_words(trained.vocabularies, name) for name in ("labels", "words"))
+        labels, words = (stored_words(trained.vocabularies, name) for name in ("labels", "words"))
         for k, (example, row) in enumerate(zip(examples, made.scores.softmax(-1).tolist())):
             best = max(range(len(row)), key=row.__getitem__)
             columns = [labels.words[best], f"{row[best]:.6f}"]
@@ -97,7 +97,7 @@ class LatentTask(Task):
 
 def fitting(trained: Trained, given: Given) -> Example:
     """What a line of input is to a model: as many texts as it takes, and trees where it needs them."""
-    count = len(_words(trained.vocabularies, "sides").words)
+    count = len(stored_words(trained.vocabularies, "sides").words)
     if len(given.columns) not in (count, count + 1):
         what = "a text" if count == 1 else "two texts between tabs"
         raise given.error(f"{what} expected, with a label before or without; got {len(given.columns)} columns")
@@ -140,9 +140,3 @@ def refuse_treeless(examples: Sequence[Example], options: LatentOptions, what: s
 def _classifier(trained: Trained) -> Classifier:
     assert isinstance(trained.model, Classifier)
     return trained.model
-
-
-def _words(vocabularies: Vocabularies, name: str) -> Words:
-    words = vocabularies[name]
-    assert isinstance(words, Words)
-    return words

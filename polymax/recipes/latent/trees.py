@@ -12,7 +12,7 @@ from polymax.recipes.latent.classifier import Classifier, Read
 from polymax.recipes.latent.data import Examples, Spans
 from polymax.recipes.metrics import AttachmentScore, TreeF1
 from polymax.recipes.metrics.counts import share
-from polymax.recipes.training.batches import sorted_batches
+from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import moved
 from polymax.recipes.training.task import Report
 
@@ -46,7 +46,7 @@ def found(model: Classifier, data: Examples, batch_size: int) -> Found:
         scores.append(judged.cpu())
         for column, values in zip(columns, _listed(read)):
             column += [values[k : k + data.sides] for k in range(0, len(values), data.sides)]
-    order = torch.cat(batches).argsort()
+    order = places(batches)
     sides = ([side for k in order.tolist() for side in column[k]] if column else [] for column in columns)
     return Found(torch.cat(scores)[order], *sides)
 

@@ -16,7 +16,7 @@ from polymax.recipes.parse.relations import RelationScorer
 from polymax.recipes.text.reader import TextReader
 from polymax.recipes.text.tokens import Tokens, numbers
 from polymax.recipes.training.task import Model, Vocabularies
-from polymax.recipes.training.vocabulary import SPECIALS, Words
+from polymax.recipes.training.vocabulary import SPECIALS, stored_words
 
 Trees = pm.SpanningTree | pm.ProjectiveTree
 
@@ -56,15 +56,14 @@ class Parser(Model):
     def __init__(self, options: Any, vocabularies: Vocabularies) -> None:
         super().__init__()
         self.options = options
-        relations = vocabularies["relations"]
-        assert isinstance(relations, Words)
+        relations = stored_words(vocabularies, "relations").words
         universals = numbers(vocabularies["universals"])
         self.reader = TextReader(options, vocabularies)
         self.arcs = ArcScorer(self.reader.size, options.arcs, options.dropout)
-        self.relations = RelationScorer(self.reader.size, options.labels, len(relations.words), options.dropout)
-        without = [universals[universal(name)] - len(SPECIALS) for name in relations.words]
+        self.relations = RelationScorer(self.reader.size, options.labels, len(relations), options.dropout)
+        without = [universals[universal(name)] - len(SPECIALS) for name in relations]
         self.register_buffer("universals", torch.tensor(without), persistent=False)
-        of_root = [universal(name).lower() == ROOT for name in relations.words]
+        of_root = [universal(name).lower() == ROOT for name in relations]
         self.rooted = any(of_root) and not all(of_root)
         self.register_buffer("of_root", torch.tensor(of_root), persistent=False)
 

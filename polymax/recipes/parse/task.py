@@ -18,10 +18,10 @@ from polymax.recipes.readers.conllu import Sentence, parse_sentence
 from polymax.recipes.readers.lines import Line, grouped
 from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.text.tokens import TokenTable
-from polymax.recipes.training.batches import sorted_batches
+from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
-from polymax.recipes.training.vocabulary import Words
+from polymax.recipes.training.vocabulary import stored_words
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def best_trees(trained: Trained, sentences: Sequence[Sequence[str]]) -> list[Tre
     for rows in batches:
         heads, relations = (part.tolist() for part in model.best(model(moved(tokens[rows], model))))
         trees += [tree_of(trained, *pair) for pair in zip(heads, relations)]
-    return [trees[k] for k in _places(batches)]
+    return [trees[k] for k in places(batches).tolist()]
 
 
 @torch.no_grad()
@@ -155,19 +155,13 @@ def weighted_trees(trained: Trained, sentences: Sequence[Sequence[str]]) -> Iter
             relations = model.named(below, heads.to(nodes.device))
             trees = (tree_of(trained, *pair) for pair in zip(heads.tolist(), relations.tolist()))
             listed.append(list(zip(probabilities.tolist(), trees)))
-    return (listed[k] for k in _places(batches))
+    return (listed[k] for k in places(batches).tolist())
 
 
 def tree_of(trained: Trained, heads: list[int], relations: list[int]) -> Tree:
     """A tree without its padding, relations by name."""
-    names = trained.vocabularies["relations"]
-    assert isinstance(names, Words)
-    return Tree([head for head in heads if head >= 0], [names.words[k] for k in relations if k >= 0])
-
-
-def _places(batches: list[Tensor]) -> list[int]:
-    """Where each row is among the sorted ones."""
-    return torch.cat(batches).argsort().tolist()
+    names = stored_words(trained.vocabularies, "relations").words
+    return Tree([head for head in heads if head >= 0], [names[k] for k in relations if k >= 0])
 
 
 def _parser(trained: Trained) -> Parser:

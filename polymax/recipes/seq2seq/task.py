@@ -14,7 +14,7 @@ from polymax.recipes.seq2seq.data import Batch, Pairs, Referenced, read_texts
 from polymax.recipes.seq2seq.measures import bleu, rouge
 from polymax.recipes.seq2seq.model import Seq2Seq
 from polymax.recipes.seq2seq.search import Found, Search, beam_search
-from polymax.recipes.training.batches import Ragged, sorted_batches
+from polymax.recipes.training.batches import Ragged, places, sorted_batches
 from polymax.recipes.training.measured import device_of, means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import BEGIN, END, PAD, Subwords, Words
@@ -111,7 +111,7 @@ def found_targets(trained: Trained, sources: list[str]) -> Found:
     for rows in batches:
         words, lengths = encoded.padded(rows)
         parts.append(beam_search(model, words.to(device), lengths.to(device), search))
-    order = torch.cat(batches).argsort()
+    order = places(batches)
     return Found(*(torch.cat(column).cpu()[order] for column in zip(*parts)))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from polymax.recipes.readers.lines import ReadError
 from polymax.recipes.readers.series import Series, read_series
 from polymax.recipes.training.task import Vocabularies
-from polymax.recipes.training.vocabulary import Words
+from polymax.recipes.training.vocabulary import Words, stored_words
 
 
 class Shape(NamedTuple):
@@ -54,9 +54,7 @@ def vocabularies_of(examples: Sequence[Series], size: int) -> Vocabularies:
 
 def shape_of(vocabularies: Vocabularies) -> Shape:
     """What `vocabularies_of` stored."""
-    stored = vocabularies["shape"]
-    assert isinstance(stored, Words)
-    return Shape(*map(int, stored.words))
+    return Shape(*map(int, stored_words(vocabularies, "shape").words))
 
 
 class Batch(NamedTuple):
@@ -71,9 +69,7 @@ class LabelledSeries:
     """Series in numbers: batches of them on request."""
 
     def __init__(self, examples: Sequence[Series], vocabularies: Vocabularies) -> None:
-        classes = vocabularies["classes"]
-        assert isinstance(classes, Words)
-        numbers = {label: k for k, label in enumerate(classes.words)}
+        numbers = {label: k for k, label in enumerate(stored_words(vocabularies, "classes").words)}
         dimensions = shape_of(vocabularies).dimensions
         for series in examples:
             found = series.values.shape[1]

@@ -13,10 +13,10 @@ from polymax.recipes.readers.series import Series, parse_values
 from polymax.recipes.series.data import LabelledSeries, read_labelled_series, shape_of, vocabularies_of
 from polymax.recipes.series.model import Centroids
 from polymax.recipes.series.warp import SMOOTHINGS
-from polymax.recipes.training.batches import sorted_batches
+from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
-from polymax.recipes.training.vocabulary import Words
+from polymax.recipes.training.vocabulary import stored_words
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,12 @@ def nearest(trained: Trained, series: Sequence[Series]) -> Tensor:
     encoded = LabelledSeries(series, trained.vocabularies)
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     found = [model.distances(moved(encoded[rows], model)).amin(2).cpu() for rows in batches]
-    return torch.cat(found)[torch.cat(batches).argsort()]
+    return torch.cat(found)[places(batches)]
 
 
 def classes_of(vocabularies: Vocabularies) -> tuple[str, ...]:
     """The classes of a run, in the order of its centroids."""
-    words = vocabularies["classes"]
-    assert isinstance(words, Words)
-    return words.words
+    return stored_words(vocabularies, "classes").words
 
 
 task = SeriesTask()

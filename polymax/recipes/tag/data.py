@@ -17,7 +17,7 @@ from polymax.recipes.text.pretrained import encoder_vocabularies
 from polymax.recipes.text.tokens import Tokens, numbers, token_vocabularies
 from polymax.recipes.training.batches import Ragged
 from polymax.recipes.training.task import Vocabularies
-from polymax.recipes.training.vocabulary import SPECIALS, UNKNOWN, Words
+from polymax.recipes.training.vocabulary import SPECIALS, UNKNOWN, Words, stored_words
 
 SCHEMES = {scheme.name: scheme for scheme in (IO, BIO, BIOES, IOB1)}
 
@@ -105,8 +105,7 @@ class Sentences:
     """Sentences in numbers: batches of them on request. Tags that training did not have are unknown."""
 
     def __init__(self, examples: Sequence[Tagged], vocabularies: Vocabularies) -> None:
-        tags, schemes = numbers(vocabularies["tags"]), vocabularies["schemes"]
-        assert isinstance(schemes, Words)
+        tags, schemes = numbers(vocabularies["tags"]), stored_words(vocabularies, "schemes")
         self.tokens = table_of([sentence.tokens for sentence in examples], vocabularies)
         self.tags = Ragged.of([tags.get(tag, UNKNOWN) for tag in learned(e.tags, schemes)] for e in examples)
         self.sizes = self.tokens.sizes

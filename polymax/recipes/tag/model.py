@@ -12,7 +12,7 @@ from polymax.recipes.tag.data import Batch, PieceBatch
 from polymax.recipes.tag.spans import constraints_of, counted_spans, spell_spans
 from polymax.recipes.text.chosen import reader_of
 from polymax.recipes.training.task import Model, Vocabularies
-from polymax.recipes.training.vocabulary import Words
+from polymax.recipes.training.vocabulary import stored_words
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "crf": pm.crf_loss,
@@ -59,12 +59,10 @@ class Tagger(Model):
     def __init__(self, options: Any, vocabularies: Vocabularies) -> None:
         super().__init__()
         self.options = options
-        tags, rules = vocabularies["tags"], vocabularies["rules"]
-        assert isinstance(tags, Words)
-        assert isinstance(rules, Words)
-        self.names, count = tags.words, len(tags.words)
+        self.names = stored_words(vocabularies, "tags").words
+        count = len(self.names)
         self.spell_spans = spell_spans(self.names)
-        allowed = constraints_of("".join(rules.words), self.names)
+        allowed = constraints_of("".join(stored_words(vocabularies, "rules").words), self.names)
         for name, part in zip(("moves", "first", "last"), allowed or (None, None, None)):
             # not saved: the vocabularies say it
             self.register_buffer(name, part, persistent=False)

@@ -18,10 +18,10 @@ from polymax.recipes.tag.spans import spell_spans
 from polymax.recipes.tag.text import Untagged, untagged
 from polymax.recipes.text.pretrained import PretrainedReader
 from polymax.recipes.text.reader import ReaderOptions
-from polymax.recipes.training.batches import sorted_batches
+from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import moved
 from polymax.recipes.training.task import Model, Report, Task, Trained, Vocabularies, option
-from polymax.recipes.training.vocabulary import Words
+from polymax.recipes.training.vocabulary import stored_words
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class TagTask(Task):
         start = perf_counter()
         guessed = best_tags(trained, encoded)
         seconds = perf_counter() - start
-        schemes = _words(trained.vocabularies, "schemes")
+        schemes = stored_words(trained.vocabularies, "schemes")
         accuracy = TokenAccuracy()
         accuracy.add((written(sentence.tags, schemes) for sentence in examples), guessed)
         report = {"sentences": len(examples), "accuracy": accuracy.result()}
@@ -124,7 +124,7 @@ def best_tags(trained: Trained, encoded: Sentences) -> list[list[str]]:
     for rows in batches:
         found = model.best(model(moved(encoded[rows], model))).tolist()
         tags += [_names(trained, [tag for tag in row if tag >= 0]) for row in found]
-    return [tags[k] for k in _places(batches)]
+    return [tags[k] for k in places(batches).tolist()]
 
 
 @torch.no_grad()
@@ -136,18 +136,13 @@ def taggings_of(trained: Trained, encoded: Sentences) -> Iterator[list[tuple[flo
     for rows in batches:
         scored = model.constrained(model(moved(encoded[rows], model)))
         listed += alternatives(trained.options.loss, scored)
-    for k in _places(batches):
+    for k in places(batches).tolist():
         yield [(probability, _names(trained, tags)) for probability, tags in listed[k]]
 
 
 def _names(trained: Trained, tags: list[int]) -> list[str]:
-    names = _words(trained.vocabularies, "tags").words
-    return written([names[tag] for tag in tags], _words(trained.vocabularies, "schemes"))
-
-
-def _places(batches: list[Tensor]) -> list[int]:
-    """Where each row is among the sorted ones."""
-    return torch.cat(batches).argsort().tolist()
+    names = stored_words(trained.vocabularies, "tags").words
+    return written([names[tag] for tag in tags], stored_words(trained.vocabularies, "schemes"))
 
 
 def _encoded(trained: Trained, sentences: list[Untagged]) -> Sentences:
@@ -160,12 +155,6 @@ def _encoded(trained: Trained, sentences: list[Untagged]) -> Sentences:
 def _tagger(trained: Trained) -> Tagger:
     assert isinstance(trained.model, Tagger)
     return trained.model
-
-
-def _words(vocabularies: Vocabularies, name: str) -> Words:
-    words = vocabularies[name]
-    assert isinstance(words, Words)
-    return words
 
 
 task = TagTask()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polymax.recipes.training.batches import Ragged
 from polymax.recipes.training.task import Vocabularies
-from polymax.recipes.training.vocabulary import Subwords, Words
+from polymax.recipes.training.vocabulary import Subwords, Words, stored_words
 
 # of a configuration: where it was, and what wrote it
 PASSING = ("_name_or_path", "transformers_version", "dtype")
@@ -101,9 +101,7 @@ def encoder_vocabularies(encoder: str) -> Vocabularies:
 
 def configuration(vocabularies: Vocabularies) -> dict[str, Any]:
     """Of the encoder, as a run keeps it."""
-    network = vocabularies["network"]
-    assert isinstance(network, Words)
-    return json.loads(network.words[0])
+    return json.loads(stored_words(vocabularies, "network").words[0])
 
 
 def longest_text(config: dict[str, Any]) -> int:

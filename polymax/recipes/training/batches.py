@@ -69,6 +69,16 @@ def sorted_batches(sizes: Tensor, batch_size: int) -> list[Tensor]:
     return list(sizes.argsort(stable=True).split(batch_size))
 
 
+def places(batches: list[Tensor]) -> Tensor:
+    """Where each row is among those of the batches, one after the other: back to the order of the data.
+
+    Example:
+        >>> places([torch.tensor([1, 2]), torch.tensor([0])])
+        tensor([2, 0, 1])
+    """
+    return torch.cat(batches).argsort()
+
+
 def shuffled_batches(sizes: Tensor, batch_size: int, seed: int, epoch: int) -> list[Tensor]:
     """All rows in random batches of similar sizes.
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -122,6 +122,13 @@ class Subwords:
 
 
 Vocabulary = Words | Subwords
+
+
+def stored_words(vocabularies: Mapping[str, Vocabulary], name: str) -> Words:
+    """The vocabulary of a name, where a task has stored words."""
+    words = vocabularies[name]
+    assert isinstance(words, Words)
+    return words
 
 
 def restored(stored: dict[str, Any]) -> Vocabulary:

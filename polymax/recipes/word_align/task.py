@@ -11,7 +11,7 @@ from torch import Tensor
 from polymax.recipes.metrics import AlignmentErrorRate
 from polymax.recipes.readers.alignments import WordAlignment
 from polymax.recipes.readers.lines import Line
-from polymax.recipes.training.batches import sorted_batches
+from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.word_align.data import Pairs, Sides, parse_sides, read_sides, vocabularies_of, words_of
@@ -93,7 +93,7 @@ def aligned(trained: Trained, pairs: list[Sides]) -> Iterator[tuple[Links, Tenso
             both = weights[:, k, :n, :m]
             links = [(i, j) for i, j in (both.mean(0) > trained.options.threshold).nonzero().tolist()]
             found.append((links, torch.stack([(both == 0).sum(), torch.tensor(both.numel())])))
-    yield from (found[k] for k in torch.cat(batches).argsort().tolist())
+    yield from (found[k] for k in places(batches).tolist())
 
 
 def attended(trained: Trained, text: str) -> tuple[Tensor, list[str], list[str]]:
