@@ -11,6 +11,7 @@ from polymax.estimators import Clipped as Clipped
 from polymax.estimators import Estimator as Estimator
 from polymax.estimators import ImplicitMLE as ImplicitMLE
 from polymax.estimators import Interpolation as Interpolation
+from polymax.estimators import JointLoss as JointLoss
 from polymax.estimators import Learned as Learned
 from polymax.estimators import LeaveOneOut as LeaveOneOut
 from polymax.estimators import MovingAverage as MovingAverage

@@ -100,9 +100,7 @@ def test_every_parameter_learns(given):
     assert learned == {name for name, _ in model.named_parameters()}
 
 
-@pytest.mark.parametrize(
-    "given", [kind for kind in KINDS if kind["method"] not in ("sparse-expectation", "score-function")]
-)
+@pytest.mark.parametrize("given", KINDS, ids=name_of)
 def test_pairs_are_judged_together(given):
     model = made(classify.task, PAIR_WORDS, **given)
     batch = batch_of(PAIRS, classify.task, PAIR_WORDS)
@@ -116,10 +114,13 @@ def test_pairs_are_judged_together(given):
     assert sentences_of(batch).words[:2].equal(batch.words[0])
 
 
-@pytest.mark.parametrize("method", ["sparse-expectation", "score-function"])
-def test_expectations_are_of_single_sentences(method):
-    with pytest.raises(ValueError, match=f"--method {method} must come with single sentences"):
-        made(classify.task, PAIR_WORDS, model="dependency", method=method)
+def test_a_low_temperature_leaves_few_trees():
+    sentences, sizes = sentences_of(batch_of(SOME)), []
+    for temperature in (1.0, 0.02):
+        model = made(model="dependency", temperature=temperature)
+        trees = model.latent.distribution(model.words(sentences.words), sentences.lengths, scores=model.arcs(sentences))
+        sizes.append(trees.support_size.sum())
+    assert sizes[1] < sizes[0] / 2
 
 
 @pytest.mark.parametrize("kind", [TransitionParser, MergeParser])
@@ -400,7 +401,7 @@ def test_trees_are_drawn_and_compared(run, data, tmp_path):
 
 def test_pairs_by_dependency_trees(data, tmp_path):
     out, files = tmp_path / "run", {"task": "classify", "train": "pairs.tsv", "dev": "pairs.tsv"}
-    trained(data, out, "--model", "dependency", "--method", "sparsemap", "--epochs", 1, **files)
+    trained(data, out, "--model", "dependency", "--temperature", 0.5, "--epochs", 1, **files)
     report = recipes.load(out).evaluate(data / "pairs.tsv")
     assert (report["examples"], "uas_left" in report, "uas_gold" in report) == (12, True, False)
     written = list(recipes.load(out, trees=True).predict(["a\ta b", "same\ta\tb"]))

@@ -14,6 +14,7 @@ from polymax.estimators.baselines import SelfCritical as SelfCritical
 from polymax.estimators.clipped import Clipped as Clipped
 from polymax.estimators.implicit_mle import ImplicitMLE as ImplicitMLE
 from polymax.estimators.interpolation import Interpolation as Interpolation
+from polymax.estimators.joint import JointLoss as JointLoss
 from polymax.estimators.perturb_and_map import PerturbAndMap as PerturbAndMap
 from polymax.estimators.perturb_and_map import Relaxed as Relaxed
 from polymax.estimators.score_function import ScoreFunction as ScoreFunction

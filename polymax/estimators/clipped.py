@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from polymax.estimators.expected_loss import LossFn, reduced
+from polymax.estimators.joint import JointLoss
 from polymax.estimators.score_function import Draws, ScoreFunction
-from polymax.structures.dynamic import checked
 
 
 def clipped(ratios: Tensor, advantages: Tensor, clip: float) -> Tensor:
@@ -32,7 +32,7 @@ class ClippedBatch:
 
     def ratios(self, *scores: Tensor) -> Tensor:
         """How much more probable each draw is under these scores than when it was drawn, (samples, *batch)."""
-        found = self.draws.policy.actions(*checked(scores)).log_prob(self.draws.actions)
+        found = self.draws.log_probs_under(*scores)
         # where there was no structure, nothing was drawn
         return torch.where(self.draws.counted, torch.exp(found - self.draws.log_probs.detach()), 1)
 
@@ -72,7 +72,7 @@ class Clipped(nn.Module):
 
     def forward(
         self,
-        loss_fn: LossFn,
+        loss_fn: LossFn | JointLoss,
         *scores: Tensor,
         features: Tensor | None = None,
         generator: torch.Generator | None = None,
@@ -82,7 +82,7 @@ class Clipped(nn.Module):
 
     def collect(
         self,
-        loss_fn: LossFn,
+        loss_fn: LossFn | JointLoss,
         *scores: Tensor,
         features: Tensor | None = None,
         generator: torch.Generator | None = None,

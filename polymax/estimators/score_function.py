@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from polymax.estimators.baselines import Baseline, Situation
 from polymax.estimators.expected_loss import LossFn, carrying, changed, checked_reduction, evaluated, reduced
+from polymax.estimators.joint import JointLoss, together
 from polymax.estimators.policies import Policy, policy_of
 from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
@@ -26,12 +27,17 @@ class Draws:
 
     policy: Policy
     actions: Any
+    joint: bool
     losses: Tensor
     advantages: Tensor
     log_probs: Tensor
     counted: Tensor
     # the expected loss, whose gradient goes to whatever is behind the losses, and fits the baseline
     loss: Tensor
+
+    def log_probs_under(self, *scores: Tensor) -> Tensor:
+        """Their log-probabilities under other scores, (samples, *batch)."""
+        return together(self.policy.actions(*checked(scores)).log_prob(self.actions), self.joint)
 
 
 class ScoreFunction(nn.Module):
@@ -41,7 +47,8 @@ class ScoreFunction(nn.Module):
 
     A smoothing stands for its distribution, a regularizer for its mapping on the simplex, a structure for Marginals or,
     where these cannot be drawn from (Assignment, a set with `map` alone), for Perturbed: then what is drawn, and what p
-    is the density of, are the perturbed scores. `baseline` is None for b = 0.
+    is the density of, are the perturbed scores. `baseline` is None for b = 0. Of a `JointLoss` y are the
+    structures of a group, each drawn by itself.
 
     Shapes: loss_fn(y (count, ...), at (count,)) -> (count,), `at` the instances in the flattened batch that structures
     y are drawn for; the result (), or (*batch,), with 0 for an instance without a structure
@@ -75,7 +82,7 @@ class ScoreFunction(nn.Module):
 
     def forward(
         self,
-        loss_fn: LossFn,
+        loss_fn: LossFn | JointLoss,
         *scores: Tensor,
         features: Tensor | None = None,
         generator: torch.Generator | None = None,
@@ -86,7 +93,7 @@ class ScoreFunction(nn.Module):
 
     def collect(
         self,
-        loss_fn: LossFn,
+        loss_fn: LossFn | JointLoss,
         *scores: Tensor,
         features: Tensor | None = None,
         generator: torch.Generator | None = None,
@@ -96,17 +103,19 @@ class ScoreFunction(nn.Module):
         found = self.policy.actions(*x)
         actions = found.sample((self.samples,), generator=generator)
         y = narrow(self.policy.chosen(actions), scores[0].dtype)
-        log_probs = found.log_prob(actions)
+        each = found.log_prob(actions)
+        joint = isinstance(loss_fn, JointLoss)
+        log_probs = together(each, joint)
         # an instance that has no structure has a sum of 0, and draws that are none
         counted = ~torch.isinf(log_probs)
-        given = _losses(loss_fn, y, log_probs.shape)
+        given = _losses(loss_fn, y, each.shape)
         losses = torch.where(counted, wide(given), 0)
         detached = tuple(t.detach() for t in x)
 
         def best_losses() -> Tensor:
             with torch.no_grad():
                 best = narrow(self.policy.structure.map(*detached), scores[0].dtype)
-                return _losses(loss_fn, changed(best, lambda t: t.unsqueeze(0)), log_probs[:1].shape)[0]
+                return _losses(loss_fn, changed(best, lambda t: t.unsqueeze(0)), each[:1].shape)[0]
 
         seen = detached if features is None else (features.detach(),)
         compared = losses.detach()
@@ -119,6 +128,7 @@ class ScoreFunction(nn.Module):
         return Draws(
             self.policy,
             actions,
+            joint,
             losses,
             advantages.detach(),
             torch.where(counted, log_probs, 0),
@@ -134,9 +144,13 @@ class ScoreFunction(nn.Module):
         return f"{self.policy}, samples={self.samples}, reduction={self.reduction!r}"
 
 
-def _losses(loss_fn: LossFn, y: Parts, shape: torch.Size) -> Tensor:
-    """The losses, of this shape (samples, *batch), of structures (samples, *batch, ...)."""
+def _losses(loss_fn: LossFn | JointLoss, y: Parts, shape: torch.Size) -> Tensor:
+    """The losses, of this shape (samples, *batch), or of its groups, of structures (samples, *batch, ...)."""
     count = shape[1:].numel()
     at = torch.arange(count, device=tensors(y)[0].device).repeat(shape[0])
     flat = changed(y, lambda t: t.reshape(at.numel(), *t.shape[len(shape) :]))
+    if isinstance(loss_fn, JointLoss):
+        members = torch.arange(at.numel(), device=at.device).reshape(-1, shape[-1])
+        groups = at[members[:, 0]] // shape[-1]
+        return loss_fn.evaluated(flat, at, members, groups).reshape(shape[:-1])
     return evaluated(loss_fn, flat, at).reshape(shape)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax.estimators.expected_loss import LossFn, changed, checked_reduction, evaluated, reduced
+from polymax.estimators.joint import JointLoss, combinations, refuse_single
 from polymax.estimators.policies import distributed, smoothing_of
 from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
@@ -25,7 +26,7 @@ class SparseExpectation:
 
     A structure stands for its SparseMap, a smoothing for its distribution, which must be small enough to list, and a
     regularizer for its mapping on the simplex. The loss is evaluated once, on all structures of positive probability
-    together and on no others; gradients are exact on both sides.
+    together and on no others; gradients are exact on both sides. Of a `JointLoss` it is the sum over all combinations.
 
     Shapes: loss_fn(y (count, ...), at (count,)) -> (count,), `at` the instances in the flattened batch that structures
     y belong to; the result (), or (*batch,), with 0 for an instance without a structure
@@ -51,7 +52,7 @@ class SparseExpectation:
         """The smoothing whose distribution it is."""
         return smoothing_of(self.structure, SparseMap)
 
-    def __call__(self, loss_fn: LossFn, *scores: Tensor) -> Tensor:
+    def __call__(self, loss_fn: LossFn | JointLoss, *scores: Tensor) -> Tensor:
         """The expected loss, ready for backward."""
         smooth, dtype = self.smooth, scores[0].dtype
         listed, p = _support(smooth, checked(scores))
@@ -62,10 +63,17 @@ class SparseExpectation:
             y: Parts = torch.nn.functional.one_hot(column, p.shape[-1]).to(dtype)
         else:
             y = narrow(changed(listed, lambda t: t[chosen]), dtype)
-        losses = evaluated(loss_fn, y, at)
+        if isinstance(loss_fn, JointLoss):
+            refuse_single(p.shape[:-1])
+            chosen, members, groups = combinations(chosen)
+            losses, weights = loss_fn.evaluated(y, at, members, groups), p.unbind(-2)
+        else:
+            losses, weights = evaluated(loss_fn, y, at), (p,)
         # every loss has a place of its own, so that the order of the sum is fixed
-        values = wide(losses).new_zeros(p.shape).masked_scatter(chosen, wide(losses))
-        return reduced((p * values).sum(-1).to(losses.dtype), self.reduction)
+        values = wide(losses).new_zeros(chosen.shape).masked_scatter(chosen, wide(losses))
+        for i, weight in reversed(list(enumerate(weights))):
+            values = (weight.reshape(*weight.shape[:-1], *[1] * i, weight.shape[-1]) * values).sum(-1)
+        return reduced(values.to(losses.dtype), self.reduction)
 
     def with_lengths(self, lengths: Any) -> Self:
         """A copy for a batch of these lengths."""

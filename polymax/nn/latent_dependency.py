@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymax.estimators import Estimator, NoisyEstimator, Relaxed, ScoreFunction, SparseExpectation
+from polymax.estimators import Estimator, JointLoss, NoisyEstimator, Relaxed, ScoreFunction, SparseExpectation
 from polymax.estimators.expected_loss import evaluated
 from polymax.estimators.policies import Drawn
 from polymax.nn.latent_composition import Composition, GraphComposition, TreeLSTMComposition, before, mean_of
 from polymax.nn.latent_methods import Given, Method, Trees, fitted, method_of, soft, trees_of
 from polymax.nn.scorers import ArcScorer
 from polymax.nn.spinn import checked_sentences
+from polymax.nn.tree_lstm import positive
 from polymax.smoothing import HardMax
 
 COMPOSITIONS: dict[str, Callable[[int, int, int], Composition]] = {
@@ -99,6 +100,7 @@ class LatentDependency(nn.Module):
         lengths: Tensor | None,
         loss_fn: LossFn,
         *,
+        group: int | None = None,
         heads: Tensor | None = None,
         scores: Tensor | None = None,
         generator: torch.Generator | None = None,
@@ -108,21 +110,34 @@ class LatentDependency(nn.Module):
         `loss_fn(encodings (k, hidden), rows (k,)) -> (k,)` are the losses of encodings for the sentences `rows`, of
         which one may come several times. `heads` are trees to take, whatever the method; `scores` stand for those of
         the scorer. A learned baseline sees the mean of x.
+
+        With `group`, so many sentences in a row are judged together, as pairs are: encodings are (k, group, hidden),
+        rows those of groups, and there is a loss for each group, under independent trees (see `JointLoss`). A learned
+        baseline sees the means side by side.
         """
         tokens, sizes, method = self._fitted(x, lengths, heads)
+        batch = (len(x),) if group is None else (_groups(len(x), group), group)
+
+        def apart(t: Tensor) -> Tensor:
+            return t.reshape(*batch, *t.shape[1:])
+
+        def composed(y: Tensor, at: Tensor) -> Tensor:
+            return self.composition.several(tokens, sizes, y, at)
 
         def loss_of(y: Tensor, at: Tensor) -> Tensor:
-            return loss_fn(self.composition.several(tokens, sizes, y, at), at)
+            return loss_fn(composed(y, at), at)
 
+        judged = loss_of if group is None else JointLoss(composed, loss_fn)
         match method:
             case ScoreFunction():
-                seen = mean_of(tokens, sizes)
-                losses = method(loss_of, self._scores(tokens, scores), features=seen, generator=generator)
+                method, seen = method.with_lengths(apart(sizes)), apart(mean_of(tokens, sizes))
+                joined = seen.reshape(len(seen), -1)
+                losses = method(judged, apart(self._scores(tokens, scores)), features=joined, generator=generator)
             case SparseExpectation():
-                losses = method(loss_of, self._scores(tokens, scores))
+                losses = method.with_lengths(apart(sizes))(judged, apart(self._scores(tokens, scores)))
             case _:
-                encodings = self._encoded(tokens, sizes, method, scores, generator)
-                losses = evaluated(loss_fn, encodings, torch.arange(len(x), device=x.device))
+                encodings = apart(self._encoded(tokens, sizes, method, scores, generator))
+                losses = evaluated(loss_fn, encodings, torch.arange(len(encodings), device=x.device))
         return Loss(losses, losses.detach())
 
     def encode(
@@ -195,3 +210,10 @@ class LatentDependency(nn.Module):
             case _:
                 y = method(self._scores(tokens, scores))
         return (self.composition.soft if soft(method) else self.composition.along)(tokens, sizes, y)
+
+
+def _groups(count: int, group: int) -> int:
+    """How many groups of this size `count` sentences are."""
+    if positive(group, "group") and count % group:
+        raise ValueError(f"group must divide the number of sentences, {count}; got {group}")
+    return count // group

@@ -10,9 +10,6 @@ from polymax.recipes.latent.options import LatentOptions
 from polymax.recipes.training.task import Measured
 from polymax.recipes.training.vocabulary import PAD
 
-# the loss of an example is expected over the trees of one sentence
-SINGLE = ("sparse-expectation", "score-function")
-
 
 class Context(nn.Module):
     """Words as a BiLSTM reads them: (r, n) to (r, n, size)."""
@@ -35,8 +32,6 @@ class Dependency(Classifier):
 
     def __init__(self, options: LatentOptions, sizes: Sizes) -> None:
         super().__init__(options, sizes)
-        if sizes.sides > 1 and options.chosen in SINGLE and options.parser == "latent":
-            raise ValueError(f"--method {options.chosen} must come with single sentences; got pairs")
         size = options.embedding
         method = "best" if options.parser == "pretrained" else options.chosen
         self.latent = pm.nn.LatentDependency(
@@ -57,7 +52,8 @@ class Dependency(Classifier):
 
     def arcs(self, sentences: Sentences) -> Tensor:
         """Scores of arcs, (r, n + 1, n + 1)."""
-        return self.latent.scores(self.parser(sentences.words, sentences.lengths), sentences.lengths)
+        scores = self.latent.scores(self.parser(sentences.words, sentences.lengths), sentences.lengths)
+        return scores / self.options.temperature
 
     def read(self, sentences: Sentences) -> Read:
         scores, words = self.arcs(sentences), self.words(sentences.words)
@@ -72,16 +68,12 @@ class Dependency(Classifier):
         count = batch.label.new_full((), len(batch.label))
         if self.parsing_first:
             return {"loss": (self.parsing(sentences, scores), count)}
-        judged: list[Tensor] = []
 
-        def loss_fn(encoding: Tensor, rows: Tensor) -> Tensor:
-            judged.append(self.scores(encoding))
-            # each sentence of a pair carries its part of the loss
-            labels = batch.label[rows[:: self.sides] // self.sides]
-            return self.each(judged[-1], labels).repeat_interleave(self.sides) / self.sides
+        def loss_fn(encodings: Tensor, rows: Tensor) -> Tensor:
+            return self.each(self.scores(encodings.flatten(0, 1)), batch.label[rows])
 
         words = self.dropout(self.words(sentences.words))
-        total = self.latent.loss(words, sentences.lengths, loss_fn, scores=scores).loss.sum()
+        total = self.latent.loss(words, sentences.lengths, loss_fn, group=self.sides, scores=scores).loss.sum()
         if self.options.multitask:
             total = total + self.options.multitask * self.parsing(sentences, scores)
         return {"loss": (total, count)}

@@ -54,7 +54,7 @@ class LatentOptions:
     ratio: float = option(0.2, "How far cooperative lets probabilities move before it clips them.")
     parser_rate: float = option(0.1, "Learning rate of the parser in cooperative, in parts of --lr.")
     beam: int = option(4, "Parses that the beam keeps.", least=1)
-    temperature: float = option(1.0, "Of Gumbel-softmax in st-gumbel.")
+    temperature: float = option(1.0, "Of Gumbel-softmax in st-gumbel, and of scores of arcs in dependency.")
     composition: str = option("tree-lstm", "What dependency composes with.", choices=("tree-lstm", "gcn"))
     projective: bool = option(False, "Whether arcs of dependency may not cross.")
     longest: int = option(130, "Sentences with more tokens are not trained on; 0 for all.")

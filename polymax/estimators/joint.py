@@ -1,0 +1,79 @@
+"""Losses of several structures at once, such as the trees of two sentences that are compared."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymax.estimators.expected_loss import evaluated
+from polymax.structures.base import Parts
+
+
+@dataclass(frozen=True, eq=False)
+class JointLoss:
+    """A loss of groups of structures, in place of a loss function: estimators then expect it under the product.
+
+        E[L] = sum over y_1, ..., y_g of p(y_1) ... p(y_g) loss(f(y_1), ..., f(y_g)),        f = each
+
+    Instances along the last dimension of the batch are a group. f is evaluated once for each structure, the loss for
+    each combination: SparseExpectation has as many as the supports of a group multiply to, all of which are held at
+    once; ScoreFunction as many as it draws, and compares it with the loss of the best structures.
+
+    Shapes: scores (*batch, g, ...); each(y (count, ...), at (count,)) -> (count, ...), as a loss function, but values
+    of any shape; loss(values (m, g, ...), at (m,)) -> (m,), `at` the groups in the flattened batch; the estimator's
+    result () or (*batch,), with 0 for a group of which an instance has no structure
+
+    Example:
+        >>> same = pm.JointLoss(lambda y, at: y, lambda y, at: (y[:, 0] * y[:, 1]).sum(-1))
+        >>> scores = torch.tensor([[[0.2, 0.0, -1.0], [0.0, 1.0, -1.0]]])
+        >>> pm.SparseExpectation(pm.Simplex())(same, scores)  # [0.6, 0.4, 0] and [0, 1, 0]
+        tensor(0.4000)
+    """
+
+    each: Callable[[Parts, Tensor], Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    def evaluated(self, y: Parts, at: Tensor, members: Tensor, groups: Tensor) -> Tensor:
+        """The losses (m,) of combinations members (m, g), places in y (count, ...), for groups (m,)."""
+        values = self.each(y, at)
+        if not isinstance(values, Tensor) or values.shape[:1] != at.shape:
+            came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(f"each must return ({len(at)}, ...), values of each structure; got {came}")
+        # gradients of a structure are added up in one order on every device
+        return evaluated(self.loss, values[members], groups)
+
+
+def together(log_probs: Tensor, joint: bool) -> Tensor:
+    """Log-probabilities (samples, *batch) of draws, or those of groups where the loss is one of these."""
+    if not joint:
+        return log_probs
+    refuse_single(log_probs.shape[1:])
+    return log_probs.sum(-1)
+
+
+def refuse_single(batch: torch.Size) -> None:
+    """A ValueError if instances of this batch are in no group."""
+    if not batch:
+        raise ValueError("scores must be (*batch, g, ...) for a JointLoss; got a single instance")
+
+
+def combinations(chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All ways to take a chosen structure of each instance of a group.
+
+    Shapes: chosen (*batch, g, k), bool; the results are which of (*batch, k, ..., k), g times, are such; their members
+    (m, g), places among those that are chosen; and their groups (m,)
+
+    Example:
+        >>> combinations(torch.tensor([[[True, False], [True, True]]]))[1]
+        tensor([[0, 1],
+                [0, 2]])
+    """
+    *batch, g, k = chosen.shape
+    kept = chosen[..., 0, :]
+    for i in range(1, g):
+        kept = kept.unsqueeze(-1) & chosen[..., i, :].reshape(*batch, *[1] * i, k)
+    place = (chosen.flatten().cumsum(0) - 1).reshape(-1, g, k)
+    groups, *columns = kept.reshape(len(place), *[k] * g).nonzero(as_tuple=True)
+    members = torch.stack([place[groups, i, column] for i, column in enumerate(columns)], -1)
+    return kept, members, groups
