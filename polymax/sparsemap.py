@@ -11,6 +11,7 @@ from torch.distributions import Distribution
 from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing
 from polymax.solvers import ActiveSet, Solution, Solver
+from polymax.solvers.base import UsedParts
 from polymax.solvers.mixture import best_value, weights_and_mean
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.dynamic import checked, narrow
@@ -188,6 +189,17 @@ class Sparse(Distribution):
     def support(self) -> tuple[Parts, Tensor]:  # type: ignore[override]
         """All structures that have weight, as `topk` gives them."""
         return self.vertices, self.probs
+
+    def listed(self) -> tuple[Parts, Tensor]:
+        """The structures that have weight one after the other, (count, ...), and `probs`, which are not 0 for these."""
+        found, probs = self.solution.found, self.probs
+        dim, chosen = len(self.batch_shape), probs != 0
+        if isinstance(found, UsedParts):
+            # parts are few: those of structures without weight, and of shorter lists, are never spelt out
+            first = UsedParts(found.places.narrow(dim, 0, self._width)[chosen], found.events).dense(self._dtype)
+        else:
+            first = found.narrow(dim, 0, self._width)[chosen]
+        return narrow(self.structure.complete(first), self._dtype), probs
 
     @cached_property
     def _weights(self) -> Tensor:

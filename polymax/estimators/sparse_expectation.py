@@ -12,7 +12,7 @@ from polymax.estimators.policies import distributed, smoothing_of
 from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
-from polymax.sparsemap import SparseMap
+from polymax.sparsemap import Sparse, SparseMap
 from polymax.structures.base import Parts, Structure
 from polymax.structures.dynamic import checked, narrow
 from polymax.structures.simplex import Simplex
@@ -55,14 +55,9 @@ class SparseExpectation:
     def __call__(self, loss_fn: LossFn | JointLoss, *scores: Tensor) -> Tensor:
         """The expected loss, ready for backward."""
         smooth, dtype = self.smooth, scores[0].dtype
-        listed, p = _support(smooth, checked(scores))
-        # NaN is not 0, and shows
-        chosen = p != 0
-        at, column = chosen.reshape(p.shape[:-1].numel(), p.shape[-1]).nonzero(as_tuple=True)
-        if listed is None:
-            y: Parts = torch.nn.functional.one_hot(column, p.shape[-1]).to(dtype)
-        else:
-            y = narrow(changed(listed, lambda t: t[chosen]), dtype)
+        y, p = _listed(smooth, checked(scores))
+        y, chosen = narrow(y, dtype), p != 0
+        at = chosen.reshape(p.shape[:-1].numel(), p.shape[-1]).nonzero(as_tuple=True)[0]
         if isinstance(loss_fn, JointLoss):
             refuse_single(p.shape[:-1])
             chosen, members, groups = combinations(chosen)
@@ -80,8 +75,13 @@ class SparseExpectation:
         return replace(self, structure=self.smooth.with_lengths(lengths))
 
 
-def _support(smooth: Any, scores: tuple[Tensor, ...]) -> tuple[Parts | None, Tensor]:
-    """Structures (*batch, k, ...) and their probabilities (*batch, k); those of the simplex need no list."""
+def _listed(smooth: Any, scores: tuple[Tensor, ...]) -> tuple[Parts, Tensor]:
+    """The structures that have weight, (count, ...), and probabilities (*batch, k), not 0 for these; NaN shows."""
     if isinstance(smooth.structure, Simplex):
-        return None, smooth.argmax(*scores)
-    return smooth.distribution(*scores).support()
+        p = smooth.argmax(*scores)
+        return torch.nn.functional.one_hot((p != 0).nonzero()[:, -1], p.shape[-1]).to(p.dtype), p
+    found = smooth.distribution(*scores)
+    if isinstance(found, Sparse):
+        return found.listed()
+    y, p = found.support()
+    return changed(y, lambda t: t[p != 0]), p

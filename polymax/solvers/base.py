@@ -26,10 +26,10 @@ class UsedParts(NamedTuple):
     places: Tensor
     events: tuple[torch.Size, ...]
 
-    def dense(self) -> Tensor:
+    def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """Indicators of the first tensors, (*batch, k, *event)."""
         event, places = self.events[0], self.places.long()
-        y = torch.zeros(*places.shape[:-1], event.numel() + 1, dtype=torch.float64, device=places.device)
+        y = torch.zeros(*places.shape[:-1], event.numel() + 1, dtype=dtype, device=places.device)
         # what is not used, or not of the first tensor, goes to a part of its own, and off
         y.scatter_(-1, torch.where((places < 0) | (places >= event.numel()), event.numel(), places), 1.0)
         return y[..., :-1].reshape(*places.shape[:-1], *event)
