@@ -19,7 +19,7 @@ TREES = pm.SpanningTree()
 def judged(values, rows):
     """A loss that is no sum over members, nor symmetric in them, and another one for each group."""
     values = values.flatten(2)
-    place = torch.arange(1, values.shape[1] + 1, dtype=values.dtype).unsqueeze(-1)
+    place = torch.arange(1, values.shape[1] + 1, dtype=values.dtype, device=values.device).unsqueeze(-1)
     return (values * place).prod(1).add(values[:, 0]).add(1 + rows.unsqueeze(-1)).square().mean(-1)
 
 
@@ -137,18 +137,19 @@ LENGTHS = [3, 4, 4, 1, 1, 1, 2, 3]
 
 @pytest.mark.parametrize("composition", ["tree-lstm", "gcn"])
 @pytest.mark.parametrize("smooth", [pm.SparseMap(TREES, gamma=3.0), pm.Marginals(TREES)], ids=["support", "all"])
-def test_pairs_of_sentences_are_summed_over_both_trees(smooth, composition):
+def test_pairs_of_sentences_are_summed_over_both_trees(smooth, composition, device):
     torch.manual_seed(0)
     found = LatentDependency(SIZE, HIDDEN, pm.SparseExpectation(smooth), composition=composition).double()
-    x = torch.randn(len(LENGTHS), 4, SIZE, dtype=torch.float64)
-    scores = torch.randn(len(LENGTHS), 5, 5, dtype=torch.float64, requires_grad=True)
+    found.to(device)
+    x = torch.randn(len(LENGTHS), 4, SIZE, dtype=torch.float64).to(device)
+    scores = torch.randn(len(LENGTHS), 5, 5, dtype=torch.float64).to(device).requires_grad_()
     counts = []
 
     def loss_fn(encodings, rows):
         counts.append(rows.bincount())
         return judged(encodings, rows)
 
-    losses = found.loss(x, torch.tensor(LENGTHS), loss_fn, group=2, scores=scores).loss
+    losses = found.loss(x, torch.tensor(LENGTHS, device=device), loss_fn, group=2, scores=scores).loss
     listed, sizes = [], []
     for i, n in enumerate(LENGTHS):
         alone = scores[i : i + 1, : n + 1, : n + 1]
@@ -157,12 +158,15 @@ def test_pairs_of_sentences_are_summed_over_both_trees(smooth, composition):
         listed.append((found.encode(x[i, :n].expand(len(p), -1, -1), heads=TREES.decode(y)), p))
     expected = [
         torch.einsum(
-            "a,b,ab->", p, q, judged(_crossed(u, v), torch.full((len(p) * len(q),), k)).reshape(len(p), len(q))
+            "a,b,ab->",
+            p,
+            q,
+            judged(_crossed(u, v), torch.full((len(p) * len(q),), k, device=device)).reshape(len(p), len(q)),
         )
         for k, ((u, p), (v, q)) in enumerate(zip(listed[::2], listed[1::2], strict=True))
     ]
     assert max(sizes) > 2
-    equal(counts[0], torch.tensor(sizes).reshape(-1, 2).prod(1), "each combination is judged once")
+    equal(counts[0].cpu(), torch.tensor(sizes).reshape(-1, 2).prod(1), "each combination is judged once")
     close(losses, torch.stack(expected), "E[L] of pairs")
     of = [*found.composition.parameters(), scores]
     slopes = (torch.autograd.grad(torch.as_tensor(sum(v)), of) for v in (losses.unbind(), expected))

@@ -17,8 +17,8 @@ class JointLoss:
         E[L] = sum over y_1, ..., y_g of p(y_1) ... p(y_g) loss(f(y_1), ..., f(y_g)),        f = each
 
     Instances along the last dimension of the batch are a group. f is evaluated once for each structure, the loss for
-    each combination: SparseExpectation has as many as the supports of a group multiply to, all of which are held at
-    once; ScoreFunction as many as it draws, and compares it with the loss of the best structures.
+    each combination: of these SparseExpectation has as many as the supports of a group multiply to, and holds all at
+    once; ScoreFunction draws one structure for each instance, and SelfCritical compares them with the best of each.
 
     Shapes: scores (*batch, g, ...); each(y (count, ...), at (count,)) -> (count, ...), as a loss function, but values
     of any shape; loss(values (m, g, ...), at (m,)) -> (m,), `at` the groups in the flattened batch; the estimator's
