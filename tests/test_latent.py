@@ -21,7 +21,7 @@ from polymax.recipes.latent.merging import MergeParser
 from polymax.recipes.latent.options import BASELINES, METHODS, ClassifyOptions, LatentOptions
 from polymax.recipes.latent.parser import Drawn, TransitionParser
 from polymax.recipes.latent.trees import Found, binary_measures, depth, head_measures, spans_of
-from polymax.recipes.listops import Expression, Grammar, write_listops
+from polymax.recipes.listops import Expression, Grammar, read_listops, write_listops
 from polymax.recipes.training import fit
 from polymax.recipes.training.vocabulary import UNKNOWN, Words
 
@@ -330,6 +330,18 @@ def data(tmp_path_factory):
     ]
     (folder / "pairs.tsv").write_text("".join(pair))
     return folder
+
+
+def test_a_training_file_is_drawn(data, tmp_path):
+    out = tmp_path / "train.tsv.gz"
+    arguments = ("draw-listops", out, "--count", 30, "--without", data / "dev.tsv", "--seed", 2)
+    assert invoke(*arguments).exit_code == 0
+    made = list(read_listops(out))
+    assert len(set(made)) == 30
+    assert not set(made) & set(read_listops(data / "dev.tsv"))
+    again = invoke(*arguments)
+    assert again.exit_code == 1
+    assert "exists" in again.output
 
 
 SMALL = ("--hidden", 8, "--embedding", 6, "--tracker", 4, "--batch-size", 16, "--accelerator", "cpu", "--lr", 0.01)

@@ -86,6 +86,11 @@ def test_none_comes_twice():
     assert {expression.value for expression in drawn(10, grammar=Grammar(operator=0.0))} == set(range(10))
 
 
+def test_others_are_left_out():
+    known = drawn(20, seed=1)
+    assert not set(known) & set(Grammar().expressions(50, without=known, generator=torch.Generator().manual_seed(1)))
+
+
 def arguments(expression):
     """The number of arguments of each operator."""
     counts, stack = [], []

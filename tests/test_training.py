@@ -227,7 +227,15 @@ def test_the_log_has_the_speed_of_the_training_alone(run):
 
 
 @pytest.mark.parametrize(
-    "option", [{"seed": 1}, {"precision": "bf16-mixed"}, {"clip": 0.01}, {"batch_size": 20}, {"decay": "linear"}]
+    "option",
+    [
+        {"seed": 1},
+        {"precision": "bf16-mixed"},
+        {"clip": 0.01},
+        {"weight_decay": 1.0},
+        {"batch_size": 20},
+        {"decay": "linear"},
+    ],
 )
 def test_options_of_the_training_change_it(run, data, tmp_path, option):
     fit.train("seq2seq", data, tmp_path / "run", {**SMALL, **option, "epochs": 1})

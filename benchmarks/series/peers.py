@@ -18,7 +18,7 @@ TSLEARN_TOLERANCE = 1e-3
 def _fit(problem: Problem, nothing: None) -> Centroids:
     model, data = problem.started(), problem.encoded[0]
     batch = data[torch.arange(len(data.labels))]
-    optimizer = model.optimizer(0.0)
+    optimizer = model.optimizer(0.0, 0.0)
 
     def closure() -> Tensor:
         optimizer.zero_grad()

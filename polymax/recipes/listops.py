@@ -153,8 +153,10 @@ class Grammar:
         if self.max_tokens is not None and self.max_tokens < max(self.min_tokens, 1):
             raise ValueError(f"max_tokens must be at least {max(self.min_tokens, 1)}; got {self.max_tokens}")
 
-    def expressions(self, count: int, *, generator: torch.Generator | None = None) -> Iterator[Expression]:
-        """Different expressions: none comes twice. Short ones run out, so that later ones are longer: shuffle.
+    def expressions(
+        self, count: int, *, without: Iterable[Expression] = (), generator: torch.Generator | None = None
+    ) -> Iterator[Expression]:
+        """Different expressions, none of `without`. Short ones run out, so that later ones are longer: shuffle.
 
         Example:
             >>> short = Grammar(min_tokens=4, max_tokens=8)
@@ -164,9 +166,9 @@ class Grammar:
             6 ( ( ( ( [MED 6 ) 7 ) 3 ) ] )
         """
         uniform = _uniform(generator)
-        known: set[tuple[str, ...]] = set()
-        repeats = 0
-        while len(known) < count:
+        known = {expression.tokens for expression in without}
+        most, repeats = len(known) + count, 0
+        while len(known) < most:
             tokens = self._tokens(uniform)
             if tokens is None or tokens in known:
                 repeats += 1

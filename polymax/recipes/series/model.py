@@ -40,9 +40,9 @@ class Centroids(Model):
         """L-BFGS takes all series at once."""
         return self.options.optimizer == "lbfgs"
 
-    def optimizer(self, lr: float) -> torch.optim.Optimizer:
+    def optimizer(self, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         if not self.whole:
-            return super().optimizer(lr)
+            return super().optimizer(lr, weight_decay)
         most = self.options.iterations
         return torch.optim.LBFGS(
             self.parameters(),

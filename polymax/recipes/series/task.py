@@ -29,7 +29,7 @@ class SeriesOptions:
     size: int = option(0, "Points of a centroid; 0 for as many as the longest series has.")
     optimizer: str = option(
         "lbfgs",
-        "lbfgs takes all series at once, and neither --lr nor --clip; adam takes batches.",
+        "lbfgs takes all series at once and none of --lr, --clip and --weight-decay; adam takes batches.",
         choices=("lbfgs", "adam"),
     )
     iterations: int = option(5, "Of lbfgs in an epoch.", least=1)

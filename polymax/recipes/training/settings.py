@@ -20,6 +20,7 @@ class Learning:
     lr: float = option(0.001, "Learning rate of Adam.")
     decay: str = option("none", "How the learning rate falls, to 0 after all epochs.", choices=("none", "linear"))
     clip: float = option(5.0, "Largest norm of the gradient; 0 for no limit.")
+    weight_decay: float = option(0.0, "How fast Adam shrinks all weights, in parts of the learning rate.")
     monitor: str = option("", "Measure on dev by which the best epoch is kept; that of the task if none is given.")
 
 
@@ -47,7 +48,7 @@ def made(kind: type[Options], given: dict[str, Any], base: Options | None = None
 
     Example:
         >>> made(Learning, {"lr": 0.1})
-        Learning(seed=0, batch_size=64, lr=0.1, decay='none', clip=5.0, monitor='')
+        Learning(seed=0, batch_size=64, lr=0.1, decay='none', clip=5.0, weight_decay=0.0, monitor='')
         >>> made(Running, {"precision": "8"})
         Traceback (most recent call last):
         ValueError: --precision must be one of 32-true, bf16-mixed, 16-mixed; got 8

@@ -57,9 +57,9 @@ class Model(nn.Module, ABC):
     def start_epoch(self, epoch: int) -> None:
         """Told at the start of each epoch of the training, counted from 0."""
 
-    def optimizer(self, lr: float) -> torch.optim.Optimizer:
+    def optimizer(self, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         """What minimises the loss: Adam, unless a model knows better."""
-        return torch.optim.Adam(self.parameters(), lr)
+        return torch.optim.AdamW(self.parameters(), lr, weight_decay=weight_decay)
 
 
 class Alternating(Model):

@@ -52,9 +52,11 @@ class Steps(LightningModule):
         self.automatic_optimization = not isinstance(model, Alternating)
 
     def configure_optimizers(self) -> Any:
+        lr, weight_decay = self.learning.lr, self.learning.weight_decay
         if isinstance(self.model, Alternating):
-            return [torch.optim.Adam(part.parameters, part.rate * self.learning.lr) for part in self.model.parts()]
-        return self.model.optimizer(self.learning.lr)
+            parts = self.model.parts()
+            return [torch.optim.AdamW(part.parameters, part.rate * lr, weight_decay=weight_decay) for part in parts]
+        return self.model.optimizer(lr, weight_decay)
 
     def configure_gradient_clipping(self, optimizer: Any, *limit: Any, **limits: Any) -> None:
         # who compares values along a line needs their gradients as they are
