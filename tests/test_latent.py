@@ -288,7 +288,6 @@ REFUSED = [
     ({"model": "tree-lstm", "parser": "pretrained"}, "--parser pretrained must come with --model spinn or dependency"),
     ({"gradients": 1}, "--gradients must be 0 or at least 2; got 1"),
     ({"ratio": 1.0}, "--ratio must be between 0 and 1; got 1.0"),
-    ({"temperature": 0.0}, "--temperature must be above 0; got 0.0"),
 ]
 
 

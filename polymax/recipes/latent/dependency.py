@@ -53,7 +53,7 @@ class Dependency(Classifier):
     def arcs(self, sentences: Sentences) -> Tensor:
         """Scores of arcs, (r, n + 1, n + 1)."""
         scores = self.latent.scores(self.parser(sentences.words, sentences.lengths), sentences.lengths)
-        return scores / self.options.temperature
+        return scores / self.options.heat
 
     def read(self, sentences: Sentences) -> Read:
         scores, words = self.arcs(sentences), self.words(sentences.words)

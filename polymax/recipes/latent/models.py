@@ -44,7 +44,7 @@ class Gumbel(Classifier):
 
     def __init__(self, options: LatentOptions, sizes: Sizes) -> None:
         super().__init__(options, sizes)
-        self.tree = pm.nn.GumbelTreeLSTM(options.embedding, options.hidden, options.temperature)
+        self.tree = pm.nn.GumbelTreeLSTM(options.embedding, options.hidden, options.heat)
 
     def parser_parameters(self) -> list[nn.Parameter]:
         return [self.tree.query]
@@ -63,7 +63,7 @@ def policy_of(options: LatentOptions) -> Policy:
         case "straight-through":
             return pm.StraightThrough(one, pm.Marginals(one))
         case "st-gumbel":
-            return pm.PerturbAndMap(one, through=pm.Marginals(one, gamma=options.temperature))
+            return pm.PerturbAndMap(one, through=pm.Marginals(one, gamma=options.heat))
     return pm.HardMax(one)
 
 

@@ -54,7 +54,9 @@ class LatentOptions:
     ratio: float = option(0.2, "How far cooperative lets probabilities move before it clips them.")
     parser_rate: float = option(0.1, "Learning rate of the parser in cooperative, in parts of --lr.")
     beam: int = option(4, "Parses that the beam keeps.", least=1)
-    temperature: float = option(1.0, "Of Gumbel-softmax in st-gumbel, and of scores of arcs in dependency.")
+    temperature: float = option(
+        0.0, "Of st-gumbel, and of scores of arcs in dependency; 0 for 1, or for 0.03 in sparse-expectation."
+    )
     composition: str = option("tree-lstm", "What dependency composes with.", choices=("tree-lstm", "gcn"))
     projective: bool = option(False, "Whether arcs of dependency may not cross.")
     longest: int = option(130, "Sentences with more tokens are not trained on; 0 for all.")
@@ -73,13 +75,16 @@ class LatentOptions:
             raise ValueError("--gradients must be 0 or at least 2; got 1")
         if not 0 < self.ratio < 1:
             raise ValueError(f"--ratio must be between 0 and 1; got {self.ratio}")
-        if not self.temperature > 0:
-            raise ValueError(f"--temperature must be above 0; got {self.temperature}")
 
     @property
     def chosen(self) -> str:
         """The method."""
         return METHODS[self.model][0] if self.method == "default" else self.method
+
+    @property
+    def heat(self) -> float:
+        """The temperature: by default such that sparse-expectation has few trees to sum over from the start."""
+        return self.temperature or (0.03 if self.chosen == "sparse-expectation" else 1.0)
 
     @property
     def needs_gold(self) -> bool:
