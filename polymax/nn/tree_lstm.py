@@ -91,7 +91,7 @@ class BinaryTreeLSTM(nn.Module):
         plan = trees if isinstance(trees, TreePlan) else binary_plan(trees, _width(tokens), _fewer(trees, tokens, at))
         plan = plan.to(tokens.device)
         d = self.cell.hidden_dim
-        leaves = _taken(plan, self.leaf(tokens.flatten(0, 1).index_select(0, plan.used)))
+        leaves = _taken(plan, tokens, self.leaf)
         leaf_h, leaf_c = leaves.split(d, -1)
         counts = [level.tokens for level in plan.levels]
         below = leaf_h, leaf_c
@@ -178,7 +178,7 @@ class ChildSumTreeLSTM(nn.Module):
     ) -> list[tuple[Tensor, Tensor]]:
         """h and c of each level; `added` (B, n, d) are further terms of s and of c of each token."""
         d = self.hidden_dim
-        inputs = _taken(plan, self.input(tokens.flatten(0, 1).index_select(0, plan.used)))
+        inputs = _taken(plan, tokens, self.input)
         counts = [level.composed for level in plan.levels]
         more: list[tuple[Tensor, ...]] = [()] * len(counts)
         if added is not None:
@@ -232,11 +232,13 @@ class ChildSumTreeLSTM(nn.Module):
         return out * torch.tanh(c), c
 
 
-def _taken(plan: TreePlan, states: Tensor) -> Tensor:
-    """The states of the tokens of all trees, as levels take them."""
-    once = plan.used.numel() == plan.tokens.numel()
+def _taken(plan: TreePlan, tokens: Tensor, layer: nn.Linear) -> Tensor:
+    """The tokens of all trees, as levels take them, after a layer that sees each token once."""
+    flat = tokens.flatten(0, 1)
+    if plan.used.numel() == plan.tokens.numel():
+        return layer(flat.index_select(0, plan.used.index_select(0, plan.tokens)))
     # where trees share tokens gradients are added up, which indexing does in one order on every device
-    return states.index_select(0, plan.tokens) if once else states[plan.tokens]
+    return layer(flat.index_select(0, plan.used))[plan.tokens]
 
 
 def _states(plan: TreePlan, blocks: list[Tensor], none: Tensor) -> TreeStates:
