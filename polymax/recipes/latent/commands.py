@@ -1,4 +1,4 @@
-"""The commands plot-tree and compare-trees, for trees that a model found, and draw-listops, for expressions."""
+"""The commands plot-tree and compare-trees: trees that a model found, as a picture and against other models."""
 
 from itertools import combinations
 from pathlib import Path
@@ -14,7 +14,6 @@ from polymax.recipes.latent.classifier import Classifier
 from polymax.recipes.latent.data import Example, Examples, tokens
 from polymax.recipes.latent.task import LatentTask, fitting
 from polymax.recipes.latent.trees import Found, found, uas
-from polymax.recipes.listops import Grammar, read_listops, write_listops
 from polymax.recipes.metrics import self_f1
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.training.commands import Device, Late, RunDirectory, loaded, print_reports
@@ -70,24 +69,6 @@ def compare_trees(
     """Measure how much the trees of several runs agree, such as those of several seeds."""
     with plain_errors("stopped", ValueError):
         print_reports({data.name: agreement([loaded(run, device, None) for run in runs], runs, data)})
-
-
-def draw_listops(
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, .tsv or .tsv.gz.")],
-    count: Annotated[int, typer.Option(min=1, help="Expressions.")] = 90_000,
-    without: Annotated[list[Path] | None, typer.Option(help="File of expressions to leave out, as of a test.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
-) -> None:
-    """Draw different ListOps expressions from the published grammar, and write them in random order."""
-    with plain_errors("stopped", ValueError):
-        writable_file(out, "FILE")
-        if out.exists():
-            raise FileExistsError(f"FILE: {out} exists")
-        generator = torch.Generator().manual_seed(seed)
-        known = (expression for file in without or () for expression in read_listops(file))
-        drawn = list(Grammar().expressions(count, without=known, generator=generator))
-        write_listops(out, (drawn[k] for k in torch.randperm(count, generator=generator).tolist()))
-        rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)
 
 
 def agreement(every: list[Trained], names: list[Path], data: Path) -> Report:

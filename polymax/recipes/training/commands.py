@@ -43,7 +43,8 @@ def add(app: typer.Typer) -> None:
         task = named(name)
         group.command(name, help=f"Train to {task.summary}.")(train_command(task))
     app.add_typer(group, name="train")
-    from polymax.recipes.latent.commands import compare_trees, draw_listops, plot_tree
+    from polymax.recipes.latent.commands import compare_trees, plot_tree
+    from polymax.recipes.latent.draw import draw_listops
 
     for command in (evaluate, predict, plot_attention, plot_tree, plot_log, compare_trees, draw_listops, ambiguous):
         app.command()(command)

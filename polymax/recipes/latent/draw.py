@@ -1,0 +1,29 @@
+"""The command draw-listops: a training file of ListOps."""
+
+from pathlib import Path
+from typing import Annotated
+
+import rich
+import torch
+import typer
+
+from polymax.cli import plain_errors, writable_file
+from polymax.recipes.listops import Grammar, read_listops, write_listops
+
+
+def draw_listops(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, .tsv or .tsv.gz.")],
+    count: Annotated[int, typer.Option(min=1, help="Expressions.")] = 90_000,
+    without: Annotated[list[Path] | None, typer.Option(help="File of expressions to leave out, as of a test.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
+) -> None:
+    """Draw different ListOps expressions from the published grammar, and write them in random order."""
+    with plain_errors("stopped", ValueError):
+        writable_file(out, "FILE")
+        if out.exists():
+            raise FileExistsError(f"FILE: {out} exists")
+        generator = torch.Generator().manual_seed(seed)
+        known = (expression for file in without or () for expression in read_listops(file))
+        drawn = list(Grammar().expressions(count, without=known, generator=generator))
+        write_listops(out, (drawn[k] for k in torch.randperm(count, generator=generator).tolist()))
+        rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)
