@@ -10,10 +10,17 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic, overload, register_jitable
 
+from polymax.kernels.numba_cache import keep_compiled
+
 # error_model numpy: a division that may raise is a branch, and a branch stops a loop from vectorising
 _OPTIONS = {"error_model": "numpy"}
-kernel = njit(nogil=True, cache=True, **_OPTIONS)
 inline = register_jitable(**_OPTIONS)
+
+
+def kernel(function):
+    """The function, compiled for each type of its arguments, without the interpreter's lock."""
+    return keep_compiled(njit(nogil=True, **_OPTIONS)(function))
+
 
 _ONE_BITS = np.int32(0x3F800000)
 _SQRT_HALF_BITS = np.int32(0x3F3504F3)

@@ -1,0 +1,166 @@
+"""Where compiled kernels are kept between processes, and what happens where they cannot be.
+
+Numba keeps machine code beside the source, or in the user's cache directory. It refuses to compile where neither can be
+written, and fails at every start where a file of the cache is damaged. Kernels run in both places: they are kept in a
+temporary directory of the user's, or not at all, and what is damaged is deleted and compiled again.
+"""
+
+import ast
+import hashlib
+import os
+import pickle
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from numba.core import config
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_warned = False
+
+
+def keep_compiled(dispatcher: Any) -> Any:
+    """The dispatcher of a kernel, with a cache of its machine code on the disk where there is room for one."""
+    if config.DISABLE_JIT:
+        return dispatcher
+    try:
+        dispatcher._cache = KernelCache(dispatcher.py_func)
+    except (RuntimeError, OSError) as reason:
+        _warn_once(f"compiled kernels cannot be kept, so that every process compiles them anew: {reason}")
+    return dispatcher
+
+
+class TemporaryLocator(UserProvidedCacheLocator):
+    """A directory that belongs to the user alone, below the temporary one: others could put their own code there."""
+
+    def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
+        self._py_file = py_file
+        self._lineno = py_func.__code__.co_firstlineno
+        self._root = os.path.join(tempfile.gettempdir(), f"polymax-kernels-{_user()}")
+        self._cache_path = os.path.join(self._root, self.get_suitable_cache_subpath(py_file))
+
+    def ensure_cache_path(self) -> None:
+        with suppress(FileExistsError):
+            os.mkdir(self._root, 0o700)
+        found = os.lstat(self._root)
+        if not stat.S_ISDIR(found.st_mode) or (
+            os.name == "posix" and (found.st_uid != _user() or found.st_mode & 0o77)
+        ):
+            raise PermissionError(f"{self._root} is open to others")
+        super().ensure_cache_path()
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> "TemporaryLocator | None":
+        try:
+            locator = cls(py_func, py_file)
+            locator.ensure_cache_path()
+        except OSError:
+            return None
+        _warn_once(
+            f"compiled kernels are kept in {locator._root}, since neither the directory of polymax nor the user's "
+            "cache directory can be written; NUMBA_CACHE_DIR names another one"
+        )
+        return locator
+
+
+class _Sealed(CompileResultCacheImpl):
+    """Machine code beside its digest: a flipped bit must not run."""
+
+    _locator_classes: ClassVar[list[Any]] = [*CompileResultCacheImpl._locator_classes, TemporaryLocator]
+
+    def reduce(self, data: Any) -> tuple[bytes, bytes]:
+        from numba.core.serialize import dumps
+
+        code = dumps(super().reduce(data))
+        return hashlib.sha256(code).digest(), code
+
+    def rebuild(self, target_context: Any, reduced_data: tuple[bytes, bytes]) -> Any:
+        digest, code = reduced_data
+        if hashlib.sha256(code).digest() != digest:
+            raise ValueError("the digest of the cached code is another")
+        return super().rebuild(target_context, pickle.loads(code))
+
+
+class KernelCache(FunctionCache):
+    """The cache of one kernel; it is out of date where the kernel's file is, or one that it takes functions from."""
+
+    _impl_class = _Sealed
+
+    def __init__(self, py_func: Callable[..., Any]) -> None:
+        super().__init__(py_func)
+        stamp = source_stamp(py_func.__code__.co_filename)
+        self._cache_file = IndexDataCacheFile(self._cache_path, self._impl.filename_base, stamp)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:
+            # what damage raises depends on where it is: any error means that there is nothing to be had
+            self._delete()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError as reason:
+            _warn_once(f"compiled kernels cannot be kept, so that every process compiles them anew: {reason}")
+
+    def _delete(self) -> None:
+        for file in Path(self._cache_path).glob(f"{self._impl.filename_base}.*"):
+            with suppress(OSError):
+                file.unlink()
+
+
+@cache
+def source_stamp(path: str) -> bytes:
+    """A digest of a file and of the modules of this package whose compiled functions it may use.
+
+    Numba compiles what a kernel calls into it, but looks at the kernel's own file alone.
+    """
+    digest = hashlib.sha256()
+    for file in compiled_with(Path(path)):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.digest()
+
+
+def compiled_with(path: Path) -> list[Path]:
+    """A file for Numba and the files of this package that it imports, as do those for Numba among them, in order."""
+    known, waiting = {path.resolve()}, [path.resolve()]
+    while waiting:
+        imported = _imported(waiting.pop())[1]
+        # plain Python is not compiled in, but for constants
+        waiting.extend(file for file in imported if file not in known and _imported(file)[0])
+        known.update(imported)
+    return sorted(known)
+
+
+@cache
+def _imported(path: Path) -> tuple[bool, list[Path]]:
+    """True if a file imports Numba or what is written for it; and the files of this package that it imports."""
+    names = []
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.ImportFrom):
+            # what is imported from a package may be a module
+            names.extend([str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)])
+        elif isinstance(node, ast.Import):
+            names.extend(alias.name for alias in node.names)
+    ours = [_PACKAGE.joinpath(*name.split(".")[1:]) for name in names if name.startswith("polymax.")]
+    files = [file for at in ours for file in (at.with_suffix(".py"), at / "__init__.py") if file.exists()]
+    return any("numba" in name for name in names), files
+
+
+def _user() -> int:
+    return os.getuid() if os.name == "posix" else 0
+
+
+def _warn_once(message: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
