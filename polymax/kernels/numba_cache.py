@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from numba.core import config
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _warned = False
@@ -36,7 +36,7 @@ def keep_compiled(dispatcher: Any) -> Any:
     return dispatcher
 
 
-class TemporaryLocator(UserProvidedCacheLocator):
+class TemporaryLocator(_CacheLocator):
     """A directory that belongs to the user alone, below the temporary one: others could put their own code there."""
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
@@ -44,6 +44,15 @@ class TemporaryLocator(UserProvidedCacheLocator):
         self._lineno = py_func.__code__.co_firstlineno
         self._root = os.path.join(tempfile.gettempdir(), f"polymax-kernels-{_user()}")
         self._cache_path = os.path.join(self._root, self.get_suitable_cache_subpath(py_file))
+
+    def get_cache_path(self) -> str:
+        return self._cache_path
+
+    def get_source_stamp(self) -> bytes:
+        return source_stamp(self._py_file)
+
+    def get_disambiguator(self) -> str:
+        return str(self._lineno)
 
     def ensure_cache_path(self) -> None:
         with suppress(FileExistsError):
