@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from polymax.plot.canvas import INK, array, new_axes
+from polymax.plot.words import write_title
 
 # panels side by side
 COLUMNS = 4
@@ -27,7 +28,7 @@ def centroid_panels(centroids: Tensor, series: Mapping[str, list[Tensor]], dimen
             ax.plot(array("series", values)[:, dimension], color=INK, linewidth=0.6, alpha=min(0.6, INKS / len(own)))
         for k, values in enumerate(learned):
             ax.plot(values[:, dimension], color=f"C{k}", linewidth=2.0)
-        ax.set_title(f"{label} ({len(own)})", fontsize=10)
+        write_title(ax, f"{label} ({len(own)})", fontsize=10)
         ax.tick_params(length=2, labelsize=8, color=INK, labelcolor=INK)
         ax.spines[["top", "right"]].set_visible(False)
     for ax in panels[len(series) :]:
