@@ -75,7 +75,8 @@ def simplex(regularizer: Any, scores: Any = None, *, ax: Any = None, labels: Seq
     ax.plot(*CORNERS[[0, 1, 2, 0]].T, color=INK, linewidth=0.9, zorder=2)
     for corner, label, place in zip(CORNERS, labels, ("right", "left", "center")):
         shift = {"right": (-0.04, -0.03), "left": (0.04, -0.03), "center": (0, 0.06)}[place]
-        write_word(ax, *(corner + shift), label, ha=place, va="center", color=INK)
+        x, y = corner + shift
+        write_word(ax, x, y, label, ha=place, va="center", color=INK)
     ax.set(xlim=(-0.12, 1.12), ylim=(-0.1, 0.98), aspect="equal")
     ax.axis("off")
     return ax
