@@ -3,22 +3,33 @@
 import gzip
 import statistics
 from collections import Counter
+from functools import reduce
 from itertools import islice
+from operator import mul
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from polymax.recipes.listops import LONG, Expression, Grammar, read_listops, write_listops
+from polymax import cli
+from polymax.recipes.latent.data import of_expression
+from polymax.recipes.latent.expressions import task
+from polymax.recipes.listops import LONG, Expression, Grammar, parse_expression, read_listops, write_listops
 
 FUNCTIONS = {
     "[MIN": min,
     "[MAX": max,
     "[MED": lambda values: int(statistics.median(values)),
     "[SM": lambda values: sum(values) % 10,
+    "[FIRST": lambda values: values[0],
+    "[LAST": lambda values: values[-1],
+    "[PM": lambda values: reduce(mul, values) % 10,
+    "[FLSUM": lambda values: (values[0] + values[1]) % 10,
 }
 
 
 PUBLISHED = Grammar()
+ALL = Grammar(operators=tuple(FUNCTIONS))
 
 
 def drawn(count=300, seed=0, grammar=PUBLISHED):
@@ -39,15 +50,20 @@ def recursive(tokens):
         values.append(value)
 
 
-def test_values_and_trees_are_those_of_the_definition():
-    for expression in drawn():
+@pytest.mark.parametrize("grammar", [PUBLISHED, ALL])
+def test_values_and_trees_are_those_of_the_definition(grammar):
+    expressions = drawn(grammar=grammar)
+    assert {t for e in expressions for t in e.tokens if t.startswith("[")} == set(grammar.operators)
+    for expression in expressions:
         assert (expression.value, str(expression), expression.depth) == recursive(iter(expression.tokens))
         assert len(expression.spans) == len(expression.tokens) - 1
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("7", 7), ("[MED 1 4 ]", 2), ("[MED 9 1 4 ]", 4), ("[SM 9 8 [MIN 3 5 ] ]", 0), ("[MAX [MIN 1 2 ] 0 ]", 1)],
+    [("7", 7), ("[MED 1 4 ]", 2), ("[MED 9 1 4 ]", 4), ("[SM 9 8 [MIN 3 5 ] ]", 0), ("[MAX [MIN 1 2 ] 0 ]", 1)]
+    # of the authors' further files: first, last, product, and the sum of the first two
+    + [("[FIRST 1 6 9 ]", 1), ("[LAST 3 3 7 ]", 7), ("[PM 2 2 8 5 ]", 0), ("[PM 3 9 ]", 7), ("[FLSUM 1 4 6 ]", 5)],
 )
 def test_values_by_hand(text, value):
     assert Expression(tuple(text.split())).value == value
@@ -134,7 +150,8 @@ def test_options_limit_what_is_drawn():
 
 @pytest.mark.parametrize(
     "options",
-    [{"operator": 1.5}, {"operator": -0.1}, {"arguments": 1}, {"depth": 0}, {"min_tokens": 5, "max_tokens": 4}],
+    [{"operator": 1.5}, {"operator": -0.1}, {"arguments": 1}, {"depth": 0}, {"min_tokens": 5, "max_tokens": 4}]
+    + [{"operators": ()}, {"operators": ("[ADD",)}],
 )
 def test_options_that_make_no_sense(options):
     with pytest.raises(ValueError, match=f"{list(options)[-1]} must be"):
@@ -151,3 +168,37 @@ def test_files_come_back(name, tmp_path):
     text = (gzip.decompress(data) if name.endswith("gz") else data).decode()
     first = expressions[0]
     assert text.splitlines()[0] == f"{first.value}\t{first}"
+
+
+def test_the_long_range_arena_has_the_value_last(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("Source\tTarget\n( ( ( [MAX 2 ) 9 ) ] )\t9\n[MIN 4 2 ]\t2\n")
+    assert [expression.value for expression in read_listops(path)] == [9, 2]
+    path.write_text("Source\tTarget\n[MIN 4 2 ]\t4\n")
+    with pytest.raises(ValueError, match=r"a\.tsv:2: value must be 2; got '4'"):
+        list(read_listops(path))
+
+
+def test_a_run_knows_the_operators_of_its_training():
+    def read(*texts):
+        return [of_expression(parse_expression(text)) for text in texts]
+
+    few = task.vocabularies(read("[MAX 1 2 ]"), None)
+    assert few["words"].words == (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
+    more = task.vocabularies(read("[MAX 1 [PM 2 3 ] ]", "[FIRST 1 2 ]"), None)
+    assert more["words"].words == (*few["words"].words[:-1], "[FIRST", "[PM", "]")
+    assert len(task.encode(read("[PM 2 3 ]"), more).words.values) == 4
+    with pytest.raises(ValueError, match=r"operators of the training; got \[LAST in one"):
+        task.encode(read("[LAST 2 3 ]"), more)
+
+
+def test_operators_are_drawn_as_asked(tmp_path):
+    result = CliRunner().invoke(
+        cli.application(), ["draw-listops", str(tmp_path / "a.tsv"), "--count", "40", "--operators", "FIRST,pm"]
+    )
+    assert result.exit_code == 0, result.output
+    tokens = {token for expression in read_listops(tmp_path / "a.tsv") for token in expression.tokens}
+    assert {token for token in tokens if token.startswith("[")} == {"[FIRST", "[PM"}
+    result = CliRunner().invoke(cli.application(), ["draw-listops", str(tmp_path / "b.tsv"), "--operators", "ADD"])
+    assert "--operators must be of MIN, MAX, MED, SM, FIRST, LAST, PM, FLSUM" in result.output
+    assert not (tmp_path / "b.tsv").exists()

@@ -11,11 +11,12 @@ from benchmarks import record
 from benchmarks.__main__ import main
 from polymax import cli, recipes
 from polymax.recipes.readers.series import Series, read_series, read_steps
-from polymax.recipes.series.data import LabelledSeries, read_labelled_series
+from polymax.recipes.series.data import LabelledSeries, read_labelled_series, shape_of
 from polymax.recipes.series.model import Centroids
 from polymax.recipes.series.task import SeriesOptions, task
 from polymax.recipes.series.warp import SMOOTHINGS, discrepancy
 from polymax.recipes.training import fit
+from polymax.recipes.training.vocabulary import Words
 from polymax.warping import stretched
 
 CLASSES = ("bump", "step", "wave")
@@ -77,8 +78,9 @@ def test_what_is_compared_together_changes_nothing(monkeypatch):
 
 
 def test_centroids_begin_at_the_means_of_groups():
+    values = [stretched(series.values.float(), 21) for series in SOME if series.label == "bump"]
+    close(made().points(0)[0], torch.stack(values).mean(0))
     values = [stretched(series.values.float(), 22) for series in SOME if series.label == "bump"]
-    close(made().centroids[0, 0], torch.stack(values).mean(0))
     # as many groups as series: each is its own
     own = made(centroids=3, size=22).centroids[0].detach()
     assert all(any(torch.allclose(mean, value) for mean in own) for value in values)
@@ -87,10 +89,77 @@ def test_centroids_begin_at_the_means_of_groups():
 def test_a_loss_is_the_discrepancy_to_the_own_class():
     model = made(gamma=0.5)
     found = model.loss(batch_of(SOME[:1]))["loss"][0]
-    cost = pm.squared_euclidean(model.centroids[0, 0], SOME[0].values.float())
+    cost = pm.squared_euclidean(model.points(0)[0], SOME[0].values.float())
     close(found, discrepancy("soft", cost, 0.5).double())
     with pytest.raises(ValueError, match="smoothing must be one of soft, quadratic, hard; got 'rough'"):
         discrepancy("rough", cost, 0.5)
+
+
+def test_centroids_are_as_long_as_their_own_class():
+    """The longest of a class, whatever the other classes are like; padding neither counts nor learns."""
+    model = made(centroids=2)
+    longest = [max(len(s.values) for s in SOME if s.label == label) for label in CLASSES]
+    assert longest == [21, 22, 20]
+    assert [len(model.points(k)[0]) for k in range(3)] == longest == model.sizes.tolist()
+    batch = batch_of(SOME)
+    model.loss(batch)["loss"][0].backward()
+    before = model.eval().distances(batch)
+    for k, size in enumerate(longest):
+        assert not model.centroids[k, :, size:].any()
+        assert not model.centroids.grad[k, :, size:].any()
+        with torch.no_grad():
+            model.centroids[k, :, size:] = 7.0
+    assert torch.equal(model.distances(batch), before)
+    alone = discrepancy("soft", pm.squared_euclidean(model.points(2)[0], SOME[0].values.float()), 0.1)
+    close(before[0, 2, 0], alone)
+    assert made(size=9).sizes.tolist() == [9, 9, 9]
+
+
+def test_runs_with_one_size_for_all_are_read():
+    stored = {"classes": Words(("a", "b")), "shape": Words(("5", "2"))}
+    assert shape_of(stored) == ((5, 5), 2)
+
+
+def test_classes_are_in_natural_order():
+    def order(*labels):
+        return task.vocabularies([Series(SOME[0].values, label) for label in labels], SeriesOptions())["classes"].words
+
+    assert order("10", "9", "-1", "2.5") == ("-1", "2.5", "9", "10")
+    assert order("c10", "c9", "b", "c9a", "10c") == ("10c", "b", "c9", "c9a", "c10")
+    assert order("nan", "10", "9") == ("9", "10", "nan")
+
+
+PLAIN = {
+    "comma": "1,0.5,-1e0,2\n\n10,1,2,3\n",
+    "tab": "1\t0.5\t-1\t2\n10\t1\t2\t3\n",
+    "spaces": "   1.0000000e+00   5.0e-01  -1.0e+00   2.0e+00\r\n   1.0000000e+01   1   2  3\r\n",
+    "header": "class,t0,t1,t2\n1, 0.5, -1, 2\n10,1,2,3\n",
+    "padding": "\ufeff1,0.5,-1,2,NaN,NaN\n10,1,2,3,nan,nan\n",
+}
+
+
+@pytest.mark.parametrize("name", ["TOY_TRAIN.txt", "TOY_TRAIN.tsv", "TOY_TRAIN.csv", "TOY_TRAIN"])
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_text_has_the_class_first(tmp_path, kind, name):
+    (tmp_path / name).write_text(PLAIN[kind], encoding="utf-8")
+    found = read_labelled_series([tmp_path / name])
+    assert [(s.values.flatten().tolist(), s.label) for s in found] == [([0.5, -1.0, 2.0], "1"), ([1.0, 2.0, 3.0], "10")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("1,2\n3\n", "a.txt:2: a class and values after it expected; got '3'"),
+        ("1,2\n1,nan,3\n", "a.txt:2: series must have all values"),
+        ("1,2\n1,two\n", "a.txt:2: a number expected; got 'two'"),
+        ("class,t0\n", "a.txt:1: no series in this file"),
+    ],
+)
+def test_plain_text_that_cannot_be_read_is_named(tmp_path, content, message):
+    (tmp_path / "a.txt").write_text(content)
+    with pytest.raises(ValueError) as error:
+        read_labelled_series([tmp_path / "a.txt"])
+    assert str(error.value).startswith(f"{tmp_path}/{message}")
 
 
 def test_a_class_that_training_did_not_have_is_wrong():
@@ -204,6 +273,27 @@ def test_predictions_are_those_that_were_measured(run, data, tmp_path):
     assert wrong.stderr.splitlines()[-1].startswith("error: ")
 
 
+def test_plain_text_is_predicted_by_its_values(tmp_path):
+    """What stands first is the class, or a mark that there is none; a value in its place is refused."""
+    file = tmp_path / "train.csv"
+    file.write_text("2,0,0,0,1\n10,1,1,1,0\n2,0,0,0.1,1\n10,1,0.9,1,0\n")
+    result = trained_on(file, tmp_path / "run", "--epochs", 1)
+    assert result.exit_code == 0, result.output
+    unknown = tmp_path / "test.tsv"
+    unknown.write_text("?\t1\t1\t1\t0\n2\t0\t0\t0\t1\n")
+    result = invoke("predict", tmp_path / "run", unknown)
+    assert [line.split("\t")[0] for line in result.stdout.splitlines()] == ["10", "2"]
+    assert [line.split("\t")[0] for line in recipes.load(tmp_path / "run").predict(["1,1,1,0"])] == ["10"]
+    unknown.write_text("0.5\t1\t1\t1\t0\n")
+    result = invoke("predict", tmp_path / "run", unknown)
+    assert "test.tsv:1: a class of the training or ? expected before the values; got '0.5'" in result.output
+
+
+def trained_on(file, out, *more):
+    chosen = ("--gamma", 0.1, "--accelerator", "cpu", "--batch-size", 4, *more)
+    return invoke("train", "series", "--train", file, "--dev", file, "--out", out, *chosen)
+
+
 def test_what_takes_all_series_at_once_is_not_clipped(run, data, tmp_path):
     pytest.importorskip("lightning", reason="lightning is not installed")
     files = {"train": [data / "train.ts"], "dev": [data / "dev.ts"]}
@@ -283,7 +373,7 @@ def test_mistakes_are_one_line(two, data, tmp_path):
     (tmp_path / "one.csv").write_text("1\n2\n")
     train, text = data / "train.ts", tmp_path / "m.txt"
     mistakes = {
-        (two[0],): "give two files with a time step a line, or one .ts file and --index I J",
+        (two[0],): "give two files with a time step a line, or one file of many series and --index I J",
         (two[0], two[1], "--gamma", 0): "--gamma must be positive and finite; got 0",
         (two[0], two[1], "--band", -1): "--band must not be negative; got -1",
         (two[0], two[1], "--smoothing", "rough"): "--smoothing must be one of soft, quadratic, hard; got rough",

@@ -34,7 +34,9 @@ class Problem:
 
     @property
     def options(self) -> SeriesOptions:
-        return SeriesOptions(gamma=self.gamma, iterations=self.iterations)
+        # the centroids of a peer are as long as the longest of all series
+        size = max(len(series.values) for series in self.train)
+        return SeriesOptions(gamma=self.gamma, iterations=self.iterations, size=size)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -47,11 +49,12 @@ class Problem:
     @property
     def shape(self) -> tuple[int, int, int]:
         """How many series are learned from, their points and dimensions."""
-        return len(self.train), *shape_of(self.vocabularies)
+        sizes, dimensions = shape_of(self.vocabularies)
+        return len(self.train), max(sizes), dimensions
 
     def started(self) -> Centroids:
         """Our model with the mean of each class, which is where all begin."""
-        model = Centroids(self.options, len(self.labels), shape_of(self.vocabularies))
+        model = Centroids(self.options, shape_of(self.vocabularies))
         model.start(self.encoded[0])
         return model
 

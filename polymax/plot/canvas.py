@@ -9,6 +9,7 @@ import torch
 ZERO = "#d2d2d2"
 FAINT = "#f2f2f2"
 INK = "#333333"
+MISSING = "polymax.plot needs matplotlib: pip install polymax[plot]"
 
 
 def new_axes(width: float, height: float, rows: int = 1, columns: int = 1) -> Any:
@@ -17,7 +18,7 @@ def new_axes(width: float, height: float, rows: int = 1, columns: int = 1) -> An
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("polymax.plot needs matplotlib: pip install polymax[plot]") from error
+        raise ImportError(MISSING) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure.subplots(rows, columns)

@@ -6,6 +6,10 @@ from typing import Any
 import numpy as np
 
 from polymax.plot.canvas import FAINT, INK, ZERO, array, new_axes
+from polymax.plot.words import Lettering, text_width, write_ticks
+
+# degrees by which words above columns lean
+SLANT = 50
 
 Segment = tuple[tuple[int, int], tuple[int, int]]
 
@@ -40,9 +44,8 @@ def attention(
     top = float(w.max(initial=0)) if vmax is None else float(vmax)
     if vmax is not None and not 0 < top < np.inf:
         raise ValueError(f"vmax must be positive and finite; got {vmax}")
-    count, n = w.shape
     if ax is None:
-        ax = new_axes(1.2 + 0.42 * n + 0.8 * colorbar, 0.9 + 0.32 * count)
+        ax = new_axes(*_figure_size(rows, columns, colorbar))
     from matplotlib import colormaps
     from matplotlib.collections import LineCollection
     from matplotlib.colors import Normalize
@@ -71,8 +74,9 @@ def word_axes(ax: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
     ax.set_xlim(0, len(columns))
     ax.set_ylim(len(rows), 0)
     ax.xaxis.tick_top()
-    ax.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=50, ha="left", rotation_mode="anchor")
-    ax.set_yticks(np.arange(len(rows)) + 0.5, rows)
+    slanted = {"rotation": SLANT, "ha": "left", "rotation_mode": "anchor"}
+    write_ticks(ax.xaxis, np.arange(len(columns)) + 0.5, columns, **slanted)
+    write_ticks(ax.yaxis, np.arange(len(rows)) + 0.5, rows)
     ax.tick_params(length=0, pad=3)
     ax.spines[:].set_visible(False)
 
@@ -123,6 +127,15 @@ def _weights(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> np.nd
             got = "a string" if isinstance(labels, str) else len(labels)
             raise ValueError(f"{name} must be {size} labels, for weights of shape {w.shape}; got {got}")
     return w
+
+
+def _figure_size(rows: Sequence[str], columns: Sequence[str], colorbar: bool) -> tuple[float, float]:
+    """Inches: cells, and the words beside and, slanted, above them."""
+    beside, above = ([text_width(text) / 72 for text in Lettering(words).texts] for words in (rows, columns))
+    # a slanted word is as wide as it reaches over the last column
+    over = max(width * np.cos(np.radians(SLANT)) - 0.42 * place for place, width in enumerate(reversed(above)))
+    width = 0.42 * len(columns) + 0.8 * colorbar + 0.3 + max(0.9, max(beside) + max(over, 0.0))
+    return width, 0.32 * len(rows) + 0.3 + max(0.6, max(above) * np.sin(np.radians(SLANT)))
 
 
 def _short(value: float) -> str:

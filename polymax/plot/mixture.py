@@ -11,13 +11,13 @@ from polymax.plot.sequence import (
     sentence_axes,
     sequence,
     shades,
-    text_width,
     thickness,
     token_axis,
     weights,
     words,
 )
 from polymax.plot.tree import arcs, tree
+from polymax.plot.words import Lettering, text_width, write_word
 from polymax.structures import Alignment, Assignment, Chain, ProjectiveTree, SpanningTree, SpanTree
 from polymax.structures.base import tensors
 
@@ -52,10 +52,10 @@ def matching(
     lines = [((x[a], 0.86), (y[b], 0.06)) for a, b in zip(i, j)]
     ax.add_collection(LineCollection(lines, linewidths=thickness(p, 2.6), colors=shades(p), capstyle="round"))
     token_axis(ax, [""] * width, spacing)
-    size = min(10.0, 10.0 * points(ax)[0] / width / max(text_width(t) / 0.95 for t in above + below))
+    size = min(10.0, 10.0 * points(ax)[0] / width / max([1.0, *(text_width(t) / 0.95 for t in above + below)]))
     for place, texts, height, side in ((x, above, 0.9, "bottom"), (y, below, 0.02, "top")):
         for at, text in zip(place, texts):
-            ax.text(at, height, text, ha="center", va=side, fontsize=max(size, 5.0), color=INK, parse_math=False)
+            write_word(ax, at, height, text, ha="center", va=side, fontsize=max(size, 5.0), color=INK)
     ax.set(ylim=(-0.15, 1.05), yticks=[])
     return ax
 
@@ -107,6 +107,6 @@ def _draw(structure: Any, parts: list[Any], tokens: Any, others: Any, ax: Any) -
 def _size(structure: Any, first: Any, tokens: Sequence[str] | None) -> tuple[float, float]:
     """Inches for one structure."""
     n = max(first.shape[1:3])
-    widest = max((text_width(t) for t in tokens), default=0.0) if tokens else 0.0
+    widest = max((text_width(t) for t in Lettering(tokens).texts), default=0.0) if tokens else 0.0
     height = 0.7 + 0.3 * first.shape[2] if isinstance(structure, Chain) else 1.9
     return min(max(2.5, n * max(0.55, widest / 72)), 14.0), height

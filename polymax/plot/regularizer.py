@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from polymax.plot.canvas import INK, array, new_axes
+from polymax.plot.words import Lettering, text_width, write_legend, write_word
 
 # vertex, edge, inside: colours that stay apart in grey and for colour-blind eyes
 SUPPORT = {1: "#b2182b", 2: "#ef8a1d", 3: "#2166ac"}
@@ -31,7 +32,7 @@ def curves(regularizers: Mapping[str, Any], *, reach: float = 3.0, axes: Any = N
     scores = torch.stack([t, torch.zeros_like(t)], -1)
     # wide lines below narrow ones: where curves coincide, all of them show
     for k, (label, regularizer) in enumerate(regularizers.items()):
-        look = {"label": label, "color": f"C{k}", "linewidth": 3 - 1.6 * k / max(1, len(regularizers) - 1)}
+        look = {"label": str(label), "color": f"C{k}", "linewidth": 3 - 1.6 * k / max(1, len(regularizers) - 1)}
         left.plot(t, array("max", regularizer.max(scores)), **look)
         right.plot(t, array("argmax", regularizer.argmax(scores))[:, 0], **look)
     left.set(xlabel="t", title="smoothed max of (t, 0)")
@@ -40,7 +41,7 @@ def curves(regularizers: Mapping[str, Any], *, reach: float = 3.0, axes: Any = N
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(color="#e5e5e5", linewidth=0.6)
         ax.set_axisbelow(True)
-    left.legend(frameon=False, loc="upper left")
+    write_legend(left, left.lines[-len(regularizers) :], list(regularizers), frameon=False, loc="upper left")
     return left, right
 
 
@@ -59,7 +60,9 @@ def simplex(regularizer: Any, scores: Any = None, *, ax: Any = None, labels: Seq
     if isinstance(labels, str) or len(labels) != 3:
         raise ValueError(f"labels must be three, one for each class; got {labels!r}")
     if ax is None:
-        ax = new_axes(3.6, 3.4)
+        # the corners at the bottom have their labels beside them
+        beside = sum(max(0.0, text_width(text) / 72 - 0.3) for text in Lettering(labels).texts[:2])
+        ax = new_axes(3.6 + beside, 3.4)
     _shade(ax, regularizer)
     points, repeats = np.unique(array("argmax", regularizer.argmax(s)), axis=0, return_counts=True)
     # a few dots can be large, a grid of them cannot
@@ -72,7 +75,8 @@ def simplex(regularizer: Any, scores: Any = None, *, ax: Any = None, labels: Seq
     ax.plot(*CORNERS[[0, 1, 2, 0]].T, color=INK, linewidth=0.9, zorder=2)
     for corner, label, place in zip(CORNERS, labels, ("right", "left", "center")):
         shift = {"right": (-0.04, -0.03), "left": (0.04, -0.03), "center": (0, 0.06)}[place]
-        ax.text(*(corner + shift), label, ha=place, va="center", color=INK)
+        x, y = corner + shift
+        write_word(ax, x, y, label, ha=place, va="center", color=INK)
     ax.set(xlim=(-0.12, 1.12), ylim=(-0.1, 0.98), aspect="equal")
     ax.axis("off")
     return ax

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from typing import Any
-from unicodedata import combining, east_asian_width
 
 import numpy as np
 
 from polymax.plot.canvas import FAINT, array, new_axes
+from polymax.plot.words import SIZE, Lettering, text_width, write_ticks
 
 # the darkest of the blues of attention, and an orange that stays apart from it in grey and for colour-blind eyes
 BLUE = "#08519c"
 PATH = "#ef8a1d"
-SIZE = 10.0
 
 
 def sequence(
@@ -48,7 +47,7 @@ def sequence(
     for k in range(0, s, 2):
         ax.axhspan(k - 0.5, k + 0.5, color=FAINT, linewidth=0, zorder=0)
     ax.set(ylim=(s - 0.5, -0.5))
-    ax.set_yticks(range(s), tags, parse_math=False)
+    write_ticks(ax.yaxis, range(s), tags)
     token_axis(ax, tokens, spacing)
     diameter = min(20.0, 0.6 * spacing, 0.6 * points(ax)[1] / s)
     t, a, b = np.nonzero(edge)
@@ -76,12 +75,12 @@ def weights(name: str, values: Any) -> np.ndarray:
 
 
 def words(name: str, labels: Sequence[str] | None, size: int, first: int = 0) -> list[str]:
-    """As many labels as asked for, by default the numbers from `first`."""
+    """As many labels as asked for, as they are drawn, by default the numbers from `first`."""
     if labels is None:
         return [str(k) for k in range(first, first + size)]
     if isinstance(labels, str) or len(labels) != size:
         raise ValueError(f"{name} must be {size} labels; got {'a string' if isinstance(labels, str) else len(labels)}")
-    return [str(label) for label in labels]
+    return Lettering(labels).texts
 
 
 def sentence_axes(ax: Any, tokens: Sequence[str], height: float, margin: float = 0.2) -> tuple[Any, float]:
@@ -103,16 +102,10 @@ def token_axis(ax: Any, tokens: Sequence[str], spacing: float, first: int = 0) -
         # lines of text at 45 degrees are sqrt(1/2) of a column apart
         slanted = min(SIZE, spacing * 0.5**0.5 / 1.1)
         look = {"fontsize": slanted, "rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-    # a token may hold the signs with which matplotlib marks formulas
-    ax.set_xticks(np.arange(first, first + n), tokens, parse_math=False, **look)
+    write_ticks(ax.xaxis, np.arange(first, first + n), tokens, **look)
     ax.set_xlim(first - 0.5, first + n - 0.5)
     ax.tick_params(length=0, pad=3)
     ax.spines[:].set_visible(False)
-
-
-def text_width(text: str) -> float:
-    """Width of a text in points at size 10, by the width of its characters: full, none or about 0.6 of it."""
-    return SIZE * sum(0 if combining(c) else 1 if east_asian_width(c) in "WF" else 0.62 for c in text)
 
 
 def points(ax: Any) -> tuple[float, float]:

@@ -8,16 +8,15 @@ import numpy as np
 from polymax.plot.canvas import INK
 from polymax.plot.sequence import (
     BLUE,
-    SIZE,
     points,
     sentence_axes,
     shades,
-    text_width,
     thickness,
     token_axis,
     weights,
     words,
 )
+from polymax.plot.words import SIZE, text_width, write_word
 
 # numbers below this one would hide what is likely
 LEAST = 0.05
@@ -139,7 +138,7 @@ def _draw_tree(ax: Any, spans: dict[Span, np.ndarray], names: list[str], n: int,
     inner = [place[i, j] for i, j in spans if i < j]
     if names:
         texts = {span: "+".join(name for name, p in zip(names, row) if p) for span, row in spans.items()}
-        size = min(9.0, 0.9 * spacing * SIZE / max(map(text_width, texts.values()), default=SIZE))
+        size = min(9.0, 0.9 * spacing * SIZE / max([1.0, *map(text_width, texts.values())]))
         for span, text in texts.items():
             _write(ax, *place[span], text, size, gap=True)
     elif inner:
@@ -213,7 +212,7 @@ def _write(ax: Any, x: float, y: float, text: str, size: float, gap: bool = Fals
         look["bbox"] = {"facecolor": "white", "linewidth": 0, "pad": 0.8}
     else:
         look["path_effects"] = [withStroke(linewidth=2.2, foreground="white")]
-    ax.text(x, y, text, parse_math=False, **look)
+    write_word(ax, x, y, text, **look)
 
 
 def _crossing(spans: Sequence[Span]) -> bool:

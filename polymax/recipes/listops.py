@@ -6,6 +6,7 @@ See: Nangia and Bowman 2018; Tay et al. 2021 for the long expressions
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import torch
 
@@ -29,8 +30,17 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
     "[MAX": max,
     "[MED": _median,
     "[SM": lambda values: sum(values) % 10,
+    "[FIRST": lambda values: values[0],
+    "[LAST": lambda values: values[-1],
+    "[PM": lambda values: prod(values) % 10,
+    # of the first two: so it is in all published files that have it
+    "[FLSUM": lambda values: sum(values[:2]) % 10,
 }
+# those of the published task; the others are in further files of its authors
+PUBLISHED = ("[MIN", "[MAX", "[MED", "[SM")
 TOKENS = (*DIGITS, *OPERATORS, END)
+# the header of the files of the Long Range Arena, whose columns come the other way round
+LONG_HEADER = "Source\tTarget"
 # so many expressions in a row that are all known say that there are hardly others
 PATIENCE = 10_000
 
@@ -142,8 +152,11 @@ class Grammar:
     depth: int = 20
     min_tokens: int = 1
     max_tokens: int | None = None
+    operators: tuple[str, ...] = PUBLISHED
 
     def __post_init__(self) -> None:
+        if not self.operators or not set(self.operators) <= set(OPERATORS):
+            raise ValueError(f"operators must be among {' '.join(OPERATORS)}; got {' '.join(self.operators) or 'none'}")
         if not 0 <= self.operator <= 1:
             raise ValueError(f"operator must be a probability; got {self.operator}")
         if self.arguments < 2:
@@ -184,7 +197,7 @@ class Grammar:
         tokens: list[str] = []
         # how many arguments each open operator still takes
         open_: list[int] = []
-        names = tuple(OPERATORS)
+        names = self.operators
         while True:
             # the root is at depth 1
             if len(open_) + 1 < self.depth and next(uniform) < self.operator:
@@ -230,8 +243,17 @@ def parse_expression(text: str) -> Expression:
 
 
 def read_listops(path: Path) -> Iterator[Expression]:
-    """The expressions of a file: value, tab, tokens; with the round brackets of the binary tree, or without any."""
+    """The expressions of a file: value, tab, tokens; with the round brackets of the binary tree, or without any.
+
+    A file that begins with the header of the Long Range Arena has the value last.
+    """
+    swapped = False
     for line, (label, text) in read_rows(path, ("value", "expression")):
+        if line.number == 1 and line.text == LONG_HEADER:
+            swapped = True
+            continue
+        if swapped:
+            label, text = text, label
         try:
             expression = parse_expression(text)
         except ValueError as error:

@@ -7,6 +7,7 @@ from polymax.recipes.latent.data import Example, Given, Sentence, read_classes, 
 from polymax.recipes.latent.options import ClassifyOptions
 from polymax.recipes.latent.task import LatentTask
 from polymax.recipes.readers.lines import Line, ReadError
+from polymax.recipes.readers.natural import natural_order
 from polymax.recipes.training.task import Vocabularies
 from polymax.recipes.training.vocabulary import Words
 
@@ -29,7 +30,7 @@ class ClassifyTask(LatentTask):
         counted = Words.counted(texts, options.words)
         return {
             "words": Words(counted.words, options.lower, options.punctuation),
-            "labels": Words(tuple(sorted({example.label for example in examples}))),
+            "labels": Words(tuple(natural_order(example.label for example in examples))),
             "sides": Words(SIDES[: len(examples[0].sides)]),
         }
 

@@ -1,5 +1,6 @@
 """The command draw-listops: a training file of ListOps."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,11 @@ import torch
 import typer
 
 from polymax.cli import plain_errors, writable_file
-from polymax.recipes.listops import Grammar, read_listops, write_listops
+from polymax.recipes.listops import OPERATORS, PUBLISHED, Grammar, read_listops, write_listops
+
+
+def _named(operators: Iterable[str]) -> list[str]:
+    return [operator.removeprefix("[") for operator in operators]
 
 
 def draw_listops(
@@ -16,14 +21,22 @@ def draw_listops(
     count: Annotated[int, typer.Option(min=1, help="Expressions.")] = 90_000,
     without: Annotated[list[Path] | None, typer.Option(help="File of expressions to leave out, as of a test.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
+    operators: Annotated[
+        str, typer.Option(metavar="A,B,...", help=f"Operators to draw, of {','.join(_named(OPERATORS))}.")
+    ] = ",".join(_named(PUBLISHED)),
 ) -> None:
     """Draw different ListOps expressions from the published grammar, and write them in random order."""
     with plain_errors("stopped", ValueError):
         writable_file(out, "FILE")
         if out.exists():
             raise FileExistsError(f"FILE: {out} exists")
+        chosen = tuple(f"[{name.strip().upper()}" for name in operators.split(","))
+        if unknown := [name for name in _named(chosen) if f"[{name}" not in OPERATORS]:
+            known = ", ".join(_named(OPERATORS))
+            raise ValueError(f"--operators must be of {known}, with commas between; got {', '.join(unknown)}")
+        grammar = Grammar(operators=chosen)
         generator = torch.Generator().manual_seed(seed)
-        known = (expression for file in without or () for expression in read_listops(file))
-        drawn = list(Grammar().expressions(count, without=known, generator=generator))
+        others = (expression for file in without or () for expression in read_listops(file))
+        drawn = list(grammar.expressions(count, without=others, generator=generator))
         write_listops(out, (drawn[k] for k in torch.randperm(count, generator=generator).tolist()))
         rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)

@@ -7,11 +7,11 @@ from polymax.recipes.latent.data import Example, Given, Sentence, of_expression
 from polymax.recipes.latent.options import LatentOptions
 from polymax.recipes.latent.task import LatentTask
 from polymax.recipes.latent.trees import Found
-from polymax.recipes.listops import DIGITS, END, TOKENS, parse_expression, read_listops
+from polymax.recipes.listops import DIGITS, END, LONG_HEADER, OPERATORS, PUBLISHED, parse_expression, read_listops
 from polymax.recipes.metrics.counts import share
 from polymax.recipes.readers.lines import Line, ReadError
 from polymax.recipes.training.task import Report, Vocabularies
-from polymax.recipes.training.vocabulary import Words
+from polymax.recipes.training.vocabulary import Words, stored_words
 
 
 def inner_lists(sentence: Sentence) -> list[tuple[int, int]]:
@@ -28,7 +28,7 @@ def inner_lists(sentence: Sentence) -> list[tuple[int, int]]:
 
 
 class ListOpsTask(LatentTask):
-    """Expressions and their values: all tokens and values are known beforehand, and so is every tree."""
+    """Expressions and their values: these are known beforehand, and so is every tree."""
 
     name = "listops"
     summary = "find the value of ListOps expressions, and with it their trees"
@@ -38,7 +38,18 @@ class ListOpsTask(LatentTask):
         return [of_expression(expression) for file in files for expression in read_listops(file)]
 
     def vocabularies(self, examples: list[Example], options: LatentOptions) -> Vocabularies:
-        return {"words": Words(TOKENS), "labels": Words(DIGITS), "sides": Words(("expression",))}
+        met = {token for example in examples for token in example.sides[0].tokens}
+        further = (token for token in OPERATORS if token not in PUBLISHED and token in met)
+        tokens = (*DIGITS, *PUBLISHED, *further, END)
+        return {"words": Words(tokens), "labels": Words(DIGITS), "sides": Words(("expression",))}
+
+    def refuse(self, examples: Sequence[Example], vocabularies: Vocabularies) -> None:
+        """Operators that training did not have have no meaning to a model."""
+        known = set(stored_words(vocabularies, "words").words)
+        for example in examples:
+            for token in example.sides[0].tokens:
+                if token not in known:
+                    raise ValueError(f"expressions must have operators of the training; got {token} in one of them")
 
     def measures(self, made: Found, examples: Sequence[Example]) -> Report:
         """The share of lists inside of others that are constituents, in whichever order each takes its arguments."""
@@ -49,12 +60,15 @@ class ListOpsTask(LatentTask):
         return {"lists": share(right, sum(map(len, wanted)))}
 
     def parse(self, file: str, unit: list[Line]) -> Given | None:
-        """An expression, with its value and a tab before or without."""
+        """An expression, with its value and a tab before or after it, or without."""
         (line,) = unit
-        if line.blank:
+        if line.blank or (line.number == 1 and line.text == LONG_HEADER):
             return None
+        columns = line.text.split("\t")
+        # the value may stand before or after
+        text = columns[0] if len(columns) == 2 and columns[1] in DIGITS else columns[-1]
         try:
-            return Given(file, line.number, of_expression(parse_expression(line.text.split("\t")[-1])).sides)
+            return Given(file, line.number, of_expression(parse_expression(text)).sides)
         except ValueError as error:
             raise ReadError.at(file, line.number, str(error)) from error
 

@@ -45,7 +45,12 @@ class LatentTask(Task):
             raise ValueError(f"--longest {options.longest} leaves nothing of --train")
         return kept
 
+    def refuse(self, examples: Sequence[Example], vocabularies: Vocabularies) -> None:
+        """A ValueError where examples have what no model with these vocabularies can read."""
+        return
+
     def encode(self, examples: list[Example], vocabularies: Vocabularies) -> Examples:
+        self.refuse(examples, vocabularies)
         return Examples(examples, stored_words(vocabularies, "words"), stored_words(vocabularies, "labels"))
 
     def model(self, options: LatentOptions, vocabularies: Vocabularies) -> Classifier:
@@ -104,7 +109,13 @@ def fitting(trained: Trained, given: Given) -> Example:
     sides = given.columns[-count:]
     if trained.options.model == "tree-lstm" and any(side.spans is None for side in sides):
         raise given.error("binary trees expected, ( ( a b ) c ), since the model has no others")
-    return Example("", sides)
+    example = Example("", sides)
+    assert isinstance(trained.task, LatentTask)
+    try:
+        trained.task.refuse([example], trained.vocabularies)
+    except ValueError as error:
+        raise given.error(str(error)) from None
+    return example
 
 
 def tree_columns(made: Found, k: int, words: Sequence[str]) -> list[str]:

@@ -1,27 +1,39 @@
-"""Time series: the .ts files of the UCR and UEA archives, and single series in .csv files.
+"""Time series: the files of the UCR and UEA archives, and single series in .csv files.
 
 See: Dau et al. 2019; Bagnall et al. 2018
 """
 
+import os
 import re
 from collections.abc import Iterator
 from math import isfinite
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from polymax.recipes.readers.lines import Line, Path, ReadError, lines
-
-
-class Series(NamedTuple):
-    """Values (length, dimensions) in float64, and the class; None in files without classes. Missing values are NaN."""
-
-    values: Tensor
-    label: str | None
+from polymax.recipes.readers.ucr_text import read_text_series
+from polymax.recipes.readers.values import Series as Series
+from polymax.recipes.readers.values import complete_series, value_of
 
 
 def read_series(path: Path, *, complete: bool = False) -> Iterator[Series]:
+    """The series of a file: of a .ts file or, where it has neither this name nor a header of @, of plain text.
+
+    Where series are to be `complete`, missing values are refused.
+    """
+    return (read_ts if is_ts(path) else read_text_series)(path, complete=complete)
+
+
+def is_ts(path: Path) -> bool:
+    """True if a file is a .ts file, by its name or by its first line, a comment or a line of the header."""
+    if os.fspath(path).removesuffix(".gz").endswith(".ts"):
+        return True
+    first = next((line.text.strip(" \t") for line in lines(path) if not line.blank), "")
+    return first.startswith(("@", "#"))
+
+
+def read_ts(path: Path, *, complete: bool = False) -> Iterator[Series]:
     """The series of a .ts file: values between commas, dimensions between colons, the class last.
 
     What the header says of dimensions, lengths and classes has to be so. Time stamps are refused, and where series
@@ -39,7 +51,7 @@ def read_series(path: Path, *, complete: bool = False) -> Iterator[Series]:
             if series.values.shape[1] != dimensions:
                 found = series.values.shape[1]
                 raise ReadError.at(path, line.number, f"{dimensions} dimensions expected, as above; got {found}")
-            yield _complete(path, line, series) if complete else series
+            yield complete_series(path, line, series) if complete else series
         elif text.startswith("@"):
             name, *words = text[1:].split() or [""]
             data = name.lower() == "data"
@@ -68,7 +80,7 @@ def parse_values(path: Path, line: Line) -> Series | None:
     *first, last = text.split(":")
     count = first[0].count(",") if first else 0
     labelled = bool(first) and (last.count(",") != count or count == 0)
-    return _complete(path, line, _series(path, line, text, {"classlabel": ["true"]} if labelled else {}))
+    return complete_series(path, line, _series(path, line, text, {"classlabel": ["true"]} if labelled else {}))
 
 
 def read_steps(path: Path) -> Tensor:
@@ -85,7 +97,7 @@ def read_steps(path: Path) -> Tensor:
         fields = line.text.split(",") if "," in line.text else re.split("[ \t]+", line.text.strip(" \t"))
         if rows and len(fields) != len(rows[0]):
             raise ReadError.at(path, number, f"{len(rows[0])} values expected, as above; got {len(fields)}")
-        values = [_value(path, line, field) for field in fields]
+        values = [value_of(path, line, field) for field in fields]
         if not all(map(isfinite, values)):
             raise ReadError.at(path, number, f"finite values expected; got {line.text.strip()!r}")
         rows.append(values)
@@ -107,7 +119,7 @@ def read_long_series(path: Path) -> Tensor:
             raise ReadError.at(path, line.number, f"a value, or number and value, expected; got {len(fields)} columns")
         if columns == 2 and fields[0].strip() != str(len(values) + 1):
             raise ReadError.at(path, line.number, f"number {len(values) + 1} expected; got {fields[0]!r}")
-        values.append(_value(path, line, fields[-1]))
+        values.append(value_of(path, line, fields[-1]))
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -121,7 +133,7 @@ def _series(path: Path, line: Line, text: str, header: dict[str, list[str]]) -> 
             raise ReadError.at(path, line.number, f"class must be one of {', '.join(classes)}; got {label!r}")
     if not parts:
         raise ReadError.at(path, line.number, "a series and its class, with a colon between, expected")
-    rows = [[_value(path, line, value) for value in part.split(",")] for part in parts]
+    rows = [[value_of(path, line, value) for value in part.split(",")] for part in parts]
     length = len(rows[0])
     if any(len(row) != length for row in rows):
         raise ReadError.at(path, line.number, f"dimensions must be equally long; got {[len(row) for row in rows]}")
@@ -134,19 +146,5 @@ def _series(path: Path, line: Line, text: str, header: dict[str, list[str]]) -> 
     return Series(torch.tensor(rows, dtype=torch.float64).T.contiguous(), label)
 
 
-def _complete(path: Path, line: Line, series: Series) -> Series:
-    if not bool(series.values.isfinite().all()):
-        raise ReadError.at(path, line.number, "series must have all values, and finite ones")
-    return series
-
-
 def _said(header: dict[str, list[str]], name: str) -> bool:
     return [word.lower() for word in header.get(name, [])[:1]] == ["true"]
-
-
-def _value(path: Path, line: Line, text: str) -> float:
-    try:
-        # Python reads 1_000, too
-        return float("nan") if text.strip() == "?" else float(text.replace("_", "?"))
-    except ValueError:
-        raise ReadError.at(path, line.number, f"a number expected; got {text!r}") from None

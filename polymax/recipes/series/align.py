@@ -25,7 +25,7 @@ class Aligned(NamedTuple):
 
 
 def two_series(files: Sequence[Path], index: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
-    """Those of two files with a time step a line, or those of one .ts file at two places, counted from 0."""
+    """Those of two files with a time step a line, or those of one file of many series at two places, counted from 0."""
     if len(files) == 2 and index is None:
         x, y = map(read_steps, files)
     elif len(files) == 1 and index is not None:
@@ -35,7 +35,7 @@ def two_series(files: Sequence[Path], index: tuple[int, int] | None) -> tuple[Te
                 raise ValueError(f"--index must be from 0 to {len(found) - 1}, the series of {files[0]}; got {place}")
         x, y = (found[place] for place in index)
     else:
-        raise ValueError("give two files with a time step a line, or one .ts file and --index I J")
+        raise ValueError("give two files with a time step a line, or one file of many series and --index I J")
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"series must have one number of dimensions; got {x.shape[1]} and {y.shape[1]}")
     return x, y

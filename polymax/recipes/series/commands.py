@@ -19,9 +19,11 @@ def add(app: typer.Typer) -> None:
 
 
 def align(
-    files: Annotated[list[Path], typer.Argument(metavar="A [B]", help="Series, a time step a line; or one .ts file.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="A [B]", help="Series, a time step a line; or one file of many.")
+    ],
     index: Annotated[
-        tuple[int, int] | None, typer.Option(metavar="I J", help="Two series of a .ts file, counted from 0.")
+        tuple[int, int] | None, typer.Option(metavar="I J", help="Two series of one file, counted from 0.")
     ] = None,
     smoothing: Annotated[str, typer.Option(help=f"One of: {', '.join(SMOOTHINGS)}.")] = "soft",
     gamma: Annotated[float, typer.Option(help="Strength of the smoothing; hard has none.")] = 1.0,
@@ -90,5 +92,6 @@ def plot_centroids(
         if not 0 <= dimension < dimensions:
             fail(f"--dimension must be from 0 to {dimensions - 1}; got {dimension}")
         series = {label: [s.values for s in examples if s.label == label] for label in classes_of(trained.vocabularies)}
-        centroid_panels(trained.model.centroids, series, dimension).savefig(out, dpi=150)
+        centroids = [trained.model.points(k) for k in range(len(series))]
+        centroid_panels(centroids, series, dimension).savefig(out, dpi=150)
         rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""Series with classes: from .ts files, and as padded batches."""
+"""Series with classes: from files, and as padded batches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,20 +8,21 @@ import torch
 from torch import Tensor
 
 from polymax.recipes.readers.lines import ReadError
+from polymax.recipes.readers.natural import natural_order
 from polymax.recipes.readers.series import Series, read_series
 from polymax.recipes.training.task import Vocabularies
 from polymax.recipes.training.vocabulary import Words, stored_words
 
 
 class Shape(NamedTuple):
-    """Of the centroids: how many points they have, and numbers at each."""
+    """Of the centroids: how many points those of each class have, and numbers at each point."""
 
-    size: int
+    sizes: tuple[int, ...]
     dimensions: int
 
 
 def read_labelled_series(files: Sequence[Path]) -> list[Series]:
-    """The series of .ts files, all with a class, all values and one number of dimensions."""
+    """The series of files, all with a class, all values and one number of dimensions."""
     if not files:
         raise ValueError("series come in one file or more; got 0")
     found: list[Series] = []
@@ -39,22 +40,27 @@ def read_labelled_series(files: Sequence[Path]) -> list[Series]:
 
 
 def vocabularies_of(examples: Sequence[Series], size: int) -> Vocabularies:
-    """The classes, and the shape of centroids: `size` points, or as many as the longest series.
+    """The classes, and the shape of centroids: `size` points, or as many as the longest series of their own class.
 
     Example:
         >>> vocabularies = vocabularies_of([Series(torch.zeros(5, 2), "b"), Series(torch.zeros(4, 2), "a")], 0)
         >>> vocabularies["classes"].words, shape_of(vocabularies)
-        (('a', 'b'), Shape(size=5, dimensions=2))
+        (('a', 'b'), Shape(sizes=(4, 5), dimensions=2))
     """
-    longest = max(len(series.values) for series in examples)
-    shape = (size or longest, examples[0].values.shape[1])
-    labels = sorted({series.label for series in examples if series.label is not None})
+    longest: dict[str, int] = {}
+    for series in examples:
+        if series.label is not None:
+            longest[series.label] = max(longest.get(series.label, 0), len(series.values))
+    labels = natural_order(longest)
+    shape = (*(size or longest[label] for label in labels), examples[0].values.shape[1])
     return {"classes": Words(tuple(labels)), "shape": Words(tuple(map(str, shape)))}
 
 
 def shape_of(vocabularies: Vocabularies) -> Shape:
-    """What `vocabularies_of` stored."""
-    return Shape(*map(int, stored_words(vocabularies, "shape").words))
+    """What `vocabularies_of` stored; a single size is that of all classes."""
+    *sizes, dimensions = map(int, stored_words(vocabularies, "shape").words)
+    classes = len(stored_words(vocabularies, "classes").words)
+    return Shape(tuple(sizes) if len(sizes) == classes else (sizes[0],) * classes, dimensions)
 
 
 class Batch(NamedTuple):

@@ -24,15 +24,22 @@ class Centroids(Model):
 
         minimize over x  sum over classes c and y in c of  min over k of  discrepancy(x_ck, y)
 
-    Shapes: centroids (classes, k, size, d)
+    Those of a class have as many points as its shape says; what follows them is 0 and stands for nothing.
+
+    Shapes: centroids (classes, k, largest size, d); sizes (classes,)
 
     See: Cuturi and Blondel 2017, sections 4.2 and 4.4.
     """
 
-    def __init__(self, options: Any, classes: int, shape: Shape) -> None:
+    sizes: Tensor
+
+    def __init__(self, options: Any, shape: Shape) -> None:
         super().__init__()
         self.options = options
-        self.centroids = nn.Parameter(torch.zeros(classes, options.centroids, *shape))
+        space = (len(shape.sizes), options.centroids, max(shape.sizes), shape.dimensions)
+        self.centroids = nn.Parameter(torch.zeros(space))
+        # not saved: the vocabularies say it
+        self.register_buffer("sizes", torch.tensor(shape.sizes), persistent=False)
         self.scale = 0.0
 
     @property
@@ -55,15 +62,18 @@ class Centroids(Model):
 
     @torch.no_grad()
     def start(self, data: LabelledSeries) -> None:  # type: ignore[override]
-        """Means of the series of a class, or of groups of them, each stretched to the size of the centroids."""
-        classes, k, size, _ = self.centroids.shape
+        """Means of the series of a class, or of groups of them, each stretched to the size of its centroids."""
         apart = 0.0
-        for c in range(classes):
+        for c, size in enumerate(self.sizes.tolist()):
             rows = torch.nonzero(data.labels == c).flatten().tolist()
             points = torch.stack([stretched(data.values[row], size) for row in rows])
-            self.centroids[c] = grouped_means(points, k)
+            self.centroids[c, :, :size] = grouped_means(points, self.centroids.shape[1])
             apart += float((points - points.mean(0)).square().sum())
         self.scale = apart / len(data.labels)
+
+    def points(self, label: int) -> Tensor:
+        """The centroids of a class, without what follows them: (k, size, d)."""
+        return self.centroids[label, :, : int(self.sizes[label])]
 
     def distances(self, batch: Batch) -> Tensor:
         """Of each series to every centroid, (b, classes, k)."""
@@ -71,17 +81,17 @@ class Centroids(Model):
         cells = self.centroids.numel() // dimensions * points
         together = max(1, CELLS // cells) if batch.values.device.type == "cpu" else rows
         parts = [Batch(*part) for part in zip(*(tensor.split(together) for tensor in batch))]
-        return torch.cat([self._from(self.centroids.expand(len(p.labels), -1, -1, -1, -1), p) for p in parts])
+        every, sizes = self.centroids.unsqueeze(0), self.sizes[:, None]
+        return torch.cat([self._from(every.expand(len(p.labels), -1, -1, -1, -1), sizes, p) for p in parts])
 
-    def _from(self, centroids: Tensor, batch: Batch) -> Tensor:
-        """Of each series to its row of centroids: (b, *any, size, d) to (b, *any)."""
+    def _from(self, centroids: Tensor, sizes: Tensor, batch: Batch) -> Tensor:
+        """Of each series to its row of centroids of some sizes: (b, *any, size, d) to (b, *any)."""
         shape = centroids.shape[:-2]
         alone = [1] * (len(shape) - 1)
         values = batch.values.reshape(len(batch.values), *alone, *batch.values.shape[1:])
         lengths = batch.lengths.reshape(-1, *alone).expand(shape)
-        sizes = torch.full_like(lengths, centroids.shape[-2])
         cost = pm.squared_euclidean(centroids, values)
-        return discrepancy(self.options.smoothing, cost, self.options.gamma, (sizes, lengths))
+        return discrepancy(self.options.smoothing, cost, self.options.gamma, (sizes.expand(shape), lengths))
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         """The discrepancy to the nearest centroid of the own class, and, where the model does not learn, right classes.
@@ -90,7 +100,7 @@ class Centroids(Model):
         """
         count = batch.labels.new_full((), len(batch.labels))
         if self.training:
-            own = self._from(self.centroids[batch.labels], batch).amin(1)
+            own = self._from(self.centroids[batch.labels], self.sizes[batch.labels, None], batch).amin(1)
             # float32 would round away what a line search compares
             return {"loss": (own.double().sum(), count)}
         nearest = self.distances(batch).amin(2)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from polymax.recipes.readers.lines import Line
-from polymax.recipes.readers.series import Series, parse_values
+from polymax.recipes.readers.series import Series
 from polymax.recipes.series.data import LabelledSeries, read_labelled_series, shape_of, vocabularies_of
+from polymax.recipes.series.given import Given, given_series
 from polymax.recipes.series.model import Centroids
 from polymax.recipes.series.warp import SMOOTHINGS
 from polymax.recipes.training.batches import places, sorted_batches
@@ -26,7 +27,7 @@ class SeriesOptions:
     smoothing: str = option("soft", "Of dynamic time warping.", choices=SMOOTHINGS)
     gamma: float = option(0.1, "Strength of the smoothing; hard has none.", least=1e-6)
     centroids: int = option(1, "Centroids of each class.", least=1)
-    size: int = option(0, "Points of a centroid; 0 for as many as the longest series has.")
+    size: int = option(0, "Points of a centroid; 0 for as many as the longest series of its class has.")
     optimizer: str = option(
         "lbfgs",
         "lbfgs takes all series at once and none of --lr, --clip and --weight-decay; adam takes batches.",
@@ -53,7 +54,7 @@ class SeriesTask(Task):
         return LabelledSeries(examples, vocabularies)
 
     def model(self, options: SeriesOptions, vocabularies: Vocabularies) -> Centroids:
-        return Centroids(options, len(classes_of(vocabularies)), shape_of(vocabularies))
+        return Centroids(options, shape_of(vocabularies))
 
     def evaluate(self, trained: Trained, examples: list[Series]) -> Report:
         encoded = self.encode(examples, trained.vocabularies)
@@ -62,14 +63,14 @@ class SeriesTask(Task):
         seconds = perf_counter() - start
         return {"series": len(examples), **measured, "series_per_second": len(examples) / seconds}
 
-    def parse(self, file: str, unit: list[Line]) -> Series | None:
-        """A series of a .ts file, whose class is not used; None for a line of its header."""
-        return parse_values(file, unit[0])
+    def parse(self, file: str, unit: list[Line]) -> Given | None:
+        """A series, whose class is not used; None for a line of a header."""
+        return given_series(file, unit[0])
 
-    def predict(self, trained: Trained, inputs: list[Series | None], before: int) -> Iterator[str]:
+    def predict(self, trained: Trained, inputs: list[Given | None], before: int) -> Iterator[str]:
         """The class of each series, and its discrepancies to all classes."""
         names = classes_of(trained.vocabularies)
-        series = [one for one in inputs if one is not None]
+        series = [one.fitting(names) for one in inputs if one is not None]
         for row in nearest(trained, series).tolist() if series else ():
             yield "\t".join([names[row.index(min(row))], *(f"{distance:.6g}" for distance in row)])
 

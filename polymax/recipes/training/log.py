@@ -28,14 +28,16 @@ def measured(run: Path, measure: str) -> tuple[list[int], list[float]]:
 def plot_measure(runs: Sequence[Path], measure: str, *, ax: Any = None) -> Any:
     """Draw a measure over the epochs of runs, a line for each. Returns the axes."""
     from polymax.plot.canvas import new_axes
+    from polymax.plot.words import write_legend
 
     found = [measured(run, measure) for run in runs]
     ax = new_axes(5.2, 3.4) if ax is None else ax
     for run, (epochs, values) in zip(runs, found):
         ax.plot(epochs, values, marker="o", markersize=3, label=str(run))
     ax.set(xlabel="epoch", ylabel=measure.replace("_", " "))
+    ax.yaxis.label.set(parse_math=False, usetex=False)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(color="#e5e5e5", linewidth=0.6)
-    ax.legend(frameon=False)
+    write_legend(ax, ax.lines[-len(runs) :], runs, frameon=False)
     return ax
