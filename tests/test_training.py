@@ -20,7 +20,7 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 
 TINY = ("--hidden", 8, "--embedding", 6, "--batch-size", 16, "--longest", 12, "--accelerator", "cpu", "--lr", 0.01)
 SMALL = {"hidden": 8, "embedding": 6, "batch_size": 16, "longest": 12, "accelerator": "cpu", "lr": 0.01}
-FILES = {"config.json", "vocabulary.json", "weights.pt", "last.ckpt", "log.csv", "tensorboard"}
+FILES = {"config.json", "vocabulary.json", "weights.pt", "last.ckpt", "log.csv", "digests.json", "tensorboard"}
 
 
 def invoke(*arguments, **options):
@@ -274,6 +274,16 @@ def damaged(file):
     return lambda run, data: (run / file).write_bytes(b"nonsense")
 
 
+def without_digests(change):
+    """A fault of a run that was written without digests, or is damaged with them."""
+
+    def changed(run, data):
+        (run / "digests.json").unlink()
+        change(run, data)
+
+    return changed
+
+
 def missing(file):
     return lambda run, data: (run / file).unlink()
 
@@ -297,17 +307,28 @@ TRAIN = ("train", "seq2seq", "--train", "DATA/train.tsv", "--dev", "DATA/dev.tsv
 RESUME = ("train", "seq2seq", "--out", "RUN", "--resume")
 FAULTS = [
     (missing("config.json"), EVALUATE, "RUN is not a run: there is no RUN/config.json"),
-    (damaged("config.json"), EVALUATE, "RUN/config.json: not JSON"),
+    (without_digests(damaged("config.json")), EVALUATE, "RUN/config.json: not JSON"),
     (missing("weights.pt"), EVALUATE, "RUN/weights.pt is missing: no epoch of this run was finished"),
-    (damaged("weights.pt"), EVALUATE, "RUN/weights.pt: not a file of weights, or a damaged one"),
+    (without_digests(damaged("weights.pt")), EVALUATE, "RUN/weights.pt: not a file of weights, or a damaged one"),
     (missing("vocabulary.json"), EVALUATE, "RUN/vocabulary.json is missing"),
     (
-        fewer_words,
+        without_digests(fewer_words),
         EVALUATE,
         "RUN/weights.pt does not fit the vocabularies and the configuration beside it: target.weight",
     ),
-    (fewer_words, (*RESUME, "--epochs", 4), "RUN/last.ckpt does not fit the vocabularies"),
-    (damaged("last.ckpt"), (*RESUME, "--epochs", 4), "RUN/last.ckpt: not a file of weights, or a damaged one"),
+    (without_digests(fewer_words), (*RESUME, "--epochs", 4), "RUN/last.ckpt does not fit the vocabularies"),
+    (
+        without_digests(damaged("last.ckpt")),
+        (*RESUME, "--epochs", 4),
+        "RUN/last.ckpt: not a file of weights, or a damaged one",
+    ),
+    *(
+        (damaged(file), EVALUATE, f"RUN/{file} is damaged, or was changed after it was written: its digest is not that")
+        for file in ("config.json", "vocabulary.json", "weights.pt")
+    ),
+    (fewer_words, EVALUATE, "RUN/vocabulary.json is damaged, or was changed after it was written"),
+    (damaged("last.ckpt"), (*RESUME, "--epochs", 4), "RUN/last.ckpt is damaged, or was changed after it was written"),
+    (damaged("digests.json"), EVALUATE, "RUN/digests.json: not a list of digests, or a damaged one"),
     (nothing, ("evaluate", "RUN", "DATA/none.tsv"), "[Errno 2] No such file or directory: 'DATA/none.tsv'"),
     (nothing, (*EVALUATE, "--set", "hidden=9"), "--hidden cannot change after training; --beam"),
     (nothing, (*EVALUATE, "--set", "beam"), "--set must be NAME=VALUE; got beam"),
@@ -326,6 +347,10 @@ FAULTS = [
     (nothing, (*TRAIN, "DATA/new", "--attention", "hope"), "--attention must be one of softmax, sparsemax"),
     (nothing, (*TRAIN, "DATA/new", "--monitor", "luck"), "--monitor must be one of loss, word_accuracy, zeros"),
     (nothing, (*RESUME, "--monitor", "zeros"), "--monitor was not given when RUN began and cannot change; got zeros"),
+    (nothing, (*TRAIN, "DATA/new", "--epochs", 0), "--epochs must be at least 1 and finite; got 0"),
+    (nothing, (*TRAIN, "DATA/dev.tsv/new"), "--out: DATA/dev.tsv/new cannot be made; DATA/dev.tsv is a file"),
+    (nothing, (*TRAIN, "/proc/new"), "--out: /proc/new cannot be written: "),
+    (nothing, (*RESUME, "--dev", "RUN/log.csv"), "--dev: RUN/log.csv is a file of the run itself"),
     (nothing, (*TRAIN, "DATA/new", "--batch-size", 0), "--batch-size must be at least 1 and finite; got 0"),
     (
         nothing,

@@ -7,8 +7,10 @@ import rich
 import torch
 import typer
 
-from polymax.cli import plain_errors, writable_file
+from polymax.cli import plain_errors
 from polymax.recipes.listops import Grammar, read_listops, write_listops
+from polymax.recipes.outputs import writable_file
+from polymax.recipes.training.commands import Force
 
 
 def draw_listops(
@@ -16,12 +18,11 @@ def draw_listops(
     count: Annotated[int, typer.Option(min=1, help="Expressions.")] = 90_000,
     without: Annotated[list[Path] | None, typer.Option(help="File of expressions to leave out, as of a test.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
+    force: Force = False,
 ) -> None:
     """Draw different ListOps expressions from the published grammar, and write them in random order."""
     with plain_errors("stopped", ValueError):
-        writable_file(out, "FILE")
-        if out.exists():
-            raise FileExistsError(f"FILE: {out} exists")
+        writable_file(out, "FILE", inputs=without or (), force=force)
         generator = torch.Generator().manual_seed(seed)
         known = (expression for file in without or () for expression in read_listops(file))
         drawn = list(Grammar().expressions(count, without=known, generator=generator))
