@@ -41,19 +41,19 @@ def main() -> None:
     print(f"{given.count} kills, {runs} runs came to their end: all equal to the one that was never stopped")
 
 
-def campaign(folder: Path, count: int, seed: int = 0, epochs: int = EPOCHS, say=lambda text: None) -> int:
+def campaign(folder, count, seed=0, epochs=EPOCHS, options=OPTIONS, say=lambda text: None):
     """Kill trainings in a folder `count` times; how many came to their end, which at least one does."""
     chance = random.Random(seed)
     files = {part: [file] for part, file in zip(("train", "dev"), numbers.write(folder, train=80, dev=21))}
-    whole = Run(folder / "whole")
+    whole, given = Run(folder / "whole"), {**options, "epochs": epochs}
     start = time.monotonic()
-    finish(started(files, whole, epochs))
+    finish(started(files, whole, given))
     seconds = time.monotonic() - start
     say(f"a training of {epochs} epochs takes {seconds:.1f} s; TMPDIR is {elsewhere(folder)}")
     killed = ended = 0
     while killed < count or not ended:
         run = Run(folder / f"killed{ended}")
-        process = started(files, run, epochs)
+        process = started(files, run, given)
         while not run.last.exists() and process.is_alive():
             time.sleep(0.005)
         while killed < count:
@@ -65,16 +65,15 @@ def campaign(folder: Path, count: int, seed: int = 0, epochs: int = EPOCHS, say=
             killed += 1
             left = check_files(run)
             say(f"kill {killed}: after epoch {rows_of(run)[-1]['epoch']}{left}")
-            process = started(files, run, epochs, resume=True)
+            process = started(files, run, {}, resume=True)
         finish(process)
         compare(run, whole)
         ended += 1
     return ended
 
 
-def started(files, run, epochs, resume=False):
+def started(files, run, given, resume=False):
     """A process that trains; it is forked, so that nothing is imported again."""
-    given = {"epochs": epochs} if resume else {**OPTIONS, "epochs": epochs}
     process = multiprocessing.get_context("fork").Process(target=train_quietly, args=(files, run.path, given, resume))
     process.start()
     return process

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -189,6 +189,17 @@ def _form(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} of {tensor.dtype}{layout}"
 
 
+class StoredVocabularies(Vocabularies):
+    """The vocabularies of a file, which is named where one is missing."""
+
+    def __init__(self, file: Path, vocabularies: Vocabularies) -> None:
+        super().__init__(vocabularies)
+        self.file = file
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise ValueError(f"{self.file} must have a vocabulary {name!r}; it has {', '.join(self)}")
+
+
 def write_vocabularies(vocabularies: Vocabularies, file: Path) -> None:
     """All vocabularies of a run, in one JSON file."""
     text = json.dumps({name: words.stored() for name, words in vocabularies.items()}, ensure_ascii=False, indent=1)
@@ -200,7 +211,7 @@ def read_vocabularies(file: Path) -> Vocabularies:
     """What `write_vocabularies` wrote."""
     stored = _json(file)
     with refused(file, "a file of vocabularies"):
-        return {name: restored(words) for name, words in stored.items()}
+        return StoredVocabularies(file, {name: restored(words) for name, words in stored.items()})
 
 
 @contextmanager
@@ -208,9 +219,10 @@ def refused(file: Path, what: str) -> Iterator[None]:
     """Whatever cannot be done in the block is the fault of a file: a ValueError says that it is not `what`."""
     try:
         yield
-    except OSError:
-        raise
     except Exception as error:
+        # it is there and may be read, or it is not: that is said already
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
         reason = " ".join(f"{error}".split())[:300]
         told = reason if isinstance(error, ValueError) and reason else f"{type(error).__name__}({reason})"
         raise ValueError(f"{file}: not {what}, or a damaged one: {told}") from error
