@@ -1,6 +1,7 @@
 """Files of a run: damage is seen, whatever it is; nothing is half-written, whoever is killed, however full the disk."""
 
 import errno
+import io
 import json
 import os
 import random
@@ -14,7 +15,7 @@ import torch
 from polymax import recipes
 from polymax.recipes.seq2seq import numbers
 from polymax.recipes.training import fit
-from polymax.recipes.training.checkpoint import check_checkpoint
+from polymax.recipes.training.checkpoint import check_checkpoint, save_into
 from polymax.recipes.training.digests import recorded
 from polymax.recipes.training.log import measured
 from polymax.recipes.training.run import Config, Run
@@ -274,6 +275,21 @@ def test_a_full_disk_leaves_a_run_that_goes_on(files, trained, tmp_path, monkeyp
     assert {file.name for file in run.path.iterdir()} == WHOLE
     ours, theirs = (torch.load(one / "weights.pt", weights_only=True) for one in (run.path, trained))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+class Small(io.BytesIO):
+    """A file on a disk with some room."""
+
+    def write(self, data):
+        if self.tell() + len(data) > 2000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+def test_an_archive_that_finds_no_room_is_an_error_of_the_file_system():
+    for size in (600, 10_000):
+        with pytest.raises(OSError, match="No space left on device"):
+            save_into(Small(), {"x": torch.zeros(size), "y": torch.zeros(size)})
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import polymax
 from polymax import cli, recipes
 from polymax.recipes.seq2seq import numbers
 from polymax.recipes.seq2seq.model import Seq2Seq
@@ -246,6 +247,48 @@ def test_options_of_the_training_change_it(run, data, tmp_path, option):
 def test_processes_that_prepare_batches_change_nothing(run, data, tmp_path):
     fit.train("seq2seq", data, tmp_path / "run", {**SMALL, "epochs": 1, "workers": 2})
     assert untimed(tmp_path / "run")[0] == untimed(run[0])[0]
+
+
+def test_threads_are_those_asked_for(data, run, tmp_path, monkeypatch):
+    counted, loss = [], Seq2Seq.loss
+
+    def counting(self, batch):
+        counted.append(torch.get_num_threads())
+        return loss(self, batch)
+
+    monkeypatch.setattr(Seq2Seq, "loss", counting)
+    before = torch.get_num_threads()
+    fit.train("seq2seq", data, tmp_path / "run", {**SMALL, "epochs": 1, "threads": before + 1})
+    assert set(counted) == {before + 1}
+    assert torch.get_num_threads() == before
+    counted.clear()
+    assert invoke("evaluate", run[0], *data["dev"], "--threads", before + 2).exit_code == 0
+    assert set(counted) == {before + 2}
+    assert torch.get_num_threads() == before
+
+
+def test_long_epochs_say_how_far_they_are(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("polymax.recipes.training.progress.SECONDS", 0.0)
+    fit.train("seq2seq", data, tmp_path / "run", {**SMALL, "epochs": 1})
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(", loss")[0] for line in said[:5]] == [f"epoch 1, step {k} of 5" for k in range(1, 6)]
+    assert all(float(line.split("loss ")[1]) > 0 for line in said[:5])
+    assert said[5:7] == ["epoch 1, batch 1 of 2 of dev", "epoch 1, batch 2 of 2 of dev"]
+    monkeypatch.undo()
+    fit.train("seq2seq", {}, tmp_path / "run", {"epochs": 2}, resume=True)
+    # not where the epochs are short
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["epoch", "2"]]
+
+
+def test_long_predictions_say_how_far_they_are(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("polymax.recipes.training.progress.SECONDS", 0.0)
+    (tmp_path / "in").write_text("nine\n" * 3, encoding="utf-8")
+    result = invoke("predict", run[0], tmp_path / "in", "--output", tmp_path / "out")
+    assert result.stderr.startswith("3 lines, ")
+
+
+def test_the_command_says_its_version():
+    assert invoke("--version").output == f"polymax {polymax.__version__}\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes cannot fork")

@@ -6,7 +6,7 @@ meanwhile leaves half a file.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
@@ -27,9 +27,19 @@ class Checkpoints(TorchCheckpointIO):
 
 def write_tensors(stored: dict[str, Any], file: Path) -> None:
     """Write a dict of tensors and plain values, by torch.save."""
-    # into an open file: what the file system refuses is then an OSError
     with recorded(file) as temporary, temporary.open("wb") as opened:
+        save_into(opened, stored)
+
+
+def save_into(opened: IO[bytes], stored: dict[str, Any]) -> None:
+    """Call torch.save, such that what the file system refuses is an OSError."""
+    try:
         torch.save(stored, opened)
+    except RuntimeError as error:
+        # of an archive that cannot be closed, because it could not be written
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def check_checkpoint(model: torch.nn.Module, file: Path) -> None:

@@ -68,7 +68,8 @@ def train_command(task: Task) -> Callable[..., None]:
             except OSError as error:
                 if error.errno not in FULL:
                     raise
-                raise OSError(f"{error.strerror}: make room, then --resume continues {out}") from error
+                how = f"--resume continues {out}" if Run(out).config.exists() else "start again"
+                raise OSError(f"{error.strerror}: make room, then {how}") from error
 
     twice = "twice where source and target are parallel files"
     parts = {"train": f"Training data; {twice}.", "dev": "Data that decide which epoch is best.", "test": "Test data."}
