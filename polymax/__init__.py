@@ -1,6 +1,7 @@
 """Differentiable sparse and structured inference: regularized argmax over polytopes."""
 
-from typing import Any
+from types import ModuleType as _ModuleType
+from typing import Any as _Any
 
 # modules
 from polymax import nn as nn
@@ -121,13 +122,31 @@ from polymax.warping import squared_euclidean as squared_euclidean
 
 __version__ = "0.1.0"
 
-# pictures and checks are loaded when asked for: matplotlib is an extra
-_LAZY = ("plot", "testing")
+# modules that are loaded when asked for: matplotlib and what trains are extras
+_LAZY = ("plot", "recipes", "testing")
+_MODULES = ("nn",)
+
+# all that is imported above
+__all__ = sorted(
+    name
+    for name, value in globals().items()
+    if not name.startswith("_") and (name in _MODULES or not isinstance(value, _ModuleType))
+)
+
+# a file of the package is no name of it: `pm.sparsemap` would pass for a function; a folder, as `pm.structures`, may be
+for _name, _value in list(globals().items()):
+    _own = _name in _MODULES or _name.startswith("_") or hasattr(_value, "__path__")
+    if isinstance(_value, _ModuleType) and not _own:
+        del globals()[_name]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name in _LAZY:
         from importlib import import_module
 
         return import_module(f"polymax.{name}")
     raise AttributeError(f"module 'polymax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_LAZY, *(name for name in globals() if name.startswith("__"))})

@@ -1,13 +1,16 @@
 """The command `polymax`: `pip install polymax[cli]`."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
+
+import polymax
+from polymax.recipes.outputs import placed
+from polymax.recipes.outputs import writable_file as writable_file
 
 
 def main() -> None:
@@ -24,12 +27,24 @@ def application() -> Any:
     import typer
 
     app = typer.Typer(
-        help="Differentiable sparse and structured inference for PyTorch.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
     here = Path("demo-output")
+
+    def version(asked: bool) -> None:
+        if asked:
+            print(f"polymax {polymax.__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
+        ] = False,
+    ) -> None:
+        """Differentiable sparse and structured inference for PyTorch."""
 
     @app.command()
     def demo(out: Annotated[Path, typer.Option(help="Directory for pictures and report.")] = here) -> None:
@@ -49,6 +64,7 @@ def application() -> Any:
     def bench(
         device: Annotated[str, typer.Option(help="Where to measure: cpu, cuda, cuda:1, ...")] = "cpu",
         out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+        force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
     ) -> None:
         """Measure every mapping against torch.softmax, forward and backward."""
         with plain_errors("stopped; nothing was written"):
@@ -59,12 +75,14 @@ def application() -> Any:
             except ValueError as error:
                 fail(f"--device: {error}")
             if out is not None:
-                writable_file(out)
+                writable_file(out, force=force)
             console = rich.get_console()
             timings = terminal.measured(console, speed.SHAPES, device=device)
             terminal.print_speed(console, timings)
             if out is not None:
-                out.write_text(json.dumps(speed.results(timings, device), indent=2) + "\n", encoding="utf-8")
+                with placed(out) as temporary:
+                    text = json.dumps(speed.results(timings, device), indent=2) + "\n"
+                    temporary.write_text(text, encoding="utf-8")
                 console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
     from polymax.recipes.series import commands as series
@@ -94,13 +112,3 @@ def plain_errors(stopped: str, refused: type[Exception] = OSError) -> Iterator[N
     except KeyboardInterrupt:
         print(stopped, file=sys.stderr)
         sys.exit(130)
-
-
-def writable_file(out: Path, flag: str = "--out") -> None:
-    """Raise an OSError that says why the file cannot be written, before any time is spent."""
-    if out.is_dir():
-        raise IsADirectoryError(f"{flag} must be a file; {out} is a directory")
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"{flag}: there is no directory {out.parent}")
-    if not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise PermissionError(f"{flag}: no permission to write {out}")

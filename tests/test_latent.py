@@ -340,7 +340,8 @@ def test_a_training_file_is_drawn(data, tmp_path):
     assert not set(made) & set(read_listops(data / "dev.tsv"))
     again = invoke(*arguments)
     assert again.exit_code == 1
-    assert "exists" in again.output
+    assert again.stderr == f"error: FILE: {out} exists; --force writes over it\n"
+    assert invoke(*arguments, "--force").exit_code == 0
 
 
 SMALL = ("--hidden", 8, "--embedding", 6, "--tracker", 4, "--batch-size", 16, "--accelerator", "cpu", "--lr", 0.01)
@@ -422,6 +423,9 @@ def test_pairs_by_dependency_trees(data, tmp_path):
     assert (
         result.stderr == "error: -:1: two texts between tabs expected, with a label before or without; got 1 columns\n"
     )
+    result = invoke("evaluate", out, data / "dev.tsv")
+    expected = "line 1: examples of 2 texts expected, as in the training; got 1"
+    assert result.stderr == f"error: {data / 'dev.tsv'}: {expected}\n"
     assert invoke("plot-tree", out, "--source", "a b\tb c d", "--out", tmp_path / "t.png").exit_code == 0
     assert "self_uas" in invoke("compare-trees", out, out, data / "pairs.tsv").output
     assert json.loads((out / "vocabulary.json").read_text())["labels"]["words"] == ["new", "same"]

@@ -1,5 +1,8 @@
 """Predictions stream: in pieces, as far as the input can be read, and from where they were stopped."""
 
+import errno
+import json
+import os
 import re
 from dataclasses import replace
 
@@ -49,6 +52,10 @@ TEXT = "a\nb\n\nc\n\n\nd\n\ne\nf\n"
 SHOUTED = ["1 A B", "2 C", "3 D", "4 E F"]
 
 
+def partial(output):
+    return output.with_name("out.part")
+
+
 def write(trained, source, output, **options):
     done = []
     options = {"model": "m", **options}
@@ -71,7 +78,8 @@ def test_what_comes_before_a_fault_is_written(trained, tmp_path):
     source.write_text(TEXT.replace("e\n", "bad\n"))
     with pytest.raises(ReadError, match=re.escape(f"{source}:9: bad")):
         write(trained, source, output)
-    assert output.read_text().splitlines() == SHOUTED[:3]
+    assert not output.exists()
+    assert partial(output).read_text().splitlines() == SHOUTED[:3]
     # mended, it goes on
     source.write_text(TEXT)
     assert write(trained, source, output, resume=True) == [8, 2]
@@ -91,13 +99,13 @@ def test_a_stopped_output_goes_on(trained, tmp_path, stop):
         # nothing was written: there is nothing to go on with
         write(trained, source, output)
     else:
-        with output.open("a") as torn:
+        with partial(output).open("a") as torn:
             torn.write("3 half a li")
         with pytest.raises(FileExistsError, match="is not finished; --resume continues it"):
             write(trained, source, output)
         write(trained, source, output, resume=True)
     assert output.read_text().splitlines() == SHOUTED
-    assert not output.with_name("out.progress").exists()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "out"]
 
 
 def test_only_the_same_is_gone_on_with(trained, tmp_path):
@@ -108,16 +116,81 @@ def test_only_the_same_is_gone_on_with(trained, tmp_path):
     trained.task.stop = "d"
     with pytest.raises(KeyboardInterrupt):
         write(trained, source, output)
-    kept = output.read_bytes()
+    kept = partial(output).read_bytes()
     with pytest.raises(ValueError, match="of another model, or of other options"):
         write(trained, source, output, resume=True, model="other")
     source.write_text(TEXT.replace("c", "x"))
-    with pytest.raises(ValueError, match=r"not the text that .*out began with"):
+    with pytest.raises(ValueError, match=r"not the text that .*out.part began with"):
         write(trained, source, output, resume=True)
-    output.with_name("out.progress").write_text("{}x")
-    with pytest.raises(ValueError, match="not a record of progress"):
+    record = output.with_name("out.progress")
+    stored = json.loads(record.read_text())
+    for text in ("{}x", "[]", "[" * 10_000, *(json.dumps({**stored, name: None}) for name in stored), '{"units": -1}'):
+        record.write_text(text)
+        with pytest.raises(ValueError, match=r"out.progress: not a record of progress, or a damaged one"):
+            write(trained, source, output, resume=True)
+    # zeros would fill the gap
+    record.write_text(json.dumps({**stored, "bytes": 999}))
+    source.write_text(TEXT)
+    with pytest.raises(ValueError, match=r"out.part must have 999 bytes, as .*; got \d+: --force begins again"):
         write(trained, source, output, resume=True)
-    assert output.read_bytes() == kept
+    assert partial(output).read_bytes() == kept
+
+
+def test_what_exists_is_replaced_if_asked_for(trained, tmp_path):
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text(TEXT)
+    output.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"out exists; --force writes over it"):
+        write(trained, source, output)
+    trained.task.stop = "d"
+    with pytest.raises(KeyboardInterrupt):
+        write(trained, source, output, force=True)
+    # until all is there
+    assert output.read_text() == "mine"
+    trained.task.stop = ""
+    write(trained, source, output, resume=True, force=True)
+    assert output.read_text().splitlines() == SHOUTED
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_link_named_like_the_partial_output_is_not_written_through(trained, tmp_path):
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text(TEXT)
+    partial(output).symlink_to(source)
+    write(trained, source, output)
+    assert source.read_text() == TEXT
+    assert output.read_text().splitlines() == SHOUTED
+
+
+def test_a_pipe_is_written_as_it_is(trained, tmp_path):
+    source, output = tmp_path / "in", tmp_path / "pipe"
+    source.write_text(TEXT)
+    os.mkfifo(output)
+    reader = os.open(output, os.O_RDONLY | os.O_NONBLOCK)
+    write(trained, source, output)
+    assert os.read(reader, 1000).decode().splitlines() == SHOUTED
+    os.close(reader)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "pipe"]
+
+
+def test_a_full_disk_keeps_what_can_be_gone_on_with(trained, tmp_path, monkeypatch):
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text(TEXT)
+    for allowed, left in ((0, ["in"]), (1, ["in", "out.part", "out.progress"])):
+        calls = []
+
+        def full(descriptor, calls=calls, allowed=allowed):
+            calls.append(descriptor)
+            if len(calls) > allowed:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            with pytest.raises(OSError, match=r"no space is left to write .*out.progress"):
+                write(trained, source, output)
+        assert sorted(file.name for file in tmp_path.iterdir()) == left
+    write(trained, source, output, resume=True)
+    assert output.read_text().splitlines() == SHOUTED
 
 
 def test_a_model_is_asked_in_order(trained):

@@ -178,3 +178,36 @@ def test_import_is_light():
 def test_unknown_names():
     with pytest.raises(AttributeError, match="no_such_thing"):
         pm.no_such_thing  # noqa: B018
+
+
+def test_public_names():
+    """What `import polymax` names is what it lists; its files are not names, and modules that it lists are loaded late."""
+    script = (
+        "import types, polymax as pm\n"
+        "own = {name: value for name, value in vars(pm).items() if not name.startswith('_')}\n"
+        "print(sorted(own.keys() - set(pm.__all__)))\n"
+        "print(sorted(set(pm.__all__) - own.keys()))\n"
+        "print([name for name in pm.__all__ if isinstance(own[name], types.ModuleType)])\n"
+        "print(set(dir(pm)) >= {*pm.__all__, 'plot', 'recipes', 'testing', '__version__'})\n"
+        "print([getattr(pm, name).__name__ for name in ('recipes', 'testing', 'structures')])\n"
+        "import polymax.top_k as module; from polymax.top_k import TopKSparsemax; print(module.__name__)\n"
+    )
+    place = {**os.environ, "PYTHONPATH": str(Path(pm.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=place, check=True)
+    assert done.stdout.splitlines() == [
+        "['estimators', 'kernels', 'losses', 'regularizers', 'solvers', 'structures']",
+        "[]",
+        "['nn']",
+        "True",
+        "['polymax.recipes', 'polymax.testing', 'polymax.structures']",
+        "polymax.top_k",
+    ]
+    for name in ("Any", "top_k", "sparsemap", "perturbed"):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+            getattr(pm, name)
+
+
+def test_star_import():
+    names = {}
+    exec("from polymax import *", names)
+    assert names.keys() - {"__builtins__"} == set(pm.__all__)

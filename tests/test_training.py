@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import polymax
 from polymax import cli, recipes
 from polymax.recipes.seq2seq import numbers
 from polymax.recipes.seq2seq.model import Seq2Seq
@@ -20,7 +21,7 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 
 TINY = ("--hidden", 8, "--embedding", 6, "--batch-size", 16, "--longest", 12, "--accelerator", "cpu", "--lr", 0.01)
 SMALL = {"hidden": 8, "embedding": 6, "batch_size": 16, "longest": 12, "accelerator": "cpu", "lr": 0.01}
-FILES = {"config.json", "vocabulary.json", "weights.pt", "last.ckpt", "log.csv", "tensorboard"}
+FILES = {"config.json", "vocabulary.json", "weights.pt", "last.ckpt", "log.csv", "digests.json", "tensorboard"}
 
 
 def invoke(*arguments, **options):
@@ -248,6 +249,48 @@ def test_processes_that_prepare_batches_change_nothing(run, data, tmp_path):
     assert untimed(tmp_path / "run")[0] == untimed(run[0])[0]
 
 
+def test_threads_are_those_asked_for(data, run, tmp_path, monkeypatch):
+    counted, loss = [], Seq2Seq.loss
+
+    def counting(self, batch):
+        counted.append(torch.get_num_threads())
+        return loss(self, batch)
+
+    monkeypatch.setattr(Seq2Seq, "loss", counting)
+    before = torch.get_num_threads()
+    fit.train("seq2seq", data, tmp_path / "run", {**SMALL, "epochs": 1, "threads": before + 1})
+    assert set(counted) == {before + 1}
+    assert torch.get_num_threads() == before
+    counted.clear()
+    assert invoke("evaluate", run[0], *data["dev"], "--threads", before + 2).exit_code == 0
+    assert set(counted) == {before + 2}
+    assert torch.get_num_threads() == before
+
+
+def test_long_epochs_say_how_far_they_are(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("polymax.recipes.training.progress.SECONDS", 0.0)
+    fit.train("seq2seq", data, tmp_path / "run", {**SMALL, "epochs": 1})
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(", loss")[0] for line in said[:5]] == [f"epoch 1, step {k} of 5" for k in range(1, 6)]
+    assert all(float(line.split("loss ")[1]) > 0 for line in said[:5])
+    assert said[5:7] == ["epoch 1, batch 1 of 2 of dev", "epoch 1, batch 2 of 2 of dev"]
+    monkeypatch.undo()
+    fit.train("seq2seq", {}, tmp_path / "run", {"epochs": 2}, resume=True)
+    # not where the epochs are short
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["epoch", "2"]]
+
+
+def test_long_predictions_say_how_far_they_are(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("polymax.recipes.training.progress.SECONDS", 0.0)
+    (tmp_path / "in").write_text("nine\n" * 3, encoding="utf-8")
+    result = invoke("predict", run[0], tmp_path / "in", "--output", tmp_path / "out")
+    assert result.stderr.startswith("3 lines, ")
+
+
+def test_the_command_says_its_version():
+    assert invoke("--version").output == f"polymax {polymax.__version__}\n"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="processes cannot fork")
 def test_two_processes_train_together(data, tmp_path):
     out = tmp_path / "run"
@@ -274,6 +317,16 @@ def damaged(file):
     return lambda run, data: (run / file).write_bytes(b"nonsense")
 
 
+def without_digests(change):
+    """A fault of a run that was written without digests, or is damaged with them."""
+
+    def changed(run, data):
+        (run / "digests.json").unlink()
+        change(run, data)
+
+    return changed
+
+
 def missing(file):
     return lambda run, data: (run / file).unlink()
 
@@ -297,17 +350,28 @@ TRAIN = ("train", "seq2seq", "--train", "DATA/train.tsv", "--dev", "DATA/dev.tsv
 RESUME = ("train", "seq2seq", "--out", "RUN", "--resume")
 FAULTS = [
     (missing("config.json"), EVALUATE, "RUN is not a run: there is no RUN/config.json"),
-    (damaged("config.json"), EVALUATE, "RUN/config.json: not JSON"),
+    (without_digests(damaged("config.json")), EVALUATE, "RUN/config.json: not JSON"),
     (missing("weights.pt"), EVALUATE, "RUN/weights.pt is missing: no epoch of this run was finished"),
-    (damaged("weights.pt"), EVALUATE, "RUN/weights.pt: not a file of weights, or a damaged one"),
+    (without_digests(damaged("weights.pt")), EVALUATE, "RUN/weights.pt: not a file of weights, or a damaged one"),
     (missing("vocabulary.json"), EVALUATE, "RUN/vocabulary.json is missing"),
     (
-        fewer_words,
+        without_digests(fewer_words),
         EVALUATE,
         "RUN/weights.pt does not fit the vocabularies and the configuration beside it: target.weight",
     ),
-    (fewer_words, (*RESUME, "--epochs", 4), "RUN/last.ckpt does not fit the vocabularies"),
-    (damaged("last.ckpt"), (*RESUME, "--epochs", 4), "RUN/last.ckpt: not a file of weights, or a damaged one"),
+    (without_digests(fewer_words), (*RESUME, "--epochs", 4), "RUN/last.ckpt does not fit the vocabularies"),
+    (
+        without_digests(damaged("last.ckpt")),
+        (*RESUME, "--epochs", 4),
+        "RUN/last.ckpt: not a file of weights, or a damaged one",
+    ),
+    *(
+        (damaged(file), EVALUATE, f"RUN/{file} is damaged, or was changed after it was written: its digest is not that")
+        for file in ("config.json", "vocabulary.json", "weights.pt")
+    ),
+    (fewer_words, EVALUATE, "RUN/vocabulary.json is damaged, or was changed after it was written"),
+    (damaged("last.ckpt"), (*RESUME, "--epochs", 4), "RUN/last.ckpt is damaged, or was changed after it was written"),
+    (damaged("digests.json"), EVALUATE, "RUN/digests.json: not a list of digests, or a damaged one"),
     (nothing, ("evaluate", "RUN", "DATA/none.tsv"), "[Errno 2] No such file or directory: 'DATA/none.tsv'"),
     (nothing, (*EVALUATE, "--set", "hidden=9"), "--hidden cannot change after training; --beam"),
     (nothing, (*EVALUATE, "--set", "beam"), "--set must be NAME=VALUE; got beam"),
@@ -326,6 +390,10 @@ FAULTS = [
     (nothing, (*TRAIN, "DATA/new", "--attention", "hope"), "--attention must be one of softmax, sparsemax"),
     (nothing, (*TRAIN, "DATA/new", "--monitor", "luck"), "--monitor must be one of loss, word_accuracy, zeros"),
     (nothing, (*RESUME, "--monitor", "zeros"), "--monitor was not given when RUN began and cannot change; got zeros"),
+    (nothing, (*TRAIN, "DATA/new", "--epochs", 0), "--epochs must be at least 1 and finite; got 0"),
+    (nothing, (*TRAIN, "DATA/dev.tsv/new"), "--out: DATA/dev.tsv/new cannot be made; DATA/dev.tsv is a file"),
+    (nothing, (*TRAIN, "/proc/new"), "--out: /proc/new cannot be written: "),
+    (nothing, (*RESUME, "--dev", "RUN/log.csv"), "--dev: RUN/log.csv is a file of the run itself"),
     (nothing, (*TRAIN, "DATA/new", "--batch-size", 0), "--batch-size must be at least 1 and finite; got 0"),
     (
         nothing,

@@ -1,6 +1,5 @@
 """The demo: mappings on one sentence, structures, speed, a translation that is learned, pictures, and a report."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from polymax.recipes import pictures, structure_pictures, translation
+from polymax.recipes.outputs import placed, save_picture, writable_directory
 from polymax.recipes.report import page
 from polymax.recipes.sentence import shown_sentence
 from polymax.recipes.speed import SHAPES
@@ -25,7 +25,8 @@ def demo(
 ) -> Path:
     """Run the demo into the directory `out`, which is created, and return the path of its report."""
     console = console or Console()
-    writable(out)
+    writable_directory(out)
+    out.mkdir(parents=True, exist_ok=True)
     shown = shown_sentence()
     print_weights(console, shown)
     with console.status("drawing"):
@@ -45,11 +46,11 @@ def demo(
     files["speed"] = _save(pictures.speed_panel(timings), out / "speed.png")
     report = out / "report.html"
     # training takes longest: who stops it has a report of all the rest
-    report.write_text(page(shown, structures, timings, files), encoding="utf-8")
+    _write(report, page(shown, structures, timings, files))
     if models := trained(console, lesson):
         print_translation(console, models)
         files["translation"] = _save(pictures.translation_panels(models), out / "translation.png")
-        report.write_text(page(shown, structures, timings, files, models), encoding="utf-8")
+        _write(report, page(shown, structures, timings, files, models))
     for file in [*files.values(), report]:
         console.print(f"wrote {file}", highlight=False, soft_wrap=True)
     return report
@@ -67,18 +68,11 @@ def trained(console: Console, lesson: translation.Lesson) -> list[translation.Le
     return models
 
 
-def writable(out: Path) -> None:
-    """Create the directory, or raise an OSError that says why nothing can be written there."""
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"--out must be a directory; {out} is a file")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"--out: cannot create {out}: {error.strerror}") from error
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise PermissionError(f"--out: no permission to write into {out}")
-
-
 def _save(figure: Any, file: Path) -> Path:
-    figure.savefig(file, dpi=160)
+    save_picture(figure, file, dpi=160)
     return file
+
+
+def _write(report: Path, text: str) -> None:
+    with placed(report) as temporary:
+        temporary.write_text(text, encoding="utf-8")

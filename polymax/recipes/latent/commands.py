@@ -9,14 +9,16 @@ import torch
 import typer
 
 import polymax as pm
-from polymax.cli import fail, plain_errors, writable_file
+from polymax.cli import fail, plain_errors
 from polymax.recipes.latent.classifier import Classifier
 from polymax.recipes.latent.data import Example, Examples, tokens
 from polymax.recipes.latent.task import LatentTask, fitting
 from polymax.recipes.latent.trees import Found, found, uas
 from polymax.recipes.metrics import self_f1
+from polymax.recipes.outputs import save_picture, writable_file
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.training.commands import Device, Late, RunDirectory, loaded, print_reports
+from polymax.recipes.training.run import Run
 from polymax.recipes.training.task import Report, Trained
 from polymax.recipes.training.vocabulary import stored_words
 
@@ -32,7 +34,7 @@ def plot_tree(
     from matplotlib import pyplot
 
     with plain_errors("stopped", ValueError):
-        writable_file(out)
+        writable_file(out, inputs=Run(run).files)
         trained = loaded(run, device, options)
         given = latent(trained, run).parse("--source", [Line(1, source, source)])
         if given is None:
@@ -55,7 +57,7 @@ def plot_tree(
                 y = torch.zeros(n + 1, n + 1)
                 y[torch.tensor(made.heads[k]), torch.arange(1, n + 1)] = 1
                 pm.plot.arcs(y, read, ax=axes[k, 0])
-        figure.savefig(out, bbox_inches="tight", dpi=150)
+        save_picture(figure, out, bbox_inches="tight", dpi=150)
         pyplot.close(figure)
         label = next(iter(trained.predict([source])))
         rich.get_console().print(f"{label}\nwrote {out}", highlight=False, soft_wrap=True, markup=False)

@@ -8,8 +8,10 @@ import rich
 import torch
 import typer
 
-from polymax.cli import plain_errors, writable_file
+from polymax.cli import plain_errors
 from polymax.recipes.listops import OPERATORS, PUBLISHED, Grammar, read_listops, write_listops
+from polymax.recipes.outputs import writable_file
+from polymax.recipes.training.commands import Force
 
 
 def _named(operators: Iterable[str]) -> list[str]:
@@ -24,12 +26,11 @@ def draw_listops(
     operators: Annotated[
         str, typer.Option(metavar="A,B,...", help=f"Operators to draw, of {','.join(_named(OPERATORS))}.")
     ] = ",".join(_named(PUBLISHED)),
+    force: Force = False,
 ) -> None:
     """Draw different ListOps expressions from the published grammar, and write them in random order."""
     with plain_errors("stopped", ValueError):
-        writable_file(out, "FILE")
-        if out.exists():
-            raise FileExistsError(f"FILE: {out} exists")
+        writable_file(out, "FILE", inputs=without or (), force=force)
         chosen = tuple(f"[{name.strip().upper()}" for name in operators.split(","))
         if unknown := [name for name in _named(chosen) if f"[{name}" not in OPERATORS]:
             known = ", ".join(_named(OPERATORS))

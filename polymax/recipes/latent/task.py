@@ -67,6 +67,10 @@ class LatentTask(Task):
         if options.model == "tree-lstm":
             refuse_treeless(examples, options, "DATA")
         data = self.encode(examples, trained.vocabularies)
+        # all lines of a file have as many texts as its first
+        sides = len(stored_words(trained.vocabularies, "sides").words)
+        if data.sides != sides:
+            raise ValueError(f"line 1: examples of {sides} texts expected, as in the training; got {data.sides}")
         start = perf_counter()
         made = found(model, data, options.batch)
         seconds = perf_counter() - start

@@ -2,10 +2,13 @@
 
 import gzip
 import os
+import pathlib
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, NamedTuple
+
+from polymax.recipes.outputs import placed
 
 Path = str | os.PathLike[str]
 
@@ -104,24 +107,14 @@ def write(path: Path, texts: Iterable[str]) -> None:
 
     The file takes its place when it is whole: texts may come from the file of that name, and an error leaves it be.
     """
-    name = os.fspath(path)
-    # links, pipes and devices stay what they are
-    replaced = not os.path.islink(name) and (os.path.isfile(name) or not os.path.exists(name))
-    target = f"{name}.part" if replaced else name
-    try:
-        with open(target, "wb") as plain:
-            if name.endswith(".gz"):
-                # neither the name nor the time goes into the file
-                with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
-                    packed.writelines(text.encode("utf-8") for text in texts)
-            else:
-                plain.writelines(text.encode("utf-8") for text in texts)
-        if replaced:
-            os.replace(target, name)
-    except BaseException:
-        if replaced and os.path.exists(target):
-            os.remove(target)
-        raise
+    file = pathlib.Path(path)
+    with placed(file) as temporary, temporary.open("wb") as plain:
+        if file.name.endswith(".gz"):
+            # neither the name nor the time goes into the file
+            with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
+                packed.writelines(text.encode("utf-8") for text in texts)
+        else:
+            plain.writelines(text.encode("utf-8") for text in texts)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import polymax as pm
+from polymax.recipes.outputs import placed
 from polymax.recipes.readers.series import read_series, read_steps
 from polymax.recipes.series.warp import discrepancy
 
@@ -62,7 +63,8 @@ def aligned(x: Tensor, y: Tensor, smoothing: str, gamma: float, band: int | None
 
 def write_matrix(file: Path, matrix: Tensor) -> None:
     """An expected alignment as text with commas (.csv) or as numpy's own format (.npy)."""
-    if file.suffix == ".npy":
-        np.save(file, matrix.numpy())
-    else:
-        np.savetxt(file, matrix.numpy(), fmt="%.9g", delimiter=",")
+    with placed(file) as temporary, temporary.open("wb") as opened:
+        if file.suffix == ".npy":
+            np.save(opened, matrix.numpy())
+        else:
+            np.savetxt(opened, matrix.numpy(), fmt="%.9g", delimiter=",")

@@ -6,10 +6,12 @@ from typing import Annotated
 import rich
 import typer
 
-from polymax.cli import fail, plain_errors, writable_file
+from polymax.cli import fail, plain_errors
+from polymax.recipes.outputs import save_picture, writable_file
 from polymax.recipes.series.align import MATRICES, aligned, two_series, write_matrix
 from polymax.recipes.series.warp import SMOOTHINGS
-from polymax.recipes.training.commands import RunDirectory, loaded
+from polymax.recipes.training.commands import Force, RunDirectory, loaded
+from polymax.recipes.training.run import Run
 
 
 def add(app: typer.Typer) -> None:
@@ -30,14 +32,15 @@ def align(
     band: Annotated[int | None, typer.Option(help="Radius of a Sakoe-Chiba band; none by default.")] = None,
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("alignment.png"),
     matrix: Annotated[Path | None, typer.Option(help="File to write the expected alignment to, .csv or .npy.")] = None,
+    force: Force = False,
 ) -> None:
     """Align two series by dynamic time warping: print the discrepancy and the best path, and draw both."""
     from polymax import plot
 
     with plain_errors("stopped", ValueError):
-        writable_file(out)
+        writable_file(out, inputs=files)
         if matrix is not None:
-            writable_file(matrix, "--matrix")
+            writable_file(matrix, "--matrix", inputs=[*files, out], force=force)
             if matrix.suffix not in MATRICES:
                 fail(f"--matrix must end in {' or '.join(MATRICES)}; got {matrix}")
         if smoothing not in SMOOTHINGS:
@@ -59,7 +62,7 @@ def align(
         say(f"expected {int((found.expected > 0).sum())} cells above 0, of {found.expected.numel()}")
         say("path " + " ".join(f"{i},{j}" for i, j in found.cells.tolist()))
         axes = plot.alignment(found.expected, x, y, path=found.path)
-        axes.figure.savefig(out, bbox_inches="tight", dpi=150)
+        save_picture(axes.figure, out, bbox_inches="tight", dpi=150)
         say(f"wrote {out}")
         if matrix is not None:
             write_matrix(matrix, found.expected)
@@ -77,10 +80,10 @@ def plot_centroids(
     from polymax.recipes.series.model import Centroids
     from polymax.recipes.series.pictures import centroid_panels
     from polymax.recipes.series.task import classes_of
-    from polymax.recipes.training.run import Config, Run
+    from polymax.recipes.training.run import Config
 
     with plain_errors("stopped", ValueError):
-        writable_file(out)
+        writable_file(out, inputs=[*([] if data is None else [data]), *Run(run).files])
         trained = loaded(run, "cpu")
         if not isinstance(trained.model, Centroids):
             fail(f"{run} is a run of {trained.task.name}; only series has centroids to draw")
@@ -93,5 +96,5 @@ def plot_centroids(
             fail(f"--dimension must be from 0 to {dimensions - 1}; got {dimension}")
         series = {label: [s.values for s in examples if s.label == label] for label in classes_of(trained.vocabularies)}
         centroids = [trained.model.points(k) for k in range(len(series))]
-        centroid_panels(centroids, series, dimension).savefig(out, dpi=150)
+        save_picture(centroid_panels(centroids, series, dimension), out, dpi=150)
         rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)

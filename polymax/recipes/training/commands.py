@@ -8,26 +8,28 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated, Any
 
 import rich
 import torch
 import typer
-from rich.console import Console
-from rich.progress import Progress, TextColumn
 from rich.table import Table
 
-from polymax.cli import fail, plain_errors, writable_file
+from polymax.cli import fail, plain_errors
+from polymax.recipes.outputs import FULL, part_of, placed, same_file, save_picture, writable_file
 from polymax.recipes.readers.lines import Line, lines
-from polymax.recipes.training.predict import numbered, predicted, write_predictions
-from polymax.recipes.training.run import Run, digest, load
-from polymax.recipes.training.settings import Learning, Running, flag
+from polymax.recipes.training.digests import digest
+from polymax.recipes.training.predict import numbered, predicted, record_of, write_predictions
+from polymax.recipes.training.progress import progress_of_lines
+from polymax.recipes.training.run import Run, load
+from polymax.recipes.training.settings import Learning, Running, flag, use_threads
 from polymax.recipes.training.task import MODULES, Report, Task, Trained, named
 from polymax.recipes.training.vocabulary import END, SPECIALS
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that train wrote.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")]
+Threads = Annotated[int, typer.Option(min=0, help="Threads on the CPU; 0 for as many as torch chooses.")]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that exists.")]
 Late = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option that may change after training.")
 ]
@@ -61,7 +63,13 @@ def train_command(task: Task) -> Callable[..., None]:
         with plain_errors(f"stopped; --resume continues {out}", ValueError):
             from polymax.recipes.training.fit import train
 
-            print_reports(train(task.name, files, out, chosen, resume))
+            try:
+                print_reports(train(task.name, files, out, chosen, resume))
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                how = f"--resume continues {out}" if Run(out).config.exists() else "start again"
+                raise OSError(f"{error.strerror}: make room, then {how}") from error
 
     twice = "twice where source and target are parallel files"
     parts = {"train": f"Training data; {twice}.", "dev": "Data that decide which epoch is best.", "test": "Test data."}
@@ -79,10 +87,11 @@ def evaluate(
     run: RunDirectory,
     data: Annotated[list[Path], typer.Argument(metavar="DATA", help="Files like those of the training.")],
     device: Device = "auto",
+    threads: Threads = 0,
     options: Late = None,
 ) -> None:
     """Measure a trained model on data."""
-    with plain_errors("stopped", ValueError):
+    with plain_errors("stopped", ValueError), use_threads(threads):
         print_reports({", ".join(file.name for file in data): loaded(run, device, options).evaluate(*data)})
 
 
@@ -91,24 +100,49 @@ def predict(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="File of inputs; - for standard input.")],
     output: Annotated[Path | None, typer.Option(help="File to write; standard output otherwise.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was stopped.")] = False,
+    force: Force = False,
     device: Device = "auto",
+    threads: Threads = 0,
     options: Late = None,
 ) -> None:
-    """Write the output of a trained model for all of the input."""
+    """Write the output of a trained model for all of the input.
+
+    It is in OUTPUT.part until all of it is written.
+    """
     with plain_errors("stopped" if output is None else f"stopped; --resume continues {output}", ValueError):
-        if output is None and resume:
-            raise ValueError("--resume must come with --output")
-        trained = loaded(run, device, options)
-        inputs = (str(source), _lines(source))
         if output is None:
-            for part in predicted(trained, *inputs):
-                sys.stdout.writelines(line + "\n" for line in part.output)
-            return
-        writable_file(output, "--output")
-        # the name may be that of another model tomorrow
-        model = f"{digest([Run(run).weights])} {trained.options}"
-        with _progress(source) as advanced:
-            write_predictions(trained, model, inputs, output, resume, advanced)
+            if resume or force:
+                raise ValueError(f"--{'resume' if resume else 'force'} must come with --output")
+            # the shell has opened it, to be written from its end
+            if same_file(Path("/dev/stdout"), source):
+                raise ValueError(f"INPUT: {source} is the file that is written; it must be another one")
+        else:
+            writable_file(output, "--output", inputs=[source, *Run(run).files], force=force)
+            if same_file(record_of(output), source):
+                raise ValueError(f"INPUT: {source} is the record of {output}; it must be another file")
+        with use_threads(threads):
+            trained = loaded(run, device, options)
+            inputs = (str(source), _lines(source))
+            if output is None:
+                for part in predicted(trained, *inputs):
+                    sys.stdout.writelines(line + "\n" for line in part.output)
+                return
+            # the name may be that of another model tomorrow
+            model = f"{digest([Run(run).weights])} {trained.options}"
+            with _told(output), progress_of_lines(source) as advanced:
+                write_predictions(trained, model, inputs, output, resume, force, advanced)
+
+
+@contextmanager
+def _told(output: Path) -> Iterator[None]:
+    """Errors say where what came before them is."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if not record_of(output).exists() or isinstance(error, FileExistsError):
+            raise
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{error}; what comes before is in {part_of(output)}, and --resume goes on") from error
 
 
 def plot_attention(
@@ -122,7 +156,7 @@ def plot_attention(
     from polymax import plot
 
     with plain_errors("stopped", ValueError):
-        writable_file(out)
+        writable_file(out, inputs=Run(run).files)
         trained = loaded(run, device, options)
         if trained.task.name not in ATTENDING:
             fail(f"{run} is a run of {trained.task.name}; only {' and '.join(ATTENDING)} have an attention to draw")
@@ -131,7 +165,7 @@ def plot_attention(
         attended = import_module(f"polymax.recipes.{MODULES[trained.task.name]}").attended
         weights, rows, columns = attended(trained, source)
         axes = plot.attention(weights, rows, columns)
-        axes.figure.savefig(out, bbox_inches="tight", dpi=150)
+        save_picture(axes.figure, out, bbox_inches="tight", dpi=150)
         words = " ".join(row for row in rows if row != SPECIALS[END])
         rich.get_console().print(f"{words}\nwrote {out}", highlight=False, soft_wrap=True, markup=False)
 
@@ -145,8 +179,8 @@ def plot_log(
     from polymax.recipes.training.log import plot_measure
 
     with plain_errors("stopped", ValueError):
-        writable_file(out)
-        plot_measure(runs, measure).figure.savefig(out, bbox_inches="tight", dpi=150)
+        writable_file(out, inputs=[file for run in runs for file in Run(run).files])
+        save_picture(plot_measure(runs, measure).figure, out, bbox_inches="tight", dpi=150)
         rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)
 
 
@@ -155,6 +189,7 @@ def ambiguous(
     data: Annotated[list[Path], typer.Argument(metavar="DATA", help="CoNLL-U files; their trees are not looked at.")],
     output: Annotated[Path, typer.Option(help="Table to write.")] = Path("ambiguous.tsv"),
     most: Annotated[int, typer.Option(min=1, help="How many attachments to list.")] = 1000,
+    force: Force = False,
     device: Device = "auto",
     options: Late = None,
 ) -> None:
@@ -162,12 +197,13 @@ def ambiguous(
     from polymax.recipes.parse.ambiguous import HEADER, most_ambiguous
 
     with plain_errors("stopped", ValueError):
-        writable_file(output, "--output")
+        writable_file(output, "--output", inputs=[*data, *Run(run).files], force=force)
         trained = loaded(run, device, options)
         if trained.task.name != "parse":
             fail(f"{run} is a run of {trained.task.name}; only parse has attachments")
         found = most_ambiguous(trained, data, most)
-        output.write_text("\n".join([HEADER, *map(str, found)]) + "\n", encoding="utf-8")
+        with placed(output) as temporary:
+            temporary.write_text("\n".join([HEADER, *map(str, found)]) + "\n", encoding="utf-8")
         rich.get_console().print(f"wrote {len(found)} attachments to {output}", soft_wrap=True, markup=False)
 
 
@@ -199,22 +235,6 @@ def loaded(run: Path, device: str = "auto", options: list[str] | None = None) ->
 
 def _lines(source: Path) -> Iterable[Line]:
     return numbered(line.rstrip("\r\n") for line in sys.stdin) if str(source) == "-" else lines(source)
-
-
-@contextmanager
-def _progress(source: Path) -> Iterator[Callable[[int], None]]:
-    """A bar of lines on a terminal, where they can be counted."""
-    console = Console(stderr=True)
-    total = sum(1 for _ in lines(source)) if console.is_terminal and str(source) != "-" else None
-    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[speed]}"), console=console) as bar:
-        shown = bar.add_task("lines", total=total, speed="", visible=console.is_terminal)
-        start = perf_counter()
-
-        def advanced(count: int) -> None:
-            bar.advance(shown, count)
-            bar.update(shown, speed=f"{bar.tasks[shown].completed / (perf_counter() - start):,.0f} lines/s")
-
-        yield advanced
 
 
 def _from_field(field: Any) -> Parameter:

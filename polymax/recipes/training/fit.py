@@ -8,18 +8,20 @@ from typing import Any
 
 import torch
 
+from polymax.recipes.outputs import same_file, writable_directory
+from polymax.recipes.training.digests import digest
 from polymax.recipes.training.monitor import check_asked
 from polymax.recipes.training.run import (
     Config,
     Run,
-    digest,
+    built,
     existing,
     late_options,
     load,
     read_vocabularies,
     write_vocabularies,
 )
-from polymax.recipes.training.settings import Learning, Running, flag, made
+from polymax.recipes.training.settings import Learning, Running, flag, made, use_threads
 from polymax.recipes.training.task import Report, Task, Vocabularies, named
 
 # of the parts train, dev and test; a part may take several files
@@ -35,12 +37,21 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
     """
     task, run = named(name), Run(out)
     known(task, given)
+    check_files(files, run)
     config = resumed(task, files, run, given) if resume else started(task, files, run, given)
+    if first_process():
+        writable_directory(out)
+    with use_threads(config.running.threads):
+        return trained_on(task, config, run, resume)
+
+
+def trained_on(task: Task, config: Config, run: Run, resume: bool) -> dict[str, Report]:
+    """Train as a configuration says, and report."""
     parts = {part: task.read([Path(file) for file in names]) for part, names in config.files.items()}
     used = {part: task.used(parts[part], part, config.options) for part in ("train", "dev")}
     vocabularies = vocabularies_of(task, config, run, used["train"], resume)
     torch.manual_seed(config.learning.seed)
-    model = task.model(config.options, vocabularies)
+    model = built(task, config.options, vocabularies, run) if resume else task.model(config.options, vocabularies)
     if not run.last.exists():
         task.begin(model, config.options)
     from polymax.recipes.training.trainer import Data, Steps, fit, prepared
@@ -55,18 +66,19 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
     trainer = prepared(steps, run, config)
     if first_process():
         run.path.mkdir(parents=True, exist_ok=True)
+        run.clear()
         write_vocabularies(vocabularies, run.vocabulary)
         config.write(run.config)
     fit(trainer, steps, run)
     if not first_process():
         return {}
-    trained = load(out, device="cuda" if config.running.on_cuda else "cpu")
+    trained = load(run.path, device="cuda" if config.running.on_cuda else "cpu")
     return {part: task.evaluate(trained, examples) for part, examples in parts.items() if part != "train"}
 
 
 def started(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
     """The configuration of a run that begins in an empty place."""
-    if first_process() and run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+    if first_process() and run.begun:
         kind = "has a run already; --resume continues it" if run.config.exists() else "exists and is not empty"
         raise FileExistsError(f"--out: {run.path} {kind}")
     for part in ("train", "dev"):
@@ -114,6 +126,14 @@ def vocabularies_of(task: Task, config: Config, run: Run, examples: list[Any], r
 def first_process() -> bool:
     """Whether this process writes: one of all on all nodes does."""
     return not any(int(os.environ.get(rank, 0)) for rank in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+
+
+def check_files(files: Files, run: Run) -> None:
+    """A ValueError if a file of data is one that the run writes."""
+    for part, names in files.items():
+        for file in names:
+            if any(same_file(own, Path(file)) for own in run.files):
+                raise ValueError(f"--{part}: {file} is a file of the run itself; it must be another one")
 
 
 def _names(files: Files) -> dict[str, tuple[str, ...]]:

@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polymax.recipes.training.run import Run, existing
+from polymax.recipes.training.digests import check_digest, recorded
+from polymax.recipes.training.run import Run, existing, refused
+
+
+def write_log(file: Path, rows: Sequence[dict[str, float]]) -> None:
+    """Write a row for each epoch, as CSV."""
+    with recorded(file) as temporary, temporary.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def measured(run: Path, measure: str) -> tuple[list[int], list[float]]:
@@ -13,16 +22,15 @@ def measured(run: Path, measure: str) -> tuple[list[int], list[float]]:
     log = existing(Run(run)).log
     if not log.exists():
         raise FileNotFoundError(f"{log} is missing: no epoch of this run was finished")
-    with log.open(encoding="utf-8", newline="") as opened:
-        rows = list(csv.DictReader(opened))
-    columns = list(rows[0]) if rows else []
+    check_digest(log)
+    with refused(log, "the log of a run"), log.open(encoding="utf-8", newline="") as opened:
+        rows = list(csv.DictReader(opened, strict=True))
+        columns = [str(name) for name in rows[0]] if rows else []
     name = measure if measure in columns else f"dev_{measure}"
     if name not in columns:
         raise ValueError(f"--measure: {log} has no column {measure}; there are {', '.join(columns)}")
-    try:
+    with refused(log, "the log of a run"):
         return [int(row["epoch"]) for row in rows], [float(row[name]) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{log}: not the log of a run: {error!r}") from None
 
 
 def plot_measure(runs: Sequence[Path], measure: str, *, ax: Any = None) -> Any:

@@ -1,7 +1,8 @@
 """Prediction of any amount of text: a few units in memory at a time, and a file that can be gone on with.
 
-While OUTPUT is being written OUTPUT.progress says how much of the input is in it; the last step removes it. Whatever is
-wrong with a unit, what was predicted for all before it is written.
+While predictions are written they are in OUTPUT.part, and OUTPUT.progress says how much of the input is in it; the
+last steps give the file its name and remove the record. Whatever is wrong with a unit, what was predicted for all
+before it is written, and can be gone on with.
 """
 
 import hashlib
@@ -12,8 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
+from polymax.recipes.outputs import is_special, part_of, placed, put
 from polymax.recipes.readers.lines import Line
-from polymax.recipes.training.run import replaced
+from polymax.recipes.training.run import refused
 from polymax.recipes.training.task import Trained
 
 # units that are sorted and predicted together
@@ -66,40 +68,80 @@ def write_predictions(
     source: tuple[str, Iterable[Line]],
     output: Path,
     resume: bool = False,
+    force: bool = False,
     advanced: Callable[[int], None] = lambda lines: None,
 ) -> None:
     """Predict the lines of a source, by its name, into a file; `model` tells this model and its options from others.
 
-    `advanced` is told of how many lines more the output is written.
+    With `force` an output that exists is replaced, and one that is not finished is begun again. `advanced` is told of
+    how many lines more the output is written.
     """
-    stored = output.with_name(output.name + ".progress")
+    if is_special(output):
+        _write_stream(predicted(trained, *source), output, advanced)
+        return
+    part, stored = part_of(output), record_of(output)
     file, lines = source[0], iter(source[1])
     progress, seen = Progress(model), hashlib.sha256()
+    if output.exists() and not force:
+        raise FileExistsError(f"--output: {output} exists; --force writes over it")
     if resume:
-        progress = _read(stored, model)
+        progress = _read(stored, part, model)
         for line in islice(lines, progress.lines):
             seen.update(line.raw.encode())
         if seen.hexdigest() != progress.digest:
-            raise ValueError(f"{file}: not the text that {output} began with")
+            raise ValueError(f"{file}: not the text that {part} began with")
         advanced(progress.lines)
-    elif stored.exists():
-        raise FileExistsError(f"--output: {output} is not finished; --resume continues it, or remove {stored}")
-    with output.open("r+b" if resume else "wb") as opened:
-        # what was written after the last record is written again
-        opened.truncate(progress.bytes)
-        opened.seek(progress.bytes)
-        for part in predicted(trained, file, lines, progress.units):
-            opened.write("".join(line + "\n" for line in part.output).encode())
-            opened.flush()
-            for line in part.lines:
-                seen.update(line.raw.encode())
-            progress.units += part.units
-            progress.lines += len(part.lines)
-            progress.digest, progress.bytes = seen.hexdigest(), opened.tell()
-            text = json.dumps(asdict(progress))
-            replaced(stored, lambda temporary, text=text: temporary.write_text(text))  # type: ignore[misc]
-            advanced(len(part.lines))
+    else:
+        if stored.exists() and part.exists() and not force:
+            raise FileExistsError(f"--output: {output} is not finished; --resume continues it, --force begins it again")
+        stored.unlink(missing_ok=True)
+        # never what a link of this name leads to
+        part.unlink(missing_ok=True)
+    try:
+        with part.open("r+b" if resume else "xb") as opened:
+            # what was written after the last record is written again
+            opened.truncate(progress.bytes)
+            opened.seek(progress.bytes)
+            for piece in predicted(trained, file, lines, progress.units):
+                opened.write(_text(piece))
+                opened.flush()
+                for line in piece.lines:
+                    seen.update(line.raw.encode())
+                progress.units += piece.units
+                progress.lines += len(piece.lines)
+                progress.digest, progress.bytes = seen.hexdigest(), opened.tell()
+                with placed(stored) as temporary:
+                    temporary.write_text(json.dumps(asdict(progress)), encoding="utf-8")
+                advanced(len(piece.lines))
+        put(part, output)
+    except BaseException:
+        # without a record there is nothing to go on with
+        if not stored.exists():
+            part.unlink(missing_ok=True)
+        raise
     stored.unlink(missing_ok=True)
+
+
+def record_of(output: Path) -> Path:
+    """The record of how far an output is, beside it.
+
+    Example:
+        >>> record_of(Path("tags.txt")).name
+        'tags.txt.progress'
+    """
+    return part_of(output).with_suffix(".progress")
+
+
+def _write_stream(pieces: Iterable[Predicted], output: Path, advanced: Callable[[int], None]) -> None:
+    with output.open("wb") as opened:
+        for piece in pieces:
+            opened.write(_text(piece))
+            opened.flush()
+            advanced(len(piece.lines))
+
+
+def _text(piece: Predicted) -> bytes:
+    return "".join(line + "\n" for line in piece.output).encode()
 
 
 def numbered(texts: Iterable[str]) -> Iterator[Line]:
@@ -117,13 +159,19 @@ def predictions(trained: Trained, texts: Iterable[str]) -> Iterator[str]:
     return chain.from_iterable(part.output for part in predicted(trained, "input", numbered(texts)))
 
 
-def _read(stored: Path, model: str) -> Progress:
-    if not stored.exists():
-        raise FileNotFoundError(f"--resume: there is no {stored}: nothing was begun, or all is written")
-    try:
+def _read(stored: Path, part: Path, model: str) -> Progress:
+    if not stored.exists() or not part.exists():
+        raise FileNotFoundError(f"--resume: there is no {stored} with {part}: nothing was begun, or all is written")
+    with refused(stored, "a record of progress"):
         progress = Progress(**json.loads(stored.read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
-        raise ValueError(f"{stored}: not a record of progress, or a damaged one") from None
+        for name, kind in (("model", str), ("units", int), ("lines", int), ("digest", str), ("bytes", int)):
+            if not isinstance(getattr(progress, name), kind):
+                raise TypeError(f"{name} must be {kind.__name__}")
+        if min(progress.units, progress.lines, progress.bytes) < 0:
+            raise ValueError("counts must not be negative")
     if progress.model != model:
         raise ValueError(f"--resume: {stored} is of another model, or of other options")
+    size = part.stat().st_size
+    if size < progress.bytes:
+        raise ValueError(f"{part} must have {progress.bytes} bytes, as {stored} says; got {size}: --force begins again")
     return progress

@@ -1,5 +1,7 @@
 """What every training can be told, and dataclasses of options made from flags or from a file."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, TypeVar
@@ -28,10 +30,11 @@ class Learning:
 class Running:
     """How long and on what; a resumed run may be told otherwise."""
 
-    epochs: int = option(10, "Passes over the training data.")
+    epochs: int = option(10, "Passes over the training data.", least=1)
     patience: int = option(0, "Stop after so many epochs that were not better on dev; 0 for never.")
     precision: str = option("32-true", "Arithmetic.", choices=("32-true", "bf16-mixed", "16-mixed"))
     accelerator: str = option("auto", "Kind of device: auto, cpu, gpu.", choices=("auto", "cpu", "gpu"))
+    threads: int = option(0, "Threads on the CPU; 0 for as many as torch chooses.")
     devices: int = option(1, "Devices on each node, one process each.", least=1)
     workers: int = option(0, "Processes that prepare batches for each device; 0 for none beside its own.")
     nodes: int = option(1, "Nodes; start the command on each, with MASTER_ADDR and NODE_RANK or by torchrun.", least=1)
@@ -62,6 +65,18 @@ def made(kind: type[Options], given: dict[str, Any], base: Options | None = None
     return kind(**values)
 
 
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Compute with so many threads on the CPU inside the block; 0 leaves the number as it is."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def flag(name: str) -> str:
     """The flag of a field.
 
@@ -75,8 +90,8 @@ def flag(name: str) -> str:
 def _valid(field: Any, value: Any) -> Any:
     kind = type(field.default)
     try:
-        value = _truth(value) if kind is bool else kind(value)
-    except ValueError:
+        value = CONVERSIONS[kind](value)
+    except (ValueError, TypeError, OverflowError):
         raise ValueError(f"{flag(field.name)} must be {kind.__name__}; got {value!r}") from None
     choices = field.metadata["choices"]
     if choices and value not in choices:
@@ -91,3 +106,18 @@ def _truth(value: Any) -> bool:
     if str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
     raise ValueError
+
+
+def _integer(value: Any) -> int:
+    if int(value) != (value if isinstance(value, float) else int(value)):
+        raise ValueError
+    return int(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+CONVERSIONS: dict[type, Any] = {bool: _truth, int: _integer, float: float, str: _text}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymax.recipes.readers.lines import Line
+from polymax.recipes.readers.lines import Line, ReadError
 from polymax.recipes.training.batches import Encoded
 from polymax.recipes.training.vocabulary import Vocabulary
 
@@ -87,8 +87,15 @@ class Trained:
     model: Model
 
     def evaluate(self, *files: str | Path) -> Report:
-        """The task's measures on files like those it was trained on."""
-        return self.task.evaluate(self, self.task.read([Path(file) for file in files]))
+        """The task's measures on files like those it was trained on; a ValueError that names what is not like them."""
+        names = ", ".join(map(str, files))
+        examples = self.task.read([Path(file) for file in files])
+        try:
+            return self.task.evaluate(self, examples)
+        except ReadError:
+            raise
+        except ValueError as error:
+            raise ValueError(f"{names}: {error}") from error
 
     def predict(self, lines: Iterable[str]) -> Iterator[str]:
         """The lines of output of lines of input."""

@@ -1,6 +1,5 @@
-"""Lightning's part of a training: steps, epochs, devices, logs and checkpoints."""
+"""Lightning's part of a training: steps, epochs and devices."""
 
-import csv
 import logging
 import random
 import warnings
@@ -12,16 +11,19 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from polymax.recipes.training.bars import Bar, Lines, say
 from polymax.recipes.training.batches import Encoded, mixed, share, shuffled_batches, sorted_batches
+from polymax.recipes.training.checkpoint import Checkpoints, check_checkpoint, write_tensors
+from polymax.recipes.training.log import write_log
 from polymax.recipes.training.monitor import monitor_of
-from polymax.recipes.training.run import Config, Run, fitting, replaced, tensors
+from polymax.recipes.training.run import Config, Run, refused
 from polymax.recipes.training.settings import Learning
 from polymax.recipes.training.task import Alternating, Measured, Model, named
 
@@ -50,6 +52,7 @@ class Steps(LightningModule):
         # examples and tokens of the epoch, in this process
         self.amount: dict[str, int] = {}
         self.automatic_optimization = not isinstance(model, Alternating)
+        self.restored = False
 
     def configure_optimizers(self) -> Any:
         lr, weight_decay = self.learning.lr, self.learning.weight_decay
@@ -68,6 +71,8 @@ class Steps(LightningModule):
 
     def train_dataloader(self) -> Any:
         """Batches of the epoch: asked for at the start of each."""
+        # the first thing that is asked for after a checkpoint was restored
+        self.restored = True
         sizes, seed, epoch = self.data.train.sizes, self.learning.seed, self.trainer.current_epoch
         if self.model.whole:
             batches = sorted_batches(sizes, len(sizes))
@@ -207,24 +212,18 @@ class Record(Callback):
 
     @property
     def exhausted(self) -> bool:
-        """Whether patience is."""
+        """True if training stops: the monitored measure has not improved for as many epochs as patience allows."""
         return 0 < self.patience <= len(self.rows) - 1 - self.best if self.rows else False
 
     def write(self, module: "Steps") -> None:
         """The log, a line on the terminal, and the weights if they are the best."""
-        replaced(self.run.log, lambda file: _write_csv(file, self.rows))
+        write_log(self.run.log, self.rows)
         if self.rows[-1]["best"]:
-            replaced(self.run.weights, lambda file: torch.save(module.model.state_dict(), file))
+            write_tensors(module.model.state_dict(), self.run.weights)
         shown = {name: value for name, value in self.rows[-1].items() if name in PRINTED or name.startswith("dev_")}
-        module.print("  ".join(f"{name} {value:.4g}" for name, value in shown.items()))
-
-
-class Bar(RichProgressBar):
-    """Lightning's bar, without the last letters of the name of a folder."""
-
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        metrics = super().get_metrics(trainer, pl_module)
-        return {name: value for name, value in metrics.items() if name != "v_num"}
+        text = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        # a bar makes room for what is printed above it
+        (module.print if module.trainer.progress_bar_callback else say)(text)
 
 
 def prepared(steps: Steps, run: Run, config: Config) -> Trainer:
@@ -233,7 +232,7 @@ def prepared(steps: Steps, run: Run, config: Config) -> Trainer:
     if not steps.automatic_optimization and running.devices * running.nodes > 1:
         raise ValueError("--devices and --nodes must be 1 where two parts of a model learn in turns")
     if run.last.exists():
-        fitting(steps, tensors(run.last)["state_dict"], run.last)
+        check_checkpoint(steps, run.last)
     # after all other callbacks: the checkpoint of an epoch has its record
     checkpoint = ModelCheckpoint(run.path, filename="last", enable_version_counter=False, save_on_train_epoch_end=True)
     callbacks: list[Callback] = [Record(run, config), checkpoint]
@@ -249,7 +248,8 @@ def prepared(steps: Steps, run: Run, config: Config) -> Trainer:
                 max_epochs=running.epochs,
                 # parts that learn in turns are clipped each by itself
                 gradient_clip_val=(learning.clip or None) if steps.automatic_optimization else None,
-                callbacks=[*callbacks, Bar()] if terminal else callbacks,
+                callbacks=[*callbacks, Bar() if terminal else Lines()],
+                plugins=[Checkpoints()],
                 logger=TensorBoardLogger(run.path, name=None, version=run.tensorboard.name),
                 enable_progress_bar=terminal,
                 enable_model_summary=False,
@@ -265,12 +265,27 @@ def fit(trainer: Trainer, steps: Steps, run: Run) -> None:
     """Train to the end, from the last checkpoint if the run has one."""
     with quiet():
         try:
-            trainer.fit(steps, ckpt_path=run.last if run.last.exists() else None)
+            with restoring(steps, run.last):
+                trainer.fit(steps, ckpt_path=run.last if run.last.exists() else None)
         except SystemExit:
             # what Lightning makes of Ctrl-C
             raise KeyboardInterrupt from None
         except MisconfigurationException as error:
             raise ValueError(str(error).strip().splitlines()[0]) from error
+
+
+@contextmanager
+def restoring(steps: Steps, last: Path) -> Iterator[None]:
+    """What goes wrong before the first step of a run that goes on is the fault of its checkpoint."""
+    try:
+        yield
+    except (OSError, SystemExit):
+        raise
+    except Exception:
+        if steps.restored or not last.exists():
+            raise
+        with refused(last, "a checkpoint of this run"):
+            raise
 
 
 @contextmanager
@@ -287,10 +302,3 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             logger.setLevel(level)
-
-
-def _write_csv(file: Path, rows: list[dict[str, float]]) -> None:
-    with file.open("w", encoding="utf-8", newline="") as opened:
-        writer = csv.DictWriter(opened, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)

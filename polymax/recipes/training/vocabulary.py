@@ -127,7 +127,8 @@ Vocabulary = Words | Subwords
 def stored_words(vocabularies: Mapping[str, Vocabulary], name: str) -> Words:
     """The vocabulary of a name, where a task has stored words."""
     words = vocabularies[name]
-    assert isinstance(words, Words)
+    if not isinstance(words, Words):
+        raise ValueError(f"vocabulary.json must have words as {name!r}; it has subwords")
     return words
 
 
@@ -139,7 +140,12 @@ def restored(stored: dict[str, Any]) -> Vocabulary:
         Words(words=('a', 'b'), lower=True, punctuation=False)
     """
     if "words" in stored:
-        return Words(**{**stored, "words": tuple(stored["words"])})
+        words = Words(**{**stored, "words": tuple(stored["words"])})
+        if not all(isinstance(word, str) for word in words.words):
+            raise TypeError("words must be text")
+        if not isinstance(words.lower, bool) or not isinstance(words.punctuation, bool):
+            raise TypeError("lower and punctuation must be true or false")
+        return words
     tokenizer = _tokenizers().Tokenizer.from_str(stored["subwords"])
     tokenizer.encode_special_tokens = True
     return Subwords(tokenizer)

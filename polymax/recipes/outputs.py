@@ -1,0 +1,125 @@
+"""Files that commands write: never over what is read, whole or not at all, over another file only if that is asked for.
+
+A file is written beside its place, under its name with `.part` after it, and takes its place when it is whole and on
+the disk. Whoever is killed in between leaves the file as it was; what fails leaves nothing behind.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# what a file system says when it, or the share of a user, is full
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def writable_file(out: Path, flag: str = "--out", inputs: Iterable[Path] = (), force: bool = True) -> None:
+    """Raise an error that says why the file cannot be written, before any time is spent.
+
+    A file that is among the inputs, by whatever name, is refused; "-" is standard input. Without `force`, so is a file
+    that exists.
+    """
+    if out.is_dir():
+        raise IsADirectoryError(f"{flag} must be a file; {out} is a directory")
+    for file in inputs:
+        for written in (out, part_of(out)):
+            if same_file(written, file):
+                raise ValueError(f"{flag}: {written} is the file that is read as {file}; it must be another one")
+    if is_special(out):
+        return
+    # a link stays a link: what it leads to is written
+    target = Path(os.path.realpath(out))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{flag}: there is no directory {target.parent}")
+    if target.exists() and not force:
+        raise FileExistsError(f"{flag}: {out} exists; --force writes over it")
+    if not os.access(target.parent, os.W_OK | os.X_OK) or (target.exists() and not os.access(target, os.W_OK)):
+        raise PermissionError(f"{flag}: no permission to write {out}")
+
+
+def writable_directory(out: Path, flag: str = "--out") -> None:
+    """Raise an OSError that says why the directory cannot be made or written into; nothing is left behind."""
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"{flag} must be a directory; {out} is a file")
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f"{flag}: {out} cannot be made; {there} is a file")
+    probe = there / f".polymax-{os.getpid()}"
+    try:
+        # permissions do not tell all: a mount may be read-only, or not keep files
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        raise type(error)(f"{flag}: {out} cannot be written: {error.strerror}") from None
+
+
+def same_file(first: Path, second: Path) -> bool:
+    """True if two names lead to one regular file; "-" is standard input."""
+    one, other = _status(first), _status(second)
+    return one is not None and other is not None and os.path.samestat(one, other)
+
+
+def is_special(file: Path) -> bool:
+    """True of pipes and devices: they are written as they are, and nothing can be put in their place."""
+    return file.exists() and not file.is_file()
+
+
+def part_of(file: Path) -> Path:
+    """Where a file is written before it takes its place: beside what its name leads to.
+
+    Example:
+        >>> part_of(Path("tags.txt")).name
+        'tags.txt.part'
+    """
+    target = Path(os.path.realpath(file))
+    return target.with_name(target.name + ".part")
+
+
+@contextmanager
+def placed(file: Path) -> Iterator[Path]:
+    """A path to write to; what is there at the end of the block takes the place of the file."""
+    if is_special(file):
+        yield file
+        return
+    temporary = part_of(file)
+    # what was left by a process that was killed, and never what a link of this name leads to
+    temporary.unlink(missing_ok=True)
+    try:
+        yield temporary
+        put(temporary, file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno in FULL:
+            raise OSError(error.errno, f"no space is left to write {file}") from error
+        raise
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def put(temporary: Path, file: Path) -> None:
+    """Let a file that is whole take the place of another, after it has reached the disk."""
+    with temporary.open("rb") as opened:
+        os.fsync(opened.fileno())
+    target = os.path.realpath(file)
+    if os.path.exists(target):
+        os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
+    os.replace(temporary, target)
+
+
+def save_picture(figure: Any, out: Path, **how: Any) -> None:
+    """Save a figure of matplotlib; the ending of the name tells the format, and a name without one is PNG."""
+    with placed(out) as temporary:
+        figure.savefig(temporary, format=out.suffix.removeprefix(".") or "png", **how)
+
+
+def _status(file: Path) -> os.stat_result | None:
+    try:
+        found = os.fstat(0) if str(file) == "-" else os.stat(file)
+    except (OSError, ValueError):
+        return None
+    # a device may well be read and written
+    return found if stat.S_ISREG(found.st_mode) else None
