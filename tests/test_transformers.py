@@ -140,18 +140,6 @@ def test_generate(name):
     equal(ours, eager, "softmax generates what eager does")
 
 
-def test_save_and_load(tmp_path):
-    inputs = batch("llama")
-    model = make("llama")
-    model.save_pretrained(tmp_path)
-    load = partial(transformers.AutoModelForCausalLM.from_pretrained, tmp_path)
-    equal(load(attn_implementation="polymax_sparsemax")(**inputs).logits, model(**inputs).logits, "it loads")
-    other = load(attn_implementation="eager")
-    close(logits(other, inputs), logits(make("llama", "eager"), inputs), "parameters are the model's own")
-    other.set_attn_implementation("polymax_sparsemax")
-    equal(other(**inputs).logits, model(**inputs).logits, "an implementation is changed by its name")
-
-
 def test_a_mapping_of_one_s_own():
     integration.register("entmax_1.3", pm.Tsallis(1.3))
     integration.register("budget", partial(pm.budgetmax, k=1))
@@ -205,9 +193,41 @@ def test_compile():
 
 
 def test_errors():
-    with pytest.raises(TypeError, match=r"name and mapping must be given together"):
-        integration.register("sparse")
+    for options in ({}, {"mapping": pm.softmax, "learned": pm.nn.AdaptiveEntmax}):
+        with pytest.raises(TypeError, match=r"must be given either mapping or learned"):
+            integration.register("sparse", **options)
+    with pytest.raises(TypeError, match=r"name must be given with a mapping"):
+        integration.register(mapping=pm.softmax)
+    with pytest.raises(TypeError, match=r"learned must be a function of the number of heads; got int"):
+        integration.register("sparse", learned=4)
+    with pytest.raises(ValueError, match=r"name must be a string without the prefix 'polymax_'.*got 'polymax_x'"):
+        integration.register("polymax_x", pm.softmax)
+    with pytest.raises(ValueError, match=r"mapping must have no parameters.*got AdaptiveEntmax"):
+        integration.register("sparse", pm.nn.AdaptiveEntmax(4))
     with pytest.raises(TypeError, match=r"mapping must be a function.*; got float"):
         integration.register("sparse", 1.5)
     with pytest.raises(ValueError, match=r"cache must be None"):
         integration.attention(pm.softmax, None, *torch.randn(3, 1, 1, 2, 2), None, cache=object())
+    with pytest.raises(ValueError, match=r"block_indices must be None"):
+        integration.attention(pm.softmax, None, *torch.randn(3, 1, 1, 2, 2), None, block_indices=torch.zeros(1))
+
+
+def test_names_are_explained():
+    with pytest.raises(ValueError, match=r"'sparsemax' is named 'polymax_sparsemax' in models"):
+        make("llama", "sparsemax")
+    with pytest.raises(ValueError, match=r"no attention implementation 'polymax_ghost'.*register\('ghost', mapping\)"):
+        make("llama", "polymax_ghost")
+    with pytest.raises(ValueError, match=r"no attention implementation 'eager'; there are .*polymax_sparsemax"):
+        integration.use(make("llama"), "eager")
+
+
+def test_selected_keys():
+    """An indexer chooses the keys of each query; -1 is none."""
+    q, k, v = torch.randn(3, 1, 2, 3, 4).unbind(0)
+    indices = torch.tensor([[[0, -1], [1, 0], [2, 0]]])
+    keep = torch.tensor([[True, False, False], [True, True, False], [True, False, True]])
+    module = torch.nn.Module()
+    found = integration.attention(pm.sparsemax, module, q, k, v, None, indices=indices)
+    expected = integration.attention(pm.sparsemax, module, q, k, v, keep.expand(1, 1, 3, 3))
+    for a, b in zip(found, expected, strict=True):
+        equal(a, b, "what is not selected is masked")

@@ -1,0 +1,8 @@
+"""Hugging Face Transformers: every mapping as an attention implementation, chosen by name."""
+
+from polymax.integrations.transformers.forward import attention as attention
+from polymax.integrations.transformers.models import check as check
+from polymax.integrations.transformers.models import load as load
+from polymax.integrations.transformers.models import use as use
+from polymax.integrations.transformers.names import DEFAULTS as DEFAULTS
+from polymax.integrations.transformers.names import register as register

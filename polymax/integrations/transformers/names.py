@@ -1,0 +1,153 @@
+"""Names of attention implementations, and what Transformers does with them.
+
+Transformers accepts any registered name for any architecture and forgets it when a model is saved. `register` puts two
+short functions around its own: one refuses our names where an architecture would ignore them, the other writes them
+into config.json, from where `from_pretrained` takes them. Other names are not touched.
+"""
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+
+from polymax import mappings
+from polymax.integrations.transformers.architectures import attention_mask, ignoring_classes
+from polymax.integrations.transformers.forward import attention, layer_attention
+from polymax.nn.adaptive import AdaptiveEntmax
+from polymax.nn.attention import Mapping, checked_mapping
+
+PREFIX = "polymax_"
+
+# what needs no argument beside the scores
+DEFAULTS: dict[str, Mapping] = {
+    "entmax": mappings.entmax,
+    "fusedmax": mappings.fusedmax,
+    "hardmax": mappings.hardmax,
+    "normmax": mappings.normmax,
+    "oscarmax": mappings.oscarmax,
+    "softmax": mappings.softmax,
+    "sparsemax": mappings.sparsemax,
+    "sq_pnorm_max": mappings.sq_pnorm_max,
+}
+
+# the number of heads to the mapping of one attention module, which learns it
+Learned = Callable[[int], nn.Module]
+LEARNED: dict[str, Learned] = {"adaptive_entmax": AdaptiveEntmax}
+
+# by the whole name
+learned_mappings: dict[str, Learned] = {}
+
+
+def register(name: str | None = None, mapping: Mapping | None = None, *, learned: Learned | None = None) -> None:
+    """Add the attention implementation `polymax_<name>`; without a name, one for every mapping that has defaults.
+
+    The name given here has no prefix, the name given to a model has: `register("mine", fn)` adds "polymax_mine", and
+    `AutoModel.from_config(config, attn_implementation="polymax_mine")` takes it. A name registered again is replaced.
+    Weights, with their exact zeros, come with `output_attentions=True` in the call of the model.
+
+    `learned` is a function from the number of heads to a module with parameters, such as `pm.nn.AdaptiveEntmax`; every
+    attention module gets one of its own by `use(model, "polymax_<name>")`.
+
+    An architecture whose attention modules ignore such names is refused with a ValueError; `check(model)` says which
+    modules of a model go through polymax. The name is saved with the model, in config.json.
+
+    Example:
+        >>> register()
+        >>> register("entmax_1.3", pm.Tsallis(alpha=1.3))
+        >>> from transformers import AttentionInterface
+        >>> "polymax_sparsemax" in AttentionInterface(), "polymax_entmax_1.3" in AttentionInterface()
+        (True, True)
+    """
+    if name is None:
+        if mapping is not None or learned is not None:
+            raise TypeError("name must be given with a mapping")
+        for key, value in DEFAULTS.items():
+            register(key, value)
+        for key, make in LEARNED.items():
+            register(key, learned=make)
+        return
+    if (mapping is None) == (learned is None):
+        raise TypeError(f"register({name!r}, ...) must be given either mapping or learned")
+    if not isinstance(name, str) or not name or name.startswith(PREFIX):
+        raise ValueError(f"name must be a string without the prefix {PREFIX!r}, which is added; got {name!r}")
+    whole = PREFIX + name
+    if mapping is not None:
+        AttentionInterface.register(whole, partial(attention, _stateless(checked_mapping(mapping))))
+        learned_mappings.pop(whole, None)
+    else:
+        if not callable(learned):
+            raise TypeError(f"learned must be a function of the number of heads; got {type(learned).__name__}")
+        AttentionInterface.register(whole, partial(layer_attention, whole))
+        learned_mappings[whole] = learned
+    AttentionMaskInterface.register(whole, attention_mask)
+    _extend_transformers()
+
+
+def registered() -> list[str]:
+    """The whole names that models take."""
+    return sorted(key for key in AttentionInterface().valid_keys() if key.startswith(PREFIX))
+
+
+def checked_name(name: str) -> str:
+    """A registered name, or a ValueError that says which there are."""
+    if name in registered():
+        return name
+    if PREFIX + str(name) in registered():
+        raise ValueError(f"the attention implementation {name!r} is named {PREFIX + name!r} in models")
+    if str(name).startswith(PREFIX):
+        own = name.removeprefix(PREFIX)
+        raise ValueError(
+            f"there is no attention implementation {name!r}: add it by polymax.integrations.transformers.register("
+            f"{own!r}, mapping), without the prefix; there are {', '.join(registered())}"
+        )
+    raise ValueError(f"there is no attention implementation {name!r}; there are {', '.join(registered())}")
+
+
+def saved_choice(config: PreTrainedConfig) -> str | dict[str, Any] | None:
+    """What config.json says of a model's attention: a name of ours, a dictionary of them by parts, or nothing."""
+    name = config._attn_implementation
+    own = name if isinstance(name, str) and name.startswith(PREFIX) else None
+    parts = {key: getattr(config, key, None) for key in config.sub_configs}
+    chosen = {key: saved_choice(part) for key, part in parts.items() if part is not None}
+    return own if all(x == own for x in chosen.values()) else {"": own, **chosen}
+
+
+def _stateless(mapping: Mapping) -> Mapping:
+    if isinstance(mapping, nn.Module) and any(True for _ in mapping.parameters()):
+        raise ValueError(
+            f"mapping must have no parameters, which would belong to no model; got {type(mapping).__name__}: "
+            "register(name, learned=...) takes a function from the number of heads to such a module"
+        )
+    return mapping
+
+
+@functools.cache
+def _extend_transformers() -> None:
+    """Once for each process."""
+    accept, to_dict = PreTrainedModel.get_correct_attn_implementation, PreTrainedConfig.to_dict
+
+    @functools.wraps(accept)
+    def accept_or_refuse(self: PreTrainedModel, requested_attention: str | None, *args: Any, **options: Any) -> str:
+        name = requested_attention
+        if isinstance(name, str) and (name.startswith(PREFIX) or PREFIX + name in registered()):
+            classes = ignoring_classes(type(self))
+            if classes and checked_name(name):
+                raise ValueError(
+                    f"{type(self).__name__} cannot have {name!r}: its attention ({', '.join(classes)}) takes no "
+                    "implementation by name and would stay softmax. Choose another architecture, or, if it is a part "
+                    "of the model, give the other parts alone their name: attn_implementation={'text_config': ...}"
+                )
+            checked_name(name)
+        return accept(self, requested_attention, *args, **options)
+
+    @functools.wraps(to_dict)
+    def to_dict_with_attention(self: PreTrainedConfig) -> dict[str, Any]:
+        fields = to_dict(self)
+        choice = saved_choice(self)
+        return fields if choice is None else {**fields, "attn_implementation": choice}
+
+    PreTrainedModel.get_correct_attn_implementation = accept_or_refuse  # type: ignore[method-assign]
+    PreTrainedConfig.to_dict = to_dict_with_attention  # type: ignore[method-assign]
