@@ -78,7 +78,9 @@ class Walk(Distribution):
         q, derived = self._hyperedges(y)
         log = _log_of(self._weights)
         total = _sum(q, log.expand(q.shape), self._tree)
-        return torch.where(derived, total, -torch.inf).to(self._dtype)
+        undefined = torch.isnan(self._weights).any(-1).reshape(self.batch_shape)
+        found = torch.where(derived, total, -torch.inf)
+        return torch.where(undefined, torch.nan, found).to(self._dtype)
 
     def prob(self, y: Parts) -> Tensor:
         """p(y)."""
@@ -186,10 +188,14 @@ class Gibbs(Walk):
         return self.structure.logsumexp(*self._scores)
 
     def log_prob(self, y: Parts) -> Tensor:
-        return (self.structure.score(y, *self._scores) - self.log_partition).to(self._dtype)
+        # without a structure nothing has a probability
+        dead = self.log_partition == -torch.inf
+        found = self.structure.score(y, *self._scores) - torch.where(dead, 0, self.log_partition)
+        return torch.where(dead, -torch.inf, found).to(self._dtype)
 
     def entropy(self) -> Tensor:
-        return self.cross_entropy(self)
+        found = self.cross_entropy(self)
+        return torch.where(self.log_partition == -torch.inf, 0, found)
 
     def cross_entropy(self, other: "Walk") -> Tensor:
         if not isinstance(other, Gibbs):

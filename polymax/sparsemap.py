@@ -13,9 +13,11 @@ from polymax.smoothing import Smoothing
 from polymax.solvers import ActiveSet, Solution, Solver
 from polymax.solvers.base import UsedParts
 from polymax.solvers.mixture import best_value, weights_and_mean
+from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.dynamic import checked, narrow
 from polymax.structures.temperature import cooled, warmed
+from polymax.top_k import first_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +87,8 @@ class Sparse(Distribution):
 
     Where the optimal face is degenerate there is more than one such distribution; the one returned is the same at
     every call. On the structures found, weights p solve  gram p + tau = b,  sum p = 1  with b their scores, so that
-    dp = Z db with Z the inverse of that system on p, and Z does not depend on the scores.
+    dp = Z db with Z the inverse of that system on p, and Z does not depend on the scores. An instance without a
+    structure has no weights; one with NaN among its scores has weights, and structures, of NaN.
     """
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012
@@ -108,7 +111,12 @@ class Sparse(Distribution):
     @cached_property
     def vertices(self) -> Parts:
         """The structures that have weight, (*batch, k, ...); zeros where there are fewer than k."""
-        return narrow(self.structure.complete(self._firsts), self._dtype)
+        whole = tensors(self.structure.complete(self._firsts))
+        undefined = self.solution.undefined
+        if undefined is not None:
+            dim = len(self.batch_shape)
+            whole = with_nan(whole, tuple(m.unsqueeze(dim) for m in undefined))
+        return narrow(self.structure.named(*whole), self._dtype)
 
     @property
     def support_size(self) -> Tensor:
@@ -161,7 +169,8 @@ class Sparse(Distribution):
         dims = self.structure.event_dims(*tensors(y))[0]
         same = (first.unsqueeze(-1 - dims).double() == self._firsts).flatten(-dims).all(-1)
         p = torch.where(same & (self._weights > 0), self._weights, 0).sum(-1)
-        return torch.where(p > 0, torch.log(torch.where(p > 0, p, 1)), -torch.inf).to(self._dtype)
+        found = torch.where(p > 0, torch.log(torch.where(p > 0, p, 1)), -torch.inf)
+        return torch.where(self._undefined, torch.nan, found).to(self._dtype)
 
     def prob(self, y: Parts) -> Tensor:
         """p(y)."""
@@ -170,21 +179,12 @@ class Sparse(Distribution):
     def entropy(self) -> Tensor:
         """- sum p log p, (*batch,)."""
         p = self._weights
-        return -torch.where(p > 0, p * torch.log(torch.where(p > 0, p, 1)), 0).sum(-1).to(self._dtype)
+        found = -torch.where(p > 0, p * torch.log(torch.where(p > 0, p, 1)), 0).sum(-1)
+        return torch.where(self._undefined, torch.nan, found).to(self._dtype)
 
     def topk(self, k: int) -> tuple[Parts, Tensor]:
         """The k heaviest structures (*batch, k, ...) and their probabilities; zeros where there are fewer."""
-        if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a positive integer; got {k!r}")
-        dim = len(self.batch_shape)
-
-        def fit(t: Tensor) -> Tensor:
-            t = t.narrow(dim, 0, min(k, t.shape[dim]))
-            missing = list(t.shape)
-            missing[dim] = k - t.shape[dim]
-            return torch.cat([t, t.new_zeros(missing)], dim)
-
-        return _map(fit, self.vertices), fit(self.probs)
+        return first_of(self.vertices, self.probs, k)
 
     def support(self) -> tuple[Parts, Tensor]:  # type: ignore[override]
         """All structures that have weight, as `topk` gives them."""
@@ -194,6 +194,8 @@ class Sparse(Distribution):
         """The structures that have weight one after the other, (count, ...), and `probs`, which are not 0 for these."""
         found, probs = self.solution.found, self.probs
         dim, chosen = len(self.batch_shape), probs != 0
+        if self.solution.undefined is not None:
+            return _map(lambda t: t[chosen], self.vertices), probs
         if isinstance(found, UsedParts):
             # parts are few: those of structures without weight, and of shorter lists, are never spelt out
             first = UsedParts(found.places.narrow(dim, 0, self._width)[chosen], found.events).dense(self._dtype)
@@ -212,6 +214,11 @@ class Sparse(Distribution):
         first = self.solution.vertices.narrow(len(self.batch_shape), 0, self._width)
         p = self.solution.probs[..., : self._width]
         return torch.where((p == 0).reshape(*p.shape, *[1] * (first.dim() - p.dim())), 0, first)
+
+    @property
+    def _undefined(self) -> Tensor:
+        """Which instances have NaN among their scores, (*batch,)."""
+        return torch.isnan(self.solution.value)
 
     @cached_property
     def _width(self) -> int:

@@ -11,6 +11,7 @@ from polymax.kernels.hypergraph import hypergraph_kbest
 from polymax.regularizers import Gini
 from polymax.regularizers.entropies import positive
 from polymax.smoothing import HardMax, Smoothing
+from polymax.solvers.undefined import instances, nan_of, undefined_parts, with_nan
 from polymax.structures.base import Parts, tensors
 from polymax.structures.dynamic import DynamicProgram, checked, narrow
 from polymax.structures.simplex import Explicit
@@ -46,7 +47,7 @@ class TopKSparsemax(Smoothing):
         positive(self.gamma, "gamma")
 
     def max(self, *scores: Tensor) -> Tensor:
-        _, values = self._best(scores)
+        _, values, _ = self._best(scores)
         return warmed(Gini().max(values), self.gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
@@ -64,18 +65,25 @@ class TopKSparsemax(Smoothing):
 
     def distribution(self, *scores: Tensor) -> "Listed":
         """The k best structures and their weights."""
-        y, values = self._best(scores)
-        return Listed(self.structure, y, Gini().argmax(values), scores[0].dtype)
+        y, values, undefined = self._best(scores)
+        return Listed(self.structure, y, Gini().argmax(values), scores[0].dtype, undefined)
 
-    def _best(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def _best(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | None]:
         """The k best structures, by first tensors (*batch, k, ...), and their scores over gamma (*batch, k).
 
-        Where there are fewer, zeros of score -inf follow.
+        Where there are fewer, zeros of score -inf follow. The parts of instances with NaN among their scores are the
+        third; there, structures are zeros and scores NaN.
         """
         cold = cooled(self.structure, checked(scores), self.gamma)
         with torch.no_grad():
             y, known = self._listed(cold)
-        return y, torch.where(known, self.structure.rescore(y, *(x.double() for x in cold)), -torch.inf)
+            undefined = undefined_parts(self.structure, cold)
+        values = torch.where(known, self.structure.rescore(y, *(x.double() for x in cold)), -torch.inf)
+        if undefined is not None:
+            bad = instances(self.structure, undefined).unsqueeze(-1)
+            y = torch.where(bad.reshape(*bad.shape, *[1] * (y.dim() - bad.dim())), 0, y)
+            values = torch.where(bad, nan_of(self.structure, cold, undefined).unsqueeze(-1), values)
+        return y, values, undefined
 
     def _listed(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         if isinstance(self.structure, SpanningTree):
@@ -90,13 +98,24 @@ class TopKSparsemax(Smoothing):
 
 
 class Listed(Distribution):
-    """Structures, given by first tensors (*batch, k, ...), and their probabilities (*batch, k), best first."""
+    """Structures, given by first tensors (*batch, k, ...), and their probabilities (*batch, k), best first.
+
+    `undefined` are the parts of instances that have NaN among their scores: so are their structures and probabilities.
+    """
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012
     has_rsample = False
 
-    def __init__(self, structure: Any, first: Tensor, probs: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        structure: Any,
+        first: Tensor,
+        probs: Tensor,
+        dtype: torch.dtype,
+        undefined: tuple[Tensor, ...] | None = None,
+    ) -> None:
         self.structure = structure
+        self._undefined = undefined
         self._first = first
         self._probs = probs
         self._dtype = dtype
@@ -110,7 +129,7 @@ class Listed(Distribution):
     @property
     def vertices(self) -> Parts:
         """The structures, (*batch, k, ...)."""
-        return narrow(self.structure.complete(self._first), self._dtype)
+        return self._spelt(self._first, len(self.batch_shape))
 
     @property
     def support_size(self) -> Tensor:
@@ -120,12 +139,14 @@ class Listed(Distribution):
     @property
     def mean(self) -> Parts:
         """The expected structure."""
-        return narrow(self.structure.mean(self._first, self._probs), self._dtype)
+        probs = torch.where(torch.isnan(self._probs), 0, self._probs)
+        mu = with_nan(tensors(self.structure.mean(self._first, probs)), self._undefined)
+        return narrow(self.structure.named(*mu), self._dtype)
 
     @property
     def mode(self) -> Parts:
         """The most probable structure."""
-        return narrow(self.structure.complete(self._first.select(len(self.batch_shape), 0)), self._dtype)
+        return self._spelt(self._first.select(len(self.batch_shape), 0))
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Parts:
         """Independent draws, (*sample_shape, *batch, ...)."""
@@ -136,7 +157,7 @@ class Listed(Distribution):
         drawn = torch.multinomial(rows, shape.numel(), replacement=True, generator=generator)
         flat = self._first.reshape(len(rows), p.shape[-1], *self._first.shape[p.dim() :])
         first = flat[torch.arange(len(rows), device=p.device), drawn.T]
-        return narrow(self.structure.complete(first.reshape(*shape, *self.batch_shape, *first.shape[2:])), self._dtype)
+        return self._spelt(first.reshape(*shape, *self.batch_shape, *first.shape[2:]))
 
     def log_prob(self, y: Parts) -> Tensor:
         """log p(y), (*lead, *batch); -inf for what is not listed, or has no weight."""
@@ -144,7 +165,8 @@ class Listed(Distribution):
         dims = self._first.dim() - self._probs.dim()
         same = (first.unsqueeze(-1 - dims).double() == self._first).flatten(-dims).all(-1) & (self._probs > 0)
         p = torch.where(same, self._probs, 0).sum(-1)
-        return torch.where(p > 0, torch.log(torch.where(p > 0, p, 1)), -torch.inf).to(self._dtype)
+        found = torch.where(p > 0, torch.log(torch.where(p > 0, p, 1)), -torch.inf)
+        return torch.where(torch.isnan(self._probs).any(-1), torch.nan, found).to(self._dtype)
 
     def prob(self, y: Parts) -> Tensor:
         """p(y)."""
@@ -157,3 +179,30 @@ class Listed(Distribution):
     def support(self) -> tuple[Parts, Tensor]:  # type: ignore[override]
         """The structures and their probabilities; those of probability 0 come last."""
         return self.vertices, self.probs
+
+    def topk(self, k: int) -> tuple[Parts, Tensor]:
+        """The k most probable structures (*batch, k, ...) and their probabilities; zeros where there are fewer."""
+        return first_of(self.vertices, self.probs, k)
+
+    def _spelt(self, first: Tensor, dim: int | None = None) -> Parts:
+        """Structures from their first tensors, listed along `dim` of each instance where it is given."""
+        whole = tensors(self.structure.complete(first))
+        masks = self._undefined
+        if masks is not None and dim is not None:
+            masks = tuple(m.unsqueeze(dim) for m in masks)
+        return narrow(self.structure.named(*with_nan(whole, masks)), self._dtype)
+
+
+def first_of(vertices: Parts, probs: Tensor, k: int) -> tuple[Parts, Tensor]:
+    """The first k of structures (*batch, size, ...) and of their probabilities (*batch, size), or zeros after them."""
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k must be a positive integer; got {k!r}")
+    dim = probs.dim() - 1
+
+    def fit(t: Tensor) -> Tensor:
+        t = t.narrow(dim, 0, min(k, t.shape[dim]))
+        missing = list(t.shape)
+        missing[dim] = k - t.shape[dim]
+        return torch.cat([t, t.new_zeros(missing)], dim)
+
+    return (fit(vertices) if isinstance(vertices, Tensor) else type(vertices)(*map(fit, vertices))), fit(probs)

@@ -151,6 +151,8 @@ class _Chosen(Function):
         found = tensors(ctx.estimator.vjp(whole, slope, *scores))
         masks = usable(ctx.estimator.structure, whole)
         grads = (torch.where(mask & (x != -torch.inf), d, 0) for mask, x, d in zip(masks, scores, found, strict=True))
+        # a structure of NaN has no other derivative
+        grads = (torch.where(torch.isnan(part), part, d) for part, d in zip(y, grads, strict=True))
         return None, None, *(None,) * count, *grads
 
 

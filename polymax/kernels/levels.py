@@ -73,7 +73,7 @@ class Levels:
         for rise in self.rises:
             a = arguments[rise.edges]
             # a maximum over one is itself, and not over -inf
-            p[rise.edges] = (a > -torch.inf).to(a.dtype) if a.shape[1] == 1 else omega.argmax(a, dim=1)
+            p[rise.edges] = _sure(a) if a.shape[1] == 1 else omega.argmax(a, dim=1)
         return p
 
     def outside(self, p: Tensor, roots: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,6 +128,11 @@ class Levels:
 
     def _tensor(self, x: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(x)).to(self.graph.part.device)
+
+
+def _sure(a: Tensor) -> Tensor:
+    """The weight of the only argument: 1, but 0 where it is -inf and NaN where it is NaN."""
+    return torch.where(torch.isnan(a), a, (a > -torch.inf).to(a.dtype))
 
 
 def _jacobian(a: Tensor, da: Tensor, omega: Any) -> Tensor:

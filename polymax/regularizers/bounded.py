@@ -110,7 +110,8 @@ class Capped(Function):
         at_upper = keep & (y >= upper.to(y.dtype))
         at_lower = keep & (y <= lower.to(y.dtype)) & ~at_upper
         # free entries share what bounds leave: their weights s, and minus the mean, is the Jacobian
-        s = torch.where(keep & ~at_upper & ~at_lower, point if ctx.entropic else 1.0, 0.0)
+        # 1 is written so that a row of NaN keeps it
+        s = torch.where(keep & ~at_upper & ~at_lower, point if ctx.entropic else 0 * point + 1, 0.0)
         mass = s.sum(-1, keepdim=True)
         mean = (s * direction).sum(-1, keepdim=True) / torch.where(mass == 0, 1, mass)
         centred = direction - mean

@@ -7,7 +7,7 @@ how. The loop ends when the duality gap, how much better than the current weight
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -43,6 +43,9 @@ class Solution:
         found, the structures by their first tensors: (*batch, k, *event), or as lists of parts; none after the last
         probs (*batch, k), heaviest first, 0 for structures that only span the face; overlaps (*batch, k, k)
         value, what is reached, -inf without a structure; iterations and gap (*batch,)
+        undefined, the parts of mu that are NaN because a score of their instance is: bool, a tensor for each of mu
+
+    An undefined instance has no structures; its weights, value and gap are NaN.
     """
 
     found: Tensor | UsedParts
@@ -51,11 +54,37 @@ class Solution:
     value: Tensor
     iterations: Tensor
     gap: Tensor
+    undefined: tuple[Tensor, ...] | None = None
 
     @cached_property
     def vertices(self) -> Tensor:
         """The first tensor of each structure, (*batch, k, *event); zeros where there are fewer than k."""
         return self.found.dense() if isinstance(self.found, UsedParts) else self.found
+
+    def without(self, structure: Structure, undefined: tuple[Tensor, ...]) -> "Solution":
+        """The same, but for instances whose parts are undefined."""
+        from polymax.solvers.undefined import instances
+
+        bad = instances(structure, undefined)
+        used = torch.where(bad.unsqueeze(-1), 0, self.probs) != 0
+        # as many weights of NaN as another instance has weights
+        width = torch.arange(self.probs.shape[-1], device=bad.device) < used.sum(-1).max().clamp(min=1)
+
+        def cleared(t: Tensor, empty: float) -> Tensor:
+            return torch.where(bad.reshape(*bad.shape, *[1] * (t.dim() - bad.dim())), empty, t)
+
+        found = self.found
+        return replace(
+            self,
+            found=UsedParts(cleared(found.places, -1), found.events)
+            if isinstance(found, UsedParts)
+            else cleared(found, 0),
+            probs=torch.where(bad.unsqueeze(-1), torch.where(width, torch.nan, 0.0), self.probs),
+            overlaps=cleared(self.overlaps, 0),
+            value=cleared(self.value, torch.nan),
+            gap=cleared(self.gap, torch.nan),
+            undefined=undefined,
+        )
 
 
 @dataclass(frozen=True)
@@ -80,8 +109,14 @@ class Solver:
         need them.
         """
         from polymax.solvers import compiled, lockstep
+        from polymax.solvers.undefined import infeasible_instead, undefined_parts
 
         with torch.no_grad():
+            undefined = undefined_parts(structure, scores)
+            if undefined is not None:
+                scores = infeasible_instead(structure, scores, undefined)
+            if start is not None and start.undefined is not None:
+                start = replace(start, probs=torch.nan_to_num(start.probs))
             found = compiled.solve(self, structure, scores, start, whole)
             solution, converged = found or lockstep.solve(self, structure, scores, start, whole)
         if not bool(converged.all()):
@@ -91,7 +126,7 @@ class Solver:
                 " a larger max_iter or tol ends this",
                 stacklevel=3,
             )
-        return solution
+        return solution if undefined is None else solution.without(structure, undefined)
 
 
 @dataclass(frozen=True)

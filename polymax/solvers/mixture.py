@@ -17,6 +17,7 @@ from polymax._function import applied
 from polymax.solvers.base import Solution, UsedParts
 from polymax.solvers.response import mixture, response
 from polymax.solvers.response.reference import held, sensitivity
+from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Structure, tensors
 
 
@@ -40,7 +41,8 @@ class _Listed:
     def mean(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """mu in the dtype of the scores."""
         places, probs = (_instances(t, len(self.batch)) for t in (self.found.places, self.solution.probs))
-        return self._apart(mixture(places, probs, sum(e.numel() for e in self.found.events), scores[0].dtype))
+        mu = self._apart(mixture(places, probs, sum(e.numel() for e in self.found.events), scores[0].dtype))
+        return with_nan(mu, self.solution.undefined)
 
     def response(self, h: Tensor, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """How p and mu follow the scores of structures and of parts."""
@@ -49,7 +51,7 @@ class _Listed:
         flat = [x.reshape(self.batch.numel(), e.numel()) for x, e in zip(g, self.found.events, strict=True)]
         joined = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
         dmu, dp = response(*(_instances(t, dims) for t in given), joined, _instances(h, dims))
-        return dp.reshape(h.shape), *self._apart(dmu)
+        return dp.reshape(h.shape), *with_nan(self._apart(dmu), self.solution.undefined)
 
     @property
     def batch(self) -> torch.Size:
@@ -77,10 +79,13 @@ class _Dense:
         b = h + self.structure.rescore(self.solution.vertices, *(x.double() for x in g))
         b = torch.where(held(self.solution.overlaps, self.solution.probs), b, 0)
         dp = torch.einsum("...kl,...l->...k", self._sensitivity, b)
+        dp = torch.where(torch.isnan(self.solution.probs), torch.nan, dp)
         return dp, *(t.to(x.dtype) for t, x in zip(self._mean(dp), g, strict=True))
 
     def _mean(self, probs: Tensor) -> tuple[Tensor, ...]:
-        return tensors(self.structure.mean(self.solution.vertices, probs))
+        if self.solution.undefined is not None:
+            probs = torch.where(torch.isnan(self.solution.probs), 0, probs)
+        return with_nan(tensors(self.structure.mean(self.solution.vertices, probs)), self.solution.undefined)
 
     @cached_property
     def _sensitivity(self) -> Tensor:

@@ -45,20 +45,22 @@ class Assignment(Structure):
     def map(self, *scores: Tensor) -> Tensor:
         """The best assignment as indicators (*batch, n, m).
 
-        An instance that -inf leaves without one is a ValueError on the CPU. On other devices it is zeros, since to look
-        would be to wait for them: `feasible` tells. NaN fills its own instance.
+        An instance that -inf leaves without one is zeros: `feasible` tells. NaN fills its own instance.
         """
+        return self._indicators(*self._solved(*scores)).to(scores[0].dtype)
+
+    def best_score(self, *scores: Tensor) -> Tensor:
         match, u, v = self._solved(*scores)
-        if _check.readable(u) and not bool((u != -math.inf).all()):
-            instance = tuple((u == -math.inf).any(-1).nonzero()[0].tolist())
-            where = f" in instance {instance if len(instance) > 1 else instance[0]}" if instance else ""
-            raise ValueError(f"scores must leave an assignment; -inf forbids every one{where}")
+        total = self.score(self._indicators(match, u, v).to(scores[0].dtype), *scores)
+        return torch.where((u == -math.inf).any(-1), -math.inf, total)
+
+    def _indicators(self, match: Tensor, u: Tensor, v: Tensor) -> Tensor:
         y = u.new_zeros(*u.shape, v.shape[-1])
         if v.shape[-1]:
             y = y.scatter(-1, match.clamp(min=0).unsqueeze(-1), (match >= 0).to(y.dtype).unsqueeze(-1))
         if not _check.readable(u) or bool(torch.isnan(u).any()):
             y = y.masked_fill(torch.isnan(u).unsqueeze(-1) & torch.isnan(v).unsqueeze(-2), math.nan)
-        return y.to(scores[0].dtype)
+        return y
 
     def duals(self, *scores: Tensor) -> Duals:
         """Optimal duals, a certificate that no assignment is better.

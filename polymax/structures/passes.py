@@ -80,9 +80,10 @@ def value(passes: Passes, tensors: tuple[Tensor, ...]) -> Tensor:
 def expectation(passes: Passes, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The gradient of the smoothed maximum in each score tensor."""
     v, chart = passes.inside(tuple(t.detach() for t in tensors))
+    g = _one(v)
     if torch.compiler.is_compiling() and not _wants_gradient(tensors):
-        return passes.outside(tensors, chart, torch.ones_like(v))
-    return applied(_Expectation, passes, chart, torch.ones_like(v), *tensors)
+        return passes.outside(tensors, chart, g)
+    return applied(_Expectation, passes, chart, g, *tensors)
 
 
 class _Value(Function):
@@ -100,13 +101,14 @@ class _Value(Function):
         # no zeros for a chart that nobody derives
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1], *tensors)
+        ctx.save_for_backward(*output, *tensors)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-        chart, *tensors = ctx.saved_tensors
+        v, chart, *tensors = ctx.saved_tensors
         if g is None:
             return _nothing(1 + len(tensors))
+        g = g * _one(v.detach())
         if _last():
             mu = ctx.passes.outside(tuple(tensors), chart, g)
         else:
@@ -178,6 +180,11 @@ class _Tangent(Function):
         count = passes.scores
         index = _nothing(len(tensors) - count)
         return None, None, grads[0], *grads[1 : 1 + count], *index, *grads[1 + count :]
+
+
+def _one(v: Tensor) -> Tensor:
+    """1 for every value, but NaN for one that is NaN: by it, so are all derivatives of the instance."""
+    return v.clamp(1, 1)
 
 
 def _last() -> bool:

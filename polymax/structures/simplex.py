@@ -128,11 +128,18 @@ class Subset(DynamicProgram):
     def projection(self, *scores: Tensor) -> Tensor:
         x = self._checked(scores)
         inside = x.clamp(0, 1)
+        # a total of k needs as many entries that are allowed
+        enough = (x != -torch.inf).sum(-1, keepdim=True) >= self.k
         if self.at_most:
             few = inside.sum(-1, keepdim=True) <= self.k
             # where the clipped scores are few enough they are the projection; elsewhere the total is k
-            return torch.where(few, inside, Budget(float(self.k)).argmax(x)) if self.k < x.shape[-1] else inside
-        return Budget(float(self.k)).argmax(x) if 0 < self.k < x.shape[-1] else 0 * inside + bool(self.k)
+            return torch.where(few, inside, self._budget(x, enough)) if self.k < x.shape[-1] else inside
+        mu = self._budget(x, enough) if 0 < self.k < x.shape[-1] else 0 * inside + bool(self.k)
+        return torch.where(enough, mu, 0)
+
+    def _budget(self, x: Tensor, enough: Tensor) -> Tensor:
+        """The projection with a total of k, of rows that allow one."""
+        return Budget(float(self.k)).argmax(torch.where(enough, x, 0))
 
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
         x = self._checked(scores)

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polymax.kernels.arborescence import arborescence
+from polymax import _check
+from polymax.kernels.arborescence import UNDEFINED, arborescence
 from polymax.kernels.spanning_tree import (
     spanning_tree_inside,
     spanning_tree_kbest,
@@ -44,7 +45,7 @@ class SpanningTree(Counted):
     def map(self, *scores: Tensor) -> Tensor:
         x, lengths, batch = self._flat(*checked(scores))
         heads = arborescence(x.detach(), lengths, self.single_root)
-        return narrow(_arcs(heads, x).reshape(*batch, *x.shape[1:]), scores[0].dtype)
+        return narrow(_best_arcs(heads, x).reshape(*batch, *x.shape[1:]), scores[0].dtype)
 
     def best_score(self, *scores: Tensor) -> Tensor:
         return self.problem(*checked(scores)).value(HARD).to(scores[0].dtype)
@@ -158,15 +159,18 @@ class BestPasses:
         heads = arborescence(*tensors, self.single_root)
         total = _picked(tensors[0], heads)
         none = (tensors[1] > 0) & (heads < 0).all(-1)
-        return torch.where(none, -torch.inf, total), heads
+        total = torch.where(none, -torch.inf, total)
+        return torch.where((heads == UNDEFINED).any(-1), torch.nan, total), heads
 
     def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        return (_arcs(chart, tensors[0]) * g[:, None, None],)
+        y = _best_arcs(chart, tensors[0])
+        return (torch.where(y == 0, 0, y * g[:, None, None]),)
 
     def tangent(
         self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        return _picked(along[0], chart), torch.zeros_like(tensors[0])
+        slope = torch.where((chart == UNDEFINED).any(-1), torch.nan, _picked(along[0], chart))
+        return slope, torch.zeros_like(tensors[0])
 
     def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
         return self.inside(tensors)[0]
@@ -182,6 +186,17 @@ def _picked(x: Tensor, heads: Tensor) -> Tensor:
     """The sum of x (B, n + 1, n + 1) over the arcs of heads (B, n)."""
     terms = x[:, :, 1:].gather(1, heads.clamp(min=0).unsqueeze(1)).squeeze(1)
     return torch.where(heads < 0, 0, terms).sum(-1)
+
+
+def _best_arcs(heads: Tensor, x: Tensor) -> Tensor:
+    """Indicators (B, n + 1, n + 1) of the best heads (B, n); NaN in all arcs where scores are NaN."""
+    y, bad = _arcs(heads, x), heads == UNDEFINED
+    if _check.readable(heads) and not bool(bad.any()):
+        return y
+    rows = torch.nn.functional.pad(bad, (1, 0), value=True)
+    itself = torch.eye(rows.shape[-1], dtype=torch.bool, device=heads.device)
+    arcs = rows.unsqueeze(-1) & torch.nn.functional.pad(bad, (1, 0)).unsqueeze(-2) & ~itself
+    return y.masked_fill(arcs, torch.nan)
 
 
 def _arcs(heads: Tensor, x: Tensor) -> Tensor:

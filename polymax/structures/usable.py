@@ -40,6 +40,16 @@ def usable(structure: Structure, y: Parts) -> tuple[Tensor, ...]:
     return tuple(m & some.reshape(*some.shape, *[1] * d) for m, d in zip(masks, dims, strict=True))
 
 
+def usable_parts(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Whether some structure for scores of these shapes, given in full, uses a part, whatever the scores.
+
+    Shapes: a bool tensor for each score tensor, which broadcasts to it
+    """
+    event = scores[0].shape[scores[0].dim() - structure.event_dims(*scores)[0] :]
+    masks = _usable(structure, structure.named(*scores), event, scores[0].device)
+    return masks or tuple(torch.ones((), dtype=torch.bool, device=x.device) for x in scores)
+
+
 def _usable(structure: Structure, y: Parts, event: torch.Size, device: torch.device) -> tuple[Tensor, ...] | None:
     match structure:
         case Simplex() | Ranking():

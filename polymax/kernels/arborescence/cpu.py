@@ -5,7 +5,7 @@ from torch import Tensor
 
 from polymax.kernels.arborescence.numba_tree import best_tree, workspace
 from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_math import kernel
+from polymax.kernels.numba_math import inline, kernel
 
 
 def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
@@ -21,4 +21,17 @@ def _trees(start, stop, scores, lengths, single_root, heads):
     space = workspace(heads.shape[1])
     for b in range(start, stop):
         heads[b] = -1
-        best_tree(scores[b], lengths[b], single_root, heads[b], space)
+        if _undefined(scores[b], lengths[b]):
+            heads[b, : lengths[b]] = -2
+        else:
+            best_tree(scores[b], lengths[b], single_root, heads[b], space)
+
+
+@inline
+def _undefined(scores, n):
+    """Whether the score of an arc is NaN."""
+    count = 0
+    for u in range(n + 1):
+        for v in range(1, n + 1):
+            count += scores[u, v] != scores[u, v] and u != v
+    return count > 0

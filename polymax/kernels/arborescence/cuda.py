@@ -55,8 +55,10 @@ def _trees(
     p_walk = p_modifier + 2 * size
     o = tl.arange(0, BN)
     b_in = o <= m
+    b_nan = tl.zeros([BN], tl.int32)
     for v in range(1, m + 1):
         b_s = tl.load(p_scores + o * size + v, mask=b_in & (o != v), other=float("-inf")).to(tl.float64)
+        b_nan = tl.where(b_s != b_s, 1, b_nan)
         tl.store(p_w + v * size + o, b_s, mask=b_in)
         tl.store(p_to + v * size + o, tl.zeros([BN], tl.int32) + v, mask=b_in)
     # states: 0 waits, 1 is walked, 2 is done; -1 later for a token whose arc is replaced
@@ -72,8 +74,9 @@ def _trees(
     roots = m * 0
     length = m * 0
     v = m * 0 + 1
-    active = m > 0
-    found = m >= 0
+    defined = tl.max(b_nan, 0) == 0
+    active = (m > 0) & defined
+    found = defined
     while active:
         r = tl.load(p_row + v)
         u = _best_head(tl.load(p_w + r * size + o, mask=b_in, other=float("-inf")), b_node, v, o, SINGLE)
@@ -108,16 +111,18 @@ def _trees(
                 length = m * 0
     if SINGLE:
         found = found & (roots <= 1)
+    p_heads += i_b * (size - 1)
+    if defined == 0:
+        tl.store(p_heads + o, tl.zeros([BN], tl.int64) - 2, mask=o < m)
     if found:
-        _expand(p_above, p_state, p_head, p_modifier, p_heads + i_b * (size - 1), nodes)
+        _expand(p_above, p_state, p_head, p_modifier, p_heads, nodes)
 
 
 @triton.jit
 def _best_head(b_w, b_node, v, o, SINGLE: tl.constexpr):
     """The position outside node v of the best arc into it, -1 for none; the root symbol comes last if single."""
     b_root = tl.sum(tl.where((o == 0) & (b_w > float("-inf")), 1, 0), 0)
-    # NaN, too, is no arc
-    b_w = tl.where((b_node != v) & (b_w > float("-inf")), b_w, float("-inf"))
+    b_w = tl.where(b_node != v, b_w, float("-inf"))
     if SINGLE:
         b_w = tl.where(o == 0, float("-inf"), b_w)
     u = tl.argmax(b_w, 0)

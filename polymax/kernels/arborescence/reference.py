@@ -12,7 +12,11 @@ Arcs = dict[int, dict[int, tuple[float, tuple[int, int]]]]
 def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
     heads = torch.full((scores.shape[0], scores.shape[1] - 1), -1, dtype=torch.long)
     for b, n in enumerate(lengths.tolist()):
-        for head, modifier in _best(scores[b, : n + 1, : n + 1].tolist(), single_root):
+        own = scores[b, : n + 1, : n + 1]
+        if bool(torch.isnan(own.detach().clone().fill_diagonal_(0)[:, 1:]).any()):
+            heads[b, :n] = -2
+            continue
+        for head, modifier in _best(own.tolist(), single_root):
             heads[b, modifier - 1] = head
     return heads.to(scores.device)
 

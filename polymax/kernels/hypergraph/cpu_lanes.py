@@ -161,7 +161,7 @@ def _weigh(a, count, alpha, top, tau):
     for e in range(count):
         x = load(a, e)
         if count == 1:
-            x = select(x > -np.inf, 1.0, 0.0)
+            x = select(x != x, x, select(x > -np.inf, 1.0, 0.0))
         elif alpha == 1.0:
             x = exp(x - shift)
         elif alpha == np.inf:

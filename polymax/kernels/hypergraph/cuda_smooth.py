@@ -111,7 +111,7 @@ def weight(p_first, p_extra, o_e, o_h, m_e, at, ALPHA: tl.constexpr):
     else:
         b_p = power(base(b_a, b_value, row(p_extra, o_h, m_e, at, at[7]), ALPHA), 1 / (ALPHA - 1))
     b_p = tl.where(b_value != b_value, b_value, b_p)
-    b_p = tl.where(o_count[:, None] == 1, tl.where(b_a > -INF, 1.0, 0.0), b_p)
+    b_p = tl.where(o_count[:, None] == 1, tl.where(b_a != b_a, b_a, tl.where(b_a > -INF, 1.0, 0.0)), b_p)
     return tl.where(m_e[:, None], b_p, 0)
 
 

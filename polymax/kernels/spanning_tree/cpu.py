@@ -101,6 +101,8 @@ def _tangent(start, stop, lengths, chart, g, d, dvalue, dmu, first):
                 dvalue[b] = _linear_tangent(dx, m, first, chart[b], np.float64(g[b]), space, e)
             else:
                 dvalue[b] = _log_tangent(dx, m, first, chart[b], np.float64(g[b]), space, e)
+            if np.isnan(g[b]):
+                e[:] = np.nan
             _narrow(e, m, dmu[b])
 
 

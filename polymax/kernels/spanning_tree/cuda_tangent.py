@@ -69,7 +69,9 @@ def tangent(
         b_some = b_in & (b_w > float("-inf"))
         b_slope = tl.load(p_d + o_x, mask=b_some, other=0).to(tl.float64) + tl.load(p_do + o_x, mask=b_some, other=0)
         b_mu = tl.exp(b_w + tl.load(p_o + o_x, mask=b_in, other=float("-inf")))
-        tl.store(p_dmu + i_b * square + o_x, tl.where(b_some, g * (b_mu * b_slope), 0), mask=b_in)
+        # an arc of NaN is no forbidden one
+        b_dmu = tl.where(b_w != float("-inf"), g * (b_mu * b_slope), 0)
+        tl.store(p_dmu + i_b * square + o_x, b_dmu, mask=b_in)
 
 
 @triton.jit

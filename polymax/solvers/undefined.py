@@ -1,0 +1,65 @@
+"""Instances with a NaN among their scores: their results are NaN, and those of others are what they are alone.
+
+A NaN counts where a structure can use the part, whatever -inf forbids beside it. Then the value, the weights, every
+part of mu that a structure can use, and all their derivatives are NaN; parts that none can use stay exactly 0.
+"""
+
+import torch
+from torch import Tensor
+
+from polymax.structures.base import Structure
+from polymax.structures.usable import usable_parts
+
+
+def undefined_parts(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    """The parts of mu that are NaN, a bool tensor for each score tensor in its full shape; None if there are none."""
+    # a sum is NaN where a term is, and seldom else
+    if not any(bool(torch.isnan(x.detach().sum())) for x in scores):
+        return None
+    full = structure.full(*(x.detach() for x in scores))
+    dims = structure.event_dims(*full)
+    masks = usable_parts(structure, full)
+    found = [(torch.isnan(x) & m).flatten(x.dim() - d).any(-1) for x, m, d in zip(full, masks, dims, strict=True)]
+    undefined = torch.stack(found).any(0)
+    if not bool(undefined.any()):
+        return None
+    return tuple(
+        (undefined.reshape(*undefined.shape, *[1] * d) & m).expand(x.shape)
+        for x, m, d in zip(full, masks, dims, strict=True)
+    )
+
+
+def instances(structure: Structure, undefined: tuple[Tensor, ...]) -> Tensor:
+    """Which instances are undefined, (*batch,)."""
+    dims = structure.event_dims(*undefined)[0]
+    return undefined[0].flatten(undefined[0].dim() - dims).any(-1)
+
+
+def infeasible_instead(
+    structure: Structure, scores: tuple[Tensor, ...], undefined: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Scores without NaN, by which undefined instances have no structure: nothing is to be solved there."""
+    dims, bad = structure.event_dims(*undefined), instances(structure, undefined)
+    changed = []
+    for k, (x, full, d) in enumerate(zip(scores, structure.full(*scores), dims, strict=True)):
+        if k == 0 or bool(torch.isnan(x).any()):
+            x = torch.where(bad.reshape(*bad.shape, *[1] * d), 0 if k else -torch.inf, full)
+            # what is left is in parts that no structure can use
+            x = torch.where(torch.isnan(x), 0, x)
+        changed.append(x)
+    return tuple(changed)
+
+
+def with_nan(parts: tuple[Tensor, ...], undefined: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+    """The tensors of parts with NaN where they are undefined."""
+    if undefined is None:
+        return parts
+    return tuple(torch.where(m, torch.nan, x) for x, m in zip(parts, undefined, strict=True))
+
+
+def nan_of(structure: Structure, scores: tuple[Tensor, ...], undefined: tuple[Tensor, ...]) -> Tensor:
+    """NaN for each instance, (*batch,), whose derivatives in the undefined parts are NaN, and 0 elsewhere."""
+    total: Tensor | float = 0.0
+    for x, m, d in zip(structure.full(*scores), undefined, structure.event_dims(*undefined), strict=True):
+        total = total + torch.where(m, x.double(), 0).flatten(m.dim() - d).sum(-1)
+    return torch.as_tensor(total * torch.nan)
