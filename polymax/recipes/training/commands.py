@@ -19,7 +19,9 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 from polymax.cli import fail, plain_errors, writable_file
+from polymax.recipes.doubts import plain_doubts
 from polymax.recipes.readers.lines import Line, lines
+from polymax.recipes.text.raw import tokenized
 from polymax.recipes.training.predict import numbered, predicted, write_predictions
 from polymax.recipes.training.run import Run, digest, load
 from polymax.recipes.training.settings import Learning, Running, flag
@@ -61,7 +63,8 @@ def train_command(task: Task) -> Callable[..., None]:
         with plain_errors(f"stopped; --resume continues {out}", ValueError):
             from polymax.recipes.training.fit import train
 
-            print_reports(train(task.name, files, out, chosen, resume))
+            with plain_doubts():
+                print_reports(train(task.name, files, out, chosen, resume))
 
     twice = "twice where source and target are parallel files"
     parts = {"train": f"Training data; {twice}.", "dev": "Data that decide which epoch is best.", "test": "Test data."}
@@ -82,7 +85,7 @@ def evaluate(
     options: Late = None,
 ) -> None:
     """Measure a trained model on data."""
-    with plain_errors("stopped", ValueError):
+    with plain_errors("stopped", ValueError), plain_doubts():
         print_reports({", ".join(file.name for file in data): loaded(run, device, options).evaluate(*data)})
 
 
@@ -91,6 +94,9 @@ def predict(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="File of inputs; - for standard input.")],
     output: Annotated[Path | None, typer.Option(help="File to write; standard output otherwise.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was stopped.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="INPUT is raw text: it is cut into sentences and tokens.")
+    ] = False,
     device: Device = "auto",
     options: Late = None,
 ) -> None:
@@ -99,7 +105,7 @@ def predict(
         if output is None and resume:
             raise ValueError("--resume must come with --output")
         trained = loaded(run, device, options)
-        inputs = (str(source), _lines(source))
+        inputs = (str(source), tokenized(trained, _lines(source)) if text else _lines(source))
         if output is None:
             for part in predicted(trained, *inputs):
                 sys.stdout.writelines(line + "\n" for line in part.output)

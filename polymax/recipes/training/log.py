@@ -8,13 +8,20 @@ from typing import Any
 from polymax.recipes.training.run import Run, existing
 
 
+def logged(run: Run) -> list[dict[str, str]]:
+    """The rows of the log of a run, a line for each epoch; none where it has no log."""
+    if not run.log.exists():
+        return []
+    with run.log.open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
 def measured(run: Path, measure: str) -> tuple[list[int], list[float]]:
     """The epochs of a run and a measure after each: a column of its log, `dev_` before it may be left out."""
     log = existing(Run(run)).log
     if not log.exists():
         raise FileNotFoundError(f"{log} is missing: no epoch of this run was finished")
-    with log.open(encoding="utf-8", newline="") as opened:
-        rows = list(csv.DictReader(opened))
+    rows = logged(Run(run))
     columns = list(rows[0]) if rows else []
     name = measure if measure in columns else f"dev_{measure}"
     if name not in columns:
