@@ -100,8 +100,37 @@ FORMATS = [
         "columns of five",
         partial(r.read_tagged, token=1, tag=2, comments=True),
         "# text = Anna sings\n1\tAnna\tB-PER\t-\tme\n2\tsings\tO\t-\t-\n\n",
-        [r.Tagged(["Anna", "sings"], ["B-PER", "O"])],
+        [r.Tagged(["Anna", "sings"], ["B-PER", "O"], (5, 1, 2))],
         [("1\ta\n", 1, "column tag=2 of 2", 0)],
+    ),
+    Format(
+        "columns by name",
+        partial(r.read_tagged, token="FORM", tag="NER"),
+        "# global.columns = ID FORM NER\n# text = # Anna\n1\t#\tO\n#2\tAnna\tB-PER\n\n",
+        [r.Tagged(["#", "Anna"], ["O", "B-PER"], (3, 1, 2))],
+        [
+            ("# global.columns = ID FORM\n1\ta\n", 1, "column tag=NER is not among the names: ID, FORM", 0),
+            ("FORM\tNER\na\tO\n\na\n", 4, "2 columns expected, as above; got 1", 1),
+        ],
+    ),
+    Format(
+        "columns with a header",
+        partial(r.read_tagged, token="word", tag=-1),
+        "word NN O\n\n# NN O\n\n",
+        [r.Tagged(["word"], ["O"], (3, 0, 2)), r.Tagged(["#"], ["O"], (3, 0, 2))],
+        [("a O\nb O\n", 1, "column token=word is not among the names: a, O", 0)],
+        head="word  pos NER\n",
+    ),
+    Format(
+        "columns with comments",
+        r.read_tagged,
+        "# a comment of words\n-DOCSTART-\tO\n\n# id = 1\nNew York\tB-LOC\n# late comment\n#tag\tO\n\n",
+        [r.Tagged(["New York", "#tag"], ["B-LOC", "O"])],
+        [
+            ("a\tO\n\nNew York\n", 3, "2 columns expected, as above; got 1", 1),
+            ("a\tO\n\n \tO\n", 3, "empty", 1),
+            ("a\tO\n\nb\t \n", 3, "empty", 1),
+        ],
     ),
     Format(
         "trees",
@@ -169,7 +198,7 @@ FORMATS = [
         "1,2,-5.8E-5:3,4,5:a\n\n7,?:8,9:b\n",
         [([[1.0, 3.0], [2.0, 4.0], [-5.8e-5, 5.0]], "a"), ([[7.0, 8.0], [-1.0, 9.0]], "b")],
         [
-            ("1,2\n", 1, "@data before the first series", 0),
+            ("#\n1,2\n", 2, "@data before the first series", 0),
             ("@problemName a\n@\n", 2, "no @data", 0),
             ("@timeStamps true\n", 1, "time stamps", 0),
             (TS + "1:2:a\n1:2:c\n", 9, "class must be one of a, b; got 'c'", 1),

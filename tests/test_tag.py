@@ -22,7 +22,7 @@ from polymax.recipes.tag.data import Batch, Sentences, read_tags, vocabularies_o
 from polymax.recipes.tag.model import NAMES, SPARSE, Scored, Tagger
 from polymax.recipes.tag.spans import counted_spans
 from polymax.recipes.tag.task import TagOptions
-from polymax.recipes.tag.text import untagged
+from polymax.recipes.tag.text import Reader
 from polymax.recipes.text.tokens import LONGEST
 from polymax.recipes.training.predict import numbered
 from polymax.recipes.training.vocabulary import PAD, UNKNOWN
@@ -221,7 +221,7 @@ CONLLU = [
     "",
 ]
 TEXTS = [
-    (["a", "b c", "", "d"], ["a\tT0", "b T1", "", "d\tT0"]),
+    (["a", "b", "", "c  d"], ["a\tT0", "b\tT1", "", "c  T0"]),
     (["-DOCSTART- O", "", "a\tN\tO", "b\tN\tO", "", ""], ["-DOCSTART- O", "", "a\tN\tT0", "b\tN\tT1", "", ""]),
     (["# X O ", " "], ["# X T0", " "]),
     (
@@ -241,7 +241,7 @@ TEXTS = [
 def test_text_keeps_its_format(lines, wanted):
     tagged = []
     for block in grouped(numbered(lines)):
-        sentence = untagged("input", block)
+        sentence = Reader().sentence("input", block)
         assert len(sentence.tokens) == len(sentence.rows)
         tagged += sentence.tagged([f"T{k}" for k in range(len(sentence.rows))])
     assert tagged == wanted
@@ -252,11 +252,12 @@ def test_text_keeps_its_format(lines, wanted):
     [
         ([*CONLLU, *CONLLU[:3], "2\tb"], "input:10: 10 columns between tabs expected; got 2"),
         (["a O", "", "\tO"], "input:3: the token is empty"),
+        (["a", "b c"], "input:2: 1 columns expected, as above; got 2"),
     ],
 )
 def test_text_that_is_no_sentence_is_named(lines, message):
     with pytest.raises(ValueError) as error:
-        [untagged("input", block) for block in grouped(numbered(lines))]
+        [Reader().sentence("input", block) for block in grouped(numbered(lines))]
     assert str(error.value) == message
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polymax.recipes.bracket.alternatives import alternatives
-from polymax.recipes.bracket.data import Charts, read_brackets, tree_of, vocabularies_of
+from polymax.recipes.bracket.data import ESCAPES, Charts, read_brackets, tree_of, vocabularies_of
 from polymax.recipes.bracket.model import LOSSES, Bracketer, Scored
 from polymax.recipes.bracket.text import sentences, units
 from polymax.recipes.metrics import BracketF1, TokenAccuracy
@@ -17,6 +17,7 @@ from polymax.recipes.readers.lines import Line
 from polymax.recipes.readers.spans import Span
 from polymax.recipes.readers.trees import Tree
 from polymax.recipes.text.reader import ReaderOptions
+from polymax.recipes.text.tokenizer import RawSentence
 from polymax.recipes.text.tokens import TokenTable
 from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import means, moved
@@ -87,6 +88,10 @@ class BracketTask(Task):
 
     def parse(self, file: str, unit: list[Line]) -> list[list[str]]:
         return sentences(file, unit)
+
+    def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
+        # a line that begins with a bracket would begin a tree
+        return [" ".join(token.translate(ESCAPES) for token in sentence.tokens)]
 
     def predict(self, trained: Trained, inputs: list[list[list[str]]], before: int) -> Iterator[str]:
         """A tree a line, and an empty line for one; with `distribution` the input's number, a probability, a tree."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polymax.recipes.parse.lifting import crossed, lifted
 from polymax.recipes.readers.conllu import Sentence, read_conllu
+from polymax.recipes.readers.lines import ReadError
 from polymax.recipes.text.tokens import TokenTable, numbers, token_vocabularies
 from polymax.recipes.training.batches import Ragged
 from polymax.recipes.training.task import Vocabularies
@@ -19,11 +20,11 @@ from polymax.recipes.training.vocabulary import SPECIALS, UNKNOWN, Words
 ROOT = "root"
 
 
-def read_treebanks(files: Sequence[Path]) -> list[Sentence]:
-    """The sentences of CoNLL-U files, each with a tree of one root."""
+def read_treebanks(files: Sequence[Path], skipped: list[ReadError] | None = None) -> list[Sentence]:
+    """The sentences of CoNLL-U files, each with a tree of one root; others are left out where there is `skipped`."""
     if not files:
         raise ValueError("treebanks come in one file or more; got 0")
-    return list(chain.from_iterable(map(read_conllu, files)))
+    return list(chain.from_iterable(read_conllu(file, skipped=skipped) for file in files))
 
 
 def universal(relation: str) -> str:

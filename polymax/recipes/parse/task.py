@@ -9,14 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymax.recipes.doubts import doubt_skipped
 from polymax.recipes.metrics import AttachmentScore
 from polymax.recipes.parse.alternatives import alternatives
 from polymax.recipes.parse.data import Treebank, read_treebanks, vocabularies_of
 from polymax.recipes.parse.lifting import crossed
 from polymax.recipes.parse.model import NAMES, Parser
 from polymax.recipes.readers.conllu import Sentence, parse_sentence
-from polymax.recipes.readers.lines import Line, grouped
+from polymax.recipes.readers.lines import Line, ReadError, grouped
+from polymax.recipes.text.raw import conllu_lines
 from polymax.recipes.text.reader import ReaderOptions
+from polymax.recipes.text.tokenizer import RawSentence
 from polymax.recipes.text.tokens import TokenTable
 from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import means, moved
@@ -40,6 +43,7 @@ class ParseOptions(ReaderOptions):
     projective: bool = option(False, "Trees without crossing arcs; those of training files are lifted to be so.")
     roots: str = option("single", "How many words of a tree hang from the root.", choices=("single", "multi"))
     turns: int = option(100, "Most turns of SparseMAP's solver in a loss; 0 for as many as it takes.")
+    skip_bad: bool = option(False, "Leave out sentences that cannot be read, and list them.", late=True)
     batch: int = option(64, "Sentences that are parsed at once.", least=1, late=True)
     distribution: bool = option(False, "Predict trees with their probabilities, as a table.", late=True)
 
@@ -61,6 +65,15 @@ class ParseTask(Task):
 
     def read(self, files: Sequence[Path]) -> list[Sentence]:
         return read_treebanks(files)
+
+    def read_as(self, files: Sequence[Path], options: ParseOptions) -> list[Sentence]:
+        """The trees of files; with --skip-bad without those that cannot be read."""
+        skipped: list[ReadError] | None = [] if options.skip_bad else None
+        found = read_treebanks(files, skipped)
+        if not found:
+            raise ValueError(f"{', '.join(map(str, files))}: no sentence can be read")
+        doubt_skipped(skipped or (), len(found) + len(skipped or ()))
+        return found
 
     def vocabularies(self, examples: list[Sentence], options: ParseOptions) -> Vocabularies:
         return vocabularies_of(examples, options.words)
@@ -99,6 +112,9 @@ class ParseTask(Task):
         if all(line.blank or line.text.startswith("#") for line in unit):
             return Sentence((), tuple(line.raw for line in unit), ())
         return parse_sentence(file, unit, trees=False)
+
+    def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
+        return conllu_lines(sentence)
 
     def predict(self, trained: Trained, inputs: list[Sentence], before: int) -> Iterator[str]:
         full = [sentence.forms for sentence in inputs if sentence.words]

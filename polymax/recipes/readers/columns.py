@@ -4,47 +4,73 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from polymax.recipes.readers.lines import Path, ReadError, blocks, write
+from polymax.recipes.readers.layout import DOCUMENT, Column, Layout, layout_of
+from polymax.recipes.readers.lines import Line, Path, ReadError, blocks, write
+
+
+class Places(NamedTuple):
+    """How many columns a file has, 0 for CoNLL-U, and the places of tokens and tags among them, from 0."""
+
+    columns: int = 2
+    token: int = 0
+    tag: int = 1
 
 
 class Tagged(NamedTuple):
-    """A sentence and a tag for each of its tokens."""
+    """A sentence, a tag for each of its tokens, and where these are in its file."""
 
     tokens: list[str]
     tags: list[str]
+    places: Places = Places()
 
 
-def read_tagged(path: Path, *, token: int = 0, tag: int = -1, comments: bool = False) -> Iterator[Tagged]:
-    """The sentences of a file; `token` and `tag` are columns, from the left or, negative, from the right.
+def read_tagged(
+    path: Path,
+    *,
+    token: Column = 0,
+    tag: Column = -1,
+    comments: bool | None = None,
+    skipped: list[ReadError] | None = None,
+) -> Iterator[Tagged]:
+    """The sentences of a file; `token` and `tag` are columns: from the left, negative from the right, or by name.
 
-    Columns are separated by tabs in lines that have one, else by spaces. Lines of -DOCSTART- are left out. With
-    `comments`, so are lines that begin with "#", which else is a token.
+    Names are those of the first line, or of a comment `# global.columns = ...`. Columns are separated by tabs in files
+    that have some, else by spaces. Lines of -DOCSTART- are left out, and so are comments: lines that begin with "#"
+    and have not as many columns as the tokens or are a key and its value, `# text = ...`; all that begin with "#" if
+    `comments` is True, none if it is False. A sentence that cannot be read is an error or, with `skipped`, left out,
+    and its error is added there.
     """
-    columns: int | None = None
+    layout = layout_of(path, comments, names=isinstance(token, str) or isinstance(tag, str))
+    found = (layout.place(path, name, column) for name, column in (("token", token), ("tag", tag)))
+    places = Places(layout.columns, *found)
     for block in blocks(path):
-        sentence = Tagged([], [])
-        for line in block:
-            if line.blank or (comments and line.text.startswith("#")):
-                continue
-            fields = line.text.split("\t") if "\t" in line.text else re.split(" +", line.text.strip(" "))
-            if fields[0] == "-DOCSTART-":
-                continue
-            if columns is None:
-                columns = len(fields)
-                # what is wrong with the arguments shows at the first line
-                for name, place in (("token", token), ("tag", tag)):
-                    if columns < 2 or not -columns <= place < columns:
-                        raise ReadError.at(path, line.number, f"column {name}={place} of {columns} does not exist")
-            if len(fields) != columns:
-                raise ReadError.at(path, line.number, f"{columns} columns expected, as above; got {len(fields)}")
-            if not fields[token] or not fields[tag]:
-                raise ReadError.at(path, line.number, "the token or its tag is empty")
-            sentence.tokens.append(fields[token])
-            sentence.tags.append(fields[tag])
+        try:
+            sentence = _sentence(path, block, layout, places)
+        except ReadError as error:
+            if skipped is None:
+                raise
+            skipped.append(error)
+            continue
         if sentence.tokens:
             yield sentence
-    if columns is None:
-        raise ReadError.at(path, 1, "no tokens in this file")
+
+
+def _sentence(path: Path, block: list[Line], layout: Layout, places: Places) -> Tagged:
+    sentence = Tagged([], [], places)
+    for line in block:
+        if line.blank or line.number <= layout.header or layout.is_comment(line):
+            continue
+        fields = layout.fields(line)
+        if fields[0] == DOCUMENT:
+            continue
+        if len(fields) != layout.columns:
+            raise ReadError.at(path, line.number, f"{layout.columns} columns expected, as above; got {len(fields)}")
+        token, tag = fields[places.token], fields[places.tag]
+        if not token.strip(" ") or not tag.strip(" "):
+            raise ReadError.at(path, line.number, "the token or its tag is empty")
+        sentence.tokens.append(token)
+        sentence.tags.append(tag)
+    return sentence
 
 
 def write_tagged(path: Path, sentences: Iterable[Tagged]) -> None:

@@ -90,13 +90,21 @@ class Sentence:
         return "".join(self.lines)
 
 
-def read_conllu(path: Path, *, trees: bool = True) -> Iterator[Sentence]:
+def read_conllu(path: Path, *, trees: bool = True, skipped: list[ReadError] | None = None) -> Iterator[Sentence]:
     """The sentences of a file; each must be a tree with one root.
 
-    Without `trees` heads and relations may be missing (`_`) and are not checked to be a tree: text to be parsed.
+    Without `trees` heads and relations may be missing (`_`) and are not checked to be a tree: text to be parsed. A
+    sentence that cannot be read is an error or, with `skipped`, left out, and its error is added there.
     """
     for block in blocks(path):
-        yield parse_sentence(path, block, trees)
+        try:
+            sentence = parse_sentence(path, block, trees)
+        except ReadError as error:
+            if skipped is None:
+                raise
+            skipped.append(error)
+            continue
+        yield sentence
 
 
 def write_conllu(path: Path, sentences: Iterable[Sentence]) -> None:

@@ -1,6 +1,6 @@
 """Tagged sentences: from columns or CoNLL-U, and as batches of words, characters and tags."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -8,9 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymax.recipes.readers.columns import Tagged, read_tagged
+from polymax.recipes.readers.columns import Places, Tagged, read_tagged
 from polymax.recipes.readers.conllu import read_conllu
+from polymax.recipes.readers.lines import ReadError
 from polymax.recipes.readers.schemes import BIO, BIOES, IO, IOB1, detect
+from polymax.recipes.tag.columns import FIRST_AND_LAST, Chosen, Remembered
 from polymax.recipes.tag.spans import rules_of, spell_spans
 from polymax.recipes.text.chosen import table_of
 from polymax.recipes.text.pretrained import encoder_vocabularies
@@ -22,23 +24,37 @@ from polymax.recipes.training.vocabulary import SPECIALS, UNKNOWN, Words, stored
 SCHEMES = {scheme.name: scheme for scheme in (IO, BIO, BIOES, IOB1)}
 
 
-def read_tags(files: Sequence[Path]) -> list[Tagged]:
-    """The sentences of files: words and their UPOS of .conllu, else the first column and the last."""
+def read_tags(
+    files: Sequence[Path],
+    chosen: Chosen = FIRST_AND_LAST,
+    comments: bool | None = None,
+    skipped: list[ReadError] | None = None,
+) -> list[Tagged]:
+    """The sentences of files: words and their UPOS of .conllu, else the first column and the last, or those chosen.
+
+    What cannot be read is left out where there is a list of what was `skipped`.
+    """
     if not files:
         raise ValueError("tagged sentences come in one file or more; got 0")
-    return list(chain.from_iterable(map(_read, files)))
+    return list(chain.from_iterable(_read(file, chosen, comments, skipped) for file in files))
 
 
-def _read(file: Path) -> Iterable[Tagged]:
+def _read(file: Path, chosen: Chosen, comments: bool | None, skipped: list[ReadError] | None) -> Iterator[Tagged]:
     if not file.name.removesuffix(".gz").endswith(".conllu"):
-        return read_tagged(file)
-    sentences = read_conllu(file, trees=False)
-    return (Tagged(sentence.forms, [word.upos for word in sentence.words]) for sentence in sentences)
+        token, tag = chosen.plain
+        yield from read_tagged(file, token=token, tag=tag, comments=comments, skipped=skipped)
+        return
+    places = Places(0, *chosen.conllu)
+    for sentence in read_conllu(file, trees=False, skipped=skipped):
+        rows = [sentence.lines[row].rstrip("\r\n").split("\t") for row in sentence.rows]
+        yield Tagged([row[places.token] for row in rows], [row[places.tag] for row in rows], places)
 
 
-def vocabularies_of(examples: Sequence[Tagged], scheme: str, words: int, encoder: str = "") -> Vocabularies:
+def vocabularies_of(
+    examples: Sequence[Tagged], scheme: str, words: int, encoder: str = "", chosen: Chosen = FIRST_AND_LAST
+) -> Vocabularies:
     """Of the words in lower case and the characters, or of an encoder; of the tags; the schemes in which these are
-    learned and written, and the rules that those that are learned keep.
+    learned and written, the rules that those that are learned keep, and the columns that all came from.
 
     Example:
         >>> vocabularies_of([Tagged(["Rome"], ["I-LOC"])], "BIO", 100)["tags"].words
@@ -54,6 +70,7 @@ def vocabularies_of(examples: Sequence[Tagged], scheme: str, words: int, encoder
         "tags": Words(tuple(sorted(tags))),
         "schemes": schemes,
         "rules": Words((rules,) if rules else ()),
+        "columns": Remembered.of(examples, chosen).stored(),
     }
 
 

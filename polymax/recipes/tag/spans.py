@@ -28,6 +28,17 @@ def spell_spans(tags: Iterable[str]) -> bool:
     return True
 
 
+def is_like(tag: str, tags: Sequence[str]) -> bool:
+    """True if a tag is one of these, or a span of a type of theirs.
+
+    Example:
+        >>> is_like("I-LOC", ["O", "S-LOC"]), is_like("cat", ["O", "S-LOC"])
+        (True, False)
+    """
+    kind = tag.partition("-")[2]
+    return tag in tags or bool(kind and spell_spans([tag]) and any(kind == name.partition("-")[2] for name in tags))
+
+
 def rules_of(examples: Sequence[Tagged]) -> str:
     """The scheme whose rules all examples keep, of those that forbid anything; else nothing.
 

@@ -8,20 +8,29 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from polymax.recipes.doubts import doubt, doubt_skipped
 from polymax.recipes.metrics import EntityF1, TokenAccuracy
 from polymax.recipes.readers.columns import Tagged
-from polymax.recipes.readers.lines import Line, grouped
+from polymax.recipes.readers.lines import Line, ReadError, grouped
 from polymax.recipes.tag.alternatives import Tagging, alternatives
+from polymax.recipes.tag.columns import Chosen, Remembered, looks_wrong
 from polymax.recipes.tag.data import Sentences, read_tags, vocabularies_of, written
 from polymax.recipes.tag.model import NAMES, SPARSE, Tagger
-from polymax.recipes.tag.spans import spell_spans
-from polymax.recipes.tag.text import Untagged, untagged
+from polymax.recipes.tag.spans import is_like, spell_spans
+from polymax.recipes.tag.text import Reader, Untagged
 from polymax.recipes.text.pretrained import PretrainedReader
+from polymax.recipes.text.raw import conllu_lines
 from polymax.recipes.text.reader import ReaderOptions
+from polymax.recipes.text.tokenizer import RawSentence
 from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import moved
 from polymax.recipes.training.task import Model, Report, Task, Trained, Vocabularies, option
-from polymax.recipes.training.vocabulary import stored_words
+from polymax.recipes.training.vocabulary import Words, stored_words
+
+# of lines that begin with #
+COMMENTS = {"auto": None, "yes": True, "no": False}
+# tokens from which on no mistake at all is strange
+MANY = 1000
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,17 @@ class TagOptions(ReaderOptions):
         "Scheme that tags are learned in; they are written as they came.",
         choices=("same", "IO", "BIO", "BIOES"),
     )
+    token_column: str = option(
+        "", "Column of the tokens: its number from 1, from -1 at the end, or its name. The first, or FORM.", late=True
+    )
+    tag_column: str = option("", "Column of the tags, likewise. The last, or UPOS.", late=True)
+    comments: str = option(
+        "auto",
+        "Are lines that begin with # comments; auto: where they have not as many columns as others.",
+        choices=tuple(COMMENTS),
+        late=True,
+    )
+    skip_bad: bool = option(False, "Leave out sentences that cannot be read, and list them.", late=True)
     unconstrained: bool = option(False, "Find tags that break the rules of BIO or BIOES too.", late=True)
     batch: int = option(64, "Sentences that are tagged at once.", least=1, late=True)
     distribution: bool = option(False, "Predict taggings with their probabilities, as a table.", late=True)
@@ -51,8 +71,36 @@ class TagTask(Task):
     def read(self, files: Sequence[Path]) -> list[Tagged]:
         return read_tags(files)
 
+    def read_as(self, files: Sequence[Path], options: TagOptions) -> list[Tagged]:
+        """The examples of files whose columns are as the options say."""
+        skipped: list[ReadError] | None = [] if options.skip_bad else None
+        try:
+            found = read_tags(files, chosen_columns(options), COMMENTS[options.comments], skipped)
+        except ReadError as error:
+            raise ValueError(f"{error}; --skip-bad leaves out what cannot be read") from None
+        if not found:
+            raise ValueError(f"{', '.join(map(str, files))}: no sentence can be read")
+        doubt_skipped(skipped or (), len(found) + len(skipped or ()))
+        return found
+
+    def used(self, examples: list[Tagged], part: str, options: TagOptions) -> list[Tagged]:
+        """All of them, with a warning where tags look wrong."""
+        if wrong := looks_wrong(examples) if part == "train" else None:
+            doubt(f"--{part}: {wrong}")
+        return examples
+
+    def doubts(self, log: Sequence[dict[str, str]], dev: Sentences) -> Iterator[str]:
+        """An accuracy of 1 after the first epoch, of more than a few tokens."""
+        tokens = int(dev.sizes.sum())
+        if log and log[0].get("dev_accuracy") and float(log[0]["dev_accuracy"]) == 1.0 and tokens >= MANY:
+            yield (
+                f"all {tokens} tokens of --dev were right after one epoch: do --train and --dev share their sentences, "
+                "or do tags repeat their tokens?"
+            )
+
     def vocabularies(self, examples: list[Tagged], options: TagOptions) -> Vocabularies:
-        return vocabularies_of(examples, options.scheme, options.words, options.encoder)
+        chosen = chosen_columns(options)
+        return vocabularies_of(examples, options.scheme, options.words, options.encoder, chosen)
 
     def encode(self, examples: list[Tagged], vocabularies: Vocabularies) -> Sentences:
         return Sentences(examples, vocabularies)
@@ -98,7 +146,15 @@ class TagTask(Task):
         return grouped(lines)
 
     def parse(self, file: str, unit: list[Line]) -> Untagged:
-        return untagged(file, unit)
+        return Reader().sentence(file, unit)
+
+    def accept(self, trained: Trained, file: str, unit: list[Line]) -> Untagged:
+        return reader_of_run(trained).sentence(file, unit)
+
+    def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
+        columns = trained.vocabularies.get("columns")
+        trained_on_conllu = isinstance(columns, Words) and Remembered.restored(columns).of_columns(0) is not None
+        return conllu_lines(sentence) if trained_on_conllu else [*sentence.tokens, ""]
 
     def predict(self, trained: Trained, inputs: list[Untagged], before: int) -> Iterator[str]:
         full = [sentence for sentence in inputs if sentence.rows]
@@ -138,6 +194,19 @@ def taggings_of(trained: Trained, encoded: Sentences) -> Iterator[list[tuple[flo
         listed += alternatives(trained.options.loss, scored)
     for k in places(batches).tolist():
         yield [(probability, _names(trained, tags)) for probability, tags in listed[k]]
+
+
+def chosen_columns(options: TagOptions) -> Chosen:
+    """The columns that the flags name."""
+    return Chosen(options.token_column, options.tag_column)
+
+
+def reader_of_run(trained: Trained) -> Reader:
+    """What reads the input of a run: columns like those of its training."""
+    columns = trained.vocabularies.get("columns")
+    remembered = Remembered.restored(columns) if isinstance(columns, Words) else None
+    names = stored_words(trained.vocabularies, "tags").words
+    return Reader(chosen_columns(trained.options), remembered, lambda tag: is_like(tag, names))
 
 
 def _names(trained: Trained, tags: list[int]) -> list[str]:

@@ -16,8 +16,10 @@ import typer
 from rich.table import Table
 
 from polymax.cli import fail, plain_errors
+from polymax.recipes.doubts import plain_doubts
 from polymax.recipes.outputs import FULL, part_of, placed, same_file, save_picture, writable_file
 from polymax.recipes.readers.lines import Line, lines
+from polymax.recipes.text.raw import tokenized
 from polymax.recipes.training.digests import digest
 from polymax.recipes.training.predict import numbered, predicted, record_of, write_predictions
 from polymax.recipes.training.progress import progress_of_lines
@@ -64,7 +66,8 @@ def train_command(task: Task) -> Callable[..., None]:
             from polymax.recipes.training.fit import train
 
             try:
-                print_reports(train(task.name, files, out, chosen, resume))
+                with plain_doubts():
+                    print_reports(train(task.name, files, out, chosen, resume))
             except OSError as error:
                 if error.errno not in FULL:
                     raise
@@ -91,7 +94,7 @@ def evaluate(
     options: Late = None,
 ) -> None:
     """Measure a trained model on data."""
-    with plain_errors("stopped", ValueError), use_threads(threads):
+    with plain_errors("stopped", ValueError), plain_doubts(), use_threads(threads):
         print_reports({", ".join(file.name for file in data): loaded(run, device, options).evaluate(*data)})
 
 
@@ -101,6 +104,9 @@ def predict(
     output: Annotated[Path | None, typer.Option(help="File to write; standard output otherwise.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was stopped.")] = False,
     force: Force = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="INPUT is raw text: it is cut into sentences and tokens.")
+    ] = False,
     device: Device = "auto",
     threads: Threads = 0,
     options: Late = None,
@@ -122,7 +128,7 @@ def predict(
                 raise ValueError(f"INPUT: {source} is the record of {output}; it must be another file")
         with use_threads(threads):
             trained = loaded(run, device, options)
-            inputs = (str(source), _lines(source))
+            inputs = (str(source), tokenized(trained, _lines(source)) if text else _lines(source))
             if output is None:
                 for part in predicted(trained, *inputs):
                     sys.stdout.writelines(line + "\n" for line in part.output)

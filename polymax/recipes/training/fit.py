@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from polymax.recipes.doubts import doubt
 from polymax.recipes.outputs import same_file, writable_directory
 from polymax.recipes.training.digests import digest
+from polymax.recipes.training.log import logged
 from polymax.recipes.training.monitor import check_asked
 from polymax.recipes.training.run import (
     Config,
@@ -47,7 +49,7 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
 
 def trained_on(task: Task, config: Config, run: Run, resume: bool) -> dict[str, Report]:
     """Train as a configuration says, and report."""
-    parts = {part: task.read([Path(file) for file in names]) for part, names in config.files.items()}
+    parts = {part: task.read_as([Path(file) for file in names], config.options) for part, names in config.files.items()}
     used = {part: task.used(parts[part], part, config.options) for part in ("train", "dev")}
     vocabularies = vocabularies_of(task, config, run, used["train"], resume)
     torch.manual_seed(config.learning.seed)
@@ -72,6 +74,8 @@ def trained_on(task: Task, config: Config, run: Run, resume: bool) -> dict[str, 
     fit(trainer, steps, run)
     if not first_process():
         return {}
+    for strange in task.doubts(logged(run), encoded["dev"]):
+        doubt(strange)
     trained = load(run.path, device="cuda" if config.running.on_cuda else "cpu")
     return {part: task.evaluate(trained, examples) for part, examples in parts.items() if part != "train"}
 

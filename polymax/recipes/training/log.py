@@ -17,15 +17,22 @@ def write_log(file: Path, rows: Sequence[dict[str, float]]) -> None:
         writer.writerows(rows)
 
 
+def logged(run: Run) -> list[dict[str, str]]:
+    """The rows of the log of a run, a line for each epoch; none where it has no log."""
+    if not run.log.exists():
+        return []
+    check_digest(run.log)
+    with refused(run.log, "the log of a run"), run.log.open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened, strict=True))
+
+
 def measured(run: Path, measure: str) -> tuple[list[int], list[float]]:
     """The epochs of a run and a measure after each: a column of its log, `dev_` before it may be left out."""
     log = existing(Run(run)).log
     if not log.exists():
         raise FileNotFoundError(f"{log} is missing: no epoch of this run was finished")
-    check_digest(log)
-    with refused(log, "the log of a run"), log.open(encoding="utf-8", newline="") as opened:
-        rows = list(csv.DictReader(opened, strict=True))
-        columns = [str(name) for name in rows[0]] if rows else []
+    rows = logged(Run(run))
+    columns = list(rows[0]) if rows else []
     name = measure if measure in columns else f"dev_{measure}"
     if name not in columns:
         raise ValueError(f"--measure: {log} has no column {measure}; there are {', '.join(columns)}")

@@ -37,7 +37,7 @@ def predicted(trained: Trained, file: str, lines: Iterable[Line], before: int = 
         taken, inputs, error = [], [], None
         for unit in islice(units, CHUNK):
             try:
-                inputs.append(trained.task.parse(file, unit))
+                inputs.append(trained.task.accept(trained, file, unit))
             except ValueError as wrong:
                 error = wrong
                 break

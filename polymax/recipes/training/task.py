@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polymax.recipes.readers.lines import Line, ReadError
+from polymax.recipes.text.tokenizer import RawSentence
 from polymax.recipes.training.batches import Encoded
 from polymax.recipes.training.vocabulary import Vocabulary
 
@@ -89,7 +90,7 @@ class Trained:
     def evaluate(self, *files: str | Path) -> Report:
         """The task's measures on files like those it was trained on; a ValueError that names what is not like them."""
         names = ", ".join(map(str, files))
-        examples = self.task.read([Path(file) for file in files])
+        examples = self.task.read_as([Path(file) for file in files], self.options)
         try:
             return self.task.evaluate(self, examples)
         except ReadError:
@@ -122,6 +123,10 @@ class Task(ABC):
     @abstractmethod
     def read(self, files: Sequence[Path]) -> list[Any]:
         """The examples of files; a ValueError that begins with FILE:LINE where they cannot be read."""
+
+    def read_as(self, files: Sequence[Path], options: Any) -> list[Any]:
+        """The examples of files as the options say that they are to be read."""
+        return self.read(files)
 
     def used(self, examples: list[Any], part: str, options: Any) -> list[Any]:
         """The examples of "train" or "dev" that a training uses; a ValueError where they are not what it needs."""
@@ -158,6 +163,18 @@ class Task(ABC):
     @abstractmethod
     def parse(self, file: str, unit: list[Line]) -> Any:
         """What a unit is an input to; a ReadError with the file and the line where it is none."""
+
+    def accept(self, trained: Trained, file: str, unit: list[Line]) -> Any:
+        """What a unit is an input to this model; a ReadError where it is none."""
+        return self.parse(file, unit)
+
+    def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
+        """The lines of input of a sentence of raw text; a ValueError where a task takes none."""
+        raise ValueError(f"--text is for tag, parse and bracket; {self.name} takes lines as docs/recipes.md says")
+
+    def doubts(self, log: Sequence[dict[str, str]], dev: Any) -> Iterator[str]:
+        """What looks wrong about a training, by the rows of its log."""
+        return iter(())
 
     @abstractmethod
     def predict(self, trained: Trained, inputs: list[Any], before: int) -> Iterator[str]:
