@@ -130,8 +130,10 @@ def csparsemax(
     return Bounded(Gini(gamma), lower, upper).argmax(x, dim, mask)
 
 
-def budgetmax(x: Tensor, k: float, dim: int = -1, mask: Tensor | None = None, gamma: Number = 1.0) -> Tensor:
+def budgetmax(x: Tensor, k: Number, dim: int = -1, mask: Tensor | None = None, gamma: Number = 1.0) -> Tensor:
     """The projection of x / gamma onto weights in [0, 1] that sum to k: a relaxed choice of k entries.
+
+    A tensor k of size 1 along `dim` is a budget for each row.
 
     >>> budgetmax(torch.tensor([0.0, 1.0, 3.0, -1.0]), k=2)
     tensor([0., 1., 1., 0.])

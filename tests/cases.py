@@ -53,7 +53,7 @@ class Case:
     @property
     def learnable(self):
         return [
-            *(self.parameters if self.make is not budget else ()),
+            *self.parameters,
             *([] if self.gamma is None else ["gamma"]),
         ]
 
@@ -167,7 +167,7 @@ ROWS = [
             total=k,
             least=least,
         )
-        for k, least in ((1.0, 1), (2.0, 2), (2.5, 3))
+        for k, least in ((0.5, 2), (1.0, 1), (2.0, 2), (2.5, 3))
     ),
     Case("custom-softmax", custom(negative_entropy), oracles.shannon, negative_entropy, compiles=False),
     Case("custom-sparsemax", custom(half_square), oracles.gini, half_square, compiles=False),
@@ -282,13 +282,13 @@ KERNEL_CALLS = {
     },
     "threshold_backward-rows": lambda n: (_point(n), _direction(n), 0.0, 0, _per_row(1.0, 1.25, 1.5, 2.0)),
     "tsallis_slope": lambda n: (_point(n), _direction(n), _per_row(1.0, 1.25, 1.5, 2.0, 1.0078125, 2.5)),
-    "capped-gini": lambda n: (_rows(n), *_bounds(n), 1.0, False),
-    "capped-shannon": lambda n: (_rows(n), *_bounds(n), 1.0, True),
+    "capped-gini": lambda n: (_rows(n), *_bounds(n), _per_row(1.0), False),
+    "capped-shannon": lambda n: (_rows(n), *_bounds(n), _per_row(1.0), True),
     "capped-budget": lambda n: (
         _rows(n),
         torch.zeros(2, 3, n).double(),
         torch.ones(2, 3, n).double(),
-        1.0,
+        _per_row(1.0, 0.0, 0.5),
         False,
     ),
     "tv_prox": lambda n: (_rows(n), _per_row(0.25, 1.0, 0.5, 0.0, 50.0)),

@@ -4,14 +4,18 @@ A tile of R rows, T threads to a row and E entries to a thread is a tuple of E t
 is position t E + k. Yes or no for each entry is a bit of one tensor `(R, T)` of uint32, so E is at most 32.
 """
 
+import torch
 import triton
 import triton.language as tl
 
 from polymax.kernels.triton_math import ceil_power
+from polymax.kernels.widen import UNITS
 
 # counts of entries share a word with a flag above them
 LONGEST = 32768
 FLAG = tl.constexpr(1 << 16)
+WIDEST_64, SMALL_64 = (tl.constexpr(number) for number in UNITS[torch.float64])
+WIDEST_32, SMALL_32 = (tl.constexpr(number) for number in UNITS[torch.float32])
 
 
 def chunks(count: int, n: int) -> tuple[int, int, int, int]:
@@ -98,15 +102,27 @@ def stack(xs):
 
 @triton.jit
 def extent(b_x):
-    """Of rows `(R, N)`: whether they are good, without NaN and +inf; their range; and their offset, as columns.
+    """Of rows `(R, N)`: whether they are good, without NaN and +inf; their unit, range and offset, as columns.
 
-    -inf is absent; rows that are not good count as absent.
+    -inf is absent; rows that are not good count as absent. Range and offset are in the unit.
     """
     b_good = tl.min((b_x < float("inf")).to(tl.int32), 1)[:, None] > 0
     b_x = tl.where(b_good, b_x, float("-inf"))
     b_top = tl.max(b_x, 1)[:, None]
     b_low = tl.min(tl.where(b_x == float("-inf"), float("inf"), b_x), 1)[:, None]
-    return b_good, tl.where(b_top < b_low, 0, b_top - b_low), offset(b_top, b_low)
+    b_unit = unit(b_top, b_low)
+    b_top, b_low = b_top * b_unit, b_low * b_unit
+    return b_good, b_unit, tl.where(b_top < b_low, 0, b_top - b_low), offset(b_top, b_low)
+
+
+@triton.jit
+def unit(b_top, b_low):
+    """What rows between b_low and b_top are multiplied by: 1, or a power of two that keeps sums of entries finite."""
+    WIDEST: tl.constexpr = WIDEST_64 if b_top.dtype == tl.float64 else WIDEST_32
+    SMALL: tl.constexpr = SMALL_64 if b_top.dtype == tl.float64 else SMALL_32
+    # a difference that overflows is too wide, too; absent rows have top < low
+    b_one = tl.full(b_top.shape, 1.0, b_top.dtype)
+    return tl.where(b_top - b_low > WIDEST, b_one * SMALL, b_one)
 
 
 @triton.jit

@@ -28,7 +28,7 @@ class Regularizer(ABC):
     # Omega may depend on tensors that are not fields
     closes_over_tensors: ClassVar[bool] = False
     # what weights sum to
-    mass: float = 1.0
+    mass: float | Tensor = 1.0
 
     @abstractmethod
     def argmax_rows(self, x: Tensor) -> Tensor:
@@ -53,17 +53,20 @@ class Regularizer(ABC):
         """The smoothed max: its gradient is argmax(x). -inf for a row of -inf."""
         _check.floating(x, "x")
         rows, scores = self._rows(_check.masked(x, mask), dim)
-        scaled = wide(rows._scaled(scores))
+        keep = scores > -torch.inf
+        top = _top(scores)
+        scaled = rows._divided(_below(scores, top))
         y = rows.argmax_rows(scaled)
-        keep = scaled > -torch.inf
         if rows._learned():
             # derivatives in the parameters run through y as well; the terms that the envelope theorem drops are 0
-            value = _objective(scaled, y, rows.omega_rows(y, keep), rows.mass)
+            value = _objective(scaled, y, rows.omega_rows(y, keep))
         else:
-            value = applied(SmoothedMax, scaled, y, rows.omega_rows(y.detach(), keep), rows.mass)
+            value = applied(SmoothedMax, scaled, y, rows.omega_rows(y.detach(), keep))
         # a row of -inf has no derivative in gamma either
-        dead = value == -torch.inf
-        return torch.where(dead, value, torch.where(dead, 0, value) * rows._gamma_of_rows()).to(x.dtype)
+        dead = (scores == -torch.inf).all(-1)
+        # what weights sum to is known, so that a shift by the maximum moves out of the sum, where it would cost digits
+        whole = torch.where(dead, 0, value) * rows._gamma_of_rows() + rows.mass * top.squeeze(-1)
+        return torch.where(dead, -torch.inf, whole).to(x.dtype)
 
     def omega(self, p: Tensor, dim: int = -1) -> Tensor:
         """gamma Omega(p)."""
@@ -83,13 +86,17 @@ class Regularizer(ABC):
         return self._map_tensors(lambda t: _pad(t, x.dim()).movedim(dim, -1) if t.dim() else t), scores
 
     def _scaled(self, x: Tensor) -> Tensor:
-        if isinstance(self.gamma, float | int) and self.gamma == 1:
+        """x / gamma, shifted so that large scores keep their digits, and stay finite; x itself at gamma = 1."""
+        return x if self._plain() else self._divided(_below(x, _top(x)))
+
+    def _divided(self, x: Tensor) -> Tensor:
+        """x / gamma, of scores below their maximum."""
+        if self._plain():
             return x
-        if not isinstance(self.gamma, Tensor):
-            return wide(x) / self.gamma
         # a forbidden entry stays out of the derivative in gamma, where it would be inf * 0
-        keep = x > -torch.inf
-        return torch.where(keep, torch.where(keep, wide(x), 0) / self.gamma, wide(x))
+        keep = x != -torch.inf
+        divided = torch.where(keep, x, 0) / self.gamma
+        return torch.where(keep, divided.clamp(min=torch.finfo(divided.dtype).min), -torch.inf)
 
     def _gamma_of_rows(self) -> float | Tensor:
         return self.gamma.squeeze(-1) if isinstance(self.gamma, Tensor) and self.gamma.dim() else self.gamma
@@ -116,8 +123,8 @@ class SmoothedMax(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, y: Tensor, omega: Tensor, mass: float) -> Tensor:
-        return _objective(x, y, omega, mass)
+    def forward(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
+        return _objective(x, y, omega)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -125,19 +132,28 @@ class SmoothedMax(Function):
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (y,) = ctx.saved_tensors
-        return g.unsqueeze(-1) * y, None, None, None
+        return g.unsqueeze(-1) * y, None, None
 
 
-def _objective(x: Tensor, y: Tensor, omega: Tensor, mass: float) -> Tensor:
-    dead = (x == -torch.inf).all(-1)
+def _objective(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
+    return (torch.where(x == -torch.inf, 0, x) * y).sum(-1) - omega
+
+
+def _top(x: Tensor) -> Tensor:
+    """The maximum of each row, as a column; 0 for a row of -inf or without entries."""
+    scores = wide(x.detach())
     if x.shape[-1] == 0:
-        return torch.full_like(omega, -torch.inf)
-    # what weights sum to is known, so a shift by the maximum moves out of the sum, where it would cost precision
-    top = torch.where(dead, 0, x.detach().amax(-1))
-    centred = torch.where(x == -torch.inf, 0, x - top.unsqueeze(-1))
-    return torch.where(dead, -torch.inf, mass * top + (centred * y).sum(-1) - omega)
+        return scores.new_zeros(*x.shape[:-1], 1)
+    top = scores.amax(-1, keepdim=True)
+    return torch.where(top == -torch.inf, 0, top)
+
+
+def _below(x: Tensor, top: Tensor) -> Tensor:
+    """Scores less their maximum: -inf stays the mark of absent entries, and others stay finite."""
+    centred = wide(x) - top
+    return torch.where(x == -torch.inf, -torch.inf, centred.clamp(min=torch.finfo(centred.dtype).min))
 
 
 def _pad(t: Tensor, dims: int) -> Tensor:

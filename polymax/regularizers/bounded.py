@@ -14,6 +14,9 @@ from polymax.kernels.widen import wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, Shannon, positive
 
+# by how much bounds may miss a sum of 1: they are often computed
+SLACK = 1e-6
+
 
 @dataclass(frozen=True)
 class Bounded(Regularizer):
@@ -45,7 +48,8 @@ class Bounded(Regularizer):
         return self.base.gamma
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        return capped_argmax(x, self.lower, self.upper, 1.0, isinstance(self.base, Shannon))
+        _feasible(x, self.lower, self.upper)
+        return _capped_argmax(x, self.lower, self.upper, 1.0, isinstance(self.base, Shannon))
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         return self.base.omega_rows(p, keep)
@@ -60,32 +64,48 @@ class Budget(Regularizer):
     """Half the squared norm on weights in [0, 1] that sum to k, the convex hull of the k-subsets.
 
     Omega(p) = sum p^2 / 2        on 0 <= p <= 1, sum p = k
+
+    k is a number, or a tensor that broadcasts to the scores with size 1 along dim: a budget for each row.
     """
 
-    k: float
+    k: float | Tensor
     gamma: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        _check.number(self.k, "k", "positive", lambda k: k > 0)
+        if isinstance(self.k, Tensor) and not self.k.is_floating_point() and self.k.dtype != torch.bool:
+            object.__setattr__(self, "k", self.k.to(torch.get_default_dtype()))
+        _check.number(self.k, "k", "at least 0", lambda k: k >= 0)
         positive(self.gamma, "gamma")
 
     @property
-    def mass(self) -> float:  # type: ignore[override]
-        return self.k
+    def mass(self) -> float | Tensor:  # type: ignore[override]
+        return self.k.squeeze(-1) if isinstance(self.k, Tensor) and self.k.dim() else self.k
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        return capped_argmax(x, 0.0, 1.0, self.k, entropic=False)
+        if _check.readable(x):
+            alive, count = _alive(x)
+            large = alive & (self.mass > count)
+            if bool(large.any()):
+                few = int(count.broadcast_to(large.shape)[large][0])
+                came = torch.as_tensor(self.mass).broadcast_to(large.shape)[large][0]
+                raise ValueError(f"k must be at most the number of entries that are not masked, {few}; got {came:g}")
+        return _capped_argmax(x, 0.0, 1.0, self.k, entropic=False)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         return p.square().sum(-1) / 2
 
 
-def capped_argmax(x: Tensor, lower: float | Tensor, upper: float | Tensor, total: float, entropic: bool) -> Tensor:
+def _capped_argmax(
+    x: Tensor, lower: float | Tensor, upper: float | Tensor, total: float | Tensor, entropic: bool
+) -> Tensor:
     """argmax of <x, p> - Omega(p) over lower <= p <= upper, sum p = total, along the last dimension."""
     low, high = _bound(lower, x, "lower"), _bound(upper, x, "upper")
-    _feasible(x, lower, upper, total)
+    if isinstance(total, Tensor):
+        totals = total.to(device=x.device).expand(*x.shape[:-1], 1).squeeze(-1)
+    else:
+        totals = torch.full(x.shape[:-1], total, dtype=torch.float64, device=x.device)
     # the backward pass tells by the output which entries are at a bound, so it is rounded to half precision after
-    return applied(Capped, wide(x), low, high, total, entropic).to(x.dtype)
+    return applied(Capped, wide(x), low, high, totals, entropic).to(x.dtype)
 
 
 class Capped(Function):
@@ -94,13 +114,14 @@ class Capped(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, lower: Tensor, upper: Tensor, total: float, entropic: bool) -> Tensor:
+    def forward(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
         return capped(x, lower, upper, total, entropic)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, lower, upper, _, ctx.entropic = inputs
+        x, lower, upper, total, ctx.entropic = inputs
         ctx.save_for_backward(x, lower, upper, output)
+        ctx.total_dtype = total.dtype
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
@@ -117,7 +138,9 @@ class Capped(Function):
         centred = direction - mean
         dlower = torch.where(at_lower, centred, 0).to(lower.dtype) if ctx.needs_input_grad[1] else None
         dupper = torch.where(at_upper, centred, 0).to(upper.dtype) if ctx.needs_input_grad[2] else None
-        return (s * centred).to(x.dtype), dlower, dupper, None, None
+        # one more unit of the total goes to the free entries, in proportion to s
+        dtotal = mean.squeeze(-1).to(ctx.total_dtype) if ctx.needs_input_grad[3] else None
+        return (s * centred).to(x.dtype), dlower, dupper, dtotal, None
 
 
 def _bound(bound: float | Tensor, x: Tensor, name: str) -> Tensor:
@@ -127,14 +150,18 @@ def _bound(bound: float | Tensor, x: Tensor, name: str) -> Tensor:
     return bound.to(device=x.device).expand(x.shape)
 
 
-def _feasible(x: Tensor, lower: float | Tensor, upper: float | Tensor, total: float) -> None:
-    """Refuse bounds that cannot be met. Where nothing can be read, such rows come out as NaN."""
+def _alive(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows have an entry that is not masked, and no NaN; and how many entries are not masked."""
+    count = (x != -torch.inf).sum(-1)
+    return (count > 0) & ~x.isnan().any(-1), count
+
+
+def _feasible(x: Tensor, lower: float | Tensor, upper: float | Tensor) -> None:
+    """Refuse bounds between which weights cannot sum to 1. Where nothing can be read, such rows come out as NaN."""
     if not _check.readable(x) or x.numel() == 0:
         return
     keep = x != -torch.inf
-    count = keep.sum(-1)
-    # a row with a NaN stays for itself
-    alive = (count > 0) & ~x.isnan().any(-1)
+    alive, count = _alive(x)
     crossed = lower > upper
     if bool((crossed & keep & alive.unsqueeze(-1)).any() if isinstance(crossed, Tensor) else crossed):
         raise ValueError("lower must be at most upper; got a lower bound above its upper bound")
@@ -142,9 +169,8 @@ def _feasible(x: Tensor, lower: float | Tensor, upper: float | Tensor, total: fl
         torch.where(keep, b, 0).sum(-1, dtype=torch.float64) if isinstance(b, Tensor) else b * count
         for b in (lower, upper)
     )
-    slack = 1e-6 * max(total, 1.0)
-    if bool((alive & (low > total + slack)).any()):
-        raise ValueError(f"lower must sum to at most {total:g} along dim; got {float(low.max()):g}")
-    if bool((alive & (high < total - slack)).any()):
+    if bool((alive & (low > 1 + SLACK)).any()):
+        raise ValueError(f"lower must sum to at most 1 along dim; got {float(low.max()):g}")
+    if bool((alive & (high < 1 - SLACK)).any()):
         came = float(torch.where(alive, high, torch.inf).min())
-        raise ValueError(f"upper must sum to at least {total:g} along dim; got {came:g}")
+        raise ValueError(f"upper must sum to at least 1 along dim; got {came:g}")

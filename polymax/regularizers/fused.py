@@ -74,7 +74,7 @@ class Oscar(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        z, _ = applied(OscarProx, x, _per_row(self.strength, x))
+        z, _ = applied(OscarProx, wide(x), _per_row(self.strength, x))
         return Gini().argmax_rows(z).to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -135,13 +135,13 @@ class SegmentMean(Function):
 
 
 class OscarProx(Function):
-    """argmin over z of |z - x|^2 / 2 + strength sum_{i<j} max(z_i, z_j), shifted, and the order that sorts x."""
+    """argmin over z of |z - x|^2 / 2 + strength/2 sum_{i<j} |z_i - z_j|, shifted, and the order that sorts x."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
-        return oscar_prox(_centred(x), strength)
+        return oscar_prox(x, strength, True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
@@ -154,19 +154,10 @@ class OscarProx(Function):
         dx = applied(SegmentMean, z, v, order)
         dstrength = None
         if ctx.needs_input_grad[1]:
-            # the strength lowers the i-th largest score by m - i
+            # the strength lowers the i-th largest score by m - i, but for a constant
             pairs = (z > -torch.inf).sum(-1, keepdim=True) - 1 - torch.arange(z.shape[-1], device=z.device)
             dstrength = -(dx.gather(-1, order.long()) * pairs).sum(-1)
         return dx, dstrength
-
-
-def _centred(x: Tensor) -> Tensor:
-    """The scores below their maximum: a shift changes nothing but the digits that are left for differences."""
-    if x.shape[-1] == 0:
-        return wide(x)
-    # a row without a finite maximum stays as it is
-    top = torch.nan_to_num(wide(x).amax(-1, keepdim=True), nan=0.0, posinf=0.0, neginf=0.0)
-    return wide(x) - top
 
 
 def _per_row(strength: float | Tensor, x: Tensor) -> Tensor:

@@ -2,62 +2,99 @@
 
 The sum of the clipped weights falls with the threshold, and is linear (entropic: exponential) between the points
 where an entry meets a bound: with the right free entries one step is exact. A bracket catches steps that go too far;
-it is halved in the order of floating-point numbers, which ends however far apart the scores are.
+it is halved in the order of floating-point numbers, which ends however far apart the scores are. The threshold is
+counted from a score that is near it, so that it has digits also where scores are large.
 """
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel, rows, wide_like
 from polymax.kernels.numba_math import add, inline, kernel, middle
 
+# a threshold further than this from the score that it is counted from is counted from a nearer one
+FAR = 1e3
+# how often that may happen
+ROUNDS = 4
+LARGEST = np.finfo(np.float64).max
 
-def capped(x: Tensor, lower: Tensor, upper: Tensor, total: float, entropic: bool) -> Tensor:
+
+def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
     out = wide_like(x)
-    parallel(_capped, x.shape, 8, rows(x), rows(lower), rows(upper), rows(out), total, entropic)
+    totals = total.detach().to(torch.float64).reshape(-1).numpy()
+    parallel(_capped, x.shape, 8, rows(x), rows(lower), rows(upper), rows(out), totals, entropic)
     return out.to(x.dtype)
 
 
 @kernel
-def _capped(start, stop, x, lower, upper, y, total, entropic):
+def _capped(start, stop, x, lower, upper, y, totals, entropic):
     n = x.shape[1]
     # bounds reached far below the maximum need the digits
     z, low, high = np.empty(n), np.empty(n), np.empty(n)
     index = np.empty(n, np.int32)
     for i in range(start, stop):
+        total = totals[i]
         count = 0
-        bad = False
+        bad = not total >= 0
         for j in range(n):
             y[i, j] = 0
             if x[i, j] > -np.inf:
-                z[count], low[count], high[count] = x[i, j], lower[i, j], upper[i, j]
+                low[count], high[count] = lower[i, j], upper[i, j]
                 index[count] = j
                 count += 1
             bad |= not (x[i, j] < np.inf)
         slack = 1e-6 * max(total, 1.0)
         low_sum, high_sum = low[:count].sum(), high[:count].sum()
-        if bad or (count > 0 and (low_sum > total + slack or high_sum < total - slack)):
+        if bad or (count > 0 and not (low_sum <= total + slack and high_sum >= total - slack)):
             y[i, :] = np.nan
-        elif count > 0:
-            _solve(z[:count], low[:count], high[:count], total, entropic)
+        elif count == 0:
+            continue
+        elif total <= low_sum or total >= high_sum:
+            for k in range(count):
+                y[i, index[k]] = low[k] if total <= low_sum else high[k]
+        else:
+            _anchored(x[i], index[:count], z[:count], low[:count], high[:count], total, entropic)
             for k in range(count):
                 y[i, index[k]] = z[k]
 
 
 @inline
-def _solve(z, low, high, total, entropic):
-    """Replace the scores z by their weights."""
+def _anchored(x, index, z, low, high, total, entropic):
+    """Weights z of the scores x at the indices."""
+    anchor = -np.inf
+    for j in index:
+        anchor = max(anchor, np.float64(x[j]))
+    for _ in range(ROUNDS):
+        for k in range(z.size):
+            z[k] = min(max(np.float64(x[index[k]]) - anchor, -LARGEST), LARGEST)
+        tau, below, above = _threshold(z, low, high, total, entropic)
+        if abs(tau) <= FAR:
+            break
+        nearest = 0
+        for k in range(z.size):
+            if abs(z[k] - tau) < abs(z[nearest] - tau):
+                nearest = k
+        if anchor == x[index[nearest]]:
+            break
+        anchor = np.float64(x[index[nearest]])
+    _share(z, low, high, total, entropic, tau, below, above)
+
+
+@inline
+def _threshold(z, low, high, total, entropic):
+    """The threshold, and the numbers between which it lies."""
     below, above = np.inf, -np.inf
     top = z.max()
     for k in range(z.size):
         below = min(below, z[k] - (np.log(high[k]) if entropic else high[k]))
         above = max(above, z[k] - (np.log(low[k]) if entropic else low[k]))
     # an upper bound of 0, or a lower one, is met only at infinity; any number beyond the others does
-    below = max(below, -np.finfo(np.float64).max)
+    below = min(max(below, -LARGEST), LARGEST)
     above = min(above, top + 800.0) if entropic else above
     # beyond rounding
-    below -= 4e-16 * abs(below)
-    above += 4e-16 * abs(above)
+    below = max(below - 4e-16 * abs(below), -LARGEST)
+    above = min(above + 4e-16 * abs(above), LARGEST)
     tau = min(max(top - (0.0 if entropic else 1.0), below), above)
     for iteration in range(300):
         fixed, free, count = _sums(z, low, high, tau, entropic)
@@ -80,6 +117,12 @@ def _solve(z, low, high, total, entropic):
         if guess == tau or not (below < guess < above):
             break
         tau = guess
+    return tau, below, above
+
+
+@inline
+def _share(z, low, high, total, entropic, tau, below, above):
+    """Replace the scores z by their weights."""
     fixed, free, count = _exact_sums(z, low, high, tau, entropic)
     # what is left of the total goes to the free entries
     rest = total - fixed
@@ -87,7 +130,8 @@ def _solve(z, low, high, total, entropic):
         # entries so far from 0 that they pass from one bound to the other between neighbouring thresholds share it
         fixed, free, _ = _sums(z, low, high, above, entropic)
         more, most, _ = _sums(z, low, high, below, entropic)
-        share = (total - fixed - free) / (more + most - fixed - free)
+        room = more + most - fixed - free
+        share = (total - fixed - free) / room if room > 0 else 0.0
         for k in range(z.size):
             small, large = (
                 _clipped(z[k], low[k], high[k], above, entropic),

@@ -14,21 +14,23 @@ from polymax.kernels.triton_math import on_device, tile
 LONGEST = 32768
 LOG2_E = tl.constexpr(1.4426950408889634)
 LARGEST = tl.constexpr(torch.finfo(torch.float64).max)
+# a threshold further than this from the score that it is counted from is counted from a nearer one
+FAR = tl.constexpr(1e3)
+# how often that may happen
+ROUNDS = tl.constexpr(4)
 FREE, LOW, HIGH = (tl.constexpr(i) for i in range(3))
 
 
-def capped(x: Tensor, lower: Tensor, upper: Tensor, total: float, entropic: bool) -> Tensor:
+def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     count, n = x.shape[:-1].numel(), x.shape[-1]
     if n > LONGEST:
         raise ValueError(f"x must have at most {LONGEST} entries along dim on the GPU; got {n}")
     if count and n:
         br, bn, warps = tile(count, n)
-        tensors = (x.contiguous(), lower.contiguous(), upper.contiguous(), y)
+        tensors = (*(t.contiguous() for t in (x, lower, upper, total)), y)
         with on_device(x):
-            _capped[(triton.cdiv(count, br),)](
-                *tensors, count, n, total, ENTROPIC=entropic, BR=br, BN=bn, num_warps=warps
-            )
+            _capped[(triton.cdiv(count, br),)](*tensors, count, n, ENTROPIC=entropic, BR=br, BN=bn, num_warps=warps)
     return y
 
 
@@ -68,56 +70,40 @@ def _middle(b_a, b_b):
 
 
 @triton.jit
-def _capped(p_x, p_lower, p_upper, p_y, count, n, total, ENTROPIC: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr):
-    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    o_n = tl.arange(0, BN)
-    m_n = (i_r < count)[:, None] & (o_n < n)[None, :]
-    o_x = i_r[:, None] * n + o_n[None, :]
-    b_x = tl.load(p_x + o_x, mask=m_n, other=float("-inf")).to(tl.float64)
-    b_low = tl.load(p_lower + o_x, mask=m_n, other=0).to(tl.float64)
-    b_high = tl.load(p_upper + o_x, mask=m_n, other=0).to(tl.float64)
-    b_keep = b_x > float("-inf")
-    b_bad = tl.max((m_n & ((b_x != b_x) | (b_x == float("inf")))).to(tl.int32), 1)[:, None] > 0
-    b_low = tl.where(b_keep, b_low, 0)
-    b_high = tl.where(b_keep, b_high, 0)
-    slack = 1e-6 * tl.maximum(total, 1.0)
-    b_short = (tl.sum(b_low, 1)[:, None] > total + slack) | (tl.sum(b_high, 1)[:, None] < total - slack)
-    b_alive = tl.max(b_keep.to(tl.int32), 1)[:, None] > 0
-    b_bad = b_bad | (b_alive & b_short)
-    b_keep = b_keep & ~b_bad
-    b_x = tl.where(b_keep, b_x, 0)
-    b_top = tl.max(tl.where(b_keep, b_x, float("-inf")), 1)[:, None]
-    b_top = tl.where(b_alive & ~b_bad, b_top, 0)
+def _threshold(b_x, b_low, b_high, b_total, b_keep, b_busy, ENTROPIC: tl.constexpr):
+    """The threshold, and the numbers between which it lies."""
+    b_top = tl.max(tl.where(b_keep, b_x, -LARGEST), 1)[:, None]
     if ENTROPIC:
         b_below = b_x - tl.log2(b_high) / LOG2_E
         b_above = tl.minimum(b_x - tl.log2(b_low) / LOG2_E, b_top + 800)
     else:
         b_below = b_x - b_high
         b_above = b_x - b_low
-    b_below = tl.maximum(tl.min(tl.where(b_keep, b_below, float("inf")), 1)[:, None], -LARGEST)
+    b_below = tl.min(tl.where(b_keep, b_below, float("inf")), 1)[:, None]
     b_above = tl.max(tl.where(b_keep, b_above, float("-inf")), 1)[:, None]
+    b_below = tl.minimum(tl.maximum(b_below, -LARGEST), LARGEST)
+    b_above = tl.minimum(tl.maximum(b_above, -LARGEST), LARGEST)
     # beyond rounding
-    b_below -= 4e-16 * tl.abs(b_below)
-    b_above += 4e-16 * tl.abs(b_above)
+    b_below = tl.maximum(b_below - 4e-16 * tl.abs(b_below), -LARGEST)
+    b_above = tl.minimum(b_above + 4e-16 * tl.abs(b_above), LARGEST)
     b_tau = tl.minimum(tl.maximum(b_top - (0 if ENTROPIC else 1), b_below), b_above)
-    b_busy = b_alive & ~b_bad
     go = 1
     i = 0
     while go > 0:
-        b_fixed, b_free, b_count, b_inner, b_state = _sums(b_x, b_low, b_high, b_tau, b_keep, ENTROPIC)
+        b_fixed, b_free, b_count, _, _ = _sums(b_x, b_low, b_high, b_tau, b_keep, ENTROPIC)
         b_value = b_fixed + b_free
-        b_over = b_value > total
+        b_over = b_value > b_total
         b_below = tl.where(b_over, tl.maximum(b_below, b_tau), b_below)
         b_above = tl.where(b_over, b_above, tl.minimum(b_above, b_tau))
-        b_busy = b_busy & (tl.abs(b_value - total) > 1e-13 * total)
+        b_busy = b_busy & (tl.abs(b_value - b_total) > 1e-13 * b_total)
         b_guess = _middle(b_below, b_above)
         if ENTROPIC:
-            b_rest = total - b_fixed
+            b_rest = b_total - b_fixed
             b_usable = (b_count > 0) & (b_rest > 0)
             b_newton = b_tau + tl.log2(tl.where(b_usable, b_free / b_rest, 1.0)) / LOG2_E
         else:
             b_usable = b_count > 0
-            b_newton = b_tau + (b_value - total) / tl.where(b_usable, b_count, 1.0)
+            b_newton = b_tau + (b_value - b_total) / tl.where(b_usable, b_count, 1.0)
         # every third step halves the bracket, whatever Newton says
         b_usable = b_usable & (b_below < b_newton) & (b_newton < b_above) & (i % 3 < 2)
         b_guess = tl.where(b_usable, b_newton, b_guess)
@@ -125,9 +111,50 @@ def _capped(p_x, p_lower, p_upper, p_y, count, n, total, ENTROPIC: tl.constexpr,
         b_tau = tl.where(b_busy, b_guess, b_tau)
         i += 1
         go = tl.max(b_busy.to(tl.int32)) * (i < 300).to(tl.int32)
+    return b_tau, b_below, b_above
+
+
+@triton.jit
+def _capped(p_x, p_lower, p_upper, p_total, p_y, count, n, ENTROPIC: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr):
+    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    o_n = tl.arange(0, BN)
+    m_n = (i_r < count)[:, None] & (o_n < n)[None, :]
+    o_x = i_r[:, None] * n + o_n[None, :]
+    b_scores = tl.load(p_x + o_x, mask=m_n, other=float("-inf")).to(tl.float64)
+    b_low = tl.load(p_lower + o_x, mask=m_n, other=0).to(tl.float64)
+    b_high = tl.load(p_upper + o_x, mask=m_n, other=0).to(tl.float64)
+    b_total = tl.load(p_total + i_r, mask=i_r < count, other=1).to(tl.float64)[:, None]
+    b_keep = b_scores > float("-inf")
+    b_bad = tl.max((m_n & ((b_scores != b_scores) | (b_scores == float("inf")))).to(tl.int32), 1)[:, None] > 0
+    b_low = tl.where(b_keep, b_low, 0)
+    b_high = tl.where(b_keep, b_high, 0)
+    b_least, b_most = tl.sum(b_low, 1)[:, None], tl.sum(b_high, 1)[:, None]
+    b_slack = 1e-6 * tl.maximum(b_total, 1.0)
+    # not (a <= b): a NaN is short of everything
+    b_short = ((b_least <= b_total + b_slack) & (b_most >= b_total - b_slack) & (b_total >= 0)) == 0
+    b_alive = tl.max(b_keep.to(tl.int32), 1)[:, None] > 0
+    b_bad = b_bad | (b_alive & b_short)
+    b_keep = b_keep & (b_bad == 0)
+    b_good = b_alive & (b_bad == 0)
+    b_anchor = tl.max(tl.where(b_keep, b_scores, float("-inf")), 1)[:, None]
+    b_anchor = tl.where(b_good, b_anchor, 0)
+    b_x = tl.minimum(tl.maximum(tl.where(b_keep, b_scores, b_anchor) - b_anchor, -LARGEST), LARGEST)
+    b_tau, b_below, b_above = _threshold(b_x, b_low, b_high, b_total, b_keep, b_good, ENTROPIC)
+    turn = 1
+    far = tl.max((b_good & (tl.abs(b_tau) > FAR)).to(tl.int32))
+    while far > 0:
+        b_far = b_good & (tl.abs(b_tau) > FAR)
+        b_away = tl.where(b_keep, tl.abs(b_x - b_tau), float("inf"))
+        b_near = b_keep & (b_away == tl.min(b_away, 1)[:, None])
+        b_nearest = tl.max(tl.where(b_near, b_scores, float("-inf")), 1)[:, None]
+        b_anchor = tl.where(b_far, b_nearest, b_anchor)
+        b_x = tl.minimum(tl.maximum(tl.where(b_keep, b_scores, b_anchor) - b_anchor, -LARGEST), LARGEST)
+        b_tau, b_below, b_above = _threshold(b_x, b_low, b_high, b_total, b_keep, b_good, ENTROPIC)
+        turn += 1
+        far = tl.max((b_good & (tl.abs(b_tau) > FAR)).to(tl.int32)) * (turn < ROUNDS).to(tl.int32)
     b_fixed, b_free, b_count, b_inner, b_state = _sums(b_x, b_low, b_high, b_tau, b_keep, ENTROPIC)
     # what is left of the total goes to the free entries
-    b_rest = total - b_fixed
+    b_rest = b_total - b_fixed
     if ENTROPIC:
         b_inner = b_inner * (b_rest / tl.where(b_free > 0, b_free, 1.0))
     else:
@@ -135,14 +162,15 @@ def _capped(p_x, p_lower, p_upper, p_y, count, n, total, ENTROPIC: tl.constexpr,
     b_inner = tl.minimum(tl.maximum(b_inner, b_low), b_high)
     b_y = tl.where(b_state == FREE, b_inner, tl.where(b_state == HIGH, b_high, b_low))
     # entries so far from 0 that they pass from one bound to the other between neighbouring thresholds share the rest
-    b_stuck = (b_count == 0) & (tl.abs(b_rest) > 1e-13 * total) & b_alive & ~b_bad
+    b_stuck = (b_count == 0) & (tl.abs(b_rest) > 1e-13 * b_total) & b_good
     if tl.max(b_stuck.to(tl.int32)) > 0:
         b_small = _clipped(b_x, b_low, b_high, b_above, b_keep, ENTROPIC)
         b_large = _clipped(b_x, b_low, b_high, b_below, b_keep, ENTROPIC)
-        b_least = tl.sum(b_small, 1)[:, None]
-        b_room = tl.sum(b_large, 1)[:, None] - b_least
-        b_share = (total - b_least) / tl.where(b_room > 0, b_room, 1.0)
+        b_sum = tl.sum(b_small, 1)[:, None]
+        b_room = tl.sum(b_large, 1)[:, None] - b_sum
+        b_share = (b_total - b_sum) / tl.where(b_room > 0, b_room, 1.0)
         b_y = tl.where(b_stuck, b_small + b_share * (b_large - b_small), b_y)
+    b_y = tl.where(b_total <= b_least, b_low, tl.where(b_total >= b_most, b_high, b_y))
     b_y = tl.where(b_keep, b_y, 0)
     b_y = tl.where(b_bad, float("nan"), b_y)
     if p_y.dtype.element_ty != tl.float64:

@@ -3,45 +3,74 @@
 import torch
 from torch import Tensor
 
+LARGEST = torch.finfo(torch.float64).max
+# a threshold further than this from the score that it is counted from is counted from a nearer one
+FAR = 1e3
 
-def capped(x: Tensor, lower: Tensor, upper: Tensor, total: float, entropic: bool) -> Tensor:
+
+def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
     """y = clip(x - tau, lower, upper), or of exp(x - tau), with tau such that each row sums to total."""
     if x.shape[-1] == 0:
         return x.clone()
     keep = x > -torch.inf
+    alive = keep.any(-1, keepdim=True)
     # bounds reached far below the maximum need the digits
-    z, low, high = (t.double() for t in (x, lower, upper))
-    top = torch.where(keep.any(-1, keepdim=True), z.amax(-1, keepdim=True), 0)
-    z = torch.where(keep, z - top, 0)
+    scores, low, high, total = (t.double() for t in (x, lower, upper, total.unsqueeze(-1)))
     low, high = torch.where(keep, low, 0), torch.where(keep, high, 0)
-
-    def at(tau: Tensor) -> Tensor:
-        inner = torch.exp(z - tau) if entropic else z - tau
-        return torch.where(keep, inner.clamp(min=low, max=high), 0)
-
-    if entropic:
-        spare = total - low.sum(-1, keepdim=True)
-        below = (z - torch.log(high)).masked_fill(~keep, torch.inf).amin(-1, keepdim=True)
-        above = torch.logsumexp(z.masked_fill(~keep, -torch.inf), -1, keepdim=True) - torch.log(spare)
-        # an upper bound of 0, or no mass to spare above the lower bounds, asks for +inf: any large threshold does
-        below, above = below.clamp(max=1e4), above.clamp(max=1e4)
-    else:
-        below = (z - high).masked_fill(~keep, torch.inf).amin(-1, keepdim=True)
-        above = (z - low).masked_fill(~keep, -torch.inf).amax(-1, keepdim=True)
-    for _ in range(100):
-        tau = (below + above) / 2
-        over = at(tau).sum(-1, keepdim=True) > total
-        below, above = torch.where(over, tau, below), torch.where(over, above, tau)
-    y = at(above)
+    anchor = torch.where(alive, scores.amax(-1, keepdim=True), 0)
+    for _ in range(4):
+        z = torch.where(keep, scores - anchor, 0).clamp(-LARGEST, LARGEST)
+        tau = _threshold(z, low, high, total, keep, entropic)
+        # near the threshold, scores differ from one of their own by what float64 can hold
+        nearest = torch.where(keep, (z - tau).abs(), torch.inf).argmin(-1, keepdim=True)
+        far = tau.abs() > FAR
+        if not far.any():
+            break
+        anchor = torch.where(far & alive, scores.gather(-1, nearest), anchor)
+    y = _clipped(z, low, high, tau, entropic)
     # the free entries share what the bounds leave
     free = keep & (y > low) & (y < high)
     rest = total - torch.where(free, 0, y).sum(-1, keepdim=True)
     if entropic:
-        y = torch.where(free, torch.softmax(z.masked_fill(~free, -torch.inf), -1) * rest, y)
+        share = torch.softmax(torch.where(free, z, -torch.inf), -1) * rest
     else:
-        tau = (torch.where(free, z, 0).sum(-1, keepdim=True) - rest) / free.sum(-1, keepdim=True)
-        y = torch.where(free, z - tau, y)
-    slack = 1e-6 * max(total, 1.0)
-    feasible = (low.sum(-1, keepdim=True) <= total + slack) & (high.sum(-1, keepdim=True) >= total - slack)
-    valid = (feasible | ~keep.any(-1, keepdim=True)) & ~torch.isnan(z).any(-1, keepdim=True)
-    return torch.where(valid, y, torch.nan).to(x.dtype)
+        top = torch.where(free, z, -torch.inf).amax(-1, keepdim=True)
+        above = torch.where(free, z - top, 0)
+        share = above + (rest - above.sum(-1, keepdim=True)) / free.sum(-1, keepdim=True).clamp(min=1)
+    y = torch.where(free, share, torch.where(keep, y, 0))
+    low_sum, high_sum = low.sum(-1, keepdim=True), high.sum(-1, keepdim=True)
+    y = torch.where(total <= low_sum, low, torch.where(total >= high_sum, high, y))
+    slack = 1e-6 * total.clamp(min=1)
+    valid = (
+        (low_sum <= total + slack) & (high_sum >= total - slack) & (total >= 0) & (x < torch.inf).all(-1, keepdim=True)
+    )
+    return torch.where(valid | ~alive & (x == -torch.inf).all(-1, keepdim=True), y, torch.nan).to(x.dtype)
+
+
+def _threshold(z: Tensor, low: Tensor, high: Tensor, total: Tensor, keep: Tensor, entropic: bool) -> Tensor:
+    """The smallest threshold at which the weights sum to no more than the total."""
+    if entropic:
+        # an upper bound of 0, or a lower one, is met only at infinity; any number beyond the others does
+        below, above = z - torch.log(high), (z - torch.log(low)).minimum(z.amax(-1, keepdim=True) + 800)
+    else:
+        below, above = z - high, z - low
+    below = torch.where(keep, below, torch.inf).amin(-1, keepdim=True).clamp(-LARGEST, LARGEST)
+    above = torch.where(keep, above, -torch.inf).amax(-1, keepdim=True).clamp(-LARGEST, LARGEST)
+    for _ in range(64):
+        tau = _middle(below, above)
+        weights = torch.where(keep, _clipped(z, low, high, tau, entropic), 0)
+        over = weights.sum(-1, keepdim=True) > total
+        below, above = torch.where(over, tau, below), torch.where(over, above, tau)
+    return above
+
+
+def _clipped(z: Tensor, low: Tensor, high: Tensor, tau: Tensor, entropic: bool) -> Tensor:
+    return (torch.exp(z - tau) if entropic else z - tau).clamp(min=low, max=high)
+
+
+def _middle(a: Tensor, b: Tensor) -> Tensor:
+    """The number halfway from a to b in the order of all float64 numbers: 64 halvings end any search."""
+    # the bits of a negative number count down
+    p, q = (torch.where(t >= 0, t, t ^ 0x7FFFFFFFFFFFFFFF) for t in (a.view(torch.int64), b.view(torch.int64)))
+    middle = (p >> 1) + (q >> 1)
+    return torch.where(middle >= 0, middle, middle ^ 0x7FFFFFFFFFFFFFFF).view(torch.float64)

@@ -1,10 +1,15 @@
 """Isotonic regression by pooling adjacent violators, for Numba; float64 inside, O(n) a row."""
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel, rows, wide_like
 from polymax.kernels.numba_math import inline, kernel, row_max, row_sum
+from polymax.kernels.widen import UNITS
+
+# rows that reach further are computed in a smaller unit, so that sums stay finite
+WIDEST, SMALL_UNIT = UNITS[torch.float64]
 
 
 def isotonic(x: Tensor) -> Tensor:
@@ -31,10 +36,15 @@ def _isotonic(start, stop, x, out):
         if total != total:
             row[:] = np.nan
             continue
+        unit = 1.0
+        if total < -WIDEST:
+            unit = SMALL_UNIT
+            for j in range(count):
+                y[j] = x[i, j] * unit - base * unit
         if count > 0:
             pool(y[:count], sums, widths)
         for j in range(count):
-            row[j] = y[j] + base
+            row[j] = y[j] * (1 / unit) + base
         row[count:] = -np.inf
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polymax.kernels import triton_rows
 from polymax.kernels.triton_math import on_device
-from polymax.kernels.triton_rows import load_row, offset, store_row
+from polymax.kernels.triton_rows import load_row, offset, store_row, unit
 
 
 def isotonic(x: Tensor) -> Tensor:
@@ -48,15 +48,17 @@ def _isotonic(p_x, p_z, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BT: tl.c
         b_top = tl.maximum(b_top, tl.where(b_finite, xs[k], float("-inf")))
         b_low = tl.minimum(b_low, tl.where(b_finite, xs[k], float("inf")))
     b_good = tl.min(b_good, 1)[:, None] > 0
-    b_base = offset(tl.max(b_top, 1)[:, None], tl.min(b_low, 1)[:, None])
+    b_top, b_low = tl.max(b_top, 1)[:, None], tl.min(b_low, 1)[:, None]
+    b_unit = unit(b_top, b_low)
+    b_base = offset(b_top * b_unit, b_low * b_unit)
     ys = ()
     for k in tl.static_range(BE):
         # a NaN would keep the loops from ending: it is put back at the end
-        ys = ys + (tl.where(b_good, xs[k], 0) - b_base,)
+        ys = ys + (tl.where(b_good, xs[k], 0) * b_unit - b_base,)
     zs = non_increasing(ys)
     out = ()
     for k in tl.static_range(BE):
-        out = out + (tl.where(b_good, zs[k] + b_base, float("nan")),)
+        out = out + (tl.where(b_good, (zs[k] + b_base) * (1 / b_unit), float("nan")),)
     store_row(p_z, p_z, i_r, n, out, False)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.segment_mean.reference import run_mean
+from polymax.kernels.widen import unit
 
 
 def isotonic(x: Tensor) -> Tensor:
@@ -17,12 +18,14 @@ def isotonic(x: Tensor) -> Tensor:
     y = x.to(torch.float32 if x.device.type == "mps" else torch.float64)
     top = y.amax(-1, keepdim=True)
     present = y != -torch.inf
-    y = torch.where(present, y - top, 0)
+    scale = unit(torch.where(present, y, top).amin(-1, keepdim=True), top)
+    y = torch.where(present, y * scale - top * scale, 0)
     position = torch.arange(n, device=x.device).expand(x.shape)
     run = torch.zeros_like(position)
-    noise = 8 * torch.finfo(y.dtype).eps * y.abs().sum(-1, keepdim=True)
     while True:
         mean = run_mean(y, present, run)
+        # of each run for itself: elsewhere in the row, entries may be larger by any factor
+        noise = 8 * n * torch.finfo(y.dtype).eps * run_mean(y.abs(), present, run)
         # 0 at the end of each run, but for rounding
         ends = torch.nn.functional.pad(run[..., 1:] != run[..., :-1], (0, 1), value=True)
         excess = torch.where(ends, 0, torch.where(present, y - mean, 0).cumsum(-1))
@@ -34,4 +37,4 @@ def isotonic(x: Tensor) -> Tensor:
             break
         run = run + cut.cumsum(-1) - cut.long()
     bad = ~(x < torch.inf).all(-1, keepdim=True)
-    return torch.where(bad, torch.nan, torch.where(present, mean + top, -torch.inf)).to(x.dtype)
+    return torch.where(bad, torch.nan, torch.where(present, mean / scale + top, -torch.inf)).to(x.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel, rows, wide_like
-from polymax.kernels.isotonic.cpu import pool
+from polymax.kernels.isotonic.cpu import SMALL_UNIT, WIDEST, pool
 from polymax.kernels.numba_math import inline, kernel
 
 # up to here counting is faster than clearing the counters of the radix sort
@@ -17,18 +17,19 @@ SHORT = 96
 WORD = 0xFFFFFFFF
 
 
-def oscar_prox(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+def oscar_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> tuple[Tensor, Tensor]:
     z = wide_like(x)
     order = torch.empty(x.shape, dtype=torch.int32)
     scores = rows(x)
     bits = scores.view(np.int32 if scores.itemsize == 4 else np.int64)
     strengths = strength.detach().to(torch.float64).reshape(-1).numpy()
-    parallel(_oscar_prox, x.shape, 10, scores, bits, strengths, rows(z), rows(order))
+    lowest = torch.finfo(x.dtype).min
+    parallel(_oscar_prox, x.shape, 10, scores, bits, strengths, rows(z), rows(order), shifted, lowest)
     return z.to(x.dtype), order
 
 
 @kernel
-def _oscar_prox(start, stop, x, bits, strengths, z, order):
+def _oscar_prox(start, stop, x, bits, strengths, z, order, shifted, lowest):
     n = x.shape[1]
     scratch = np.empty(n, x.dtype), np.empty(n, np.int32), np.empty(n, np.int32)
     keys = np.empty(n, np.int64), np.empty(n, np.int64)
@@ -41,7 +42,7 @@ def _oscar_prox(start, stop, x, bits, strengths, z, order):
         bad = 0
         for j in range(n):
             bad += not (row[j] < np.inf)
-        if bad > 0 or np.isnan(strengths[i]):
+        if bad > 0 or not strengths[i] >= 0:
             z[i] = np.nan
             for j in range(n):
                 order[i, j] = j
@@ -52,12 +53,17 @@ def _oscar_prox(start, stop, x, bits, strengths, z, order):
             count = _radix_sort(row, bits[i], keys, counts, order[i])
         if count > 0:
             ranks = order[i]
-            base = np.float64(row[ranks[0]])
+            base, last = np.float64(row[ranks[0]]), np.float64(row[ranks[count - 1]])
+            unit = SMALL_UNIT if base - last > WIDEST else 1.0
+            # beyond this all entries are one cluster; a larger strength only loses digits
+            strength = min(strengths[i] * unit, base * unit - last * unit)
             for r in range(count):
-                y[r] = row[ranks[r]] - base - strengths[i] * (count - 1 - r)
+                y[r] = row[ranks[r]] * unit - base * unit - strength * (0.5 * (count - 1) - r)
             pool(y[:count], sums, widths)
+            back, away = (0.0, y[0]) if shifted else (base, 0.0)
             for r in range(count):
-                z[i, ranks[r]] = y[r] + base
+                # a shifted entry may be lower than any finite number
+                z[i, ranks[r]] = max((y[r] - away) * (1 / unit) + back, lowest)
         if count < n:
             for j in range(n):
                 if row[j] == -np.inf:

@@ -11,16 +11,16 @@ from torch import Tensor
 from polymax.kernels.isotonic.cuda import isotonic, non_increasing
 from polymax.kernels.triton_math import ceil_power, on_device
 from polymax.kernels.triton_rows import extent, stack, unstack
-from polymax.kernels.widen import wide
+from polymax.kernels.widen import unit, wide
 
 # longer rows, and float64, which has no wider integer to be packed into, are sorted by torch
 LONGEST_SORTED = 2048
 
 
-def oscar_prox(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+def oscar_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> tuple[Tensor, Tensor]:
     count, n = x.shape[:-1].numel(), x.shape[-1]
     if n > LONGEST_SORTED or x.dtype == torch.float64:
-        return _by_parts(x, strength)
+        return _by_parts(x, strength, shifted)
     z = torch.empty_like(x, memory_format=torch.contiguous_format)
     order = torch.empty_like(z, dtype=torch.int32)
     if count and n:
@@ -28,7 +28,8 @@ def oscar_prox(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
         args = x.contiguous(), strength.contiguous(), z, order, count, n
         with on_device(x):
             grid = (triton.cdiv(count, br),)
-            _oscar_prox[grid](*args, HALF=x.dtype.itemsize == 2, BR=br, BT=bt, BE=be, num_warps=warps)
+            sizes = {"SHIFTED": shifted, "LOWEST": torch.finfo(x.dtype).min, "BR": br, "BT": bt, "BE": be}
+            _oscar_prox[grid](*args, HALF=x.dtype.itemsize == 2, **sizes, num_warps=warps)
     return z, order
 
 
@@ -42,20 +43,25 @@ def tile(count: int, n: int) -> tuple[int, int, int, int]:
     return br, bt, be, max(1, br * bt // 32)
 
 
-def _by_parts(x, strength):
+def _by_parts(x, strength, shifted):
     n = x.shape[-1]
     if n == 0:
         return x.clone(), torch.empty_like(x, dtype=torch.int32)
     y = wide(x)
     s = strength.to(y.dtype).unsqueeze(-1)
-    good = (x < torch.inf).all(-1, keepdim=True) & (s == s)
+    good = (x < torch.inf).all(-1, keepdim=True) & (s >= 0)
     ordered, order = torch.where(good, y, 0).sort(dim=-1, descending=True, stable=True)
     count = (ordered != -torch.inf).sum(-1, keepdim=True)
     top = ordered.amax(-1, keepdim=True).clamp(min=torch.finfo(y.dtype).min)
     lowest = torch.where(ordered == -torch.inf, top, ordered).amin(-1, keepdim=True)
-    base = torch.where(top.abs() > 2 * (top - lowest), top, 0)
-    raised = ordered - base + s * torch.arange(n, device=x.device)
-    lowered = isotonic(raised) - s * (count - 1) + base
+    scale = unit(lowest, top)
+    # beyond this all entries are one cluster
+    s = (s * scale).minimum(top * scale - lowest * scale)
+    raised = ordered * scale - top * scale + s * torch.arange(n, device=x.device)
+    lowered = isotonic(raised)
+    lowered = (lowered - lowered[..., :1]) / scale if shifted else (lowered - s * (0.5 * (count - 1))) / scale + top
+    # a shifted entry may be lower than any finite number
+    lowered = torch.where(ordered == -torch.inf, ordered, lowered.clamp(min=torch.finfo(x.dtype).min))
     z = torch.empty_like(y).scatter_(-1, order, lowered)
     return torch.where(good, z, torch.nan).to(x.dtype), order.to(torch.int32)
 
@@ -69,6 +75,8 @@ def _oscar_prox(
     count,
     n,
     HALF: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    LOWEST: tl.constexpr,
     BR: tl.constexpr,
     BT: tl.constexpr,
     BE: tl.constexpr,
@@ -80,16 +88,24 @@ def _oscar_prox(
     o_n = tl.arange(0, BN)[None, :]
     b_x = tl.load(p_x + o_r + o_n, mask=o_n < n, other=float("-inf")).to(tl.float32)
     b_s = tl.load(p_strength + i_r).to(tl.float32)[:, None]
-    b_good, _, b_base = extent(b_x)
-    b_good = b_good & (b_s == b_s)
+    b_good, b_unit, b_range, b_base = extent(b_x)
+    b_good = b_good & (b_s >= 0)
+    # beyond this all entries are one cluster
+    b_s = tl.minimum(b_s * b_unit, b_range)
     # bad rows keep their order; -0.0 is a tie with 0.0
     b_x = tl.where((b_good | (o_n >= n)) & (b_x != 0), b_x, 0.0)
     b_count = tl.sum((b_x != float("-inf")).to(tl.int32), 1)[:, None]
     b_x, b_index = _sorted(b_x, o_n, p_x.dtype.element_ty, HALF)
-    # x - strength (m - rank) but for a constant, so that the largest scores keep their digits
-    b_y = b_x - b_base + b_s * o_n
+    # x - strength ((m + 1) / 2 - rank) but for a constant, so that the largest scores keep their digits
+    b_y = b_x * b_unit - b_base + b_s * o_n
     zs = non_increasing(unstack(tl.reshape(b_y, [BR, BT, BE])))
-    b_z = tl.reshape(stack(zs), [BR, BN]) - b_s * (b_count - 1) + b_base
+    b_z = tl.reshape(stack(zs), [BR, BN])
+    if SHIFTED:
+        b_z = b_z - tl.max(b_z, 1)[:, None]
+    else:
+        b_z = b_z - 0.5 * b_s * (b_count - 1) + b_base
+    # a shifted entry may be lower than any finite number
+    b_z = tl.where(b_x == float("-inf"), b_x, tl.maximum(b_z * (1 / b_unit), LOWEST))
     b_z = tl.where(b_good, b_z, float("nan")).to(p_z.dtype.element_ty)
     tl.store(p_z + o_r + b_index, b_z, mask=b_index < n)
     tl.store(p_order + o_r + o_n, b_index, mask=o_n < n)

@@ -3,8 +3,8 @@
     z = argmin 1/2 ||z - x||^2 + strength sum |z_{i+1} - z_i|
 
 -inf entries are absent: their neighbours are adjacent to each other, and z is -inf there. Neighbours that the
-solution fuses are bit-equal. If `shifted`, z is less by the maximum of x, without the rounding of that difference. NaN
-or +inf in a row, or a strength that is not >= 0, fills the row with NaN.
+solution fuses are bit-equal. If `shifted`, z is less by its own maximum, without the rounding of that difference, and
+no lower than the lowest finite number. NaN or +inf in a row, or a strength that is not >= 0, fills the row with NaN.
 
 Shapes: x `(*batch, n)`, strength `(*batch,)`; z like x.
 """

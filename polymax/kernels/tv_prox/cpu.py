@@ -1,10 +1,12 @@
-"""Total-variation prox by the taut string, for Numba; float64 inside, O(n) a row.
+"""Total-variation prox by dynamic programming, for Numba; float64 inside, O(n) a row.
 
-The partial sums of z are a string pulled tight through a tube of half-width `strength` around the partial sums of x.
 Since |z - x| <= 2 strength, neighbours further apart than 4 strength are never fused: cutting there first leaves
-mostly entries alone or in pairs, which have a closed form.
+mostly entries alone or in pairs, which have a closed form. For longer runs, the derivative of the best cost of the
+entries so far, as a function of the last one, is piecewise linear: where it reaches -strength and strength, the entry
+before parts from its follower. From the last entry back, each one is its follower's value, cut off at those points, so
+that a rounding error anywhere moves z by no more than itself.
 
-See: Davies and Kovac 2001, Section 2 (the string); Condat 2013 (the walk along it).
+See: Johnson 2013, A dynamic programming algorithm for the fused lasso and L0-segmentation, Section 2.
 """
 
 import numpy as np
@@ -13,61 +15,76 @@ from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel, rows, wide_like
 from polymax.kernels.numba_math import inline, kernel, row_max, row_sum
+from polymax.kernels.widen import UNITS
+
+# rows that reach further are computed in a smaller unit, so that sums stay finite
+WIDEST, SMALL_UNIT = UNITS[torch.float64]
 
 
 def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
     out = wide_like(x)
     strengths = strength.detach().to(torch.float64).reshape(-1).numpy()
-    parallel(_tv_prox, x.shape, 8, rows(x), strengths, rows(out), shifted)
+    parallel(_tv_prox, x.shape, 8, rows(x), strengths, rows(out), shifted, torch.finfo(x.dtype).min)
     return out.to(x.dtype)
 
 
 @kernel
-def _tv_prox(start, stop, x, strengths, out, shifted):
+def _tv_prox(start, stop, x, strengths, out, shifted, lowest):
     n = x.shape[1]
     y = np.empty(n)
     z = np.empty(n)
     pull = np.empty(n)
     edges = np.empty(n, np.int32)
-    hulls = np.empty((4, n))
+    knots = np.empty((3, 2 * n))
+    limits = np.empty((2, n))
     for i in range(start, stop):
         row = out[i]
         top = np.float64(row_max(x[i]))
         base = top if top > -np.inf else 0.0
-        count = _gather(x[i], base, y)
+        unit = 1.0
+        count = _gather(x[i], base, unit, y)
         spread = -row_sum(y[:count])
         strength = strengths[i]
-        if not (spread >= 0 and strength >= 0):
+        if not (spread >= 0 and strength >= 0 and base < np.inf):
             row[:] = np.nan
             continue
+        if spread > WIDEST:
+            unit = SMALL_UNIT
+            count = _gather(x[i], base, unit, y)
+            spread = -row_sum(y[:count])
+            strength *= unit
         if count > 0:
-            # a tube this wide leaves the string straight; a wider one only loses digits
-            _solve(y, count, min(strength, 2 * spread), z, pull, edges, hulls)
-        back = 0.0 if shifted else base
+            # beyond this the solution is constant; a larger strength only loses digits
+            _solve(y, count, min(strength, 2 * spread), z, pull, edges, knots, limits)
+        back, away = base, 0.0
+        if shifted:
+            back, away = 0.0, row_max(z[:count])
+        for j in range(count):
+            # a shifted entry may be lower than any finite number
+            z[j] = max((z[j] - away) * (1 / unit) + back, lowest)
         if count == n:
-            for j in range(n):
-                row[j] = z[j] + back
+            row[:] = z
             continue
         count = 0
         for j in range(n):
             row[j] = -np.inf
             if x[i, j] > -np.inf:
-                row[j] = z[count] + back
+                row[j] = z[count]
                 count += 1
 
 
 @inline
-def _gather(x, base, y):
-    """Pack entries other than -inf, less base, to the front of y; their count."""
+def _gather(x, base, unit, y):
+    """Pack entries other than -inf, less base and in a unit, to the front of y; their count."""
     count = 0
     for j in range(x.size):
-        y[count] = x[j] - base
+        y[count] = x[j] * unit - base * unit
         count += x[j] != -np.inf
     return count
 
 
 @inline
-def _solve(y, n, strength, z, pull, edges, hulls):
+def _solve(y, n, strength, z, pull, edges, knots, limits):
     # pull[j] is the dual variable between j and j + 1 where it is certain, else 0
     far = 4 * strength
     for j in range(n - 1):
@@ -96,82 +113,61 @@ def _solve(y, n, strength, z, pull, edges, hulls):
             half -= min(max(half, -strength), strength)
             z[first], z[last] = middle - half, middle + half
         else:
-            _taut_string(z[first : last + 1], strength, hulls)
+            _fuse(z[first : last + 1], strength, knots, limits)
 
 
 @inline
-def _taut_string(y, strength, hulls):
-    """Replace y by the slopes of its string.
+def _fuse(y, strength, knots, limits):
+    """Replace y, of at least two entries, by its prox.
 
-    From the last bend, `high / high_width` is the steepest slope that stays below the upper wall and
-    `-low / low_width` the flattest above the lower wall. Once they cross, the string follows the wall that was
-    touched first, up to there; the hull of what follows on that wall, built lazily, gives the next slope.
+    With the entries 0..k chosen as well as possible, the slope of the cost in z_k is piecewise linear: from the left,
+    each knot adds its slope and intercept. It is cut off at -strength and strength, at the points low[k] and high[k].
     """
-    bend = 0
-    total = 0.0
-    upper, lower = strength, strength
-    high = high_width = low = low_width = 0.0
-    high_head = high_tail = high_next = 0
-    low_head = low_tail = low_next = 0
-    for k in range(y.size):
-        # both walls end in the same point
-        end = strength if k == y.size - 1 else 0.0
-        total += y[k]
-        width = float(k + 1 - bend)
-        reach = total + upper - end
-        if reach * high_width <= high * width:
-            high, high_width = reach, width
-            high_head, high_tail, high_next = 0, 0, k + 1
-        reach = lower - total - end
-        if reach * low_width <= low * width:
-            low, low_width = reach, width
-            low_head, low_tail, low_next = 0, 0, k + 1
-        while high * low_width + low * high_width < 0:
-            if high_width < width:
-                high_tail = _push(y, 1.0, high_next, k, end, hulls[0], hulls[1], high_head, high_tail)
-                high_next = k + 1
-                bend = _lay(y, bend, high, high_width, 1.0)
-                total -= high - upper
-                upper, lower = 0.0, 2 * strength
-                low, low_width = low + high, low_width - high_width
-                high, high_width = hulls[0, high_head], hulls[1, high_head]
-                high_head += 1
-                width = low_width
-            elif low_width < width:
-                low_tail = _push(y, -1.0, low_next, k, end, hulls[2], hulls[3], low_head, low_tail)
-                low_next = k + 1
-                bend = _lay(y, bend, low, low_width, -1.0)
-                total -= lower - low
-                upper, lower = 2 * strength, 0.0
-                high, high_width = high + low, high_width - low_width
-                low, low_width = hulls[2, low_head], hulls[3, low_head]
-                low_head += 1
-                width = high_width
-            else:
-                break
-    _lay(y, bend, high, high_width, 1.0)
+    at, slope, intercept = knots
+    low, high = limits
+    n = y.size
+    # entries close to their first one keep more digits than close to the row's maximum
+    base = y[0]
+    size = 0.0
+    for k in range(n):
+        y[k] -= base
+        size = max(size, abs(y[k]))
+    left, right = n - 1, n
+    low[0], high[0] = y[0] - strength, y[0] + strength
+    at[left], slope[left], intercept[left] = low[0], 1.0, strength - y[0]
+    at[right], slope[right], intercept[right] = high[0], -1.0, strength + y[0]
+    for k in range(1, n - 1):
+        a, b, left = _rise(at, slope, intercept, left, right, y[k] + strength, -strength)
+        low[k] = (-strength - b) / a
+        a_high, b_high = -1.0, y[k] - strength
+        while right >= left and -a_high * at[right] - b_high >= strength:
+            a_high += slope[right]
+            b_high += intercept[right]
+            right -= 1
+        high[k] = (strength + b_high) / -a_high
+        left -= 1
+        right += 1
+        at[left], slope[left], intercept[left] = low[k], a, b + strength
+        at[right], slope[right], intercept[right] = high[k], a_high, b_high + strength
+    a, b, left = _rise(at, slope, intercept, left, right, y[n - 1] + strength, 0.0)
+    value = -b / a
+    # a tie, but for rounding, fuses
+    noise = 8 * np.finfo(np.float64).eps * (strength + size)
+    y[n - 1] = value + base
+    for k in range(n - 2, -1, -1):
+        if value < low[k] - noise:
+            value = low[k]
+        elif value > high[k] + noise:
+            value = high[k]
+        y[k] = value + base
 
 
 @inline
-def _push(y, sign, start, last, end, sums, widths, head, tail):
-    """Extend the convex hull of the partial sums of sign * y by entries start..last; its new tail."""
-    for j in range(start, last + 1):
-        total = sign * y[j] - (end if j == last else 0.0)
-        width = 1.0
-        while tail > head and sums[tail - 1] * width >= total * widths[tail - 1]:
-            tail -= 1
-            total += sums[tail]
-            width += widths[tail]
-        sums[tail], widths[tail] = total, width
-        tail += 1
-    return tail
-
-
-@inline
-def _lay(y, bend, total, width, sign):
-    """Let the string run straight over the next `width` entries; the place of the next bend."""
-    slope = sign * (total / width)
-    stop = bend + int(width)
-    for j in range(bend, stop):
-        y[j] = slope
-    return stop
+def _rise(at, slope, intercept, left, right, score, level):
+    """Slope and intercept where the derivative, which begins as z - score, comes to the level; and the next knot."""
+    a, b = 1.0, -score
+    while left <= right and a * at[left] + b <= level:
+        a += slope[left]
+        b += intercept[left]
+        left += 1
+    return a, b, left

@@ -22,7 +22,8 @@ def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
     if count and n:
         br, bt, be, warps = tile(count, n)
         args = x.contiguous(), strength.contiguous(), z, count, n
-        sizes = {"SHIFTED": shifted, "WIDE": x.dtype == torch.float64, "BR": br, "BT": bt, "BE": be}
+        sizes = {"SHIFTED": shifted, "WIDE": x.dtype == torch.float64, "LOWEST": torch.finfo(x.dtype).min}
+        sizes |= {"BR": br, "BT": bt, "BE": be}
         with on_device(x):
             _tv_prox[(triton.cdiv(count, br),)](*args, **sizes, num_warps=warps)
     return z
@@ -42,6 +43,7 @@ def _tv_prox(
     n,
     SHIFTED: tl.constexpr,
     WIDE: tl.constexpr,
+    LOWEST: tl.constexpr,
     BR: tl.constexpr,
     BT: tl.constexpr,
     BE: tl.constexpr,
@@ -54,11 +56,13 @@ def _tv_prox(
     o_n = tl.arange(0, BT * BE)[None, :]
     b_x = tl.load(p_x + (i_r * n)[:, None] + o_n, mask=o_n < n, other=float("-inf")).to(dtype)
     b_s = tl.load(p_strength + i_r).to(dtype)[:, None]
-    b_good, b_range, b_base = extent(b_x)
+    b_good, b_unit, b_range, b_base = extent(b_x)
     b_good = b_good & (b_s >= 0)
+    b_s *= b_unit
     # beyond this the solution is constant
     b_s = tl.where(b_good, tl.minimum(b_s, n * b_range), 0)
-    b_limit = b_s + 8 * eps * (b_s + b_range)
+    # what is left in one run after the certain cuts has a range of 4 strengths a step
+    b_limit = b_s + 8 * eps * (b_s + tl.minimum(b_range, 4 * n * b_s))
 
     xs = load_row(p_x, p_x, i_r, n, float("-inf"), dtype, False, BT, BE)
     b_present = tl.zeros([BR, BT], tl.uint32)
@@ -67,7 +71,7 @@ def _tv_prox(
         # a NaN would keep the loop from ending: it is put back at the end
         b_here = b_good & (xs[k] != float("-inf"))
         b_present |= b_here.to(tl.uint32) << k
-        ys = ys + (tl.where(b_here, xs[k], b_base) - b_base,)
+        ys = ys + (tl.where(b_here, xs[k] * b_unit, b_base) - b_base,)
     b_cut, b_up = _certain_cuts(ys, b_present, b_s)
     b_last = ((tl.arange(0, BT) == BT - 1).to(tl.uint32) << (BE - 1))[None, :]
     zs = ys
@@ -87,10 +91,15 @@ def _tv_prox(
 
     b_back = b_base
     if SHIFTED:
-        b_back = b_base - tl.max(tl.where(b_good, b_x, float("-inf")), 1)[:, None]
+        b_high = tl.full(zs[0].shape, float("-inf"), dtype)
+        for k in tl.static_range(BE):
+            b_high = tl.maximum(b_high, tl.where(bit(b_present, k), zs[k], float("-inf")))
+        b_back = -tl.max(b_high, 1)[:, None]
     out = ()
     for k in tl.static_range(BE):
-        b_z = tl.where(bit(b_present, k), zs[k] + b_back, float("-inf"))
+        # a shifted entry may be lower than any finite number
+        b_z = tl.maximum((zs[k] + b_back) * (1 / b_unit), LOWEST)
+        b_z = tl.where(bit(b_present, k), b_z, float("-inf"))
         out = out + (tl.where(b_good, b_z, float("nan")),)
     store_row(p_z, p_z, i_r, n, out, False)
 

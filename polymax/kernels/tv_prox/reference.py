@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.segment_mean.reference import run_mean
+from polymax.kernels.widen import unit
 
 
 def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
@@ -21,11 +22,11 @@ def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
     present, order = (x != -torch.inf).sort(dim=-1, descending=True, stable=True)
     y = x.to(torch.float32 if x.device.type == "mps" else torch.float64).gather(-1, order)
     top = y.amax(-1, keepdim=True)
-    y = torch.where(present, y - top, 0)
-    strength = strength.to(y.dtype).unsqueeze(-1)
+    scale = unit(torch.where(present, y, top).amin(-1, keepdim=True), top)
+    y = torch.where(present, y * scale - top * scale, 0)
+    strength = strength.to(y.dtype).unsqueeze(-1) * scale
     # beyond this the solution is constant
     width = strength.minimum(2 * y.abs().sum(-1, keepdim=True))
-    noise = 8 * torch.finfo(y.dtype).eps * (width + y.abs().amax(-1, keepdim=True))
 
     run = torch.zeros(x.shape, dtype=torch.int64, device=x.device)
     # what the right neighbour of each entry pulls at it, once they are parted
@@ -36,13 +37,20 @@ def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
         begins = run != _shifted(run, -1)
         ends = begins.roll(-1, -1)
         ends[..., -1] = True
-        above = _above(torch.where(present, pulled - mean, 0), begins, ends, width, noise)
+        gain = torch.where(present, pulled - mean, 0)
+        # of each run for itself: elsewhere in the row, entries may be larger by any factor
+        size = torch.zeros_like(y).scatter_reduce(-1, run, gain.abs(), "amax").gather(-1, run)
+        noise = 8 * torch.finfo(y.dtype).eps * (width + mean.abs() + size)
+        above = _above(gain, begins, ends, width, noise)
         cut = (above != above.roll(-1, -1)) & ~ends
         if not cut.any():
             break
         pull = torch.where(cut, torch.where(above, -width, width), pull)
         run = run + cut.cumsum(-1) - cut.long()
-    z = torch.where(strength == 0, y, mean) + (0 if shifted else top)
+    z = torch.where(present, torch.where(strength == 0, y, mean), -torch.inf)
+    z = (z - z.amax(-1, keepdim=True)) / scale if shifted else z / scale + top
+    # a shifted entry may be lower than any finite number
+    z = z.clamp(min=torch.finfo(x.dtype).min)
     z = torch.empty_like(z).scatter(-1, order, torch.where(present, z, -torch.inf))
     bad = ~((x < torch.inf).all(-1, keepdim=True) & (strength >= 0))
     return torch.where(bad, torch.nan, z).to(x.dtype)
@@ -51,7 +59,7 @@ def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
 def _above(gain: Tensor, begins: Tensor, ends: Tensor, width: Tensor, noise: Tensor) -> Tensor:
     """Labels of each run that maximise sum gain over the entries labelled True, less width per change of label."""
     n = gain.shape[-1]
-    width, noise = width.squeeze(-1), noise.squeeze(-1)
+    width = width.squeeze(-1)
     # by how much True is better than False for entry i, the best labels before it given
     better = gain.clone()
     for i in range(1, n):
@@ -59,7 +67,7 @@ def _above(gain: Tensor, begins: Tensor, ends: Tensor, width: Tensor, noise: Ten
         better[..., i] += torch.where(begins[..., i], 0, before)
     above = better > 0
     for i in range(n - 2, -1, -1):
-        sure = ends[..., i] | (better[..., i].abs() > width + noise)
+        sure = ends[..., i] | (better[..., i].abs() > width + noise[..., i])
         above[..., i] = torch.where(sure, above[..., i], above[..., i + 1])
     return above
 
