@@ -32,7 +32,7 @@ def measured(run: Path, measure: str) -> tuple[list[int], list[float]]:
     if not log.exists():
         raise FileNotFoundError(f"{log} is missing: no epoch of this run was finished")
     rows = logged(Run(run))
-    columns = list(rows[0]) if rows else []
+    columns = [str(name) for name in rows[0]] if rows else []
     name = measure if measure in columns else f"dev_{measure}"
     if name not in columns:
         raise ValueError(f"--measure: {log} has no column {measure}; there are {', '.join(columns)}")
