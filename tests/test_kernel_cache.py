@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from numba.core import config
 from numba.core.caching import _CacheLocator
 
 import polymax
@@ -24,8 +25,9 @@ def twice(x):
 
 
 @pytest.fixture
-def module(tmp_path):
+def module(tmp_path, monkeypatch):
     """Load a module with one kernel afresh, as a new process would."""
+    monkeypatch.setattr(config, "CACHE_DIR", "")
     path = tmp_path / "doubling.py"
     path.write_text(SOURCE)
 
