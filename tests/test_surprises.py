@@ -181,7 +181,7 @@ def test_unknown_names():
 
 
 def test_public_names():
-    """What `import polymax` names is what it lists; its files are not names, and modules that it lists are loaded late."""
+    """What `import polymax` names is what it lists; its files are no names, and modules that need extras come late."""
     script = (
         "import types, polymax as pm\n"
         "own = {name: value for name, value in vars(pm).items() if not name.startswith('_')}\n"
