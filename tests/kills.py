@@ -25,7 +25,7 @@ from polymax.recipes.training.fit import train
 from polymax.recipes.training.run import Run, read_digests, tensors
 
 # so large that writing takes a good part of the time
-OPTIONS = {"hidden": 192, "embedding": 128, "batch_size": 16, "longest": 12, "accelerator": "cpu", "lr": 0.003}
+OPTIONS = {"hidden": 256, "embedding": 256, "batch_size": 16, "longest": 12, "accelerator": "cpu", "lr": 0.003}
 EPOCHS = 12
 ELSEWHERE = Path("/dev/shm")
 
@@ -57,19 +57,45 @@ def campaign(folder, count, seed=0, epochs=EPOCHS, options=OPTIONS, say=lambda t
         while not run.last.exists() and process.is_alive():
             time.sleep(0.005)
         while killed < count:
-            process.join(chance.uniform(0, seconds * 3 / epochs))
+            moment = chance.choice(MOMENTS)
+            moment(process, run, chance, seconds / epochs)
             if not process.is_alive():
                 break
             process.kill()
             process.join()
             killed += 1
             left = check_files(run)
-            say(f"kill {killed}: after epoch {rows_of(run)[-1]['epoch']}{left}")
+            say(f"kill {killed}, {moment.__doc__.lower()[:-1]}: after epoch {rows_of(run)[-1]['epoch']}{left}")
             process = started(files, run, {}, resume=True)
         finish(process)
         compare(run, whole)
         ended += 1
     return ended
+
+
+def at_any_moment(process, run, chance, seconds):
+    """At any moment."""
+    process.join(chance.uniform(0, 4 * seconds))
+
+
+def after_an_epoch(process, run, chance, seconds):
+    """After another epoch."""
+    before = run.log.read_bytes()
+    while process.is_alive() and run.log.read_bytes() == before:
+        time.sleep(0.002)
+    process.join(chance.uniform(0, seconds))
+
+
+def while_writing(process, run, chance, seconds):
+    """While a file is written."""
+    skipped = chance.randrange(8)
+    while process.is_alive() and skipped >= 0:
+        if any(name.endswith(".part") for name in os.listdir(run.path)):
+            skipped -= 1
+            time.sleep(chance.uniform(0, 0.004))
+
+
+MOMENTS = (at_any_moment, after_an_epoch, while_writing, while_writing)
 
 
 def started(files, run, given, resume=False):

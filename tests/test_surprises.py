@@ -181,7 +181,7 @@ def test_unknown_names():
 
 
 def test_public_names():
-    """`import polymax` names what it lists and no file; modules among these names are loaded on demand."""
+    """What `import polymax` names is what it lists; its files are no names, and modules that need extras come late."""
     script = (
         "import types, polymax as pm\n"
         "own = {name: value for name, value in vars(pm).items() if not name.startswith('_')}\n"

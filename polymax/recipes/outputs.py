@@ -47,6 +47,8 @@ def writable_directory(out: Path, flag: str = "--out") -> None:
     there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not there.is_dir():
         raise NotADirectoryError(f"{flag}: {out} cannot be made; {there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"{flag}: no permission to write into {there}")
     probe = there / f".polymax-{os.getpid()}"
     try:
         # permissions do not tell all: a mount may be read-only, or not keep files
