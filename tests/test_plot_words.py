@@ -62,6 +62,7 @@ PICTURES = {
     "labelled tree": lambda w: plot.tree(np.triu(np.ones((3, 3)))[..., None] * [0.5, 0.3, 0.2], w, labels=w),
     "one tree": lambda w: plot.tree(np.eye(3)[..., None] * [1, 0, 0], w, labels=w),
     "arcs": lambda w: plot.arcs(np.eye(4, k=1), w),
+    "dependencies": lambda w: plot.dependencies([2, 0, 2], w, w),
     "matching": lambda w: plot.matching(np.eye(3), w, w),
     "support": lambda w: plot.support(pm.SparseMap(pm.Assignment()).distribution(torch.eye(3)), w, w)[0],
     "centroids": lambda w: centroid_panels(torch.zeros(3, 1, 4, 1), {x: [torch.zeros(4, 1)] for x in w}).axes[0],

@@ -5,10 +5,22 @@ pyplot or the settings of matplotlib. Save with `ax.figure.savefig("picture.png"
 """
 
 from polymax.plot.alignment import alignment
+from polymax.plot.dependencies import dependencies
 from polymax.plot.matrix import attention
 from polymax.plot.mixture import matching, support
 from polymax.plot.regularizer import curves, simplex
 from polymax.plot.sequence import sequence
 from polymax.plot.tree import arcs, tree
 
-__all__ = ["alignment", "arcs", "attention", "curves", "matching", "sequence", "simplex", "support", "tree"]
+__all__ = [
+    "alignment",
+    "arcs",
+    "attention",
+    "curves",
+    "dependencies",
+    "matching",
+    "sequence",
+    "simplex",
+    "support",
+    "tree",
+]

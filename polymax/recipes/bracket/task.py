@@ -10,12 +10,13 @@ from torch import Tensor
 
 from polymax.recipes.bracket.alternatives import alternatives
 from polymax.recipes.bracket.data import ESCAPES, Charts, read_brackets, tree_of, vocabularies_of
-from polymax.recipes.bracket.model import LOSSES, Bracketer, Scored
+from polymax.recipes.bracket.model import LOSSES, SMOOTHINGS, Bracketer, Scored, rooted
 from polymax.recipes.bracket.text import sentences, units
 from polymax.recipes.metrics import BracketF1, TokenAccuracy
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.readers.spans import Span
 from polymax.recipes.readers.trees import Tree
+from polymax.recipes.results import BracketResult, token_lists
 from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.text.tokenizer import RawSentence
 from polymax.recipes.text.tokens import TokenTable
@@ -93,6 +94,11 @@ class BracketTask(Task):
         # a line that begins with a bracket would begin a tree
         return [" ".join(token.translate(ESCAPES) for token in sentence.tokens)]
 
+    def results(self, trained: Trained, inputs: list[str | Sequence[str]]) -> list[BracketResult]:
+        sentences = token_lists(inputs)
+        found = zip(sentences, parsed(trained, sentences, False), span_marginals(trained, sentences))
+        return [BracketResult(tokens, parses[0][1], spans) for tokens, parses, spans in found]
+
     def predict(self, trained: Trained, inputs: list[list[list[str]]], before: int) -> Iterator[str]:
         """A tree a line, and an empty line for one; with `distribution` the input's number, a probability, a tree."""
         listed = iter(parsed(trained, [words for unit in inputs for words in unit], trained.options.distribution))
@@ -118,6 +124,22 @@ def parsed(trained: Trained, texts: list[list[str]], distribution: bool) -> list
         charts = _charts(model, scored, distribution)
         for row, tagged, listed in zip(rows.tolist(), tags, charts):
             found.append(_merged((p, _tree(trained, texts[row], tagged, labels)) for p, labels in listed))
+    return [found[k] for k in places(batches).tolist()]
+
+
+@torch.no_grad()
+def span_marginals(trained: Trained, texts: list[list[str]]) -> list[Tensor | None]:
+    """The probabilities that spans are constituents, (n, n), in the order of the sentences; None without any."""
+    if trained.options.loss not in SMOOTHINGS:
+        return [None] * len(texts)
+    model, table = _bracketer(trained), TokenTable(texts, trained.vocabularies)
+    batches = sorted_batches(table.sizes, trained.options.batch)
+    found: list[Tensor | None] = []
+    for rows in batches:
+        scored = model(moved(table[rows], model))
+        # the first label is that of no constituent
+        mu = SMOOTHINGS[trained.options.loss](scored.trees)(rooted(scored))[..., 1:].sum(-1).cpu()
+        found += [part[:n, :n] for part, n in zip(mu, table.sizes[rows].tolist())]
     return [found[k] for k in places(batches).tolist()]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,12 @@ from polymax.recipes.entail.esim import ALIGNMENTS, Esim
 from polymax.recipes.entail.reader import Reader
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.readers.tsv import Pair
+from polymax.recipes.results import EntailResult, two_texts
 from polymax.recipes.seq2seq.attention import NAMES
 from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
-from polymax.recipes.training.vocabulary import Words
+from polymax.recipes.training.vocabulary import END, SPECIALS, Words, stored_words
 
 MODELS: dict[str, type[Reader] | type[Esim]] = {"attention": Reader, "esim": Esim}
 
@@ -77,6 +79,19 @@ class EntailTask(Task):
 
     def parse(self, file: str, unit: list[Line]) -> Pair | None:
         return parse_pair(file, unit[0]) if unit[0].text.strip() else None
+
+    def results(self, trained: Trained, inputs: list[Any]) -> list[EntailResult]:
+        pairs = [Pair("", *two_texts(one)) for one in inputs]
+        words = stored_words(trained.vocabularies, "words")
+        found = []
+        for pair, row in zip(pairs, probabilities(trained, pairs).tolist()):
+            encoded = Pairs([pair], trained.vocabularies["words"])[torch.tensor([0])]
+            with torch.no_grad():
+                weights = trained.model(moved(encoded, trained.model)).weights.cpu()
+            label = LABELS[row.index(max(row))]
+            first, second = ([*words.split(text), SPECIALS[END]] for text in (pair.first, pair.second))
+            found.append(EntailResult(label, dict(zip(LABELS, row)), first, second, weights.squeeze(-3)))
+        return found
 
     def predict(self, trained: Trained, inputs: list[Pair | None], before: int) -> Iterator[str]:
         """The label and the probabilities of all, in the order of LABELS; an empty line stays one."""

@@ -4,12 +4,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import rich
 import torch
 import typer
 
 import polymax as pm
 from polymax.cli import fail, plain_errors
+from polymax.plot.canvas import new_axes
 from polymax.recipes.latent.classifier import Classifier
 from polymax.recipes.latent.data import Example, Examples, tokens
 from polymax.recipes.latent.task import LatentTask, fitting
@@ -31,8 +33,6 @@ def plot_tree(
     options: Late = None,
 ) -> None:
     """Draw the tree that a model of latent trees finds, and print its label."""
-    from matplotlib import pyplot
-
     with plain_errors("stopped", ValueError):
         writable_file(out, inputs=Run(run).files)
         trained = loaded(run, device, options)
@@ -44,21 +44,22 @@ def plot_tree(
         if not made.spans and not made.heads:
             fail(f"{run} is a run of --model {trained.options.model}, which has no trees")
         words = stored_words(trained.vocabularies, "words")
-        figure, axes = pyplot.subplots(len(example.sides), squeeze=False)
-        for k, side in enumerate(example.sides):
-            read = tokens(side, words)
+        sides = [tokens(side, words) for side in example.sides]
+        # as wide as the longer sentence needs
+        width = max(6.4, 0.45 * max(map(len, sides)))
+        axes = np.atleast_1d(new_axes(width, 4.8 * len(sides), rows=len(sides)))
+        for k, read in enumerate(sides):
             n = len(read)
             if made.spans:
                 y = torch.eye(n)
                 for first, last in made.spans[k]:
                     y[first, last] = 1
-                pm.plot.tree(y, read, ax=axes[k, 0])
+                pm.plot.tree(y, read, ax=axes[k])
             else:
                 y = torch.zeros(n + 1, n + 1)
                 y[torch.tensor(made.heads[k]), torch.arange(1, n + 1)] = 1
-                pm.plot.arcs(y, read, ax=axes[k, 0])
-        save_picture(figure, out, bbox_inches="tight", dpi=150)
-        pyplot.close(figure)
+                pm.plot.arcs(y, read, ax=axes[k])
+        save_picture(axes[0].figure, out, bbox_inches="tight", dpi=150)
         label = next(iter(trained.predict([source])))
         rich.get_console().print(f"{label}\nwrote {out}", highlight=False, soft_wrap=True, markup=False)
 

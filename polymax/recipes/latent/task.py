@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -14,6 +15,8 @@ from polymax.recipes.latent.models import Gold, Gumbel, Sequential, Spinn
 from polymax.recipes.latent.options import LatentOptions
 from polymax.recipes.latent.trees import Found, binary_measures, found, head_measures
 from polymax.recipes.readers.binary_parses import format_binary
+from polymax.recipes.readers.lines import Line
+from polymax.recipes.results import LatentResult, two_texts
 from polymax.recipes.training.measured import moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies
 from polymax.recipes.training.vocabulary import stored_words
@@ -83,6 +86,24 @@ class LatentTask(Task):
             rows = torch.arange(min(options.batch, len(examples)))
             report |= gradient_measures(model, moved(data[rows], model), options.gradients)
         return {**report, "examples_per_second": len(examples) / seconds}
+
+    def results(self, trained: Trained, inputs: list[Any]) -> list[LatentResult]:
+        lines = [one if isinstance(one, str) else "\t".join(two_texts(one)) for one in inputs]
+        parsed = [self.parse("input", [Line(k, text, text)]) for k, text in enumerate(lines, 1)]
+        if None in parsed:
+            raise ValueError(f"inputs must be texts with a word; got {inputs[parsed.index(None)]!r}")
+        examples = [fitting(trained, given) for given in parsed]
+        data = self.encode(examples, trained.vocabularies)
+        made = found(_classifier(trained), data, trained.options.batch)
+        labels, words = (stored_words(trained.vocabularies, name) for name in ("labels", "words"))
+        results = []
+        for k, (example, row) in enumerate(zip(examples, made.scores.softmax(-1).tolist())):
+            own = slice(k * data.sides, (k + 1) * data.sides)
+            read = [tokens(side, words) for side in example.sides]
+            label = labels.words[row.index(max(row))]
+            shares = dict(zip(labels.words, row))
+            results.append(LatentResult(label, shares, read, made.spans[own], made.heads[own]))
+        return results
 
     def predict(self, trained: Trained, inputs: list[Given | None], before: int) -> Iterator[str]:
         """The label and its probability, and with `trees` the trees; an empty line stays one."""

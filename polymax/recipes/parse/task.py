@@ -11,12 +11,13 @@ from torch import Tensor
 
 from polymax.recipes.doubts import doubt_skipped
 from polymax.recipes.metrics import AttachmentScore
-from polymax.recipes.parse.alternatives import alternatives
+from polymax.recipes.parse.alternatives import SMOOTHINGS, alternatives, head_probabilities
 from polymax.recipes.parse.data import Treebank, read_treebanks, vocabularies_of
 from polymax.recipes.parse.lifting import crossed
 from polymax.recipes.parse.model import NAMES, Parser
 from polymax.recipes.readers.conllu import Sentence, parse_sentence
 from polymax.recipes.readers.lines import Line, ReadError, grouped
+from polymax.recipes.results import ParseResult, token_lists
 from polymax.recipes.text.raw import conllu_lines
 from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.text.tokenizer import RawSentence
@@ -116,6 +117,11 @@ class ParseTask(Task):
     def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
         return conllu_lines(sentence)
 
+    def results(self, trained: Trained, inputs: list[str | Sequence[str]]) -> list[ParseResult]:
+        sentences = token_lists(inputs)
+        found = zip(sentences, best_trees(trained, sentences), arc_marginals(trained, sentences))
+        return [ParseResult(tokens, *tree, arcs) for tokens, tree, arcs in found]
+
     def predict(self, trained: Trained, inputs: list[Sentence], before: int) -> Iterator[str]:
         full = [sentence.forms for sentence in inputs if sentence.words]
         if trained.options.distribution:
@@ -156,6 +162,20 @@ def best_trees(trained: Trained, sentences: Sequence[Sequence[str]]) -> list[Tre
         heads, relations = (part.tolist() for part in model.best(model(moved(tokens[rows], model))))
         trees += [tree_of(trained, *pair) for pair in zip(heads, relations)]
     return [trees[k] for k in places(batches).tolist()]
+
+
+@torch.no_grad()
+def arc_marginals(trained: Trained, sentences: Sequence[Sequence[str]]) -> list[Tensor | None]:
+    """The probabilities of all arcs, (n+1, n+1), [head, modifier], in the order of the sentences; None without any."""
+    if trained.options.loss not in SMOOTHINGS:
+        return [None] * len(sentences)
+    model, tokens = _parser(trained), TokenTable(sentences, trained.vocabularies)
+    batches = sorted_batches(tokens.sizes, trained.options.batch)
+    found: list[Tensor | None] = []
+    for rows in batches:
+        mu = head_probabilities(trained.options.loss, model(moved(tokens[rows], model))).cpu()
+        found += [part[: n + 1, : n + 1] for part, n in zip(mu, tokens.sizes[rows].tolist())]
+    return [found[k] for k in places(batches).tolist()]
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polymax.recipes.readers.lines import Line
+from polymax.recipes.results import TranslationResult
 from polymax.recipes.seq2seq.attention import NAMES
 from polymax.recipes.seq2seq.data import Batch, Pairs, Referenced, read_texts
 from polymax.recipes.seq2seq.measures import bleu, rouge
@@ -90,6 +91,17 @@ class Seq2SeqTask(Task):
 
     def parse(self, file: str, unit: list[Line]) -> str:
         return unit[0].text
+
+    def results(self, trained: Trained, inputs: list[str]) -> list[TranslationResult]:
+        found = []
+        for text in inputs:
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(f"inputs must be texts with a word; got {text!r}")
+            weights, target, source = attended(trained, text)
+            vocabulary = trained.vocabularies["target"]
+            written = vocabulary.decode(target_words(found_targets(trained, [text]).words[0]))
+            found.append(TranslationResult(written, target, source, weights))
+        return found
 
     def predict(self, trained: Trained, inputs: list[str], before: int) -> Iterator[str]:
         full = [text for text in inputs if text.strip()]

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.readers.series import Series
+from polymax.recipes.results import SeriesResult
 from polymax.recipes.series.data import LabelledSeries, read_labelled_series, shape_of, vocabularies_of
 from polymax.recipes.series.given import Given, given_series
 from polymax.recipes.series.model import Centroids
@@ -67,6 +69,11 @@ class SeriesTask(Task):
         """A series, whose class is not used; None for a line of a header."""
         return given_series(file, unit[0])
 
+    def results(self, trained: Trained, inputs: list[Any]) -> list[SeriesResult]:
+        names = classes_of(trained.vocabularies)
+        rows = nearest(trained, [Series(_values(one), None) for one in inputs]).tolist()
+        return [SeriesResult(names[row.index(min(row))], dict(zip(names, row))) for row in rows]
+
     def predict(self, trained: Trained, inputs: list[Given | None], before: int) -> Iterator[str]:
         """The class of each series, and its discrepancies to all classes."""
         names = classes_of(trained.vocabularies)
@@ -84,6 +91,14 @@ def nearest(trained: Trained, series: Sequence[Series]) -> Tensor:
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     found = [model.distances(moved(encoded[rows], model)).amin(2).cpu() for rows in batches]
     return torch.cat(found)[places(batches)]
+
+
+def _values(given: Any) -> Tensor:
+    values = torch.as_tensor(given, dtype=torch.float64)
+    values = values.unsqueeze(1) if values.ndim == 1 else values
+    if values.ndim != 2 or 0 in values.shape or not bool(values.isfinite().all()):
+        raise ValueError(f"inputs must be series (n,) or (n, d) of finite values; got {tuple(values.shape)}")
+    return values
 
 
 def classes_of(vocabularies: Vocabularies) -> tuple[str, ...]:

@@ -12,10 +12,11 @@ from polymax.recipes.doubts import doubt, doubt_skipped
 from polymax.recipes.metrics import EntityF1, TokenAccuracy
 from polymax.recipes.readers.columns import Tagged
 from polymax.recipes.readers.lines import Line, ReadError, grouped
+from polymax.recipes.results import TagResult, token_lists
 from polymax.recipes.tag.alternatives import Tagging, alternatives
 from polymax.recipes.tag.columns import Chosen, Remembered, looks_wrong
 from polymax.recipes.tag.data import Sentences, read_tags, vocabularies_of, written
-from polymax.recipes.tag.model import NAMES, SPARSE, Tagger
+from polymax.recipes.tag.model import NAMES, SMOOTHINGS, SPARSE, Tagger
 from polymax.recipes.tag.spans import is_like, spell_spans
 from polymax.recipes.tag.text import Reader, Untagged
 from polymax.recipes.text.pretrained import PretrainedReader
@@ -156,9 +157,16 @@ class TagTask(Task):
         trained_on_conllu = isinstance(columns, Words) and Remembered.restored(columns).of_columns(0) is not None
         return conllu_lines(sentence) if trained_on_conllu else [*sentence.tokens, ""]
 
+    def results(self, trained: Trained, inputs: list[str | Sequence[str]]) -> list[TagResult]:
+        sentences = token_lists(inputs)
+        encoded = _encoded(trained, sentences)
+        names = stored_words(trained.vocabularies, "tags").words
+        found = zip(sentences, best_tags(trained, encoded), tag_probabilities(trained, encoded))
+        return [TagResult(tokens, tags, names, probabilities) for tokens, tags, probabilities in found]
+
     def predict(self, trained: Trained, inputs: list[Untagged], before: int) -> Iterator[str]:
         full = [sentence for sentence in inputs if sentence.rows]
-        encoded = _encoded(trained, full)
+        encoded = _encoded(trained, [sentence.tokens for sentence in full])
         if trained.options.distribution:
             listed = iter(taggings_of(trained, encoded) if full else ())
             for number, sentence in enumerate(inputs, before + 1):
@@ -181,6 +189,21 @@ def best_tags(trained: Trained, encoded: Sentences) -> list[list[str]]:
         found = model.best(model(moved(encoded[rows], model))).tolist()
         tags += [_names(trained, [tag for tag in row if tag >= 0]) for row in found]
     return [tags[k] for k in places(batches).tolist()]
+
+
+@torch.no_grad()
+def tag_probabilities(trained: Trained, encoded: Sentences) -> list[Tensor | None]:
+    """The probabilities of all tags at the tokens of sentences, (n, tags), in their order; None without any."""
+    if trained.options.loss not in SMOOTHINGS:
+        return [None] * len(encoded.sizes)
+    model = _tagger(trained)
+    batches = sorted_batches(encoded.sizes, trained.options.batch)
+    found: list[Tensor | None] = []
+    for rows in batches:
+        scored = model.constrained(model(moved(encoded[rows], model)))
+        mu = SMOOTHINGS[trained.options.loss](scored.chain)(scored.unary, scored.transition).unary.cpu()
+        found += [part[:length] for part, length in zip(mu, encoded.sizes[rows].tolist())]
+    return [found[k] for k in places(batches).tolist()]
 
 
 @torch.no_grad()
@@ -214,11 +237,9 @@ def _names(trained: Trained, tags: list[int]) -> list[str]:
     return written([names[tag] for tag in tags], stored_words(trained.vocabularies, "schemes"))
 
 
-def _encoded(trained: Trained, sentences: list[Untagged]) -> Sentences:
+def _encoded(trained: Trained, sentences: Iterable[list[str]]) -> Sentences:
     # O is a tag in every scheme; nothing reads them
-    return Sentences(
-        [Tagged(tokens, ["O"] * len(tokens)) for tokens in (s.tokens for s in sentences)], trained.vocabularies
-    )
+    return Sentences([Tagged(tokens, ["O"] * len(tokens)) for tokens in sentences], trained.vocabularies)
 
 
 def _tagger(trained: Trained) -> Tagger:

@@ -49,8 +49,10 @@ def add(app: typer.Typer) -> None:
     app.add_typer(group, name="train")
     from polymax.recipes.latent.commands import compare_trees, plot_tree
     from polymax.recipes.latent.draw import draw_listops
+    from polymax.recipes.parse.commands import plot_parse
 
-    for command in (evaluate, predict, plot_attention, plot_tree, plot_log, compare_trees, draw_listops, ambiguous):
+    drawing = (plot_attention, plot_tree, plot_parse, plot_log)
+    for command in (evaluate, predict, *drawing, compare_trees, draw_listops, ambiguous):
         app.command()(command)
 
 

@@ -86,6 +86,8 @@ class Trained:
     options: Any
     vocabularies: Vocabularies
     model: Model
+    # measures of a training that was just run, by the part of the data
+    reports: dict[str, Report] = field(default_factory=dict)
 
     def evaluate(self, *files: str | Path) -> Report:
         """The task's measures on files like those it was trained on; a ValueError that names what is not like them."""
@@ -103,6 +105,15 @@ class Trained:
         from polymax.recipes.training.predict import predictions
 
         return predictions(self, lines)
+
+    def results(self, inputs: Iterable[Any]) -> list[Any]:
+        """What is found for each input, as objects of `polymax.recipes.results`: structures and probabilities.
+
+        Inputs are texts or lists of tokens for tag, parse and bracket, texts for seq2seq and listops, pairs of texts
+        for entail and word-align, either for classify, and arrays (n,) or (n, d) for series.
+        """
+        given = list(inputs)
+        return self.task.results(self, given) if given else []
 
 
 class Task(ABC):
@@ -175,6 +186,10 @@ class Task(ABC):
     def doubts(self, log: Sequence[dict[str, str]], dev: Any) -> Iterator[str]:
         """What looks wrong about a training, by the rows of its log."""
         return iter(())
+
+    def results(self, trained: Trained, inputs: list[Any]) -> list[Any]:
+        """What is found for each of some inputs, as objects; a ValueError where a task has none."""
+        raise ValueError(f"{self.name} has no results as objects; predict gives lines")
 
     @abstractmethod
     def predict(self, trained: Trained, inputs: list[Any], before: int) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from polymax.recipes.metrics import AlignmentErrorRate
 from polymax.recipes.readers.alignments import WordAlignment
 from polymax.recipes.readers.lines import Line
+from polymax.recipes.results import AlignmentResult, two_texts
 from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
@@ -72,6 +74,15 @@ class WordAlignTask(Task):
     def parse(self, file: str, unit: list[Line]) -> Sides | None:
         return parse_sides(file, unit[0]) if not unit[0].blank else None
 
+    def results(self, trained: Trained, inputs: list[Any]) -> list[AlignmentResult]:
+        found = []
+        for one in inputs:
+            text = "\t".join(two_texts(one))
+            weights, target, source = attended(trained, text)
+            links = [(i, j) for i, j in (trained.options.threshold < weights.T).nonzero().tolist()]
+            found.append(AlignmentResult(source, target, links, weights.T))
+        return found
+
     def predict(self, trained: Trained, inputs: list[Sides | None], before: int) -> Iterator[str]:
         """Links i-j of source and target words, counted from 0; an empty line stays one."""
         listed = aligned(trained, [pair for pair in inputs if pair is not None])
@@ -96,6 +107,7 @@ def aligned(trained: Trained, pairs: list[Sides]) -> Iterator[tuple[Links, Tenso
     yield from (found[k] for k in places(batches).tolist())
 
 
+@torch.no_grad()
 def attended(trained: Trained, text: str) -> tuple[Tensor, list[str], list[str]]:
     """The mean weights of both directions for a pair in one text, the words of the target, and those of the source."""
     pair = parse_sides("--source", Line(1, text, text))

@@ -1,0 +1,48 @@
+"""The command plot-parse: the dependency tree of a sentence, as a picture."""
+
+from pathlib import Path
+from typing import Annotated
+
+import rich
+import typer
+
+from polymax.cli import fail, plain_errors, writable_file
+from polymax.recipes.results import ParseResult
+from polymax.recipes.training.commands import Device, Late, RunDirectory, loaded
+
+
+def plot_parse(
+    run: RunDirectory,
+    source: Annotated[str, typer.Option(help="Sentence to parse: raw text, or tokens where --tokens says so.")],
+    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("parse.png"),
+    tokens: Annotated[bool, typer.Option("--tokens", help="Take what is between spaces for tokens.")] = False,
+    probabilities: Annotated[bool, typer.Option(help="Show the probabilities of arcs, where there are any.")] = True,
+    device: Device = "auto",
+    options: Late = None,
+) -> None:
+    """Draw the dependency tree of a sentence, with relations and the probabilities of its arcs."""
+    from polymax import plot
+
+    with plain_errors("stopped", ValueError):
+        writable_file(out)
+        trained = loaded(run, device, options)
+        if trained.task.name != "parse":
+            fail(f"{run} is a run of {trained.task.name}; only parse has dependency trees to draw")
+        if not source.strip():
+            fail("--source must have a word")
+        (found,) = trained.results([source.split() if tokens else source])
+        assert isinstance(found, ParseResult)
+        shown = None if found.arcs is None or not probabilities else arc_probabilities(found)
+        axes = plot.dependencies(found.heads, found.tokens, found.relations, probabilities=shown)
+        axes.figure.savefig(out, bbox_inches="tight", dpi=150)
+        rows = zip(found.tokens, found.heads, found.relations)
+        for k, (token, head, relation) in enumerate(rows, 1):
+            print(f"{k}\t{token}\t{head}\t{relation}")
+        rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)
+
+
+def arc_probabilities(found: ParseResult) -> list[float]:
+    """Those of the arcs of the best tree, of each token that to its head."""
+    assert found.arcs is not None
+    # sums of floats may be a little above 1
+    return [min(1.0, float(found.arcs[head, word])) for word, head in enumerate(found.heads, 1)]
