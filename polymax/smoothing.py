@@ -229,7 +229,7 @@ class LocalMax(Smoothing):
                 return SHANNON
             case Gini():
                 return 2.0
-            case Tsallis(alpha=float() | int() as alpha):
+            case Tsallis(alpha=float() | int() as alpha) if alpha >= 1:
                 return float(alpha)
         return None
 

@@ -109,7 +109,7 @@ ROWS = [
     Case("gini", pm.Gini, oracles.gini, half_square, forward=True),
     *(
         Case(f"tsallis-{alpha}", pm.Tsallis, oracles.tsallis, tsallis_penalty, {"alpha": alpha}, forward=True)
-        for alpha in (1.0, 1.1, 1.33, 1.5, 1.75, 2.0, 2.5, 3.0)
+        for alpha in (0.25, 0.75, 1.0, 1.1, 1.33, 1.5, 1.75, 2.0, 2.5, 3.0)
     ),
     *(
         Case(f"norm-{alpha}", pm.Norm, oracles.norm, norm_penalty, {"alpha": alpha}, forward=True)
@@ -249,7 +249,7 @@ KERNEL_CALLS = {
         f"threshold-{family}-{alpha}": lambda n, alpha=alpha, number=number: (_rows(n), alpha, number, None)
         for number, (family, alphas) in enumerate(
             {
-                "tsallis": (1.0, 1.2, 1.5, 1.8, 2.0, 2.5),
+                "tsallis": (0.5, 1.0, 1.2, 1.5, 1.8, 2.0, 2.5),
                 "norm": (1.5, 3.0),
                 "squared": (1.2, 1.5, 3.0),
             }.items()
@@ -264,7 +264,7 @@ KERNEL_CALLS = {
             _per_row(*values),
         )
         for number, (family, values) in enumerate(
-            {"tsallis": (1.0, 1.25, 1.5, 2.0), "norm": (1.25, 1.5, 2.0), "squared": (1.25, 1.5, 2.0)}.items()
+            {"tsallis": (1.0, 0.5, 1.25, 2.0, 3.0), "norm": (1.25, 3.0, 2.0), "squared": (1.25, 3.0, 2.0)}.items()
         )
     },
     **{
@@ -276,12 +276,12 @@ KERNEL_CALLS = {
             None,
         )
         for number, (family, alphas) in enumerate(
-            {"tsallis": (1.0, 1.2, 1.5, 2.0, 2.5), "norm": (1.5, 3.0), "squared": (1.5, 3.0)}.items()
+            {"tsallis": (0.5, 1.0, 1.2, 1.5, 2.0, 2.5), "norm": (1.5, 3.0), "squared": (1.5, 3.0)}.items()
         )
         for alpha in alphas
     },
-    "threshold_backward-rows": lambda n: (_point(n), _direction(n), 0.0, 0, _per_row(1.0, 1.25, 1.5, 2.0)),
-    "tsallis_slope": lambda n: (_point(n), _direction(n), _per_row(1.0, 1.25, 1.5, 2.0, 1.0078125, 2.5)),
+    "threshold_backward-rows": lambda n: (_point(n), _direction(n), 0.0, 0, _per_row(1.0, 1.25, 0.5, 2.0, 3.0)),
+    "tsallis_slope": lambda n: (_point(n), _direction(n), _per_row(1.0, 1.25, 0.5, 2.0, 1.0078125, 2.5)),
     "capped-gini": lambda n: (_rows(n), *_bounds(n), _per_row(1.0), False),
     "capped-shannon": lambda n: (_rows(n), *_bounds(n), _per_row(1.0), True),
     "capped-budget": lambda n: (
@@ -293,6 +293,7 @@ KERNEL_CALLS = {
     ),
     "tv_prox": lambda n: (_rows(n), _per_row(0.25, 1.0, 0.5, 0.0, 50.0)),
     "isotonic": lambda n: (_tailed(n),),
+    "isotonic_kl": lambda n: (_rows(n), _direction(n)),
     "oscar_prox": lambda n: (_rows(n), _per_row(0.25, 0.0, 0.03125)),
     "segment_mean": lambda n: (_levels(n), _direction(n), None),
     "segment_mean-order": lambda n: (_levels(n), _direction(n), _permutation(n)),

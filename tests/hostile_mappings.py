@@ -100,7 +100,9 @@ def _capped(x, p, lower, upper, total, entropic, absent):
 
 MAPPINGS = {
     "sparsemax": miss_threshold(lambda a: pm.Gini(), hostile.tsallis, hostile.tsallis_omega, [2.0]),
-    "entmax": miss_threshold(pm.Tsallis, hostile.tsallis, hostile.tsallis_omega, [1.0, 1.25, 1.5, 1.75, 2.0, 3.0]),
+    "entmax": miss_threshold(
+        pm.Tsallis, hostile.tsallis, hostile.tsallis_omega, [0.25, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0]
+    ),
     "normmax": miss_threshold(pm.Norm, hostile.norm, hostile.norm_omega, [1.5, 2.0, 3.0]),
     "sq_pnorm_max": miss_threshold(
         pm.SquaredPNorm, hostile.squared_norm, lambda p, a: hostile.norm_omega(p, a) ** 2 / 2, [1.5, 2.0, 3.0]

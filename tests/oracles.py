@@ -44,7 +44,7 @@ def tsallis(x, alpha):
         s = a * (x - t)
         return np.where(s > -1, np.exp(np.log1p(np.maximum(s, -1 + LONG(1e-18))) / a), 0)
 
-    high = np.log(LONG(x.size)) + 1 if a <= 0 else min(1 / a, np.log(LONG(x.size)) + 1)
+    high = LONG(x.size) if a <= 0 else min(1 / a, np.log(LONG(x.size)) + 1)
     # for alpha > 1 the best entry alone already asks for t >= 0
     p = weights(bisect(lambda t: weights(t).sum() - 1, LONG(0), LONG(high)))
     return p / p.sum()

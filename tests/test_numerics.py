@@ -8,7 +8,7 @@ from tolerances import ABSOLUTE, close, equal
 
 import polymax as pm
 
-ALPHAS = [1.0, 1 + 1e-8, 1 + 1e-6, 1 + 1e-4, 1 + 1e-2]
+ALPHAS = [1 - 1e-2, 1 - 1e-6, 1.0, 1 + 1e-8, 1 + 1e-6, 1 + 1e-4, 1 + 1e-2]
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
@@ -19,6 +19,42 @@ def test_alpha_of_each_row(dtype, device):
     y = pm.entmax(x, torch.tensor(alphas, dtype=dtype, device=device).unsqueeze(-1))
     for i, alpha in enumerate(alphas):
         close(y[i], pm.entmax(x[i], alpha), f"a row with alpha {alpha} is entmax with that number")
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 1.3, 2.5, 5.0, 30.0])
+@pytest.mark.parametrize("make", [pm.Tsallis, pm.Norm, pm.SquaredPNorm], ids=lambda make: make.__name__)
+def test_a_tensor_exponent_is_as_precise_as_a_number(make, exponent, device):
+    """Relative errors: above 2 a float32 power near the edge of the support has few digits."""
+    if exponent <= 1 and make is not pm.Tsallis:
+        pytest.skip("norms have exponents above 1")
+    x = (3 * torch.randn(8, 40, device=device)).requires_grad_()
+    direction = torch.randn(8, 40, device=device)
+    exact = make(exponent).argmax(x.detach().double())
+    (slope,) = torch.autograd.grad(make(exponent).argmax(x), x, direction)
+    for dtype in (torch.float64, torch.float32):
+        y = make(torch.full((8, 1), exponent, dtype=dtype, device=device)).argmax(x)
+        error = (y.detach() - exact).abs() / exact.clamp(min=1e-6)
+        assert error.max() < 1e-5, f"weights with a tensor exponent are off by a factor of {float(error.max()):.2g}"
+        for create_graph in (False, True):
+            (found,) = torch.autograd.grad(y, x, direction, retain_graph=True, create_graph=create_graph)
+            torch.testing.assert_close(found, slope, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", list(ABSOLUTE), ids=str)
+@every(ROWS)
+def test_parameters_as_tensors(case, dtype, device):
+    """In every precision of the scores, a tensor parameter is the number in it."""
+    x = torch.randn(3, 6, device=device).to(dtype)
+    for name in case.learnable:
+        number = case.gamma if name == "gamma" else case.parameters[name]
+        for kind in (torch.float64, dtype):
+            tensor = torch.full((3, 1), number, dtype=kind, device=device)
+            rounded = float(tensor[0, 0])
+            if case.least > 3 and rounded != number:
+                continue
+            y = case.regularizer(**{name: tensor}).argmax(x)
+            assert y.dtype == dtype
+            close(y, case.regularizer(**{name: rounded}).argmax(x), f"a tensor {name} is the number in it")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -53,8 +89,9 @@ def test_alpha_near_1(alpha, device):
     y = pm.entmax(x.to(device), alpha)
     close(y, oracles.tsallis(x, alpha=alpha).to(device), "entmax is smooth in alpha at 1")
     truth = oracles.tsallis(x, alpha=alpha)
-    entropy = ((truth ** (alpha - 1) - 1) / (alpha - 1) if alpha > 1.001 else truth.log()) * truth
-    if alpha == 1 or alpha > 1.001:
+    far = abs(alpha - 1) > 0.001
+    entropy = ((truth ** (alpha - 1) - 1) / (alpha - 1) if far else truth.log()) * truth
+    if alpha == 1 or far:
         value = (x * truth).sum(-1) - entropy.sum(-1) / alpha
         close(pm.Tsallis(alpha).max(x.to(device)), value, "the max is smooth in alpha at 1")
 
@@ -67,7 +104,7 @@ def test_alpha_near_1_in_float32(alpha, as_tensor, device):
     close(y, oracles.tsallis(x, alpha=alpha).to(device), "entmax is smooth in alpha at 1")
 
 
-@pytest.mark.parametrize("alpha", [*ALPHAS, 1.3, 2.0, 2.5])
+@pytest.mark.parametrize("alpha", [0.1, 0.5, *ALPHAS, 1.3, 2.0, 2.5])
 def test_slope_in_alpha(alpha, device):
     x = torch.randn(3, 6, dtype=torch.float64)
     direction = torch.randn(3, 6, dtype=torch.float64)

@@ -42,7 +42,7 @@ def log2_1p(b_t, WIDE: tl.constexpr):
     if WIDE:
         b_tail = 1 / 11 + b_q * (1 / 13 + b_q * (1 / 15 + b_q * (1 / 17 + b_q * (1 / 19 + b_q / 21))))
         b_series += b_q * b_q * b_q * b_q * b_q * b_tail
-    return tl.where(b_t > -0.25, 2.8853900817779268 * b_s * b_series, tl.log2(1 + b_t))
+    return tl.where((b_t > -0.25) & (b_t < 0.33), 2.8853900817779268 * b_s * b_series, tl.log2(1 + b_t))
 
 
 @triton.jit

@@ -17,4 +17,4 @@ def unit(low: Tensor, top: Tensor) -> Tensor:
     """What rows between low and top are multiplied by: 1, or a power of two that keeps sums of their entries finite."""
     widest, small = UNITS[top.dtype]
     # a difference that overflows is too wide, too
-    return torch.where(top - low > widest, small, 1.0).to(top.dtype)
+    return torch.where(top - low > widest, torch.full_like(top, small), 1)

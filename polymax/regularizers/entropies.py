@@ -92,6 +92,8 @@ class Tsallis(Regularizer):
 
         Omega(p) = (sum p^alpha - 1) / (alpha (alpha - 1))
 
+    Above alpha = 1 weights can be 0. Below it all are positive, with tails heavier than those of softmax.
+
     Example:
         >>> Tsallis(alpha=1.5).argmax(torch.tensor([-2.0, 0.0, 0.5]))
         tensor([0.0000, 0.3260, 0.6740])
@@ -104,7 +106,7 @@ class Tsallis(Regularizer):
     gamma: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        _check.number(self.alpha, "alpha", "at least 1", lambda a: a >= 1)
+        positive(self.alpha, "alpha")
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from polymax import _check
 from polymax._function import applied
 from polymax.kernels.isotonic import isotonic
+from polymax.kernels.isotonic_kl import isotonic_kl
 from polymax.kernels.widen import wide
+from polymax.regularizers.entropies import positive
 from polymax.regularizers.fused import SegmentMean
 from polymax.structures import faults
 from polymax.structures.base import Structure
@@ -79,10 +80,13 @@ class Ranking(Structure):
         raise ValueError("cost must be given: ranks are no indicators, of which Hamming's cost counts the wrong ones")
 
 
-def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1) -> Tensor:
-    """Ranks 1, ..., n that move with the scores: their projection x / gamma onto the permutahedron.
+def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regularization: str = "quadratic") -> Tensor:
+    """Ranks 1, ..., n that move with the scores: x / gamma, projected onto the permutahedron.
 
-    Small gamma gives the ranks, large gamma brings them together at (n + 1) / 2.
+    gamma is the temperature, in the unit of the scores. Scores that are at least gamma apart have their ranks exactly;
+    closer ones share ranks, the more so the closer they are; large gamma brings all ranks together at (n + 1) / 2.
+    `regularization` is the distance of the projection: "quadratic", the Euclidean one, which is piecewise linear in
+    x, or "kl", the Kullback-Leibler divergence from exp(x / gamma), which is smooth where ranks are shared.
 
     Example:
         >>> soft_rank(torch.tensor([0.3, 2.0, -1.0]), gamma=0.1)
@@ -90,13 +94,20 @@ def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1) -> Tensor:
 
     See: Blondel et al. 2020, Fast differentiable sorting and ranking, section 4.
     """
-    _check.floating(x, "x")
-    rows = wide(x).movedim(dim, -1) / gamma
-    return Ranking().projection(rows).movedim(-1, dim).to(x.dtype)
+    rows, temperature = _tempered(x, gamma, dim, regularization)
+    ranks = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device).expand(rows.shape)
+    scores = (rows - _top(rows)) / temperature
+    project = permutahedron if regularization == "quadratic" else _kl_ranks
+    return _back(project(scores, ranks), x, dim)
 
 
-def soft_sort(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1) -> Tensor:
-    """The scores in rising order, close ones drawn together: the projection of (1, ..., n) / gamma onto their orders.
+def soft_sort(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regularization: str = "quadratic") -> Tensor:
+    """The scores in rising order, far ones drawn together: (1, ..., n) / gamma, projected onto their orders.
+
+    gamma is the inverse of a distance of scores. Where neighbours in the order are at most 1 / gamma apart, they stay
+    as they are; further ones are drawn together; large gamma brings all to their mean. `regularization` is the
+    distance of the projection: "quadratic", the Euclidean one, or "kl", the Kullback-Leibler divergence of
+    exponentials, whose logarithm is the result: large gamma then brings all to the logarithm of the mean of exp(x).
 
     Example:
         >>> soft_sort(torch.tensor([0.3, 2.0, -1.0]), gamma=0.1)
@@ -104,11 +115,11 @@ def soft_sort(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1) -> Tensor:
 
     See: Blondel et al. 2020, Fast differentiable sorting and ranking, section 4.
     """
-    _check.floating(x, "x")
-    rows = wide(x).movedim(dim, -1)
-    places = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device) / gamma
+    rows, temperature = _tempered(x, gamma, dim, regularization)
+    places = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device).expand(rows.shape) / temperature
     ordered = rows.sort(dim=-1, stable=True).values
-    return permutahedron(places.expand(rows.shape), ordered).movedim(-1, dim).to(x.dtype)
+    project = permutahedron if regularization == "quadratic" else _log_kl_projection
+    return _back(project(places, ordered), x, dim)
 
 
 def permutahedron(x: Tensor, w: Tensor) -> Tensor:
@@ -120,27 +131,61 @@ def permutahedron(x: Tensor, w: Tensor) -> Tensor:
     """
     # the isotonic kernel regresses to falling rows
     order = torch.sort(x, dim=-1, descending=True, stable=True).indices
-    v = applied(_Isotonic, x.gather(-1, order) - w.flip(-1))
-    return x - torch.zeros_like(v).scatter(-1, order, v)
+    scores, falling = x.gather(-1, order), w.flip(-1)
+    v = isotonic((scores - falling).detach())
+    # on a run, v is the mean of scores - falling: kept apart, large scores do not swallow w
+    mu = (scores - applied(SegmentMean, v, scores, None)) + applied(SegmentMean, v, falling, None)
+    return torch.zeros_like(mu).scatter(-1, order, mu)
 
 
-class _Isotonic(Function):
-    """The nearest falling row; its Jacobian averages over the runs it pooled."""
+def _kl_ranks(x: Tensor, ranks: Tensor) -> Tensor:
+    return torch.exp(_log_kl_projection(x, ranks.log()))
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return isotonic(x)
+def _log_kl_projection(x: Tensor, w: Tensor) -> Tensor:
+    """The logarithm of the KL projection of exp(x) onto the hull of the permutations of exp(w); w rises.
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(output)
+        x - v, where v is the entropic isotonic regression of sorted x and w, put back in the order of x
 
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Tensor:
-        (z,) = ctx.saved_tensors
-        return applied(SegmentMean, z, v, None)
+    Shapes: x, w (*batch, n)
+    """
+    order = torch.sort(x, dim=-1, descending=True, stable=True).indices
+    scores, falling = x.gather(-1, order), w.flip(-1)
+    run = isotonic_kl(scores.detach(), falling.detach())
+    # a run shares the sum of its exp(w) as a softmax does; where runs end does not move with the scores
+    log_mu = (scores - _run_logsumexp(scores, run)) + _run_logsumexp(falling, run)
+    return torch.zeros_like(log_mu).scatter(-1, order, log_mu)
+
+
+def _run_logsumexp(x: Tensor, run: Tensor) -> Tensor:
+    """The logarithm of the sum of exp(x) over each run, at every entry of it."""
+    top = torch.full_like(x, -torch.inf).scatter_reduce(-1, run, x.detach(), "amax").gather(-1, run)
+    total = torch.zeros_like(x).scatter_add(-1, run, torch.exp(x - top)).gather(-1, run)
+    return torch.log(total) + top
+
+
+def _tempered(x: Tensor, gamma: float | Tensor, dim: int, regularization: str) -> tuple[Tensor, float | Tensor]:
+    """x as rows, at least in float32, and gamma for them."""
+    _check.floating(x, "x")
+    positive(gamma, "gamma")
+    if regularization not in ("quadratic", "kl"):
+        raise ValueError(f'regularization must be "quadratic" or "kl"; got {regularization!r}')
+    if x.dim() == 0:
+        return wide(x).movedim(dim, -1).reshape(1), gamma
+    rows = wide(x).movedim(dim, -1)
+    if isinstance(gamma, Tensor):
+        _check.parameter(gamma, x, dim, "gamma")
+        gamma = gamma.reshape((1,) * (x.dim() - gamma.dim()) + gamma.shape).movedim(dim, -1) if gamma.dim() else gamma
+    return rows, gamma
+
+
+def _top(x: Tensor) -> Tensor | float:
+    """A shift that leaves ranks as they are, and large scores their digits."""
+    return x.detach().amax(-1, keepdim=True) if x.shape[-1] else 0.0
+
+
+def _back(rows: Tensor, x: Tensor, dim: int) -> Tensor:
+    return (rows.reshape(()) if x.dim() == 0 else rows.movedim(-1, dim)).to(x.dtype)
 
 
 def _row(scores: tuple[Tensor, ...]) -> Tensor:

@@ -32,24 +32,17 @@ SHORT = 1024
 
 
 def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
-    scores = _precise(x, alpha, alphas)
-    out = wide_like(scores)
+    out = wide_like(x)
     weight = 1 if alphas is None and alpha in (1, 1.5, 2) else 3
-    parallel(_threshold, x.shape, weight, rows(scores), rows(out), _alphas(alpha, alphas), family)
+    parallel(_threshold, x.shape, weight, rows(x), rows(out), _alphas(alpha, alphas), family)
     return out.to(x.dtype)
 
 
 def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
-    point, direction = _precise(y, alpha, alphas), v.to(_precise(y, alpha, alphas).dtype)
-    out = wide_like(point)
-    args = rows(point), rows(direction), rows(out), _alphas(alpha, alphas), family
+    out = wide_like(y)
+    args = rows(y), rows(v.to(y.dtype)), rows(out), _alphas(alpha, alphas), family
     parallel(_threshold_backward, y.shape, 1, *args)
     return out.to(y.dtype)
-
-
-def _precise(x, alpha, alphas):
-    # powers below 1 amplify rounding near the edge of the support, so alpha > 2 is computed in float64
-    return x.double() if alpha > 2 and alphas is None else x
 
 
 def _alphas(alpha, alphas):
@@ -61,33 +54,49 @@ def _alphas(alpha, alphas):
 @kernel
 def _threshold(start, stop, x, y, alphas, family):
     n = x.shape[1]
-    real = x.dtype.type
-    z = np.empty(n + BLOCK, x.dtype)
-    power = np.empty(n + BLOCK, x.dtype)
     index = np.empty(n + BLOCK, np.int32)
+    z, power = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype)
+    # powers below 1 amplify rounding near the edge of the support, so that alpha > 2 is computed in float64
+    width = n + BLOCK if alphas.max() > 2 else 0
+    exact = np.empty((4, width))
     for i in range(start, stop):
         alpha = alphas[i] if alphas.size > 1 else alphas[0]
-        if n <= SHORT and family == TSALLIS and (alpha == 2 or alpha == 1.5):
-            _short(x[i], z[:n], y[i], alpha == 1.5)
-            continue
-        lowest = -1 / (alpha - 1) if family == TSALLIS else -1.0
-        count = _gather(x[i], real(lowest), z, index)
-        row = y[i]
-        row[:] = 0 if count >= 0 else np.nan
-        if count <= 0:
-            continue
-        if alpha == 1:
-            for j in range(_pad(z, count)):
-                power[j] = exp2(z[j] * real(LOG2_E))
-        elif alpha == 2 and family == TSALLIS:
-            count = _sparsemax(z, index, count, power)
-        elif alpha == 1.5 and family == TSALLIS:
-            count = _entmax15(z, index, count, power)
+        if alpha > 2:
+            exact[2, :n] = x[i]
+            _weigh(exact[2, :n], exact[3, :n], exact[0], exact[1], index, alpha, family)
+            y[i] = exact[3, :n]
         else:
-            count = _general(z, index, count, power, alpha, family)
-        factor = 1 / row_sum(power[:count])
-        for j in range(count):
-            row[index[j]] = power[j] * factor
+            _weigh(x[i], y[i], z, power, index, alpha, family)
+
+
+@inline
+def _weigh(x, row, z, power, index, alpha, family):
+    """Fill a row with the weights of the scores x."""
+    real = x.dtype.type
+    if x.size <= SHORT and family == TSALLIS and (alpha == 2 or alpha == 1.5):
+        _short(x, z[: x.size], row, alpha == 1.5)
+        return
+    lowest = -1.0
+    if family == TSALLIS:
+        lowest = -1 / (alpha - 1) if alpha > 1 else -np.inf
+    count = _gather(x, real(lowest), z, index)
+    row[:] = 0 if count >= 0 else np.nan
+    if count <= 0:
+        return
+    if alpha == 1:
+        for j in range(_pad(z, count)):
+            power[j] = exp2(z[j] * real(LOG2_E))
+    elif alpha == 2 and family == TSALLIS:
+        count = _sparsemax(z, index, count, power)
+    elif alpha == 1.5 and family == TSALLIS:
+        count = _entmax15(z, index, count, power)
+    elif alpha < 1:
+        _dense(z[:count], power, 1 - alpha)
+    else:
+        count = _general(z, index, count, power, alpha, family)
+    factor = 1 / row_sum(power[:count])
+    for j in range(count):
+        row[index[j]] = power[j] * factor
 
 
 @inline
@@ -276,6 +285,31 @@ def _general(z, index, count, power, alpha, family):
 
 
 @inline
+def _dense(z, power, b):
+    """power = d^(-1/b), d = 1 + b (t - z) >= 1: the weights below alpha = 1, all of them positive; b = 1 - alpha.
+
+    The norm of d with the exponent -1/b is concave and increasing in t: Newton from t = 0 converges from the left.
+    """
+    real = z.dtype.type
+    one, zero = real(1), real(0)
+    tolerance = 4 * np.finfo(z.dtype).eps
+    t = 0.0
+    for _ in range(100):
+        for j in range(z.size):
+            power[j] = log2_1p(real(b) * (real(t) - z[j])) * real(-1 / b)
+        lower = total = zero
+        for j in range(z.size):
+            p = exp2(power[j])
+            power[j] = p
+            total = add(total, p)
+            lower = add(lower, p / (one + real(b) * (real(t) - z[j])))
+        step = np.expm1(b * np.log(np.float64(total))) * total / (b * lower)
+        if not step > tolerance * (1 + t):
+            break
+        t += step
+
+
+@inline
 def _power_sums(z, scale, t, k, power):
     """power = d_+^k, and S_{k-1}, S_k, S_{k+1}."""
     one, zero = z.dtype.type(1), z.dtype.type(0)
@@ -331,14 +365,27 @@ def _rough_root(z, scale, r):
 
 @kernel
 def _threshold_backward(start, stop, y, v, out, alphas, family):
-    w = np.empty(y.shape[1], y.dtype)
+    n = y.shape[1]
+    w = np.empty(n, y.dtype)
+    exact = np.empty((4, n if alphas.max() > 2 else 0))
     for i in range(start, stop):
         alpha = alphas[i] if alphas.size > 1 else alphas[0]
-        _weights(y[i], alpha, w)
-        a, b, c = _coefficients(y[i], v[i], w, alpha, family)
-        for j in range(w.size):
-            d = w[j] * (a * v[i, j] + b) + c * y[i, j]
-            out[i, j] = 0 if w[j] == 0 else d
+        if alpha > 2:
+            exact[0], exact[1] = y[i], v[i]
+            _respond(exact[0], exact[1], exact[2], exact[3], alpha, family)
+            out[i] = exact[2]
+        else:
+            _respond(y[i], v[i], out[i], w, alpha, family)
+
+
+@inline
+def _respond(y, v, out, w, alpha, family):
+    """Fill out with J v at the weights y."""
+    _weights(y, alpha, w)
+    a, b, c = _coefficients(y, v, w, alpha, family)
+    for j in range(w.size):
+        d = w[j] * (a * v[j] + b) + c * y[j]
+        out[j] = 0 if w[j] == 0 else d
 
 
 @inline

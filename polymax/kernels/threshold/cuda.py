@@ -11,6 +11,8 @@ from torch import Tensor
 from polymax.kernels.threshold import SQUARED_NORM, TSALLIS
 from polymax.kernels.threshold.cuda_long import long_backward, long_forward
 from polymax.kernels.threshold.cuda_steps import (
+    ABOVE_2,
+    ALL_ROWS,
     ENTMAX15,
     GENERAL,
     IS_SQUARED,
@@ -19,9 +21,12 @@ from polymax.kernels.threshold.cuda_steps import (
     POWER,
     SOFTMAX,
     SPARSEMAX,
+    UP_TO_2,
     coefficients,
     exponents,
+    highest,
     log2_distance,
+    rows_of_part,
     step,
     weights,
 )
@@ -37,45 +42,54 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
     if family == SQUARED_NORM and alpha == 2:
         # half the squared Euclidean norm has a finite method of its own
         family = TSALLIS
-    scores = _precise(x, alpha, alphas)
-    y = torch.empty_like(scores, memory_format=torch.contiguous_format)
+    scores = _precise(x, alpha, alphas).contiguous()
+    y = torch.empty_like(scores)
     count, n = scores.shape[:-1].numel(), scores.shape[-1]
     if count and n:
         alphas = _exact(scores, alpha, family, alphas)
-        args = (scores.contiguous(), y, y if alphas is None else alphas.contiguous(), count, n, alpha)
-        options = {"FAMILY": family, "PER_ROW": alphas is not None, "WIDE": scores.dtype == torch.float64}
-        with on_device(scores):
-            if n > LONGEST:
-                long_forward[(count,)](*args, BN=CHUNK, num_warps=16, **options)
-            else:
-                br, bn, warps = tile(count, n)
-                options["METHOD"] = _forward_method(scores, alpha, family, alphas)
-                options["STEEP"] = alpha < (1.5 if family == TSALLIS else 2)
-                _short[(triton.cdiv(count, br),)](*args, BR=br, BN=bn, num_warps=warps, **options)
+        args = (scores, y, y if alphas is None else alphas.contiguous(), count, n, alpha)
+        options = {"FAMILY": family, "PER_ROW": alphas is not None}
+        for options["PART"], options["WIDE"] in _launches(scores, alphas):
+            with on_device(scores):
+                if n > LONGEST:
+                    long_forward[(count,)](*args, BN=CHUNK, num_warps=16, **options)
+                else:
+                    br, bn, warps = tile(count, n)
+                    options["METHOD"] = _forward_method(scores, alpha, family, alphas)
+                    options["STEEP"] = alpha < (1.5 if family == TSALLIS else 2)
+                    _short[(triton.cdiv(count, br),)](*args, BR=br, BN=bn, num_warps=warps, **options)
     return y.to(x.dtype)
 
 
 def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
-    point = _precise(y, alpha, alphas)
-    out = torch.empty_like(point, memory_format=torch.contiguous_format)
+    point = _precise(y, alpha, alphas).contiguous()
+    out = torch.empty_like(point)
     count, n = point.shape[:-1].numel(), point.shape[-1]
     if count and n:
         alphas = _exact(point, alpha, family, alphas)
         direction = v.to(point.dtype).contiguous()
-        args = (point.contiguous(), direction, out, out if alphas is None else alphas.contiguous(), count, n, alpha)
+        args = (point, direction, out, out if alphas is None else alphas.contiguous(), count, n, alpha)
         options = {
             "FAMILY": family,
             "PER_ROW": alphas is not None,
-            "WIDE": point.dtype == torch.float64,
             "METHOD": _method(alpha, TSALLIS, alphas),
         }
-        with on_device(point):
-            if n > LONGEST_BACKWARD:
-                long_backward[(count,)](*args, BN=CHUNK, num_warps=16, **options)
-            else:
-                br, bn, warps = tile(count, n)
-                _short_backward[(triton.cdiv(count, br),)](*args, BR=br, BN=bn, num_warps=warps, **options)
+        for options["PART"], options["WIDE"] in _launches(point, alphas):
+            with on_device(point):
+                if n > LONGEST_BACKWARD:
+                    long_backward[(count,)](*args, BN=CHUNK, num_warps=16, **options)
+                else:
+                    br, bn, warps = tile(count, n)
+                    _short_backward[(triton.cdiv(count, br),)](*args, BR=br, BN=bn, num_warps=warps, **options)
     return out.to(y.dtype)
+
+
+def _launches(x, alphas):
+    """Which rows each launch computes, and whether in float64: the alphas are on the device, and not waited for."""
+    wide = x.dtype == torch.float64
+    if wide or alphas is None:
+        return [(ALL_ROWS.value, wide)]
+    return [(UP_TO_2.value, False), (ABOVE_2.value, True)]
 
 
 def _precise(x, alpha, alphas):
@@ -169,6 +183,7 @@ def _short(
     WIDE: tl.constexpr,
     METHOD: tl.constexpr,
     STEEP: tl.constexpr,
+    PART: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
 ):
@@ -176,7 +191,7 @@ def _short(
     HALF: tl.constexpr = p_x.dtype.element_ty.primitive_bitwidth == 16
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     o_n = tl.arange(0, BN)
-    m_r = i_r < count
+    m_r = rows_of_part(p_alpha, i_r, i_r < count, PART)
     m_n = m_r[:, None] & (o_n < n)[None, :]
     o_x = i_r[:, None] * n + o_n[None, :]
     b_x = tl.load(p_x + o_x, mask=m_n, other=float("-inf")).to(dtype)
@@ -228,7 +243,7 @@ def _short(
     else:
         b_entropic, b_scale, b_r = exponents(p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_tau * 0)
         b_low = b_tau * 0
-        b_high = 1 / b_scale
+        b_high = highest(b_scale, n)
         b_t = b_low
         go = 1
         i = 0
@@ -241,7 +256,7 @@ def _short(
             b_guess, b_low, b_high, b_convex = step(
                 b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY
             )
-            b_change = tl.abs(b_guess - b_t) * b_scale
+            b_change = tl.abs((b_guess - b_t) * b_scale)
             b_t = b_guess
             i += 1
             # convergence is at least quadratic, cubic with Halley: after a step this small, t is exact to rounding;
@@ -261,6 +276,8 @@ def _short(
     b_y = b_y * (1 / tl.where(b_dead, 1, b_sum))
     b_y = tl.where(b_dead, 0, b_y)
     b_y = tl.where(b_bad, float("nan"), b_y)
+    if p_y.dtype.element_ty != tl.float64:
+        b_y = b_y.to(tl.float32)
     tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=m_n)
 
 
@@ -277,13 +294,14 @@ def _short_backward(
     PER_ROW: tl.constexpr,
     WIDE: tl.constexpr,
     METHOD: tl.constexpr,
+    PART: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
 ):
     dtype = tl.float64 if WIDE else tl.float32
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     o_n = tl.arange(0, BN)
-    m_r = i_r < count
+    m_r = rows_of_part(p_alpha, i_r, i_r < count, PART)
     m_n = m_r[:, None] & (o_n < n)[None, :]
     o_x = i_r[:, None] * n + o_n[None, :]
     b_y = tl.load(p_y + o_x, mask=m_n, other=0).to(dtype)
@@ -302,4 +320,6 @@ def _short_backward(
         b_norm = tl.sum(tl.where(b_w > 0, b_y * b_y / tl.where(b_w > 0, b_w, 1), 0), 1)[:, None]
     b_a, b_b, b_c = coefficients(b_total, b_wv, b_yv, b_norm, b_alpha, FAMILY)
     b_out = tl.where(b_w == 0, 0, b_w * (b_a * b_v + b_b) + b_c * b_y)
+    if p_out.dtype.element_ty != tl.float64:
+        b_out = b_out.to(tl.float32)
     tl.store(p_out + o_x, b_out.to(p_out.dtype.element_ty), mask=m_n)

@@ -8,6 +8,8 @@ from polymax.kernels.triton_math import fast_log2, log2_1p
 
 # which method finds the threshold: POWER is for one alpha in float32, where Newton's method needs no guard
 SOFTMAX, SPARSEMAX, ENTMAX15, POWER, GENERAL = (tl.constexpr(i) for i in range(5))
+# which rows a launch computes, by their alpha: powers below 1 amplify rounding, so that alpha > 2 is done in float64
+ALL_ROWS, UP_TO_2, ABOVE_2 = (tl.constexpr(i) for i in range(3))
 IS_TSALLIS, IS_NORM, IS_SQUARED = (tl.constexpr(f) for f in (TSALLIS, NORM, SQUARED_NORM))
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -31,10 +33,26 @@ def exponents(p_alpha, i_r, m_r, alpha, FAMILY: tl.constexpr, PER_ROW: tl.conste
 
 
 @triton.jit
+def highest(b_scale, n):
+    """A number above t: the edge of the support of one entry, or, below alpha = 1, what n equal entries stay below."""
+    return tl.where(b_scale > 0, 1 / b_scale, b_scale * 0 + n)
+
+
+@triton.jit
+def rows_of_part(p_alpha, i_r, m_r, PART: tl.constexpr):
+    """Which rows a launch computes: all, those with alpha at most 2, or those above."""
+    if PART != ALL_ROWS:
+        b_alpha = tl.load(p_alpha + i_r, mask=m_r, other=2.0)
+        m_r = m_r & ((b_alpha > 2) == (PART == ABOVE_2))
+    return m_r
+
+
+@triton.jit
 def log2_distance(b_z, b_t, b_scale, WIDE: tl.constexpr):
     """d = 1 + scale (z - t) and its logarithm where d is positive; elsewhere 1 and 0."""
     b_s = b_scale * (b_z - b_t)
-    b_in = b_s > -1
+    # below alpha = 1 the scale is negative, and what is absent has an infinite distance
+    b_in = (b_s > -1) & (b_s < float("inf"))
     return b_in, tl.where(b_in, 1 + b_s, 1), log2_1p(tl.where(b_in, b_s, 0), WIDE)
 
 
@@ -56,7 +74,7 @@ def step(b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY: t
         b_bend = tl.where(b_r >= 2, (b_r - 1) * (b_lowest / b_under - b_ratio), 0)
         b_damp = 1 - 0.5 * b_newton * b_bend
         b_step = b_newton / tl.where(b_damp > 0.5, b_damp, 1) / b_scale
-        b_convex = b_r >= 1
+        b_convex = (b_r >= 1) | (b_r < 0)
     b_over = (b_log >= 0) & (b_total > 0)
     b_low = tl.where(b_over, b_t, b_low)
     b_high = tl.where(b_over, b_high, b_t)

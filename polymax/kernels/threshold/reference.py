@@ -12,10 +12,11 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
 
     With d = 1 + scale (x - max - t) and S_k = sum d_+^k, the root t >= 0 solves S_r = 1 (TSALLIS with r = 1/(alpha-1),
     scale = alpha-1; NORM with r = alpha/(alpha-1), scale = 1) or S_{r-1} S_r^{2/r-1} = 1 (SQUARED_NORM, as NORM).
+    Below alpha = 1, d is at least 1 and r is negative: every entry has weight.
     """
     if x.shape[-1] == 0:
         return x.clone()
-    z = wide(x)
+    z = _precise(x, alpha, alphas)
     top = z.amax(-1, keepdim=True)
     z = z - torch.where(top == -torch.inf, 0, top)
     a = _column(alpha, alphas, z)
@@ -35,7 +36,8 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
             return total - 1
         return power(t, r - 1).sum(-1, keepdim=True) * total ** (2 / r - 1) - 1
 
-    low, high = torch.zeros_like(top), 1 / scale
+    # below alpha = 1, n equal entries have t = (n^(1-alpha) - 1) / (1 - alpha) < n, and others a smaller one
+    low, high = torch.zeros_like(top), torch.where(scale > 0, 1 / scale, float(x.shape[-1]))
     for _ in range(60 if z.dtype == torch.float64 else 30):
         t = (low + high) / 2
         above = excess(t) >= 0
@@ -53,7 +55,7 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
 
     J is the inverse of the Hessian of Omega on the face of y, written with w = y^(2 - alpha) on the support.
     """
-    dtype, y, v = y.dtype, wide(y), wide(v)
+    dtype, y, v = y.dtype, _precise(y, alpha, alphas), _precise(v, alpha, alphas)
     a = _column(alpha, alphas, y)
     support = y > 0
     inside = torch.where(support, y, 1)
@@ -76,6 +78,12 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
     hv = (h * v).sum(-1, keepdim=True)
     mass = torch.where(total == 0, 1, h.sum(-1, keepdim=True))
     return ((s * v - kappa * y * yv - h * hv / mass) / (a - 1)).to(dtype)
+
+
+def _precise(x: Tensor, alpha: float, alphas: Tensor | None) -> Tensor:
+    # powers below 1 amplify rounding near the edge of the support; a tensor is not looked into
+    exact = (alphas is not None or alpha > 2) and x.device.type != "mps"
+    return x.double() if exact else wide(x)
 
 
 def _column(alpha: float, alphas: Tensor | None, x: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from polymax.kernels.numba_math import add, exp2, kernel, log2
 
 LN_2 = math.log(2)
 LOG2_E = 1 / LN_2
+# the largest exponent of 2 that is told apart
+MOST = 60.0
 # of the series of f at 0
 SERIES = np.array([(k + 1) / math.factorial(k + 2) for k in range(14, -1, -1)])
 
@@ -34,11 +36,12 @@ def _tsallis_slope(start, stop, y, g, alphas, out):
         for j in range(log.size):
             log[j] = log2(y[i, j] if y[i, j] > 0 else one)
         for j in range(log.size):
-            power[j] = exp2(a * log[j])
+            # below alpha = 1 powers of small weights grow; what they multiply is smaller than they are large
+            power[j] = exp2(min(a * log[j], real(MOST)))
         total = zero
         for j in range(log.size):
             logarithm = log[j] * real(LN_2)
-            t = a * logarithm
+            t = min(a * logarithm, real(MOST * LN_2))
             series = zero
             for k in range(SERIES.size):
                 series = series * t + real(SERIES[k])

@@ -23,7 +23,8 @@ def sensitivity(y: Tensor, alpha: Tensor) -> Tensor:
 def _curve(t: Tensor) -> Tensor:
     """(exp(t) (t - 1) + 1) / t^2, by its series near 0, where the formula cancels."""
     small = t.abs() < 0.5
-    near, far = torch.where(small, t, 0), torch.where(small, 1, t)
+    # below alpha = 1 powers of small weights grow; what they multiply is smaller than they are large
+    near, far = torch.where(small, t, 0), torch.where(small, 1, t.clamp(max=40))
     series = torch.zeros_like(t)
     for k in range(14, -1, -1):
         series = series * near + (k + 1) / math.factorial(k + 2)

@@ -19,6 +19,8 @@ from polymax.kernels.widen import UNITS
 
 # rows that reach further are computed in a smaller unit, so that sums stay finite
 WIDEST, SMALL_UNIT = UNITS[torch.float64]
+# neighbours further apart, in strengths, are never fused: more than 4, so that rounding does not part a tie
+CERTAIN = 4.0001
 
 
 def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
@@ -86,7 +88,7 @@ def _gather(x, base, unit, y):
 @inline
 def _solve(y, n, strength, z, pull, edges, knots, limits):
     # pull[j] is the dual variable between j and j + 1 where it is certain, else 0
-    far = 4 * strength
+    far = CERTAIN * strength
     for j in range(n - 1):
         step = y[j + 1] - y[j]
         pull[j] = strength if step > far else (-strength if step < -far else 0.0)

@@ -61,8 +61,8 @@ def _tv_prox(
     b_s *= b_unit
     # beyond this the solution is constant
     b_s = tl.where(b_good, tl.minimum(b_s, n * b_range), 0)
-    # what is left in one run after the certain cuts has a range of 4 strengths a step
-    b_limit = b_s + 8 * eps * (b_s + tl.minimum(b_range, 4 * n * b_s))
+    # what is left in one run after the certain cuts has a range of some 4 strengths a step
+    b_limit = b_s + 8 * eps * (b_s + tl.minimum(b_range, 5 * n * b_s))
 
     xs = load_row(p_x, p_x, i_r, n, float("-inf"), dtype, False, BT, BE)
     b_present = tl.zeros([BR, BT], tl.uint32)
@@ -111,7 +111,8 @@ def _certain_cuts(ys, b_present, b_s):
     |z - x| <= 2 strength, so neighbours further apart than 4 strength are never fused.
     """
     BE: tl.constexpr = len(ys)
-    b_far = 4 * b_s
+    # more than 4, so that rounding does not part a tie
+    b_far = 4.0001 * b_s
     b_cut = tl.zeros(b_present.shape, tl.uint32)
     b_up = tl.zeros(b_present.shape, tl.uint32)
     for k in tl.static_range(BE):
