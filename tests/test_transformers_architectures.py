@@ -14,14 +14,25 @@ from architectures import architecture, batch, build, logits  # noqa: E402
 # attention of their own: these add a mask to their scores, or choose a class by the implementation's name
 REFUSED = {
     "causal": ("bloom", "codegen", "mpt", "xglm", "gpt_neox_japanese", "falcon", "gptj", "git", "xlnet"),
-    "masked": ("roformer", "rembert", "megatron-bert", "squeezebert", "convbert", "ibert", "mpnet", "longformer"),
+    "masked": (
+        "roformer",
+        "rembert",
+        "megatron-bert",
+        "squeezebert",
+        "convbert",
+        "ibert",
+        "mpnet",
+        "longformer",
+        "yoso",
+    ),
     "seq2seq": ("led", "mvp"),
 }
-# dense, windows, bounded scores, sinks, selected keys, latent keys, experts, biases, encoders, some parts of their own
+# dense, windows, bounded scores, sinks, selected keys, latent keys, experts, biases, encoders, some parts of their own,
+# modules that do not know whether they are causal
 EQUAL = {
     "causal": ("gpt2", "opt", "gemma2", "gpt_oss", "deepseek_v32", "mixtral", "cohere2", "bert", "jamba"),
     "masked": ("bert", "modernbert", "xlm-roberta", "distilbert", "esm"),
-    "seq2seq": ("t5", "bart", "longt5", "bigbird_pegasus", "t5gemma"),
+    "seq2seq": ("t5", "bart", "longt5", "bigbird_pegasus", "t5gemma", "nllb-moe"),
 }
 
 
@@ -76,6 +87,8 @@ def test_who_takes_which_masks():
     mask = integration.architectures.attention_mask
     assert mask(**sizes, config=llama) is None
     assert mask(**sizes, config=llama, attention_mask=keep).dtype == torch.bool
+    assert transformers.NllbMoeModel._supports_sdpa is False
+    assert mask(**sizes, config=transformers.NllbMoeConfig()).dtype == torch.bool
     for config in (transformers.BigBirdPegasusConfig(), transformers.PreTrainedConfig(), None):
         assert mask(**sizes, config=config, attention_mask=keep).dtype == torch.float32
 

@@ -85,7 +85,7 @@ def use(model: PreTrainedModel, name: str, **inputs: Any) -> dict[str, str | Non
     return check(model, **inputs)
 
 
-def load(pretrained: Any, model_class: Any = None, **options: Any) -> PreTrainedModel:
+def load(pretrained: Any, model_class: Any = None, **options: Any) -> Any:
     """A model as `save_pretrained` wrote it, with the attention it had, and with its learned mappings.
 
     `from_pretrained` keeps the name of an implementation too, once `register` was called, but does not know of learned
