@@ -121,7 +121,8 @@ def build(model, config, implementation, seed=0):
     torch.manual_seed(seed)
     made = model._from_config(copy.deepcopy(config), attn_implementation=implementation).eval()
     if made.can_generate() and made.generation_config.decoder_start_token_id is None:
-        made.generation_config.decoder_start_token_id = 0
+        # not the padding, which some decoders mask
+        made.generation_config.decoder_start_token_id = 3
     generator = torch.Generator().manual_seed(seed)
     for p in made.parameters():
         if p.dim() > 1 and p.is_floating_point():

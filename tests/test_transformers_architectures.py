@@ -111,3 +111,14 @@ def test_check_needs_the_inputs_of_other_models():
     found = integration.check(model, pixel_values=torch.zeros(1, 3, 4, 4))
     assert list(found.values()) == ["polymax_sparsemax"]
     assert model.training
+
+
+def test_check_names_parts_with_another_implementation():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    text = {**sizes, "vocab_size": 9, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = transformers.CLIPConfig(text_config=text, vision_config={**sizes, "image_size": 4, "patch_size": 2})
+    names = {"text_config": "polymax_sparsemax", "vision_config": "eager"}
+    model = transformers.CLIPModel._from_config(config, attn_implementation=names)
+    inputs = {"input_ids": torch.tensor([[1, 3, 2]]), "pixel_values": torch.zeros(1, 3, 4, 4)}
+    found = integration.check(model, **inputs)
+    assert {name.split("_")[0]: x for name, x in found.items()} == {"text": "polymax_sparsemax", "vision": "eager"}
