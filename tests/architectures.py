@@ -60,8 +60,6 @@ EXTRA = {
     "qwen3_5_moe_text": LINEAR,
     "qwen3_5_text": LINEAR,
     "qwen3_next": LINEAR,
-    "qwen4_exp": LINEAR,
-    "qwen4_exp_text": LINEAR,
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {
         "is_decoder": True,
@@ -122,6 +120,9 @@ def build(model, config, implementation, seed=0):
     """The same parameters for every implementation, large enough for attention to matter."""
     torch.manual_seed(seed)
     made = model._from_config(copy.deepcopy(config), attn_implementation=implementation).eval()
+    if made.can_generate() and made.generation_config.decoder_start_token_id is None:
+        # not the padding, which some decoders mask
+        made.generation_config.decoder_start_token_id = 3
     generator = torch.Generator().manual_seed(seed)
     for p in made.parameters():
         if p.dim() > 1 and p.is_floating_point():

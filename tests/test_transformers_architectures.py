@@ -14,14 +14,25 @@ from architectures import architecture, batch, build, logits  # noqa: E402
 # attention of their own: these add a mask to their scores, or choose a class by the implementation's name
 REFUSED = {
     "causal": ("bloom", "codegen", "mpt", "xglm", "gpt_neox_japanese", "falcon", "gptj", "git", "xlnet"),
-    "masked": ("roformer", "rembert", "megatron-bert", "squeezebert", "convbert", "ibert", "mpnet", "longformer"),
+    "masked": (
+        "roformer",
+        "rembert",
+        "megatron-bert",
+        "squeezebert",
+        "convbert",
+        "ibert",
+        "mpnet",
+        "longformer",
+        "yoso",
+    ),
     "seq2seq": ("led", "mvp"),
 }
-# dense, windows, bounded scores, sinks, selected keys, latent keys, experts, biases, encoders, some parts of their own
+# dense, windows, bounded scores, sinks, selected keys, latent keys, experts, biases, encoders, some parts of their own,
+# modules that do not know whether they are causal
 EQUAL = {
     "causal": ("gpt2", "opt", "gemma2", "gpt_oss", "deepseek_v32", "mixtral", "cohere2", "bert", "jamba"),
     "masked": ("bert", "modernbert", "xlm-roberta", "distilbert", "esm"),
-    "seq2seq": ("t5", "bart", "longt5", "bigbird_pegasus", "t5gemma"),
+    "seq2seq": ("t5", "bart", "longt5", "bigbird_pegasus", "t5gemma", "nllb-moe"),
 }
 
 
@@ -76,6 +87,8 @@ def test_who_takes_which_masks():
     mask = integration.architectures.attention_mask
     assert mask(**sizes, config=llama) is None
     assert mask(**sizes, config=llama, attention_mask=keep).dtype == torch.bool
+    assert transformers.NllbMoeModel._supports_sdpa is False
+    assert mask(**sizes, config=transformers.NllbMoeConfig()).dtype == torch.bool
     for config in (transformers.BigBirdPegasusConfig(), transformers.PreTrainedConfig(), None):
         assert mask(**sizes, config=config, attention_mask=keep).dtype == torch.float32
 
@@ -98,3 +111,14 @@ def test_check_needs_the_inputs_of_other_models():
     found = integration.check(model, pixel_values=torch.zeros(1, 3, 4, 4))
     assert list(found.values()) == ["polymax_sparsemax"]
     assert model.training
+
+
+def test_check_names_parts_with_another_implementation():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    text = {**sizes, "vocab_size": 9, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = transformers.CLIPConfig(text_config=text, vision_config={**sizes, "image_size": 4, "patch_size": 2})
+    names = {"text_config": "polymax_sparsemax", "vision_config": "eager"}
+    model = transformers.CLIPModel._from_config(config, attn_implementation=names)
+    inputs = {"input_ids": torch.tensor([[1, 3, 2]]), "pixel_values": torch.zeros(1, 3, 4, 4)}
+    found = integration.check(model, **inputs)
+    assert {name.split("_")[0]: x for name, x in found.items()} == {"text": "polymax_sparsemax", "vision": "eager"}

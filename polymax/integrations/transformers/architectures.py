@@ -9,7 +9,7 @@ import functools
 import inspect
 import sys
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,52 +28,86 @@ def calls_interface(module: type[nn.Module]) -> bool:
 
 def has_own_attention(module: type[nn.Module]) -> bool:
     """True if modules of this class compute attention themselves, by softmax or a function that contains it."""
-    named = any(part in module.__name__.lower() for part in ("attention", "attn"))
-    return named and not calls_interface(module) and any(s in word.lower() for word in _words(module) for s in SOFTMAX)
+    return (
+        _is_attention(module)
+        and not calls_interface(module)
+        and any(s in word.lower() for word in _words(module) for s in SOFTMAX)
+    )
+
+
+class AttentionClasses(NamedTuple):
+    """The names of attention classes: all, those that call the interface, those that have attention of their own."""
+
+    all: tuple[str, ...]
+    calling: tuple[str, ...]
+    own: tuple[str, ...]
 
 
 @functools.cache
-def attention_classes(file: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The classes of a Python module that call the interface, and those that have attention of their own."""
-    classes = [x for x in vars(sys.modules[file]).values() if isinstance(x, type) and issubclass(x, nn.Module)]
+def attention_classes(file: str) -> AttentionClasses:
+    """The attention classes that a Python module defines."""
     # methods of whole models speak of the interface, too
-    classes = [x for x in classes if x.__module__ == file and not issubclass(x, PreTrainedModel)]
-    calling = tuple(x.__name__ for x in classes if calls_interface(x))
-    return calling, tuple(x.__name__ for x in classes if has_own_attention(x))
+    classes = [x for x in _defined(file, nn.Module) if not issubclass(x, PreTrainedModel)]
+    return AttentionClasses(
+        all=tuple(x.__name__ for x in classes if _is_attention(x)),
+        calling=tuple(x.__name__ for x in classes if calls_interface(x)),
+        own=tuple(x.__name__ for x in classes if has_own_attention(x)),
+    )
 
 
-@functools.cache
 def ignoring_classes(model: type[nn.Module]) -> tuple[str, ...]:
     """The attention classes of an architecture, if none of them can be ours; otherwise nothing.
 
     None calls the interface, or classes are taken from a table by the name of the implementation, such as
     SAM_VISION_ATTENTION_CLASSES, which knows the names of Transformers alone.
     """
-    calling, own = attention_classes(model.__module__)
+    classes = attention_classes(model.__module__)
     tables = any(name.endswith("ATTENTION_CLASSES") for name in vars(sys.modules[model.__module__]))
-    return own if tables or not calling else ()
+    return (classes.own or classes.all) if tables or not classes.calling else ()
+
+
+@functools.cache
+def takes_bool_and_none(file: str) -> tuple[bool, bool]:
+    """True if the attention modules in a file may be given a bool mask, and True if they may be given no mask.
+
+    No class adds a bool mask to its scores if every attention class calls the interface. Where there is no mask, the
+    `is_causal` of a module says what is visible: it is right where Transformers supports torch's attention, which
+    relies on it, and wrong in some other architectures.
+    """
+    classes, models = attention_classes(file), _defined(file, PreTrainedModel)
+    return bool(classes.calling) and not classes.own, all(x._supports_sdpa for x in models)
 
 
 @torch.compiler.assume_constant_result
-def _takes_bool(config: type) -> bool:
-    """True if every attention class beside this configuration calls the interface, so that no class adds a mask."""
+def _of_config(config: type) -> tuple[bool, bool]:
+    """`takes_bool_and_none` of the models of a configuration; neither, if they are not found."""
     file = config.__module__.replace(".configuration_", ".modeling_")
-    return file in sys.modules and bool(attention_classes(file)[0]) and not attention_classes(file)[1]
+    return takes_bool_and_none(file) if file in sys.modules else (False, False)
 
 
 def attention_mask(*args: Any, config: Any = None, **options: Any) -> Tensor | None:
     """A mask that the modules of a model understand.
 
-    It is bool (True = keep), and None where everything before a query is visible, if all attention modules of the
-    architecture end in our function. All others get what their own code adds to scores: the lowest number for False.
+    It is bool (True = keep) if all attention modules of the architecture end in our function; all others get what their
+    own code adds to scores: the lowest number for False. It is None where `is_causal` says all and is reliable.
     """
-    if _takes_bool(type(config)):
-        return sdpa_mask(*args, config=config, **options)
-    return eager_mask(*args, config=config, **options)
+    takes_bool, takes_none = _of_config(type(config))
+    if not takes_none:
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return (sdpa_mask if takes_bool else eager_mask)(*args, config=config, **options)
 
 
-@functools.cache
-def _words(module: type) -> frozenset[str]:
+def _defined(file: str, kind: type[nn.Module]) -> list[type[Any]]:
+    """The subclasses of a class that a Python module defines."""
+    found = (x for x in vars(sys.modules[file]).values() if isinstance(x, type) and issubclass(x, kind))
+    return [x for x in found if x.__module__ == file]
+
+
+def _is_attention(module: type[nn.Module]) -> bool:
+    return any(part in module.__name__.lower() for part in ("attention", "attn"))
+
+
+def _words(module: type[nn.Module]) -> frozenset[str]:
     """The names that the methods of a class use."""
     owners = (x for x in module.__mro__ if x not in (nn.Module, object))
     methods = [inspect.unwrap(x) for owner in owners for x in vars(owner).values() if callable(x)]

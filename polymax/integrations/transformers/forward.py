@@ -56,13 +56,14 @@ def attention(
 
 def layer_attention(name: str, module: nn.Module, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
     """`attention` by the mapping that belongs to the module, as `use` and `load` put it there."""
-    if not hasattr(module, "polymax_mapping"):
+    mapping = getattr(module, "polymax_mapping", None)
+    if mapping is None:
         raise RuntimeError(
             f"{type(module).__name__} has no mapping of its own, which {name!r} needs: call "
             f"polymax.integrations.transformers.use(model, {name!r}) before the optimizer is made, or load a saved "
             "model by polymax.integrations.transformers.load"
         )
-    return attention(module.polymax_mapping, module, *args, **options)
+    return attention(mapping, module, *args, **options)
 
 
 def _visible(

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from polymax.integrations.transformers.architectures import has_own_attention, ignoring_classes
+from polymax.integrations.transformers.architectures import calls_interface, has_own_attention, ignoring_classes
 from polymax.integrations.transformers.names import (
     DEFAULTS,
     LEARNED,
@@ -26,9 +26,9 @@ from polymax.integrations.transformers.names import (
 def check(model: PreTrainedModel, **inputs: Any) -> dict[str, str | None]:
     """The attention modules of a model by name, each with the implementation that it called, from one forward pass.
 
-    None stands for a module that has attention of its own, which is no mapping of ours. A model without any module
-    that goes through polymax is a ValueError. Without inputs, a few tokens are passed; models of images or sound need
-    their inputs.
+    None stands for a module that has attention of its own, and takes no implementation by name. A model without any
+    module that goes through polymax is a ValueError. Without inputs, a few tokens are passed; models of images or sound
+    need their inputs.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -37,9 +37,14 @@ def check(model: PreTrainedModel, **inputs: Any) -> dict[str, str | None]:
         >>> check(BertModel._from_config(BertConfig(**sizes), attn_implementation="polymax_sparsemax"))
         {'encoder.layer.0.attention.self': 'polymax_sparsemax'}
     """
-    calls = _calls(model, inputs)
-    found = {name: None if call is None else call[0] for name, call in calls.items()}
-    if not any(found.values()):
+    heads = _calls(model, inputs)
+    found: dict[str, str | None] = {}
+    for name, module in model.named_modules():
+        if name in heads or _takes_another_implementation(module):
+            found[name] = getattr(module, "config", model.config)._attn_implementation
+        elif has_own_attention(type(module)):
+            found[name] = None
+    if not heads:
         classes = sorted({type(model.get_submodule(name)).__name__ for name in found}) or ["it has none"]
         raise ValueError(
             f"no attention of {type(model).__name__} goes through polymax ({', '.join(classes)}); its "
@@ -77,15 +82,13 @@ def use(model: PreTrainedModel, name: str, **inputs: Any) -> dict[str, str | Non
             del module.polymax_mapping
     model.config.__dict__.pop("polymax_heads", None)
     if name in learned_mappings:
-        calls = _calls(model, inputs)
-        heads = {key: call[1] for key, call in calls.items() if call is not None}
         # what `load` makes the same modules from
-        model.config.polymax_heads = heads
+        model.config.polymax_heads = _calls(model, inputs)
         _add_mappings(model)
     return check(model, **inputs)
 
 
-def load(pretrained: Any, model_class: Any = None, **options: Any) -> PreTrainedModel:
+def load(pretrained: Any, model_class: Any = None, **options: Any) -> Any:
     """A model as `save_pretrained` wrote it, with the attention it had, and with its learned mappings.
 
     `from_pretrained` keeps the name of an implementation too, once `register` was called, but does not know of learned
@@ -168,13 +171,20 @@ def _submodule(model: PreTrainedModel, name: str) -> nn.Module:
     raise ValueError(f"config.json tells of the learned mapping of {name}, which {type(model).__name__} does not have")
 
 
-def _calls(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, tuple[str, int] | None]:
-    """The implementation and the number of heads by which each attention module was called; None for its own."""
-    called: dict[nn.Module, tuple[str, int]] = {}
+def _takes_another_implementation(module: nn.Module) -> bool:
+    if isinstance(module, PreTrainedModel) or not calls_interface(type(module)):
+        return False
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return isinstance(name, str) and not name.startswith(PREFIX)
 
-    def record(implementation: str, fn: Any, module: nn.Module, query: Tensor, *args: Any, **options: Any) -> Any:
-        called[module] = implementation, query.shape[1]
-        if implementation in learned_mappings and not hasattr(module, "polymax_mapping"):
+
+def _calls(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, int]:
+    """The modules that go through polymax in a forward pass, by name, each with its number of heads."""
+    called: dict[nn.Module, int] = {}
+
+    def record(name: str, fn: Any, module: nn.Module, query: Tensor, *args: Any, **options: Any) -> Any:
+        called[module] = query.shape[1]
+        if name in learned_mappings and not hasattr(module, "polymax_mapping"):
             # what is asked here is who calls
             fn = AttentionInterface()["sdpa"]
         return fn(module, query, *args, **options)
@@ -185,11 +195,7 @@ def _calls(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, tuple[st
             model.eval()(**(inputs or _few_tokens(model)))
     finally:
         model.train(training)
-    return {
-        name: called.get(module)
-        for name, module in model.named_modules()
-        if module in called or has_own_attention(type(module))
-    }
+    return {name: called[module] for name, module in model.named_modules() if module in called}
 
 
 @contextlib.contextmanager
