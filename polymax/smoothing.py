@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from polymax._function import functional
 from polymax.distribution import Gibbs, TreeGibbs, Walk
 from polymax.kernels.levels import levels_of
 from polymax.regularizers import Gini, Regularizer, Shannon, Tsallis, Zero
@@ -215,9 +216,9 @@ class LocalMax(Smoothing):
 
     @property
     def _learned(self) -> bool:
-        """Whether the regularizer itself wants gradients."""
+        """Whether the regularizer itself wants gradients, or may want them."""
         tensors = self.regularizer._tensors().values()
-        return self.regularizer.closes_over_tensors or any(t.requires_grad for t in tensors)
+        return self.regularizer.closes_over_tensors or any(functional() or t.requires_grad for t in tensors)
 
     @property
     def _alpha(self) -> float | None:
@@ -246,12 +247,12 @@ class LocalMax(Smoothing):
         passes = LevelPasses(levels_of(tree.graph), self._unit)
         inputs = (tree.scores.double(), tree.roots)
         if self._learned:
-            keep = torch.is_grad_enabled()
-            with torch.enable_grad():
-                x = inputs[0] if inputs[0].requires_grad else inputs[0].detach().requires_grad_()
-                total = passes.tape((x, tree.roots))
-                total = torch.where(total == -math.inf, 0, total).sum()
-                (mu,) = torch.autograd.grad(total, x, create_graph=keep)
+
+            def total(x: Tensor) -> Tensor:
+                value = passes.tape((x, tree.roots))
+                return torch.where(value == -math.inf, 0, value).sum()
+
+            mu = torch.func.grad(total)(inputs[0])
         else:
             (mu,) = expectation(passes, inputs)
         return tree.shaped(mu.to(tree.scores.dtype))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax._function import functional
 from polymax.structures import faults
 
 # one tensor, or a NamedTuple of tensors with the names of the scores
@@ -159,13 +160,16 @@ class Counted(Structure):
 
     def marginals(self, *scores: Tensor) -> Parts:
         """The gradient of logsumexp: the probabilities of parts under p(y) = exp(<scores, y>) / Z."""
+        if functional():
+            value, pull = torch.func.vjp(self.logsumexp, *self.full(*scores))[:2]
+            return self.named(*pull(torch.where(value == -torch.inf, 0, torch.ones_like(value))))
         keep = torch.is_grad_enabled()
         with torch.enable_grad():
             inputs = tuple(x if x.requires_grad else x.detach().requires_grad_() for x in self.full(*scores))
             value = self.logsumexp(*inputs)
             total = torch.where(value == -torch.inf, 0, value).sum()
             found = torch.autograd.grad(total, inputs, create_graph=keep)
-        return found[0] if len(found) == 1 else found
+        return self.named(*found)
 
 
 def tensors(y: Parts) -> tuple[Tensor, ...]:
