@@ -21,10 +21,9 @@ from polymax.regularizers.entropies import positive
 from polymax.structures.assignment import Assignment
 from polymax.structures.base import Counted, Parts, Structure, tensors
 from polymax.structures.dynamic import HARD, SHANNON, DynamicProgram, checked, narrow
-from polymax.structures.entropy import negative_entropy
+from polymax.structures.entropy import local_omega
 from polymax.structures.level_passes import LevelPasses
 from polymax.structures.passes import expectation, value
-from polymax.structures.simplex import Explicit
 from polymax.structures.spanning_tree import SpanningTree
 from polymax.structures.temperature import cooled, warmed
 
@@ -116,7 +115,7 @@ class Marginals(Smoothing):
         return narrow(self.structure.marginals(*cold), scores[0].dtype)
 
     def omega(self, mu: Parts) -> Tensor:
-        return warmed(negative_entropy(self.structure, mu), self.gamma)
+        return warmed(local_omega(self.structure, mu, Shannon()), self.gamma)
 
     def best_of(self, *scores: Tensor) -> Tensor:
         """All that are allowed count, by their probabilities."""
@@ -184,14 +183,8 @@ class LocalMax(Smoothing):
         return 0.0
 
     def omega(self, mu: Parts) -> Tensor:
-        """Known at structures, where it is 0; in between it has no closed form."""
-        if isinstance(self.structure, Explicit):
-            whole = bool((self.structure.decode(mu) >= 0).all())
-        else:
-            whole = all(bool(((m == 0) | (m == 1)).all()) for m in tensors(mu))
-        if not (self.regularizer.zero_at_vertices and whole):
-            raise ValueError("the Omega of LocalMax has no closed form away from structures")
-        return HardMax(self.structure).omega(mu)
+        """Known where expected parts determine the choices of the recursion, and at structures, where it is 0."""
+        return warmed(local_omega(self.structure, mu, self.regularizer), self.gamma)
 
     def best_of(self, *scores: Tensor) -> Tensor:
         """All that are allowed count, as the recursion smooths them."""
