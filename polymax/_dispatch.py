@@ -17,8 +17,8 @@ from torch import Tensor
 # the library object owns the registrations: they live as long as it does
 _LIBRARY = torch.library.Library("polymax", "DEF")
 _FILES = {"CPU": "cpu", "CUDA": "cuda"}
-# what instances have in common: the arrays of a hypergraph, and the chart of an inside pass over all of them
-_WHOLE = ("first", "tails", "part", "chart")
+# what all instances share: the arrays of a hypergraph
+_SHARED = ("first", "tails", "part")
 
 
 def declare(package: str, schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,7 +33,8 @@ def declare_instances(package: str, schema: str, fake: Callable[..., Any]) -> Ca
     """Declare an operator on instances: tensors are `(B, ...)`, or of a graph that all instances share.
 
     Where B instances come with fewer of something, groups of instances share it. The vmap rule is to make more
-    instances; a chart, the second result of an inside pass, is opaque and stays whole.
+    instances. A chart, the second result of an inside pass, is opaque: it is that of all instances at once, and the
+    inside pass is taken again where there are more instances than it was computed for.
     """
     return _declared(package, schema, fake, _fold)
 
@@ -87,18 +88,33 @@ def _fold(op: Any) -> Callable[..., Any]:
     inside = op._schema.name.endswith("_inside")
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        folded = []
+        folded, mapped = dict(zip(names, args, strict=True)), set()
         for name, arg, d in zip(names, args, in_dims, strict=True):
-            if isinstance(arg, Tensor) and name not in _WHOLE:
-                mapped = arg.movedim(d, 0) if d is not None else arg.expand(info.batch_size, *arg.shape)
-                arg = mapped.flatten(0, 1)
-            elif isinstance(arg, Tensor) and d is not None:
-                raise ValueError(f"{name} of {op._schema.name} is shared by all instances, and cannot be mapped over")
-            folded.append(arg)
-        out = op(*folded)
+            if d is not None:
+                mapped.add(name)
+            if d is not None and name in (*_SHARED, "chart"):
+                raise ValueError(f"{name} of {op._schema.name} belongs to all instances, and cannot be mapped over")
+            if isinstance(arg, Tensor) and name not in (*_SHARED, "chart"):
+                front = arg.movedim(d, 0) if d is not None else arg.expand(info.batch_size, *arg.shape)
+                folded[name] = front.flatten(0, 1)
+        if "chart" in folded:
+            folded["chart"] = _chart_of(op, folded, mapped)
+        out = op(*folded.values())
         if not isinstance(out, tuple):
             return out.unflatten(0, (info.batch_size, -1)), 0
         apart = tuple(t if inside and k == 1 else t.unflatten(0, (info.batch_size, -1)) for k, t in enumerate(out))
         return apart, tuple(None if inside and k == 1 else 0 for k in range(len(out)))
 
     return rule
+
+
+def _chart_of(op: Any, folded: dict[str, Any], mapped: set[str]) -> Tensor:
+    """The chart of the folded instances.
+
+    Where what the inside pass takes is mapped over, that pass was folded alike, and its chart is the one. Where it is
+    not, as in a Jacobian, which maps over cotangents alone, the chart is that of fewer instances.
+    """
+    kind = op._schema.name.removeprefix("polymax::").rpartition("_")[0]
+    inside = getattr(torch.ops.polymax, f"{kind}_inside").default
+    taken = [argument.name for argument in inside._schema.arguments]
+    return folded["chart"] if mapped.intersection(taken) else inside(*(folded[name] for name in taken))[1]

@@ -1,9 +1,12 @@
 """Functions with derivatives of their own, called at the least cost."""
 
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import Function, forward_ad
 
 
@@ -22,9 +25,26 @@ def applied(function: type[Function], *args: Any) -> Any:
 
 def transformed() -> bool:
     """Whether torch.compile, torch.func or derivatives in forward mode look at the call."""
-    if torch.compiler.is_compiling():
-        return True
+    return torch.compiler.is_compiling() or functional()
+
+
+def functional() -> bool:
+    """Whether torch.func or derivatives in forward mode look at the call: `requires_grad` does not tell all then."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def untransformed() -> AbstractContextManager[Any]:
+    """A context in which torch.func does not look: for tables that outlive its call, and solvers that read numbers."""
+    return temporarily_clear_interpreter_stack()
+
+
+def constant(t: Tensor, mapped: str) -> Tensor:
+    """The tensor below what torch.func wraps it in for derivatives; a ValueError, `mapped`, if vmap maps over it."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        if torch._C._functorch.is_batchedtensor(t):
+            raise ValueError(mapped)
+        t = torch._C._functorch.get_unwrapped(t)
+    return t
 
 
 @cache

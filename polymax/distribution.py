@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, register_kl
 
+from polymax._function import functional
 from polymax.kernels.hypergraph import (
     hypergraph_count,
     hypergraph_inside,
@@ -70,7 +71,7 @@ class Walk(Distribution):
             device=generator.device if generator is not None else "cpu",
         ).to(tree.scores.device)  # fmt: skip
         p = self._weights.detach().to(tree.scores.dtype)
-        y = hypergraph_sample(p, *tree.graph.arrays, tree.roots, seeds, tree.graph.parts)
+        y = hypergraph_sample(p, *tree.graph.arrays, tree.roots, seeds.T, tree.graph.parts).movedim(1, 0)
         return narrow(_map(lambda t: t.unflatten(0, shape) if len(shape) else t[0], tree.shaped(y)), self._dtype)
 
     def log_prob(self, y: Parts) -> Tensor:
@@ -106,7 +107,7 @@ class Walk(Distribution):
         log = _log_of(self._weights.detach()).double()
         values, y = hypergraph_kbest(log, *tree.graph.arrays, tree.roots, k, tree.graph.parts)
         best = tree.shaped(y.movedim(1, 0).to(tree.scores.dtype))
-        if torch.is_grad_enabled() and tree.scores.requires_grad:
+        if functional() or (torch.is_grad_enabled() and tree.scores.requires_grad):
             probs = self.prob(best)
             probs = torch.where(values.movedim(1, 0).reshape(probs.shape) > -torch.inf, probs, 0).movedim(0, -1)
         else:

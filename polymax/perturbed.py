@@ -14,6 +14,7 @@ from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.dynamic import checked, narrow
+from polymax.structures.entropy import UnknownOmega
 from polymax.structures.stacked import stacked
 from polymax.structures.usable import usable
 
@@ -69,7 +70,7 @@ class Perturbed(Smoothing):
 
     def omega(self, mu: Parts) -> Tensor:
         """Unknown: it is the conjugate of an expectation."""
-        raise ValueError("the Omega of Perturbed has no closed form")
+        raise UnknownOmega("the Omega of Perturbed has no closed form")
 
     def _drawn(self, scores: tuple[Tensor, ...], generator: torch.Generator | None) -> tuple[Tensor, ...]:
         """gamma, the scores in the shape of structures, and noise (samples, ...) for each tensor of them."""

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from polymax._function import functional
 from polymax.distribution import Gibbs, TreeGibbs, Walk
 from polymax.kernels.levels import levels_of
 from polymax.regularizers import Gini, Regularizer, Shannon, Tsallis, Zero
@@ -20,10 +21,9 @@ from polymax.regularizers.entropies import positive
 from polymax.structures.assignment import Assignment
 from polymax.structures.base import Counted, Parts, Structure, tensors
 from polymax.structures.dynamic import HARD, SHANNON, DynamicProgram, checked, narrow
-from polymax.structures.entropy import negative_entropy
+from polymax.structures.entropy import local_omega
 from polymax.structures.level_passes import LevelPasses
 from polymax.structures.passes import expectation, value
-from polymax.structures.simplex import Explicit
 from polymax.structures.spanning_tree import SpanningTree
 from polymax.structures.temperature import cooled, warmed
 
@@ -115,7 +115,7 @@ class Marginals(Smoothing):
         return narrow(self.structure.marginals(*cold), scores[0].dtype)
 
     def omega(self, mu: Parts) -> Tensor:
-        return warmed(negative_entropy(self.structure, mu), self.gamma)
+        return warmed(local_omega(self.structure, mu, Shannon()), self.gamma)
 
     def best_of(self, *scores: Tensor) -> Tensor:
         """All that are allowed count, by their probabilities."""
@@ -183,14 +183,8 @@ class LocalMax(Smoothing):
         return 0.0
 
     def omega(self, mu: Parts) -> Tensor:
-        """Known at structures, where it is 0; in between it has no closed form."""
-        if isinstance(self.structure, Explicit):
-            whole = bool((self.structure.decode(mu) >= 0).all())
-        else:
-            whole = all(bool(((m == 0) | (m == 1)).all()) for m in tensors(mu))
-        if not (self.regularizer.zero_at_vertices and whole):
-            raise ValueError("the Omega of LocalMax has no closed form away from structures")
-        return HardMax(self.structure).omega(mu)
+        """Known where expected parts determine the choices of the recursion, and at structures, where it is 0."""
+        return warmed(local_omega(self.structure, mu, self.regularizer), self.gamma)
 
     def best_of(self, *scores: Tensor) -> Tensor:
         """All that are allowed count, as the recursion smooths them."""
@@ -215,9 +209,9 @@ class LocalMax(Smoothing):
 
     @property
     def _learned(self) -> bool:
-        """Whether the regularizer itself wants gradients."""
+        """Whether the regularizer itself wants gradients, or may want them."""
         tensors = self.regularizer._tensors().values()
-        return self.regularizer.closes_over_tensors or any(t.requires_grad for t in tensors)
+        return self.regularizer.closes_over_tensors or any(functional() or t.requires_grad for t in tensors)
 
     @property
     def _alpha(self) -> float | None:
@@ -246,12 +240,12 @@ class LocalMax(Smoothing):
         passes = LevelPasses(levels_of(tree.graph), self._unit)
         inputs = (tree.scores.double(), tree.roots)
         if self._learned:
-            keep = torch.is_grad_enabled()
-            with torch.enable_grad():
-                x = inputs[0] if inputs[0].requires_grad else inputs[0].detach().requires_grad_()
-                total = passes.tape((x, tree.roots))
-                total = torch.where(total == -math.inf, 0, total).sum()
-                (mu,) = torch.autograd.grad(total, x, create_graph=keep)
+
+            def total(x: Tensor) -> Tensor:
+                value = passes.tape((x, tree.roots))
+                return torch.where(value == -math.inf, 0, value).sum()
+
+            mu = torch.func.grad(total)(inputs[0])
         else:
             (mu,) = expectation(passes, inputs)
         return tree.shaped(mu.to(tree.scores.dtype))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from polymax._function import constant, functional, untransformed
 from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing
 from polymax.solvers import ActiveSet, Solution, Solver
@@ -72,14 +73,20 @@ class SparseMap(Smoothing):
     def solve(self, *scores: Tensor, start: Solution | None = None) -> Solution:
         """The structures and their weights, from those of an earlier solution where one is given."""
         cold = cooled(self.structure, checked(scores), self.gamma)
-        return self.solver.solve(self.structure, tuple(x.detach() for x in cold), start)
+        return self._solved(cold, start)
 
     def distribution(self, *scores: Tensor, start: Solution | None = None) -> "Sparse":
         """The distribution over the structures that make up mu; `start` is for a warm start."""
         cold = cooled(self.structure, checked(scores), self.gamma)
-        derived = torch.is_grad_enabled() and any(x.requires_grad for x in cold)
-        solution = self.solver.solve(self.structure, tuple(x.detach() for x in cold), start, whole=derived)
-        return Sparse(self.structure, cold, solution, scores[0].dtype)
+        derived = functional() or (torch.is_grad_enabled() and any(x.requires_grad for x in cold))
+        return Sparse(self.structure, cold, self._solved(cold, start, whole=derived), scores[0].dtype)
+
+    def _solved(self, cold: tuple[Tensor, ...], start: Solution | None, **options: bool) -> Solution:
+        """The solver reads numbers: those below what torch.func.jacrev wraps; torch.vmap hides them."""
+        mapped = "SparseMap's solver reads the scores, which torch.vmap hides; give them as a batch, (*batch, ...)"
+        values = tuple(constant(x.detach(), mapped).detach() for x in cold)
+        with untransformed():
+            return self.solver.solve(self.structure, values, start, **options)
 
 
 class Sparse(Distribution):

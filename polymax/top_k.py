@@ -14,7 +14,7 @@ from polymax.smoothing import HardMax, Smoothing
 from polymax.solvers.undefined import instances, nan_of, undefined_parts, with_nan
 from polymax.structures.base import Parts, tensors
 from polymax.structures.dynamic import DynamicProgram, checked, narrow
-from polymax.structures.simplex import Explicit
+from polymax.structures.entropy import UnknownOmega
 from polymax.structures.spanning_tree import SpanningTree
 from polymax.structures.temperature import cooled, warmed
 
@@ -55,12 +55,8 @@ class TopKSparsemax(Smoothing):
 
     def omega(self, mu: Parts) -> Tensor:
         """Known at structures, where it is 0; in between it has no closed form."""
-        if isinstance(self.structure, Explicit):
-            whole = bool((self.structure.decode(mu) >= 0).all())
-        else:
-            whole = all(bool(((m == 0) | (m == 1)).all()) for m in tensors(mu))
-        if not whole:
-            raise ValueError("the Omega of TopKSparsemax has no closed form away from structures")
+        if not self.structure.whole(mu):
+            raise UnknownOmega("the Omega of TopKSparsemax has no closed form away from structures")
         return HardMax(self.structure).omega(mu)
 
     def distribution(self, *scores: Tensor) -> "Listed":

@@ -82,8 +82,35 @@ def test_soft_targets(row):
     close(losses, kl, "with expectations of a teacher the loss is the divergence from it")
     own = fenchel_young(smooth, scores, row.structure.named(*(m.detach() for m in tensors(smooth(*scores)))))
     assert abs(float(own.detach())) < 1e-12
-    with pytest.raises(ValueError, match="no closed form"):
-        fenchel_young(pm.LocalMax(row.structure, pm.Gini()), scores, mu)
+    local = pm.LocalMax(row.structure, pm.Gini())
+    own = fenchel_young(local, scores, row.structure.named(*(m.detach() for m in tensors(local(*scores)))))
+    assert abs(float(own.detach())) < 1e-12, "a smoothed recursion knows its Omega as well"
+
+
+@every([row for row in ROWS if isinstance(row.structure, pm.Counted)])
+def test_targets_of_a_teacher(row):
+    """By its expectations the loss is known up to a constant, by its distribution it is known."""
+    scores, teacher = row.scores(batch=(3,)), row.scores(batch=(3,), seed=5)
+    scores = tuple(x.requires_grad_() for x in scores)
+    smooth = pm.Marginals(row.structure, 0.7)
+    p, q = smooth.distribution(*teacher), smooth.distribution(*scores)
+    mu = smooth(*teacher)
+    divergence = fenchel_young(smooth, scores, p, reduction="none")
+    close(divergence, 0.7 * torch.distributions.kl_divergence(p, q), "a distribution is a target: its divergence")
+    losses = fenchel_young(smooth, scores, mu, reduction="none")
+    missing = (losses - divergence).detach()
+    constant = 0.7 * p.entropy() if float(missing.abs().max()) > 1e-9 else torch.zeros(3, dtype=torch.float64)
+    close(missing, constant, "the loss lacks nothing, or the entropy of its target")
+    expected = torch.autograd.grad((smooth.max(*scores) - row.structure.score(mu, *scores)).sum(), scores)
+    for loss in (losses, divergence):
+        for s, e in zip(torch.autograd.grad(loss.sum(), scores, retain_graph=True), expected, strict=True):
+            close(s, e, "the gradient is argmax - y")
+
+
+def test_what_a_gradient_of_the_target_would_be_is_not_known():
+    mu = pm.Marginals(pm.SpanningTree())(torch.randn(4, 4)).requires_grad_()
+    with pytest.raises(ValueError, match=r"y must not require a gradient.*SpanningTree"):
+        crf_loss(pm.SpanningTree(), torch.randn(4, 4), mu)
 
 
 @every([row for row in ROWS if row.name != "explicit"])

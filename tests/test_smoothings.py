@@ -170,10 +170,22 @@ def test_omega(row, device):
     close(pm.HardMax(row.structure).omega(mu), torch.zeros(3), "HardMax has no Omega")
     close(pm.LocalMax(row.structure, pm.Gini()).omega(y), torch.zeros(3), "Omega is 0 at a structure")
     if isinstance(row.structure, (pm.Chain, pm.SemiMarkov, pm.Dag, pm.Hypergraph, pm.Simplex)):
-        close(op.max(*scores), row.structure.score(mu, *scores) - op.omega(mu), "Fenchel-Young holds with equality")
+        for smooth in (op, pm.LocalMax(row.structure, pm.Gini(0.7), 0.6), pm.LocalMax(row.structure, pm.Norm(2.0))):
+            mu = smooth(*scores)
+            equality = row.structure.score(mu, *scores) - smooth.omega(mu)
+            close(smooth.max(*scores), equality, "Fenchel-Young holds with equality")
     else:
-        with pytest.raises(ValueError, match="entropy"):
+        with pytest.raises(ValueError, match="Omega"):
             op.omega(mu)
+
+
+def test_omega_where_a_part_is_used_twice():
+    """Node 1 is derived twice, by either hyperedge: (2, 0, 1) is a vertex, (1, 1, 1) the mean of two."""
+    pair = pm.Hypergraph([1, 1, 2], [(0,), (), (1, 1)])
+    y = torch.tensor([[2.0, 0.0, 1.0], [0.0, 2.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    close(pm.LocalMax(pair, pm.Gini()).omega(y), [0.0, 0.0, -0.5], "Omega is 0 at a vertex, and twice that of a choice")
+    close(pm.Marginals(pair).omega(y) / math.log(2), [0.0, 0.0, -2.0], "no entropy at a vertex, two bits between")
+    close(pm.TopKSparsemax(pair, 2).omega(y), [0.0, 0.0, 0.0], "Omega is 0 at a structure")
 
 
 @every(SETS)

@@ -253,3 +253,79 @@ def test_most_other_indicators_do_not(row):
 def test_bad_input_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def sizes(row):
+    """What `encode` takes besides the compact form."""
+    return {pm.Chain: row.shape[1:], pm.SemiMarkov: row.shape[::2]}.get(type(row.structure), row.shape)
+
+
+@every(SETS + OTHERS)
+def test_encode_refuses_what_is_no_structure(row):
+    y = row.structure.named(*(t.float() for t in tensors(row.structure.vertices(row.shape))))
+    index = row.structure.decode(y)
+    with pytest.raises(TypeError, match="index must be a tensor of integers"):
+        row.structure.encode(index.float(), *sizes(row))
+    for beyond in (99, -2):
+        wrong = index.clone()
+        wrong.view(-1)[0] = beyond
+        with pytest.raises(ValueError, match=r"y is no|must be in"):
+            row.structure.encode(wrong, *sizes(row))
+    # an instance without a structure is zeros, and back
+    none = row.structure.encode(torch.full_like(index[:1], -1), *sizes(row))
+    assert all(bool((t == 0).all()) for t in tensors(none))
+
+
+@pytest.mark.parametrize(
+    ("structure", "index", "shape", "message"),
+    [
+        (pm.Simplex(), 7, (3,), r"y is no class: 7 is not one in \[0, 3\)"),
+        (pm.Simplex(), 1, (), "encode takes the index and the number of classes"),
+        (pm.Explicit(torch.eye(2)), 2, (2,), r"2 is not one in \[0, 2\)"),
+        (pm.Chain(), [0, -1, 1], (3,), r"position 1 has no tag \(-1\)"),
+        (pm.Chain(), [0, 1], (3, 3), "encode takes the index and the number of states"),
+        (pm.SemiMarkov(2), [[0, 2, 0]], (4, 2), r"part \(0, 2, 0\) is not one of \(4, 2, 2\)"),
+        (pm.SemiMarkov(2), [[0, 0, 0], [2, 0, 0]], (4, 2), "positions 1 to 1 are in no segment"),
+        (pm.SemiMarkov(2), [[3, 1, 0]], (4, 2), "in no segment|beyond"),
+        (pm.SemiMarkov(2), [[0, 1]], (4, 2), r"index must be the used parts, \(\*batch, used, 3\)"),
+        (pm.Subset(2), [1, 1], (3,), "part 1 is listed twice"),
+        (pm.Subset(2), [1], (3,), "1 parts are used, not 2"),
+        (
+            pm.SpanTree(),
+            [[0, 0, 1], [1, 1, 0], [0, 1, 0]],
+            (2, 2),
+            r"index must be the used parts, \(\*batch, used, 2\)",
+        ),
+        (pm.SpanTree(), [[0, 0], [1, 1]], (2, 2), "it has 2 spans, leaves included, not 3"),
+        (pm.SpanTree(), [[0, 0], [1, 1], [1, 0]], (2, 2), "is none of its"),
+        (pm.Alignment(), [[0, 0, 0], [1, 1, 1]], (2, 2), r"index must be the used parts, \(\*batch, used, 2\)"),
+        (pm.Alignment(), [0, 1], (2, 2), r"index must be the used parts, \(\*batch, used, 2\)"),
+        (pm.Alignment(), [[0, 0], [2, 2]], (3, 3), r"it jumps from cell \(0, 0\) to \(2, 2\)"),
+        (pm.Alignment(), [[0, 1], [1, 1]], (2, 2), r"its first cell is \(0, 1\)"),
+        (pm.Alignment(), [[0, 0], [1, 1]], (2,), "encode takes the index and"),
+        (pm.SpanningTree(), [2, 1], (), r"in a cycle \((1 -> 2 -> 1|2 -> 1 -> 2)\)"),
+        (pm.SpanningTree(), [0, 0], (), "tokens 1 and 2 all hang from the root"),
+        (pm.SpanningTree(), [0, -1, 1], (), "token 2 has no head"),
+        (pm.ProjectiveTree(), [0, 4, 1, 1, 3], (), "arcs 4 -> 2 and 3 -> 5 cross"),
+        (pm.Assignment(), [0, 0], (2, 3), "column 0 belongs to rows 0 and 1"),
+        (pm.Ranking(), [1, 1, 3], (), "rank 2 is not given once"),
+        (DIAMOND, [0, 3], (4,), "node 1 is reached, but not left"),
+        (DIAMOND, [0, 0], (4,), "part 0 is listed twice"),
+        (DERIVED, [3, 0], (4,), "node 2 is derived 1 times, but asked for 2 times"),
+    ],
+)
+def test_encode_says_what_is_wrong(structure, index, shape, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        structure.encode(torch.tensor(index), *shape)
+
+
+@every([row for row in SETS if row.cut is not None])
+def test_encode_takes_shorter_structures(row):
+    """Padding is -1, at the end."""
+    size = row.size()
+    structure = row.with_lengths(torch.arange(size + 1))
+    scores = row.scores(batch=(size + 1,))
+    y = structure.map(*scores)
+    again = row.structure.encode(structure.decode(y), *sizes(row))
+    for a, b in zip(tensors(again), tensors(y), strict=True):
+        assert torch.equal(a.double(), b)

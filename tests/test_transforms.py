@@ -49,6 +49,30 @@ def test_opcheck(call, device):
     torch.library.opcheck(getattr(torch.ops.polymax, name).default, tuple(arguments))
 
 
+@pytest.mark.parametrize("call", KERNEL_CALLS)
+def test_vmap_of_operators(call, device):
+    """Whichever tensors are mapped over, an operator does what a loop would."""
+    name = call.partition("-")[0]
+    import_module(f"polymax.kernels.{name.removesuffix('_backward')}")
+    op = getattr(torch.ops.polymax, name).default
+    arguments = [a.to(device) if isinstance(a, torch.Tensor) else a for a in KERNEL_CALLS[call](5)]
+    places = [k for k, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
+    for mapped in ([places[0]], [places[-1]], places):
+        # rows of another order are other rows
+        both = [torch.stack([a, a.flip(1)]) if k in mapped else a for k, a in enumerate(arguments)]
+        dims = tuple(0 if k in mapped else None for k in range(len(arguments)))
+        found = vmap(op, in_dims=dims)(*both)
+        loop = [op(*(a[j] if k in mapped else a for k, a in enumerate(both))) for j in range(2)]
+        for out, each in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, _stacked(loop))), strict=True):
+            torch.testing.assert_close(out, each, rtol=0, atol=0, equal_nan=True)
+
+
+def _stacked(results):
+    if isinstance(results[0], tuple):
+        return tuple(torch.stack(r) for r in zip(*results, strict=True))
+    return torch.stack(results)
+
+
 def compiled(fn):
     torch._dynamo.reset()
     return torch.compile(fn, fullgraph=True, backend="aot_eager", dynamic=False)

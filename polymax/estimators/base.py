@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from polymax._function import functional
 from polymax.noise import Gumbel, Noise
 from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing
@@ -123,7 +124,7 @@ def each(change: Callable[..., Tensor], y: Parts, *others: Any) -> Parts:
 
 def chosen(estimator: Estimator, y: Parts, scores: tuple[Tensor, ...]) -> Parts:
     """y, with the gradient of the estimator in the scores."""
-    if not (torch.is_grad_enabled() and any(x.requires_grad for x in scores)):
+    if not (functional() or (torch.is_grad_enabled() and any(x.requires_grad for x in scores))):
         return y
     found = _Chosen.apply(estimator, type(y), *tensors(y), *scores)
     return found[0] if isinstance(y, Tensor) else type(y)(*found)

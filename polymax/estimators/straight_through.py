@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax._function import functional
 from polymax.estimators.base import Estimator
 from polymax.smoothing import Smoothing
 from polymax.structures.base import Parts, tensors
@@ -44,6 +45,8 @@ def checked_through(through: Smoothing | None) -> None:
 
 def pulled(smooth: Smoothing, g: Parts, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """J^T g, J the Jacobian of smooth.argmax at the scores."""
+    if functional():
+        return torch.func.vjp(lambda *x: tensors(smooth.argmax(*x)), *scores)[1](tensors(g))
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
         inputs = tuple(x if x.requires_grad else x.detach().requires_grad_() for x in scores)

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax._function import untransformed
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:
@@ -45,7 +47,9 @@ class Graph:
         if device == self.part.device:
             return self
         if device not in self._elsewhere:
-            first, tails, part = (t.to(device) for t in self.arrays)
+            # torch.func would wrap the copies, which outlive its call
+            with untransformed():
+                first, tails, part = (t.to(device) for t in self.arrays)
             self._elsewhere[device] = Graph(first, tails, part, self.parts)
         return self._elsewhere[device]
 

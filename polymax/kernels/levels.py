@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax._function import constant, transformed, untransformed
 from polymax.kernels.graph import Graph
 
 
@@ -49,7 +50,15 @@ class Levels:
     """The order in which a graph is computed, as index tables."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        mapped = "torch.vmap cannot map over the arrays of a hypergraph, which all instances share"
+        first, tails, part = (constant(t, mapped) for t in graph.arrays)
+        self.graph = Graph(first, tails, part, graph.parts)
+        # torch.func would wrap the tables, which are kept for other calls
+        with untransformed():
+            self._build()
+
+    def _build(self) -> None:
+        graph = self.graph
         first, tails = graph.first.cpu().numpy(), graph.tails.cpu().numpy()
         self.heads = torch.repeat_interleave(torch.arange(graph.nodes), graph.first.cpu().diff()).to(graph.part.device)
         level = _levels(first, tails)
@@ -78,7 +87,7 @@ class Levels:
 
     def outside(self, p: Tensor, roots: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """Expectations of hyperedges q (edges, batch) and of nodes E (nodes, batch), from g (batch,) at the roots."""
-        q = torch.zeros(p.shape[0] + 1, p.shape[1], dtype=p.dtype, device=p.device)
+        q = _blank(p, g).new_zeros(p.shape[0] + 1, p.shape[1])
         visits = self._at_roots(p, roots, g)
         for fall in self.falls:
             visits[fall.nodes] += q[fall.above].sum(1)
@@ -91,8 +100,9 @@ class Levels:
         self, arguments: Tensor, p: Tensor, roots: Tensor, g: Tensor, d: Tensor, omega: Any
     ) -> tuple[Tensor, Tensor]:
         """Derivatives along d (edges, batch): of the values (nodes, batch), and of the expectations q."""
-        dv = d.new_zeros(self.graph.nodes + 1, d.shape[-1])
-        dp = torch.zeros_like(p)
+        blank = _blank(arguments, p, g, d)
+        dv = blank.new_zeros(self.graph.nodes + 1, d.shape[-1])
+        dp = blank.new_zeros(p.shape)
         for rise in self.rises:
             weights = p[rise.edges]
             # a hyperedge without weight does not move the value, whatever its tangent
@@ -101,8 +111,8 @@ class Levels:
             if da.shape[1] > 1:
                 dp[rise.edges] = _jacobian(arguments[rise.edges], da, omega)
         _, visits = self.outside(p, roots, g)
-        dq = torch.zeros(p.shape[0] + 1, p.shape[1], dtype=p.dtype, device=p.device)
-        moved = torch.zeros_like(visits)
+        dq = blank.new_zeros(p.shape[0] + 1, p.shape[1])
+        moved = blank.new_zeros(visits.shape)
         for fall in self.falls:
             moved[fall.nodes] += dq[fall.above].sum(1)
             heads = self.heads[fall.below]
@@ -111,7 +121,7 @@ class Levels:
         return dv[:-1], dq[:-1]
 
     def _at_roots(self, p: Tensor, roots: Tensor, g: Tensor) -> Tensor:
-        visits = torch.zeros(self.graph.nodes + 1, p.shape[1], dtype=p.dtype, device=p.device)
+        visits = _blank(p, g).new_zeros(self.graph.nodes + 1, p.shape[1])
         columns = torch.arange(p.shape[1], device=p.device)
         return visits.index_put((torch.where(roots < 0, self.graph.nodes, roots), columns), g)[:-1].clone()
 
@@ -135,8 +145,15 @@ def _sure(a: Tensor) -> Tensor:
     return torch.where(torch.isnan(a), a, (a > -torch.inf).to(a.dtype))
 
 
+def _blank(*tensors: Tensor) -> Tensor:
+    """A tensor without entries, mapped over where one of these is: what is written to must be, too."""
+    return torch.stack([t.flatten()[:0].sum() for t in tensors]).sum()
+
+
 def _jacobian(a: Tensor, da: Tensor, omega: Any) -> Tensor:
     """J da along dim 1; the Jacobian of a gradient is symmetric, so the backward pass of argmax applies it."""
+    if transformed():
+        return torch.func.vjp(lambda x: omega.argmax(x, dim=1), a)[1](da)[0]
     keep_graph = torch.is_grad_enabled() and (a.requires_grad or da.requires_grad)
     with torch.enable_grad():
         x = a if a.requires_grad else a.detach().requires_grad_()

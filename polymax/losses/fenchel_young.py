@@ -33,9 +33,13 @@ def fenchel_young(
     classes, and the mean over indices is weighted.
 
     With a Smoothing, y is integers as its structure's `encode` takes them, -1 at padding; or indicators; or points
-    between structures, where Omega is known there; or a `Partial`. The reduction is over instances. A y that is no
-    structure is a ValueError on the CPU; integers on other devices are not looked at. A forbidden y has loss inf.
-    `generator` is for noise; Perturbed has an unknown Omega, and its loss is one up to a constant.
+    between structures, such as a teacher's expectations; or the teacher's distribution; or a `Partial`. The reduction
+    is over instances. A y that is no structure is a ValueError on the CPU; integers on other devices are not looked
+    at. A forbidden y has loss inf. `generator` is for noise.
+
+    Omega is known between chains, segmentations, paths and derivations. Where it is not (alignments, trees, subsets;
+    Perturbed), it is left out, a constant without a gradient in the scores: with Marginals the loss is then the
+    cross-entropy, E[-gamma log p(y)]. With the distribution as y it is known: the divergence of p from it.
 
     Example:
         >>> fenchel_young(pm.Gini(), torch.tensor([[2.0, 0.5, 0.0]]), torch.tensor([1]))

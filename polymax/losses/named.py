@@ -56,6 +56,8 @@ def crf_loss(
 
         - gamma log p(y),  p(y) = exp(<scores, y> / gamma) / Z
 
+    y may also be a teacher's expected structure or its distribution; see `fenchel_young` for what the loss is then.
+
     Example:
         >>> scores = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 2)
         >>> crf_loss(pm.Chain(), scores, torch.tensor([0, 1]))

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from polymax import _check
-from polymax.smoothing import Smoothing
+from polymax.smoothing import Marginals, Smoothing
 from polymax.structures.base import Parts, Structure, tensors
+from polymax.structures.entropy import UnknownOmega
 
 
 class Compared(NamedTuple):
@@ -55,17 +57,33 @@ class Whole:
 
 @dataclass(frozen=True)
 class Between:
-    """A point of the hull for each instance, such as the expectations of a teacher."""
+    """A point of the hull for each instance, such as the expectations of a teacher; or a teacher itself.
+
+    Where Omega is not known at the point, it is left out: a constant, which has no gradient in the scores. A teacher
+    that is a distribution knows its entropy, and so the Omega of `Marginals`.
+    """
 
     mu: Parts
+    teacher: Any = None
 
     def compared(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
         exact = tuple(x.double() for x in scores)
         mu = tuple(m.double() for m in tensors(self.mu))
         point = smooth.structure.named(*mu)
-        omega = smooth.omega(point)
-        size = smooth.structure.score(point, *(x.detach().abs() for x in exact)) + omega.detach().abs()
-        return Compared(exact, smooth.structure.score(point, *exact) - omega, size)
+        omega = self._omega(smooth, point)
+        gold = smooth.structure.score(point, *exact) - omega
+        size = smooth.structure.score(point, *(x.detach().abs() for x in exact)) + torch.as_tensor(omega).detach().abs()
+        return Compared(exact, gold, size)
+
+    def _omega(self, smooth: Smoothing, point: Parts) -> Tensor | float:
+        if self.teacher is not None and isinstance(smooth, Marginals):
+            return -smooth.gamma * self.teacher.entropy().double()
+        try:
+            return smooth.omega(point)
+        except UnknownOmega as error:
+            if any(m.requires_grad for m in tensors(point)):
+                raise ValueError(f"y must not require a gradient, which is not known: {error}") from error
+            return 0.0
 
     def hamming(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
         return structure.hamming(tensors(self.mu)[0])
@@ -117,6 +135,8 @@ def target_of(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Targe
     """What y says, checked."""
     if isinstance(y, Partial):
         return y
+    if isinstance(y, Distribution):
+        return Between(_parts(structure, scores, y.mean), y)
     if isinstance(y, Tensor) and y.dtype == torch.bool:
         raise TypeError("y is bool: Partial(y) if it says which parts are allowed, y.float() if which are used")
     if isinstance(y, Tensor) and not y.is_floating_point():
@@ -136,7 +156,8 @@ def _parts(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Parts:
     given = (y,) if isinstance(y, Tensor) else y
     if not isinstance(given, tuple) or not all(isinstance(t, Tensor) and t.is_floating_point() for t in given):
         raise TypeError(
-            "y must be a tensor of integers, indicators (a floating-point tensor, or a tuple of them), or a Partial;"
+            "y must be a tensor of integers, indicators (a floating-point tensor, or a tuple of them), a distribution"
+            " over structures, or a Partial;"
             f" got {type(y).__name__}"
         )
     shapes = [x.shape for x in structure.full(*scores)]

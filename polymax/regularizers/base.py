@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied
+from polymax._function import applied, functional
 from polymax.kernels.widen import wide
 
 
@@ -61,7 +61,9 @@ class Regularizer(ABC):
             # derivatives in the parameters run through y as well; the terms that the envelope theorem drops are 0
             value = _objective(scaled, y, rows.omega_rows(y, keep))
         else:
-            value = applied(SmoothedMax, scaled, y, rows.omega_rows(y.detach(), keep))
+            # the compiler refuses functions with a forward-mode derivative
+            function = SmoothedMax if torch.compiler.is_compiling() else ForwardSmoothedMax
+            value = applied(function, scaled, y, rows.omega_rows(y.detach(), keep))
         # a row of -inf has no derivative in gamma either
         dead = (scores == -torch.inf).all(-1)
         # what weights sum to is known, so that a shift by the maximum moves out of the sum, where it would cost digits
@@ -105,8 +107,8 @@ class Regularizer(ABC):
         return isinstance(self.gamma, float | int) and self.gamma == 1
 
     def _learned(self) -> bool:
-        tensors = self._tensors()
-        return self.closes_over_tensors or any(t.requires_grad for name, t in tensors.items() if name != "gamma")
+        tensors = [t for name, t in self._tensors().items() if name != "gamma"]
+        return self.closes_over_tensors or any(functional() or t.requires_grad for t in tensors)
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
@@ -130,11 +132,22 @@ class SmoothedMax(Function):
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
         # y carries its own graph, so a second derivative goes through the Jacobian of the mapping
         ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (y,) = ctx.saved_tensors
         return g.unsqueeze(-1) * y, None, None
+
+
+class ForwardSmoothedMax(SmoothedMax):
+    """SmoothedMax with its derivative in forward mode too."""
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, *_: Tensor | None) -> Tensor:
+        (y,) = ctx.saved_tensors
+        # a score of -inf has no weight, and its tangent does not matter
+        return torch.zeros_like(y).sum(-1) if dx is None else torch.where(y == 0, 0, y * dx).sum(-1)
 
 
 def _objective(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:

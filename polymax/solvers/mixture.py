@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import applied
+from polymax._function import applied, functional
 from polymax.solvers.base import Solution, UsedParts
 from polymax.solvers.response import mixture, response
 from polymax.solvers.response.reference import held, sensitivity
@@ -99,7 +99,7 @@ def _of(structure: Structure, solution: Solution) -> _Listed | _Dense:
 
 
 def _mean(held: _Listed | _Dense, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in scores):
+    if functional() or (torch.is_grad_enabled() and any(x.requires_grad for x in scores)):
         return applied(_Mean, held, *scores)
     return held.solution.probs, *held.mean(scores)
 

@@ -53,6 +53,14 @@ class Alignment(DynamicProgram):
                 y[k, i, j] = 1
         return y
 
+    def encode(self, index: Tensor, *shape: int) -> Tensor:
+        """Cells (*batch, used, 2) of paths from (0, 0) to any cell, -1 after the last, to indicators (*batch, n, m)."""
+        n, m = faults.sizes(shape, "the numbers of rows", "of columns")
+        y = super().encode(index, n, m)
+        if _check.readable(index) and index.shape[-2]:
+            _check_path(index, 1 + index.amax(-2), m)
+        return y
+
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
         (x, rows, columns), batch = self._flat(*scores)
         super().check(index, *scores)

@@ -98,10 +98,13 @@ class Assignment(Structure):
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         """Columns (*batch, n) of the rows, -1 at unassigned rows, to indicators (*batch, n, m); m ends the shape."""
+        faults.integers(index)
         m = shape[-1] if shape else index.shape[-1]
         if _check.readable(index) and index.numel() and bool(((index < -1) | (index >= m)).any()):
             came = int(index[(index < -1) | (index >= m)][0])
             raise ValueError(f"columns must be in [0, {m}), or -1 at unassigned rows; got {came}")
+        if _check.readable(index):
+            _refuse_repeated_columns(index)
         return (index.unsqueeze(-1) == torch.arange(m, device=index.device)).float()
 
     def decode(self, y: Any) -> Tensor:
@@ -180,8 +183,20 @@ def _refuse_columns(index: Tensor, within: Tensor, columns: Tensor) -> None:
 def _check_columns(index: Tensor, within: Tensor, columns: Tensor) -> None:
     """No column belongs to two rows; where there are fewer columns than rows, each belongs to one."""
     _refuse_columns(index, within, columns)
+    _refuse_repeated_columns(index)
+
+    def unassigned(instance: tuple[int, ...], _: int) -> str:
+        free = set(range(int(columns[instance]))) - set(index[instance].tolist())
+        return f"column {min(free)}{faults.of(instance)} has no row"
+
+    matched = (index >= 0).sum(-1, keepdim=True)
+    faults.refuse(_WHAT, (within.sum(-1, keepdim=True) > columns) & (matched < columns), unassigned)
+
+
+def _refuse_repeated_columns(index: Tensor) -> None:
+    """No column of index (*batch, n) belongs to two rows."""
     ordered = index.sort(-1).values
-    twice = torch.zeros_like(within)
+    twice = torch.zeros_like(index, dtype=torch.bool)
     twice[..., 1:] = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
 
     def repeated(instance: tuple[int, ...], place: int) -> str:
@@ -189,10 +204,4 @@ def _check_columns(index: Tensor, within: Tensor, columns: Tensor) -> None:
         rows = (index[instance] == column).nonzero()[:, 0].tolist()
         return f"column {column}{faults.of(instance)} belongs to rows {faults.listed(rows)}"
 
-    def unassigned(instance: tuple[int, ...], _: int) -> str:
-        free = set(range(int(columns[instance]))) - set(index[instance].tolist())
-        return f"column {min(free)}{faults.of(instance)} has no row"
-
     faults.refuse(_WHAT, twice, repeated)
-    matched = (index >= 0).sum(-1, keepdim=True)
-    faults.refuse(_WHAT, (within.sum(-1, keepdim=True) > columns) & (matched < columns), unassigned)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax._function import functional
 from polymax.structures import faults
 
 # one tensor, or a NamedTuple of tensors with the names of the scores
@@ -70,7 +71,11 @@ class Structure(ABC):
         return self.score(self.complete(vertices.movedim(dim, 0)), *scores).movedim(0, -1)
 
     def encode(self, index: Tensor, *shape: int) -> Parts:
-        """Indicators, of the dims `shape`, from the compact form: the rows of used parts that `decode` gives."""
+        """Indicators, of the dims `shape`, from the compact form: the rows of used parts that `decode` gives.
+
+        What is no structure, of whatever length, is a ValueError on the CPU; rows of -1 alone are none, and zeros.
+        """
+        check_rows(index, shape)
         return indicators(index, shape)
 
     def decode(self, y: Parts) -> Tensor:
@@ -115,7 +120,7 @@ class Structure(ABC):
             expected = "(" + ", ".join(map(str, form)) + ")"
             raise ValueError(f"y must be the used parts, {expected}; got {tuple(index.shape)}")
         if _check.readable(index):
-            _check_rows(rows, shape)
+            _refuse_parts(rows, shape)
         return index
 
     def check_parts(self, y: Parts, *scores: Tensor) -> None:
@@ -159,13 +164,16 @@ class Counted(Structure):
 
     def marginals(self, *scores: Tensor) -> Parts:
         """The gradient of logsumexp: the probabilities of parts under p(y) = exp(<scores, y>) / Z."""
+        if functional():
+            value, pull = torch.func.vjp(self.logsumexp, *self.full(*scores))[:2]
+            return self.named(*pull(torch.where(value == -torch.inf, 0, torch.ones_like(value))))
         keep = torch.is_grad_enabled()
         with torch.enable_grad():
             inputs = tuple(x if x.requires_grad else x.detach().requires_grad_() for x in self.full(*scores))
             value = self.logsumexp(*inputs)
             total = torch.where(value == -torch.inf, 0, value).sum()
             found = torch.autograd.grad(total, inputs, create_graph=keep)
-        return found[0] if len(found) == 1 else found
+        return self.named(*found)
 
 
 def tensors(y: Parts) -> tuple[Tensor, ...]:
@@ -222,7 +230,21 @@ def checked_lengths(lengths: Tensor | None, batch: torch.Size, size: int, device
     return lengths.to(device=device, dtype=torch.long).reshape(-1)
 
 
-def _check_rows(rows: Tensor, shape: torch.Size) -> None:
+def check_rows(index: Tensor, shape: tuple[int, ...], repeats: bool = False) -> None:
+    """Rows (*batch, used, dims), no `dims` where 1, name parts of this shape, or are all of -1; none is named twice."""
+    faults.integers(index)
+    dims = len(shape)
+    if index.dim() < min(dims, 2) or (dims > 1 and index.shape[-1] != dims):
+        form = f"(*batch, used, {dims})" if dims > 1 else "(*batch, used)"
+        raise ValueError(f"index must be the used parts, {form}, of a structure {shape}; got {tuple(index.shape)}")
+    if _check.readable(index):
+        rows = index if dims > 1 else index.unsqueeze(-1)
+        _refuse_parts(rows, torch.Size(shape))
+        if not repeats:
+            refuse_repeats("structure", rows, raveled(index, shape))
+
+
+def _refuse_parts(rows: Tensor, shape: torch.Size) -> None:
     """Rows (*batch, used, dims) name parts of this shape, or are all of -1."""
     sizes = torch.tensor(shape, device=rows.device)
     bad = ~(((rows >= 0) & (rows < sizes)).all(-1) | (rows == -1).all(-1))

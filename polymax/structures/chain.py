@@ -111,10 +111,14 @@ class Chain(DynamicProgram):
 
     def encode(self, index: Tensor, *shape: int) -> ChainParts:
         """Tags (*batch, n), -1 at padding, to indicators of `shape` = (s,) states."""
-        (states,) = shape
+        (states,) = faults.sizes(shape, "the number of states")
+        faults.integers(index)
         if _check.readable(index) and index.numel() and bool(((index < -1) | (index >= states)).any()):
             came = int(index[(index < -1) | (index >= states)][0])
             raise ValueError(f"tags must be in [0, {states}), or -1 at padding; got {came}")
+        if _check.readable(index):
+            within = faults.inside(faults.ends(index), index.shape[:-1], index.shape[-1], index.device)
+            faults.padded(_WHAT, "position", "tag", index, within)
         unary = torch.nn.functional.one_hot(index + 1, states + 1)[..., 1:].float()
         return self.complete(unary)
 

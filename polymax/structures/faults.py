@@ -24,6 +24,26 @@ def listed(things: Sequence[object]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def integers(index: Tensor) -> None:
+    """The compact form is a tensor of integers."""
+    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
+        came = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise TypeError(f"index must be a tensor of integers; got {came}")
+
+
+def sizes(shape: tuple[int, ...], *names: str) -> tuple[int, ...]:
+    """The sizes that `encode` takes besides the compact form."""
+    if len(shape) != len(names):
+        raise TypeError(f"encode takes the index and {listed(names)}; got sizes {shape}")
+    return shape
+
+
+def ends(index: Tensor) -> Tensor:
+    """The length of each instance of an index (*batch, n) in which -1 is padding, (*batch,): all up to the last."""
+    places = torch.arange(1, index.shape[-1] + 1, device=index.device)
+    return torch.where(index >= 0, places, 0).amax(-1) if index.shape[-1] else index.new_zeros(index.shape[:-1])
+
+
 def shaped(index: Tensor, shape: tuple[int, ...], what: str) -> None:
     """The compact form has this shape."""
     if index.shape != shape:

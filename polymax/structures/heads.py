@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax.structures.faults import integers
 
 
 def encode_heads(heads: Tensor) -> Tensor:
     """Heads (*batch, n) of tokens 1..n, 0 the root symbol, -1 at padding, to arcs (*batch, n + 1, n + 1)."""
+    integers(heads)
+    if heads.dim() < 1:
+        raise ValueError(f"index must be heads (*batch, n) of tokens 1..n; got {tuple(heads.shape)}")
     n = heads.shape[-1]
     if _check.readable(heads) and heads.numel() and bool(((heads < -1) | (heads > n)).any()):
         came = int(heads[(heads < -1) | (heads > n)][0])

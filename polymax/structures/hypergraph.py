@@ -12,7 +12,7 @@ from torch import Tensor
 from polymax import _check
 from polymax.kernels.graph import Builder, Graph
 from polymax.structures import faults
-from polymax.structures.base import refuse_repeats, used_parts
+from polymax.structures.base import check_rows, indicators, refuse_repeats, used_parts
 from polymax.structures.dynamic import Derivations, DynamicProgram
 
 
@@ -71,6 +71,12 @@ class Hypergraph(DynamicProgram):
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         """Hyperedges (*batch, used), as often as they are used, -1 after the last, to how often, (*batch, E)."""
+        check_rows(index, (len(self.tails),), repeats=True)
+        if _check.readable(index):
+            self._check_derivation(index, (index >= 0).any(-1, keepdim=True))
+        return self._times(index)
+
+    def _times(self, index: Tensor) -> Tensor:
         y = torch.zeros(*index.shape[:-1], len(self.tails) + 1, device=index.device)
         places = torch.where(index < 0, len(self.tails), index)
         return y.scatter_add(-1, places, torch.ones(places.shape, device=index.device))[..., :-1]
@@ -86,23 +92,29 @@ class Hypergraph(DynamicProgram):
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
         super().check(index, *scores)
         if _check.readable(index):
-            heads = torch.tensor(self.heads, dtype=torch.long)
-            nodes = 1 + max(self.heads, default=-1)
-            used = self.encode(index).to(torch.long)
-            derived = used.new_zeros(*used.shape[:-1], nodes).index_add(-1, heads, used)
-            asked = torch.zeros_like(derived)
-            asked[..., self.root] += 1
-            edge = [e for e, tail in enumerate(self.tails) for _ in tail]
-            node = torch.tensor([t for tail in self.tails for t in tail], dtype=torch.long)
-            asked = asked.index_add(-1, node, used[..., edge])
-            axiom = torch.ones(nodes, dtype=torch.bool).index_fill(0, heads, False)
-
-            def explain(instance: tuple[int, ...], place: int) -> str:
-                ways, times = int(derived[(*instance, place)]), int(asked[(*instance, place)])
-                return f"node {place}{faults.of(instance)} is derived {ways} times, but asked for {times} times"
-
-            faults.refuse("derivation", (derived != asked) & ~axiom, explain)
+            self._check_derivation(index, torch.ones(1, dtype=torch.bool))
         return index
+
+    def _check_derivation(self, index: Tensor, there: Tensor) -> None:
+        """Every node is derived as often as it is asked for: the root once where an instance is `there`."""
+        heads = torch.tensor(self.heads, dtype=torch.long)
+        nodes = 1 + max(self.heads, default=-1)
+        if not nodes:
+            return
+        used = self._times(index).to(torch.long)
+        derived = used.new_zeros(*used.shape[:-1], nodes).index_add(-1, heads, used)
+        asked = torch.zeros_like(derived)
+        asked[..., self.root] += there.squeeze(-1)
+        edge = [e for e, tail in enumerate(self.tails) for _ in tail]
+        node = torch.tensor([t for tail in self.tails for t in tail], dtype=torch.long)
+        asked = asked.index_add(-1, node, used[..., edge])
+        axiom = torch.ones(nodes, dtype=torch.bool).index_fill(0, heads, False)
+
+        def explain(instance: tuple[int, ...], place: int) -> str:
+            ways, times = int(derived[(*instance, place)]), int(asked[(*instance, place)])
+            return f"node {place}{faults.of(instance)} is derived {ways} times, but asked for {times} times"
+
+        faults.refuse("derivation", (derived != asked) & ~axiom, explain)
 
     def whole(self, y: Tensor) -> bool:
         return bool((y == y.round()).all())
@@ -189,22 +201,31 @@ class Dag(DynamicProgram):
         super().check(index, *scores)
         if _check.readable(index):
             refuse_repeats("path", index.unsqueeze(-1), index)
-            used = self.encode(index, len(self.edges)).to(torch.long)
-            u, v = torch.tensor(self.edges, dtype=torch.long).reshape(-1, 2).T
-            nodes = 1 + max((v for _, v in self.edges), default=0)
-            surplus = used.new_zeros(*used.shape[:-1], nodes).index_add(-1, u, used).index_add(-1, v, -used)
-            surplus[..., self.source] -= 1
-            surplus[..., self.sink] += 1
-
-            def explain(instance: tuple[int, ...], place: int) -> str:
-                broken = "left, but not reached" if surplus[(*instance, place)] > 0 else "reached, but not left"
-                broken = {self.source: "the source, and not left", self.sink: "the sink, and not reached"}.get(
-                    place, broken
-                )
-                return f"node {place}{faults.of(instance)} is {broken}"
-
-            faults.refuse("path", surplus != 0, explain)
+            self._check_path(index, torch.ones(1, dtype=torch.bool))
         return index
+
+    def encode(self, index: Tensor, *shape: int) -> Tensor:
+        """The edges (*batch, used) of paths, -1 after the last, to indicators (*batch, E)."""
+        y = super().encode(index, len(self.edges))
+        if _check.readable(index):
+            self._check_path(index, (index >= 0).any(-1, keepdim=True))
+        return y
+
+    def _check_path(self, index: Tensor, there: Tensor) -> None:
+        """What enters a node leaves it; a path where an instance is `there` leads from the source to the sink."""
+        used = indicators(index, (len(self.edges),)).to(torch.long)
+        u, v = torch.tensor(self.edges, dtype=torch.long).reshape(-1, 2).T
+        nodes = 1 + max((v for _, v in self.edges), default=0)
+        surplus = used.new_zeros(*used.shape[:-1], nodes).index_add(-1, u, used).index_add(-1, v, -used)
+        surplus[..., self.source] -= there.squeeze(-1).long()
+        surplus[..., self.sink] += there.squeeze(-1).long()
+
+        def explain(instance: tuple[int, ...], place: int) -> str:
+            broken = "left, but not reached" if surplus[(*instance, place)] > 0 else "reached, but not left"
+            ends = {self.source: "the source, and not left", self.sink: "the sink, and not reached"}
+            return f"node {place}{faults.of(instance)} is {ends.get(place, broken)}"
+
+        faults.refuse("path", surplus != 0, explain)
 
     @cached_property
     def _reached(self) -> set[int]:

@@ -4,14 +4,15 @@
     expectation   g mu = the derivative of g v       its derivative along u is (<mu, u>, g H u)
     tangent       (<mu, u>, g H u)                   its derivative, the third of the value, by a tape
 
-Each derivative is the next pass of the kernels: no tape is kept over the recursion, except for the third.
+Each derivative is the next pass of the kernels: no tape is kept over the recursion, except for the third. The
+Hessian is symmetric, so that derivatives in forward mode are made of the same passes.
 
 See: Mensch and Blondel 2018, Differentiable dynamic programming, section 3.3 and appendix B.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ def value(passes: Passes, tensors: tuple[Tensor, ...]) -> Tensor:
     if torch.compiler.is_compiling() and not _wants_gradient(tensors):
         # torch.compile cannot call a function of any number of tensors that nobody derives
         return passes.inside(tensors)[0]
-    return applied(_Value, passes, *tensors)[0]
+    return _called(_Value, passes, *tensors)[0]
 
 
 def expectation(passes: Passes, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -83,7 +84,7 @@ def expectation(passes: Passes, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ..
     g = _one(v)
     if torch.compiler.is_compiling() and not _wants_gradient(tensors):
         return passes.outside(tensors, chart, g)
-    return applied(_Expectation, passes, chart, g, *tensors)
+    return _called(_Expectation, passes, chart, g, *tensors)
 
 
 class _Value(Function):
@@ -102,6 +103,7 @@ class _Value(Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*output, *tensors)
+        ctx.save_for_forward(*output, *tensors)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
@@ -112,7 +114,7 @@ class _Value(Function):
         if _last():
             mu = ctx.passes.outside(tuple(tensors), chart, g)
         else:
-            mu = applied(_Expectation, ctx.passes, chart, g, *tensors)
+            mu = _called(_Expectation, ctx.passes, chart, g, *tensors)
         return None, *mu, *_nothing(len(tensors) - len(mu))
 
 
@@ -129,6 +131,7 @@ class _Expectation(Function):
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
         ctx.passes, *tensors = inputs
         ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *along: Tensor) -> tuple[Any, ...]:
@@ -137,7 +140,7 @@ class _Expectation(Function):
         if _last():
             dv, *dmu = ctx.passes.tangent(tuple(tensors), chart, g, along)
         else:
-            dv, *dmu = applied(_Tangent, ctx.passes, chart, g, *tensors, *along)
+            dv, *dmu = _called(_Tangent, ctx.passes, chart, g, *tensors, *along)
         return None, None, dv, *dmu, *_nothing(len(tensors) - len(dmu))
 
 
@@ -155,6 +158,7 @@ class _Tangent(Function):
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
         ctx.passes, _, *tensors = inputs
         ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     @once_differentiable
@@ -162,24 +166,73 @@ class _Tangent(Function):
         passes = ctx.passes
         g, *rest = ctx.saved_tensors
         tensors, along = _split(passes, tuple(rest))
-        with torch.enable_grad():
-            scores = tuple(t.detach().requires_grad_() for t in tensors[: passes.scores])
-            g = g.detach().requires_grad_()
-            along = tuple(u.detach().requires_grad_() for u in along)
-            v = passes.tape((*scores, *tensors[passes.scores :]))
-            v = torch.where(v == -torch.inf, 0, v)
-            mu = torch.autograd.grad(g @ v, scores, create_graph=True, materialize_grads=True)
-            slope = sum(((m * u).sum() for m, u in zip(mu, along, strict=True)), torch.zeros_like(v).sum())
-            # <g mu, u>, derived in g and in the scores
-            dv, *dmu = torch.autograd.grad(slope, (g, *scores), create_graph=True, materialize_grads=True)
-            total = (cotangents[0] * dv).sum()
-            for c, d in zip(cotangents[1:], dmu, strict=True):
-                total = total + (c * d).sum()
-            inputs = (g, *scores, *along)
-            grads = torch.autograd.grad(total, inputs, materialize_grads=True, allow_unused=True)
-        count = passes.scores
-        index = _nothing(len(tensors) - count)
-        return None, None, grads[0], *grads[1 : 1 + count], *index, *grads[1 + count :]
+        scores, index = tensors[: passes.scores], tensors[passes.scores :]
+
+        def value(scores: tuple[Tensor, ...], g: Tensor) -> Tensor:
+            v = passes.tape((*scores, *index))
+            return g @ torch.where(v == -torch.inf, 0, v)
+
+        def slope(g: Tensor, scores: tuple[Tensor, ...], along: tuple[Tensor, ...]) -> Tensor:
+            """<g mu, u>, whose derivatives in g and in the scores are what the forward pass computes."""
+            mu = torch.func.grad(value)(scores, g)
+            return torch.stack([(m * u).sum() for m, u in zip(mu, along, strict=True)]).sum()
+
+        pull = torch.func.vjp(torch.func.grad(slope, argnums=(0, 1)), g, scores, along)[1]
+        dg, dscores, dalong = pull((cotangents[0], cotangents[1:]))
+        return None, None, dg, *dscores, *_nothing(len(index)), *dalong
+
+
+class _ForwardValue(_Value):
+    """With its derivative in forward mode."""
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, None]:
+        v, chart, *tensors = ctx.saved_tensors
+        along = _materialized(ctx.passes, tensors, tangents)
+        return _called(_Tangent, ctx.passes, chart, _one(v), *tensors, *along)[0], None
+
+
+class _ForwardExpectation(_Expectation):
+    """With its derivative in forward mode."""
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: Tensor | None, dg: Tensor | None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        chart, g, *tensors = ctx.saved_tensors
+        along = _materialized(ctx.passes, tensors, tangents)
+        _, *moved = _called(_Tangent, ctx.passes, chart, g, *tensors, *along)
+        if dg is not None:
+            scaled = _called(_Expectation, ctx.passes, chart, dg, *tensors)
+            moved = [a + b for a, b in zip(moved, scaled, strict=True)]
+        return tuple(moved)
+
+
+class _ForwardTangent(_Tangent):
+    """Without a derivative in forward mode, and a word about it."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+        raise NotImplementedError(
+            "forward mode derives the recursion of a structure once, around reverse mode: torch.func.hessian and"
+            " jacfwd(jacrev(max)) have it, jacfwd(jacfwd(max)) and third derivatives do not; take jacrev for these"
+        )
+
+
+_FORWARD: dict[type[Function], type[Function]] = {
+    _Value: _ForwardValue,
+    _Expectation: _ForwardExpectation,
+    _Tangent: _ForwardTangent,
+}
+
+
+def _called(function: type[Function], *args: Any) -> Any:
+    """The function applied; the compiler refuses functions with a derivative in forward mode."""
+    return applied(function if torch.compiler.is_compiling() else _FORWARD[function], *args)
+
+
+def _materialized(passes: Passes, like: Any, tangents: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    """Tangents of the scores, 0 where there are none."""
+    count = passes.scores
+    return tuple(torch.zeros_like(x) if t is None else t for x, t in zip(like[:count], tangents[:count], strict=True))
 
 
 def _one(v: Tensor) -> Tensor:

@@ -14,7 +14,13 @@ from polymax.kernels.projective_tree import (
 from polymax.structures.base import checked_lengths
 from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
 from polymax.structures.heads import allowed_heads, crosses, decode_heads, encode_heads, places_of, trees
-from polymax.structures.tree_faults import check_arcs, check_heads, check_known_heads, check_projective
+from polymax.structures.tree_faults import (
+    check_arcs,
+    check_encoded_heads,
+    check_heads,
+    check_known_heads,
+    check_projective,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +65,10 @@ class ProjectiveTree(DynamicProgram):
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         """Heads (*batch, n) of tokens 1..n, -1 at padding, to arcs."""
-        return encode_heads(index)
+        y = encode_heads(index)
+        check_encoded_heads(index, self.single_root)
+        check_projective(index)
+        return y
 
     def decode(self, y: Any) -> Tensor:
         """Heads (*batch, n) of tokens 1..n, -1 at padding."""

@@ -50,7 +50,11 @@ class Ranking(Structure):
         return permutahedron(x, ranks.expand(x.shape))
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
-        """Ranks as integers to ranks as floats."""
+        """Ranks (*batch, n) as integers to ranks as floats."""
+        faults.integers(index)
+        if index.dim() < 1:
+            raise ValueError(f"index must be ranks (*batch, n); got {tuple(index.shape)}")
+        _check_ranks(index)
         return index.float()
 
     def decode(self, y: Tensor) -> Tensor:
@@ -63,14 +67,7 @@ class Ranking(Structure):
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
         x = _row(scores)
         faults.shaped(index, x.shape, "ranks (*batch, n)")
-        if _check.readable(index):
-            ordered = index.sort(-1).values
-            n = x.shape[-1]
-
-            def explain(instance: tuple[int, ...], place: int) -> str:
-                return f"rank {place + 1}{faults.of(instance)} is not given once; ranks are 1 to {n}"
-
-            faults.refuse("ranking", ordered != torch.arange(1, n + 1), explain)
+        _check_ranks(index)
         return index
 
     def whole(self, y: Any) -> bool:
@@ -78,6 +75,17 @@ class Ranking(Structure):
 
     def hamming(self, first: Tensor) -> Tensor:
         raise ValueError("cost must be given: ranks are no indicators, of which Hamming's cost counts the wrong ones")
+
+
+def _check_ranks(index: Tensor) -> None:
+    """Each rank of index (*batch, n) is given once."""
+    if _check.readable(index):
+        n = index.shape[-1]
+
+        def explain(instance: tuple[int, ...], place: int) -> str:
+            return f"rank {place + 1}{faults.of(instance)} is not given once; ranks are 1 to {n}"
+
+        faults.refuse("ranking", index.sort(-1).values != torch.arange(1, n + 1), explain)
 
 
 def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regularization: str = "quadratic") -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from polymax import _check
 from polymax.kernels.graph import Builder, Graph
 from polymax.structures import faults
-from polymax.structures.base import checked_lengths, indicators, used_parts
+from polymax.structures.base import check_rows, checked_lengths, indicators, used_parts
 from polymax.structures.chain import steps_at
 from polymax.structures.dynamic import Derivations, DynamicProgram
 
@@ -96,11 +96,17 @@ class SemiMarkov(DynamicProgram):
         index = torch.full((len(rows), n, 3), -1)
         for k, row in enumerate(rows):
             index[k, : len(row)] = torch.tensor(row, dtype=torch.long).reshape(-1, 3)
-        return self.encode(index, n, s)
+        return self.complete(indicators(index, event_shape))
 
     def encode(self, index: Tensor, *shape: int) -> SegmentParts:
         """Segments (*batch, used, 3) of start, width - 1 and label, -1 after the last, to indicators of n and s."""
-        n, s = shape
+        n, s = faults.sizes(shape, "the number of positions", "the number of labels")
+        check_rows(index, (n, self.max_width, s))
+        if _check.readable(index):
+            rows = _ordered(index, n)
+            ends = torch.where(rows[..., 0] < n, rows[..., 0] + rows[..., 1] + 1, 0)
+            length = ends.amax(-1, keepdim=True) if rows.shape[-2] else ends.new_zeros(*ends.shape[:-1], 1)
+            _check_cover(rows, length.clamp(max=n), n)
         return self.complete(indicators(index, (n, self.max_width, s)))
 
     def complete(self, first: Tensor) -> SegmentParts:

@@ -46,6 +46,8 @@ class Simplex(DynamicProgram):
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         """The class (*batch,), -1 for none, to indicators of `shape` = (n,)."""
+        faults.sizes(shape, "the number of classes")
+        _check_choice("class", index, shape[0], none=True)
         return (index.unsqueeze(-1) == torch.arange(shape[0], device=index.device)).float()
 
     def decode(self, y: Tensor) -> Tensor:
@@ -146,11 +148,21 @@ class Subset(DynamicProgram):
         super().check(index, x)
         if _check.readable(index):
             refuse_repeats("subset", index.unsqueeze(-1), index)
-            count = (index >= 0).sum(-1, keepdim=True)
-            few = count <= self.k if self.at_most else count == self.k
-            size = f"at most {self.k}" if self.at_most else f"{self.k}"
-            faults.refuse("subset", ~few, lambda i, _: f"{int(count[i])} parts{faults.of(i)} are used, not {size}")
+            self._check_size((index >= 0).sum(-1, keepdim=True), none=False)
         return index
+
+    def encode(self, index: Tensor, *shape: int) -> Tensor:
+        """The items (*batch, used), -1 after the last, to indicators of `shape` = (n,)."""
+        y = super().encode(index, *faults.sizes(shape, "the number of items"))
+        if _check.readable(index):
+            self._check_size((index >= 0).sum(-1, keepdim=True), none=True)
+        return y
+
+    def _check_size(self, count: Tensor, none: bool) -> None:
+        """Subsets of `count` (*batch, 1) items are large and small enough; `none` allows that of no item for all k."""
+        right = (count <= self.k if self.at_most else count == self.k) | ((count == 0) & none)
+        size = f"at most {self.k}" if self.at_most else f"{self.k}"
+        faults.refuse("subset", ~right, lambda i, _: f"{int(count[i])} parts{faults.of(i)} are used, not {size}")
 
     def _checked(self, scores: tuple[Tensor, ...]) -> Tensor:
         x = _rows(scores)
@@ -197,6 +209,7 @@ class Explicit(DynamicProgram):
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         """The places (*batch,) in the list to vertices; zeros for -1."""
+        _check_choice("vertex", index, len(self.listed), none=True)
         return torch.where((index < 0).unsqueeze(-1), 0, self.listed.to(index.device)[index.clamp(min=0)])
 
     def decode(self, y: Tensor) -> Tensor:
@@ -221,9 +234,11 @@ class Explicit(DynamicProgram):
         )
 
 
-def _check_choice(what: str, index: Tensor, count: int) -> Tensor:
+def _check_choice(what: str, index: Tensor, count: int, none: bool = False) -> Tensor:
+    """One of `count`, or with `none` -1."""
+    faults.integers(index)
     if _check.readable(index):
-        bad = ((index < 0) | (index >= count)).unsqueeze(-1)
+        bad = ((index < -int(none)) | (index >= count)).unsqueeze(-1)
 
         def explain(instance: tuple[int, ...], _: int) -> str:
             return f"{int(index[instance])}{faults.of(instance)} is not one in [0, {count})"

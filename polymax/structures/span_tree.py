@@ -64,6 +64,13 @@ class SpanTree(DynamicProgram):
         stack = torch.stack(trees)
         return stack if len(event_shape) == 3 else stack.squeeze(-1)
 
+    def encode(self, index: Tensor, *shape: int) -> Tensor:
+        """Spans (*batch, used, 2) [i, j], or (*batch, used, 3) with labels, to indicators (n, n) or (n, n, labels)."""
+        y = super().encode(index, *shape)
+        if _check.readable(index) and index.shape[-2]:
+            _check_brackets(index, 1 + index[..., 1].amax(-1, keepdim=True), shape[0])
+        return y
+
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
         (x, lengths), batch, _ = self._flat(*scores)
         super().check(index, *scores)

@@ -20,7 +20,7 @@ from polymax.structures.base import Counted, checked_lengths
 from polymax.structures.dynamic import HARD, SHANNON, Problem, checked, narrow
 from polymax.structures.heads import allowed_heads, decode_heads, encode_heads, places_of, trees
 from polymax.structures.passes import Passes
-from polymax.structures.tree_faults import check_arcs, check_heads, check_known_heads
+from polymax.structures.tree_faults import check_arcs, check_encoded_heads, check_heads, check_known_heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,9 @@ class SpanningTree(Counted):
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         """Heads (*batch, n) of tokens 1..n, -1 at padding, to arcs."""
-        return encode_heads(index)
+        y = encode_heads(index)
+        check_encoded_heads(index, self.single_root)
+        return y
 
     def decode(self, y: Any) -> Tensor:
         """Heads (*batch, n) of tokens 1..n, -1 at padding."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.structures.faults import inside, listed, of, padded, refuse, shaped
+from polymax.structures.faults import ends, inside, listed, of, padded, refuse, shaped
 
 _WHAT = "tree"
 
@@ -12,9 +12,18 @@ _WHAT = "tree"
 def check_heads(heads: Tensor, x: Tensor, lengths: Tensor | None, single_root: bool) -> Tensor:
     """Heads (*batch, n), which make trees for scores x (*batch, n + 1, n + 1), with -1 at all padding."""
     within = _within(heads, x, lengths)
-    clean = torch.where(within, heads, -1)
-    if not _check.readable(heads):
-        return clean
+    if _check.readable(heads):
+        _check_trees(heads, within, single_root)
+    return torch.where(within, heads, -1)
+
+
+def check_encoded_heads(heads: Tensor, single_root: bool) -> None:
+    """Heads (*batch, n) make trees over the tokens up to the last that has one."""
+    if _check.readable(heads):
+        _check_trees(heads, inside(ends(heads), heads.shape[:-1], heads.shape[-1], heads.device), single_root)
+
+
+def _check_trees(heads: Tensor, within: Tensor, single_root: bool) -> None:
     padded(_WHAT, "token", "head", heads, within, start=1)
     _check_range(heads, within)
     up = torch.nn.functional.pad(torch.where(within, heads, 0), (1, 0))
@@ -27,7 +36,6 @@ def check_heads(heads: Tensor, x: Tensor, lengths: Tensor | None, single_root: b
             return f"tokens {listed(tokens)}{of(instance)} all hang from the root, where single_root allows one"
 
         refuse(_WHAT, roots.sum(-1, keepdim=True) > 1, many)
-    return clean
 
 
 def check_known_heads(heads: Tensor, x: Tensor, lengths: Tensor | None) -> None:

@@ -12,7 +12,8 @@ are node numbers, -1 where there is none; part (E,) says which of the P scores a
 (B,) has -1 for the empty problem, whose value is 0. A derivation is a tree: a node that it visits twice is derived
 twice, so that its parts count twice, in sums and in samples.
 
-Shapes: scores (B, P), chart (1 or 2, B, N) in float64, g and value (B,), mu and tangents (B, P), weights p (B, E).
+Shapes: scores (B, P), chart (1 or 2, B, N) in float64, g and value (B,), mu and tangents (B, P), weights p (B, E);
+seeds (B, S), sampled parts (B, S, P).
 See: Mensch and Blondel 2018, Sections 2 and 3; Huang and Chiang 2005, Section 4 (k best derivations).
 """
 

@@ -73,11 +73,11 @@ def _count(start, stop, p, first, tails, roots, counts):
 
 @kernel
 def _sample(start, stop, p, first, tails, part, roots, seeds, y):
-    count = len(roots)
+    samples = seeds.shape[1]
     waiting = np.empty(len(first), np.int64)
     for row in range(start, stop):
-        s, b = row // count, row % count
-        state = _mix(np.uint64(seeds[s, b]))
+        b, s = row // samples, row % samples
+        state = _mix(np.uint64(seeds[b, s]))
         size = 0
         if roots[b] >= 0:
             waiting[0] = roots[b]
@@ -91,7 +91,7 @@ def _sample(start, stop, p, first, tails, part, roots, seeds, y):
             if e < 0:
                 continue
             if part[e] >= 0:
-                y[s, b, part[e]] += 1
+                y[b, s, part[e]] += 1
             for side in range(2):
                 # at most one waits on each level of the tree above, so the room is enough
                 if tails[e, side] >= 0:

@@ -52,7 +52,7 @@ def hypergraph_sample(
     # the walks that fit: each may have as many nodes waiting as there are
     room = min(seeds.numel(), max(BB, WAITING // first.shape[0]))
     waiting = torch.empty((first.shape[0], room), dtype=torch.int32, device=p.device)
-    tensors = (p, first, tails, part, roots, seeds, waiting, y, *p.shape, parts, room)
+    tensors = (p, first, tails, part, roots, seeds, waiting, y, seeds.shape[1], p.shape[1], parts, room)
     for start in range(0, seeds.numel(), max(room, 1)):
         _launch(_sample, min(room, seeds.numel() - start), *tensors, start, BB=BB, num_warps=1)
     return y
@@ -160,7 +160,7 @@ def _sample(
     p_seeds,
     p_waiting,
     p_y,
-    batch,
+    samples,
     edge_count,
     parts,
     room,
@@ -171,7 +171,7 @@ def _sample(
     o_w = tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB)
     m_r = o_w < count
     o_r = start + o_w
-    b_b = o_r % batch
+    b_b = o_r // samples
     b_root = tl.load(p_roots + b_b, mask=m_r, other=-1)
     b_state = _mix(tl.load(p_seeds + o_r, mask=m_r, other=0).to(tl.uint64, bitcast=True))
     tl.store(p_waiting + o_w, b_root.to(tl.int32), mask=m_r)

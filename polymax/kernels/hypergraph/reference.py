@@ -85,8 +85,8 @@ def hypergraph_sample(
 ) -> Tensor:
     y = torch.zeros(*seeds.shape, parts, dtype=p.dtype)
     starts, below, carried = first.tolist(), tails.tolist(), part.tolist()
-    for s, b in itertools.product(*map(range, seeds.shape)):
-        generator = torch.Generator().manual_seed(int(seeds[s, b]) % 2**63)
+    for b, s in itertools.product(*map(range, seeds.shape)):
+        generator = torch.Generator().manual_seed(int(seeds[b, s]) % 2**63)
         waiting = [int(roots[b])]
         while waiting:
             h = waiting.pop()
@@ -95,7 +95,7 @@ def hypergraph_sample(
                 continue
             e = starts[h] + int(torch.multinomial(weights, 1, generator=generator))
             if carried[e] >= 0:
-                y[s, b, carried[e]] += 1
+                y[b, s, carried[e]] += 1
             waiting += below[e]
     return y.to(p.device)
 
