@@ -7,7 +7,7 @@ stands at key i + offset and sees the keys from `left` before to `right` after i
 `starts_k`, (sequences + 1,) integers, queries and keys are packed sequences, and each is attention of its own.
 
 The operator gives the context `out`, and for its gradient the mean of values under s = p^(2 - alpha), `tau`, the size
-of the support, and a `plan`, integers in which a device notes which tiles are not empty: no other code reads it.
+of the support, and a `plan` and `lists`, in which a device notes where weights are not zero: no other code reads them.
 
     dx = s (dp - <s, dp> / sum s)        dp_j = grad . v_j, so that <s, dp> / sum s = grad . mean
 
@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from polymax._dispatch import declare
-from polymax.kernels.sparse_attention.tiles import plan_size
-
-Options = tuple[float, float, int, int, int]
+from polymax.kernels.sparse_attention.tiles import lists_like, plan_size
 
 _OPTIONS = (
     "float alpha, Tensor? alphas, Tensor? mask, Tensor? sinks, Tensor? starts_q, Tensor? starts_k, "
@@ -46,7 +44,7 @@ def _fake(
     left: int,
     right: int,
     offset: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows = q.shape[:-1]
     wide = torch.promote_types(q.dtype, torch.float32)
     sequences = q.shape[0] if starts_q is None else len(starts_q) - 1
@@ -56,6 +54,7 @@ def _fake(
         q.new_empty(rows, dtype=wide),
         q.new_empty(rows, dtype=torch.int32),
         q.new_empty(plan_size(q, sequences * q.shape[1], longest_q, longest_k), dtype=torch.int32),
+        lists_like(q, longest_k),
     )
 
 
@@ -67,6 +66,7 @@ def _fake_backward(
     mean: Tensor,
     tau: Tensor,
     plan: Tensor,
+    lists: Tensor,
     alpha: float,
     alphas: Tensor | None,
     mask: Tensor | None,
@@ -94,13 +94,14 @@ def _fake_backward(
 
 sparse_attention = declare(
     __name__,
-    f"sparse_attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"sparse_attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
 # the gradients of q, k, v, of alpha and of the sink by row (B, H, L), and of the mask
 sparse_attention_backward = declare(
     __name__,
-    "sparse_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor mean, Tensor tau, Tensor plan, "
+    "sparse_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor mean, Tensor tau, Tensor plan, Tensor lists, "
     f"{_OPTIONS}, bool mask_gradient) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_backward,
 )

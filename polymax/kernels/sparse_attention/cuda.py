@@ -10,14 +10,30 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.sparse_attention.cuda_columns import key_gradients
+from polymax.kernels.sparse_attention.cuda_lists import collect, listed_contexts, listed_gradients
 from polymax.kernels.sparse_attention.cuda_rows import contexts, query_gradients
 from polymax.kernels.sparse_attention.cuda_scan import scan
 from polymax.kernels.sparse_attention.cuda_tile import FAR
-from polymax.kernels.sparse_attention.tiles import Layout, layout
+from polymax.kernels.sparse_attention.tiles import HEIGHT, LONGEST, layout, lists_like
 from polymax.kernels.triton_math import ceil_power, on_device
 
+# warps, and steps of a loop that are loaded ahead, for heads of up to 64 channels and for wider ones
+LAUNCH = {
+    "scan": ((4, 3), (4, 2)),
+    "collect": ((4, 3), (4, 2)),
+    "contexts": ((4, 3), (4, 2)),
+    "query_gradients": ((4, 2), (4, 2)),
+    "key_gradients": ((4, 2), (4, 2)),
+}
+# programs of a multiprocessor that take one block after the other
+RESIDENT = {"scan": 4, "collect": 4, "key_gradients": 4}
+# rows of a program that works on lists, and its warps
+ROWS = {"listed_contexts": 4, "listed_gradients": 4}
+WARPS = {"listed_contexts": 4, "listed_gradients": 4}
+# blocks of no more tiles than this have the gradient of their queries from tiles, though they have lists
+FEW = 16
 # how many tiles' maxima a step of the bound takes at once
-CHUNK = 16
+CHUNK = 64
 # rows whose bits are packed at once
 PACK = 512
 
@@ -39,43 +55,64 @@ def sparse_attention(
     left: int,
     right: int,
     offset: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     q, k, v = (_rows(t) for t in (q, k, v))
     B, H, L, D = q.shape
     V = v.shape[-1]
     heads = (B if starts_q is None else len(starts_q) - 1) * H
     plan = layout(longest_q, longest_k)
-    # tokens after the last packed sequence get zeros, as queries that see nothing
-    new = torch.empty if starts_q is None else torch.zeros
-    out, mean = (new(B, H, L, V, dtype=q.dtype, device=q.device) for _ in range(2))
-    tau = torch.full((B, H, L), torch.inf, device=q.device) if starts_q is not None else q.new_empty((B, H, L), dtype=torch.float32)
-    support = new(B, H, L, dtype=torch.int32, device=q.device)
     notes = torch.empty(heads * plan.size, dtype=torch.int32, device=q.device)
-    if q.numel() == 0 or longest_q == 0:
-        return out, mean, tau, support, notes
-    if longest_k == 0:
-        return out.zero_(), mean.zero_(), tau.fill_(torch.inf), support.zero_(), notes
-    marks, sizes, flags = _common(q, k, alpha, alphas, mask, sinks, starts_q, starts_k, scale, softcap, left, right, offset)
-    strides = (*q.stride()[:3], *k.stride()[:3])
-    masked = _mask_strides(mask, q, k)
-    shapes = {**flags, "D": D, "BD": max(ceil_power(D), 16), "PRECISION": _precision(q)}
-    wide = shapes["BD"] > 64
-    bm = 128 if longest_q > 64 else 64
-    blocks = -(-longest_q // bm)
-    programs = min(blocks * heads, _programs(q, 2))
-    maxima = torch.empty(programs * bm * plan.tiles, device=q.device)
+    # tokens after the last packed sequence are queries that see nothing
+    dead = starts_q is not None or longest_q == 0 or longest_k == 0
+    tau = torch.full((B, H, L), torch.inf, device=q.device) if dead else torch.empty((B, H, L), device=q.device)
+    empty = q.numel() == 0 or longest_q == 0 or longest_k == 0
+    if not empty:
+        marks, sizes, flags = _common(
+            q, k, alpha, alphas, mask, sinks, starts_q, starts_k, scale, softcap, left, right, offset
+        )
+        strides, masked = (*q.stride()[:3], *k.stride()[:3]), _mask_strides(mask, q, k)
+        places = H, H // k.shape[1], L, k.shape[2]
+        shapes = {**flags, "D": D, "BD": max(ceil_power(D), 16)}
+        precise = {"PRECISION": _precision(q)}
+        bm = 128 if longest_q > 64 else 64
+        blocks = -(-longest_q // bm)
+        programs = min(blocks * heads, _programs(q, RESIDENT["scan"]))
+        maxima = torch.empty(programs * bm * plan.tiles, device=q.device)
+        with on_device(q):
+            scan[(programs,)](
+                q, k, *marks, maxima, tau, notes, *strides, *masked, *places, longest_q, blocks * heads, blocks,
+                plan.tiles, plan.size, *sizes, **shapes, **precise, BM=bm, CHUNK=CHUNK, LONGEST=LONGEST,
+                **_launch("scan", q, D, V),
+            )  # fmt: skip
+        # what follows may take its memory
+        del maxima
+    new = torch.zeros if dead else torch.empty
+    out, mean = (new(B, H, L, V, dtype=q.dtype, device=q.device) for _ in range(2))
+    support = new(B, H, L, dtype=torch.int32, device=q.device)
+    lists = lists_like(q, longest_k) if q.is_cuda else torch.empty(B * H * L * LONGEST, dtype=torch.int16)
+    if empty:
+        return out, mean, tau, support, notes, lists
+    shapes_v = {**shapes, "V": V, "BV": max(ceil_power(V), 16)}
+    programs = min(plan.blocks * heads, _programs(q, RESIDENT["collect"]))
+    bits = torch.empty(programs * plan.tiles * HEIGHT * 2, dtype=torch.int32, device=q.device)
+    tolerance = _tolerance(alpha, alphas)
     with on_device(q):
-        scan[(programs,)](
-            q, k, *marks, maxima, tau, notes, *strides, *masked, H, H // k.shape[1], L, k.shape[2], longest_q,
-            blocks * heads, blocks, plan.tiles, plan.size, *sizes,
-            **shapes, BM=bm, CHUNK=CHUNK, STAGES=3 if not wide else 2, num_warps=8 if bm == 128 else 4,
+        collect[(programs,)](
+            q, k, *marks, bits, tau, notes, lists, *strides, *masked, *places, longest_q, plan.blocks * heads,
+            plan.blocks, plan.tiles, plan.size, *sizes, **shapes, **precise, LONGEST=LONGEST,
+            **_launch("collect", q, D, V),
+        )  # fmt: skip
+        listed_contexts[(heads, -(-longest_q // ROWS["listed_contexts"]))](
+            q, k, v, *marks, notes, lists, tau, support, out, mean, *strides, *v.stride()[:3], *masked, *places, longest_q,
+            plan.blocks, plan.tiles, plan.size, *sizes[:3], tolerance,
+            **shapes_v, LONGEST=LONGEST, ROWS=ROWS["listed_contexts"], num_warps=WARPS["listed_contexts"],
         )  # fmt: skip
         contexts[(heads, plan.blocks)](
-            q, k, v, *marks, notes, tau, support, out, mean, *strides, *v.stride()[:3], *masked, H, H // k.shape[1], L,
-            k.shape[2], plan.blocks, plan.tiles, plan.size, *sizes, _tolerance(alpha, alphas),
-            **shapes, V=V, BV=max(ceil_power(V), 16), STAGES=_stages(q, D), num_warps=8 if wide else 4,
+            q, k, v, *marks, notes, tau, support, out, mean, *strides, *v.stride()[:3], *masked, *places,
+            plan.blocks, plan.tiles, plan.size, *sizes, tolerance,
+            **shapes_v, **precise, **_launch("contexts", q, D, V),
         )  # fmt: skip
-    return out, mean, tau, support, notes
+    return out, mean, tau, support, notes, lists
 
 
 def sparse_attention_backward(
@@ -86,6 +123,7 @@ def sparse_attention_backward(
     mean: Tensor,
     tau: Tensor,
     plan: Tensor,
+    lists: Tensor,
     alpha: float,
     alphas: Tensor | None,
     mask: Tensor | None,
@@ -107,36 +145,43 @@ def sparse_attention_backward(
     B, H, L, D = q.shape
     G, V = k.shape[1], v.shape[-1]
     sequences = B if starts_q is None else len(starts_q) - 1
-    sizes_of: Layout = layout(longest_q, longest_k)
-    packed = starts_q is not None
-    new = torch.zeros if packed or longest_k == 0 or longest_q == 0 else torch.empty
+    sizes_of = layout(longest_q, longest_k)
+    empty = q.numel() == 0 or longest_k == 0 or longest_q == 0
+    new = torch.zeros if starts_q is not None or empty else torch.empty
     dq, dk, dv = (new(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     dalpha, dsink, common = (new(tau.shape, device=q.device) for _ in range(3))
-    empty = tau.new_empty(0)
-    if q.numel() == 0 or longest_k == 0 or longest_q == 0:
-        return dq, dk.zero_(), dv.zero_(), dalpha, dsink, empty
-    marks, sizes, flags = _common(q, k, alpha, alphas, mask, sinks, starts_q, starts_k, scale, softcap, left, right, offset)
+    nothing = tau.new_empty(0)
+    if empty:
+        return dq, dk, dv, dalpha, dsink, nothing
+    marks, sizes, flags = _common(
+        q, k, alpha, alphas, mask, sinks, starts_q, starts_k, scale, softcap, left, right, offset
+    )
     strides = (*grad.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *_mask_strides(mask, q, k))
     shapes = {**flags, "D": D, "BD": max(ceil_power(D), 16), "V": V, "BV": max(ceil_power(V), 16)}
-    shapes["PRECISION"] = _precision(q)
-    wide = max(shapes["BD"], shapes["BV"]) > 64
+    precise = {"PRECISION": _precision(q)}
+    places = H, H // G, L, k.shape[2]
+    plan_sizes = sizes_of.tiles, sizes_of.size
     items = sequences * G * sizes_of.tiles
-    programs = min(items, _programs(q, 2))
+    programs = min(items, _programs(q, RESIDENT["key_gradients"]))
     rows = torch.empty(programs * longest_q, dtype=torch.int32, device=q.device)
+    few = FEW
     with on_device(q):
+        listed_gradients[(sequences * H, -(-longest_q // ROWS["listed_gradients"]))](
+            grad, q, k, v, mean, *marks, plan, lists, tau, common, dq, dalpha, dsink, *strides, *places, longest_q,
+            sizes_of.blocks, *plan_sizes, *sizes[:3], few,
+            **shapes, LONGEST=LONGEST, ROWS=ROWS["listed_gradients"], num_warps=WARPS["listed_gradients"],
+        )  # fmt: skip
         query_gradients[(sequences * H, sizes_of.blocks)](
-            grad, q, k, v, mean, *marks, plan, tau, common, dq, dalpha, dsink, *strides, H, H // G, L, k.shape[2],
-            sizes_of.blocks, sizes_of.tiles, sizes_of.size, *sizes,
-            **shapes, STAGES=_stages(q, D), num_warps=8 if wide else 4,
+            grad, q, k, v, mean, *marks, plan, tau, common, dq, dalpha, dsink, *strides, *places, sizes_of.blocks,
+            *plan_sizes, *sizes, few, **shapes, **precise, **_launch("query_gradients", q, D, V),
         )  # fmt: skip
-        alphas_, masks_, _, q_, k_ = marks
         shapes.pop("SINKS")
+        of_alpha, of_mask, _, of_q, of_k = marks
         key_gradients[(programs,)](
-            grad, q, k, v, alphas_, masks_, q_, k_, plan, tau, common, rows, dk, dv, *strides, H, H // G, L, k.shape[2],
-            longest_q, items, sizes_of.tiles, sizes_of.size, *sizes,
-            **shapes, BM=64, PACK=PACK, STAGES=_stages(q, D), num_warps=8 if wide else 4,
+            grad, q, k, v, of_alpha, of_mask, of_q, of_k, plan, tau, common, rows, dk, dv, *strides, *places, longest_q,
+            items, *plan_sizes, *sizes, **shapes, **precise, BM=64, PACK=PACK, **_launch("key_gradients", q, D, V),
         )  # fmt: skip
-    return dq, dk, dv, dalpha, dsink, empty
+    return dq, dk, dv, dalpha, dsink, nothing
 
 
 def _common(
@@ -187,8 +232,9 @@ def _tolerance(alpha: float, alphas: Tensor | None) -> float:
     return 1e-3 if alphas is None and alpha <= 1.5 else 2e-6
 
 
-def _stages(q: Tensor, size: int) -> int:
-    return 2 if q.dtype == torch.float32 or size > 64 else 3
+def _launch(name: str, q: Tensor, D: int, V: int) -> dict[str, int]:
+    warps, stages = LAUNCH[name][max(D, V) > 64]
+    return {"num_warps": warps, "STAGES": min(stages, 2) if q.dtype == torch.float32 else stages}
 
 
 def _programs(q: Tensor, resident: int) -> int:

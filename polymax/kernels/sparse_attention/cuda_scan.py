@@ -74,6 +74,7 @@ def scan(
     BD: tl.constexpr,
     BM: tl.constexpr,
     CHUNK: tl.constexpr,
+    LONGEST: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -120,26 +121,13 @@ def scan(
             # a row that sees nothing has no threshold; NaN stays
             b_t = tl.where(b_top == float("-inf"), float("inf"), b_top - 1)
             b_t = tl.where(o_m < queries, b_t, float("inf"))
-            worst = 2.0
-            turn = 0
-            while (worst > 1.01) & (turn < 10):
-                b_w = tl.maximum(b_sink - b_t, 0.0)
-                b_f, b_g = weight(b_w, r, R), slope(b_w, r, R)
-                for i_t in range(begin, end, CHUNK):
-                    o_t = i_t + tl.arange(0, CHUNK)
-                    b_m = tl.load(p_maxima + o_t[None, :] * BM + o_r[:, None], mask=(o_t < end)[None, :], other=float("-inf"))
-                    b_w = tl.maximum(b_m - b_t[:, None], 0.0)
-                    b_f += tl.sum(weight(b_w, r, R), 1)
-                    b_g += tl.sum(slope(b_w, r, R), 1)
-                b_t = raised(b_t, b_f, b_g, a, R)
-                worst = tl.max(b_f, 0)
-                turn += 1
+            b_t = _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R, BM, CHUNK)
             b_t = tl.where(b_t < float("inf"), b_t - MARGIN * (1 + tl.abs(b_t)), b_t)
             o_tau = (i_b * heads + i_h) * L + first_q + o_m
             tl.store(p_tau + o_tau, b_t, mask=o_m < queries)
             _note(
                 p_plan + i_bh.to(tl.int64) * plan_head, p_maxima, b_t, o_m, o_r, m_0, begin, end,
-                queries, keys, longest, row_tiles, left, right, offset, BM, CHUNK,
+                queries, keys, longest, row_tiles, left, right, offset, BM, LONGEST,
             )  # fmt: skip
             tl.debug_barrier()
 
@@ -158,19 +146,53 @@ def _maxima(
         else:
             b_k = load_rows(p_k, o_n, o_d, o_n >= 0, k_l, D, BD)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_u = units(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, EDGE
-        )  # fmt: skip
-        b_max = row_top(b_u)
+        if MASK > 0 or CAP or EDGE:
+            b_u = units(
+                b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, EDGE
+            )  # fmt: skip
+            b_max = row_top(b_u)
+        else:
+            # the scale is positive
+            b_max = row_top(b_raw) * (scale * a)
         tl.store(p_maxima + i_t * BM + o_r, b_max)
         b_top = larger(b_top, b_max)
     return b_top
 
 
 @triton.jit
+def _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R: tl.constexpr, BM: tl.constexpr, CHUNK: tl.constexpr):
+    """The threshold of the maxima, nearly; each step keeps below it."""
+    # first by chunks: the threshold of any of them is a bound
+    for i_t in range(begin, end, CHUNK):
+        b_m = _load_maxima(p_maxima, i_t, end, o_r, BM, CHUNK)
+        for _ in range(3):
+            b_x = tl.maximum(b_m - b_t[:, None], 0.0)
+            b_t = raised(b_t, tl.sum(weight(b_x, r, R), 1), tl.sum(slope(b_x, r, R), 1), a, R)
+    worst = 2.0
+    turn = 0
+    while (worst > 1.02) & (turn < 6):
+        b_over = tl.maximum(b_sink - b_t, 0.0)
+        b_f, b_g = weight(b_over, r, R), slope(b_over, r, R)
+        for i_t in range(begin, end, CHUNK):
+            b_x = tl.maximum(_load_maxima(p_maxima, i_t, end, o_r, BM, CHUNK) - b_t[:, None], 0.0)
+            b_f += tl.sum(weight(b_x, r, R), 1)
+            b_g += tl.sum(slope(b_x, r, R), 1)
+        b_t = raised(b_t, b_f, b_g, a, R)
+        worst = tl.max(b_f, 0)
+        turn += 1
+    return b_t
+
+
+@triton.jit
+def _load_maxima(p_maxima, i_t, end, o_r, BM: tl.constexpr, CHUNK: tl.constexpr):
+    o_t = i_t + tl.arange(0, CHUNK)
+    return tl.load(p_maxima + o_t[None, :] * BM + o_r[:, None], mask=(o_t < end)[None, :], other=float("-inf"))
+
+
+@triton.jit
 def _note(
     p_plan, p_maxima, b_t, o_m, o_r, m_0, begin, end, queries, keys, longest, row_tiles, left, right, offset,
-    BM: tl.constexpr, CHUNK: tl.constexpr,
+    BM: tl.constexpr, LONGEST: tl.constexpr,
 ):  # fmt: skip
     """Write the plan of a block: see tiles.py."""
     PARTS: tl.constexpr = BM // HEIGHT
@@ -181,16 +203,18 @@ def _note(
     n_before = tl.zeros((PARTS,), tl.int32)
     n_whole = tl.zeros((PARTS,), tl.int32)
     n_all = tl.zeros((PARTS,), tl.int32)
+    b_pairs = tl.zeros((BM,), tl.int32)
     p_words = p_plan + longest_blocks * (row_tiles + 4)
     for i_w in range(0, (row_tiles + 31) // 32):
         b_word = tl.zeros((BM,), tl.int32)
-        for i_c in tl.static_range(0, 32, CHUNK):
-            o_t = i_w * 32 + i_c + tl.arange(0, CHUNK)
+        for i_c in tl.static_range(0, 32, 32):
+            o_t = i_w * 32 + i_c + tl.arange(0, 32)
             m_t = (o_t >= begin) & (o_t < end)
             b_m = tl.load(p_maxima + o_t[None, :] * BM + o_r[:, None], mask=m_t[None, :], other=float("-inf"))
             b_on = (b_m > b_t[:, None]).to(tl.int32)
-            b_word += tl.sum(b_on << (i_c + tl.arange(0, CHUNK))[None, :], 1)
-            b_any = tl.max(tl.reshape(b_on, (PARTS, HEIGHT, CHUNK)), 1)
+            b_pairs += tl.sum(b_on, 1)
+            b_word += tl.sum(b_on << (i_c + tl.arange(0, 32))[None, :], 1)
+            b_any = tl.max(tl.reshape(b_on, (PARTS, HEIGHT, 32)), 1)
             b_at = n_all[:, None] + tl.cumsum(b_any, 1) - 1
             tl.store(p_plan + i_p[:, None] * row_tiles + b_at, o_t[None, :] + tl.zeros_like(b_at), mask=b_any > 0)
             n_all += tl.sum(b_any, 1)
@@ -202,4 +226,6 @@ def _note(
     tl.store(p_bounds, n_before, mask=inside)
     tl.store(p_bounds + 1, n_whole, mask=inside)
     tl.store(p_bounds + 2, n_all, mask=inside)
-    tl.store(p_bounds + 3, n_all * 0, mask=inside)
+    # a row with more tiles than its list is long has no list
+    n_most = tl.max(tl.reshape(b_pairs, (PARTS, HEIGHT)), 1)
+    tl.store(p_bounds + 3, (n_most <= LONGEST).to(tl.int32), mask=inside)

@@ -177,3 +177,9 @@ def sink_units(p_sink, a1, BM: tl.constexpr, SINKS: tl.constexpr):
     else:
         b_sink = tl.full((BM,), float("-inf"), tl.float32)
     return b_sink
+
+
+@triton.jit
+def alpha_slope(b_w, a1):
+    """The derivative of p^(alpha - 1) / (alpha - 1) in alpha, where p^(alpha - 1) = w."""
+    return tl.where(b_w > 0, b_w * (tl.log(tl.where(b_w > 0, b_w, 1.0)) - 1) / (a1 * a1), 0.0)

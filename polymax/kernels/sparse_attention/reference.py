@@ -26,7 +26,7 @@ def sparse_attention(
     left: int,
     right: int,
     offset: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     x, _ = scores(q, k, mask, starts_q, starts_k, scale, softcap, left, right, offset)
     a = exponents(q, alpha, alphas)
     p, p_sink, tau = _weights(x, a, sinks)
@@ -35,7 +35,8 @@ def sparse_attention(
     total = s.sum(-1, keepdim=True) + s_sink
     mean = (s @ values) / torch.where(total == 0, 1, total)
     support = ((p > 0).sum(-1) + (p_sink > 0).squeeze(-1)).to(torch.int32)
-    return (p @ values).to(q.dtype), mean.to(q.dtype), tau, support, q.new_empty(0, dtype=torch.int32)
+    notes = q.new_empty(0, dtype=torch.int32)
+    return (p @ values).to(q.dtype), mean.to(q.dtype), tau, support, notes, notes.to(torch.int16)
 
 
 def sparse_attention_backward(
@@ -46,6 +47,7 @@ def sparse_attention_backward(
     mean: Tensor,
     tau: Tensor,
     plan: Tensor,
+    lists: Tensor,
     alpha: float,
     alphas: Tensor | None,
     mask: Tensor | None,
