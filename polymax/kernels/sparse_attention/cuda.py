@@ -17,23 +17,29 @@ from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_attention.tiles import HEIGHT, LONGEST, layout, lists_like
 from polymax.kernels.triton_math import ceil_power, on_device
 
-# warps, and steps of a loop that are loaded ahead, for heads of up to 64 channels and for wider ones
+# warps, steps of a loop that are loaded ahead, and registers of a thread (0: as the compiler likes), for heads of up to
+# 64 channels and for wider ones
 LAUNCH = {
-    "scan": ((4, 3), (4, 2)),
-    "collect": ((4, 3), (4, 2)),
-    "contexts": ((4, 3), (4, 2)),
-    "query_gradients": ((4, 2), (4, 2)),
-    "key_gradients": ((4, 2), (4, 2)),
+    "scan": ((4, 3, 0), (4, 3, 0)),
+    "collect": ((4, 3, 0), (4, 3, 0)),
+    "contexts": ((4, 3, 0), (4, 2, 0)),
+    "query_gradients": ((4, 2, 0), (4, 2, 0)),
+    "key_gradients": ((4, 2, 0), (4, 2, 0)),
 }
 # programs of a multiprocessor that take one block after the other
-RESIDENT = {"scan": 4, "collect": 4, "key_gradients": 4}
-# rows of a program that works on lists, and its warps
-ROWS = {"listed_contexts": 4, "listed_gradients": 4}
-WARPS = {"listed_contexts": 4, "listed_gradients": 4}
+RESIDENT = {"scan": 6, "collect": 6, "key_gradients": 4}
+# entries of a list whose keys and values are gathered at once
+PART = 16
 # blocks of no more tiles than this have the gradient of their queries from tiles, though they have lists
 FEW = 16
 # how many tiles' maxima a step of the bound takes at once
 CHUNK = 64
+# tiles whose bits are expanded at once
+STRETCH = 64
+# of these, tiles in registers
+SLOTS = 8
+# rows that are gathered at once for the gradients of keys
+KEY_ROWS = 64
 # rows whose bits are packed at once
 PACK = 512
 
@@ -94,20 +100,21 @@ def sparse_attention(
         return out, mean, tau, support, notes, lists
     shapes_v = {**shapes, "V": V, "BV": max(ceil_power(V), 16)}
     programs = min(plan.blocks * heads, _programs(q, RESIDENT["collect"]))
-    bits = torch.empty(programs * plan.tiles * HEIGHT * 2, dtype=torch.int32, device=q.device)
+    bits = torch.empty(programs * STRETCH * HEIGHT * 2, dtype=torch.int32, device=q.device)
     tolerance = _tolerance(alpha, alphas)
     with on_device(q):
         collect[(programs,)](
             q, k, *marks, bits, tau, notes, lists, *strides, *masked, *places, longest_q, plan.blocks * heads,
-            plan.blocks, plan.tiles, plan.size, *sizes, **shapes, **precise, LONGEST=LONGEST,
+            plan.blocks, plan.tiles, plan.size, *sizes, **shapes, **precise, LONGEST=LONGEST, STRETCH=STRETCH, SLOTS=SLOTS,
             **_launch("collect", q, D, V),
         )  # fmt: skip
-        listed_contexts[(heads, -(-longest_q // ROWS["listed_contexts"]))](
+        listed_contexts[(-(-longest_q // _list_rows(q)), heads)](
             q, k, v, *marks, notes, lists, tau, support, out, mean, *strides, *v.stride()[:3], *masked, *places, longest_q,
             plan.blocks, plan.tiles, plan.size, *sizes[:3], tolerance,
-            **shapes_v, LONGEST=LONGEST, ROWS=ROWS["listed_contexts"], num_warps=WARPS["listed_contexts"],
+            **shapes_v, LONGEST=LONGEST, ROWS=_list_rows(q), PART=PART,
+            num_warps=1,
         )  # fmt: skip
-        contexts[(heads, plan.blocks)](
+        contexts[(plan.blocks, heads)](
             q, k, v, *marks, notes, tau, support, out, mean, *strides, *v.stride()[:3], *masked, *places,
             plan.blocks, plan.tiles, plan.size, *sizes, tolerance,
             **shapes_v, **precise, **_launch("contexts", q, D, V),
@@ -166,12 +173,13 @@ def sparse_attention_backward(
     rows = torch.empty(programs * longest_q, dtype=torch.int32, device=q.device)
     few = FEW
     with on_device(q):
-        listed_gradients[(sequences * H, -(-longest_q // ROWS["listed_gradients"]))](
+        listed_gradients[(-(-longest_q // _list_rows(q)), sequences * H)](
             grad, q, k, v, mean, *marks, plan, lists, tau, common, dq, dalpha, dsink, *strides, *places, longest_q,
             sizes_of.blocks, *plan_sizes, *sizes[:3], few,
-            **shapes, LONGEST=LONGEST, ROWS=ROWS["listed_gradients"], num_warps=WARPS["listed_gradients"],
+            **shapes, LONGEST=LONGEST, ROWS=_list_rows(q), PART=PART,
+            num_warps=1,
         )  # fmt: skip
-        query_gradients[(sequences * H, sizes_of.blocks)](
+        query_gradients[(sizes_of.blocks, sequences * H)](
             grad, q, k, v, mean, *marks, plan, tau, common, dq, dalpha, dsink, *strides, *places, sizes_of.blocks,
             *plan_sizes, *sizes, few, **shapes, **precise, **_launch("query_gradients", q, D, V),
         )  # fmt: skip
@@ -179,7 +187,7 @@ def sparse_attention_backward(
         of_alpha, of_mask, _, of_q, of_k = marks
         key_gradients[(programs,)](
             grad, q, k, v, of_alpha, of_mask, of_q, of_k, plan, tau, common, rows, dk, dv, *strides, *places, longest_q,
-            items, *plan_sizes, *sizes, **shapes, **precise, BM=64, PACK=PACK, **_launch("key_gradients", q, D, V),
+            items, *plan_sizes, *sizes, **shapes, **precise, BM=KEY_ROWS, PACK=PACK, **_launch("key_gradients", q, D, V),
         )  # fmt: skip
     return dq, dk, dv, dalpha, dsink, nothing
 
@@ -224,7 +232,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _precision(q: Tensor) -> str:
-    return "ieee" if q.dtype == torch.float32 else "tf32"
+    return "tf32x3" if q.dtype == torch.float32 else "tf32"
 
 
 def _tolerance(alpha: float, alphas: Tensor | None) -> float:
@@ -233,8 +241,14 @@ def _tolerance(alpha: float, alphas: Tensor | None) -> float:
 
 
 def _launch(name: str, q: Tensor, D: int, V: int) -> dict[str, int]:
-    warps, stages = LAUNCH[name][max(D, V) > 64]
-    return {"num_warps": warps, "STAGES": min(stages, 2) if q.dtype == torch.float32 else stages}
+    warps, stages, registers = LAUNCH[name][max(D, V) > 64]
+    options = {"num_warps": warps, "STAGES": min(stages, 2) if q.dtype == torch.float32 else stages}
+    return {**options, "maxnreg": registers} if registers else options
+
+
+def _list_rows(q: Tensor) -> int:
+    """Rows of a program that works on lists: a warp for each; the interpreter is faster with more."""
+    return 1 if q.is_cuda else 16
 
 
 def _programs(q: Tensor, resident: int) -> int:

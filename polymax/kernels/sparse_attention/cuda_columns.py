@@ -117,9 +117,13 @@ def key_gradients(
                 p_head_g = p_grad + i_b * g_b + i_h.to(tl.int64) * g_h + first_q.to(tl.int64) * g_l
                 p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
                 o_head = (i_b * heads + i_h) * L + first_q
+                # the numbers of the next rows are loaded while these are worked on
+                o_c = tl.arange(0, BM)
+                o_next = tl.load(p_list + o_c, mask=o_c < count, other=0)
                 for i_c in tl.range(0, count, BM, num_stages=STAGES):
                     o_c = i_c + tl.arange(0, BM)
-                    o_m = tl.load(p_list + o_c, mask=o_c < count, other=0)
+                    o_m = o_next
+                    o_next = tl.load(p_list + o_c + BM, mask=o_c + BM < count, other=0)
                     b_q = load_rows(p_head_q, o_m, o_d, o_c < count, q_l, D, BD)
                     b_g = load_rows(p_head_g, o_m, o_v, o_c < count, g_l, V, BV)
                     b_t = tl.load(p_tau + o_head + o_m, mask=o_c < count, other=float("inf"))

@@ -73,13 +73,15 @@ def collect(
     D: tl.constexpr,
     BD: tl.constexpr,
     LONGEST: tl.constexpr,
+    STRETCH: tl.constexpr,
+    SLOTS: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Write the list of each row, its length, and for each block whether all of its rows have one."""
     o_r = tl.arange(0, HEIGHT)
     o_d = tl.arange(0, BD)
-    p_bits += tl.program_id(0).to(tl.int64) * row_tiles * (HEIGHT * 2)
+    p_bits += tl.program_id(0).to(tl.int64) * STRETCH * (HEIGHT * 2)
     columns = items // blocks
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         i_m = blocks - 1 - item // columns
@@ -103,29 +105,35 @@ def collect(
                 o_row = (i_b * heads + i_h) * L + first_q + o_m
                 b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
                 b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD)
-                _mark(
-                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, 0, n_before,
-                    queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, True, D, BD, PRECISION, STAGES,
-                )  # fmt: skip
-                _mark(
-                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, n_before, n_whole,
-                    queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, False, D, BD, PRECISION, STAGES,
-                )  # fmt: skip
-                _mark(
-                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, n_whole, n_all,
-                    queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, True, D, BD, PRECISION, STAGES,
-                )  # fmt: skip
-                # what other threads wrote is read below
-                tl.debug_barrier()
-                b_n = _expand(p_bits, p_tiles, p_lists, o_row, n_all, LONGEST)
+                b_n = tl.zeros((HEIGHT,), tl.int32)
+                for i_s in range(0, n_all, STRETCH):
+                    i_e = tl.minimum(i_s + STRETCH, n_all)
+                    _mark(
+                        b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                        i_s, tl.minimum(i_e, n_before), queries, keys, a, scale, softcap, left, right, offset,
+                        MASK, CAP, True, D, BD, PRECISION, STAGES,
+                    )  # fmt: skip
+                    _mark(
+                        b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                        tl.maximum(i_s, n_before), tl.minimum(i_e, n_whole), queries, keys, a, scale, softcap, left,
+                        right, offset, MASK, CAP, False, D, BD, PRECISION, STAGES,
+                    )  # fmt: skip
+                    _mark(
+                        b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                        tl.maximum(i_s, n_whole), i_e, queries, keys, a, scale, softcap, left, right, offset,
+                        MASK, CAP, True, D, BD, PRECISION, STAGES,
+                    )  # fmt: skip
+                    # what other threads wrote is read below
+                    tl.debug_barrier()
+                    b_n = _expand(b_n, p_bits, p_tiles + i_s, p_lists, o_row, i_e - i_s, LONGEST, SLOTS)
+                    tl.debug_barrier()
                 tl.store(p_head_plan + plan_head - longest + o_m, b_n, mask=m_rows)
                 tl.store(p_bounds + 3, (tl.max(b_n, 0) <= LONGEST).to(tl.int32))
-                tl.debug_barrier()
 
 
 @triton.jit
 def _mark(
-    b_t, b_q, p_k, p_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, begin, end,
+    b_t, b_q, p_k, p_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, base, begin, end,
     queries, keys, a, scale, softcap, left, right, offset,
     MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -133,6 +141,7 @@ def _mark(
     """Two words of bits for each row and tile: scores above the row's bound."""
     o_bit = tl.arange(0, WIDTH) % 32
     o_w = tl.arange(0, 2)
+    b_bound = b_t / (scale * a)
     for i_t in tl.range(begin, end, num_stages=STAGES):
         o_n = tl.load(p_tiles + i_t) * WIDTH + tl.arange(0, WIDTH)
         if EDGE:
@@ -140,21 +149,29 @@ def _mark(
         else:
             b_k = load_rows(p_k, o_n, o_d, o_n >= 0, k_l, D, BD)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_u = units(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, EDGE
-        )  # fmt: skip
-        b_on = tl.where(b_u > b_t[:, None], (1 << o_bit)[None, :], 0)
-        b_words = tl.sum(tl.reshape(b_on, (HEIGHT, 2, 32)), 2)
-        tl.store(p_bits + i_t * (HEIGHT * 2) + o_r[:, None] * 2 + o_w[None, :], b_words)
+        if MASK > 0 or CAP or EDGE:
+            b_u = units(
+                b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, EDGE
+            )  # fmt: skip
+            b_above = b_u > b_t[:, None]
+        else:
+            # the scale is positive, and the bound has a margin
+            b_above = b_raw > b_bound[:, None]
+        b_on = tl.where(b_above, (1 << o_bit)[None, :], 0)
+        b_words = tl.reduce(tl.reshape(b_on, (HEIGHT, 2, 32)), 2, _both)
+        tl.store(p_bits + (i_t - base) * (HEIGHT * 2) + o_r[:, None] * 2 + o_w[None, :], b_words)
 
 
 @triton.jit
-def _expand(p_bits, p_tiles, p_lists, o_row, n_all, LONGEST: tl.constexpr):
+def _both(x, y):
+    return x | y
+
+
+@triton.jit
+def _expand(b_n, p_bits, p_tiles, p_lists, o_row, n_all, LONGEST: tl.constexpr, SLOTS: tl.constexpr):
     """Bits to lists of keys, as many as fit; the length of each list, or more than LONGEST."""
-    SLOTS: tl.constexpr = 8
     o_r = tl.arange(0, HEIGHT)
     o_w = tl.arange(0, SLOTS * 2)
-    b_n = tl.zeros((HEIGHT,), tl.int32)
     for i_t in range(0, n_all, SLOTS):
         if tl.max(b_n, 0) <= LONGEST:
             m_w = i_t + o_w // 2 < n_all
@@ -200,6 +217,18 @@ def listed_units(
         p_entry = p_mask + o_m.to(tl.int64)[:, None] * mask_l + b_j.to(tl.int64) * mask_s
         b_u += tl.load(p_entry, mask=m_list, other=0.0).to(tl.float32) * a
     return tl.where(m_list, b_u, float("-inf"))
+
+
+@triton.jit
+def listed_keys(p_lists, o_row, o_c, m_list, LONGEST: tl.constexpr):
+    """Entries o_c of the lists of rows."""
+    b_j = tl.load(p_lists + o_row[:, None] * LONGEST + o_c[None, :], mask=m_list, other=0)
+    # keys of short sequences are kept in 16 bits, without a sign
+    if p_lists.dtype.element_ty == tl.int16:
+        b_key = b_j.to(tl.int32) & 0xFFFF
+    else:
+        b_key = b_j
+    return b_key
 
 
 @triton.jit
@@ -266,10 +295,11 @@ def listed_contexts(
     BV: tl.constexpr,
     LONGEST: tl.constexpr,
     ROWS: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """As `contexts`, for rows with lists."""
-    i_bh = tl.program_id(0)
-    m_0 = tl.program_id(1) * ROWS
+    i_bh = tl.program_id(1)
+    m_0 = tl.program_id(0) * ROWS
     i_h = i_bh % heads
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (m_0 // HEIGHT) * 4
@@ -290,69 +320,68 @@ def listed_contexts(
             b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
             b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
             b_sink = sink_units(p_sinks + i_h, a, ROWS, SINKS)
-            if tl.max(b_n, 0) <= LONGEST // 2:
-                _list_context(
-                    b_n, b_t, b_q, b_sink, p_head_k, p_head_v, p_head_mask, p_lists, p_tau, p_support, p_out, p_mean,
-                    o_m, o_row, o_d, o_v, m_rows, k_l, v_l, mask_l, mask_s, a, scale, softcap, tolerance, MASK, CAP, R,
-                    D, BD, V, BV, LONGEST, LONGEST // 2,
+            longest_list = tl.max(b_n, 0)
+            b_u = tl.full((ROWS, LONGEST), float("-inf"), tl.float32)
+            for i_c in range(0, longest_list, PART):
+                o_c = i_c + tl.arange(0, PART)
+                m_list = o_c[None, :] < b_n[:, None]
+                b_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
+                b_raw = tl.sum(gather(p_head_k, b_j, m_list, o_d, k_l, D, BD) * b_q[:, None, :], 2)
+                b_part = listed_units(
+                    b_raw, o_m, b_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
                 )  # fmt: skip
-            else:
-                _list_context(
-                    b_n, b_t, b_q, b_sink, p_head_k, p_head_v, p_head_mask, p_lists, p_tau, p_support, p_out, p_mean,
-                    o_m, o_row, o_d, o_v, m_rows, k_l, v_l, mask_l, mask_s, a, scale, softcap, tolerance, MASK, CAP, R,
-                    D, BD, V, BV, LONGEST, LONGEST,
-                )  # fmt: skip
+                b_u = _with_part(b_u, b_part, i_c, PART)
+            r = 1 / a
+            worst = 2.0
+            turn = 0
+            while (worst > 1 + tolerance) & (turn < 24):
+                b_over = tl.maximum(b_sink - b_t, 0.0)
+                b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+                b_f = weight(b_over, r, R) + tl.sum(weight(b_w, r, R), 1)
+                b_g = slope(b_over, r, R) + tl.sum(slope(b_w, r, R), 1)
+                b_t = raised(b_t, b_f, b_g, a, R)
+                worst = tl.max(b_f, 0)
+                turn += 1
+            b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+            b_over = tl.maximum(b_sink - b_t, 0.0)
+            b_size = tl.sum((b_w > 0).to(tl.int32), 1) + (b_over > 0).to(tl.int32)
+            b_all = tl.sum(weight(b_w, r, R), 1) + weight(b_over, r, R)
+            b_mass = tl.sum(slope(b_w, r, R), 1) + slope(b_over, r, R)
+            b_o = tl.zeros((ROWS, BV), tl.float32)
+            b_mean = tl.zeros((ROWS, BV), tl.float32)
+            for i_c in range(0, longest_list, PART):
+                o_c = i_c + tl.arange(0, PART)
+                b_x = _part(b_w, i_c, PART)
+                b_j = listed_keys(p_lists, o_row, o_c, b_x > 0, LONGEST)
+                b_v = gather(p_head_v, b_j, b_x > 0, o_v, v_l, V, BV)
+                b_o += tl.sum(weight(b_x, r, R)[:, :, None] * b_v, 1)
+                b_mean += tl.sum(slope(b_x, r, R)[:, :, None] * b_v, 1)
+            b_o *= tl.where(b_t == b_t, 1 / tl.where(b_all > 0, b_all, 1.0), float("nan"))[:, None]
+            b_mean /= tl.where(b_mass > 0, b_mass, 1.0)[:, None]
+            tl.store(p_tau + o_row, b_t, mask=m_rows)
+            tl.store(p_support + o_row, b_size, mask=m_rows)
+            m_tile = m_rows[:, None] & (o_v < V)[None, :]
+            tl.store(p_out + o_row[:, None] * V + o_v[None, :], b_o.to(p_out.dtype.element_ty), mask=m_tile)
+            tl.store(p_mean + o_row[:, None] * V + o_v[None, :], b_mean.to(p_mean.dtype.element_ty), mask=m_tile)
 
 
 @triton.jit
-def _list_context(
-    b_n, b_t, b_q, b_sink, p_k, p_v, p_mask, p_lists, p_tau, p_support, p_out, p_mean,
-    o_m, o_row, o_d, o_v, m_rows, k_l, v_l, mask_l, mask_s, a, scale, softcap, tolerance,
-    MASK: tl.constexpr, CAP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr,
-    BV: tl.constexpr, LONGEST: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    r = 1 / a
-    o_c = tl.arange(0, C)
-    m_list = o_c[None, :] < b_n[:, None]
-    b_j = tl.load(p_lists + o_row[:, None] * LONGEST + o_c[None, :], mask=m_list, other=0).to(tl.int32) & KEY_BITS(p_lists)
-    b_raw = tl.sum(gather(p_k, b_j, m_list, o_d, k_l, D, BD) * b_q[:, None, :], 2)
-    b_u = listed_units(b_raw, o_m, b_j, m_list, p_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP)
-    worst = 2.0
-    turn = 0
-    while (worst > 1 + tolerance) & (turn < 24):
-        b_over = tl.maximum(b_sink - b_t, 0.0)
-        b_w = tl.maximum(b_u - b_t[:, None], 0.0)
-        b_f = weight(b_over, r, R) + tl.sum(weight(b_w, r, R), 1)
-        b_g = slope(b_over, r, R) + tl.sum(slope(b_w, r, R), 1)
-        b_t = raised(b_t, b_f, b_g, a, R)
-        worst = tl.max(b_f, 0)
-        turn += 1
-    b_over = tl.maximum(b_sink - b_t, 0.0)
-    b_w = tl.maximum(b_u - b_t[:, None], 0.0)
-    b_p, b_s = weight(b_w, r, R), slope(b_w, r, R)
-    b_size = tl.sum((b_w > 0).to(tl.int32), 1) + (b_over > 0).to(tl.int32)
-    b_all = tl.sum(b_p, 1) + weight(b_over, r, R)
-    b_mass = tl.sum(b_s, 1) + slope(b_over, r, R)
-    b_v = gather(p_v, b_j, b_w > 0, o_v, v_l, V, BV)
-    b_o = tl.sum(b_p[:, :, None] * b_v, 1)
-    b_mean = tl.sum(b_s[:, :, None] * b_v, 1)
-    b_o *= tl.where(b_t == b_t, 1 / tl.where(b_all > 0, b_all, 1.0), float("nan"))[:, None]
-    b_mean /= tl.where(b_mass > 0, b_mass, 1.0)[:, None]
-    tl.store(p_tau + o_row, b_t, mask=m_rows)
-    tl.store(p_support + o_row, b_size, mask=m_rows)
-    m_tile = m_rows[:, None] & (o_v < V)[None, :]
-    tl.store(p_out + o_row[:, None] * V + o_v[None, :], b_o.to(p_out.dtype.element_ty), mask=m_tile)
-    tl.store(p_mean + o_row[:, None] * V + o_v[None, :], b_mean.to(p_mean.dtype.element_ty), mask=m_tile)
+def _with_part(b_all, b_part, i_c, PART: tl.constexpr):
+    """Rows (R, N) with entries i_c .. i_c + PART replaced; i_c is a multiple of PART."""
+    ROWS: tl.constexpr = b_all.shape[0]
+    N: tl.constexpr = b_all.shape[1]
+    b_wide = tl.broadcast_to(b_part[:, None, :], (ROWS, N // PART, PART))
+    o_c = tl.arange(0, N)
+    return tl.where((o_c // PART == i_c // PART)[None, :], tl.reshape(b_wide, (ROWS, N)), b_all)
 
 
 @triton.jit
-def KEY_BITS(p_lists):
-    """Keys of short sequences are kept in 16 bits, which are a positive number."""
-    if p_lists.dtype.element_ty == tl.int16:
-        bits = 0xFFFF
-    else:
-        bits = 0x7FFFFFFF
-    return bits
+def _part(b_all, i_c, PART: tl.constexpr):
+    """Entries i_c .. i_c + PART of rows (R, N); i_c is a multiple of PART."""
+    ROWS: tl.constexpr = b_all.shape[0]
+    N: tl.constexpr = b_all.shape[1]
+    b_parts = tl.reshape(b_all, (ROWS, N // PART, PART))
+    return tl.sum(tl.where((tl.arange(0, N // PART) == i_c // PART)[None, :, None], b_parts, 0.0), 1)
 
 
 @triton.jit
@@ -414,10 +443,11 @@ def listed_gradients(
     BV: tl.constexpr,
     LONGEST: tl.constexpr,
     ROWS: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """As `query_gradients`, for rows with lists in blocks of more than `few` tiles."""
-    i_bh = tl.program_id(0)
-    m_0 = tl.program_id(1) * ROWS
+    i_bh = tl.program_id(1)
+    m_0 = tl.program_id(0) * ROWS
     i_h = i_bh % heads
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (m_0 // HEIGHT) * 4
@@ -446,45 +476,28 @@ def listed_gradients(
             b_da = tl.zeros((ROWS,), tl.float32)
             if LEARNED:
                 b_da += b_dsink * alpha_slope(b_over, a)
+            b_dq = tl.zeros((ROWS, BD), tl.float32)
+            for i_c in range(0, tl.max(b_n, 0), PART):
+                o_c = i_c + tl.arange(0, PART)
+                m_list = o_c[None, :] < b_n[:, None]
+                b_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
+                b_k = gather(p_head_k, b_j, m_list, o_d, k_l, D, BD)
+                b_v = gather(p_head_v, b_j, m_list, o_v, v_l, V, BV)
+                b_raw = tl.sum(b_k * b_q[:, None, :], 2)
+                b_dp = tl.sum(b_v * b_g[:, None, :], 2)
+                b_u = listed_units(
+                    b_raw, o_m, b_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
+                )  # fmt: skip
+                b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+                b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
+                if LEARNED:
+                    b_da += tl.sum(b_dx * alpha_slope(b_w, a), 1)
+                if CAP:
+                    b_dx *= cap_slope(b_raw, scale, softcap)
+                b_dq += tl.sum(b_dx[:, :, None] * b_k, 1)
+            b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
+            m_tile = m_rows[:, None] & (o_d < D)[None, :]
+            tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
             tl.store(p_common + o_row, b_common, mask=m_rows)
             tl.store(p_dsink + o_row, b_dsink, mask=m_rows)
-            if tl.max(b_n, 0) <= LONGEST // 2:
-                _list_gradient(
-                    b_n, b_t, b_q, b_g, b_common, b_da, p_head_k, p_head_v, p_head_mask, p_lists, p_dq, p_dalpha, o_m,
-                    o_row, o_d, o_v, m_rows, k_l, v_l, mask_l, mask_s, a, scale, softcap, LEARNED, MASK, CAP, R, D, BD, V,
-                    BV, LONGEST, LONGEST // 2,
-                )  # fmt: skip
-            else:
-                _list_gradient(
-                    b_n, b_t, b_q, b_g, b_common, b_da, p_head_k, p_head_v, p_head_mask, p_lists, p_dq, p_dalpha, o_m,
-                    o_row, o_d, o_v, m_rows, k_l, v_l, mask_l, mask_s, a, scale, softcap, LEARNED, MASK, CAP, R, D, BD, V,
-                    BV, LONGEST, LONGEST,
-                )  # fmt: skip
-
-
-@triton.jit
-def _list_gradient(
-    b_n, b_t, b_q, b_g, b_common, b_da, p_k, p_v, p_mask, p_lists, p_dq, p_dalpha, o_m,
-    o_row, o_d, o_v, m_rows, k_l, v_l, mask_l, mask_s, a, scale, softcap,
-    LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    V: tl.constexpr, BV: tl.constexpr, LONGEST: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    r = 1 / a
-    o_c = tl.arange(0, C)
-    m_list = o_c[None, :] < b_n[:, None]
-    b_j = tl.load(p_lists + o_row[:, None] * LONGEST + o_c[None, :], mask=m_list, other=0).to(tl.int32) & KEY_BITS(p_lists)
-    b_k = gather(p_k, b_j, m_list, o_d, k_l, D, BD)
-    b_raw = tl.sum(b_k * b_q[:, None, :], 2)
-    b_dp = tl.sum(gather(p_v, b_j, m_list, o_v, v_l, V, BV) * b_g[:, None, :], 2)
-    b_u = listed_units(b_raw, o_m, b_j, m_list, p_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP)
-    b_w = tl.maximum(b_u - b_t[:, None], 0.0)
-    b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
-    if LEARNED:
-        b_da += tl.sum(b_dx * alpha_slope(b_w, a), 1)
-    if CAP:
-        b_dx *= cap_slope(b_raw, scale, softcap)
-    b_dq = tl.sum(b_dx[:, :, None] * b_k, 1) * scale
-    b_dq = tl.where((b_t == b_t)[:, None], b_dq, float("nan"))
-    tl.store(p_dalpha + o_row, -b_da, mask=m_rows)
-    m_tile = m_rows[:, None] & (o_d < D)[None, :]
-    tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
+            tl.store(p_dalpha + o_row, -b_da, mask=m_rows)

@@ -75,8 +75,8 @@ def contexts(
     STAGES: tl.constexpr,
 ):
     """tau by Newton's method from the bound of the scan; then sums of values under p and under s."""
-    i_m = blocks - 1 - tl.program_id(1)
-    i_bh = tl.program_id(0)
+    i_m = blocks - 1 - tl.program_id(0)
+    i_bh = tl.program_id(1)
     i_h = i_bh % heads
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_plan += i_bh.to(tl.int64) * plan_head
@@ -260,8 +260,8 @@ def query_gradients(
     STAGES: tl.constexpr,
 ):
     """dq = scale dx k with dx = s (grad . v - common), common = grad . mean; and of alpha and the sink by row."""
-    i_m = blocks - 1 - tl.program_id(1)
-    i_bh = tl.program_id(0)
+    i_m = blocks - 1 - tl.program_id(0)
+    i_bh = tl.program_id(1)
     i_h = i_bh % heads
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_plan += i_bh.to(tl.int64) * plan_head

@@ -18,7 +18,7 @@ from torch import Tensor
 
 WIDTH = 64
 HEIGHT = 64
-LONGEST = 64
+LONGEST = 128
 
 
 class Layout(NamedTuple):
