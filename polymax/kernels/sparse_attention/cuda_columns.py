@@ -1,0 +1,149 @@
+"""The gradients of keys and values: for each tile of keys, the rows that may have support in it, gathered.
+
+A row's bits say which tiles matter to it. A program packs the numbers of the rows whose bit is set for its tile, and
+walks over these alone: the work is that of pairs of a row and a tile that are not empty. One program owns one tile, and
+rows come in order, so that sums are the same from call to call.
+"""
+
+import triton
+import triton.language as tl
+
+from polymax.kernels.sparse_attention.cuda_tile import WIDTH, cap_slope, load_rows, sequence, slope, units, weight
+
+HEIGHT = tl.constexpr(64)
+
+
+@triton.jit
+def key_gradients(
+    p_grad,
+    p_q,
+    p_k,
+    p_v,
+    p_alphas,
+    p_mask,
+    p_starts_q,
+    p_starts_k,
+    p_plan,
+    p_tau,
+    p_common,
+    p_list,
+    p_dk,
+    p_dv,
+    g_b,
+    g_h,
+    g_l,
+    q_b,
+    q_h,
+    q_l,
+    k_b,
+    k_h,
+    k_l,
+    v_b,
+    v_h,
+    v_l,
+    mask_b,
+    mask_h,
+    mask_l,
+    mask_s,
+    heads,
+    group,
+    L,
+    S,
+    longest,
+    items,
+    row_tiles,
+    plan_head,
+    a1,
+    scale,
+    softcap,
+    left,
+    right,
+    offset,
+    LEARNED: tl.constexpr,
+    PACKED: tl.constexpr,
+    MASK: tl.constexpr,
+    CAP: tl.constexpr,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    V: tl.constexpr,
+    BV: tl.constexpr,
+    BM: tl.constexpr,
+    PACK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
+    p_list += tl.program_id(0).to(tl.int64) * longest
+    shared = heads // group
+    blocks = (longest + HEIGHT - 1) // HEIGHT
+    # early keys are seen by most rows: they come first
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        columns = items // row_tiles
+        i_t = item // columns
+        i_g = (item % columns) % shared
+        i_s = (item % columns) // shared
+        first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_s, L, S, PACKED)
+        if i_t * WIDTH < keys:
+            o_n = i_t * WIDTH + tl.arange(0, WIDTH)
+            p_head_k = p_k + i_b * k_b + i_g.to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+            p_head_v = p_v + i_b * v_b + i_g.to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+            b_k = load_rows(p_head_k, o_n, o_d, o_n < keys, k_l, D, BD)
+            b_v = load_rows(p_head_v, o_n, o_v, o_n < keys, v_l, V, BV)
+            b_dk = tl.zeros((WIDTH, BD), tl.float32)
+            b_dv = tl.zeros((WIDTH, BV), tl.float32)
+            for i_e in range(0, group):
+                i_h = i_g * group + i_e
+                a = a1
+                if LEARNED:
+                    a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+                r = 1 / a
+                p_words = p_plan + (i_s * heads + i_h).to(tl.int64) * plan_head + blocks * (row_tiles + 4)
+                p_words += (i_t // 32) * longest
+                # rows before the tile, or far behind it, do not see it
+                first = tl.maximum(i_t * WIDTH - offset - right, 0) // PACK * PACK
+                last = tl.minimum(i_t * WIDTH + WIDTH - offset + left, queries)
+                tl.debug_barrier()
+                count = 0
+                for i_r in range(first, last, PACK):
+                    o_r = i_r + tl.arange(0, PACK)
+                    b_word = tl.load(p_words + o_r, mask=o_r < queries, other=0)
+                    b_on = (b_word >> (i_t % 32)) & 1
+                    tl.store(p_list + count + tl.cumsum(b_on, 0) - 1, o_r, mask=b_on > 0)
+                    count += tl.sum(b_on, 0)
+                # what other threads wrote is read below
+                tl.debug_barrier()
+                p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
+                p_head_g = p_grad + i_b * g_b + i_h.to(tl.int64) * g_h + first_q.to(tl.int64) * g_l
+                p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
+                o_head = (i_b * heads + i_h) * L + first_q
+                # the numbers of the next rows are loaded while these are worked on
+                o_c = tl.arange(0, BM)
+                o_next = tl.load(p_list + o_c, mask=o_c < count, other=0)
+                for i_c in tl.range(0, count, BM, num_stages=STAGES):
+                    o_c = i_c + tl.arange(0, BM)
+                    o_m = o_next
+                    o_next = tl.load(p_list + o_c + BM, mask=o_c + BM < count, other=0)
+                    b_q = load_rows(p_head_q, o_m, o_d, o_c < count, q_l, D, BD)
+                    b_g = load_rows(p_head_g, o_m, o_v, o_c < count, g_l, V, BV)
+                    b_t = tl.load(p_tau + o_head + o_m, mask=o_c < count, other=float("inf"))
+                    b_common = tl.load(p_common + o_head + o_m, mask=o_c < count, other=0.0)
+                    b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+                    b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
+                    b_u = units(
+                        b_raw, o_m, o_n, p_head_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right,
+                        offset, MASK, CAP, True,
+                    )  # fmt: skip
+                    b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+                    b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
+                    if CAP:
+                        b_dx *= cap_slope(b_raw, scale, softcap)
+                    b_p = weight(b_w, r, R).to(b_g.dtype)
+                    b_dv = tl.dot(tl.trans(b_p), b_g, b_dv, input_precision=PRECISION)
+                    b_dk = tl.dot(tl.trans(b_dx.to(b_q.dtype)), b_q, b_dk, input_precision=PRECISION)
+            o_key = (i_b * shared + i_g) * S + first_k + o_n
+            m_n = (o_n < keys)[:, None]
+            p_tile = p_dk + o_key[:, None] * D + o_d[None, :]
+            tl.store(p_tile, (b_dk * scale).to(p_dk.dtype.element_ty), mask=m_n & (o_d < D)[None, :])
+            p_tile = p_dv + o_key[:, None] * V + o_v[None, :]
+            tl.store(p_tile, b_dv.to(p_dv.dtype.element_ty), mask=m_n & (o_v < V)[None, :])

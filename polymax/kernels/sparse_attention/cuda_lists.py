@@ -1,0 +1,503 @@
+"""Lists of the keys that can be in the support of a row, and attention on lists.
+
+Where supports are short but spread over many tiles, whole tiles are mostly zeros. A second product over the tiles that
+matter to a block marks the scores above the row's bound by bits, and bits are expanded to lists of keys, in order. The
+exact threshold, the context and the gradient of a query then need the listed keys and values alone, gathered. A block
+with a row that does not fit into its list keeps to tiles.
+"""
+
+import triton
+import triton.language as tl
+
+from polymax.kernels.sparse_attention.cuda_tile import (
+    WIDTH,
+    alpha_slope,
+    b_tanh,
+    cap_slope,
+    load_rows,
+    raised,
+    sequence,
+    sink_units,
+    slope,
+    units,
+    weight,
+)
+
+HEIGHT = tl.constexpr(64)
+
+
+@triton.jit
+def collect(
+    p_q,
+    p_k,
+    p_alphas,
+    p_mask,
+    p_sinks,
+    p_starts_q,
+    p_starts_k,
+    p_bits,
+    p_tau,
+    p_plan,
+    p_lists,
+    q_b,
+    q_h,
+    q_l,
+    k_b,
+    k_h,
+    k_l,
+    mask_b,
+    mask_h,
+    mask_l,
+    mask_s,
+    heads,
+    group,
+    L,
+    S,
+    longest,
+    items,
+    blocks,
+    row_tiles,
+    plan_head,
+    a1,
+    scale,
+    softcap,
+    left,
+    right,
+    offset,
+    LEARNED: tl.constexpr,
+    SINKS: tl.constexpr,
+    PACKED: tl.constexpr,
+    MASK: tl.constexpr,
+    CAP: tl.constexpr,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    LONGEST: tl.constexpr,
+    STRETCH: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Write the list of each row, its length, and for each block whether all of its rows have one."""
+    o_r = tl.arange(0, HEIGHT)
+    o_d = tl.arange(0, BD)
+    p_bits += tl.program_id(0).to(tl.int64) * STRETCH * (HEIGHT * 2)
+    columns = items // blocks
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        i_m = blocks - 1 - item // columns
+        i_bh = item % columns
+        i_h = i_bh % heads
+        first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
+        p_head_plan = p_plan + i_bh.to(tl.int64) * plan_head
+        p_bounds = p_head_plan + blocks * row_tiles + i_m * 4
+        if i_m * HEIGHT < queries:
+            if tl.load(p_bounds + 3) == 1:
+                o_m = i_m * HEIGHT + o_r
+                m_rows = o_m < queries
+                a = a1
+                if LEARNED:
+                    a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+                p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
+                p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+                p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
+                p_tiles = p_head_plan + i_m * row_tiles
+                n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
+                o_row = (i_b * heads + i_h) * L + first_q + o_m
+                b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+                b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD)
+                b_n = tl.zeros((HEIGHT,), tl.int32)
+                for i_s in range(0, n_all, STRETCH):
+                    i_e = tl.minimum(i_s + STRETCH, n_all)
+                    _mark(
+                        b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                        i_s, tl.minimum(i_e, n_before), queries, keys, a, scale, softcap, left, right, offset,
+                        MASK, CAP, True, D, BD, PRECISION, STAGES,
+                    )  # fmt: skip
+                    _mark(
+                        b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                        tl.maximum(i_s, n_before), tl.minimum(i_e, n_whole), queries, keys, a, scale, softcap, left,
+                        right, offset, MASK, CAP, False, D, BD, PRECISION, STAGES,
+                    )  # fmt: skip
+                    _mark(
+                        b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                        tl.maximum(i_s, n_whole), i_e, queries, keys, a, scale, softcap, left, right, offset,
+                        MASK, CAP, True, D, BD, PRECISION, STAGES,
+                    )  # fmt: skip
+                    # what other threads wrote is read below
+                    tl.debug_barrier()
+                    b_n = _expand(b_n, p_bits, p_tiles + i_s, p_lists, o_row, i_e - i_s, LONGEST, SLOTS)
+                    tl.debug_barrier()
+                tl.store(p_head_plan + plan_head - longest + o_m, b_n, mask=m_rows)
+                tl.store(p_bounds + 3, (tl.max(b_n, 0) <= LONGEST).to(tl.int32))
+
+
+@triton.jit
+def _mark(
+    b_t, b_q, p_k, p_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, base, begin, end,
+    queries, keys, a, scale, softcap, left, right, offset,
+    MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Two words of bits for each row and tile: scores above the row's bound."""
+    o_bit = tl.arange(0, WIDTH) % 32
+    o_w = tl.arange(0, 2)
+    b_bound = b_t / (scale * a)
+    for i_t in tl.range(begin, end, num_stages=STAGES):
+        o_n = tl.load(p_tiles + i_t) * WIDTH + tl.arange(0, WIDTH)
+        if EDGE:
+            b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
+        else:
+            b_k = load_rows(p_k, o_n, o_d, o_n >= 0, k_l, D, BD)
+        b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        if MASK > 0 or CAP or EDGE:
+            b_u = units(
+                b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, EDGE
+            )  # fmt: skip
+            b_above = b_u > b_t[:, None]
+        else:
+            # the scale is positive, and the bound has a margin
+            b_above = b_raw > b_bound[:, None]
+        b_on = tl.where(b_above, (1 << o_bit)[None, :], 0)
+        b_words = tl.reduce(tl.reshape(b_on, (HEIGHT, 2, 32)), 2, _both)
+        tl.store(p_bits + (i_t - base) * (HEIGHT * 2) + o_r[:, None] * 2 + o_w[None, :], b_words)
+
+
+@triton.jit
+def _both(x, y):
+    return x | y
+
+
+@triton.jit
+def _expand(b_n, p_bits, p_tiles, p_lists, o_row, n_all, LONGEST: tl.constexpr, SLOTS: tl.constexpr):
+    """Bits to lists of keys, as many as fit; the length of each list, or more than LONGEST."""
+    o_r = tl.arange(0, HEIGHT)
+    o_w = tl.arange(0, SLOTS * 2)
+    for i_t in range(0, n_all, SLOTS):
+        if tl.max(b_n, 0) <= LONGEST:
+            m_w = i_t + o_w // 2 < n_all
+            b_tile = tl.load(p_tiles + i_t + o_w // 2, mask=m_w, other=0)
+            p_tile = p_bits + (i_t + o_w // 2)[None, :] * (HEIGHT * 2) + o_r[:, None] * 2 + (o_w % 2)[None, :]
+            b_word = tl.load(p_tile, mask=m_w[None, :] & (o_r >= 0)[:, None], other=0)
+            b_count = _ones(b_word)
+            b_at = b_n[:, None] + tl.cumsum(b_count, 1) - b_count
+            b_first = (b_tile * WIDTH + (o_w % 2) * 32)[None, :]
+            left = tl.max(b_count)
+            while left > 0:
+                b_low = b_word & -b_word
+                p_entry = p_lists + o_row[:, None] * LONGEST + b_at
+                b_key = b_first + _ones(b_low - 1)
+                tl.store(p_entry, b_key.to(p_lists.dtype.element_ty), mask=(b_word != 0) & (b_at < LONGEST))
+                b_word ^= b_low
+                b_at += 1
+                left -= 1
+            b_n += tl.sum(b_count, 1)
+    return b_n
+
+
+@triton.jit
+def _ones(b_x):
+    """How many bits are set."""
+    b_x = b_x.to(tl.uint32, bitcast=True)
+    b_x = b_x - ((b_x >> 1) & 0x55555555)
+    b_x = (b_x & 0x33333333) + ((b_x >> 2) & 0x33333333)
+    b_x = (b_x + (b_x >> 4)) & 0x0F0F0F0F
+    return ((b_x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def listed_units(
+    b_raw, o_m, b_j, m_list, p_mask, mask_l, mask_s, a, scale, softcap, MASK: tl.constexpr, CAP: tl.constexpr
+):  # fmt: skip
+    """u of listed keys b_j (rows, entries), -inf past the end of a list."""
+    if CAP:
+        b_u = b_tanh(b_raw * (scale / softcap)) * (softcap * a)
+    else:
+        b_u = b_raw * (scale * a)
+    if MASK == 2:
+        p_entry = p_mask + o_m.to(tl.int64)[:, None] * mask_l + b_j.to(tl.int64) * mask_s
+        b_u += tl.load(p_entry, mask=m_list, other=0.0).to(tl.float32) * a
+    return tl.where(m_list, b_u, float("-inf"))
+
+
+@triton.jit
+def listed_keys(p_lists, o_row, o_c, m_list, LONGEST: tl.constexpr):
+    """Entries o_c of the lists of rows."""
+    b_j = tl.load(p_lists + o_row[:, None] * LONGEST + o_c[None, :], mask=m_list, other=0)
+    # keys of short sequences are kept in 16 bits, without a sign
+    if p_lists.dtype.element_ty == tl.int16:
+        b_key = b_j.to(tl.int32) & 0xFFFF
+    else:
+        b_key = b_j
+    return b_key
+
+
+@triton.jit
+def gather(p_x, b_j, m_list, o_d, stride_l, D: tl.constexpr, BD: tl.constexpr):
+    """Listed rows of a matrix with D columns: (rows, entries, BD)."""
+    p_entry = p_x + b_j.to(tl.int64)[:, :, None] * stride_l + o_d[None, None, :]
+    if D == BD:
+        b_x = tl.load(p_entry, mask=m_list[:, :, None], other=0.0)
+    else:
+        b_x = tl.load(p_entry, mask=m_list[:, :, None] & (o_d < D)[None, None, :], other=0.0)
+    return b_x.to(tl.float32)
+
+
+@triton.jit
+def listed_contexts(
+    p_q,
+    p_k,
+    p_v,
+    p_alphas,
+    p_mask,
+    p_sinks,
+    p_starts_q,
+    p_starts_k,
+    p_plan,
+    p_lists,
+    p_tau,
+    p_support,
+    p_out,
+    p_mean,
+    q_b,
+    q_h,
+    q_l,
+    k_b,
+    k_h,
+    k_l,
+    v_b,
+    v_h,
+    v_l,
+    mask_b,
+    mask_h,
+    mask_l,
+    mask_s,
+    heads,
+    group,
+    L,
+    S,
+    longest,
+    blocks,
+    row_tiles,
+    plan_head,
+    a1,
+    scale,
+    softcap,
+    tolerance,
+    LEARNED: tl.constexpr,
+    SINKS: tl.constexpr,
+    PACKED: tl.constexpr,
+    MASK: tl.constexpr,
+    CAP: tl.constexpr,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    V: tl.constexpr,
+    BV: tl.constexpr,
+    LONGEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """As `contexts`, for rows with lists."""
+    i_bh = tl.program_id(1)
+    m_0 = tl.program_id(0) * ROWS
+    i_h = i_bh % heads
+    first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
+    p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (m_0 // HEIGHT) * 4
+    if m_0 < queries:
+        if tl.load(p_bounds + 3) == 1:
+            o_m = m_0 + tl.arange(0, ROWS)
+            o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
+            m_rows = o_m < queries
+            o_row = (i_b * heads + i_h) * L + first_q + o_m
+            a = a1
+            if LEARNED:
+                a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+            p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
+            p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+            p_head_v = p_v + i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+            p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
+            b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
+            b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+            b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
+            b_sink = sink_units(p_sinks + i_h, a, ROWS, SINKS)
+            longest_list = tl.max(b_n, 0)
+            b_u = tl.full((ROWS, LONGEST), float("-inf"), tl.float32)
+            for i_c in range(0, longest_list, PART):
+                o_c = i_c + tl.arange(0, PART)
+                m_list = o_c[None, :] < b_n[:, None]
+                b_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
+                b_raw = tl.sum(gather(p_head_k, b_j, m_list, o_d, k_l, D, BD) * b_q[:, None, :], 2)
+                b_part = listed_units(
+                    b_raw, o_m, b_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
+                )  # fmt: skip
+                b_u = _with_part(b_u, b_part, i_c, PART)
+            r = 1 / a
+            worst = 2.0
+            turn = 0
+            while (worst > 1 + tolerance) & (turn < 24):
+                b_over = tl.maximum(b_sink - b_t, 0.0)
+                b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+                b_f = weight(b_over, r, R) + tl.sum(weight(b_w, r, R), 1)
+                b_g = slope(b_over, r, R) + tl.sum(slope(b_w, r, R), 1)
+                b_t = raised(b_t, b_f, b_g, a, R)
+                worst = tl.max(b_f, 0)
+                turn += 1
+            b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+            b_over = tl.maximum(b_sink - b_t, 0.0)
+            b_size = tl.sum((b_w > 0).to(tl.int32), 1) + (b_over > 0).to(tl.int32)
+            b_all = tl.sum(weight(b_w, r, R), 1) + weight(b_over, r, R)
+            b_mass = tl.sum(slope(b_w, r, R), 1) + slope(b_over, r, R)
+            b_o = tl.zeros((ROWS, BV), tl.float32)
+            b_mean = tl.zeros((ROWS, BV), tl.float32)
+            for i_c in range(0, longest_list, PART):
+                o_c = i_c + tl.arange(0, PART)
+                b_x = _part(b_w, i_c, PART)
+                b_j = listed_keys(p_lists, o_row, o_c, b_x > 0, LONGEST)
+                b_v = gather(p_head_v, b_j, b_x > 0, o_v, v_l, V, BV)
+                b_o += tl.sum(weight(b_x, r, R)[:, :, None] * b_v, 1)
+                b_mean += tl.sum(slope(b_x, r, R)[:, :, None] * b_v, 1)
+            b_o *= tl.where(b_t == b_t, 1 / tl.where(b_all > 0, b_all, 1.0), float("nan"))[:, None]
+            b_mean /= tl.where(b_mass > 0, b_mass, 1.0)[:, None]
+            tl.store(p_tau + o_row, b_t, mask=m_rows)
+            tl.store(p_support + o_row, b_size, mask=m_rows)
+            m_tile = m_rows[:, None] & (o_v < V)[None, :]
+            tl.store(p_out + o_row[:, None] * V + o_v[None, :], b_o.to(p_out.dtype.element_ty), mask=m_tile)
+            tl.store(p_mean + o_row[:, None] * V + o_v[None, :], b_mean.to(p_mean.dtype.element_ty), mask=m_tile)
+
+
+@triton.jit
+def _with_part(b_all, b_part, i_c, PART: tl.constexpr):
+    """Rows (R, N) with entries i_c .. i_c + PART replaced; i_c is a multiple of PART."""
+    ROWS: tl.constexpr = b_all.shape[0]
+    N: tl.constexpr = b_all.shape[1]
+    b_wide = tl.broadcast_to(b_part[:, None, :], (ROWS, N // PART, PART))
+    o_c = tl.arange(0, N)
+    return tl.where((o_c // PART == i_c // PART)[None, :], tl.reshape(b_wide, (ROWS, N)), b_all)
+
+
+@triton.jit
+def _part(b_all, i_c, PART: tl.constexpr):
+    """Entries i_c .. i_c + PART of rows (R, N); i_c is a multiple of PART."""
+    ROWS: tl.constexpr = b_all.shape[0]
+    N: tl.constexpr = b_all.shape[1]
+    b_parts = tl.reshape(b_all, (ROWS, N // PART, PART))
+    return tl.sum(tl.where((tl.arange(0, N // PART) == i_c // PART)[None, :, None], b_parts, 0.0), 1)
+
+
+@triton.jit
+def listed_gradients(
+    p_grad,
+    p_q,
+    p_k,
+    p_v,
+    p_mean,
+    p_alphas,
+    p_mask,
+    p_sinks,
+    p_starts_q,
+    p_starts_k,
+    p_plan,
+    p_lists,
+    p_tau,
+    p_common,
+    p_dq,
+    p_dalpha,
+    p_dsink,
+    g_b,
+    g_h,
+    g_l,
+    q_b,
+    q_h,
+    q_l,
+    k_b,
+    k_h,
+    k_l,
+    v_b,
+    v_h,
+    v_l,
+    mask_b,
+    mask_h,
+    mask_l,
+    mask_s,
+    heads,
+    group,
+    L,
+    S,
+    longest,
+    blocks,
+    row_tiles,
+    plan_head,
+    a1,
+    scale,
+    softcap,
+    few,
+    LEARNED: tl.constexpr,
+    SINKS: tl.constexpr,
+    PACKED: tl.constexpr,
+    MASK: tl.constexpr,
+    CAP: tl.constexpr,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    V: tl.constexpr,
+    BV: tl.constexpr,
+    LONGEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """As `query_gradients`, for rows with lists in blocks of more than `few` tiles."""
+    i_bh = tl.program_id(1)
+    m_0 = tl.program_id(0) * ROWS
+    i_h = i_bh % heads
+    first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
+    p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (m_0 // HEIGHT) * 4
+    if m_0 < queries:
+        if (tl.load(p_bounds + 3) == 1) & (tl.load(p_bounds + 2) > few):
+            o_m = m_0 + tl.arange(0, ROWS)
+            o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
+            m_rows = o_m < queries
+            o_row = (i_b * heads + i_h) * L + first_q + o_m
+            a = a1
+            if LEARNED:
+                a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+            r = 1 / a
+            p_head_g = p_grad + i_b * g_b + i_h.to(tl.int64) * g_h + first_q.to(tl.int64) * g_l
+            p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
+            p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+            p_head_v = p_v + i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+            p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
+            b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
+            b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+            b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
+            b_g = load_rows(p_head_g, o_m, o_v, m_rows, g_l, V, BV).to(tl.float32)
+            b_common = tl.sum(b_g * load_rows(p_mean, o_row, o_v, m_rows, V, V, BV).to(tl.float32), 1)
+            b_over = tl.maximum(sink_units(p_sinks + i_h, a, ROWS, SINKS) - b_t, 0.0)
+            b_dsink = -slope(b_over, r, R) * b_common
+            b_da = tl.zeros((ROWS,), tl.float32)
+            if LEARNED:
+                b_da += b_dsink * alpha_slope(b_over, a)
+            b_dq = tl.zeros((ROWS, BD), tl.float32)
+            for i_c in range(0, tl.max(b_n, 0), PART):
+                o_c = i_c + tl.arange(0, PART)
+                m_list = o_c[None, :] < b_n[:, None]
+                b_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
+                b_k = gather(p_head_k, b_j, m_list, o_d, k_l, D, BD)
+                b_v = gather(p_head_v, b_j, m_list, o_v, v_l, V, BV)
+                b_raw = tl.sum(b_k * b_q[:, None, :], 2)
+                b_dp = tl.sum(b_v * b_g[:, None, :], 2)
+                b_u = listed_units(
+                    b_raw, o_m, b_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
+                )  # fmt: skip
+                b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+                b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
+                if LEARNED:
+                    b_da += tl.sum(b_dx * alpha_slope(b_w, a), 1)
+                if CAP:
+                    b_dx *= cap_slope(b_raw, scale, softcap)
+                b_dq += tl.sum(b_dx[:, :, None] * b_k, 1)
+            b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
+            m_tile = m_rows[:, None] & (o_d < D)[None, :]
+            tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
+            tl.store(p_common + o_row, b_common, mask=m_rows)
+            tl.store(p_dsink + o_row, b_dsink, mask=m_rows)
+            tl.store(p_dalpha + o_row, -b_da, mask=m_rows)

@@ -1,0 +1,139 @@
+"""Sparse attention with the matrix of all scores: the specification."""
+
+import torch
+from torch import Tensor
+
+from polymax.kernels.sparse_attention.geometry import allowed
+from polymax.kernels.threshold import TSALLIS
+from polymax.kernels.threshold.reference import threshold
+from polymax.kernels.widen import wide
+
+
+def sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alpha: float,
+    alphas: Tensor | None,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    starts_q: Tensor | None,
+    starts_k: Tensor | None,
+    longest_q: int,
+    longest_k: int,
+    scale: float,
+    softcap: float,
+    left: int,
+    right: int,
+    offset: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, _ = scores(q, k, mask, starts_q, starts_k, scale, softcap, left, right, offset)
+    a = exponents(q, alpha, alphas)
+    p, p_sink, tau = _weights(x, a, sinks)
+    s, s_sink = p ** (2 - a) * (p > 0), p_sink ** (2 - a) * (p_sink > 0)
+    values = grouped(wide(v), q)
+    total = s.sum(-1, keepdim=True) + s_sink
+    mean = (s @ values) / torch.where(total == 0, 1, total)
+    support = ((p > 0).sum(-1) + (p_sink > 0).squeeze(-1)).to(torch.int32)
+    notes = q.new_empty(0, dtype=torch.int32)
+    return (p @ values).to(q.dtype), mean.to(q.dtype), tau, support, notes, notes.to(torch.int16)
+
+
+def sparse_attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mean: Tensor,
+    tau: Tensor,
+    plan: Tensor,
+    lists: Tensor,
+    alpha: float,
+    alphas: Tensor | None,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    starts_q: Tensor | None,
+    starts_k: Tensor | None,
+    longest_q: int,
+    longest_k: int,
+    scale: float,
+    softcap: float,
+    left: int,
+    right: int,
+    offset: int,
+    mask_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, slope = scores(q, k, mask, starts_q, starts_k, scale, softcap, left, right, offset)
+    a = exponents(q, alpha, alphas)
+    p, p_sink, _ = _weights(x, a, sinks)
+    s, s_sink = p ** (2 - a) * (p > 0), p_sink ** (2 - a) * (p_sink > 0)
+    g, groups = wide(grad), q.shape[1] // k.shape[1]
+    common = (g * wide(mean)).sum(-1, keepdim=True)
+    dx = s * (g @ grouped(wide(v), q).mT - common)
+    dsink = -s_sink * common
+    # x = p^(a - 1) / (a - 1) + a constant: a change of alpha moves p as if it moved the scores the other way
+    dalpha = torch.zeros_like(tau)
+    if alphas is not None:
+        dalpha = -(dx * _alpha_slope(p, a)).sum(-1) - (dsink * _alpha_slope(p_sink, a)).squeeze(-1)
+    dmask = tau.new_empty(0)
+    if mask is not None and mask_gradient:
+        dmask = dx.sum_to_size(mask.shape)
+    dx = dx * slope * scale
+    dq = dx @ grouped(wide(k), q)
+    dk, dv = (t.unflatten(1, (-1, groups)).sum(2) for t in (dx.mT @ wide(q), p.mT @ g))
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dalpha, dsink.squeeze(-1), dmask
+
+
+def scores(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    starts_q: Tensor | None,
+    starts_k: Tensor | None,
+    scale: float,
+    softcap: float,
+    left: int,
+    right: int,
+    offset: int,
+) -> tuple[Tensor, Tensor]:
+    """Scores (B, H, L, S), -inf where a query does not see a key, and their slope in scale q k^T."""
+    x = (wide(q) * scale) @ grouped(wide(k), q).mT
+    slope = torch.ones_like(x)
+    if softcap > 0:
+        bent = torch.tanh(x / softcap)
+        x, slope = softcap * bent, 1 - bent.square()
+    if mask is not None:
+        x = x.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else x + mask
+    sees = allowed(q.shape[2], k.shape[2], starts_q, starts_k, left, right, offset, q.device)
+    return x.masked_fill(~sees, -torch.inf), slope
+
+
+def exponents(q: Tensor, alpha: float, alphas: Tensor | None) -> Tensor:
+    """alpha of each head, to broadcast with scores."""
+    wide_q = torch.promote_types(q.dtype, torch.float32)
+    if alphas is None:
+        return torch.full((1, 1, 1), alpha, dtype=wide_q, device=q.device)
+    return alphas.to(wide_q).reshape(-1, 1, 1)
+
+
+def grouped(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values for as many heads as queries have: neighbouring heads share one."""
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def _weights(x: Tensor, a: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights of the keys (B, H, L, S) and of the sink (B, H, L, 1), and tau (B, H, L)."""
+    rows = x.shape[:-1]
+    sink = x.new_full((1,), -torch.inf) if sinks is None else sinks.to(x.dtype)
+    joint = torch.cat([x, sink.reshape(1, -1, 1, 1).expand(*rows, 1)], -1)
+    p = threshold(joint, 0.0, TSALLIS, a.squeeze(-1).expand(rows))
+    top, at = joint.max(-1, keepdim=True)
+    # the largest weight is (u - tau)^(1 / (alpha - 1)) too; a query that sees nothing has no threshold
+    tau = torch.where(top == -torch.inf, torch.inf, (a - 1) * top - p.gather(-1, at) ** (a - 1))
+    return p[..., :-1], p[..., -1:], tau.squeeze(-1)
+
+
+def _alpha_slope(p: Tensor, a: Tensor) -> Tensor:
+    """The derivative of p^(a - 1) / (a - 1) in a."""
+    logs = torch.log(torch.where(p > 0, p, 1))
+    return torch.where(p > 0, p ** (a - 1) * (logs / (a - 1) - 1 / (a - 1) ** 2), 0)

@@ -1,0 +1,48 @@
+"""What a device notes between the passes of sparse attention: which tiles of scores are not empty.
+
+Keys come in tiles of WIDTH, queries in blocks of HEIGHT. The plan of a head in a sequence is, in this order:
+
+    tiles    (blocks, T)             the numbers of the tiles that hold support of a block, in order
+    bounds   (blocks, 4)             how many these are: before those that all rows see whole, with them, in all; and
+                                     1 if each row of the block has a list of the keys that can be in its support
+    words    (ceil(T / 32), L)       for each row, a bit for each tile in which it may have support
+    counts   (L,)                    the lengths of lists
+
+Lists are (rows, LONGEST) numbers of keys, of 16 bits where these suffice.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+WIDTH = 64
+HEIGHT = 64
+LONGEST = 128
+
+
+class Layout(NamedTuple):
+    """Sizes of a plan: blocks of queries, tiles of keys, words of bits, and integers for a head."""
+
+    blocks: int
+    tiles: int
+    words: int
+    size: int
+
+
+def layout(longest_q: int, longest_k: int) -> Layout:
+    """The plan of a head for as many queries and keys."""
+    blocks, tiles = -(-longest_q // HEIGHT), -(-longest_k // WIDTH)
+    words = -(-tiles // 32)
+    return Layout(blocks, tiles, words, blocks * (tiles + 4) + (words + 1) * longest_q)
+
+
+def plan_size(q: Tensor, heads: int, longest_q: int, longest_k: int) -> int:
+    """Integers in the plan of all heads of all sequences; devices without tiles need none."""
+    return heads * layout(longest_q, longest_k).size if q.device.type == "cuda" else 0
+
+
+def lists_like(q: Tensor, longest_k: int) -> Tensor:
+    """Memory for the lists of all rows of q."""
+    rows = q.shape[:-1].numel() * LONGEST if q.device.type == "cuda" else 0
+    return q.new_empty(rows, dtype=torch.int16 if longest_k <= 1 << 16 else torch.int32)
