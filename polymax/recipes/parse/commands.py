@@ -6,9 +6,11 @@ from typing import Annotated
 import rich
 import typer
 
-from polymax.cli import fail, plain_errors, writable_file
+from polymax.cli import fail, plain_errors
+from polymax.recipes.outputs import save_picture, writable_file
 from polymax.recipes.results import ParseResult
 from polymax.recipes.training.commands import Device, Late, RunDirectory, loaded
+from polymax.recipes.training.run import Run
 
 
 def plot_parse(
@@ -24,7 +26,7 @@ def plot_parse(
     from polymax import plot
 
     with plain_errors("stopped", ValueError):
-        writable_file(out)
+        writable_file(out, inputs=Run(run).files)
         trained = loaded(run, device, options)
         if trained.task.name != "parse":
             fail(f"{run} is a run of {trained.task.name}; only parse has dependency trees to draw")
@@ -34,7 +36,7 @@ def plot_parse(
         assert isinstance(found, ParseResult)
         shown = None if found.arcs is None or not probabilities else arc_probabilities(found)
         axes = plot.dependencies(found.heads, found.tokens, found.relations, probabilities=shown)
-        axes.figure.savefig(out, bbox_inches="tight", dpi=150)
+        save_picture(axes.figure, out, bbox_inches="tight", dpi=150)
         rows = zip(found.tokens, found.heads, found.relations)
         for k, (token, head, relation) in enumerate(rows, 1):
             print(f"{k}\t{token}\t{head}\t{relation}")
