@@ -6,6 +6,10 @@ from typing import Any as _Any
 # modules
 from polymax import nn as nn
 
+# bands of cells for dynamic time warping
+from polymax.bands import itakura as itakura
+from polymax.bands import sakoe_chiba as sakoe_chiba
+
 # estimators: gradients through discrete choices
 from polymax.estimators import Baseline as Baseline
 from polymax.estimators import Clipped as Clipped
@@ -106,6 +110,7 @@ from polymax.structures import Simplex as Simplex
 from polymax.structures import SpanningTree as SpanningTree
 from polymax.structures import SpanTree as SpanTree
 from polymax.structures import Structure as Structure
+from polymax.structures import Subsequence as Subsequence
 from polymax.structures import Subset as Subset
 from polymax.structures import soft_rank as soft_rank
 from polymax.structures import soft_sort as soft_sort
@@ -113,7 +118,6 @@ from polymax.top_k import TopKSparsemax as TopKSparsemax
 
 # dynamic time warping
 from polymax.warping import dtw as dtw
-from polymax.warping import sakoe_chiba as sakoe_chiba
 from polymax.warping import smoothed_dtw as smoothed_dtw
 from polymax.warping import soft_dtw as soft_dtw
 from polymax.warping import soft_dtw_barycenter as soft_dtw_barycenter

@@ -3,48 +3,64 @@
     dtw(cost) = min over alignments A of <cost, A>
     soft_dtw(cost) = - gamma log sum over alignments A of exp(-<cost, A> / gamma)
 
-A `band` leaves some cells out: a bool tensor (True = allowed) that broadcasts to the cost, or the radius of a
-Sakoe-Chiba band. The cost is infinite where no alignment is left, and its gradient 0.
+A `band` leaves some cells out: a bool tensor (True = allowed) that broadcasts to the cost, such as `itakura` gives, or
+the radius of a Sakoe-Chiba band. The cost is infinite where no alignment is left, and its gradient 0.
+
+With `subsequence`, alignments are those of all rows with a stretch of columns: a query is found in a longer series. A
+list of costs (n_k, m_k) is a batch of problems of these lengths; so are lists of series, and packed sequences.
 """
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax import _check
+from polymax import _check, _ragged
+from polymax._ragged import Ragged
+from polymax.bands import sakoe_chiba
 from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
 from polymax.smoothing import HardMax, LocalMax, Marginals, Smoothing
-from polymax.structures import Alignment
+from polymax.structures import Alignment, Subsequence
 from polymax.structures.base import checked_lengths
 
 Pair = tuple[Tensor, Tensor]
+Costs = Tensor | Sequence[Tensor]
 
 
-def dtw(cost: Tensor, lengths: Pair | None = None, band: Tensor | int | None = None) -> Tensor:
+def dtw(
+    cost: Costs, lengths: Pair | None = None, band: Tensor | int | None = None, *, subsequence: bool = False
+) -> Tensor:
     """The least total cost of an alignment; its gradient is the best path.
 
-    Shapes: cost (*batch, n, m); lengths a pair of (*batch,), rows and columns; result (*batch,)
+    Shapes: cost (*batch, n, m) or a list of (n_k, m_k); lengths a pair of (*batch,), rows and columns; result (*batch,)
 
     Example:
         >>> dtw(torch.tensor([[0.0, 1.0, 4.0], [4.0, 1.0, 0.0]]))
         tensor(1.)
+        >>> query, series = torch.tensor([[1.0], [2.0]]), torch.tensor([[9.0], [1.0], [2.0], [7.0]])
+        >>> dtw(squared_euclidean(query, series), subsequence=True)
+        tensor(0.)
     """
-    return _warped(HardMax(Alignment(lengths)), cost, lengths, band)
+    return _warped(HardMax, cost, lengths, band, subsequence)
 
 
 def soft_dtw(
-    cost: Tensor, gamma: float | Tensor = 1.0, lengths: Pair | None = None, band: Tensor | int | None = None
+    cost: Costs,
+    gamma: float | Tensor = 1.0,
+    lengths: Pair | None = None,
+    band: Tensor | int | None = None,
+    *,
+    subsequence: bool = False,
 ) -> Tensor:
     """Smoothed by the entropy over alignments; its gradient is the expected alignment.
 
         - gamma log sum over A of exp(-<cost, A> / gamma)
 
-    Shapes: cost (*batch, n, m); lengths a pair of (*batch,), rows and columns; result (*batch,)
+    Shapes: cost (*batch, n, m) or a list of (n_k, m_k); lengths a pair of (*batch,), rows and columns; result (*batch,)
 
     Example:
         >>> soft_dtw(torch.zeros(2, 2))
@@ -52,15 +68,20 @@ def soft_dtw(
 
     See: Cuturi and Blondel 2017, Soft-DTW: a differentiable loss function for time-series.
     """
-    return _warped(Marginals(Alignment(lengths), gamma), cost, lengths, band)
+    return _warped(lambda alignments: Marginals(alignments, gamma), cost, lengths, band, subsequence)
 
 
 def smoothed_dtw(
-    cost: Tensor, regularizer: Regularizer, lengths: Pair | None = None, band: Tensor | int | None = None
+    cost: Costs,
+    regularizer: Regularizer,
+    lengths: Pair | None = None,
+    band: Tensor | int | None = None,
+    *,
+    subsequence: bool = False,
 ) -> Tensor:
     """Every minimum in the recursion smoothed by a regularizer: Gini() expects few cells, Shannon() is soft_dtw.
 
-    Shapes: cost (*batch, n, m); lengths a pair of (*batch,), rows and columns; result (*batch,)
+    Shapes: cost (*batch, n, m) or a list of (n_k, m_k); lengths a pair of (*batch,), rows and columns; result (*batch,)
 
     Example:
         >>> smoothed_dtw(torch.tensor([[0.0, 1.0, 4.0], [4.0, 1.0, 0.0]]), pm.Gini())
@@ -68,11 +89,15 @@ def smoothed_dtw(
 
     See: Mensch and Blondel 2018, Differentiable dynamic programming, section 4.2.
     """
-    return _warped(LocalMax(Alignment(lengths), regularizer), cost, lengths, band)
+    return _warped(lambda alignments: LocalMax(alignments, regularizer), cost, lengths, band, subsequence)
 
 
 def soft_dtw_divergence(
-    x: Tensor, y: Tensor, gamma: float | Tensor = 1.0, lengths: Pair | None = None, band: int | None = None
+    x: Tensor | Ragged,
+    y: Tensor | Ragged,
+    gamma: float | Tensor = 1.0,
+    lengths: Pair | None = None,
+    band: int | None = None,
 ) -> Tensor:
     """Soft-DTW of squared distances without its bias: 0 for equal series, where soft_dtw is negative.
 
@@ -80,7 +105,9 @@ def soft_dtw_divergence(
 
     Batches broadcast: (a, 1, n, d) with (b, m, d) gives all pairs. `band` is the radius of a Sakoe-Chiba band.
 
-    Shapes: x (*batch, n, d), y (*batch, m, d); lengths a pair of (*batch,), of x and of y; result (*batch,)
+    Shapes:
+        x (*batch, n, d), y (*batch, m, d); lengths a pair of (*batch,), of x and of y; result (*batch,). A list of
+        series (n_k, d), or a PackedSequence of them, has lengths of its own
 
     Example:
         >>> soft_dtw_divergence(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0], [1.0]]))
@@ -90,8 +117,10 @@ def soft_dtw_divergence(
     """
     if isinstance(band, Tensor):
         raise TypeError("band must be a radius: the divergence compares x with y, and each with itself")
+    x, of_x = _series(x, None if lengths is None else lengths[0], "x")
+    y, of_y = _series(y, None if lengths is None else lengths[1], "y")
     dtype = torch.promote_types(x.dtype, y.dtype)
-    (x, n), (y, m) = (_clean(t, length, name) for t, length, name in zip((x, y), lengths or (None, None), "xy"))
+    (x, n), (y, m) = _clean(x, of_x, "x"), _clean(y, of_y, "y")
     batch = torch.broadcast_shapes(n.shape, m.shape)
 
     def compared(a: Tensor, b: Tensor, lengths: Pair) -> Tensor:
@@ -102,7 +131,7 @@ def soft_dtw_divergence(
 
 
 def soft_dtw_barycenter(
-    series: Tensor | Sequence[Tensor],
+    series: Tensor | Ragged,
     weights: Tensor | None = None,
     gamma: float = 1.0,
     init: Tensor | None = None,
@@ -120,7 +149,9 @@ def soft_dtw_barycenter(
     It starts at the mean of the series, each resampled to `size` points (the longest length), and stops where no
     entry of the gradient exceeds tol. The problem is not convex: another start may lead elsewhere.
 
-    Shapes: series K tensors (n_k, d), or (K, n, d) with lengths (K,); weights (K,); init and result (size, d)
+    Shapes:
+        series K tensors (n_k, d), or a PackedSequence of them, or (K, n, d) with lengths (K,); weights (K,); init and
+        result (size, d)
 
     Example:
         >>> soft_dtw_barycenter([torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [3.0]])], gamma=0.01)
@@ -129,11 +160,7 @@ def soft_dtw_barycenter(
 
     See: Cuturi and Blondel 2017, section 4.2.
     """
-    if not isinstance(series, Tensor):
-        if lengths is not None or not series:
-            raise ValueError("series must be a list of tensors, not empty and without lengths, or a padded tensor")
-        lengths = torch.tensor([len(t) for t in series])
-        series = torch.nn.utils.rnn.pad_sequence(list(series), batch_first=True)
+    series, lengths = _series(series, lengths, "series")
     dtype = series.dtype
     y, lengths = _clean(series.detach(), lengths, "series")
     if y.dim() != 3 or not y.shape[0] or not bool((lengths > 0).all()):
@@ -207,37 +234,17 @@ def stretched(series: Tensor, size: int) -> Tensor:
     return torch.nn.functional.interpolate(columns, size, mode="linear", align_corners=True)[0].T
 
 
-def sakoe_chiba(
-    n: int, m: int, radius: int, lengths: Pair | None = None, device: torch.device | str | None = None
+def _warped(
+    smooth: Callable[[Any], Smoothing],
+    cost: Costs,
+    lengths: Pair | None,
+    band: Tensor | int | None,
+    subsequence: bool,
 ) -> Tensor:
-    """The cells at most `radius` rows or columns from one that the diagonal of the rectangle crosses, (*batch, n, m).
-
-    For n = m these are the cells with |i - j| <= radius. A path is left at every radius. With lengths, the diagonal
-    and the band are those of each instance.
-
-    Example:
-        >>> sakoe_chiba(2, 4, 0).int()
-        tensor([[1, 1, 0, 0],
-                [0, 0, 1, 1]], dtype=torch.int32)
-
-    See: Sakoe and Chiba 1978, Dynamic programming algorithm optimization for spoken word recognition.
-    """
-    if isinstance(radius, bool) or not isinstance(radius, int):
-        raise TypeError(f"radius must be an integer; got {type(radius).__name__}")
-    if radius < 0:
-        raise ValueError(f"radius must not be negative; got {radius}")
-    if lengths is None:
-        lengths = (torch.tensor(n, device=device), torch.tensor(m, device=device))
-    rows, columns = (t.to(device=device, dtype=torch.long)[..., None, None] for t in lengths)
-    i = torch.arange(n, device=rows.device)[:, None]
-    j = torch.arange(m, device=rows.device)
-    # row i of the rectangle spans [i / rows, (i + 1) / rows] of the diagonal, column j [j / columns, (j + 1) / columns]
-    along_columns = (i * columns < (j + radius + 1) * rows) & ((j - radius) * rows < (i + 1) * columns)
-    along_rows = ((i - radius) * columns < (j + 1) * rows) & (j * rows < (i + radius + 1) * columns)
-    return (along_columns | along_rows) & (i < rows) & (j < columns)
-
-
-def _warped(smooth: Smoothing, cost: Tensor, lengths: Pair | None, band: Tensor | int | None) -> Tensor:
+    if not isinstance(cost, Tensor) and isinstance(cost, Sequence):
+        if lengths is not None:
+            raise ValueError("lengths must be None where cost is a list: its matrices have lengths of their own")
+        cost, lengths = _ragged.padded_matrices(cost, "cost")
     _check.floating(cost, "cost")
     if cost.dim() < 2:
         raise ValueError(f"cost must be (*batch, n, m); got {tuple(cost.shape)}")
@@ -245,10 +252,24 @@ def _warped(smooth: Smoothing, cost: Tensor, lengths: Pair | None, band: Tensor 
         if band.dtype != torch.bool:
             raise TypeError(f"band must be a bool tensor (True = allowed) or a radius; got {band.dtype}")
         _check.broadcasts(band, cost, "band")
+    elif band is not None and subsequence:
+        raise TypeError(
+            "band must be a bool tensor where subsequence is True: a stretch of columns has no diagonal yet"
+        )
     elif band is not None:
         band = sakoe_chiba(cost.shape[-2], cost.shape[-1], band, lengths, cost.device)
     scores = -cost if band is None else -cost.masked_fill(~band, torch.inf)
-    return -smooth.max(scores)
+    # not minus: no cost is 0, not -0
+    return 0 - smooth(Subsequence(lengths) if subsequence else Alignment(lengths)).max(scores)
+
+
+def _series(series: Tensor | Ragged, lengths: Tensor | None, name: str) -> tuple[Tensor, Tensor | None]:
+    """Padded series and their lengths, from series of any kind."""
+    if not _ragged.is_ragged(series):
+        return cast(Tensor, series), lengths
+    if lengths is not None:
+        raise ValueError(f"lengths of {name} must be None: a list or a PackedSequence has lengths of its own")
+    return _ragged.padded(series, name, 2)
 
 
 def _clean(series: Tensor, lengths: Tensor | None, name: str) -> Pair:

@@ -38,6 +38,17 @@ def alignment(maximum, scores):
     return v[n - 1, m - 1]
 
 
+def subsequence(maximum, scores):
+    n, m = scores.shape[-2:]
+    v = {}
+    for i in range(n):
+        for j in range(m):
+            begin = [torch.zeros_like(scores[..., 0, 0])] if i == 0 else []
+            before = begin + [v[c] for c in ((i - 1, j - 1), (i - 1, j), (i, j - 1)) if c in v]
+            v[i, j] = scores[..., i, j] + maximum(torch.stack(before, -1))
+    return maximum(torch.stack([v[n - 1, j] for j in range(m)], -1))
+
+
 def spans(maximum, scores):
     n = scores.shape[1] if scores.dim() == 3 else scores.shape[-2]
     labelled = scores if scores.shape[-3:-1] == (n, n) and scores.dim() > 3 else scores.unsqueeze(-1)

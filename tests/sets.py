@@ -11,6 +11,9 @@ import torch
 import polymax as pm
 from polymax.structures.base import tensors
 
+# their lengths are a pair
+PAIRED = pm.Alignment | pm.Assignment | pm.Subsequence
+
 
 @dataclass(frozen=True)
 class Set:
@@ -49,12 +52,12 @@ class Set:
         return [k > 0 and len(s) == 2 for k, s in enumerate(shapes)]
 
     def with_lengths(self, lengths):
-        pair = isinstance(self.structure, pm.Alignment | pm.Assignment)
+        pair = isinstance(self.structure, PAIRED)
         return self.structure.with_lengths((lengths, lengths) if pair else lengths)
 
     def size(self, shape=None):
         """The largest length."""
-        pair = isinstance(self.structure, pm.Alignment | pm.Assignment)
+        pair = isinstance(self.structure, PAIRED)
         n = min((shape or self.shape)[:2]) if pair else (shape or self.shape)[0]
         return n - 1 if isinstance(self.structure, pm.ProjectiveTree | pm.SpanningTree) else n
 
@@ -161,6 +164,15 @@ SETS = [
         lambda s: [s],
         lambda s: delannoy(s[0] - 1, s[1] - 1) if s[0] else 1,
         recursions.alignment,
+        cut_square,
+    ),
+    Set(
+        "subsequence",
+        pm.Subsequence(),
+        [(0, 0), (1, 1), (1, 4), (3, 1), (2, 4), (3, 4)],
+        lambda s: [s],
+        lambda s: sum((s[1] - w) * delannoy(s[0] - 1, w) for w in range(s[1])) if s[0] else 1,
+        recursions.subsequence,
         cut_square,
     ),
     Set(

@@ -1,11 +1,13 @@
 """The linear-chain conditional random field."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-from polymax import _check
+from polymax import _check, _ragged
+from polymax._ragged import Ragged
 from polymax.distribution import Gibbs
 from polymax.kernels.widen import wide
 from polymax.nn.tag_schemes import TagConstraints
@@ -34,7 +36,8 @@ class CRF(nn.Module):
 
     Shapes:
         emissions (B, n, s); tags (B, n); mask (B, n), True for tokens, which come before padding; with
-        batch_first=False these are (n, B, s) and (n, B)
+        batch_first=False these are (n, B, s) and (n, B). Or without a mask: emissions a list of (n_k, s), or a
+        PackedSequence of them, and tags the same with (n_k,)
 
     Example:
         >>> crf = CRF(3)
@@ -74,7 +77,13 @@ class CRF(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -0.1, 0.1)
 
-    def forward(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None, reduction: str = "mean") -> Tensor:
+    def forward(
+        self,
+        emissions: Tensor | Ragged,
+        tags: Tensor | Ragged,
+        mask: Tensor | None = None,
+        reduction: str = "mean",
+    ) -> Tensor:
         """- log p(tags), over sequences: "mean", "sum", "none" (B,), or "token_mean", the sum by the number of tokens.
 
         A tag of -1 is not known, and summed over; so are the tags left by a bool tensor of allowed ones, (B, n, s).
@@ -83,7 +92,7 @@ class CRF(nn.Module):
         if reduction not in ("mean", "sum", "none", "token_mean"):
             raise ValueError(f"reduction must be 'mean', 'sum', 'none' or 'token_mean'; got {reduction!r}")
         scored = self._scores(emissions, mask)
-        gold = self._gold(scored, self._tags(tags, scored.kept))
+        gold = self._gold(scored, self._tags(self._padded_tags(tags, scored.kept), scored.kept))
         total = scored.chain.logsumexp(scored.unary, scored.transition)
         losses = torch.where(gold == -torch.inf, torch.inf, total - gold)
         if reduction == "mean":
@@ -92,20 +101,22 @@ class CRF(nn.Module):
             losses = losses.sum() / (scored.kept.sum() if reduction == "token_mean" else 1)
         return losses.to(scored.dtype)
 
-    def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
+    def decode(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> list[list[int]]:
         """The most probable tags of each sequence."""
         with torch.no_grad():
             unary, transition, chain, kept, _ = self._scores(emissions, mask)
             tags = tags_of(chain.states(HARD, unary, transition)).tolist()
         return [row[:n] for row, n in zip(tags, kept.sum(1).tolist(), strict=True)]
 
-    def marginals(self, emissions: Tensor, mask: Tensor | None = None) -> Tensor:
-        """p(y_t = tag), shaped like the emissions; 0 at padding."""
-        unary, transition, chain, _, dtype = self._scores(emissions, mask)
+    def marginals(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> Any:
+        """p(y_t = tag), shaped like the emissions, a list or packed where these are; 0 at padding."""
+        unary, transition, chain, kept, dtype = self._scores(emissions, mask)
         mu = chain.states(SHANNON, unary, transition).to(dtype)
+        if _ragged.is_ragged(emissions):
+            return _ragged.like(mu, kept.sum(1), emissions)
         return mu if self.batch_first else mu.transpose(0, 1)
 
-    def topk(self, emissions: Tensor, k: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def topk(self, emissions: Tensor | Ragged, k: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k most probable tag sequences (B, k, n), best first, -1 at padding, and their probabilities (B, k).
 
         Where there are fewer, rows of -1 of probability 0 follow.
@@ -113,7 +124,7 @@ class CRF(nn.Module):
         best, probabilities = self.distribution(emissions, mask).topk(k)
         return Chain().decode(best), probabilities
 
-    def distribution(self, emissions: Tensor, mask: Tensor | None = None) -> Gibbs:
+    def distribution(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> Gibbs:
         """The distribution over tag sequences: it samples, and has an entropy."""
         unary, transition, chain, _, dtype = self._scores(emissions, mask)
         return Gibbs(chain, (unary, transition), dtype)
@@ -121,7 +132,8 @@ class CRF(nn.Module):
     def extra_repr(self) -> str:
         return f"num_tags={self.num_tags}, batch_first={self.batch_first}"
 
-    def _scores(self, emissions: Tensor, mask: Tensor | None) -> _Scored:
+    def _scores(self, given: Tensor | Ragged, mask: Tensor | None) -> _Scored:
+        emissions, mask = self._padded(given, mask)
         _check.floating(emissions, "emissions")
         if emissions.dim() != 3 or emissions.shape[-1] != self.num_tags:
             order = "B, n" if self.batch_first else "n, B"
@@ -147,6 +159,29 @@ class CRF(nn.Module):
         unary = wide(emissions.to(dtype)) + torch.where(position == 0, start, 0)
         unary = unary + torch.where(position == lengths[:, None, None] - 1, end, 0)
         return _Scored(unary, wide(transition.to(dtype)), Chain(lengths), kept, dtype)
+
+    def _padded(self, emissions: Tensor | Ragged, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Emissions as one tensor in the order of this module, and the mask of their lengths."""
+        if not _ragged.is_ragged(emissions):
+            return cast(Tensor, emissions), mask
+        if mask is not None:
+            raise ValueError("mask must be None: a list or a PackedSequence of emissions has lengths of its own")
+        whole, lengths = _ragged.padded(emissions, "emissions", 2)
+        kept = torch.arange(whole.shape[1], device=whole.device) < lengths[:, None]
+        return (whole, kept) if self.batch_first else (whole.transpose(0, 1), kept.T)
+
+    def _padded_tags(self, tags: Tensor | Ragged, kept: Tensor) -> Tensor:
+        """Tags as one tensor in the order of this module; `kept` is (B, n)."""
+        if not _ragged.is_ragged(tags):
+            return cast(Tensor, tags)
+        first = tags[0] if not isinstance(tags, PackedSequence) else tags.data
+        allowed = isinstance(first, Tensor) and first.dtype == torch.bool
+        whole, lengths = _ragged.padded(tags, "tags", 2 if allowed else 1)
+        if lengths.tolist() != kept.sum(1).tolist():
+            raise ValueError(f"tags must be as long as emissions, {kept.sum(1).tolist()}; got {lengths.tolist()}")
+        # padding of the emissions may be longer than that of the tags
+        whole = torch.nn.functional.pad(whole, (*(0, 0) * (whole.dim() - 2), 0, kept.shape[1] - whole.shape[1]))
+        return whole if self.batch_first else whole.transpose(0, 1)
 
     def _tags(self, tags: Tensor, kept: Tensor) -> Tensor:
         """Tags (B, n) with 0 at padding, or what they allow (B, n, s)."""

@@ -18,3 +18,4 @@ from polymax.structures.simplex import Simplex as Simplex
 from polymax.structures.simplex import Subset as Subset
 from polymax.structures.span_tree import SpanTree as SpanTree
 from polymax.structures.spanning_tree import SpanningTree as SpanningTree
+from polymax.structures.subsequence import Subsequence as Subsequence

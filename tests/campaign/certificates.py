@@ -19,6 +19,7 @@ LARGE = {
     "chain-by-step": lambda d: (d.choice([1, 2, 17, 30]), d.choice([2, 5, 17])),
     "segments": lambda d: (d.choice([1, 9, 20]), 3, d.choice([1, 4])),
     "alignment": lambda d: (d.choice([1, 7, 16, 33, 50]), d.choice([1, 5, 17, 40])),
+    "subsequence": lambda d: (d.choice([1, 7, 16]), d.choice([1, 5, 17, 40])),
     "span-tree": lambda d: (d.choice([1, 5, 12, 20]),) * 2,
     "span-tree-labelled": lambda d: (*(d.choice([1, 5, 10]),) * 2, d.choice([1, 3])),
     "projective-tree": lambda d: (d.choice([2, 6, 12, 17]),) * 2,
@@ -74,7 +75,7 @@ def ragged(draw: Draw) -> tuple[int, list[str]]:
     op = draw.choice(_operators(row))
     draw.note(f"{row.name} {_name(op)} {str(kind)[6:]} {shape} lengths {lengths.tolist()}")
     dirty = _soiled(draw, row, scores, lengths.tolist())
-    pair = isinstance(row.structure, pm.Alignment | pm.Assignment)
+    pair = isinstance(row.structure, sets.PAIRED)
     placed = lengths.to(draw.device)
     together = op.with_lengths((placed, placed) if pair else placed)
     inputs = [x.to(draw.device).requires_grad_() for x in dirty]
