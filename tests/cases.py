@@ -280,7 +280,7 @@ KERNEL_CALLS = {
         )
         for alpha in alphas
     },
-    "threshold_backward-rows": lambda n: (_point(n), _direction(n), 0.0, 0, _per_row(1.0, 1.25, 0.5, 2.0, 3.0)),
+    "threshold_backward-rows": lambda n: (_point(n), _direction(n), 0.0, 0, _per_row(1.0, 1.25, 0.5, 2.0, 2.5)),
     "tsallis_slope": lambda n: (_point(n), _direction(n), _per_row(1.0, 1.25, 0.5, 2.0, 1.0078125, 2.5)),
     "capped-gini": lambda n: (_rows(n), *_bounds(n), _per_row(1.0), False),
     "capped-shannon": lambda n: (_rows(n), *_bounds(n), _per_row(1.0), True),

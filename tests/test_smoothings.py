@@ -255,3 +255,14 @@ def test_bounds_are_tight_on_a_chain():
     n, s = 6, 4
     value = pm.LocalMax(pm.Chain(), pm.Shannon()).max(torch.zeros(n, s), torch.zeros(s, s))
     close(value, n * math.log(s), "(N - 1) U is attained")
+
+
+def test_local_max_below_alpha_1():
+    """Kernels of recursions know alpha from 1 on; below, the regularizer itself smooths every maximum."""
+    x = torch.randn(2, 3, dtype=torch.float64)
+    omega = pm.Tsallis(0.5)
+    chain = pm.LocalMax(pm.Chain(), omega)
+    transition = torch.randn(3, 3, dtype=torch.float64)
+    expected = omega.max(x[1] + omega.max(x[0].unsqueeze(-1) + transition, dim=0))
+    torch.testing.assert_close(chain.max(x, transition), expected)
+    torch.testing.assert_close(pm.LocalMax(pm.Simplex(), omega).max(x), omega.max(x))
