@@ -272,3 +272,35 @@ def test_transitions_broadcast(shape, device):
 
 def test_rows_by_name():
     assert len(BY_NAME) == len(SETS) + len(OTHERS)
+
+
+@pytest.mark.parametrize("structure", [pm.Chain(), pm.SemiMarkov(3)])
+@pytest.mark.parametrize("shape", [(3, 3), (2,), (7, 2, 2), (3, 4, 2, 2), (9, 2, 4, 2, 2), (2, 3, 2)])
+def test_wrong_transitions_are_named(structure, shape):
+    first = torch.zeros(2, 5, 2) if isinstance(structure, pm.Chain) else torch.zeros(2, 5, 3, 2)
+    for call in (structure.map, pm.Marginals(structure).max, structure.score):
+        scores = (structure.map(first, torch.zeros(2, 2)),) * (call == structure.score)
+        with pytest.raises(ValueError, match=r"transition must be \(2, 2\) or broadcast to \(2, 4, 2, 2\); got"):
+            call(*scores, first, torch.zeros(shape))
+
+
+class Rook(pm.Structure):
+    """One cell of a board: `map` and `event_dims` are enough."""
+
+    def map(self, *scores):
+        flat = scores[0].flatten(-2)
+        return torch.nn.functional.one_hot(flat.argmax(-1), flat.shape[-1]).to(flat).view_as(scores[0])
+
+    def event_dims(self, *scores):
+        return (2,)
+
+
+def test_a_structure_needs_no_enumeration():
+    board = torch.tensor([[[1.0, 0.75], [0.0, 0.25]]], dtype=torch.float64, requires_grad=True)
+    close(pm.SparseMap(Rook())(board), [[[0.625, 0.375], [0.0, 0.0]]], "SparseMap needs map alone")
+    close(pm.svm_loss(Rook(), board, torch.tensor([[[0, 1]]])), 1.25, "so do losses")
+    assert torch.autograd.grad(pm.StraightThrough(Rook())(board)[0, 0, 0], board)[0].sum() == 1
+    with pytest.raises(TypeError, match=r"Rook does not list its structures.*Rook.vertices\(event_shape\)"):
+        pm.testing.check_structure(Rook(), (2, 2))
+    with pytest.raises(TypeError, match="Rook has no lengths"):
+        pm.HardMax(Rook()).with_lengths(torch.tensor([1]))

@@ -1,7 +1,7 @@
 """What a set of structures offers: its best element, its enumeration, and for some the sum over all."""
 
 from abc import ABC, abstractmethod
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -18,16 +18,17 @@ Parts = Any
 class Structure(ABC):
     """A finite set Y of structures, each an indicator of the parts it uses, shaped like the scores.
 
-    `map` is the one algorithm a structure must have; `vertices` defines the set, and is what tests enumerate.
+    `map` and `event_dims` are all that a structure must have; `vertices` defines the set, for tests to enumerate.
     """
 
     @abstractmethod
     def map(self, *scores: Tensor) -> Parts:
         """The structure with the highest score, as indicators; the same one at every call where several are best."""
 
-    @abstractmethod
     def vertices(self, event_shape: tuple[int, ...]) -> Parts:
         """All structures for scores of this shape (of the first tensor), stacked along a first dimension."""
+        name = type(self).__name__
+        raise TypeError(f"{name} does not list its structures: that takes a method {name}.vertices(event_shape)")
 
     @abstractmethod
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
@@ -150,9 +151,9 @@ class Structure(ABC):
 
     def with_lengths(self, lengths: Any) -> Self:
         """A copy for a batch of these lengths."""
-        if "lengths" not in {f.name for f in fields(self)}:  # type: ignore[arg-type]
+        if not is_dataclass(self) or "lengths" not in {f.name for f in fields(self)}:
             raise TypeError(f"{type(self).__name__} has no lengths")
-        return replace(self, lengths=lengths)  # type: ignore[type-var]
+        return replace(self, lengths=lengths)
 
 
 class Counted(Structure):

@@ -189,14 +189,7 @@ class Chain(DynamicProgram):
         if unary.dim() < 2:
             raise ValueError(f"unary must be (*batch, n, s); got {tuple(unary.shape)}")
         *batch, n, s = unary.shape
-        want, have = (*batch, max(n - 1, 0), s, s), transition.shape
-        # what is missing on the left is shared
-        have = (1,) * (len(want) - len(have)) + have
-        fits = have == want or all(a in (1, b) for a, b in zip(have, want, strict=False))
-        if transition.dim() < 2 or len(have) != len(want) or not fits or have[-2:] != (s, s):
-            raise ValueError(f"transition must be ({s}, {s}) or broadcast to {want}; got {tuple(transition.shape)}")
-        padded = transition.reshape(have) if have != transition.shape else transition
-        return unary, padded
+        return unary, fitted_transition(transition, (*batch, max(n - 1, 0), s, s))
 
     def _flat(self, *scores: Tensor) -> tuple[Tensor, Tensor, Tensor, torch.Size]:
         unary, transition = self._checked(*scores)
@@ -210,6 +203,19 @@ class Chain(DynamicProgram):
             transition = transition.expand(*batch, *transition.shape[-3:])
         transition = transition.reshape(transition.shape[:-3].numel(), *transition.shape[-3:])
         return unary.reshape(batch.numel(), n, s), transition, lengths, batch
+
+
+def fitted_transition(transition: Tensor, want: tuple[int, ...]) -> Tensor:
+    """Transitions with as many dims as `want` (*batch, n - 1, s, s), which all but the last two broadcast to."""
+    # what is missing on the left is shared
+    have = (1,) * (len(want) - transition.dim()) + tuple(transition.shape)
+    fits = have == want or all(a in (1, b) for a, b in zip(have, want, strict=False))
+    if transition.dim() < 2 or len(have) != len(want) or not fits or have[-2:] != want[-2:]:
+        states = want[-1]
+        raise ValueError(
+            f"transition must be ({states}, {states}) or broadcast to {want}; got {tuple(transition.shape)}"
+        )
+    return transition.reshape(have) if have != transition.shape else transition
 
 
 def tags_of(unary: Tensor) -> Tensor:

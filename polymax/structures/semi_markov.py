@@ -14,7 +14,7 @@ from polymax import _check
 from polymax.kernels.graph import Builder, Graph
 from polymax.structures import faults
 from polymax.structures.base import check_rows, checked_lengths, indicators, used_parts
-from polymax.structures.chain import steps_at
+from polymax.structures.chain import fitted_transition, steps_at
 from polymax.structures.dynamic import Derivations, DynamicProgram
 
 
@@ -76,9 +76,7 @@ class SemiMarkov(DynamicProgram):
             raise ValueError(f"segments must be (*batch, n, {self.max_width}, s); got {tuple(segments.shape)}")
         *batch, n, _, s = segments.shape
         shape = (*batch, max(n - 1, 0), s, s)
-        if transition.shape[-2:] != (s, s):
-            raise ValueError(f"transition must be ({s}, {s}) or broadcast to {shape}; got {tuple(transition.shape)}")
-        return segments, transition.expand(shape)
+        return segments, fitted_transition(transition, shape).expand(shape)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return 3, 3

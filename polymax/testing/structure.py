@@ -11,6 +11,8 @@ from polymax.structures.base import Structure, tensors
 def check_structure(structure: Structure, *shapes: tuple[int, ...], seed: int = 0) -> None:
     """Check the laws of a structure on random scores; AssertionError names the first broken one.
 
+    The structure must have `vertices`, which nothing else needs.
+
     `shapes` are those of its score tensors, for one instance, small enough that `vertices` can list all structures.
     The laws: `map` is one of the vertices, the best, the same at each call, for each instance of a batch; its score is
     `best_score`; SparseMap is optimal among all means of vertices, and its first and second derivatives are those of
@@ -20,6 +22,7 @@ def check_structure(structure: Structure, *shapes: tuple[int, ...], seed: int = 
         >>> from polymax import Chain
         >>> check_structure(Chain(), (3, 2), (2, 2))
     """
+    structure.vertices(shapes[0])
     generator = torch.Generator().manual_seed(seed)
     scores = tuple(torch.randn(3, *s, generator=generator, dtype=torch.float64) for s in shapes)
     # one transition matrix for all instances
