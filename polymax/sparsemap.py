@@ -1,6 +1,6 @@
 """SparseMAP: the point of the polytope nearest to the scores, as a mean of few structures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,11 +14,17 @@ from polymax.smoothing import Smoothing
 from polymax.solvers import ActiveSet, Solution, Solver
 from polymax.solvers.base import UsedParts
 from polymax.solvers.mixture import best_value, weights_and_mean
+from polymax.solvers.traced import traced
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.dynamic import checked, narrow
 from polymax.structures.temperature import cooled, warmed
 from polymax.top_k import first_of
+
+
+def _active_set() -> Solver:
+    """The default, made by a function: torch.compile traces neither an object nor a class as a default."""
+    return ActiveSet()
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +41,7 @@ class SparseMap(Smoothing):
     """
 
     structure: Structure
-    solver: Solver = ActiveSet()  # noqa: RUF009
+    solver: Solver = field(default_factory=_active_set)
     gamma: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
@@ -46,6 +52,9 @@ class SparseMap(Smoothing):
         positive(self.gamma, "gamma")
 
     def max(self, *scores: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            cold = cooled(self.structure, checked(scores), self.gamma)
+            return warmed(traced(self.solver, self.structure, cold)[0], self.gamma).to(scores[0].dtype)
         found = self.distribution(*scores)
         return warmed(found.cold_value, self.gamma).to(scores[0].dtype)
 
@@ -54,6 +63,9 @@ class SparseMap(Smoothing):
         mu = self.structure.projection(*cold)
         if mu is not None:
             return narrow(mu, scores[0].dtype)
+        if torch.compiler.is_compiling():
+            _, *parts = traced(self.solver, self.structure, cold)
+            return narrow(self.structure.named(*parts), scores[0].dtype)
         return self.distribution(*scores).mean
 
     def omega(self, mu: Parts) -> Tensor:

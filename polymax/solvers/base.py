@@ -89,7 +89,10 @@ class Solution:
 
 @dataclass(frozen=True)
 class Solver:
-    """A step rule; stops when gap <= tol (1 + |value|), and warns with the gap when max_iter ends it."""
+    """A step rule; stops when gap <= tol (1 + size), and warns with the gap when max_iter ends it.
+
+    The size is that of the value, or of its distance to the score of the best structure, whichever is smaller.
+    """
 
     max_iter: int = 1000
     tol: float = 1e-9
@@ -109,6 +112,7 @@ class Solver:
         need them.
         """
         from polymax.solvers import compiled, lockstep
+        from polymax.solvers.reduced import reduced
         from polymax.solvers.undefined import infeasible_instead, undefined_parts
 
         with torch.no_grad():
@@ -117,8 +121,12 @@ class Solver:
                 scores = infeasible_instead(structure, scores, undefined)
             if start is not None and start.undefined is not None:
                 start = replace(start, probs=torch.nan_to_num(start.probs))
-            found = compiled.solve(self, structure, scores, start, whole)
-            solution, converged = found or lockstep.solve(self, structure, scores, start, whole)
+            less = reduced(structure, scores)
+            inner, total = less or (scores, None)
+            found = compiled.solve(self, structure, inner, start, whole)
+            solution, converged = found or lockstep.solve(self, structure, inner, start, whole)
+            if total is not None:
+                solution = replace(solution, value=solution.value + total)
         if not bool(converged.all()):
             worst = float(solution.gap[~converged].max())
             warnings.warn(

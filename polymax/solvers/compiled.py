@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from polymax.solvers.base import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver, UsedParts
+from polymax.solvers.reduced import halves
 from polymax.structures.alignment import Alignment
 from polymax.structures.assignment import Assignment
 from polymax.structures.base import Structure, checked_lengths, tensors, used_parts
@@ -21,11 +22,16 @@ _DERIVED = (SemiMarkov, Alignment, SpanTree, ProjectiveTree, Dag)
 _COMPILED = (Chain, SpanningTree, Assignment, *_DERIVED)
 
 
+def has_lists(solver: Solver, structure: Structure) -> bool:
+    """Whether solutions of such a problem come as lists of parts."""
+    return type(solver) in _RULES and isinstance(structure, _COMPILED)
+
+
 def solve(
     solver: Solver, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, whole: bool
 ) -> tuple[Solution, Tensor] | None:
     """The solution and which instances converged, (*batch,); None where there is no compiled loop."""
-    if type(solver) not in _RULES or not isinstance(structure, _COMPILED):
+    if not has_lists(solver, structure):
         return None
     # Triton and Numba are loaded with the first problem
     if isinstance(solver, ActiveSet) and scores[0].is_cuda:
@@ -73,20 +79,21 @@ def _seeds(
     batch: torch.Size,
     events: tuple[torch.Size, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Structures to start from: the parts they use, their scores and weights."""
+    """Structures to start from: the parts they use, their scores in two parts, and weights."""
     count, most = batch.numel(), _most_parts(structure, events[0])
     if start is None:
-        none = torch.zeros(count, 0, dtype=torch.float64)
-        return torch.zeros(count, 0, most, dtype=torch.int32), none, none
-    b = structure.rescore(start.vertices, *(x.double() for x in scores))
-    k = b.shape[-1]
+        none = torch.zeros(count, 0, 2, dtype=torch.float64)
+        return torch.zeros(count, 0, most, dtype=torch.int32), none, none[..., 0]
+    both = halves(tuple(x.double() for x in scores))
+    b = torch.stack([structure.rescore(start.vertices, *part) for part in both], -1)
+    k = b.shape[-2]
     if isinstance(start.found, UsedParts):
         parts = start.found.places.reshape(count, k, most)
     else:
         dense = tensors(structure.complete(start.vertices))
         parts = used_parts(torch.cat([t.reshape(count, k, t.shape[len(batch) + 1 :].numel()) for t in dense], -1), 1)
         parts = torch.nn.functional.pad(parts[..., :most], (0, most - parts.shape[-1]), value=-1).int()
-    return parts, b.reshape(count, k), start.probs.reshape(count, k).double()
+    return parts, b.reshape(count, k, 2), start.probs.reshape(count, k).double()
 
 
 def _most_parts(structure: Structure, event: torch.Size) -> int:

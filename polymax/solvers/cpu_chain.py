@@ -23,7 +23,7 @@ def _chain(start, stop, unary, transition, lengths, settings, out):
     values = np.empty((n, s))
     for i in range(start, stop):
         problem = unary[i], transition[i // shared], lengths[i], values
-        settle(_best_tags, problem, i, settings, space, out)
+        settle(_best_tags, problem, 0.0, i, settings, space, out)
 
 
 @inline

@@ -15,8 +15,11 @@ from polymax.solvers.numba_weights import CONVERGED, DEPENDENT, FULL, join
 
 
 @inline
-def complete(best, problem, count, held, mu, system, work, mark, vertex, nudge):
-    """Take in structures of weight 0 until they span the face: how many there are, and whether there was room."""
+def complete(best, problem, top, count, held, mu, system, work, mark, vertex, nudge):
+    """Take in structures of weight 0 until they span the face: how many there are, and whether there was room.
+
+    Scores of structures are counted from `top`.
+    """
     _, gram, b, p = held
     w, point = nudge
     current = dot(p, b, count) - row_dot(mu, mu)
@@ -30,11 +33,11 @@ def complete(best, problem, count, held, mu, system, work, mark, vertex, nudge):
         for u in range(size):
             reach += mu[vertex[u]]
             along += w[vertex[u]]
-        tied = score - reach - current >= -TIED * (1 + abs(current))
+        tied = (score - top) - reach - current >= -TIED * (1 + abs(current))
         if tied and side * (along - level) > APART:
             if count == b.size:
                 return count, FULL
-            join(count, vertex, size, score, held, mark)
+            join(count, vertex, size, score - top, held, mark)
             if grow(count, gram, b, system[0], system[1]) > DEPENDENT * (size + 1):
                 count += 1
                 level = turn(count, held, system, work, w)

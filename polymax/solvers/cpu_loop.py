@@ -29,7 +29,8 @@ _WEIGHT = 200
 class Settings(NamedTuple):
     """The step rule, when to stop, whether structures shall span the face, and structures to start from.
 
-    Shapes: seeds (B, S, parts), the parts that structures use, -1 after the last; their scores and weights (B, S)
+    Shapes: seeds (B, S, parts), the parts that structures use, -1 after the last; their scores (B, S, 2), each the sum
+    of two numbers, and weights (B, S)
     """
 
     rule: int
@@ -86,32 +87,38 @@ def memory(out, d):
 
 
 @inline
-def settle(best, problem, i, settings, space, out):
-    """Solve instance i."""
+def settle(best, problem, base, i, settings, space, out):
+    """Solve instance i, whose structures have `base` more than `best` says.
+
+    Scores are counted from that of the best structure: those of structures that have weight are then small, and so is
+    the rounding of sums with them.
+    """
     rule, max_iter, tol, whole, seeds, seed_scores, seed_weights = settings
     held, system, mu, work, mark, vertex, order, nudge = space
     places, probs, overlaps, value, gap, iterations, status, found = out
     mu[:] = 0.0
-    count = resume(seeds[i], seed_scores[i], seed_weights[i], mu.size, held, mu, system, work, mark)
-    size, score = best(problem, mu, vertex)
-    if score == -np.inf:
+    size, top = best(problem, mu, vertex)
+    if top == -np.inf:
         finish(0, held, order, places[i], probs[i], overlaps[i])
         value[i], gap[i], status[i] = -np.inf, 0.0, INFEASIBLE
         return
+    given = seeds[i], seed_scores[i], seed_weights[i]
+    count = 0
+    if seeds.shape[1] > 0:
+        count = resume(given, base, top, mu.size, held, mu, system, work, mark)
     if count == 0:
-        count = first(vertex, size, score, held, mu, system)
-        size, score = best(problem, mu, vertex)
+        count = first(vertex, size, held, mu, system)
     for turn in range(max_iter):
-        if turn > 0:
-            size, score = best(problem, mu, vertex)
-        count, gap[i], status[i] = improve(rule, tol, count, vertex, size, score, held, mu, system, work, mark)
+        size, score = best(problem, mu, vertex)
+        taken = vertex, size, score - top
+        count, gap[i], status[i] = improve(rule, tol, top + base, count, taken, held, mu, system, work, mark)
         iterations[i] = turn
         if status[i] != GOING:
             break
     if whole and rule == ACTIVE_SET and status[i] == CONVERGED:
-        count, status[i] = complete(best, problem, count, held, mu, system, work, mark, vertex, nudge)
+        count, status[i] = complete(best, problem, top, count, held, mu, system, work, mark, vertex, nudge)
     finish(count, held, order, places[i], probs[i], overlaps[i])
-    value[i] = dot(held[3], held[2], count) - row_dot(mu, mu) / 2
+    value[i] = (dot(held[3], held[2], count) - row_dot(mu, mu) / 2) + top + base
     found[i] = count
     if np.isnan(value[i]):
         # MAP passes over NaN, but not where nothing else is left

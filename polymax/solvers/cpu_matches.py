@@ -23,7 +23,7 @@ def _matches(start, stop, cells, heights, widths, settings, out):
     for i in range(start, stop):
         warm[0] = False
         problem = cells[i], heights[i], widths[i], moved, match, u, v, own, warm
-        settle(_best_cells, problem, i, settings, space, out)
+        settle(_best_cells, problem, 0.0, i, settings, space, out)
 
 
 @inline

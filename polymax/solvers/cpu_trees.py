@@ -22,7 +22,7 @@ def _trees(start, stop, arcs, lengths, single_root, settings, out):
     heads, own = np.empty(width, np.int64), workspace(width - 1)
     for i in range(start, stop):
         problem = arcs[i], lengths[i], single_root, heads, own
-        settle(_best_arcs, problem, i, settings, space, out)
+        settle(_best_arcs, problem, 0.0, i, settings, space, out)
 
 
 @inline

@@ -79,16 +79,16 @@ def _joined(structure: Structure, solution: Solution, more: Tensor, kept: Tensor
 
     listed: Tensor | UsedParts
     if isinstance(found, UsedParts):
-        places = _listed(structure, more.reshape(*more.shape[:-1], *found.events[0]), found.places.shape[-1])
+        places = parts_of(structure, more.reshape(*more.shape[:-1], *found.events[0]))
+        places = torch.nn.functional.pad(places, (0, found.places.shape[-1] - places.shape[-1]), value=-1)
         listed = UsedParts(pick(found.places, places), found.events)
     else:
         listed = pick(found.flatten(dim), more).reshape(*order.shape, *found.shape[dim:])
     return replace(solution, found=listed, probs=probs, overlaps=overlaps)
 
 
-def _listed(structure: Structure, first: Tensor, most: int) -> Tensor:
+def parts_of(structure: Structure, first: Tensor) -> Tensor:
     """The parts of structures given by their first tensors, of all tensors one after the other; -1 after the last."""
     whole = tensors(structure.complete(first))
     lead = first.dim() - structure.event_dims(*whole)[0]
-    parts = used_parts(torch.cat([t.flatten(lead) for t in whole], -1), 1)
-    return torch.nn.functional.pad(parts, (0, most - parts.shape[-1]), value=-1)
+    return used_parts(torch.cat([t.flatten(lead) for t in whole], -1), 1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polymax.solvers import face
 from polymax.solvers.base import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver
+from polymax.solvers.reduced import halves
 from polymax.structures.base import Structure, tensors
 
 # weights below this are rounding
@@ -63,7 +64,8 @@ def solve(
         # a structure that has weight cannot do better than the exact weights, but for rounding
         known = torch.where(state.active, (state.m == m.unsqueeze(1)).all(-1), False).any(-1)
         exact = isinstance(solver, ActiveSet)
-        running = running & (gap > solver.tol * (1 + current.abs())) & ~(known & exact)
+        size = 1 + torch.minimum(current.abs(), (current + problem.total).abs())
+        running = running & (gap > solver.tol * size) & ~(known & exact)
         before = state.active
         state = _step(solver, state, m, b, running)
         iterations = iterations + running
@@ -73,7 +75,9 @@ def solve(
     solution = problem.solution(state, iterations, gap.clamp(min=0))
     if whole and isinstance(solver, ActiveSet):
         solution = face.completed(structure, solution, problem.around)
-    return solution, ~running
+    top = problem.total.reshape(problem.batch)
+    value = torch.where(solution.value == -torch.inf, solution.value, solution.value + top)
+    return replace(solution, value=value), ~running
 
 
 class _Problem:
@@ -87,12 +91,27 @@ class _Problem:
         self.event = scores[0].shape[scores[0].dim() - self.dims :]
         self.count = self.batch.numel()
         self.feasible = (structure.best_score(*scores) > -torch.inf).reshape(self.count)
+        # sums of the first are exact, and those of the second small
+        self.halves = halves(scores)
+        y = structure.map(*scores)
+        # scores of structures are counted from that of the best
+        self.top = tuple(structure.score(y, *part).reshape(self.count) for part in self.halves)
 
     def best(self, mu: Tensor) -> tuple[Tensor, Tensor]:
         """The structure that gains most around mu, flat, and its score."""
         y = self.structure.map(self.scores[0] - mu.reshape(self.scores[0].shape), *self.scores[1:])
-        score = self.structure.score(y, *self.scores).reshape(self.count)
+        score = self._counted(*(self.structure.score(y, *part).reshape(self.count) for part in self.halves))
         return tensors(y)[0].reshape(self.count, self.event.numel()), score
+
+    @property
+    def total(self) -> Tensor:
+        """The score of the best structure, (B,)."""
+        return self.top[0] + self.top[1]
+
+    def _counted(self, high: Tensor, low: Tensor) -> Tensor:
+        """Scores (B, ...) from that of the best structure, given by their two parts."""
+        best = [t.reshape(self.count, *[1] * (high.dim() - 1)) for t in self.top]
+        return torch.where(high == -torch.inf, high, (high - best[0]) + (low - best[1]))
 
     def around(self, mu: Tensor) -> tuple[Tensor, Tensor]:
         """The same for mu (*batch, *event), in the shapes of the batch."""
@@ -111,7 +130,8 @@ class _Problem:
         p = start.probs.reshape(shape[:2]).double()
         own = self.begin()
         lost = (p.sum(-1) <= 0) | ~self.feasible
-        b = self.structure.rescore(m.reshape(*self.batch, shape[1], *self.event), *self.scores).reshape(shape[:2])
+        y = m.reshape(*self.batch, shape[1], *self.event)
+        b = self._counted(*(self.structure.rescore(y, *part).reshape(shape[:2]) for part in self.halves))
         # what the new scores forbid is dropped
         p = torch.where(b > -torch.inf, p, 0)
         lost = lost | (p.sum(-1) <= 0)

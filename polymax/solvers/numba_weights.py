@@ -25,11 +25,13 @@ DEPENDENT = 1e-9
 
 
 @kernel
-def improve(rule, tol, count, vertex, size, score, held, mu, system, work, mark):
+def improve(rule, tol, total, count, taken, held, mu, system, work, mark):
     """Take a structure in: how many have weight after it, the duality gap before it, and whether that was the end.
 
-    The vertex is a list of parts, of which `size` are of the first tensor.
+    It is given by its list of parts, how many of them are of the first tensor, and its score less `total`, from which
+    all scores are counted.
     """
+    vertex, size, score = taken
     used, gram, b, p = held
     overlaps = work[0]
     current = dot(p, b, count) - row_dot(mu, mu)
@@ -37,7 +39,8 @@ def improve(rule, tol, count, vertex, size, score, held, mu, system, work, mark)
     for u in range(size):
         reach += mu[vertex[u]]
     gap = score - reach - current
-    if not gap > tol * (1 + abs(current)):
+    # the tolerance grows neither with what all structures share nor with what is counted off
+    if not gap > tol * (1 + min(abs(current), abs(current + total))):
         return count, gap, CONVERGED
     for u in range(size):
         mark[vertex[u]] = True
@@ -135,16 +138,20 @@ def exact(count, held, system, work):
 
 
 @kernel
-def resume(seeds, seed_scores, seed_weights, d, held, mu, system, work, mark):
-    """Independent ones among structures (s, parts) of weight, with their best weights; how many."""
+def resume(given, base, top, d, held, mu, system, work, mark):
+    """Independent ones among structures (s, parts) of weight, with their best weights; how many.
+
+    Their scores, which come in two parts, are counted from base + top.
+    """
+    seeds, seed_scores, seed_weights = given
     used, gram, b, p = held
     factor, half, _ = system
     count = 0
     for k in range(seeds.shape[0]):
-        if not (seed_weights[k] > 0 and seed_scores[k] > -np.inf):
+        if not (seed_weights[k] > 0 and seed_scores[k, 0] > -np.inf):
             continue
         used[count] = seeds[k]
-        b[count], p[count] = seed_scores[k], seed_weights[k]
+        b[count], p[count] = ((seed_scores[k, 0] - base) - top) + seed_scores[k, 1], seed_weights[k]
         size = 0
         while size < seeds.shape[1] and 0 <= seeds[k, size] < d:
             mark[seeds[k, size]] = True
@@ -164,11 +171,11 @@ def resume(seeds, seed_scores, seed_weights, d, held, mu, system, work, mark):
 
 
 @kernel
-def first(vertex, size, score, held, mu, system):
-    """All weight on one structure."""
+def first(vertex, size, held, mu, system):
+    """All weight on the best structure, from which scores are counted."""
     used, gram, b, p = held
     used[0] = vertex
-    b[0], p[0] = score, 1.0
+    b[0], p[0] = 0.0, 1.0
     gram[0, 0] = size
     grow(0, gram, b, system[0], system[1])
     mean(1, held, mu)

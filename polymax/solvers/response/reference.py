@@ -17,6 +17,16 @@ def response(places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tens
     return mixture(places, q, d, g.dtype), q
 
 
+def dense_response(rows: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for structures of any numbers, the rows of M (B, k, d)."""
+    wide = g.double().unsqueeze(-2)
+    moved = h + torch.where(rows == 0, 0, rows * wide).sum(-1)
+    moved = torch.where(held(overlaps, probs), moved, 0)
+    q = torch.einsum("...kl,...l->...k", sensitivity(overlaps, probs), moved)
+    q = torch.where(torch.isnan(probs), torch.nan, q)
+    return torch.where(rows == 0, 0, rows * q.unsqueeze(-1)).sum(-2).to(g.dtype), q
+
+
 def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor:
     at = torch.where(places < 0, d, places).long()
     spread = probs.unsqueeze(-1).expand(at.shape).flatten(-2)

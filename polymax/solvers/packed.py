@@ -1,0 +1,108 @@
+"""Structures and solvers as lists of numbers and tensors: what an operator of torch can take, and torch.compile trace.
+
+An object is a dataclass, or has no state at all; its fields are numbers, strings, tensors, None, other such objects,
+and tuples and lists of these. A code of integers says what follows what; floats and tensors have lists of their own.
+"""
+
+import sys
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+_NONE, _BOOL, _INT, _FLOAT, _STR, _TENSOR, _TUPLE, _LIST, _OBJECT = range(9)
+
+
+class Packed(NamedTuple):
+    """An object, taken apart."""
+
+    code: list[int]
+    reals: list[float]
+    tensors: list[Tensor]
+
+
+def packed(thing: Any) -> Packed:
+    """Take an object apart."""
+    parts = Packed([], [], [])
+    _pack(thing, parts)
+    return parts
+
+
+def unpacked(code: list[int], reals: list[float], tensors: list[Tensor]) -> Any:
+    """Put it together again; one without tensors is the same object at every call."""
+    if not tensors:
+        return _known(tuple(code), tuple(reals))
+    return _unpack(iter(code), iter(reals), iter(tensors))
+
+
+@lru_cache(maxsize=64)
+def _known(code: tuple[int, ...], reals: tuple[float, ...]) -> Any:
+    return _unpack(iter(code), iter(reals), iter(()))
+
+
+def _pack(thing: Any, parts: Packed) -> None:
+    code = parts.code
+    if thing is None:
+        code.append(_NONE)
+    elif isinstance(thing, bool):
+        code.extend([_BOOL, int(thing)])
+    elif isinstance(thing, int):
+        code.extend([_INT, thing])
+    elif isinstance(thing, float):
+        code.append(_FLOAT)
+        parts.reals.append(thing)
+    elif isinstance(thing, str):
+        code.extend([_STR, len(thing), *[ord(c) for c in thing]])
+    elif isinstance(thing, Tensor):
+        code.append(_TENSOR)
+        parts.tensors.append(thing)
+    elif isinstance(thing, tuple | list):
+        code.extend([_TUPLE if isinstance(thing, tuple) else _LIST, len(thing)])
+        for x in thing:
+            _pack(x, parts)
+    else:
+        names = _names(thing)
+        code.append(_OBJECT)
+        for name in (type(thing).__module__, type(thing).__qualname__):
+            _pack(name, parts)
+        code.append(len(names))
+        for name in names:
+            _pack(getattr(thing, name), parts)
+
+
+def _names(thing: Any) -> list[str]:
+    """The fields of an object by which it can be built again."""
+    if "<locals>" in type(thing).__qualname__:
+        raise TypeError(f"{type(thing).__qualname__} must be defined at the top of a module to be compiled")
+    if is_dataclass(thing):
+        return [f.name for f in fields(thing) if f.init]
+    if thing.__dict__:
+        raise TypeError(f"{type(thing).__name__} must be a dataclass, or without attributes, to be compiled")
+    return []
+
+
+def _unpack(code: Any, reals: Any, tensors: Any) -> Any:
+    kind = next(code)
+    match kind:
+        case 0:
+            return None
+        case 1:
+            return bool(next(code))
+        case 2:
+            return next(code)
+        case 3:
+            return next(reals)
+        case 4:
+            return "".join(chr(next(code)) for _ in range(next(code)))
+        case 5:
+            return next(tensors)
+        case 6 | 7:
+            found = [_unpack(code, reals, tensors) for _ in range(next(code))]
+            return found if kind == _LIST else tuple(found)
+    module, name = _unpack(code, reals, tensors), _unpack(code, reals, tensors)
+    kind = sys.modules.get(module) or import_module(module)
+    for part in name.split("."):
+        kind = getattr(kind, part)
+    return kind(*(_unpack(code, reals, tensors) for _ in range(next(code))))

@@ -1,0 +1,155 @@
+"""SparseMAP as operators of torch, for torch.compile: the solver is one, and how its solution moves is another.
+
+How many structures there are is known after the solution. So the first hands them to the second in one flat tensor of
+a size that no one knows before. In eager mode nothing of this is needed; see mixture.py.
+
+    sparsemap            scores, the problem taken apart -> value (B,), mu (B, d), state
+    sparsemap_response   state, changes g (B, d) of the scores of parts -> changes of mu, by a symmetric map
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax._dispatch import _LIBRARY
+from polymax.solvers.base import Solution, Solver, UsedParts
+from polymax.solvers.packed import packed, unpacked
+from polymax.solvers.response import response
+from polymax.solvers.response.reference import dense_response
+from polymax.structures.base import Structure, tensors
+
+
+def traced(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The value (*batch,) in float64, and the tensors of mu; both differentiable once."""
+    from polymax.solvers.compiled import has_lists
+
+    full = structure.full(*scores)
+    dims = structure.event_dims(*full)
+    batch = full[0].shape[: full[0].dim() - dims[0]]
+    events = [x.shape[x.dim() - d :] for x, d in zip(full, dims, strict=True)]
+    sizes = [event.numel() for event in events]
+    derived = torch.is_grad_enabled() and any(x.requires_grad for x in full)
+    parts = packed((solver, structure))
+    listed = has_lists(solver, structure)
+    value, mu, state = sparsemap(
+        [x.detach() for x in scores], parts.tensors, parts.code, parts.reals, batch.numel(), sum(sizes), listed, derived
+    )
+    if derived:
+        flat = [x.reshape(batch.numel(), size) for x, size in zip(full, sizes, strict=True)]
+        joined = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+        value, mu = _Traced.apply(joined, value, mu, state, listed)
+    return value.reshape(batch), *(
+        m.reshape(*batch, *event) for m, event in zip(mu.split(sizes, 1), events, strict=True)
+    )
+
+
+class _Traced(Function):
+    """The value and mu, as functions of the scores (B, d), which have solved for them already."""
+
+    @staticmethod
+    def forward(scores: Tensor, value: Tensor, mu: Tensor, state: Tensor, listed: bool) -> tuple[Tensor, Tensor]:
+        return value.clone(), mu.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        _, _, mu, state, ctx.listed = inputs
+        ctx.save_for_backward(mu, state)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, h: Tensor) -> tuple[Any, ...]:
+        mu, state = ctx.saved_tensors
+        moved = sparsemap_response(state, h, ctx.listed)
+        # NaN tells the parts of an instance that has NaN among its scores
+        moved = torch.where(torch.isnan(mu), mu, moved) + mu * g.unsqueeze(-1).to(mu.dtype)
+        return moved, None, None, None, None
+
+
+def _solve(
+    scores: list[Tensor],
+    held: list[Tensor],
+    code: list[int],
+    reals: list[float],
+    count: int,
+    d: int,
+    listed: bool,
+    whole: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from polymax.solvers.mixture import weights_and_mean
+
+    solver, structure = unpacked(code, reals, held)
+    solution = solver.solve(structure, tuple(scores), whole=whole)
+    with torch.no_grad():
+        _, *mu = weights_and_mean(structure, solution, structure.full(*scores))
+    joined = torch.cat([m.reshape(count, m.numel() // max(count, 1)) for m in mu], 1).reshape(count, d)
+    state = _state(structure, solution, count, listed) if whole else joined.new_empty(0, dtype=torch.float64)
+    return solution.value.reshape(count).clone(), joined, state
+
+
+def _state(structure: Structure, solution: Solution, count: int, listed: bool) -> Tensor:
+    """How many structures and parts there are, the structures as `_structures` has them, weights, overlaps."""
+    found, k = _structures(structure, solution, listed), solution.probs.shape[-1]
+    head = found.new_tensor([k, found.shape[-1]], dtype=torch.float64)
+    return torch.cat([head, *(t.reshape(-1).double() for t in (found, solution.probs, solution.overlaps))])
+
+
+def _structures(structure: Structure, solution: Solution, listed: bool) -> Tensor:
+    """Lists of the parts that structures use, (*batch, k, parts), or all of their tensors, (*batch, k, d)."""
+    from polymax.solvers.face import parts_of
+
+    if not listed:
+        whole = tensors(structure.complete(solution.vertices))
+        return torch.cat([t.flatten(solution.probs.dim()) for t in whole], -1)
+    if isinstance(solution.found, UsedParts):
+        return solution.found.places
+    return parts_of(structure, solution.vertices)
+
+
+def _respond(state: Tensor, g: Tensor, listed: bool) -> Tensor:
+    count = len(g)
+    k, parts = (int(x) for x in state[:2])
+    found, probs, overlaps = state[2:].split([count * k * parts, count * k, count * k * k])
+    known = overlaps.reshape(count, k, k), probs.reshape(count, k), g, g.new_zeros(count, k, dtype=torch.float64)
+    found = found.reshape(count, k, parts)
+    return response(found.int(), *known)[0] if listed else dense_response(found, *known)[0]
+
+
+def _fake(
+    scores: list[Tensor],
+    held: list[Tensor],
+    code: list[int],
+    reals: list[float],
+    count: int,
+    d: int,
+    listed: bool,
+    whole: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    first = scores[0]
+    size = torch.library.get_ctx().new_dynamic_size() if whole else 0
+    value, state = (first.new_empty((n,), dtype=torch.float64) for n in (count, size))
+    return value, first.new_empty((count, d)), state
+
+
+def _fake_response(state: Tensor, g: Tensor, listed: bool) -> Tensor:
+    return torch.empty_like(g, memory_format=torch.contiguous_format)
+
+
+def _operator(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"polymax::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.polymax, name).default
+
+
+sparsemap = _operator(
+    "sparsemap(Tensor[] scores, Tensor[] held, int[] code, float[] reals, SymInt count, SymInt d, bool listed,"
+    " bool whole) -> (Tensor, Tensor, Tensor)",
+    _solve,
+    _fake,
+)
+sparsemap_response = _operator(
+    "sparsemap_response(Tensor state, Tensor g, bool listed) -> Tensor", _respond, _fake_response
+)
