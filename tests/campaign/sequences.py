@@ -36,9 +36,8 @@ def ctc(draw: Draw) -> tuple[int, list[str]]:
     x = _rows(draw, kind, frames, batch, classes)
     blank = draw.random.randrange(classes)
     labels = [k for k in range(classes) if k != blank]
-    targets = torch.tensor([[draw.choice(labels) for _ in range(longest)] for _ in range(batch)]).reshape(
-        batch, longest
-    )
+    drawn = [[draw.choice(labels) for _ in range(longest)] for _ in range(batch)]
+    targets = torch.tensor(drawn, dtype=torch.long).reshape(batch, longest)
     widths, sizes = draw.integers(1, frames + 1, batch), draw.integers(0, longest + 1, batch)
     draw.note(f"{tuple(x.shape)} blank {blank} targets {targets.tolist()} lengths {widths.tolist()} {sizes.tolist()}")
     scores = x.to(draw.device).requires_grad_()
