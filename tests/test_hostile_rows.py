@@ -1,8 +1,17 @@
 """Weights are optimal an ulp from a tie, and at the largest and smallest scores that a float can be."""
 
+import os
+from importlib import import_module
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # read by triton when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from hostile_mappings import KINDS, MAPPINGS, worst
 from tolerances import close
 
@@ -64,3 +73,29 @@ def test_references_of_hostile_rows(dtype):
             capped_reference.capped(x, *bounds, share, False),
             "capped == reference",
         )
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_triton_on_hostile_rows(kind, dtype):
+    rng = np.random.default_rng(1)
+    gpu = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.from_numpy(KINDS[kind](rng, 8, 5, np.dtype(str(dtype)[6:]).type))
+    s = torch.from_numpy(rng.choice([0, 0.5, 1, 2], 8)).to(dtype)
+    k = torch.from_numpy(rng.integers(0, 6, 8)).to(dtype)
+    alphas = torch.from_numpy(rng.choice([0.25, 1, 1.3, 2, 3], 8))
+
+    def triton(name, *args):
+        function = getattr(import_module(f"polymax.kernels.{name}.cuda"), name)
+        out = function(*(a.to(gpu) if isinstance(a, torch.Tensor) else a for a in args))
+        return (out[0] if isinstance(out, tuple) else out).cpu()
+
+    close(pm.sparsemax(triton("tv_prox", x, s, True)), pm.fusedmax(x, s[:, None]), "fusedmax on the device")
+    close(pm.sparsemax(triton("oscar_prox", x, s / 4, True)), pm.oscarmax(x, s[:, None] / 4), "oscarmax on the device")
+    close(triton("threshold", x, 0.0, 0, alphas), pm.entmax(x, alphas[:, None]), "entmax on the device")
+    budget = triton("capped", x, torch.zeros_like(x), torch.ones_like(x), k, False)
+    close(budget, pm.budgetmax(x, k[:, None]), "budgetmax on the device")
+    half = torch.full_like(x, 0.5)
+    close(triton("capped", x, 0 * half, half, 0 * k + 1, True), pm.csoftmax(x, 0.5), "csoftmax on the device")

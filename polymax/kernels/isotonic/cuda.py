@@ -153,8 +153,10 @@ def _step(b_t, b_low, b_high, b_excess, b_count, b_apart, b_tolerance):
     b_next = b_t + b_move
     # strictly inside: from one end to the other and back would never end
     b_newton = b_close | ((b_low < b_next) & (b_next < b_high))
-    b_next = tl.where(b_newton, b_next, 0.5 * (b_low + b_high))
-    b_far = b_apart & (b_close == 0) & (b_high - b_low > b_tolerance)
+    b_half = 0.5 * (b_low + b_high)
+    b_next = tl.where(b_newton, b_next, b_half)
+    # between neighbouring floats, as subnormal ones are, there is nothing to halve
+    b_far = b_apart & (b_close == 0) & (b_high - b_low > b_tolerance) & (b_low < b_half) & (b_half < b_high)
     return tl.where(b_apart, b_next, b_t), b_low, b_high, tl.max(b_far.to(tl.int32))
 
 
