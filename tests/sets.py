@@ -119,6 +119,10 @@ def cut_labelled(parts, n):
     return (parts[0][..., :n, :n, :],)
 
 
+def cut_labelled_arcs(parts, n):
+    return (parts[0][..., : n + 1, : n + 1, :],)
+
+
 def cut_arcs(parts, n):
     return (parts[0][..., : n + 1, : n + 1],)
 
@@ -211,6 +215,15 @@ SETS = [
         recursions.arcs_from_many_roots,
         cut_arcs,
     ),
+    Set(
+        "projective-tree-labelled",
+        pm.ProjectiveTree(labelled=True),
+        [(1, 1, 2), (2, 2, 3), (3, 3, 2), (4, 4, 2)],
+        lambda s: [s],
+        lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) * s[2] ** (s[0] - 1) if s[0] > 1 else 1,
+        lambda best, x: recursions.arcs(best, best(x)),
+        cut_labelled_arcs,
+    ),
     Set("simplex", pm.Simplex(), [(1,), (2,), (5,)], lambda s: [s], lambda s: s[0], lambda best, x: best(x)),
     Set(
         "subset", pm.Subset(2), [(2,), (3,), (5,)], lambda s: [s], lambda s: comb(s[0], 2), recursions.subsets(2, False)
@@ -256,6 +269,15 @@ OTHERS = [
     ),
     Set("assignment", pm.Assignment(), [(2, 2), (3, 3)], lambda s: [s], lambda s: [0, 1, 2, 6][s[0]], None, cut_square),
     Set("assignment-wide", pm.Assignment(), [(2, 4)], lambda s: [s], lambda s: 12, None),
+    Set(
+        "spanning-tree-labelled",
+        pm.SpanningTree(labelled=True),
+        [(2, 2, 2), (3, 3, 3), (4, 4, 2)],
+        lambda s: [s],
+        lambda s: (s[0] - 1) ** (s[0] - 2) * s[2] ** (s[0] - 1),
+        None,
+        cut_labelled_arcs,
+    ),
 ]
 BY_NAME = {row.name: row for row in SETS + OTHERS}
 RAGGED = [row for row in SETS if row.cut is not None]

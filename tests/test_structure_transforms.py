@@ -18,7 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:Deprecation
 SMALL = {"chain": (3, 2), "chain-by-step": (2, 3), "segments": (2, 3, 2), "alignment": (2, 3), "span-tree": (3, 3),
          "span-tree-labelled": (2, 2, 2), "projective-tree": (3, 3), "projective-tree-many-roots": (3, 3),
          "spanning-tree": (3, 3), "spanning-tree-many-roots": (3, 3), "simplex": (3,), "subset": (3,),
-         "subset-at-most": (3,), "assignment": (2, 2), "assignment-wide": (2, 3)}  # fmt: skip
+         "subset-at-most": (3,), "projective-tree-labelled": (3, 3, 2), "spanning-tree-labelled": (3, 3, 2),
+         "assignment": (2, 2), "assignment-wide": (2, 3)}  # fmt: skip
 COUNTED = [row for row in SETS + OTHERS if isinstance(row.structure, Counted)]
 
 

@@ -304,3 +304,25 @@ def test_a_structure_needs_no_enumeration():
         pm.testing.check_structure(Rook(), (2, 2))
     with pytest.raises(TypeError, match="Rook has no lengths"):
         pm.HardMax(Rook()).with_lengths(torch.tensor([1]))
+
+
+@shapes(SETS + OTHERS)
+def test_log_count(row, shape):
+    close(row.structure.log_count(shape).exp(), torch.tensor(float(row.count(shape))), "log_count counts structures")
+
+
+@every([row for row in SETS + OTHERS if row.cut is not None])
+def test_log_count_of_lengths(row):
+    lengths = torch.arange(row.size() + 1)
+    counts = row.with_lengths(lengths).log_count(row.shape)
+    assert counts.shape == lengths.shape
+    close(counts[-1], row.structure.log_count(row.shape), "the longest is the whole")
+    close(counts[0], 0.0, "nothing is one structure")
+
+
+def test_what_is_too_large_to_count():
+    close(pm.Subset(3).log_count((7,)).exp(), 35.0, "7 choose 3")
+    close(pm.Ranking().log_count((4,)).exp(), 24.0, "4!")
+    assert pm.SpanTree().log_count((4, 4, 4)).shape == ()
+    with pytest.raises(TypeError, match="Rook does not count its structures"):
+        Rook().log_count((2, 2))

@@ -33,6 +33,8 @@ def solve(
     """The solution and which instances converged, (*batch,); None where there is no compiled loop."""
     if not has_lists(solver, structure):
         return None
+    if isinstance(structure, SpanningTree) and structure.labelled:
+        return None
     # Triton and Numba are loaded with the first problem
     if isinstance(solver, ActiveSet) and scores[0].is_cuda:
         from polymax.solvers import device

@@ -12,7 +12,7 @@ from polymax import _check
 from polymax.kernels.assignment import assignment
 from polymax.kernels.widen import wide
 from polymax.structures import faults
-from polymax.structures.base import Structure, checked_lengths
+from polymax.structures.base import Structure, checked_lengths, zeros_of
 
 _WHAT = "assignment"
 
@@ -92,6 +92,15 @@ class Assignment(Structure):
         for k, way in enumerate(ways):
             y[k, range(len(way)), way] = 1
         return y if n <= m else y.transpose(1, 2)
+
+    def log_count(self, event_shape: tuple[int, ...]) -> Tensor:
+        zeros = zeros_of(self, event_shape)
+        rows, columns = (
+            checked_lengths(t, zeros.shape[:-2], n, zeros.device, "lengths").reshape(zeros.shape[:-2]).double()
+            for t, n in zip(self.lengths or (None, None), event_shape, strict=True)
+        )
+        more, fewer = torch.maximum(rows, columns), torch.minimum(rows, columns)
+        return torch.lgamma(more + 1) - torch.lgamma(more - fewer + 1)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,)

@@ -149,6 +149,15 @@ class Structure(ABC):
         """The cost of each part of the first tensor, for structures that should be `first`: 1 where it is not used."""
         return 1 - first
 
+    def log_count(self, event_shape: tuple[int, ...]) -> Tensor:
+        """log of the number of structures for scores of this shape (of the first tensor), (*batch,) as lengths have.
+
+        Example:
+            >>> pm.SpanningTree().log_count((31, 31))  # 30 tokens
+            tensor(98.6347, dtype=torch.float64)
+        """
+        raise TypeError(f"{type(self).__name__} does not count its structures")
+
     def with_lengths(self, lengths: Any) -> Self:
         """A copy for a batch of these lengths."""
         if not is_dataclass(self) or "lengths" not in {f.name for f in fields(self)}:
@@ -163,6 +172,13 @@ class Counted(Structure):
     def logsumexp(self, *scores: Tensor) -> Tensor:
         """log of the sum over y in Y of exp(<scores, y>), (*batch,)."""
 
+    def log_count(self, event_shape: tuple[int, ...]) -> Tensor:
+        return self.logsumexp(*self.unscored(tuple(event_shape)))
+
+    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Scores of 0, one instance for each of the lengths."""
+        return (zeros_of(self, event_shape),)
+
     def marginals(self, *scores: Tensor) -> Parts:
         """The gradient of logsumexp: the probabilities of parts under p(y) = exp(<scores, y>) / Z."""
         if functional():
@@ -175,6 +191,15 @@ class Counted(Structure):
             total = torch.where(value == -torch.inf, 0, value).sum()
             found = torch.autograd.grad(total, inputs, create_graph=keep)
         return self.named(*found)
+
+
+def zeros_of(structure: Structure, event_shape: tuple[int, ...]) -> Tensor:
+    """Zeros (*batch, *event_shape) in float64, where the structure's lengths are."""
+    lengths = getattr(structure, "lengths", None)
+    first = lengths[0] if isinstance(lengths, tuple) else lengths
+    if first is None:
+        return torch.zeros(event_shape, dtype=torch.float64)
+    return torch.zeros(*first.shape, *event_shape, dtype=torch.float64, device=first.device)
 
 
 def tensors(y: Parts) -> tuple[Tensor, ...]:

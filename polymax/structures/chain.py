@@ -10,7 +10,7 @@ from torch import Tensor
 from polymax import _check
 from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
 from polymax.structures import faults
-from polymax.structures.base import checked_lengths, scattered
+from polymax.structures.base import checked_lengths, scattered, zeros_of
 from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
 from polymax.structures.passes import expectation
 
@@ -108,6 +108,10 @@ class Chain(DynamicProgram):
         n, s = event_shape
         sequences = list(itertools.product(range(s), repeat=n))
         return self.encode(torch.tensor(sequences, dtype=torch.long).reshape(len(sequences), n), s)
+
+    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        first = zeros_of(self, event_shape)
+        return first, first.new_zeros(event_shape[-1], event_shape[-1])
 
     def encode(self, index: Tensor, *shape: int) -> ChainParts:
         """Tags (*batch, n), -1 at padding, to indicators of `shape` = (s,) states."""

@@ -41,6 +41,10 @@ class Ranking(Structure):
         listed = list(itertools.permutations(range(1, n + 1)))
         return torch.tensor(listed, dtype=torch.float32).reshape(len(listed), n)
 
+    def log_count(self, event_shape: tuple[int, ...]) -> Tensor:
+        (n,) = event_shape
+        return torch.lgamma(torch.tensor(n + 1.0, dtype=torch.float64))
+
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (1,)
 

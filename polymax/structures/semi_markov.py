@@ -13,7 +13,7 @@ from torch import Tensor
 from polymax import _check
 from polymax.kernels.graph import Builder, Graph
 from polymax.structures import faults
-from polymax.structures.base import check_rows, checked_lengths, indicators, used_parts
+from polymax.structures.base import check_rows, checked_lengths, indicators, used_parts, zeros_of
 from polymax.structures.chain import fitted_transition, steps_at
 from polymax.structures.dynamic import Derivations, DynamicProgram
 
@@ -95,6 +95,10 @@ class SemiMarkov(DynamicProgram):
         for k, row in enumerate(rows):
             index[k, : len(row)] = torch.tensor(row, dtype=torch.long).reshape(-1, 3)
         return self.complete(indicators(index, event_shape))
+
+    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        first = zeros_of(self, event_shape)
+        return first, first.new_zeros(event_shape[-1], event_shape[-1])
 
     def encode(self, index: Tensor, *shape: int) -> SegmentParts:
         """Segments (*batch, used, 3) of start, width - 1 and label, -1 after the last, to indicators of n and s."""

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,6 +63,11 @@ class SpanTree(DynamicProgram):
                 trees.append(y)
         stack = torch.stack(trees)
         return stack if len(event_shape) == 3 else stack.squeeze(-1)
+
+    def log_count(self, event_shape: tuple[int, ...]) -> Tensor:
+        # (n, n, n) are labels here, and no batch
+        known = replace(self, labelled=len(event_shape) == 3)
+        return known.logsumexp(*known.unscored(tuple(event_shape)))
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         """Spans (*batch, used, 2) [i, j], or (*batch, used, 3) with labels, to indicators (n, n) or (n, n, labels)."""

@@ -1,6 +1,6 @@
 """Dependency trees whose arcs may cross: maximum spanning arborescences and the matrix-tree theorem."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,20 +16,30 @@ from polymax.kernels.spanning_tree import (
     spanning_tree_sample,
     spanning_tree_tangent,
 )
+from polymax.noise import Gumbel
+from polymax.regularizers import Shannon, Zero
+from polymax.structures.arcs import Arcs
 from polymax.structures.base import Counted, checked_lengths
 from polymax.structures.dynamic import HARD, SHANNON, Problem, checked, narrow
-from polymax.structures.heads import allowed_heads, decode_heads, encode_heads, places_of, trees
+from polymax.structures.heads import decode_heads, encode_heads, trees
+from polymax.structures.labelled_arcs import (
+    LabelledProblem,
+    arcs_with_labels,
+    best_labellings,
+    every_labelling,
+    spread,
+)
 from polymax.structures.passes import Passes
-from polymax.structures.tree_faults import check_arcs, check_encoded_heads, check_heads, check_known_heads
 
 
 @dataclass(frozen=True, eq=False)
-class SpanningTree(Counted):
+class SpanningTree(Arcs, Counted):
     """Trees over tokens 1..n below the root symbol 0, arcs crossing or not; the parts are arcs [head, modifier].
 
-    With `single_root` exactly one token hangs from the root symbol. Lengths count tokens.
+    With `single_root` exactly one token hangs from the root symbol. Lengths count tokens. With `labelled` each arc
+    carries one of the labels, and the compact form is head and label of each token.
 
-    Shapes: scores (*batch, n + 1, n + 1); lengths (*batch,)
+    Shapes: scores (*batch, n + 1, n + 1), or (*batch, n + 1, n + 1, labels) with `labelled`; lengths (*batch,)
 
     Example:
         >>> scores = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
@@ -41,8 +51,12 @@ class SpanningTree(Counted):
 
     lengths: Tensor | None = None
     single_root: bool = True
+    labelled: bool = False
 
     def map(self, *scores: Tensor) -> Tensor:
+        if self.labelled:
+            with torch.no_grad():
+                return narrow(self.problem(*checked(scores)).expectation(HARD), scores[0].dtype)
         x, lengths, batch = self._flat(*checked(scores))
         heads = arborescence(x.detach(), lengths, self.single_root)
         return narrow(_best_arcs(heads, x).reshape(*batch, *x.shape[1:]), scores[0].dtype)
@@ -58,12 +72,17 @@ class SpanningTree(Counted):
 
     def problem(self, *scores: Tensor) -> Problem:
         """The scores as the kernels take them; a maximum that is hard, or smoothed by Shannon's entropy."""
+        if self.labelled:
+            arcs = replace(self, labelled=False)
+            return LabelledProblem(arcs_with_labels(self.lengths, *scores), arcs.problem)  # type: ignore[return-value]
         x, lengths, batch = self._flat(*scores)
         passes = partial(_passes, self.single_root)
         return Problem(passes, (x, lengths), batch, lambda mu: mu[0].reshape(*batch, *x.shape[1:]))
 
     def sample(self, scores: tuple[Tensor, ...], shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Independent draws of p(y) = exp(<scores, y>) / Z, (*shape, *batch, n + 1, n + 1)."""
+        """Independent draws of p(y) = exp(<scores, y>) / Z, (*shape, *batch, n + 1, n + 1), with labels labelled."""
+        if self.labelled:
+            return self._sample_labelled(scores, shape, generator)
         x, lengths, batch = self._flat(*checked(scores))
         lead = torch.Size(shape)
         device = generator.device if generator is not None else "cpu"
@@ -78,43 +97,34 @@ class SpanningTree(Counted):
         """
         if not isinstance(k, int) or k < 1:
             raise ValueError(f"k must be a positive integer; got {k!r}")
+        if self.labelled:
+            return self._kbest_labelled(scores, k)
         x, lengths, batch = self._flat(*checked(scores))
         values, heads = spanning_tree_kbest(x.detach(), lengths, k, self.single_root)
         y = _arcs(heads, x).reshape(*batch, k, *x.shape[1:])
         return narrow(y, scores[0].dtype), values.reshape(*batch, k).to(scores[0].dtype)
 
-    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
-        return (2,)
-
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
         heads = trees(event_shape[0] - 1, self.single_root)
-        return encode_heads(torch.tensor(heads, dtype=torch.long).reshape(len(heads), event_shape[0] - 1))
+        arcs = encode_heads(torch.tensor(heads, dtype=torch.long).reshape(len(heads), event_shape[0] - 1))
+        return every_labelling(arcs, event_shape[2]) if self.labelled else arcs
 
-    def encode(self, index: Tensor, *shape: int) -> Tensor:
-        """Heads (*batch, n) of tokens 1..n, -1 at padding, to arcs."""
-        y = encode_heads(index)
-        check_encoded_heads(index, self.single_root)
-        return y
+    def _sample_labelled(self, scores: tuple[Tensor, ...], shape: Any, generator: torch.Generator | None) -> Tensor:
+        """Trees by the sums over labels, then a label for each arc."""
+        x = arcs_with_labels(self.lengths, *checked(scores)).detach()
+        arcs = replace(self, labelled=False).sample((Shannon().max(x),), shape, generator)
+        names = Gumbel().sample(x, tuple(torch.Size(shape)), generator) + x
+        return narrow(arcs.unsqueeze(-1) * Zero().argmax(names), scores[0].dtype)
 
-    def decode(self, y: Any) -> Tensor:
-        """Heads (*batch, n) of tokens 1..n, -1 at padding."""
-        return decode_heads(y)
-
-    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
-        return places_of(index)
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        self._flat(*scores)
-        return check_heads(index, scores[0], self.lengths, self.single_root)
-
-    def check_parts(self, y: Any, *scores: Tensor) -> None:
-        check_arcs(y)
-        super().check_parts(y, *scores)
-
-    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """Heads (*batch, n), -2 where not known."""
-        check_known_heads(index, scores[0], self.lengths)
-        return allowed_heads(index)
+    def _kbest_labelled(self, scores: tuple[Tensor, ...], k: int) -> tuple[Tensor, Tensor]:
+        x = arcs_with_labels(self.lengths, *checked(scores)).detach()
+        batch = x.shape[:-3]
+        found, values = replace(self, labelled=False).kbest((Zero().max(x),), k)
+        heads = decode_heads(found).reshape(batch.numel(), k, x.shape[-2] - 1)
+        rows = x.reshape(batch.numel(), *x.shape[-3:])
+        index, best = best_labellings(heads, values.reshape(batch.numel(), k), rows, k)
+        y = spread(index, x.shape[-1]).reshape(*batch, k, *x.shape[-3:])
+        return y.to(scores[0].dtype), best.reshape(*batch, k).to(scores[0].dtype)
 
     def _flat(self, *scores: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
         (x,) = scores

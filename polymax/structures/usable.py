@@ -69,10 +69,11 @@ def _usable(structure: Structure, y: Parts, event: torch.Size, device: torch.dev
             # beyond every length where there is no span
             return (_before(lengths, event[0], torch.where(left <= right, right, event[0]), len(event)),)
         case ProjectiveTree(lengths=lengths) | SpanningTree(lengths=lengths):
-            head, modifier = _places(device, *event)
+            head, modifier = _places(device, *event[:2])
             arc = (head != modifier) & (modifier > 0)
             # lengths count tokens, and the root symbol comes before them
-            return (_before(lengths, event[0], torch.maximum(head, modifier) - 1, 2) & arc,)
+            arc = _before(lengths, event[0], torch.maximum(head, modifier) - 1, 2) & arc
+            return (arc.reshape(*arc.shape, *[1] * (len(event) - 2)),)
         case Explicit(listed=listed):
             return ((listed != 0).any(0).to(device),)
         case DynamicProgram():
