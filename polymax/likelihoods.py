@@ -7,7 +7,6 @@ See: Graves et al. 2006, Connectionist temporal classification; Rabiner 1989, A 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax.kernels.graph import Builder, Graph
+from polymax.kernels.graph import Builder, Family, Graph
 from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals
 from polymax.structures import Chain
@@ -173,12 +172,12 @@ def _ctc(log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_leng
     skips = torch.where(labels[:, 2:] == labels[:, :-2], -torch.inf, 0.0).to(x.dtype)
     roots = 2 * n * states + (frames - 1).clamp(min=0) * (rows.shape[1] + 1) + counts
     roots = torch.where((frames == 0) & (counts == 0), -1, roots)
-    graph = _ctc_graph(n, rows.shape[1]).to(x.device)
     scores = torch.cat([at_labels.flatten(1), skips], 1)
+    graph = _ctc_graph.beside(scores, n, rows.shape[1])
     return _Lattice(Derivations(scores, graph, roots, torch.Size([batch]), lambda mu: mu), labels, counts)
 
 
-@lru_cache(maxsize=4)
+@Family
 def _ctc_graph(n: int, size: int) -> Graph:
     """Node A(t, j) chooses the state before j, B(t, j) adds the score of j, R(t, l) ends at one of the last states.
 

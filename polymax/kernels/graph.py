@@ -4,13 +4,15 @@ A node is derived by one of its hyperedges, a hyperedge from all of its tails. N
 before heads; a node without hyperedges is an axiom, of value 0.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polymax._dispatch import _LIBRARY
 from polymax._function import untransformed
 
 
@@ -82,6 +84,44 @@ class Builder:
         np.cumsum(np.bincount(heads, minlength=nodes), out=first[1:])
         part = _joined(self._part, (0,))[order]
         return Graph(torch.from_numpy(first), torch.from_numpy(tails[order]), torch.from_numpy(part), self.parts)
+
+
+class Family:
+    """Graphs that follow from a few sizes, built once for each; a decorator of the function that builds them.
+
+    A function in NumPy is nothing that torch.compile can follow: to it, a graph comes from an operator.
+    """
+
+    def __init__(self, build: Callable[..., Graph]) -> None:
+        self.name = f"{build.__module__}.{build.__qualname__}"
+        self._built = lru_cache(maxsize=64)(build)
+        _FAMILIES[self.name] = self
+
+    def beside(self, scores: Tensor, *sizes: int) -> Graph:
+        """The graph of these sizes on the device of the scores of its parts, (*batch, parts)."""
+        if torch.compiler.is_compiling():
+            return Graph(*graph_arrays(scores.detach(), self.name, sizes), scores.shape[-1])
+        return self._built(*sizes).to(scores.device)
+
+
+_FAMILIES: dict[str, Family] = {}
+
+
+def _arrays(like: Tensor, name: str, sizes: list[int]) -> tuple[Tensor, ...]:
+    return tuple(t.clone() for t in _FAMILIES[name].beside(like, *sizes).arrays)
+
+
+def _fake_arrays(like: Tensor, name: str, sizes: list[int]) -> tuple[Tensor, ...]:
+    nodes, edges = (torch.library.get_ctx().new_dynamic_size() for _ in range(2))
+    return tuple(like.new_empty(shape, dtype=torch.long) for shape in ((nodes,), (edges, 2), (edges,)))
+
+
+_LIBRARY.define(
+    "graph_arrays(Tensor like, str name, SymInt[] sizes) -> (Tensor, Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
+)
+_LIBRARY.impl("graph_arrays", _arrays, "CompositeExplicitAutograd")
+torch.library.register_fake("polymax::graph_arrays", _fake_arrays, lib=_LIBRARY)
+graph_arrays = torch.ops.polymax.graph_arrays.default
 
 
 def _joined(blocks: Iterable[np.ndarray], empty: tuple[int, ...]) -> np.ndarray:

@@ -48,6 +48,8 @@ class Hypergraph(DynamicProgram):
         nodes = 1 + max(heads, default=-1)
         if not -nodes <= self.root < max(nodes, 1):
             raise ValueError(f"root must be one of {nodes} nodes; got {self.root}")
+        # computed here: torch.compile cannot follow how
+        _ = self._compiled
 
     def derivations(self, *scores: Tensor) -> Derivations:
         (x,) = scores
@@ -180,6 +182,8 @@ class Dag(DynamicProgram):
             object.__setattr__(self, name, getattr(self, name) % nodes)
         if self.sink not in self._reached:
             raise ValueError(f"there is no path from source {self.source} to sink {self.sink}")
+        # computed here: torch.compile cannot follow how
+        _ = self._graph
 
     def derivations(self, *scores: Tensor) -> Derivations:
         (x,) = scores

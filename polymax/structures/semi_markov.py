@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.kernels.graph import Builder, Graph
+from polymax.kernels.graph import Builder, Family, Graph
 from polymax.structures import faults
 from polymax.structures.base import check_rows, checked_lengths, indicators, used_parts, zeros_of
 from polymax.structures.chain import fitted_transition, steps_at
@@ -66,7 +65,7 @@ class SemiMarkov(DynamicProgram):
             lead = (*mu.shape[:-2], *batch)
             return SegmentParts(spans.reshape(*lead, n, widths, s), steps.reshape(*lead, max(n - 1, 0), s, s))
 
-        return Derivations(flat, _graph(n, widths, s).to(flat.device), roots, batch, shaped)
+        return Derivations(flat, _graph.beside(flat, n, widths, s), roots, batch, shaped)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         if len(scores) != 2:
@@ -190,7 +189,7 @@ def _check_cover(rows: Tensor, lengths: Tensor, n: int) -> None:
     faults.refuse("segmentation", start != end, explain)
 
 
-@lru_cache(maxsize=64)
+@Family
 def _graph(n: int, widths: int, s: int) -> Graph:
     t, a, b = np.ogrid[: n + 1, :s, :s]
     ended, before = 2 * s * t, 2 * s * t + s

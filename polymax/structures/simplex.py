@@ -1,7 +1,6 @@
 """One of n, k of n, and one of a list."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.kernels.graph import Builder, Graph
+from polymax.kernels.graph import Builder, Family, Graph
 from polymax.regularizers import Gini, Regularizer, Tsallis, Zero
 from polymax.regularizers.bounded import Budget
 from polymax.structures import faults
@@ -110,9 +109,10 @@ class Subset(DynamicProgram):
         x = self._checked(scores)
         n = x.shape[-1]
         batch = x.shape[:-1]
-        graph = _subsets(n, min(self.k, n), self.at_most).to(x.device)
-        roots = torch.full((batch.numel(),), graph.nodes - 1, dtype=torch.long, device=x.device)
         flat = x.reshape(batch.numel(), n)
+        k = min(self.k, n)
+        graph = _subsets.beside(flat, n, k, int(self.at_most))
+        roots = torch.full((batch.numel(),), (n + 1) * (k + 1), dtype=torch.long, device=x.device)
         return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n))
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
@@ -250,21 +250,21 @@ def _check_choice(what: str, index: Tensor, count: int, none: bool = False) -> T
 def of_choices(each: Tensor, batch: torch.Size, shaped: object, flat: object = None) -> Derivations:
     """A root that chooses one of the columns of `each` (*batch, count)."""
     count = batch.numel()
-    graph = _star(each.shape[-1]).to(each.device)
+    graph = _star.beside(each, each.shape[-1])
     # without a hyperedge the root would be an axiom, and the problem is empty
     roots = torch.full((count,), 0 if each.shape[-1] else -1, dtype=torch.long, device=each.device)
     return Derivations(each.reshape(count, each.shape[-1]), graph, roots, batch, shaped, flat)  # type: ignore[arg-type]
 
 
-@lru_cache(maxsize=64)
+@Family
 def _star(n: int) -> Graph:
     builder = Builder(parts=n)
     builder.add(np.zeros(n, np.int64), np.arange(n))
     return builder.build(1)
 
 
-@lru_cache(maxsize=64)
-def _subsets(n: int, k: int, at_most: bool) -> Graph:
+@Family
+def _subsets(n: int, k: int, at_most: int) -> Graph:
     """Node (i, j) has chosen j of the first i; the root is the last node."""
     i, j = np.ogrid[: n + 1, : k + 1]
     number = i * (k + 1) + j

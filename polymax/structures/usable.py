@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax._dispatch import _LIBRARY
 from polymax.kernels.graph import Graph
 from polymax.structures.alignment import Alignment
 from polymax.structures.assignment import Assignment
@@ -78,10 +79,11 @@ def _usable(structure: Structure, y: Parts, event: torch.Size, device: torch.dev
             return ((listed != 0).any(0).to(device),)
         case DynamicProgram():
             tree = structure.derivations(*(torch.zeros_like(t) for t in tensors(y)))
-            roots, instance = tree.roots.unique(return_inverse=True)
-            used = [_derived(tree.graph, int(root)) for root in roots]
-            each = torch.from_numpy(np.array(used, bool).reshape(len(used), tree.graph.parts))
-            return tuple(m != 0 for m in tensors(tree.shaped(each.to(tree.scores)[instance])))
+            if torch.compiler.is_compiling():
+                used = derived_parts(*tree.graph.arrays, tree.roots, tree.graph.parts)
+            else:
+                used = _used(tree.graph, tree.roots)
+            return tuple(m != 0 for m in tensors(tree.shaped(used.to(tree.scores.dtype))))
     return None
 
 
@@ -115,6 +117,31 @@ def _before(lengths: Tensor | None, size: int, place: Tensor, dims: int) -> Tens
     else:
         inside = place < lengths.to(place.device).reshape(*lengths.shape, *[1] * place.dim())
     return inside.reshape(*inside.shape, *[1] * (dims - place.dim()))
+
+
+def _used(graph: Graph, roots: Tensor) -> Tensor:
+    """The parts that derivations of the roots (B,) use, bool (B, parts)."""
+    distinct, instance = roots.unique(return_inverse=True)
+    each = [_derived(graph, int(root)) for root in distinct]
+    return torch.from_numpy(np.array(each, bool).reshape(len(each), graph.parts)).to(roots.device)[instance]
+
+
+def _used_of_arrays(first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, parts: int) -> Tensor:
+    return _used(Graph(first, tails, part, parts), roots)
+
+
+def _fake_used(first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, parts: int) -> Tensor:
+    return roots.new_empty((roots.shape[0], parts), dtype=torch.bool)
+
+
+# torch.compile cannot follow the walk
+_LIBRARY.define(
+    "derived_parts(Tensor first, Tensor tails, Tensor part, Tensor roots, SymInt parts) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_LIBRARY.impl("derived_parts", _used_of_arrays, "CompositeExplicitAutograd")
+torch.library.register_fake("polymax::derived_parts", _fake_used, lib=_LIBRARY)
+derived_parts = torch.ops.polymax.derived_parts.default
 
 
 @lru_cache(maxsize=64)
