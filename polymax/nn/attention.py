@@ -7,7 +7,11 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax.kernels.sparse_attention.geometry import allowed
+from polymax.kernels.widen import wide
 from polymax.mappings import softmax
+from polymax.nn import fused_attention
+from polymax.nn.attention_pattern import Pattern, pattern_of
 from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
 
@@ -26,27 +30,83 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     *,
     mapping: Mapping = softmax,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    causal_offset: int = 0,
 ) -> Tensor:
     """torch's function of this name, with a mapping.
 
-        mapping(scale query key^T + attn_mask) value
+        mapping(softcap tanh(scale query key^T / softcap) + attn_mask) value
 
     A bool mask is True where attention is allowed; a float mask is added. A query that may attend to nothing gets
     zeros. A mapping is a function as in `polymax.mappings`, a regularizer, or a smoothing such as SparseMap(Subset(3)).
+    Query i stands at key i + causal_offset: is_causal hides the keys after it, and window=(left, right) those more than
+    `left` before or `right` after, -1 being no limit. A sink is a score that takes weight in each row of its head and
+    has no value. `attention_path` with the same arguments says how the result is computed.
 
     Shapes:
-        query (*batch, L, E); key (*batch, S, E); value (*batch, S, V); attn_mask broadcasts to (*batch, L, S);
-        with enable_gqa, batch ends in heads, and those of key and value divide those of query
+        query (*batch, L, E); key (*batch, S, E); value (*batch, S, V); attn_mask broadcasts to (*batch, L, S); sinks
+        (heads,), where batch ends in heads; with enable_gqa, the heads of key and value divide those of query
 
     Example:
         >>> query, key, value = torch.tensor([[1.0]]), torch.tensor([[4.0], [3.5], [0.0]]), torch.eye(3)
         >>> scaled_dot_product_attention(query, key, value, mapping=pm.sparsemax)
         tensor([[0.7500, 0.2500, 0.0000]])
     """
-    weights = attention_weights(query, key, attn_mask, is_causal, scale, enable_gqa, mapping=mapping)
+    if query.is_nested:
+        return fused_attention.nested_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, mapping, window, softcap, sinks, causal_offset
+        )
+    pattern = pattern_of(is_causal, window, causal_offset)
+    query, key, value = fused_attention.autocast(query, key, value)
+    attention = fused_attention.Attention(
+        query, key, value, attn_mask, dropout_p, scale, enable_gqa, mapping, pattern, softcap, sinks
+    )
+    if attention.obstacle() is None:
+        return attention.fused()
+    weights = _weights(query, key, attn_mask, pattern, scale, enable_gqa, mapping, softcap, sinks)
     if dropout_p > 0:
         weights = torch.nn.functional.dropout(weights, dropout_p)
-    return weights @ (grouped(value, query, "value") if enable_gqa else value)
+    return (weights @ wide(grouped(value, query, "value") if enable_gqa else value)).to(value.dtype)
+
+
+def attention_path(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    mapping: Mapping = softmax,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    causal_offset: int = 0,
+) -> str:
+    """How `scaled_dot_product_attention` computes a call with these arguments, and why, in a sentence.
+
+    Example:
+        >>> q = torch.randn(2, 600, 16)
+        >>> attention_path(q, q, q, mapping=pm.entmax)
+        'fused: the kernel of sparse attention keeps only weights that are not zero'
+        >>> attention_path(q, q, q, mapping=pm.fusedmax)
+        'all scores at once: the mapping is none of softmax, sparsemax and entmax'
+    """
+    pattern = pattern_of(is_causal, window, causal_offset)
+    query, key, value = fused_attention.autocast(query, key, value)
+    attention = fused_attention.Attention(
+        query, key, value, attn_mask, dropout_p, scale, enable_gqa, mapping, pattern, softcap, sinks
+    )
+    obstacle = attention.obstacle()
+    if obstacle is not None:
+        return f"all scores at once: {obstacle}"
+    if attention.is_softmax():
+        return "fused: torch's scaled_dot_product_attention, for the mapping is softmax and no gradient is asked for"
+    return "fused: the kernel of sparse attention keeps only weights that are not zero"
 
 
 def attention_weights(
@@ -58,6 +118,10 @@ def attention_weights(
     enable_gqa: bool = False,
     *,
     mapping: Mapping = softmax,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    causal_offset: int = 0,
 ) -> Tensor:
     """The weights (*batch, L, S) by which `scaled_dot_product_attention` sums values.
 
@@ -65,13 +129,43 @@ def attention_weights(
         >>> attention_weights(torch.tensor([[1.0]]), torch.tensor([[4.0], [3.5], [0.0]]), mapping=pm.sparsemax)
         tensor([[0.7500, 0.2500, 0.0000]])
     """
+    pattern = pattern_of(is_causal, window, causal_offset)
+    weights = _weights(query, key, attn_mask, pattern, scale, enable_gqa, mapping, softcap, sinks)
+    return weights.to(query.dtype)
+
+
+def _weights(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None,
+    pattern: Pattern,
+    scale: float | None,
+    enable_gqa: bool,
+    mapping: Mapping,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Weights, at least in float32."""
     _check.floating(query, "query")
     _check.floating(key, "key")
+    mapping = checked_mapping(mapping)
     if enable_gqa:
         key = grouped(key, query, "key")
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = masked((query * factor) @ key.transpose(-2, -1), attn_mask, is_causal)
-    return mapped(checked_mapping(mapping), scores).to(query.dtype)
+    scores = (wide(query) * factor) @ wide(key).transpose(-2, -1)
+    cap = fused_attention.checked_softcap(softcap)
+    if cap > 0:
+        scores = cap * torch.tanh(scores / cap)
+    scores = masked(scores, attn_mask)
+    if not pattern.sees_all():
+        left, right, offset = pattern
+        sees = allowed(scores.shape[-2], scores.shape[-1], None, None, left, right, offset, scores.device)
+        scores = scores.masked_fill(~sees, -torch.inf)
+    if sinks is None:
+        return mapped(mapping, scores)
+    column = fused_attention.checked_sinks(sinks, query).to(scores.dtype)[:, None, None]
+    joint = torch.cat([scores, column.expand(*scores.shape[:-1], 1)], -1)
+    return mapped(mapping, joint)[..., :-1]
 
 
 def mapped(mapping: Mapping, scores: Tensor) -> Tensor:

@@ -28,14 +28,14 @@ LAUNCH = {
 }
 # programs of a multiprocessor that take one block after the other
 RESIDENT = {"scan": 6, "collect": 6, "key_gradients": 4}
-# entries of a list whose keys and values are gathered at once
-PART = 16
+# entries of a list whose keys or values are gathered at once
+PART = {"listed_contexts": (16, 8), "listed_gradients": (8, 8)}
 # blocks of no more tiles than this have the gradient of their queries from tiles, though they have lists
 FEW = 16
 # how many tiles' maxima a step of the bound takes at once
 CHUNK = 64
 # tiles whose bits are expanded at once
-STRETCH = 64
+STRETCH = 32
 # of these, tiles in registers
 SLOTS = 8
 # rows that are gathered at once for the gradients of keys
@@ -111,7 +111,7 @@ def sparse_attention(
         listed_contexts[(-(-longest_q // _list_rows(q)), heads)](
             q, k, v, *marks, notes, lists, tau, support, out, mean, *strides, *v.stride()[:3], *masked, *places, longest_q,
             plan.blocks, plan.tiles, plan.size, *sizes[:3], tolerance,
-            **shapes_v, LONGEST=LONGEST, ROWS=_list_rows(q), PART=PART,
+            **shapes_v, LONGEST=LONGEST, ROWS=_list_rows(q), PART=PART["listed_contexts"][max(D, V) > 64],
             num_warps=1,
         )  # fmt: skip
         contexts[(plan.blocks, heads)](
@@ -176,7 +176,7 @@ def sparse_attention_backward(
         listed_gradients[(-(-longest_q // _list_rows(q)), sequences * H)](
             grad, q, k, v, mean, *marks, plan, lists, tau, common, dq, dalpha, dsink, *strides, *places, longest_q,
             sizes_of.blocks, *plan_sizes, *sizes[:3], few,
-            **shapes, LONGEST=LONGEST, ROWS=_list_rows(q), PART=PART,
+            **shapes, LONGEST=LONGEST, ROWS=_list_rows(q), PART=PART["listed_gradients"][max(D, V) > 64],
             num_warps=1,
         )  # fmt: skip
         query_gradients[(sizes_of.blocks, sequences * H)](

@@ -1,0 +1,398 @@
+"""Attention without a matrix of all scores: when it applies, its derivatives, and packed sequences."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax import _check
+from polymax._function import applied
+from polymax.kernels.sparse_attention import reference, sparse_attention, sparse_attention_backward
+from polymax.kernels.widen import wide
+from polymax.mappings import entmax, softmax, sparsemax
+from polymax.nn.adaptive import AdaptiveEntmax
+from polymax.nn.attention_pattern import Pattern, pattern_of
+from polymax.regularizers import Gini, Shannon, Tsallis
+
+# below these the matrix of all scores is small, and faster
+CPU_KEYS = 512
+CUDA_QUERIES = 16
+# powers of 1 / (alpha - 1) have few digits left below
+LEAST_ALPHA = 1.001
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A call of attention: whether it can be fused, and its result if it can."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None
+    dropout_p: float
+    scale: float | None
+    enable_gqa: bool
+    mapping: Any
+    pattern: Pattern
+    softcap: float | None
+    sinks: Tensor | None
+
+    def is_softmax(self) -> bool:
+        return self.mapping is softmax or (isinstance(self.mapping, Shannon) and _is_one(self.mapping.gamma))
+
+    def obstacle(self) -> str | None:
+        """Why the call cannot be fused; None if it can."""
+        q, k, v = self.query, self.key, self.value
+        if torch._C._are_functorch_transforms_active():
+            return "torch.func transforms the call"
+        if not all(isinstance(t, Tensor) and t.dtype in _check.FLOATS for t in (q, k, v)):
+            return "query, key and value are not all floating-point tensors"
+        if self.is_softmax():
+            return self._softmax_obstacle()
+        alpha = entmax_alpha(self.mapping)
+        if alpha is None:
+            return "the mapping is none of softmax, sparsemax and entmax"
+        if not isinstance(alpha, Tensor) and not 1 < alpha <= 2:
+            return f"alpha is {alpha}, not in (1, 2]"
+        return self._shape_obstacle(alpha) or self._device_obstacle()
+
+    def _softmax_obstacle(self) -> str | None:
+        inputs = [self.query, self.key, self.value, self.attn_mask]
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+            return "the mapping is softmax with a gradient, and torch's kernels have no second derivative"
+        if not (self.pattern.sees_all() or self.pattern == Pattern(-1, 0, 0)):
+            return "the mapping is softmax with a window or an offset, which torch's kernels do not take"
+        if self.softcap is not None or self.sinks is not None:
+            return "the mapping is softmax with a softcap or sinks, which torch's kernels do not take"
+        if self.attn_mask is not None:
+            return "the mapping is softmax with a mask, in which a query may see nothing"
+        if self.pattern.right == 0 and self.key.shape[-2] == 0:
+            return "there are no keys"
+        return None if self._same_kind() else "query, key and value differ in dtype or device"
+
+    def _same_kind(self) -> bool:
+        tensors = (self.query, self.key, self.value)
+        return len({t.dtype for t in tensors}) == 1 and len({t.device for t in tensors}) == 1
+
+    def _shape_obstacle(self, alpha: float | Tensor) -> str | None:
+        q, k, v = self.query, self.key, self.value
+        if not self._same_kind():
+            return "query, key and value differ in dtype or device"
+        if min(q.dim(), k.dim(), v.dim()) < 2 or not q.dim() == k.dim() == v.dim():
+            return "query, key and value differ in their number of dims"
+        if k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1] or q.shape[:-3] != k.shape[:-3]:
+            return "query, key and value broadcast"
+        heads, key_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
+        if heads != key_heads and (not self.enable_gqa or key_heads == 0 or heads % key_heads):
+            return "the heads of key do not divide those of query"
+        if isinstance(alpha, Tensor) and alpha.shape not in ((heads, 1, 1), (1,), (), (1, 1, 1)):
+            return f"alpha has the shape {tuple(alpha.shape)}, not a number for each head"
+        if self.scale is not None and not self.scale > 0:
+            return "scale is not positive"
+        mask = self.attn_mask
+        if mask is not None:
+            if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, *_check.FLOATS):
+                return "attn_mask is neither bool nor floating-point"
+            shape = (*q.shape[:-1], k.shape[-2])
+            if mask.dim() > len(shape) or torch.broadcast_shapes(mask.shape, shape) != shape:
+                return "attn_mask does not broadcast to the scores"
+        return None
+
+    def _device_obstacle(self) -> str | None:
+        q, k, v = self.query, self.key, self.value
+        if self.dropout_p > 0:
+            return "weights are dropped, which takes all of them"
+        if q.device.type == "cpu":
+            if k.shape[-2] < CPU_KEYS:
+                return f"there are fewer than {CPU_KEYS} keys, and the matrix of scores is small"
+            return None
+        if q.device.type != "cuda":
+            return f"there is no kernel for {q.device.type}"
+        if q.dtype == torch.float64:
+            return "float64 has no kernel on CUDA"
+        if q.shape[-2] < CUDA_QUERIES:
+            return f"there are fewer than {CUDA_QUERIES} queries, and the matrix of scores is small"
+        if max(q.shape[-1], v.shape[-1]) > 256:
+            return "heads have more than 256 channels"
+        if self.attn_mask is not None and self.attn_mask.requires_grad and torch.is_grad_enabled():
+            return "attn_mask needs a gradient, which has no kernel on CUDA"
+        return None
+
+    def fused(self) -> Tensor:
+        if self.is_softmax():
+            return torch.nn.functional.scaled_dot_product_attention(
+                self.query,
+                self.key,
+                self.value,
+                is_causal=self.pattern.right == 0,
+                scale=self.scale,
+                enable_gqa=self.enable_gqa,
+            )
+        q, k, v = (_four_dims(t) for t in (self.query, self.key, self.value))
+        mask = None
+        if self.attn_mask is not None:
+            shape = (*self.query.shape[:-1], self.key.shape[-2])
+            mask = _mask_four_dims(self.attn_mask, len(shape), self.query.shape[:-3])
+        sinks = None if self.sinks is None else checked_sinks(self.sinks, self.query)
+        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
+        numbers = (scale, checked_softcap(self.softcap), *self.pattern)
+        alpha = entmax_alpha(self.mapping)
+        out = fused_heads(q, k, v, alpha, mask, sinks, None, None, q.shape[2], k.shape[2], *numbers)
+        return out.reshape(*self.query.shape[:-1], v.shape[-1])
+
+
+def fused_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alpha: float | Tensor | None,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    starts_q: Tensor | None,
+    starts_k: Tensor | None,
+    longest_q: int,
+    longest_k: int,
+    *numbers: Any,
+) -> Tensor:
+    """Sparse attention of (B, H, L, D), as its operator takes it; alpha is a number, or one for each head."""
+    if isinstance(alpha, Tensor):
+        alphas = alpha.clamp(min=LEAST_ALPHA).reshape(-1).expand(q.shape[1])
+        # 0 is no alpha: the tensor counts
+        inputs = q, k, v, alphas, mask, sinks, starts_q, starts_k, 0.0, longest_q, longest_k, *numbers
+    else:
+        inputs = q, k, v, None, mask, sinks, starts_q, starts_k, alpha, longest_q, longest_k, *numbers
+    return applied(SparseAttention, *inputs)[0]
+
+
+class SparseAttention(Function):
+    """The operator and its gradient; second derivatives go through the matrix of all scores."""
+
+    @staticmethod
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        alphas: Tensor | None,
+        mask: Tensor | None,
+        sinks: Tensor | None,
+        starts_q: Tensor | None,
+        starts_k: Tensor | None,
+        alpha: float,
+        *numbers: Any,
+    ) -> tuple[Tensor, ...]:
+        return sparse_attention(q, k, v, alpha, alphas, mask, sinks, starts_q, starts_k, *numbers)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        tensors, (ctx.alpha, *ctx.numbers) = inputs[:8], inputs[8:]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*tensors, output[1], output[2], *output[4:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, alphas, mask, sinks, starts_q, starts_k, mean, tau, plan, lists = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            inputs = (q, k, v, alphas, mask, sinks)
+            return (*_recorded(grad, inputs, wanted, starts_q, starts_k, ctx.alpha, ctx.numbers), *[None] * (len(wanted) - 6))
+        bias = mask is not None and wanted[4]
+        dq, dk, dv, dalpha, dsink, dmask = sparse_attention_backward(
+            grad, q, k, v, mean, tau, plan, lists, ctx.alpha, alphas, mask, sinks, starts_q, starts_k, *ctx.numbers, bias
+        )
+        return (
+            dq,
+            dk,
+            dv,
+            dalpha.sum((0, 2)).to(alphas.dtype) if alphas is not None else None,
+            dmask.to(mask.dtype) if bias and mask is not None else None,
+            dsink.sum((0, 2)).to(sinks.dtype) if sinks is not None else None,
+            *[None] * (len(wanted) - 6),
+        )
+
+
+def _recorded(
+    grad: Tensor,
+    inputs: tuple[Tensor | None, ...],
+    wanted: tuple[bool, ...],
+    starts_q: Tensor | None,
+    starts_k: Tensor | None,
+    alpha: float,
+    numbers: list[Any],
+) -> list[Tensor | None]:
+    """The gradients in differentiable torch."""
+    q, k, v, alphas, mask, sinks = inputs
+    assert q is not None and k is not None and v is not None
+    _, _, scale, softcap, left, right, offset = numbers
+    x, _ = reference.scores(q, k, mask, starts_q, starts_k, scale, softcap, left, right, offset)
+    if sinks is not None:
+        x = torch.cat([x, sinks.to(x.dtype)[:, None, None].expand(*x.shape[:-1], 1)], -1)
+    weights = entmax(x, alpha if alphas is None else alphas[:, None, None])
+    out = (weights[..., : k.shape[2]] @ reference.grouped(wide(v), q)).to(v.dtype)
+    chosen = [t for t, wants in zip(inputs, wanted, strict=False) if wants and t is not None]
+    slopes = iter(torch.autograd.grad(out, chosen, grad, create_graph=True))
+    return [next(slopes) if wants and t is not None else None for t, wants in zip(inputs, wanted, strict=False)]
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    mapping: Any = softmax,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    causal_offset: int = 0,
+) -> Tensor:
+    """Attention of packed sequences, one after the other in a single tensor of tokens.
+
+    Sequence b has the queries cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1, and keys likewise; positions, for is_causal and
+    for windows, are counted in each. Heads of key and value may be fewer, and divide those of query.
+
+    Shapes: query (tokens, heads, E); key (tokens, key heads, E); value (tokens, key heads, V); cu_seqlens (sequences + 1,)
+
+    Example:
+        >>> x = torch.randn(5, 2, 8)
+        >>> starts = torch.tensor([0, 2, 5])
+        >>> packed = varlen_attention(x, x, x, starts, starts, mapping=pm.sparsemax)
+        >>> alone = pm.nn.scaled_dot_product_attention(*[x[2:].transpose(0, 1)] * 3, mapping=pm.sparsemax)
+        >>> torch.allclose(packed[2:].transpose(0, 1), alone, atol=1e-6)
+        True
+    """
+    for t, name in ((query, "query"), (key, "key"), (value, "value")):
+        _check.floating(t, name)
+        if t.dim() != 3:
+            raise ValueError(f"{name} must be (tokens, heads, channels); got {tuple(t.shape)}")
+    starts_q, starts_k = _starts(cu_seqlens_q, "cu_seqlens_q"), _starts(cu_seqlens_k, "cu_seqlens_k")
+    if len(starts_q) != len(starts_k):
+        raise ValueError(
+            f"cu_seqlens_q and cu_seqlens_k must be of as many sequences; got {len(starts_q)} and {len(starts_k)} starts"
+        )
+    pattern = pattern_of(is_causal, window, causal_offset)
+    query, key, value = autocast(query, key, value)
+    q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
+    longest_q, longest_k = (int(starts.diff().max()) if len(starts) > 1 else 0 for starts in (starts_q, starts_k))
+    attention = Attention(q, k, v, None, 0.0, scale, True, mapping, pattern, softcap, sinks)
+    alpha = entmax_alpha(mapping)
+    if q.is_cuda and not attention.is_softmax() and attention.obstacle() is None:
+        starts = [s.to(q.device, torch.int32) for s in (starts_q, starts_k)]
+        numbers = (1 / math.sqrt(q.shape[-1]) if scale is None else scale, checked_softcap(softcap), *pattern)
+        found = None if sinks is None else checked_sinks(sinks, q)
+        out = fused_heads(q, k, v, alpha, None, found, *starts, longest_q, longest_k, *numbers)
+        return out[0].transpose(0, 1)
+    from polymax.nn.attention import scaled_dot_product_attention
+
+    options: dict[str, Any] = {"mapping": mapping, "window": window, "softcap": softcap, "sinks": sinks}
+    options |= {"is_causal": is_causal, "scale": scale, "enable_gqa": True, "causal_offset": causal_offset}
+    bounds = zip(starts_q.tolist(), starts_q.tolist()[1:], starts_k.tolist(), starts_k.tolist()[1:], strict=False)
+    parts = [
+        scaled_dot_product_attention(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d], **options) for a, b, c, d in bounds
+    ]
+    rest = query.new_zeros(1, q.shape[1], len(query) - int(starts_q[-1]), v.shape[-1])
+    return torch.cat([*parts, rest], 2)[0].transpose(0, 1)
+
+
+def nested_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    mapping: Any,
+    window: tuple[int, int] | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    causal_offset: int,
+) -> Tensor:
+    """Attention of nested jagged tensors (batch, heads, tokens of each, channels), as torch's takes them."""
+    if attn_mask is not None or dropout_p > 0:
+        raise ValueError("attn_mask must be None, and dropout_p 0, where query is a nested tensor")
+    if not (key.is_nested and value.is_nested and query.layout == key.layout == value.layout == torch.jagged):
+        raise ValueError("query, key and value must all be nested tensors of the layout torch.jagged, or none of them")
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "mapping": mapping, "window": window}
+    options |= {"softcap": softcap, "sinks": sinks, "causal_offset": causal_offset}
+    out = varlen_attention(q.values(), k.values(), v.values(), q.offsets(), k.offsets(), **options)
+    return torch.nested.nested_tensor_from_jagged(out.contiguous(), q.offsets()).transpose(1, 2)
+
+
+def entmax_alpha(mapping: Any) -> float | Tensor | None:
+    """alpha of a mapping that is sparsemax or entmax, None of any other."""
+    if isinstance(mapping, partial) and mapping.func in (entmax, sparsemax) and not mapping.args:
+        if not mapping.keywords.keys() <= {"alpha"}:
+            return None
+        alpha = mapping.keywords.get("alpha", 1.5) if mapping.func is entmax else 2.0
+    elif mapping is sparsemax or (isinstance(mapping, Gini) and _is_one(mapping.gamma)):
+        return 2.0
+    elif mapping is entmax:
+        return 1.5
+    elif isinstance(mapping, Tsallis) and _is_one(mapping.gamma):
+        alpha = mapping.alpha
+    elif isinstance(mapping, AdaptiveEntmax):
+        alpha = mapping.alpha[:, None, None]
+    else:
+        return None
+    return alpha if isinstance(alpha, Tensor) else float(alpha)
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors as autocast gives them to torch's own attention."""
+    kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+
+
+def checked_softcap(softcap: float | None) -> float:
+    """softcap as a number, 0 for none."""
+    if softcap is None:
+        return 0.0
+    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf:
+        raise ValueError(f"softcap must be a positive number or None; got {softcap!r}")
+    return float(softcap)
+
+
+def checked_sinks(sinks: Tensor, query: Tensor) -> Tensor:
+    """Scores of sinks, one for each head of the query."""
+    _check.floating(sinks, "sinks")
+    heads = query.shape[-3] if query.dim() > 2 else 1
+    if sinks.shape != (heads,):
+        raise ValueError(f"sinks must be ({heads},), a score for each head; got {tuple(sinks.shape)}")
+    return sinks
+
+
+def _starts(starts: Tensor, name: str) -> Tensor:
+    if not isinstance(starts, Tensor) or starts.dtype not in (torch.int32, torch.int64) or starts.dim() != 1:
+        came = f"{starts.dtype} {tuple(starts.shape)}" if isinstance(starts, Tensor) else type(starts).__name__
+        raise ValueError(f"{name} must be (sequences + 1,) integers, where sequences start; got {came}")
+    return starts
+
+
+def _four_dims(t: Tensor) -> Tensor:
+    t = t[None] if t.dim() == 2 else t
+    return t[None] if t.dim() == 3 else t.flatten(0, -4)
+
+
+def _mask_four_dims(mask: Tensor, dims: int, batch: torch.Size) -> Tensor:
+    """A mask that broadcasts to (*batch, heads, L, S), with the dims of batch as one."""
+    mask = mask.reshape((1,) * (max(dims, 4) - mask.dim()) + tuple(mask.shape))
+    if mask.dim() == 4:
+        return mask
+    if all(size == 1 for size in mask.shape[:-3]):
+        return mask.flatten(0, -4)
+    return mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
+
+
+def _is_one(gamma: Any) -> bool:
+    return not isinstance(gamma, Tensor) and gamma == 1
