@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution, register_kl
 
 from polymax._function import functional
+from polymax.distinct import from_walk
 from polymax.kernels.hypergraph import (
     hypergraph_count,
     hypergraph_inside,
@@ -114,6 +115,26 @@ class Walk(Distribution):
             probs = values.exp().reshape(*tree.batch, k)
         moved = _map(lambda t: t.movedim(0, len(tree.batch)), best)
         return narrow(moved, self._dtype), probs.to(self._dtype)
+
+    def sample_distinct(self, k: int, generator: torch.Generator | None = None) -> tuple[Parts, Tensor]:
+        """k structures that differ (*batch, k, ...), in the order of draws without replacement, and probabilities.
+
+        Each is drawn by its probability among those that are left; probabilities (*batch, k) are those of the whole
+        distribution. Where there are fewer, zeros of probability 0 follow. (Derivations of a `Hypergraph` that use
+        the same parts count as different, as in `topk`.)
+
+        See: Kool, van Hoof and Welling 2019, Stochastic beams and where to find them.
+        """
+        tree = self._tree
+        y, there = from_walk(self._weights, tree.graph, tree.roots, k, generator)
+        found = tree.shaped(y.movedim(1, 0).to(tree.scores.dtype))
+        return self._distinct(_map(lambda t: t.movedim(0, len(tree.batch)), found), there.reshape(*tree.batch, k))
+
+    def _distinct(self, y: Parts, there: Tensor) -> tuple[Parts, Tensor]:
+        """Structures (*batch, k, ...) and their probabilities, 0 for those that are not there."""
+        dim = len(self.batch_shape)
+        probs = self.prob(_map(lambda t: t.movedim(dim, 0), y)).movedim(0, -1)
+        return narrow(y, self._dtype), torch.where(there, probs, 0)
 
     def support(self) -> tuple[Parts, Tensor]:  # type: ignore[override]
         """All structures of positive probability, as `topk` gives them."""
@@ -222,6 +243,9 @@ class TreeGibbs(Gibbs):
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         return narrow(self.structure.sample(self._scores, sample_shape, generator), self._dtype)
+
+    def sample_distinct(self, k: int, generator: torch.Generator | None = None) -> tuple[Parts, Tensor]:
+        return self._distinct(*self.structure.sample_distinct(self._scores, k, generator))
 
     def topk(self, k: int) -> tuple[Parts, Tensor]:
         best, values = self.structure.kbest(self._scores, k)

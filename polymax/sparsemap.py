@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from polymax._function import constant, functional, untransformed
+from polymax.distinct import from_list, picked
 from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing
 from polymax.solvers import ActiveSet, Solution, Solver
@@ -181,6 +182,10 @@ class Sparse(Distribution):
             return spread.gather(len(shape) + dim, index).squeeze(len(shape) + dim)
 
         return _map(pick, self.vertices)
+
+    def sample_distinct(self, k: int, generator: torch.Generator | None = None) -> tuple[Parts, Tensor]:
+        """k structures that differ (*batch, k, ...), drawn without replacement, and probabilities; see `Walk`."""
+        return picked(self.vertices, self.probs, from_list(self._weights, k, generator))
 
     def log_prob(self, y: Parts) -> Tensor:
         """log p(y), (*lead, *batch); -inf for what is not among the structures."""

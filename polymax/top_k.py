@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from polymax.distinct import from_list, picked
 from polymax.kernels.hypergraph import hypergraph_kbest
 from polymax.regularizers import Gini
 from polymax.regularizers.entropies import positive
@@ -154,6 +155,10 @@ class Listed(Distribution):
         flat = self._first.reshape(len(rows), p.shape[-1], *self._first.shape[p.dim() :])
         first = flat[torch.arange(len(rows), device=p.device), drawn.T]
         return self._spelt(first.reshape(*shape, *self.batch_shape, *first.shape[2:]))
+
+    def sample_distinct(self, k: int, generator: torch.Generator | None = None) -> tuple[Parts, Tensor]:
+        """k structures that differ (*batch, k, ...), drawn without replacement, and probabilities; see `Walk`."""
+        return picked(self.vertices, self.probs, from_list(self._probs, k, generator))
 
     def log_prob(self, y: Parts) -> Tensor:
         """log p(y), (*lead, *batch); -inf for what is not listed, or has no weight."""

@@ -1,9 +1,12 @@
 """Distributions over structures against enumeration: probabilities, order, entropies, draws."""
 
+import collections
+import itertools
+
 import pytest
 import torch
 from scipy import stats
-from sets import RAGGED, SETS, every
+from sets import OTHERS, RAGGED, SETS, every
 from tolerances import close, equal
 from torch.distributions import kl_divergence
 
@@ -190,3 +193,97 @@ def test_wrong_arguments_are_refused():
 def test_what_is_no_structure_has_no_probability():
     walk = pm.LocalMax(pm.SpanTree(), pm.Gini()).distribution(torch.randn(4, 4))
     assert walk.prob(torch.eye(4)) == 0
+
+
+def orders(p, k):
+    """The probability of each ordered choice of k, drawn one after the other without replacement."""
+    found = {}
+    for choice in itertools.permutations(range(len(p)), k):
+        left, total = 1.0, 1.0
+        for y in choice:
+            total *= float(p[y]) / left
+            left -= float(p[y])
+        if total > 0:
+            found[choice] = total
+    return found
+
+
+def distributions():
+    """Distributions over few structures, and all of these."""
+    arcs = torch.tensor([[0.0, 1.0, 0.2], [0.0, 0.0, 0.7], [0.0, -0.3, 0.0]], dtype=torch.float64)
+    unary, steps = torch.tensor([[0.5, 0.0], [0.0, 1.0]]).double(), torch.tensor([[0.4, 0.0], [0.0, 0.0]]).double()
+    labelled = torch.stack([arcs, arcs.T], -1)
+    return {
+        "chain": (pm.Marginals(pm.Chain()), (unary, steps)),
+        "walk": (pm.LocalMax(pm.Chain(), pm.Gini(), 2.0), (unary, steps)),
+        "span-tree": (pm.Marginals(pm.SpanTree()), (torch.linspace(0, 1, 16).reshape(4, 4).double(),)),
+        "spanning-tree": (pm.Marginals(pm.SpanningTree(single_root=False)), (arcs,)),
+        "spanning-tree-labelled": (pm.Marginals(pm.SpanningTree(labelled=True)), (labelled[:2, :2],)),
+        "sparse": (pm.SparseMap(pm.Subset(2)), (torch.tensor([0.5, 0.3, 0.2, 0.1]).double(),)),
+        "listed": (pm.TopKSparsemax(pm.Simplex(), 3), (torch.tensor([0.5, 0.3, 0.2, 0.1]).double(),)),
+    }
+
+
+@pytest.mark.parametrize("name", distributions())
+def test_distinct_draws(name):
+    """They come as often, and in the order, as successive draws without replacement would."""
+    op, scores = distributions()[name]
+    batch = 1500
+    one = op.distribution(*scores)
+    everything, p = one.support()
+    rows = listed(everything, 1)
+    many = op.distribution(scores[0].expand(batch, *scores[0].shape), *scores[1:])
+    y, probs = many.sample_distinct(2, generator=torch.Generator().manual_seed(0))
+    drawn = listed(y, 2)
+    assert drawn.shape[:2] == probs.shape == (batch, 2)
+    same = (drawn[:, :, None] == rows).all(-1)
+    assert bool(same.any(-1).all()), "draws are structures"
+    places = same.long().argmax(-1)
+    assert bool((places[:, 0] != places[:, 1]).all()), "draws differ"
+    close(probs, p[places], "probabilities are those of the distribution")
+    expected = orders(p.tolist(), 2)
+    counts = collections.Counter(tuple(pair) for pair in places.tolist())
+    assert set(counts) <= set(expected)
+    often = [c for c, q in expected.items() if q * batch >= 5]
+    observed = [*(counts[c] for c in often), batch - sum(counts[c] for c in often)]
+    wanted = [*(expected[c] * batch for c in often), batch - sum(expected[c] * batch for c in often)]
+    kept = [k for k, w in enumerate(wanted) if w > 1e-6]
+    test = stats.chisquare([observed[k] for k in kept], [wanted[k] for k in kept], sum_check=False)
+    assert test.pvalue > 1e-4, f"draws follow p: {observed} against {wanted}"
+
+
+@every([row for row in SETS + OTHERS if isinstance(row.structure, pm.Counted) and row.name != "hypergraph"])
+def test_all_distinct_draws_are_the_support(row):
+    d = pm.Marginals(row.structure).distribution(*row.scores(small(row), (2,)))
+    count = row.count(small(row))
+    y, probs = d.sample_distinct(count + 1, generator=torch.Generator().manual_seed(1))
+    close(probs.sum(-1), torch.ones(2), "all of them have all of the probability")
+    assert bool((probs[:, -1] == 0).all()), "there are no more"
+    for b in range(2):
+        assert len({tuple(v) for v in listed(y, 2)[b, :count].tolist()}) == count, "they differ"
+
+
+@every(RAGGED)
+def test_distinct_draws_of_shorter_problems(row):
+    lengths = torch.tensor([row.size(), 1, 0])
+    op = pm.Marginals(row.with_lengths(lengths))
+    scores = row.scores(batch=(3,))
+    d = op.distribution(*scores)
+    y, probs = d.sample_distinct(2, generator=torch.Generator().manual_seed(2))
+    again, _ = d.sample_distinct(2, generator=torch.Generator().manual_seed(2))
+    for a, b in zip(tensors(y), tensors(again), strict=True):
+        equal(a, b, "a generator makes draws repeatable")
+        assert bool((a[2] == 0).all()), "padding is never drawn"
+    close(probs[2], [1.0, 0.0], "nothing is one structure")
+
+
+def test_distinct_draws_have_gradients():
+    scores = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    for op in (pm.Marginals(pm.SpanningTree()), pm.Marginals(pm.SpanTree()), pm.SparseMap(pm.SpanningTree())):
+
+        def probs(x, op=op):
+            return op.distribution(x).sample_distinct(2, torch.Generator().manual_seed(0))[1]
+
+        assert torch.autograd.gradcheck(probs, scores, fast_mode=True)
+        with pytest.raises(ValueError, match="k must be a positive integer; got 0"):
+            op.distribution(scores).sample_distinct(0)

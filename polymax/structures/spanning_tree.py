@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax.distinct import from_heads
 from polymax.kernels.arborescence import UNDEFINED, arborescence
 from polymax.kernels.spanning_tree import (
     spanning_tree_inside,
@@ -103,6 +104,24 @@ class SpanningTree(Arcs, Counted):
         values, heads = spanning_tree_kbest(x.detach(), lengths, k, self.single_root)
         y = _arcs(heads, x).reshape(*batch, k, *x.shape[1:])
         return narrow(y, scores[0].dtype), values.reshape(*batch, k).to(scores[0].dtype)
+
+    def sample_distinct(
+        self, scores: tuple[Tensor, ...], k: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """k trees that differ (*batch, k, ...), drawn without replacement, and which of them there are, (*batch, k)."""
+        (x,) = checked(scores)
+        if self.labelled:
+            x = arcs_with_labels(self.lengths, x)
+        arcs, flat = replace(self, labelled=False), x.detach().double()
+        labels = flat if self.labelled else flat.unsqueeze(-1)
+        total = Shannon().max(labels)
+        rows, lengths, batch = arcs._flat(total)
+        names = torch.where(total.unsqueeze(-1) == -torch.inf, -torch.inf, labels - total.unsqueeze(-1))
+        names = names.reshape(len(rows), *names.shape[len(batch) :])
+        index, there = from_heads(arcs, rows, lengths, names, k, generator)
+        y = spread(index, labels.shape[-1])
+        y = y if self.labelled else y.squeeze(-1)
+        return narrow(y.reshape(*batch, k, *x.shape[len(batch) :]), scores[0].dtype), there.reshape(*batch, k)
 
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
         heads = trees(event_shape[0] - 1, self.single_root)

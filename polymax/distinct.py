@@ -1,0 +1,216 @@
+"""Draws without replacement: structures that differ, in the order in which successive draws would find them.
+
+Add Gumbel noise to the log-probability of every structure: the k largest sums are k successive draws without
+replacement. They are found from the top down. A partial structure knows the largest sum below it; opening it divides
+that sum among its choices, by noise that is conditioned on its maximum. Only partial structures on the way to the k
+drawn ones are ever opened, so that the cost is that of k draws.
+
+See: Kool, van Hoof and Welling 2019, Stochastic beams and where to find them.
+"""
+
+import heapq
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.graph import Graph
+
+
+def checked_count(k: Any) -> None:
+    """How many structures are asked for."""
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k must be a positive integer; got {k!r}")
+
+
+def from_list(probs: Tensor, k: int, generator: torch.Generator | None) -> Tensor:
+    """Places (*batch, k) of distinct draws by probs (*batch, count); -1 where no more have any probability."""
+    checked_count(k)
+    rows = probs.detach().cpu().double().reshape(-1, probs.shape[-1])
+    places = np.full((len(rows), k), -1)
+    for row, p, random in zip(places, rows.numpy(), _streams(len(rows), generator), strict=True):
+        (some,) = (p > 0).nonzero()
+        sums = np.log(p[some]) - np.log(random.exponential(size=len(some)))
+        found = some[np.argsort(-sums, kind="stable")[:k]]
+        row[: len(found)] = found
+    return torch.from_numpy(places).reshape(*probs.shape[:-1], k).to(probs.device)
+
+
+def picked(vertices: Any, probs: Tensor, places: Tensor) -> tuple[Any, Tensor]:
+    """Structures (*batch, k, ...) at places (*batch, k) of a list, and their probabilities; 0 at -1."""
+    at, there = places.clamp(min=0), places >= 0
+
+    def pick(t: Tensor) -> Tensor:
+        event = [1] * (t.dim() - at.dim())
+        index = at.reshape(*at.shape, *event).expand(*at.shape, *t.shape[at.dim() :])
+        return torch.where(there.reshape(*at.shape, *event), t.gather(at.dim() - 1, index), 0)
+
+    listed = pick(vertices) if isinstance(vertices, Tensor) else type(vertices)(*map(pick, vertices))
+    return listed, pick(probs)
+
+
+def from_walk(
+    p: Tensor, graph: Graph, roots: Tensor, k: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """How often each of k distinct derivations uses the parts, (B, k, parts), and whether there are as many, (B, k).
+
+    Shapes: p (B, edges), the weights of the choices at each node; roots (B,)
+    """
+    checked_count(k)
+    first, tails, part = (t.cpu().numpy() for t in graph.arrays)
+    weights = p.detach().cpu().double().numpy()
+    y, there = np.zeros((len(weights), k, graph.parts + 1)), np.zeros((len(weights), k), bool)
+    for b, random in enumerate(_streams(len(weights), generator)):
+        root = int(roots[b])
+        frontier = _Frontier(random, ((root, None) if root >= 0 else None, None, None))
+        drawn = 0
+        while drawn < k and frontier:
+            total, log, (waiting, edge, used) = frontier.pop()
+            # tails are asked for when a hyperedge comes to its turn, which most do not
+            if edge is not None:
+                waiting, used = _with(waiting, tails[edge]), (edge, used)
+            # nodes without a choice cost no noise; one without weight has no derivation, and is opened to nothing
+            while waiting is not None:
+                node, others = waiting
+                own = range(first[node], first[node + 1])
+                if len(own) > 1 or any(not weights[b, e] > 0 for e in own):
+                    break
+                waiting = others
+                for e in own:
+                    waiting, used = _with(waiting, tails[e]), (e, used)
+            if waiting is None:
+                there[b, drawn] = True
+                while used is not None:
+                    edge, used = used
+                    y[b, drawn, part[edge]] += 1
+                drawn += 1
+                continue
+            node, others = waiting
+            edges = [e for e in range(first[node], first[node + 1]) if weights[b, e] > 0]
+            if edges:
+                frontier.open(total, log, np.log(weights[b, edges]), [(others, e, used) for e in edges])
+    return torch.from_numpy(y[..., :-1]).to(p.device), torch.from_numpy(there).to(p.device)
+
+
+def from_heads(
+    tree: Any, x: Tensor, lengths: Tensor, labels: Tensor, k: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Heads and labels of k distinct trees (B, k, n, 2), -1 at padding, and whether there are as many, (B, k).
+
+    Tokens choose their heads one after the other, then their labels. The probabilities of a token's heads are those
+    of arcs, by the SpanningTree `tree`, for scores in which the heads chosen so far are the only ones.
+
+    Shapes: x (B, n + 1, n + 1), lengths (B,), labels (B, n + 1, n + 1, labels), log-probabilities of labels at arcs
+    """
+    checked_count(k)
+    batch, n = len(x), x.shape[-1] - 1
+    sizes, names = lengths.tolist(), labels.cpu().double().numpy()
+    found = torch.full((batch, k, n, 2), -1)
+    there = torch.zeros(batch, k, dtype=torch.bool)
+    frontiers = [_Frontier(random, ()) for random in _streams(batch, generator)]
+    drawn = [0] * batch
+    while True:
+        opened = []
+        for b, frontier in enumerate(frontiers):
+            while drawn[b] < k and frontier:
+                total, log, chosen = frontier.pop()
+                size, m = sizes[b], len(chosen)
+                if m < size:
+                    opened.append((b, total, log, chosen))
+                    break
+                if m < 2 * size:
+                    logs = names[b, chosen[m - size], m - size + 1]
+                    (some,) = (logs > -np.inf).nonzero()
+                    frontier.open(total, log, logs[some], [(*chosen, int(label)) for label in some])
+                    continue
+                found[b, drawn[b], :size] = torch.tensor(chosen, dtype=torch.long).reshape(2, size).T
+                there[b, drawn[b]] = True
+                drawn[b] += 1
+        if not opened:
+            return found.to(x.device), there.to(x.device)
+        # the next token of one partial tree of each instance
+        rows = torch.tensor([b for b, *_ in opened], device=x.device)
+        held = np.ones((len(rows), n + 1, n + 1), bool)
+        for own, (_, _, _, chosen) in zip(held, opened, strict=True):
+            own[:, 1 : len(chosen) + 1] = False
+            own[list(chosen), range(1, len(chosen) + 1)] = True
+        left = torch.where(torch.from_numpy(held).to(x.device), x[rows], -torch.inf)
+        arcs = tree.with_lengths(lengths[rows]).marginals(left).cpu().double()
+        for (b, total, log, chosen), p in zip(opened, arcs, strict=True):
+            # what rounding leaves of an impossible arc is none
+            column = np.where(_possible(chosen, n, tree.single_root), p[:, len(chosen) + 1].numpy(), 0)
+            (some,) = (column > 0).nonzero()
+            if len(some):
+                logs = np.log(column[some] / column[some].sum())
+                frontiers[b].open(total, log, logs, [(*chosen, int(h)) for h in some])
+
+
+def _possible(chosen: tuple[int, ...], n: int, single_root: bool) -> np.ndarray:
+    """Which heads (n + 1,) the next token may have, after those of the tokens before it: no cycle, no second root."""
+    token = len(chosen) + 1
+    possible = np.ones(n + 1, bool)
+    possible[0] = not (single_root and 0 in chosen)
+    for head in range(1, n + 1):
+        up = head
+        while 0 < up <= len(chosen):
+            up = chosen[up - 1]
+        possible[head] = up != token
+    return possible
+
+
+class _Frontier:
+    """Partial structures, the one with the largest sum of log-probability and noise below it first."""
+
+    def __init__(self, random: np.random.Generator, whole: Any) -> None:
+        self._random = random
+        self._order = itertools.count()
+        self._heap: list[tuple[float, int, float, Any]] = []
+        self._push(-np.log(random.exponential()), 0.0, whole)
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def pop(self) -> tuple[float, float, Any]:
+        """The largest sum, the log-probability, and the partial structure itself."""
+        total, _, log, state = heapq.heappop(self._heap)
+        return -total, log, state
+
+    def open(self, total: float, log: float, choices: np.ndarray, states: list[Any]) -> None:
+        """Divide a partial structure by its choices, whose conditional log-probabilities are given."""
+        logs = log + choices
+        sums = logs - np.log(self._random.exponential(size=len(choices)))
+        for value, own, state in zip(_conditioned(sums, total), logs, states, strict=True):
+            self._push(value, own, state)
+
+    def _push(self, total: float, log: float, state: Any) -> None:
+        heapq.heappush(self._heap, (-float(total), next(self._order), float(log), state))
+
+
+def _conditioned(sums: np.ndarray, largest: float) -> np.ndarray:
+    """Independent Gumbel variables given that their maximum is `largest`: -log(exp(-largest) - exp(-max) + exp(-sum)).
+
+    See: Kool, van Hoof and Welling 2019, appendix B.3, for the form that does not lose digits.
+    """
+    gap = sums - sums.max()
+    with np.errstate(divide="ignore"):
+        # log(1 - exp(gap)), -inf at the maximum, which becomes `largest`
+        rest = np.where(gap > -np.log(2), np.log(-np.expm1(gap)), np.log1p(-np.exp(gap)))
+    v = largest - sums + rest
+    return largest - np.maximum(v, 0) - np.log1p(np.exp(-np.abs(v)))
+
+
+def _with(waiting: Any, tails: np.ndarray) -> Any:
+    """The nodes that wait, and those that a hyperedge asks for."""
+    for tail in tails:
+        if tail >= 0:
+            waiting = (int(tail), waiting)
+    return waiting
+
+
+def _streams(count: int, generator: torch.Generator | None) -> list[np.random.Generator]:
+    """Random numbers of each instance, which do not depend on the others."""
+    device = generator.device if generator is not None else "cpu"
+    seeds = torch.randint(0, 2**63 - 1, (count,), generator=generator, device=device)
+    return [np.random.Generator(np.random.PCG64(seed)) for seed in seeds.tolist()]
