@@ -97,7 +97,8 @@ class Family:
     def beside(self, scores: Tensor, *sizes: int) -> Graph:
         """The graph of these sizes on the device of the scores of its parts, (*batch, parts)."""
         if torch.compiler.is_compiling():
-            return Graph(*graph_arrays(scores.detach(), self.name, sizes), scores.shape[-1])
+            first, tails, part = graph_arrays(scores.detach(), self.name, sizes)
+            return Graph(first, tails, part, scores.shape[-1])
         return self._built(*sizes).to(scores.device)
 
 
