@@ -180,8 +180,7 @@ OPERATORS = {
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-# the hypergraph of segmentations is built in NumPy, which torch.compile does not follow
-@pytest.mark.parametrize("name", [name for name in OPERATORS if name != "segments"])
+@pytest.mark.parametrize("name", OPERATORS)
 def test_compile(name, device):
     structure, sizes = OPERATORS[name]
     scores = [randn(*size, seed=k).to(device) for k, size in enumerate(sizes)]

@@ -14,6 +14,7 @@ from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold import threshold as project
 from polymax.kernels.widen import wide
 from polymax.regularizers.base import Regularizer
+from polymax.regularizers.custom_traced import traced_argmax
 from polymax.regularizers.entropies import positive
 
 
@@ -24,8 +25,8 @@ class Custom(Regularizer):
         argmax over p in the simplex of <x, p> - gamma fn(p)
 
     fn is evaluated row by row: the value of a row may not depend on the others. Tensors that fn closes over get
-    first derivatives too. The solver stops when Newton's next step would change p by less than `tol`, or warns after
-    `max_iter` steps with what was reached.
+    first derivatives too. For torch.compile, fn must be made outside of what is compiled. The solver stops when
+    Newton's next step would change p by less than `tol`, or warns after `max_iter` steps with what was reached.
 
     Example:
         >>> Custom(lambda p: p.square().sum(-1) / 2).argmax(torch.tensor([-2.0, 0.0, 0.5]))
@@ -47,6 +48,8 @@ class Custom(Regularizer):
         _check.number(self.max_iter, "max_iter", "positive", lambda m: m > 0)
 
     def argmax_rows(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return traced_argmax(self, x)
         if torch.is_inference_mode_enabled():
             # the solver needs the derivatives of fn
             with torch.inference_mode(False), torch.no_grad():
@@ -94,7 +97,7 @@ class _LinearSolve(Function):
     @staticmethod
     def forward(ctx: Any, r: Tensor, p: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.fn, ctx.p = fn, p
-        return _conjugate_gradients(fn, p, r)
+        return conjugate_gradients(fn, p, r)
 
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None]:
@@ -103,14 +106,14 @@ class _LinearSolve(Function):
 
 def _jacobian(fn: Callable[[Tensor], Tensor], p: Tensor, v: Tensor) -> Tensor:
     """J v; differentiable in p and v where gradients are enabled."""
-    w = _conjugate_gradients(fn, p.detach(), v.detach())
+    w = conjugate_gradients(fn, p.detach(), v.detach())
     if not torch.is_grad_enabled():
         return w
     # w + J (v - B(p) w) is w in value, and in derivative what differentiating the linear system gives
     return w + _LinearSolve.apply(v - _hessian_product(fn, p, w), p.detach(), fn)
 
 
-def _conjugate_gradients(fn: Callable[[Tensor], Tensor], p: Tensor, v: Tensor) -> Tensor:
+def conjugate_gradients(fn: Callable[[Tensor], Tensor], p: Tensor, v: Tensor) -> Tensor:
     """w on the support of p with sum 0 and B w = v up to a constant."""
     # row sums are the diagonal of a separable Omega's Hessian, which makes one step exact; otherwise a scale
     diagonal = _hessian_product(fn, p, (p > 0).to(p.dtype)).detach()
@@ -204,7 +207,7 @@ def _solve(omega: Custom, x: Tensor) -> Tensor:
     for iteration in range(omega.max_iter):
         # an entry that vanishes would hold up Newton, whose steps it cuts short: it is left to the projection
         vanishing = (p < eps**2) & (g > (g * p).sum(-1, keepdim=True))
-        newton = _conjugate_gradients(omega.fn, torch.where(vanishing, 0, p), -g)
+        newton = conjugate_gradients(omega.fn, torch.where(vanishing, 0, p), -g)
         residual = torch.maximum(newton.abs().amax(-1, keepdim=True), _outside(p, g, keep))
         busy = residual > tol
         if not bool(busy.any()):

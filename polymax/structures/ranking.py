@@ -33,7 +33,7 @@ class Ranking(Structure):
         x = _row(scores)
         order = torch.sort(x, dim=-1, stable=True).indices
         ranks = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device).expand(x.shape)
-        y = torch.empty_like(x).scatter(-1, order, ranks)
+        y = torch.zeros_like(x).scatter(-1, order, ranks)
         return torch.where(torch.isnan(x).any(-1, keepdim=True), torch.nan, y)
 
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:

@@ -131,7 +131,7 @@ def _used_of_arrays(first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, p
 
 
 def _fake_used(first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, parts: int) -> Tensor:
-    return roots.new_empty((roots.shape[0], parts), dtype=torch.bool)
+    return roots.new_zeros((roots.shape[0], parts), dtype=torch.bool)
 
 
 # torch.compile cannot follow the walk

@@ -1,0 +1,109 @@
+"""`Custom` for torch.compile: its solver, and the Jacobian of the solution, as operators that know fn by a number.
+
+The function is looked up while torch.compile traces, and the graph is good for that very function alone. What fn closes
+over is read at each call, as in eager mode.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax._dispatch import _LIBRARY
+from polymax.kernels.widen import wide
+
+if TYPE_CHECKING:
+    from polymax.regularizers.custom import Custom
+
+_FUNCTIONS: dict[int, Callable[[Tensor], Tensor]] = {}
+
+
+def traced_argmax(omega: "Custom", x: Tensor) -> Tensor:
+    """The mapping of rows; differentiable once, in the scores and in tensors that fn closes over."""
+    scores = wide(x)
+    number = _number(omega.fn)
+    # torch.compile guards the identity of what it has taken the id of
+    id(omega.fn)
+    tol = -1.0 if omega.tol is None else float(omega.tol)
+    p = custom_argmax(scores.detach(), number, omega.max_iter, tol)
+    learned = omega.fn(p).requires_grad
+    if not (torch.is_grad_enabled() and (learned or scores.requires_grad)):
+        return p.to(x.dtype)
+    residual = torch.where(scores > -torch.inf, scores, 0)
+    if learned:
+        residual = residual - _slope(omega.fn, p)
+    return _Implicit.apply(residual, p, number).to(x.dtype)
+
+
+class _Implicit(Function):
+    """p as a function of x - grad Omega(p), as `custom.Implicit` has it."""
+
+    @staticmethod
+    def forward(residual: Tensor, p: Tensor, number: int) -> Tensor:
+        return p.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        _, p, ctx.number = inputs
+        ctx.save_for_backward(p)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, None]:
+        (p,) = ctx.saved_tensors
+        return custom_jacobian(p, v, ctx.number), None, None
+
+
+def _slope(fn: Callable[[Tensor], Tensor], p: Tensor) -> Tensor:
+    """grad Omega(p) on the support, recorded for the tensors of fn."""
+    # an entry of exactly 0 is outside the face: a constant, a hair inside, where derivatives are finite
+    inside = torch.where(p > 0, p, torch.finfo(p.dtype).eps ** 2)
+    return torch.where(p > 0, torch.func.grad(lambda q: fn(q).sum())(inside), 0)
+
+
+@torch.compiler.assume_constant_result
+def _number(fn: Callable[[Tensor], Tensor]) -> int:
+    """By which operators find the function."""
+    _FUNCTIONS[id(fn)] = fn
+    return id(fn)
+
+
+@contextmanager
+def _with_autograd() -> Iterator[None]:
+    """Where a compiled graph has switched autograd off altogether, let fn be derived nevertheless; nothing else is."""
+    exclude = torch._C._SetExcludeDispatchKeyGuard
+    with exclude(torch._C.DispatchKey.AutogradFunctionality, False), torch.no_grad():
+        yield
+
+
+def _argmax(x: Tensor, number: int, max_iter: int, tol: float) -> Tensor:
+    from polymax.regularizers.custom import Custom
+
+    omega = Custom(_FUNCTIONS[number], max_iter=max_iter, tol=None if tol < 0 else tol)
+    with _with_autograd():
+        return omega.argmax_rows(x.clone())
+
+
+def _jacobian(p: Tensor, v: Tensor, number: int) -> Tensor:
+    from polymax.regularizers.custom import conjugate_gradients
+
+    with _with_autograd():
+        return conjugate_gradients(_FUNCTIONS[number], p, v)
+
+
+def _like_first(p: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(p, memory_format=torch.contiguous_format)
+
+
+def _operator(schema: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"polymax::{name}", _like_first, lib=_LIBRARY)
+    return getattr(torch.ops.polymax, name).default
+
+
+custom_argmax = _operator("custom_argmax(Tensor x, int number, int max_iter, float tol) -> Tensor", _argmax)
+custom_jacobian = _operator("custom_jacobian(Tensor p, Tensor v, int number) -> Tensor", _jacobian)
