@@ -53,9 +53,9 @@ class Regularizer(ABC):
         """The smoothed max: its gradient is argmax(x). -inf for a row of -inf."""
         _check.floating(x, "x")
         rows, scores = self._rows(_check.masked(x, mask), dim)
-        keep = scores > -torch.inf
+        keep = scores != -torch.inf
         top = _top(scores)
-        scaled = rows._divided(_below(scores, top))
+        scaled = rows._divided(scores, top, keep)
         y = rows.argmax_rows(scaled)
         if rows._learned():
             # derivatives in the parameters run through y as well; the terms that the envelope theorem drops are 0
@@ -89,16 +89,17 @@ class Regularizer(ABC):
 
     def _scaled(self, x: Tensor) -> Tensor:
         """x / gamma, shifted so that large scores keep their digits, and stay finite; x itself at gamma = 1."""
-        return x if self._plain() else self._divided(_below(x, _top(x)))
+        return x if self._plain() else self._divided(x, _top(x), x != -torch.inf)
 
-    def _divided(self, x: Tensor) -> Tensor:
-        """x / gamma, of scores below their maximum."""
-        if self._plain():
-            return x
-        # a forbidden entry stays out of the derivative in gamma, where it would be inf * 0
-        keep = x != -torch.inf
-        divided = torch.where(keep, x, 0) / self.gamma
-        return torch.where(keep, divided.clamp(min=torch.finfo(divided.dtype).min), -torch.inf)
+    def _divided(self, x: Tensor, top: Tensor, keep: Tensor) -> Tensor:
+        """(x - top) / gamma: -inf stays the mark of absent entries, and others stay finite."""
+        centred = wide(x) - top
+        if isinstance(self.gamma, Tensor):
+            # a forbidden entry stays out of the derivative in gamma, where it would be inf * 0
+            centred = torch.where(keep, centred, 0).clamp(min=torch.finfo(centred.dtype).min)
+        if not self._plain():
+            centred = centred / self.gamma
+        return torch.where(keep, centred.clamp(min=torch.finfo(centred.dtype).min), -torch.inf)
 
     def _gamma_of_rows(self) -> float | Tensor:
         return self.gamma.squeeze(-1) if isinstance(self.gamma, Tensor) and self.gamma.dim() else self.gamma
@@ -161,12 +162,6 @@ def _top(x: Tensor) -> Tensor:
         return scores.new_zeros(*x.shape[:-1], 1)
     top = scores.amax(-1, keepdim=True)
     return torch.where(top == -torch.inf, 0, top)
-
-
-def _below(x: Tensor, top: Tensor) -> Tensor:
-    """Scores less their maximum: -inf stays the mark of absent entries, and others stay finite."""
-    centred = wide(x) - top
-    return torch.where(x == -torch.inf, -torch.inf, centred.clamp(min=torch.finfo(centred.dtype).min))
 
 
 def _pad(t: Tensor, dims: int) -> Tensor:
