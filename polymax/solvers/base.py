@@ -71,7 +71,7 @@ class Solution:
         width = torch.arange(self.probs.shape[-1], device=bad.device) < used.sum(-1).max().clamp(min=1)
 
         def cleared(t: Tensor, empty: float) -> Tensor:
-            return torch.where(bad.reshape(*bad.shape, *[1] * (t.dim() - bad.dim())), empty, t)
+            return torch.where(bad.reshape(bad.shape + (1,) * (t.dim() - bad.dim())), empty, t)
 
         found = self.found
         return replace(

@@ -90,9 +90,12 @@ def _of_assignments(structure: Assignment, scores: Tensor) -> tuple[tuple[Tensor
 
 
 def _of_trees(structure: SpanningTree, scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    best = torch.where(structure.map(scores) > 0, scores, 0).sum(-2)
-    total = torch.where(structure.best_score(scores) == -math.inf, -math.inf, exact_total(best))
-    return (exact_sum(scores, -best.unsqueeze(-2)),), total
+    # arcs are [head, modifier], with labels after them where there are any
+    others = (-2,) if structure.event_dims(scores) == (2,) else (-3, -1)
+    best = torch.where(structure.map(scores) > 0, scores, 0).sum(others, keepdim=True)
+    total = exact_total(best.flatten(scores.dim() - structure.event_dims(scores)[0]))
+    total = torch.where(structure.best_score(scores) == -math.inf, -math.inf, total)
+    return (exact_sum(scores, -best),), total
 
 
 def exact_sum(*terms: Tensor) -> Tensor:

@@ -132,12 +132,17 @@ class Subset(DynamicProgram):
         inside = x.clamp(0, 1)
         # a total of k needs as many entries that are allowed
         enough = (x != -torch.inf).sum(-1, keepdim=True) >= self.k
-        if self.at_most:
+        if self.at_most and self.k < x.shape[-1]:
             few = inside.sum(-1, keepdim=True) <= self.k
             # where the clipped scores are few enough they are the projection; elsewhere the total is k
-            return torch.where(few, inside, self._budget(x, enough)) if self.k < x.shape[-1] else inside
-        mu = self._budget(x, enough) if 0 < self.k < x.shape[-1] else 0 * inside + bool(self.k)
-        return torch.where(enough, mu, 0)
+            mu = torch.where(few, inside, self._budget(x, enough))
+        elif self.at_most:
+            mu = inside
+        else:
+            mu = self._budget(x, enough) if 0 < self.k < x.shape[-1] else 0 * inside + bool(self.k)
+            mu = torch.where(enough, mu, 0)
+        # comparisons overlook a NaN
+        return torch.where(torch.isnan(x).any(-1, keepdim=True), torch.nan * x, mu)
 
     def _budget(self, x: Tensor, enough: Tensor) -> Tensor:
         """The projection with a total of k, of rows that allow one."""
