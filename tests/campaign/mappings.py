@@ -301,7 +301,7 @@ def _optimal(mapping, z, p, parameters, gamma, value, eps, narrow):
     if "upper" in parameters or "k" in parameters:
         # what bounds leave is a difference, and its rounding goes to an entry at any distance
         size = size + np.abs(centred[p > 0]).max()
-    tolerance = 64 * eps * size + (4 * narrow * size if narrow > 1e-6 else 0)
+    tolerance = (64 + len(p)) * eps * size + (4 * narrow * size if narrow > 1e-6 else 0)
     # a weight far below rounding is worth much where scores are huge, and means nothing
     gap = best - reached(np.where(p < 1e-30, 0, p))
     faults = []

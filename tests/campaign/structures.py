@@ -90,12 +90,15 @@ def problem(draw: Draw, row: sets.Set, wild: bool = True, nan: bool = True) -> P
     count = math.prod(batch)
     draw.note(f"{row.name} {str(kind)[6:]} {(*batch, *shape)}")
     events = row.events(shape)
-    wild = wild and draw.chance(0.3)
+    large, wild = wild and draw.chance(0.1), wild and draw.chance(0.3)
+    draw.note("large ties" if large else "")
     shared = [k > 0 and len(event) == 2 and draw.chance(0.7) for k, event in enumerate(events)]
     scores = []
     for event, one in zip(events, shared, strict=True):
         lead = 1 if one else count
         x = hostile.numbers(draw, lead, math.prod(event), kind, wild)
+        if large:
+            x = hostile.large_ties(draw, lead, math.prod(event), kind).clamp(max=torch.finfo(kind).max).to(kind)
         # sums of parts stay finite
         limit = torch.finfo(kind).max / 32
         x = x.clamp(-limit, limit)
@@ -271,7 +274,7 @@ def sparse(draw: Draw, row: sets.Set) -> tuple[int, list[str]]:
         value = op.max(*at.scores).detach().double().cpu().reshape(-1)
         mu = at.flat(op(*at.scores))
     faults = _common(at, value, mu)
-    late = any("converge" in str(w.message) for w in caught)
+    late = any("stopped after" in str(w.message) for w in caught)
     if late and name == "active-set":
         faults.append(f"the active set does not converge: {caught[0].message}")
     alive = at.best > -torch.inf
