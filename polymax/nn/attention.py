@@ -90,7 +90,7 @@ def attention_path(
     """How `scaled_dot_product_attention` computes a call with these arguments, and why, in a sentence.
 
     Example:
-        >>> q = torch.randn(2, 600, 16)
+        >>> q = torch.randn(2, 1200, 16)
         >>> attention_path(q, q, q, mapping=pm.entmax)
         'fused: the kernel of sparse attention keeps only weights that are not zero'
         >>> attention_path(q, q, q, mapping=pm.fusedmax)
