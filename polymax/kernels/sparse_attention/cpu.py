@@ -23,6 +23,7 @@ BLOCK = 1 << 18
 DENSE = 0.1
 
 
+@torch.autocast("cpu", enabled=False)
 def sparse_attention(
     q: Tensor,
     k: Tensor,
@@ -81,6 +82,7 @@ def sparse_attention(
     return out.to(q.dtype), mean.to(q.dtype), tau, support, notes, notes.to(torch.int16)
 
 
+@torch.autocast("cpu", enabled=False)
 def sparse_attention_backward(
     grad: Tensor,
     q: Tensor,

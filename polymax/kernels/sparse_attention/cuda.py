@@ -1,7 +1,7 @@
 """Sparse attention: a scan of all scores, then contexts and gradients on what is not zero.
 
 Only the scan looks at every tile. It bounds each row's threshold from below, and what lies under the bound is never
-looked at again: see cuda_scan.py. Blocks of queries have lists of the tiles that are not empty, rows a bit for each tile.
+looked at again: see cuda_scan.py. Blocks of queries have lists of the tiles that are not empty, rows a bit for each.
 """
 
 from typing import Any
@@ -38,6 +38,8 @@ CHUNK = 64
 STRETCH = 32
 # of these, tiles in registers
 SLOTS = 8
+# rows of the scan
+SCAN_ROWS = 128
 # rows that are gathered at once for the gradients of keys
 KEY_ROWS = 64
 # rows whose bits are packed at once
@@ -80,7 +82,7 @@ def sparse_attention(
         places = H, H // k.shape[1], L, k.shape[2]
         shapes = {**flags, "D": D, "BD": max(ceil_power(D), 16)}
         precise = {"PRECISION": _precision(q)}
-        bm = 128 if longest_q > 64 else 64
+        bm = SCAN_ROWS if longest_q > HEIGHT else HEIGHT
         blocks = -(-longest_q // bm)
         programs = min(blocks * heads, _programs(q, RESIDENT["scan"]))
         maxima = torch.empty(programs * bm * plan.tiles, device=q.device)
