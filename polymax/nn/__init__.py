@@ -4,12 +4,14 @@ from polymax.nn.adaptive import AdaptiveEntmax as AdaptiveEntmax
 from polymax.nn.attention import attention_path as attention_path
 from polymax.nn.attention import attention_weights as attention_weights
 from polymax.nn.attention import scaled_dot_product_attention as scaled_dot_product_attention
+from polymax.nn.attention_statistics import AttentionStatistics as AttentionStatistics
+from polymax.nn.attention_statistics import attention_statistics as attention_statistics
 from polymax.nn.beam import BeamSPINN as BeamSPINN
 from polymax.nn.crf import CRF as CRF
 from polymax.nn.decoder import Attention as Attention
 from polymax.nn.decoder import FertilityAttention as FertilityAttention
-from polymax.nn.graph_convolution import GraphConvolution as GraphConvolution
 from polymax.nn.fused_attention import varlen_attention as varlen_attention
+from polymax.nn.graph_convolution import GraphConvolution as GraphConvolution
 from polymax.nn.gumbel_tree import GumbelTreeLSTM as GumbelTreeLSTM
 from polymax.nn.latent_dependency import LatentDependency as LatentDependency
 from polymax.nn.latent_methods import Given as Given

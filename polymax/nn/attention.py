@@ -68,7 +68,8 @@ def scaled_dot_product_attention(
     weights = _weights(query, key, attn_mask, pattern, scale, enable_gqa, mapping, softcap, sinks)
     if dropout_p > 0:
         weights = torch.nn.functional.dropout(weights, dropout_p)
-    return (weights @ wide(grouped(value, query, "value") if enable_gqa else value)).to(value.dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        return (weights @ wide(grouped(value, query, "value") if enable_gqa else value)).to(value.dtype)
 
 
 def attention_path(
@@ -90,7 +91,7 @@ def attention_path(
     """How `scaled_dot_product_attention` computes a call with these arguments, and why, in a sentence.
 
     Example:
-        >>> q = torch.randn(2, 600, 16)
+        >>> q = torch.randn(2, 1200, 16)
         >>> attention_path(q, q, q, mapping=pm.entmax)
         'fused: the kernel of sparse attention keeps only weights that are not zero'
         >>> attention_path(q, q, q, mapping=pm.fusedmax)
@@ -152,7 +153,8 @@ def _weights(
     if enable_gqa:
         key = grouped(key, query, "key")
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (wide(query) * factor) @ wide(key).transpose(-2, -1)
+    with torch.autocast(query.device.type, enabled=False):
+        scores = (wide(query) * factor) @ wide(key).transpose(-2, -1)
     cap = fused_attention.checked_softcap(softcap)
     if cap > 0:
         scores = cap * torch.tanh(scores / cap)

@@ -19,7 +19,7 @@ from polymax.nn.attention_pattern import Pattern, pattern_of
 from polymax.regularizers import Gini, Shannon, Tsallis
 
 # below these the matrix of all scores is small, and faster
-CPU_KEYS = 512
+CPU_KEYS = 1024
 CUDA_QUERIES = 16
 # powers of 1 / (alpha - 1) have few digits left below
 LEAST_ALPHA = 1.001
@@ -198,10 +198,28 @@ class SparseAttention(Function):
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
             inputs = (q, k, v, alphas, mask, sinks)
-            return (*_recorded(grad, inputs, wanted, starts_q, starts_k, ctx.alpha, ctx.numbers), *[None] * (len(wanted) - 6))
+            return (
+                *_recorded(grad, inputs, wanted, starts_q, starts_k, ctx.alpha, ctx.numbers),
+                *[None] * (len(wanted) - 6),
+            )
         bias = mask is not None and wanted[4]
         dq, dk, dv, dalpha, dsink, dmask = sparse_attention_backward(
-            grad, q, k, v, mean, tau, plan, lists, ctx.alpha, alphas, mask, sinks, starts_q, starts_k, *ctx.numbers, bias
+            grad,
+            q,
+            k,
+            v,
+            mean,
+            tau,
+            plan,
+            lists,
+            ctx.alpha,
+            alphas,
+            mask,
+            sinks,
+            starts_q,
+            starts_k,
+            *ctx.numbers,
+            bias,
         )
         return (
             dq,
@@ -225,7 +243,9 @@ def _recorded(
 ) -> list[Tensor | None]:
     """The gradients in differentiable torch."""
     q, k, v, alphas, mask, sinks = inputs
-    assert q is not None and k is not None and v is not None
+    assert q is not None
+    assert k is not None
+    assert v is not None
     _, _, scale, softcap, left, right, offset = numbers
     x, _ = reference.scores(q, k, mask, starts_q, starts_k, scale, softcap, left, right, offset)
     if sinks is not None:
@@ -254,10 +274,11 @@ def varlen_attention(
 ) -> Tensor:
     """Attention of packed sequences, one after the other in a single tensor of tokens.
 
-    Sequence b has the queries cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1, and keys likewise; positions, for is_causal and
-    for windows, are counted in each. Heads of key and value may be fewer, and divide those of query.
+    Sequence b has the queries cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1, and keys likewise; positions, for is_causal
+    and windows, are counted in each. Heads of key and value may be fewer, and divide those of query.
 
-    Shapes: query (tokens, heads, E); key (tokens, key heads, E); value (tokens, key heads, V); cu_seqlens (sequences + 1,)
+    Shapes:
+        query (tokens, heads, E); key (tokens, key heads, E); value (tokens, key heads, V); cu_seqlens (sequences + 1,)
 
     Example:
         >>> x = torch.randn(5, 2, 8)
@@ -274,7 +295,7 @@ def varlen_attention(
     starts_q, starts_k = _starts(cu_seqlens_q, "cu_seqlens_q"), _starts(cu_seqlens_k, "cu_seqlens_k")
     if len(starts_q) != len(starts_k):
         raise ValueError(
-            f"cu_seqlens_q and cu_seqlens_k must be of as many sequences; got {len(starts_q)} and {len(starts_k)} starts"
+            f"cu_seqlens_q and cu_seqlens_k must be of one length; got {len(starts_q)} and {len(starts_k)}"
         )
     pattern = pattern_of(is_causal, window, causal_offset)
     query, key, value = autocast(query, key, value)
@@ -286,16 +307,14 @@ def varlen_attention(
         starts = [s.to(q.device, torch.int32) for s in (starts_q, starts_k)]
         numbers = (1 / math.sqrt(q.shape[-1]) if scale is None else scale, checked_softcap(softcap), *pattern)
         found = None if sinks is None else checked_sinks(sinks, q)
-        out = fused_heads(q, k, v, alpha, None, found, *starts, longest_q, longest_k, *numbers)
+        out = fused_heads(q, k, v, alpha, None, found, starts[0], starts[1], longest_q, longest_k, *numbers)
         return out[0].transpose(0, 1)
     from polymax.nn.attention import scaled_dot_product_attention
 
     options: dict[str, Any] = {"mapping": mapping, "window": window, "softcap": softcap, "sinks": sinks}
     options |= {"is_causal": is_causal, "scale": scale, "enable_gqa": True, "causal_offset": causal_offset}
     bounds = zip(starts_q.tolist(), starts_q.tolist()[1:], starts_k.tolist(), starts_k.tolist()[1:], strict=False)
-    parts = [
-        scaled_dot_product_attention(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d], **options) for a, b, c, d in bounds
-    ]
+    parts = [scaled_dot_product_attention(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d], **options) for a, b, c, d in bounds]
     rest = query.new_zeros(1, q.shape[1], len(query) - int(starts_q[-1]), v.shape[-1])
     return torch.cat([*parts, rest], 2)[0].transpose(0, 1)
 
@@ -320,10 +339,11 @@ def nested_attention(
     if not (key.is_nested and value.is_nested and query.layout == key.layout == value.layout == torch.jagged):
         raise ValueError("query, key and value must all be nested tensors of the layout torch.jagged, or none of them")
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    starts: list[Tensor] = [t.offsets() for t in (q, k)]  # type: ignore[attr-defined]
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "mapping": mapping, "window": window}
     options |= {"softcap": softcap, "sinks": sinks, "causal_offset": causal_offset}
-    out = varlen_attention(q.values(), k.values(), v.values(), q.offsets(), k.offsets(), **options)
-    return torch.nested.nested_tensor_from_jagged(out.contiguous(), q.offsets()).transpose(1, 2)
+    out = varlen_attention(q.values(), k.values(), v.values(), *starts, **options)
+    return torch.nested.nested_tensor_from_jagged(out.contiguous(), starts[0]).transpose(1, 2)
 
 
 def entmax_alpha(mapping: Any) -> float | Tensor | None:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, pad
 
 from polymax.mappings import softmax
-from polymax.nn.attention import Mapping, attention_weights, checked_mapping, later
+from polymax.nn.attention import Mapping, attention_weights, checked_mapping, later, scaled_dot_product_attention
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -15,7 +15,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     A state_dict loads in both directions; a mapping that is a module, such as `AdaptiveEntmax(num_heads)`, adds its
     own parameters. As in torch, masks are True where attention is *not* allowed, or floats that are added; a query
-    that may attend to nothing gets the bias of the output instead of NaN, and is_causal needs no attn_mask.
+    that may attend to nothing gets the bias of the output instead of NaN, and is_causal needs no attn_mask. With
+    need_weights=False the heads are `scaled_dot_product_attention`, which need not hold all weights at once.
 
     Shapes: as in torch; weights are (N, L, S), or (N, num_heads, L, S) with average_attn_weights=False
 
@@ -71,19 +72,28 @@ class MultiheadAttention(nn.MultiheadAttention):
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
 
         q, k, v = self._projected(query, key, value)
-        mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal)
+        # keys that follow those of the call are seen by all, so that they need a mask; others only the word
+        told = is_causal and self.bias_k is None and not self.add_zero_attn
+        mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not told)
         k, v, mask = self._extended(k, v, mask)
         q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
-        weights = attention_weights(q, k, mask, mapping=self.mapping)
-        weights = dropout(weights, self.dropout, self.training)
-        out = self.out_proj((weights @ v).transpose(1, 2).flatten(2))
+        weights = None
+        if need_weights:
+            weights = attention_weights(q, k, mask, told, mapping=self.mapping)
+            weights = dropout(weights, self.dropout, self.training)
+            heads = weights @ v
+        else:
+            drop = self.dropout if self.training else 0.0
+            heads = scaled_dot_product_attention(q, k, v, mask, drop, told, mapping=self.mapping)
+        out = self.out_proj(heads.transpose(1, 2).flatten(2))
 
         if not batched:
-            out, weights = out[0], weights[0]
+            out = out[0]
         elif not self.batch_first:
             out = out.transpose(0, 1)
-        if not need_weights:
+        if weights is None:
             return out, None
+        weights = weights if batched else weights[0]
         return out, weights.mean(-3) if average_attn_weights else weights
 
     def _reset_parameters(self) -> None:

@@ -11,8 +11,8 @@ of the support, and a `plan` and `lists`, in which a device notes where weights 
 
     dx = s (dp - <s, dp> / sum s)        dp_j = grad . v_j, so that <s, dp> / sum s = grad . mean
 
-Shapes: q (B, H, L, D); k (B, G, S, D) and v (B, G, S, V), where G divides H; mask broadcasts to (B, H, L, S), bool (True
-= keep) or float (is added); sinks and alphas (H,); out and mean (B, H, L, V); tau and support (B, H, L)
+Shapes: q (B, H, L, D); k (B, G, S, D) and v (B, G, S, V), where G divides H; mask broadcasts to (B, H, L, S), bool
+(True = keep) or float (is added); sinks and alphas (H,); out and mean (B, H, L, V); tau and support (B, H, L)
 """
 
 import torch
@@ -94,14 +94,14 @@ def _fake_backward(
 
 sparse_attention = declare(
     __name__,
-    f"sparse_attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"sparse_attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
 # the gradients of q, k, v, of alpha and of the sink by row (B, H, L), and of the mask
 sparse_attention_backward = declare(
     __name__,
-    "sparse_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor mean, Tensor tau, Tensor plan, Tensor lists, "
+    "sparse_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor mean, Tensor tau, "
+    "Tensor plan, Tensor lists, "
     f"{_OPTIONS}, bool mask_gradient) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_backward,
 )

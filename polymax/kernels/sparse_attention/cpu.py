@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_math import kernel
+from polymax.kernels.numba_math import kernel, row_dot
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.cpu import threshold
 from polymax.kernels.widen import wide
 
 # scores of a block, some megabytes
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 # a share of weights above which a matrix product is faster than sums over the others
 DENSE = 0.1
 
 
+@torch.autocast("cpu", enabled=False)
 def sparse_attention(
     q: Tensor,
     k: Tensor,
@@ -49,25 +50,39 @@ def sparse_attention(
     for block in _blocks(q, k, v, starts_q, starts_k, left, right, offset):
         x, _ = block.scores(*options)
         a = block.exponents(alpha, alphas, x)
-        p = threshold(x, 0.0, TSALLIS, a.expand(x.shape[:-1]))
+        if alphas is None:
+            p = threshold(x, alpha, TSALLIS)
+        else:
+            p = threshold(x, 0.0, TSALLIS, a.expand(x.shape[:-1]))
         keys = x.shape[-1] - (sinks is not None)
         found = torch.empty(*x.shape[:-1], 4, dtype=torch.float64)
-        parallel(_describe, x.shape, 1, *(_rows(t) for t in (x, p, found)), a.expand(x.shape[:-1]).reshape(-1).double().numpy())
-        tau[block.rows], support[block.rows] = found[..., 0].to(wide_type), found[..., 1].to(torch.int32)
-        mass = found[..., 2].to(wide_type)
-        if found[..., 1].sum() > DENSE * p.numel():
+        sums = [torch.empty(*x.shape[:-1], v.shape[-1], dtype=wide_type) for _ in range(2)]
+        every = a.expand(x.shape[:-1]).reshape(-1).double().numpy()
+        parallel(
+            _contexts,
+            x.shape,
+            2,
+            _rows(x),
+            _rows(p),
+            keys,
+            block.v.numpy(),
+            *(_rows(t) for t in sums),
+            _rows(found),
+            every,
+        )
+        if found[..., 3].any():
+            # some rows have too many weights to be summed one by one
             s = torch.where(p > 0, p ** (2 - a[..., None]), 0)
-            out[block.rows], mean[block.rows] = p[..., :keys] @ block.v, s[..., :keys] @ block.v
-        else:
-            sums = [torch.empty(*x.shape[:-1], v.shape[-1], dtype=wide_type) for _ in range(2)]
-            exponent = (2 - a).expand(x.shape[:-1]).reshape(-1).double().numpy()
-            parallel(_sums, x.shape, 2, _rows(p), keys, block.v.numpy(), *(_rows(t) for t in sums), exponent)
-            out[block.rows], mean[block.rows] = sums
+            sums = [p[..., :keys] @ block.v, s[..., :keys] @ block.v]
+        tau[block.rows], support[block.rows] = found[..., 0].to(wide_type), found[..., 1].to(torch.int32)
+        out[block.rows], mean[block.rows] = sums
+        mass = found[..., 2].to(wide_type)
         mean[block.rows] /= torch.where(mass > 0, mass, 1)[..., None]
     notes = torch.empty(0, dtype=torch.int32)
     return out.to(q.dtype), mean.to(q.dtype), tau, support, notes, notes.to(torch.int16)
 
 
+@torch.autocast("cpu", enabled=False)
 def sparse_attention_backward(
     grad: Tensor,
     q: Tensor,
@@ -108,7 +123,17 @@ def sparse_attention_backward(
         s, found = torch.empty_like(x), torch.empty(*x.shape[:-1], 3, dtype=torch.float64)
         here, shared = g[block.rows].contiguous(), common[block.rows].contiguous()
         every = [t.expand(x.shape[:-1]).reshape(-1).double().numpy() for t in (a, tau[block.rows], shared)]
-        parallel(_slopes, x.shape, 2, *(_rows(t) for t in (x, s, here)), block.v.numpy(), keys, _rows(found), *every)
+        parallel(
+            _slopes,
+            x.shape,
+            2,
+            *(_rows(t) for t in (x, s, here)),
+            block.v.numpy(),
+            keys,
+            _rows(found),
+            alphas is not None,
+            *every,
+        )
         if alphas is not None:
             dalpha[block.rows] = found[..., 1].to(wide_type)
         dsink[block.rows] = found[..., 2].to(wide_type)
@@ -138,7 +163,16 @@ class _Block:
     """Queries of the heads that share a key, against the keys that they see."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: int, group: int, first_q: int, rows: range, first_k: int, keys: range
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch: int,
+        group: int,
+        first_q: int,
+        rows: range,
+        first_k: int,
+        keys: range,
     ) -> None:
         share = q.shape[1] // k.shape[1]
         self.batch, self.group, self.share = batch, group, share
@@ -209,15 +243,13 @@ def _blocks(
     right: int,
     offset: int,
 ) -> Iterator[_Block]:
-    """All blocks, one after the other; rows that see no key, nor a sink, belong to none only where there are no keys."""
+    """All blocks, one after the other, each with the keys that its first or last row can see and those between."""
     k, v = wide(k).contiguous(), wide(v).contiguous()
     if starts_q is None or starts_k is None:
         sequences = [(batch, 0, q.shape[2], 0, k.shape[2]) for batch in range(q.shape[0])]
     else:
         of_q, of_k = starts_q.tolist(), starts_k.tolist()
-        sequences = [
-            (0, a, b - a, c, d - c) for a, b, c, d in zip(of_q, of_q[1:], of_k, of_k[1:], strict=False)
-        ]
+        sequences = [(0, a, b - a, c, d - c) for a, b, c, d in zip(of_q, of_q[1:], of_k, of_k[1:], strict=False)]
     for batch, first_q, queries, first_k, keys in sequences:
         size = max(1, BLOCK // max(1, keys * (q.shape[1] // k.shape[1])))
         for group in range(k.shape[1]):
@@ -234,81 +266,84 @@ def _rows(x: Tensor) -> np.ndarray:
 
 
 @kernel
-def _describe(start, stop, x, p, found, alphas):
-    """For each row: tau, the size of the support, the sum of p^(2 - alpha), and its largest weight."""
-    n = x.shape[1]
-    for i in range(start, stop):
-        a = alphas[i]
-        size = 0
-        top = 0.0
-        at = -1
-        mass = 0.0
-        for j in range(n):
-            w = p[i, j]
-            if w > 0:
-                size += 1
-                mass += w ** (2 - a)
-                if w > top:
-                    top = w
-                    at = j
-        tau = np.inf if at < 0 else (a - 1) * x[i, at] - top ** (a - 1)
-        # NaN fills the weights of its row
-        found[i, 0] = np.nan if n > 0 and p[i, 0] != p[i, 0] else tau
-        found[i, 1] = size
-        found[i, 2] = mass
-        found[i, 3] = top
-
-
-@kernel
-def _sums(start, stop, p, keys, v, out, mean, exponents):
-    """Sums of values under p, and under p^exponent."""
-    channels = v.shape[1]
-    real = p.dtype.type
-    for i in range(start, stop):
-        start_at = real(np.nan) if p.shape[1] > 0 and p[i, 0] != p[i, 0] else real(0)
-        for c in range(channels):
-            out[i, c] = start_at
-            mean[i, c] = start_at
-        for j in range(keys):
-            w = p[i, j]
-            if w > 0:
-                s = real(w ** exponents[i])
-                for c in range(channels):
-                    out[i, c] += w * v[j, c]
-                    mean[i, c] += s * v[j, c]
-
-
-@kernel
-def _slopes(start, stop, x, s, g, v, keys, found, alphas, taus, commons):
-    """Weights in the place of scores x, and dx in s; the size of the support, and dalpha and dsink of the row."""
+def _contexts(start, stop, x, p, keys, v, out, mean, found, alphas):
+    """Sums of values under p and s = p^(2 - alpha); tau, the size of the support, the sum of s, 1 if too large."""
     n = x.shape[1]
     channels = v.shape[1]
     real = x.dtype.type
+    index = np.empty(n + 1, np.int32)
+    for i in range(start, stop):
+        a = alphas[i]
+        count = 0
+        for j in range(n):
+            index[count] = j
+            count += p[i, j] > 0
+        # NaN fills the weights of its row
+        fill = real(np.nan) if n > 0 and p[i, 0] != p[i, 0] else real(0)
+        for c in range(channels):
+            out[i, c] = fill
+            mean[i, c] = fill
+        many = count > 64 and count > DENSE * n
+        top = real(0)
+        at = -1
+        mass = 0.0
+        for e in range(count):
+            j = index[e]
+            w = p[i, j]
+            s = real(1) if a == 2 else np.sqrt(w) if a == 1.5 else real(w ** (2 - a))
+            mass += s
+            if w > top:
+                top = w
+                at = j
+            if j < keys and not many:
+                for c in range(channels):
+                    out[i, c] += w * v[j, c]
+                    mean[i, c] += s * v[j, c]
+        tau = np.inf if at < 0 else (a - 1) * x[i, at] - top ** (a - 1)
+        found[i, 0] = tau if fill == 0 else np.nan
+        found[i, 1] = count
+        found[i, 2] = mass
+        found[i, 3] = many
+
+
+@kernel
+def _slopes(start, stop, x, s, g, v, keys, found, learned, alphas, taus, commons):
+    """Weights in the place of scores x, and dx in s; the size of the support, and dalpha and dsink of the row."""
+    n = x.shape[1]
+    real = x.dtype.type
+    index = np.empty(n + 1, np.int32)
+    excess = np.empty(n + 1)
     for i in range(start, stop):
         a = alphas[i]
         tau = taus[i]
         r = 1 / (a - 1)
         size = 0
+        for j in range(n):
+            index[size] = j
+            size += (a - 1) * x[i, j] > tau
+        for j in range(n):
+            s[i, j] = 0
         dalpha = 0.0
         dsink = 0.0
+        for e in range(size):
+            j = index[e]
+            excess[e] = (a - 1) * x[i, j] - tau
         for j in range(n):
-            w = (a - 1) * x[i, j] - tau
             x[i, j] = 0
-            s[i, j] = 0
-            if w > 0:
-                size += 1
-                dp = 0.0
-                if j < keys:
-                    total = real(0)
-                    for c in range(channels):
-                        total += g[i, c] * v[j, c]
-                    dp = total
-                dx = w ** (r - 1) * (dp - commons[i])
-                if j >= keys:
-                    dsink = dx
+        for e in range(size):
+            j = index[e]
+            w = excess[e]
+            dp = real(0)
+            if j < keys:
+                dp = row_dot(g[i], v[j])
+            slope = 1.0 if a == 2 else w if a == 1.5 else w ** (r - 1)
+            dx = slope * (dp - commons[i])
+            if j >= keys:
+                dsink = dx
+            if learned:
                 dalpha -= dx * w * (np.log(w) - 1) / (a - 1) ** 2
-                x[i, j] = w**r
-                s[i, j] = dx
+            x[i, j] = slope * w
+            s[i, j] = dx
         found[i, 0] = size
         found[i, 1] = dalpha
         found[i, 2] = dsink

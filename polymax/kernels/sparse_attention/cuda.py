@@ -1,7 +1,7 @@
-"""Sparse attention in four launches: a scan of all scores, contexts, gradients of queries, gradients of keys.
+"""Sparse attention: a scan of all scores, then contexts and gradients on what is not zero.
 
 Only the scan looks at every tile. It bounds each row's threshold from below, and what lies under the bound is never
-looked at again: see cuda_scan.py. Tiles that are not empty are listed for blocks of 64 queries, and by a bit for each row.
+looked at again: see cuda_scan.py. Blocks of queries have lists of the tiles that are not empty, rows a bit for each.
 """
 
 from typing import Any
@@ -38,6 +38,8 @@ CHUNK = 64
 STRETCH = 32
 # of these, tiles in registers
 SLOTS = 8
+# rows of the scan
+SCAN_ROWS = 128
 # rows that are gathered at once for the gradients of keys
 KEY_ROWS = 64
 # rows whose bits are packed at once
@@ -80,7 +82,7 @@ def sparse_attention(
         places = H, H // k.shape[1], L, k.shape[2]
         shapes = {**flags, "D": D, "BD": max(ceil_power(D), 16)}
         precise = {"PRECISION": _precision(q)}
-        bm = 128 if longest_q > 64 else 64
+        bm = SCAN_ROWS if longest_q > HEIGHT else HEIGHT
         blocks = -(-longest_q // bm)
         programs = min(blocks * heads, _programs(q, RESIDENT["scan"]))
         maxima = torch.empty(programs * bm * plan.tiles, device=q.device)
@@ -105,11 +107,13 @@ def sparse_attention(
     with on_device(q):
         collect[(programs,)](
             q, k, *marks, bits, tau, notes, lists, *strides, *masked, *places, longest_q, plan.blocks * heads,
-            plan.blocks, plan.tiles, plan.size, *sizes, **shapes, **precise, LONGEST=LONGEST, STRETCH=STRETCH, SLOTS=SLOTS,
+            plan.blocks, plan.tiles, plan.size, *sizes, **shapes, **precise, LONGEST=LONGEST, STRETCH=STRETCH,
+            SLOTS=SLOTS,
             **_launch("collect", q, D, V),
         )  # fmt: skip
         listed_contexts[(-(-longest_q // _list_rows(q)), heads)](
-            q, k, v, *marks, notes, lists, tau, support, out, mean, *strides, *v.stride()[:3], *masked, *places, longest_q,
+            q, k, v, *marks, notes, lists, tau, support, out, mean, *strides, *v.stride()[:3], *masked, *places,
+            longest_q,
             plan.blocks, plan.tiles, plan.size, *sizes[:3], tolerance,
             **shapes_v, LONGEST=LONGEST, ROWS=_list_rows(q), PART=PART["listed_contexts"][max(D, V) > 64],
             num_warps=1,
@@ -187,7 +191,8 @@ def sparse_attention_backward(
         of_alpha, of_mask, _, of_q, of_k = marks
         key_gradients[(programs,)](
             grad, q, k, v, of_alpha, of_mask, of_q, of_k, plan, tau, common, rows, dk, dv, *strides, *places, longest_q,
-            items, *plan_sizes, *sizes, **shapes, **precise, BM=KEY_ROWS, PACK=PACK, **_launch("key_gradients", q, D, V),
+            items, *plan_sizes, *sizes, **shapes, **precise, BM=KEY_ROWS, PACK=PACK, **_launch("key_gradients", q, D,
+            V),
         )  # fmt: skip
     return dq, dk, dv, dalpha, dsink, nothing
 
@@ -236,7 +241,7 @@ def _precision(q: Tensor) -> str:
 
 
 def _tolerance(alpha: float, alphas: Tensor | None) -> float:
-    """How far the sum of weights may be from 1 before the last step: Newton squares that, but for kinks near alpha 2."""
+    """How far the sum of weights may be from 1 before the last step, which squares that where alpha <= 1.5."""
     return 1e-3 if alphas is None and alpha <= 1.5 else 2e-6
 
 

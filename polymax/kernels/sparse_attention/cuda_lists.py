@@ -90,45 +90,44 @@ def collect(
         first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
         p_head_plan = p_plan + i_bh.to(tl.int64) * plan_head
         p_bounds = p_head_plan + blocks * row_tiles + i_m * 4
-        if i_m * HEIGHT < queries:
-            if tl.load(p_bounds + 3) == 1:
-                o_m = i_m * HEIGHT + o_r
-                m_rows = o_m < queries
-                a = a1
-                if LEARNED:
-                    a = tl.load(p_alphas + i_h).to(tl.float32) - 1
-                p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-                p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
-                p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
-                p_tiles = p_head_plan + i_m * row_tiles
-                n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
-                o_row = (i_b * heads + i_h) * L + first_q + o_m
-                b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
-                b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD)
-                b_n = tl.zeros((HEIGHT,), tl.int32)
-                for i_s in range(0, n_all, STRETCH):
-                    i_e = tl.minimum(i_s + STRETCH, n_all)
-                    _mark(
-                        b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
-                        i_s, tl.minimum(i_e, n_before), queries, keys, a, scale, softcap, left, right, offset,
-                        MASK, CAP, True, D, BD, PRECISION, STAGES,
-                    )  # fmt: skip
-                    _mark(
-                        b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
-                        tl.maximum(i_s, n_before), tl.minimum(i_e, n_whole), queries, keys, a, scale, softcap, left,
-                        right, offset, MASK, CAP, False, D, BD, PRECISION, STAGES,
-                    )  # fmt: skip
-                    _mark(
-                        b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
-                        tl.maximum(i_s, n_whole), i_e, queries, keys, a, scale, softcap, left, right, offset,
-                        MASK, CAP, True, D, BD, PRECISION, STAGES,
-                    )  # fmt: skip
-                    # what other threads wrote is read below
-                    tl.debug_barrier()
-                    b_n = _expand(b_n, p_bits, p_tiles + i_s, p_lists, o_row, i_e - i_s, LONGEST, SLOTS)
-                    tl.debug_barrier()
-                tl.store(p_head_plan + plan_head - longest + o_m, b_n, mask=m_rows)
-                tl.store(p_bounds + 3, (tl.max(b_n, 0) <= LONGEST).to(tl.int32))
+        if (i_m * HEIGHT < queries) & (tl.load(p_bounds + 3) == 1):
+            o_m = i_m * HEIGHT + o_r
+            m_rows = o_m < queries
+            a = a1
+            if LEARNED:
+                a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+            p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
+            p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+            p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
+            p_tiles = p_head_plan + i_m * row_tiles
+            n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
+            o_row = (i_b * heads + i_h) * L + first_q + o_m
+            b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+            b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD)
+            b_n = tl.zeros((HEIGHT,), tl.int32)
+            for i_s in range(0, n_all, STRETCH):
+                i_e = tl.minimum(i_s + STRETCH, n_all)
+                _mark(
+                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                    i_s, tl.minimum(i_e, n_before), queries, keys, a, scale, softcap, left, right, offset,
+                    MASK, CAP, True, D, BD, PRECISION, STAGES,
+                )  # fmt: skip
+                _mark(
+                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                    tl.maximum(i_s, n_before), tl.minimum(i_e, n_whole), queries, keys, a, scale, softcap, left,
+                    right, offset, MASK, CAP, False, D, BD, PRECISION, STAGES,
+                )  # fmt: skip
+                _mark(
+                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                    tl.maximum(i_s, n_whole), i_e, queries, keys, a, scale, softcap, left, right, offset,
+                    MASK, CAP, True, D, BD, PRECISION, STAGES,
+                )  # fmt: skip
+                # what other threads wrote is read below
+                tl.debug_barrier()
+                b_n = _expand(b_n, p_bits, p_tiles + i_s, p_lists, o_row, i_e - i_s, LONGEST, SLOTS)
+                tl.debug_barrier()
+            tl.store(p_head_plan + plan_head - longest + o_m, b_n, mask=m_rows)
+            tl.store(p_bounds + 3, (tl.max(b_n, 0) <= LONGEST).to(tl.int32))
 
 
 @triton.jit
@@ -151,7 +150,8 @@ def _mark(
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         if MASK > 0 or CAP or EDGE:
             b_u = units(
-                b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, EDGE
+                b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
+                CAP, EDGE
             )  # fmt: skip
             b_above = b_u > b_t[:, None]
         else:
@@ -301,68 +301,67 @@ def listed_contexts(
     i_bh = tl.program_id(1)
     m_0 = tl.program_id(0) * ROWS
     i_h = i_bh % heads
-    first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
+    first_q, first_k, queries, _, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (m_0 // HEIGHT) * 4
-    if m_0 < queries:
-        if tl.load(p_bounds + 3) == 1:
-            o_m = m_0 + tl.arange(0, ROWS)
-            o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
-            m_rows = o_m < queries
-            o_row = (i_b * heads + i_h) * L + first_q + o_m
-            a = a1
-            if LEARNED:
-                a = tl.load(p_alphas + i_h).to(tl.float32) - 1
-            p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-            p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
-            p_head_v = p_v + i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
-            p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
-            b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
-            b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
-            b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
-            b_sink = sink_units(p_sinks + i_h, a, ROWS, SINKS)
-            longest_list = tl.max(b_n, 0)
-            b_u = tl.full((ROWS, LONGEST), float("-inf"), tl.float32)
-            for i_c in range(0, longest_list, PART):
-                o_c = i_c + tl.arange(0, PART)
-                m_list = o_c[None, :] < b_n[:, None]
-                b_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
-                b_raw = tl.sum(gather(p_head_k, b_j, m_list, o_d, k_l, D, BD) * b_q[:, None, :], 2)
-                b_part = listed_units(
-                    b_raw, o_m, b_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
-                )  # fmt: skip
-                b_u = _with_part(b_u, b_part, i_c, PART)
-            r = 1 / a
-            worst = 2.0
-            turn = 0
-            while (worst > 1 + tolerance) & (turn < 24):
-                b_over = tl.maximum(b_sink - b_t, 0.0)
-                b_w = tl.maximum(b_u - b_t[:, None], 0.0)
-                b_f = weight(b_over, r, R) + tl.sum(weight(b_w, r, R), 1)
-                b_g = slope(b_over, r, R) + tl.sum(slope(b_w, r, R), 1)
-                b_t = raised(b_t, b_f, b_g, a, R)
-                worst = tl.max(b_f, 0)
-                turn += 1
-            b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+    if (m_0 < queries) & (tl.load(p_bounds + 3) == 1):
+        o_m = m_0 + tl.arange(0, ROWS)
+        o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
+        m_rows = o_m < queries
+        o_row = (i_b * heads + i_h) * L + first_q + o_m
+        a = a1
+        if LEARNED:
+            a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+        p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
+        p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+        p_head_v = p_v + i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+        p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
+        b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
+        b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+        b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
+        b_sink = sink_units(p_sinks + i_h, a, ROWS, SINKS)
+        longest_list = tl.max(b_n, 0)
+        b_u = tl.full((ROWS, LONGEST), float("-inf"), tl.float32)
+        for i_c in range(0, longest_list, PART):
+            o_c = i_c + tl.arange(0, PART)
+            m_list = o_c[None, :] < b_n[:, None]
+            b_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
+            b_raw = tl.sum(gather(p_head_k, b_j, m_list, o_d, k_l, D, BD) * b_q[:, None, :], 2)
+            b_part = listed_units(
+                b_raw, o_m, b_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
+            )  # fmt: skip
+            b_u = _with_part(b_u, b_part, i_c, PART)
+        r = 1 / a
+        worst = 2.0
+        turn = 0
+        while (worst > 1 + tolerance) & (turn < 24):
             b_over = tl.maximum(b_sink - b_t, 0.0)
-            b_size = tl.sum((b_w > 0).to(tl.int32), 1) + (b_over > 0).to(tl.int32)
-            b_all = tl.sum(weight(b_w, r, R), 1) + weight(b_over, r, R)
-            b_mass = tl.sum(slope(b_w, r, R), 1) + slope(b_over, r, R)
-            b_o = tl.zeros((ROWS, BV), tl.float32)
-            b_mean = tl.zeros((ROWS, BV), tl.float32)
-            for i_c in range(0, longest_list, PART):
-                o_c = i_c + tl.arange(0, PART)
-                b_x = _part(b_w, i_c, PART)
-                b_j = listed_keys(p_lists, o_row, o_c, b_x > 0, LONGEST)
-                b_v = gather(p_head_v, b_j, b_x > 0, o_v, v_l, V, BV)
-                b_o += tl.sum(weight(b_x, r, R)[:, :, None] * b_v, 1)
-                b_mean += tl.sum(slope(b_x, r, R)[:, :, None] * b_v, 1)
-            b_o *= tl.where(b_t == b_t, 1 / tl.where(b_all > 0, b_all, 1.0), float("nan"))[:, None]
-            b_mean /= tl.where(b_mass > 0, b_mass, 1.0)[:, None]
-            tl.store(p_tau + o_row, b_t, mask=m_rows)
-            tl.store(p_support + o_row, b_size, mask=m_rows)
-            m_tile = m_rows[:, None] & (o_v < V)[None, :]
-            tl.store(p_out + o_row[:, None] * V + o_v[None, :], b_o.to(p_out.dtype.element_ty), mask=m_tile)
-            tl.store(p_mean + o_row[:, None] * V + o_v[None, :], b_mean.to(p_mean.dtype.element_ty), mask=m_tile)
+            b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+            b_f = weight(b_over, r, R) + tl.sum(weight(b_w, r, R), 1)
+            b_g = slope(b_over, r, R) + tl.sum(slope(b_w, r, R), 1)
+            b_t = raised(b_t, b_f, b_g, a, R)
+            worst = tl.max(b_f, 0)
+            turn += 1
+        b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+        b_over = tl.maximum(b_sink - b_t, 0.0)
+        b_size = tl.sum((b_w > 0).to(tl.int32), 1) + (b_over > 0).to(tl.int32)
+        b_all = tl.sum(weight(b_w, r, R), 1) + weight(b_over, r, R)
+        b_mass = tl.sum(slope(b_w, r, R), 1) + slope(b_over, r, R)
+        b_o = tl.zeros((ROWS, BV), tl.float32)
+        b_mean = tl.zeros((ROWS, BV), tl.float32)
+        for i_c in range(0, longest_list, PART):
+            o_c = i_c + tl.arange(0, PART)
+            b_x = _part(b_w, i_c, PART)
+            b_j = listed_keys(p_lists, o_row, o_c, b_x > 0, LONGEST)
+            b_v = gather(p_head_v, b_j, b_x > 0, o_v, v_l, V, BV)
+            b_o += tl.sum(weight(b_x, r, R)[:, :, None] * b_v, 1)
+            b_mean += tl.sum(slope(b_x, r, R)[:, :, None] * b_v, 1)
+        b_o *= tl.where(b_t == b_t, 1 / tl.where(b_all > 0, b_all, 1.0), float("nan"))[:, None]
+        b_mean /= tl.where(b_mass > 0, b_mass, 1.0)[:, None]
+        tl.store(p_tau + o_row, b_t, mask=m_rows)
+        tl.store(p_support + o_row, b_size, mask=m_rows)
+        m_tile = m_rows[:, None] & (o_v < V)[None, :]
+        tl.store(p_out + o_row[:, None] * V + o_v[None, :], b_o.to(p_out.dtype.element_ty), mask=m_tile)
+        tl.store(p_mean + o_row[:, None] * V + o_v[None, :], b_mean.to(p_mean.dtype.element_ty), mask=m_tile)
 
 
 @triton.jit
@@ -449,55 +448,54 @@ def listed_gradients(
     i_bh = tl.program_id(1)
     m_0 = tl.program_id(0) * ROWS
     i_h = i_bh % heads
-    first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
+    first_q, first_k, queries, _, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (m_0 // HEIGHT) * 4
-    if m_0 < queries:
-        if (tl.load(p_bounds + 3) == 1) & (tl.load(p_bounds + 2) > few):
-            o_m = m_0 + tl.arange(0, ROWS)
-            o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
-            m_rows = o_m < queries
-            o_row = (i_b * heads + i_h) * L + first_q + o_m
-            a = a1
+    if (m_0 < queries) & (tl.load(p_bounds + 3) == 1) & (tl.load(p_bounds + 2) > few):
+        o_m = m_0 + tl.arange(0, ROWS)
+        o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
+        m_rows = o_m < queries
+        o_row = (i_b * heads + i_h) * L + first_q + o_m
+        a = a1
+        if LEARNED:
+            a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+        r = 1 / a
+        p_head_g = p_grad + i_b * g_b + i_h.to(tl.int64) * g_h + first_q.to(tl.int64) * g_l
+        p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
+        p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+        p_head_v = p_v + i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+        p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
+        b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
+        b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+        b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
+        b_g = load_rows(p_head_g, o_m, o_v, m_rows, g_l, V, BV).to(tl.float32)
+        b_common = tl.sum(b_g * load_rows(p_mean, o_row, o_v, m_rows, V, V, BV).to(tl.float32), 1)
+        b_over = tl.maximum(sink_units(p_sinks + i_h, a, ROWS, SINKS) - b_t, 0.0)
+        b_dsink = -slope(b_over, r, R) * b_common
+        b_da = tl.zeros((ROWS,), tl.float32)
+        if LEARNED:
+            b_da += b_dsink * alpha_slope(b_over, a)
+        b_dq = tl.zeros((ROWS, BD), tl.float32)
+        for i_c in range(0, tl.max(b_n, 0), PART):
+            o_c = i_c + tl.arange(0, PART)
+            m_list = o_c[None, :] < b_n[:, None]
+            b_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
+            b_k = gather(p_head_k, b_j, m_list, o_d, k_l, D, BD)
+            b_v = gather(p_head_v, b_j, m_list, o_v, v_l, V, BV)
+            b_raw = tl.sum(b_k * b_q[:, None, :], 2)
+            b_dp = tl.sum(b_v * b_g[:, None, :], 2)
+            b_u = listed_units(
+                b_raw, o_m, b_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
+            )  # fmt: skip
+            b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+            b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
             if LEARNED:
-                a = tl.load(p_alphas + i_h).to(tl.float32) - 1
-            r = 1 / a
-            p_head_g = p_grad + i_b * g_b + i_h.to(tl.int64) * g_h + first_q.to(tl.int64) * g_l
-            p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-            p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
-            p_head_v = p_v + i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
-            p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
-            b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
-            b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
-            b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
-            b_g = load_rows(p_head_g, o_m, o_v, m_rows, g_l, V, BV).to(tl.float32)
-            b_common = tl.sum(b_g * load_rows(p_mean, o_row, o_v, m_rows, V, V, BV).to(tl.float32), 1)
-            b_over = tl.maximum(sink_units(p_sinks + i_h, a, ROWS, SINKS) - b_t, 0.0)
-            b_dsink = -slope(b_over, r, R) * b_common
-            b_da = tl.zeros((ROWS,), tl.float32)
-            if LEARNED:
-                b_da += b_dsink * alpha_slope(b_over, a)
-            b_dq = tl.zeros((ROWS, BD), tl.float32)
-            for i_c in range(0, tl.max(b_n, 0), PART):
-                o_c = i_c + tl.arange(0, PART)
-                m_list = o_c[None, :] < b_n[:, None]
-                b_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
-                b_k = gather(p_head_k, b_j, m_list, o_d, k_l, D, BD)
-                b_v = gather(p_head_v, b_j, m_list, o_v, v_l, V, BV)
-                b_raw = tl.sum(b_k * b_q[:, None, :], 2)
-                b_dp = tl.sum(b_v * b_g[:, None, :], 2)
-                b_u = listed_units(
-                    b_raw, o_m, b_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
-                )  # fmt: skip
-                b_w = tl.maximum(b_u - b_t[:, None], 0.0)
-                b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
-                if LEARNED:
-                    b_da += tl.sum(b_dx * alpha_slope(b_w, a), 1)
-                if CAP:
-                    b_dx *= cap_slope(b_raw, scale, softcap)
-                b_dq += tl.sum(b_dx[:, :, None] * b_k, 1)
-            b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
-            m_tile = m_rows[:, None] & (o_d < D)[None, :]
-            tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
-            tl.store(p_common + o_row, b_common, mask=m_rows)
-            tl.store(p_dsink + o_row, b_dsink, mask=m_rows)
-            tl.store(p_dalpha + o_row, -b_da, mask=m_rows)
+                b_da += tl.sum(b_dx * alpha_slope(b_w, a), 1)
+            if CAP:
+                b_dx *= cap_slope(b_raw, scale, softcap)
+            b_dq += tl.sum(b_dx[:, :, None] * b_k, 1)
+        b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
+        m_tile = m_rows[:, None] & (o_d < D)[None, :]
+        tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
+        tl.store(p_common + o_row, b_common, mask=m_rows)
+        tl.store(p_dsink + o_row, b_dsink, mask=m_rows)
+        tl.store(p_dalpha + o_row, -b_da, mask=m_rows)

@@ -81,76 +81,75 @@ def contexts(
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_plan += i_bh.to(tl.int64) * plan_head
     p_bounds = p_plan + blocks * row_tiles + i_m * 4
-    if i_m * HEIGHT < queries:
-        if tl.load(p_bounds + 3) == 0:
-            o_m = i_m * HEIGHT + tl.arange(0, HEIGHT)
-            o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
-            m_rows = o_m < queries
-            a = a1
-            if LEARNED:
-                a = tl.load(p_alphas + i_h).to(tl.float32) - 1
-            r = 1 / a
-            p_q += i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-            p_k += i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
-            p_v += i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
-            p_mask += i_b * mask_b + i_h.to(tl.int64) * mask_h
-            p_tiles = p_plan + i_m * row_tiles
-            n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
-            o_row = (i_b * heads + i_h) * L + first_q + o_m
-            b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
-            b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
-            b_sink = sink_units(p_sinks + i_h, a, HEIGHT, SINKS)
+    if (i_m * HEIGHT < queries) & (tl.load(p_bounds + 3) == 0):
+        o_m = i_m * HEIGHT + tl.arange(0, HEIGHT)
+        o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
+        m_rows = o_m < queries
+        a = a1
+        if LEARNED:
+            a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+        r = 1 / a
+        p_q += i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
+        p_k += i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+        p_v += i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+        p_mask += i_b * mask_b + i_h.to(tl.int64) * mask_h
+        p_tiles = p_plan + i_m * row_tiles
+        n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
+        o_row = (i_b * heads + i_h) * L + first_q + o_m
+        b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+        b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
+        b_sink = sink_units(p_sinks + i_h, a, HEIGHT, SINKS)
 
-            worst = 2.0
-            turn = 0
-            while (worst > 1 + tolerance) & (turn < 24):
-                b_w = tl.maximum(b_sink - b_t, 0.0)
-                b_f, b_g = weight(b_w, r, R), slope(b_w, r, R)
-                b_f, b_g = _moments(
-                    b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, 0, n_before, queries, keys,
-                    a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, PRECISION, STAGES,
-                )  # fmt: skip
-                b_f, b_g = _moments(
-                    b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, n_before, n_whole, queries,
-                    keys, a, r, scale, softcap, left, right, offset, MASK, CAP, False, R, D, BD, PRECISION, STAGES,
-                )  # fmt: skip
-                b_f, b_g = _moments(
-                    b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, n_whole, n_all, queries,
-                    keys, a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, PRECISION, STAGES,
-                )  # fmt: skip
-                b_t = raised(b_t, b_f, b_g, a, R)
-                worst = tl.max(b_f, 0)
-                turn += 1
-
+        worst = 2.0
+        turn = 0
+        while (worst > 1 + tolerance) & (turn < 24):
             b_w = tl.maximum(b_sink - b_t, 0.0)
-            b_p, b_s = weight(b_w, r, R), slope(b_w, r, R)
-            b_n = (b_w > 0).to(tl.int32)
-            b_o = tl.zeros((HEIGHT, BV), tl.float32)
-            b_mean = tl.zeros((HEIGHT, BV), tl.float32)
-            b_o, b_mean, b_p, b_s, b_n = _sums(
-                b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-                0, n_before, queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, V, BV,
-                PRECISION, STAGES,
+            b_f, b_g = weight(b_w, r, R), slope(b_w, r, R)
+            b_f, b_g = _moments(
+                b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, 0, n_before, queries, keys,
+                a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, PRECISION, STAGES,
             )  # fmt: skip
-            b_o, b_mean, b_p, b_s, b_n = _sums(
-                b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-                n_before, n_whole, queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, False, R, D, BD, V,
-                BV, PRECISION, STAGES,
+            b_f, b_g = _moments(
+                b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, n_before, n_whole, queries,
+                keys, a, r, scale, softcap, left, right, offset, MASK, CAP, False, R, D, BD, PRECISION, STAGES,
             )  # fmt: skip
-            b_o, b_mean, b_p, b_s, b_n = _sums(
-                b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-                n_whole, n_all, queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, V, BV,
-                PRECISION, STAGES,
+            b_f, b_g = _moments(
+                b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, n_whole, n_all, queries,
+                keys, a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, PRECISION, STAGES,
             )  # fmt: skip
-            b_good = b_t == b_t
-            b_o = b_o * tl.where(b_good, 1 / tl.where(b_p > 0, b_p, 1.0), float("nan"))[:, None]
-            b_mean = b_mean / tl.where(b_s > 0, b_s, 1.0)[:, None]
-            tl.store(p_tau + o_row, b_t, mask=m_rows)
-            tl.store(p_support + o_row, b_n, mask=m_rows)
-            p_tile = o_row[:, None] * V + o_v[None, :]
-            m_tile = m_rows[:, None] & (o_v < V)[None, :]
-            tl.store(p_out + p_tile, b_o.to(p_out.dtype.element_ty), mask=m_tile)
-            tl.store(p_mean + p_tile, b_mean.to(p_mean.dtype.element_ty), mask=m_tile)
+            b_t = raised(b_t, b_f, b_g, a, R)
+            worst = tl.max(b_f, 0)
+            turn += 1
+
+        b_w = tl.maximum(b_sink - b_t, 0.0)
+        b_p, b_s = weight(b_w, r, R), slope(b_w, r, R)
+        b_n = (b_w > 0).to(tl.int32)
+        b_o = tl.zeros((HEIGHT, BV), tl.float32)
+        b_mean = tl.zeros((HEIGHT, BV), tl.float32)
+        b_o, b_mean, b_p, b_s, b_n = _sums(
+            b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
+            0, n_before, queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, V, BV,
+            PRECISION, STAGES,
+        )  # fmt: skip
+        b_o, b_mean, b_p, b_s, b_n = _sums(
+            b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
+            n_before, n_whole, queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, False, R, D, BD, V,
+            BV, PRECISION, STAGES,
+        )  # fmt: skip
+        b_o, b_mean, b_p, b_s, b_n = _sums(
+            b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
+            n_whole, n_all, queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, V, BV,
+            PRECISION, STAGES,
+        )  # fmt: skip
+        b_good = b_t == b_t
+        b_o = b_o * tl.where(b_good, 1 / tl.where(b_p > 0, b_p, 1.0), float("nan"))[:, None]
+        b_mean = b_mean / tl.where(b_s > 0, b_s, 1.0)[:, None]
+        tl.store(p_tau + o_row, b_t, mask=m_rows)
+        tl.store(p_support + o_row, b_n, mask=m_rows)
+        p_tile = o_row[:, None] * V + o_v[None, :]
+        m_tile = m_rows[:, None] & (o_v < V)[None, :]
+        tl.store(p_out + p_tile, b_o.to(p_out.dtype.element_ty), mask=m_tile)
+        tl.store(p_mean + p_tile, b_mean.to(p_mean.dtype.element_ty), mask=m_tile)
 
 
 @triton.jit
@@ -165,7 +164,8 @@ def _moments(
         b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_u = units(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, EDGE
+            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
+            EDGE
         )  # fmt: skip
         b_w = tl.maximum(b_u - b_t[:, None], 0.0)
         b_f += tl.sum(weight(b_w, r, R), 1)
@@ -175,7 +175,8 @@ def _moments(
 
 @triton.jit
 def _sums(
-    b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v, begin, end,
+    b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v, begin,
+    end,
     queries, keys, a, r, scale, softcap, left, right, offset,
     MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -186,7 +187,8 @@ def _sums(
         b_v = load_rows(p_v, o_n, o_v, o_n < keys, v_l, V, BV)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_u = units(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, EDGE
+            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
+            EDGE
         )  # fmt: skip
         b_w = tl.maximum(b_u - b_t[:, None], 0.0)
         b_weight, b_slope = weight(b_w, r, R), slope(b_w, r, R)
@@ -266,56 +268,58 @@ def query_gradients(
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_plan += i_bh.to(tl.int64) * plan_head
     p_bounds = p_plan + blocks * row_tiles + i_m * 4
-    if i_m * HEIGHT < queries:
-        if (tl.load(p_bounds + 3) == 0) | (tl.load(p_bounds + 2) <= few):
-            o_m = i_m * HEIGHT + tl.arange(0, HEIGHT)
-            o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
-            m_rows = o_m < queries
-            a = a1
-            if LEARNED:
-                a = tl.load(p_alphas + i_h).to(tl.float32) - 1
-            r = 1 / a
-            p_grad += i_b * g_b + i_h.to(tl.int64) * g_h + first_q.to(tl.int64) * g_l
-            p_q += i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-            p_k += i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
-            p_v += i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
-            p_mask += i_b * mask_b + i_h.to(tl.int64) * mask_h
-            p_tiles = p_plan + i_m * row_tiles
-            n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
-            o_row = (i_b * heads + i_h) * L + first_q + o_m
-            b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
-            b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
-            b_g = load_rows(p_grad, o_m, o_v, m_rows, g_l, V, BV)
-            b_mean = load_rows(p_mean, o_row, o_v, m_rows, V, V, BV)
-            b_common = tl.sum(b_g.to(tl.float32) * b_mean.to(tl.float32), 1)
-            b_sink = sink_units(p_sinks + i_h, a, HEIGHT, SINKS)
-            b_w = tl.maximum(b_sink - b_t, 0.0)
-            b_dsink = -slope(b_w, r, R) * b_common
-            b_da = tl.zeros((HEIGHT,), tl.float32)
-            if LEARNED:
-                b_da += b_dsink * alpha_slope(b_w, a)
-            b_dq = tl.zeros((HEIGHT, BD), tl.float32)
-            b_dq, b_da = _row_slopes(
-                b_dq, b_da, b_t, b_common, b_q, b_g, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-                0, n_before, queries, keys, a, r, scale, softcap, left, right, offset, LEARNED, MASK, CAP, True, R, D, BD, V,
-                BV, PRECISION, STAGES,
-            )  # fmt: skip
-            b_dq, b_da = _row_slopes(
-                b_dq, b_da, b_t, b_common, b_q, b_g, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-                n_before, n_whole, queries, keys, a, r, scale, softcap, left, right, offset, LEARNED, MASK, CAP, False, R, D,
-                BD, V, BV, PRECISION, STAGES,
-            )  # fmt: skip
-            b_dq, b_da = _row_slopes(
-                b_dq, b_da, b_t, b_common, b_q, b_g, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-                n_whole, n_all, queries, keys, a, r, scale, softcap, left, right, offset, LEARNED, MASK, CAP, True, R, D, BD,
-                V, BV, PRECISION, STAGES,
-            )  # fmt: skip
-            b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
-            m_tile = m_rows[:, None] & (o_d < D)[None, :]
-            tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
-            tl.store(p_common + o_row, b_common, mask=m_rows)
-            tl.store(p_dalpha + o_row, -b_da, mask=m_rows)
-            tl.store(p_dsink + o_row, b_dsink, mask=m_rows)
+    if (i_m * HEIGHT < queries) & ((tl.load(p_bounds + 3) == 0) | (tl.load(p_bounds + 2) <= few)):
+        o_m = i_m * HEIGHT + tl.arange(0, HEIGHT)
+        o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
+        m_rows = o_m < queries
+        a = a1
+        if LEARNED:
+            a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+        r = 1 / a
+        p_grad += i_b * g_b + i_h.to(tl.int64) * g_h + first_q.to(tl.int64) * g_l
+        p_q += i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
+        p_k += i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+        p_v += i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+        p_mask += i_b * mask_b + i_h.to(tl.int64) * mask_h
+        p_tiles = p_plan + i_m * row_tiles
+        n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
+        o_row = (i_b * heads + i_h) * L + first_q + o_m
+        b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+        b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
+        b_g = load_rows(p_grad, o_m, o_v, m_rows, g_l, V, BV)
+        b_mean = load_rows(p_mean, o_row, o_v, m_rows, V, V, BV)
+        b_common = tl.sum(b_g.to(tl.float32) * b_mean.to(tl.float32), 1)
+        b_sink = sink_units(p_sinks + i_h, a, HEIGHT, SINKS)
+        b_w = tl.maximum(b_sink - b_t, 0.0)
+        b_dsink = -slope(b_w, r, R) * b_common
+        b_da = tl.zeros((HEIGHT,), tl.float32)
+        if LEARNED:
+            b_da += b_dsink * alpha_slope(b_w, a)
+        b_dq = tl.zeros((HEIGHT, BD), tl.float32)
+        b_dq, b_da = _row_slopes(
+            b_dq, b_da, b_t, b_common, b_q, b_g, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
+            0, n_before, queries, keys, a, r, scale, softcap, left, right, offset, LEARNED, MASK, CAP, True, R, D, BD,
+            V,
+            BV, PRECISION, STAGES,
+        )  # fmt: skip
+        b_dq, b_da = _row_slopes(
+            b_dq, b_da, b_t, b_common, b_q, b_g, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
+            n_before, n_whole, queries, keys, a, r, scale, softcap, left, right, offset, LEARNED, MASK, CAP, False, R,
+            D,
+            BD, V, BV, PRECISION, STAGES,
+        )  # fmt: skip
+        b_dq, b_da = _row_slopes(
+            b_dq, b_da, b_t, b_common, b_q, b_g, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
+            n_whole, n_all, queries, keys, a, r, scale, softcap, left, right, offset, LEARNED, MASK, CAP, True, R, D,
+            BD,
+            V, BV, PRECISION, STAGES,
+        )  # fmt: skip
+        b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
+        m_tile = m_rows[:, None] & (o_d < D)[None, :]
+        tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
+        tl.store(p_common + o_row, b_common, mask=m_rows)
+        tl.store(p_dalpha + o_row, -b_da, mask=m_rows)
+        tl.store(p_dsink + o_row, b_dsink, mask=m_rows)
 
 
 @triton.jit
@@ -332,7 +336,8 @@ def _row_slopes(
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
         b_u = units(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, EDGE
+            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
+            EDGE
         )  # fmt: skip
         b_w = tl.maximum(b_u - b_t[:, None], 0.0)
         b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])

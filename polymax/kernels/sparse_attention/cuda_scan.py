@@ -1,7 +1,8 @@
 """The one dense pass: the maximum of each row in each tile, from which follow a bound of tau and the tiles that matter.
 
 The threshold of any subset of a row's scores is a lower bound of tau. The maxima over tiles of 64 keys hold nearly the
-whole support of a row whose support is spread, so that their threshold is close to tau; a tile whose maximum is below it
+whole support of a row whose support is spread,
+so that their threshold is close to tau; a tile whose maximum is below it
 is empty for the row, and is not looked at again.
 """
 
@@ -148,7 +149,8 @@ def _maxima(
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         if MASK > 0 or CAP or EDGE:
             b_u = units(
-                b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, EDGE
+                b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
+                CAP, EDGE
             )  # fmt: skip
             b_max = row_top(b_u)
         else:

@@ -1,0 +1,308 @@
+"""Sparse attention: every kernel of sparse_attention against its reference, and the fused path against all scores."""
+
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
+import torch
+from tolerances import close, equal
+from torch.autograd import gradcheck, gradgradcheck
+
+import polymax as pm
+from polymax import nn
+from polymax.kernels.sparse_attention import reference
+from polymax.nn import fused_attention
+
+GPU = torch.cuda.is_available()
+FILES = ["cpu", *(["cuda"] if find_spec("triton") is not None else [])]
+STARTS = torch.tensor([0, 10, 10, 45, 50], dtype=torch.int32)
+
+
+def keep(rows, columns):
+    mask = torch.rand(1, 1, rows, columns) > 0.5
+    mask[..., 1, :] = False
+    return mask
+
+
+# shapes (B, H, G, L, S, D, V), then what is not as in plain attention; 1.5 and 2 have formulas of their own
+CALLS = {
+    "one": ((1, 1, 1, 1, 1, 16, 16), {"right": 0}),
+    "causal": ((1, 2, 2, 65, 65, 16, 16), {"right": 0}),
+    "full": ((1, 2, 1, 63, 70, 16, 24), {}),
+    "sparsemax": ((1, 2, 2, 40, 40, 16, 16), {"alpha": 2.0, "right": 0}),
+    "alpha": ((1, 1, 1, 40, 40, 16, 16), {"alpha": 1.3}),
+    "alphas": ((1, 2, 2, 40, 40, 16, 16), {"alphas": torch.tensor([1.25, 1.5]), "right": 0}),
+    "cache": ((2, 2, 1, 20, 65, 16, 16), {"sinks": torch.tensor([0.5, -1.0]), "right": 0, "offset": 45}),
+    "window": ((1, 1, 1, 80, 80, 16, 16), {"left": 9, "right": 3}),
+    "bool mask": ((1, 2, 2, 30, 30, 16, 16), {"mask": keep, "right": 0}),
+    "bias": ((1, 2, 2, 30, 40, 16, 16), {"mask": lambda rows, columns: torch.randn(2, 1, columns)[None]}),
+    "softcap": ((1, 1, 1, 30, 30, 16, 16), {"softcap": 2.0, "spread": 4.0}),
+    "packed": ((1, 2, 2, 52, 50, 16, 16), {"starts": STARTS, "right": 0}),
+    "all equal": ((1, 1, 1, 20, 200, 16, 16), {"spread": 0.0}),
+    "one huge": ((1, 1, 1, 20, 70, 16, 16), {"spread": 100.0}),
+}
+
+
+def arguments(name, dtype):
+    shape, given = CALLS[name]
+    B, H, G, L, S, D, V = shape
+    generator = torch.Generator().manual_seed(1)
+    sizes = ((B, H, L, D), (B, G, S, D), (B, G, S, V), (B, H, L, V))
+    q, k, v, grad = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
+    mask = given["mask"](L, S) if "mask" in given else None
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(dtype)
+    starts = given.get("starts")
+    longest = (L, S) if starts is None else (int(starts.diff().max()),) * 2
+    alphas, sinks = (t if t is None else t.to(dtype) for t in (given.get("alphas"), given.get("sinks")))
+    tensors = (alphas, mask, sinks, starts, starts, *longest)
+    numbers = (D**-0.5, given.get("softcap", 0.0), given.get("left", -1), given.get("right", -1), given.get("offset", 0))
+    return q * given.get("spread", 1.0), k, v, grad, (given.get("alpha", 1.5), *tensors, *numbers)
+
+
+def both(module, q, k, v, grad, options, bias=False):
+    """out, tau and support, then all gradients."""
+    out, mean, tau, support, plan, lists = module.sparse_attention(q, k, v, *options)
+    slopes = module.sparse_attention_backward(grad, q, k, v, mean, tau, plan, lists, *options, bias)
+    return (out, tau, support), slopes
+
+
+def on(device, values):
+    return tuple(t.to(device) if isinstance(t, torch.Tensor) else t for t in values)
+
+
+def exact(values):
+    return tuple(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in values)
+
+
+# the interpreter is slow: lists of a few rows at once, and one dtype
+PARITY = [
+    (file, name, dtype)
+    for file in FILES
+    for name in CALLS
+    for dtype in ([torch.float64, torch.float32, torch.bfloat16] if file == "cpu" else [torch.float32, torch.bfloat16])
+    if file == "cpu" or GPU or dtype == torch.float32 or name == "causal"
+]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("file", "name", "dtype"), PARITY, ids=[f"{f}-{n}-{str(d)[6:]}" for f, n, d in PARITY])
+def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
+    module = import_module(f"polymax.kernels.sparse_attention.{file}")
+    if file == "cuda" and name in ("causal", "alphas", "cache", "bias"):
+        # gradients of queries from lists, though blocks have few tiles
+        monkeypatch.setattr(module, "FEW", 0)
+    *given, options = arguments(name, dtype)
+    bias = name == "bias" and file == "cpu"
+    device = "cuda" if file == "cuda" and GPU else "cpu"
+    found, slopes = both(module, *on(device, given), on(device, options), bias)
+    true, true_slopes = both(reference, *exact(given), exact(options), bias)
+    assert torch.equal(found[2].cpu(), true[2]), "the support is the reference's"
+    # scores of hundreds have few digits behind the point
+    gap = 20 if name == "one huge" else 4
+    for a, b in zip((*found[:2], *slopes), (*true[:2], *true_slopes), strict=True):
+        scale = gap * max(1.0, b[b.isfinite()].abs().max().item()) if b.isfinite().any() else 1.0
+        close(a.cpu().to(dtype) / scale, b / scale, f"{file}.py == reference.py for {name}")
+    if file == "cuda" and not GPU:
+        return
+    again, slopes_again = both(module, *on(device, given), on(device, options), bias)
+    for a, b in zip((*found, *slopes), (*again, *slopes_again), strict=True):
+        equal(a, b, "the same call gives the same bits")
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "cache": {"is_causal": True, "causal_offset": 20},
+    "window": {"window": (7, 2)},
+    "causal window": {"is_causal": True, "window": (9, -1)},
+    "softcap": {"softcap": 1.5},
+    "sinks": {"sinks": torch.tensor([0.3, -0.2])},
+    "bool mask": {"attn_mask": torch.rand(1, 1, 17, 37) > 0.4},
+    "padding": {"attn_mask": (torch.arange(37) < 30).expand(2, 1, 1, 37)},
+    "bias": {"attn_mask": torch.randn(2, 1, 37), "is_causal": True},
+    "scale": {"scale": 0.7},
+}
+MAPPINGS = {
+    "sparsemax": pm.sparsemax,
+    "entmax": pm.entmax,
+    "entmax 1.3": partial(pm.entmax, alpha=1.3),
+    "regularizer": pm.Tsallis(1.75),
+    "adaptive": nn.AdaptiveEntmax(2),
+}
+
+
+def attend(fused, monkeypatch, *args, **options):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0 if fused else 1 << 30)
+    monkeypatch.setattr(fused_attention, "CUDA_QUERIES", 0 if fused else 1 << 30)
+    path = nn.attention_path(*args, **options)
+    assert ("fused" in path) == fused, path
+    return nn.scaled_dot_product_attention(*args, **options)
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS.values(), ids=MAPPINGS.keys())
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_fused_is_all_scores(options, mapping, device, monkeypatch):
+    mapping = mapping.to(device) if isinstance(mapping, torch.nn.Module) else mapping
+    dtype = torch.float32 if device == "cuda" else torch.float64
+    shapes = ((2, 2, 17, 16), (2, 1, 37, 16), (2, 1, 37, 16))
+    inputs = [torch.randn(shape, device=device, dtype=dtype).requires_grad_() for shape in shapes]
+    options = {n: t.to(device) if torch.is_tensor(t) else t for n, t in options.items()}
+    learned = list(mapping.parameters()) if isinstance(mapping, torch.nn.Module) else []
+    for name in ("sinks", "attn_mask"):
+        if name in options and options[name].is_floating_point():
+            options[name] = options[name].to(dtype).requires_grad_(device == "cpu")
+            learned += [options[name]] if device == "cpu" else []
+    results = []
+    for fused in (True, False):
+        out = attend(fused, monkeypatch, *inputs, enable_gqa=True, mapping=mapping, **options)
+        weight = torch.linspace(-1, 1, out.numel(), device=device, dtype=dtype).reshape(out.shape)
+        results.append((out, *torch.autograd.grad((weight * out).sum(), (*inputs, *learned))))
+    for a, b in zip(*results, strict=True):
+        scale = max(1.0, b.abs().max().item()) * 4
+        close(a / scale, b / scale, "the fused path is the other path")
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0, 1.3])
+def test_derivatives(alpha, monkeypatch):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    q, k, v = (torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    bias = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True)
+
+    def call(q, k, v, bias):
+        return nn.scaled_dot_product_attention(q, k, v, bias, is_causal=True, mapping=partial(pm.entmax, alpha=alpha))
+
+    assert gradcheck(call, (q, k, v, bias))
+    assert gradgradcheck(call, (q, k, v, bias))
+
+
+def test_alpha_of_each_head_has_a_gradient(monkeypatch):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    q, k, v = (torch.randn(2, 4, 3, dtype=torch.float64) for _ in range(3))
+
+    def call(alpha):
+        return nn.scaled_dot_product_attention(q, k, v, mapping=partial(pm.entmax, alpha=alpha[:, None, None]))
+
+    assert gradcheck(call, torch.tensor([1.4, 1.8], dtype=torch.float64, requires_grad=True))
+
+
+@pytest.mark.parametrize("mapping", [pm.entmax, pm.softmax], ids=["entmax", "softmax"])
+def test_packed_sequences_are_attended_one_by_one(mapping, device, monkeypatch):
+    monkeypatch.setattr(fused_attention, "CUDA_QUERIES", 0)
+    q, k, v = (torch.randn(n, h, 16, device=device) for n, h in ((12, 2), (15, 1), (15, 1)))
+    starts_q, starts_k = (torch.tensor(t, device=device) for t in ([0, 4, 4, 11], [0, 5, 9, 15]))
+    options = {"is_causal": True, "causal_offset": 1, "window": (3, -1), "mapping": mapping}
+    packed = nn.varlen_attention(q, k, v, starts_q, starts_k, **options)
+    assert (packed[11:] == 0).all(), "tokens after the last sequence see nothing"
+    for i in range(3):
+        rows, keys = slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i + 1])
+        alone = nn.scaled_dot_product_attention(
+            *(t.transpose(0, 1) for t in (q[rows], k[keys], v[keys])), enable_gqa=True, **options
+        )
+        close(packed[rows].transpose(0, 1), alone, "a packed sequence is a sequence")
+
+
+def test_nested_tensors(device):
+    parts = [torch.randn(n, 2, 8, device=device) for n in (3, 5)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+    out = nn.scaled_dot_product_attention(nested, nested, nested, is_causal=True, mapping=pm.sparsemax)
+    for a, part in zip(out.unbind(), parts, strict=True):
+        x = part.transpose(0, 1)
+        close(a, nn.scaled_dot_product_attention(x, x, x, is_causal=True, mapping=pm.sparsemax), "nested is ragged")
+
+
+def test_multihead_attention_without_weights_is_fused(monkeypatch):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    module = nn.MultiheadAttention(8, 2, batch_first=True, mapping=nn.AdaptiveEntmax(2))
+    x = torch.randn(2, 9, 8)
+    padding = torch.arange(9) >= torch.tensor([[9], [6]])
+    for options in ({}, {"is_causal": True}, {"key_padding_mask": padding}):
+        out, weights = module(x, x, x, need_weights=False, **options)
+        assert weights is None
+        close(out, module(x, x, x, **options)[0], "the result does not depend on need_weights")
+
+
+def test_nan_stays_in_its_row(device, monkeypatch):
+    q, k, v = (torch.randn(1, 2, 20, 16, device=device) for _ in range(3))
+    q[0, 0, 3] = torch.nan
+    out = attend(True, monkeypatch, q, k, v, mapping=pm.entmax)
+    assert out[0, 0, 3].isnan().all()
+    assert out.isnan().sum() == 16
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_compiled_call(monkeypatch):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    q, k, v = (torch.randn(1, 2, 9, 8, requires_grad=True) for _ in range(3))
+    call = partial(nn.scaled_dot_product_attention, is_causal=True, mapping=pm.entmax)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for a, b in zip(
+        (compiled(q, k, v), *torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v))),
+        (call(q, k, v), *torch.autograd.grad(call(q, k, v).sum(), (q, k, v))),
+        strict=True,
+    ):
+        close(a, b, "compiled is eager")
+
+
+def test_operators_pass_opcheck():
+    q, k, v, grad, options = arguments("causal", torch.float32)
+    torch.library.opcheck(torch.ops.polymax.sparse_attention.default, (q, k, v, *options))
+    _, mean, tau, _, plan, lists = torch.ops.polymax.sparse_attention(q, k, v, *options)
+    inputs = (grad, q, k, v, mean, tau, plan, lists, *options, False)
+    torch.library.opcheck(torch.ops.polymax.sparse_attention_backward.default, inputs)
+
+
+def test_autocast_computes_in_its_dtype(monkeypatch):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    q, k, v = (torch.randn(2, 9, 8) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert nn.scaled_dot_product_attention(q, k, v, mapping=pm.entmax).dtype == torch.bfloat16
+
+
+REASONS = {
+    "dropped": {"dropout_p": 0.1},
+    "alpha is 2.5": {"mapping": pm.Tsallis(2.5)},
+    "none of softmax": {"mapping": pm.fusedmax},
+    "scale is not positive": {"scale": -1.0},
+    "fewer than": {},
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_path_has_a_reason(reason):
+    q = torch.randn(2, 9, 8)
+    assert reason in nn.attention_path(q, q, q, **{"mapping": pm.entmax, **REASONS[reason]})
+
+
+def test_statistics_count_zeros_tiles_and_supports():
+    q, k = 4 * torch.randn(2, 3, 20, 8), torch.randn(2, 3, 20, 8)
+    weights = nn.attention_weights(q, k, is_causal=True, mapping=pm.sparsemax)
+    found = nn.attention_statistics(q, k, is_causal=True, mapping=pm.sparsemax, tile=4)
+    visible = torch.ones(20, 20).tril().bool()
+    zeros = ((weights == 0) & visible).sum((0, 2, 3)) .double() / (2 * visible.sum())
+    close(found.zeros, zeros, "zeros are among what is visible")
+    tiles = (weights != 0).unflatten(-1, (5, 4)).unflatten(-3, (5, 4)).any(-1).any(-2)
+    close(found.empty_tiles, 1 - tiles.sum((0, 2, 3)).double() / (2 * 15), "tiles without a weight")
+    close(found.support, (weights != 0).sum(-1).double().mean((0, 2)), "the mean support")
+    assert torch.equal(found.largest_support, (weights != 0).sum(-1).amax((0, 2)))
+
+
+def test_errors():
+    q = torch.randn(2, 9, 8)
+    call = partial(nn.scaled_dot_product_attention, q, q, q, mapping=pm.entmax)
+    with pytest.raises(ValueError, match=r"window must be \(left, right\), integers .*; got \(3,\)"):
+        call(window=(3,))
+    with pytest.raises(TypeError, match=r"causal_offset must be an integer; got 1.5"):
+        call(causal_offset=1.5)
+    with pytest.raises(ValueError, match=r"softcap must be a positive number or None; got 0"):
+        call(softcap=0)
+    with pytest.raises(ValueError, match=r"sinks must be \(2,\), a score for each head; got \(3,\)"):
+        call(sinks=torch.zeros(3))
+    with pytest.raises(ValueError, match=r"query must be \(tokens, heads, channels\); got \(9, 8\)"):
+        nn.varlen_attention(q[0], q, q, torch.tensor([0, 9]), torch.tensor([0, 9]))
+    with pytest.raises(ValueError, match=r"cu_seqlens_q must be \(sequences \+ 1,\) integers"):
+        nn.varlen_attention(q, q, q, torch.tensor([0.0, 9.0]), torch.tensor([0, 9]))
+    with pytest.raises(ValueError, match=r"tile must be a positive integer; got 0"):
+        nn.attention_statistics(q, q, tile=0)
