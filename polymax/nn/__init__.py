@@ -3,6 +3,8 @@
 from polymax.nn.adaptive import AdaptiveEntmax as AdaptiveEntmax
 from polymax.nn.attention import attention_weights as attention_weights
 from polymax.nn.attention import scaled_dot_product_attention as scaled_dot_product_attention
+from polymax.nn.attention_statistics import AttentionStatistics as AttentionStatistics
+from polymax.nn.attention_statistics import attention_statistics as attention_statistics
 from polymax.nn.beam import BeamSPINN as BeamSPINN
 from polymax.nn.crf import CRF as CRF
 from polymax.nn.decoder import Attention as Attention
