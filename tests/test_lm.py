@@ -1,5 +1,6 @@
 """Language models: they see the past alone, count every byte once, and go on in the same way however they are asked."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -230,6 +231,34 @@ def test_statistics_are_those_of_the_attention():
         wanted = pm.nn.AttentionStatistics.of_weights(weights, is_causal=True, tile=4)
         close(found.mean_support, wanted.mean_support)
         close(found.zeros, wanted.zeros)
+
+
+def test_attentions_are_compared_on_one_text(tmp_path, monkeypatch, capsys):
+    from benchmarks.language_model import main
+
+    text, out = tmp_path / "text", tmp_path / "out.json"
+    text.write_text(TEXT, encoding="utf-8")
+    sizes = ["--context", "24", "--size", "16", "--layers", "1", "--heads", "2", "--batch-size", "2"]
+
+    def measured(*arguments):
+        monkeypatch.setattr("sys.argv", ["language_model", "--text", str(text), *sizes, *arguments])
+        return main()
+
+    assert measured("--steps", "12", "--held-out", "2", "--lr", "0.3", "--out", str(out)) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["attention"] for row in rows] == ["softmax", "entmax", "adaptive-entmax"]
+    for row in rows:
+        assert row["steps"] == 12
+        assert row["curve"][-1]["bits_per_byte"] < row["curve"][0]["bits_per_byte"]
+        assert row["bits_per_byte"] < math.log2(257) - 0.3
+        assert row["tokens_per_second"] > 0
+        assert len(row["mean_support_by_head"][0]) == 2
+        assert (row["alpha_by_head"] is None) == (row["attention"] != "adaptive-entmax")
+    assert "mean support" in capsys.readouterr().out
+    assert measured("--seconds", "1", "--held-out", "99") == 1
+    assert "--text must have more than" in capsys.readouterr().err
+    assert measured() == 1
+    assert "--steps or --seconds must be given" in capsys.readouterr().err
 
 
 # trained by the command

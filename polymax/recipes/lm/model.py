@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +130,7 @@ class LanguageModel(Model):
         rotary = self.rotary(tokens, positions)
         x = self.dropout(self.embedding(tokens))
         seen = []
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self.layers):
             x, cache = block(x, rotary, None if caches is None else caches[layer], mask)
             seen.append(cache)
         return self.norm(x), seen
@@ -164,12 +164,15 @@ class LanguageModel(Model):
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, lr)
 
+    @property
+    def layers(self) -> list[Block]:
+        """From the first to the last."""
+        return cast(list[Block], list(self.blocks))
+
     def alphas(self) -> Tensor | None:
         """Of the heads of each layer, (layers, heads), where they are learned."""
-        mappings = [block.mapping for block in self.blocks]
-        if not all(isinstance(mapping, pm.nn.AdaptiveEntmax) for mapping in mappings):
-            return None
-        return torch.stack([mapping.alpha.detach() for mapping in mappings])
+        learned = [layer.mapping for layer in self.layers if isinstance(layer.mapping, pm.nn.AdaptiveEntmax)]
+        return torch.stack([mapping.alpha.detach() for mapping in learned]) if learned else None
 
     @torch.no_grad()
     def statistics(self, tokens: Tensor, tile: int = 64) -> list[pm.nn.AttentionStatistics]:
@@ -177,9 +180,8 @@ class LanguageModel(Model):
         rotary = self.rotary(tokens)
         x = self.embedding(tokens)
         found = []
-        for block in self.blocks:
-            query, key, _ = block.projected(x, rotary)
-            how = {"is_causal": True, "mapping": block.mapping, "tile": tile}
-            found.append(pm.nn.attention_statistics(query, key, **how))
-            x, _ = block(x, rotary)
+        for layer in self.layers:
+            query, key, _ = layer.projected(x, rotary)
+            found.append(pm.nn.attention_statistics(query, key, is_causal=True, mapping=layer.mapping, tile=tile))
+            x, _ = layer(x, rotary)
         return found
