@@ -392,6 +392,7 @@ def test_a_foreign_file_is_refused(tmp_path, capsys):
 
 
 def test_torch_is_enough():
-    blocked = ["rich", "typer", "matplotlib", "scipy", "cvxpy", "entmax"]
-    code = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import benchmarks.__main__"
+    blocked = ["rich", "typer", "matplotlib", "scipy", "cvxpy", "entmax", "lightning", "tokenizers", "transformers"]
+    modules = "benchmarks.__main__, benchmarks.language_model"
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import {modules}"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

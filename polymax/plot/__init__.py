@@ -10,12 +10,14 @@ from polymax.plot.matrix import attention
 from polymax.plot.mixture import matching, support
 from polymax.plot.regularizer import curves, simplex
 from polymax.plot.sequence import sequence
+from polymax.plot.supports import attention_supports
 from polymax.plot.tree import arcs, tree
 
 __all__ = [
     "alignment",
     "arcs",
     "attention",
+    "attention_supports",
     "curves",
     "dependencies",
     "matching",

@@ -83,6 +83,19 @@ class TranslationResult:
 
 
 @dataclass(frozen=True, eq=False)
+class ContinuationResult:
+    """What a language model writes after a prompt, as text and as tokens; log_probs (n,) are those of the tokens.
+
+    They are the model's own, whatever the temperature at which tokens were drawn.
+    """
+
+    prompt: str
+    text: str
+    tokens: list[int]
+    log_probs: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class AlignmentResult:
     """The links of source and target words, from 0, and the mean weights of both directions, (source, target)."""
 

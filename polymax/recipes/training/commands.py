@@ -49,9 +49,10 @@ def add(app: typer.Typer) -> None:
     app.add_typer(group, name="train")
     from polymax.recipes.latent.commands import compare_trees, plot_tree
     from polymax.recipes.latent.draw import draw_listops
+    from polymax.recipes.lm.commands import plot_supports
     from polymax.recipes.parse.commands import plot_parse
 
-    drawing = (plot_attention, plot_tree, plot_parse, plot_log)
+    drawing = (plot_attention, plot_tree, plot_parse, plot_supports, plot_log)
     for command in (evaluate, predict, *drawing, compare_trees, draw_listops, ambiguous):
         app.command()(command)
 

@@ -22,6 +22,7 @@ MODULES = {
     "classify": "latent.classify",
     "entail": "entail.task",
     "listops": "latent.expressions",
+    "lm": "lm.task",
     "parse": "parse.task",
     "seq2seq": "seq2seq.task",
     "series": "series.task",
@@ -109,8 +110,8 @@ class Trained:
     def results(self, inputs: Iterable[Any]) -> list[Any]:
         """What is found for each input, as objects of `polymax.recipes.results`: structures and probabilities.
 
-        Inputs are texts or lists of tokens for tag, parse and bracket, texts for seq2seq and listops, pairs of texts
-        for entail and word-align, either for classify, and arrays (n,) or (n, d) for series.
+        Inputs are texts or lists of tokens for tag, parse and bracket, texts for seq2seq, lm and listops, pairs of
+        texts for entail and word-align, either for classify, and arrays (n,) or (n, d) for series.
         """
         given = list(inputs)
         return self.task.results(self, given) if given else []

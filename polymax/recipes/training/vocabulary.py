@@ -89,7 +89,7 @@ class Subwords:
     @classmethod
     def learned(cls, texts: Iterable[str], size: int) -> "Subwords":
         """A vocabulary of at most `size` pieces, specials included."""
-        tokenizers = _tokenizers()
+        tokenizers = tokenizers_package()
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=SPECIALS[UNKNOWN]))
         split = tokenizers.pre_tokenizers
         tokenizer.pre_tokenizer = split.Sequence([split.Metaspace(), split.Punctuation()])
@@ -146,12 +146,13 @@ def restored(stored: dict[str, Any]) -> Vocabulary:
         if not isinstance(words.lower, bool) or not isinstance(words.punctuation, bool):
             raise TypeError("lower and punctuation must be true or false")
         return words
-    tokenizer = _tokenizers().Tokenizer.from_str(stored["subwords"])
+    tokenizer = tokenizers_package().Tokenizer.from_str(stored["subwords"])
     tokenizer.encode_special_tokens = True
     return Subwords(tokenizer)
 
 
-def _tokenizers() -> Any:
+def tokenizers_package() -> Any:
+    """The package tokenizers, or a ValueError that says how to install it."""
     try:
         import tokenizers
     except ImportError:

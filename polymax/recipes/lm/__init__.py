@@ -1,0 +1,1 @@
+"""Language models: decoder-only transformers whose attention is any mapping of the entmax family."""
