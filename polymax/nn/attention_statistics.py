@@ -134,8 +134,10 @@ def attention_statistics(
     def weights(rows: slice) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
             block = query[..., rows, :].to(exact)
-            options = {"mapping": mapping, "softcap": softcap, "sinks": sinks}
-            return attention_weights(block, keys, mask(rows), False, scale, enable_gqa, **options)
+            seen = mask(rows)
+            return attention_weights(
+                block, keys, seen, False, scale, enable_gqa, mapping=mapping, softcap=softcap, sinks=sinks
+            )
 
     return _statistics(shape, weights, mask, tile)
 
