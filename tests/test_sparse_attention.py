@@ -291,8 +291,8 @@ def test_statistics_count_zeros_tiles_and_supports():
     close(found.zeros, zeros, "zeros are among what is visible")
     tiles = (weights != 0).unflatten(-1, (5, 4)).unflatten(-3, (5, 4)).any(-1).any(-2)
     close(found.empty_tiles, 1 - tiles.sum((0, 2, 3)).double() / (2 * 15), "tiles without a weight")
-    close(found.support, (weights != 0).sum(-1).double().mean((0, 2)), "the mean support")
-    assert torch.equal(found.largest_support, (weights != 0).sum(-1).amax((0, 2)))
+    close(found.mean_support, (weights != 0).sum(-1).double().mean((0, 2)), "the mean support")
+    assert torch.equal(found.max_support.long(), (weights != 0).sum(-1).amax((0, 2)))
 
 
 def test_errors():

@@ -77,7 +77,7 @@ def solve(
         solution = face.completed(structure, solution, problem.around)
     top = problem.total.reshape(problem.batch)
     value = torch.where(solution.value == -torch.inf, solution.value, solution.value + top)
-    return replace(solution, value=value), ~running
+    return replace(solution, value=value), ~running.reshape(problem.batch)
 
 
 class _Problem:

@@ -71,10 +71,12 @@ def _anchored(x, index, z, low, high, total, entropic):
         tau, below, above = _threshold(z, low, high, total, entropic)
         if abs(tau) <= FAR:
             break
-        nearest = 0
+        # halves, since differences of the largest scores overflow
+        nearest, least = 0, np.inf
         for k in range(z.size):
-            if abs(z[k] - tau) < abs(z[nearest] - tau):
-                nearest = k
+            distance = abs((np.float64(x[index[k]]) / 2 - anchor / 2) - tau / 2)
+            if distance < least:
+                nearest, least = k, distance
         if anchor == x[index[nearest]]:
             break
         anchor = np.float64(x[index[nearest]])

@@ -22,7 +22,9 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: boo
         z = torch.where(keep, scores - anchor, 0).clamp(-LARGEST, LARGEST)
         tau = _threshold(z, low, high, total, keep, entropic)
         # near the threshold, scores differ from one of their own by what float64 can hold
-        nearest = torch.where(keep, (z - tau).abs(), torch.inf).argmin(-1, keepdim=True)
+        # halves, since differences of the largest scores overflow
+        distance = (scores / 2 - anchor / 2 - tau / 2).abs()
+        nearest = torch.where(keep, distance, torch.inf).argmin(-1, keepdim=True)
         far = tau.abs() > FAR
         if not far.any():
             break
