@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax._function import untransformed
 from polymax.kernels.graph import Graph
 from polymax.structures.alignment import Alignment
 from polymax.structures.assignment import Assignment
@@ -110,7 +111,8 @@ def _before(lengths: Tensor | None, size: int, place: Tensor, dims: int) -> Tens
 @lru_cache(maxsize=64)
 def _derived(graph: Graph, root: int) -> np.ndarray:
     """Whether a derivation of the root uses each part."""
-    first, tails, part = (t.cpu().numpy() for t in graph.arrays)
+    with untransformed():
+        first, tails, part = (t.cpu().numpy() for t in graph.arrays)
     used, seen = np.zeros(graph.parts + 1, bool), np.zeros(graph.nodes + 1, bool)
     seen[root] = True
     # heads come after tails, and the last place is for tails and parts that are not there
