@@ -1,6 +1,6 @@
 """Functions with derivatives of their own, called at the least cost."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -35,7 +35,8 @@ def functional() -> bool:
 
 def untransformed() -> AbstractContextManager[Any]:
     """A context in which torch.func does not look: for tables that outlive its call, and solvers that read numbers."""
-    return temporarily_clear_interpreter_stack()
+    # the compiler does not follow it, and has nothing to leave
+    return nullcontext() if torch.compiler.is_compiling() else temporarily_clear_interpreter_stack()
 
 
 def constant(t: Tensor, mapped: str) -> Tensor:

@@ -223,3 +223,18 @@ def test_estimators(through):
     close(jacrev(estimator)(arcs), jacobian(estimator, arcs), "jacrev of an estimator")
     with pytest.raises(NotImplementedError, match="jvp"):
         jacfwd(estimator)(arcs)
+
+
+@pytest.mark.parametrize("structure", [pm.SpanTree(labelled=False), pm.ProjectiveTree(labelled=True), pm.Subset(3)])
+def test_tables_made_under_a_transform_serve_other_calls(structure):
+    # shapes that no other test has, so that nothing is known of them
+    shape = {pm.SpanTree: (4, 4), pm.ProjectiveTree: (4, 4, 3), pm.Subset: (9,)}[type(structure)]
+    x = torch.randn(shape, dtype=torch.float64)
+
+    def probs(y):
+        return pm.LocalMax(structure, pm.Gini()).distribution(y).topk(2)[1]
+
+    # third derivatives take the recursion to pieces, below several transforms
+    jacrev(grad(lambda y: pm.Marginals(structure)(y).square().sum()))(x)
+    close(jacrev(probs)(x), jacobian(probs, x), "another transform, and none")
+    close(jacrev(pm.StraightThrough(structure))(x), jacobian(pm.StraightThrough(structure), x), "an estimator")

@@ -83,7 +83,9 @@ class Builder:
         first = np.zeros(nodes + 1, np.int64)
         np.cumsum(np.bincount(heads, minlength=nodes), out=first[1:])
         part = _joined(self._part, (0,))[order]
-        return Graph(torch.from_numpy(first), torch.from_numpy(tails[order]), torch.from_numpy(part), self.parts)
+        # torch.func would wrap the arrays, which outlive its call
+        with untransformed():
+            return Graph(torch.from_numpy(first), torch.from_numpy(tails[order]), torch.from_numpy(part), self.parts)
 
 
 class Family:

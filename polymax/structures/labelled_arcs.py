@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax._function import untransformed
 from polymax.kernels.graph import Builder, Graph
 from polymax.regularizers import Regularizer, Tsallis, Zero
 from polymax.structures import faults
@@ -73,7 +74,9 @@ def with_labels(tree: Derivations, x: Tensor) -> Derivations:
 @lru_cache(maxsize=64)
 def _labelled_graph(graph: Graph, labels: int) -> tuple[Graph, Tensor]:
     """The graph with a node for each part, which chooses a label, and the number in it of each node of the other."""
-    first, tails, part = (t.cpu().numpy() for t in graph.arrays)
+    # torch.func would wrap the tables, which outlive its call
+    with untransformed():
+        first, tails, part = (t.cpu().numpy() for t in graph.arrays)
     heads = np.repeat(np.arange(graph.nodes), np.diff(first))
     # a hyperedge with two tails has no room for a third: a node of its own, before its head, joins two of them
     wide = (part >= 0) & (tails[:, 1] >= 0)
@@ -89,7 +92,8 @@ def _labelled_graph(graph: Graph, labels: int) -> tuple[Graph, Tensor]:
     builder.add(joined[wide], -1, moved[wide, 1], part[wide])
     chosen = np.where(wide, joined, np.where(part >= 0, part, moved[:, 1]))
     builder.add(number[heads], -1, moved[:, 0], chosen)
-    return builder.build(graph.parts + graph.nodes + int(extra.sum())), torch.from_numpy(number)
+    with untransformed():
+        return builder.build(graph.parts + graph.nodes + int(extra.sum())), torch.from_numpy(number)
 
 
 def every_labelling(arcs: Tensor, labels: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax._dispatch import _LIBRARY
+from polymax._function import untransformed
 from polymax.kernels.graph import Graph
 from polymax.structures.alignment import Alignment
 from polymax.structures.assignment import Assignment
@@ -147,7 +148,8 @@ derived_parts = torch.ops.polymax.derived_parts.default
 @lru_cache(maxsize=64)
 def _derived(graph: Graph, root: int) -> np.ndarray:
     """Whether a derivation of the root uses each part."""
-    first, tails, part = (t.cpu().numpy() for t in graph.arrays)
+    with untransformed():
+        first, tails, part = (t.cpu().numpy() for t in graph.arrays)
     used, seen = np.zeros(graph.parts + 1, bool), np.zeros(graph.nodes + 1, bool)
     seen[root] = True
     # heads come after tails, and the last place is for tails and parts that are not there

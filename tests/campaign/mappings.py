@@ -301,7 +301,10 @@ def _optimal(mapping, z, p, parameters, gamma, value, eps, narrow):
     if "upper" in parameters or "k" in parameters:
         # what bounds leave is a difference, and its rounding goes to an entry at any distance
         size = size + np.abs(centred[p > 0]).max()
-    tolerance = (64 + len(p)) * eps * size + (4 * narrow * size if narrow > 1e-6 else 0)
+    # above 2, weights at the edge of the support are roots of what rounding leaves, and the objective pays their square
+    exponent = max([1.0, *(parameters[name] - 1 for name in ("alpha", "p") if name in parameters)])
+    steep = (16 * 2.2e-16) ** min(1.0, 2 / exponent) * size if exponent > 1 else 0
+    tolerance = (64 + len(p)) * eps * size + (4 * narrow * size if narrow > 1e-6 else 0) + steep
     # a weight far below rounding is worth much where scores are huge, and means nothing
     gap = best - reached(np.where(p < 1e-30, 0, p))
     faults = []
@@ -310,7 +313,7 @@ def _optimal(mapping, z, p, parameters, gamma, value, eps, narrow):
         faults.append(f"the objective is {float(gap):.3g} below the best")
     limit = float(np.finfo(np.float64).max)
     expected = LONG(gamma) * (best + total * top)
-    room = 64 * narrow * LONG(gamma) * (size + np.abs(total * top)) + np.finfo(np.float64).tiny
+    room = 64 * narrow * LONG(gamma) * (size + np.abs(total * top)) + np.finfo(np.float64).tiny + LONG(gamma) * steep
     top_of_dtype = {
         2.220446049250313e-16: limit,
         1.1920928955078125e-07: 3.4e38,
@@ -323,7 +326,6 @@ def _optimal(mapping, z, p, parameters, gamma, value, eps, narrow):
         faults.append(f"the value is {value!r}, not {float(expected)!r}")
     if truth is not None and "lower" not in parameters and "k" not in parameters and np.abs(z).max() < 1e3:
         # above 2, small weights are roots of small numbers
-        exponent = max(1.0, *(v - 1 for v in parameters.values())) if parameters else 1.0
         near = max(
             1e-5 if narrow > 1e-10 else 1e-9, (1e3 * 2.2e-16) ** (1 / exponent), 4 * narrow if narrow > 1e-6 else 0
         )
