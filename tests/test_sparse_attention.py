@@ -57,7 +57,13 @@ def arguments(name, dtype):
     longest = (L, S) if starts is None else (int(starts.diff().max()),) * 2
     alphas, sinks = (t if t is None else t.to(dtype) for t in (given.get("alphas"), given.get("sinks")))
     tensors = (alphas, mask, sinks, starts, starts, *longest)
-    numbers = (D**-0.5, given.get("softcap", 0.0), given.get("left", -1), given.get("right", -1), given.get("offset", 0))
+    numbers = (
+        D**-0.5,
+        given.get("softcap", 0.0),
+        given.get("left", -1),
+        given.get("right", -1),
+        given.get("offset", 0),
+    )
     return q * given.get("spread", 1.0), k, v, grad, (given.get("alpha", 1.5), *tensors, *numbers)
 
 
@@ -281,7 +287,7 @@ def test_statistics_count_zeros_tiles_and_supports():
     weights = nn.attention_weights(q, k, is_causal=True, mapping=pm.sparsemax)
     found = nn.attention_statistics(q, k, is_causal=True, mapping=pm.sparsemax, tile=4)
     visible = torch.ones(20, 20).tril().bool()
-    zeros = ((weights == 0) & visible).sum((0, 2, 3)) .double() / (2 * visible.sum())
+    zeros = ((weights == 0) & visible).sum((0, 2, 3)).double() / (2 * visible.sum())
     close(found.zeros, zeros, "zeros are among what is visible")
     tiles = (weights != 0).unflatten(-1, (5, 4)).unflatten(-3, (5, 4)).any(-1).any(-2)
     close(found.empty_tiles, 1 - tiles.sum((0, 2, 3)).double() / (2 * 15), "tiles without a weight")
