@@ -1,5 +1,6 @@
 """The suites: each is a list of cases."""
 
+from benchmarks.attention.cases import ATTENTION
 from benchmarks.series.cases import SERIES
 from benchmarks.simplex.cases import LATENCY, SIMPLEX
 from benchmarks.sparsemap.cases import SPARSEMAP, THROUGHPUT
@@ -13,5 +14,6 @@ SUITES: dict[str, list[Case]] = {
     "sparsemap": SPARSEMAP,
     "throughput": THROUGHPUT,
     "memory": MEMORY,
+    "attention": ATTENTION,
     "series": SERIES,
 }

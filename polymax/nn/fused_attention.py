@@ -190,10 +190,14 @@ class SparseAttention(Function):
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
         tensors, (ctx.alpha, *ctx.numbers) = inputs[:8], inputs[8:]
         ctx.mark_non_differentiable(*output[1:])
+        # zeros for the outputs that no gradient comes to would take as much memory as all else
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, output[1], output[2], *output[4:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
         q, k, v, alphas, mask, sinks, starts_q, starts_k, mean, tau, plan, lists = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():

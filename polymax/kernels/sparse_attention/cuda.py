@@ -27,7 +27,7 @@ LAUNCH = {
     "key_gradients": ((4, 2, 0), (4, 2, 0)),
 }
 # programs of a multiprocessor that take one block after the other
-RESIDENT = {"scan": 6, "collect": 6, "key_gradients": 4}
+RESIDENT = {"scan": 6, "collect": 6, "key_gradients": 2}
 # entries of a list whose keys or values are gathered at once
 PART = {"listed_contexts": (16, 8), "listed_gradients": (8, 8)}
 # blocks of no more tiles than this have the gradient of their queries from tiles, though they have lists

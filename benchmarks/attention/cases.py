@@ -1,0 +1,56 @@
+"""Causal entmax attention of 16 heads, forward and backward, by how many tiles of scores hold support."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import polymax as pm
+from benchmarks.attention import oracles
+from benchmarks.attention.peers import ADASPLASH, SDPA
+from benchmarks.baselines import Tensors, ours
+from benchmarks.record import Bar
+from benchmarks.workload import BOTH, Case, FunctionCase, Problems, Shape, Signature, Size
+
+# queries and keys of a tile share a cluster, and look for keys of their own
+TILE = 64
+
+
+def clustered(clusters: int, shape: Shape, generator: torch.Generator) -> Tensors:
+    """Queries, keys and values (heads, n, d): Gaussian, or around the centre of a cluster for each tile."""
+
+    def noise(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=generator.device)
+
+    if clusters == 0:
+        return noise(*shape), noise(*shape), noise(*shape)
+    heads, n, d = shape
+    centre = noise(heads, clusters, d)
+    centre = 1.5 * d**0.5 * centre / centre.norm(dim=-1, keepdim=True)
+    drawn = torch.randint(clusters, (heads, -(-n // TILE)), generator=generator, device=generator.device)
+    which = drawn.repeat_interleave(TILE, 1)[:, :n, None].expand(shape)
+    base = centre.gather(1, which)
+    return base + 0.7 * noise(*shape), base + 0.7 * noise(*shape), noise(*shape)
+
+
+def like_queries(shape: Shape) -> tuple[Shape, ...]:
+    return (shape,)
+
+
+def case(name: str, clusters: int, bars: dict[tuple[int, int], float]) -> FunctionCase:
+    """`bars` are ratios to torch's softmax attention, by length and channels."""
+    sizes = {
+        "cpu": tuple(Size((4, n, 64)) for n in (1024, 2048)),
+        "cuda": tuple(Size((16, n, d), torch.bfloat16, Bar(bar)) for (n, d), bar in bars.items()),
+    }
+    signature = Signature(partial(clustered, clusters), like_queries)
+    problems = Problems(sizes, (BOTH,), signature, quick=(2, 80, 16))
+    call = partial(pm.nn.scaled_dot_product_attention, is_causal=True, mapping=pm.entmax)
+    return FunctionCase(name, ours(call, oracles.entmax15), problems, (ADASPLASH,), base=SDPA)
+
+
+ATTENTION: list[Case] = [
+    case("gaussian scores", 0, {(4096, 64): 1.5, (16384, 64): 1.0, (16384, 128): 1.3}),
+    case("a third of the tiles", 3, {(4096, 64): 1.0, (16384, 64): 0.75, (16384, 128): 0.975}),
+    case("15 % of the tiles", 7, {(4096, 64): 0.8, (16384, 64): 0.5, (16384, 128): 0.65}),
+]
