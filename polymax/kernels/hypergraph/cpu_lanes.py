@@ -233,17 +233,22 @@ def _threshold(a, count, alpha, top):
 
 @inline
 def _tsallis(a, count, alpha, top, tau):
-    """<p, a> - Omega(p), relative to the largest argument; p^alpha is p times its base."""
+    """<p, a> - Omega(p), relative to the largest argument; p^alpha is p times its base.
+
+    Above alpha = 2 weights that should be 0 are roots of rounding errors, and their sum is not 1 to the last digit:
+    total^-alpha by its first two terms sets that right.
+    """
     c = 1 / (alpha * (alpha - 1))
     shift = _finite(top)
-    total, value = fill(0.0), fill(0.0)
+    total, mean, powers = fill(0.0), fill(0.0), fill(0.0)
     for e in range(count):
         x = load(a, e)
         base = _base(x, shift, tau, alpha)
         p = _power(base, 1 / (alpha - 1))
         total += p
-        value += select(p == 0.0, 0.0, p * ((x - shift) - c * base))
-    return value * _inverse(total) + c
+        mean += select(p == 0.0, 0.0, p * (x - shift))
+        powers += p * base
+    return (mean - c * powers * (1.0 - (alpha - 1) * (total - 1.0))) * _inverse(total) + c
 
 
 @inline

@@ -155,14 +155,20 @@ def threshold(o_begin, o_count, widest, b_top, at, ALPHA: tl.constexpr):
 
 @triton.jit
 def tsallis(o_begin, o_count, widest, b_top, b_tau, at, ALPHA: tl.constexpr):
-    """<p, a> - Omega(p), relative to the largest argument; p^alpha is p times its base."""
+    """<p, a> - Omega(p), relative to the largest argument; p^alpha is p times its base.
+
+    Above alpha = 2 weights that should be 0 are roots of rounding errors, and their sum is not 1 to the last digit:
+    total^-alpha by its first two terms sets that right.
+    """
     C: tl.constexpr = 1 / (ALPHA * (ALPHA - 1))
     b_total = tl.zeros_like(b_top)
-    b_value = tl.zeros_like(b_top)
+    b_mean = tl.zeros_like(b_top)
+    b_powers = tl.zeros_like(b_top)
     for k in range(0, widest):
         b_a = total_of(at[0], at[3], o_begin + k, k < o_count, at)
         b_base = base(b_a, b_top, b_tau, ALPHA)
         b_p = power(b_base, 1 / (ALPHA - 1))
         b_total += b_p
-        b_value += tl.where(b_p == 0, 0, b_p * ((b_a - finite(b_top)) - C * b_base))
-    return b_value * inverse(b_total) + C
+        b_mean += tl.where(b_p == 0, 0, b_p * (b_a - finite(b_top)))
+        b_powers += b_p * b_base
+    return (b_mean - C * b_powers * (1 - (ALPHA - 1) * (b_total - 1))) * inverse(b_total) + C
