@@ -63,11 +63,14 @@ def _slope(fn: Callable[[Tensor], Tensor], p: Tensor) -> Tensor:
     return torch.where(p > 0, torch.func.grad(lambda q: fn(q).sum())(inside), 0)
 
 
-@torch.compiler.assume_constant_result
 def _number(fn: Callable[[Tensor], Tensor]) -> int:
     """By which operators find the function."""
     _FUNCTIONS[id(fn)] = fn
     return id(fn)
+
+
+# what torch.compiler.assume_constant_result sets, but it imports the whole of torch.compile
+_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextmanager

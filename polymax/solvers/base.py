@@ -112,17 +112,17 @@ class Solver:
         need them.
         """
         from polymax.solvers import compiled, lockstep
-        from polymax.solvers.reduced import reduced
+        from polymax.solvers.reduced import all_small, reduced
         from polymax.solvers.undefined import infeasible_instead, undefined_parts
 
         with torch.no_grad():
-            undefined = undefined_parts(structure, scores)
+            plain = all_small(scores)
+            undefined = None if plain else undefined_parts(structure, scores)
             if undefined is not None:
                 scores = infeasible_instead(structure, scores, undefined)
             if start is not None and start.undefined is not None:
                 start = replace(start, probs=torch.nan_to_num(start.probs))
-            less = reduced(structure, scores)
-            inner, total = less or (scores, None)
+            inner, total = (None if plain else reduced(structure, scores)) or (scores, None)
             found = compiled.solve(self, structure, inner, start, whole)
             solution, converged = found or lockstep.solve(self, structure, inner, start, whole)
             if total is not None:

@@ -60,9 +60,14 @@ def _reduce(parts, first_edge, tails, part, root, needed, values, edges):
             continue
         values[h] = 0.0 if first_edge[h] == first_edge[h + 1] else -np.inf
         for e in range(first_edge[h], first_edge[h + 1]):
-            edges[e] = _sum_of(parts, tails, part, values, e, 0.0)
-            if edges[e] > values[h]:
-                values[h] = edges[e]
+            # potentials may be any: these need not be exact
+            a = parts[part[e]] if part[e] >= 0 else 0.0
+            for t in tails[e]:
+                if t >= 0:
+                    a += values[t]
+            edges[e] = a
+            if a > values[h]:
+                values[h] = a
         if -np.inf < values[h] < np.inf:
             for e in range(first_edge[h], first_edge[h + 1]):
                 edges[e] = _sum_of(parts, tails, part, values, e, values[h])

@@ -26,6 +26,11 @@ from polymax.structures.spanning_tree import SpanningTree
 _LARGE = 1e3
 
 
+def all_small(scores: tuple[Tensor, ...]) -> bool:
+    """Whether no score is large, infinite or NaN."""
+    return all(x.numel() == 0 or bool(x.abs().amax() <= _LARGE) for x in scores)
+
+
 def reduced(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor] | None:
     """Scores with the same solution, and how much less structures have by them, (*batch,); None where none is large."""
     if not isinstance(structure, Chain | Assignment | SpanningTree):
