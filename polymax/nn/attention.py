@@ -56,7 +56,10 @@ def scaled_dot_product_attention(
         tensor([[0.7500, 0.2500, 0.0000]])
     """
     if query.is_nested:
-        return fused_attention.nested_attention(
+        # packed sequences are attended to one by one by this very function
+        from polymax.nn.packed_attention import nested_attention
+
+        return nested_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale, mapping, window, softcap, sinks, causal_offset
         )
     pattern = pattern_of(is_causal, window, causal_offset)
