@@ -10,7 +10,6 @@ from polymax.nn.beam import BeamSPINN as BeamSPINN
 from polymax.nn.crf import CRF as CRF
 from polymax.nn.decoder import Attention as Attention
 from polymax.nn.decoder import FertilityAttention as FertilityAttention
-from polymax.nn.fused_attention import varlen_attention as varlen_attention
 from polymax.nn.graph_convolution import GraphConvolution as GraphConvolution
 from polymax.nn.gumbel_tree import GumbelTreeLSTM as GumbelTreeLSTM
 from polymax.nn.latent_dependency import LatentDependency as LatentDependency
@@ -18,6 +17,7 @@ from polymax.nn.latent_methods import Given as Given
 from polymax.nn.latent_methods import left_chain as left_chain
 from polymax.nn.latent_methods import right_chain as right_chain
 from polymax.nn.multihead import MultiheadAttention as MultiheadAttention
+from polymax.nn.packed_attention import varlen_attention as varlen_attention
 from polymax.nn.policy_gradient import PolicyGradient as PolicyGradient
 from polymax.nn.policy_gradient import clipped_surrogate as clipped_surrogate
 from polymax.nn.scorers import AdditiveScorer as AdditiveScorer

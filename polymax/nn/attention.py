@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax._function import transformed
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.widen import wide
 from polymax.mappings import softmax
@@ -55,7 +56,10 @@ def scaled_dot_product_attention(
         tensor([[0.7500, 0.2500, 0.0000]])
     """
     if query.is_nested:
-        return fused_attention.nested_attention(
+        # packed sequences are attended to one by one by this very function
+        from polymax.nn.packed_attention import nested_attention
+
+        return nested_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale, mapping, window, softcap, sinks, causal_offset
         )
     pattern = pattern_of(is_causal, window, causal_offset)
@@ -68,8 +72,10 @@ def scaled_dot_product_attention(
     weights = _weights(query, key, attn_mask, pattern, scale, enable_gqa, mapping, softcap, sinks)
     if dropout_p > 0:
         weights = torch.nn.functional.dropout(weights, dropout_p)
-    with torch.autocast(query.device.type, enabled=False):
-        return (weights @ wide(grouped(value, query, "value") if enable_gqa else value)).to(value.dtype)
+    value = grouped(value, query, "value") if enable_gqa else value
+    if _multiplies_wide(weights, value):
+        return _product(weights.to(value.dtype), value).to(value.dtype)
+    return _product(weights, value).to(value.dtype)
 
 
 def attention_path(
@@ -153,8 +159,7 @@ def _weights(
     if enable_gqa:
         key = grouped(key, query, "key")
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    with torch.autocast(query.device.type, enabled=False):
-        scores = (wide(query) * factor) @ wide(key).transpose(-2, -1)
+    scores = _product(query, key.transpose(-2, -1)) * factor
     cap = fused_attention.checked_softcap(softcap)
     if cap > 0:
         scores = cap * torch.tanh(scores / cap)
@@ -168,6 +173,23 @@ def _weights(
     column = fused_attention.checked_sinks(sinks, query).to(scores.dtype)[:, None, None]
     joint = torch.cat([scores, column.expand(*scores.shape[:-1], 1)], -1)
     return mapped(mapping, joint)[..., :-1]
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product in float32, or float64."""
+    with torch.autocast(a.device.type, enabled=False):
+        if a.dtype == b.dtype and _multiplies_wide(a, b):
+            found = torch.bmm(a.flatten(0, -3), b.flatten(0, -3), out_dtype=torch.float32)
+            return found.unflatten(0, a.shape[:-2])
+        return wide(a) @ wide(b)
+
+
+def _multiplies_wide(a: Tensor, b: Tensor) -> bool:
+    """True if the device multiplies matrices of b's half precision to float32: a cache need not be copied for it."""
+    recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    batched = a.dim() > 2 and a.shape[:-2] == b.shape[:-2]
+    half = b.dtype in (torch.float16, torch.bfloat16)
+    return b.is_cuda and half and batched and not recorded and not transformed()
 
 
 def mapped(mapping: Mapping, scores: Tensor) -> Tensor:

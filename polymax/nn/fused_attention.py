@@ -1,4 +1,4 @@
-"""Attention without a matrix of all scores: when it applies, its derivatives, and packed sequences."""
+"""Attention without a matrix of all scores: when it applies, and its derivatives."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from polymax.kernels.sparse_attention import reference, sparse_attention, sparse
 from polymax.kernels.widen import wide
 from polymax.mappings import entmax, softmax, sparsemax
 from polymax.nn.adaptive import AdaptiveEntmax
-from polymax.nn.attention_pattern import Pattern, pattern_of
+from polymax.nn.attention_pattern import Pattern
 from polymax.regularizers import Gini, Shannon, Tsallis
 
 # below these the matrix of all scores is small, and faster
@@ -261,95 +261,6 @@ def _recorded(
     return [next(slopes) if wants and t is not None else None for t, wants in zip(inputs, wanted, strict=False)]
 
 
-def varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    *,
-    is_causal: bool = False,
-    scale: float | None = None,
-    mapping: Any = softmax,
-    window: tuple[int, int] | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    causal_offset: int = 0,
-) -> Tensor:
-    """Attention of packed sequences, one after the other in a single tensor of tokens.
-
-    Sequence b has the queries cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1, and keys likewise; positions, for is_causal
-    and windows, are counted in each. Heads of key and value may be fewer, and divide those of query.
-
-    Shapes:
-        query (tokens, heads, E); key (tokens, key heads, E); value (tokens, key heads, V); cu_seqlens (sequences + 1,)
-
-    Example:
-        >>> x = torch.randn(5, 2, 8)
-        >>> starts = torch.tensor([0, 2, 5])
-        >>> packed = varlen_attention(x, x, x, starts, starts, mapping=pm.sparsemax)
-        >>> alone = pm.nn.scaled_dot_product_attention(*[x[2:].transpose(0, 1)] * 3, mapping=pm.sparsemax)
-        >>> torch.allclose(packed[2:].transpose(0, 1), alone, atol=1e-6)
-        True
-    """
-    for t, name in ((query, "query"), (key, "key"), (value, "value")):
-        _check.floating(t, name)
-        if t.dim() != 3:
-            raise ValueError(f"{name} must be (tokens, heads, channels); got {tuple(t.shape)}")
-    starts_q, starts_k = _starts(cu_seqlens_q, "cu_seqlens_q"), _starts(cu_seqlens_k, "cu_seqlens_k")
-    if len(starts_q) != len(starts_k):
-        raise ValueError(
-            f"cu_seqlens_q and cu_seqlens_k must be of one length; got {len(starts_q)} and {len(starts_k)}"
-        )
-    pattern = pattern_of(is_causal, window, causal_offset)
-    query, key, value = autocast(query, key, value)
-    q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
-    longest_q, longest_k = (int(starts.diff().max()) if len(starts) > 1 else 0 for starts in (starts_q, starts_k))
-    attention = Attention(q, k, v, None, 0.0, scale, True, mapping, pattern, softcap, sinks)
-    alpha = entmax_alpha(mapping)
-    if q.is_cuda and not attention.is_softmax() and attention.obstacle() is None:
-        starts = [s.to(q.device, torch.int32) for s in (starts_q, starts_k)]
-        numbers = (1 / math.sqrt(q.shape[-1]) if scale is None else scale, checked_softcap(softcap), *pattern)
-        found = None if sinks is None else checked_sinks(sinks, q)
-        out = fused_heads(q, k, v, alpha, None, found, starts[0], starts[1], longest_q, longest_k, *numbers)
-        return out[0].transpose(0, 1)
-    from polymax.nn.attention import scaled_dot_product_attention
-
-    options: dict[str, Any] = {"mapping": mapping, "window": window, "softcap": softcap, "sinks": sinks}
-    options |= {"is_causal": is_causal, "scale": scale, "enable_gqa": True, "causal_offset": causal_offset}
-    bounds = zip(starts_q.tolist(), starts_q.tolist()[1:], starts_k.tolist(), starts_k.tolist()[1:], strict=False)
-    parts = [scaled_dot_product_attention(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d], **options) for a, b, c, d in bounds]
-    rest = query.new_zeros(1, q.shape[1], len(query) - int(starts_q[-1]), v.shape[-1])
-    return torch.cat([*parts, rest], 2)[0].transpose(0, 1)
-
-
-def nested_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    mapping: Any,
-    window: tuple[int, int] | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    causal_offset: int,
-) -> Tensor:
-    """Attention of nested jagged tensors (batch, heads, tokens of each, channels), as torch's takes them."""
-    if attn_mask is not None or dropout_p > 0:
-        raise ValueError("attn_mask must be None, and dropout_p 0, where query is a nested tensor")
-    if not (key.is_nested and value.is_nested and query.layout == key.layout == value.layout == torch.jagged):
-        raise ValueError("query, key and value must all be nested tensors of the layout torch.jagged, or none of them")
-    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    starts: list[Tensor] = [t.offsets() for t in (q, k)]  # type: ignore[attr-defined]
-    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "mapping": mapping, "window": window}
-    options |= {"softcap": softcap, "sinks": sinks, "causal_offset": causal_offset}
-    out = varlen_attention(q.values(), k.values(), v.values(), *starts, **options)
-    return torch.nested.nested_tensor_from_jagged(out.contiguous(), starts[0]).transpose(1, 2)
-
-
 def entmax_alpha(mapping: Any) -> float | Tensor | None:
     """alpha of a mapping that is sparsemax or entmax, None of any other."""
     if isinstance(mapping, partial) and mapping.func in (entmax, sparsemax) and not mapping.args:
@@ -394,13 +305,6 @@ def checked_sinks(sinks: Tensor, query: Tensor) -> Tensor:
     if sinks.shape != (heads,):
         raise ValueError(f"sinks must be ({heads},), a score for each head; got {tuple(sinks.shape)}")
     return sinks
-
-
-def _starts(starts: Tensor, name: str) -> Tensor:
-    if not isinstance(starts, Tensor) or starts.dtype not in (torch.int32, torch.int64) or starts.dim() != 1:
-        came = f"{starts.dtype} {tuple(starts.shape)}" if isinstance(starts, Tensor) else type(starts).__name__
-        raise ValueError(f"{name} must be (sequences + 1,) integers, where sequences start; got {came}")
-    return starts
 
 
 def _four_dims(t: Tensor) -> Tensor:

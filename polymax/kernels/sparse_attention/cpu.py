@@ -18,7 +18,7 @@ from polymax.kernels.threshold.cpu import threshold
 from polymax.kernels.widen import wide
 
 # scores of a block, some megabytes
-BLOCK = 1 << 18
+BLOCK = 1 << 19
 # a share of weights above which a matrix product is faster than sums over the others
 DENSE = 0.1
 
@@ -210,14 +210,23 @@ class _Block:
         if mask is not None:
             part = mask[self._of_mask(mask)]
             x = x.masked_fill_(~part, -torch.inf) if mask.dtype == torch.bool else x.add_(part)
-        if left >= 0 or right >= 0:
-            here = offset + self.at_q.start - self.at_k.start
-            sees = allowed(len(self.at_q), len(self.at_k), None, None, left, right, here, x.device)
-            x = x.masked_fill_(~sees, -torch.inf)
+        # only keys near the ends are hidden from some rows
+        shift = offset + self.at_q.start - self.at_k.start
+        if right >= 0:
+            begin = min(max(shift + right + 1, 0), x.shape[-1])
+            self._hide(x[..., begin:], -1, right, shift - begin)
+        if left >= 0:
+            end = min(max(shift + len(self.at_q) - 1 - left, 0), x.shape[-1])
+            self._hide(x[..., :end], left, -1, shift)
         if sinks is not None:
             column = sinks[self.heads].to(x.dtype)[:, None, None]
             x = torch.cat([x, column.expand(*x.shape[:-1], 1)], -1)
         return x, slope
+
+    def _hide(self, x: Tensor, left: int, right: int, offset: int) -> None:
+        if x.numel():
+            sees = allowed(x.shape[-2], x.shape[-1], None, None, left, right, offset, x.device)
+            x.masked_fill_(~sees, -torch.inf)
 
     def add_mask_slopes(self, dmask: Tensor, dx: Tensor) -> None:
         part = dmask[self._of_mask(dmask)]

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.kernels.sparse_attention.cuda_collect import collect
 from polymax.kernels.sparse_attention.cuda_columns import key_gradients
-from polymax.kernels.sparse_attention.cuda_lists import collect, listed_contexts, listed_gradients
+from polymax.kernels.sparse_attention.cuda_lists import listed_contexts, listed_gradients
 from polymax.kernels.sparse_attention.cuda_rows import contexts, query_gradients
 from polymax.kernels.sparse_attention.cuda_scan import scan
 from polymax.kernels.sparse_attention.cuda_tile import FAR

@@ -1,0 +1,191 @@
+"""Lists of the keys that can be in the support of a row.
+
+Where supports are short but spread over many tiles, whole tiles are mostly zeros. A second product over the tiles that
+matter to a block marks the scores above the row's bound by bits, and bits are expanded to lists of keys, in order. A
+block with a row that does not fit into its list keeps to tiles.
+"""
+
+import triton
+import triton.language as tl
+
+from polymax.kernels.sparse_attention.cuda_tile import WIDTH, load_rows, sequence, units
+
+HEIGHT = tl.constexpr(64)
+
+
+@triton.jit
+def collect(
+    p_q,
+    p_k,
+    p_alphas,
+    p_mask,
+    p_sinks,
+    p_starts_q,
+    p_starts_k,
+    p_bits,
+    p_tau,
+    p_plan,
+    p_lists,
+    q_b,
+    q_h,
+    q_l,
+    k_b,
+    k_h,
+    k_l,
+    mask_b,
+    mask_h,
+    mask_l,
+    mask_s,
+    heads,
+    group,
+    L,
+    S,
+    longest,
+    items,
+    blocks,
+    row_tiles,
+    plan_head,
+    a1,
+    scale,
+    softcap,
+    left,
+    right,
+    offset,
+    LEARNED: tl.constexpr,
+    SINKS: tl.constexpr,
+    PACKED: tl.constexpr,
+    MASK: tl.constexpr,
+    CAP: tl.constexpr,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    LONGEST: tl.constexpr,
+    STRETCH: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Write the list of each row, its length, and for each block whether all of its rows have one."""
+    o_r = tl.arange(0, HEIGHT)
+    o_d = tl.arange(0, BD)
+    p_bits += tl.program_id(0).to(tl.int64) * STRETCH * (HEIGHT * 2)
+    columns = items // blocks
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        i_m = blocks - 1 - item // columns
+        i_bh = item % columns
+        i_h = i_bh % heads
+        first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
+        p_head_plan = p_plan + i_bh.to(tl.int64) * plan_head
+        p_bounds = p_head_plan + blocks * row_tiles + i_m * 4
+        if (i_m * HEIGHT < queries) & (tl.load(p_bounds + 3) == 1):
+            o_m = i_m * HEIGHT + o_r
+            m_rows = o_m < queries
+            a = a1
+            if LEARNED:
+                a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+            p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
+            p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+            p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
+            p_tiles = p_head_plan + i_m * row_tiles
+            n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
+            o_row = (i_b * heads + i_h) * L + first_q + o_m
+            b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+            b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD)
+            b_n = tl.zeros((HEIGHT,), tl.int32)
+            for i_s in range(0, n_all, STRETCH):
+                i_e = tl.minimum(i_s + STRETCH, n_all)
+                _mark(
+                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                    i_s, tl.minimum(i_e, n_before), queries, keys, a, scale, softcap, left, right, offset,
+                    MASK, CAP, True, D, BD, PRECISION, STAGES,
+                )  # fmt: skip
+                _mark(
+                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                    tl.maximum(i_s, n_before), tl.minimum(i_e, n_whole), queries, keys, a, scale, softcap, left,
+                    right, offset, MASK, CAP, False, D, BD, PRECISION, STAGES,
+                )  # fmt: skip
+                _mark(
+                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                    tl.maximum(i_s, n_whole), i_e, queries, keys, a, scale, softcap, left, right, offset,
+                    MASK, CAP, True, D, BD, PRECISION, STAGES,
+                )  # fmt: skip
+                # what other threads wrote is read below
+                tl.debug_barrier()
+                b_n = _expand(b_n, p_bits, p_tiles + i_s, p_lists, o_row, i_e - i_s, LONGEST, SLOTS)
+                tl.debug_barrier()
+            tl.store(p_head_plan + plan_head - longest + o_m, b_n, mask=m_rows)
+            tl.store(p_bounds + 3, (tl.max(b_n, 0) <= LONGEST).to(tl.int32))
+
+
+@triton.jit
+def _mark(
+    b_t, b_q, p_k, p_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, base, begin, end,
+    queries, keys, a, scale, softcap, left, right, offset,
+    MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Two words of bits for each row and tile: scores above the row's bound."""
+    o_bit = tl.arange(0, WIDTH) % 32
+    o_w = tl.arange(0, 2)
+    b_bound = b_t / (scale * a)
+    for i_t in tl.range(begin, end, num_stages=STAGES):
+        o_n = tl.load(p_tiles + i_t) * WIDTH + tl.arange(0, WIDTH)
+        if EDGE:
+            b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
+        else:
+            b_k = load_rows(p_k, o_n, o_d, o_n >= 0, k_l, D, BD)
+        b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        if MASK > 0 or CAP or EDGE:
+            b_u = units(
+                b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
+                CAP, EDGE
+            )  # fmt: skip
+            b_above = b_u > b_t[:, None]
+        else:
+            # the scale is positive, and the bound has a margin
+            b_above = b_raw > b_bound[:, None]
+        b_on = tl.where(b_above, (1 << o_bit)[None, :], 0)
+        b_words = tl.reduce(tl.reshape(b_on, (HEIGHT, 2, 32)), 2, _both)
+        tl.store(p_bits + (i_t - base) * (HEIGHT * 2) + o_r[:, None] * 2 + o_w[None, :], b_words)
+
+
+@triton.jit
+def _both(x, y):
+    return x | y
+
+
+@triton.jit
+def _expand(b_n, p_bits, p_tiles, p_lists, o_row, n_all, LONGEST: tl.constexpr, SLOTS: tl.constexpr):
+    """Bits to lists of keys, as many as fit; the length of each list, or more than LONGEST."""
+    o_r = tl.arange(0, HEIGHT)
+    o_w = tl.arange(0, SLOTS * 2)
+    for i_t in range(0, n_all, SLOTS):
+        if tl.max(b_n, 0) <= LONGEST:
+            m_w = i_t + o_w // 2 < n_all
+            b_tile = tl.load(p_tiles + i_t + o_w // 2, mask=m_w, other=0)
+            p_tile = p_bits + (i_t + o_w // 2)[None, :] * (HEIGHT * 2) + o_r[:, None] * 2 + (o_w % 2)[None, :]
+            b_word = tl.load(p_tile, mask=m_w[None, :] & (o_r >= 0)[:, None], other=0)
+            b_count = _ones(b_word)
+            b_at = b_n[:, None] + tl.cumsum(b_count, 1) - b_count
+            b_first = (b_tile * WIDTH + (o_w % 2) * 32)[None, :]
+            left = tl.max(b_count)
+            while left > 0:
+                b_low = b_word & -b_word
+                p_entry = p_lists + o_row[:, None] * LONGEST + b_at
+                b_key = b_first + _ones(b_low - 1)
+                tl.store(p_entry, b_key.to(p_lists.dtype.element_ty), mask=(b_word != 0) & (b_at < LONGEST))
+                b_word ^= b_low
+                b_at += 1
+                left -= 1
+            b_n += tl.sum(b_count, 1)
+    return b_n
+
+
+@triton.jit
+def _ones(b_x):
+    """How many bits are set."""
+    b_x = b_x.to(tl.uint32, bitcast=True)
+    b_x = b_x - ((b_x >> 1) & 0x55555555)
+    b_x = (b_x & 0x33333333) + ((b_x >> 2) & 0x33333333)
+    b_x = (b_x + (b_x >> 4)) & 0x0F0F0F0F
+    return ((b_x * 0x01010101) >> 24).to(tl.int32)
