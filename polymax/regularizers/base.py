@@ -96,10 +96,10 @@ class Regularizer(ABC):
         centred = wide(x) - top
         if isinstance(self.gamma, Tensor):
             # a forbidden entry stays out of the derivative in gamma, where it would be inf * 0
-            centred = torch.where(keep, centred, 0).clamp(min=torch.finfo(centred.dtype).min)
+            centred = _finite(torch.where(keep, centred, 0))
         if not self._plain():
             centred = centred / self.gamma
-        return torch.where(keep, centred.clamp(min=torch.finfo(centred.dtype).min), -torch.inf)
+        return torch.where(keep, _finite(centred), -torch.inf)
 
     def _gamma_of_rows(self) -> float | Tensor:
         return self.gamma.squeeze(-1) if isinstance(self.gamma, Tensor) and self.gamma.dim() else self.gamma
@@ -162,6 +162,12 @@ def _top(x: Tensor) -> Tensor:
         return scores.new_zeros(*x.shape[:-1], 1)
     top = scores.amax(-1, keepdim=True)
     return torch.where(top == -torch.inf, 0, top)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """The lowest number in the place of -inf; unlike with `clamp`, a NaN keeps its derivative."""
+    lowest = torch.finfo(x.dtype).min
+    return torch.where(x < lowest, lowest, x)
 
 
 def _pad(t: Tensor, dims: int) -> Tensor:

@@ -141,8 +141,9 @@ class Subset(DynamicProgram):
         else:
             mu = self._budget(x, enough) if 0 < self.k < x.shape[-1] else 0 * inside + bool(self.k)
             mu = torch.where(enough, mu, 0)
-        # comparisons overlook a NaN
-        return torch.where(torch.isnan(x).any(-1, keepdim=True), torch.nan * x, mu)
+        # comparisons overlook a NaN; by the factor, derivatives are NaN in its row, and in no other
+        bad = torch.isnan(x).any(-1, keepdim=True)
+        return torch.where(bad, x * torch.where(bad, torch.nan, 0.0), mu)
 
     def _budget(self, x: Tensor, enough: Tensor) -> Tensor:
         """The projection with a total of k, of rows that allow one."""

@@ -1,14 +1,13 @@
 """Alignments of a whole series with a part of a longer one: subsequence dynamic time warping."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.kernels.graph import Builder, Graph
+from polymax.kernels.graph import Builder, Family, Graph
 from polymax.structures import faults
 from polymax.structures.alignment import Alignment
 from polymax.structures.base import checked_lengths
@@ -39,8 +38,9 @@ class Subsequence(DynamicProgram):
         # columns of padding are forbidden; rows of padding are not reached
         x = torch.where(torch.arange(m, device=x.device) < columns[:, None, None], x, -torch.inf)
         roots = torch.where((rows > 0) & (columns > 0), 2 * n * m + rows - 1, -1)
-        graph = _graph(n, m).to(x.device)
-        return Derivations(x.flatten(1), graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n, m))
+        parts = x.flatten(1)
+        graph = _graph.beside(parts, n, m)
+        return Derivations(parts, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n, m))
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,)
@@ -79,7 +79,7 @@ class Subsequence(DynamicProgram):
         )
 
 
-@lru_cache(maxsize=16)
+@Family
 def _graph(n: int, m: int) -> Graph:
     """Node D(i, j) chooses the cell before (i, j), or to begin there, V(i, j) adds its score, R(i) ends in row i."""
     cell = np.arange(n * m).reshape(n, m)

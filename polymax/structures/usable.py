@@ -21,6 +21,7 @@ from polymax.structures.semi_markov import SemiMarkov
 from polymax.structures.simplex import Explicit, Simplex, Subset
 from polymax.structures.span_tree import SpanTree
 from polymax.structures.spanning_tree import SpanningTree
+from polymax.structures.subsequence import Subsequence
 
 
 def usable(structure: Structure, y: Parts) -> tuple[Tensor, ...]:
@@ -62,7 +63,7 @@ def _usable(structure: Structure, y: Parts, event: torch.Size, device: torch.dev
         case SemiMarkov(lengths=lengths):
             start, width = _places(device, *event[:2])
             return _before(lengths, event[0], start + width, 3), _before(lengths, event[0], start[1:, 0], 3)
-        case Alignment(lengths=lengths) | Assignment(lengths=lengths):
+        case Alignment(lengths=lengths) | Assignment(lengths=lengths) | Subsequence(lengths=lengths):
             row, column = _places(device, *event)
             rows, columns = lengths or (None, None)
             return (_before(rows, event[0], row, 2) & _before(columns, event[1], column, 2),)
@@ -103,7 +104,7 @@ def _may_be_empty(structure: Structure) -> bool:
 
 
 # padding aside
-_NEVER_EMPTY = (Simplex, Chain, SemiMarkov, Alignment, SpanTree, ProjectiveTree)
+_NEVER_EMPTY = (Simplex, Chain, SemiMarkov, Alignment, Subsequence, SpanTree, ProjectiveTree)
 
 
 def _places(device: torch.device, *shape: int) -> tuple[Tensor, ...]:
