@@ -7,6 +7,7 @@ the few keys of a row that have weight: see cpu_scores.py.
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad as _pad
 
 from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.sparse_attention.cpu_contexts import contexts
@@ -37,19 +38,20 @@ def sparse_attention(
     right: int,
     offset: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    *rows, depth = q.shape
-    real = torch.promote_types(q.dtype, torch.float32)
-    out, mean = (torch.empty(*rows, v.shape[-1], dtype=real) for _ in range(2))
+    real, rows = torch.promote_types(q.dtype, torch.float32), q.shape[:-1]
+    of_q, of_v = _vectors(q), _vectors(v)
+    out, mean = (torch.empty(*rows, of_v.shape[-1], dtype=real) for _ in range(2))
     tau, support = torch.empty(rows, dtype=real), torch.empty(rows, dtype=torch.int32)
     places = _places(q.shape[2], k.shape[2], starts_q, starts_k, left, right, offset)
     items = len(places[2]) * q.shape[0] * q.shape[1]
     parallel(
-        contexts, torch.Size((items, HEIGHT * k.shape[2])), 1 + depth // 8, _heads(q), _panels(k), _heads(v),
-        tuple(_heads(t) for t in (out, mean, tau, support)), places, _masks(mask, q, k),
-        _of_heads(alphas, alpha, q).double().numpy(), _of_heads(sinks, -torch.inf, q).numpy(), scale, softcap,
+        contexts, torch.Size((items, HEIGHT * k.shape[2])), 1 + q.shape[3] // 8, _heads(of_q), _panels(k), _heads(of_v),
+        tuple(_heads(t) for t in (out, mean, tau, support)), places, _masks(mask, q, k), _alphas(alpha, alphas, q),
+        _sinks(sinks, q), scale, softcap, _finite(v),
     )  # fmt: skip
+    out, mean = (t[..., : v.shape[-1]].to(q.dtype).contiguous() for t in (out, mean))
     notes = torch.empty(0, dtype=torch.int32)
-    return out.to(q.dtype), mean.to(q.dtype), tau, support, notes, notes.to(torch.int16)
+    return out, mean, tau, support, notes, notes.to(torch.int16)
 
 
 def sparse_attention_backward(
@@ -77,7 +79,6 @@ def sparse_attention_backward(
     mask_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     batches, heads, queries, depth = q.shape
-    real = tau.dtype
     places, masks = _places(queries, k.shape[2], starts_q, starts_k, left, right, offset), _masks(mask, q, k)
     wanted = mask is not None and mask_gradient
     # batches, and heads, whose gradients go to the same entries
@@ -85,42 +86,56 @@ def sparse_attention_backward(
     head_run = heads if wanted and masks[2][1] == 0 else heads // max(k.shape[1], 1)
     runs = batches * heads // max(batch_run * head_run, 1)
     parts = max(min(ITEMS // max(runs, 1), len(places[2])), 1)
-    dq, dalpha, dsink = (torch.empty(t.shape, dtype=real) for t in (q, tau, tau))
-    dk, dv = (torch.zeros(parts, *t.shape, dtype=real) for t in (k, v))
-    apart = parts if masks[2][2] == 0 else 1
-    dmask = torch.zeros(apart, mask.numel() if wanted else 0, dtype=real)
+    inputs = *(_vectors(t) for t in (grad, q)), *(_vectors(t, keys=True) for t in (k, v)), _vectors(mean)
+    dq, dalpha, dsink = (torch.empty(t.shape, dtype=tau.dtype) for t in (inputs[1], tau, tau))
+    dk, dv = (torch.zeros(parts, *t.shape, dtype=tau.dtype) for t in inputs[2:4])
+    dmask = torch.zeros(parts if masks[2][2] == 0 else 1, mask.numel() if wanted else 0, dtype=tau.dtype)
     of_keys = (t.flatten(1, 2).numpy() for t in (dk, dv))
     results = (_heads(dq), *of_keys, _heads(dalpha), _heads(dsink), dmask.numpy())
     cost = HEIGHT * k.shape[2] * max(len(places[2]) * batch_run * head_run // parts, 1)
     parallel(
-        gradients, torch.Size((runs * parts, cost)), 1 + depth // 8, tuple(_heads(t) for t in (grad, q, k, v, mean)),
-        _panels(k), results, places, masks, _of_heads(alphas, alpha, q).double().numpy(),
-        _of_heads(sinks, -torch.inf, q).numpy(), scale, softcap, alphas is not None, (batch_run, head_run, parts),
+        gradients, torch.Size((runs * parts, cost)), 1 + depth // 8, tuple(_heads(t) for t in inputs), _panels(k),
+        results, places, masks, _alphas(alpha, alphas, q), _sinks(sinks, q), scale, softcap, alphas is not None,
+        all(_finite(t) for t in (grad, q, k, v)), (batch_run, head_run, parts),
     )  # fmt: skip
     dk, dv, dmask = (t[0] if len(t) == 1 else t.sum(0) for t in (dk, dv, dmask))
-    shape = mask.shape if wanted else (0,)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dalpha, dsink, dmask.reshape(shape)
+    dq, dk, dv = (d[..., : t.shape[-2], : t.shape[-1]].to(t.dtype).contiguous() for d, t in ((dq, q), (dk, k), (dv, v)))
+    return dq, dk, dv, dalpha, dsink, dmask.reshape(mask.shape if wanted else (0,))
+
+
+def _vectors(x: Tensor, keys: bool = False) -> Tensor:
+    """x, at least in float32, with channels, and keys, filled up with zeros to whole vectors."""
+    x = wide(x).detach()
+    lanes = BYTES // x.dtype.itemsize
+    return _pad(x, (0, -x.shape[-1] % lanes, 0, -x.shape[-2] % lanes if keys else 0)).contiguous()
 
 
 def _heads(x: Tensor) -> np.ndarray:
-    """Tensors (B, H, ...) as contiguous arrays (B H, ...), at least in float32."""
-    return wide(x).detach().contiguous().flatten(0, 1).numpy()
+    """Contiguous tensors (B, H, ...) as arrays (B H, ...)."""
+    return x.flatten(0, 1).numpy()
 
 
 def _panels(k: Tensor) -> np.ndarray:
     """Keys in panels of the lanes of a vector, each channel of a panel after the other: (B G, panels, D, lanes)."""
-    rows = wide(k).detach().flatten(0, 1)
+    rows = _vectors(k, keys=True).flatten(0, 1)
     lanes = BYTES // rows.dtype.itemsize
-    rows = torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[1] % lanes))
     return rows.unflatten(1, (rows.shape[1] // lanes, lanes)).mT.contiguous().numpy()
 
 
-def _of_heads(values: Tensor | None, otherwise: float, q: Tensor) -> Tensor:
-    """A number for each head, of the precision of the arithmetic."""
+def _finite(x: Tensor) -> bool:
+    """True if 0 times any entry is 0: products of matrices need that."""
+    # a sum is finite only if all terms are, and needs no memory
+    return bool(torch.isfinite(x.sum(dtype=torch.float64)))
+
+
+def _alphas(alpha: float, alphas: Tensor | None, q: Tensor) -> np.ndarray:
+    return np.full(q.shape[1], alpha) if alphas is None else alphas.detach().double().contiguous().numpy()
+
+
+def _sinks(sinks: Tensor | None, q: Tensor) -> np.ndarray:
     real = torch.promote_types(q.dtype, torch.float32)
-    if values is None:
-        return torch.full((q.shape[1],), otherwise, dtype=torch.float64 if otherwise > 0 else real)
-    return values.detach().to(real).contiguous()
+    found = torch.full((q.shape[1],), -torch.inf) if sinks is None else sinks.detach()
+    return found.to(real).contiguous().numpy()
 
 
 def _masks(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
@@ -155,6 +170,6 @@ def _places(
     high = torch.maximum(high, low)
     seen = high > low
     short = -queries % HEIGHT
-    first = torch.nn.functional.pad(torch.where(seen, low, keys), (0, short), value=keys).unflatten(0, (-1, HEIGHT)).amin(1)
-    last = torch.nn.functional.pad(torch.where(seen, high, 0), (0, short)).unflatten(0, (-1, HEIGHT)).amax(1)
+    first = _pad(torch.where(seen, low, keys), (0, short), value=keys).unflatten(0, (-1, HEIGHT)).amin(1)
+    last = _pad(torch.where(seen, high, 0), (0, short)).unflatten(0, (-1, HEIGHT)).amax(1)
     return low.numpy(), high.numpy(), first.numpy(), last.numpy()

@@ -1,36 +1,39 @@
 """Gradients of sparse attention, for Numba: the weights again, and from there on only keys that have one.
 
 A work item is a part of the blocks of queries of one head of keys. Parts have gradients of keys of their own, so that
-their sum does not depend on the number of threads. Heads that share entries of a mask are in one item, if the mask gets a
-gradient.
+their sum does not depend on the number of threads. Heads that share entries of a mask are in one item, if the mask
+gets a gradient.
 """
-
-import math
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, kernel, row_dot
-from polymax.kernels.sparse_attention.cpu_contexts import block_memory, row_memory, take_rows
+from polymax.kernels.numba_math import inline, kernel
+from polymax.kernels.sparse_attention.cpu_contexts import FULL, block_memory, row_memory, take_rows
+from polymax.kernels.sparse_attention.cpu_entries import add_entries, add_tile, alpha_slope
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT, TILE, block_scores, row_weights
+from polymax.kernels.sparse_attention.numba_vectors import dot
 from polymax.kernels.threshold.numba_support import response_weights
 
 
 @kernel
-def gradients(start, stop, inputs, panels, results, places, masks, alphas, sinks, scale, cap, learned, items):
+def gradients(start, stop, inputs, panels, results, places, masks, alphas, sinks, scale, cap, learned, finite, items):
     """Gradients of queries, keys, values, alpha, sinks and the mask, added up over parts of the blocks."""
     grad, q, k, v, mean = inputs
     dq, dk, dv, dalpha, dsink, dmask = results
     batch_run, head_run, parts = items
-    heads, groups = alphas.size, q.shape[0] // k.shape[0]
-    lanes, runs = panels.shape[3], heads // head_run
+    heads, groups = alphas.size, q.shape[0] // max(k.shape[0], 1)
+    lanes, runs = panels.shape[3], heads // max(head_run, 1)
     a, x, tops, bad = block_memory(q, places, lanes)
-    g = np.zeros((HEIGHT, grad.shape[2]), q.dtype)
-    # for each row its keys, their p and p^(2 - alpha), and how many there are
-    lists = np.empty(x.shape, np.int32), x, np.empty_like(x), np.zeros(HEIGHT, np.int64)
+    g, of_rows = np.zeros((HEIGHT, grad.shape[2]), q.dtype), np.empty(a.shape, a.dtype)
+    # for each row its keys, their p and p^(2 - alpha)
+    lists = np.empty(x.shape, np.int32), x, np.empty(x.shape, x.dtype)
+    counts, seen, until = np.zeros(HEIGHT, np.int64), np.zeros(HEIGHT, np.int64), np.zeros(HEIGHT, np.int64)
+    common, slant = np.zeros(HEIGHT, q.dtype), np.empty(HEIGHT)
     scratch = row_memory(x)
-    common, slant = np.empty(HEIGHT, q.dtype), np.empty(HEIGHT)
+    tile = np.empty((3, TILE * lanes, HEIGHT), q.dtype), np.empty((grad.shape[2], HEIGHT), q.dtype)
     for item in range(start, stop):
         part, run = item % parts, item // parts
+        of_mask = dmask[part % dmask.shape[0]]
         for inner in range(batch_run * head_run):
             b, h = run // runs * batch_run + inner // head_run, run % runs * head_run + inner % head_run
             of, head = b * heads + h, (b * heads + h) // groups
@@ -42,26 +45,70 @@ def gradients(start, stop, inputs, panels, results, places, masks, alphas, sinks
                 take_rows(g, grad[of], block, 1.0)
                 width = block_scores(x, tops, bad, a, panels, head, block, places, masks, at_mask, cap)
                 for i in range(rows):
-                    sees = places[0][base + i], places[1][base + i]
-                    common[i] = row_dot(g[i], mean[of, base + i])
-                    of_sink = _list_row(i, lists, width, tops[i], bad[i], lanes, begin, sinks[h], alphas[h], sees, scratch)
-                    d, slant[i] = _sink_gradient(of_sink, common[i], alphas[h])
-                    dsink[of, base + i] = d
-                    dq[of, base + i] = 0 if of_sink == of_sink else np.nan
-                to_mask = dmask[part % dmask.shape[0]], at_mask + base * masks[2][2], masks[2]
-                to_rows = dq[of, base : base + rows], slant
-                to_keys = dk[part, head], dv[part, head]
-                keys = begin, width, TILE * lanes
-                of_entries = alphas[h], scale, cap, learned
-                _add_entries(lists, keys, a, g, common, k[head], v[head], to_rows, to_keys, to_mask, of_entries)
+                    row = base + i
+                    sees = places[0][row], places[1][row]
+                    common[i] = dot(g, i * g.shape[1], mean, (of * q.shape[1] + row) * g.shape[1], g.shape[1])
+                    counts[i], p = _list_row(
+                        i, lists, width, tops[i], bad[i], lanes, begin, sinks[h], alphas[h], sees, scratch
+                    )
+                    # the sink is a key whose value is 0
+                    s = np.float64(p) ** (2 - alphas[h])
+                    d = -s * common[i] if p != 0 else 0.0
+                    dsink[of, row] = d
+                    slant[i] = d * alpha_slope(p, s, alphas[h]) if p != 0 else 0.0
+                    for c in range(a.shape[1]):
+                        of_rows[i, c] = 0 if p == p else np.nan
+                    seen[i] = 0
+                strides = at_mask + base * masks[2][2], masks[2][2], masks[2][3]
+                of_keys = part * dk.shape[1] + head
+                settings = alphas[h], cap, learned
+                for at in range(begin, begin + width, TILE * lanes):
+                    keys = at, min(TILE * lanes, begin + width - at), head, of_keys
+                    entries = 0
+                    for i in range(rows):
+                        until[i] = seen[i]
+                        while until[i] < counts[i] and lists[0][i, until[i]] < at + TILE * lanes:
+                            until[i] += 1
+                        entries += until[i] - seen[i]
+                    bounds = rows, seen, until
+                    if finite and entries > FULL * rows * keys[1]:
+                        add_tile(
+                            lists,
+                            bounds,
+                            keys,
+                            a,
+                            g,
+                            common,
+                            k,
+                            v,
+                            of_rows,
+                            dk,
+                            dv,
+                            slant,
+                            of_mask,
+                            strides,
+                            settings,
+                            tile,
+                        )
+                    elif entries > 0:
+                        add_entries(
+                            lists, bounds, keys, a, g, common, k, v, of_rows, dk, dv, slant, of_mask, strides, settings
+                        )
+                    for i in range(rows):
+                        seen[i] = until[i]
                 for i in range(rows):
                     dalpha[of, base + i] = -slant[i] if learned else 0
+                    for c in range(dq.shape[2]):
+                        dq[of, base + i, c] = of_rows[i, c] * q.dtype.type(scale)
 
 
 @inline
 def _list_row(i, lists, width, tops, bad, lanes, begin, sink, alpha, sees, scratch):
-    """Write the keys of row i that have weight to the lists; the weight of the sink. NaN has all keys it sees."""
-    index, powers, slopes, counts = lists
+    """Write the keys of row i that have weight to the lists; their number, and the weight of the sink.
+
+    A row with NaN has NaN for all keys that it sees.
+    """
+    index, powers, slopes = lists
     z, power, slope, keys = scratch
     count, of_sink, _ = row_weights(powers[i, :width], tops, bad, lanes, begin, sink, alpha, z, power, keys)
     if count < 0:
@@ -69,58 +116,9 @@ def _list_row(i, lists, width, tops, bad, lanes, begin, sink, alpha, sees, scrat
         for j in range(count):
             keys[j] = sees[0] + j
             power[j] = np.nan
-    counts[i] = count
     response_weights(power[:count], alpha, slope)
-    index[i, :count] = keys[:count]
-    powers[i, :count] = power[:count]
-    slopes[i, :count] = slope[:count]
-    return of_sink
-
-
-@inline
-def _sink_gradient(p, common, alpha):
-    """The gradient of the score of the sink, and its term of the gradient of -alpha."""
-    if p == 0:
-        return 0.0, 0.0
-    d = -(np.float64(p) ** (2 - alpha)) * common
-    return d, d * _alpha_slope(np.float64(p), alpha)
-
-
-@inline
-def _alpha_slope(p, alpha):
-    """The derivative of p^(alpha - 1) / (alpha - 1) in alpha."""
-    return p ** (alpha - 1) * (math.log(p) - 1 / (alpha - 1)) / (alpha - 1)
-
-
-@inline
-def _add_entries(lists, keys, a, g, common, k, v, to_rows, to_keys, to_mask, options):
-    """Add what the entries of a block give to all gradients, tile by tile, so that keys stay in the cache."""
-    index, powers, slopes, counts = lists
-    begin, width, step = keys
-    alpha, scale, cap, learned = options
-    dq, slant = to_rows
-    dk, dv = to_keys
-    dmask, at_mask, strides = to_mask
-    real = a.dtype.type
-    seen = np.zeros(dq.shape[0], np.int64)
-    for stop in range(begin + step, begin + width + step, step):
-        for i in range(dq.shape[0]):
-            j = seen[i]
-            while j < counts[i] and index[i, j] < stop:
-                key, p = index[i, j], powers[i, j]
-                d = slopes[i, j] * (row_dot(g[i], v[key]) - common[i])
-                if learned:
-                    slant[i] += np.float64(d) * _alpha_slope(np.float64(p), alpha)
-                if dmask.size > 0:
-                    dmask[at_mask + i * strides[2] + key * strides[3]] += d
-                if cap > 0:
-                    bent = math.tanh(row_dot(a[i], k[key]) / cap)
-                    d *= real(1 - bent * bent)
-                e = d * real(scale)
-                for c in range(a.shape[1]):
-                    dq[i, c] += e * k[key, c]
-                    dk[key, c] += d * a[i, c]
-                for c in range(g.shape[1]):
-                    dv[key, c] += p * g[i, c]
-                j += 1
-            seen[i] = j
+    for j in range(count):
+        index[i, j] = keys[j]
+        powers[i, j] = power[j]
+        slopes[i, j] = slope[j]
+    return count, of_sink

@@ -1,23 +1,24 @@
 """Scores of a block of queries, and the few of them that can have weight, for Numba.
 
-Keys come in panels, the lanes of a vector, and panels in tiles of TILE. The maximum over a tile is kept for each lane: as a
-part of the row these maxima have a threshold below that of the row, and lanes that do not exceed it are not looked at.
+Keys come in panels, the lanes of a vector, and panels in tiles of TILE. The maximum over a tile is kept for each lane:
+these maxima are a part of the row, whose threshold is below that of the row, and lanes that do not exceed it are not
+looked at again.
 """
 
 import numpy as np
 
-from polymax.kernels.numba_math import exp2, inline, row_max, row_sum
+from polymax.kernels.numba_math import exp2, inline, kernel, row_max, row_sum
 from polymax.kernels.sparse_attention.numba_vectors import ROWS, lane_maxima, product
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.numba_support import pad, power_sums, support_powers
 
-# queries of a block, whole groups of rows in registers
-HEIGHT = 8 * ROWS
+# queries of a block, a multiple of ROWS and of the lanes of a vector
+HEIGHT = 64
 # panels of a tile
 TILE = 16
 
 
-@inline
+@kernel
 def block_scores(x, tops, bad, q, panels, head, block, places, masks, at_mask, cap):
     """Fill x (HEIGHT, width) with the scores of the scaled queries q of a block, and tops with the maxima of lanes.
 
@@ -30,8 +31,8 @@ def block_scores(x, tops, bad, q, panels, head, block, places, masks, at_mask, c
     for p in range(start, stop):
         at = (head * panels.shape[1] + p) * depth * lanes
         for i in range(0, HEIGHT, ROWS):
-            at_x = i * x.shape[1] + (p - start) * lanes
-            product(q, i * q.shape[1], q.shape[1], panels, at, x, at_x, x.shape[1], depth)
+            at_x, step = i * x.shape[1] + (p - start) * lanes, q.shape[1]
+            product(q, i * step, step, 1, panels, at, lanes, x, at_x, x.shape[1], depth, False)
     for i in range(min(HEIGHT, low.size - block * HEIGHT)):
         row, base = block * HEIGHT + i, start * lanes
         begin = min(max(low[row] - base, 0), width)
@@ -39,8 +40,10 @@ def block_scores(x, tops, bad, q, panels, head, block, places, masks, at_mask, c
         if cap > 0:
             _bend(x[i, begin:end], x.dtype.type(cap))
         _mask(x[i, begin:end], masks, at_mask + row * masks[2][2] + (base + begin) * masks[2][3])
-        x[i, :begin] = -np.inf
-        x[i, end:width] = -np.inf
+        for j in range(begin):
+            x[i, j] = -np.inf
+        for j in range(end, width):
+            x[i, j] = -np.inf
         bad[i] = False
         for t in range(0, stop - start, TILE):
             count = min(TILE, stop - start - t)
@@ -65,7 +68,7 @@ def _mask(x, masks, at):
 def _bend(x, cap):
     """Replace x by cap tanh(x / cap)."""
     real = x.dtype.type
-    one, two = real(1), real(2)
+    one = real(1)
     for j in range(x.size):
         y = x[j] / cap
         size = y if y >= 0 else -y
@@ -78,7 +81,7 @@ def _bend(x, cap):
         x[j] = cap * (y * series if s < real(0.04) else far)
 
 
-@inline
+@kernel
 def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
     """Weights of a row of scores: how many keys have one, or -1 for NaN; the weight of the sink; and the threshold.
 
@@ -95,15 +98,7 @@ def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
     for j in range(count_tops):
         z[j] = tops[j] - top
     edge = _bound(z, count_tops, power, alpha)
-    count = 0
-    for j in range(count_tops):
-        if tops[j] - top > edge:
-            tile, lane = j // lanes * TILE * lanes, j % lanes
-            for c in range(tile + lane, min(tile + TILE * lanes, x.size), lanes):
-                d = x[c] - top
-                z[count] = d
-                index[count] = begin + c
-                count += d > edge
+    count = _gather(x, tops, count_tops, top, edge, lanes, begin, z, index)
     # the sink stands after all keys
     z[count] = sink - top
     index[count] = np.iinfo(np.int32).max
@@ -122,6 +117,32 @@ def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
     if kept > 0 and index[kept - 1] == np.iinfo(np.int32).max:
         return kept - 1, power[kept - 1], tau
     return kept, real(0), tau
+
+
+@inline
+def _gather(x, tops, count_tops, top, edge, lanes, begin, z, index):
+    """Pack the entries with x - top > edge to the front of z, with their keys; their number."""
+    above = 0
+    for j in range(count_tops):
+        above += tops[j] - top > edge
+    count = 0
+    if 2 * above > count_tops:
+        # where most lanes have some, all entries in their order are faster
+        for c in range(x.size):
+            d = x[c] - top
+            z[count] = d
+            index[count] = begin + c
+            count += d > edge
+        return count
+    for j in range(count_tops):
+        if tops[j] - top > edge:
+            tile, lane = j // lanes * TILE * lanes, j % lanes
+            for c in range(tile + lane, min(tile + TILE * lanes, x.size), lanes):
+                d = x[c] - top
+                z[count] = d
+                index[count] = begin + c
+                count += d > edge
+    return count
 
 
 @inline

@@ -4,6 +4,8 @@ Vectors have 64 bytes, 16 float32 or 8 float64; LLVM splits them where registers
 summed over its channels in order, whatever block it is computed in, so that the same scores come with the same bits.
 """
 
+from contextlib import contextmanager
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -11,35 +13,81 @@ from numba.extending import intrinsic
 
 # bytes of a vector
 BYTES = 64
-# rows of a product in registers: with two AVX registers for each, all but four of the sixteen
-ROWS = 6
+# rows of a product in registers: with two AVX registers for each, their sums are as many as can be computed at a time
+ROWS = 4
 
 
 @intrinsic
-def product(typing_context, a, at_a, row_a, b, at_b, c, at_c, row_c, depth):
-    """c[i, :] = sum_t a[i, t] b[t, :] for ROWS rows and the lanes of a vector.
+def product(typing_context, a, at_a, row_a, step_a, b, at_b, row_b, c, at_c, row_c, depth, more):
+    """c[i, :] = sum_t a[i, t] b[t, :] for ROWS rows and the lanes of a vector, added to c if `more`.
 
-    The operands start at `at_*` in their arrays, and rows of a and c are `row_*` apart; the rows of b are vectors.
+    The operands start at `at_*` in their arrays; their rows are `row_*` apart, and the entries of a row of a `step_a`.
     """
 
     def codegen(context, builder, signature, args):
-        at_a, row_a, at_b, at_c, row_c, depth = (args[n] for n in (1, 2, 4, 6, 7, 8))
-        scalar, vector = _types(context, signature.args[0])
-        a, b, c = (_pointer(context, builder, signature.args[n], args[n], args[n + 1]) for n in (0, 3, 5))
-        fma = _function(builder, "fma", vector, 3)
-        sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(ROWS)]
-        rows = [builder.gep(a, [builder.mul(row_a, _int(i))]) for i in range(ROWS)]
+        _, _, row_a, step_a, _, _, row_b, _, _, row_c, depth, more = args
+        vector = _vector(context, signature.args[0])
+        a, b, c = (_pointer(context, builder, signature.args[n], args[n], args[n + 1]) for n in (0, 4, 7))
+        rows_a = [builder.gep(a, [builder.mul(row_a, _int(i))]) for i in range(ROWS)]
+        rows_c = [builder.gep(c, [builder.mul(row_c, _int(i))]) for i in range(ROWS)]
+        sums = []
+        for row in rows_c:
+            before = builder.select(more, _load(builder, row, vector), ir.Constant(vector, None))
+            sums.append(cgutils.alloca_once_value(builder, before))
         with cgutils.for_range(builder, depth) as loop:
-            lanes = _load(builder, builder.gep(b, [builder.mul(loop.index, _int(vector.count))]), vector)
-            for row, total in zip(rows, sums):
-                weight = _splat(builder, builder.load(builder.gep(row, [loop.index])), vector)
-                builder.store(builder.call(fma, [weight, lanes, builder.load(total)]), total)
-        for i, total in enumerate(sums):
-            _store(builder, builder.load(total), builder.gep(c, [builder.mul(row_c, _int(i))]))
+            lanes = _load(builder, builder.gep(b, [builder.mul(loop.index, row_b)]), vector)
+            at = builder.mul(loop.index, step_a)
+            for row, total in zip(rows_a, sums):
+                weight = _splat(builder, builder.load(builder.gep(row, [at])), vector)
+                builder.store(_fma(builder, weight, lanes, builder.load(total)), total)
+        for row, total in zip(rows_c, sums):
+            _store(builder, builder.load(total), row)
         return context.get_dummy_value()
 
     place = types.int64
-    return types.none(a, place, place, b, place, c, place, place, place), codegen
+    arguments = a, place, place, place, b, place, place, c, place, place, place, types.boolean
+    return types.none(*arguments), codegen
+
+
+@intrinsic
+def add_scaled(typing_context, y, at_y, weight, x, at_x, size):
+    """Add weight x to y, for `size` entries from `at_x` and `at_y`: a whole number of vectors."""
+
+    def codegen(context, builder, signature, args):
+        vector = _vector(context, signature.args[0])
+        y = _pointer(context, builder, signature.args[0], args[0], args[1])
+        x = _pointer(context, builder, signature.args[3], args[3], args[4])
+        weight = _splat(builder, args[2], vector)
+        with _vectors(builder, args[5], vector) as at:
+            row = builder.gep(y, [at])
+            more = _load(builder, builder.gep(x, [at]), vector)
+            _store(builder, _fma(builder, weight, more, _load(builder, row, vector)), row)
+        return context.get_dummy_value()
+
+    return types.none(y, types.int64, y.dtype, x, types.int64, types.int64), codegen
+
+
+@intrinsic
+def dot(typing_context, x, at_x, y, at_y, size):
+    """The inner product of `size` entries from `at_x` and `at_y`: a whole number of vectors."""
+
+    def codegen(context, builder, signature, args):
+        vector = _vector(context, signature.args[0])
+        x = _pointer(context, builder, signature.args[0], args[0], args[1])
+        y = _pointer(context, builder, signature.args[2], args[2], args[3])
+        total = cgutils.alloca_once_value(builder, ir.Constant(vector, None))
+        with _vectors(builder, args[4], vector) as at:
+            terms = (_load(builder, builder.gep(p, [at]), vector) for p in (x, y))
+            builder.store(_fma(builder, *terms, builder.load(total)), total)
+        lanes = builder.load(total)
+        # halves are added, so that the order is the same on every machine
+        while lanes.type.count > 1:
+            half = lanes.type.count // 2
+            low, high = (_part(builder, lanes, start, half) for start in (0, half))
+            lanes = builder.fadd(low, high)
+        return builder.extract_element(lanes, ir.Constant(ir.IntType(32), 0))
+
+    return x.dtype(x, types.int64, y, types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -48,7 +96,7 @@ def lane_maxima(typing_context, x, at_x, count, out, at_out):
 
     def codegen(context, builder, signature, args):
         _, at_x, count, _, at_out = args
-        scalar, vector = _types(context, signature.args[0])
+        vector = _vector(context, signature.args[0])
         x = _pointer(context, builder, signature.args[0], args[0], at_x)
         out = _pointer(context, builder, signature.args[3], args[3], at_out)
         bits = ir.VectorType(ir.IntType(1), vector.count)
@@ -66,9 +114,9 @@ def lane_maxima(typing_context, x, at_x, count, out, at_out):
     return types.boolean(x, types.int64, types.int64, out, types.int64), codegen
 
 
-def _types(context, array):
+def _vector(context, array):
     scalar = context.get_value_type(array.dtype)
-    return scalar, ir.VectorType(scalar, BYTES // context.get_abi_sizeof(scalar))
+    return ir.VectorType(scalar, BYTES // context.get_abi_sizeof(scalar))
 
 
 def _int(value):
@@ -79,16 +127,23 @@ def _pointer(context, builder, kind, array, at):
     return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
 
 
-def _align(vector):
+def _size(vector):
     return 4 if isinstance(vector.element, ir.FloatType) else 8
 
 
 def _load(builder, pointer, vector):
-    return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=_align(vector))
+    return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=_size(vector))
 
 
 def _store(builder, value, pointer):
-    builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=_align(value.type))
+    builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=_size(value.type))
+
+
+@contextmanager
+def _vectors(builder, size, vector):
+    """A loop over the places of vectors in `size` entries."""
+    with cgutils.for_range(builder, builder.udiv(size, _int(vector.count))) as loop:
+        yield builder.mul(loop.index, _int(vector.count))
 
 
 def _splat(builder, value, vector):
@@ -97,7 +152,13 @@ def _splat(builder, value, vector):
     return builder.shuffle_vector(first, blank, ir.Constant(ir.VectorType(ir.IntType(32), vector.count), None))
 
 
-def _function(builder, name, vector, arguments):
-    bits = 8 * _align(vector)
-    kind = ir.FunctionType(vector, [vector] * arguments)
-    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{vector.count}f{bits}")
+def _part(builder, lanes, start, count):
+    places = ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(start, start + count)))
+    return builder.shuffle_vector(lanes, lanes, places)
+
+
+def _fma(builder, a, b, c):
+    vector = a.type
+    kind = ir.FunctionType(vector, [vector] * 3)
+    name = f"llvm.fma.v{vector.count}f{8 * _size(vector)}"
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])
