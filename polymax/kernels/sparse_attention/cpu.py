@@ -38,16 +38,16 @@ def sparse_attention(
     right: int,
     offset: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    real, rows = torch.promote_types(q.dtype, torch.float32), q.shape[:-1]
-    of_q, of_v = _vectors(q), _vectors(v)
+    real, rows = wide(q).dtype, q.shape[:-1]
+    of_q, of_v = _vectors(q, real), _vectors(v, real)
     out, mean = (torch.empty(*rows, of_v.shape[-1], dtype=real) for _ in range(2))
     tau, support = torch.empty(rows, dtype=real), torch.empty(rows, dtype=torch.int32)
     places = _places(q.shape[2], k.shape[2], starts_q, starts_k, left, right, offset)
     items = len(places[2]) * q.shape[0] * q.shape[1]
     parallel(
-        contexts, torch.Size((items, HEIGHT * k.shape[2])), 1 + q.shape[3] // 8, _heads(of_q), _panels(k), _heads(of_v),
-        tuple(_heads(t) for t in (out, mean, tau, support)), places, _masks(mask, q, k), _alphas(alpha, alphas, q),
-        _sinks(sinks, q), scale, softcap, _finite(v),
+        contexts, torch.Size((items, HEIGHT * k.shape[2])), 1 + q.shape[3] // 8, _heads(of_q), _panels(k, real),
+        _heads(of_v), tuple(_heads(t) for t in (out, mean, tau, support)), places, _masks(mask, q, k),
+        _alphas(alpha, alphas, q), _sinks(sinks, q), scale, softcap, _finite(v),
     )  # fmt: skip
     out, mean = (t[..., : v.shape[-1]].to(q.dtype).contiguous() for t in (out, mean))
     notes = torch.empty(0, dtype=torch.int32)
@@ -86,15 +86,17 @@ def sparse_attention_backward(
     head_run = heads if wanted and masks[2][1] == 0 else heads // max(k.shape[1], 1)
     runs = batches * heads // max(batch_run * head_run, 1)
     parts = max(min(ITEMS // max(runs, 1), len(places[2])), 1)
-    inputs = *(_vectors(t) for t in (grad, q)), *(_vectors(t, keys=True) for t in (k, v)), _vectors(mean)
-    dq, dalpha, dsink = (torch.empty(t.shape, dtype=tau.dtype) for t in (inputs[1], tau, tau))
-    dk, dv = (torch.zeros(parts, *t.shape, dtype=tau.dtype) for t in inputs[2:4])
-    dmask = torch.zeros(parts if masks[2][2] == 0 else 1, mask.numel() if wanted else 0, dtype=tau.dtype)
+    real = wide(q).dtype
+    by_query, by_key = (_vectors(t, real) for t in (grad, q, mean)), (_vectors(t, real, keys=True) for t in (k, v))
+    inputs = *by_query, *by_key
+    dq, dalpha, dsink = (torch.empty(t.shape, dtype=real) for t in (inputs[1], tau, tau))
+    dk, dv = (torch.zeros(parts, *t.shape, dtype=real) for t in inputs[3:])
+    dmask = torch.zeros(parts if masks[2][2] == 0 else 1, mask.numel() if wanted else 0, dtype=real)
     of_keys = (t.flatten(1, 2).numpy() for t in (dk, dv))
     results = (_heads(dq), *of_keys, _heads(dalpha), _heads(dsink), dmask.numpy())
     cost = HEIGHT * k.shape[2] * max(len(places[2]) * batch_run * head_run // parts, 1)
     parallel(
-        gradients, torch.Size((runs * parts, cost)), 1 + depth // 8, tuple(_heads(t) for t in inputs), _panels(k),
+        gradients, torch.Size((runs * parts, cost)), 1 + depth // 8, tuple(_heads(t) for t in inputs), _panels(k, real),
         results, places, masks, _alphas(alpha, alphas, q), _sinks(sinks, q), scale, softcap, alphas is not None,
         all(_finite(t) for t in (grad, q, k, v)), (batch_run, head_run, parts),
     )  # fmt: skip
@@ -103,10 +105,9 @@ def sparse_attention_backward(
     return dq, dk, dv, dalpha, dsink, dmask.reshape(mask.shape if wanted else (0,))
 
 
-def _vectors(x: Tensor, keys: bool = False) -> Tensor:
-    """x, at least in float32, with channels, and keys, filled up with zeros to whole vectors."""
-    x = wide(x).detach()
-    lanes = BYTES // x.dtype.itemsize
+def _vectors(x: Tensor, real: torch.dtype, keys: bool = False) -> Tensor:
+    """Rows in the precision of the arithmetic, with channels, and keys, filled up with zeros to whole vectors."""
+    x, lanes = x.detach().to(real), BYTES // real.itemsize
     return _pad(x, (0, -x.shape[-1] % lanes, 0, -x.shape[-2] % lanes if keys else 0)).contiguous()
 
 
@@ -115,10 +116,9 @@ def _heads(x: Tensor) -> np.ndarray:
     return x.flatten(0, 1).numpy()
 
 
-def _panels(k: Tensor) -> np.ndarray:
+def _panels(k: Tensor, real: torch.dtype) -> np.ndarray:
     """Keys in panels of the lanes of a vector, each channel of a panel after the other: (B G, panels, D, lanes)."""
-    rows = _vectors(k, keys=True).flatten(0, 1)
-    lanes = BYTES // rows.dtype.itemsize
+    rows, lanes = _vectors(k, real, keys=True).flatten(0, 1), BYTES // real.itemsize
     return rows.unflatten(1, (rows.shape[1] // lanes, lanes)).mT.contiguous().numpy()
 
 
@@ -133,22 +133,19 @@ def _alphas(alpha: float, alphas: Tensor | None, q: Tensor) -> np.ndarray:
 
 
 def _sinks(sinks: Tensor | None, q: Tensor) -> np.ndarray:
-    real = torch.promote_types(q.dtype, torch.float32)
     found = torch.full((q.shape[1],), -torch.inf) if sinks is None else sinks.detach()
-    return found.to(real).contiguous().numpy()
+    return found.to(wide(q).dtype).contiguous().numpy()
 
 
 def _masks(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
     """What a mask keeps, and what it adds, flat, one of them empty; and the strides by which all scores read it."""
-    real = torch.promote_types(q.dtype, torch.float32)
-    if mask is None:
-        mask, strides = torch.empty(0, dtype=torch.bool), (0, 0, 0, 0)
-    else:
+    real = wide(q).dtype
+    keep, bias, strides = torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=real), (0, 0, 0, 0)
+    if mask is not None:
         mask = mask.detach().contiguous()
         strides = mask.expand(*q.shape[:3], k.shape[2]).stride()
-    keep = mask if mask.dtype == torch.bool else mask.new_empty(0, dtype=torch.bool)
-    bias = mask.to(real) if mask.dtype != torch.bool else mask.new_empty(0, dtype=real)
-    return keep.reshape(-1).numpy(), bias.reshape(-1).numpy(), strides
+        keep, bias = (mask, bias) if mask.dtype == torch.bool else (keep, mask.to(real))
+    return keep.flatten().numpy(), bias.flatten().numpy(), strides
 
 
 def _places(

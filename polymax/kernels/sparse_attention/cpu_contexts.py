@@ -5,9 +5,9 @@ A row that has weight on few of its keys adds up their values. One that has it o
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, kernel, row_sum
+from polymax.kernels.numba_math import kernel, row_sum
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT, TILE, block_scores, row_weights
-from polymax.kernels.sparse_attention.numba_vectors import ROWS, add_scaled, product
+from polymax.kernels.sparse_attention.numba_vectors import ROWS, add_scaled, inner, product
 from polymax.kernels.threshold.numba_support import BLOCK, response_weights
 
 # the share of entries from which on a product is faster
@@ -69,7 +69,7 @@ def contexts(start, stop, q, panels, v, results, places, masks, alphas, sinks, s
             _sum_full(mean, s, v, of, head, block, full, begin, width)
 
 
-@inline
+@inner
 def _spread(row, weights, index, begin, count):
     for j in range(row.size):
         row[j] = 0
@@ -77,7 +77,7 @@ def _spread(row, weights, index, begin, count):
         row[index[j] - begin] = weights[j]
 
 
-@inline
+@inner
 def _sum_full(out, weights, v, of, head, block, full, begin, width):
     """Fill the rows of out that are full by products of weights and values."""
     lanes = 64 // out.itemsize
@@ -95,7 +95,7 @@ def _sum_full(out, weights, v, of, head, block, full, begin, width):
                     out[of, block * HEIGHT + i + n, c + j] = four[n, j]
 
 
-@inline
+@inner
 def block_memory(q, places, lanes):
     """Memory for a block: scaled queries, scores, maxima of lanes, and which rows have a NaN."""
     first, last = places[2], places[3]
@@ -107,14 +107,14 @@ def block_memory(q, places, lanes):
     return np.zeros((HEIGHT, q.shape[2]), q.dtype), x, tops, np.zeros(HEIGHT, np.bool_)
 
 
-@inline
+@inner
 def row_memory(x):
     """Memory for the entries of a row that can have weight: a key after all others is the sink."""
     n = x.shape[1] + 1 + BLOCK
     return np.empty(n, x.dtype), np.empty(n, x.dtype), np.empty(n, x.dtype), np.empty(n, np.int32)
 
 
-@inline
+@inner
 def take_rows(a, rows, block, scale):
     """Copy the rows of a block, times scale, to a; what is left of a are zeros."""
     factor = a.dtype.type(scale)

@@ -9,34 +9,35 @@ import math
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, kernel, log2
+from polymax.kernels.numba_math import log2
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT
-from polymax.kernels.sparse_attention.numba_vectors import ROWS, add_scaled, dot, product
+from polymax.kernels.sparse_attention.numba_vectors import ROWS, add_scaled, dot, inner, product
 
 LOG_2 = math.log(2)
 
 
-@inline
+@inner
 def alpha_slope(p, s, alpha):
     """The derivative of p^(alpha - 1) / (alpha - 1) in alpha, where s = p^(2 - alpha)."""
     r = 1 / (alpha - 1)
     return np.float64(p) / s * (np.float64(log2(p)) * LOG_2 - r) * r
 
 
-@inline
+@inner
 def _cap_slope(a, i, k, at_k, cap):
     """The derivative of cap tanh(x / cap) at the score of query i and a key."""
     bent = math.tanh(dot(a, i * a.shape[1], k, at_k, a.shape[1]) / cap)
     return a.dtype.type(1 - bent * bent)
 
 
-@kernel
-def add_entries(lists, bounds, keys, a, g, common, k, v, dq, dk, dv, slant, dmask, strides, settings):
+@inner
+def add_entries(lists, bounds, keys, a, g, common, k, v, to, strides, settings):
     """Add what the entries of a tile give, one by one."""
     index, powers, slopes = lists
     rows, seen, until = bounds
     _, _, head, of_keys = keys
     alpha, cap, learned = settings
+    dq, dk, dv, slant, dmask = to
     depth, size = a.shape[1], g.shape[1]
     for i in range(rows):
         for j in range(seen[i], until[i]):
@@ -55,15 +56,16 @@ def add_entries(lists, bounds, keys, a, g, common, k, v, dq, dk, dv, slant, dmas
             add_scaled(dv, to_v, p, g, i * size, size)
 
 
-@kernel
-def add_tile(lists, bounds, keys, a, g, common, k, v, dq, dk, dv, slant, dmask, strides, settings, memory):
+@inner
+def add_tile(lists, bounds, keys, a, g, common, k, v, to, strides, settings, memory):
     """Add what the entries of a tile give, most of which have weight, by products; the tile is (keys, queries)."""
     index, powers, slopes = lists
     rows, seen, until = bounds
     begin, count, head, of_keys = keys
     alpha, cap, learned = settings
+    dq, dk, dv, slant, dmask = to
     depth, size = a.shape[1], g.shape[1]
-    (p, s, d), turned = memory
+    p, s, d, turned = memory
     lanes = 64 // a.itemsize
     for n in range(count):
         for i in range(HEIGHT):

@@ -7,18 +7,18 @@ gets a gradient.
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, kernel
+from polymax.kernels.numba_math import kernel
 from polymax.kernels.sparse_attention.cpu_contexts import FULL, block_memory, row_memory, take_rows
 from polymax.kernels.sparse_attention.cpu_entries import add_entries, add_tile, alpha_slope
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT, TILE, block_scores, row_weights
-from polymax.kernels.sparse_attention.numba_vectors import dot
+from polymax.kernels.sparse_attention.numba_vectors import dot, inner
 from polymax.kernels.threshold.numba_support import response_weights
 
 
 @kernel
 def gradients(start, stop, inputs, panels, results, places, masks, alphas, sinks, scale, cap, learned, finite, items):
     """Gradients of queries, keys, values, alpha, sinks and the mask, added up over parts of the blocks."""
-    grad, q, k, v, mean = inputs
+    grad, q, mean, k, v = inputs
     dq, dk, dv, dalpha, dsink, dmask = results
     batch_run, head_run, parts = items
     heads, groups = alphas.size, q.shape[0] // max(k.shape[0], 1)
@@ -30,12 +30,18 @@ def gradients(start, stop, inputs, panels, results, places, masks, alphas, sinks
     counts, seen, until = np.zeros(HEIGHT, np.int64), np.zeros(HEIGHT, np.int64), np.zeros(HEIGHT, np.int64)
     common, slant = np.zeros(HEIGHT, q.dtype), np.empty(HEIGHT)
     scratch = row_memory(x)
-    tile = np.empty((3, TILE * lanes, HEIGHT), q.dtype), np.empty((grad.shape[2], HEIGHT), q.dtype)
+    shape = TILE * lanes, HEIGHT
+    tile = (
+        np.empty(shape, q.dtype),
+        np.empty(shape, q.dtype),
+        np.empty(shape, q.dtype),
+        np.empty((g.shape[1], HEIGHT), q.dtype),
+    )
     for item in range(start, stop):
         part, run = item % parts, item // parts
         of_mask = dmask[part % dmask.shape[0]]
-        for inner in range(batch_run * head_run):
-            b, h = run // runs * batch_run + inner // head_run, run % runs * head_run + inner % head_run
+        for turn in range(batch_run * head_run):
+            b, h = run // runs * batch_run + turn // head_run, run % runs * head_run + turn % head_run
             of, head = b * heads + h, (b * heads + h) // groups
             at_mask = b * masks[2][0] + h * masks[2][1]
             for block in range(part, places[2].size, parts):
@@ -71,29 +77,11 @@ def gradients(start, stop, inputs, panels, results, places, masks, alphas, sinks
                             until[i] += 1
                         entries += until[i] - seen[i]
                     bounds = rows, seen, until
+                    to = of_rows, dk, dv, slant, of_mask
                     if finite and entries > FULL * rows * keys[1]:
-                        add_tile(
-                            lists,
-                            bounds,
-                            keys,
-                            a,
-                            g,
-                            common,
-                            k,
-                            v,
-                            of_rows,
-                            dk,
-                            dv,
-                            slant,
-                            of_mask,
-                            strides,
-                            settings,
-                            tile,
-                        )
+                        add_tile(lists, bounds, keys, a, g, common, k, v, to, strides, settings, tile)
                     elif entries > 0:
-                        add_entries(
-                            lists, bounds, keys, a, g, common, k, v, of_rows, dk, dv, slant, of_mask, strides, settings
-                        )
+                        add_entries(lists, bounds, keys, a, g, common, k, v, to, strides, settings)
                     for i in range(rows):
                         seen[i] = until[i]
                 for i in range(rows):
@@ -102,7 +90,7 @@ def gradients(start, stop, inputs, panels, results, places, masks, alphas, sinks
                         dq[of, base + i, c] = of_rows[i, c] * q.dtype.type(scale)
 
 
-@inline
+@inner
 def _list_row(i, lists, width, tops, bad, lanes, begin, sink, alpha, sees, scratch):
     """Write the keys of row i that have weight to the lists; their number, and the weight of the sink.
 

@@ -5,10 +5,12 @@ these maxima are a part of the row, whose threshold is below that of the row, an
 looked at again.
 """
 
+import math
+
 import numpy as np
 
-from polymax.kernels.numba_math import exp2, inline, kernel, row_max, row_sum
-from polymax.kernels.sparse_attention.numba_vectors import ROWS, lane_maxima, product
+from polymax.kernels.numba_math import exp2, row_max, row_sum
+from polymax.kernels.sparse_attention.numba_vectors import ROWS, inner, lane_maxima, product
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.numba_support import pad, power_sums, support_powers
 
@@ -18,7 +20,7 @@ HEIGHT = 64
 TILE = 16
 
 
-@kernel
+@inner
 def block_scores(x, tops, bad, q, panels, head, block, places, masks, at_mask, cap):
     """Fill x (HEIGHT, width) with the scores of the scaled queries q of a block, and tops with the maxima of lanes.
 
@@ -52,7 +54,7 @@ def block_scores(x, tops, bad, q, panels, head, block, places, masks, at_mask, c
     return width
 
 
-@inline
+@inner
 def _mask(x, masks, at):
     keep, bias, strides = masks
     step = strides[3]
@@ -64,11 +66,15 @@ def _mask(x, masks, at):
             x[j] += bias[at + j * step]
 
 
-@inline
+@inner
 def _bend(x, cap):
     """Replace x by cap tanh(x / cap)."""
     real = x.dtype.type
     one = real(1)
+    if x.itemsize == 8:
+        for j in range(x.size):
+            x[j] = cap * math.tanh(x[j] / cap)
+        return
     for j in range(x.size):
         y = x[j] / cap
         size = y if y >= 0 else -y
@@ -81,7 +87,7 @@ def _bend(x, cap):
         x[j] = cap * (y * series if s < real(0.04) else far)
 
 
-@kernel
+@inner
 def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
     """Weights of a row of scores: how many keys have one, or -1 for NaN; the weight of the sink; and the threshold.
 
@@ -119,7 +125,7 @@ def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
     return kept, real(0), tau
 
 
-@inline
+@inner
 def _gather(x, tops, count_tops, top, edge, lanes, begin, z, index):
     """Pack the entries with x - top > edge to the front of z, with their keys; their number."""
     above = 0
@@ -145,7 +151,7 @@ def _gather(x, tops, count_tops, top, edge, lanes, begin, z, index):
     return count
 
 
-@inline
+@inner
 def _bound(z, count, power, alpha):
     """What every entry of the support exceeds, from a part z of the row: Newton from below, a little short of it."""
     real = z.dtype.type

@@ -7,10 +7,13 @@ summed over its channels in order, whatever block it is computed in, so that the
 from contextlib import contextmanager
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
+# for functions that only kernels call: without what Python needs to call them, they compile faster
+inner = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 # bytes of a vector
 BYTES = 64
 # rows of a product in registers: with two AVX registers for each, their sums are as many as can be computed at a time
@@ -44,6 +47,7 @@ def product(typing_context, a, at_a, row_a, step_a, b, at_b, row_b, c, at_c, row
             _store(builder, builder.load(total), row)
         return context.get_dummy_value()
 
+    _check(a, b, c)
     place = types.int64
     arguments = a, place, place, place, b, place, place, c, place, place, place, types.boolean
     return types.none(*arguments), codegen
@@ -64,6 +68,7 @@ def add_scaled(typing_context, y, at_y, weight, x, at_x, size):
             _store(builder, _fma(builder, weight, more, _load(builder, row, vector)), row)
         return context.get_dummy_value()
 
+    _check(x, y)
     return types.none(y, types.int64, y.dtype, x, types.int64, types.int64), codegen
 
 
@@ -87,6 +92,7 @@ def dot(typing_context, x, at_x, y, at_y, size):
             lanes = builder.fadd(low, high)
         return builder.extract_element(lanes, ir.Constant(ir.IntType(32), 0))
 
+    _check(x, y)
     return x.dtype(x, types.int64, y, types.int64, types.int64), codegen
 
 
@@ -111,7 +117,13 @@ def lane_maxima(typing_context, x, at_x, count, out, at_out):
         any_bad = builder.bitcast(builder.load(bad), ir.IntType(vector.count))
         return builder.icmp_unsigned("!=", any_bad, ir.Constant(any_bad.type, 0))
 
+    _check(x, out)
     return types.boolean(x, types.int64, types.int64, out, types.int64), codegen
+
+
+def _check(*arrays):
+    if len({array.dtype for array in arrays}) > 1 or any(array.layout != "C" for array in arrays):
+        raise TypingError(f"vectors are read from contiguous arrays of one dtype; got {arrays}")
 
 
 def _vector(context, array):
