@@ -52,8 +52,8 @@ def exact(x):
 def agree(tensors, given, law, mask_gradient=False):
     """The kernel against the specification in float64: within tolerances, or twice the specification's own error."""
     found = passes(cpu, *tensors, given, mask_gradient)
-    rough = passes(reference, *tensors, given, mask_gradient)
     truth = passes(reference, *map(exact, tensors), tuple(map(exact, given)), mask_gradient)
+    rough = truth if tensors[1].dtype == FULL else passes(reference, *tensors, given, mask_gradient)
     for name, actual in found.items():
         expected = truth[name].double()
         assert actual.shape == expected.shape
@@ -110,7 +110,7 @@ def test_masks(name, queries, keys):
 @pytest.mark.parametrize("dtype", list(ABSOLUTE))
 @pytest.mark.parametrize("alpha", [1.03, 1.25, 1.5, 1.9, 2.0])
 def test_precision(dtype, alpha):
-    g, q, k, v = (t.to(dtype) for t in inputs(70, 300, batch=1))
+    g, q, k, v = (t.to(dtype) for t in inputs(20, 300, batch=1))
     agree((g, q, k, v), options(q, k, alpha=alpha), f"alpha {alpha} in {dtype}")
 
 
@@ -148,11 +148,11 @@ HOSTILE = {
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_scores(name, alpha):
-    g, q, k, v = (t.double() for t in inputs(70, 700, batch=1, groups=4))
+    g, q, k, v = (t.double() for t in inputs(20, 300, batch=1, heads=2))
     q, k = (t.contiguous() for t in HOSTILE[name](q, k))
     agree((g, q, k, v), options(q, k, alpha=alpha), name)
     with_alphas = options(
-        q, k, alphas=torch.full((4,), alpha, dtype=FULL), softcap=5.0, mask=torch.zeros(70, 1, dtype=FULL)
+        q, k, alphas=torch.full((2,), alpha, dtype=FULL), softcap=5.0, mask=torch.zeros(20, 1, dtype=FULL)
     )
     agree((g, q, k, v), with_alphas, f"{name}, full tiles with everything", mask_gradient=True)
 
