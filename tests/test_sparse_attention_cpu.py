@@ -53,20 +53,19 @@ def agree(tensors, given, law, mask_gradient=False):
     """The kernel against the specification in float64: within tolerances, or twice the specification's own error."""
     found = passes(cpu, *tensors, given, mask_gradient)
     truth = passes(reference, *map(exact, tensors), tuple(map(exact, given)), mask_gradient)
-    rough = truth if tensors[1].dtype == FULL else passes(reference, *tensors, given, mask_gradient)
+    dtype, rough = tensors[1].dtype, None
     for name, actual in found.items():
         expected = truth[name].double()
         assert actual.shape == expected.shape
-        assert actual.dtype == rough[name].dtype
         assert actual.is_contiguous()
         assert torch.equal(actual.isnan(), expected.isnan()), f"{law}: {name}"
         # a weight of the size of rounding may be there or not
-        slack = 0.02 * expected + 1.5 if name == "support" else ABSOLUTE[tensors[1].dtype] * (1 + expected.abs())
-        if tensors[1].dtype != FULL:
-            own = (rough[name].double() - expected).abs()
-            slack = slack.clamp(min=2 * float(own[own.isfinite()].max()) if own.isfinite().any() else 0.0)
-        off = (actual.double() - expected).abs() > slack
-        assert not off.any(), f"{law}: {name} is {actual[off][:5]}, and should be {expected[off][:5]}"
+        slack = 0.02 * expected + 1.5 if name == "support" else ABSOLUTE[dtype] * (1 + expected.abs())
+        error = (actual.double() - expected).abs().where(actual != expected, 0)
+        if (error > slack).any() and dtype != FULL:
+            rough = rough or passes(reference, *tensors, given, mask_gradient)
+            slack = 2 * (rough[name].double() - expected).abs().where(rough[name] != expected, 0).max()
+        assert not (error > slack).any(), f"{law}: {name} is off by {error.max()}"
 
 
 MASKS = {
@@ -91,7 +90,7 @@ MASKS = {
     },
 }
 # every length with the usual masks; every mask with one length that is no whole number of blocks
-CASES = [(name, 65, 200) for name in MASKS] + [
+CASES = [(name, 65, 140) for name in MASKS] + [
     (name, *lengths)
     for name in ("causal", "sinks", "alphas")
     for lengths in ((0, 5), (5, 0), (1, 1), (1, 63), (63, 1), (200, 65))
