@@ -90,11 +90,15 @@ MASKS = {
     },
 }
 # every length with the usual masks; every mask with one length that is no whole number of blocks
-CASES = [(name, 65, 140) for name in MASKS] + [
-    (name, *lengths)
-    for name in ("causal", "sinks", "alphas")
-    for lengths in ((0, 5), (5, 0), (1, 1), (1, 63), (63, 1), (200, 65))
-]
+CASES = (
+    [("causal", 200, 200)]
+    + [(name, 65, 140) for name in MASKS]
+    + [
+        (name, *lengths)
+        for name in ("causal", "sinks", "alphas")
+        for lengths in ((0, 5), (5, 0), (1, 1), (1, 63), (63, 1))
+    ]
+)
 
 
 @pytest.mark.parametrize(("name", "queries", "keys"), CASES)
@@ -240,7 +244,7 @@ def test_any_layout():
         equal(value, expected[name], f"strides do not matter: {name}")
 
 
-@pytest.mark.parametrize("name", ["causal", "bias", "alphas", "packed"])
+@pytest.mark.parametrize("name", ["bias", "packed"])
 def test_operators(name):
     g, q, k, v = inputs(9, 11)
     given = options(q, k, **MASKS[name](9, 11))
