@@ -39,15 +39,15 @@ def sparse_attention(
     offset: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     real, rows = wide(q).dtype, q.shape[:-1]
-    of_q, of_v = _vectors(q, real), _vectors(v, real)
-    out, mean = (torch.empty(*rows, of_v.shape[-1], dtype=real) for _ in range(2))
+    keys, values = _vectors(k, real, filled=True), _vectors(v, real)
+    out, mean = (torch.empty(*rows, values.shape[-1], dtype=real) for _ in range(2))
     tau, support = torch.empty(rows, dtype=real), torch.empty(rows, dtype=torch.int32)
     places = _places(q.shape[2], k.shape[2], starts_q, starts_k, left, right, offset)
     items = len(places[2]) * q.shape[0] * q.shape[1]
     parallel(
-        contexts, torch.Size((items, HEIGHT * k.shape[2])), 1 + q.shape[3] // 8, _heads(of_q), _panels(k, real),
-        _heads(of_v), tuple(_heads(t) for t in (out, mean, tau, support)), places, _masks(mask, q, k),
-        _alphas(alpha, alphas, q), _sinks(sinks, q), scale, softcap, _finite(v),
+        contexts, torch.Size((items, HEIGHT * k.shape[2])), 1 + q.shape[3] // 8, _vectors(q, real), _panels(keys),
+        values, tuple(_heads(t) for t in (out, mean, tau, support)), places, _masks(mask, q, k),
+        _alphas(alpha, alphas, q), _sinks(sinks, q), scale, softcap, _finite(values),
     )  # fmt: skip
     out, mean = (t[..., : v.shape[-1]].to(q.dtype).contiguous() for t in (out, mean))
     notes = torch.empty(0, dtype=torch.int32)
@@ -87,28 +87,37 @@ def sparse_attention_backward(
     runs = batches * heads // max(batch_run * head_run, 1)
     parts = max(min(ITEMS // max(runs, 1), len(places[2])), 1)
     real = wide(q).dtype
-    by_query, by_key = (_vectors(t, real) for t in (grad, q, mean)), (_vectors(t, real, keys=True) for t in (k, v))
-    inputs = *by_query, *by_key
-    dq, dalpha, dsink = (torch.empty(t.shape, dtype=real) for t in (inputs[1], tau, tau))
-    dk, dv = (torch.zeros(parts, *t.shape, dtype=real) for t in inputs[3:])
-    dmask = torch.zeros(parts if masks[2][2] == 0 else 1, mask.numel() if wanted else 0, dtype=real)
-    of_keys = (t.flatten(1, 2).numpy() for t in (dk, dv))
-    results = (_heads(dq), *of_keys, _heads(dalpha), _heads(dsink), dmask.numpy())
+    rows, keys = [_vectors(t, real) for t in (grad, q, mean)], [_vectors(t, real, filled=True) for t in (k, v)]
+    dq, dalpha, dsink = (torch.empty(*q.shape[:3], *more, dtype=real) for more in (rows[1].shape[2:], (), ()))
+    dk, dv = (np.zeros((parts, *t.shape), t.dtype) for t in keys)
+    dmask = np.zeros((parts if masks[2][2] == 0 else 1, mask.numel() if wanted else 0), dk.dtype)
     cost = HEIGHT * k.shape[2] * max(len(places[2]) * batch_run * head_run // parts, 1)
     parallel(
-        gradients, torch.Size((runs * parts, cost)), 1 + depth // 8, tuple(_heads(t) for t in inputs), _panels(k, real),
-        results, places, masks, _alphas(alpha, alphas, q), _sinks(sinks, q), scale, softcap, alphas is not None,
-        all(_finite(t) for t in (grad, q, k, v)), (batch_run, head_run, parts),
+        gradients, torch.Size((runs * parts, cost)), 1 + depth // 8, (*rows, *keys), _panels(keys[0]),
+        (_heads(dq), dk, dv, _heads(dalpha), _heads(dsink), dmask), places, masks, _alphas(alpha, alphas, q),
+        _sinks(sinks, q), scale, softcap, alphas is not None, all(_finite(t) for t in (*rows[:2], *keys)),
+        (batch_run, head_run, parts),
     )  # fmt: skip
-    dk, dv, dmask = (t[0] if len(t) == 1 else t.sum(0) for t in (dk, dv, dmask))
-    dq, dk, dv = (d[..., : t.shape[-2], : t.shape[-1]].to(t.dtype).contiguous() for d, t in ((dq, q), (dk, k), (dv, v)))
-    return dq, dk, dv, dalpha, dsink, dmask.reshape(mask.shape if wanted else (0,))
+    of_k, of_v, of_mask = (torch.from_numpy(t[0] if len(t) == 1 else t.sum(0)) for t in (dk, dv, dmask))
+    of_q, of_k, of_v = (
+        d.reshape(*t.shape[:2], *d.shape[-2:])[..., : t.shape[2], : t.shape[3]].to(t.dtype).contiguous()
+        for d, t in ((dq, q), (of_k, k), (of_v, v))
+    )
+    return of_q, of_k, of_v, dalpha, dsink, of_mask.reshape(mask.shape if wanted else (0,))
 
 
-def _vectors(x: Tensor, real: torch.dtype, keys: bool = False) -> Tensor:
-    """Rows in the precision of the arithmetic, with channels, and keys, filled up with zeros to whole vectors."""
-    x, lanes = x.detach().to(real), BYTES // real.itemsize
-    return _pad(x, (0, -x.shape[-1] % lanes, 0, -x.shape[-2] % lanes if keys else 0)).contiguous()
+# NumPy prepares what it can: the threads of torch would go on waiting for more work while ours run
+
+
+def _vectors(x: Tensor, real: torch.dtype, filled: bool = False) -> np.ndarray:
+    """Rows (B H, n, d) in the precision of the arithmetic, with channels filled up with zeros to whole vectors.
+
+    With `filled`, rows are filled up to a multiple of the lanes of a vector, too.
+    """
+    found = x.detach().to(real).contiguous().flatten(0, 1).numpy()
+    lanes = BYTES // real.itemsize
+    more = -x.shape[2] % lanes if filled else 0, -x.shape[3] % lanes
+    return np.pad(found, ((0, 0), (0, more[0]), (0, more[1]))) if any(more) else found
 
 
 def _heads(x: Tensor) -> np.ndarray:
@@ -116,16 +125,18 @@ def _heads(x: Tensor) -> np.ndarray:
     return x.flatten(0, 1).numpy()
 
 
-def _panels(k: Tensor, real: torch.dtype) -> np.ndarray:
+def _panels(keys: np.ndarray) -> np.ndarray:
     """Keys in panels of the lanes of a vector, each channel of a panel after the other: (B G, panels, D, lanes)."""
-    rows, lanes = _vectors(k, real, keys=True).flatten(0, 1), BYTES // real.itemsize
-    return rows.unflatten(1, (rows.shape[1] // lanes, lanes)).mT.contiguous().numpy()
+    heads, n, depth = keys.shape
+    lanes = BYTES // keys.itemsize
+    return np.ascontiguousarray(keys.reshape(heads, n // lanes, lanes, depth).swapaxes(2, 3))
 
 
-def _finite(x: Tensor) -> bool:
+def _finite(x: np.ndarray) -> bool:
     """True if 0 times any entry is 0: products of matrices need that."""
     # a sum is finite only if all terms are, and needs no memory
-    return bool(torch.isfinite(x.sum(dtype=torch.float64)))
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(x.sum()))
 
 
 def _alphas(alpha: float, alphas: Tensor | None, q: Tensor) -> np.ndarray:
