@@ -1,29 +1,25 @@
-"""Sparse attention in blocks of rows: matrix products for scores, and the support alone for everything after.
+"""Sparse attention in blocks of queries, each with all keys that it sees: memory grows with the length, not its square.
 
-The scores of a block of queries are one matrix product; they are mapped, and forgotten. Contexts and gradients are sums
-over weights that are not zero, gathered by row; where too many are not zero, they are matrix products as well.
+Forward, and again backward, scores are computed by one product of matrices in registers. Everything else is done for
+the few keys of a row that have weight: see cpu_scores.py.
 """
-
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad as _pad
 
 from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_math import kernel, row_dot
-from polymax.kernels.sparse_attention.geometry import allowed
-from polymax.kernels.threshold import TSALLIS
-from polymax.kernels.threshold.cpu import threshold
+from polymax.kernels.sparse_attention.cpu_contexts import contexts
+from polymax.kernels.sparse_attention.cpu_gradients import gradients
+from polymax.kernels.sparse_attention.cpu_scores import HEIGHT
+from polymax.kernels.sparse_attention.numba_vectors import BYTES
 from polymax.kernels.widen import wide
 
-# scores of a block, some megabytes
-BLOCK = 1 << 19
-# a share of weights above which a matrix product is faster than sums over the others
-DENSE = 0.1
+# work items of the backward pass, where there are not as many heads: parts of the queries, with gradients of their own
+ITEMS = 16
 
 
-@torch.autocast("cpu", enabled=False)
 def sparse_attention(
     q: Tensor,
     k: Tensor,
@@ -42,47 +38,22 @@ def sparse_attention(
     right: int,
     offset: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    wide_type = torch.promote_types(q.dtype, torch.float32)
-    out, mean = (torch.zeros(*q.shape[:3], v.shape[-1], dtype=wide_type) for _ in range(2))
-    tau = torch.full(q.shape[:3], torch.inf, dtype=wide_type)
-    support = torch.zeros(q.shape[:3], dtype=torch.int32)
-    options = mask, sinks, scale, softcap, left, right, offset
-    for block in _blocks(q, k, v, starts_q, starts_k, left, right, offset):
-        x, _ = block.scores(*options)
-        a = block.exponents(alpha, alphas, x)
-        if alphas is None:
-            p = threshold(x, alpha, TSALLIS)
-        else:
-            p = threshold(x, 0.0, TSALLIS, a.expand(x.shape[:-1]))
-        keys = x.shape[-1] - (sinks is not None)
-        found = torch.empty(*x.shape[:-1], 4, dtype=torch.float64)
-        sums = [torch.empty(*x.shape[:-1], v.shape[-1], dtype=wide_type) for _ in range(2)]
-        every = a.expand(x.shape[:-1]).reshape(-1).double().numpy()
-        parallel(
-            _contexts,
-            x.shape,
-            2,
-            _rows(x),
-            _rows(p),
-            keys,
-            block.v.numpy(),
-            *(_rows(t) for t in sums),
-            _rows(found),
-            every,
-        )
-        if found[..., 3].any():
-            # some rows have too many weights to be summed one by one
-            s = torch.where(p > 0, p ** (2 - a[..., None]), 0)
-            sums = [p[..., :keys] @ block.v, s[..., :keys] @ block.v]
-        tau[block.rows], support[block.rows] = found[..., 0].to(wide_type), found[..., 1].to(torch.int32)
-        out[block.rows], mean[block.rows] = sums
-        mass = found[..., 2].to(wide_type)
-        mean[block.rows] /= torch.where(mass > 0, mass, 1)[..., None]
+    real, rows = wide(q).dtype, q.shape[:-1]
+    keys, values = _vectors(k, real, filled=True), _vectors(v, real)
+    out, mean = (torch.empty(*rows, values.shape[-1], dtype=real) for _ in range(2))
+    tau, support = torch.empty(rows, dtype=real), torch.empty(rows, dtype=torch.int32)
+    places = _places(q.shape[2], k.shape[2], starts_q, starts_k, left, right, offset)
+    items = len(places[2]) * q.shape[0] * q.shape[1]
+    parallel(
+        contexts, torch.Size((items, HEIGHT * k.shape[2])), 1 + q.shape[3] // 8, _vectors(q, real), _panels(keys),
+        values, tuple(_heads(t) for t in (out, mean, tau, support)), places, _masks(mask, q, k),
+        _alphas(alpha, alphas, q), _sinks(sinks, q), scale, softcap, _finite(values),
+    )  # fmt: skip
+    out, mean = (t[..., : v.shape[-1]].to(q.dtype).contiguous() for t in (out, mean))
     notes = torch.empty(0, dtype=torch.int32)
-    return out.to(q.dtype), mean.to(q.dtype), tau, support, notes, notes.to(torch.int16)
+    return out, mean, tau, support, notes, notes.to(torch.int16)
 
 
-@torch.autocast("cpu", enabled=False)
 def sparse_attention_backward(
     grad: Tensor,
     q: Tensor,
@@ -107,277 +78,106 @@ def sparse_attention_backward(
     offset: int,
     mask_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    wide_type = tau.dtype
-    dq, dk, dv = (torch.zeros(t.shape, dtype=wide_type) for t in (q, k, v))
-    dalpha, dsink = torch.zeros_like(tau), torch.zeros_like(tau)
-    bias = mask is not None and mask_gradient
-    dmask = torch.zeros(mask.shape if bias and mask is not None else 0, dtype=wide_type)
-    g = wide(grad).contiguous()
-    common = (g * wide(mean)).sum(-1)
-    options = mask, sinks, scale, softcap, left, right, offset
-    for block in _blocks(q, k, v, starts_q, starts_k, left, right, offset):
-        x, slope = block.scores(*options)
-        a = block.exponents(alpha, alphas, x)
-        keys = x.shape[-1] - (sinks is not None)
-        # weights take the place of scores, and their slopes a place beside them
-        s, found = torch.empty_like(x), torch.empty(*x.shape[:-1], 3, dtype=torch.float64)
-        here, shared = g[block.rows].contiguous(), common[block.rows].contiguous()
-        every = [t.expand(x.shape[:-1]).reshape(-1).double().numpy() for t in (a, tau[block.rows], shared)]
-        parallel(
-            _slopes,
-            x.shape,
-            2,
-            *(_rows(t) for t in (x, s, here)),
-            block.v.numpy(),
-            keys,
-            _rows(found),
-            alphas is not None,
-            *every,
-        )
-        if alphas is not None:
-            dalpha[block.rows] = found[..., 1].to(wide_type)
-        dsink[block.rows] = found[..., 2].to(wide_type)
-        p, dx = x[..., :keys], s[..., :keys]
-        if bias:
-            block.add_mask_slopes(dmask, dx)
-        if slope is not None:
-            dx = dx * slope
-            s[..., :keys] = dx
-        queries, at = block.q, (block.batch, block.group, block.keys)
-        if found[..., 0].sum() > DENSE * x.numel():
-            dq[block.rows] = scale * (dx @ block.k)
-            dk[at] += (dx.mT @ queries).sum(0)
-            dv[at] += (p.mT @ here).sum(0)
-            continue
-        slopes = torch.zeros(queries.shape, dtype=wide_type)
-        parallel(_gather, x.shape, 2, _rows(s), keys, block.k.numpy(), _rows(slopes))
-        dq[block.rows] = scale * slopes
-        # each range of keys belongs to one thread, which takes rows in order
-        span = torch.Size((keys, s.shape[0] * s.shape[1]))
-        parallel(_scatter, span, 2, _rows(x), _rows(s), _rows(queries), _rows(here), dk[at].numpy(), dv[at].numpy())
-    dq[tau.isnan()] = torch.nan
-    return dq.to(q.dtype), dk.mul_(scale).to(k.dtype), dv.to(v.dtype), dalpha, dsink, dmask
+    batches, heads, queries, depth = q.shape
+    places, masks = _places(queries, k.shape[2], starts_q, starts_k, left, right, offset), _masks(mask, q, k)
+    wanted = mask is not None and mask_gradient
+    # batches, and heads, whose gradients go to the same entries
+    batch_run = batches if wanted and masks[2][0] == 0 else 1
+    head_run = heads if wanted and masks[2][1] == 0 else heads // max(k.shape[1], 1)
+    runs = batches * heads // max(batch_run * head_run, 1)
+    parts = max(min(ITEMS // max(runs, 1), len(places[2])), 1)
+    real = wide(q).dtype
+    rows, keys = [_vectors(t, real) for t in (grad, q, mean)], [_vectors(t, real, filled=True) for t in (k, v)]
+    dq, dalpha, dsink = (torch.empty(*q.shape[:3], *more, dtype=real) for more in (rows[1].shape[2:], (), ()))
+    dk, dv = (np.zeros((parts, *t.shape), t.dtype) for t in keys)
+    dmask = np.zeros((parts if masks[2][2] == 0 else 1, mask.numel() if wanted else 0), dk.dtype)
+    cost = HEIGHT * k.shape[2] * max(len(places[2]) * batch_run * head_run // parts, 1)
+    parallel(
+        gradients, torch.Size((runs * parts, cost)), 1 + depth // 8, (*rows, *keys), _panels(keys[0]),
+        (_heads(dq), dk, dv, _heads(dalpha), _heads(dsink), dmask), places, masks, _alphas(alpha, alphas, q),
+        _sinks(sinks, q), scale, softcap, alphas is not None, all(_finite(t) for t in (*rows[:2], *keys)),
+        (batch_run, head_run, parts),
+    )  # fmt: skip
+    of_k, of_v, of_mask = (torch.from_numpy(t[0] if len(t) == 1 else t.sum(0)) for t in (dk, dv, dmask))
+    of_q, of_k, of_v = (
+        d.reshape(*t.shape[:2], *d.shape[-2:])[..., : t.shape[2], : t.shape[3]].to(t.dtype).contiguous()
+        for d, t in ((dq, q), (of_k, k), (of_v, v))
+    )
+    return of_q, of_k, of_v, dalpha, dsink, of_mask.reshape(mask.shape if wanted else (0,))
 
 
-class _Block:
-    """Queries of the heads that share a key, against the keys that they see."""
-
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        batch: int,
-        group: int,
-        first_q: int,
-        rows: range,
-        first_k: int,
-        keys: range,
-    ) -> None:
-        share = q.shape[1] // k.shape[1]
-        self.batch, self.group, self.share = batch, group, share
-        # positions in the sequence, and places in the tensors
-        self.at_q, self.at_k = rows, keys
-        self.heads = slice(group * share, (group + 1) * share)
-        places = slice(first_q + rows.start, first_q + rows.stop)
-        self.rows = (batch, self.heads, places)
-        self.keys = slice(first_k + keys.start, first_k + keys.stop)
-        self.q = wide(q[self.rows]).contiguous()
-        self.k, self.v = k[batch, group, self.keys], v[batch, group, self.keys]
-
-    def exponents(self, alpha: float, alphas: Tensor | None, x: Tensor) -> Tensor:
-        """alpha for (heads, rows)."""
-        if alphas is None:
-            return torch.full((1, 1), alpha, dtype=x.dtype)
-        return alphas[self.heads].to(x.dtype)[:, None]
-
-    def scores(
-        self,
-        mask: Tensor | None,
-        sinks: Tensor | None,
-        scale: float,
-        softcap: float,
-        left: int,
-        right: int,
-        offset: int,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Scores (heads, rows, keys), the sink as a last key, and their slope where there is a softcap."""
-        x = (self.q * scale) @ self.k.mT
-        slope = None
-        if softcap > 0:
-            bent = torch.tanh_(x / softcap)
-            x, slope = softcap * bent, 1 - bent.square()
-        if mask is not None:
-            part = mask[self._of_mask(mask)]
-            x = x.masked_fill_(~part, -torch.inf) if mask.dtype == torch.bool else x.add_(part)
-        # only keys near the ends are hidden from some rows
-        shift = offset + self.at_q.start - self.at_k.start
-        if right >= 0:
-            begin = min(max(shift + right + 1, 0), x.shape[-1])
-            self._hide(x[..., begin:], -1, right, shift - begin)
-        if left >= 0:
-            end = min(max(shift + len(self.at_q) - 1 - left, 0), x.shape[-1])
-            self._hide(x[..., :end], left, -1, shift)
-        if sinks is not None:
-            column = sinks[self.heads].to(x.dtype)[:, None, None]
-            x = torch.cat([x, column.expand(*x.shape[:-1], 1)], -1)
-        return x, slope
-
-    def _hide(self, x: Tensor, left: int, right: int, offset: int) -> None:
-        if x.numel():
-            sees = allowed(x.shape[-2], x.shape[-1], None, None, left, right, offset, x.device)
-            x.masked_fill_(~sees, -torch.inf)
-
-    def add_mask_slopes(self, dmask: Tensor, dx: Tensor) -> None:
-        part = dmask[self._of_mask(dmask)]
-        part += dx.sum_to_size(part.shape)
-
-    def _of_mask(self, mask: Tensor) -> tuple[int | slice, ...]:
-        every = slice(None)
-        return (
-            self.batch if mask.shape[0] > 1 else 0,
-            self.heads if mask.shape[1] > 1 else every,
-            slice(self.at_q.start, self.at_q.stop) if mask.shape[2] > 1 else every,
-            slice(self.at_k.start, self.at_k.stop) if mask.shape[3] > 1 else every,
-        )
+# NumPy prepares what it can: the threads of torch would go on waiting for more work while ours run
 
 
-def _blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    left: int,
-    right: int,
-    offset: int,
-) -> Iterator[_Block]:
-    """All blocks, one after the other, each with the keys that its first or last row can see and those between."""
-    k, v = wide(k).contiguous(), wide(v).contiguous()
-    if starts_q is None or starts_k is None:
-        sequences = [(batch, 0, q.shape[2], 0, k.shape[2]) for batch in range(q.shape[0])]
-    else:
-        of_q, of_k = starts_q.tolist(), starts_k.tolist()
-        sequences = [(0, a, b - a, c, d - c) for a, b, c, d in zip(of_q, of_q[1:], of_k, of_k[1:], strict=False)]
-    for batch, first_q, queries, first_k, keys in sequences:
-        size = max(1, BLOCK // max(1, keys * (q.shape[1] // k.shape[1])))
-        for group in range(k.shape[1]):
-            for start in range(0, queries, size):
-                rows = range(start, min(start + size, queries))
-                low = max(0, rows.start + offset - left) if left >= 0 else 0
-                high = min(keys, rows.stop + offset + right) if right >= 0 else keys
-                seen = range(min(low, keys), max(min(low, keys), high))
-                yield _Block(q, k, v, batch, group, first_q, rows, first_k, seen)
+def _vectors(x: Tensor, real: torch.dtype, filled: bool = False) -> np.ndarray:
+    """Rows (B H, n, d) in the precision of the arithmetic, with channels filled up with zeros to whole vectors.
+
+    With `filled`, rows are filled up to a multiple of the lanes of a vector, too.
+    """
+    found = x.detach().to(real).contiguous().flatten(0, 1).numpy()
+    lanes = BYTES // real.itemsize
+    more = -x.shape[2] % lanes if filled else 0, -x.shape[3] % lanes
+    return np.pad(found, ((0, 0), (0, more[0]), (0, more[1]))) if any(more) else found
 
 
-def _rows(x: Tensor) -> np.ndarray:
-    return x.detach().numpy().reshape(x.shape[:-1].numel(), x.shape[-1])
+def _heads(x: Tensor) -> np.ndarray:
+    """Contiguous tensors (B, H, ...) as arrays (B H, ...)."""
+    return x.flatten(0, 1).numpy()
 
 
-@kernel
-def _contexts(start, stop, x, p, keys, v, out, mean, found, alphas):
-    """Sums of values under p and s = p^(2 - alpha); tau, the size of the support, the sum of s, 1 if too large."""
-    n = x.shape[1]
-    channels = v.shape[1]
-    real = x.dtype.type
-    index = np.empty(n + 1, np.int32)
-    for i in range(start, stop):
-        a = alphas[i]
-        count = 0
-        for j in range(n):
-            index[count] = j
-            count += p[i, j] > 0
-        # NaN fills the weights of its row
-        fill = real(np.nan) if n > 0 and p[i, 0] != p[i, 0] else real(0)
-        for c in range(channels):
-            out[i, c] = fill
-            mean[i, c] = fill
-        many = count > 64 and count > DENSE * n
-        top = real(0)
-        at = -1
-        mass = 0.0
-        for e in range(count):
-            j = index[e]
-            w = p[i, j]
-            s = real(1) if a == 2 else np.sqrt(w) if a == 1.5 else real(w ** (2 - a))
-            mass += s
-            if w > top:
-                top = w
-                at = j
-            if j < keys and not many:
-                for c in range(channels):
-                    out[i, c] += w * v[j, c]
-                    mean[i, c] += s * v[j, c]
-        tau = np.inf if at < 0 else (a - 1) * x[i, at] - top ** (a - 1)
-        found[i, 0] = tau if fill == 0 else np.nan
-        found[i, 1] = count
-        found[i, 2] = mass
-        found[i, 3] = many
+def _panels(keys: np.ndarray) -> np.ndarray:
+    """Keys in panels of the lanes of a vector, each channel of a panel after the other: (B G, panels, D, lanes)."""
+    heads, n, depth = keys.shape
+    lanes = BYTES // keys.itemsize
+    return np.ascontiguousarray(keys.reshape(heads, n // lanes, lanes, depth).swapaxes(2, 3))
 
 
-@kernel
-def _slopes(start, stop, x, s, g, v, keys, found, learned, alphas, taus, commons):
-    """Weights in the place of scores x, and dx in s; the size of the support, and dalpha and dsink of the row."""
-    n = x.shape[1]
-    real = x.dtype.type
-    index = np.empty(n + 1, np.int32)
-    excess = np.empty(n + 1)
-    for i in range(start, stop):
-        a = alphas[i]
-        tau = taus[i]
-        r = 1 / (a - 1)
-        size = 0
-        for j in range(n):
-            index[size] = j
-            size += (a - 1) * x[i, j] > tau
-        for j in range(n):
-            s[i, j] = 0
-        dalpha = 0.0
-        dsink = 0.0
-        for e in range(size):
-            j = index[e]
-            excess[e] = (a - 1) * x[i, j] - tau
-        for j in range(n):
-            x[i, j] = 0
-        for e in range(size):
-            j = index[e]
-            w = excess[e]
-            dp = real(0)
-            if j < keys:
-                dp = row_dot(g[i], v[j])
-            slope = 1.0 if a == 2 else w if a == 1.5 else w ** (r - 1)
-            dx = slope * (dp - commons[i])
-            if j >= keys:
-                dsink = dx
-            if learned:
-                dalpha -= dx * w * (np.log(w) - 1) / (a - 1) ** 2
-            x[i, j] = slope * w
-            s[i, j] = dx
-        found[i, 0] = size
-        found[i, 1] = dalpha
-        found[i, 2] = dsink
+def _finite(x: np.ndarray) -> bool:
+    """True if 0 times any entry is 0: products of matrices need that."""
+    # a sum is finite only if all terms are, and needs no memory
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(x.sum()))
 
 
-@kernel
-def _gather(start, stop, dx, keys, k, dq):
-    channels = k.shape[1]
-    for i in range(start, stop):
-        for j in range(keys):
-            d = dx[i, j]
-            if d != 0:
-                for c in range(channels):
-                    dq[i, c] += d * k[j, c]
+def _alphas(alpha: float, alphas: Tensor | None, q: Tensor) -> np.ndarray:
+    return np.full(q.shape[1], alpha) if alphas is None else alphas.detach().double().contiguous().numpy()
 
 
-@kernel
-def _scatter(start, stop, p, dx, q, g, dk, dv):
-    """Of the keys start .. stop: dk += dx q and dv += p g, rows in order."""
-    for i in range(p.shape[0]):
-        for j in range(start, stop):
-            w = p[i, j]
-            if w != 0:
-                d = dx[i, j]
-                for c in range(q.shape[1]):
-                    dk[j, c] += d * q[i, c]
-                for c in range(g.shape[1]):
-                    dv[j, c] += w * g[i, c]
+def _sinks(sinks: Tensor | None, q: Tensor) -> np.ndarray:
+    found = torch.full((q.shape[1],), -torch.inf) if sinks is None else sinks.detach()
+    return found.to(wide(q).dtype).contiguous().numpy()
+
+
+def _masks(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
+    """What a mask keeps, and what it adds, flat, one of them empty; and the strides by which all scores read it."""
+    real = wide(q).dtype
+    keep, bias, strides = torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=real), (0, 0, 0, 0)
+    if mask is not None:
+        mask = mask.detach().contiguous()
+        strides = mask.expand(*q.shape[:3], k.shape[2]).stride()
+        keep, bias = (mask, bias) if mask.dtype == torch.bool else (keep, mask.to(real))
+    return keep.flatten().numpy(), bias.flatten().numpy(), strides
+
+
+def _places(
+    queries: int, keys: int, starts_q: Tensor | None, starts_k: Tensor | None, left: int, right: int, offset: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The first key that each query sees and the one after the last; and the same for blocks of queries.
+
+    The keys that `geometry.allowed` allows are neighbours.
+    """
+    i = torch.arange(queries)
+    begin, end = torch.zeros_like(i), torch.full_like(i, keys)
+    if starts_q is not None and starts_k is not None:
+        of = torch.bucketize(i, starts_q[1:], right=True)
+        inside, of = of < len(starts_q) - 1, of.clamp(max=len(starts_q) - 2)
+        begin, end = starts_k[of].long(), torch.where(inside, starts_k[of + 1].long(), 0)
+        i = i - starts_q[of] + begin
+    low = torch.maximum(begin, i + offset - left) if left >= 0 else begin
+    high = torch.minimum(end, i + offset + right + 1) if right >= 0 else end
+    high = torch.maximum(high, low)
+    seen = high > low
+    short = -queries % HEIGHT
+    first = _pad(torch.where(seen, low, keys), (0, short), value=keys).unflatten(0, (-1, HEIGHT)).amin(1)
+    last = _pad(torch.where(seen, high, 0), (0, short)).unflatten(0, (-1, HEIGHT)).amax(1)
+    return low.numpy(), high.numpy(), first.numpy(), last.numpy()
