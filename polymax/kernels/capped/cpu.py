@@ -71,12 +71,13 @@ def _anchored(x, index, z, low, high, total, entropic):
         tau, below, above = _threshold(z, low, high, total, entropic)
         if abs(tau) <= FAR:
             break
-        # halves, since differences of the largest scores overflow
-        nearest, least = 0, np.inf
+        # where differences of the largest scores are clipped, halves of them decide
+        nearest, least, half = 0, np.inf, np.inf
         for k in range(z.size):
-            distance = abs((np.float64(x[index[k]]) / 2 - anchor / 2) - tau / 2)
-            if distance < least:
-                nearest, least = k, distance
+            distance = abs(z[k] - tau)
+            halved = abs((np.float64(x[index[k]]) / 2 - anchor / 2) - tau / 2)
+            if distance < least or (distance == least and halved < half):
+                nearest, least, half = k, distance, halved
         if anchor == x[index[nearest]]:
             break
         anchor = np.float64(x[index[nearest]])

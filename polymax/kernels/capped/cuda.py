@@ -144,9 +144,11 @@ def _capped(p_x, p_lower, p_upper, p_total, p_y, count, n, ENTROPIC: tl.constexp
     far = tl.max((b_good & (tl.abs(b_tau) > FAR)).to(tl.int32))
     while far > 0:
         b_far = b_good & (tl.abs(b_tau) > FAR)
-        # halves, since differences of the largest scores overflow
-        b_away = tl.where(b_keep, tl.abs(b_scores / 2 - b_anchor / 2 - b_tau / 2), float("inf"))
+        b_away = tl.where(b_keep, tl.abs(b_x - b_tau), float("inf"))
         b_near = b_keep & (b_away == tl.min(b_away, 1)[:, None])
+        # where differences of the largest scores are clipped, halves of them decide
+        b_half = tl.where(b_near, tl.abs(b_scores / 2 - b_anchor / 2 - b_tau / 2), float("inf"))
+        b_near = b_near & (b_half == tl.min(b_half, 1)[:, None])
         b_nearest = tl.max(tl.where(b_near, b_scores, float("-inf")), 1)[:, None]
         b_anchor = tl.where(b_far, b_nearest, b_anchor)
         b_x = tl.minimum(tl.maximum(tl.where(b_keep, b_scores, b_anchor) - b_anchor, -LARGEST), LARGEST)

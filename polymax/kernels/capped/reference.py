@@ -22,9 +22,10 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: boo
         z = torch.where(keep, scores - anchor, 0).clamp(-LARGEST, LARGEST)
         tau = _threshold(z, low, high, total, keep, entropic)
         # near the threshold, scores differ from one of their own by what float64 can hold
-        # halves, since differences of the largest scores overflow
-        distance = (scores / 2 - anchor / 2 - tau / 2).abs()
-        nearest = torch.where(keep, distance, torch.inf).argmin(-1, keepdim=True)
+        distance = torch.where(keep, (z - tau).abs(), torch.inf)
+        # where differences of the largest scores are clipped, halves of them decide
+        halved = (scores / 2 - anchor / 2 - tau / 2).abs()
+        nearest = torch.where(distance == distance.amin(-1, keepdim=True), halved, torch.inf).argmin(-1, keepdim=True)
         far = tau.abs() > FAR
         if not far.any():
             break
