@@ -51,7 +51,8 @@ class Ranking(Structure):
     def projection(self, *scores: Tensor) -> Tensor:
         x = _row(scores)
         ranks = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
-        return permutahedron(x, ranks.expand(x.shape))
+        # a shift changes nothing, and small scores keep their digits
+        return permutahedron(x - _top(x), ranks.expand(x.shape))
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         """Ranks (*batch, n) as integers to ranks as floats."""

@@ -162,10 +162,15 @@ class SumPasses:
     scores: ClassVar[int] = 1
 
     def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        return spanning_tree_inside(*tensors, self.single_root)
+        scores, lengths = tensors
+        value, chart = spanning_tree_inside(scores, lengths, self.single_root)
+        # without a tree the sum is -inf before a NaN is met
+        undefined = (torch.isnan(scores) & _possible(scores, lengths)).flatten(1).any(-1)
+        return torch.where((value == -torch.inf) & undefined, torch.nan, value), chart
 
     def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        return (spanning_tree_outside(*tensors, chart, g, self.single_root),)
+        mu = spanning_tree_outside(*tensors, chart, g, self.single_root)
+        return (torch.where(torch.isnan(g)[:, None, None] & _possible(*tensors), torch.nan, mu),)
 
     def tangent(
         self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor, ...]
@@ -211,6 +216,13 @@ def _passes(single_root: bool, alpha: float) -> Passes:
     if alpha not in (SHANNON, HARD):
         raise TypeError("spanning trees under another entropy than Shannon's: they are no dynamic program")
     return SumPasses(single_root) if alpha == SHANNON else BestPasses(single_root)
+
+
+def _possible(x: Tensor, lengths: Tensor) -> Tensor:
+    """True for the arcs that a tree of so many tokens can use, (B, n + 1, n + 1)."""
+    place = torch.arange(x.shape[-1], device=x.device)
+    within = place <= lengths.unsqueeze(-1)
+    return within.unsqueeze(-1) & within.unsqueeze(-2) & (place.unsqueeze(-1) != place) & (place > 0)
 
 
 def _picked(x: Tensor, heads: Tensor) -> Tensor:
