@@ -7,8 +7,9 @@ from polymax.solvers.reduced import halves
 from polymax.solvers.rules import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver, UsedParts
 from polymax.structures.alignment import Alignment
 from polymax.structures.assignment import Assignment
-from polymax.structures.base import Structure, checked_lengths, tensors, used_parts
+from polymax.structures.base import Structure, checked_lengths, tensors
 from polymax.structures.chain import Chain
+from polymax.structures.compact.base import used_parts
 from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.hypergraph import Dag
 from polymax.structures.projective_tree import ProjectiveTree
@@ -50,10 +51,10 @@ def solve(
     seeds = _seeds(structure, scores, start, batch, events)
     settings = cpu_loop.Settings(_RULES[type(solver)], solver.max_iter, solver.tol, whole, *seeds)
     if isinstance(structure, Chain):
-        unary, transition, lengths, _ = structure._flat(*scores)
+        unary, transition, lengths = structure.problem(*scores).tensors
         found = cpu_chain.solve_chain(unary, transition, lengths, settings)
     elif isinstance(structure, SpanningTree):
-        arcs, lengths, _ = structure._flat(*scores)
+        arcs, lengths = structure.problem(*scores).tensors
         found = cpu_trees.solve_trees(arcs, lengths, structure.single_root, settings)
     elif isinstance(structure, Assignment):
         given = structure.lengths or (None, None)

@@ -107,7 +107,7 @@ def _search(structure: Structure, scores: tuple[Tensor, ...], batch: torch.Size,
     problem: tuple[Any, ...]
     match structure:
         case Chain():
-            _, transition, lengths, _ = structure._flat(*scores)
+            _, transition, lengths = structure.problem(*scores).tensors
             (n, s), (w, stride_b, stride_t) = event, distinct(transition)
             group = max(count // max(len(transition), 1), 1) if stride_b else 1
             problem = (w, stride_b, stride_t, group, lengths.contiguous(), room(n, s), room(n, s, dtype=torch.int32))
@@ -116,7 +116,7 @@ def _search(structure: Structure, scores: tuple[Tensor, ...], batch: torch.Size,
             warps = min(max(height * width // 512, 1), 8)
             return _Search(triton_best.best_tags, problem, (height, width), (n, s), n, warps)
         case SpanningTree():
-            _, lengths, _ = structure._flat(*scores)
+            _, lengths = structure.problem(*scores).tensors
             n = event[0]
             heads = torch.full((count, n - 1), -1, dtype=torch.long, device=scores[0].device)
             known = room(n, n), room(n, n, dtype=torch.int32), room(_FIELDS, 2 * n, dtype=torch.int32)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from polymax.kernels.response.reference import held, sensitivity
 from polymax.solvers.rules import Solution, UsedParts
-from polymax.structures.base import Structure, tensors, used_parts
+from polymax.structures.base import Structure, tensors
+from polymax.structures.compact.base import used_parts
 
 # large beside the error of mu, small beside the distance of structures that are not on the face
 NUDGE = 1e-8
