@@ -25,7 +25,7 @@ class LocalMax(Smoothing):
     Shannon gives Marginals. Gini and Tsallis give sparse expectations: parts that matter little get exactly 0.
 
     Example:
-        >>> LocalMax(pm.Chain(), Gini())(torch.tensor([[0.2, 0.0, -1.0]]), torch.zeros(3, 3)).unary
+        >>> LocalMax(pm.Chain(), pm.Gini())(torch.tensor([[0.2, 0.0, -1.0]]), torch.zeros(3, 3)).unary
         tensor([[0.6000, 0.4000, 0.0000]])
 
     See: Mensch and Blondel 2018, Differentiable dynamic programming for structured prediction and attention.

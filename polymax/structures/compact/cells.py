@@ -64,8 +64,7 @@ class Cells(Compact):
         wrong &= torch.arange(cells.shape[-2], device=cells.device) == count - 1
 
         def misled(instance: tuple[int, ...], place: int) -> str:
-            end = tuple((lengths[instance] - 1).tolist())
-            right = f"{end}" if self.corners else f"in row {end[0]}, before column {end[1] + 1}"
+            right = tuple((lengths[instance] - 1).tolist()) if self.corners else "in the last row"
             return f"its last cell{faults.of(instance)} is {at(instance, place)}, not {right}"
 
         faults.refuse("path", wrong, misled)
