@@ -31,6 +31,11 @@ def plain(x: Tensor) -> Tensor:
     return x if x.dtype in REALS and x.is_contiguous() else wide(x).contiguous()
 
 
+def beside(numbers: Tensor, shape: torch.Size) -> Tensor:
+    """A number for each place of a shape, or the one for all of them."""
+    return plain(numbers if numbers.numel() == 1 else numbers.expand(shape))
+
+
 def rows(x: Tensor) -> np.ndarray:
     """`(*batch, n)` as contiguous NumPy rows `(rows, n)`, half precision widened to float32."""
     return wide(x).detach().contiguous().numpy().reshape(x.shape[:-1].numel(), x.shape[-1])
