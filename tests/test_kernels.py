@@ -10,6 +10,7 @@ from cases import KERNEL_CALLS
 from tolerances import ABSOLUTE, close
 
 import polymax
+from polymax._dispatch import Operator
 
 FOLDERS = sorted(path.parent.name for path in Path(polymax.__file__).parent.glob("kernels/*/__init__.py"))
 GPU = torch.cuda.is_available()
@@ -27,7 +28,7 @@ DTYPES = {
 def operators(folder):
     """Names of the operators that a folder declares."""
     package = import_module(f"polymax.kernels.{folder}")
-    return sorted(name for name, value in vars(package).items() if isinstance(value, torch._ops.OpOverload))
+    return sorted(name for name, value in vars(package).items() if isinstance(value, Operator))
 
 
 def exists(folder, file):
