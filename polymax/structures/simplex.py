@@ -29,6 +29,7 @@ class Simplex(DynamicProgram):
     """
 
     may_be_empty = False
+    one_part = True
 
     def derivations(self, *scores: Tensor) -> Derivations:
         x = _rows(scores)
