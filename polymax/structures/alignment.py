@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Alignment(DynamicProgram):
 
     lengths: tuple[Tensor, Tensor] | None = None
     may_be_empty = False
+    form = partial(Cells, corners=True)
 
     def problem(self, *scores: Tensor) -> Problem:
         tensors, batch = checked_pairs(self, *scores)
@@ -44,10 +46,6 @@ class Alignment(DynamicProgram):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return usable_cells(self.lengths, *parts)
-
-    @property
-    def compact(self) -> Cells:
-        return Cells(self, corners=True)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,)

@@ -41,6 +41,7 @@ class Assignment(Structure):
 
     lengths: tuple[Tensor, Tensor] | None = None
     may_be_empty = False
+    form = Columns
 
     def map(self, *scores: Tensor) -> Tensor:
         """The best assignment as indicators (*batch, n, m).
@@ -107,10 +108,6 @@ class Assignment(Structure):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return usable_cells(self.lengths, *parts)
-
-    @property
-    def compact(self) -> Columns:
-        return Columns(self)
 
     def why_uncounted(self) -> str:
         return f"{super().why_uncounted()}: the sum over assignments is #P-complete"

@@ -1,6 +1,7 @@
 """What a set of structures offers: its best element, its enumeration, and for some the sum over all."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Self
 
@@ -29,6 +30,8 @@ class Structure(ABC):
     may_be_empty: bool = True
     # True if every structure is one part, so that a point of the hull is the distribution over structures itself
     one_part: bool = False
+    # the compact form, as a function of the structure
+    form: Callable[[Any], Compact] = Compact
 
     @abstractmethod
     def map(self, *scores: Tensor) -> Parts:
@@ -112,7 +115,7 @@ class Structure(ABC):
     @property
     def compact(self) -> Compact:
         """The form in which people store structures of this set."""
-        return Compact(self)
+        return type(self).form(self)
 
     def encode(self, index: Tensor, *shape: int) -> Parts:
         """Indicators from the compact form, whose description says which sizes `shape` has; see `type(self.compact)`.

@@ -44,6 +44,7 @@ class Chain(DynamicProgram):
 
     lengths: Tensor | None = None
     may_be_empty = False
+    form = Tags
 
     def problem(self, *scores: Tensor) -> Problem:
         if len(scores) != 2:
@@ -112,10 +113,6 @@ class Chain(DynamicProgram):
         n = parts[0].shape[-2]
         position = torch.arange(n, device=parts[0].device)
         return before_end(self.lengths, n, position, 2), before_end(self.lengths, n, position[1:], 3)
-
-    @property
-    def compact(self) -> Tags:
-        return Tags(self)
 
     def complete(self, first: Tensor) -> ChainParts:
         return ChainParts(first, first[..., :-1, :, None] * first[..., 1:, None, :])

@@ -1,6 +1,7 @@
 """Dependency trees without crossing arcs: Eisner's algorithm."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -44,6 +45,7 @@ class ProjectiveTree(DynamicProgram):
     single_root: bool = True
     labelled: bool = False
     may_be_empty = False
+    form = partial(Heads, projective=True)
 
     def problem(self, *scores: Tensor) -> Problem:
         if self.labelled:
@@ -69,7 +71,3 @@ class ProjectiveTree(DynamicProgram):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return (usable_arcs(self.lengths, parts[0], self.labelled),)
-
-    @property
-    def compact(self) -> Heads:
-        return Heads(self, projective=True)

@@ -48,6 +48,7 @@ class SemiMarkov(DynamicProgram):
     max_width: int
     lengths: Tensor | None = None
     may_be_empty = False
+    form = Segments
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_width, int) or self.max_width < 1:
@@ -88,10 +89,6 @@ class SemiMarkov(DynamicProgram):
         n, widths = parts[0].shape[-3:-1]
         start, width = places(parts[0].device, n, widths)
         return before_end(self.lengths, n, start + width, 3), before_end(self.lengths, n, start[1:, 0], 3)
-
-    @property
-    def compact(self) -> Segments:
-        return Segments(self)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return 3, 3

@@ -29,6 +29,7 @@ class Simplex(DynamicProgram):
     """
 
     may_be_empty = False
+    form = Classes
     one_part = True
 
     def derivations(self, *scores: Tensor) -> Derivations:
@@ -49,10 +50,6 @@ class Simplex(DynamicProgram):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return Structure.usable(self, *parts)
-
-    @property
-    def compact(self) -> Classes:
-        return Classes(self)
 
 
 @dataclass(frozen=True)
@@ -83,6 +80,7 @@ class Subset(DynamicProgram):
 
     k: int
     at_most: bool = False
+    form = Items
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 0:
@@ -136,10 +134,6 @@ class Subset(DynamicProgram):
     def may_be_empty(self) -> bool:  # type: ignore[override]
         return self.at_most or self.k == 0
 
-    @property
-    def compact(self) -> Items:
-        return Items(self)
-
     def _checked(self, scores: tuple[Tensor, ...]) -> Tensor:
         x = _rows(scores)
         if not self.at_most and x.shape[-1] < self.k:
@@ -159,6 +153,7 @@ class Explicit(DynamicProgram):
     """
 
     listed: Tensor
+    form = Places
 
     def __post_init__(self) -> None:
         if not isinstance(self.listed, Tensor) or self.listed.dim() != 2 or self.listed.shape[0] == 0:
@@ -189,10 +184,6 @@ class Explicit(DynamicProgram):
     def omega(self, mu: Parts, regularizer: Regularizer) -> Tensor:
         # a mean of vertices does not tell of which
         return Counted.omega(self, mu, regularizer)
-
-    @property
-    def compact(self) -> Places:
-        return Places(self)
 
 
 def of_choices(each: Tensor, batch: torch.Size, shaped: object, flat: object = None) -> Derivations:

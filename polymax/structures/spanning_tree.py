@@ -58,6 +58,7 @@ class SpanningTree(Sampled):
     single_root: bool = True
     labelled: bool = False
     may_be_empty = False
+    form = partial(Heads, projective=False)
 
     def map(self, *scores: Tensor) -> Tensor:
         if self.labelled:
@@ -135,10 +136,6 @@ class SpanningTree(Sampled):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return (usable_arcs(self.lengths, parts[0], self.labelled),)
-
-    @property
-    def compact(self) -> Heads:
-        return Heads(self, projective=False)
 
     def _sample_labelled(self, scores: tuple[Tensor, ...], shape: Any, generator: torch.Generator | None) -> Tensor:
         """Trees by the sums over labels, then a label for each arc."""
