@@ -16,7 +16,7 @@ from polymax.smoothing.temperature import cooled, warmed
 from polymax.smoothing.top_k import first_of
 from polymax.solvers import ActiveSet, Solution, Solver
 from polymax.solvers.mixture import best_value, weights_and_mean
-from polymax.solvers.rules import UsedParts
+from polymax.solvers.solution import UsedParts
 from polymax.solvers.traced import traced
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Parts, Structure, tensors

@@ -16,7 +16,7 @@ from torch.autograd import Function
 from polymax._function import applied, functional
 from polymax.kernels.response import mixture, response
 from polymax.kernels.response.reference import held, sensitivity
-from polymax.solvers.rules import Solution, UsedParts
+from polymax.solvers.solution import Solution, UsedParts
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Structure, tensors
 
@@ -40,8 +40,11 @@ class _Listed:
 
     def mean(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """mu in the dtype of the scores."""
-        places, probs = (_instances(t, len(self.batch)) for t in (self.found.places, self.solution.probs))
-        mu = self._apart(mixture(places, probs, sum(e.numel() for e in self.found.events), scores[0].dtype))
+        mu = self.solution.mean
+        if mu is None:
+            places, probs = (_instances(t, len(self.batch)) for t in (self.found.places, self.solution.probs))
+            mu = mixture(places, probs, sum(e.numel() for e in self.found.events), scores[0].dtype)
+        mu = self._apart(mu.to(scores[0].dtype))
         return with_nan(mu, self.solution.undefined)
 
     def response(self, h: Tensor, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from polymax.structures.base import Structure
-from polymax.structures.usable import usable_parts
 
 
 def undefined_parts(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
     """The parts of mu that are NaN, a bool tensor for each score tensor in its full shape; None if there are none."""
+    from polymax.structures.usable import usable_parts
+
     # a sum is NaN where a term is, and seldom else
     if not any(bool(torch.isnan(x.detach().sum())) for x in scores):
         return None

@@ -28,6 +28,8 @@ class Alignment(DynamicProgram):
 
     lengths: tuple[Tensor, Tensor] | None = None
 
+    parts_once = True
+
     def problem(self, *scores: Tensor) -> Problem:
         tensors, batch = self._flat(*scores)
         passes = kernel_passes(alignment_inside, alignment_outside, alignment_tangent, recorded=_recorded)
@@ -40,6 +42,9 @@ class Alignment(DynamicProgram):
         flat, graph, roots = as_graph(*tensors)
         n, m = tensors[0].shape[1:]
         return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n, m))
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return events[0][0] + events[0][1]
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -10,6 +10,9 @@ from torch import Tensor
 from polymax import _check
 from polymax._function import functional
 from polymax.structures import faults
+
+if TYPE_CHECKING:
+    from polymax.solvers.search import Search
 
 # one tensor, or a NamedTuple of tensors with the names of the scores
 Parts = Any
@@ -52,6 +55,20 @@ class Structure(ABC):
 
     def projection(self, *scores: Tensor) -> Tensor | None:
         """The point of the hull nearest to the scores, where it has a closed form."""
+        return None
+
+    def search(self, *scores: Tensor) -> "Search | None":
+        """How the compiled loops of SparseMAP find the best structure; None, where the set does not say, leaves it to
+        `map`, which is asked for a whole batch at each iteration.
+        """
+        return None
+
+    def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor] | None:
+        """Scores, given in full in float64, less what all structures share, and how much that is, (*batch,).
+
+        The best structure has a score of 0 by them, and those of others are as small as they can be: SparseMAP loses
+        no digits where scores are large. None, where the set has no such potentials, leaves the scores as they are.
+        """
         return None
 
     def complete(self, first: Tensor) -> Parts:

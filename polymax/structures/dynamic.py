@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from polymax.hypergraphs.graph import Graph
 from polymax.hypergraphs.passes import KernelPasses, Passes, expectation, value
 from polymax.kernels.hypergraph import hypergraph_inside, hypergraph_outside, hypergraph_tangent
 from polymax.kernels.widen import wide
+from polymax.solvers.search import Search
 from polymax.structures.base import Counted, Parts
 
 SHANNON, HARD = 1.0, math.inf
@@ -67,9 +68,24 @@ class DynamicProgram(Counted):
     A subclass says what the hypergraph is, by `derivations`; one with kernels of its own offers them by `problem`.
     """
 
+    # True if no structure uses a part twice, so that a list of parts holds it: SparseMAP then searches derivations
+    parts_once: ClassVar[bool] = False
+
     @abstractmethod
     def derivations(self, *scores: Tensor) -> Derivations:
         """The structures as derivations of a hypergraph."""
+
+    def search(self, *scores: Tensor) -> Search | None:
+        if not self.parts_once:
+            return None
+        tree = self.derivations(*scores)
+        events = tuple(x.shape[len(tree.batch) :] for x in self.full(*scores))
+        tensors = (tree.scores, tree.roots)
+        return Search("derivations", tensors, tree.batch, events, self.most_parts(*events), (tree.graph,))
+
+    def most_parts(self, *events: torch.Size) -> int:
+        """How many parts, of tensors of these shapes, a structure can use if it uses each once."""
+        return sum(event.numel() for event in events)
 
     def problem(self, *scores: Tensor) -> Problem:
         """The scores as the kernels take them."""

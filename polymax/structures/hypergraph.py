@@ -169,6 +169,8 @@ class Dag(DynamicProgram):
     source: int = 0
     sink: int = -1
 
+    parts_once = True
+
     def __post_init__(self) -> None:
         edges = [(int(u), int(v)) for u, v in self.edges]
         for e, (u, v) in enumerate(edges):

@@ -40,6 +40,8 @@ class ProjectiveTree(Arcs, DynamicProgram):
     single_root: bool = True
     labelled: bool = False
 
+    parts_once = True
+
     def problem(self, *scores: Tensor) -> Problem:
         if self.labelled:
             arcs = replace(self, labelled=False)
@@ -59,6 +61,9 @@ class ProjectiveTree(Arcs, DynamicProgram):
         flat, graph, roots = as_graph(*tensors, self.single_root)
         size = tensors[0].shape[1:]
         return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, *size))
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return events[0][0]
 
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
         heads = [h for h in trees(event_shape[0] - 1, self.single_root) if not crosses(h)]

@@ -47,6 +47,8 @@ class SemiMarkov(DynamicProgram):
     max_width: int
     lengths: Tensor | None = None
 
+    parts_once = True
+
     def __post_init__(self) -> None:
         if not isinstance(self.max_width, int) or self.max_width < 1:
             raise ValueError(f"max_width must be a positive integer; got {self.max_width!r}")
@@ -76,6 +78,9 @@ class SemiMarkov(DynamicProgram):
         *batch, n, _, s = segments.shape
         shape = (*batch, max(n - 1, 0), s, s)
         return segments, fitted_transition(transition, shape).expand(shape)
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return max(2 * events[0][0] - 1, 0)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return 3, 3

@@ -27,6 +27,8 @@ class Simplex(DynamicProgram):
         tensor([0., 1., 0.])
     """
 
+    parts_once = True
+
     def derivations(self, *scores: Tensor) -> Derivations:
         x = _rows(scores)
         return of_choices(x, x.shape[:-1], lambda mu: mu.reshape(*mu.shape[:-2], *x.shape))
@@ -100,6 +102,8 @@ class Subset(DynamicProgram):
 
     k: int
     at_most: bool = False
+
+    parts_once = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 0:

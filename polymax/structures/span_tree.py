@@ -36,6 +36,8 @@ class SpanTree(DynamicProgram):
     lengths: Tensor | None = None
     labelled: bool | None = None
 
+    parts_once = True
+
     def problem(self, *scores: Tensor) -> Problem:
         tensors, batch, shape = self._flat(*scores)
         passes = kernel_passes(span_tree_inside, span_tree_outside, span_tree_tangent, recorded=_recorded)
@@ -47,6 +49,9 @@ class SpanTree(DynamicProgram):
         tensors, batch, shape = self._flat(*scores)
         flat, graph, roots = as_graph(*tensors)
         return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *shape))
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return 2 * events[0][0]
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         (x,) = scores

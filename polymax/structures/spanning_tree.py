@@ -11,6 +11,7 @@ from polymax import _check
 from polymax.distinct import from_heads
 from polymax.hypergraphs.passes import Passes
 from polymax.kernels.arborescence import UNDEFINED, arborescence
+from polymax.kernels.exact_sums import exact_sum, exact_total
 from polymax.kernels.spanning_tree import (
     spanning_tree_inside,
     spanning_tree_kbest,
@@ -20,6 +21,7 @@ from polymax.kernels.spanning_tree import (
 )
 from polymax.noise import Gumbel
 from polymax.regularizers import Shannon, Zero
+from polymax.solvers.search import Search
 from polymax.structures.arcs import Arcs
 from polymax.structures.base import Counted, checked_lengths
 from polymax.structures.dynamic import HARD, SHANNON, Problem, checked, narrow
@@ -79,6 +81,22 @@ class SpanningTree(Arcs, Counted):
         x, lengths, batch = self._flat(*scores)
         passes = partial(_passes, self.single_root)
         return Problem(passes, (x, lengths), batch, lambda mu: mu[0].reshape(*batch, *x.shape[1:]))
+
+    def search(self, *scores: Tensor) -> Search | None:
+        if self.labelled:
+            return None
+        x, lengths, batch = self._flat(*scores)
+        return Search("arcs", (x, lengths), batch, (x.shape[1:],), x.shape[1], (self.single_root,))
+
+    def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Each token's arcs less the one that the best tree has: every tree has one head for each token."""
+        (x,) = scores
+        # arcs are [head, modifier], with labels after them where there are any
+        others = (-3, -1) if self.labelled else (-2,)
+        best = torch.where(self.map(x) > 0, x, 0).sum(others, keepdim=True)
+        total = exact_total(best.flatten(x.dim() - self.event_dims(x)[0]))
+        total = torch.where(self.best_score(x) == -torch.inf, -torch.inf, total)
+        return (exact_sum(x, -best),), total
 
     def sample(self, scores: tuple[Tensor, ...], shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Independent draws of p(y) = exp(<scores, y>) / Z, (*shape, *batch, n + 1, n + 1), with labels labelled."""

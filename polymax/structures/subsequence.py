@@ -32,6 +32,8 @@ class Subsequence(DynamicProgram):
 
     lengths: tuple[Tensor, Tensor] | None = None
 
+    parts_once = True
+
     def derivations(self, *scores: Tensor) -> Derivations:
         x, rows, columns, batch = self._flat(*scores)
         _, n, m = x.shape
@@ -41,6 +43,9 @@ class Subsequence(DynamicProgram):
         parts = x.flatten(1)
         graph = _graph.beside(parts, n, m)
         return Derivations(parts, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n, m))
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return events[0][0] + events[0][1]
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,)

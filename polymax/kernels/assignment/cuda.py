@@ -27,7 +27,7 @@ def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, T
     size, warps = tile(n, m)
     args = scores.contiguous(), rows.contiguous(), columns.contiguous(), match, u, v
     with on_device(scores):
-        _assignment[(batch,)](*args, n, m, BN=size, num_warps=warps, num_stages=1)
+        match_instance[(batch,)](*args, n, m, BN=size, num_warps=warps, num_stages=1)
     return match, u, v
 
 
@@ -39,7 +39,7 @@ def tile(n: int, m: int) -> tuple[int, int]:
 
 @Entry
 @triton.jit
-def _assignment(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.constexpr):
+def match_instance(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.constexpr):
     i_b = tl.program_id(0).to(tl.int64)
     rows = tl.load(p_rows + i_b).to(tl.int32)
     columns = tl.load(p_columns + i_b).to(tl.int32)

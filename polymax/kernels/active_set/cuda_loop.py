@@ -1,50 +1,50 @@
-"""SparseMAP for Triton: one program to an instance, which asks for the best structure and weighs it, turn by turn.
+"""SparseMAP for Triton: one program to an instance, which asks for the best structure and weighs it, and so on.
 
 What a program knows is in memory: it goes on where another launch has stopped, for want of places or of a structure.
 
 Shapes:
-    held = places (B, K, slots), structures as triton_best.py lists them; gram and system, as triton_weights.py has them
+    held = places (B, K, slots), structures as cuda.py lists them; gram and system, as triton_weights.py has them
     point = the scores of the first tensor, mu, scores - mu, and a direction that leaves a face, (B, d) each;
     d = height * width
-    fresh (B, slots), the latest structure; state = status, turns, gap (B,)
+    fresh (B, slots), the latest structure; state = status, iterations, gap (B,)
     tiles are BR rows of K, BP structures of BU slots
 """
 
 import triton
 import triton.language as tl
 
-from polymax.kernels.active_set.triton_face import nudge, turn, widen
+from polymax.kernels.active_set.triton_face import direction, nudge, widen
 from polymax.kernels.active_set.triton_lists import compare, copy, look, spread
-from polymax.kernels.active_set.triton_weights import admit, places_up_to, put, renew, settle, worth
+from polymax.kernels.active_set.triton_weights import admit, exact_weights, places_up_to, put, renew, worth
 
 # what is next for an instance: a structure, with the inverse as good as it gets or not; an inverse; a direction that
 # leaves its face, structures on one side of it and on the other; nothing; more places, for the two
-RENEWED, GOING, RENEW, TURN, FACE, OTHER_FACE = (tl.constexpr(i) for i in range(-1, 5))
+RENEWED, GOING, RENEW, DIRECTION, FACE, OTHER_FACE = (tl.constexpr(i) for i in range(-1, 5))
 CONVERGED, INFEASIBLE, FULL, FACE_FULL = (tl.constexpr(i) for i in range(5, 9))
 
 
 @triton.jit(do_not_specialize=["height", "width", "slots", "rounds", "max_iter", "whole"])
-def turns(
+def iterate(
     problem, held, point, fresh, state, height, width, slots, rounds, max_iter, tol, whole,
     BEST: tl.constexpr, SIZES: tl.constexpr, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr,
 ):  # fmt: skip
-    """Up to `rounds` turns of each instance; BEST(problem, ...) finds structures."""
+    """Up to `rounds` steps of each instance; BEST(problem, ...) finds structures."""
     i_b = tl.program_id(0).to(tl.int64)
     d = height * width
-    p_status, p_turns, p_gap = state[0] + i_b, state[1] + i_b, state[2] + i_b
+    p_status, p_iterations, p_gap = state[0] + i_b, state[1] + i_b, state[2] + i_b
     mine = held[0] + i_b * K * slots, held[1] + i_b * K * K, held[2] + i_b * (K + 3) * K
     here = point[0] + i_b * d, point[1] + i_b * d, point[2] + i_b * d, point[3] + i_b * d
     p_fresh = fresh + i_b * slots
-    status, turned, gap = tl.load(p_status), tl.load(p_turns), tl.load(p_gap)
-    while ((status >= TURN) | (turned < max_iter)) & (status < CONVERGED) & (rounds > 0):
+    status, iterations, gap = tl.load(p_status), tl.load(p_iterations), tl.load(p_gap)
+    while ((status >= DIRECTION) | (iterations < max_iter)) & (status < CONVERGED) & (rounds > 0):
         before = status
         b_before = tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0
         if status == RENEW:
             _compare_all(mine, slots, K, BP, BU)
             renew(mine[1], mine[2], K, BR)
             status = status * 0 + RENEWED
-        elif status == TURN:
-            turn(mine[0], mine[2], here[3], d, slots, K, BR, BP, BU)
+        elif status == DIRECTION:
+            direction(mine[0], mine[2], here[3], d, slots, K, BR, BP, BU)
             status = status * 0 + FACE
         else:
             tl.debug_barrier()
@@ -53,24 +53,24 @@ def turns(
             if status >= FACE:
                 more = widen(mine, here, p_fresh, score, _side(status), slots, K, BR, BP, BU)
                 none = tl.where(status == FACE, OTHER_FACE, CONVERGED)
-                status = tl.where(more > 0, TURN, tl.where(more < 0, FACE_FULL, none))
+                status = tl.where(more > 0, DIRECTION, tl.where(more < 0, FACE_FULL, none))
             else:
                 status, gap = _take(mine, here, p_fresh, score, status, slots, tol, K, BR, BP, BU)
-                turned += tl.where(status == GOING, 1, 0)
-                status = tl.where((whole > 0) & (status == CONVERGED) & (gap == gap), TURN, status)
+                iterations += tl.where(status == GOING, 1, 0)
+                status = tl.where((whole > 0) & (status == CONVERGED) & (gap == gap), DIRECTION, status)
         if status <= GOING:
-            settle(mine[1], mine[2], K, BR)
+            exact_weights(mine[1], mine[2], K, BR)
             _mean(mine, here, d, slots, K, BU)
             b_moved = (tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0) != b_before
             if (status == GOING) & (tl.max(b_moved.to(tl.int32), 0) == 0):
                 # what has left at once would do so again: the set, and all that follows from it, is what it was
-                end = tl.where(whole > 0, TURN, CONVERGED)
+                end = tl.where(whole > 0, DIRECTION, CONVERGED)
                 status = tl.where(before == RENEWED, end, RENEW)
         if (status == FACE) | (status == OTHER_FACE):
             nudge(here, _side(status), d, BU)
         rounds -= 1
     tl.store(p_status, status)
-    tl.store(p_turns, turned)
+    tl.store(p_iterations, iterations)
     tl.store(p_gap, gap)
 
 

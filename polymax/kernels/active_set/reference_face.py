@@ -1,4 +1,4 @@
-"""The face of the polytope that a solution lies on, in torch: as cpu_face.py finds it, for a batch in lock-step."""
+"""The face of the polytope that a solution lies on, in torch: as numba_face.py finds it, for a batch in lock-step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,22 +6,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from polymax.kernels.active_set.tolerances import APART, NUDGE, TIED
 from polymax.kernels.response.reference import held, sensitivity
-from polymax.solvers.rules import Solution, UsedParts
-from polymax.structures.base import Structure, tensors, used_parts
-
-# large beside the error of mu, small beside the distance of structures that are not on the face
-NUDGE = 1e-8
-# how far below the best a structure on the face may seem to be, relative to its score
-TIED = 1e-10
-# how much a nudge must favour a structure that is not a mix of the others
-APART = 1e-6
+from polymax.solvers.solution import Solution, UsedParts, parts_of
+from polymax.structures.base import Structure
 
 # a point (*batch, *event) to the best structure around it and its score
 Best = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def completed(structure: Structure, solution: Solution, best: Best) -> Solution:
+def spanned(structure: Structure, solution: Solution, best: Best) -> Solution:
     """The solution with structures of weight 0 that span, with the others, all directions of its face."""
     probs, y = solution.probs, solution.vertices.double()
     batch, event = probs.shape[:-1], y.shape[probs.dim() :]
@@ -85,10 +79,3 @@ def _joined(structure: Structure, solution: Solution, more: Tensor, kept: Tensor
     else:
         listed = pick(found.flatten(dim), more).reshape(*order.shape, *found.shape[dim:])
     return replace(solution, found=listed, probs=probs, overlaps=overlaps)
-
-
-def parts_of(structure: Structure, first: Tensor) -> Tensor:
-    """The parts of structures given by their first tensors, of all tensors one after the other; -1 after the last."""
-    whole = tensors(structure.complete(first))
-    lead = first.dim() - structure.event_dims(*whole)[0]
-    return used_parts(torch.cat([t.flatten(lead) for t in whole], -1), 1)
