@@ -77,6 +77,10 @@ class Operator:
             or (x.requires_grad and torch.is_grad_enabled())
         ):
             return self.op(x, *args)
+        for y in args:
+            # gradients of many outputs at once: torch.autograd.grad(..., is_grads_batched=True)
+            if type(y) is Tensor and _batched(y):
+                return self.op(x, *args)
         if x.is_cpu:
             return self.cpu(x, *args)
         return self.cuda(x, *args) if x.is_cuda else self.op(x, *args)
@@ -93,6 +97,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _transforming = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 _profiling = torch.autograd._profiler_enabled
+_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def _lazily(package: str, file: str, name: str) -> Callable[..., Any]:

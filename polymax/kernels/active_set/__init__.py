@@ -11,6 +11,7 @@ cuda.py, for exact weights. All of them take
 and are imported at their first call, so that `import polymax` pays for neither Numba nor Triton.
 """
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -33,8 +34,13 @@ def solve(
     device = scores[0].device.type
     search = structure.search(*scores) if type(solver) in _RULES.get(device, ()) else None
     file = device if search is not None and _fits(search, device) else "reference"
-    loop: Any = import_module(f"{__name__}.{file}")
-    return loop.solve(solver, structure, scores, search, start, whole)
+    return _file(file).solve(solver, structure, scores, search, start, whole)
+
+
+@cache
+def _file(name: str) -> Any:
+    """A file of loops, imported at its first call: Numba and Triton are loaded with the first problem."""
+    return import_module(f"{__name__}.{name}")
 
 
 def path(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> str:

@@ -1,0 +1,87 @@
+"""The way of a SparseMAP call is short, and it says which loop it takes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import polymax as pm
+
+PACKAGE = str(Path(pm.__file__).parent)
+CALLS = {
+    "trees": (pm.SparseMap(pm.SpanningTree()), [(4, 6, 6)]),
+    "chains": (pm.SparseMap(pm.Chain()), [(4, 5, 3), (3, 3)]),
+    "assignments": (pm.SparseMap(pm.Assignment()), [(4, 5, 5)]),
+}
+
+
+def entered(call):
+    """How many functions of the package a call enters."""
+    count = 0
+
+    def profile(frame, event, _):
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_enters_few_functions(name):
+    smooth, shapes = CALLS[name]
+    scores = [torch.randn(shape) for shape in shapes]
+    smooth(*scores)
+    assert entered(lambda: smooth(*scores)) <= 30
+    derived = [x.requires_grad_() for x in scores]
+    smooth(*derived)
+    assert entered(lambda: smooth(*derived)) <= 40
+
+
+class Corner(pm.Structure):
+    """One of the corners of a square: a set of the user's own, which says nothing of how it is searched."""
+
+    def map(self, *scores):
+        return (scores[0] > 0).to(scores[0])
+
+    def event_dims(self, *scores):
+        return (1,)
+
+
+def test_a_call_says_which_loop_it_takes():
+    x = torch.zeros(2, 3, 3)
+    assert pm.SparseMap(pm.SpanningTree()).path(x) == (
+        "A compiled loop for cpu solves each instance, because SpanningTree.search says how: by arcs."
+    )
+    assert pm.SparseMap(pm.Alignment()).path(x).endswith("by derivations.")
+    labelled = pm.SparseMap(pm.SpanningTree(labelled=True)).path(torch.zeros(3, 3, 2))
+    assert labelled.startswith("A loop in torch asks SpanningTree.map for the whole batch at each iteration, because")
+    twice = pm.Hypergraph(heads=[1, 2], tails=[(0,), (1, 1)])
+    for structure, scores in ((Corner(), torch.zeros(2)), (twice, torch.zeros(2))):
+        assert "search says nothing of how the set is searched" in pm.SparseMap(structure).path(scores)
+    assert pm.SparseMap(pm.Simplex()).path(x).startswith("argmax is the closed form of Simplex.projection;")
+    meta = pm.SparseMap(pm.SpanningTree()).path(x.to("meta"))
+    assert "no compiled loop for meta knows the rule of ActiveSet" in meta
+
+
+def test_a_set_that_says_nothing_is_solved():
+    x = torch.tensor([0.3, -0.2, 2.0], dtype=torch.float64, requires_grad=True)
+    mu = pm.SparseMap(Corner())(x)
+    torch.testing.assert_close(mu, x.clamp(0, 1))
+    (slope,) = torch.autograd.grad(mu.sum(), x)
+    torch.testing.assert_close(slope, torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
+
+
+def test_gradients_of_many_outputs_at_once():
+    """Kernels called without torch's dispatcher see what `is_grads_batched` wraps."""
+    unary, transition = torch.randn(2, 3, 2, requires_grad=True), torch.randn(2, 2)
+    mu = pm.Marginals(pm.Chain())(unary, transition).unary
+    basis = torch.eye(mu.numel()).reshape(-1, *mu.shape)
+    (together,) = torch.autograd.grad(mu, unary, basis, is_grads_batched=True, retain_graph=True)
+    for row, one in zip(together, basis, strict=True):
+        torch.testing.assert_close(row, torch.autograd.grad(mu, unary, one, retain_graph=True)[0])
