@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import beside, on_device, tile
 
 LONGEST = 32768
@@ -143,6 +144,7 @@ def _bound(p_bound, o_x, m_n, MANY: tl.constexpr):
     return tl.load(p_bound + (o_x if MANY else o_x * 0), mask=m_n, other=0).to(tl.float64)
 
 
+@Entry
 @triton.jit
 def _capped_backward(
     p_y, p_v, p_lower, p_upper, p_out, count, n, ENTROPIC: tl.constexpr, MANY_LOW: tl.constexpr,
@@ -167,6 +169,7 @@ def _capped_backward(
     tl.store(p_out + o_x, b_out.to(p_out.dtype.element_ty), mask=m_n)
 
 
+@Entry
 @triton.jit
 def _capped(
     p_x, p_lower, p_upper, p_total, p_y, count, n, ENTROPIC: tl.constexpr, MANY_LOW: tl.constexpr,

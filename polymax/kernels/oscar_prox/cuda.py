@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels.isotonic.cuda import isotonic, non_increasing
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import beside, ceil_power, on_device
 from polymax.kernels.triton_rows import extent, stack, unstack
 from polymax.kernels.widen import unit, wide
@@ -66,6 +67,7 @@ def _by_parts(x, strength, shifted):
     return torch.where(good, z, torch.nan).to(x.dtype), order.to(torch.int32)
 
 
+@Entry
 @triton.jit
 def _oscar_prox(
     p_x,

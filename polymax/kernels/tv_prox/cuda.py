@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels import triton_rows
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import beside, on_device
 from polymax.kernels.triton_rows import bit, extent, following, load_row, previous, run_means, store_row
 
@@ -34,6 +35,7 @@ def tile(count: int, n: int) -> tuple[int, int, int, int]:
     return triton_rows.chunks(count, n)
 
 
+@Entry
 @triton.jit
 def _tv_prox(
     p_x,
