@@ -75,7 +75,7 @@ class SparseMap(Smoothing):
         return warmed(first.square().flatten(-dims).sum(-1) / 2, self.gamma)
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> Tensor:
-        first = self.structure.first(index, *scores).double()
+        first = self.structure.compact.first(index, *scores).double()
         return self.omega((first, *scores[1:]) if len(scores) > 1 else first)
 
     def best_of(self, *scores: Tensor) -> Tensor:

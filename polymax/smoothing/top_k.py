@@ -8,16 +8,14 @@ from torch import Tensor
 
 from polymax.distributions.finite import Finite
 from polymax.hypergraphs.entropy import UnknownOmega
-from polymax.kernels.hypergraph import hypergraph_kbest
 from polymax.regularizers import Gini
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
 from polymax.smoothing.hard_max import HardMax
 from polymax.smoothing.temperature import cooled, warmed
 from polymax.solvers.undefined import instances, nan_of, undefined_parts
-from polymax.structures.base import Parts, tensors
-from polymax.structures.dynamic import DynamicProgram, checked
-from polymax.structures.spanning_tree import SpanningTree
+from polymax.structures.base import Parts, Sampled, tensors
+from polymax.structures.dynamic import checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +39,7 @@ class TopKSparsemax(Smoothing):
     gamma: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.structure, DynamicProgram | SpanningTree):
+        if not isinstance(self.structure, Sampled):
             raise TypeError(f"{type(self.structure).__name__} does not know its k best structures")
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             raise ValueError(f"k must be a positive integer; got {self.k!r}")
@@ -56,7 +54,7 @@ class TopKSparsemax(Smoothing):
 
     def omega(self, mu: Parts) -> Tensor:
         """Known at structures, where it is 0; in between it has no closed form."""
-        if not self.structure.whole(mu):
+        if not self.structure.compact.whole(mu):
             raise UnknownOmega("the Omega of TopKSparsemax has no closed form away from structures")
         return HardMax(self.structure).omega(mu)
 
@@ -83,12 +81,5 @@ class TopKSparsemax(Smoothing):
         return y, values, undefined
 
     def _listed(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        if isinstance(self.structure, SpanningTree):
-            trees, values = self.structure.kbest(scores, self.k)
-            return trees.double(), values > -torch.inf
-        tree = self.structure.derivations(*scores)
-        padded = torch.nn.functional.pad(tree.scores.double(), (0, 1))
-        each = padded[:, torch.where(tree.graph.part < 0, tree.graph.parts, tree.graph.part)]
-        values, y = hypergraph_kbest(each, *tree.graph.arrays, tree.roots, self.k, tree.graph.parts)
-        first = tensors(tree.shaped(y.movedim(1, 0).to(tree.scores.dtype)))[0].double()
-        return first.movedim(0, len(tree.batch)), values.reshape(*tree.batch, self.k) > -torch.inf
+        y, values = self.structure.kbest(scores, self.k)
+        return tensors(y)[0].double(), values > -torch.inf

@@ -40,57 +40,50 @@ def best_value(structure: Structure, solution: Solution, scores: tuple[Tensor, .
 
 
 def _mixed(structure: Structure, solution: Solution) -> "_Lists | _Dense":
-    return (_Lists if isinstance(solution.found, UsedParts) else _Dense)(structure, solution)
+    found = solution.found
+    return _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)
 
 
 @dataclass(frozen=True, eq=False)
 class _Lists:
     """A mixture of structures that are lists of parts."""
 
-    structure: Structure
+    found: UsedParts
     solution: Solution
 
     def full(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Scores in the shape of the structures, to which they broadcast."""
-        batch = self.solution.gap.shape
-        return tuple(map(Tensor.expand, scores, [batch + event for event in self._events]))
+        return tuple(map(Tensor.expand, scores, map(self.solution.gap.shape.__add__, self.found.events)))
 
     def mean(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """mu, a tensor for each of the scores."""
         mu = self.solution.mean
         if mu is None:
             places, probs, _ = self._instances
-            mu = mixture(places, probs, sum(event.numel() for event in self._events), dtype)
+            mu = mixture(places, probs, sum(map(torch.Size.numel, self.found.events)), dtype)
         return self._apart(mu.to(dtype))
 
     def response(self, h: Tensor, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """How p and mu follow the scores of structures and of parts."""
         places, probs, overlaps = self._instances
         count = len(probs)
-        flat = [x.reshape(count, event.numel()) for x, event in zip(g, self._events, strict=True)]
+        flat = [x.reshape(count, event.numel()) for x, event in zip(g, self.found.events, strict=True)]
         joined = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
         dmu, dp = response(places, overlaps, probs, joined, h.reshape(probs.shape))
         return dp.reshape(h.shape), *self._apart(dmu)
 
     @property
-    def _events(self) -> tuple[torch.Size, ...]:
-        return self.solution.found.events  # type: ignore[union-attr]
-
-    @property
     def _instances(self) -> tuple[Tensor, Tensor, Tensor]:
         """Places (B, k, parts), weights (B, k) and overlaps (B, k, k)."""
-        count, (k, parts) = self.solution.gap.numel(), self.solution.found.places.shape[-2:]  # type: ignore[union-attr]
-        given = self.solution.found.places, self.solution.probs, self.solution.overlaps  # type: ignore[union-attr]
-        return given[0].reshape(count, k, parts), given[1].reshape(count, k), given[2].reshape(count, k, k)
+        count, places, solution = self.solution.gap.numel(), self.found.places, self.solution
+        k, parts = places.shape[-2:]
+        return places.reshape(count, k, parts), solution.probs.reshape(count, k), solution.overlaps.reshape(count, k, k)
 
     def _apart(self, flat: Tensor) -> tuple[Tensor, ...]:
         """The tensors of parts that stand one after the other, (B, d); NaN where they are undefined."""
-        batch, events = self.solution.gap.shape, self._events
-        if len(events) == 1:
-            parts: tuple[Tensor, ...] = (flat.reshape(batch + events[0]),)
-        else:
-            each = flat.split([event.numel() for event in events], 1)
-            parts = tuple(map(Tensor.reshape, each, [batch + event for event in events]))
+        batch, events = self.solution.gap.shape, self.found.events
+        each = (flat,) if len(events) == 1 else flat.split(list(map(torch.Size.numel, events)), 1)
+        parts = tuple(map(Tensor.reshape, each, map(batch.__add__, events)))
         return parts if self.solution.undefined is None else with_nan(parts, self.solution.undefined)
 
 

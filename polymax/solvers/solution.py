@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymax.structures.base import Structure, tensors, used_parts
+from polymax.structures.base import Structure, tensors
+from polymax.structures.compact.base import used_parts
 
 
 class UsedParts(NamedTuple):

@@ -12,14 +12,12 @@ from polymax.structures.base import Structure
 
 def undefined_parts(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
     """The parts of mu that are NaN, a bool tensor for each score tensor in its full shape; None if there are none."""
-    from polymax.structures.usable import usable_parts
-
     # a sum is NaN where a term is, and seldom else
     if not any(bool(torch.isnan(x.detach().sum())) for x in scores):
         return None
     full = structure.full(*(x.detach() for x in scores))
     dims = structure.event_dims(*full)
-    masks = usable_parts(structure, full)
+    masks = structure.usable(*full)
     found = [(torch.isnan(x) & m).flatten(x.dim() - d).any(-1) for x, m, d in zip(full, masks, dims, strict=True)]
     undefined = torch.stack(found).any(0)
     if not bool(undefined.any()):

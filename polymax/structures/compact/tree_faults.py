@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.structures.faults import ends, inside, listed, of, padded, refuse, shaped
+from polymax.structures.compact.faults import ends, inside, listed, of, padded, refuse, shaped
 
 _WHAT = "tree"
 

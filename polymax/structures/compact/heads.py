@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.structures.faults import integers
+from polymax.structures.compact.faults import integers
 
 
 def encode_heads(heads: Tensor) -> Tensor:

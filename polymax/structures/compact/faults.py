@@ -19,13 +19,13 @@ def of(instance: tuple[int, ...]) -> str:
 
 
 def listed(things: Sequence[object]) -> str:
-    """a, b and c."""
+    """The things as words: a, b and c."""
     words = [str(t) for t in things]
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def integers(index: Tensor) -> None:
-    """The compact form is a tensor of integers."""
+    """Refuse a compact form that is no tensor of integers."""
     if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
         came = index.dtype if isinstance(index, Tensor) else type(index).__name__
         raise TypeError(f"index must be a tensor of integers; got {came}")
@@ -45,13 +45,13 @@ def ends(index: Tensor) -> Tensor:
 
 
 def shaped(index: Tensor, shape: tuple[int, ...], what: str) -> None:
-    """The compact form has this shape."""
+    """Refuse a compact form of another shape."""
     if index.shape != shape:
         raise ValueError(f"y must be {what}, {tuple(shape)}; got {tuple(index.shape)}")
 
 
 def inside(lengths: Tensor | None, batch: torch.Size, size: int, device: torch.device) -> Tensor:
-    """Which of `size` places come before the end of each instance, (*batch, size)."""
+    """True for those of `size` places that come before the end of each instance, (*batch, size)."""
     place = torch.arange(size, device=device)
     if lengths is None:
         return (place < size).expand(*batch, size)
@@ -59,7 +59,7 @@ def inside(lengths: Tensor | None, batch: torch.Size, size: int, device: torch.d
 
 
 def padded(what: str, unit: str, part: str, index: Tensor, within: Tensor, start: int = 0) -> None:
-    """Every place within an instance has an entry, and none beyond: the lengths fit."""
+    """Refuse a place within an instance without an entry, and an entry beyond its end."""
 
     def missing(instance: tuple[int, ...], place: int) -> str:
         came = int(index[(*instance, place)])
