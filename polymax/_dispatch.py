@@ -72,14 +72,15 @@ class Operator:
             torch.compiler.is_compiling()
             or type(x) not in _PLAIN
             or _transforming()
+            or _batched(x)
             or _modes()
             or _profiling()
             or (x.requires_grad and torch.is_grad_enabled())
         ):
             return self.op(x, *args)
-        for y in args:
-            # gradients of many outputs at once: torch.autograd.grad(..., is_grads_batched=True)
-            if type(y) is Tensor and _batched(y):
+        for a in args:
+            # gradients taken many at once, by `is_grads_batched`, come without a sign that functions are transformed
+            if isinstance(a, Tensor) and _batched(a):
                 return self.op(x, *args)
         if x.is_cpu:
             return self.cpu(x, *args)
