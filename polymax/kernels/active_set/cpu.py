@@ -41,10 +41,11 @@ def solve(
     kind, batch, events, parts = _file(search.kind), search.batch, search.events, search.most
     problem = kind.problem(search)
     count, d, rule = len(problem.own), events[0].numel(), _STEPS.get(type(solver))
-    seeds = (None, None, None) if start is None else _seeds(structure, scores, search, start)
     # as many as can be independent, and one more
     room = min(_ROOM, d + 2) if rule is None else _ROOM
-    room = room if start is None else max(room, 2 * seeds[0].shape[1])
+    seeds: tuple[Any, Any, Any] = (None, None, None)
+    if start is not None:
+        seeds, room = _seeds(structure, scores, search, start), max(room, 2 * start.probs.shape[-1])
     asked = address(kind.best), rule, (solver.max_iter, solver.tol, whole)
     width = d if len(events) == 1 else sum(map(torch.Size.numel, events))
     while True:
