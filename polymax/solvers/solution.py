@@ -57,6 +57,15 @@ class Solution:
         """The first tensor of each structure, (*batch, k, *event); zeros where there are fewer than k."""
         return self.found.dense() if isinstance(self.found, UsedParts) else self.found
 
+    def with_weight(self) -> Tensor | UsedParts:
+        """The structures that have weight, as many as the instance with the most has; none in the place of others."""
+        used, dim, found = self.probs != 0, self.probs.dim() - 1, self.found
+        width = max(int(used.sum(-1).max()) if used.numel() else 0, 1)
+        used = used.narrow(dim, 0, width)
+        if isinstance(found, UsedParts):
+            return UsedParts(torch.where(used.unsqueeze(-1), found.places.narrow(dim, 0, width), -1), found.events)
+        return torch.where(used.reshape(*used.shape, *[1] * (found.dim() - dim - 1)), found.narrow(dim, 0, width), 0)
+
     def without(self, structure: Structure, undefined: tuple[Tensor, ...]) -> "Solution":
         """The same solution, but for instances whose parts are undefined."""
         from polymax.solvers.undefined import instances

@@ -32,7 +32,6 @@ class Alignment(DynamicProgram):
 
     lengths: tuple[Tensor, Tensor] | None = None
     may_be_empty = False
-
     parts_once = True
 
     def problem(self, *scores: Tensor) -> Problem:

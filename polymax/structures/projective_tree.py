@@ -45,7 +45,6 @@ class ProjectiveTree(DynamicProgram):
     single_root: bool = True
     labelled: bool = False
     may_be_empty = False
-
     parts_once = True
 
     def problem(self, *scores: Tensor) -> Problem:

@@ -48,7 +48,6 @@ class SemiMarkov(DynamicProgram):
     max_width: int
     lengths: Tensor | None = None
     may_be_empty = False
-
     parts_once = True
 
     def __post_init__(self) -> None:

@@ -41,7 +41,6 @@ class SpanTree(DynamicProgram):
     lengths: Tensor | None = None
     labelled: bool | None = None
     may_be_empty = False
-
     parts_once = True
 
     def problem(self, *scores: Tensor) -> Problem:

@@ -32,7 +32,6 @@ class Subsequence(DynamicProgram):
 
     lengths: tuple[Tensor, Tensor] | None = None
     may_be_empty = False
-
     parts_once = True
 
     def derivations(self, *scores: Tensor) -> Derivations:

@@ -11,6 +11,7 @@ cuda.py, for exact weights. All of them take
 and are imported at their first call, so that `import polymax` pays for neither Numba nor Triton.
 """
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -32,9 +33,14 @@ def solve(
     """The solution by the fastest loop there is, and which instances converged, (*batch,)."""
     device = scores[0].device.type
     search = structure.search(*scores) if type(solver) in _RULES.get(device, ()) else None
-    file = device if search is not None and _fits(search, device) else "reference"
-    loop: Any = import_module(f"{__name__}.{file}")
-    return loop.solve(solver, structure, scores, search, start, whole)
+    file = device if search is not None and (device == "cpu" or _fits(search)) else "reference"
+    return _file(file).solve(solver, structure, scores, search, start, whole)
+
+
+@cache
+def _file(name: str) -> Any:
+    """A file of loops, imported at its first call: Numba and Triton are loaded with the first problem."""
+    return import_module(f"{__name__}.{name}")
 
 
 def path(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> str:
@@ -45,14 +51,14 @@ def path(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> st
         why = f"{name}.search says nothing of how the set is searched"
     elif type(solver) not in _RULES.get(device, ()):
         why = f"no compiled loop for {device} knows the rule of {rule}"
-    elif not _fits(search, device):
+    elif device == "cuda" and not _fits(search):
         why = f"the scores are empty, or have a side of more than {LARGEST}"
     else:
         return f"A compiled loop for {device} solves each instance, because {name}.search says how: by {search.kind}."
     return f"A loop in torch asks {name}.map for the whole batch at each iteration, because {why}."
 
 
-def _fits(search: Search, device: str) -> bool:
-    """True if a problem is of a size that the compiled loop takes."""
+def _fits(search: Search) -> bool:
+    """True if a problem is of a size that the programs of a GPU take."""
     event = search.events[0]
-    return device != "cuda" or (search.batch.numel() * event.numel() > 0 and max(event) <= LARGEST)
+    return search.batch.numel() * event.numel() > 0 and max(event) <= LARGEST

@@ -4,6 +4,7 @@ A kind of search has a file of its own, cpu_<kind>.py, with `best`, which numba_
 tensors of a search as `best` takes them, what memory it needs, and the work of one question.
 """
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.active_set import numba_loop, numba_steps
-from polymax.kernels.active_set.numba_search import address
-from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.active_set.numba_search import Problem, address
+from polymax.kernels.cpu_rows import run
 from polymax.kernels.exact_sums import halves
 from polymax.solvers.rules import AwayStep, FrankWolfe, Pairwise, Solver
 from polymax.solvers.search import Search
@@ -37,55 +38,65 @@ def solve(
     whole: bool,
 ) -> tuple[Solution, Tensor]:
     """The solution, and which instances converged, (*batch,)."""
-    kind = import_module(f"{__package__}.cpu_{search.kind}")
-    problem, d = kind.problem(search), search.events[0].numel()
-    batch, count, parts = search.batch, len(problem.own), search.most
-    sizes = [event.numel() for event in search.events]
-    rule, where = _STEPS.get(type(solver)), address(kind.best)
-    settings = solver.max_iter, solver.tol, whole
-    seeds = (None, None, None) if start is None else _seeds(structure, scores, search, start)
+    kind, batch, events, parts = _file(search.kind), search.batch, search.events, search.most
+    problem = kind.problem(search)
+    count, d, rule = len(problem.own), events[0].numel(), _STEPS.get(type(solver))
     # as many as can be independent, and one more
     room = min(_ROOM, d + 2) if rule is None else _ROOM
-    room = room if start is None else max(room, 2 * seeds[0].shape[1])
+    seeds: tuple[Any, Any, Any] = (None, None, None)
+    if start is not None:
+        seeds, room = _seeds(structure, scores, search, start), max(room, 2 * start.probs.shape[-1])
+    asked = address(kind.best), rule, (solver.max_iter, solver.tol, whole)
+    width = d if len(events) == 1 else sum(map(torch.Size.numel, events))
     while True:
         places, probs = np.empty((count, room, parts), np.int32), np.empty((count, room))
         overlaps = np.empty((count, room, room), np.int16 if parts < 2**15 else np.int32)
-        means, numbers, counts = np.empty((count, sum(sizes))), np.empty((2, count)), np.zeros((3, count), np.int64)
+        means, numbers, counts = np.empty((count, width)), np.empty((2, count)), np.zeros((3, count), np.int64)
         out = places, probs, overlaps, means, numbers, counts
-
-        def some(begin: int, end: int) -> None:
-            space = _memory(room, parts, d)
-            own = np.empty(problem.memory[0]), np.empty(problem.memory[1]), np.empty(problem.memory[2], np.int64)
-            numba_loop.solve(begin, end, where, rule, settings, (*problem[:4], *own), *space, *seeds, out)
-
-        parallel(some, torch.Size((count, problem.work)), _WEIGHT)
+        run(_solve, count, problem.work * _WEIGHT, asked, problem, (room, parts, d), seeds, out)
         if not (counts[1] == numba_loop.FULL).any():
             break
         room *= 4
     # a place for none at all
-    width = max(int(counts[2].max(initial=0)), 1)
-    tensors = [torch.from_numpy(t) for t in (places[:, :width], probs[:, :width], overlaps[:, :width, :width])]
-    listed, probs, overlaps = (t.contiguous().reshape(*batch, *t.shape[1:]) for t in tensors)
+    k = max(int(counts[2].max(initial=0)), 1)
+    listed = torch.from_numpy(places)[:, :k].reshape(batch + (k, parts))
     value, gap = torch.from_numpy(numbers)
     iterations, status, _ = torch.from_numpy(counts)
     solution = Solution(
-        UsedParts(listed, search.events),
-        probs,
-        overlaps,
+        UsedParts(listed, events),
+        torch.from_numpy(probs)[:, :k].reshape(batch + (k,)),
+        torch.from_numpy(overlaps)[:, :k, :k].reshape(batch + (k, k)),
         value.reshape(batch),
         iterations.reshape(batch),
-        gap.clamp(min=0).reshape(batch),
+        gap.clamp_(min=0).reshape(batch),
         mean=torch.from_numpy(means),
     )
     return solution, (status > 0).reshape(batch)
 
 
-def _memory(room: int, parts: int, d: int) -> tuple[Any, ...]:
-    """What the loop needs for `room` structures of so many parts, over d parts of the first tensor."""
-    held = np.empty((room, parts), np.int32), np.empty((room, room)), np.empty(room), np.empty(room)
-    system = np.empty((room, room)), np.empty((3, room)), np.empty((2, room))
-    lists = np.zeros(d, np.bool_), np.empty(parts, np.int32), np.empty(room, np.int64)
-    return held, system, (np.empty(d), np.empty((2, room)), *lists, np.empty((2, d)))
+@cache
+def _file(kind: str) -> Any:
+    """The file of a kind of search."""
+    return import_module(f"{__package__}.cpu_{kind}")
+
+
+def _solve(
+    start: int,
+    stop: int,
+    asked: tuple[Any, ...],
+    problem: Problem,
+    sizes: tuple[int, int, int],
+    seeds: tuple[Any, ...],
+    out: tuple[np.ndarray, ...],
+) -> None:
+    """Solve some of the instances, in memory for `sizes` = structures, parts of each, and parts of the first tensor."""
+    (grid, line, marks), (k, parts, d) = problem.memory, sizes
+    given = *problem[:4], np.empty(grid), np.empty(line), np.empty(marks, np.int64)
+    held = np.empty((k, parts), np.int32), np.empty((k, k)), np.empty(k), np.empty(k)
+    system = np.empty((k, k)), np.empty((3, k)), np.empty((2, k))
+    lists = np.zeros(d, np.bool_), np.empty(parts, np.int32), np.empty(k, np.int64)
+    memory = np.empty(d), np.empty((2, k)), *lists, np.empty((2, d))
+    numba_loop.solve(start, stop, *asked, given, held, system, memory, *seeds, out)
 
 
 def _seeds(

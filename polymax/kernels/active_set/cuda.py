@@ -31,8 +31,9 @@ _LAUNCHES, _ALL = 8, 2**30
 
 
 class Plan(NamedTuple):
-    """How structures are found: a function for Triton, its tensors and constants; the shape (height, width) of the first
-    tensor, how many slots a structure has, and how many warps a program.
+    """How structures are found: a function for Triton, its tensors and constants.
+
+    The event is (height, width), the shape of the first tensor; a structure has `slots`, and a program `warps`.
     """
 
     best: Any

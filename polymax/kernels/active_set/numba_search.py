@@ -37,19 +37,6 @@ class Problem(NamedTuple):
     work: int
 
 
-class Problem(NamedTuple):
-    """The arrays of a batch of problems, (B, any) where each instance has its own; the shapes of a search's memory
-    (grid, line and marks), and the work of one question in units of a pass over a number.
-    """
-
-    table: np.ndarray
-    own: np.ndarray
-    scores: np.ndarray
-    others: np.ndarray
-    memory: tuple[tuple[int, int], int, tuple[int, int]]
-    work: int
-
-
 _INTEGERS, _NUMBERS = types.int64[::1], types.float64[::1]
 _PROBLEM = types.Tuple((_INTEGERS, _INTEGERS, _NUMBERS, _NUMBERS, types.float64[:, ::1], _NUMBERS, types.int64[:, ::1]))
 _SIGNATURE = types.float64(_PROBLEM, _NUMBERS, types.int32[::1])

@@ -26,11 +26,10 @@ def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
     known = torch.empty((batch, FIELDS, 2 * size), dtype=torch.int32, device=scores.device)
     args = scores.contiguous(), lengths.contiguous(), w, to, known, heads
     with on_device(scores):
-        trees[(batch,)](*args, size, SINGLE=single_root, FIELDS=FIELDS, BN=max(ceil_power(size), 32), num_warps=1)
+        _entry[(batch,)](*args, size, SINGLE=single_root, FIELDS=FIELDS, BN=max(ceil_power(size), 32), num_warps=1)
     return heads
 
 
-@Entry
 @triton.jit
 def trees(
     p_scores,
@@ -118,6 +117,10 @@ def trees(
         tl.store(p_heads + o, tl.zeros([BN], tl.int64) - 2, mask=o < m)
     if found:
         _expand(p_above, p_state, p_head, p_modifier, p_heads, nodes)
+
+
+# SparseMAP's programs call the function itself
+_entry = Entry(trees)
 
 
 @triton.jit
