@@ -13,7 +13,7 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 
 NAMES = {
-    "polymax.distribution": "polymax.distributions.walk",
+    "polymax.distribution": "polymax.distributions",
     "polymax.perturbed": "polymax.smoothing.perturbed",
     "polymax.sparsemap": "polymax.smoothing.sparse_map",
     "polymax.top_k": "polymax.smoothing.top_k",

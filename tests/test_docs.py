@@ -26,3 +26,14 @@ def test_blocks(name):
             exec(compile(code, name, "exec"), names)
         if shown:
             assert printed.getvalue() == shown
+
+
+def test_the_diffs_are_real():
+    """Lines that docs/adding.md shows as added to a file are in that file, one after the other."""
+    shown = re.findall(r"```diff\n(.*?)```", (ROOT / "docs/adding.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert shown
+    for block in shown:
+        for hunk in block.split("+++ b/")[1:]:
+            name, _, lines = hunk.partition("\n")
+            added = "\n".join(line.removeprefix("+") for line in lines.rstrip("\n").split("\n"))
+            assert added in (ROOT / name).read_text(encoding="utf-8"), f"docs/adding.md shows what {name} has not"

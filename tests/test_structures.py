@@ -236,6 +236,10 @@ def test_wrong_structures_are_refused():
         pm.Dag([(0, 1)], sink=7)
     with pytest.raises(ValueError, match="max_width"):
         pm.SemiMarkov(0)
+    with pytest.raises(ValueError, match=r"got 3 tokens for 2 frames of instance \(1,\)"):
+        pm.Monotonic((torch.tensor([4, 2]), torch.tensor([3, 3]))).map(torch.zeros(2, 4, 3))
+    with pytest.raises(ValueError, match=r"got 3 tokens for 2 frames$"):
+        pm.Marginals(pm.Monotonic()).max(torch.zeros(2, 3))
     with pytest.raises(ValueError, match="say which"):
         pm.SpanTree().map(torch.zeros(3, 3, 3))
     with pytest.raises(ValueError, match="tags must be"):

@@ -16,7 +16,6 @@ from polymax.smoothing import Smoothing
 from polymax.smoothing.sparse_map import SparseMap
 from polymax.structures.base import Parts, Structure
 from polymax.structures.dynamic import checked, narrow
-from polymax.structures.simplex import Simplex
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +77,7 @@ class SparseExpectation:
 
 def _listed(smooth: Any, scores: tuple[Tensor, ...]) -> tuple[Parts, Tensor]:
     """The structures that have weight, (count, ...), and probabilities (*batch, k), not 0 for these; NaN shows."""
-    if isinstance(smooth.structure, Simplex):
+    if smooth.structure.one_part:
         p = smooth.argmax(*scores)
         return torch.nn.functional.one_hot((p != 0).nonzero()[:, -1], p.shape[-1]).to(p.dtype), p
     found = smooth.distribution(*scores)

@@ -30,6 +30,8 @@ class Structure(ABC):
     lengths: Any = None
     # True if a structure without any part may be in the set
     may_be_empty: bool = True
+    # True if every structure is one part, so that a point of the hull is the distribution over structures itself
+    one_part: bool = False
 
     @abstractmethod
     def map(self, *scores: Tensor) -> Parts:

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax._parts import Parts
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
 from polymax.structures.base import checked_pairs
-from polymax.structures.compact.tags import Tokens
+from polymax.structures.compact import faults
+from polymax.structures.compact.tags import OneEach
 from polymax.structures.dynamic import DynamicProgram
 
 
@@ -80,8 +82,49 @@ class Monotonic(DynamicProgram):
         return y.sum(-2)
 
     @property
-    def compact(self) -> Tokens:
+    def compact(self) -> "Tokens":
         return Tokens(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens(OneEach):
+    """The token (*batch, frames) of each frame, -1 at padding; `encode` takes the number of tokens."""
+
+    what, unit, part, count = "monotonic alignment", "frame", "token", "tokens"
+
+    def encode(self, index: Tensor, *shape: int) -> Parts:
+        y = super().encode(index, *shape)
+        if _check.readable(index):
+            _check_order(index)
+        return y
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        index = super().check(index, *scores)
+        if _check.readable(index):
+            _check_order(index)
+            (_, _, tokens), batch = checked_pairs(self.structure, *scores)
+            tokens = tokens.reshape(*batch, 1)
+            last = index.amax(-1, keepdim=True) if index.shape[-1] else tokens - 1
+
+            def explain(instance: tuple[int, ...], _: int) -> str:
+                return f"its last token{faults.of(instance)} is {int(last[instance])}, not {int(tokens[instance]) - 1}"
+
+            faults.refuse(self.what, last != tokens - 1, explain)
+        return index
+
+
+def _check_order(index: Tensor) -> None:
+    """Refuse tokens (*batch, frames) that do not begin with 0, or do not stay or go on by one, up to the padding."""
+    before = torch.nn.functional.pad(index[..., :-1], (min(index.shape[-1], 1), 0), value=-1)
+    step = index - before
+    right = (index < 0) | (step == 1) | ((step == 0) & (before >= 0))
+
+    def explain(instance: tuple[int, ...], frame: int) -> str:
+        came, expected = int(index[(*instance, frame)]), int(before[(*instance, frame)])
+        wanted = f"{expected} or {expected + 1}" if expected >= 0 else "0"
+        return f"frame {frame}{faults.of(instance)} has token {came}, not {wanted}"
+
+    faults.refuse("monotonic alignment", ~right, explain)
 
 
 @Family
@@ -99,9 +142,6 @@ def _graph(n: int, m: int) -> Graph:
 
 def _explained(frames: Tensor, tokens: Tensor, none: Tensor, batch: torch.Size) -> str:
     """What is wrong with the first instance that has no alignment."""
-    first = int(none.nonzero()[0])
-    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), batch)) if batch else ()
-    which = f"instance {place} has" if batch else "there are"
-    return (
-        f"each token needs a frame, and each frame a token: {which} {tokens[first]} tokens and {frames[first]} frames"
-    )
+    instance = tuple(none.reshape(batch).nonzero()[0].tolist())
+    n, m = (int(t.reshape(batch)[instance]) for t in (frames, tokens))
+    return f"each token needs a frame, and each frame a token; got {m} tokens for {n} frames{faults.of(instance)}"

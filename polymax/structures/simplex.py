@@ -30,6 +30,7 @@ class Simplex(DynamicProgram):
 
     parts_once = True
     may_be_empty = False
+    one_part = True
 
     def derivations(self, *scores: Tensor) -> Derivations:
         x = _rows(scores)

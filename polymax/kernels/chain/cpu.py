@@ -22,7 +22,7 @@ from polymax.kernels.chain.cpu_local import (
     local_tangent,
 )
 from polymax.kernels.chain.cpu_product import padded
-from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.cpu_rows import run
 from polymax.kernels.numba_math import inline, kernel
 
 # units in a batch: enough to keep the threads busy, few enough that their sums of s x s are small
@@ -34,12 +34,12 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
     value, chart = unary.new_empty(batch), unary.new_empty(batch, n, 2, s)
     if s == 0:
         return value.copy_(torch.where(lengths > 0, -torch.inf, 0.0)), chart
-    units, work = _units(batch, n, s, *transition.shape[:2])
+    units, count, work = _units(batch, n, s, *transition.shape[:2])
     if batch:
         shared = transition[_DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]]
         x, steps, sizes = unary.detach().contiguous(), shared.detach().contiguous(), lengths.contiguous()
         args = x.numpy(), steps.numpy(), sizes.numpy(), float(alpha), value.numpy(), chart.numpy()
-        parallel(_inside, work, 1, *units, *args)
+        run(_inside, count, work, *units, *args)
     return value, chart
 
 
@@ -48,7 +48,7 @@ def chain_outside(
 ) -> tuple[Tensor, Tensor]:
     mu = torch.empty_like(unary, memory_format=torch.contiguous_format)
     batch, n, s = unary.shape
-    units, work = _units(batch, n, s, *transition.shape[:2])
+    units, count, work = _units(batch, n, s, *transition.shape[:2])
     if batch == 0 or s == 0:
         return mu, torch.zeros_like(transition, memory_format=torch.contiguous_format)
     sums = transition.new_empty(transition.shape[0] * units[1], *transition.shape[1:])
@@ -56,7 +56,7 @@ def chain_outside(
     steps, sizes = shared.detach().contiguous(), lengths.contiguous()
     table, slope = chart.detach().contiguous(), g.detach().contiguous()
     args = steps.numpy(), sizes.numpy(), table.numpy(), slope.numpy(), float(alpha)
-    parallel(_outside, work, 2, *units, *args, mu.numpy(), sums.numpy())
+    run(_outside, count, 2 * work, *units, *args, mu.numpy(), sums.numpy())
     return mu, sums if sums.shape == transition.shape else _added(sums, transition)
 
 
@@ -73,14 +73,14 @@ def chain_tangent(
     value = unary.new_zeros(unary.shape[0])
     h = torch.empty_like(unary, memory_format=torch.contiguous_format)
     batch, n, s = unary.shape
-    units, work = _units(batch, n, s, *transition.shape[:2])
+    units, count, work = _units(batch, n, s, *transition.shape[:2])
     if batch == 0 or s == 0:
         return value, h, torch.zeros_like(transition, memory_format=torch.contiguous_format)
     sums = transition.new_empty(transition.shape[0] * units[1], *transition.shape[1:])
     shared, along = (x[_DISTINCT[x.stride(0) == 0, x.stride(1) == 0]] for x in (transition, d_transition))
     arrays = [x.detach().contiguous().numpy() for x in (shared, lengths, chart, g, d_unary, along)]
     args = *arrays[:4], float(alpha), *arrays[4:]
-    parallel(_tangent, work, 16, *units, *args, value.numpy(), h.numpy(), sums.numpy())
+    run(_tangent, count, 16 * work, *units, *args, value.numpy(), h.numpy(), sums.numpy())
     return value, h, sums if sums.shape == transition.shape else _added(sums, transition)
 
 
@@ -89,13 +89,13 @@ _DISTINCT = {(a, b): (slice(1) if a else slice(None), slice(1) if b else slice(N
 
 
 @lru_cache(maxsize=256)
-def _units(batch: int, n: int, s: int, distinct: int, steps: int) -> tuple[tuple[int, int, int], torch.Size]:
-    """Instances that share a transition, units these are cut into, and instances to a unit; and units by their work."""
+def _units(batch: int, n: int, s: int, distinct: int, steps: int) -> tuple[tuple[int, int, int], int, int]:
+    """Instances that share a transition, units these are cut into, instances to one; all units, and the work of one."""
     group = batch // max(distinct, 1)
     # the sums of a transition of every step are as large as the result: one unit writes it
     cuts = 1 if steps > 1 else max(1, min(group, UNITS // max(distinct, 1)))
     count = max(distinct * cuts, 1)
-    return (group, cuts, -(-group // cuts)), torch.Size((count, batch * n * s * s // count))
+    return (group, cuts, -(-group // cuts)), count, batch * n * s * s // count
 
 
 def _added(sums: Tensor, transition: Tensor) -> Tensor:

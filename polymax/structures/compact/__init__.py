@@ -2,7 +2,7 @@
 
 base      the used parts, one by one: the form of a set that has no shorter one
 choices   one of a list: classes, places in a list; several of a list; ranks
-tags      a tag for each position; the token of each frame
+tags      a tag for each position
 segments  start, width and label of each segment
 cells     the cells of a path
 columns   the column of each row

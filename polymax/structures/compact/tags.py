@@ -1,4 +1,4 @@
-"""One of s for each of n positions: the tags of a chain, the tokens of frames."""
+"""One of s for each of n positions: the tags of a chain."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from polymax import _check
 from polymax._parts import Parts, tensors
-from polymax.structures.base import checked_pairs
 from polymax.structures.compact import faults
 from polymax.structures.compact.base import Compact
 from polymax.structures.compact.choices import chosen, one_hot, one_hot_or_unknown
@@ -124,44 +123,3 @@ def steps_at(transition: Tensor, before: Tensor, after: Tensor, step: Tensor | N
     elif step is None:
         step = torch.arange(before.shape[-1], device=before.device)
     return transition[(*index, step, before, after)]
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens(OneEach):
-    """The token (*batch, frames) of each frame, -1 at padding; `encode` takes the number of tokens."""
-
-    what, unit, part, count = "monotonic alignment", "frame", "token", "tokens"
-
-    def encode(self, index: Tensor, *shape: int) -> Parts:
-        y = super().encode(index, *shape)
-        if _check.readable(index):
-            _check_order(index)
-        return y
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        index = super().check(index, *scores)
-        if _check.readable(index):
-            _check_order(index)
-            (_, _, tokens), batch = checked_pairs(self.structure, *scores)
-            tokens = tokens.reshape(*batch, 1)
-            last = index.amax(-1, keepdim=True) if index.shape[-1] else tokens - 1
-
-            def explain(instance: tuple[int, ...], _: int) -> str:
-                return f"its last token{faults.of(instance)} is {int(last[instance])}, not {int(tokens[instance]) - 1}"
-
-            faults.refuse(self.what, last != tokens - 1, explain)
-        return index
-
-
-def _check_order(index: Tensor) -> None:
-    """Refuse tokens (*batch, frames) that do not begin with 0, or do not stay or go on by one, up to the padding."""
-    before = torch.nn.functional.pad(index[..., :-1], (min(index.shape[-1], 1), 0), value=-1)
-    step = index - before
-    right = (index < 0) | (step == 1) | ((step == 0) & (before >= 0))
-
-    def explain(instance: tuple[int, ...], frame: int) -> str:
-        came, expected = int(index[(*instance, frame)]), int(before[(*instance, frame)])
-        wanted = f"{expected} or {expected + 1}" if expected >= 0 else "0"
-        return f"frame {frame}{faults.of(instance)} has token {came}, not {wanted}"
-
-    faults.refuse("monotonic alignment", ~right, explain)
