@@ -37,8 +37,13 @@ CALLS = {
     "window": ((1, 1, 1, 80, 80, 16, 16), {"left": 9, "right": 3}),
     "bool mask": ((1, 2, 2, 30, 30, 16, 16), {"mask": keep, "right": 0}),
     "bias": ((1, 2, 2, 30, 40, 16, 16), {"mask": lambda rows, columns: torch.randn(2, 1, columns)[None]}),
+    "bias of all": (
+        (2, 2, 2, 70, 66, 16, 16),
+        {"mask": lambda rows, columns: torch.randn(1, 2, rows, columns), "right": 0, "alpha": 2.0},
+    ),
     "softcap": ((1, 1, 1, 30, 30, 16, 16), {"softcap": 2.0, "spread": 4.0}),
     "packed": ((1, 2, 2, 52, 50, 16, 16), {"starts": STARTS, "right": 0}),
+    "dropout": ((1, 2, 1, 40, 70, 16, 16), {"dropout": 0.4, "offset": 30, "right": 0}),
     "all equal": ((1, 1, 1, 20, 200, 16, 16), {"spread": 0.0}),
     "one huge": ((1, 1, 1, 20, 70, 16, 16), {"spread": 100.0}),
 }
@@ -63,6 +68,8 @@ def arguments(name, dtype):
         given.get("left", -1),
         given.get("right", -1),
         given.get("offset", 0),
+        given.get("dropout", 0.0),
+        torch.tensor([987654321987]) if "dropout" in given else None,
     )
     return q * given.get("spread", 1.0), k, v, grad, (given.get("alpha", 1.5), *tensors, *numbers)
 
@@ -70,7 +77,7 @@ def arguments(name, dtype):
 def both(module, q, k, v, grad, options, bias=False):
     """out, tau and support, then all gradients."""
     out, mean, tau, support, plan, lists = module.sparse_attention(q, k, v, *options)
-    slopes = module.sparse_attention_backward(grad, q, k, v, mean, tau, plan, lists, *options, bias)
+    slopes = module.sparse_attention_backward(grad, q, k, v, mean, tau, plan, lists, bias, *options)
     return (out, tau, support), slopes
 
 
@@ -100,7 +107,7 @@ def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
         # gradients of queries from lists, though blocks have few tiles
         monkeypatch.setattr(module, "FEW", 0)
     *given, options = arguments(name, dtype)
-    bias = name == "bias" and file == "cpu"
+    bias = "bias" in name
     device = "cuda" if file == "cuda" and GPU else "cpu"
     found, slopes = both(module, *on(device, given), on(device, options), bias)
     true, true_slopes = both(reference, *exact(given), exact(options), bias)
@@ -256,7 +263,7 @@ def test_operators_pass_opcheck():
     q, k, v, grad, options = arguments("causal", torch.float32)
     torch.library.opcheck(torch.ops.polymax.sparse_attention.default, (q, k, v, *options))
     _, mean, tau, _, plan, lists = torch.ops.polymax.sparse_attention(q, k, v, *options)
-    inputs = (grad, q, k, v, mean, tau, plan, lists, *options, False)
+    inputs = (grad, q, k, v, mean, tau, plan, lists, False, *options)
     torch.library.opcheck(torch.ops.polymax.sparse_attention_backward.default, inputs)
 
 
