@@ -8,6 +8,8 @@ import torch
 from tolerances import close, equal
 
 import polymax as pm
+from polymax.nn import fused_attention
+from polymax.nn.fused_attention import Attention
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 integration = pytest.importorskip("polymax.integrations.transformers")
@@ -78,9 +80,11 @@ def logits(model, inputs):
 def test_softmax_gives_the_model_s_own_attention(name):
     inputs = batch(name)
     eager, ours = make(name, "eager"), make(name, "polymax_softmax")
-    close(logits(ours, inputs), logits(eager, inputs), "softmax is eager")
+    # kernels round in another order, and logits are large
+    size = logits(eager, inputs).abs().max()
+    close(logits(ours, inputs) / size, logits(eager, inputs) / size, "softmax is eager")
     unmasked = {**inputs, "attention_mask": torch.ones(2, 7).long()}
-    close(logits(ours, unmasked), logits(eager, unmasked), "softmax is eager without padding")
+    close(logits(ours, unmasked) / size, logits(eager, unmasked) / size, "softmax is eager without padding")
     found, expected = (m(**inputs, output_attentions=True) for m in (ours, eager))
     for kind in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
         for a, b in zip(found.get(kind) or (), expected.get(kind) or (), strict=True):
@@ -96,6 +100,32 @@ def test_masked_is_truncated(name):
     model = make(name)
     rows = 7 if "decoder_input_ids" in inputs else 5
     close(model(**inputs).logits[1:, :rows], model(**short).logits, "masked is truncated")
+
+
+@every
+@pytest.mark.parametrize("mapping", ["softmax", "entmax", "adaptive_entmax"])
+def test_fused_attention_is_that_of_all_scores(name, mapping, monkeypatch):
+    """Models whose weights nobody asks for never hold them; logits and gradients are the same."""
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    inputs, model = batch(name), make(name, "eager")
+    integration.use(model, f"polymax_{mapping}")
+    taken = []
+    monkeypatch.setattr(
+        fused_attention.Attention, "fused", lambda self, fused=Attention.fused: taken.append(self) or fused(self)
+    )
+    results = []
+    for asked in (False, True):
+        taken.clear()
+        found = model(**inputs, output_attentions=asked)
+        # torch's kernels have no softcap and no sinks
+        assert bool(taken) == (not asked and (mapping != "softmax" or name not in ("gemma", "gpt-oss")))
+        weights = [p for p in model.parameters() if p.requires_grad]
+        chosen = found.logits[:1]
+        slopes = torch.autograd.grad(chosen.square().sum() / 100, weights, allow_unused=True)
+        results.append([chosen, *(s for s in slopes if s is not None)])
+    for a, b in zip(*results, strict=True):
+        size = max(1.0, b.abs().max().item()) * 10
+        close(a / size, b / size, "fused attention is that of all scores")
 
 
 @pytest.mark.parametrize("mapping", integration.DEFAULTS)
@@ -177,7 +207,9 @@ def test_a_query_that_may_see_nothing_has_zeros():
     low = torch.zeros(3, 3).masked_fill(~keep, torch.finfo(torch.float32).min)
     module = torch.nn.Module()
     for mask in (keep, low):
-        out, weights = integration.attention(pm.sparsemax, module, q, k, v, mask.expand(1, 1, 3, 3))
+        out, weights = integration.attention(
+            pm.sparsemax, module, q, k, v, mask.expand(1, 1, 3, 3), output_attentions=True
+        )
         assert (out[:, 0] == 0).all()
         assert (weights[..., ~keep] == 0).all()
         close(weights[..., 1:, :].sum(-1), torch.ones(1, 2, 2), "others are not touched")
@@ -227,7 +259,7 @@ def test_selected_keys():
     indices = torch.tensor([[[0, -1], [1, 0], [2, 0]]])
     keep = torch.tensor([[True, False, False], [True, True, False], [True, False, True]])
     module = torch.nn.Module()
-    found = integration.attention(pm.sparsemax, module, q, k, v, None, indices=indices)
-    expected = integration.attention(pm.sparsemax, module, q, k, v, keep.expand(1, 1, 3, 3))
+    found = integration.attention(pm.sparsemax, module, q, k, v, None, indices=indices, output_attentions=True)
+    expected = integration.attention(pm.sparsemax, module, q, k, v, keep.expand(1, 1, 3, 3), output_attentions=True)
     for a, b in zip(found, expected, strict=True):
         equal(a, b, "what is not selected is masked")

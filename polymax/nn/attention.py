@@ -112,7 +112,7 @@ def attention_path(
     if obstacle is not None:
         return f"all scores at once: {obstacle}"
     if attention.is_softmax():
-        return "fused: torch's scaled_dot_product_attention, for the mapping is softmax and no gradient is asked for"
+        return "fused: torch's scaled_dot_product_attention, for the mapping is softmax"
     return "fused: the kernel of sparse attention keeps only weights that are not zero"
 
 

@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied
+from polymax._function import applied, functional
 from polymax.kernels.sparse_attention import reference, sparse_attention, sparse_attention_backward
+from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.widen import wide
 from polymax.mappings import entmax, softmax, sparsemax
 from polymax.nn.adaptive import AdaptiveEntmax
 from polymax.nn.attention_pattern import Pattern
+from polymax.nn.softmax_attention import softmax_attention
 from polymax.regularizers import Gini, Shannon, Tsallis
 
 # below these the matrix of all scores is small, and faster
@@ -47,7 +49,7 @@ class Attention:
     def obstacle(self) -> str | None:
         """Why the call cannot be fused; None if it can."""
         q, k, v = self.query, self.key, self.value
-        if torch._C._are_functorch_transforms_active():
+        if functional():
             return "torch.func transforms the call"
         if not all(isinstance(t, Tensor) and t.dtype in _check.FLOATS for t in (q, k, v)):
             return "query, key and value are not all floating-point tensors"
@@ -61,24 +63,21 @@ class Attention:
         return self._shape_obstacle(alpha) or self._device_obstacle()
 
     def _softmax_obstacle(self) -> str | None:
-        inputs = [self.query, self.key, self.value, self.attn_mask]
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            return "the mapping is softmax with a gradient, and torch's kernels have no second derivative"
-        if not (self.pattern.sees_all() or self.pattern == Pattern(-1, 0, 0)):
-            return "the mapping is softmax with a window or an offset, which torch's kernels do not take"
         if self.softcap is not None or self.sinks is not None:
             return "the mapping is softmax with a softcap or sinks, which torch's kernels do not take"
-        if self.attn_mask is not None:
-            return "the mapping is softmax with a mask, in which a query may see nothing"
-        if self.pattern.right == 0 and self.key.shape[-2] == 0:
-            return "there are no keys"
-        return None if self._same_kind() else "query, key and value differ in dtype or device"
+        if self.dropout_p != 0:
+            return "the mapping is softmax with dropout, of which torch's kernels have no second derivative"
+        if 0 in (*self.query.shape, *self.key.shape, *self.value.shape):
+            return "query, key or value is empty"
+        if isinstance(self.attn_mask, Tensor) and self.attn_mask.dtype not in (torch.bool, self.query.dtype):
+            return "the mapping is softmax with an added mask of another dtype, which torch's kernels would round"
+        return self._shape_obstacle(None)
 
     def _same_kind(self) -> bool:
         tensors = (self.query, self.key, self.value)
         return len({t.dtype for t in tensors}) == 1 and len({t.device for t in tensors}) == 1
 
-    def _shape_obstacle(self, alpha: float | Tensor) -> str | None:
+    def _shape_obstacle(self, alpha: float | Tensor | None) -> str | None:
         q, k, v = self.query, self.key, self.value
         if not self._same_kind():
             return "query, key and value differ in dtype or device"
@@ -91,21 +90,22 @@ class Attention:
             return "the heads of key do not divide those of query"
         if isinstance(alpha, Tensor) and alpha.shape not in ((heads, 1, 1), (1,), (), (1, 1, 1)):
             return f"alpha has the shape {tuple(alpha.shape)}, not a number for each head"
-        if self.scale is not None and not self.scale > 0:
+        if alpha is not None and self.scale is not None and not self.scale > 0:
             return "scale is not positive"
         mask = self.attn_mask
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, *_check.FLOATS):
                 return "attn_mask is neither bool nor floating-point"
             shape = (*q.shape[:-1], k.shape[-2])
-            if mask.dim() > len(shape) or torch.broadcast_shapes(mask.shape, shape) != shape:
+            pairs = zip(reversed(mask.shape), reversed(shape), strict=False)
+            if mask.dim() > len(shape) or any(m not in (1, n) for m, n in pairs):
                 return "attn_mask does not broadcast to the scores"
         return None
 
     def _device_obstacle(self) -> str | None:
         q, k, v = self.query, self.key, self.value
-        if self.dropout_p > 0:
-            return "weights are dropped, which takes all of them"
+        if not 0 <= self.dropout_p < 1:
+            return "dropout_p is not in [0, 1)"
         if q.device.type == "cpu":
             if k.shape[-2] < CPU_KEYS:
                 return f"there are fewer than {CPU_KEYS} keys, and the matrix of scores is small"
@@ -118,54 +118,57 @@ class Attention:
             return f"there are fewer than {CUDA_QUERIES} queries, and the matrix of scores is small"
         if max(q.shape[-1], v.shape[-1]) > 256:
             return "heads have more than 256 channels"
-        if self.attn_mask is not None and self.attn_mask.requires_grad and torch.is_grad_enabled():
-            return "attn_mask needs a gradient, which has no kernel on CUDA"
         return None
 
     def fused(self) -> Tensor:
-        if self.is_softmax():
-            return torch.nn.functional.scaled_dot_product_attention(
-                self.query,
-                self.key,
-                self.value,
-                is_causal=self.pattern.right == 0,
-                scale=self.scale,
-                enable_gqa=self.enable_gqa,
-            )
         q, k, v = (_four_dims(t) for t in (self.query, self.key, self.value))
         mask = None
         if self.attn_mask is not None:
             shape = (*self.query.shape[:-1], self.key.shape[-2])
             mask = _mask_four_dims(self.attn_mask, len(shape), self.query.shape[:-3])
-        sinks = None if self.sinks is None else checked_sinks(self.sinks, self.query)
-        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        numbers = (scale, checked_softcap(self.softcap), *self.pattern)
-        alpha = entmax_alpha(self.mapping)
-        out = fused_heads(q, k, v, alpha, mask, sinks, None, None, q.shape[2], k.shape[2], *numbers)
+        if self.is_softmax():
+            out = softmax_attention(q, k, v, mask, self.pattern, self.scale)
+        else:
+            out = fused_heads(q, k, v, self.mapping, self.options(q, k, mask))
         return out.reshape(*self.query.shape[:-1], v.shape[-1])
 
+    def options(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Options:
+        """What the operator takes beside q, k and v of (B, H, L, D); alpha is still that of the mapping."""
+        return Options(
+            alpha=0.0,
+            alphas=None,
+            mask=mask,
+            sinks=None if self.sinks is None else checked_sinks(self.sinks, self.query),
+            starts_q=None,
+            starts_k=None,
+            longest_q=q.shape[2],
+            longest_k=k.shape[2],
+            scale=1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale,
+            softcap=checked_softcap(self.softcap),
+            left=self.pattern.left,
+            right=self.pattern.right,
+            offset=self.pattern.offset,
+            dropout=self.dropout_p,
+            seed=torch.empty(1, dtype=torch.int64, device=q.device).random_() if self.dropout_p > 0 else None,
+        )
 
-def fused_heads(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alpha: float | Tensor | None,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    longest_q: int,
-    longest_k: int,
-    *numbers: Any,
-) -> Tensor:
-    """Sparse attention of (B, H, L, D), as its operator takes it; alpha is a number, or one for each head."""
+
+def fused_heads(q: Tensor, k: Tensor, v: Tensor, mapping: Any, options: Options) -> Tensor:
+    """Sparse attention of (B, H, L, D) by a mapping that is sparsemax or entmax."""
+    alpha = entmax_alpha(mapping)
     if isinstance(alpha, Tensor):
-        alphas = alpha.clamp(min=LEAST_ALPHA).reshape(-1).expand(q.shape[1])
         # 0 is no alpha: the tensor counts
-        inputs = q, k, v, alphas, mask, sinks, starts_q, starts_k, 0.0, longest_q, longest_k, *numbers
+        options = options._replace(alphas=_at_least(alpha, LEAST_ALPHA).reshape(-1).expand(q.shape[1]))
     else:
-        inputs = q, k, v, None, mask, sinks, starts_q, starts_k, alpha, longest_q, longest_k, *numbers
-    return applied(SparseAttention, *inputs)[0]
+        options = options._replace(alpha=alpha)
+    tensors = (options.alphas, options.mask, options.sinks, options.starts_q, options.starts_k, options.seed)
+    without = options._replace(alphas=None, mask=None, sinks=None, starts_q=None, starts_k=None, seed=None)
+    return applied(SparseAttention, q, k, v, *tensors, without)[0]
+
+
+def _at_least(alpha: Tensor, least: float) -> Tensor:
+    """alpha, or `least` where it is less: the gradient passes, so that what is learned comes back."""
+    return alpha + (alpha.clamp(min=least) - alpha).detach()
 
 
 class SparseAttention(Function):
@@ -181,14 +184,14 @@ class SparseAttention(Function):
         sinks: Tensor | None,
         starts_q: Tensor | None,
         starts_k: Tensor | None,
-        alpha: float,
-        *numbers: Any,
+        seed: Tensor | None,
+        without: Options,
     ) -> tuple[Tensor, ...]:
-        return sparse_attention(q, k, v, alpha, alphas, mask, sinks, starts_q, starts_k, *numbers)
+        return sparse_attention(q, k, v, *_with(without, alphas, mask, sinks, starts_q, starts_k, seed))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        tensors, (ctx.alpha, *ctx.numbers) = inputs[:8], inputs[8:]
+        *tensors, ctx.without = inputs
         ctx.mark_non_differentiable(*output[1:])
         # zeros for the outputs that no gradient comes to would take as much memory as all else
         ctx.set_materialize_grads(False)
@@ -198,33 +201,13 @@ class SparseAttention(Function):
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
-        q, k, v, alphas, mask, sinks, starts_q, starts_k, mean, tau, plan, lists = ctx.saved_tensors
+        q, k, v, alphas, mask, sinks, starts_q, starts_k, seed, *notes = ctx.saved_tensors
         wanted = ctx.needs_input_grad
+        options = _with(ctx.without, alphas, mask, sinks, starts_q, starts_k, seed)
         if torch.is_grad_enabled():
-            inputs = (q, k, v, alphas, mask, sinks)
-            return (
-                *_recorded(grad, inputs, wanted, starts_q, starts_k, ctx.alpha, ctx.numbers),
-                *[None] * (len(wanted) - 6),
-            )
+            return (*_recorded(grad, q, k, v, options, wanted), *[None] * (len(wanted) - 6))
         bias = mask is not None and wanted[4]
-        dq, dk, dv, dalpha, dsink, dmask = sparse_attention_backward(
-            grad,
-            q,
-            k,
-            v,
-            mean,
-            tau,
-            plan,
-            lists,
-            ctx.alpha,
-            alphas,
-            mask,
-            sinks,
-            starts_q,
-            starts_k,
-            *ctx.numbers,
-            bias,
-        )
+        dq, dk, dv, dalpha, dsink, dmask = sparse_attention_backward(grad, q, k, v, *notes, bias, *options)
         return (
             dq,
             dk,
@@ -236,26 +219,23 @@ class SparseAttention(Function):
         )
 
 
+def _with(without: Options, *tensors: Tensor | None) -> Options:
+    """Options with their tensors, which autograd must see one by one."""
+    names = ("alphas", "mask", "sinks", "starts_q", "starts_k", "seed")
+    return without._replace(**dict(zip(names, tensors, strict=True)))
+
+
 def _recorded(
-    grad: Tensor,
-    inputs: tuple[Tensor | None, ...],
-    wanted: tuple[bool, ...],
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    alpha: float,
-    numbers: list[Any],
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, options: Options, wanted: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """The gradients in differentiable torch."""
-    q, k, v, alphas, mask, sinks = inputs
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    _, _, scale, softcap, left, right, offset = numbers
-    x, _ = reference.scores(q, k, mask, starts_q, starts_k, scale, softcap, left, right, offset)
-    if sinks is not None:
-        x = torch.cat([x, sinks.to(x.dtype)[:, None, None].expand(*x.shape[:-1], 1)], -1)
-    weights = entmax(x, alpha if alphas is None else alphas[:, None, None])
-    out = (weights[..., : k.shape[2]] @ reference.grouped(wide(v), q)).to(v.dtype)
+    inputs = q, k, v, options.alphas, options.mask, options.sinks
+    x, _ = reference.scores(q, k, options)
+    if options.sinks is not None:
+        x = torch.cat([x, options.sinks.to(x.dtype)[:, None, None].expand(*x.shape[:-1], 1)], -1)
+    weights = entmax(x, options.alpha if options.alphas is None else options.alphas[:, None, None])[..., : k.shape[2]]
+    weights = weights * reference.dropout_factors(weights, options)
+    out = (weights @ reference.grouped(wide(v), q)).to(v.dtype)
     chosen = [t for t, wants in zip(inputs, wanted, strict=False) if wants and t is not None]
     slopes = iter(torch.autograd.grad(out, chosen, grad, create_graph=True))
     return [next(slopes) if wants and t is not None else None for t, wants in zip(inputs, wanted, strict=False)]

@@ -1,6 +1,5 @@
 """Attention of packed sequences, and of nested tensors."""
 
-import math
 from typing import Any
 
 import torch
@@ -10,14 +9,7 @@ from polymax import _check
 from polymax.mappings import softmax
 from polymax.nn.attention import scaled_dot_product_attention
 from polymax.nn.attention_pattern import pattern_of
-from polymax.nn.fused_attention import (
-    Attention,
-    autocast,
-    checked_sinks,
-    checked_softcap,
-    entmax_alpha,
-    fused_heads,
-)
+from polymax.nn.fused_attention import Attention, autocast, fused_heads
 
 
 def varlen_attention(
@@ -65,12 +57,10 @@ def varlen_attention(
     q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
     longest_q, longest_k = (int(starts.diff().max()) if len(starts) > 1 else 0 for starts in (starts_q, starts_k))
     attention = Attention(q, k, v, None, 0.0, scale, True, mapping, pattern, softcap, sinks)
-    alpha = entmax_alpha(mapping)
     if q.is_cuda and not attention.is_softmax() and attention.obstacle() is None:
-        starts = [s.to(q.device, torch.int32) for s in (starts_q, starts_k)]
-        numbers = (1 / math.sqrt(q.shape[-1]) if scale is None else scale, checked_softcap(softcap), *pattern)
-        found = None if sinks is None else checked_sinks(sinks, q)
-        out = fused_heads(q, k, v, alpha, None, found, starts[0], starts[1], longest_q, longest_k, *numbers)
+        packed = {"starts_q": starts_q, "starts_k": starts_k, "longest_q": longest_q, "longest_k": longest_k}
+        packed |= {n: t.to(q.device, torch.int32) for n, t in packed.items() if isinstance(t, Tensor)}
+        out = fused_heads(q, k, v, mapping, attention.options(q, k)._replace(**packed))
         return out[0].transpose(0, 1)
     options: dict[str, Any] = {"mapping": mapping, "window": window, "softcap": softcap, "sinks": sinks}
     options |= {"is_causal": is_causal, "scale": scale, "enable_gqa": True, "causal_offset": causal_offset}

@@ -17,7 +17,9 @@ from polymax.kernels.threshold.numba_support import response_weights
 
 
 @kernel
-def gradients(start, stop, inputs, panels, results, places, masks, alphas, sinks, scale, cap, learned, finite, items, drop):
+def gradients(
+    start, stop, inputs, panels, results, places, masks, alphas, sinks, scale, cap, learned, finite, items, drop
+):
     """Gradients of queries, keys, values, alpha, sinks and the mask, added up over parts of the blocks."""
     grad, q, mean, k, v = inputs
     dq, dk, dv, dalpha, dsink, dmask = results

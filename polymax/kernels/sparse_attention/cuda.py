@@ -123,9 +123,9 @@ def sparse_attention_backward(
     new = torch.zeros if options.starts_q is not None or call.empty else torch.empty
     dq, dk, dv = (new(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     dalpha, dsink, common = (new(tau.shape, device=q.device) for _ in range(3))
-    wanted = mask_gradient and options.mask is not None
+    mask = options.mask if mask_gradient else None
     if call.empty:
-        return dq, dk, dv, dalpha, dsink, tau.new_zeros(options.mask.shape if wanted and options.mask is not None else 0)
+        return dq, dk, dv, dalpha, dsink, tau.new_zeros(0 if mask is None else mask.shape)
     strides = (*grad.stride()[:3], *call.strides, *v.stride()[:3], *call.masked)
     sizes = plan.tiles, plan.size
     items = call.sequences * k.shape[1] * plan.tiles
@@ -150,9 +150,9 @@ def sparse_attention_backward(
             *call.places, options.longest_q, items, *sizes, *call.numbers, call.drop, **flags, **call.dropping,
             **call.depths, **call.precise, BM=KEY_ROWS, PACK=PACK, **call.launch("key_gradients"),
         )  # fmt: skip
-        if not wanted or options.mask is None:
+        if mask is None:
             return dq, dk, dv, dalpha, dsink, tau.new_empty(0)
-        dmask, loops = _mask_gradient_like(options.mask, q, k)
+        dmask, loops = _mask_gradient_like(mask, q, k)
         rows_apart, keys_apart = dmask.shape[2] > 1, dmask.shape[3] > 1
         grid = (plan.tiles if keys_apart else 1, plan.blocks if rows_apart else 1, dmask.shape[0] * dmask.shape[1])
         flags.pop("PACKED")
@@ -161,7 +161,7 @@ def sparse_attention_backward(
             *sizes, *call.numbers, call.drop, *loops, **flags, **call.dropping, **call.depths, **call.precise,
             ROWS=rows_apart, KEYS=keys_apart, num_warps=4,
         )  # fmt: skip
-    return dq, dk, dv, dalpha, dsink, dmask.sum_to_size(options.mask.shape)
+    return dq, dk, dv, dalpha, dsink, dmask.sum_to_size(mask.shape)
 
 
 class _Call:

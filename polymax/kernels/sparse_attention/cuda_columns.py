@@ -8,7 +8,17 @@ rows come in order, so that sums are the same from call to call.
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import WIDTH, cap_slope, kept, load_rows, row_states, sequence, slope, units, weight
+from polymax.kernels.sparse_attention.cuda_tile import (
+    WIDTH,
+    cap_slope,
+    kept,
+    load_rows,
+    row_states,
+    sequence,
+    slope,
+    units,
+    weight,
+)
 
 HEIGHT = tl.constexpr(64)
 

@@ -9,6 +9,7 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     cap_slope,
     kept,
     load_rows,
+    part,
     raised,
     row_states,
     sequence,
@@ -111,18 +112,12 @@ def contexts(
         while (worst > 1 + tolerance) & (turn < 24):
             b_w = tl.maximum(b_sink - b_t, 0.0)
             b_f, b_g = weight(b_w, r, R), slope(b_w, r, R)
-            b_f, b_g = _moments(
-                b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, 0, n_before, queries, keys,
-                a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, PRECISION, STAGES,
-            )  # fmt: skip
-            b_f, b_g = _moments(
-                b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, n_before, n_whole, queries,
-                keys, a, r, scale, softcap, left, right, offset, MASK, CAP, False, R, D, BD, PRECISION, STAGES,
-            )  # fmt: skip
-            b_f, b_g = _moments(
-                b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, n_whole, n_all, queries,
-                keys, a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, PRECISION, STAGES,
-            )  # fmt: skip
+            for i_p in tl.static_range(0, 3):
+                begin, end = part(n_before, n_whole, n_all, i_p)
+                b_f, b_g = _moments(
+                    b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end, queries, keys,
+                    a, r, scale, softcap, left, right, offset, MASK, CAP, i_p != 1, R, D, BD, PRECISION, STAGES,
+                )  # fmt: skip
             b_t = raised(b_t, b_f, b_g, a, R)
             worst = tl.max(b_f, 0)
             turn += 1
@@ -132,21 +127,13 @@ def contexts(
         b_n = (b_w > 0).to(tl.int32)
         b_o = tl.zeros((HEIGHT, BV), tl.float32)
         b_mean = tl.zeros((HEIGHT, BV), tl.float32)
-        b_o, b_mean, b_p, b_s, b_n = _sums(
-            b_o, b_mean, b_p, b_s, b_n, b_t, b_q, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            0, n_before, queries, keys, a, r, scale, softcap, left, right, offset, drop, MASK, CAP, DROP, True, R, D, BD, V, BV,
-            PRECISION, STAGES,
-        )  # fmt: skip
-        b_o, b_mean, b_p, b_s, b_n = _sums(
-            b_o, b_mean, b_p, b_s, b_n, b_t, b_q, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            n_before, n_whole, queries, keys, a, r, scale, softcap, left, right, offset, drop, MASK, CAP, DROP, False, R, D, BD, V,
-            BV, PRECISION, STAGES,
-        )  # fmt: skip
-        b_o, b_mean, b_p, b_s, b_n = _sums(
-            b_o, b_mean, b_p, b_s, b_n, b_t, b_q, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            n_whole, n_all, queries, keys, a, r, scale, softcap, left, right, offset, drop, MASK, CAP, DROP, True, R, D, BD, V, BV,
-            PRECISION, STAGES,
-        )  # fmt: skip
+        for i_p in tl.static_range(0, 3):
+            begin, end = part(n_before, n_whole, n_all, i_p)
+            b_o, b_mean, b_p, b_s, b_n = _sums(
+                b_o, b_mean, b_p, b_s, b_n, b_t, b_q, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m,
+                o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop, MASK, CAP, DROP,
+                i_p != 1, R, D, BD, V, BV, PRECISION, STAGES,
+            )  # fmt: skip
         b_good = b_t == b_t
         b_o = b_o * tl.where(b_good, 1 / tl.where(b_p > 0, b_p, 1.0), float("nan"))[:, None]
         b_mean = b_mean / tl.where(b_s > 0, b_s, 1.0)[:, None]
@@ -183,8 +170,8 @@ def _moments(
 def _sums(
     b_o, b_mean, b_p, b_s, b_n, b_t, b_q, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
     begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
-    MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
         o_n = tl.load(p_tiles + i_t) * WIDTH + tl.arange(0, WIDTH)
@@ -308,24 +295,13 @@ def query_gradients(
             b_da += b_dsink * alpha_slope(b_w, a)
         b_state = row_states(p_seed, o_row) if DROP else o_m
         b_dq = tl.zeros((HEIGHT, BD), tl.float32)
-        b_dq, b_da = _row_slopes(
-            b_dq, b_da, b_t, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            0, n_before, queries, keys, a, r, scale, softcap, left, right, offset, drop, LEARNED, MASK, CAP, DROP, True, R, D, BD,
-            V,
-            BV, PRECISION, STAGES,
-        )  # fmt: skip
-        b_dq, b_da = _row_slopes(
-            b_dq, b_da, b_t, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            n_before, n_whole, queries, keys, a, r, scale, softcap, left, right, offset, drop, LEARNED, MASK, CAP, DROP, False, R,
-            D,
-            BD, V, BV, PRECISION, STAGES,
-        )  # fmt: skip
-        b_dq, b_da = _row_slopes(
-            b_dq, b_da, b_t, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            n_whole, n_all, queries, keys, a, r, scale, softcap, left, right, offset, drop, LEARNED, MASK, CAP, DROP, True, R, D,
-            BD,
-            V, BV, PRECISION, STAGES,
-        )  # fmt: skip
+        for i_p in tl.static_range(0, 3):
+            begin, end = part(n_before, n_whole, n_all, i_p)
+            b_dq, b_da = _row_slopes(
+                b_dq, b_da, b_t, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m,
+                o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop, LEARNED, MASK,
+                CAP, DROP, i_p != 1, R, D, BD, V, BV, PRECISION, STAGES,
+            )  # fmt: skip
         b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
         m_tile = m_rows[:, None] & (o_d < D)[None, :]
         tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
@@ -336,10 +312,11 @@ def query_gradients(
 
 @triton.jit
 def _row_slopes(
-    b_dq, b_da, b_t, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v, begin, end,
-    queries, keys, a, r, scale, softcap, left, right, offset, drop,
-    LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
-    BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    b_dq, b_da, b_t, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
+    begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+    LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
         o_n = tl.load(p_tiles + i_t) * WIDTH + tl.arange(0, WIDTH)

@@ -41,6 +41,18 @@ def reach(m_0, queries, keys, left, right, offset, BM: tl.constexpr):
 
 
 @triton.jit
+def part(n_before, n_whole, n_all, I: tl.constexpr):
+    """Part I of three of a block's tiles: before those that all rows see whole, these, and after them."""
+    if I == 0:
+        begin, end = n_before * 0, n_before
+    elif I == 1:
+        begin, end = n_before, n_whole
+    else:
+        begin, end = n_whole, n_all
+    return begin, end
+
+
+@triton.jit
 def units(
     b_raw,
     o_m,
