@@ -38,7 +38,7 @@ def softmax_attention(
         q, k, v, mask = _Inputs.apply(seen, *inputs)
     out = scaled_dot_product_attention(q, k, v, mask, enable_gqa=k.shape[1] != q.shape[1], **numbers)
     if watched:
-        out = _Output.apply(seen, out)
+        out.register_hook(seen.note)
     return out if dead is None else out.masked_fill(dead, 0)
 
 
@@ -53,26 +53,15 @@ def _whole_mask(mask: Tensor | None, pattern: Pattern, q: Tensor, k: Tensor) -> 
 
 
 class _Seen:
-    """What the two functions around torch's kernel tell each other: how it was called, and the gradient it got."""
+    """How torch's kernel was called, and the gradient that came to it where second derivatives will be asked for."""
 
     def __init__(self, causal: bool, scale: float | None) -> None:
         self.causal, self.scale = causal, scale
         self.grad: Tensor | None = None
 
-
-class _Output(Function):
-    """The output of torch's kernel; its gradient is noted where second derivatives will be asked for."""
-
-    @staticmethod
-    def forward(ctx: Any, seen: _Seen, out: Tensor) -> Tensor:
-        ctx.seen = seen
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+    def note(self, grad: Tensor) -> None:
         if torch.is_grad_enabled():
-            ctx.seen.grad = grad
-        return None, grad
+            self.grad = grad
 
 
 class _Inputs(Function):

@@ -27,7 +27,7 @@ def attention(
     cache: Any = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention as models call it: the context (N, L, heads, V), and the weights (N, heads, L, S) if they are asked for.
+    """Attention as models call it: the context (N, L, heads, V), and weights (N, heads, L, S) if they are asked for.
 
     Where they are not, it is `pm.nn.scaled_dot_product_attention`, which need not hold all weights at once.
 

@@ -20,6 +20,7 @@ from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_attention.dropout import threshold
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_attention.tiles import HEIGHT, LONGEST, layout, lists_like
+from polymax.kernels.triton_launch import Launches, Remembered, kind
 from polymax.kernels.triton_math import ceil_power, on_device
 
 # warps, steps of a loop that are loaded ahead, and registers of a thread (0: as the compiler likes), for heads of up to
@@ -56,51 +57,43 @@ def sparse_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     options = Options(*given)
     q, k, v = _rows(q), _rows(k), _rows(v)
-    call = _Call(q, k, v, options)
-    B, H, L, _ = q.shape
-    plan, heads = call.plan, call.sequences * H
+    call = _call_of(q, k, v, None, options)
+    rows = q.shape[:-1]
     # tokens after the last packed sequence are queries that see nothing
-    dead = options.starts_q is not None or call.empty
-    new = torch.zeros if dead else torch.empty
-    notes = torch.empty(heads * plan.size, dtype=torch.int32, device=q.device)
-    tau = torch.full((B, H, L), torch.inf, device=q.device) if dead else torch.empty((B, H, L), device=q.device)
-    lists = call.lists()
+    new = torch.zeros if call.dead else torch.empty
+    notes = torch.empty(call.heads * call.plan.size, dtype=torch.int32, device=q.device)
+    tau = torch.full(rows, torch.inf, device=q.device) if call.dead else torch.empty(rows, device=q.device)
+    lists = lists_like(q, options.longest_k) if q.is_cuda else _short_lists(rows)
     if call.empty:
         out, mean, support = _contexts_like(q, v, new)
         return out, mean, tau, support, notes, lists
-    bm = SCAN_ROWS if options.longest_q > HEIGHT else HEIGHT
-    blocks = -(-options.longest_q // bm)
-    scanning = min(blocks * heads, _programs(q, RESIDENT["scan"]))
-    collecting = min(plan.blocks * heads, _programs(q, RESIDENT["collect"]))
-    # maxima of tiles, and then bits
-    size = max(scanning * bm * plan.tiles, collecting * STRETCH * HEIGHT * 2)
-    scratch = torch.empty(size, device=q.device)
+    marks, seed = _marks(q, options), q if options.seed is None else options.seed
     with on_device(q):
-        scan[(scanning,)](
-            q, k, *call.marks, scratch, tau, notes, *call.strides, *call.masked, *call.places, options.longest_q,
-            blocks * heads, blocks, plan.tiles, plan.size, *call.numbers, **call.flags, **call.depth, **call.precise,
-            BM=bm, CHUNK=CHUNK, LONGEST=LONGEST, **call.launch("scan"),
-        )  # fmt: skip
-        collect[(collecting,)](
-            q, k, *call.marks, scratch.view(torch.int32), tau, notes, lists, *call.strides, *call.masked, *call.places,
-            options.longest_q, plan.blocks * heads, plan.blocks, plan.tiles, plan.size, *call.numbers, **call.flags,
-            **call.depth, **call.precise, LONGEST=LONGEST, STRETCH=STRETCH, SLOTS=SLOTS, **call.launch("collect"),
-        )  # fmt: skip
+        # maxima of tiles, and then bits
+        scratch = torch.empty(call.scratch, device=q.device)
+        call.launch(scan, call.scan_grid, (q, k, *marks, scratch, tau, notes, *call.scan), call.scan_constants)
+        scratch = scratch.view(torch.int32)
+        call.launch(
+            collect,
+            call.collect_grid,
+            (q, k, *marks, scratch, tau, notes, lists, *call.collect),
+            call.collect_constants,
+        )
         # what follows may take its memory
         del scratch
         out, mean, support = _contexts_like(q, v, new)
-        tolerance = _tolerance(options)
-        listed_contexts[(-(-options.longest_q // _list_rows(q)), heads)](
-            q, k, v, *call.marks, call.seed, notes, lists, tau, support, out, mean, *call.strides, *v.stride()[:3],
-            *call.masked, *call.places, options.longest_q, plan.blocks, plan.tiles, plan.size, *call.numbers[:3],
-            call.drop, tolerance, **call.flags, **call.dropping, **call.depths, LONGEST=LONGEST, ROWS=_list_rows(q),
-            PART=call.part("listed_contexts"), num_warps=1,
-        )  # fmt: skip
-        contexts[(plan.blocks, heads)](
-            q, k, v, *call.marks, call.seed, notes, tau, support, out, mean, *call.strides, *v.stride()[:3],
-            *call.masked, *call.places, plan.blocks, plan.tiles, plan.size, *call.numbers, call.drop, tolerance,
-            **call.flags, **call.dropping, **call.depths, **call.precise, **call.launch("contexts"),
-        )  # fmt: skip
+        call.launch(
+            listed_contexts,
+            call.row_grid,
+            (q, k, v, *marks, seed, notes, lists, tau, support, out, mean, *call.listed),
+            call.listed_constants,
+        )
+        call.launch(
+            contexts,
+            call.block_grid,
+            (q, k, v, *marks, seed, notes, tau, support, out, mean, *call.tiled),
+            call.tiled_constants,
+        )
     return out, mean, tau, support, notes, lists
 
 
@@ -118,99 +111,156 @@ def sparse_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     options = Options(*given)
     grad, q, k, v = _rows(grad), _rows(q), _rows(k), _rows(v)
-    call = _Call(q, k, v, options)
-    plan, heads = call.plan, call.sequences * q.shape[1]
-    new = torch.zeros if options.starts_q is not None or call.empty else torch.empty
+    call = _call_of(q, k, v, grad, options)
+    new = torch.zeros if call.dead else torch.empty
     dq, dk, dv = (new(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     dalpha, dsink, common = (new(tau.shape, device=q.device) for _ in range(3))
     mask = options.mask if mask_gradient else None
     if call.empty:
         return dq, dk, dv, dalpha, dsink, tau.new_zeros(0 if mask is None else mask.shape)
-    strides = (*grad.stride()[:3], *call.strides, *v.stride()[:3], *call.masked)
-    sizes = plan.tiles, plan.size
-    items = call.sequences * k.shape[1] * plan.tiles
-    programs = min(items, _programs(q, RESIDENT["key_gradients"]))
-    rows = torch.empty(programs * options.longest_q, dtype=torch.int32, device=q.device)
-    of_alpha, of_mask, _, of_q, of_k = call.marks
-    flags = {name: value for name, value in call.flags.items() if name != "SINKS"}
+    marks, seed = _marks(q, options), q if options.seed is None else options.seed
+    of_alpha, of_mask, _, of_q, of_k = marks
     with on_device(q):
-        listed_gradients[(-(-options.longest_q // _list_rows(q)), heads)](
-            grad, q, k, v, mean, *call.marks, call.seed, notes, lists, tau, common, dq, dalpha, dsink, *strides,
-            *call.places, options.longest_q, plan.blocks, *sizes, *call.numbers[:3], call.drop, FEW, **call.flags,
-            **call.dropping, **call.depths, LONGEST=LONGEST, ROWS=_list_rows(q), PART=call.part("listed_gradients"),
-            num_warps=1,
-        )  # fmt: skip
-        query_gradients[(plan.blocks, heads)](
-            grad, q, k, v, mean, *call.marks, call.seed, notes, tau, common, dq, dalpha, dsink, *strides, *call.places,
-            plan.blocks, *sizes, *call.numbers, call.drop, FEW, **call.flags, **call.dropping, **call.depths,
-            **call.precise, **call.launch("query_gradients"),
-        )  # fmt: skip
-        key_gradients[(programs,)](
-            grad, q, k, v, of_alpha, of_mask, of_q, of_k, call.seed, notes, tau, common, rows, dk, dv, *strides,
-            *call.places, options.longest_q, items, *sizes, *call.numbers, call.drop, **flags, **call.dropping,
-            **call.depths, **call.precise, BM=KEY_ROWS, PACK=PACK, **call.launch("key_gradients"),
-        )  # fmt: skip
+        rows = torch.empty(call.packing, dtype=torch.int32, device=q.device)
+        call.launch(
+            listed_gradients,
+            call.row_grid,
+            (grad, q, k, v, mean, *marks, seed, notes, lists, tau, common, dq, dalpha, dsink, *call.listed_back),
+            call.listed_back_constants,
+        )
+        call.launch(
+            query_gradients,
+            call.block_grid,
+            (grad, q, k, v, mean, *marks, seed, notes, tau, common, dq, dalpha, dsink, *call.tiled_back),
+            call.tiled_back_constants,
+        )
+        call.launch(
+            key_gradients,
+            call.column_grid,
+            (grad, q, k, v, of_alpha, of_mask, of_q, of_k, seed, notes, tau, common, rows, dk, dv, *call.columns),
+            call.columns_constants,
+        )
         if mask is None:
             return dq, dk, dv, dalpha, dsink, tau.new_empty(0)
         dmask, loops = _mask_gradient_like(mask, q, k)
-        rows_apart, keys_apart = dmask.shape[2] > 1, dmask.shape[3] > 1
-        grid = (plan.tiles if keys_apart else 1, plan.blocks if rows_apart else 1, dmask.shape[0] * dmask.shape[1])
-        flags.pop("PACKED")
-        mask_gradients[grid](
-            grad, q, k, v, of_alpha, of_mask, call.seed, notes, tau, common, dmask, *strides, *call.places, plan.blocks,
-            *sizes, *call.numbers, call.drop, *loops, **flags, **call.dropping, **call.depths, **call.precise,
-            ROWS=rows_apart, KEYS=keys_apart, num_warps=4,
-        )  # fmt: skip
+        apart = {"ROWS": dmask.shape[2] > 1, "KEYS": dmask.shape[3] > 1}
+        grid = (
+            call.plan.tiles if apart["KEYS"] else 1,
+            call.plan.blocks if apart["ROWS"] else 1,
+            dmask.shape[0] * dmask.shape[1],
+        )
+        call.launch(
+            mask_gradients,
+            grid,
+            (grad, q, k, v, of_alpha, of_mask, seed, notes, tau, common, dmask, *call.masks, *loops),
+            {**call.masks_constants, **apart},
+        )
     return dq, dk, dv, dalpha, dsink, dmask.sum_to_size(mask.shape)
 
 
-class _Call:
-    """What the kernels of a call take in common; a tensor that is not there is any other."""
+_CALLS = Remembered()
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
-        self.q, self.options = q, options
-        D, V = q.shape[-1], v.shape[-1]
-        self.sequences = q.shape[0] if options.starts_q is None else len(options.starts_q) - 1
-        self.plan = layout(options.longest_q, options.longest_k)
-        self.empty = q.numel() == 0 or options.longest_q == 0 or options.longest_k == 0
-        alphas, mask, sinks, starts_q, starts_k = options[1:6]
-        self.marks = tuple(q if t is None else t for t in (alphas, mask, sinks, starts_q, starts_k))
-        self.seed = q if options.seed is None else options.seed
+
+def _call_of(q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Options) -> "_Call":
+    """What is known of calls like this one."""
+    tensors = (q, k, v, grad, *options[1:6], options.seed)
+    # in tests, sizes may be set
+    key = (*(kind(t) for t in tensors), options.alpha, options[6:14], q.device, FEW)
+    return _CALLS.get(key) or _CALLS.put(key, _Call(q, k, v, grad, options))
+
+
+class _Call(Launches):
+    """Grids, numbers and constants of all kernels of a call; constants say what a kernel is compiled for."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Options) -> None:
+        super().__init__()
+        (B, H, L, D), G, S, V = q.shape, k.shape[1], k.shape[2], v.shape[-1]
+        alphas, mask, sinks, starts_q, _ = options[1:6]
+        longest_q, longest_k = options.longest_q, options.longest_k
+        sequences = B if starts_q is None else len(starts_q) - 1
+        self.heads, self.plan = sequences * H, layout(longest_q, longest_k)
+        self.empty = q.numel() == 0 or longest_q == 0 or longest_k == 0
+        self.dead = starts_q is not None or self.empty
+        if self.empty:
+            return
+        plan, heads = self.plan, self.heads
+        bm = SCAN_ROWS if longest_q > HEIGHT else HEIGHT
+        blocks = -(-longest_q // bm)
+        scanning = min(blocks * heads, _programs(q, RESIDENT["scan"]))
+        collecting = min(plan.blocks * heads, _programs(q, RESIDENT["collect"]))
+        self.scratch = max(scanning * bm * plan.tiles, collecting * STRETCH * HEIGHT * 2)
+        self.scan_grid, self.collect_grid = (scanning,), (collecting,)
+        # a warp for each row that has a list; the interpreter is faster with more
+        list_rows = 1 if q.is_cuda else 16
+        self.row_grid, self.block_grid = (-(-longest_q // list_rows), heads), (plan.blocks, heads)
+
         left, right = (side if side >= 0 else FAR for side in (options.left, options.right))
-        self.numbers = options.alpha - 1, options.scale, options.softcap, left, right, options.offset
-        self.drop = 0 if options.seed is None else threshold(options.dropout)
-        self.flags = {
+        numbers = options.alpha - 1, options.scale, options.softcap
+        sides = left, right, options.offset
+        drop = 0 if options.seed is None else threshold(options.dropout)
+        # how far the sum of weights may be from 1 before the last step, which squares that where alpha <= 1.5
+        tolerance = 1e-3 if alphas is None and options.alpha <= 1.5 else 2e-6
+        strides = (*q.stride()[:3], *k.stride()[:3])
+        of_v, masked = v.stride()[:3], (0, 0, 0, 0) if mask is None else mask.expand(B, H, L, S).stride()
+        places, sizes = (H, H // G, L, S), (plan.blocks, plan.tiles, plan.size)
+        self.scan = (*strides, *masked, *places, longest_q, blocks * heads, blocks, *sizes[1:], *numbers, *sides)
+        self.collect = (*strides, *masked, *places, longest_q, plan.blocks * heads, *sizes, *numbers, *sides)
+        self.listed = (*strides, *of_v, *masked, *places, longest_q, *sizes, *numbers, drop, tolerance)
+        self.tiled = (*strides, *of_v, *masked, *places, *sizes, *numbers, *sides, drop, tolerance)
+
+        flags = {
             "LEARNED": alphas is not None,
             "SINKS": sinks is not None,
             "PACKED": starts_q is not None,
             "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2,
             "CAP": options.softcap > 0,
             "R": {2.0: 1, 1.5: 2}.get(options.alpha, 0) if alphas is None else 0,
+            "D": D,
+            "BD": max(ceil_power(D), 16),
         }
-        self.dropping = {"DROP": options.seed is not None}
-        self.strides = (*q.stride()[:3], *k.stride()[:3])
-        self.masked = (0, 0, 0, 0) if mask is None else mask.expand(*q.shape[:3], k.shape[2]).stride()
-        self.places = q.shape[1], q.shape[1] // max(k.shape[1], 1), q.shape[2], k.shape[2]
-        self.depth = {"D": D, "BD": max(ceil_power(D), 16)}
-        self.depths = {**self.depth, "V": V, "BV": max(ceil_power(V), 16)}
-        self.precise = {"PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32"}
-        self.deep = max(D, V) > 64
+        more = {**flags, "DROP": options.seed is not None, "V": V, "BV": max(ceil_power(V), 16)}
+        self.deep, self.single = max(D, V) > 64, q.dtype == torch.float32
+        lists = {"LONGEST": LONGEST, "ROWS": list_rows}
+        self.scan_constants = {**flags, **self.launching("scan"), "BM": bm, "CHUNK": CHUNK, "LONGEST": LONGEST}
+        marking = {"LONGEST": LONGEST, "STRETCH": STRETCH, "SLOTS": SLOTS}
+        self.collect_constants = {**flags, **self.launching("collect"), **marking}
+        self.listed_constants = {**more, **lists, "PART": PART["listed_contexts"][self.deep], "num_warps": 1}
+        self.tiled_constants = {**more, **self.launching("contexts")}
+        if grad is None:
+            return
+        back = (*grad.stride()[:3], *strides, *of_v, *masked)
+        items = sequences * G * plan.tiles
+        packing = min(items, _programs(q, RESIDENT["key_gradients"]))
+        self.packing, self.column_grid = packing * longest_q, (packing,)
+        self.listed_back = (*back, *places, longest_q, *sizes, *numbers, drop, FEW)
+        self.tiled_back = (*back, *places, *sizes, *numbers, *sides, drop, FEW)
+        self.columns = (*back, *places, longest_q, items, *sizes[1:], *numbers, *sides, drop)
+        self.masks = (*back, *places, *sizes, *numbers, *sides, drop)
+        self.listed_back_constants = {**more, **lists, "PART": PART["listed_gradients"][self.deep], "num_warps": 1}
+        self.tiled_back_constants = {**more, **self.launching("query_gradients")}
+        without_sinks = {name: value for name, value in more.items() if name != "SINKS"}
+        gathering = {"BM": KEY_ROWS, "PACK": PACK}
+        self.columns_constants = {**without_sinks, **self.launching("key_gradients"), **gathering}
+        dense = {name: value for name, value in without_sinks.items() if name != "PACKED"}
+        self.masks_constants = {**dense, "PRECISION": self.precision(), "num_warps": 4}
 
-    def launch(self, name: str) -> dict[str, int]:
-        """Warps, stages and registers of a kernel."""
+    def precision(self) -> str:
+        return "tf32x3" if self.single else "tf32"
+
+    def launching(self, name: str) -> dict[str, Any]:
+        """Precision, warps, stages and registers of a kernel."""
         warps, stages, registers = LAUNCH[name][self.deep]
-        found = {"num_warps": warps, "STAGES": min(stages, 2) if self.q.dtype == torch.float32 else stages}
+        found = {"PRECISION": self.precision(), "num_warps": warps, "STAGES": min(stages, 2) if self.single else stages}
         return {**found, "maxnreg": registers} if registers else found
 
-    def part(self, name: str) -> int:
-        """Entries of a list that are gathered at once."""
-        return PART[name][self.deep]
 
-    def lists(self) -> Tensor:
-        """Memory for the lists of all rows."""
-        if self.q.is_cuda:
-            return lists_like(self.q, self.options.longest_k)
-        return torch.empty(self.q.shape[:-1].numel() * LONGEST, dtype=torch.int16)
+def _marks(q: Tensor, options: Options) -> tuple[Tensor, ...]:
+    """Tensors that all kernels take; one that is not there is any other."""
+    return tuple(q if t is None else t for t in options[1:6])
+
+
+def _short_lists(rows: torch.Size) -> Tensor:
+    return torch.empty(rows.numel() * LONGEST, dtype=torch.int16)
 
 
 def _contexts_like(q: Tensor, v: Tensor, new: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,16 +287,6 @@ def _mask_gradient_like(mask: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, tup
 
 def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _tolerance(options: Options) -> float:
-    """How far the sum of weights may be from 1 before the last step, which squares that where alpha <= 1.5."""
-    return 1e-3 if options.alphas is None and options.alpha <= 1.5 else 2e-6
-
-
-def _list_rows(q: Tensor) -> int:
-    """Rows of a program that works on lists: a warp for each; the interpreter is faster with more."""
-    return 1 if q.is_cuda else 16
 
 
 def _programs(q: Tensor, resident: int) -> int:
