@@ -156,6 +156,7 @@ class Attention:
 def fused_heads(q: Tensor, k: Tensor, v: Tensor, mapping: Any, options: Options) -> Tensor:
     """Sparse attention of (B, H, L, D) by a mapping that is sparsemax or entmax."""
     alpha = entmax_alpha(mapping)
+    assert alpha is not None, "the mapping is one of those"
     if isinstance(alpha, Tensor):
         # 0 is no alpha: the tensor counts
         options = options._replace(alphas=_at_least(alpha, LEAST_ALPHA).reshape(-1).expand(q.shape[1]))
@@ -221,8 +222,8 @@ class SparseAttention(Function):
 
 def _with(without: Options, *tensors: Tensor | None) -> Options:
     """Options with their tensors, which autograd must see one by one."""
-    names = ("alphas", "mask", "sinks", "starts_q", "starts_k", "seed")
-    return without._replace(**dict(zip(names, tensors, strict=True)))
+    alphas, mask, sinks, starts_q, starts_k, seed = tensors
+    return without._replace(alphas=alphas, mask=mask, sinks=sinks, starts_q=starts_q, starts_k=starts_k, seed=seed)
 
 
 def _recorded(

@@ -58,14 +58,18 @@ def varlen_attention(
     longest_q, longest_k = (int(starts.diff().max()) if len(starts) > 1 else 0 for starts in (starts_q, starts_k))
     attention = Attention(q, k, v, None, 0.0, scale, True, mapping, pattern, softcap, sinks)
     if q.is_cuda and not attention.is_softmax() and attention.obstacle() is None:
-        packed = {"starts_q": starts_q, "starts_k": starts_k, "longest_q": longest_q, "longest_k": longest_k}
-        packed |= {n: t.to(q.device, torch.int32) for n, t in packed.items() if isinstance(t, Tensor)}
-        out = fused_heads(q, k, v, mapping, attention.options(q, k)._replace(**packed))
+        options = attention.options(q, k)._replace(
+            starts_q=starts_q.to(q.device, torch.int32),
+            starts_k=starts_k.to(q.device, torch.int32),
+            longest_q=longest_q,
+            longest_k=longest_k,
+        )
+        out = fused_heads(q, k, v, mapping, options)
         return out[0].transpose(0, 1)
-    options: dict[str, Any] = {"mapping": mapping, "window": window, "softcap": softcap, "sinks": sinks}
-    options |= {"is_causal": is_causal, "scale": scale, "enable_gqa": True, "causal_offset": causal_offset}
+    told: dict[str, Any] = {"mapping": mapping, "window": window, "softcap": softcap, "sinks": sinks}
+    told |= {"is_causal": is_causal, "scale": scale, "enable_gqa": True, "causal_offset": causal_offset}
     bounds = zip(starts_q.tolist(), starts_q.tolist()[1:], starts_k.tolist(), starts_k.tolist()[1:], strict=False)
-    parts = [scaled_dot_product_attention(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d], **options) for a, b, c, d in bounds]
+    parts = [scaled_dot_product_attention(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d], **told) for a, b, c, d in bounds]
     rest = query.new_zeros(1, q.shape[1], len(query) - int(starts_q[-1]), v.shape[-1])
     return torch.cat([*parts, rest], 2)[0].transpose(0, 1)
 

@@ -32,11 +32,11 @@ def softmax_attention(
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     # a compiled backward pass has no derivative in any case
     watched = recorded and not torch.compiler.is_compiling()
-    numbers = {"is_causal": causal, "scale": scale}
     if watched:
         seen = _Seen(causal, scale)
         q, k, v, mask = _Inputs.apply(seen, *inputs)
-    out = scaled_dot_product_attention(q, k, v, mask, enable_gqa=k.shape[1] != q.shape[1], **numbers)
+    shared = k.shape[1] != q.shape[1]
+    out = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=shared)
     if watched:
         out.register_hook(seen.note)
     return out if dead is None else out.masked_fill(dead, 0)
@@ -75,7 +75,7 @@ class _Inputs(Function):
         return tuple(None if t is None else t.view_as(t) for t in inputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled() or ctx.seen.grad is None:
             return None, *grads
         grad, ctx.seen.grad = ctx.seen.grad, None

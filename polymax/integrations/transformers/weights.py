@@ -12,7 +12,7 @@ from torch import nn
 try:
     from transformers.utils.output_capturing import _active_collector
 except ImportError:  # an older Transformers, which does not tell
-    _active_collector = None
+    _active_collector = None  # type: ignore[assignment]
 
 ASKED = "output_attentions"
 
