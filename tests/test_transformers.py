@@ -13,6 +13,7 @@ from polymax.nn.fused_attention import Attention
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 integration = pytest.importorskip("polymax.integrations.transformers")
+BoxedLayer = pytest.importorskip("polymax.integrations.transformers.cache").BoxedLayer
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "initializer_range": 0.5}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -168,6 +169,20 @@ def test_generate(name):
     equal(kept, model.generate(**inputs, **options, use_cache=False), "a cache changes nothing")
     eager, ours = (make(name, kind).generate(**inputs, **options) for kind in ("eager", "polymax_softmax"))
     equal(ours, eager, "softmax generates what eager does")
+
+
+@pytest.mark.parametrize("implementation", ["polymax_entmax", "polymax_softmax"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_cache_with_boxes_generates_the_same(name, options, implementation, device):
+    model = make(name, implementation).to(device)
+    inputs = {key: x.flip(1).repeat(1, 20).to(device) for key, x in batch(name).items()}
+    inputs["attention_mask"] = (torch.arange(140) >= torch.tensor([[0], [30]])).long().to(device)
+    options = {**options, "max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    dense = model.generate(**inputs, **options)
+    boxed = integration.BoxedCache(config=model.config)
+    equal(model.generate(**inputs, **options, past_key_values=boxed), dense, "boxes change nothing")
+    assert any(isinstance(layer, BoxedLayer) for layer in boxed.layers)
 
 
 def test_a_mapping_of_one_s_own():

@@ -13,6 +13,8 @@ from polymax import _check
 from polymax._function import applied, functional
 from polymax.kernels.sparse_attention import reference, sparse_attention, sparse_attention_backward
 from polymax.kernels.sparse_attention.options import Options
+from polymax.kernels.sparse_decoding import sparse_decoding
+from polymax.kernels.sparse_decoding.options import Cached
 from polymax.kernels.widen import wide
 from polymax.mappings import entmax, softmax, sparsemax
 from polymax.nn.adaptive import AdaptiveEntmax
@@ -23,6 +25,8 @@ from polymax.regularizers import Gini, Shannon, Tsallis
 # below these the matrix of all scores is small, and faster
 CPU_KEYS = 1024
 CUDA_QUERIES = 16
+# queries times the heads that share a key: the most that the kernel for a few queries takes
+DECODED_ROWS = 64
 # powers of 1 / (alpha - 1) have few digits left below
 LEAST_ALPHA = 1.001
 
@@ -40,8 +44,9 @@ class Attention:
     enable_gqa: bool
     mapping: Any
     pattern: Pattern
-    softcap: float | None
-    sinks: Tensor | None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    key_boxes: Tensor | None = None
 
     def is_softmax(self) -> bool:
         return self.mapping is softmax or (isinstance(self.mapping, Shannon) and _is_one(self.mapping.gamma))
@@ -114,11 +119,35 @@ class Attention:
             return f"there is no kernel for {q.device.type}"
         if q.dtype == torch.float64:
             return "float64 has no kernel on CUDA"
-        if q.shape[-2] < CUDA_QUERIES:
-            return f"there are fewer than {CUDA_QUERIES} queries, and the matrix of scores is small"
         if max(q.shape[-1], v.shape[-1]) > 256:
             return "heads have more than 256 channels"
-        return None
+        if q.shape[-2] >= CUDA_QUERIES or self.decodes():
+            return None
+        return f"there are fewer than {CUDA_QUERIES} queries, which have no gradient, dropout, or more than 64 rows"
+
+    def decodes(self) -> bool:
+        """True if the kernel for a few queries over a cache takes the call: it has no gradient, and drops nothing."""
+        q, k = self.query, self.key
+        heads, key_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
+        if q.is_cuda and heads // max(key_heads, 1) * q.shape[-2] > DECODED_ROWS:
+            return False
+        alpha = entmax_alpha(self.mapping)
+        inputs = [q, k, self.value, self.attn_mask, self.sinks, alpha if isinstance(alpha, Tensor) else None]
+        recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+        return not recorded and self.dropout_p == 0
+
+    def obstacle_over_pages(self) -> str | None:
+        """Why the kernel for a few queries does not take a call whose keys are pages; None if it does."""
+        alpha = entmax_alpha(self.mapping)
+        if functional() or (self.query.dtype == torch.float64 and self.query.is_cuda):
+            return "torch.func transforms the call, or it is one of float64"
+        if alpha is None or (not isinstance(alpha, Tensor) and not 1 < alpha <= 2):
+            return "the mapping is neither sparsemax nor entmax with alpha in (1, 2]"
+        if self.scale is not None and not self.scale > 0:
+            return "scale is not positive"
+        if not self._same_kind() or max(self.query.shape[-1], self.value.shape[-1]) > 256:
+            return "query, key and value differ in dtype or device, or have more than 256 channels"
+        return None if self.decodes() else "a gradient is asked for, or there are more than 64 rows"
 
     def fused(self) -> Tensor:
         q, k, v = (_four_dims(t) for t in (self.query, self.key, self.value))
@@ -128,6 +157,8 @@ class Attention:
             mask = _mask_four_dims(self.attn_mask, len(shape), self.query.shape[:-3])
         if self.is_softmax():
             out = softmax_attention(q, k, v, mask, self.pattern, self.scale)
+        elif q.is_cuda and q.shape[2] < CUDA_QUERIES:
+            out = decoded_heads(q, k, v, self.mapping, self.cached(k, mask))
         else:
             out = fused_heads(q, k, v, self.mapping, self.options(q, k, mask))
         return out.reshape(*self.query.shape[:-1], v.shape[-1])
@@ -152,19 +183,47 @@ class Attention:
             seed=torch.empty(1, dtype=torch.int64, device=q.device).random_() if self.dropout_p > 0 else None,
         )
 
+    def cached(self, k: Tensor, mask: Tensor | None = None) -> Cached:
+        """What the operator for a few queries takes beside q, k and v; alpha is still that of the mapping."""
+        boxes = self.key_boxes
+        return Cached(
+            boxes=None if boxes is None else boxes.reshape(*k.shape[:2], *boxes.shape[-3:]),
+            table=None,
+            lengths=None,
+            alpha=0.0,
+            alphas=None,
+            mask=mask,
+            sinks=None if self.sinks is None else checked_sinks(self.sinks, self.query),
+            scale=1 / math.sqrt(k.shape[-1]) if self.scale is None else self.scale,
+            softcap=checked_softcap(self.softcap),
+            left=self.pattern.left,
+            right=self.pattern.right,
+            offset=self.pattern.offset,
+        )
+
+
+def decoded_heads(q: Tensor, k: Tensor, v: Tensor, mapping: Any, cached: Cached) -> Tensor:
+    """Sparse attention of a few queries (B, H, L, D) over a cache, without a gradient."""
+    alpha, alphas = _alphas(mapping, q.shape[1])
+    return sparse_decoding(q, k, v, *cached._replace(alpha=alpha, alphas=alphas))[0]
+
 
 def fused_heads(q: Tensor, k: Tensor, v: Tensor, mapping: Any, options: Options) -> Tensor:
     """Sparse attention of (B, H, L, D) by a mapping that is sparsemax or entmax."""
-    alpha = entmax_alpha(mapping)
-    assert alpha is not None, "the mapping is one of those"
-    if isinstance(alpha, Tensor):
-        # 0 is no alpha: the tensor counts
-        options = options._replace(alphas=_at_least(alpha, LEAST_ALPHA).reshape(-1).expand(q.shape[1]))
-    else:
-        options = options._replace(alpha=alpha)
+    alpha, alphas = _alphas(mapping, q.shape[1])
+    options = options._replace(alpha=alpha, alphas=alphas)
     tensors = (options.alphas, options.mask, options.sinks, options.starts_q, options.starts_k, options.seed)
     without = options._replace(alphas=None, mask=None, sinks=None, starts_q=None, starts_k=None, seed=None)
     return applied(SparseAttention, q, k, v, *tensors, without)[0]
+
+
+def _alphas(mapping: Any, heads: int) -> tuple[float, Tensor | None]:
+    """alpha of a mapping as the operators take it: a number, or 0 and a number for each head."""
+    alpha = entmax_alpha(mapping)
+    assert alpha is not None, "the mapping is sparsemax or entmax"
+    if isinstance(alpha, Tensor):
+        return 0.0, _at_least(alpha, LEAST_ALPHA).reshape(-1).expand(heads).contiguous()
+    return alpha, None
 
 
 def _at_least(alpha: Tensor, least: float) -> Tensor:

@@ -25,6 +25,9 @@ def softmax_attention(
         dead = (~mask if mask.dtype == torch.bool else mask == -torch.inf).all(-1, keepdim=True)
         mask = mask | dead if mask.dtype == torch.bool else mask.masked_fill(dead, 0)
         causal = False
+        if mask.shape[-1] < k.shape[2]:
+            # torch's kernels read a row of a mask as it lies
+            mask = mask.expand(*mask.shape[:-1], k.shape[2]).contiguous()
         if q.is_cuda:
             # with a mask, torch's kernels do not share keys between heads
             k, v = grouped(k, q), grouped(v, q)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymax.integrations.transformers.cache import BOXES
 from polymax.integrations.transformers.weights import weights_wanted
 from polymax.nn.attention import Mapping, attention_weights, grouped, scaled_dot_product_attention
 
@@ -52,7 +53,8 @@ def attention(
     }
     drop = dropout if module.training else 0.0
     if not weights_wanted(module, options):
-        context = scaled_dot_product_attention(query, key, value, mask, drop, causal, **told)
+        boxes = getattr(key, BOXES, None)
+        context = scaled_dot_product_attention(query, key, value, mask, drop, causal, key_boxes=boxes, **told)
         return context.transpose(1, 2).contiguous(), None
     weights = nn.functional.dropout(attention_weights(query, key, mask, causal, **told), drop)
     values = grouped(value, query, "value") if told["enable_gqa"] else value

@@ -55,7 +55,7 @@ PACK = 512
 def sparse_attention(
     q: Tensor, k: Tensor, v: Tensor, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    options = Options(*given)
+    options = _with_contiguous(Options(*given))
     q, k, v = _rows(q), _rows(k), _rows(v)
     call = _call_of(q, k, v, None, options)
     rows = q.shape[:-1]
@@ -109,7 +109,7 @@ def sparse_attention_backward(
     mask_gradient: bool,
     *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    options = Options(*given)
+    options = _with_contiguous(Options(*given))
     grad, q, k, v = _rows(grad), _rows(q), _rows(k), _rows(v)
     call = _call_of(q, k, v, grad, options)
     new = torch.zeros if call.dead else torch.empty
@@ -252,6 +252,15 @@ class _Call(Launches):
         warps, stages, registers = LAUNCH[name][self.deep]
         found = {"PRECISION": self.precision(), "num_warps": warps, "STAGES": min(stages, 2) if self.single else stages}
         return {**found, "maxnreg": registers} if registers else found
+
+
+def _with_contiguous(options: Options) -> Options:
+    """Options whose numbers for each head or sequence lie side by side."""
+    alphas, sinks, starts_q, starts_k = (
+        None if t is None else t.contiguous()
+        for t in (options.alphas, options.sinks, options.starts_q, options.starts_k)
+    )
+    return options._replace(alphas=alphas, sinks=sinks, starts_q=starts_q, starts_k=starts_k)
 
 
 def _marks(q: Tensor, options: Options) -> tuple[Tensor, ...]:

@@ -15,10 +15,8 @@ from polymax.kernels.triton_math import ceil_power, on_device
 
 # programs for each multiprocessor that share the pages
 RESIDENT = 6
-# pages whose bounds are looked at at once, for one row and for more
-CHUNK = (64, 16)
-# scores of seeds that are looked at at once, for one row and for more
-SEEDS = (1024, 64)
+# pages whose boxes, and whose bounds, are looked at at once
+BOXES, BOUNDS = 32, 128
 # maxima of pages that are looked at at once, and scores
 MAXIMA, SCORES = 1024, 4096
 # parts of a row's values, and of its pages at most
@@ -27,8 +25,10 @@ PARTS, MOST_PARTS = 16, 64
 
 def sparse_decoding(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     cached = Cached(*given)
+    whole = {n: t.contiguous() for n, t in cached._asdict().items() if n != "mask" and isinstance(t, Tensor)}
+    cached = cached._replace(**whole)
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
-    boxes = None if cached.boxes is None else cached.boxes.contiguous()
+    boxes = cached.boxes
     if cached.mask is not None and cached.mask.dtype != torch.bool:
         # what is added may lift any page
         boxes = None
@@ -92,14 +92,13 @@ class _Call(Launches):
         # the interpreter is faster with few programs
         parts = max(min(PARTS if q.is_cuda else 2, pages), 1)
         self.page_grid, self.row_grid, self.part_grid = (splits, B * G), (rows,), (parts, rows)
-        padded = 1 if group * L == 1 else max(ceil_power(group * L), 16)
+        padded = max(ceil_power(group * L), 16)
         BD, BV = max(ceil_power(D), 16), max(ceil_power(V), 16)
-        seeds = splits * page
         known = boxes is not None
         bounds = rows * pages if known else 0
-        many = B * G * splits * page * padded if known else 0
+        seeds = B * G * splits * 2 * padded if known else 0
         self.splits = [bounds, rows * pages, rows * pages * page, rows * pages, rows, rows * parts * BV]
-        self.splits += [rows * parts, rows * parts, many]
+        self.splits += [rows * parts, rows * parts, seeds]
         # each begins at a multiple of 16 bytes
         self.splits = [-(-n // 4) * 4 for n in self.splits]
         self.scratch = sum(self.splits)
@@ -113,7 +112,7 @@ class _Call(Launches):
         numbers = cached.alpha - 1, cached.scale, cached.softcap, *sides
         tolerance = 1e-3 if cached.alphas is None and cached.alpha <= 1.5 else 2e-6
         self.bounding = (*of_q, *of_k, *of_boxes, *of_mask, of_table, H, group, L, keys, pages, *numbers)
-        self.scoring = (*of_q, *of_k, *of_mask, of_table, H, group, L, keys, pages, seeds, *numbers)
+        self.scoring = (*of_q, *of_k, *of_mask, of_table, H, group, L, keys, pages, *numbers)
         self.finding = (H, L, keys, pages, cached.alpha - 1, *sides, tolerance)
         self.summing = (*of_v, of_table, H, group, L, pages, cached.alpha - 1)
         self.joining = (H, L, parts, cached.alpha - 1)
@@ -124,11 +123,10 @@ class _Call(Launches):
         masked = {"MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2, "CAP": cached.softcap > 0}
         depth = {"ROWS": padded, "D": D, "BD": BD, "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32"}
         size, values = {"PAGE": page}, {"V": V, "BV": BV}
-        single = padded == 1
-        self.bounding_constants = {**learned, **paged, **masked, **depth, **size, "CHUNK": CHUNK[not single]}
+        self.bounding_constants = {**learned, **paged, **masked, **power, **depth, **size, "CHUNK": BOXES}
         self.bounding_constants |= {"num_warps": 4}
         self.scoring_constants = {**learned, **sunk, **paged, "BOXES": known, **masked, **power, **depth, **size}
-        self.scoring_constants |= {"CHUNK": SEEDS[not single], "STAGES": 3, "num_warps": 4}
+        self.scoring_constants |= {"CHUNK": BOUNDS, "PARTS": max(ceil_power(splits), 16), "STAGES": 3, "num_warps": 4}
         self.finding_constants = {**learned, **sunk, **paged, **power, **size, "CHUNK": MAXIMA, "SOME": SCORES // page}
         self.finding_constants |= {"num_warps": 8}
         self.summing_constants = {**learned, **paged, **power, **values, **size, "num_warps": 4}

@@ -58,24 +58,14 @@ def page_start(p_table, i_b, i_p, m_p, table_b, s_b, s_p, PAGED: tl.constexpr):
 
 
 @triton.jit
-def _products(b_q, b_k, ROWS: tl.constexpr, PRECISION: tl.constexpr):
-    """q k^T of (ROWS, BD) and (keys, BD)."""
-    if ROWS == 1:
-        b_raw = tl.sum(b_k.to(tl.float32) * b_q.to(tl.float32), 1)[None, :]
-    else:
-        b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-    return b_raw
-
-
-@triton.jit
 def page_bounds(
     p_q, p_k, p_boxes, p_table, p_lengths, p_alphas, p_mask, p_bounds, p_seeds,
     q_b, q_h, q_l, k_b, k_g, k_p, k_l, x_b, x_g, x_p, mask_b, mask_h, mask_l, mask_s, table_b,
     heads, group, L, S, pages, a1, scale, softcap, left, right, offset,
-    LEARNED: tl.constexpr, PAGED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, ROWS: tl.constexpr,
-    D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    LEARNED: tl.constexpr, PAGED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, R: tl.constexpr,
+    ROWS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Bounds of all pages, (rows, pages), and the scores of the page of each part that has the largest, its seeds."""
+    """Bounds of all pages, (rows, pages); and of the page of each part with the largest, maximum and threshold: seeds."""
     i_s, i_bg = tl.program_id(0), tl.program_id(1)
     shared = heads // group
     i_b, i_g = i_bg // shared, i_bg % shared
@@ -96,7 +86,8 @@ def page_bounds(
         o_box = page_start(p_table, i_b, o_p, m_p, table_b, x_b, x_p, PAGED) + i_g.to(tl.int64) * x_g
         b_low = load_rows(p_boxes, o_box, o_d, m_p, 1, D, BD)
         b_high = load_rows(p_boxes + D, o_box, o_d, m_p, 1, D, BD)
-        b_raw = _products(b_up, b_high, ROWS, PRECISION) + _products(b_down, b_low, ROWS, PRECISION)
+        b_raw = tl.dot(b_up, tl.trans(b_high), input_precision=PRECISION)
+        b_raw = tl.dot(b_down, tl.trans(b_low), b_raw, input_precision=PRECISION)
         if CAP:
             b_u = b_tanh(b_raw * (scale / softcap)) * (softcap * a)[:, None]
         else:
@@ -116,23 +107,28 @@ def page_bounds(
     o_key = at * PAGE + o_n
     b_k = load_rows(p_k + o_k, o_n, o_d, (o_key < keys) & m_some, k_l, D, BD)
     p_rows = p_mask + (i_b.to(tl.int64) * mask_b + i_h.to(tl.int64) * mask_h)[:, None]
+    b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     b_u = units(
-        _products(b_q, b_k, ROWS, PRECISION), i_q, o_key, p_rows, mask_l, mask_s, L, keys, a[:, None], scale, softcap,
+        b_raw, i_q, o_key, p_rows, mask_l, mask_s, L, keys, a[:, None], scale, softcap,
         left, right, first, MASK, CAP, True,
     )  # fmt: skip
     b_u = tl.where(m_some & m_r[:, None], b_u, float("-inf"))
-    p_seed = p_seeds + ((i_bg * tl.num_programs(0) + i_s) * PAGE + o_n)[None, :] * ROWS + o_r[:, None]
-    tl.store(p_seed, b_u)
+    b_top = row_top(b_u)
+    b_none = tl.full((ROWS,), float("-inf"), tl.float32)
+    p_seed = p_seeds + (i_bg * tl.num_programs(0) + i_s) * (2 * ROWS) + o_r
+    tl.store(p_seed, b_top)
+    b_page = _threshold(b_u, b_none, tl.where(b_top == float("-inf"), 0.0, b_top - 1), a, R)
+    tl.store(p_seed + ROWS, tl.where(b_top == float("-inf"), float("-inf"), b_page))
 
 
 @triton.jit
 def page_scores(
     p_q, p_k, p_table, p_lengths, p_alphas, p_mask, p_sinks, p_bounds, p_seeds, p_list, p_scores, p_maxima,
     q_b, q_h, q_l, k_b, k_g, k_p, k_l, mask_b, mask_h, mask_l, mask_s, table_b,
-    heads, group, L, S, pages, seeds, a1, scale, softcap, left, right, offset,
+    heads, group, L, S, pages, a1, scale, softcap, left, right, offset,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PAGED: tl.constexpr, BOXES: tl.constexpr, MASK: tl.constexpr,
     CAP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr,
-    CHUNK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    CHUNK: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Scores (rows, pages, PAGE) of the pages that can matter, and the maximum of each page, -inf for others."""
     i_s, i_bg = tl.program_id(0), tl.program_id(1)
@@ -152,7 +148,9 @@ def page_scores(
         b_sink = tl.full((ROWS,), float("-inf"), tl.float32)
         if SINKS:
             b_sink = tl.load(p_sinks + i_h, mask=m_r, other=0.0).to(tl.float32) * a
-        b_t = _seed_bound(p_seeds + (i_bg * seeds).to(tl.int64) * ROWS, seeds, b_sink, a, R, ROWS, CHUNK)
+        b_t = _seed_bound(
+            p_seeds + i_bg * tl.num_programs(0) * (2 * ROWS), tl.num_programs(0), b_sink, a, R, ROWS, PARTS
+        )
         p_list += i_bg.to(tl.int64) * pages + begin
         count = 0
         for i_c in range(begin, end, CHUNK):
@@ -176,8 +174,9 @@ def page_scores(
         o_k = page_start(p_table, i_b, i_p, i_c < count, table_b, k_b, k_p, PAGED) + i_g.to(tl.int64) * k_g
         o_key = i_p * PAGE + o_n
         b_k = load_rows(p_k + o_k, o_n, o_d, o_key < keys, k_l, D, BD)
+        b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_u = units(
-            _products(b_q, b_k, ROWS, PRECISION), i_q, o_key, p_rows, mask_l, mask_s, L, keys, a[:, None], scale,
+            b_raw, i_q, o_key, p_rows, mask_l, mask_s, L, keys, a[:, None], scale,
             softcap, left, right, first, MASK, CAP, True,
         )  # fmt: skip
         p_tile = p_scores + (o_row[:, None] * pages + i_p) * PAGE + o_n[None, :]
@@ -186,29 +185,29 @@ def page_scores(
 
 
 @triton.jit
-def _seed_bound(p_seeds, seeds, b_sink, a, R: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr):
-    """A lower bound of tau of each row: the threshold of the seeds and the sink, nearly; -inf where they are none."""
-    o_r = tl.arange(0, ROWS)
-    b_top = b_sink
-    for i_c in range(0, seeds, CHUNK):
-        b_top = larger(b_top, row_top(_load_seeds(p_seeds, i_c, seeds, o_r, CHUNK)))
-    r = 1 / a
-    b_t = b_top - 1
-    for _ in range(8):
-        b_over = tl.maximum(b_sink - b_t, 0.0)
-        b_f, b_g = weight(b_over, r, R), slope(b_over, r, R)
-        for i_c in range(0, seeds, CHUNK):
-            b_x = tl.maximum(_load_seeds(p_seeds, i_c, seeds, o_r, CHUNK) - b_t[:, None], 0.0)
-            b_f += tl.sum(weight(b_x, r[:, None], R), 1)
-            b_g += tl.sum(slope(b_x, r[:, None], R), 1)
-        b_t = raised(b_t, b_f, b_g, a, R)
+def _seed_bound(p_seeds, parts, b_sink, a, R: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """A lower bound of tau of each row: the threshold of the maxima of seeds, or that of a page; -inf of none."""
+    o_s, o_r = tl.arange(0, PARTS), tl.arange(0, ROWS)
+    p_seed = p_seeds + o_s[None, :] * (2 * ROWS) + o_r[:, None]
+    m_seed = (o_s < parts)[None, :] & (o_r >= 0)[:, None]
+    b_m = tl.load(p_seed, mask=m_seed, other=float("-inf"))
+    b_top = larger(row_top(b_m), b_sink)
+    b_page = tl.max(tl.load(p_seed + ROWS, mask=m_seed, other=float("-inf")), 1)
+    # Newton's steps need a number to start from
+    b_t = tl.where(b_top == float("-inf"), 0.0, larger(b_top - 1, b_page))
+    b_t = _threshold(b_m, b_sink, b_t, a, R)
     b_t -= MARGIN * (1 + tl.abs(b_t))
     return tl.where(b_top == float("-inf"), float("-inf"), b_t)
 
 
 @triton.jit
-def _load_seeds(p_seeds, i_c, seeds, o_r, CHUNK: tl.constexpr):
-    o_c = i_c + tl.arange(0, CHUNK)
-    m_c = (o_c < seeds)[None, :] & (o_r >= 0)[:, None]
-    ROWS: tl.constexpr = o_r.shape[0]
-    return tl.load(p_seeds + o_c[None, :] * ROWS + o_r[:, None], mask=m_c, other=float("-inf"))
+def _threshold(b_u, b_sink, b_t, a, R: tl.constexpr):
+    """The threshold of rows of scores and their sink, nearly, from one below it."""
+    r = 1 / a
+    for _ in range(8):
+        b_over = tl.maximum(b_sink - b_t, 0.0)
+        b_x = tl.maximum(b_u - b_t[:, None], 0.0)
+        b_f = weight(b_over, r, R) + tl.sum(weight(b_x, r[:, None], R), 1)
+        b_g = slope(b_over, r, R) + tl.sum(slope(b_x, r[:, None], R), 1)
+        b_t = raised(b_t, b_f, b_g, a, R)
+    return b_t
