@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from polymax.kernels.sparse_decoding import reference
@@ -53,9 +52,6 @@ def cache_attention(
     cached = attention.cached(cache.keys)._replace(boxes=cache.boxes, table=cache.table, lengths=cache.lengths)
     if attention.obstacle_over_pages() is None:
         return decoded_heads(query, cache.keys, cache.values, mapping, cached)
-    keys, values = (reference.in_order(t, cache.table) for t in (cache.keys, cache.values))
-    # what lies behind the end of a sequence may be anything
-    held = torch.arange(keys.shape[2], device=keys.device) < cache.lengths[:, None]
-    values = torch.where(held[:, None, :, None], values, 0)
+    keys, values = (reference.in_order(t, cache.table, cache.lengths) for t in (cache.keys, cache.values))
     mask = reference.visible(cached, query.shape[2], keys.shape[2])
     return scaled_dot_product_attention(query, keys, values, mask, **told)

@@ -172,9 +172,9 @@ class KeyValuePages:
             if t.dtype not in (torch.int32, torch.int64) or t.dim() != dims or len(t) != len(self.table):
                 shape = "(batch, pages)" if dims == 2 else "(batch,)"
                 raise ValueError(f"{name} must be {shape} integers; got {t.dtype} {tuple(t.shape)}")
-        shape = (*self.keys.shape[:2], 2, self.keys.shape[3])
-        if self.boxes is not None and self.boxes.shape != shape:
-            raise ValueError(f"boxes must be {shape}; got {tuple(self.boxes.shape)}")
+        expected = (*self.keys.shape[:2], 2, self.keys.shape[3])
+        if self.boxes is not None and self.boxes.shape != expected:
+            raise ValueError(f"boxes must be {expected}; got {tuple(self.boxes.shape)}")
 
     def boxed(self) -> "KeyValuePages":
         """The same pages with the boxes of all that the pool holds."""

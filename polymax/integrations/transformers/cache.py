@@ -37,7 +37,7 @@ class BoxedLayer(DynamicLayer):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.get_seq_length() > 0:
-            self.batch_select_indices(torch.arange(len(self.keys), device=self.device).repeat_interleave(repeats))
+            self.batch_select_indices(torch.arange(len(self.cache.keys), device=self.device).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.get_seq_length() > 0:

@@ -11,12 +11,13 @@ says which pages cannot matter, once some scores are known: the threshold of any
 Only pages that exceed it are read, and values only where weights are not 0.
 
 Without a table, keys are (B, G, S, D), in pages of PAGE neighbours, and query i stands at key offset + i. With a table,
-(B, pages) integers, keys are pages of a pool, (blocks, G, page, D), table[b, n] says where page n of sequence b lies, and
-the queries are the last of the lengths[b] keys of the sequence. A query sees the keys from `left` before it to `right`
-after it; -1 is no limit.
+(B, pages) integers, keys are pages of a pool, (blocks, G, page, D), table[b, n] says where page n of sequence b lies,
+and the queries are the last of the lengths[b] keys of the sequence. A query sees the keys from `left` before it to
+`right` after it; -1 is no limit.
 
 Shapes: q (B, H, L, D); boxes (B, G, pages, 2, D), or (blocks, G, 2, D) with a table; lengths (B,); mask broadcasts to
-(B, H, L, S), without a table; sinks and alphas (H,); the context (B, H, L, V), tau and the size of the support (B, H, L)
+(B, H, L, S), without a table; sinks and alphas (H,); the context (B, H, L, V), tau and the size of the support
+(B, H, L)
 """
 
 from typing import Any

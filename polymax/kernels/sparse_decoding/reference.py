@@ -14,7 +14,7 @@ def sparse_decoding(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tenso
     cached = Cached(*given)
     mask, sides = cached.mask, (cached.left, cached.right, cached.offset)
     if cached.table is not None and cached.lengths is not None:
-        k, v = (in_order(t, cached.table) for t in (k, v))
+        k, v = (in_order(t, cached.table, cached.lengths) for t in (k, v))
         mask, sides = visible(cached, q.shape[2], k.shape[2]), (-1, -1, 0)
     sizes, numbers = (q.shape[2], k.shape[2]), (cached.scale, cached.softcap)
     options = Options(cached.alpha, cached.alphas, mask, cached.sinks, None, None, *sizes, *numbers, *sides)
@@ -22,9 +22,11 @@ def sparse_decoding(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tenso
     return out, tau, support
 
 
-def in_order(pages: Tensor, table: Tensor) -> Tensor:
-    """The keys of each sequence, (B, G, S, D), from pages of a pool."""
-    return pages[table.long()].transpose(1, 2).flatten(2, 3)
+def in_order(pages: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+    """The keys of each sequence, (B, G, S, D), from pages of a pool; 0 behind its end, where a page may hold anything."""
+    found = pages[table.long()].transpose(1, 2).flatten(2, 3)
+    held = torch.arange(found.shape[2], device=found.device) < lengths[:, None]
+    return torch.where(held[:, None, :, None], found, 0)
 
 
 def visible(cached: Cached, queries: int, keys: int) -> Tensor:
