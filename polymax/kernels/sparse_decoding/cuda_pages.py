@@ -63,9 +63,10 @@ def page_bounds(
     q_b, q_h, q_l, k_b, k_g, k_p, k_l, x_b, x_g, x_p, mask_b, mask_h, mask_l, mask_s, table_b,
     heads, group, L, S, pages, a1, scale, softcap, left, right, offset,
     LEARNED: tl.constexpr, PAGED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, R: tl.constexpr,
-    ROWS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Bounds of all pages, (rows, pages); and of the page of each part with the largest, maximum and threshold: seeds."""
+    """Bounds of all pages, (rows, pages); and seeds, maximum and threshold of each part's page of the largest bound."""
     i_s, i_bg = tl.program_id(0), tl.program_id(1)
     shared = heads // group
     i_b, i_g = i_bg // shared, i_bg % shared
@@ -138,7 +139,7 @@ def page_scores(
     keys, first, begin, end = seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED, PAGE)
     part = (end - begin + tl.num_programs(0) - 1) // tl.num_programs(0)
     begin, end = begin + i_s * part, tl.minimum(begin + (i_s + 1) * part, end)
-    o_d, o_n, o_r = tl.arange(0, BD), tl.arange(0, PAGE), tl.arange(0, ROWS)
+    o_d, o_n = tl.arange(0, BD), tl.arange(0, PAGE)
     o_head = i_b.to(tl.int64) * q_b + i_h.to(tl.int64) * q_h
     b_q = load_rows(p_q, (o_head + i_q * q_l), o_d, m_r, 1, D, BD)
     o_row = (i_b * heads + i_h).to(tl.int64) * L + i_q
