@@ -113,7 +113,7 @@ def test_nan_stays_in_its_row():
 def test_operator_passes_opcheck():
     for name in ("sinks", "paged"):
         tensors, cached, boxes = arguments(name)
-        torch.library.opcheck(sparse_decoding, (*tensors, *cached._replace(boxes=boxes)))
+        torch.library.opcheck(sparse_decoding.op, (*tensors, *cached._replace(boxes=boxes)))
 
 
 def filled(lengths, device, channels=8):

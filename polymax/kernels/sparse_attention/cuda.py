@@ -20,7 +20,7 @@ from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_attention.dropout import threshold
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_attention.tiles import HEIGHT, LONGEST, layout, lists_like
-from polymax.kernels.triton_launch import Launches, Remembered, kind
+from polymax.kernels.triton_calls import Launches, Remembered, kind
 from polymax.kernels.triton_math import ceil_power, on_device
 
 # warps, steps of a loop that are loaded ahead, and registers of a thread (0: as the compiler likes), for heads of up to

@@ -10,7 +10,7 @@ from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_decoding.cuda_pages import page_bounds, page_scores
 from polymax.kernels.sparse_decoding.cuda_rows import contexts, thresholds, value_sums
 from polymax.kernels.sparse_decoding.options import PAGE, Cached
-from polymax.kernels.triton_launch import Launches, Remembered, kind
+from polymax.kernels.triton_calls import Launches, Remembered, kind
 from polymax.kernels.triton_math import ceil_power, on_device
 
 # programs for each multiprocessor that share the pages
