@@ -1,5 +1,6 @@
 """Hugging Face Transformers: every mapping as an attention implementation, chosen by name."""
 
+from polymax.integrations.transformers.cache import BoxedCache as BoxedCache
 from polymax.integrations.transformers.forward import attention as attention
 from polymax.integrations.transformers.models import check as check
 from polymax.integrations.transformers.models import load as load
