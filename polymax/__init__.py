@@ -42,6 +42,8 @@ from polymax.losses import Partial as Partial
 from polymax.losses import crf_loss as crf_loss
 from polymax.losses import entmax_loss as entmax_loss
 from polymax.losses import fenchel_young as fenchel_young
+from polymax.losses import linear_entmax_loss as linear_entmax_loss
+from polymax.losses import linear_sparsemax_loss as linear_sparsemax_loss
 from polymax.losses import margin_sparsemap_loss as margin_sparsemap_loss
 from polymax.losses import perceptron_loss as perceptron_loss
 from polymax.losses import smoothed_dp_loss as smoothed_dp_loss
