@@ -118,6 +118,13 @@ from polymax.structures import soft_rank as soft_rank
 from polymax.structures import soft_sort as soft_sort
 from polymax.top_k import TopKSparsemax as TopKSparsemax
 
+# words of a large vocabulary
+from polymax.vocabulary import WordDistribution as WordDistribution
+from polymax.vocabulary import epsilon_perplexity as epsilon_perplexity
+from polymax.vocabulary import jensen_shannon as jensen_shannon
+from polymax.vocabulary import linear_entmax as linear_entmax
+from polymax.vocabulary import sparsemax_score as sparsemax_score
+
 # dynamic time warping
 from polymax.warping import dtw as dtw
 from polymax.warping import smoothed_dtw as smoothed_dtw

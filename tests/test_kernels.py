@@ -18,6 +18,7 @@ ELSEWHERE = {
     **dict.fromkeys(("arborescence", "spanning_tree"), "test_spanning_tree.py"),
     "assignment": "test_assignment.py",
     "sparse_attention": "test_sparse_attention.py",
+    "linear_loss": "test_linear_loss.py",
 }
 GPU = torch.cuda.is_available()
 # the interpreter is slow: few sizes there

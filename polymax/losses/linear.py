@@ -46,7 +46,7 @@ def linear_entmax_loss(
 
     See: Peters, Niculae and Martins 2019, Sparse sequence-to-sequence models, Section 3.2.
     """
-    _check_head(hidden, weight, bias, alpha)
+    check_head(hidden, weight, bias, alpha)
     _check_target(target, hidden, weight, ignore_index)
     _check.number(label_smoothing, "label_smoothing", "in [0, 1]", lambda e: (e >= 0) & (e <= 1))
     cap = checked_softcap(softcap)
@@ -165,15 +165,14 @@ class LinearLoss(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, alphas, target, spread, chosen, top, tau, slope, ids, probs, count = ctx.saved_tensors
+        hidden, weight, bias, alphas, target, spread, chosen, top, tau, slope, *lists = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         given = [torch.zeros_like(top) if g is None else g for g in grads[:3]]
         if torch.is_grad_enabled():
             found = _recorded(given, (hidden, weight, bias, alphas), wanted, target, spread, ctx.alpha, ctx.softcap)
             return (*found, None, None, None, None)
         dh, dw, db = linear_loss_backward(
-            *given, hidden, weight, bias, target, spread, ctx.alpha, alphas, ctx.softcap, chosen, top, tau, ids, probs,
-            count,
+            *given, hidden, weight, bias, target, spread, ctx.alpha, alphas, ctx.softcap, chosen, top, tau, *lists
         )  # fmt: skip
         return (
             dh,
@@ -230,7 +229,7 @@ def checked_softcap(softcap: float | None) -> float:
     return float(softcap)
 
 
-def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor) -> None:
+def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor) -> None:
     _check.floating(hidden, "hidden")
     _check.floating(weight, "weight")
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:

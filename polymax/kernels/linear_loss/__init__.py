@@ -11,6 +11,7 @@ The operator gives what losses are made of, and what their gradients need:
 Above alpha = 1 few words have weight: p is `probs` of the words `ids`, of which a row has `count`. Where a row has more
 than lists hold, or alpha is not in (1, 2], count is FLAT, and p is ((alpha - 1) (x - top) - tau)_+ ^ (1 / (alpha - 1)),
 or exp(x - top - tau) at alpha = 1: it is computed again in blocks. `slope` is the derivative of value in alpha.
+`extent`, (2,) on the CPU, is the number of FLAT rows, and the longest list.
 
 Shapes: hidden (n, d); weight (words, d); bias and spread (words,); target (n,), -1 for a row that does not count;
 value, chosen, mean, top, tau, slope, count (n,); ids and probs (n, capacity)
@@ -44,7 +45,7 @@ def _fake(
     n, wide = hidden.shape[0], torch.promote_types(hidden.dtype, torch.float32)
     rows = [hidden.new_empty(n, dtype=wide) for _ in range(6)]
     lists = [hidden.new_empty((n, capacity(weight.shape[0])), dtype=dtype) for dtype in (torch.int32, wide)]
-    return (*rows, *lists, hidden.new_empty(n, dtype=torch.int32))
+    return (*rows, *lists, hidden.new_empty(n, dtype=torch.int32), torch.empty(2, dtype=torch.int64))
 
 
 def _fake_backward(
@@ -65,6 +66,7 @@ def _fake_backward(
     ids: Tensor,
     probs: Tensor,
     count: Tensor,
+    extent: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return hidden.new_empty(hidden.shape), weight.new_empty(weight.shape), top.new_empty(weight.shape[0])
 
@@ -75,13 +77,13 @@ _INPUTS = (
 )
 linear_loss = declare(
     __name__,
-    f"linear_loss({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"linear_loss({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
 # the gradients of hidden, weight and bias
 linear_loss_backward = declare(
     __name__,
     f"linear_loss_backward(Tensor grad_value, Tensor grad_chosen, Tensor grad_mean, {_INPUTS}, Tensor chosen, "
-    "Tensor top, Tensor tau, Tensor ids, Tensor probs, Tensor count) -> (Tensor, Tensor, Tensor)",
+    "Tensor top, Tensor tau, Tensor ids, Tensor probs, Tensor count, Tensor extent) -> (Tensor, Tensor, Tensor)",
     _fake_backward,
 )

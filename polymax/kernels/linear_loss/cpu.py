@@ -82,6 +82,7 @@ def column_sums(
 STEPS = Steps(
     rows=1024,
     entries=2**21,
+    flat=2**21,
     half=False,
     product=product,
     add_product=add_product,

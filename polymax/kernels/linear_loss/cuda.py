@@ -6,7 +6,7 @@ from torch import Tensor
 
 from polymax.kernels.linear_loss.cuda_flat import flat_slopes, solve_rows
 from polymax.kernels.linear_loss.cuda_lists import add_columns, add_rows
-from polymax.kernels.linear_loss.cuda_scan import scan_rows
+from polymax.kernels.linear_loss.cuda_scan import scan_rows, settle_rows
 from polymax.kernels.linear_loss.passes import (
     FlatRows,
     Lists,
@@ -19,8 +19,10 @@ from polymax.kernels.linear_loss.passes import (
 from polymax.kernels.triton_math import ceil_power, on_device
 from polymax.kernels.widen import wide
 
+# logits of a row that are scanned at once, and by how many warps
+WIDTH, WARPS = 1024, 1
 # entries of a list whose rows are gathered at once, and channels of a program
-PART, CHANNELS = 8, 512
+PART, CHANNELS = 4, 1024
 # logits of a step over whole rows
 CHUNK = 8192
 
@@ -45,6 +47,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype == total.dtype:
         total.addmm_(a, b)
+    elif a.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
         total += product(a, b.mT)
 
@@ -54,11 +58,16 @@ def scan(
 ) -> None:
     rows, words = x.shape
     size = lists.values.shape[1]
-    width = ceil_power(words)
+    width = min(WIDTH, ceil_power(words))
+    given = x if bias is None else bias
+    flags = {"BIAS": bias is not None, "CAP": softcap > 0, "BN": width}
     scan_rows[(rows,)](
-        x, x if bias is None else bias, lists.count if target is None else target, *lists, first, words, alpha - 1,
-        softcap, size, R=_power(alpha), BIAS=bias is not None, CAP=softcap > 0, TARGET=target is not None,
-        BN=width, BK=ceil_power(size), num_warps=min(max(width // 512, 4), 16),
+        x, given, lists.count if target is None else target, lists.count, lists.ids, lists.values, lists.bound,
+        lists.chosen, first, words, alpha - 1, softcap, size, TARGET=target is not None, **flags, num_warps=WARPS,
+    )  # fmt: skip
+    settle_rows[(rows,)](
+        x, given, *lists[:5], first, words, alpha - 1, softcap, size, R=_power(alpha), BK=ceil_power(size), **flags,
+        num_warps=1,
     )  # fmt: skip
 
 
@@ -129,7 +138,9 @@ def _power(alpha: float) -> int:
 
 STEPS = Steps(
     rows=4096,
-    entries=2**24,
+    # 2,048 words of as many rows stay in the second-level cache
+    entries=2**23,
+    flat=2**24,
     half=True,
     product=product,
     add_product=add_product,

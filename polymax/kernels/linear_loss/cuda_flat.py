@@ -19,68 +19,84 @@ def solve_rows(
     p_x, p_bias, p_top, p_value, p_tau, words, alpha, softcap,
     R: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The largest score, the smoothed maximum and the threshold of a row, which is read again at each step."""
+    """The largest score, the smoothed maximum and the threshold of a row, which is read again at each step.
+
+    The first steps are taken on the first scores alone, as if all others were like them: Newton's method may start on
+    either side of the root.
+    """
     i_r = tl.program_id(0).to(tl.int64)
     p_x += i_r * words
     a = alpha - 1
-    b_most = tl.full((BN,), float("-inf"), tl.float32)
-    b_bad = tl.zeros((BN,), tl.int32)
-    for i_n in range(0, words, BN):
-        b_x = _scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP)
-        b_most = tl.maximum(b_most, b_x)
-        b_bad = b_bad | (b_x != b_x).to(tl.int32) | (b_x == float("inf")).to(tl.int32)
-    b_top = tl.max(b_most, 0)
-    bad = tl.max(b_bad, 0) > 0
-    dead = b_top == float("-inf")
-    b_top = tl.where(bad | dead, 0, b_top)
-    if R == -1:
-        b_sums = tl.zeros((BN,), tl.float32)
-        for i_n in range(0, words, BN):
-            b_x = _scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP)
-            b_sums += tl.exp(b_x - b_top)
-        b_tau = tl.log(tl.sum(b_sums))
-        b_value = b_tau
-    else:
-        r = 1 / a
-        b_t = b_top * 0 - 1
-        go = ((bad | dead) == 0).to(tl.int32)
-        turn = 0
-        while go > 0:
-            b_totals = tl.zeros((BN,), tl.float32)
-            b_lowers = tl.zeros((BN,), tl.float32)
-            for i_n in range(0, words, BN):
-                b_x = _scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP)
-                b_low, b_high = powers(tl.maximum(a * (b_x - b_top) - b_t, 0.0), r, R)
-                b_totals += b_high
-                b_lowers += b_low
-            b_total = tl.sum(b_totals)
-            b_step = newton_step(b_total, tl.sum(b_lowers), a, R)
-            b_t += b_step
-            turn += 1
-            # convergence is quadratic, but for alpha = 2, where it ends with the last change of the support
-            tolerance = 1e-6 if R == 1 else 1e-4
-            go = (b_step > tolerance * tl.abs(b_t)).to(tl.int32) * (turn < 40).to(tl.int32)
+    b_first = _scores(p_x, p_bias, tl.arange(0, BN), words, softcap, BIAS, CAP)
+    b_shift = tl.max(b_first, 0)
+    b_shift = tl.where((b_shift > float("-inf")) & (b_shift < float("inf")), b_shift, 0)
+    b_t = b_shift * 0 - 1
+    if R >= 0:
+        share = tl.minimum(BN, words) / words
+        for _ in range(6):
+            b_low, b_high = powers(tl.maximum(a * (b_first - b_shift) - b_t, 0.0), 1 / a, R)
+            b_t += newton_step(tl.sum(b_high) / share, tl.sum(b_low) / share, a, R)
+    b_most = b_shift
+    bad = 0
+    b_total = b_shift * 0
+    b_mean = b_shift * 0
+    go = 1
+    turn = 0
+    while go > 0:
+        b_tops = tl.full((BN,), float("-inf"), tl.float32)
+        b_bad = tl.zeros((BN,), tl.int32)
         b_totals = tl.zeros((BN,), tl.float32)
+        b_lowers = tl.zeros((BN,), tl.float32)
         b_means = tl.zeros((BN,), tl.float32)
         for i_n in range(0, words, BN):
             b_x = _scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP)
-            b_z = a * (b_x - b_top)
-            b_low, b_high = powers(tl.maximum(b_z - b_t, 0.0), r, R)
-            b_totals += b_high
-            b_means += tl.where(b_high > 0, b_high * b_z, 0)
+            b_tops = tl.maximum(b_tops, b_x)
+            b_bad = b_bad | (b_x != b_x).to(tl.int32) | (b_x == float("inf")).to(tl.int32)
+            if R == -1:
+                b_totals += tl.exp(b_x - b_shift)
+            else:
+                b_z = a * (b_x - b_shift)
+                b_low, b_high = powers(tl.maximum(b_z - b_t, 0.0), 1 / a, R)
+                b_totals += b_high
+                b_lowers += b_low
+                b_means += tl.where(b_high > 0, b_high * b_z, 0)
+        b_most = tl.max(b_tops, 0)
+        bad = tl.max(b_bad, 0)
         b_total = tl.sum(b_totals)
-        # the last step makes weights sum to 1
-        if R == 1:
-            b_tau = b_t / b_total
-        elif R == 2:
-            b_tau = b_t / tl.sqrt(b_total)
+        turn += 1
+        if R == -1:
+            # an exponential that overflows, or loses its digits, has the largest score elsewhere
+            go = (b_most > b_shift + 20).to(tl.int32) * (turn < 2).to(tl.int32)
+            b_shift = tl.where(go > 0, b_most, b_shift)
         else:
-            b_tau = b_t * tl.exp2(-a * tl.log2(b_total))
-        b_value = (tl.sum(b_means) / b_total) / alpha + (b_tau + 1) / (alpha * a)
-    b_value = tl.where(dead, float("-inf"), b_value)
+            b_mean = tl.sum(b_means)
+            go = (tl.abs(b_total - 1) > 2e-6).to(tl.int32) * (turn < 40).to(tl.int32)
+            if go > 0:
+                b_step = newton_step(b_total, tl.sum(b_lowers), a, R)
+                # where nothing lies above it, a bound that is sure
+                b_next = tl.where(b_total > 0, b_t + b_step, a * (b_most - b_shift) - 1)
+                go = (b_next != b_t).to(tl.int32)
+                b_t = b_next
+        go = go * (bad == 0).to(tl.int32) * (b_most > float("-inf")).to(tl.int32)
+    b_top = tl.where((b_most > float("-inf")) & (bad == 0), b_most, 0)
+    if R == -1:
+        b_tau = tl.log(b_total) - (b_top - b_shift)
+        b_value = b_tau
+    else:
+        # from the largest score, and with weights that sum to 1
+        b_up = a * (b_top - b_shift)
+        b_tau = b_t - b_up
+        if R == 1:
+            b_tau = b_tau / b_total
+        elif R == 2:
+            b_tau = b_tau / tl.sqrt(b_total)
+        else:
+            b_tau = b_tau * tl.exp2(-a * tl.log2(b_total))
+        b_value = (b_mean / b_total - b_up) / alpha + (b_tau + 1) / (alpha * a)
+    b_value = tl.where(b_most == float("-inf"), float("-inf"), b_value)
     tl.store(p_top + i_r, b_top)
-    tl.store(p_value + i_r, tl.where(bad, float("nan"), b_value))
-    tl.store(p_tau + i_r, tl.where(bad, float("nan"), b_tau))
+    tl.store(p_value + i_r, tl.where(bad > 0, float("nan"), b_value))
+    tl.store(p_tau + i_r, tl.where(bad > 0, float("nan"), b_tau))
 
 
 @triton.jit
@@ -98,7 +114,7 @@ def flat_slopes(
     if R == -1:
         b_p = tl.exp(b_z - b_tau)
     else:
-        b_low, b_p = powers(tl.maximum(a * b_z - b_tau, 0.0), 1 / a, R)
+        _, b_p = powers(tl.maximum(a * b_z - b_tau, 0.0), 1 / a, R)
         b_p = tl.where(b_tau == b_tau, b_p, float("nan"))
     b_dx = b_p * tl.load(p_value + i_r)
     if SPREAD:

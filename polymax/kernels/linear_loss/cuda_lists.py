@@ -51,7 +51,7 @@ def add_columns(
     m_d = o_d < d
     begin, end = tl.load(p_starts + i_w), tl.load(p_starts + i_w + 1)
     if ADDED:
-        b_sum = tl.load(p_dw + i_w * d + o_d, mask=m_d, other=0.0).to(p_coefs.dtype.element_ty)
+        b_sum = tl.load(p_dw + i_w * d + o_d, mask=m_d & (end > begin), other=0.0).to(p_coefs.dtype.element_ty)
     else:
         b_sum = tl.zeros((BD,), p_coefs.dtype.element_ty)
     b_total = tl.zeros((PART,), p_coefs.dtype.element_ty)
@@ -61,6 +61,9 @@ def add_columns(
         b_row = tl.load(p_rows + o_j, mask=o_j < end, other=0)
         b_sum = gathered_sum(b_sum, p_h, b_row, b_c, o_d, m_d, h_stride)
         b_total += b_c
+    # most words have no entry, and then nothing is added
+    if ADDED:
+        m_d &= end > begin
     tl.store(p_dw + i_w * d + o_d, b_sum.to(p_dw.dtype.element_ty), mask=m_d)
     if (i_d == 0) & (end > begin):
         tl.store(p_db + i_w, tl.load(p_db + i_w) + tl.sum(b_total))

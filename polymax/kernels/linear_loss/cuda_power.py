@@ -33,11 +33,11 @@ def powers(b_w, r, R: tl.constexpr):
 
 @triton.jit
 def newton_step(b_total, b_lower, a, R: tl.constexpr):
-    """How far a norm of what exceeds a bound lets the bound rise: Newton's method comes from the left."""
+    """Newton's step on a norm of what exceeds a bound, which is convex: from the left it does not pass the root."""
     if R == 1:
         b_root = b_total * 0 + 1
     elif R == 2:
         b_root = tl.sqrt(b_total)
     else:
         b_root = tl.exp2(tl.log2(tl.where(b_total > 0, b_total, 1)) * (1 - a))
-    return tl.where(b_total > 1, (b_total - b_root) / tl.where(b_lower > 0, b_lower, 1), 0)
+    return tl.where(b_lower > 0, (b_total - b_root) / tl.where(b_lower > 0, b_lower, 1), 0)

@@ -23,12 +23,14 @@ from polymax.kernels.widen import wide
 class Steps:
     """What a device does with blocks of logits, and with lists.
 
-    `rows` and `entries` bound a block: the rows of a product, and its logits. `half` is True if products of half
+    `rows` and `entries` bound a block: the rows of a product, and its logits; `flat` is for logits of rows that are
+    computed in whole, or for their gradients. `half` is True if products of half
     precision are summed in float32; otherwise they are taken of wider copies.
     """
 
     rows: int
     entries: int
+    flat: int
     half: bool
     # a (n, d), b (m, d) -> a b^T (n, m), at least in float32
     product: Callable[[Tensor, Tensor], Tensor]
@@ -110,12 +112,13 @@ def value_and_lists(
     # a row without a candidate has no finite logit: NaN and infinities are for the whole rows
     flat = ((lists.count < 1) | ~lists.top.isfinite()) & counted
     count = torch.where(flat, FLAT, torch.where(counted, lists.count, 0))
-    flats, longest = torch.stack([flat.sum(), count.amax()]).tolist() if n else (0, 0)
-    value, tau, slope, probs = _finished(lists, count, max(longest, 1), alpha, alphas is not None)
+    # work for the device while what was counted comes to the host
+    value, tau, slope, probs = _finished(lists, count, alpha, alphas is not None)
     top = torch.where(lists.top.isfinite(), lists.top, 0)
     chosen = lists.chosen - top
     mean = torch.zeros_like(value)
-    if flats:
+    extent = torch.stack([flat.sum(), count.amax()]).cpu() if n else torch.zeros(2, dtype=torch.int64)
+    if extent[0]:
         at = flat.nonzero().squeeze(1)
         found = _whole_rows(steps, hidden, weight, bias, target, spread, at, alpha, alphas is not None, softcap)
         for all_rows, some in zip((value, chosen, mean, top, tau, slope), found):
@@ -124,7 +127,7 @@ def value_and_lists(
         mean = _linear_mean(hidden, weight, bias, spread, top)
     if target is not None:
         value, chosen, mean = (torch.where(counted, t, 0) for t in (value, chosen, mean))
-    return value, chosen, mean, top, tau, slope, lists.ids, probs, count
+    return value, chosen, mean, top, tau, slope, lists.ids, probs, count, extent
 
 
 def gradients(
@@ -146,6 +149,7 @@ def gradients(
     ids: Tensor,
     probs: Tensor,
     count: Tensor,
+    extent: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient, by the steps of a device."""
     alpha = alpha if alphas is None else float(alphas)
@@ -158,7 +162,7 @@ def gradients(
     dw, db = torch.empty_like(weight, memory_format=torch.contiguous_format), probs.new_zeros(words)
     dh_flat: Tensor | None = None
     at: Any = slice(None)
-    flats, longest = torch.stack([(count < 0).sum(), count.amax()]).tolist() if n else (0, 0)
+    flats, longest = extent.tolist()
     linear = spread is not None and _has_lists(alpha, softcap, spread)
     if flats:
         at = (count < 0).nonzero().squeeze(1) if flats < n else slice(None)
@@ -215,19 +219,15 @@ def _scan_all(
                 break
 
 
-def _finished(
-    lists: Lists, count: Tensor, longest: int, alpha: float, sloped: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _finished(lists: Lists, count: Tensor, alpha: float, sloped: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """value, tau, slope and the weights of lists."""
-    probs = torch.zeros_like(lists.values)
-    if probs.numel() == 0 or not 1 < alpha <= 2:
+    if lists.values.numel() == 0 or not 1 < alpha <= 2:
         nothing = torch.zeros_like(lists.top)
-        return nothing.clone(), nothing.clone(), nothing, probs
-    inside = torch.arange(longest, device=count.device) < count.unsqueeze(1)
-    x = torch.where(inside, lists.values[:, :longest], -torch.inf)
-    probs[:, :longest] = p = threshold(x, alpha, TSALLIS)
-    value, tau, slope = solved(x, p, torch.where(count > 0, lists.top, 0), alpha, sloped)
-    return value, tau, slope, probs
+        return nothing.clone(), nothing.clone(), nothing, torch.zeros_like(lists.values)
+    inside = torch.arange(lists.values.shape[1], device=count.device) < count.unsqueeze(1)
+    x = torch.where(inside, lists.values, -torch.inf)
+    probs = threshold(x, alpha, TSALLIS)
+    return *solved(x, probs, torch.where(count > 0, lists.top, 0), alpha, sloped), probs
 
 
 def _whole_rows(
@@ -244,7 +244,7 @@ def _whole_rows(
 ) -> list[Tensor]:
     """value, chosen, mean, top, tau and slope of rows `at`, from all of their logits."""
     parts = []
-    for some in pieces(len(at), max(2 * steps.entries // len(weight), 1)):
+    for some in pieces(len(at), max(2 * steps.flat // len(weight), 1)):
         rows = at[some]
         x = steps.product(hidden[rows], weight)
         top, value, tau, slope = steps.solve(x, bias, alpha, softcap, sloped)
@@ -314,7 +314,7 @@ def _flat_gradients(
     rows = rows._replace(grad_value=rows.grad_value / unit, grad_mean=rows.grad_mean / unit)
     dh = torch.zeros(hidden.shape, dtype=real, device=hidden.device)
     height = min(len(hidden), steps.rows)
-    for words in pieces(len(weight), max(steps.entries // height, 1)):
+    for words in pieces(len(weight), max(steps.flat // height, 1)):
         w = weight[words].to(operand)
         for some in pieces(len(hidden), steps.rows):
             x = steps.product(hidden[some], w)
@@ -325,7 +325,7 @@ def _flat_gradients(
             if bias is not None:
                 db[words] += dx.sum(0, dtype=real) * unit
             if len(hidden) == height and not scaled:
-                dw[words] = dx.mT @ hidden
+                torch.mm(dx.mT, hidden, out=dw[words]) if dw.dtype == operand else dw[words].copy_(dx.mT @ hidden)
             else:
                 part = steps.product(dx.mT, hidden[some].mT) * unit
                 total = part if some.start == 0 else total + part  # noqa: F821

@@ -76,7 +76,8 @@ def linear_loss(
     n, size = len(hidden), capacity(len(weight))
     count = torch.full((n,), FLAT, dtype=torch.int32, device=x.device)
     ids, probs = count.new_zeros(n, size), value.new_zeros(n, size)
-    return value, chosen.clone(), mean.clone(), top, tau, slope, ids, probs, count
+    extent = torch.tensor([n, 0])
+    return value, chosen.clone(), mean.clone(), top, tau, slope, ids, probs, count, extent
 
 
 def linear_loss_backward(
@@ -97,6 +98,7 @@ def linear_loss_backward(
     ids: Tensor,
     probs: Tensor,
     count: Tensor,
+    extent: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     alpha = alpha if alphas is None else float(alphas)
     x = logits(hidden, weight, bias, softcap)
