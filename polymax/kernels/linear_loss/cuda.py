@@ -138,8 +138,7 @@ def _power(alpha: float) -> int:
 
 STEPS = Steps(
     rows=4096,
-    # 2,048 words of as many rows stay in the second-level cache
-    entries=2**23,
+    entries=2**24,
     flat=2**24,
     half=True,
     product=product,
