@@ -19,6 +19,8 @@ from polymax.kernels.linear_loss.passes import (
 from polymax.kernels.triton_math import ceil_power, on_device
 from polymax.kernels.widen import wide
 
+# torch multiplies half precision to float32 from 2.8 on; before, wider copies of a block are multiplied
+MIXED = hasattr(torch.ops.aten.mm, "dtype")
 # logits of a row that are scanned at once, and by how many warps
 WIDTH, WARPS = 1024, 1
 # entries of a list whose rows are gathered at once, and channels of a program
@@ -38,16 +40,15 @@ def linear_loss_backward(grad_value: Tensor, *args) -> tuple[Tensor, Tensor, Ten
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype in (torch.float16, torch.bfloat16) and a.is_cuda:
+    if MIXED and a.dtype in (torch.float16, torch.bfloat16) and a.is_cuda:
         return torch.mm(a, b.mT, out_dtype=torch.float32)
-    # the interpreter's tensors are on the CPU
     return wide(a) @ wide(b).mT
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype == total.dtype:
         total.addmm_(a, b)
-    elif a.is_cuda:
+    elif MIXED and a.is_cuda:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
         total += product(a, b.mT)
