@@ -127,7 +127,7 @@ from polymax.warping import squared_euclidean as squared_euclidean
 __version__ = "0.1.0"
 
 # modules that are loaded when asked for: matplotlib and what trains are extras
-_LAZY = ("plot", "recipes", "testing")
+_LAZY = ("explore", "plot", "recipes", "testing")
 _MODULES = ("nn",)
 
 # all that is imported above

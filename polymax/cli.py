@@ -88,8 +88,13 @@ def application() -> Any:
     from polymax.recipes.series import commands as series
     from polymax.recipes.training import commands as training
 
+    from polymax.explore.commands import explore
+    from polymax.serve.commands import serve
+
     training.add(app)
     series.add(app)
+    app.command()(explore)
+    app.command()(serve)
     return app
 
 
