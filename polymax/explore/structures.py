@@ -131,44 +131,58 @@ def _panels(structure: Structure, scores: list[Tensor], gammas: Tensor, quick: b
     first = scores[0] / gammas.reshape(-1, 1, 1)
     # transitions are the same at every position
     colder = [first, *(one / gammas.reshape(-1, 1, 1, 1) for one in scores[1:])]
-    sparse = SMOOTHINGS["SparseMap"][0](structure).distribution(*colder)
-    listed_structures = _candidates(structure, scores, sparse)
+    sparse = _sparse(structure, scores, gammas)
+    candidates = _candidates(structure, scores, sparse)
     panels = []
     for name, (make, code) in SMOOTHINGS.items():
         said = code.format(set=f"pm.{type(structure).__name__}()")
         panel: dict[str, Any] = {"name": name, "code": said, "missing": None, "steps": []}
         panels.append(panel)
-        try:
-            if name == "HardMax":
-                panel["steps"] = _hard(structure, scores, listed_structures)
-            else:
+        if name == "HardMax":
+            panel["steps"] = _hard(structure, scores, candidates)
+        elif name == "SparseMap":
+            panel["steps"] = [_step(d.mean, d.prob(candidates), int(d.support_size)) for d in sparse]
+        else:
+            try:
                 smooth = make(structure)
-                found = sparse if name == "SparseMap" else smooth.distribution(*colder)
-                sizes = sparse.support_size.tolist() if name == "SparseMap" else [None] * len(gammas)
-                mean = found.mean if name == "SparseMap" else smooth(*colder)
-                probs = None if quick and name == "LocalMax" else _probabilities(found, listed_structures, len(gammas))
-                panel["steps"] = _steps(mean, sizes, probs)
-        except TypeError as error:
-            # such as the sum over all assignments
-            panel["missing"] = str(error)
-    return {"structures": [_parts_of(y) for y in _each(listed_structures)], "panels": panels}
+                found, mean = smooth.distribution(*colder), smooth(*colder)
+            except TypeError as error:
+                # such as the sum over all assignments
+                panel["missing"] = str(error)
+                continue
+            probs = None if quick and name == "LocalMax" else _probabilities(found, candidates, len(gammas))
+            for k in range(len(gammas)):
+                own = None if probs is None else probs[:, k]
+                panel["steps"].append(_step(_map(lambda t, k=k: t[k], mean), own))
+    return {"structures": [_parts_of(y) for y in _each(candidates)], "panels": panels}
 
 
-def _candidates(structure: Structure, scores: list[Tensor], sparse: Any) -> Any:
+def _sparse(structure: Structure, scores: list[Tensor], gammas: Tensor) -> list[Any]:
+    """SparseMap at each temperature, from the structures of the one before: which it mixes then changes smoothly."""
+    found, solution = [], None
+    for gamma in gammas.tolist():
+        smooth = pm.SparseMap(structure, SOLVER, gamma)
+        distribution = smooth.distribution(*scores, start=solution)
+        found.append(distribution)
+        solution = distribution.solution
+    return found
+
+
+def _candidates(structure: Structure, scores: list[Tensor], sparse: list[Any]) -> Any:
     """Distinct whole structures that SparseMap gives weight at some temperature, the heaviest of them, the best first."""
-    vertices, probs = sparse.listed()
-    best = structure.map(*scores)
-    first = vertices[0] if isinstance(vertices, tuple) else vertices
+    supports = [one.support() for one in sparse]
+    first = torch.cat([y[0] if isinstance(y, tuple) else y for y, _ in supports])
+    weights = torch.cat([p for _, p in supports])
     packed = np.packbits(first.flatten(1).numpy() > 0, axis=1)
     _, chosen, place = np.unique(packed, axis=0, return_index=True, return_inverse=True)
     distinct = first[torch.from_numpy(chosen)]
-    heaviest = torch.zeros(len(distinct), dtype=probs.dtype)
-    heaviest.scatter_reduce_(0, torch.from_numpy(place.reshape(-1)), probs[probs != 0], "amax")
+    heaviest = torch.zeros(len(distinct), dtype=weights.dtype)
+    heaviest.scatter_reduce_(0, torch.from_numpy(place.reshape(-1)), weights, "amax")
+    best = structure.map(*scores)
     top = best[0] if isinstance(best, tuple) else best
     heaviest[(distinct == top).flatten(1).all(1)] = 2.0
     order = heaviest.argsort(descending=True, stable=True)[:LISTED]
-    order = order[heaviest[order] > 0]
-    return structure.complete(distinct[order])
+    return structure.complete(distinct[order[heaviest[order] > 0]])
 
 
 def _each(structures: Any) -> list[Tensor]:
@@ -183,8 +197,8 @@ def _parts_of(y: Tensor) -> list[list[int]]:
 def _hard(structure: Structure, scores: list[Tensor], candidates: Any) -> list[dict[str, Any]]:
     y = structure.map(*scores)
     first = y[0] if isinstance(y, tuple) else y
-    same = [float(torch.equal(one, first)) for one in _each(candidates)]
-    return [{**_expected(y), "probabilities": same, "size": 1}]
+    same = torch.tensor([float(torch.equal(one, first)) for one in _each(candidates)])
+    return [_step(y, same, 1)]
 
 
 def _probabilities(found: Any, candidates: Any, count: int) -> Tensor:
@@ -192,13 +206,8 @@ def _probabilities(found: Any, candidates: Any, count: int) -> Tensor:
     return found.log_prob(_map(lambda t: t.unsqueeze(1).expand(-1, count, *t.shape[1:]), candidates)).exp()
 
 
-def _steps(mean: Any, sizes: Sequence[int | None], probs: Tensor | None) -> list[dict[str, Any]]:
-    steps = []
-    for k, size in enumerate(sizes):
-        own = _map(lambda t, k=k: t[k], mean)
-        shares = None if probs is None else listed(probs[:, k], 4)
-        steps.append({**_expected(own), "probabilities": shares, "size": size})
-    return steps
+def _step(mean: Any, probs: Tensor | None, size: int | None = None) -> dict[str, Any]:
+    return {**_expected(mean), "probabilities": None if probs is None else listed(probs, 4), "size": size}
 
 
 def _expected(mu: Any) -> dict[str, Any]:
