@@ -8,6 +8,7 @@ import polymax as pm
 from polymax.explore import mappings, scores, structures
 from polymax.explore.attention_file import AttentionFile
 from polymax.explore.numbers import listed
+from polymax.recipes.training.settings import use_threads
 from polymax.serve.batches import Batcher
 from polymax.serve.predictions import Served
 from polymax.serve.predictions import routes as predictions
@@ -51,8 +52,7 @@ def page_files() -> dict[str, Answer]:
 
 
 def _routes(attention: AttentionFile | None, limits: Limits) -> Mapping[tuple[str, str], Route]:
-    # one thread computes: kernels use all cores by themselves
-    worker = Batcher(lambda jobs: [job() for job in jobs], most=1, wait=0.0)
+    worker = Batcher(_work, most=1, wait=0.0)
 
     def computed(make: Callable[[dict[str, Any]], Any]) -> Route:
         def route(rest: list[str], body: Any) -> Answer:
@@ -93,6 +93,12 @@ def _routes(attention: AttentionFile | None, limits: Limits) -> Mapping[tuple[st
         ("POST", "/api/scores"): computed(_scores),
         ("POST", "/api/structure"): computed(_structure),
     }
+
+
+def _work(jobs: list[Callable[[], Any]]) -> list[Any]:
+    # what is drawn is small: threads would only wait for each other, and for those of other programs
+    with use_threads(1):
+        return [job() for job in jobs]
 
 
 def _mapping(body: dict[str, Any]) -> dict[str, Any]:
