@@ -85,10 +85,9 @@ def application() -> Any:
                     temporary.write_text(text, encoding="utf-8")
                 console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
+    from polymax.explore.commands import explore
     from polymax.recipes.series import commands as series
     from polymax.recipes.training import commands as training
-
-    from polymax.explore.commands import explore
     from polymax.serve.commands import serve
 
     training.add(app)

@@ -22,7 +22,9 @@ def test_the_line_of_python_gives_the_weights(name):
     x = torch.tensor([0.3, 1.2, -0.4, 1.0], dtype=torch.float64)
     gamma = {"gamma": 0.5} if MAPPINGS[name].has_gamma else {}
     data = pm.explore.mapping(x, name, **gamma).data
-    assert_close(torch.tensor(data["weights"], dtype=x.dtype), eval(data["code"], {"pm": pm, "x": x}), atol=1e-4, rtol=0)
+    assert_close(
+        torch.tensor(data["weights"], dtype=x.dtype), eval(data["code"], {"pm": pm, "x": x}), atol=1e-4, rtol=0
+    )
     assert data["support"] == sum(weight > 0 for weight in data["weights"])
     if data["path"]:
         near = min(range(len(data["path"]["gammas"])), key=lambda k: abs(data["path"]["gammas"][k] - 0.5))
@@ -63,7 +65,9 @@ def test_panels_are_what_smoothings_give(name):
         smoothings["Marginals"] = pm.Marginals(set_, gamma=2.0)
     if not panels["LocalMax"]["missing"]:
         smoothings["LocalMax"] = pm.LocalMax(set_, pm.Gini(2.0))
-    assert {"Marginals", "LocalMax"} - set(smoothings) <= {"SpanningTree": {"LocalMax"}}.get(name, {"Marginals", "LocalMax"})
+    assert {"Marginals", "LocalMax"} - set(smoothings) <= {"SpanningTree": {"LocalMax"}}.get(
+        name, {"Marginals", "LocalMax"}
+    )
     for smoothing, smooth in smoothings.items():
         mu = smooth(*scores)
         first = mu[0] if isinstance(mu, tuple) else mu
@@ -111,9 +115,10 @@ def test_attention_of_models_is_kept_as_it_is(tmp_path):
         for head in range(2):
             starts, columns, values = stored.head(layer, head)
             full = torch.zeros(600, 600)
-            full[torch.arange(600).repeat_interleave(torch.from_numpy(np.diff(starts.astype(np.int64)))), columns.astype(int)] = (
-                torch.from_numpy(values.astype(np.float32))
-            )
+            full[
+                torch.arange(600).repeat_interleave(torch.from_numpy(np.diff(starts.astype(np.int64)))),
+                columns.astype(int),
+            ] = torch.from_numpy(values.astype(np.float32))
             assert torch.equal(full > 0, weights[layer][0, head] > 0)
             assert_close(full, weights[layer][0, head], atol=6e-4, rtol=1e-3)
             assert stored.support[layer][head] == pytest.approx(float((full > 0).sum(1).float().mean()), abs=1e-3)

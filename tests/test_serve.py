@@ -156,12 +156,17 @@ def test_waiting_is_limited_in_number_and_time():
 
 def test_slow_and_killed_clients_hold_up_nobody(server):
     slow = []
-    for sent in (b"", b"POST /api/pre", b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"):
+    for sent in (
+        b"",
+        b"POST /api/pre",
+        b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{",
+    ):
         client = socket.create_connection(server.server_address[:2])
         client.sendall(sent)
         slow.append(client)
     body = json.dumps({"inputs": ["Anna sings."]}).encode()
-    head = f"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    about = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST /api/predict HTTP/1.1\r\n{about}\r\n\r\n"
     for _ in range(20):
         # gone before the answer comes, without a word
         killed = socket.create_connection(server.server_address[:2])
@@ -180,11 +185,14 @@ def test_slow_and_killed_clients_hold_up_nobody(server):
 def test_a_dripping_client_is_let_go(server):
     client = socket.create_connection(server.server_address[:2])
     start = time.monotonic()
-    with pytest.raises(OSError):
-        while time.monotonic() - start < 5:
+    while time.monotonic() - start < 4:
+        try:
             client.sendall(b"x")
-            time.sleep(0.1)
-    assert time.monotonic() - start < 4
+        except OSError:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the server still listens")
     client.close()
 
 
@@ -208,4 +216,3 @@ def test_a_connection_brings_several_requests(server):
         connection.request("GET", "/api/health")
         assert json.loads(connection.getresponse().read()) == {"status": "ok"}
     connection.close()
-

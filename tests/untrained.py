@@ -6,7 +6,7 @@ from polymax.recipes.training.settings import made
 from polymax.recipes.training.task import Trained, named
 
 SMALL = {"hidden": 8, "embedding": 8}
-TREE = "1\tShe\t_\tPRON\t_\t_\t2\tnsubj\t_\t_\n2\tsings\t_\tVERB\t_\t_\t0\troot\t_\t_\n3\tsongs\t_\tNOUN\t_\t_\t2\tobj\t_\t_\n\n"
+WORDS = (("She", "PRON", 2, "nsubj"), ("sings", "VERB", 0, "root"), ("songs", "NOUN", 2, "obj"))
 
 
 def untrained(name, examples, **options):
@@ -26,5 +26,6 @@ def tagger(loss="sparsemap"):
 def parser(folder, loss="sparsemap"):
     """A dependency parser of three relations."""
     file = folder / "tree.conllu"
-    file.write_text(TREE, encoding="utf-8")
+    lines = [f"{k}\t{form}\t_\t{tag}\t_\t_\t{head}\t{name}\t_\t_" for k, (form, tag, head, name) in enumerate(WORDS, 1)]
+    file.write_text("\n".join(lines) + "\n\n", encoding="utf-8")
     return untrained("parse", list(read_conllu(file)), loss=loss)

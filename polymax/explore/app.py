@@ -79,7 +79,9 @@ def _routes(attention: AttentionFile | None, limits: Limits) -> Mapping[tuple[st
                 name: {"gamma": choice.has_gamma, "parameters": {k: v._asdict() for k, v in choice.parameters.items()}}
                 for name, choice in mappings.MAPPINGS.items()
             },
-            "sets": {kind.__name__: {"draws": about.draws, "noun": about.noun} for kind, about in structures.KINDS.items()},
+            "sets": {
+                kind.__name__: {"draws": about.draws, "noun": about.noun} for kind, about in structures.KINDS.items()
+            },
             "most": structures.MOST,
             "sentence": scores.SENTENCE,
             "other": scores.OTHER,

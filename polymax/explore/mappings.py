@@ -56,7 +56,7 @@ def mapping(
     labels: Sequence[str] | None = None,
     **parameters: float,
 ) -> Picture:
-    """A picture of a mapping: weights of scores (n,), their path over temperatures, and the triangle of the first three.
+    """A picture of a mapping: weights of scores (n,), their path over temperatures, the triangle of the first three.
 
     `name` is that of a mapping, and `parameters` are its own: gamma, alpha, p, strength, upper or k.
 

@@ -13,12 +13,43 @@ OTHER = "elle a vu l'homme avec un télescope"
 TAGS = ("PRON", "VERB", "DET", "NOUN", "ADP")
 
 # what readers of that sentence would say, with its two readings: parts, and how much is added to their scores
-_HEADS = ["<root> saw 3", "saw she 2.6", "man the 2.6", "saw man 2.4", "saw with 1.5", "man with 1.4", "with telescope 2.4"]
+_HEADS = [
+    "<root> saw 3",
+    "saw she 2.6",
+    "man the 2.6",
+    "saw man 2.4",
+    "saw with 1.5",
+    "man with 1.4",
+    "with telescope 2.4",
+]
 _KNOWN: dict[str, list[str]] = {
-    "Chain": ["she PRON 2.5", "saw VERB 2", "saw NOUN 1.6", "the DET 2.5", "man NOUN 2", "man VERB 1.4", "with ADP 2.5"],
+    "Chain": [
+        "she PRON 2.5",
+        "saw VERB 2",
+        "saw NOUN 1.6",
+        "the DET 2.5",
+        "man NOUN 2",
+        "man VERB 1.4",
+        "with ADP 2.5",
+    ],
     "ProjectiveTree": [*_HEADS, "telescope a 2.6"],
-    "SpanTree": ["the man 2.4", "a telescope 2.4", "with telescope 2", "the telescope 1.1", "saw man 1", "saw telescope 2"],
-    "Alignment": ["she elle 2", "saw vu 2", "man l'homme 2", "with avec 2", "a un 2", "telescope télescope 2", "saw a 1.4"],
+    "SpanTree": [
+        "the man 2.4",
+        "a telescope 2.4",
+        "with telescope 2",
+        "the telescope 1.1",
+        "saw man 1",
+        "saw telescope 2",
+    ],
+    "Alignment": [
+        "she elle 2",
+        "saw vu 2",
+        "man l'homme 2",
+        "with avec 2",
+        "a un 2",
+        "telescope télescope 2",
+        "saw a 1.4",
+    ],
 }
 _KNOWN["Chain"] += ["a DET 2.5", "telescope NOUN 2"]
 _KNOWN["SpanningTree"], _KNOWN["Assignment"] = _KNOWN["ProjectiveTree"], _KNOWN["Alignment"]

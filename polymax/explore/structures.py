@@ -59,11 +59,12 @@ def structure(
     """A picture of HardMax, Marginals, LocalMax and SparseMap side by side, with a slider of the temperature.
 
     `rows` names tokens (of trees, without the root), the positions of a chain, or the rows of a grid; `columns` the
-    states of a chain or the columns of a grid. Scores are those of one instance, without a batch. A `quick` picture lacks
-    the probabilities of whole structures under LocalMax, which take longer than all the rest.
+    states of a chain or the columns of a grid. Scores are those of one instance, without a batch. A `quick` picture
+    lacks the probabilities of whole structures under LocalMax, which take longer than all the rest.
 
     Example:
-        >>> picture = structure(pm.Chain(), torch.tensor([[1.0, 0.0], [0.0, 0.4]]), torch.zeros(2, 2), temperatures=[1.0])
+        >>> scores = torch.tensor([[1.0, 0.0], [0.0, 0.4]]), torch.zeros(2, 2)
+        >>> picture = structure(pm.Chain(), *scores, temperatures=[1.0])
         >>> [panel["name"] for panel in picture.data["panels"]]
         ['HardMax', 'Marginals', 'LocalMax', 'SparseMap']
         >>> picture.data["panels"][3]["steps"][0]["size"]
@@ -169,7 +170,7 @@ def _sparse(structure: Structure, scores: list[Tensor], gammas: Tensor) -> list[
 
 
 def _candidates(structure: Structure, scores: list[Tensor], sparse: list[Any]) -> Any:
-    """Distinct whole structures that SparseMap gives weight at some temperature, the heaviest of them, the best first."""
+    """The heaviest of the whole structures that SparseMap gives weight at some temperature, the best first."""
     supports = [one.support() for one in sparse]
     first = torch.cat([y[0] if isinstance(y, tuple) else y for y, _ in supports])
     weights = torch.cat([p for _, p in supports])

@@ -24,8 +24,8 @@ class _Job:
 class Batcher:
     """A function of a list of inputs, called with those of many requests at once.
 
-    The first request waits `wait` seconds for others, until there are `most` inputs. At most `waiting` requests wait; one
-    more is refused with 503. A request whose time is over before it is computed is not computed any more. Where a batch
+    The first request waits `wait` seconds for others, until there are `most` inputs. At most `waiting` requests wait;
+    one more is refused with 503. A request whose time is over before it is computed is not computed any more. Where a batch
     raises a ValueError each of its requests is computed by itself, so that only the one at fault fails.
     """
 

@@ -1,4 +1,4 @@
-"""What a model finds, as plain data for JSON: the fields of its results, and whole structures with their probabilities."""
+"""What a model finds, as plain data for JSON: fields of results, and whole structures with their probabilities."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -18,7 +18,7 @@ def outputs_of(trained: Trained, inputs: list[Any]) -> list[dict[str, Any]]:
 
 
 def plain_result(result: Any) -> dict[str, Any]:
-    """A result of `polymax.recipes.results` as a dict: tensors as lists, trees as they are written, with their spans."""
+    """A result of `polymax.recipes.results` as a dict: tensors as lists, trees as text and as spans."""
     found = {}
     for field in fields(result):
         value = getattr(result, field.name)

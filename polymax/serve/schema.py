@@ -97,7 +97,10 @@ def schema(tasks: list[str], limits: Limits) -> dict[str, Any]:
         "Response": _object(
             {
                 "task": {"type": "string", "enum": kinds},
-                "outputs": {"type": "array", "items": _any([{"$ref": f"#/components/schemas/{_title(k)}"} for k in kinds])},
+                "outputs": {
+                    "type": "array",
+                    "items": _any([{"$ref": f"#/components/schemas/{_title(k)}"} for k in kinds]),
+                },
             }
         ),
         "Runs": _object({"runs": {"type": "array", "items": {"type": "object"}}, "limits": {"type": "object"}}),

@@ -147,7 +147,10 @@ class Handler(BaseHTTPRequestHandler):
                 if verb != ("GET" if method == "HEAD" else method):
                     continue
                 return route(parts[len(named) :], body)
-        if any(parts[: len(prefix.strip("/").split("/"))] == prefix.strip("/").split("/") for _, prefix in self.server.routes):
+        if any(
+            parts[: len(prefix.strip("/").split("/"))] == prefix.strip("/").split("/")
+            for _, prefix in self.server.routes
+        ):
             raise Refused(405, f"{method} is not what {path} takes")
         raise Refused(404, f"there is no {path}")
 
@@ -162,7 +165,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> Any:
         length = self.headers.get("Content-Length", "")
-        if "chunked" in self.headers.get("Transfer-Encoding", "").lower() or not length.isascii() or not length.isdigit():
+        if (
+            "chunked" in self.headers.get("Transfer-Encoding", "").lower()
+            or not length.isascii()
+            or not length.isdigit()
+        ):
             self.close_connection = True
             raise Refused(411, "a request must say its Content-Length")
         if int(length) > self.server.limits.body:

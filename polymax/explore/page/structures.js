@@ -23,6 +23,7 @@ export async function structuresView(offers) {
   let view = null;
   let timer = null;
   let whole = false;
+  let begun = 0;
   const failed = (error) => {
     fault.textContent = error.message;
     fault.hidden = false;
@@ -45,7 +46,7 @@ export async function structuresView(offers) {
   };
   const moved = (k) => {
     state.at = k;
-    if (!whole) changed();
+    if (!whole && state.scores) changed();
   };
   const edit = () => {
     const kind = offers.sets[state.set].draws;
@@ -59,8 +60,14 @@ export async function structuresView(offers) {
     code.show(`pm.SparseMap(pm.${state.set}(), gamma=gamma)(${state.scores[1] ? "unary, transition" : "scores"})`);
   };
   const begin = async () => {
+    // scores of other tokens are not asked about any more, and the last sentence typed is the one that counts
+    const turn = (begun += 1);
+    clearTimeout(timer);
+    state.scores = null;
     try {
-      state.scores = (await ask("/api/scores", { set: state.set, rows: state.rows, columns: named(offers) })).scores;
+      const found = await ask("/api/scores", { set: state.set, rows: state.rows, columns: named(offers) });
+      if (turn !== begun) return;
+      state.scores = found.scores;
       view = null;
       edit();
       changed();

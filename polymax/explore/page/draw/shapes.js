@@ -1,6 +1,10 @@
 // Structures as SVG: tags, arcs, brackets, alignments, matchings. Parts are i, j, p one after the other.
 import { clipped, drawing, share, strength, svg, textWidth } from "./svg.js";
 
+// parts from which on the faint ones are drawn together, and what is faint
+const MANY = 120;
+const FAINT = 0.05;
+
 /** Draw the expected parts of a structure; `chosen` has the parts of one whole structure, as "i,j". */
 export function shape(data, step, chosen = null, label = "") {
   const draw = { tags, arcs, brackets, alignment, matching }[data.draws];
@@ -66,18 +70,28 @@ function arcs(data, parts, step, chosen, label) {
   const rise = (a, b) => 16 + 15 * Math.min(Math.abs(a - b), 4) + 5.5 * Math.max(0, Math.abs(a - b) - 4);
   const tallest = Math.max(34, ...parts.map(([head, modifier]) => (head ? rise(head, modifier) : 0)));
   const base = tallest + 30;
-  const drawn = parts.map(([head, modifier, p]) => {
+  const curve = (head, modifier) => {
+    const end = xs[modifier - 1];
+    if (!head) return `M${end} 16V${base - 6}`;
+    const start = xs[head - 1] + (end > xs[head - 1] ? 5 : -5);
+    const top = (base - 6 - rise(head, modifier) * 1.18).toFixed(1);
+    return `M${start} ${base - 2}C${start} ${top} ${end} ${top} ${end} ${base - 6}`;
+  };
+  // hundreds of faint arcs are a few paths: the more elements, the later they are on the screen
+  const faint = parts.length > MANY && !chosen ? parts.filter(([, , p]) => p < FAINT) : [];
+  const drawn = [[0, FAINT / 5], [FAINT / 5, FAINT / 2], [FAINT / 2, FAINT]].map(([low, high]) => {
+    const own = faint.filter(([, , p]) => p >= low && p < high);
+    const d = own.map(([head, modifier]) => curve(head, modifier)).join("");
+    return d ? svg("g", { class: "pmx-arc", opacity: strength((low + high) / 2), "stroke-width": 0.8 }, svg("path", { d })) : null;
+  });
+  for (const [head, modifier, p] of faint.length ? parts.filter((part) => part[2] >= FAINT) : parts) {
     const end = xs[modifier - 1];
     const name = head ? data.rows[head - 1] : "root";
     const title = svg("title", {}, `${name} → ${data.rows[modifier - 1]} ${share(p)}`);
     const looks = { class: look(head ? "pmx-arc" : "pmx-arc pmx-root", head, modifier, chosen), opacity: strength(p), "stroke-width": (0.7 + 1.7 * p).toFixed(2) };
     const tip = svg("path", { class: "pmx-tip", d: `M${end - 3.5} ${base - 8}L${end + 3.5} ${base - 8}L${end} ${base - 1}Z` });
-    if (!head) return svg("g", looks, title, svg("path", { d: `M${end} 16V${base - 6}` }), tip);
-    const start = xs[head - 1] + (end > xs[head - 1] ? 5 : -5);
-    const top = base - 6 - rise(head, modifier) * 1.18;
-    const path = svg("path", { d: `M${start} ${base - 2}C${start} ${top} ${end} ${top} ${end} ${base - 6}` });
-    return svg("g", looks, title, path, tip);
-  });
+    drawn.push(svg("g", looks, title, svg("path", { d: curve(head, modifier) }), tip));
+  }
   if (parts.some(([head]) => head === 0)) {
     const at = Math.max(...parts.filter(([head]) => head === 0).map((part) => part[2]));
     const root = parts.find(([head, , p]) => head === 0 && p === at);
