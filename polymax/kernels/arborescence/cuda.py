@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 # what is known of a node: what it is part of, its state, its row, the arc into it; and the walk
@@ -29,6 +30,7 @@ def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
     return heads
 
 
+@Entry
 @triton.jit
 def _trees(
     p_scores,

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels.assignment import outputs
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 LARGEST = 4096
@@ -36,6 +37,7 @@ def tile(n: int, m: int) -> tuple[int, int]:
     return size, min(max(size // 128, 1), 16)
 
 
+@Entry
 @triton.jit
 def _assignment(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.constexpr):
     i_b = tl.program_id(0).to(tl.int64)

@@ -30,6 +30,7 @@ from polymax.kernels.threshold.cuda_steps import (
     step,
     weights,
 )
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import fast_log2, on_device, tile
 
 # the longest rows that fit the registers: forward one row, backward two
@@ -170,6 +171,7 @@ def _power(b_z, b_t, alpha, FAMILY: tl.constexpr, STEEP: tl.constexpr, HALF: tl.
     return tl.exp2(fast_log2(tl.maximum(scale * b_z + (1 - scale * b_t), 0)) * k)
 
 
+@Entry
 @triton.jit
 def _short(
     p_x,
@@ -281,6 +283,7 @@ def _short(
     tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=m_n)
 
 
+@Entry
 @triton.jit
 def _short_backward(
     p_y,

@@ -1,0 +1,88 @@
+"""The face of the polytope that mu lies on, for Triton: structures of weight 0 that say how mu moves.
+
+MAP is asked around points nudged off mu, in directions that make no difference among the structures found: another one
+that is as good as they are is one more direction. The walk is that of cpu_face.py; w (d,) is the direction.
+"""
+
+import triton
+import triton.language as tl
+
+from polymax.kernels.active_set import face
+from polymax.kernels.active_set.triton_lists import compare, copy, gather, look, spread
+from polymax.kernels.active_set.triton_weights import (
+    DEPENDENT,
+    insert,
+    nearest,
+    places_up_to,
+    product,
+    put,
+    worth,
+)
+
+NUDGE, TIED, APART = (tl.constexpr(x) for x in (face.NUDGE, face.TIED, face.APART))
+
+
+@triton.jit
+def nudge(point, side, d, BU: tl.constexpr):
+    """What is left of the scores off mu."""
+    p_scores, p_mu, p_around, p_w = point
+    for i_d in range(0, d, BU):
+        o_d = i_d + tl.arange(0, BU)
+        b_mu = tl.load(p_mu + o_d, mask=o_d < d) - tl.load(p_w + o_d, mask=o_d < d) * (side * NUDGE)
+        tl.store(p_around + o_d, tl.load(p_scores + o_d, mask=o_d < d) - b_mu, mask=o_d < d)
+
+
+@triton.jit
+def widen(
+    held, point, p_fresh, score, side, slots, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr
+):
+    """Take the latest structure in, with no weight, if it adds to the face: 1 if so, else 0, or -1 for want of room."""
+    p_places, p_gram, p_system = held
+    p_scores, p_mu, _, p_w = point
+    o_k = tl.arange(0, K)
+    b_p = tl.load(p_system + (K + 1) * K + o_k)
+    b_on = b_p >= 0
+    place = tl.min(tl.where(b_on, K, o_k), 0)
+    current = worth(p_gram, p_system, K, BR)
+    _, own, reach = look(p_fresh, p_scores, p_mu, slots, BU)
+    _, along, _ = look(p_fresh, p_w, p_w, slots, BU)
+    # all structures found have the same product with w
+    _, level, _ = look(p_places + tl.min(tl.where(b_on, o_k, K), 0) * slots, p_w, p_w, slots, BU)
+    gap = score + own - reach - current
+    more = place * 0
+    if (gap >= (1 + tl.abs(current)) * (0 - TIED)) & ((along - level) * side > APART):
+        if place == K:
+            more = place * 0 - 1
+        else:
+            top = tl.maximum(places_up_to(b_p, K), place + 1)
+            compare(p_places, p_gram, p_fresh, place, top, slots, K, BP, BU)
+            copy(p_fresh, p_places + place * slots, slots, BU)
+            tl.store(p_system + K * K + place, score + own)
+            b_mix, distance, size, _ = nearest(p_gram, p_system, place, b_on, top, K, BR)
+            if distance > size * DEPENDENT:
+                insert(p_system, place, b_mix, distance, top, K, BR)
+                put(p_system + (K + 1) * K, tl.where(o_k == place, 0.0, b_p), K)
+                more = place * 0 + 1
+    return more
+
+
+@triton.jit
+def turn(p_places, p_system, p_w, d, slots, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr):
+    """A direction w orthogonal to all differences of structures, drawn afresh for each number of them."""
+    o_k = tl.arange(0, K)
+    p_x = p_system + (K + 2) * K
+    b_p = tl.load(p_system + (K + 1) * K + o_k)
+    top = places_up_to(b_p, K)
+    count = tl.sum((b_p >= 0).to(tl.int32), 0)
+    for i_d in range(0, d, BU):
+        o_d = i_d + tl.arange(0, BU)
+        tl.store(p_w + o_d, 2 * tl.rand(count, o_d).to(tl.float64) - 1, mask=o_d < d)
+    tl.debug_barrier()
+    # twice is enough
+    for _ in range(2):
+        gather(p_places, p_w, p_x, top, slots, BP, BU)
+        put(p_x, tl.where(b_p >= 0, tl.load(p_x + o_k, mask=o_k < top, other=0), 0.0), K)
+        b_x, b_one = product(p_system, p_x, top, K, BR)
+        share = tl.sum(b_x, 0) / tl.sum(b_one, 0)
+        put(p_x, tl.where(b_p >= 0, share * b_one - b_x, 0.0), K)
+        spread(p_places, p_x, p_w, top, slots, BU)

@@ -1,0 +1,32 @@
+"""No smoothing: the best structure and its score."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from polymax.smoothing.base import Smoothing
+from polymax.structures.base import Parts, Structure, tensors
+
+
+@dataclass(frozen=True, eq=False)
+class HardMax(Smoothing):
+    """No smoothing: the best structure and its score.
+
+        Omega = 0
+
+    Example:
+        >>> HardMax(pm.Chain()).max(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
+        tensor(3.)
+    """
+
+    structure: Structure
+
+    def max(self, *scores: Tensor) -> Tensor:
+        return self.structure.best_score(*scores)
+
+    def argmax(self, *scores: Tensor) -> Parts:
+        return self.structure.map(*scores)
+
+    def omega(self, mu: Parts) -> Tensor:
+        first, dims = tensors(mu)[0], self.structure.event_dims(*tensors(mu))[0]
+        return first.new_zeros(first.shape[: first.dim() - dims])
