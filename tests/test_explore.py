@@ -1,4 +1,4 @@
-"""Pictures that move: their data are what the library computes, and files of attention weights keep what is not zero."""
+"""Pictures that move show what the library computes, and files of attention weights keep what is not zero."""
 
 import json
 import re

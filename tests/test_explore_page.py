@@ -100,9 +100,10 @@ def test_every_view_opens_fits_and_has_names(page, url):
         assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
         # whatever can be operated or looked at says what it is
         nameless = page.evaluate(
-            """() => [...document.querySelectorAll('input, select, textarea, button, canvas[tabindex], svg:not([aria-hidden])')]
+            """() => [...document.querySelectorAll(
+              'input, select, textarea, button, canvas[tabindex], svg:not([aria-hidden])')]
             .filter(e => e.offsetParent !== null || e.ownerSVGElement === null)
-            .filter(e => !(e.getAttribute('aria-label') || e.closest('label')?.textContent.trim() || e.textContent.trim()))
+            .filter(e => !(e.getAttribute('aria-label') || (e.closest('label') || e).textContent.trim()))
             .map(e => e.outerHTML.slice(0, 80))"""
         )
         assert nameless == []
@@ -156,10 +157,8 @@ def slowness():
 
 def reacts(page, selector, values, watched):
     """True if what is drawn follows one of a few moves within 100 ms, or as much more as the machine is shared."""
-    for value in (*values, *values[:-1]):
-        if page.evaluate(MOVE, [selector, value, watched]) < 100 * slowness():
-            return True
-    return False
+    moves = ([selector, value, watched] for value in (*values, *values[:-1]))
+    return any(page.evaluate(MOVE, move) < 100 * slowness() for move in moves)
 
 
 def test_the_simplex_reacts_and_gives_python(page, url):
@@ -233,7 +232,10 @@ def test_large_attention_opens_and_moves(page, url):
       const turn = (k) => {
         if (times.length === 12) { resolve(times); return; }
         canvas.dispatchEvent(new WheelEvent('wheel', { deltaY: k % 2 ? 300 : -400, bubbles: true, cancelable: true }));
-        requestAnimationFrame(() => requestAnimationFrame(() => { times.push(Number(canvas.dataset.milliseconds)); turn(k + 1); }));
+        requestAnimationFrame(() => requestAnimationFrame(() => {
+          times.push(Number(canvas.dataset.milliseconds));
+          turn(k + 1);
+        }));
       };
       turn(0);
     })"""

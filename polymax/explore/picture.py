@@ -15,8 +15,8 @@ DRAWING = ("svg", "mapping", "shapes", "structure", "matrix", "draw")
 class Picture:
     """What the drawing module draws: `data` is plain JSON, and names its `kind`.
 
-    In a notebook a picture shows itself as a widget (`pip install polymax[explore]`); `write("picture.html")` keeps it as
-    one file that needs nothing else.
+    In a notebook a picture shows itself as a widget (`pip install polymax[explore]`); `write("picture.html")` keeps it
+    as one file that needs nothing else.
     """
 
     def __init__(self, data: Mapping[str, Any]) -> None:

@@ -154,7 +154,7 @@ def _panels(structure: Structure, scores: list[Tensor], gammas: Tensor, quick: b
             probs = None if quick and name == "LocalMax" else _probabilities(found, candidates, len(gammas))
             for k in range(len(gammas)):
                 own = None if probs is None else probs[:, k]
-                panel["steps"].append(_step(_map(lambda t, k=k: t[k], mean), own))
+                panel["steps"].append(_step(_at(mean, k), own))
     return {"structures": [_parts_of(y) for y in _each(candidates)], "panels": panels}
 
 
@@ -222,6 +222,10 @@ def _flat(mu: Tensor) -> list[Any]:
     places = (mu > FAINTEST).nonzero()
     values = mu[tuple(places.T)].tolist()
     return [number for place, p in zip(places.tolist(), values) for number in (*place, rounded(p, 4))]
+
+
+def _at(y: Any, k: int) -> Any:
+    return _map(lambda t: t[k], y)
 
 
 def _map(change: Callable[[Tensor], Tensor], y: Any) -> Any:

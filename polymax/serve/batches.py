@@ -17,16 +17,16 @@ BUSY = "too many requests wait already; try again later"
 @dataclass
 class _Job:
     inputs: list[Any]
-    deadline: float
+
     result: Future = field(default_factory=Future)
 
 
 class Batcher:
     """A function of a list of inputs, called with those of many requests at once.
 
-    The first request waits `wait` seconds for others, until there are `most` inputs. At most `waiting` requests wait;
-    one more is refused with 503. A request whose time is over before it is computed is not computed any more. Where a batch
-    raises a ValueError each of its requests is computed by itself, so that only the one at fault fails.
+    The first request waits `wait` seconds for others, until there are `most` inputs. At most `waiting` requests wait,
+    and one more is refused with 503. A request whose time is over before it is computed is not computed any more. Where
+    a batch raises a ValueError each of its requests is computed by itself, so that only the one at fault fails.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Batcher:
 
     def __call__(self, inputs: list[Any], timeout: float) -> list[Any]:
         """The outputs of these inputs; a `Refused` where there is no room or no time for them."""
-        job = _Job(inputs, time.monotonic() + timeout)
+        job = _Job(inputs)
         try:
             self._jobs.put_nowait(job)
         except queue.Full:

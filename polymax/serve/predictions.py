@@ -104,9 +104,8 @@ def _is_input(task: str, one: Any) -> bool:
     is_list = isinstance(one, list) and bool(one)
     texts = is_list and all(isinstance(part, str) for part in one)
     if task == "series":
-        return is_list and (
-            all(map(_is_number, one)) or (all(map(_is_row, one)) and len({len(row) for row in one}) == 1)
-        )
+        rows = is_list and all(map(_is_row, one)) and len({len(row) for row in one}) == 1
+        return is_list and (rows or all(map(_is_number, one)))
     if task in ("word-align", "entail"):
         return texts and len(one) == 2 and all(part.strip() for part in one)
     if task == "lm":

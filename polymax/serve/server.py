@@ -141,16 +141,15 @@ class Handler(BaseHTTPRequestHandler):
         if found is not None and method != "POST":
             return found
         parts = path.strip("/").split("/")
+        there = False
         for (verb, prefix), route in self.server.routes.items():
             named = prefix.strip("/").split("/")
-            if parts[: len(named)] == named:
-                if verb != ("GET" if method == "HEAD" else method):
-                    continue
+            if parts[: len(named)] != named:
+                continue
+            there = True
+            if verb == ("GET" if method == "HEAD" else method):
                 return route(parts[len(named) :], body)
-        if any(
-            parts[: len(prefix.strip("/").split("/"))] == prefix.strip("/").split("/")
-            for _, prefix in self.server.routes
-        ):
+        if there:
             raise Refused(405, f"{method} is not what {path} takes")
         raise Refused(404, f"there is no {path}")
 
@@ -238,7 +237,8 @@ class Server(ThreadingHTTPServer):
             super().process_request(request, client_address)
             return
         body = b'{"error": "too many connections; try again later"}'
-        head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        about = f"Content-Type: {JSON}\r\nContent-Length: {len(body)}\r\nConnection: close"
+        head = f"HTTP/1.1 503 Service Unavailable\r\n{about}\r\n\r\n"
         try:
             request.settimeout(0.1)
             request.sendall(head.encode() + body)
