@@ -248,6 +248,6 @@ def test_any_layout():
 def test_operators(name):
     g, q, k, v = inputs(9, 11)
     given = options(q, k, **MASKS[name](9, 11))
-    torch.library.opcheck(sparse_attention, (q, k, v, *given))
+    torch.library.opcheck(sparse_attention.op, (q, k, v, *given))
     _, mean, tau, _, *notes = sparse_attention(q, k, v, *given)
-    torch.library.opcheck(sparse_attention_backward, (g, q, k, v, mean, tau, *notes, *given, True))
+    torch.library.opcheck(sparse_attention_backward.op, (g, q, k, v, mean, tau, *notes, *given, True))

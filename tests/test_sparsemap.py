@@ -182,8 +182,8 @@ def test_response_is_its_reference(name, solver):
     close(mean, reference.mixture(found.found.places, found.probs, d, torch.float64), "the kernel is its reference")
     expected = torch.cat([t.flatten(1) for t in tensors(row.structure.mean(found.vertices, found.probs))], 1)
     close(mean, expected, "lists of parts have the mean of dense structures")
-    torch.library.opcheck(response, (*known, g, h))
-    torch.library.opcheck(mixture, (found.found.places, found.probs, d, torch.float32))
+    torch.library.opcheck(response.op, (*known, g, h))
+    torch.library.opcheck(mixture.op, (found.found.places, found.probs, d, torch.float32))
 
 
 def test_dependent_structures_have_gradients():
