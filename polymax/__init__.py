@@ -142,7 +142,7 @@ __version__ = "0.1.0"
 _moved.install()
 
 # modules that are loaded when asked for: matplotlib and what trains are extras
-_LAZY = ("plot", "recipes", "testing")
+_LAZY = ("explore", "plot", "recipes", "testing")
 _MODULES = ("nn",)
 
 # all that is imported above

@@ -85,11 +85,15 @@ def application() -> Any:
                     temporary.write_text(text, encoding="utf-8")
                 console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
+    from polymax.explore.commands import explore
     from polymax.recipes.series import commands as series
     from polymax.recipes.training import commands as training
+    from polymax.serve.commands import serve
 
     training.add(app)
     series.add(app)
+    app.command()(explore)
+    app.command()(serve)
     return app
 
 

@@ -21,10 +21,11 @@ from polymax.recipes.outputs import FULL, part_of, placed, same_file, save_pictu
 from polymax.recipes.readers.lines import Line, lines
 from polymax.recipes.text.raw import tokenized
 from polymax.recipes.training.digests import digest
-from polymax.recipes.training.predict import numbered, predicted, record_of, write_predictions
+from polymax.recipes.training.predict import CHUNK, numbered, predicted, record_of, write_predictions
 from polymax.recipes.training.progress import progress_of_lines
 from polymax.recipes.training.run import Run, load
 from polymax.recipes.training.settings import Learning, Running, flag, use_threads
+from polymax.recipes.training.shards import Shard, shard_lines
 from polymax.recipes.training.task import MODULES, Report, Task, Trained, named
 from polymax.recipes.training.vocabulary import END, SPECIALS
 
@@ -110,11 +111,16 @@ def predict(
     text: Annotated[
         bool, typer.Option("--text", help="INPUT is raw text: it is cut into sentences and tokens.")
     ] = False,
-    device: Device = "auto",
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Only the I-th of N parts; the outputs of all, joined, are the whole.")
+    ] = "1/1",
+    device: Annotated[
+        str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, or several with commas between.")
+    ] = "auto",
     threads: Threads = 0,
     options: Late = None,
 ) -> None:
-    """Write the output of a trained model for all of the input.
+    """Write the output of a trained model for all of the input, or for one of N parts of it.
 
     It is in OUTPUT.part until all of it is written.
     """
@@ -130,16 +136,25 @@ def predict(
             if same_file(record_of(output), source):
                 raise ValueError(f"INPUT: {source} is the record of {output}; it must be another file")
         with use_threads(threads):
-            trained = loaded(run, device, options)
-            inputs = (str(source), tokenized(trained, _lines(source)) if text else _lines(source))
+            part = Shard.parsed(shard)
+            if part.count > 1 and str(source) == "-":
+                raise ValueError("--shard needs a file: standard input can be read only once")
+            trained, *copies = (loaded(run, place.strip(), options) for place in device.split(","))
+
+            def read() -> Iterable[Line]:
+                return tokenized(trained, _lines(source)) if text else _lines(source)
+
+            before, chosen = shard_lines(trained, read, part, CHUNK) if part.count > 1 else (0, read())
             if output is None:
-                for part in predicted(trained, *inputs):
-                    sys.stdout.writelines(line + "\n" for line in part.output)
+                for piece in predicted(trained, str(source), chosen, before, copies):
+                    sys.stdout.writelines(line + "\n" for line in piece.output)
                 return
             # the name may be that of another model tomorrow
-            model = f"{digest([Run(run).weights])} {trained.options}"
+            model = f"{digest([Run(run).weights])} {trained.options}{f' {shard}' if part.count > 1 else ''}"
             with _told(output), progress_of_lines(source) as advanced:
-                write_predictions(trained, model, inputs, output, resume, force, advanced)
+                write_predictions(
+                    trained, model, (str(source), chosen), output, resume, force, advanced, before, copies
+                )
 
 
 @contextmanager
