@@ -11,7 +11,10 @@ WIDTH, NAME, ROW = 720, 250, 22
 
 ABOUT = {
     "simplex": ("Mappings", "Time of forward and backward, as a multiple of torch.softmax in the same run."),
-    "structures": ("Structures", "Time with the gradient, in milliseconds; peers took turns with polymax in the same run."),
+    "structures": (
+        "Structures",
+        "Time with the gradient, in milliseconds; peers took turns with polymax in the same run.",
+    ),
     "sparsemap": ("SparseMAP, trees, assignments", "Time in milliseconds."),
     "attention": ("Attention", "Time of forward and backward, in milliseconds, for heads x length x channels."),
     "series": ("Series", "Time in milliseconds of barycenters and nearest classes."),
