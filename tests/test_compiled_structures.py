@@ -136,10 +136,10 @@ def test_operators_pass_opcheck():
     scores = row.scores(batch=(2,))
     d = sum(x[0].numel() for x in row.structure.full(*scores))
     parts = packed((pm.ActiveSet(), pm.Chain(torch.tensor([5, 3]))))
-    args = (list(scores), parts.tensors, parts.code, parts.reals, 2, d, True, True)
+    args = (list(scores), parts.tensors, parts.code, parts.reals, 2, d, True)
     torch.library.opcheck(sparsemap, args)
     _, mu, state = sparsemap(*args)
-    torch.library.opcheck(sparsemap_response, (state, torch.randn_like(mu), True))
+    torch.library.opcheck(sparsemap_response, (state, torch.randn_like(mu)))
 
 
 @every(TABLE)

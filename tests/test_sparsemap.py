@@ -12,7 +12,7 @@ from tolerances import close, equal
 import polymax as pm
 from polymax.kernels.active_set import reference as lockstep
 from polymax.kernels.response import mixture, reference, response
-from polymax.solvers.rules import UsedParts
+from polymax.solvers.solution import UsedParts
 from polymax.structures.base import tensors
 
 SOLVERS = [pm.ActiveSet(), pm.Pairwise(), pm.AwayStep(), pm.FrankWolfe()]
@@ -64,7 +64,7 @@ def test_compiled_loop_is_the_lockstep_loop(name, solver):
     row = BY_NAME[name]
     scores = row.scores(batch=(3,))
     compiled = solver.solve(row.structure, scores)
-    plain, _ = lockstep.solve(solver, row.structure, scores, None, whole=False)
+    plain, _ = lockstep.solve(solver, row.structure, scores, None, None, whole=False)
     a, b = (row.structure.mean(s.vertices, s.probs) for s in (compiled, plain))
     for x, y in zip(tensors(a), tensors(b), strict=True):
         assert float((x - y).abs().max()) < max(1e-9, 30 * solver.tol**0.5)

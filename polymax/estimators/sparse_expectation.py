@@ -6,13 +6,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from polymax.distributions.finite import Finite
 from polymax.estimators.expected_loss import LossFn, changed, checked_reduction, evaluated, reduced
 from polymax.estimators.joint import JointLoss, combinations, refuse_single
 from polymax.estimators.policies import distributed, smoothing_of
 from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
-from polymax.smoothing.sparse_map import Sparse, SparseMap
+from polymax.smoothing.sparse_map import SparseMap
 from polymax.structures.base import Parts, Structure
 from polymax.structures.dynamic import checked, narrow
 
@@ -80,7 +81,7 @@ def _listed(smooth: Any, scores: tuple[Tensor, ...]) -> tuple[Parts, Tensor]:
         p = smooth.argmax(*scores)
         return torch.nn.functional.one_hot((p != 0).nonzero()[:, -1], p.shape[-1]).to(p.dtype), p
     found = smooth.distribution(*scores)
-    if isinstance(found, Sparse):
+    if isinstance(found, Finite):
         return found.listed()
     y, p = found.support()
     return changed(y, lambda t: t[p != 0]), p

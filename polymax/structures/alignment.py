@@ -34,6 +34,7 @@ class Alignment(DynamicProgram):
     lengths: tuple[Tensor, Tensor] | None = None
     may_be_empty = False
     form = partial(Cells, corners=True)
+    parts_once = True
 
     def problem(self, *scores: Tensor) -> Problem:
         tensors, batch = checked_pairs(self, *scores)
@@ -46,6 +47,9 @@ class Alignment(DynamicProgram):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return usable_cells(self.lengths, *parts)
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return events[0][0] + events[0][1]
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,)

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from polymax import _check
 from polymax.kernels.assignment import assignment
+from polymax.kernels.exact_sums import exact_sum, exact_total
 from polymax.kernels.widen import wide
+from polymax.solvers.search import Search
 from polymax.structures.base import Structure, checked_lengths, checked_pairs, zeros_of
 from polymax.structures.compact.columns import Columns
 from polymax.structures.usable import usable_cells
@@ -81,6 +83,27 @@ class Assignment(Structure):
     def feasible(self, *scores: Tensor) -> Tensor:
         """Whether -inf leaves an assignment, bool (*batch,)."""
         return (self._solved(*scores)[1] != -math.inf).all(-1)
+
+    def search(self, *scores: Tensor) -> Search:
+        (x, rows, columns), batch = checked_pairs(self, *scores)
+        return Search("cells", (x, rows, columns), batch, (x.shape[1:],), min(x.shape[1:]))
+
+    def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Cells less the dual prices of rows and columns, or, of the smaller side, the scores of the best cells."""
+        (x,) = scores
+        n, m = x.shape[-2:]
+        u, v = self.duals(x)
+        rows, columns = (
+            torch.full(u.shape[:-1], size, device=u.device) if given is None else given.to(u.device)
+            for given, size in zip(self.lengths or (None, None), (n, m), strict=True)
+        )
+        there = torch.arange(n, device=u.device) < rows.unsqueeze(-1)
+        beside = torch.arange(m, device=u.device) < columns.unsqueeze(-1)
+        best = torch.where(self.map(x) > 0, x, 0)
+        square = (rows == columns).unsqueeze(-1)
+        u = torch.where(there & (rows <= columns).unsqueeze(-1), torch.where(square, u, best.sum(-1)), 0)
+        v = torch.where(beside & (rows >= columns).unsqueeze(-1), torch.where(square, v, best.sum(-2)), 0)
+        return (exact_sum(x, -u.unsqueeze(-1), -v.unsqueeze(-2)),), exact_total(u, v)
 
     def logsumexp(self, *scores: Tensor) -> NoReturn:
         """Out of reach."""

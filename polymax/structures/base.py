@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from polymax._parts import tensors as tensors
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Regularizer
 from polymax.structures.compact.base import Compact
+
+if TYPE_CHECKING:
+    from polymax.solvers.search import Search
 
 
 class Structure(ABC):
@@ -64,6 +67,20 @@ class Structure(ABC):
 
     def projection(self, *scores: Tensor) -> Tensor | None:
         """The point of the hull nearest to the scores, where it has a closed form."""
+        return None
+
+    def search(self, *scores: Tensor) -> "Search | None":
+        """How the compiled loops of SparseMAP find the best structure; None, where the set does not say, leaves it to
+        `map`, which is asked for a whole batch at each iteration.
+        """
+        return None
+
+    def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor] | None:
+        """Scores, given in full in float64, less what all structures share, and how much that is, (*batch,).
+
+        The best structure has a score of 0 by them, and those of others are as small as they can be: SparseMAP loses
+        no digits where scores are large. None, where the set has no such potentials, leaves the scores as they are.
+        """
         return None
 
     def complete(self, first: Tensor) -> Parts:

@@ -11,6 +11,8 @@ from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.passes import Problem, kernel_passes
 from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
 from polymax.kernels.chain.reference import as_graph, recorded
+from polymax.kernels.exact_sums import exact_sum
+from polymax.solvers.search import Search
 from polymax.structures.base import checked_lengths, scattered, zeros_of
 from polymax.structures.compact.choices import chosen
 from polymax.structures.compact.tags import Tags
@@ -45,6 +47,35 @@ class Chain(DynamicProgram):
     lengths: Tensor | None = None
     may_be_empty = False
     form = Tags
+
+    def search(self, *scores: Tensor) -> Search:
+        problem = self.problem(*scores)
+        n, s = scores[0].shape[-2:]
+        events = torch.Size((n, s)), torch.Size((max(n - 1, 0), s, s))
+        return Search("tags", problem.tensors, problem.batch, events, max(2 * n - 1, 0))
+
+    def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Steps become  v before + transition + unary - v after,  with the values v of Viterbi's recursion."""
+        unary, transition = scores
+        n = unary.shape[-2]
+        values = [unary[..., 0, :]]
+        steps = []
+        for t in range(1, n):
+            before, step, state = values[-1].unsqueeze(-1), transition[..., t - 1, :, :], unary[..., t, :].unsqueeze(-2)
+            values.append((before + step + state).amax(-2))
+            steps.append(exact_sum(before, step, state, -values[-1].unsqueeze(-2)))
+        v = torch.stack(values, -2)
+        last = torch.full(v.shape[:-2], n - 1) if self.lengths is None else (self.lengths - 1).clamp(min=0)
+        last = last.to(v.device).reshape(*last.shape, 1, 1)
+        ends = torch.arange(n, device=v.device).reshape(n, 1) == last
+        final = v.gather(-2, last.expand(*v.shape[:-2], 1, v.shape[-1]))
+        total = final.amax(-1, keepdim=True)
+        states = torch.where(ends, v - total, torch.where(unary == -torch.inf, unary, 0))
+        moved = torch.stack(steps, -3) if steps else transition
+        total = total.reshape(v.shape[:-2])
+        if self.lengths is not None:
+            total = torch.where(self.lengths.to(v.device) == 0, 0, total)
+        return (states, moved), total
 
     def problem(self, *scores: Tensor) -> Problem:
         if len(scores) != 2:

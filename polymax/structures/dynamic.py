@@ -1,6 +1,7 @@
 """Structures that a dynamic program can search: one recursion, smoothed in every way."""
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from polymax.hypergraphs.passes import SHANNON as SHANNON
 from polymax.hypergraphs.passes import Problem as Problem
 from polymax.hypergraphs.passes import kernel_passes as kernel_passes
 from polymax.regularizers import Regularizer
+from polymax.solvers.search import Search
 from polymax.structures.base import Sampled
 
 
@@ -25,9 +27,24 @@ class DynamicProgram(Sampled):
     A subclass says what the hypergraph is, by `derivations`; one with kernels of its own offers them by `problem`.
     """
 
+    # True if no structure uses a part twice, so that a list of parts holds it: SparseMAP then searches derivations
+    parts_once: ClassVar[bool] = False
+
     @abstractmethod
     def derivations(self, *scores: Tensor) -> Derivations:
         """The structures as derivations of a hypergraph."""
+
+    def search(self, *scores: Tensor) -> Search | None:
+        if not self.parts_once:
+            return None
+        tree = self.derivations(*scores)
+        events = tuple(x.shape[len(tree.batch) :] for x in self.full(*scores))
+        tensors = (tree.scores, tree.roots)
+        return Search("derivations", tensors, tree.batch, events, self.most_parts(*events), (tree.graph,))
+
+    def most_parts(self, *events: torch.Size) -> int:
+        """How many parts, of tensors of these shapes, a structure can use if it uses each once."""
+        return sum(event.numel() for event in events)
 
     def problem(self, *scores: Tensor) -> Problem:
         """The scores as the kernels take them."""

@@ -122,6 +122,8 @@ class Dag(DynamicProgram):
     sink: int = -1
     form = Edges
 
+    parts_once = True
+
     def __post_init__(self) -> None:
         edges = [(int(u), int(v)) for u, v in self.edges]
         for e, (u, v) in enumerate(edges):

@@ -63,6 +63,7 @@ class Monotonic(DynamicProgram):
     lengths: tuple[Tensor, Tensor] | None = None
     may_be_empty = False
     form = Tokens
+    parts_once = True
 
     def derivations(self, *scores: Tensor) -> Derivations:
         (x, frames, tokens), batch = checked_pairs(self, *scores)
@@ -77,6 +78,9 @@ class Monotonic(DynamicProgram):
         parts = x.flatten(1)
         graph = _graph.beside(parts, n, m)
         return Derivations(parts, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n, m))
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return events[0][0]
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from polymax.hypergraphs import Derivations
@@ -46,6 +47,7 @@ class ProjectiveTree(DynamicProgram):
     labelled: bool = False
     may_be_empty = False
     form = partial(Heads, projective=True)
+    parts_once = True
 
     def problem(self, *scores: Tensor) -> Problem:
         if self.labelled:
@@ -64,6 +66,9 @@ class ProjectiveTree(DynamicProgram):
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (3,) if self.labelled else (2,)
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return events[0][0]
 
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
         heads = trees(event_shape[0] - 1, self.single_root)

@@ -49,6 +49,7 @@ class SemiMarkov(DynamicProgram):
     lengths: Tensor | None = None
     may_be_empty = False
     form = Segments
+    parts_once = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_width, int) or self.max_width < 1:
@@ -89,6 +90,9 @@ class SemiMarkov(DynamicProgram):
         n, widths = parts[0].shape[-3:-1]
         start, width = places(parts[0].device, n, widths)
         return before_end(self.lengths, n, start + width, 3), before_end(self.lengths, n, start[1:, 0], 3)
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return max(2 * events[0][0] - 1, 0)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return 3, 3

@@ -28,6 +28,7 @@ class Simplex(DynamicProgram):
         tensor([0., 1., 0.])
     """
 
+    parts_once = True
     may_be_empty = False
     form = Classes
     one_part = True
@@ -81,6 +82,8 @@ class Subset(DynamicProgram):
     k: int
     at_most: bool = False
     form = Items
+
+    parts_once = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 0:

@@ -42,6 +42,7 @@ class SpanTree(DynamicProgram):
     labelled: bool | None = None
     may_be_empty = False
     form = Spans
+    parts_once = True
 
     def problem(self, *scores: Tensor) -> Problem:
         tensors, batch, shape = self._flat(*scores)
@@ -51,6 +52,9 @@ class SpanTree(DynamicProgram):
         tensors, batch, shape = self._flat(*scores)
         flat, graph, roots = as_graph(*tensors)
         return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *shape))
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return 2 * events[0][0]
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         (x,) = scores

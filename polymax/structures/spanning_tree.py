@@ -12,6 +12,7 @@ from polymax._parts import checked, narrow
 from polymax.distributions.gibbs import TreeGibbs
 from polymax.hypergraphs.passes import HARD, SHANNON, Passes, Problem
 from polymax.kernels.arborescence import UNDEFINED, arborescence
+from polymax.kernels.exact_sums import exact_sum, exact_total
 from polymax.kernels.spanning_tree import (
     spanning_tree_inside,
     spanning_tree_kbest,
@@ -22,6 +23,7 @@ from polymax.kernels.spanning_tree import (
 from polymax.kernels.spanning_tree.reference import recorded
 from polymax.noise import Gumbel
 from polymax.regularizers import Shannon, Zero
+from polymax.solvers.search import Search
 from polymax.structures.base import Sampled
 from polymax.structures.compact.heads import decode_heads, trees
 from polymax.structures.compact.labels import spread
@@ -88,6 +90,22 @@ class SpanningTree(Sampled):
 
     def gibbs(self, scores: tuple[Tensor, ...], dtype: torch.dtype) -> TreeGibbs:
         return TreeGibbs(self, scores, dtype)
+
+    def search(self, *scores: Tensor) -> Search | None:
+        if self.labelled:
+            return None
+        (x, lengths), batch = checked_arcs(self.lengths, *scores)
+        return Search("arcs", (x, lengths), batch, (x.shape[1:],), x.shape[1], (self.single_root,))
+
+    def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Each token's arcs less the one that the best tree has: every tree has one head for each token."""
+        (x,) = scores
+        # arcs are [head, modifier], with labels after them where there are any
+        others = (-3, -1) if self.labelled else (-2,)
+        best = torch.where(self.map(x) > 0, x, 0).sum(others, keepdim=True)
+        total = exact_total(best.flatten(x.dim() - self.event_dims(x)[0]))
+        total = torch.where(self.best_score(x) == -torch.inf, -torch.inf, total)
+        return (exact_sum(x, -best),), total
 
     def sample(self, scores: tuple[Tensor, ...], shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Independent draws of p(y) = exp(<scores, y>) / Z, (*shape, *batch, n + 1, n + 1), with labels labelled."""

@@ -34,6 +34,7 @@ class Subsequence(DynamicProgram):
     lengths: tuple[Tensor, Tensor] | None = None
     may_be_empty = False
     form = partial(Cells, corners=False)
+    parts_once = True
 
     def derivations(self, *scores: Tensor) -> Derivations:
         (x, rows, columns), batch = checked_pairs(self, *scores)
@@ -44,6 +45,9 @@ class Subsequence(DynamicProgram):
         parts = x.flatten(1)
         graph = _graph.beside(parts, n, m)
         return Derivations(parts, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n, m))
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return events[0][0] + events[0][1]
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,)
