@@ -81,7 +81,7 @@ class Assignment(Structure):
         return Duals(u.to(scores[0].dtype), v.to(scores[0].dtype))
 
     def feasible(self, *scores: Tensor) -> Tensor:
-        """Whether -inf leaves an assignment, bool (*batch,)."""
+        """True for instances in which -inf leaves an assignment, bool (*batch,)."""
         return (self._solved(*scores)[1] != -math.inf).all(-1)
 
     def search(self, *scores: Tensor) -> Search:

@@ -234,7 +234,7 @@ def zeros_of(structure: Structure, event_shape: tuple[int, ...]) -> Tensor:
     return torch.zeros(*first.shape, *event_shape, dtype=torch.float64, device=first.device)
 
 
-def scattered(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
+def summed_at(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
     """Weights (*batch, k) added up at places (*batch, k, parts) of (*batch, *event); the place after all is off."""
     spread = probs.unsqueeze(-1).expand(places.shape).flatten(-2)
     total = probs.new_zeros(*probs.shape[:-1], event.numel() + 1).scatter_add(-1, places.flatten(-2), spread)

@@ -26,14 +26,14 @@ from polymax.regularizers import Shannon, Zero
 from polymax.solvers.search import Search
 from polymax.structures.base import Sampled
 from polymax.structures.compact.heads import decode_heads, trees
-from polymax.structures.compact.labels import spread
+from polymax.structures.compact.labels import encode_labels
 from polymax.structures.compact.trees import Heads
 from polymax.structures.labelled_arcs import (
     LabelledProblem,
     arcs_with_labels,
     best_labellings,
     checked_arcs,
-    listed_trees,
+    tree_indicators,
 )
 from polymax.structures.tree_draws import distinct_trees
 from polymax.structures.usable import usable_arcs
@@ -142,12 +142,12 @@ class SpanningTree(Sampled):
         names = torch.where(total.unsqueeze(-1) == -torch.inf, -torch.inf, labels - total.unsqueeze(-1))
         names = names.reshape(len(rows), *names.shape[len(batch) :])
         index, there = distinct_trees(arcs, rows, lengths, names, k, generator)
-        y = spread(index, labels.shape[-1])
+        y = encode_labels(index, labels.shape[-1])
         y = y if self.labelled else y.squeeze(-1)
         return narrow(y.reshape(*batch, k, *x.shape[len(batch) :]), scores[0].dtype), there.reshape(*batch, k)
 
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
-        return listed_trees(trees(event_shape[0] - 1, self.single_root), event_shape)
+        return tree_indicators(trees(event_shape[0] - 1, self.single_root), event_shape)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (3,) if self.labelled else (2,)
@@ -169,7 +169,7 @@ class SpanningTree(Sampled):
         heads = decode_heads(found).reshape(batch.numel(), k, x.shape[-2] - 1)
         rows = x.reshape(batch.numel(), *x.shape[-3:])
         index, best = best_labellings(heads, values.reshape(batch.numel(), k), rows, k)
-        y = spread(index, x.shape[-1]).reshape(*batch, k, *x.shape[-3:])
+        y = encode_labels(index, x.shape[-1]).reshape(*batch, k, *x.shape[-3:])
         return y.to(scores[0].dtype), best.reshape(*batch, k).to(scores[0].dtype)
 
 
