@@ -183,12 +183,16 @@ class SumPasses:
     def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         scores, lengths = tensors
         value, chart = spanning_tree_inside(scores, lengths, self.single_root)
+        if _check.readable(value) and not bool((value == -torch.inf).any()):
+            return value, chart
         # without a tree the sum is -inf before a NaN is met
         undefined = (torch.isnan(scores) & _usable(scores, lengths)).flatten(1).any(-1)
         return torch.where((value == -torch.inf) & undefined, torch.nan, value), chart
 
     def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         mu = spanning_tree_outside(*tensors, chart, g, self.single_root)
+        if _check.readable(g) and not bool(torch.isnan(g).any()):
+            return (mu,)
         return (torch.where(torch.isnan(g)[:, None, None] & _usable(*tensors), torch.nan, mu),)
 
     def tangent(
