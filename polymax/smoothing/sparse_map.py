@@ -10,7 +10,7 @@ from polymax.distributions.finite import Finite
 from polymax.kernels.active_set import path
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
-from polymax.smoothing.temperature import cooled, warmed
+from polymax.smoothing.temperature import restore_scale, scaled_scores
 from polymax.solvers import ActiveSet, Solution, Solver
 from polymax.solvers.mixture import best_value, weights_and_mean
 from polymax.solvers.traced import traced
@@ -49,16 +49,16 @@ class SparseMap(Smoothing):
             positive(self.gamma, "gamma")
 
     def max(self, *scores: Tensor) -> Tensor:
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         if torch.compiler.is_compiling():
             value = traced(self.solver, self.structure, cold)[0]
         else:
             derived = _derived(cold)
             value = best_value(self.structure, self._solved(cold, None, derived), cold, derived)
-        return warmed(value, self.gamma).to(scores[0].dtype)
+        return restore_scale(value, self.gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         mu = self.structure.projection(*cold)
         if mu is None:
             if torch.compiler.is_compiling():
@@ -72,7 +72,7 @@ class SparseMap(Smoothing):
     def omega(self, mu: Parts) -> Tensor:
         first = tensors(mu)[0]
         dims = self.structure.event_dims(*tensors(mu))[0]
-        return warmed(first.square().flatten(-dims).sum(-1) / 2, self.gamma)
+        return restore_scale(first.square().flatten(-dims).sum(-1) / 2, self.gamma)
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> Tensor:
         first = self.structure.compact.first(index, *scores).double()
@@ -85,11 +85,11 @@ class SparseMap(Smoothing):
 
     def solve(self, *scores: Tensor, start: Solution | None = None) -> Solution:
         """The structures and their weights, from those of an earlier solution where one is given."""
-        return self._solved(cooled(self.structure, checked(scores), self.gamma), start, whole=False)
+        return self._solved(scaled_scores(self.structure, checked(scores), self.gamma), start, whole=False)
 
     def distribution(self, *scores: Tensor, start: Solution | None = None) -> Finite:
         """The distribution over the structures that make up mu; `start` is for a warm start."""
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         derived = _derived(cold)
         solution = self._solved(cold, start, derived)
         p, *mu = weights_and_mean(self.structure, solution, cold, derived)
@@ -113,7 +113,7 @@ class SparseMap(Smoothing):
             'argmax is the closed form of Ranking.projection; what else is asked for: a loop in torch asks Ranking.map \
 for the whole batch at each iteration, because Ranking.search says nothing of how the set is searched.'
         """
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         loop = path(self.solver, self.structure, cold)
         if self.structure.projection(*cold) is None:
             return loop
