@@ -70,7 +70,7 @@ def main() -> int:
 
 def trained(loss: str, options: argparse.Namespace) -> dict[str, Any]:
     """What is known of a model with this loss after its training."""
-    task = lm if options.task == "lm" else seq2seq
+    task: Any = lm if options.task == "lm" else seq2seq
     chosen: Any
     if options.task == "lm":
         chosen = LanguageModelOptions(

@@ -69,7 +69,8 @@ def linear_entmax_loss(
     of_classes = None if class_weights is None else class_weights.detach().to(real)
     each = torch.ones_like(y, dtype=real) if of_classes is None else of_classes[torch.where(valid, y, 0)]
     each = torch.where(valid, each, 0)
-    spread, mass = None, 1.0
+    spread: Tensor | None = None
+    mass: float | Tensor = 1.0
     if label_smoothing:
         spread = matrix.new_full((words,), 1.0, dtype=real) if of_classes is None else of_classes
         spread = spread / words
@@ -133,11 +134,10 @@ def smoothed_max(
 
     All are counted from the largest logit of the row, as a constant: losses do not change by that.
     """
-    if isinstance(alpha, Tensor):
-        inputs = hidden, weight, bias, alpha.reshape(()), target, spread, 0.0, softcap
-    else:
-        inputs = hidden, weight, bias, None, target, spread, float(alpha), softcap
-    return applied(LinearLoss, *inputs)[:3]
+    learned = alpha.reshape(()) if isinstance(alpha, Tensor) else None
+    # 0 is no alpha: the tensor counts
+    number = 0.0 if isinstance(alpha, Tensor) else float(alpha)
+    return applied(LinearLoss, hidden, weight, bias, learned, target, spread, number, softcap)[:3]
 
 
 class LinearLoss(Function):

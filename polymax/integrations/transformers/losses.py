@@ -33,7 +33,7 @@ class EntmaxLoss:
         self._states: Tensor | None = None
         self._lower: torch.dtype | None = None
         self._layer = head.forward
-        head.forward = self._captured  # type: ignore[method-assign]
+        head.forward = self._captured  # type: ignore[method-assign, assignment]
         try:
             self.scale, self.softcap = self._transformation(model, inputs)
         except BaseException:
@@ -95,11 +95,12 @@ class EntmaxLoss:
             model.train(training)
         cap = getattr(model.config, "final_logit_softcapping", None)
         factor = float((raw * found).sum() / raw.square().sum())
-        close = {"rtol": 2e-2, "atol": 2e-2 * float(found.abs().max())}
-        if found.shape == raw.shape and torch.allclose(found, factor * raw, **close):
+        room = 2e-2 * float(found.abs().max())
+        if found.shape == raw.shape and torch.allclose(found, factor * raw, rtol=2e-2, atol=room):
             # a factor of 1 but for rounding is none
             return (1.0 if abs(factor - 1) < 5e-3 else factor), None
-        if cap and found.shape == raw.shape and torch.allclose(found, cap * torch.tanh(raw / cap), **close):
+        capped = cap * torch.tanh(raw / cap) if cap else raw
+        if cap and found.shape == raw.shape and torch.allclose(found, capped, rtol=2e-2, atol=room):
             return 1.0, float(cap)
         raise ValueError(f"{type(model).__name__} must have logits that are its last layer's, scaled or capped")
 

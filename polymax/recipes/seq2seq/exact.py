@@ -56,7 +56,7 @@ def _best(
     waiting = [(0.0, 0, Hypothesis((), 0.0, state, 0))]
     best, score, number, dropped = None, least, 1, -inf
     while waiting and most > 0:
-        chosen = []
+        chosen: list[Hypothesis] = []
         while waiting and len(chosen) < min(TOGETHER, most):
             bound, _, one = heappop(waiting)
             if -bound > score:
