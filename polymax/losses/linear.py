@@ -172,13 +172,14 @@ class LinearLoss(Function):
             found = _recorded(given, (hidden, weight, bias, alphas), wanted, target, spread, ctx.alpha, ctx.softcap)
             return (*found, None, None, None, None)
         dh, dw, db = linear_loss_backward(
-            *given, hidden, weight, bias, target, spread, ctx.alpha, alphas, ctx.softcap, chosen, top, tau, *lists
+            *given, hidden, weight, bias, target, spread, ctx.alpha, alphas, ctx.softcap, chosen, top, tau, *lists,
+            wanted[0], wanted[1] or wanted[2],
         )  # fmt: skip
         return (
-            dh,
-            dw,
-            db.to(bias.dtype) if bias is not None else None,
-            (given[0] * slope).sum().to(alphas.dtype) if alphas is not None else None,
+            dh if wanted[0] else None,
+            dw if wanted[1] else None,
+            db.to(bias.dtype) if bias is not None and wanted[2] else None,
+            (given[0] * slope).sum().to(alphas.dtype) if alphas is not None and wanted[3] else None,
             None,
             None,
             None,
