@@ -108,8 +108,10 @@ from polymax.structures import Dag as Dag
 from polymax.structures import DynamicProgram as DynamicProgram
 from polymax.structures import Explicit as Explicit
 from polymax.structures import Hypergraph as Hypergraph
+from polymax.structures import Monotonic as Monotonic
 from polymax.structures import ProjectiveTree as ProjectiveTree
 from polymax.structures import Ranking as Ranking
+from polymax.structures import Sampled as Sampled
 from polymax.structures import SemiMarkov as SemiMarkov
 from polymax.structures import Simplex as Simplex
 from polymax.structures import SpanningTree as SpanningTree
@@ -140,7 +142,7 @@ __version__ = "0.1.0"
 _moved.install()
 
 # modules that are loaded when asked for: matplotlib and what trains are extras
-_LAZY = ("plot", "recipes", "testing")
+_LAZY = ("explore", "plot", "recipes", "testing")
 _MODULES = ("nn",)
 
 # all that is imported above

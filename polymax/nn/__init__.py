@@ -7,11 +7,15 @@ from polymax.nn.attention import scaled_dot_product_attention as scaled_dot_prod
 from polymax.nn.attention_statistics import AttentionStatistics as AttentionStatistics
 from polymax.nn.attention_statistics import attention_statistics as attention_statistics
 from polymax.nn.beam import BeamSPINN as BeamSPINN
+from polymax.nn.cache_attention import cache_attention as cache_attention
 from polymax.nn.crf import CRF as CRF
 from polymax.nn.decoder import Attention as Attention
 from polymax.nn.decoder import FertilityAttention as FertilityAttention
 from polymax.nn.graph_convolution import GraphConvolution as GraphConvolution
 from polymax.nn.gumbel_tree import GumbelTreeLSTM as GumbelTreeLSTM
+from polymax.nn.key_value_cache import KeyValueCache as KeyValueCache
+from polymax.nn.key_value_cache import KeyValuePages as KeyValuePages
+from polymax.nn.key_value_cache import key_boxes as key_boxes
 from polymax.nn.latent_dependency import LatentDependency as LatentDependency
 from polymax.nn.latent_methods import Given as Given
 from polymax.nn.latent_methods import left_chain as left_chain
