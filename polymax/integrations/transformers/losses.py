@@ -20,6 +20,14 @@ class EntmaxLoss:
 
     With `shift`, as causal models have it, the state of a token predicts the label of the next one. Labels of -100 are
     left out. A model that scales or caps its logits is found out by a pass over a few tokens.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        >>> model, tokens = LlamaForCausalLM(LlamaConfig(**sizes)), torch.tensor([[1, 4, 2]])
+        >>> loss = EntmaxLoss(model, alpha=1.5)
+        >>> loss(model.train()(tokens), labels=tokens).shape
+        torch.Size([])
     """
 
     def __init__(self, model: PreTrainedModel, alpha: float = 1.5, *, shift: bool = True, **inputs: Any) -> None:
