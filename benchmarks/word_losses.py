@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from polymax.recipes import speed
+from polymax.recipes.demo import speed
 from polymax.recipes.lm.task import LanguageModelOptions
 from polymax.recipes.lm.task import task as lm
 from polymax.recipes.seq2seq.task import Seq2SeqOptions, found_targets, target_words

@@ -40,9 +40,9 @@ def linear_entmax_loss(
     Example:
         >>> hidden, weight = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [-1.0, 0.0]])
         >>> linear_entmax_loss(hidden, weight, torch.tensor([1]))
-        tensor(1.0253)
+        tensor(1.0617)
         >>> pm.entmax_loss(hidden @ weight.T, torch.tensor([1]))
-        tensor(1.0253)
+        tensor(1.0617)
 
     See: Peters, Niculae and Martins 2019, Sparse sequence-to-sequence models, Section 3.2.
     """
