@@ -18,7 +18,9 @@ from website import reference
 ROOT = Path(__file__).parents[1]
 # Python, and what it prints where that is shown
 BLOCKS = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").rglob("*.md")]
+)
 DOCUMENTS = [page.relative_to(ROOT).as_posix() for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")]
 
 
@@ -56,7 +58,11 @@ def test_links(page):
 
 def test_every_document_is_on_the_site():
     nav = (ROOT / "website" / "zensical.toml").read_text(encoding="utf-8")
-    missing = [page.name for page in (ROOT / "docs").rglob("*.md") if f'{page.relative_to(ROOT / "docs").as_posix()}"' not in nav]
+    missing = [
+        page.name
+        for page in (ROOT / "docs").rglob("*.md")
+        if f'{page.relative_to(ROOT / "docs").as_posix()}"' not in nav
+    ]
     assert missing == []
 
 

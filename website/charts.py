@@ -11,7 +11,10 @@ WIDTH, NAME, ROW = 720, 250, 22
 
 ABOUT = {
     "simplex": ("Mappings", "Time of forward and backward, as a multiple of torch.softmax in the same run."),
-    "structures": ("Structures", "Time with the gradient, in milliseconds; peers took turns with polymax in the same run."),
+    "structures": (
+        "Structures",
+        "Time with the gradient, in milliseconds; peers took turns with polymax in the same run.",
+    ),
     "sparsemap": ("SparseMAP, trees, assignments", "Time in milliseconds."),
     "attention": ("Attention", "Time of forward and backward, in milliseconds, for heads x length x channels."),
     "series": ("Series", "Time in milliseconds of barycenters and nearest classes."),
@@ -61,6 +64,9 @@ def section(run: dict[str, Any]) -> str:
 
 def _by_case(rows: Sequence[dict[str, Any]], suite: str) -> Iterable[tuple[str, list[dict[str, Any]]]]:
     kept = [row for row in rows if row["status"] == "ok"]
+    if suite == "simplex":
+        # what all others are a multiple of
+        kept = [row for row in kept if row["competitor"] != "torch.softmax"]
     if suite in ("simplex", "structures", "sparsemap", "attention", "series"):
         last = "forward+backward"
         both = {row["case"] for row in kept if row["timed"] == last}

@@ -158,7 +158,9 @@ def markdown(doc: str) -> str:
         if heading:
             # what follows in the same paragraph belongs to it
             rest = [heading[2]]
-            while place + 1 < len(lines) and lines[place + 1].strip() and not re.match(r"\w+:", lines[place + 1].strip()):
+            while (
+                place + 1 < len(lines) and lines[place + 1].strip() and not re.match(r"\w+:", lines[place + 1].strip())
+            ):
                 place += 1
                 rest.append(lines[place].strip())
             out += ["", f"**{heading[1]}:** {_escaped(' '.join(rest))}", ""]
@@ -202,6 +204,8 @@ def _indented(lines: list[str], place: int) -> tuple[list[str], int]:
 def _escaped(text: str) -> str:
     """Plain text of a docstring, whose stars, underscores and angles are no Markdown; what is in backticks stays."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(
-        part if part.startswith("`") else re.sub(r"([*_<>\[\]|])", r"\\\1", part) for part in parts
-    )
+    return "".join(part if part.startswith("`") else _plain(part) for part in parts)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"([*_\[\]])", r"\\\1", text.replace("<", "&lt;").replace(">", "&gt;"))

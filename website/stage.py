@@ -54,7 +54,7 @@ def prepared(text: str, name: str, staged: Path, source: str | None = None) -> s
         path, hash_, part = target.partition("#")
         place = (ROOT / source).parent if source else (DOCS / name).parent
         whole = (place / path).resolve()
-        if not whole.is_relative_to(ROOT) or whole.is_relative_to(DOCS) and not source:
+        if not whole.is_relative_to(ROOT) or (whole.is_relative_to(DOCS) and not source):
             return found[0]
         inside = whole.relative_to(ROOT).as_posix()
         if inside in PAGES:
