@@ -44,6 +44,8 @@ from polymax.losses import Partial as Partial
 from polymax.losses import crf_loss as crf_loss
 from polymax.losses import entmax_loss as entmax_loss
 from polymax.losses import fenchel_young as fenchel_young
+from polymax.losses import linear_entmax_loss as linear_entmax_loss
+from polymax.losses import linear_sparsemax_loss as linear_sparsemax_loss
 from polymax.losses import margin_sparsemap_loss as margin_sparsemap_loss
 from polymax.losses import perceptron_loss as perceptron_loss
 from polymax.losses import smoothed_dp_loss as smoothed_dp_loss
@@ -106,8 +108,10 @@ from polymax.structures import Dag as Dag
 from polymax.structures import DynamicProgram as DynamicProgram
 from polymax.structures import Explicit as Explicit
 from polymax.structures import Hypergraph as Hypergraph
+from polymax.structures import Monotonic as Monotonic
 from polymax.structures import ProjectiveTree as ProjectiveTree
 from polymax.structures import Ranking as Ranking
+from polymax.structures import Sampled as Sampled
 from polymax.structures import SemiMarkov as SemiMarkov
 from polymax.structures import Simplex as Simplex
 from polymax.structures import SpanningTree as SpanningTree
@@ -117,6 +121,13 @@ from polymax.structures import Subsequence as Subsequence
 from polymax.structures import Subset as Subset
 from polymax.structures import soft_rank as soft_rank
 from polymax.structures import soft_sort as soft_sort
+
+# words of a large vocabulary
+from polymax.vocabulary import WordDistribution as WordDistribution
+from polymax.vocabulary import epsilon_perplexity as epsilon_perplexity
+from polymax.vocabulary import jensen_shannon as jensen_shannon
+from polymax.vocabulary import linear_entmax as linear_entmax
+from polymax.vocabulary import sparsemax_score as sparsemax_score
 
 # dynamic time warping
 from polymax.warping import dtw as dtw

@@ -72,11 +72,16 @@ class Operator:
             torch.compiler.is_compiling()
             or type(x) not in _PLAIN
             or _transforming()
+            or _batched(x)
             or _modes()
             or _profiling()
             or (x.requires_grad and torch.is_grad_enabled())
         ):
             return self.op(x, *args)
+        for a in args:
+            # gradients taken many at once, by `is_grads_batched`, come without a sign that functions are transformed
+            if isinstance(a, Tensor) and _batched(a):
+                return self.op(x, *args)
         if x.is_cpu:
             return self.cpu(x, *args)
         return self.cuda(x, *args) if x.is_cuda else self.op(x, *args)
@@ -93,6 +98,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _transforming = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 _profiling = torch.autograd._profiler_enabled
+_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def _lazily(package: str, file: str, name: str) -> Callable[..., Any]:

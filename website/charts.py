@@ -37,8 +37,8 @@ def page() -> str:
     """The Markdown of the page, with a chart for every suite of every machine."""
     parts = [
         "# Benchmarks\n",
-        "Drawn from the files that `python -m benchmarks run SUITE` writes; [how speed is measured](measuring.md) says what "
-        "is timed, and which competitors must first give the same numbers. Blue bars are polymax, grey ones others.\n",
+        "Drawn from the files that `python -m benchmarks run SUITE` writes; [how speed is measured](measuring.md) says "
+        "what is timed, and what a competitor must show before. Blue bars are polymax, grey ones others.\n",
     ]
     for file in sorted(RESULTS.glob("*.json")):
         stored = json.loads(file.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 # versions in which a compiled kernel is run by `run(x, y, z, stream, function, metadata, None, None, None, *arguments)`
 TRIED = ("3.6.", "3.7.")
-_KNOWN = triton.__version__.startswith(TRIED) and os.environ.get("TRITON_INTERPRET") != "1"
+KNOWN = triton.__version__.startswith(TRIED) and os.environ.get("TRITON_INTERPRET") != "1"
 
 
 class Entry:
@@ -30,7 +30,7 @@ class Entry:
         self.__doc__ = kernel.__doc__
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return partial(self.launch, grid) if _KNOWN else self.kernel[grid]
+        return partial(self.launch, grid) if KNOWN else self.kernel[grid]
 
     def launch(self, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         """Run the kernel on the current device and stream."""
@@ -49,27 +49,29 @@ class Entry:
         kind = tuple(key)
         found = self._compiled.get(kind)
         if found is None:
-            found = self._compiled[kind] = self._compile(grid, args, options)
-        if self.kernel.pre_run_hooks or _hooked():
+            found = self._compiled[kind] = compiled(self.kernel, grid, args, options)
+        if self.kernel.pre_run_hooks or hooked():
             self.kernel[grid](*args, **options)
             return
         run, function, metadata, constants = found
         x, y, z = (*grid, 1, 1)[:3]
-        run(x, y, z, _stream(device), function, metadata, None, None, None, *args, *constants)
-
-    def _compile(self, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-        compiled = self.kernel.warmup(*args, grid=grid, **options)
-        compiled._init_handles()
-        # a kernel is handed its compile-time arguments, too, which are in the code
-        constants = tuple(options[p.name] for p in self.kernel.params[len(args) :])
-        return compiled.run, compiled.function, compiled.packed_metadata, constants
+        run(x, y, z, stream(device), function, metadata, None, None, None, *args, *constants)
 
 
-def _hooked() -> bool:
+def compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """What is run for arguments like these: a function, what it is given first, and compile-time arguments."""
+    found = kernel.warmup(*args, grid=grid, **options)
+    found._init_handles()
+    # a kernel is handed its compile-time arguments, too, which are in the code
+    constants = tuple(options[p.name] for p in kernel.params[len(args) :])
+    return found.run, found.function, found.packed_metadata, constants
+
+
+def hooked() -> bool:
     """True if a profiler wants to know of launches."""
     hook = triton.knobs.runtime.launch_enter_hook
     return hook is not None and bool(getattr(hook, "calls", True))
 
 
-def _stream(device: int) -> int:
+def stream(device: int) -> int:
     return torch._C._cuda_getCurrentRawStream(device)
