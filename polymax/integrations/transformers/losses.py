@@ -20,6 +20,13 @@ class EntmaxLoss:
 
     With `shift`, as causal models have it, the state of a token predicts the label of the next one. Labels of -100 are
     left out. A model that scales or caps its logits is found out by a pass over a few tokens.
+
+    Example:
+        >>> from transformers import AutoModelForCausalLM, GPT2Config
+        >>> model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2)).train()
+        >>> loss, tokens = EntmaxLoss(model), torch.tensor([[1, 2, 3]])
+        >>> bool(loss(model(tokens), tokens) > 0)
+        True
     """
 
     def __init__(self, model: PreTrainedModel, alpha: float = 1.5, *, shift: bool = True, **inputs: Any) -> None:
