@@ -217,6 +217,8 @@ def test_two_runs_are_compared(page, url):
     page.press("[data-field=input]", "Enter")
     page.locator(".output", has_text="Rome").nth(1).wait_for()
     assert page.locator(".output table caption").count() == 2
+    page.locator(".output .pmx-choose").first.click()
+    assert page.locator(".output .pmx-chosen").count() > 0
 
 
 def test_large_attention_opens_and_moves(page, url):
