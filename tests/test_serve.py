@@ -100,6 +100,12 @@ def test_what_is_wrong_is_said(server, body, status, message):
     assert message in answer["error"]
 
 
+def test_a_large_body_gets_its_answer(server):
+    status, answer = ask(server, "POST", "/api/predict", b" " * 5_000_000)
+    assert (status, answer["error"]) == (413, "a body may have 20000 bytes; got 5000000")
+    assert predict(server, "Anna sings.")[0] == 200
+
+
 def test_paths_methods_types_and_hosts(server):
     assert ask(server, "GET", "/../../etc/passwd")[0] == 404
     assert ask(server, "GET", "/api/predict")[0] == 405
