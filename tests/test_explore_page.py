@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from untrained import parser, tagger
+from untrained import FILES, from_file, parser, tagger
 
 import polymax as pm
 from polymax.explore.app import server as page_server
 from polymax.explore.attention_file import AttentionFile, save_attention
+from polymax.serve.outputs import outputs_of
 from polymax.serve.predictions import Served
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install polymax[dev]")
@@ -218,6 +219,16 @@ def test_two_runs_are_compared(page, url):
     assert page.locator(".output table caption").count() == 2
     page.locator(".output .pmx-choose").first.click()
     assert page.locator(".output .pmx-chosen").count() > 0
+
+
+def test_outputs_of_every_task_are_drawn(page, url, tmp_path):
+    show(page, url, "simplex")
+    for name in FILES:
+        trained, inputs = from_file(name, tmp_path)
+        draw = "async ([run, output]) => (await import('/runs.js')).outputOf(run, output, 0).textContent"
+        text = page.evaluate(draw, [{"name": "a run", "task": name}, outputs_of(trained, inputs)[0]])
+        assert text.startswith(f"a run: {name}")
+        assert len(text) > len(f"a run: {name}")
 
 
 def test_large_attention_opens_and_moves(page, url):

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -11,11 +12,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from untrained import parser, tagger
+from untrained import FILES, from_file, parser, tagger
 
 from polymax.serve.batches import Batcher
 from polymax.serve.errors import Refused
-from polymax.serve.predictions import Served, routes
+from polymax.serve.outputs import outputs_of
+from polymax.serve.predictions import Served, checked, routes
 from polymax.serve.schema import INPUTS, OUTPUTS, schema
 from polymax.serve.server import Limits, Server
 
@@ -67,10 +69,23 @@ def test_answers_are_as_the_schema_says(server, run, alternatives):
         assert total == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_outputs_of_every_task_are_as_the_schema_says(name, tmp_path):
+    trained, inputs = from_file(name, tmp_path)
+    kept = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema([name], LIMITS)}
+    jsonschema.validate({"inputs": inputs}, {**kept, "$ref": "#/components/schemas/Request"})
+    outputs = json.loads(json.dumps(outputs_of(trained, inputs), allow_nan=False))
+    jsonschema.validate({"task": name, "outputs": outputs}, {**kept, "$ref": "#/components/schemas/Response"})
+    served = [Served(name, trained, None)]
+    assert checked(served, LIMITS, {"inputs": inputs})[1] == inputs
+    with pytest.raises(ValueError, match=re.escape("inputs[1] must be")):
+        checked(served, LIMITS, {"inputs": [inputs[0], {"file": "/etc/passwd"}]})
+
+
 def test_every_task_is_in_the_schema():
     from polymax.recipes.training.task import MODULES
 
-    assert set(INPUTS) == set(OUTPUTS) == set(MODULES)
+    assert set(INPUTS) == set(OUTPUTS) == set(MODULES) == {*FILES, "tag", "parse"}
     jsonschema.Draft202012Validator.check_schema(schema(list(MODULES), LIMITS)["components"]["schemas"]["Response"])
 
 

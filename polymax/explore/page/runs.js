@@ -71,7 +71,8 @@ async function predicted(run, number) {
   return (await ask("/api/predict", body)).outputs[0];
 }
 
-function outputOf(run, output, number) {
+/** What a run found, drawn. */
+export function outputOf(run, output, number) {
   const parts = { tag: tagged, parse: parsed, bracket: bracketed, seq2seq: translated, "word-align": aligned, entail: entailed, classify: classified, listops: classified, lm: continued, series: measured }[run.task](output);
   return html("section", { class: "output", "aria-label": `${run.name}: ${run.task}` }, html("h2", {}, `${number ? `${number}. ` : ""}${run.name}: ${run.task}`), ...parts.flat());
 }
