@@ -1,13 +1,13 @@
 """The page in a real browser: every view opens, reacts at once, and can be used by keyboard and screen reader."""
 
 import re
-import shutil
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from browser import CHROMIUM, plain_failure
 from untrained import FILES, from_file, parser, tagger
 
 import polymax as pm
@@ -18,8 +18,6 @@ from polymax.serve.predictions import Served
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install polymax[dev]")
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
 VIEWS = ("simplex", "structures", "runs", "attention")
@@ -69,7 +67,8 @@ def page(browser, url, request):
     )
     yield opened
     context.close()
-    assert faults == []
+    if faults:
+        pytest.fail(f"the console, or the network, has {faults}", pytrace=False)
 
 
 def show(page, url, view):
@@ -86,6 +85,7 @@ PHONE = {"viewport": {"width": 390, "height": 800}, "has_touch": True}
 
 
 @pytest.mark.parametrize("page", [{}, {**PHONE, "color_scheme": "dark"}], indirect=True, ids=["desk", "phone, dark"])
+@plain_failure
 def test_every_view_opens_fits_and_has_names(page, url):
     for view in VIEWS:
         show(page, url, view)
@@ -161,6 +161,7 @@ def reacts(page, selector, values, watched):
     return any(page.evaluate(MOVE, move) < 100 * slowness() for move in moves)
 
 
+@plain_failure
 def test_the_simplex_reacts_and_gives_python(page, url):
     show(page, url, "simplex")
     page.wait_for_selector(".pmx-weights table")
@@ -177,6 +178,7 @@ def test_the_simplex_reacts_and_gives_python(page, url):
 
 
 @pytest.mark.parametrize("name", ["ProjectiveTree", "Chain", "SpanTree", "Assignment"])
+@plain_failure
 def test_structures_react_at_thirty_tokens(page, url, name):
     show(page, url, "structures")
     page.select_option("select", name)
@@ -198,6 +200,7 @@ def test_structures_react_at_thirty_tokens(page, url, name):
     settled(page)
 
 
+@plain_failure
 def test_a_structure_can_be_chosen(page, url):
     show(page, url, "structures")
     settled(page)
@@ -209,6 +212,7 @@ def test_a_structure_can_be_chosen(page, url):
     assert "saw" in label
 
 
+@plain_failure
 def test_two_runs_are_compared(page, url):
     show(page, url, "runs")
     page.wait_for_selector(".output svg")
@@ -221,6 +225,7 @@ def test_two_runs_are_compared(page, url):
     assert page.locator(".output .pmx-chosen").count() > 0
 
 
+@plain_failure
 def test_outputs_of_every_task_are_drawn(page, url, tmp_path):
     show(page, url, "simplex")
     for name in FILES:
@@ -231,6 +236,7 @@ def test_outputs_of_every_task_are_drawn(page, url, tmp_path):
         assert len(text) > len(f"a run: {name}")
 
 
+@plain_failure
 def test_large_attention_opens_and_moves(page, url):
     page.goto("about:blank")
     show(page, url, "attention")
@@ -268,6 +274,7 @@ def test_large_attention_opens_and_moves(page, url):
     assert page.locator(".supports td button").count() == 16
 
 
+@plain_failure
 def test_pictures_draw_by_themselves(browser, tmp_path):
     """One HTML file without a server: what notebooks and the documentation draw, too."""
     scores = torch.tensor([[1.0, 0.4], [0.2, 0.9]])

@@ -1,20 +1,18 @@
 """The site: it builds without a warning, needs nothing from elsewhere, and its pictures draw."""
 
 import re
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, plain_failure
 
 from website.stage import mathematics
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
-
+@plain_failure
 def test_the_site():
     """All in one test: parallel tests would build it twice, in one place."""
     pytest.importorskip("zensical", reason="zensical is not installed: pip install polymax[docs]")
