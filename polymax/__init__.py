@@ -4,6 +4,7 @@ from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
 # modules
+from polymax import factors as factors
 from polymax import nn as nn
 
 # bands of cells for dynamic time warping
@@ -29,6 +30,10 @@ from polymax.estimators import SelfCritical as SelfCritical
 from polymax.estimators import SparseExpectation as SparseExpectation
 from polymax.estimators import Spigot as Spigot
 from polymax.estimators import StraightThrough as StraightThrough
+
+# factor graphs: structures and constraints that share variables
+from polymax.factors import Factor as Factor
+from polymax.factors import FactorGraph as FactorGraph
 
 # likelihoods of sequence models
 from polymax.likelihoods import ctc_alignment as ctc_alignment
@@ -128,7 +133,7 @@ __version__ = "0.1.0"
 
 # modules that are loaded when asked for: matplotlib and what trains are extras
 _LAZY = ("plot", "recipes", "testing")
-_MODULES = ("nn",)
+_MODULES = ("factors", "nn")
 
 # all that is imported above
 __all__ = sorted(

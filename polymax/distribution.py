@@ -285,4 +285,4 @@ def _sum(q: Tensor, log: Tensor, tree: Derivations) -> Tensor:
 
 
 def _map(change: Any, y: Parts) -> Parts:
-    return change(y) if isinstance(y, Tensor) else type(y)(*(change(t) for t in y))
+    return change(y) if isinstance(y, Tensor) else y._make(change(t) for t in y)

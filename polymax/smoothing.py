@@ -80,6 +80,14 @@ class HardMax(Smoothing):
     def argmax(self, *scores: Tensor) -> Parts:
         return self.structure.map(*scores)
 
+    def solve(self, *scores: Tensor) -> Any:
+        """For a factor graph, whose maximum is a linear relaxation: the point, and if it is integral and so exact."""
+        found = self.structure.relaxed(*checked(scores))
+        if found is None:
+            name = type(self.structure).__name__
+            raise TypeError(f"solve reports on a relaxation, and {name} has none: HardMax(...)(...) is its best structure")
+        return found
+
     def omega(self, mu: Parts) -> Tensor:
         first, dims = tensors(mu)[0], self.structure.event_dims(*tensors(mu))[0]
         return first.new_zeros(first.shape[: first.dim() - dims])

@@ -53,6 +53,9 @@ class SparseMap(Smoothing):
         positive(self.gamma, "gamma")
 
     def max(self, *scores: Tensor) -> Tensor:
+        relaxed = self.structure.projected_value(*cooled(self.structure, checked(scores), self.gamma))
+        if relaxed is not None:
+            return warmed(relaxed, self.gamma).to(scores[0].dtype)
         if torch.compiler.is_compiling():
             cold = cooled(self.structure, checked(scores), self.gamma)
             return warmed(traced(self.solver, self.structure, cold)[0], self.gamma).to(scores[0].dtype)
@@ -86,6 +89,9 @@ class SparseMap(Smoothing):
     def solve(self, *scores: Tensor, start: Solution | None = None) -> Solution:
         """The structures and their weights, from those of an earlier solution where one is given."""
         cold = cooled(self.structure, checked(scores), self.gamma)
+        relaxed = self.structure.projected(*cold)
+        if relaxed is not None:
+            return relaxed
         return self._solved(cold, start)
 
     def distribution(self, *scores: Tensor, start: Solution | None = None) -> "Sparse":
@@ -256,4 +262,4 @@ class Sparse(Distribution):
 
 
 def _map(change: Any, y: Parts) -> Parts:
-    return change(y) if isinstance(y, Tensor) else type(y)(*(change(t) for t in y))
+    return change(y) if isinstance(y, Tensor) else y._make(change(t) for t in y)

@@ -119,7 +119,7 @@ def each(change: Callable[..., Tensor], y: Parts, *others: Any) -> Parts:
     """Structures put together tensor by tensor."""
     if isinstance(y, Tensor):
         return change(y, *(tensors(other)[0] for other in others))
-    return type(y)(*(change(*t) for t in zip(y, *others, strict=True)))
+    return y._make(change(*t) for t in zip(y, *others, strict=True))
 
 
 def chosen(estimator: Estimator, y: Parts, scores: tuple[Tensor, ...]) -> Parts:
@@ -127,7 +127,7 @@ def chosen(estimator: Estimator, y: Parts, scores: tuple[Tensor, ...]) -> Parts:
     if not (functional() or (torch.is_grad_enabled() and any(x.requires_grad for x in scores))):
         return y
     found = _Chosen.apply(estimator, type(y), *tensors(y), *scores)
-    return found[0] if isinstance(y, Tensor) else type(y)(*found)
+    return found[0] if isinstance(y, Tensor) else y._make(found)
 
 
 class _Chosen(Function):

@@ -165,3 +165,8 @@ class _Value(Function):
 def _instances(t: Tensor, dims: int) -> Tensor:
     """(*batch, ...) as (B, ...)."""
     return t.reshape(t.shape[:dims].numel(), *t.shape[dims:])
+
+
+def response_of(structure: Structure, solution: Solution, moved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """How mu follows scores that move along `moved`, in full shape: a symmetric linear map."""
+    return _of(structure, solution).response(torch.zeros_like(solution.probs), moved)[1:]

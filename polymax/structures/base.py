@@ -54,6 +54,18 @@ class Structure(ABC):
         """The point of the hull nearest to the scores, where it has a closed form."""
         return None
 
+    def relaxed(self, *scores: Tensor) -> Any:
+        """The best point of a relaxation of the hull, for sets that have no `map` of their own; None for others."""
+        return None
+
+    def projected(self, *scores: Tensor) -> Any:
+        """The nearest point of a relaxation of the hull, with what a solver reports; None for sets without one."""
+        return None
+
+    def projected_value(self, *scores: Tensor) -> Tensor | None:
+        """<scores, mu> - 1/2 ||mu||^2 at that point, (*batch,), whose gradient is mu; None for sets without one."""
+        return None
+
     def complete(self, first: Tensor) -> Parts:
         """Structures from their first tensor, where that determines the others."""
         return first

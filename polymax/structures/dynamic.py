@@ -117,7 +117,7 @@ def checked(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def narrow(y: Parts, dtype: torch.dtype) -> Parts:
     """The dtype the scores came in."""
-    return y.to(dtype) if isinstance(y, Tensor) else type(y)(*(t.to(dtype) for t in y))
+    return y.to(dtype) if isinstance(y, Tensor) else y._make(t.to(dtype) for t in y)
 
 
 def _recorded(*args: Any) -> Tensor:
