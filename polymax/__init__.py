@@ -3,6 +3,8 @@
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
+from polymax import _moved as _moved
+
 # modules
 from polymax import factors as factors
 from polymax import nn as nn
@@ -73,7 +75,6 @@ from polymax.noise import Noise as Noise
 from polymax.noise import Normal as Normal
 from polymax.noise import SmoothNoise as SmoothNoise
 from polymax.noise import SumOfGamma as SumOfGamma
-from polymax.perturbed import Perturbed as Perturbed
 
 # regularizers: Omega on the simplex
 from polymax.regularizers import Bounded as Bounded
@@ -93,11 +94,13 @@ from polymax.smoothing import HardMax as HardMax
 from polymax.smoothing import LocalMax as LocalMax
 from polymax.smoothing import Marginals as Marginals
 from polymax.smoothing import Smoothing as Smoothing
+from polymax.smoothing.perturbed import Perturbed as Perturbed
+from polymax.smoothing.sparse_map import SparseMap as SparseMap
+from polymax.smoothing.top_k import TopKSparsemax as TopKSparsemax
 from polymax.solvers import ActiveSet as ActiveSet
 from polymax.solvers import AwayStep as AwayStep
 from polymax.solvers import FrankWolfe as FrankWolfe
 from polymax.solvers import Pairwise as Pairwise
-from polymax.sparsemap import SparseMap as SparseMap
 
 # structures: what inference ranges over
 from polymax.structures import Alignment as Alignment
@@ -119,7 +122,6 @@ from polymax.structures import Subsequence as Subsequence
 from polymax.structures import Subset as Subset
 from polymax.structures import soft_rank as soft_rank
 from polymax.structures import soft_sort as soft_sort
-from polymax.top_k import TopKSparsemax as TopKSparsemax
 
 # dynamic time warping
 from polymax.warping import dtw as dtw
@@ -130,6 +132,8 @@ from polymax.warping import soft_dtw_divergence as soft_dtw_divergence
 from polymax.warping import squared_euclidean as squared_euclidean
 
 __version__ = "0.1.0"
+
+_moved.install()
 
 # modules that are loaded when asked for: matplotlib and what trains are extras
 _LAZY = ("plot", "recipes", "testing")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.graph import Graph
+from polymax.hypergraphs.graph import Graph
 
 
 def checked_count(k: Any) -> None:

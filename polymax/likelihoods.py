@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax.kernels.graph import Builder, Family, Graph
+from polymax.hypergraphs.graph import Builder, Family, Graph
 from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals
 from polymax.structures import Chain

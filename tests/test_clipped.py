@@ -8,7 +8,7 @@ import polymax as pm
 from polymax.estimators.baselines import LeaveOneOut
 from polymax.estimators.clipped import Clipped
 from polymax.estimators.score_function import ScoreFunction
-from polymax.perturbed import Perturbed
+from polymax.smoothing.perturbed import Perturbed
 
 
 def generator(seed=0):

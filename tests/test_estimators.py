@@ -13,7 +13,7 @@ from tolerances import close, equal
 import polymax as pm
 from polymax.estimators import ImplicitMLE, Interpolation, PerturbAndMap, Relaxed, Spigot, StraightThrough
 from polymax.noise import Gumbel, SumOfGamma
-from polymax.perturbed import Perturbed
+from polymax.smoothing.perturbed import Perturbed
 from polymax.structures.base import tensors
 
 PLAIN = [case for case in ESTIMATORS if not case.draws]

@@ -9,9 +9,9 @@ import polymax as pm
 from polymax.estimators.clipped import Clipped
 from polymax.estimators.score_function import ScoreFunction
 from polymax.estimators.sparse_expectation import SparseExpectation
-from polymax.perturbed import Perturbed
+from polymax.smoothing.perturbed import Perturbed
+from polymax.smoothing.top_k import TopKSparsemax
 from polymax.structures.base import tensors
-from polymax.top_k import TopKSparsemax
 
 COUNTED = [row for row in SETS + OTHERS if isinstance(row.structure, pm.Counted)]
 BATCH = 3

@@ -21,9 +21,9 @@ from polymax.estimators.baselines import (
 from polymax.estimators.policies import Perturbing
 from polymax.estimators.score_function import ScoreFunction
 from polymax.noise import Gumbel, Normal, SumOfGamma
-from polymax.perturbed import Perturbed
+from polymax.smoothing.perturbed import Perturbed
+from polymax.smoothing.top_k import TopKSparsemax
 from polymax.structures.base import tensors
-from polymax.top_k import TopKSparsemax
 
 MANY = 4000
 

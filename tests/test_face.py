@@ -5,7 +5,8 @@ import torch
 from tolerances import close, equal
 
 import polymax as pm
-from polymax.solvers import face, lockstep
+from polymax.kernels.active_set import face
+from polymax.kernels.active_set import reference as lockstep
 from polymax.structures.base import tensors
 
 

@@ -11,7 +11,7 @@ from tolerances import close, equal
 
 import polymax as pm
 from polymax.noise import Gumbel, Noise, Normal, SumOfGamma
-from polymax.perturbed import Perturbed
+from polymax.smoothing.perturbed import Perturbed
 from polymax.structures.base import tensors
 
 

@@ -10,9 +10,9 @@ from sets import BY_NAME, OTHERS, RAGGED, SETS, every
 from tolerances import close, equal
 
 import polymax as pm
-from polymax.solvers import lockstep
-from polymax.solvers.base import UsedParts
-from polymax.solvers.response import mixture, reference, response
+from polymax.kernels.active_set import reference as lockstep
+from polymax.kernels.response import mixture, reference, response
+from polymax.solvers.rules import UsedParts
 from polymax.structures.base import tensors
 
 SOLVERS = [pm.ActiveSet(), pm.Pairwise(), pm.AwayStep(), pm.FrankWolfe()]

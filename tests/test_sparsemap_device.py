@@ -7,9 +7,9 @@ import torch
 from tolerances import close, equal
 
 import polymax as pm
-from polymax.solvers import device as gpu
-from polymax.solvers.base import UsedParts
-from polymax.solvers.response import cuda, reference
+from polymax.kernels.active_set import cuda as gpu
+from polymax.kernels.response import cuda, reference
+from polymax.solvers.rules import UsedParts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -148,8 +148,8 @@ def calls():
     from polymax.kernels.arborescence import arborescence
     from polymax.kernels.assignment import assignment
     from polymax.kernels.hypergraph import hypergraph_count, hypergraph_kbest, hypergraph_sample, hypergraph_visits
+    from polymax.kernels.response import mixture, response
     from polymax.kernels.spanning_tree import spanning_tree_kbest, spanning_tree_sample
-    from polymax.solvers.response import mixture, response
 
     generator = torch.Generator().manual_seed(0)
 

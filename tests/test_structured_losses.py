@@ -18,7 +18,7 @@ from polymax.losses import (
     sparsemap_loss,
     svm_loss,
 )
-from polymax.perturbed import Perturbed
+from polymax.smoothing.perturbed import Perturbed
 from polymax.structures.base import tensors
 
 

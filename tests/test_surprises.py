@@ -190,17 +190,18 @@ def test_public_names():
         "print([name for name in pm.__all__ if isinstance(own[name], types.ModuleType)])\n"
         "print(set(dir(pm)) >= {*pm.__all__, 'plot', 'recipes', 'testing', '__version__'})\n"
         "print([getattr(pm, name).__name__ for name in ('recipes', 'testing', 'structures')])\n"
-        "import polymax.top_k as module; from polymax.top_k import TopKSparsemax; print(module.__name__)\n"
+        "import polymax.smoothing.top_k as module; from polymax.top_k import TopKSparsemax; print(module.__name__)\n"
     )
     place = {**os.environ, "PYTHONPATH": str(Path(pm.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=place, check=True)
     assert done.stdout.splitlines() == [
-        "['estimators', 'kernels', 'losses', 'regularizers', 'solvers', 'structures']",
+        "['distributions', 'estimators', 'hypergraphs', 'kernels', 'losses', 'regularizers', 'smoothing', 'solvers',"
+        " 'structures']",
         "[]",
         "['nn']",
         "True",
         "['polymax.recipes', 'polymax.testing', 'polymax.structures']",
-        "polymax.top_k",
+        "polymax.smoothing.top_k",
     ]
     for name in ("Any", "top_k", "sparsemap", "perturbed"):
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):

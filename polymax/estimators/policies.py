@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from polymax.noise import Gumbel, SmoothNoise
-from polymax.perturbed import Perturbed
 from polymax.regularizers import Regularizer
 from polymax.smoothing import LocalMax, Marginals, Smoothing
+from polymax.smoothing.perturbed import Perturbed
 from polymax.structures.base import Parts, Structure
 from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.simplex import Simplex

@@ -12,7 +12,7 @@ from polymax.estimators.policies import distributed, smoothing_of
 from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
-from polymax.sparsemap import Sparse, SparseMap
+from polymax.smoothing.sparse_map import Sparse, SparseMap
 from polymax.structures.base import Parts, Structure
 from polymax.structures.dynamic import checked, narrow
 from polymax.structures.simplex import Simplex

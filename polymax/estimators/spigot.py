@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polymax.estimators.base import Estimator, each
 from polymax.regularizers.entropies import positive
-from polymax.sparsemap import SparseMap
+from polymax.smoothing.sparse_map import SparseMap
 from polymax.structures.base import Parts, tensors
 
 

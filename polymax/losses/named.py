@@ -9,7 +9,7 @@ from polymax.losses.structured import as_tuple, losses, reduced
 from polymax.losses.targets import target_of
 from polymax.regularizers import Regularizer
 from polymax.smoothing import HardMax, LocalMax, Marginals, Smoothing
-from polymax.sparsemap import SparseMap
+from polymax.smoothing.sparse_map import SparseMap
 from polymax.structures import Counted, DynamicProgram, Structure
 from polymax.structures.dynamic import checked
 

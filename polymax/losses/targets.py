@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from polymax import _check
+from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.smoothing import Marginals, Smoothing
 from polymax.structures.base import Parts, Structure, tensors
-from polymax.structures.entropy import UnknownOmega
 
 
 class Compared(NamedTuple):

@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from polymax import _check, _ragged
 from polymax._ragged import Ragged
-from polymax.distribution import Gibbs
+from polymax.distributions.walk import Gibbs
 from polymax.kernels.widen import wide
 from polymax.nn.tag_schemes import TagConstraints
 from polymax.structures import Chain

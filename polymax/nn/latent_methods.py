@@ -17,9 +17,9 @@ from polymax.estimators import (
     Spigot,
     StraightThrough,
 )
-from polymax.perturbed import Perturbed
 from polymax.smoothing import HardMax, Marginals, Smoothing
-from polymax.sparsemap import SparseMap
+from polymax.smoothing.perturbed import Perturbed
+from polymax.smoothing.sparse_map import SparseMap
 from polymax.structures.projective_tree import ProjectiveTree
 from polymax.structures.spanning_tree import SpanningTree
 

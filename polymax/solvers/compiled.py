@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from polymax.solvers.base import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver, UsedParts
 from polymax.solvers.reduced import halves
+from polymax.solvers.rules import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver, UsedParts
 from polymax.structures.alignment import Alignment
 from polymax.structures.assignment import Assignment
 from polymax.structures.base import Structure, checked_lengths, tensors, used_parts
@@ -37,12 +37,12 @@ def solve(
         return None
     # Triton and Numba are loaded with the first problem
     if isinstance(solver, ActiveSet) and scores[0].is_cuda:
-        from polymax.solvers import device
+        from polymax.kernels.active_set import cuda as device
 
         return device.solve(solver, structure, scores, start, whole)
     if scores[0].device.type != "cpu":
         return None
-    from polymax.solvers import cpu_chain, cpu_derivations, cpu_loop, cpu_matches, cpu_trees
+    from polymax.kernels.active_set import cpu_chain, cpu_derivations, cpu_loop, cpu_matches, cpu_trees
 
     dims = structure.event_dims(*scores)[0]
     batch, event = scores[0].shape[: scores[0].dim() - dims], scores[0].shape[scores[0].dim() - dims :]

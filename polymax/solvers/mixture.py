@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax._function import applied, functional
-from polymax.solvers.base import Solution, UsedParts
-from polymax.solvers.response import mixture, response
-from polymax.solvers.response.reference import held, sensitivity
+from polymax.kernels.response import mixture, response
+from polymax.kernels.response.reference import held, sensitivity
+from polymax.solvers.rules import Solution, UsedParts
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Structure, tensors
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax._dispatch import _LIBRARY
-from polymax.solvers.base import Solution, Solver, UsedParts
+from polymax.kernels.response import response
+from polymax.kernels.response.reference import dense_response
 from polymax.solvers.packed import packed, unpacked
-from polymax.solvers.response import response
-from polymax.solvers.response.reference import dense_response
+from polymax.solvers.rules import Solution, Solver, UsedParts
 from polymax.structures.base import Structure, tensors
 
 
@@ -97,7 +97,7 @@ def _state(structure: Structure, solution: Solution, count: int, listed: bool) -
 
 def _structures(structure: Structure, solution: Solution, listed: bool) -> Tensor:
     """Lists of the parts that structures use, (*batch, k, parts), or all of their tensors, (*batch, k, d)."""
-    from polymax.solvers.face import parts_of
+    from polymax.kernels.active_set.face import parts_of
 
     if not listed:
         whole = tensors(structure.complete(solution.vertices))

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax.hypergraphs.passes import expectation
 from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
 from polymax.structures import faults
 from polymax.structures.base import checked_lengths, scattered, zeros_of
 from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
-from polymax.structures.passes import expectation
 
 _WHAT = "tag sequence"
 

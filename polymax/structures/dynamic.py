@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.kernels.graph import Graph
+from polymax.hypergraphs.graph import Graph
+from polymax.hypergraphs.passes import KernelPasses, Passes, expectation, value
 from polymax.kernels.hypergraph import hypergraph_inside, hypergraph_outside, hypergraph_tangent
 from polymax.kernels.widen import wide
 from polymax.structures.base import Counted, Parts
-from polymax.structures.passes import KernelPasses, Passes, expectation, value
 
 SHANNON, HARD = 1.0, math.inf
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.kernels.graph import Builder, Graph
+from polymax.hypergraphs.graph import Builder, Graph
 from polymax.structures import faults
 from polymax.structures.base import check_rows, indicators, refuse_repeats, used_parts
 from polymax.structures.dynamic import Derivations, DynamicProgram

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polymax import _check
 from polymax._function import untransformed
-from polymax.kernels.graph import Builder, Graph
+from polymax.hypergraphs.graph import Builder, Graph
 from polymax.regularizers import Regularizer, Tsallis, Zero
 from polymax.structures import faults
 from polymax.structures.base import checked_lengths

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.kernels.graph import Builder, Family, Graph
+from polymax.hypergraphs.graph import Builder, Family, Graph
 from polymax.structures import faults
 from polymax.structures.base import check_rows, checked_lengths, indicators, used_parts, zeros_of
 from polymax.structures.chain import fitted_transition, steps_at

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.kernels.graph import Builder, Family, Graph
+from polymax.hypergraphs.graph import Builder, Family, Graph
 from polymax.regularizers import Gini, Regularizer, Tsallis, Zero
 from polymax.regularizers.bounded import Budget
 from polymax.structures import faults

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polymax import _check
 from polymax.distinct import from_heads
+from polymax.hypergraphs.passes import Passes
 from polymax.kernels.arborescence import UNDEFINED, arborescence
 from polymax.kernels.spanning_tree import (
     spanning_tree_inside,
@@ -30,7 +31,6 @@ from polymax.structures.labelled_arcs import (
     every_labelling,
     spread,
 )
-from polymax.structures.passes import Passes
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.kernels.graph import Builder, Family, Graph
+from polymax.hypergraphs.graph import Builder, Family, Graph
 from polymax.structures import faults
 from polymax.structures.alignment import Alignment
 from polymax.structures.base import checked_lengths

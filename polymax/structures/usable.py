@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polymax._dispatch import _LIBRARY
 from polymax._function import untransformed
-from polymax.kernels.graph import Graph
+from polymax.hypergraphs.graph import Graph
 from polymax.structures.alignment import Alignment
 from polymax.structures.assignment import Assignment
 from polymax.structures.base import Parts, Structure, tensors

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from polymax.sparsemap import SparseMap
+from polymax.smoothing.sparse_map import SparseMap
 from polymax.structures.base import Structure, tensors
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.hypergraphs.graph import Builder, Graph
 from polymax.kernels.alignment import chart_shape
-from polymax.kernels.graph import Builder, Graph
 from polymax.kernels.hypergraph import reference, tape
 
 

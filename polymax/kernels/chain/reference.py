@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.graph import Builder, Graph
+from polymax.hypergraphs.graph import Builder, Graph
 from polymax.kernels.hypergraph import reference, tape
 
 

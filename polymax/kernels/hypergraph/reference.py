@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.kernels.graph import Graph
+from polymax.hypergraphs.graph import Graph
+from polymax.hypergraphs.levels import Levels
 from polymax.kernels.hypergraph import chart_shape
-from polymax.kernels.levels import Levels
 from polymax.regularizers import Tsallis, Zero
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.kernels.graph import Graph
+from polymax.hypergraphs.graph import Graph
+from polymax.hypergraphs.levels import Levels
 from polymax.kernels.hypergraph.reference import at_roots, of_edges, of_parts, smoothing
-from polymax.kernels.levels import Levels
 
 
 def recorded(scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, alpha: float) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import polymax as pm
 from polymax.recipes.parse.model import Scored, Trees
-from polymax.sparsemap import Sparse
+from polymax.smoothing.sparse_map import Sparse
 
 # trees that are listed where every one has a probability
 BEST = 5

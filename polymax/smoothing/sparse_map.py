@@ -11,16 +11,16 @@ from torch.distributions import Distribution
 from polymax._function import constant, functional, untransformed
 from polymax.distinct import from_list, picked
 from polymax.regularizers.entropies import positive
-from polymax.smoothing import Smoothing
+from polymax.smoothing.base import Smoothing
+from polymax.smoothing.temperature import cooled, warmed
+from polymax.smoothing.top_k import first_of
 from polymax.solvers import ActiveSet, Solution, Solver
-from polymax.solvers.base import UsedParts
 from polymax.solvers.mixture import best_value, weights_and_mean
+from polymax.solvers.rules import UsedParts
 from polymax.solvers.traced import traced
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.dynamic import checked, narrow
-from polymax.structures.temperature import cooled, warmed
-from polymax.top_k import first_of
 
 
 def _active_set() -> Solver:

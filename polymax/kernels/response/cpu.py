@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.kernels.active_set.numba_factor import dot, grow, solve_above
 from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.numba_math import inline, kernel
-from polymax.solvers.numba_factor import dot, grow, solve_above
-from polymax.solvers.response.reference import DEPENDENT
+from polymax.kernels.response.reference import DEPENDENT
 
 
 def response(places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:

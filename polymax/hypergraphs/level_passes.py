@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from polymax.hypergraphs.levels import Levels
 from polymax.kernels.hypergraph.reference import at_roots, of_edges, of_parts
 from polymax.kernels.hypergraph.tape import recorded_by
-from polymax.kernels.levels import Levels
 from polymax.regularizers import Regularizer
 
 

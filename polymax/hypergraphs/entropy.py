@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from polymax.hypergraphs.levels import Levels, levels_of
 from polymax.kernels.hypergraph.reference import of_edges
-from polymax.kernels.levels import Levels, levels_of
 from polymax.regularizers import Regularizer
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.dynamic import Derivations, DynamicProgram

@@ -111,7 +111,8 @@ class Solver:
         With `whole`, exact weights come with structures of weight 0 that span the face of the solution: derivatives
         need them.
         """
-        from polymax.solvers import compiled, lockstep
+        from polymax.kernels.active_set import reference as lockstep
+        from polymax.solvers import compiled
         from polymax.solvers.reduced import all_small, reduced
         from polymax.solvers.undefined import infeasible_instead, undefined_parts
 

@@ -16,6 +16,7 @@ from torch.distributions import Distribution, register_kl
 
 from polymax._function import functional
 from polymax.distinct import from_walk
+from polymax.hypergraphs.levels import levels_of
 from polymax.kernels.hypergraph import (
     hypergraph_count,
     hypergraph_inside,
@@ -25,7 +26,6 @@ from polymax.kernels.hypergraph import (
     hypergraph_weights,
 )
 from polymax.kernels.hypergraph.tape import used
-from polymax.kernels.levels import levels_of
 from polymax.regularizers import Regularizer, Shannon
 from polymax.structures.base import Counted, Parts, tensors
 from polymax.structures.dynamic import HARD, SHANNON, Derivations, narrow

@@ -7,9 +7,9 @@ that is as good as they are is one more direction. The walk is that of cpu_face.
 import triton
 import triton.language as tl
 
-from polymax.solvers import face
-from polymax.solvers.triton_lists import compare, copy, gather, look, spread
-from polymax.solvers.triton_weights import (
+from polymax.kernels.active_set import face
+from polymax.kernels.active_set.triton_lists import compare, copy, gather, look, spread
+from polymax.kernels.active_set.triton_weights import (
     DEPENDENT,
     insert,
     nearest,

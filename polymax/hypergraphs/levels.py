@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from polymax._function import constant, transformed, untransformed
-from polymax.kernels.graph import Graph
+from polymax.hypergraphs.graph import Graph
 
 
 @dataclass(frozen=True)

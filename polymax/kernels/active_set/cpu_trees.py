@@ -3,9 +3,9 @@
 import numpy as np
 from torch import Tensor
 
+from polymax.kernels.active_set.cpu_loop import Found, Settings, memory, run, settle
 from polymax.kernels.arborescence.numba_tree import best_tree_of_rows, workspace
 from polymax.kernels.numba_math import inline, kernel
-from polymax.solvers.cpu_loop import Found, Settings, memory, run, settle
 
 
 def solve_trees(scores: Tensor, lengths: Tensor, single_root: bool, settings: Settings) -> Found:

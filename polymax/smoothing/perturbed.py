@@ -9,12 +9,12 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from polymax._function import applied
+from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.noise import Gumbel, SmoothNoise
 from polymax.regularizers.entropies import positive
-from polymax.smoothing import Smoothing
+from polymax.smoothing.base import Smoothing
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.dynamic import checked, narrow
-from polymax.structures.entropy import UnknownOmega
 from polymax.structures.stacked import stacked
 from polymax.structures.usable import usable
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.kernels.active_set import cuda_step, triton_best
 from polymax.kernels.arborescence.cuda import _FIELDS
 from polymax.kernels.assignment.cuda import LARGEST
 from polymax.kernels.chain.cuda_shapes import distinct
 from polymax.kernels.triton_math import ceil_power, on_device
-from polymax.solvers import cuda_step, triton_best
-from polymax.solvers.base import ActiveSet, Solution, UsedParts
+from polymax.solvers.rules import ActiveSet, Solution, UsedParts
 from polymax.structures.assignment import Assignment
 from polymax.structures.base import Structure, checked_lengths, tensors
 from polymax.structures.chain import Chain

@@ -13,9 +13,9 @@ Shapes:
 import triton
 import triton.language as tl
 
-from polymax.solvers.triton_face import nudge, turn, widen
-from polymax.solvers.triton_lists import compare, copy, look, spread
-from polymax.solvers.triton_weights import admit, places_up_to, put, renew, settle, worth
+from polymax.kernels.active_set.triton_face import nudge, turn, widen
+from polymax.kernels.active_set.triton_lists import compare, copy, look, spread
+from polymax.kernels.active_set.triton_weights import admit, places_up_to, put, renew, settle, worth
 
 # what is next for an instance: a structure, with the inverse as good as it gets or not; an inverse; a direction that
 # leaves its face, structures on one side of it and on the other; nothing; more places, for the two

@@ -3,8 +3,8 @@
 import numpy as np
 from torch import Tensor
 
+from polymax.kernels.active_set.cpu_loop import Found, Settings, memory, run, settle
 from polymax.kernels.numba_math import inline, kernel
-from polymax.solvers.cpu_loop import Found, Settings, memory, run, settle
 
 
 def solve_chain(unary: Tensor, transition: Tensor, lengths: Tensor, settings: Settings) -> Found:

@@ -7,8 +7,8 @@ nodes: a derivation then has its score less that of the best one, without the ro
 import numpy as np
 from torch import Tensor
 
+from polymax.kernels.active_set.cpu_loop import Found, Settings, memory, run, settle
 from polymax.kernels.numba_math import inline, kernel
-from polymax.solvers.cpu_loop import Found, Settings, memory, run, settle
 
 
 def solve_derivations(

@@ -8,16 +8,17 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from polymax.distinct import from_list, picked
+from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.kernels.hypergraph import hypergraph_kbest
 from polymax.regularizers import Gini
 from polymax.regularizers.entropies import positive
-from polymax.smoothing import HardMax, Smoothing
+from polymax.smoothing.base import Smoothing
+from polymax.smoothing.hard_max import HardMax
+from polymax.smoothing.temperature import cooled, warmed
 from polymax.solvers.undefined import instances, nan_of, undefined_parts, with_nan
 from polymax.structures.base import Parts, tensors
 from polymax.structures.dynamic import DynamicProgram, checked, narrow
-from polymax.structures.entropy import UnknownOmega
 from polymax.structures.spanning_tree import SpanningTree
-from polymax.structures.temperature import cooled, warmed
 
 
 @dataclass(frozen=True, eq=False)

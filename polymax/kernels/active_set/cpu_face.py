@@ -8,10 +8,10 @@ is one more direction.
 
 import numpy as np
 
+from polymax.kernels.active_set.face import APART, NUDGE, TIED
+from polymax.kernels.active_set.numba_factor import dot, grow, solve_above
+from polymax.kernels.active_set.numba_weights import CONVERGED, DEPENDENT, FULL, join
 from polymax.kernels.numba_math import inline, kernel, row_dot
-from polymax.solvers.face import APART, NUDGE, TIED
-from polymax.solvers.numba_factor import dot, grow, solve_above
-from polymax.solvers.numba_weights import CONVERGED, DEPENDENT, FULL, join
 
 
 @inline

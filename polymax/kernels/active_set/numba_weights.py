@@ -14,9 +14,9 @@ Shapes:
 
 import numpy as np
 
+from polymax.kernels.active_set.numba_factor import dot, grow, shrink, solve_above
+from polymax.kernels.active_set.numba_steps import ACTIVE_SET, NOTHING, shift
 from polymax.kernels.numba_math import kernel, row_dot
-from polymax.solvers.numba_factor import dot, grow, shrink, solve_above
-from polymax.solvers.numba_steps import ACTIVE_SET, NOTHING, shift
 
 GOING, CONVERGED, FULL = 0, 1, 2
 

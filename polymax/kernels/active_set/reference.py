@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.solvers import face
-from polymax.solvers.base import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver
+from polymax.kernels.active_set import face
 from polymax.solvers.reduced import halves
+from polymax.solvers.rules import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver
 from polymax.structures.base import Structure, tensors
 
 # weights below this are rounding

@@ -1,7 +1,7 @@
 """Frank-Wolfe steps of one instance in Numba: towards a structure, away from one, or from one to another."""
 
+from polymax.kernels.active_set.numba_factor import dot
 from polymax.kernels.numba_math import kernel
-from polymax.solvers.numba_factor import dot
 
 ACTIVE_SET, FRANK_WOLFE, AWAY_STEP, PAIRWISE = 0, 1, 2, 3
 

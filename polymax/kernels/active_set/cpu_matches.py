@@ -3,9 +3,9 @@
 import numpy as np
 from torch import Tensor
 
+from polymax.kernels.active_set.cpu_loop import Found, Settings, memory, run, settle
 from polymax.kernels.assignment.numba_match import MATCHED, best_match, workspace
 from polymax.kernels.numba_math import inline, kernel
-from polymax.solvers.cpu_loop import Found, Settings, memory, run, settle
 
 
 def solve_matches(scores: Tensor, rows: Tensor, columns: Tensor, settings: Settings) -> Found:

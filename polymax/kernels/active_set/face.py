@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from polymax.solvers.base import Solution, UsedParts
-from polymax.solvers.response.reference import held, sensitivity
+from polymax.kernels.response.reference import held, sensitivity
+from polymax.solvers.rules import Solution, UsedParts
 from polymax.structures.base import Structure, tensors, used_parts
 
 # large beside the error of mu, small beside the distance of structures that are not on the face

@@ -5,10 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.kernels.active_set.triton_lists import gather, spread
+from polymax.kernels.active_set.triton_weights import places_up_to, product, put, renew
+from polymax.kernels.response.reference import held
 from polymax.kernels.triton_math import ceil_power, on_device
-from polymax.solvers.response.reference import held
-from polymax.solvers.triton_lists import gather, spread
-from polymax.solvers.triton_weights import places_up_to, product, put, renew
 
 _WARPS = 4
 # entries of a tile

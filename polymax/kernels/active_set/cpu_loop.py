@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.kernels.active_set.cpu_face import complete
+from polymax.kernels.active_set.numba_factor import dot
+from polymax.kernels.active_set.numba_steps import ACTIVE_SET
+from polymax.kernels.active_set.numba_weights import CONVERGED, FULL, GOING, finish, first, improve, resume
 from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.numba_math import inline, row_dot
-from polymax.solvers.cpu_face import complete
-from polymax.solvers.numba_factor import dot
-from polymax.solvers.numba_steps import ACTIVE_SET
-from polymax.solvers.numba_weights import CONVERGED, FULL, GOING, finish, first, improve, resume
 
 INFEASIBLE = 3
 # room for so many structures at first; more where they do not suffice

@@ -1,0 +1,1 @@
+"""Distributions over whole structures."""

@@ -1,0 +1,1 @@
+"""Dynamic programs as hypergraphs: how they are written, and the passes over them."""

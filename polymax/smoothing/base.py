@@ -1,0 +1,47 @@
+"""Smoothed maxima over a set of structures: a set, plus a smoothing.
+
+    max(scores) = max over mu in conv(Y) of <scores, mu> - Omega(mu)        argmax(scores) = its maximizer mu
+
+The gradient of max is argmax.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, Self
+
+from torch import Tensor
+
+from polymax.structures.base import Parts, Structure
+
+
+class Smoothing(ABC):
+    """A set and a smoothing; those with an Omega have a temperature `gamma`, which multiplies it."""
+
+    structure: Structure
+
+    @abstractmethod
+    def max(self, *scores: Tensor) -> Tensor:
+        """The smoothed maximum, (*batch,); its gradient is argmax."""
+
+    @abstractmethod
+    def argmax(self, *scores: Tensor) -> Parts:
+        """The maximizer mu, shaped like the structures."""
+
+    def __call__(self, *scores: Tensor) -> Parts:
+        return self.argmax(*scores)
+
+    @abstractmethod
+    def omega(self, mu: Parts) -> Tensor:
+        """Omega(mu), (*batch,)."""
+
+    def omega_at(self, index: Tensor, *scores: Tensor) -> Tensor | float:
+        """Omega of structures in compact form, (*batch,), up to a constant that all structures share."""
+        return 0.0
+
+    def best_of(self, *scores: Tensor) -> Tensor:
+        """The score, less Omega, of a target known in part: `scores` are -inf where it forbids parts; by MAP here."""
+        return self.structure.best_score(*scores)
+
+    def with_lengths(self, lengths: Any) -> Self:
+        """A copy for a batch of these lengths."""
+        return replace(self, structure=self.structure.with_lengths(lengths))  # type: ignore[type-var]

@@ -1,0 +1,42 @@
+"""No smoothing: the best structure and its score."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from polymax.smoothing.base import Smoothing
+from polymax.structures.base import Parts, Structure, tensors
+from polymax.structures.dynamic import checked
+
+
+@dataclass(frozen=True, eq=False)
+class HardMax(Smoothing):
+    """No smoothing: the best structure and its score.
+
+        Omega = 0
+
+    Example:
+        >>> HardMax(pm.Chain()).max(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
+        tensor(3.)
+    """
+
+    structure: Structure
+
+    def max(self, *scores: Tensor) -> Tensor:
+        return self.structure.best_score(*scores)
+
+    def argmax(self, *scores: Tensor) -> Parts:
+        return self.structure.map(*scores)
+
+    def solve(self, *scores: Tensor) -> Any:
+        """For a factor graph, whose maximum is a linear relaxation: the point, and if it is integral and so exact."""
+        found = self.structure.relaxed(*checked(scores))
+        if found is None:
+            name = type(self.structure).__name__
+            raise TypeError(f"solve reports on a relaxation, and {name} has none: argmax is its best structure")
+        return found
+
+    def omega(self, mu: Parts) -> Tensor:
+        first, dims = tensors(mu)[0], self.structure.event_dims(*tensors(mu))[0]
+        return first.new_zeros(first.shape[: first.dim() - dims])
