@@ -105,6 +105,7 @@ from polymax.solvers import Pairwise as Pairwise
 # structures: what inference ranges over
 from polymax.structures import Alignment as Alignment
 from polymax.structures import Assignment as Assignment
+from polymax.structures import BudgetChain as BudgetChain
 from polymax.structures import Chain as Chain
 from polymax.structures import Counted as Counted
 from polymax.structures import Dag as Dag
@@ -113,6 +114,7 @@ from polymax.structures import Explicit as Explicit
 from polymax.structures import Hypergraph as Hypergraph
 from polymax.structures import ProjectiveTree as ProjectiveTree
 from polymax.structures import Ranking as Ranking
+from polymax.structures import SegmentChain as SegmentChain
 from polymax.structures import SemiMarkov as SemiMarkov
 from polymax.structures import Simplex as Simplex
 from polymax.structures import SpanningTree as SpanningTree

@@ -15,6 +15,32 @@ def chain(maximum, unary, transition):
     return maximum(v)
 
 
+def counted(k, state, runs):
+    """A chain in which `state` is entered, or with `runs` begun, at most k times."""
+
+    def value(maximum, unary, transition):
+        n, s = unary.shape[-2:]
+        if n == 0:
+            return unary.new_zeros(unary.shape[:-2])
+        steps = transition.expand(*unary.shape[:-2], max(n - 1, 0), s, s)
+        v = {(j, int(j == state)): unary[..., 0, j] for j in range(s) if int(j == state) <= k}
+        for t in range(1, n):
+            ways = {}
+            for j in range(s):
+                for c in range(min(k, n) + 1):
+                    for i in range(s):
+                        before = c - int(j == state and not (runs and i == state))
+                        if (i, before) in v:
+                            ways.setdefault((j, c), []).append(v[i, before] + steps[..., t - 1, i, j])
+            v = {
+                (j, c): unary[..., t, j] + (maximum(torch.stack(w, -1)) if len(w) > 1 else w[0])
+                for (j, c), w in ways.items()
+            }
+        return maximum(torch.stack([v[key] for key in sorted(v)], -1))
+
+    return value
+
+
 def segments(maximum, segments, transition):
     n, widths, s = segments.shape[-3:]
     steps = transition.expand(*segments.shape[:-3], max(n - 1, 0), s, s)

@@ -23,7 +23,7 @@ from torch import Tensor
 from polymax.factors.blocks import Block, Projected, blocks
 from polymax.factors.rows import Rows, compiled, places_of
 from polymax.factors.subspace import Subspace, collected
-from polymax.kernels.constrained import constrained, constrained_response
+from polymax.kernels.constrained import constrained
 
 # rounds of the rows alone, and how far the factors may be apart, relative to the scores
 ROUNDS, TOLERANCE = 500, 1e-12
@@ -136,18 +136,19 @@ class Agreement:
         state = self._measured(mu, tau, tuple(b.gather(share) for b in graph.blocks), None)
         best, rounds = state, torch.zeros(count, dtype=torch.long, device=mu.device)
         idle, least = torch.zeros_like(rounds), best.residual
-        for turn in range(limit):
+        for _ in range(limit):
             idle = torch.where(best.residual < 0.9 * least, 0, idle + 1)
             least = torch.minimum(least, best.residual)
             running = (best.residual > self.goal) & ~((idle > IDLE) & (best.residual < ENOUGH))
             if not bool(running.any()):
                 break
             rounds = rounds + running
-            tried = self._newton(best if turn % 2 else state)
-            best = _chosen(tried.residual < best.residual, tried, best)
+            tried = self._newton(state)
             # a step that does not help is not gone on from
-            state = _chosen(tried.residual < state.residual / 2, tried, state)
-            state = self._turn(state)
+            good = tried.residual < state.residual / 2
+            state = _chosen(good, tried, state)
+            if bool((running & ~good).any()):
+                state = _chosen(good, state, self._turn(state))
             best = _chosen(state.residual < best.residual, state, best)
         return self._agreed(best, rounds)
 
@@ -164,8 +165,7 @@ class Agreement:
         pull = collected([a - b for a, b in zip(z, state.lam, strict=True)], graph.by_variable)
         mu, tau, _, _ = self._nearest(self.x + pull, 1 + graph.degree.expand(self.x.shape), state.tau)
         lam = tuple(
-            torch.where(b.shared, a + b.gather(mu) - zf, 0)
-            for a, b, zf in zip(state.lam, graph.blocks, z, strict=True)
+            torch.where(b.shared, a + b.gather(mu) - zf, 0) for a, b, zf in zip(state.lam, graph.blocks, z, strict=True)
         )
         return self._measured(mu, tau, lam, state.projected)
 
@@ -208,9 +208,7 @@ class Agreement:
         y = space.multipliers(space.missed(start) - torch.cat([*target, offset], 1))
         mu = start - torch.where(free, space.pulled(y), 0)
         *edges, prices = y.split([*(b.edges for b in graph.blocks), tight.shape[1]], 1)
-        lam = tuple(
-            a + space.outside(k, e.reshape(a.shape)) for k, (a, e) in enumerate(zip(kept, edges, strict=True))
-        )
+        lam = tuple(a + space.outside(k, e.reshape(a.shape)) for k, (a, e) in enumerate(zip(kept, edges, strict=True)))
         tau = (state.tau + torch.where(tight, prices / space.sizes, 0)).clamp(*self.ends)
         return self._measured(mu, tau, lam, state.projected)
 

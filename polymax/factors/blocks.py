@@ -10,9 +10,9 @@ from torch import Tensor
 
 from polymax.factors.factor import PRIVATE, Factor
 from polymax.factors.shared import Shared
+from polymax.kernels.response.reference import held
 from polymax.solvers import ActiveSet, Solution
 from polymax.solvers.mixture import response_of, weights_and_mean
-from polymax.kernels.response.reference import held
 from polymax.structures.base import Structure
 
 # directions shorter than this, relative to the longest, are none

@@ -195,7 +195,11 @@ class FactorGraph(Structure):
     def _compiled(self, batch: torch.Size, device: torch.device) -> Compiled:
         lead = self._lead
         if lead:
-            if len(lead) > len(batch) or torch.broadcast_shapes(lead, batch) != batch:
+            try:
+                fits = torch.broadcast_shapes(lead, batch) == batch
+            except RuntimeError:
+                fits = False
+            if not fits:
                 raise ValueError(f"at of the factors has the batch {tuple(lead)}; variables have {tuple(batch)}")
             lead = batch
         # lengths and graphs that differ belong to a batch; one graph does not

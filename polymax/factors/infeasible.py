@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from polymax.factors.graph import FactorGraph
 
 # with scores of 0, factors that are still this far apart after so many rounds have nothing in common
-_FAR, _ROUNDS = 1e-3, 300
+_FAR, _ROUNDS = 1e-3, 60
 
 
-def refuse_infeasible(graph: "FactorGraph", scores: tuple[Tensor, ...], agreed: Agreed, apart: Tensor) -> Tensor:
+def refuse_infeasible(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: Tensor) -> Tensor:
     """Which instances have a structure, (B,); a ValueError names the factor if none has, whatever the scores.
 
     `apart` are the instances in doubt. With finite scores of 0 in their place the factors agree if anything can.
@@ -45,7 +45,9 @@ def _worst(problem: Agreement, found: Agreed, i: int) -> tuple[int, float]:
     most, factor = -1.0, 0
     if rows.columns.shape[1]:
         offset = rows.offset.expand(len(found.mu), -1)[i]
-        missed = (rows.sums(found.mu)[i] - offset) * torch.where(rows.least == 0, 1.0, torch.where(rows.most == 0, -1.0, 0))
+        missed = (rows.sums(found.mu)[i] - offset) * torch.where(
+            rows.least == 0, 1.0, torch.where(rows.most == 0, -1.0, 0)
+        )
         equal = (rows.least != 0) & (rows.most != 0)
         missed = torch.where(equal, (rows.sums(found.mu)[i] - offset).abs(), missed)
         r = int(missed.argmax())

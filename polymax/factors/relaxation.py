@@ -1,6 +1,7 @@
 """What a graph's relaxation gives: the nearest point, the best point, and how they follow the scores."""
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,8 @@ from polymax._function import applied, functional
 from polymax.factors.agreement import Agreed, pair_spread
 from polymax.factors.factor import Pair
 from polymax.factors.infeasible import refuse_infeasible
+from polymax.factors.subspace import collected
+from polymax.kernels.constrained import constrained_response
 
 if TYPE_CHECKING:
     from polymax.factors.graph import FactorGraph
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 _INTEGRAL = 1e-7
 # factors that are further apart than this after all rounds may have no common point
 _APART = 1e-5
+# rounds after which it is asked whether there is a common point at all
+_DOUBT = 100
 # steps of the linear relaxation towards its best point, and the size of scores on which they are taken
 _STEPS, _SIZE = 200, 4.0
 
@@ -73,31 +78,23 @@ class _Held:
 
     def response(self, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         agreed, graph = self.agreed, self.agreed.graph
-        count = self.batch.numel()
         b, pairs, private = self._flat(g)
         moved = [p.response(torch.zeros_like(p.z), s) for p, s in zip(agreed.projected, private, strict=True)]
         space = agreed.subspace()
         shifts = [shared for shared, _ in moved]
         total = b + pair_spread(graph.rows, pairs.unsqueeze(-1) * self._slopes())
         if shifts:
-            from polymax.factors.subspace import collected
-
             total = total + collected(shifts, graph.by_variable)
             x = space.projection(total)
         else:
-            from polymax.factors.agreement import constrained_response
-
             rows = graph.rows
-            x = constrained_response(
-                space.free, space.tight, torch.ones_like(total), rows.columns, rows.signs, total
-            )
+            x = constrained_response(space.free, space.tight, torch.ones_like(total), rows.columns, rows.signs, total)
         others = []
         for p, (shared, own) in zip(agreed.projected, moved, strict=True):
             # what the scores of the factor move by themselves, but for what the shared parts make of it
             _, followed = p.response(p.block.gather(x) - shared, tuple(torch.zeros_like(t) for t in own))
             others.append(tuple(o + f for o, f in zip(own, followed, strict=True)))
         found = self._listed(x, (self._slopes() * self._literal_moves(x)).sum(-1), others)
-        del count
         return tuple(self._marked(t).to(x0.dtype) for t, x0 in zip(found, g, strict=True))
 
     def _slopes(self) -> Tensor:
@@ -138,10 +135,7 @@ class _Held:
             place += size
         pairs = [own[f][0] for f, factor in enumerate(self.graph.factors) if isinstance(factor, Pair)]
         x = g[0].double().reshape(count, g[0].shape[-1])
-        each = [
-            tuple(torch.stack(t, 1) for t in zip(*(own[f] for f in b.members)))
-            for b in self.agreed.graph.blocks
-        ]
+        each = [tuple(torch.stack(t, 1) for t in zip(*(own[f] for f in b.members))) for b in self.agreed.graph.blocks]
         return x, torch.stack(pairs, 1) if pairs else x.new_zeros(count, 0), each
 
     def _listed(self, x: Tensor, pairs: Tensor, private: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -157,7 +151,7 @@ class _Held:
             for k, f in enumerate(block.members):
                 own[f] = tuple(t[:, k] for t in tensors)
         found = [x, *(t for f in range(len(self.graph.factors)) for t in own[f])]
-        return tuple(t.reshape(*self.batch, *t.shape[1:]) for t in found)
+        return tuple(t.reshape(self.batch + t.shape[1:]) for t in found)
 
 
 def nearest(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
@@ -220,15 +214,11 @@ def _best(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> _Held:
         rounds = rounds + held.agreed.rounds
         if not before.numel() or bool(((held.agreed.mu - before).abs() <= 1e-9).all()):
             break
-    from dataclasses import replace
-
     return replace(held, agreed=replace(held.agreed, rounds=rounds))
 
 
 def _decided(graph: "FactorGraph", scores: tuple[Tensor, ...], held: _Held) -> _Held:
     """The same where it is the only best point; where several are, one that a nudge prefers, if it is as good."""
-    from dataclasses import replace
-
     generator = torch.Generator().manual_seed(0)
     size = float(_size(scores)) or 1.0
     nudge = torch.rand(scores[0].shape[-1], generator=generator, dtype=torch.float64).to(scores[0].device)
@@ -266,11 +256,23 @@ def _solved(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> _Held:
                 torch.where(undefined.reshape(*batch, *[1] * d), 0, t.detach())
                 for t, d in zip(scores, dims, strict=True)
             )
-        agreed = graph._agreement(clean).solve(graph.max_iter)
-        apart = agreed.residual > _APART
+        problem = graph._agreement(clean)
+        agreed = problem.solve(min(graph.max_iter, _DOUBT))
         feasible = torch.ones(batch, dtype=torch.bool, device=scores[0].device)
+        apart = agreed.residual > _APART
         if bool(apart.any()):
-            feasible = refuse_infeasible(graph, clean, agreed, apart).reshape(batch)
+            # most problems take few rounds: before more are spent, is there a solution at all?
+            feasible = refuse_infeasible(graph, clean, apart).reshape(batch)
+            apart = apart & feasible.reshape(apart.shape)
+            if graph.max_iter > _DOUBT and bool(apart.any()):
+                agreed = problem.solve(graph.max_iter)
+                apart = (agreed.residual > _APART) & feasible.reshape(apart.shape)
+            if bool(apart.any()):
+                warnings.warn(
+                    f"the factors are {float(agreed.residual[apart].max()):.2g} apart after {graph.max_iter} rounds;"
+                    " a larger max_iter of the graph brings them closer",
+                    stacklevel=4,
+                )
     return _Held(graph, agreed, batch, feasible, undefined)
 
 

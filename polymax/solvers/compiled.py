@@ -9,6 +9,7 @@ from polymax.structures.alignment import Alignment
 from polymax.structures.assignment import Assignment
 from polymax.structures.base import Structure, checked_lengths, tensors, used_parts
 from polymax.structures.chain import Chain
+from polymax.structures.counter_chain import CounterChain, rises
 from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.hypergraph import Dag
 from polymax.structures.projective_tree import ProjectiveTree
@@ -18,7 +19,7 @@ from polymax.structures.spanning_tree import SpanningTree
 
 _RULES = {ActiveSet: 0, FrankWolfe: 1, AwayStep: 2, Pairwise: 3}
 # their structures use a part once at most, so that a list of parts holds them
-_DERIVED = (SemiMarkov, Alignment, SpanTree, ProjectiveTree, Dag)
+_DERIVED = (CounterChain, SemiMarkov, Alignment, SpanTree, ProjectiveTree, Dag)
 _COMPILED = (Chain, SpanningTree, Assignment, *_DERIVED)
 
 
@@ -42,7 +43,7 @@ def solve(
         return device.solve(solver, structure, scores, start, whole)
     if scores[0].device.type != "cpu":
         return None
-    from polymax.kernels.active_set import cpu_chain, cpu_derivations, cpu_loop, cpu_matches, cpu_trees
+    from polymax.kernels.active_set import cpu_chain, cpu_counter, cpu_derivations, cpu_loop, cpu_matches, cpu_trees
 
     dims = structure.event_dims(*scores)[0]
     batch, event = scores[0].shape[: scores[0].dim() - dims], scores[0].shape[scores[0].dim() - dims :]
@@ -52,6 +53,11 @@ def solve(
     if isinstance(structure, Chain):
         unary, transition, lengths, _ = structure._flat(*scores)
         found = cpu_chain.solve_chain(unary, transition, lengths, settings)
+    elif isinstance(structure, CounterChain):
+        unary, transition, lengths, _ = structure.chain._flat(*scores)
+        rise = rises(event[1], structure.state, structure.runs)
+        most = min(structure.k, event[0])
+        found = cpu_counter.solve_counter(unary, transition, lengths, rise, most, settings)
     elif isinstance(structure, SpanningTree):
         arcs, lengths, _ = structure._flat(*scores)
         found = cpu_trees.solve_trees(arcs, lengths, structure.single_root, settings)
@@ -101,7 +107,7 @@ def _seeds(
 def _most_parts(structure: Structure, event: torch.Size) -> int:
     """How many parts a structure can use."""
     match structure:
-        case Chain() | SemiMarkov():
+        case Chain() | CounterChain() | SemiMarkov():
             return max(2 * event[0] - 1, 0)
         case Alignment():
             return event[0] + event[1]

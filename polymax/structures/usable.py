@@ -13,6 +13,7 @@ from polymax.structures.alignment import Alignment
 from polymax.structures.assignment import Assignment
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.chain import Chain
+from polymax.structures.counter_chain import CounterChain
 from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.hypergraph import Dag
 from polymax.structures.projective_tree import ProjectiveTree
@@ -104,7 +105,7 @@ def _may_be_empty(structure: Structure) -> bool:
 
 
 # padding aside
-_NEVER_EMPTY = (Simplex, Chain, SemiMarkov, Alignment, Subsequence, SpanTree, ProjectiveTree)
+_NEVER_EMPTY = (Simplex, Chain, CounterChain, SemiMarkov, Alignment, Subsequence, SpanTree, ProjectiveTree)
 
 
 def _places(device: torch.device, *shape: int) -> tuple[Tensor, ...]:

@@ -55,7 +55,13 @@ def _constrained(
 ):
     n, count = x.shape[1], columns.shape[1]
     t, trial = np.empty(n), np.empty(n)
-    price, b, y, diagonal, work = np.empty(count), np.empty(count), np.empty(count), np.empty(count), np.empty((4, count))
+    price, b, y, diagonal, work = (
+        np.empty(count),
+        np.empty(count),
+        np.empty(count),
+        np.empty(count),
+        np.empty((4, count)),
+    )
     room = np.zeros(n)
     bounds, column, sign = np.empty(count + 1, np.int64), np.empty(columns[0].size, np.int64), np.empty(columns[0].size)
     row = np.empty(count, np.int64)
@@ -84,7 +90,18 @@ def _constrained(
                 _raise(c[r], s[r], tau[i, r], t)
             goal = TOLERANCE * (1 + top) if scale == 1.0 else ROUGH
             done[i] += _descend(
-                c, s, offset[g], t, w, low, high, tau[i], low_price, high_price, goal, rounds if scale == 1.0 else 10,
+                c,
+                s,
+                offset[g],
+                t,
+                w,
+                low,
+                high,
+                tau[i],
+                low_price,
+                high_price,
+                goal,
+                rounds if scale == 1.0 else 10,
                 (trial, price, b, y, diagonal, work, room, bounds, column, sign, row),
             )
             if scale == 1.0:
