@@ -62,6 +62,7 @@ from polymax.mappings import csoftmax as csoftmax
 from polymax.mappings import csparsemax as csparsemax
 from polymax.mappings import entmax as entmax
 from polymax.mappings import fusedmax as fusedmax
+from polymax.mappings import groupedmax as groupedmax
 from polymax.mappings import hardmax as hardmax
 from polymax.mappings import normmax as normmax
 from polymax.mappings import oscarmax as oscarmax
@@ -81,6 +82,7 @@ from polymax.regularizers import Bounded as Bounded
 from polymax.regularizers import Custom as Custom
 from polymax.regularizers import Fused as Fused
 from polymax.regularizers import Gini as Gini
+from polymax.regularizers import Grouped as Grouped
 from polymax.regularizers import Norm as Norm
 from polymax.regularizers import Oscar as Oscar
 from polymax.regularizers import Regularizer as Regularizer

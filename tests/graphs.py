@@ -15,7 +15,7 @@ F = pm.factors
 
 @dataclass(frozen=True)
 class Rule:
-    """A factor by the settings of its variables that it allows: `holds(bits)`; `private` scores settings, or is None."""
+    """A factor by the settings of its variables that it allows; `both` has a private part, for all literals on."""
 
     at: list[int]
     holds: Callable[[tuple[int, ...]], bool]
@@ -164,7 +164,7 @@ GRAPHS = [
         [(8,)],
     ),
     Row(
-        "kinds-that-share",
+        "two-kinds",
         pm.FactorGraph(4, [TWO, MIXED]),
         [structure(TWO, 2, 2), structure(MIXED, 4)],
         [(4,)],

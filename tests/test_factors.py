@@ -165,14 +165,15 @@ def test_forbidden_and_undefined_instances():
     x.requires_grad_()
     op = pm.SparseMap(graph)
     mu, value = op(x).variables, op.max(x)
-    assert bool((mu[1] == 0).all()) and float(value[1]) == -torch.inf
-    assert bool(mu[2].isnan().all()) and bool(value[2].isnan())
+    assert bool((mu[1] == 0).all())
+    assert bool(value[1] == -torch.inf)
+    assert bool(mu[2].isnan().all())
+    assert bool(value[2].isnan())
     torch.testing.assert_close(mu[0], op(x[0]).variables)
     (g,) = torch.autograd.grad(mu[:2].sum(), x)
     assert bool((g[1] == 0).all())
-    assert bool(
-        pm.SparseMap(graph)(torch.tensor([-torch.inf, 0.0, 1.0, 1.0])).variables.eq(torch.tensor([0, 1, 0, 1])).all()
-    )
+    one = op(torch.tensor([-torch.inf, 0.0, 1.0, 1.0])).variables
+    assert one.tolist() == [0.0, 1.0, 0.0, 1.0]
 
 
 def test_an_infeasible_graph_names_a_factor():
@@ -187,7 +188,8 @@ def test_an_infeasible_graph_names_a_factor():
 def test_ties_are_integral_where_a_structure_is_as_good():
     graph = pm.FactorGraph(3, [F.xor([0, 1, 2])])
     found = pm.HardMax(graph).solve(torch.zeros(3))
-    assert bool(found.integral) and float(found.variables.sum()) == 1
+    assert bool(found.integral)
+    assert float(found.variables.sum()) == 1
     again = pm.HardMax(graph).solve(torch.zeros(3))
     assert torch.equal(found.variables, again.variables)
 
@@ -200,7 +202,8 @@ def test_estimators_take_graphs():
         y = estimator(x, transition)
         torch.testing.assert_close(y.variables, pm.HardMax(graph)(x, transition).variables)
         (g,) = torch.autograd.grad((y.variables * torch.arange(6.0)).sum(), x)
-        assert bool(g.isfinite().all()) and bool((g != 0).any())
+        assert bool(g.isfinite().all())
+        assert bool((g != 0).any())
 
 
 def test_bad_arguments():

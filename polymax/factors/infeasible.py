@@ -45,11 +45,9 @@ def _worst(problem: Agreement, found: Agreed, i: int) -> tuple[int, float]:
     most, factor = -1.0, 0
     if rows.columns.shape[1]:
         offset = rows.offset.expand(len(found.mu), -1)[i]
-        missed = (rows.sums(found.mu)[i] - offset) * torch.where(
-            rows.least == 0, 1.0, torch.where(rows.most == 0, -1.0, 0)
-        )
-        equal = (rows.least != 0) & (rows.most != 0)
-        missed = torch.where(equal, (rows.sums(found.mu)[i] - offset).abs(), missed)
+        over = rows.sums(found.mu)[i] - offset
+        # prices of 0 and more belong to sums that may not exceed their bound
+        missed = torch.where(rows.least == 0, over, torch.where(rows.most == 0, -over, over.abs()))
         r = int(missed.argmax())
         most, factor = float(missed[r]), int(rows.factor[r])
     for p in found.projected:

@@ -1,6 +1,7 @@
 """The projection onto what a graph leaves free near a solution: an intersection of subspaces, by conjugate gradients.
 
-    argmin of 1/2 ||x - b||^2  over x  with  x_v = 0 where not free,  <a_r, x> = 0 for tight rows,  M_f x in the face of f
+    argmin of 1/2 ||x - b||^2  over x  with  x_v = 0 where not free,
+    <a_r, x> = 0 for tight rows  and  M_f x along the face of each structure f
 
 In terms of the constraints C and the free variables D:  x = D (b - C^T y)  with  C D C^T y = C D b.
 """
@@ -13,8 +14,9 @@ from torch import Tensor
 from polymax.factors.blocks import Block
 from polymax.factors.rows import Rows
 
-# turns of conjugate gradients, and when they end: the squared norm of what is left, relative to that at the start
-_TURNS = 2000
+# turns of conjugate gradients, in units of the constraints, and at most; and when they end: the squared norm of what is
+# left, relative to that at the start
+_TURNS, _MOST = 2, 1000
 _ENOUGH = 1e-29
 
 
@@ -43,7 +45,7 @@ class Subspace:
         y, r = torch.zeros_like(missed), missed.clone()
         p, rr = r.clone(), r.square().sum(1)
         enough = _ENOUGH * rr + 1e-300
-        for turn in range(_TURNS):
+        for turn in range(min(_TURNS * missed.shape[1] + 20, _MOST)):
             running = rr > enough
             # on a device the question waits for an answer
             if turn % 8 == 0 and not bool(running.any()):

@@ -220,7 +220,7 @@ def _missed(c, s, offset, t, w, low, high, tau, least, most, b):
 
 @inline
 def _along(t, d, w, low, high, slope):
-    """How far to go along scores t - step d: where the derivative, slope - <d, mu>, is 0, a root of a rising function."""
+    """How far to go along scores t - step d: where the derivative, slope - <d, mu>, which rises, is 0."""
     step, below, above = 1.0, 0.0, np.inf
     for _ in range(60):
         total, rise = slope, 0.0

@@ -85,7 +85,7 @@ def best_step(columns, signs, offset, t, weight, low, high, least, most):
 
 @kernel
 def gradients(count, start, column, sign, diagonal, weight, damping, b, y, work, room):
-    """y with  (A W^-1 A^T + damping) y = b  for rows that list free variables alone, by preconditioned conjugate gradients.
+    """y with  (A W^-1 A^T + damping) y = b  for rows that list free variables alone: conjugate gradients.
 
     Row r lists `column[start[r]:start[r + 1]]`; a row that lists none keeps y = 0. Where rows depend on each other any
     solution will do. `work` (4, R) and `room` (n,), zeros, are memory.
