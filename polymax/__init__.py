@@ -113,11 +113,13 @@ from polymax.structures import Counted as Counted
 from polymax.structures import Dag as Dag
 from polymax.structures import DynamicProgram as DynamicProgram
 from polymax.structures import Explicit as Explicit
+from polymax.structures import GrandparentTree as GrandparentTree
 from polymax.structures import Hypergraph as Hypergraph
 from polymax.structures import ProjectiveTree as ProjectiveTree
 from polymax.structures import Ranking as Ranking
 from polymax.structures import SegmentChain as SegmentChain
 from polymax.structures import SemiMarkov as SemiMarkov
+from polymax.structures import SiblingTree as SiblingTree
 from polymax.structures import Simplex as Simplex
 from polymax.structures import SpanningTree as SpanningTree
 from polymax.structures import SpanTree as SpanTree

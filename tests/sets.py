@@ -13,6 +13,8 @@ from polymax.structures.base import tensors
 
 # their lengths are a pair
 PAIRED = pm.Alignment | pm.Assignment | pm.Subsequence
+# their shapes count a root symbol that lengths do not
+ROOTED = pm.ProjectiveTree | pm.SpanningTree | pm.SiblingTree | pm.GrandparentTree
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Set:
         """The largest length."""
         pair = isinstance(self.structure, PAIRED)
         n = min((shape or self.shape)[:2]) if pair else (shape or self.shape)[0]
-        return n - 1 if isinstance(self.structure, pm.ProjectiveTree | pm.SpanningTree) else n
+        return n - 1 if isinstance(self.structure, ROOTED) else n
 
     def vertices(self, shape=None):
         """Every structure, each tensor stacked along a first dimension, in float64."""
@@ -125,6 +127,11 @@ def cut_labelled_arcs(parts, n):
 
 def cut_arcs(parts, n):
     return (parts[0][..., : n + 1, : n + 1],)
+
+
+def cut_pairs(parts, n):
+    arcs, pairs = parts
+    return arcs[..., : n + 1, : n + 1], pairs[..., : n + 1, : n + 1, : n + 1]
 
 
 EDGES = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (0, 3), (3, 4), (2, 5), (3, 5), (1, 4)]
@@ -241,6 +248,33 @@ SETS = [
         lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) * s[2] ** (s[0] - 1) if s[0] > 1 else 1,
         lambda best, x: recursions.arcs(best, best(x)),
         cut_labelled_arcs,
+    ),
+    Set(
+        "sibling-tree",
+        pm.SiblingTree(),
+        [(1, 1), (2, 2), (3, 3), (5, 5)],
+        lambda s: [s, (*s, s[0])],
+        lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) if s[0] > 1 else 1,
+        recursions.siblings,
+        cut_pairs,
+    ),
+    Set(
+        "sibling-tree-many-roots",
+        pm.SiblingTree(single_root=False),
+        [(1, 1), (2, 2), (4, 4)],
+        lambda s: [s, (*s, s[0])],
+        lambda s: comb(3 * s[0] - 3, s[0] - 1) // (2 * s[0] - 1),
+        recursions.siblings_from_many_roots,
+        cut_pairs,
+    ),
+    Set(
+        "grandparent-tree",
+        pm.GrandparentTree(),
+        [(1, 1), (2, 2), (3, 3), (5, 5)],
+        lambda s: [s, (*s, s[0])],
+        lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) if s[0] > 1 else 1,
+        recursions.grandparents,
+        cut_pairs,
     ),
     Set("simplex", pm.Simplex(), [(1,), (2,), (5,)], lambda s: [s], lambda s: s[0], lambda best, x: best(x)),
     Set(

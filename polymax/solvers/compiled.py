@@ -13,13 +13,14 @@ from polymax.structures.counter_chain import CounterChain, rises
 from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.hypergraph import Dag
 from polymax.structures.projective_tree import ProjectiveTree
+from polymax.structures.second_order_tree import SecondOrderTree
 from polymax.structures.semi_markov import SemiMarkov
 from polymax.structures.span_tree import SpanTree
 from polymax.structures.spanning_tree import SpanningTree
 
 _RULES = {ActiveSet: 0, FrankWolfe: 1, AwayStep: 2, Pairwise: 3}
 # their structures use a part once at most, so that a list of parts holds them
-_DERIVED = (CounterChain, SemiMarkov, Alignment, SpanTree, ProjectiveTree, Dag)
+_DERIVED = (CounterChain, SecondOrderTree, SemiMarkov, Alignment, SpanTree, ProjectiveTree, Dag)
 _COMPILED = (Chain, SpanningTree, Assignment, *_DERIVED)
 
 
@@ -111,7 +112,7 @@ def _most_parts(structure: Structure, event: torch.Size) -> int:
             return max(2 * event[0] - 1, 0)
         case Alignment():
             return event[0] + event[1]
-        case SpanTree():
+        case SpanTree() | SecondOrderTree():
             return 2 * event[0]
         case ProjectiveTree() | SpanningTree():
             return event[0]

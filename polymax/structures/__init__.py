@@ -14,6 +14,8 @@ from polymax.structures.projective_tree import ProjectiveTree as ProjectiveTree
 from polymax.structures.ranking import Ranking as Ranking
 from polymax.structures.ranking import soft_rank as soft_rank
 from polymax.structures.ranking import soft_sort as soft_sort
+from polymax.structures.second_order_tree import GrandparentTree as GrandparentTree
+from polymax.structures.second_order_tree import SiblingTree as SiblingTree
 from polymax.structures.semi_markov import SemiMarkov as SemiMarkov
 from polymax.structures.simplex import Explicit as Explicit
 from polymax.structures.simplex import Simplex as Simplex

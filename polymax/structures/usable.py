@@ -18,6 +18,7 @@ from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.hypergraph import Dag
 from polymax.structures.projective_tree import ProjectiveTree
 from polymax.structures.ranking import Ranking
+from polymax.structures.second_order_tree import SecondOrderTree
 from polymax.structures.semi_markov import SemiMarkov
 from polymax.structures.simplex import Explicit, Simplex, Subset
 from polymax.structures.span_tree import SpanTree
@@ -105,7 +106,17 @@ def _may_be_empty(structure: Structure) -> bool:
 
 
 # padding aside
-_NEVER_EMPTY = (Simplex, Chain, CounterChain, SemiMarkov, Alignment, Subsequence, SpanTree, ProjectiveTree)
+_NEVER_EMPTY = (
+    Simplex,
+    Chain,
+    CounterChain,
+    SecondOrderTree,
+    SemiMarkov,
+    Alignment,
+    Subsequence,
+    SpanTree,
+    ProjectiveTree,
+)
 
 
 def _places(device: torch.device, *shape: int) -> tuple[Tensor, ...]:
