@@ -63,6 +63,12 @@ class Set:
         n = min((shape or self.shape)[:2]) if pair else (shape or self.shape)[0]
         return n - 1 if isinstance(self.structure, ROOTED) else n
 
+    @property
+    def sizes(self):
+        """What `encode` takes besides the compact form."""
+        chains = dict.fromkeys((pm.Chain, pm.BudgetChain, pm.SegmentChain), self.shape[1:])
+        return {**chains, pm.SemiMarkov: self.shape[::2]}.get(type(self.structure), self.shape)
+
     def vertices(self, shape=None):
         """Every structure, each tensor stacked along a first dimension, in float64."""
         return tuple(t.double() for t in tensors(self.structure.vertices(shape or self.shape)))

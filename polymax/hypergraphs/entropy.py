@@ -51,13 +51,16 @@ def local_omega(structure: Structure, mu: Parts, omega: Regularizer) -> Tensor:
 
 
 def _determined(tree: Derivations, levels: Levels) -> bool:
-    """Whether every choice that a derivation has is between parts; the root may choose where it ends, too."""
+    """Whether every choice that a derivation has is between parts of its own; the root may choose its end, too."""
     graph, heads = tree.graph, levels.heads
     into = torch.zeros(graph.nodes, dtype=torch.long, device=heads.device).index_add(0, heads, torch.ones_like(heads))
     every = tree.scores.new_ones(graph.edges, tree.roots.shape[0])
     reached = (levels.outside(every, tree.roots, every.new_ones(tree.roots.shape))[1] > 0).any(-1)
     silent = (graph.part < 0) & (into[heads] > 1) & reached[heads]
-    return not bool((silent & ~torch.isin(heads, tree.roots)).any())
+    # a part of several hyperedges does not tell which of them it was
+    used = graph.part[(graph.part >= 0) & reached[heads]]
+    once = used.unique().numel() == used.numel()
+    return once and not bool((silent & ~torch.isin(heads, tree.roots)).any())
 
 
 def _visits(q: Tensor, levels: Levels) -> Tensor:
