@@ -39,20 +39,23 @@ class CounterChain(DynamicProgram):
         return Chain(self.lengths)
 
     def derivations(self, *scores: Tensor) -> Derivations:
-        flat = self._chain_derivations(*scores)
-        unary = scores[0]
-        n, s = unary.shape[-2:]
-        most = min(self.k, n)
-        graph = _counters.beside(flat.scores, n, s, most, self.state, int(self.runs))
-        lengths = checked_lengths(self.lengths, flat.batch, n, unary.device, "lengths")
-        roots = torch.where(lengths > 0, 2 * n * s * (most + 1) + lengths - 1, -1)
-        return Derivations(flat.scores, graph, roots, flat.batch, flat.shaped)
-
-    def _chain_derivations(self, *scores: Tensor) -> Derivations:
-        s = self.full(*scores)[0].shape[-1]
+        unary, transition = self.full(*scores)
+        batch, (n, s) = unary.shape[:-2], unary.shape[-2:]
         if s < 2 or self.state >= s:
             raise ValueError(f"unary must have state {self.state} and at least one more; got {s} states")
-        return self.chain.derivations(*scores)
+        sizes = [n * s, max(n - 1, 0) * s * s]
+        flat = torch.cat([x.reshape(batch.numel(), size) for x, size in zip((unary, transition), sizes)], 1)
+        most = min(self.k, n)
+        graph = _counters.beside(flat, n, s, most, self.state, int(self.runs))
+        lengths = checked_lengths(self.lengths, batch, n, unary.device, "lengths")
+        roots = torch.where(lengths > 0, 2 * n * s * (most + 1) + lengths - 1, -1)
+
+        def shaped(mu: Tensor) -> ChainParts:
+            states, steps = mu.split(sizes, -1)
+            lead = (*mu.shape[:-2], *batch)
+            return ChainParts(states.reshape(*lead, n, s), steps.reshape(*lead, max(n - 1, 0), s, s))
+
+        return Derivations(flat, graph, roots, batch, shaped)
 
     def vertices(self, event_shape: tuple[int, ...]) -> ChainParts:
         every = self.chain.vertices(event_shape)
