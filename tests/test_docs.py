@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Python, and what it prints where that is shown
 BLOCKS = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
-DOCUMENTS = ["README.md", "docs/tour.md", "docs/learning.md", "docs/attention.md", "docs/adding.md"]
+DOCUMENTS = ["README.md", "docs/tour.md", "docs/learning.md", "docs/attention.md", "docs/adding.md", "docs/factors.md"]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

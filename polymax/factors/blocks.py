@@ -143,7 +143,7 @@ def _kind(factor: Factor) -> Any:
 
 def _stacked(structures: list[Structure], batch: torch.Size) -> Structure:
     """One structure for instances (B, F)."""
-    lengths = [getattr(s, "lengths", None) for s in structures]
+    lengths: list[Any] = [getattr(s, "lengths", None) for s in structures]
     if lengths[0] is None:
         return structures[0]
 

@@ -224,7 +224,8 @@ def _decided(graph: "FactorGraph", scores: tuple[Tensor, ...], held: _Held) -> _
     nudge = torch.rand(scores[0].shape[-1], generator=generator, dtype=torch.float64).to(scores[0].device)
     nudged = _best(graph, (scores[0].double() + 1e-3 * size * nudge, *scores[1:]))
     values = [graph.score(graph.named(*h.parts(torch.float64)), *(t.double() for t in scores)) for h in (held, nudged)]
-    good = values[1] >= values[0] - 1e-9 * (1 + size)
+    # as good as the rounding of the scores can tell
+    good = values[1] >= values[0] - (1e-9 + 8 * torch.finfo(scores[0].dtype).eps) * (1 + size)
     better = good & _integral(nudged.parts(torch.float64)[0])
     if not bool(better.any()):
         return held
@@ -238,9 +239,16 @@ def _decided(graph: "FactorGraph", scores: tuple[Tensor, ...], held: _Held) -> _
         replace(p, z=pick(p.z, q.z), private=tuple(pick(s, t) for s, t in zip(p.private, q.private, strict=True)))
         for p, q in zip(a.projected, b.projected, strict=True)
     )
-    names = ("mu", "tau", "pairs", "residual", "rounds")
-    chosen = {name: pick(getattr(a, name), getattr(b, name)) for name in names}
-    return replace(held, agreed=replace(b, projected=projected, **chosen))
+    agreed = replace(
+        b,
+        projected=projected,
+        mu=pick(a.mu, b.mu),
+        tau=pick(a.tau, b.tau),
+        pairs=pick(a.pairs, b.pairs),
+        residual=pick(a.residual, b.residual),
+        rounds=pick(a.rounds, b.rounds),
+    )
+    return replace(held, agreed=agreed)
 
 
 def _solved(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> _Held:

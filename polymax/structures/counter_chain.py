@@ -198,7 +198,7 @@ def rises(states: int, state: int, runs: bool) -> np.ndarray:
     return rise
 
 
-def _node(states: int, k: int, kind: int, t: np.ndarray, j: np.ndarray, c: np.ndarray) -> np.ndarray:
+def _node(states: int, k: int, kind: int, t: int, j: Any, c: Any) -> Any:
     return ((2 * t + kind) * states + j) * (k + 1) + c
 
 
@@ -222,7 +222,7 @@ def _counters(n: int, states: int, k: int, state: int, runs: int) -> Graph:
                 builder.add(before(t, j, c + rise[i, j]), part, after(t - 1, i, c))
                 now[j, c + rise[i, j]] = True
         reached = now
-        j, c = np.nonzero(reached)
-        builder.add(after(t, j, c), t * states + j, before(t, j, c))
-        builder.add(np.full(j.shape, 2 * n * states * (k + 1) + t), -1, after(t, j, c))
+        tags, counts = np.nonzero(reached)
+        builder.add(after(t, tags, counts), t * states + tags, before(t, tags, counts))
+        builder.add(2 * n * states * (k + 1) + t, -1, after(t, tags, counts))
     return builder.build(2 * n * states * (k + 1) + n)
