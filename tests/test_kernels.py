@@ -17,6 +17,7 @@ ELSEWHERE = {
     **dict.fromkeys(("chain", "alignment", "span_tree", "projective_tree", "hypergraph"), "test_passes.py"),
     **dict.fromkeys(("arborescence", "spanning_tree"), "test_spanning_tree.py"),
     "assignment": "test_assignment.py",
+    "constrained": "test_constrained.py",
     "sparse_attention": "test_sparse_attention.py",
 }
 GPU = torch.cuda.is_available()
