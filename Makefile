@@ -1,13 +1,17 @@
-# `make demo` and `make test` set up everything they need in .venv; Python 3.11+ and make are enough.
+# `make demo`, `make docs` and `make test` set up everything they need in .venv; Python 3.11+ and make are enough.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types tests bench clean
+.PHONY: demo docs test lint types tests bench clean
 
 demo: $(READY)
 	$(BIN)/polymax demo --out demo-output
+
+docs: $(READY)
+	$(BIN)/python -m website
+	@echo open build/website/index.html
 
 test: lint types tests
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from benchmarks import machine, record
 from benchmarks.cases import SUITES
+from benchmarks.layers import profile
 from benchmarks.series.cases import from_files
 from benchmarks.workload import Case
-from polymax.recipes import speed
+from polymax.recipes.demo import speed
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -53,6 +54,12 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
+def layers(options: argparse.Namespace) -> int:
+    speed.available(options.device)
+    print(profile(options.device))
+    return 0
+
+
 def _chosen(suite: str, data: Sequence[Path], device: str, only: Sequence[str] | None) -> list[Case]:
     if data and suite != "series":
         raise ValueError(f"files are for suite series; {suite} makes its own data")
@@ -84,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     shower = commands.add_parser("show", help="print the tables of a results file")
     shower.add_argument("file", type=Path)
     shower.set_defaults(command=show)
+    layered = commands.add_parser("layers", help="print what each layer of a small call costs")
+    layered.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    layered.set_defaults(command=layers)
     return parser
 
 

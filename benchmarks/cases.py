@@ -1,6 +1,7 @@
 """The suites: each is a list of cases."""
 
 from benchmarks.attention.cases import ATTENTION
+from benchmarks.linear_loss.cases import LINEAR_LOSS
 from benchmarks.series.cases import SERIES
 from benchmarks.simplex.cases import LATENCY, SIMPLEX
 from benchmarks.sparsemap.cases import SPARSEMAP, THROUGHPUT
@@ -15,5 +16,6 @@ SUITES: dict[str, list[Case]] = {
     "throughput": THROUGHPUT,
     "memory": MEMORY,
     "attention": ATTENTION,
+    "linear_loss": LINEAR_LOSS,
     "series": SERIES,
 }

@@ -49,6 +49,8 @@ from polymax.losses import Partial as Partial
 from polymax.losses import crf_loss as crf_loss
 from polymax.losses import entmax_loss as entmax_loss
 from polymax.losses import fenchel_young as fenchel_young
+from polymax.losses import linear_entmax_loss as linear_entmax_loss
+from polymax.losses import linear_sparsemax_loss as linear_sparsemax_loss
 from polymax.losses import margin_sparsemap_loss as margin_sparsemap_loss
 from polymax.losses import perceptron_loss as perceptron_loss
 from polymax.losses import smoothed_dp_loss as smoothed_dp_loss
@@ -115,8 +117,10 @@ from polymax.structures import DynamicProgram as DynamicProgram
 from polymax.structures import Explicit as Explicit
 from polymax.structures import GrandparentTree as GrandparentTree
 from polymax.structures import Hypergraph as Hypergraph
+from polymax.structures import Monotonic as Monotonic
 from polymax.structures import ProjectiveTree as ProjectiveTree
 from polymax.structures import Ranking as Ranking
+from polymax.structures import Sampled as Sampled
 from polymax.structures import SegmentChain as SegmentChain
 from polymax.structures import SemiMarkov as SemiMarkov
 from polymax.structures import SiblingTree as SiblingTree
@@ -128,6 +132,13 @@ from polymax.structures import Subsequence as Subsequence
 from polymax.structures import Subset as Subset
 from polymax.structures import soft_rank as soft_rank
 from polymax.structures import soft_sort as soft_sort
+
+# words of a large vocabulary
+from polymax.vocabulary import WordDistribution as WordDistribution
+from polymax.vocabulary import epsilon_perplexity as epsilon_perplexity
+from polymax.vocabulary import jensen_shannon as jensen_shannon
+from polymax.vocabulary import linear_entmax as linear_entmax
+from polymax.vocabulary import sparsemax_score as sparsemax_score
 
 # dynamic time warping
 from polymax.warping import dtw as dtw
@@ -142,7 +153,7 @@ __version__ = "0.1.0"
 _moved.install()
 
 # modules that are loaded when asked for: matplotlib and what trains are extras
-_LAZY = ("plot", "recipes", "testing")
+_LAZY = ("explore", "plot", "recipes", "testing")
 _MODULES = ("factors", "nn")
 
 # all that is imported above

@@ -4,9 +4,13 @@
 function of the operator's name. The file name is the device: the CPU runs `cpu.py`, CUDA runs `cuda.py`, and every
 other device, or a device without a file, runs `reference.py`. Kernel files are imported at their first call, so
 that `import polymax` pays for neither Numba nor Triton.
+
+torch.compile, torch.func, dispatch modes and profilers see the operator. Where none of them looks, a call goes straight
+to the function of the device: torch's way to a Python function takes longer than many kernels.
 """
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -21,7 +25,7 @@ _FILES = {"CPU": "cpu", "CUDA": "cuda"}
 _SHARED = ("first", "tails", "part")
 
 
-def declare(package: str, schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+def declare(package: str, schema: str, fake: Callable[..., Any]) -> "Operator":
     """Declare an operator whose implementations are the files of `package`, and return it.
 
     Every tensor argument is `(*batch, ...)` with one shared batch shape, so the vmap rule is to prepend a dimension.
@@ -29,7 +33,7 @@ def declare(package: str, schema: str, fake: Callable[..., Any]) -> Callable[...
     return _declared(package, schema, fake, _prepend)
 
 
-def declare_instances(package: str, schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+def declare_instances(package: str, schema: str, fake: Callable[..., Any]) -> "Operator":
     """Declare an operator on instances: tensors are `(B, ...)`, or of a graph that all instances share.
 
     Where B instances come with fewer of something, groups of instances share it. The vmap rule is to make more
@@ -39,7 +43,7 @@ def declare_instances(package: str, schema: str, fake: Callable[..., Any]) -> Ca
     return _declared(package, schema, fake, _fold)
 
 
-def _declared(package: str, schema: str, fake: Callable[..., Any], batching: Callable[..., Any]) -> Callable[..., Any]:
+def _declared(package: str, schema: str, fake: Callable[..., Any], batching: Callable[..., Any]) -> "Operator":
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
     _LIBRARY.impl(name, _lazily(package, "reference", name), "CompositeExplicitAutograd")
@@ -49,7 +53,52 @@ def _declared(package: str, schema: str, fake: Callable[..., Any], batching: Cal
     op = getattr(torch.ops.polymax, name).default
     torch.library.register_fake(f"polymax::{name}", fake, lib=_LIBRARY)
     torch.library.register_vmap(f"polymax::{name}", batching(op), lib=_LIBRARY)
-    return op
+    return Operator(op, package, name)
+
+
+class Operator:
+    """An operator of torch, and the functions behind it for plain calls."""
+
+    def __init__(self, op: Any, package: str, name: str) -> None:
+        self.op = op
+        self._package = package
+        self._name = name
+        # the functions of the devices, each replaced by itself at its first call
+        self.cpu: Callable[..., Any] = partial(self._load, "cpu")
+        self.cuda: Callable[..., Any] = partial(self._load, "cuda")
+
+    def __call__(self, x: Tensor, *args: Any) -> Any:
+        if (
+            torch.compiler.is_compiling()
+            or type(x) not in _PLAIN
+            or _transforming()
+            or _batched(x)
+            or _modes()
+            or _profiling()
+            or (x.requires_grad and torch.is_grad_enabled())
+        ):
+            return self.op(x, *args)
+        for a in args:
+            # gradients taken many at once, by `is_grads_batched`, come without a sign that functions are transformed
+            if isinstance(a, Tensor) and _batched(a):
+                return self.op(x, *args)
+        if x.is_cpu:
+            return self.cpu(x, *args)
+        return self.cuda(x, *args) if x.is_cuda else self.op(x, *args)
+
+    def _load(self, device: str, *args: Any) -> Any:
+        there = find_spec(f"{self._package}.{device}") is not None
+        function = getattr(import_module(f"{self._package}.{device if there else 'reference'}"), self._name)
+        setattr(self, device, function)
+        return function(*args)
+
+
+# what may look at a call, asked for in tens of nanoseconds
+_PLAIN = (Tensor, torch.nn.Parameter)
+_transforming = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+_profiling = torch.autograd._profiler_enabled
+_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def _lazily(package: str, file: str, name: str) -> Callable[..., Any]:

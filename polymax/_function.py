@@ -20,7 +20,7 @@ def applied(function: type[Function], *args: Any) -> Any:
         return function.apply(*args)
     if not torch.is_grad_enabled():
         return function.forward(*args)
-    return _eager(function).apply(*args)
+    return eager(function).apply(*args)
 
 
 def transformed() -> bool:
@@ -49,7 +49,7 @@ def constant(t: Tensor, mapped: str) -> Tensor:
 
 
 @cache
-def _eager(function: type[Function]) -> type[Function]:
+def eager(function: type[Function]) -> type[Function]:
     """The same function in the form that torch calls at a third of the cost, and cannot transform."""
 
     def forward(ctx: Any, *args: Any) -> Any:

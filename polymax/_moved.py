@@ -13,7 +13,7 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 
 NAMES = {
-    "polymax.distribution": "polymax.distributions.walk",
+    "polymax.distribution": "polymax.distributions",
     "polymax.perturbed": "polymax.smoothing.perturbed",
     "polymax.sparsemap": "polymax.smoothing.sparse_map",
     "polymax.top_k": "polymax.smoothing.top_k",
@@ -24,9 +24,12 @@ NAMES = {
     "polymax.solvers.device": "polymax.kernels.active_set.cuda",
     "polymax.solvers.response": "polymax.kernels.response",
     "polymax.structures.entropy": "polymax.hypergraphs.entropy",
-    "polymax.structures.level_passes": "polymax.hypergraphs.level_passes",
+    "polymax.structures.faults": "polymax.structures.compact.faults",
+    "polymax.structures.heads": "polymax.structures.compact.heads",
+    "polymax.structures.level_passes": "polymax.hypergraphs.smoothed",
     "polymax.structures.passes": "polymax.hypergraphs.passes",
     "polymax.structures.temperature": "polymax.smoothing.temperature",
+    "polymax.structures.tree_faults": "polymax.structures.compact.tree_faults",
 }
 
 

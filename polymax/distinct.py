@@ -30,7 +30,7 @@ def from_list(probs: Tensor, k: int, generator: torch.Generator | None) -> Tenso
     checked_count(k)
     rows = probs.detach().cpu().double().reshape(-1, probs.shape[-1])
     places = np.full((len(rows), k), -1)
-    for row, p, random in zip(places, rows.numpy(), _streams(len(rows), generator), strict=True):
+    for row, p, random in zip(places, rows.numpy(), streams(len(rows), generator), strict=True):
         (some,) = (p > 0).nonzero()
         sums = np.log(p[some]) - np.log(random.exponential(size=len(some)))
         found = some[np.argsort(-sums, kind="stable")[:k]]
@@ -62,9 +62,9 @@ def from_walk(
     first, tails, part = (t.cpu().numpy() for t in graph.arrays)
     weights = p.detach().cpu().double().numpy()
     y, there = np.zeros((len(weights), k, graph.parts + 1)), np.zeros((len(weights), k), bool)
-    for b, random in enumerate(_streams(len(weights), generator)):
+    for b, random in enumerate(streams(len(weights), generator)):
         root = int(roots[b])
-        frontier = _Frontier(random, ((root, None) if root >= 0 else None, None, None))
+        frontier = Frontier(random, ((root, None) if root >= 0 else None, None, None))
         drawn = 0
         while drawn < k and frontier:
             total, log, (waiting, edge, used) = frontier.pop()
@@ -94,73 +94,7 @@ def from_walk(
     return torch.from_numpy(y[..., :-1]).to(p.device), torch.from_numpy(there).to(p.device)
 
 
-def from_heads(
-    tree: Any, x: Tensor, lengths: Tensor, labels: Tensor, k: int, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor]:
-    """Heads and labels of k distinct trees (B, k, n, 2), -1 at padding, and whether there are as many, (B, k).
-
-    Tokens choose their heads one after the other, then their labels. The probabilities of a token's heads are those
-    of arcs, by the SpanningTree `tree`, for scores in which the heads chosen so far are the only ones.
-
-    Shapes: x (B, n + 1, n + 1), lengths (B,), labels (B, n + 1, n + 1, labels), log-probabilities of labels at arcs
-    """
-    checked_count(k)
-    batch, n = len(x), x.shape[-1] - 1
-    sizes, names = lengths.tolist(), labels.cpu().double().numpy()
-    found = torch.full((batch, k, n, 2), -1)
-    there = torch.zeros(batch, k, dtype=torch.bool)
-    frontiers = [_Frontier(random, ()) for random in _streams(batch, generator)]
-    drawn = [0] * batch
-    while True:
-        opened = []
-        for b, frontier in enumerate(frontiers):
-            while drawn[b] < k and frontier:
-                total, log, chosen = frontier.pop()
-                size, m = sizes[b], len(chosen)
-                if m < size:
-                    opened.append((b, total, log, chosen))
-                    break
-                if m < 2 * size:
-                    logs = names[b, chosen[m - size], m - size + 1]
-                    (some,) = (logs > -np.inf).nonzero()
-                    frontier.open(total, log, logs[some], [(*chosen, int(label)) for label in some])
-                    continue
-                found[b, drawn[b], :size] = torch.tensor(chosen, dtype=torch.long).reshape(2, size).T
-                there[b, drawn[b]] = True
-                drawn[b] += 1
-        if not opened:
-            return found.to(x.device), there.to(x.device)
-        # the next token of one partial tree of each instance
-        rows = torch.tensor([b for b, *_ in opened], device=x.device)
-        held = np.ones((len(rows), n + 1, n + 1), bool)
-        for own, (_, _, _, chosen) in zip(held, opened, strict=True):
-            own[:, 1 : len(chosen) + 1] = False
-            own[list(chosen), range(1, len(chosen) + 1)] = True
-        left = torch.where(torch.from_numpy(held).to(x.device), x[rows], -torch.inf)
-        arcs = tree.with_lengths(lengths[rows]).marginals(left).cpu().double()
-        for (b, total, log, chosen), p in zip(opened, arcs, strict=True):
-            # what rounding leaves of an impossible arc is none
-            column = np.where(_possible(chosen, n, tree.single_root), p[:, len(chosen) + 1].numpy(), 0)
-            (some,) = (column > 0).nonzero()
-            if len(some):
-                logs = np.log(column[some] / column[some].sum())
-                frontiers[b].open(total, log, logs, [(*chosen, int(h)) for h in some])
-
-
-def _possible(chosen: tuple[int, ...], n: int, single_root: bool) -> np.ndarray:
-    """Which heads (n + 1,) the next token may have, after those of the tokens before it: no cycle, no second root."""
-    token = len(chosen) + 1
-    possible = np.ones(n + 1, bool)
-    possible[0] = not (single_root and 0 in chosen)
-    for head in range(1, n + 1):
-        up = head
-        while 0 < up <= len(chosen):
-            up = chosen[up - 1]
-        possible[head] = up != token
-    return possible
-
-
-class _Frontier:
+class Frontier:
     """Partial structures, the one with the largest sum of log-probability and noise below it first."""
 
     def __init__(self, random: np.random.Generator, whole: Any) -> None:
@@ -209,7 +143,7 @@ def _with(waiting: Any, tails: np.ndarray) -> Any:
     return waiting
 
 
-def _streams(count: int, generator: torch.Generator | None) -> list[np.random.Generator]:
+def streams(count: int, generator: torch.Generator | None) -> list[np.random.Generator]:
     """Random numbers of each instance, which do not depend on the others."""
     device = generator.device if generator is not None else "cpu"
     seeds = torch.randint(0, 2**63 - 1, (count,), generator=generator, device=device)

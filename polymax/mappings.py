@@ -5,7 +5,8 @@ broadcasts to the scores; -inf scores are masked too. A fully masked row gives z
 torch.softmax does. What a mapping is named for (alpha, p, strength, bounds, k) comes before `dim`: say `dim=1`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from polymax.regularizers import (
     Grouped,
     Norm,
     Oscar,
+    Regularizer,
     Shannon,
     SquaredPNorm,
     Tsallis,
@@ -33,7 +35,7 @@ def hardmax(x: Tensor, dim: int = -1, mask: Tensor | None = None, *, dtype: torc
     >>> hardmax(torch.tensor([1.0, 3.0, 2.0]))
     tensor([0., 1., 0.])
     """
-    return Zero().argmax(_cast(x, dtype), dim, mask)
+    return _of(Zero).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def softmax(
@@ -44,7 +46,7 @@ def softmax(
     >>> softmax(torch.tensor([0.0, 0.0]))
     tensor([0.5000, 0.5000])
     """
-    return Shannon(gamma).argmax(_cast(x, dtype), dim, mask)
+    return _of(Shannon, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def sparsemax(
@@ -55,7 +57,7 @@ def sparsemax(
     >>> sparsemax(torch.tensor([-2.0, 0.0, 0.5]))
     tensor([0.0000, 0.2500, 0.7500])
     """
-    return Gini(gamma).argmax(_cast(x, dtype), dim, mask)
+    return _of(Gini, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def entmax(
@@ -74,7 +76,7 @@ def entmax(
     >>> entmax(torch.tensor([-2.0, 0.0, 0.5]), alpha=1.5)
     tensor([0.0000, 0.3260, 0.6740])
     """
-    return Tsallis(alpha, gamma).argmax(_cast(x, dtype), dim, mask)
+    return _of(Tsallis, alpha, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def normmax(
@@ -91,7 +93,7 @@ def normmax(
     >>> normmax(torch.tensor([-2.0, 0.0, 0.5]))
     tensor([0.0000, 0.3110, 0.6890])
     """
-    return Norm(alpha, gamma).argmax(_cast(x, dtype), dim, mask)
+    return _of(Norm, alpha, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def sq_pnorm_max(
@@ -108,7 +110,7 @@ def sq_pnorm_max(
     >>> sq_pnorm_max(torch.tensor([-2.0, 0.0, 0.5]), p=2.0)
     tensor([0.0000, 0.2500, 0.7500])
     """
-    return SquaredPNorm(p, gamma).argmax(_cast(x, dtype), dim, mask)
+    return _of(SquaredPNorm, p, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def fusedmax(
@@ -125,7 +127,7 @@ def fusedmax(
     >>> fusedmax(torch.tensor([1.0, 1.1, 0.0, -1.0]), strength=0.2)
     tensor([0.5000, 0.5000, 0.0000, 0.0000])
     """
-    return Fused(strength, gamma).argmax(_cast(x, dtype), dim, mask)
+    return _of(Fused, strength, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def oscarmax(
@@ -142,7 +144,7 @@ def oscarmax(
     >>> oscarmax(torch.tensor([1.0, -1.0, 1.05]), strength=0.1)
     tensor([0.5000, 0.0000, 0.5000])
     """
-    return Oscar(strength, gamma).argmax(_cast(x, dtype), dim, mask)
+    return _of(Oscar, strength, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def groupedmax(
@@ -178,7 +180,7 @@ def csoftmax(
     >>> csoftmax(torch.tensor([0.0, 0.0, 9.0]), upper=0.5)
     tensor([0.2500, 0.2500, 0.5000])
     """
-    return Bounded(Shannon(gamma), lower, upper).argmax(_cast(x, dtype), dim, mask)
+    return _of(_bounded_shannon, gamma, lower, upper).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def csparsemax(
@@ -196,7 +198,7 @@ def csparsemax(
     >>> csparsemax(torch.tensor([0.0, 1.0, 3.0]), upper=0.4)
     tensor([0.2000, 0.4000, 0.4000])
     """
-    return Bounded(Gini(gamma), lower, upper).argmax(_cast(x, dtype), dim, mask)
+    return _of(_bounded_gini, gamma, lower, upper).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def budgetmax(
@@ -215,9 +217,30 @@ def budgetmax(
     >>> budgetmax(torch.tensor([0.0, 1.0, 3.0, -1.0]), k=2)
     tensor([0., 1., 1., 0.])
     """
-    return Budget(k, gamma).argmax(_cast(x, dtype), dim, mask)
+    return _of(Budget, k, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
-def _cast(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The scores in a dtype, as torch.softmax takes one."""
-    return x if dtype is None or not isinstance(x, Tensor) else x.to(dtype)
+def _bounded_shannon(gamma: Number, lower: Number, upper: Number) -> Bounded:
+    return Bounded(Shannon(gamma), lower, upper)
+
+
+def _bounded_gini(gamma: Number, lower: Number, upper: Number) -> Bounded:
+    return Bounded(Gini(gamma), lower, upper)
+
+
+def _of(kind: Callable[..., Regularizer], *parameters: Number) -> Regularizer:
+    """The regularizer of these parameters: one of numbers is made, and checked, once."""
+    for p in parameters:
+        if type(p) is not float and type(p) is not int:
+            return kind(*parameters)
+    return kind(*parameters) if torch.compiler.is_compiling() else _made(kind, *parameters)
+
+
+@lru_cache(maxsize=512, typed=True)
+def _made(kind: Callable[..., Regularizer], *numbers: float) -> Regularizer:
+    return kind(*numbers)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The scores in a dtype, as torch.softmax takes one; what is no tensor is refused by name later."""
+    return x.to(dtype) if isinstance(x, Tensor) else x

@@ -243,6 +243,11 @@ def _bounds(n):
     return torch.full((2, 3, n), 0.3 / count).double(), torch.full((2, 3, n), max(4 / count, 0.25)).double()
 
 
+def _one(value, dims):
+    """A number that stands for one in every place."""
+    return torch.full((1,) * dims, value, dtype=torch.float64)
+
+
 # arguments of each operator, in float64, for rows of n; what follows the hyphen tells calls apart
 KERNEL_CALLS = {
     **{
@@ -282,6 +287,7 @@ KERNEL_CALLS = {
     },
     "threshold_backward-rows": lambda n: (_point(n), _direction(n), 0.0, 0, _per_row(1.0, 1.25, 0.5, 2.0, 2.5)),
     "tsallis_slope": lambda n: (_point(n), _direction(n), _per_row(1.0, 1.25, 0.5, 2.0, 1.0078125, 2.5)),
+    "capped-numbers": lambda n: (_rows(n), _one(0.0, 3), _one(max(4 / max(n, 1), 0.25), 3), _one(1.0, 2), False),
     "capped-gini": lambda n: (_rows(n), *_bounds(n), _per_row(1.0), False),
     "capped-shannon": lambda n: (_rows(n), *_bounds(n), _per_row(1.0), True),
     "capped-budget": lambda n: (
@@ -291,7 +297,11 @@ KERNEL_CALLS = {
         _per_row(1.0, 0.0, 0.5),
         False,
     ),
+    "capped_backward-gini": lambda n: (_point(n), _direction(n), _one(0.0, 3), _one(0.25, 3), False),
+    "capped_backward-shannon": lambda n: (_point(n), _direction(n), *_bounds(n), True),
     "tv_prox": lambda n: (_rows(n), _per_row(0.25, 1.0, 0.5, 0.0, 50.0)),
+    "tv_prox-number": lambda n: (_rows(n), _one(0.25, 2)),
+    "oscar_prox-number": lambda n: (_rows(n), _one(0.25, 2)),
     "isotonic": lambda n: (_tailed(n),),
     "isotonic_kl": lambda n: (_rows(n), _direction(n)),
     "oscar_prox": lambda n: (_rows(n), _per_row(0.25, 0.0, 0.03125)),

@@ -75,6 +75,16 @@ def subsequence(maximum, scores):
     return maximum(torch.stack([v[n - 1, j] for j in range(m)], -1))
 
 
+def monotonic(maximum, scores):
+    n, m = scores.shape[-2:]
+    v = {}
+    for t in range(n):
+        for j in range(min(t + 1, m)):
+            before = [v[c] for c in ((t - 1, j), (t - 1, j - 1)) if c in v]
+            v[t, j] = scores[..., t, j] + (maximum(torch.stack(before, -1)) if before else 0)
+    return v[n - 1, m - 1]
+
+
 def spans(maximum, scores):
     n = scores.shape[1] if scores.dim() == 3 else scores.shape[-2]
     labelled = scores if scores.shape[-3:-1] == (n, n) and scores.dim() > 3 else scores.unsqueeze(-1)

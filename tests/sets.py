@@ -1,8 +1,8 @@
-"""The table of structures. A new one is a new row, and gets every law."""
+"""The table of all sets. A new one is a new row, and gets every law that it can keep."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import comb
+from math import comb, factorial, inf
 
 import pytest
 import recursions
@@ -11,10 +11,8 @@ import torch
 import polymax as pm
 from polymax.structures.base import tensors
 
-# their lengths are a pair
-PAIRED = pm.Alignment | pm.Assignment | pm.Subsequence
-# their shapes count a root symbol that lengths do not
-ROOTED = pm.ProjectiveTree | pm.SpanningTree | pm.SiblingTree | pm.GrandparentTree
+# what a set can do besides MAP, and the class that says so
+ABILITIES = {"count": pm.Counted, "sample": pm.Sampled, "local": pm.DynamicProgram}
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,10 @@ class Set:
 
     `shapes` are those of the first score tensor, all small enough to enumerate. `events(shape)` are the shapes of all
     score tensors, `count(shape)` the number of structures, `recursion(maximum, *scores)` the value by a plain loop.
-    `cut(parts, length)` restricts scores or structures to a shorter problem; sets without lengths have none.
+    `cut(parts, length)` restricts scores or structures to a shorter problem; sets without lengths have none, and those
+    whose lengths are a pair are `paired`. `can` are its abilities, `sizes(shape)` what `encode` takes besides the
+    compact form, `nothing` the value where all parts are forbidden, and `few` a shape with structures few enough to
+    count draws. `indicators` is False for a set whose structures are not made of 0 and 1.
     """
 
     name: str
@@ -31,13 +32,35 @@ class Set:
     shapes: list[tuple[int, ...]]
     events: Callable[[tuple[int, ...]], list[tuple[int, ...]]]
     count: Callable[[tuple[int, ...]], int]
-    recursion: Callable[..., torch.Tensor]
+    recursion: Callable[..., torch.Tensor] | None = None
     cut: Callable | None = None
+    can: str = "count sample local"
+    paired: bool = False
+    # how much longer a score tensor is than the problem: a tree has a root symbol
+    extra: int = 0
+    sizes: Callable = lambda shape: shape
+    nothing: float = -inf
+    few: tuple[int, ...] | None = None
+    indicators: bool = True
 
     @property
     def shape(self):
         """A shape of middling size."""
         return self.shapes[-1]
+
+    def able(self, *abilities):
+        """True if the set can do all of these."""
+        return all(ability in self.can.split() for ability in abilities)
+
+    def smoothing(self):
+        """A smoothed maximum that the set has: over all structures, or over those that SparseMAP finds."""
+        return pm.Marginals(self.structure) if self.able("count") else pm.SparseMap(self.structure)
+
+    def smoothings(self):
+        """All that have no solver inside."""
+        found = [pm.HardMax(self.structure)]
+        found += [pm.Marginals(self.structure)] if self.able("count") else []
+        return found + ([pm.LocalMax(self.structure, pm.Gini())] if self.able("local") else [])
 
     def scores(self, shape=None, batch=(), dtype=torch.float64, device="cpu", seed=0, scale=1.0):
         generator = torch.Generator().manual_seed(seed)
@@ -54,20 +77,12 @@ class Set:
         return [k > 0 and len(s) == 2 for k, s in enumerate(shapes)]
 
     def with_lengths(self, lengths):
-        pair = isinstance(self.structure, PAIRED)
-        return self.structure.with_lengths((lengths, lengths) if pair else lengths)
+        return self.structure.with_lengths((lengths, lengths) if self.paired else lengths)
 
     def size(self, shape=None):
         """The largest length."""
-        pair = isinstance(self.structure, PAIRED)
-        n = min((shape or self.shape)[:2]) if pair else (shape or self.shape)[0]
-        return n - 1 if isinstance(self.structure, ROOTED) else n
-
-    @property
-    def sizes(self):
-        """What `encode` takes besides the compact form."""
-        chains = dict.fromkeys((pm.Chain, pm.BudgetChain, pm.SegmentChain), self.shape[1:])
-        return {**chains, pm.SemiMarkov: self.shape[::2]}.get(type(self.structure), self.shape)
+        shape = shape or self.shape
+        return (min(shape[:2]) if self.paired else shape[0]) - self.extra
 
     def vertices(self, shape=None):
         """Every structure, each tensor stacked along a first dimension, in float64."""
@@ -146,7 +161,7 @@ TAILS = [(0,), (1,), (0, 1), (1,), (2,), (), (3, 4, 0, 1), (3,), (2, 3)]
 
 LISTED = torch.tensor([[0.0, 1.0, 0.5], [1.0, 1.0, -2.0], [2.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
 
-SETS = [
+TABLE = [
     Set(
         "chain",
         pm.Chain(),
@@ -155,6 +170,8 @@ SETS = [
         lambda s: s[1] ** s[0],
         recursions.chain,
         cut_chain,
+        sizes=lambda s: s[1:],
+        few=(3, 2),
     ),
     Set(
         "chain-by-step",
@@ -164,6 +181,8 @@ SETS = [
         lambda s: s[1] ** s[0],
         recursions.chain,
         cut_chain,
+        sizes=lambda s: s[1:],
+        few=(2, 3),
     ),
     Set(
         "budget-chain",
@@ -173,6 +192,8 @@ SETS = [
         lambda s: sum(comb(s[0], c) * (s[1] - 1) ** (s[0] - c) for c in range(min(2, s[0]) + 1)),
         recursions.counted(2, 1, runs=False),
         cut_chain,
+        sizes=lambda s: s[1:],
+        few=(2, 3),
     ),
     Set(
         "segment-chain",
@@ -182,6 +203,8 @@ SETS = [
         lambda s: (s[1] - 1) ** s[0] + sum((s[0] + 1 - w) * (s[1] - 1) ** (s[0] - w) for w in range(1, s[0] + 1)),
         recursions.counted(1, 0, runs=True),
         cut_chain,
+        sizes=lambda s: s[1:],
+        few=(2, 3),
     ),
     Set(
         "segments",
@@ -191,6 +214,8 @@ SETS = [
         lambda s: segmentations(*s),
         recursions.segments,
         cut_segments,
+        sizes=lambda s: s[::2],
+        few=(2, 3, 3),
     ),
     Set(
         "alignment",
@@ -200,6 +225,8 @@ SETS = [
         lambda s: delannoy(s[0] - 1, s[1] - 1) if s[0] else 1,
         recursions.alignment,
         cut_square,
+        paired=True,
+        few=(3, 3),
     ),
     Set(
         "subsequence",
@@ -209,6 +236,18 @@ SETS = [
         lambda s: sum((s[1] - w) * delannoy(s[0] - 1, w) for w in range(s[1])) if s[0] else 1,
         recursions.subsequence,
         cut_square,
+        paired=True,
+    ),
+    Set(
+        "monotonic",
+        pm.Monotonic(),
+        [(0, 0), (1, 1), (4, 1), (3, 3), (5, 3)],
+        lambda s: [s],
+        lambda s: comb(s[0] - 1, s[1] - 1) if s[0] else 1,
+        recursions.monotonic,
+        cut_square,
+        paired=True,
+        sizes=lambda s: s[1:],
     ),
     Set(
         "span-tree",
@@ -218,6 +257,7 @@ SETS = [
         lambda s: catalan(s[0] - 1) if s[0] else 1,
         recursions.spans,
         cut_square,
+        few=(5, 5),
     ),
     Set(
         "span-tree-labelled",
@@ -227,6 +267,7 @@ SETS = [
         lambda s: catalan(s[0] - 1) * s[2] ** (2 * s[0] - 1) if s[0] else 1,
         recursions.spans,
         cut_labelled,
+        few=(2, 2, 3),
     ),
     Set(
         "projective-tree",
@@ -236,6 +277,8 @@ SETS = [
         lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) if s[0] > 1 else 1,
         recursions.arcs,
         cut_arcs,
+        extra=1,
+        few=(4, 4),
     ),
     Set(
         "projective-tree-many-roots",
@@ -245,6 +288,8 @@ SETS = [
         lambda s: comb(3 * s[0] - 3, s[0] - 1) // (2 * s[0] - 1),
         recursions.arcs_from_many_roots,
         cut_arcs,
+        extra=1,
+        few=(4, 4),
     ),
     Set(
         "projective-tree-labelled",
@@ -254,6 +299,8 @@ SETS = [
         lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) * s[2] ** (s[0] - 1) if s[0] > 1 else 1,
         lambda best, x: recursions.arcs(best, best(x)),
         cut_labelled_arcs,
+        extra=1,
+        few=(3, 3, 2),
     ),
     Set(
         "sibling-tree",
@@ -263,6 +310,8 @@ SETS = [
         lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) if s[0] > 1 else 1,
         recursions.siblings,
         cut_pairs,
+        extra=1,
+        few=(3, 3),
     ),
     Set(
         "sibling-tree-many-roots",
@@ -272,6 +321,8 @@ SETS = [
         lambda s: comb(3 * s[0] - 3, s[0] - 1) // (2 * s[0] - 1),
         recursions.siblings_from_many_roots,
         cut_pairs,
+        extra=1,
+        few=(3, 3),
     ),
     Set(
         "grandparent-tree",
@@ -281,6 +332,8 @@ SETS = [
         lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) if s[0] > 1 else 1,
         recursions.grandparents,
         cut_pairs,
+        extra=1,
+        few=(3, 3),
     ),
     Set("simplex", pm.Simplex(), [(1,), (2,), (5,)], lambda s: [s], lambda s: s[0], lambda best, x: best(x)),
     Set(
@@ -293,6 +346,7 @@ SETS = [
         lambda s: [s],
         lambda s: 1 + s[0] + comb(s[0], 2),
         recursions.subsets(2, True),
+        nothing=0.0,
     ),
     Set(
         "explicit",
@@ -301,44 +355,71 @@ SETS = [
         lambda s: [s],
         lambda s: len(LISTED),
         lambda best, x: best(x @ LISTED.to(x).T),
+        indicators=False,
     ),
     Set("dag", pm.Dag(EDGES), [(10,)], lambda s: [s], lambda s: 6, recursions.paths(EDGES)),
     Set("hypergraph", pm.Hypergraph(HEADS, TAILS), [(9,)], lambda s: [s], lambda s: 12, recursions.trees(HEADS, TAILS)),
-]
-# no dynamic programs
-OTHERS = [
     Set(
         "spanning-tree",
         pm.SpanningTree(),
-        [(2, 2), (3, 3), (4, 4)],
+        [(1, 1), (2, 2), (3, 3), (4, 4)],
         lambda s: [s],
-        lambda s: (s[0] - 1) ** (s[0] - 2),
-        None,
-        cut_arcs,
+        lambda s: (s[0] - 1) ** (s[0] - 2) if s[0] > 1 else 1,
+        cut=cut_arcs,
+        can="count sample",
+        extra=1,
     ),
     Set(
         "spanning-tree-many-roots",
         pm.SpanningTree(single_root=False),
-        [(2, 2), (3, 3), (4, 4)],
+        [(1, 1), (2, 2), (3, 3), (4, 4)],
         lambda s: [s],
-        lambda s: s[0] ** (s[0] - 2),
-        None,
-        cut_arcs,
+        lambda s: s[0] ** max(s[0] - 2, 0),
+        cut=cut_arcs,
+        can="count sample",
+        extra=1,
     ),
-    Set("assignment", pm.Assignment(), [(2, 2), (3, 3)], lambda s: [s], lambda s: [0, 1, 2, 6][s[0]], None, cut_square),
-    Set("assignment-wide", pm.Assignment(), [(2, 4)], lambda s: [s], lambda s: 12, None),
     Set(
         "spanning-tree-labelled",
         pm.SpanningTree(labelled=True),
-        [(2, 2, 2), (3, 3, 3), (4, 4, 2)],
+        [(1, 1, 2), (2, 2, 2), (3, 3, 3), (4, 4, 2)],
         lambda s: [s],
-        lambda s: (s[0] - 1) ** (s[0] - 2) * s[2] ** (s[0] - 1),
-        None,
-        cut_labelled_arcs,
+        lambda s: (s[0] - 1) ** (s[0] - 2) * s[2] ** (s[0] - 1) if s[0] > 1 else 1,
+        cut=cut_labelled_arcs,
+        can="count sample",
+        extra=1,
+        few=(3, 3, 2),
+    ),
+    Set(
+        "assignment",
+        pm.Assignment(),
+        [(0, 0), (1, 1), (2, 2), (3, 3)],
+        lambda s: [s],
+        lambda s: factorial(s[0]),
+        cut=cut_square,
+        can="",
+        paired=True,
+    ),
+    Set(
+        "assignment-wide",
+        pm.Assignment(),
+        [(0, 2), (1, 3), (3, 2), (4, 1), (2, 4)],
+        lambda s: [s],
+        lambda s: factorial(max(s)) // factorial(max(s) - min(s)),
+        cut=cut_square,
+        can="",
+        paired=True,
+    ),
+    Set(
+        "ranking", pm.Ranking(), [(1,), (2,), (4,)], lambda s: [s], lambda s: factorial(s[0]), can="", indicators=False
     ),
 ]
-BY_NAME = {row.name: row for row in SETS + OTHERS}
-RAGGED = [row for row in SETS if row.cut is not None]
+BY_NAME = {row.name: row for row in TABLE}
+# dynamic programs
+SETS = [row for row in TABLE if row.able("local")]
+COUNTED = [row for row in TABLE if row.able("count")]
+SAMPLED = [row for row in TABLE if row.able("sample")]
+RAGGED = [row for row in TABLE if row.cut is not None]
 
 
 def every(rows):

@@ -311,7 +311,7 @@ def test_wrong_arguments_are_refused():
 
 def test_torch_around_the_operator():
     x, rows, columns = problems("normal", 3, 4, 4)
-    torch.library.opcheck(assignment, (x, rows, columns))
+    torch.library.opcheck(assignment.op, (x, rows, columns))
     y = torch.func.vmap(Assignment().map)(torch.nan_to_num(x))
     equal(y, Assignment().map(torch.nan_to_num(x)), "vmap is a batch")
     compiled = torch.compile(Assignment().map, fullgraph=True, backend="aot_eager")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loss_table import RANKING
-from sets import BY_NAME, OTHERS, SETS, every
+from sets import BY_NAME, TABLE, every
 from tolerances import close, equal
 
 import polymax as pm
@@ -39,7 +38,7 @@ def weighed(parts):
     return sum((t * torch.linspace(-1, 1, t.numel(), dtype=t.dtype).reshape(t.shape)).sum() for t in tensors(parts))
 
 
-@every([*SETS, *OTHERS, RANKING])
+@every(TABLE)
 def test_sparsemap_and_spigot(row):
     op, spigot = pm.SparseMap(row.structure, gamma=1.5), pm.Spigot(row.structure)
 
@@ -137,13 +136,13 @@ def test_operators_pass_opcheck():
     scores = row.scores(batch=(2,))
     d = sum(x[0].numel() for x in row.structure.full(*scores))
     parts = packed((pm.ActiveSet(), pm.Chain(torch.tensor([5, 3]))))
-    args = (list(scores), parts.tensors, parts.code, parts.reals, 2, d, True, True)
+    args = (list(scores), parts.tensors, parts.code, parts.reals, 2, d, True)
     torch.library.opcheck(sparsemap, args)
     _, mu, state = sparsemap(*args)
-    torch.library.opcheck(sparsemap_response, (state, torch.randn_like(mu), True))
+    torch.library.opcheck(sparsemap_response, (state, torch.randn_like(mu)))
 
 
-@every([*SETS, *OTHERS])
+@every(TABLE)
 def test_packing(row):
     again = unpacked(*(list(part) for part in packed(row.structure)))
     scores = row.scores(batch=(2,))

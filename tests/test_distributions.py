@@ -6,21 +6,24 @@ import itertools
 import pytest
 import torch
 from scipy import stats
-from sets import OTHERS, RAGGED, SETS, every
+from sets import RAGGED, SAMPLED, every
 from tolerances import close, equal
 from torch.distributions import kl_divergence
 
 import polymax as pm
 from polymax.structures.base import tensors
 
-# sets with few enough structures for counts of draws
-SMALL = {"chain": (3, 2), "chain-by-step": (2, 3), "segments": (2, 3, 3), "alignment": (3, 3), "span-tree": (5, 5),
-         "span-tree-labelled": (2, 2, 3), "projective-tree": (4, 4), "projective-tree-many-roots": (4, 4),
-         "projective-tree-labelled": (3, 3, 2)}  # fmt: skip
-
 
 def small(row):
-    return SMALL.get(row.name, row.shape)
+    """A shape with few enough structures for counts of draws."""
+    return row.few or row.shape
+
+
+def kinds(rows):
+    """Run a test on the distributions that each row has."""
+    table = [pytest.param(row, False, id=f"{row.name}-gibbs") for row in rows]
+    table += [pytest.param(row, True, id=f"{row.name}-walk") for row in rows if row.able("local")]
+    return pytest.mark.parametrize(("row", "sparse"), table)
 
 
 def smooth(row, sparse):
@@ -44,8 +47,7 @@ def stacked(y, batch):
     return spread[0] if isinstance(y, torch.Tensor) else type(y)(*spread)
 
 
-@every(SETS)
-@pytest.mark.parametrize("sparse", [False, True], ids=["gibbs", "walk"])
+@kinds(SAMPLED)
 def test_probabilities(row, sparse):
     scores = row.scores(small(row), (2,))
     d = smooth(row, sparse).distribution(*scores)
@@ -61,8 +63,7 @@ def test_probabilities(row, sparse):
     close(d.log_prob(stacked(y, 2)).exp(), p, "log_prob is the log of prob")
 
 
-@every(SETS)
-@pytest.mark.parametrize("sparse", [False, True], ids=["gibbs", "walk"])
+@kinds(SAMPLED)
 def test_top_k_and_support(row, sparse):
     scores = row.scores(small(row), (2,))
     d = smooth(row, sparse).distribution(*scores)
@@ -87,8 +88,7 @@ def _front(y):
     return moved[0] if isinstance(y, torch.Tensor) else type(y)(*moved)
 
 
-@every(SETS)
-@pytest.mark.parametrize("sparse", [False, True], ids=["gibbs", "walk"])
+@kinds(SAMPLED)
 def test_entropies(row, sparse):
     one, two = row.scores(small(row), (2,), seed=1), row.scores(small(row), (2,), seed=2, scale=0.1)
     p, q = (smooth(row, sparse).distribution(*x) for x in (one, two))
@@ -107,8 +107,7 @@ def test_entropies(row, sparse):
     assert bool((kl_divergence(p, q) >= 0).all())
 
 
-@every(SETS)
-@pytest.mark.parametrize("sparse", [False, True], ids=["gibbs", "walk"])
+@kinds(SAMPLED)
 def test_draws(row, sparse):
     scores = row.scores(small(row), (2,))
     d = smooth(row, sparse).distribution(*scores)
@@ -131,7 +130,7 @@ def test_draws(row, sparse):
             assert test.pvalue > 1e-4, f"draws follow p: {observed.tolist()} against {wanted.tolist()}"
 
 
-@every(SETS)
+@every(SAMPLED)
 def test_draws_can_be_repeated(row):
     d = pm.Marginals(row.structure).distribution(*row.scores(batch=(3, 2)))
     runs = [d.sample((4, 5), generator=torch.Generator().manual_seed(7)) for _ in range(2)]
@@ -142,8 +141,7 @@ def test_draws_can_be_repeated(row):
         assert t.shape[:2] == (3, 2)
 
 
-@every(RAGGED)
-@pytest.mark.parametrize("sparse", [False, True], ids=["gibbs", "walk"])
+@kinds([row for row in RAGGED if row.able("sample")])
 def test_ragged(row, sparse):
     size = row.size()
     lengths = torch.tensor([size, 1, 0])
@@ -162,8 +160,7 @@ def test_ragged(row, sparse):
         assert bool((t[:, 2] == 0).all()), "padding is never drawn"
 
 
-@every(SETS)
-@pytest.mark.parametrize("sparse", [False, True], ids=["gibbs", "walk"])
+@kinds(SAMPLED)
 def test_gradients(row, sparse):
     shape = small(row)
     scores = tuple(x.requires_grad_() for x in row.scores(shape, (2,)))
@@ -252,7 +249,7 @@ def test_distinct_draws(name):
     assert test.pvalue > 1e-4, f"draws follow p: {observed} against {wanted}"
 
 
-@every([row for row in SETS + OTHERS if isinstance(row.structure, pm.Counted) and row.name != "hypergraph"])
+@every([row for row in SAMPLED if row.name != "hypergraph"])
 def test_all_distinct_draws_are_the_support(row):
     d = pm.Marginals(row.structure).distribution(*row.scores(small(row), (2,)))
     count = row.count(small(row))
@@ -263,7 +260,7 @@ def test_all_distinct_draws_are_the_support(row):
         assert len({tuple(v) for v in listed(y, 2)[b, :count].tolist()}) == count, "they differ"
 
 
-@every(RAGGED)
+@every([row for row in RAGGED if row.able("sample")])
 def test_distinct_draws_of_shorter_problems(row):
     lengths = torch.tensor([row.size(), 1, 0])
     op = pm.Marginals(row.with_lengths(lengths))

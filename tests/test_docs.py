@@ -1,24 +1,36 @@
-"""What the documents show is what happens: their blocks of Python run in order, and print the blocks of text."""
+"""What the documents show is what happens: their blocks of Python run in order, and print the blocks of text.
+
+Links lead somewhere, and every public name is in the reference.
+"""
 
 import contextlib
+import importlib
+import inspect
 import io
 import re
 from pathlib import Path
 
 import pytest
 
+import polymax as pm
+from website import reference
+
 ROOT = Path(__file__).parents[1]
 # Python, and what it prints where that is shown
 BLOCKS = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
-DOCUMENTS = ["README.md", "docs/tour.md", "docs/learning.md", "docs/attention.md", "docs/adding.md", "docs/factors.md"]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").rglob("*.md")]
+)
+DOCUMENTS = [page.relative_to(ROOT).as_posix() for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_blocks(name):
-    if name == "docs/attention.md":
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if "from transformers import" in text:
         pytest.importorskip("transformers")
     names: dict = {}
-    blocks = BLOCKS.findall((ROOT / name).read_text(encoding="utf-8"))
+    blocks = BLOCKS.findall(text)
     assert blocks
     for code, shown in blocks:
         printed = io.StringIO()
@@ -26,3 +38,81 @@ def test_blocks(name):
             exec(compile(code, name, "exec"), names)
         if shown:
             assert printed.getvalue() == shown
+
+
+def test_the_diffs_are_real():
+    """Lines that docs/adding.md shows as added to a file are in that file, one after the other."""
+    shown = re.findall(r"```diff\n(.*?)```", (ROOT / "docs/adding.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert shown
+    for block in shown:
+        for hunk in block.split("+++ b/")[1:]:
+            name, _, lines = hunk.partition("\n")
+            added = "\n".join(line.removeprefix("+") for line in lines.rstrip("\n").split("\n"))
+            assert added in (ROOT / name).read_text(encoding="utf-8"), f"docs/adding.md shows what {name} has not"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links(page):
+    """Files that are linked are there, and so are the headings in them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, part = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        if part:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+            assert part in anchors, target
+
+
+def test_every_document_is_on_the_site():
+    nav = (ROOT / "website" / "zensical.toml").read_text(encoding="utf-8")
+    missing = [
+        page.name
+        for page in (ROOT / "docs").rglob("*.md")
+        if f'{page.relative_to(ROOT / "docs").as_posix()}"' not in nav
+    ]
+    assert missing == []
+
+
+def test_every_public_name_is_in_the_reference():
+    groups = reference.groups()
+    listed = {f"{group.module}.{name}" for group in groups for name in group.names}
+    names = {f"polymax.{name}" for name in pm.__all__ if not inspect.ismodule(getattr(pm, name))}
+    for module, _, _ in reference.MODULES:
+        names |= {f"{module}.{name}" for name in reference.public_names(module)}
+    assert names - listed == set()
+    lazy = {module.rsplit(".", 1)[-1] for module, _, _ in reference.MODULES}
+    assert {name for name in dir(pm) if not name.startswith("__") and name not in pm.__all__} <= lazy
+    assert len({group.page for group in groups}) == len(groups)
+
+
+def public_values():
+    for group in reference.groups():
+        module = importlib.import_module(group.module)
+        yield from ((f"{group.prefix}.{name}", getattr(module, name)) for name in group.names)
+
+
+def test_every_name_says_what_it_is():
+    """Names have a docstring, and what can be made or called has an example, here or in the class that it is made by."""
+    bare = [name for name, value in public_values() if callable(value) and not inspect.getdoc(value)]
+    assert bare == []
+    without = [
+        name
+        for name, value in public_values()
+        if callable(value) and not inspect.isabstract(value) and ">>>" not in (inspect.getdoc(value) or "")
+    ]
+    assert without == []
+
+
+def test_docstrings_become_markdown():
+    text = reference.markdown(
+        "One line of *text*.\n\n    Omega(p) = sum p_i\n\nShapes: x (n,)\n\nExample:\n    >>> 1 + 1\n    2\n\nSee: A, 2000."
+    )
+    assert "One line of \\*text\\*." in text
+    assert "```text\nOmega(p) = sum p_i\n```" in text
+    assert "**Shapes:** x (n,)" in text
+    assert "```pycon\n>>> 1 + 1\n2\n```" in text
+    assert "**See:** A, 2000." in text

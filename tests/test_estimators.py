@@ -6,7 +6,7 @@ import pytest
 import torch
 from estimators_table import ESTIMATORS, best, every, leaves, seeded, slopes_like
 from scipy import stats
-from sets import BY_NAME, OTHERS, RAGGED, SETS, shapes
+from sets import BY_NAME, RAGGED, TABLE, shapes
 from sets import every as every_set
 from tolerances import close, equal
 
@@ -18,7 +18,6 @@ from polymax.structures.base import tensors
 
 PLAIN = [case for case in ESTIMATORS if not case.draws]
 DRAWING = [case for case in ESTIMATORS if case.draws]
-PADDED = RAGGED + [row for row in OTHERS if row.cut is not None]
 
 
 def called(case, estimator, scores, seed=3):
@@ -35,7 +34,7 @@ def points_of(case, estimator, full):
     return [(full[0] + estimator.gamma * draw, *full[1:]) for draw in z]
 
 
-@every_set(SETS + OTHERS)
+@every_set(TABLE)
 @every(ESTIMATORS)
 def test_vertex_and_vjp(row, case, device):
     if not case.fits(row):
@@ -68,7 +67,7 @@ def test_shared_scores_get_the_sum(case, name):
     close(summed[1], apart[1].sum((0, 1, 2)), "the gradient to shared transitions is the sum")
 
 
-@every_set(PADDED)
+@every_set(RAGGED)
 @every(PLAIN)
 def test_padding_is_a_shorter_problem(row, case):
     if not case.fits(row):
@@ -91,7 +90,7 @@ def test_padding_is_a_shorter_problem(row, case):
             assert not bool(rest.any()), "padding is exactly 0"
 
 
-@every_set(PADDED)
+@every_set(RAGGED)
 @every(DRAWING)
 def test_padding_has_no_gradient(row, case):
     if not case.fits(row):
@@ -108,7 +107,7 @@ def test_padding_has_no_gradient(row, case):
             assert not bool(rest.any()), "padding is exactly 0"
 
 
-@every_set(SETS + OTHERS)
+@every_set(TABLE)
 @every(ESTIMATORS)
 def test_forbidden_parts(row, case):
     if not case.fits(row):
@@ -168,7 +167,7 @@ def test_batch_and_inputs(case):
     equal(once[0], again[0], "the same call gives the same bits")
 
 
-@shapes(SETS + OTHERS)
+@shapes(TABLE)
 @pytest.mark.parametrize("make", [StraightThrough, Spigot, ImplicitMLE, Perturbed])
 def test_odd_shapes(row, shape, make):
     for batch in ((), (0,)):

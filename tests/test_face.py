@@ -5,8 +5,8 @@ import torch
 from tolerances import close, equal
 
 import polymax as pm
-from polymax.kernels.active_set import face
 from polymax.kernels.active_set import reference as lockstep
+from polymax.kernels.active_set.reference_face import spanned
 from polymax.structures.base import tensors
 
 
@@ -58,8 +58,8 @@ def test_face_in_lock_step(structure, scores, dimension):
     around = lockstep._Problem(structure, scores).around
     found = {
         "compiled": pm.ActiveSet().solve(structure, scores, whole=True),
-        "lock-step": lockstep.solve(pm.ActiveSet(), structure, scores, None, whole=True)[0],
-        "lists": face.completed(structure, pm.ActiveSet().solve(structure, scores), around),
+        "lock-step": lockstep.solve(pm.ActiveSet(), structure, scores, None, None, whole=True)[0],
+        "lists": spanned(structure, pm.ActiveSet().solve(structure, scores), around),
     }
     for name, solution in found.items():
         y = solution.vertices.flatten(2)

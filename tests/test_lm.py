@@ -68,6 +68,41 @@ def test_every_attention_learns(attention):
         assert made.alphas() is None
 
 
+@pytest.mark.parametrize("loss", ["entmax", "sparsemax"])
+def test_sparse_losses_learn_and_rule_tokens_out(loss):
+    options = replace(TINY, loss=loss)
+    made = model(options).train()
+    documents = [Document(TEXT, 24)]
+    batch = Windows(documents, Bytes())[torch.arange(8)]
+    optimizer = made.optimizer(0.02, 0.0)
+    losses = []
+    for _ in range(25):
+        total, count = made.loss(batch)["loss"]
+        optimizer.zero_grad()
+        (total / count).backward()
+        optimizer.step()
+        losses.append(float(total.detach() / count))
+    assert losses[-1] < 0.5 * losses[0]
+    made.eval()
+    with torch.no_grad():
+        scores = made(batch.inputs).flatten(0, 1)
+    wanted = batch.targets.flatten()
+    kept = wanted != NOTHING
+    alpha = {"entmax": 1.5, "sparsemax": 2.0}[loss]
+    report = task.evaluate(recipes.Trained(task, options, {}, made), documents)
+    p = pm.entmax(scores[kept], alpha)
+    found = {name: float(total.detach() / count) for name, (total, count) in made.loss(batch).items()}
+    assert found["loss"] == pytest.approx(float(pm.entmax_loss(scores[kept], wanted[kept], alpha)), rel=1e-4)
+    assert found["sparsemax_score"] == pytest.approx(float(pm.sparsemax_score(p, wanted[kept])), rel=1e-4)
+    assert found["epsilon_nats"] == pytest.approx(math.log(pm.epsilon_perplexity(p, wanted[kept])), rel=1e-4)
+    assert found["impossible_share"] == pytest.approx(float((p == 0).double().mean()), rel=1e-6)
+    assert report["impossible_share"] > 0.5
+    assert "perplexity" not in report
+    assert report["epsilon_perplexity"] > 1
+    drawn = continuations(made, [[1, 2, 3]] * 4, Sampling(6, 24, 1.0, 0), range(4))
+    assert all((one.log_probs > -torch.inf).all() for one in drawn), "what has no probability is never drawn"
+
+
 def test_attention_options_are_the_mappings_of_their_names():
     tokens = torch.randint(1, 257, (1, 20))
     found = {}
@@ -368,7 +403,7 @@ FAULTS = [
     ((*TRAIN, "DATA/latin"), "DATA/latin:2: UTF-8 expected"),
     (("predict", "RUN", "DATA/prompt", "--set", "escaped=true"), "DATA/prompt:1: \\t must be one of"),
     (("predict", "RUN", "DATA/prompt", "--set", "context=9"), "--context cannot change after training; --window"),
-    (("plot-attention", "RUN", "--source", "a"), "RUN is a run of lm; only seq2seq and word-align"),
+    (("plot-attention", "RUN", "--source", "a"), "RUN is a run of lm, which has no attention to draw"),
     (("plot-supports", "RUN", "DATA/dev", "--set", "measured=0", "--out", "NEW"), "--set measured must be at least 1"),
 ]
 

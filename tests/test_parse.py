@@ -20,7 +20,7 @@ from polymax.recipes.parse.task import ParseOptions
 from polymax.recipes.readers.conllu import Sentence, read_conllu, tree_fault
 from polymax.recipes.training import fit
 from polymax.recipes.training.measured import moved
-from polymax.structures.heads import crosses, trees
+from polymax.structures.compact.heads import crosses, trees
 
 TINY = ParseOptions(hidden=5, embedding=4, characters=3, layers=1, arcs=4, labels=3, dropout=0.0, turns=0)
 

@@ -163,9 +163,9 @@ def test_opcheck(name, device):
     g = torch.ones(scores[0].shape[0], dtype=torch.float64, device=device)
     _, chart = inside(*scores, *index, *options, 2.0)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(inside, (*scores, *index, *options, 2.0), test_utils=checks)
-    torch.library.opcheck(outside, (*scores, *index, chart, g, *options, 2.0), test_utils=checks)
-    torch.library.opcheck(tangent, (*scores, *index, chart, g, *scores, *options, 2.0), test_utils=checks)
+    torch.library.opcheck(inside.op, (*scores, *index, *options, 2.0), test_utils=checks)
+    torch.library.opcheck(outside.op, (*scores, *index, chart, g, *options, 2.0), test_utils=checks)
+    torch.library.opcheck(tangent.op, (*scores, *index, chart, g, *scores, *options, 2.0), test_utils=checks)
 
 
 OPERATORS = {

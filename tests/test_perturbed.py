@@ -6,7 +6,7 @@ import pytest
 import torch
 from estimators_table import best, leaves, seeded, slopes_like
 from scipy import stats
-from sets import BY_NAME, OTHERS, SETS, every
+from sets import BY_NAME, TABLE, every
 from tolerances import close, equal
 
 import polymax as pm
@@ -27,7 +27,7 @@ def perturbed_by_hand(row, op, full):
     return noise, [torch.stack(t) for t in zip(*y, strict=True)], torch.stack(values)
 
 
-@every(SETS + OTHERS)
+@every(TABLE)
 @pytest.mark.parametrize("noise", [Gumbel(), Normal()], ids=["gumbel", "normal"])
 def test_perturbed(row, noise, device):
     full = leaves(x.to(device) for x in row.structure.full(*row.scores(batch=(2,))))

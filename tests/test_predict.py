@@ -7,10 +7,12 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from polymax.recipes.readers.lines import ReadError, grouped, lines
 from polymax.recipes.training import predict
 from polymax.recipes.training.predict import predictions, write_predictions
+from polymax.recipes.training.shards import Shard, shard_lines
 from polymax.recipes.training.task import Task, Trained
 
 
@@ -196,3 +198,46 @@ def test_a_full_disk_keeps_what_can_be_gone_on_with(trained, tmp_path, monkeypat
 def test_a_model_is_asked_in_order(trained):
     again = replace(trained)
     assert list(again.predict(["z", "", "y"])) == ["1 Z", "2 Y"]
+
+
+def test_shards_join_to_the_same_bytes(trained, tmp_path):
+    source = tmp_path / "in"
+    source.write_text("".join(f"{word}\n\n" for word in "abcdefghi"))
+    write(trained, source, tmp_path / "whole")
+    for count in (1, 2, 3, 4, 7):
+        outputs = []
+        for number in range(1, count + 1):
+            before, own = shard_lines(trained, lambda: lines(source), Shard(number, count), predict.CHUNK)
+            output = tmp_path / f"{number} of {count}"
+            write_predictions(trained, "m", (str(source), own), output, before=before)
+            outputs.append(output.read_bytes())
+        assert b"".join(outputs) == (tmp_path / "whole").read_bytes()
+    # a shard that was stopped goes on
+    trained.task.stop = "g"
+    output = tmp_path / "stopped"
+    before, own = shard_lines(trained, lambda: lines(source), Shard(2, 2), 2)
+    with pytest.raises(KeyboardInterrupt):
+        write_predictions(trained, "m", (str(source), own), output, before=before)
+    trained.task.stop = ""
+    before, own = shard_lines(trained, lambda: lines(source), Shard(2, 2), 2)
+    write_predictions(trained, "m", (str(source), own), output, resume=True, before=before)
+    assert output.read_text().splitlines() == ["5 E", "6 F", "7 G", "8 H", "9 I"]
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
+def test_wrong_shards_are_refused(text):
+    with pytest.raises(ValueError, match="--shard must be I/N"):
+        Shard.parsed(text)
+
+
+def test_copies_keep_the_order_and_the_errors(trained, tmp_path):
+    trained.model = torch.nn.Linear(1, 1)
+    copies = [replace(trained, model=torch.nn.Linear(1, 1)) for _ in range(2)]
+    texts = [part for word in "abcdefghi" for part in (word, "")]
+    alone = [piece.output for piece in predict.predicted(trained, "input", predict.numbered(texts))]
+    assert [piece.output for piece in predict.predicted(trained, "input", predict.numbered(texts), 0, copies)] == alone
+    texts[10] = "bad"
+    pieces, found = predict.predicted(trained, "input", predict.numbered(texts), 0, copies), []
+    with pytest.raises(ReadError, match="input:11: bad"):
+        found.extend(piece.output for piece in pieces)
+    assert found == [*alone[:2], ["5 E"]]

@@ -11,6 +11,7 @@ from polymax.recipes.metrics import AttentionStatistics
 from polymax.recipes.seq2seq import numbers
 from polymax.recipes.seq2seq.attention import BOUNDED, NAMES, attention_counts
 from polymax.recipes.seq2seq.data import Pairs, read_texts
+from polymax.recipes.seq2seq.exact import exact_search
 from polymax.recipes.seq2seq.measures import bleu, rouge
 from polymax.recipes.seq2seq.model import Seq2Seq
 from polymax.recipes.seq2seq.search import Search, beam_search
@@ -31,10 +32,10 @@ def model(options=TINY, sharp=1.0):
     return made
 
 
-@pytest.mark.parametrize("output", ["softmax", "entmax"])
+@pytest.mark.parametrize("output", ["cross-entropy", "entmax", "sparsemax"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_is_its_sentences(name, output):
-    options = replace(TINY, attention=name, output_loss=output, layers=2 if name == "softmax" else 1)
+    options = replace(TINY, attention=name, loss=output, layers=2 if name == "softmax" else 1)
     made = model(options)
     pairs = Pairs(PAIRS, SOURCE, TARGET)
     together = made.loss(pairs[torch.arange(4)])
@@ -99,9 +100,9 @@ def every_target(made, source, longest, penalty):
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-@pytest.mark.parametrize("output", ["softmax", "entmax"])
+@pytest.mark.parametrize("output", ["cross-entropy", "entmax", "sparsemax"])
 def test_a_wide_beam_finds_the_best_of_all(output, penalty):
-    options = replace(TINY, output_loss=output, attention="csparsemax")
+    options = replace(TINY, loss=output, attention="csparsemax")
     source = torch.tensor([[4, 5, 6, END]])
     for seed in range(3):
         torch.manual_seed(seed)
@@ -114,7 +115,7 @@ def test_a_wide_beam_finds_the_best_of_all(output, penalty):
 
 
 def test_what_is_called_exact_is():
-    options = replace(TINY, output_loss="entmax")
+    options = replace(TINY, loss="entmax")
     source = torch.tensor([[4, 5, 6, END]])
     exact = []
     for seed in range(12):
@@ -129,6 +130,28 @@ def test_what_is_called_exact_is():
             assert score == -torch.inf or target_words(found.words[0]) == words
     assert any(exact)
     assert not all(exact)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_exact_search_proves_what_a_beam_cannot(penalty):
+    options = replace(TINY, loss="entmax")
+    sources, lengths = torch.tensor([[4, 5, 6, END], [5, 4, END, 0]]), torch.tensor([4, 3])
+    unproven = 0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        made = model(options, sharp=9.0)
+        beam = beam_search(made, sources, lengths, Search(1, 4, penalty))
+        found = exact_search(made, sources, lengths, Search(1, 4, penalty), 1000)
+        few = exact_search(made, sources, lengths, Search(1, 4, penalty), 1)
+        assert found.exact.all()
+        assert (few.exact <= found.exact).all()
+        unproven += int((~beam.exact).sum())
+        for row, n in enumerate(lengths.tolist()):
+            with torch.no_grad():
+                score, words = every_target(made, sources[row : row + 1, :n], 4, penalty)
+            close(found.scores[row], torch.tensor(score))
+            assert score == -torch.inf or target_words(found.words[row]) == words
+    assert unproven > 0
 
 
 def test_search_of_a_batch_is_that_of_its_sentences():

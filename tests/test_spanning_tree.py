@@ -11,8 +11,8 @@ from tolerances import close, equal
 from torch.autograd import gradcheck, gradgradcheck
 
 import polymax as pm
+from polymax.structures.compact.heads import trees
 from polymax.structures.dynamic import HARD
-from polymax.structures.heads import trees
 from polymax.structures.spanning_tree import SpanningTree
 
 GPU = torch.cuda.is_available()
@@ -342,7 +342,7 @@ def test_operators(single_root, device):
         (package.spanning_tree_sample, scores, lengths, seeds),
         (package.spanning_tree_kbest, scores, lengths, 3),
     ):
-        torch.library.opcheck(op, (*args, single_root), test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(op.op, (*args, single_root), test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -37,8 +37,13 @@ CALLS = {
     "window": ((1, 1, 1, 80, 80, 16, 16), {"left": 9, "right": 3}),
     "bool mask": ((1, 2, 2, 30, 30, 16, 16), {"mask": keep, "right": 0}),
     "bias": ((1, 2, 2, 30, 40, 16, 16), {"mask": lambda rows, columns: torch.randn(2, 1, columns)[None]}),
+    "bias of all": (
+        (2, 2, 2, 70, 66, 16, 16),
+        {"mask": lambda rows, columns: torch.randn(1, 2, rows, columns), "right": 0, "alpha": 2.0},
+    ),
     "softcap": ((1, 1, 1, 30, 30, 16, 16), {"softcap": 2.0, "spread": 4.0}),
     "packed": ((1, 2, 2, 52, 50, 16, 16), {"starts": STARTS, "right": 0}),
+    "dropout": ((1, 2, 1, 40, 70, 16, 16), {"dropout": 0.4, "offset": 30, "right": 0}),
     "all equal": ((1, 1, 1, 20, 200, 16, 16), {"spread": 0.0}),
     "one huge": ((1, 1, 1, 20, 70, 16, 16), {"spread": 100.0}),
 }
@@ -63,6 +68,8 @@ def arguments(name, dtype):
         given.get("left", -1),
         given.get("right", -1),
         given.get("offset", 0),
+        given.get("dropout", 0.0),
+        torch.tensor([987654321987]) if "dropout" in given else None,
     )
     return q * given.get("spread", 1.0), k, v, grad, (given.get("alpha", 1.5), *tensors, *numbers)
 
@@ -70,7 +77,7 @@ def arguments(name, dtype):
 def both(module, q, k, v, grad, options, bias=False):
     """out, tau and support, then all gradients."""
     out, mean, tau, support, plan, lists = module.sparse_attention(q, k, v, *options)
-    slopes = module.sparse_attention_backward(grad, q, k, v, mean, tau, plan, lists, *options, bias)
+    slopes = module.sparse_attention_backward(grad, q, k, v, mean, tau, plan, lists, bias, *options)
     return (out, tau, support), slopes
 
 
@@ -100,7 +107,7 @@ def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
         # gradients of queries from lists, though blocks have few tiles
         monkeypatch.setattr(module, "FEW", 0)
     *given, options = arguments(name, dtype)
-    bias = name == "bias" and file == "cpu"
+    bias = "bias" in name
     device = "cuda" if file == "cuda" and GPU else "cpu"
     found, slopes = both(module, *on(device, given), on(device, options), bias)
     true, true_slopes = both(reference, *exact(given), exact(options), bias)
@@ -183,6 +190,87 @@ def test_derivatives(alpha, monkeypatch):
     assert gradgradcheck(call, (q, k, v, bias))
 
 
+SEEN = {
+    "all": {},
+    "causal": {"is_causal": True},
+    "window": {"window": (1, 0), "causal_offset": 1},
+    "mask": {"attn_mask": torch.tensor([[True, False], [False, True], [True, True]])[:, [0, 1, 0, 1]]},
+    "nothing": {"attn_mask": torch.tensor([[True], [False], [True]])},
+    "bias": {"attn_mask": torch.randn(3, 4, dtype=torch.float64)},
+}
+
+
+@pytest.mark.parametrize("options", SEEN.values(), ids=SEEN.keys())
+def test_softmax_is_torch_s_and_has_a_second_derivative(options, device):
+    dtype = torch.float64 if device == "cpu" else torch.float32
+    options = {n: t.to(device) if torch.is_tensor(t) else t for n, t in options.items()}
+    q = torch.randn(1, 2, 3, 4, dtype=dtype, device=device, requires_grad=True)
+    k, v = (torch.randn(1, 1, 4, 4, dtype=dtype, device=device, requires_grad=True) for _ in range(2))
+    inputs = [q, k, v]
+    if "attn_mask" in options and options["attn_mask"].is_floating_point():
+        options["attn_mask"] = options["attn_mask"].to(dtype).requires_grad_()
+        inputs.append(options["attn_mask"])
+    call = partial(nn.scaled_dot_product_attention, q, k, v, enable_gqa=True, **options)
+    assert "torch's" in nn.attention_path(q, k, v, enable_gqa=True, **options)
+    results = []
+    # a partial function is none that is known, and goes through all scores
+    for mapping in (pm.softmax, lambda x, dim: pm.softmax(x, dim)):
+        out = call(mapping=mapping)
+        weight = torch.linspace(-1, 1, out.numel(), device=device, dtype=dtype).reshape(out.shape)
+        first = torch.autograd.grad((weight * out).sum(), inputs, retain_graph=True)
+        again = torch.autograd.grad((weight * out).sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum(s.square().sum() for s in again), inputs)
+        results.append((out, *first, *again, *second))
+    for a, b in zip(*results, strict=True):
+        close(a / 4, b / 4, "softmax by torch's kernel is softmax of all scores")
+
+
+def test_checkpointed_softmax_has_its_gradient():
+    q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
+    call = partial(nn.scaled_dot_product_attention, is_causal=True)
+    whole = torch.autograd.grad(call(q, k, v).square().sum(), (q, k, v))
+    out = torch.utils.checkpoint.checkpoint(call, q, k, v, use_reentrant=False)
+    for a, b in zip(torch.autograd.grad(out.square().sum(), (q, k, v)), whole, strict=True):
+        equal(a, b, "what is computed again is the same")
+
+
+def test_dropped_weights_are_those_of_the_seed(device, monkeypatch):
+    q, k, v = (torch.randn(2, 2, 200, 16, device=device, requires_grad=True) for _ in range(3))
+    results = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        out = attend(True, monkeypatch, q, k, v, dropout_p=0.3, mapping=pm.entmax)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    for a, b in zip(*results, strict=True):
+        equal(a, b, "the same seed drops the same weights")
+    assert not torch.equal(out, attend(True, monkeypatch, q, k, v, dropout_p=0.3, mapping=pm.entmax))
+    ones = torch.ones_like(v)
+    share = attend(True, monkeypatch, q, k, ones, dropout_p=0.3, mapping=pm.entmax).mean().item()
+    assert abs(share - 1) < 0.02, "weights sum to 1 on average"
+
+
+def test_dropout_has_a_second_derivative(monkeypatch):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    q, k, v = (torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+
+    def call(q, k, v):
+        torch.manual_seed(0)
+        return nn.scaled_dot_product_attention(q, k, v, dropout_p=0.4, mapping=pm.entmax)
+
+    assert gradcheck(call, (q, k, v))
+    assert gradgradcheck(call, (q, k, v))
+
+
+def test_a_learned_alpha_comes_back_from_its_limit(monkeypatch):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    q, k, v = (torch.randn(1, 6, 4) for _ in range(3))
+    alpha = torch.tensor(1.0, requires_grad=True)
+    out = nn.scaled_dot_product_attention(q, k, v, mapping=partial(pm.entmax, alpha=alpha))
+    (slope,) = torch.autograd.grad(out.square().sum(), alpha)
+    assert slope != 0
+    assert (out - nn.scaled_dot_product_attention(q, k, v)).abs().max() < 1e-2, "alpha 1.001 is nearly softmax"
+
+
 def test_alpha_of_each_head_has_a_gradient(monkeypatch):
     monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
     q, k, v = (torch.randn(2, 4, 3, dtype=torch.float64) for _ in range(3))
@@ -256,7 +344,7 @@ def test_operators_pass_opcheck():
     q, k, v, grad, options = arguments("causal", torch.float32)
     torch.library.opcheck(torch.ops.polymax.sparse_attention.default, (q, k, v, *options))
     _, mean, tau, _, plan, lists = torch.ops.polymax.sparse_attention(q, k, v, *options)
-    inputs = (grad, q, k, v, mean, tau, plan, lists, *options, False)
+    inputs = (grad, q, k, v, mean, tau, plan, lists, False, *options)
     torch.library.opcheck(torch.ops.polymax.sparse_attention_backward.default, inputs)
 
 
@@ -268,7 +356,8 @@ def test_autocast_computes_in_its_dtype(monkeypatch):
 
 
 REASONS = {
-    "dropped": {"dropout_p": 0.1},
+    "softmax with dropout": {"dropout_p": 0.1, "mapping": pm.softmax},
+    "is softmax": {"mapping": pm.softmax},
     "alpha is 2.5": {"mapping": pm.Tsallis(2.5)},
     "none of softmax": {"mapping": pm.fusedmax},
     "scale is not positive": {"scale": -1.0},

@@ -28,6 +28,8 @@ def options(q, k, **changed):
         "left": NO_LIMIT,
         "right": NO_LIMIT,
         "offset": 0,
+        "dropout": 0.0,
+        "seed": None,
     }
     return tuple({**usual, **changed}.values())
 
@@ -40,7 +42,7 @@ def inputs(queries=65, keys=65, batch=2, heads=4, groups=2, depth=16, values=24,
 def passes(module, g, q, k, v, given, mask_gradient=False):
     """All that both passes give, but for notes, by name."""
     out, mean, tau, support, *notes = module.sparse_attention(q, k, v, *given)
-    grads = module.sparse_attention_backward(g, q, k, v, mean, tau, *notes, *given, mask_gradient)
+    grads = module.sparse_attention_backward(g, q, k, v, mean, tau, *notes, mask_gradient, *given)
     names = ("dq", "dk", "dv", "dalpha", "dsink", "dmask")
     return {"out": out, "mean": mean, "tau": tau, "support": support, **dict(zip(names, grads, strict=True))}
 
@@ -83,6 +85,7 @@ MASKS = {
     "capped": lambda L, S: {"softcap": 0.7, "alpha": 2.0},
     "sinks": lambda L, S: {"sinks": torch.tensor([-9.0, 0.0, 1.0, 9.0]), "left": 3, "right": 3},
     "alphas": lambda L, S: {"alphas": torch.tensor([1.1, 1.5, 1.77, 2.0]), "sinks": torch.zeros(4)},
+    "dropout": lambda L, S: {"dropout": 0.3, "seed": torch.tensor([12345678901]), "alphas": torch.full((4,), 1.6)},
     "packed": lambda L, S: {
         "starts_q": torch.tensor([0, L // 3, L // 3, L // 2, max(L - 1, 0)], dtype=torch.int32),
         "starts_k": torch.tensor([0, S // 4, S // 2, S // 2, S], dtype=torch.int32),
@@ -192,7 +195,7 @@ def test_gradcheck():
 
         @staticmethod
         def backward(ctx, grad):
-            dq, dk, dv, dalpha, dsink, dmask = cpu.sparse_attention_backward(grad, *ctx.saved_tensors, *ctx.given, True)
+            dq, dk, dv, dalpha, dsink, dmask = cpu.sparse_attention_backward(grad, *ctx.saved_tensors, True, *ctx.given)
             return dq, dk, dv, dalpha.sum((0, 2)), dsink.sum((0, 2)), dmask
 
     _, q, k, v = (t.double() for t in inputs(5, 6, depth=3, values=2))
@@ -248,6 +251,6 @@ def test_any_layout():
 def test_operators(name):
     g, q, k, v = inputs(9, 11)
     given = options(q, k, **MASKS[name](9, 11))
-    torch.library.opcheck(sparse_attention, (q, k, v, *given))
+    torch.library.opcheck(sparse_attention.op, (q, k, v, *given))
     _, mean, tau, _, *notes = sparse_attention(q, k, v, *given)
-    torch.library.opcheck(sparse_attention_backward, (g, q, k, v, mean, tau, *notes, *given, True))
+    torch.library.opcheck(sparse_attention_backward.op, (g, q, k, v, mean, tau, *notes, True, *given))

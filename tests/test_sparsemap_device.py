@@ -9,7 +9,7 @@ from tolerances import close, equal
 import polymax as pm
 from polymax.kernels.active_set import cuda as gpu
 from polymax.kernels.response import cuda, reference
-from polymax.solvers.rules import UsedParts
+from polymax.solvers.solution import UsedParts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -41,7 +41,8 @@ def moved(structure):
 
 def solved(structure, scores, start=None, whole=False):
     """By the device, and by the CPU."""
-    found, converged = gpu.solve(pm.ActiveSet(), moved(structure), tuple(x.to(DEVICE) for x in scores), start, whole)
+    there, given = moved(structure), tuple(x.to(DEVICE) for x in scores)
+    found, converged = gpu.solve(pm.ActiveSet(), there, given, there.search(*given), start, whole)
     assert bool(converged.all())
     return found, pm.ActiveSet().solve(structure, scores, whole=whole)
 
@@ -139,7 +140,7 @@ def test_structures_of_weight_0_span_the_face(name):
 
 def test_turns_end():
     structure, scores = CASES["assignments"][0], tuple(x.to(DEVICE) for x in scores_of("assignments"))
-    found, converged = gpu.solve(pm.ActiveSet(max_iter=1), structure, scores, None, False)
+    found, converged = gpu.solve(pm.ActiveSet(max_iter=1), structure, scores, structure.search(*scores), None, False)
     assert not bool(converged.all())
     assert int(found.iterations.max()) == 1
 

@@ -36,10 +36,14 @@ def two_alignments():
     return pm.Alignment(), y, y.T
 
 
+def on_device(structure, scores, whole):
+    return gpu.solve(ENDLESS, structure, (scores,), structure.search(scores), None, whole)[0]
+
+
 LOOPS = {
     "compiled": lambda structure, scores, whole: ENDLESS.solve(structure, (scores,), whole=whole),
-    "lock-step": lambda structure, scores, whole: lockstep.solve(ENDLESS, structure, (scores,), None, whole)[0],
-    "device": lambda structure, scores, whole: gpu.solve(ENDLESS, structure, (scores.to(DEVICE),), None, whole)[0],
+    "lock-step": lambda structure, scores, whole: lockstep.solve(ENDLESS, structure, (scores,), None, None, whole)[0],
+    "device": lambda structure, scores, whole: on_device(structure, scores.to(DEVICE), whole),
 }
 EVERY = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 PAIRS = pytest.mark.parametrize("pair", [two_trees, two_assignments, two_alignments])

@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from sets import OTHERS, SETS, every
+from sets import COUNTED, SETS, TABLE, every
 from tolerances import close
 from torch.autograd.functional import jacobian
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import polymax as pm
-from polymax.structures.base import Counted, tensors
+from polymax.structures.base import tensors
 
 # torch's own code warns about itself when it differentiates forwards
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
@@ -20,7 +20,6 @@ SMALL = {"chain": (3, 2), "chain-by-step": (2, 3), "segments": (2, 3, 2), "align
          "spanning-tree": (3, 3), "spanning-tree-many-roots": (3, 3), "simplex": (3,), "subset": (3,),
          "subset-at-most": (3,), "projective-tree-labelled": (3, 3, 2), "spanning-tree-labelled": (3, 3, 2),
          "assignment": (2, 2), "assignment-wide": (2, 3)}  # fmt: skip
-COUNTED = [row for row in SETS + OTHERS if isinstance(row.structure, Counted)]
 
 
 def smoothings(structure):
@@ -109,7 +108,7 @@ def test_shared_transitions_have_jacobians():
     close(hessian(lambda t: total(t).sum())(transition), second, "hessian in what instances share")
 
 
-@every(SETS + OTHERS)
+@every(TABLE)
 def test_the_best_structure(row):
     x, *others = row.scores(SMALL.get(row.name))
     best, y = functions(pm.HardMax(row.structure), others)
@@ -117,7 +116,7 @@ def test_the_best_structure(row):
     close(grad(best)(x), y(x), "the gradient of the best score is the structure")
 
 
-@every(SETS + OTHERS)
+@every(TABLE)
 def test_sparsemap(row):
     x, *others = row.scores(SMALL.get(row.name))
     best, mu = functions(pm.SparseMap(row.structure), others)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from loss_table import CASES, INDICATORS, LENGTHS, RANKING, ROWS, SMOOTHINGS, all_cases, grad, problem
-from sets import BY_NAME, OTHERS, SETS, every
+from loss_table import CASES, INDICATORS, LENGTHS, SMOOTHINGS, all_cases, grad, problem
+from sets import BY_NAME, COUNTED, TABLE, every
 from tolerances import close, equal
 from torch.nn.functional import cross_entropy
 
@@ -46,7 +46,7 @@ def test_indices_are_indicators(row, make, device):
         equal(found, losses, "indicators, and the first of them, say what indices say")
 
 
-@pytest.mark.parametrize(("row", "make"), [case for case in CASES if case.values[0] is not RANKING])
+@pytest.mark.parametrize(("row", "make"), [case for case in CASES if case.values[0].name != "ranking"])
 def test_zero_where_the_prediction_is_y(row, make, device):
     scores, y = problem(row, (20,), device=device, scale=200.0)
     smooth = make(row.structure)
@@ -76,7 +76,7 @@ def test_convex_and_not_negative(row, make, device):
     assert bool((torch.stack([first, middle, last]) >= -1e-12).all())
 
 
-@every([row for row in ROWS if isinstance(row.structure, pm.Counted)])
+@every(COUNTED)
 def test_crf_loss_is_minus_log_probability(row, device):
     scores, y = problem(row, (3,), device=device)
     _, values = row.enumerated(scores)
@@ -202,7 +202,7 @@ def test_derivatives(row, smoothing, device):
     assert torch.autograd.gradgradcheck(loss, (gamma.detach(), *scores), fast_mode=True)
 
 
-@every(SETS + OTHERS)
+@every(TABLE)
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
 def test_large_scores_in_float32(row, smoothing, device):
     kind, make = SMOOTHINGS[smoothing]

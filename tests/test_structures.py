@@ -2,25 +2,34 @@
 
 import pytest
 import torch
-from sets import BY_NAME, OTHERS, RAGGED, SETS, every, shapes
+from sets import ABILITIES, BY_NAME, COUNTED, RAGGED, TABLE, every, shapes
 from tolerances import close, equal
 
 import polymax as pm
 from polymax.structures.base import tensors
 
 
-@shapes(SETS)
+@every(TABLE)
+def test_the_table_says_what_a_set_can(row):
+    for ability, kind in ABILITIES.items():
+        assert isinstance(row.structure, kind) == row.able(ability), f"{row.name}: {ability}"
+    assert (row.recursion is not None) == row.able("local"), "a dynamic program has a recursion to compare with"
+
+
+@shapes(TABLE)
 def test_counts(row, shape):
     vertices = row.vertices(shape)
     assert vertices[0].shape[0] == row.count(shape), f"{row.name} has {row.count(shape)} structures"
     flat = torch.cat([v.flatten(1) for v in vertices], 1)
     assert len({tuple(y) for y in flat.tolist()}) == flat.shape[0], "structures are listed once"
-    zeros = tuple(torch.zeros(1, *s, dtype=torch.float64) for s in row.events(shape))
-    zeros = (zeros[0], *(z[0] for z in zeros[1:]))
-    close(row.structure.logsumexp(*zeros).exp(), [float(row.count(shape))], "exp(logsumexp(0)) counts structures")
+    close(row.structure.log_count(shape).exp(), float(row.count(shape)), "log_count counts structures")
+    if row.able("count"):
+        zeros = tuple(torch.zeros(1, *s, dtype=torch.float64) for s in row.events(shape))
+        zeros = (zeros[0], *(z[0] for z in zeros[1:]))
+        close(row.structure.logsumexp(*zeros).exp(), [float(row.count(shape))], "exp(logsumexp(0)) counts structures")
 
 
-@shapes(SETS)
+@shapes(TABLE)
 def test_map_is_the_best(row, shape, device):
     scores = row.scores(shape, (3,), device=device)
     vertices, values = row.enumerated(scores, shape)
@@ -32,7 +41,7 @@ def test_map_is_the_best(row, shape, device):
     close(pm.HardMax(row.structure).max(*scores).cpu(), values.amax(0), "HardMax is the score of map")
 
 
-@every(SETS)
+@every(TABLE)
 def test_ties_are_broken_the_same_way(row, device):
     scores = tuple(torch.zeros_like(x) for x in row.scores(batch=(4,), device=device))
     first, again = (tensors(row.structure.map(*scores)) for _ in range(2))
@@ -45,10 +54,10 @@ def test_ties_are_broken_the_same_way(row, device):
     assert bool((listed == joined).all(1).any()), "a tie is broken to a structure"
 
 
-@every(SETS)
+@every(TABLE)
 def test_batch_is_a_loop(row, device):
     scores = row.scores(batch=(2, 3), device=device)
-    op = pm.Marginals(row.structure)
+    op = row.smoothing()
     value, mu = op.max(*scores), tensors(op(*scores))
     assert value.shape == (2, 3)
     for i in range(2):
@@ -59,16 +68,18 @@ def test_batch_is_a_loop(row, device):
                 close(a, b[i, j], "a batch is a loop: argmax")
 
 
-@every(SETS)
+@every(TABLE)
 def test_empty_batch(row, device):
     scores = row.scores(batch=(0,), device=device)
-    assert pm.Marginals(row.structure).max(*scores).shape == (0,)
+    assert row.smoothing().max(*scores).shape == (0,)
     assert tensors(row.structure.map(*scores))[0].shape[0] == 0
 
 
-@every(RAGGED)
-@pytest.mark.parametrize("smooth", [pm.HardMax, pm.Marginals, lambda s: pm.LocalMax(s, pm.Gini())])
-def test_padding_is_a_shorter_problem(row, smooth, device):
+@pytest.mark.parametrize(
+    ("row", "alone"),
+    [pytest.param(row, op, id=f"{row.name}-{type(op).__name__}") for row in RAGGED for op in row.smoothings()],
+)
+def test_padding_is_a_shorter_problem(row, alone, device):
     size = row.size()
     lengths = torch.tensor([size, max(size - 1, 0), 2, 1, 0], device=device)
     scores = row.scores(batch=(5,), device=device)
@@ -82,14 +93,13 @@ def test_padding_is_a_shorter_problem(row, smooth, device):
                 inside[tuple(slice(0, k) for k in clean.shape)] = True
                 x[b][~inside] = torch.nan
     inputs = tuple(x.requires_grad_() for x in filled)
-    op = smooth(row.with_lengths(lengths))
+    op = alone.with_lengths((lengths, lengths) if row.paired else lengths)
     value, mu = op.max(*inputs), tensors(op(*inputs))
     slopes = torch.autograd.grad(value.sum(), inputs, create_graph=not isinstance(op, pm.HardMax))
     probe = [torch.randn_like(s) for s in slopes]
     for b, length in enumerate(lengths.tolist()):
         own = tuple(x[b] if x.dim() > len(e) else x for x, e in zip(scores, row.events(row.shape), strict=True))
         short = tuple(x.detach().requires_grad_() for x in row.cut(own, length))
-        alone = smooth(row.structure)
         if length == 0:
             assert value[b] == 0, "an empty problem has the value 0"
             assert all(bool((m[b] == 0).all()) for m in mu)
@@ -106,11 +116,9 @@ def test_padding_is_a_shorter_problem(row, smooth, device):
         assert s.shape == x.shape
 
 
-@every(SETS)
+@every([row for row in TABLE if row.indicators])
 def test_forbidden_parts(row, device):
     """-inf leaves fewer structures, one, or none."""
-    if row.name == "explicit":
-        pytest.skip("its vertices are no sets of parts")
     scores = row.scores(batch=(3,), device=device)
     vertices, _ = row.enumerated(scores)
     only = [v[0] for v in vertices]
@@ -122,12 +130,10 @@ def test_forbidden_parts(row, device):
     full[0][1].flatten()[0] = -torch.inf
     inputs = tuple(x.requires_grad_() for x in full)
     _, values = row.enumerated(tuple(x.detach() for x in inputs))
-    for op in (pm.Marginals(row.structure), pm.LocalMax(row.structure, pm.Gini()), pm.HardMax(row.structure)):
+    for op in row.smoothings():
         value, mu = op.max(*inputs), tensors(op(*inputs))
         slopes = torch.autograd.grad(value[:2].sum() + value[2], inputs, create_graph=True, allow_unused=True)
-        # the empty set needs no part
-        nothing = 0.0 if row.name == "subset-at-most" else -torch.inf
-        assert value[2] == nothing, "no structure is left: the value is -inf"
+        assert value[2] == row.nothing, "no structure is left: the value is -inf"
         close(value[0].cpu(), values[:, 0].max(), "one structure is left: its score")
         for m, s, y in zip(mu, slopes, only, strict=True):
             close(m[0].cpu(), y, "one structure is left: it is the answer")
@@ -141,22 +147,25 @@ def test_forbidden_parts(row, device):
                 assert bool(torch.isfinite(second).all()), "-inf has a finite second derivative, 0"
 
 
-@every(SETS)
+@every(TABLE)
 def test_nan_stays_in_its_instance(row, device):
     scores = tuple(x.clone() for x in row.structure.full(*row.scores(batch=(3,), device=device)))
-    clean = pm.Marginals(row.structure).max(*scores)
+    clean, best = row.smoothing().max(*scores), tensors(row.structure.map(*scores))
     scores[0][1] = torch.nan
-    value = pm.Marginals(row.structure).max(*scores)
+    value, still = row.smoothing().max(*scores), tensors(row.structure.map(*scores))
     assert bool(torch.isnan(value[1]))
     equal(value[::2], clean[::2], "NaN stays in its instance")
+    for a, b in zip(still, best, strict=True):
+        equal(a[::2], b[::2], "NaN stays in its instance")
 
 
-@every(SETS)
+@every(TABLE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_dtypes(row, dtype, device):
     scores = row.scores(batch=(2,), dtype=dtype, device=device)
     exact = tuple(x.double() for x in scores)
-    for op in (pm.Marginals(row.structure), pm.LocalMax(row.structure, pm.Gini())):
+    assert row.structure.map(*scores)[0].dtype == dtype
+    for op in row.smoothings()[1:] or [row.smoothing()]:
         value, mu = op.max(*scores), tensors(op(*scores))
         assert value.dtype == dtype
         close(value, op.max(*exact).to(dtype), "the value in every dtype")
@@ -165,7 +174,7 @@ def test_dtypes(row, dtype, device):
             close(a, b.to(dtype), "the expectation in every dtype")
 
 
-@every(SETS)
+@every(COUNTED)
 @pytest.mark.parametrize("scale", [1e4, 1e-4])
 def test_scale_and_shift(row, scale, device):
     for dtype in (torch.float64, torch.float32):
@@ -182,17 +191,17 @@ def test_scale_and_shift(row, scale, device):
             assert float((a.double() - b).abs().max()) < (2e-2 if scale > 1 and dtype == torch.float32 else 1e-5)
 
 
-@every(SETS)
+@every(TABLE)
 def test_compact_form(row, device):
     y = row.structure.map(*row.scores(batch=(3,), device=device))
     index = row.structure.decode(y)
     assert not index.is_floating_point()
-    back = row.structure.encode(index, *row.sizes)
+    back = row.structure.encode(index, *row.sizes(row.shape))
     for a, b in zip(tensors(back), tensors(y), strict=True):
         equal(a.to(b.dtype), b, "encode undoes decode")
 
 
-@every(SETS)
+@every(TABLE)
 def test_wrong_scores_are_refused(row):
     scores = row.scores(batch=(2,))
     with pytest.raises(TypeError, match="float"):
@@ -227,6 +236,10 @@ def test_wrong_structures_are_refused():
         pm.Dag([(0, 1)], sink=7)
     with pytest.raises(ValueError, match="max_width"):
         pm.SemiMarkov(0)
+    with pytest.raises(ValueError, match=r"got 3 tokens for 2 frames of instance \(1,\)"):
+        pm.Monotonic((torch.tensor([4, 2]), torch.tensor([3, 3]))).map(torch.zeros(2, 4, 3))
+    with pytest.raises(ValueError, match=r"got 3 tokens for 2 frames$"):
+        pm.Marginals(pm.Monotonic()).max(torch.zeros(2, 3))
     with pytest.raises(ValueError, match="say which"):
         pm.SpanTree().map(torch.zeros(3, 3, 3))
     with pytest.raises(ValueError, match="tags must be"):
@@ -270,7 +283,7 @@ def test_transitions_broadcast(shape, device):
 
 
 def test_rows_by_name():
-    assert len(BY_NAME) == len(SETS) + len(OTHERS)
+    assert len(BY_NAME) == len(TABLE)
 
 
 @pytest.mark.parametrize("structure", [pm.Chain(), pm.SemiMarkov(3)])
@@ -305,12 +318,7 @@ def test_a_structure_needs_no_enumeration():
         pm.HardMax(Rook()).with_lengths(torch.tensor([1]))
 
 
-@shapes(SETS + OTHERS)
-def test_log_count(row, shape):
-    close(row.structure.log_count(shape).exp(), torch.tensor(float(row.count(shape))), "log_count counts structures")
-
-
-@every([row for row in SETS + OTHERS if row.cut is not None])
+@every(RAGGED)
 def test_log_count_of_lengths(row):
     lengths = torch.arange(row.size() + 1)
     counts = row.with_lengths(lengths).log_count(row.shape)

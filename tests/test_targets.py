@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sets import OTHERS, SETS, every
+from sets import RAGGED, TABLE, every
 
 import polymax as pm
 from polymax.losses import Partial, crf_loss, fenchel_young, perceptron_loss, smoothed_dp_loss, svm_loss
@@ -86,6 +86,10 @@ FAULTS = [
     (pm.Alignment(), torch.zeros(1, 3, 3), [[[0, 1], [1, 2], [2, 2]]], r"first cell of instance \(0,\) is \(0, 1\)"),
     (pm.Alignment(), torch.zeros(1, 3, 3), [[[0, 0], [1, 1], [1, 2]]], r"last cell of instance \(0,\) is \(1, 2\)"),
     (pm.Alignment(), torch.zeros(1, 3, 3), [[[-1, -1]]], "there are 0 cells"),
+    (pm.Monotonic(), torch.zeros(1, 4, 3), [[0, 2, 2, 2]], r"frame 1 of instance \(0,\) has token 2, not 0 or 1"),
+    (pm.Monotonic(), torch.zeros(1, 4, 3), [[0, 1, 0, 1]], "frame 2 of instance .* has token 0, not 1 or 2"),
+    (pm.Monotonic(), torch.zeros(1, 4, 3), [[1, 1, 2, 2]], "frame 0 of instance .* has token 1, not 0"),
+    (pm.Monotonic(), torch.zeros(1, 4, 3), [[0, 0, 1, 1]], "its last token of instance .* is 1, not 2"),
     (pm.SpanTree(labelled=False), torch.zeros(1, 3, 3), [[*SPANS[:4], [2, 1]]], r"span \[2, 1\] of instance \(0,\)"),
     (pm.SpanTree(labelled=False), torch.zeros(1, 3, 3), [[*SPANS, [1, 2]]], r"spans \[0, 1\] and \[1, 2\] .*cross"),
     (pm.SpanTree(labelled=False), torch.zeros(1, 3, 3), [SPANS[:4]], "it has 4 spans of instance .* not 5"),
@@ -133,21 +137,21 @@ def test_indicators_that_are_no_structure():
         perceptron_loss(pm.Assignment(), torch.zeros(1, 3, 4), with_one(pm.Assignment(), matched, 0, 1, 3))
 
 
-@every(SETS + OTHERS)
+@every(TABLE)
 def test_every_structure_passes(row):
     """All of the enumeration, as a batch, in both forms."""
     vertices = tuple(t.float() for t in tensors(row.structure.vertices(row.shape)))
     y = row.structure.named(*vertices)
     scores = tuple(torch.zeros_like(t) for t in vertices)
     index = row.structure.decode(y)
-    assert torch.equal(row.structure.check(index, *scores), index)
-    row.structure.check_parts(y, *scores)
-    again = tensors(row.structure.complete(row.structure.first(index, *scores)))
+    assert torch.equal(row.structure.compact.check(index, *scores), index)
+    row.structure.compact.check_parts(y, *scores)
+    again = tensors(row.structure.complete(row.structure.compact.first(index, *scores)))
     for a, b in zip(again, vertices, strict=True):
         assert torch.equal(a.float(), b)
 
 
-@every([row for row in SETS + OTHERS if row.name not in ("explicit", "hypergraph", "simplex")])
+@every([row for row in TABLE if row.name not in ("explicit", "hypergraph", "simplex")])
 def test_most_other_indicators_do_not(row):
     """Any change of one part of a structure is refused, unless it is another structure."""
     vertices = tuple(t.float() for t in tensors(row.structure.vertices(row.shape)))
@@ -160,10 +164,10 @@ def test_most_other_indicators_do_not(row):
         y = row.structure.complete(first)
         scores = tuple(torch.zeros_like(t) for t in tensors(y))
         if tuple(changed.tolist()) in known:
-            row.structure.check_parts(y, *scores)
+            row.structure.compact.check_parts(y, *scores)
         else:
             with pytest.raises(ValueError, match="y is no"):
-                row.structure.check_parts(y, *scores)
+                row.structure.compact.check_parts(y, *scores)
 
 
 @pytest.mark.parametrize(
@@ -255,24 +259,19 @@ def test_bad_input_is_named(call, error, message):
         call()
 
 
-def sizes(row):
-    """What `encode` takes besides the compact form."""
-    return row.sizes
-
-
-@every(SETS + OTHERS)
+@every(TABLE)
 def test_encode_refuses_what_is_no_structure(row):
     y = row.structure.named(*(t.float() for t in tensors(row.structure.vertices(row.shape))))
     index = row.structure.decode(y)
     with pytest.raises(TypeError, match="index must be a tensor of integers"):
-        row.structure.encode(index.float(), *sizes(row))
+        row.structure.encode(index.float(), *row.sizes(row.shape))
     for beyond in (99, -2):
         wrong = index.clone()
         wrong.view(-1)[0] = beyond
         with pytest.raises(ValueError, match=r"y is no|must be in"):
-            row.structure.encode(wrong, *sizes(row))
+            row.structure.encode(wrong, *row.sizes(row.shape))
     # an instance without a structure is zeros, and back
-    none = row.structure.encode(torch.full_like(index[:1], -1), *sizes(row))
+    none = row.structure.encode(torch.full_like(index[:1], -1), *row.sizes(row.shape))
     assert all(bool((t == 0).all()) for t in tensors(none))
 
 
@@ -319,13 +318,13 @@ def test_encode_says_what_is_wrong(structure, index, shape, message):
         structure.encode(torch.tensor(index), *shape)
 
 
-@every([row for row in SETS if row.cut is not None])
+@every(RAGGED)
 def test_encode_takes_shorter_structures(row):
     """Padding is -1, at the end."""
     size = row.size()
     structure = row.with_lengths(torch.arange(size + 1))
     scores = row.scores(batch=(size + 1,))
     y = structure.map(*scores)
-    again = row.structure.encode(structure.decode(y), *sizes(row))
+    again = row.structure.encode(structure.decode(y), *row.sizes(row.shape))
     for a, b in zip(tensors(again), tensors(y), strict=True):
         assert torch.equal(a.double(), b)

@@ -8,9 +8,12 @@ import torch
 from tolerances import close, equal
 
 import polymax as pm
+from polymax.nn import fused_attention
+from polymax.nn.fused_attention import Attention
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 integration = pytest.importorskip("polymax.integrations.transformers")
+BoxedLayer = pytest.importorskip("polymax.integrations.transformers.cache").BoxedLayer
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "initializer_range": 0.5}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -78,9 +81,11 @@ def logits(model, inputs):
 def test_softmax_gives_the_model_s_own_attention(name):
     inputs = batch(name)
     eager, ours = make(name, "eager"), make(name, "polymax_softmax")
-    close(logits(ours, inputs), logits(eager, inputs), "softmax is eager")
+    # kernels round in another order, and logits are large
+    size = logits(eager, inputs).abs().max()
+    close(logits(ours, inputs) / size, logits(eager, inputs) / size, "softmax is eager")
     unmasked = {**inputs, "attention_mask": torch.ones(2, 7).long()}
-    close(logits(ours, unmasked), logits(eager, unmasked), "softmax is eager without padding")
+    close(logits(ours, unmasked) / size, logits(eager, unmasked) / size, "softmax is eager without padding")
     found, expected = (m(**inputs, output_attentions=True) for m in (ours, eager))
     for kind in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
         for a, b in zip(found.get(kind) or (), expected.get(kind) or (), strict=True):
@@ -96,6 +101,35 @@ def test_masked_is_truncated(name):
     model = make(name)
     rows = 7 if "decoder_input_ids" in inputs else 5
     close(model(**inputs).logits[1:, :rows], model(**short).logits, "masked is truncated")
+
+
+@every
+@pytest.mark.parametrize("mapping", ["softmax", "entmax", "adaptive_entmax"])
+def test_fused_attention_is_that_of_all_scores(name, mapping, monkeypatch):
+    """Models whose weights nobody asks for never hold them; logits and gradients are the same."""
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    inputs, model = batch(name), make(name, "eager")
+    try:
+        integration.use(model, f"polymax_{mapping}")
+    except ValueError as error:
+        pytest.skip(f"this version of Transformers: {error}")
+    taken = []
+    monkeypatch.setattr(
+        fused_attention.Attention, "fused", lambda self, fused=Attention.fused: taken.append(self) or fused(self)
+    )
+    results = []
+    for asked in (False, True):
+        taken.clear()
+        found = model(**inputs, output_attentions=asked)
+        # torch's kernels have no softcap and no sinks
+        assert bool(taken) == (not asked and (mapping != "softmax" or name not in ("gemma", "gpt-oss")))
+        weights = [p for p in model.parameters() if p.requires_grad]
+        chosen = found.logits[:1]
+        slopes = torch.autograd.grad(chosen.square().sum() / 100, weights, allow_unused=True)
+        results.append([chosen, *(s for s in slopes if s is not None)])
+    for a, b in zip(*results, strict=True):
+        size = max(1.0, b.abs().max().item()) * 10
+        close(a / size, b / size, "fused attention is that of all scores")
 
 
 @pytest.mark.parametrize("mapping", integration.DEFAULTS)
@@ -140,6 +174,20 @@ def test_generate(name):
     equal(ours, eager, "softmax generates what eager does")
 
 
+@pytest.mark.parametrize("implementation", ["polymax_entmax", "polymax_softmax"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_cache_with_boxes_generates_the_same(name, options, implementation, device):
+    model = make(name, implementation).to(device)
+    inputs = {key: x.flip(1).repeat(1, 20).to(device) for key, x in batch(name).items()}
+    inputs["attention_mask"] = (torch.arange(140) >= torch.tensor([[0], [30]])).long().to(device)
+    options = {**options, "max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    dense = model.generate(**inputs, **options)
+    boxed = integration.BoxedCache(config=model.config)
+    equal(model.generate(**inputs, **options, past_key_values=boxed), dense, "boxes change nothing")
+    assert any(isinstance(layer, BoxedLayer) for layer in boxed.layers)
+
+
 def test_a_mapping_of_one_s_own():
     integration.register("entmax_1.3", pm.Tsallis(1.3))
     integration.register("budget", partial(pm.budgetmax, k=1))
@@ -177,7 +225,9 @@ def test_a_query_that_may_see_nothing_has_zeros():
     low = torch.zeros(3, 3).masked_fill(~keep, torch.finfo(torch.float32).min)
     module = torch.nn.Module()
     for mask in (keep, low):
-        out, weights = integration.attention(pm.sparsemax, module, q, k, v, mask.expand(1, 1, 3, 3))
+        out, weights = integration.attention(
+            pm.sparsemax, module, q, k, v, mask.expand(1, 1, 3, 3), output_attentions=True
+        )
         assert (out[:, 0] == 0).all()
         assert (weights[..., ~keep] == 0).all()
         close(weights[..., 1:, :].sum(-1), torch.ones(1, 2, 2), "others are not touched")
@@ -227,7 +277,7 @@ def test_selected_keys():
     indices = torch.tensor([[[0, -1], [1, 0], [2, 0]]])
     keep = torch.tensor([[True, False, False], [True, True, False], [True, False, True]])
     module = torch.nn.Module()
-    found = integration.attention(pm.sparsemax, module, q, k, v, None, indices=indices)
-    expected = integration.attention(pm.sparsemax, module, q, k, v, keep.expand(1, 1, 3, 3))
+    found = integration.attention(pm.sparsemax, module, q, k, v, None, indices=indices, output_attentions=True)
+    expected = integration.attention(pm.sparsemax, module, q, k, v, keep.expand(1, 1, 3, 3), output_attentions=True)
     for a, b in zip(found, expected, strict=True):
         equal(a, b, "what is not selected is masked")

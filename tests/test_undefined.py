@@ -6,8 +6,7 @@ import warnings
 import pytest
 import torch
 from estimators_table import ESTIMATORS
-from loss_table import RANKING
-from sets import BY_NAME, OTHERS, SETS, every
+from sets import BY_NAME, TABLE, every
 from tolerances import equal
 
 import polymax as pm
@@ -55,7 +54,7 @@ def used(row):
     return [(v != 0).any(0) for v in row.vertices()]
 
 
-@every([*SETS, *OTHERS, RANKING])
+@every(TABLE)
 def test_nan_shows_in_its_instance(row):
     scores = tuple(x.clone() for x in row.structure.full(*row.scores(batch=(3,))))
     masks = used(row)
@@ -74,7 +73,7 @@ def test_nan_shows_in_its_instance(row):
                 assert bool((t[1][~parts] == 0).all()), f"result {i} of {op}: 0 elsewhere"
 
 
-@every([*SETS, *OTHERS])
+@every([row for row in TABLE if row.name != "ranking"])
 def test_dead_instances_stop_no_batch(row):
     if row.name in NEVER_DEAD:
         pytest.skip("scores of -inf leave a structure")
@@ -90,7 +89,7 @@ def test_dead_instances_stop_no_batch(row):
             assert i == 0 or bool((t[1] == 0).all()), f"result {i} of {op}: zeros without a structure"
 
 
-@every([*SETS, *OTHERS])
+@every([row for row in TABLE if row.name != "ranking"])
 @pytest.mark.parametrize("score", [NAN, -INF], ids=["nan", "dead"])
 def test_distributions(row, score):
     if row.name in NEVER_DEAD and score == -INF:
@@ -117,7 +116,7 @@ def test_distributions(row, score):
         assert d.log_prob(some)[1] == -INF if dead else bool(d.log_prob(some)[1].isnan())
 
 
-@every([*SETS, *OTHERS])
+@every([row for row in TABLE if row.name != "ranking"])
 def test_losses(row):
     scores = tuple(x.clone() for x in row.structure.full(*row.scores(batch=(3,))))
     y = row.structure.map(*row.scores(batch=(3,), seed=5))

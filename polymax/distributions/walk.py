@@ -1,6 +1,6 @@
 """Distributions over whole structures: draw, weigh, rank and measure them.
 
-Both kinds are random walks down a hypergraph, from the root: at node h choose hyperedge e with probability p_e, then
+They are random walks down a hypergraph, from the root: at node h choose hyperedge e with probability p_e, then
 go on at all of its tails. With p from Shannon's maxima the walk is the Gibbs distribution; sparse maxima give walks
 of finite support, smaller than the set.
 
@@ -15,21 +15,22 @@ from torch import Tensor
 from torch.distributions import Distribution, register_kl
 
 from polymax._function import functional
+from polymax._parts import Parts, map_parts, narrow, tensors
 from polymax.distinct import from_walk
+from polymax.hypergraphs.derivations import Derivations
 from polymax.hypergraphs.levels import levels_of
+from polymax.hypergraphs.passes import HARD
+from polymax.hypergraphs.smoothed import smoothed_expectation
 from polymax.kernels.hypergraph import (
     hypergraph_count,
     hypergraph_inside,
-    hypergraph_kbest,
     hypergraph_sample,
     hypergraph_visits,
     hypergraph_weights,
 )
+from polymax.kernels.hypergraph.reference import of_edges
 from polymax.kernels.hypergraph.tape import used
-from polymax.regularizers import Regularizer, Shannon
-from polymax.structures.base import Counted, Parts, tensors
-from polymax.structures.dynamic import HARD, SHANNON, Derivations, narrow
-from polymax.structures.spanning_tree import SpanningTree
+from polymax.regularizers import Regularizer
 
 # a support larger than this is not listed
 _LARGEST_SUPPORT = 1 << 20
@@ -52,9 +53,8 @@ class Walk(Distribution):
     @property
     def mean(self) -> Parts:
         """The expected structure."""
-        from polymax.smoothing import LocalMax
-
-        return narrow(LocalMax(self.structure, self._omega).argmax(*self._scores), self._dtype)
+        full = self.structure.full(*self._scores)
+        return narrow(smoothed_expectation(self.structure, self._omega, full), self._dtype)
 
     @property
     def mode(self) -> Parts:
@@ -73,7 +73,7 @@ class Walk(Distribution):
         ).to(tree.scores.device)  # fmt: skip
         p = self._weights.detach().to(tree.scores.dtype)
         y = hypergraph_sample(p, *tree.graph.arrays, tree.roots, seeds.T, tree.graph.parts).movedim(1, 0)
-        return narrow(_map(lambda t: t.unflatten(0, shape) if len(shape) else t[0], tree.shaped(y)), self._dtype)
+        return narrow(map_parts(lambda t: t.unflatten(0, shape) if len(shape) else t[0], tree.shaped(y)), self._dtype)
 
     def log_prob(self, y: Parts) -> Tensor:
         """log p(y), (*lead, *batch) for y with further leading dims; -inf for what is not in the support."""
@@ -101,19 +101,14 @@ class Walk(Distribution):
 
         Where there are fewer, zeros of probability 0 follow.
         """
-        if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a positive integer; got {k!r}")
         tree = self._tree
         # float64 keeps the order of structures that are close
-        log = _log_of(self._weights.detach()).double()
-        values, y = hypergraph_kbest(log, *tree.graph.arrays, tree.roots, k, tree.graph.parts)
-        best = tree.shaped(y.movedim(1, 0).to(tree.scores.dtype))
+        best, values = tree.kbest(_log_of(self._weights.detach()).double(), k)
         if functional() or (torch.is_grad_enabled() and tree.scores.requires_grad):
-            probs = self.prob(best)
-            probs = torch.where(values.movedim(1, 0).reshape(probs.shape) > -torch.inf, probs, 0).movedim(0, -1)
+            probs = torch.where(values > -torch.inf, self.prob(best).movedim(0, -1), 0)
         else:
-            probs = values.exp().reshape(*tree.batch, k)
-        moved = _map(lambda t: t.movedim(0, len(tree.batch)), best)
+            probs = values.exp()
+        moved = map_parts(lambda t: t.movedim(0, len(tree.batch)), best)
         return narrow(moved, self._dtype), probs.to(self._dtype)
 
     def sample_distinct(self, k: int, generator: torch.Generator | None = None) -> tuple[Parts, Tensor]:
@@ -128,22 +123,19 @@ class Walk(Distribution):
         tree = self._tree
         y, there = from_walk(self._weights, tree.graph, tree.roots, k, generator)
         found = tree.shaped(y.movedim(1, 0).to(tree.scores.dtype))
-        return self._distinct(_map(lambda t: t.movedim(0, len(tree.batch)), found), there.reshape(*tree.batch, k))
+        return self._distinct(map_parts(lambda t: t.movedim(0, len(tree.batch)), found), there.reshape(*tree.batch, k))
 
     def _distinct(self, y: Parts, there: Tensor) -> tuple[Parts, Tensor]:
         """Structures (*batch, k, ...) and their probabilities, 0 for those that are not there."""
         dim = len(self.batch_shape)
-        probs = self.prob(_map(lambda t: t.movedim(dim, 0), y)).movedim(0, -1)
+        probs = self.prob(map_parts(lambda t: t.movedim(dim, 0), y)).movedim(0, -1)
         return narrow(y, self._dtype), torch.where(there, probs, 0)
 
     def support(self) -> tuple[Parts, Tensor]:  # type: ignore[override]
         """All structures of positive probability, as `topk` gives them."""
         tree = self._tree
         counts = hypergraph_count(self._weights.detach(), *tree.graph.arrays[:2], tree.roots)
-        largest = float(counts.max()) if counts.numel() else 0.0
-        if largest > _LARGEST_SUPPORT:
-            raise ValueError(f"the support has {largest:.3g} structures, too many to list; take topk(k)")
-        return self.topk(max(int(largest), 1))
+        return self.topk(refuse_large_support(counts))
 
     @cached_property
     def _tree(self) -> Derivations:
@@ -156,9 +148,7 @@ class Walk(Distribution):
         with torch.set_grad_enabled(torch.is_grad_enabled() and tree.scores.requires_grad):
             levels = levels_of(tree.graph)
             scores = used(levels, tree.scores.double(), tree.roots)
-            padded = torch.cat([scores, scores.new_zeros(scores.shape[0], 1)], 1)
-            part = tree.graph.part
-            _, a = levels.inside(padded.T[torch.where(part < 0, scores.shape[1], part)], self._omega)
+            _, a = levels.inside(of_edges(scores, tree.graph.part), self._omega)
             return levels.weights(a, self._omega).T
 
     @cached_property
@@ -190,89 +180,17 @@ class Walk(Distribution):
         return q.reshape(*lead, tree.roots.shape[0], tree.graph.edges), derived
 
 
-class Gibbs(Walk):
-    """p(y) = exp(<scores, y>) / Z, the distribution of `Marginals`."""
-
-    def __init__(self, structure: Counted, scores: tuple[Tensor, ...], dtype: torch.dtype) -> None:
-        super().__init__(structure, scores, Shannon(), dtype)
-
-    @property
-    def mean(self) -> Parts:
-        return narrow(self._mean, self._dtype)
-
-    @property
-    def mode(self) -> Parts:
-        return narrow(self.structure.map(*self._scores), self._dtype)
-
-    @cached_property
-    def log_partition(self) -> Tensor:
-        """log Z, (*batch,)."""
-        return self.structure.logsumexp(*self._scores)
-
-    def log_prob(self, y: Parts) -> Tensor:
-        # without a structure nothing has a probability
-        dead = self.log_partition == -torch.inf
-        found = self.structure.score(y, *self._scores) - torch.where(dead, 0, self.log_partition)
-        return torch.where(dead, -torch.inf, found).to(self._dtype)
-
-    def entropy(self) -> Tensor:
-        found = self.cross_entropy(self)
-        return torch.where(self.log_partition == -torch.inf, 0, found)
-
-    def cross_entropy(self, other: "Walk") -> Tensor:
-        if not isinstance(other, Gibbs):
-            return super().cross_entropy(other)
-        return (other.log_partition - self.structure.score(self._mean, *other._scores)).to(self._dtype)
-
-    @cached_property
-    def _mean(self) -> Parts:
-        return self.structure.marginals(*self.structure.full(*self._scores))
-
-    @cached_property
-    def _weights(self) -> Tensor:
-        tree = self._tree
-        tensors = (tree.scores.detach(), *tree.graph.arrays, tree.roots)
-        _, chart = hypergraph_inside(*tensors, SHANNON)
-        return hypergraph_weights(*tensors, chart, SHANNON)
-
-
-class TreeGibbs(Gibbs):
-    """p(y) = exp(<scores, y>) / Z over spanning trees, which are no derivations: they have ways of their own."""
-
-    structure: SpanningTree
-
-    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        return narrow(self.structure.sample(self._scores, sample_shape, generator), self._dtype)
-
-    def sample_distinct(self, k: int, generator: torch.Generator | None = None) -> tuple[Parts, Tensor]:
-        return self._distinct(*self.structure.sample_distinct(self._scores, k, generator))
-
-    def topk(self, k: int) -> tuple[Parts, Tensor]:
-        best, values = self.structure.kbest(self._scores, k)
-        probs = self.prob(best.movedim(len(self.batch_shape), 0)).movedim(0, -1)
-        return narrow(best, self._dtype), torch.where(values > -torch.inf, probs, 0)
-
-    def support(self) -> tuple[Parts, Tensor]:  # type: ignore[override]
-        possible = torch.where(self._scores[0] > -torch.inf, 0, self._scores[0]).detach()
-        largest = float(self.structure.logsumexp(possible.double()).exp().round().max()) if possible.numel() else 0.0
-        if largest > _LARGEST_SUPPORT:
-            raise ValueError(f"the support has {largest:.3g} structures, too many to list; take topk(k)")
-        return self.topk(max(int(largest), 1))
-
-
 @register_kl(Walk, Walk)
 def _kl_of_walks(p: Walk, q: Walk) -> Tensor:
     return p.cross_entropy(q) - p.entropy()
 
 
-@register_kl(Gibbs, Gibbs)
-def _kl_of_gibbs(p: Gibbs, q: Gibbs) -> Tensor:
-    # the difference of scores first: log Z may be large
-    differences = tuple(
-        torch.where(a == b, 0, a - b)
-        for a, b in zip(p.structure.full(*p._scores), q.structure.full(*q._scores), strict=True)
-    )
-    return (p.structure.score(p._mean, *differences) - p.log_partition + q.log_partition).to(p._dtype)
+def refuse_large_support(counts: Tensor) -> int:
+    """The largest of the counts of structures, at least 1; a ValueError where it is too many to list."""
+    largest = float(counts.max()) if counts.numel() else 0.0
+    if largest > _LARGEST_SUPPORT:
+        raise ValueError(f"the support has {largest:.3g} structures, too many to list; take topk(k)")
+    return max(int(largest), 1)
 
 
 def _log_of(p: Tensor) -> Tensor:
@@ -282,7 +200,3 @@ def _log_of(p: Tensor) -> Tensor:
 def _sum(q: Tensor, log: Tensor, tree: Derivations) -> Tensor:
     terms = torch.where(q == 0, 0, q * torch.where(q == 0, 0, log))
     return terms.sum(-1).reshape((*q.shape[:-2], *tree.batch))
-
-
-def _map(change: Any, y: Parts) -> Parts:
-    return change(y) if isinstance(y, Tensor) else y._make(change(t) for t in y)

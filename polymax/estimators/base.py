@@ -16,7 +16,6 @@ from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing
 from polymax.structures.base import Parts, Structure, tensors
 from polymax.structures.dynamic import checked, narrow
-from polymax.structures.usable import usable
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +149,7 @@ class _Chosen(Function):
         y, scores = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         whole, slope = (ctx.estimator.structure.named(*t) for t in (y, g))
         found = tensors(ctx.estimator.vjp(whole, slope, *scores))
-        masks = usable(ctx.estimator.structure, whole)
+        masks = ctx.estimator.structure.gradient_mask(whole)
         grads = (torch.where(mask & (x != -torch.inf), d, 0) for mask, x, d in zip(masks, scores, found, strict=True))
         # a structure of NaN has no other derivative
         grads = (torch.where(torch.isnan(part), part, d) for part, d in zip(y, grads, strict=True))

@@ -10,7 +10,6 @@ from polymax.estimators.base import NoisyEstimator, checked_samples, chosen, per
 from polymax.regularizers.entropies import positive
 from polymax.structures.base import Parts, tensors
 from polymax.structures.dynamic import checked, narrow
-from polymax.structures.stacked import stacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +47,7 @@ class ImplicitMLE(NoisyEstimator):
 
     def vjp(self, y: Parts, g: Parts, *scores: Tensor) -> Any:
         """The gradient in the draws (samples, ...), each its own, and in the other tensors."""
-        many = stacked(self.structure, self.samples, *tensors(y))
+        many = self.structure.stack(self.samples, *tensors(y))
         moved = (x - self.step * d for x, d in zip(scores, tensors(g), strict=True))
         before = (t.unsqueeze(0) for t in tensors(y)) if self.samples == 1 else tensors(many.map(*scores))
         after = tensors(many.map(*moved))

@@ -12,12 +12,8 @@ from polymax.noise import Gumbel, SmoothNoise
 from polymax.regularizers import Regularizer
 from polymax.smoothing import LocalMax, Marginals, Smoothing
 from polymax.smoothing.perturbed import Perturbed
-from polymax.structures.base import Parts, Structure
-from polymax.structures.dynamic import DynamicProgram
-from polymax.structures.simplex import Simplex
-from polymax.structures.spanning_tree import SpanningTree
-from polymax.structures.stacked import stacked
-from polymax.structures.usable import usable
+from polymax.structures import Simplex
+from polymax.structures.base import Parts, Sampled, Structure
 
 
 class Actions(Protocol):
@@ -130,7 +126,7 @@ class Shifted:
     def log_prob(self, action: Perturbation) -> Tensor:
         """Up to a constant, (samples, *batch)."""
         structure = self._stacked(action.scores)
-        dims, masks = structure.event_dims(*action.scores), usable(structure, action.y)
+        dims, masks = structure.event_dims(*action.scores), structure.gradient_mask(action.y)
         total: Tensor | float = 0.0
         for u, x, scale, mask, d in zip(action.scores, self.scores, self._scales, masks, dims, strict=True):
             # a part that was forbidden when it was drawn, or is, has no say
@@ -147,7 +143,7 @@ class Shifted:
 
     def _stacked(self, action: tuple[Tensor, ...]) -> Structure:
         """The set for (samples, *batch, ...)."""
-        return stacked(self.structure, action[0].shape[0], *self.scores)
+        return self.structure.stack(action[0].shape[0], *self.scores)
 
 
 def smoothing_of(structure: Any, default: Callable[[Any], Smoothing]) -> Smoothing:
@@ -173,7 +169,7 @@ def policy_of(structure: Any) -> Policy:
     match structure:
         case Policy():
             return structure
-        case DynamicProgram() | SpanningTree():
+        case Sampled():
             return Drawn(Marginals(structure))
         case Perturbed(structure=base, noise=noise, gamma=gamma):
             return Perturbing(base, noise, gamma)

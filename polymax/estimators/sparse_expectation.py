@@ -6,16 +6,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from polymax.distributions.finite import Finite
 from polymax.estimators.expected_loss import LossFn, changed, checked_reduction, evaluated, reduced
 from polymax.estimators.joint import JointLoss, combinations, refuse_single
 from polymax.estimators.policies import distributed, smoothing_of
 from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
-from polymax.smoothing.sparse_map import Sparse, SparseMap
+from polymax.smoothing.sparse_map import SparseMap
 from polymax.structures.base import Parts, Structure
 from polymax.structures.dynamic import checked, narrow
-from polymax.structures.simplex import Simplex
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +77,11 @@ class SparseExpectation:
 
 def _listed(smooth: Any, scores: tuple[Tensor, ...]) -> tuple[Parts, Tensor]:
     """The structures that have weight, (count, ...), and probabilities (*batch, k), not 0 for these; NaN shows."""
-    if isinstance(smooth.structure, Simplex):
+    if smooth.structure.one_part:
         p = smooth.argmax(*scores)
         return torch.nn.functional.one_hot((p != 0).nonzero()[:, -1], p.shape[-1]).to(p.dtype), p
     found = smooth.distribution(*scores)
-    if isinstance(found, Sparse):
+    if isinstance(found, Finite):
         return found.listed()
     y, p = found.support()
     return changed(y, lambda t: t[p != 0]), p

@@ -65,7 +65,7 @@ class Block:
         structure, scores = self.problem(private), self.scores(t, private)
         solution = ActiveSet().solve(structure, scores, start, whole=True)
         full = structure.full(*scores)
-        _, first, *others = weights_and_mean(structure, solution, full)
+        _, first, *others = weights_and_mean(structure, solution, full, derived=False)
         return Projected(self, structure, full, solution, first.reshape(t.shape), tuple(others))
 
 

@@ -12,6 +12,7 @@ from polymax.factors.agreement import Agreement, Compiled, compile_graph
 from polymax.factors.factor import Factor, Logic, Pair
 from polymax.factors.relaxation import GraphSolution, linear_relaxation, nearest, value_of
 from polymax.structures.base import Parts, Structure
+from polymax.structures.compact.base import Compact
 
 
 class GraphParts(tuple[Tensor, ...]):
@@ -41,6 +42,15 @@ class GraphParts(tuple[Tensor, ...]):
     @property
     def factors(self) -> tuple[Parts, ...]:
         return tuple(self.graph.parts_of(f, self) for f in range(len(self.graph.factors)))
+
+
+@dataclass(frozen=True, eq=False)
+class GraphPoints(Compact):
+    """The variables that are on, in order, (*batch, used), -1 after the last; `encode` takes their number."""
+
+    def whole(self, y: Parts) -> bool:
+        # losses take variables, and outputs, as points: private parts need not follow from variables
+        return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,9 +153,9 @@ class FactorGraph(Structure):
                 found.extend(whole[1:])
         return GraphParts(self, found)
 
-    def whole(self, y: Parts) -> bool:
-        # losses take variables, and outputs, as points: rounding and checks are not theirs
-        return False
+    @property
+    def compact(self) -> "GraphPoints":
+        return GraphPoints(self)
 
     def parts_of(self, f: int, y: Sequence[Tensor]) -> Parts:
         """The parts of factor f."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polymax.solvers import Solution
-from polymax.solvers.rules import UsedParts
+from polymax.solvers.solution import UsedParts
 
 
 def joined_solutions(mask: Tensor, a: Solution, b: Solution) -> Solution:

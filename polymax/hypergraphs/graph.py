@@ -78,7 +78,7 @@ class Builder:
         heads = _joined(self._heads, (0,))
         tails = _joined(self._tails, (0, 2))
         if (tails >= heads[:, None]).any():
-            raise AssertionError("tails come before heads")
+            raise ValueError("the tails of a hyperedge must have lower numbers than its head")
         order = np.argsort(heads, kind="stable")
         first = np.zeros(nodes + 1, np.int64)
         np.cumsum(np.bincount(heads, minlength=nodes), out=first[1:])

@@ -10,16 +10,24 @@ Hessian is symmetric, so that derivatives in forward mode are made of the same p
 See: Mensch and Blondel 2018, Differentiable dynamic programming, section 3.3 and appendix B.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 
-from polymax._function import applied, transformed
+from polymax._function import eager, transformed
+from polymax._parts import Parts
+
+# the alpha of Tsallis' entropies: that of Shannon's, and that of no smoothing
+SHANNON, HARD = 1.0, math.inf
+_requires_grad = attrgetter("requires_grad")
 
 
 class Passes(Protocol):
@@ -50,16 +58,16 @@ class KernelPasses:
 
     ops: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
     recorded: Callable[..., Tensor]
+    scores: int
+    options: tuple[Any, ...]
     alpha: float
-    scores: int = 1
-    options: tuple[Any, ...] = ()
 
     def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         return self.ops[0](*tensors, *self.options, self.alpha)
 
     def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         mu = self.ops[1](*tensors, chart, g, *self.options, self.alpha)
-        return (mu,) if isinstance(mu, Tensor) else tuple(mu)
+        return (mu,) if isinstance(mu, Tensor) else mu
 
     def tangent(
         self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor, ...]
@@ -70,21 +78,35 @@ class KernelPasses:
         return self.recorded(*tensors, *self.options, self.alpha)
 
 
-def value(passes: Passes, tensors: tuple[Tensor, ...]) -> Tensor:
-    """The smoothed maximum, (batch,)."""
-    if torch.compiler.is_compiling() and not _wants_gradient(tensors):
-        # torch.compile cannot call a function of any number of tensors that nobody derives
-        return passes.inside(tensors)[0]
-    return _called(_Value, passes, *tensors)[0]
+def kernel_passes(
+    *ops: Any, recorded: Any, scores: int = 1, options: tuple[Any, ...] = ()
+) -> Callable[[float], KernelPasses]:
+    """The passes of a kernel folder, as a function of alpha."""
+    return partial(KernelPasses, ops, recorded, scores, options)
 
 
-def expectation(passes: Passes, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The gradient of the smoothed maximum in each score tensor."""
-    v, chart = passes.inside(tuple(t.detach() for t in tensors))
-    g = _one(v)
-    if torch.compiler.is_compiling() and not _wants_gradient(tensors):
-        return passes.outside(tensors, chart, g)
-    return _called(_Expectation, passes, chart, g, *tensors)
+@dataclass(frozen=True)
+class Problem:
+    """Scores of a batch in the form that passes take, and how to give results their shape.
+
+    `passes` are those of a smoothing: of an alpha for kernels, of a regularizer for the passes in torch.
+    """
+
+    passes: Callable[[Any], Passes]
+    tensors: tuple[Tensor, ...]
+    batch: torch.Size
+    shaped: Callable[[tuple[Tensor, ...]], Parts]
+
+    def value(self, smoothing: Any) -> Tensor:
+        """The smoothed maximum, (*batch,)."""
+        found = _called(_Value, self.passes(smoothing), *self.tensors)[0]
+        return found if len(self.batch) == 1 else found.reshape(self.batch)
+
+    def expectation(self, smoothing: Any) -> Parts:
+        """The gradient of the value: a structure where nothing is smoothed, expected parts otherwise."""
+        passes, tensors = self.passes(smoothing), self.tensors
+        v, chart = passes.inside(tuple(map(Tensor.detach, tensors)))
+        return self.shaped(_called(_Expectation, passes, chart, v.clamp(1, 1), *tensors))
 
 
 class _Value(Function):
@@ -224,9 +246,17 @@ _FORWARD: dict[type[Function], type[Function]] = {
 }
 
 
-def _called(function: type[Function], *args: Any) -> Any:
-    """The function applied; the compiler refuses functions with a derivative in forward mode."""
-    return applied(function if torch.compiler.is_compiling() else _FORWARD[function], *args)
+def _called(function: type[Function], passes: Passes, *tensors: Tensor) -> Any:
+    """The function applied, at the least cost: without autograd where nobody derives it."""
+    if torch.compiler.is_compiling():
+        # the compiler refuses functions with a derivative in forward mode, and those that nobody derives
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        return function.apply(passes, *tensors) if wanted else function.forward(passes, *tensors)
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return _FORWARD[function].apply(passes, *tensors)
+    if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
+        return eager(function).apply(passes, *tensors)
+    return function.forward(passes, *tensors)
 
 
 def _materialized(passes: Passes, like: Any, tangents: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
@@ -247,10 +277,6 @@ def _last() -> bool:
 
 def _split(passes: Passes, joined: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     return joined[: len(joined) - passes.scores], joined[len(joined) - passes.scores :]
-
-
-def _wants_gradient(tensors: tuple[Tensor, ...]) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def _nothing(count: int) -> tuple[None, ...]:

@@ -17,8 +17,23 @@ from polymax.kernels.widen import wide
 
 # waking a thread costs some 80 us, so a thread is given at least this many elements of a light kernel
 GRAIN = 65536
+# less than this is for one thread, whatever their number
+SMALL = 2 * GRAIN
 
 _pool: ThreadPoolExecutor | None = None
+
+# what tells a kernel the dtype of the rows at an address
+REALS = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
+
+
+def plain(x: Tensor) -> Tensor:
+    """x itself where it is contiguous in float32 or float64, or a copy: its memory holds rows one after the other."""
+    return x if x.dtype in REALS and x.is_contiguous() else wide(x).contiguous()
+
+
+def beside(numbers: Tensor, shape: torch.Size) -> Tensor:
+    """A number for each place of a shape, or the one for all of them."""
+    return plain(numbers if numbers.numel() == 1 else numbers.expand(shape))
 
 
 def rows(x: Tensor) -> np.ndarray:
@@ -36,8 +51,15 @@ def parallel(kernel: Callable[..., None], shape: torch.Size, weight: int, *args:
 
     `weight` is the cost of an element in units of a pass over it.
     """
-    count = shape[:-1].numel()
-    threads = min(torch.get_num_threads(), count, count * shape[-1] * weight // GRAIN)
+    run(kernel, shape[:-1].numel(), shape[-1] * weight, *args)
+
+
+def run(kernel: Callable[..., None], count: int, cost: int, *args: Any) -> None:
+    """Run `kernel(start, stop, *args)` over `count` rows, in at most torch.get_num_threads() threads.
+
+    `cost` is that of a row, in units of a pass over an element.
+    """
+    threads = min(torch.get_num_threads(), count, count * cost // GRAIN)
     if threads <= 1:
         kernel(0, count, *args)
         return

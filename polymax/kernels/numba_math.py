@@ -7,7 +7,7 @@ Powers of float32 are polynomials written out here, because a call into libm sto
 import math
 
 import numpy as np
-from numba import njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic, overload, register_jitable
 
 from polymax.kernels.numba_cache import keep_compiled
@@ -20,6 +20,22 @@ inline = register_jitable(**_OPTIONS)
 def kernel(function):
     """The function, compiled for each type of its arguments, without the interpreter's lock."""
     return keep_compiled(njit(nogil=True, **_OPTIONS)(function))
+
+
+@intrinsic
+def _pointer(typing_context, address, real):
+    """An address as a pointer to numbers of the type of `real`."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(real)(address, real), codegen
+
+
+@inline
+def rows_at(address, count, n, real):
+    """The rows (count, n) at an address, of the type of `real`: an array costs more to hand over than a small row."""
+    return carray(_pointer(address, real), (count, n))
 
 
 _ONE_BITS = np.int32(0x3F800000)

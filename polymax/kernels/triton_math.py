@@ -20,6 +20,11 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if elsewhere else nullcontext()
 
 
+def beside(numbers: Tensor, shape: torch.Size) -> Tensor:
+    """A number for each place of a shape, or the one for all of them."""
+    return numbers if numbers.numel() == 1 else numbers.expand(shape).contiguous()
+
+
 def ceil_power(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()

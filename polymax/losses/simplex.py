@@ -100,13 +100,14 @@ def _to_indices(
     y = y.long()
     valid = y != ignore_index
     y = torch.where(valid, y, 0)
-    if y.device.type == "cpu" and not torch.compiler.is_compiling():
+    if _check.readable(y):
         wrong = (y < 0) | (y >= x.shape[-1])
         if bool(wrong.any()):
             came = int(y[wrong][0])
             raise ValueError(f"y must hold classes in [0, {x.shape[-1]}) or ignore_index; got {came}")
     weights = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
-    chosen = torch.where(valid, weights[y], 0)
+    # vmap takes no index of a single class by []
+    chosen = torch.where(valid, weights.index_select(0, y.reshape(-1)).reshape(y.shape), 0)
     loss = value - x.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     if not rows.zero_at_vertices:
         loss = loss + rows.omega(torch.nn.functional.one_hot(y, x.shape[-1]).to(x.dtype))

@@ -42,17 +42,17 @@ class Whole:
     index: Tensor
 
     def compared(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
-        terms = smooth.structure.terms(self.index, *scores)
+        terms = smooth.structure.compact.terms(self.index, *scores)
         omega = smooth.omega_at(self.index, *scores)
         if isinstance(omega, Tensor) or scores[0].device.type != "cpu":
             # one more large number to subtract; and elsewhere chains are summed in another order, which rounds
             scores, terms = tuple(x.double() for x in scores), terms.double()
-        shifted, gold = smooth.structure.anchored(terms, *scores)
+        shifted, gold = smooth.structure.compact.anchored(terms, *scores)
         gold = torch.where((terms == -torch.inf).any(-1), -torch.inf, gold - omega)
         return Compared(shifted, gold, terms.detach().double().abs().sum(-1) + omega)
 
     def hamming(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
-        return structure.hamming(structure.first(self.index, *scores))
+        return structure.compact.hamming(structure.compact.first(self.index, *scores))
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Between:
             return 0.0
 
     def hamming(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
-        return structure.hamming(tensors(self.mu)[0])
+        return structure.compact.hamming(tensors(self.mu)[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,12 +121,12 @@ class Partial:
         return Compared(exact, gold, gold.detach().abs())
 
     def hamming(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
-        return structure.hamming(self.allowed(structure, scores).to(scores[0].dtype))
+        return structure.compact.hamming(self.allowed(structure, scores).to(scores[0].dtype))
 
     def allowed(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
         """The parts that agree with what is known, bool, which broadcasts to the first score tensor."""
         if self.known.dtype != torch.bool:
-            return structure.allowed(self.known.long(), *scores)
+            return structure.compact.allowed(self.known.long(), *scores)
         _check.broadcasts(self.known, scores[0], "known")
         return self.known
 
@@ -140,15 +140,15 @@ def target_of(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Targe
     if isinstance(y, Tensor) and y.dtype == torch.bool:
         raise TypeError("y is bool: Partial(y) if it says which parts are allowed, y.float() if which are used")
     if isinstance(y, Tensor) and not y.is_floating_point():
-        return Whole(structure.check(y.long(), *scores))
+        return Whole(structure.compact.check(y.long(), *scores))
     mu = _parts(structure, scores, y)
     # compiled code cannot ask
-    if torch.compiler.is_compiling() or not structure.whole(mu):
+    if torch.compiler.is_compiling() or not structure.compact.whole(mu):
         if isinstance(y, Tensor) and len(scores) > 1:
             raise ValueError(f"y must have {len(scores)} tensors, like the scores: it is between structures")
         return Between(mu)
-    structure.check_parts(mu, *scores)
-    return Whole(structure.check(structure.decode(mu), *scores))
+    structure.compact.check_parts(mu, *scores)
+    return Whole(structure.compact.check(structure.decode(mu), *scores))
 
 
 def _parts(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Parts:

@@ -9,6 +9,7 @@ from torch import Tensor
 from polymax import _check
 from polymax._function import transformed
 from polymax.kernels.sparse_attention.geometry import allowed
+from polymax.kernels.sparse_decoding.options import PAGE
 from polymax.kernels.widen import wide
 from polymax.mappings import softmax
 from polymax.nn import fused_attention
@@ -35,6 +36,7 @@ def scaled_dot_product_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     causal_offset: int = 0,
+    key_boxes: Tensor | None = None,
 ) -> Tensor:
     """torch's function of this name, with a mapping.
 
@@ -44,7 +46,9 @@ def scaled_dot_product_attention(
     zeros. A mapping is a function as in `polymax.mappings`, a regularizer, or a smoothing such as SparseMap(Subset(3)).
     Query i stands at key i + causal_offset: is_causal hides the keys after it, and window=(left, right) those more than
     `left` before or `right` after, -1 being no limit. A sink is a score that takes weight in each row of its head and
-    has no value. `attention_path` with the same arguments says how the result is computed.
+    has no value. `key_boxes`, as `pm.nn.key_boxes` computes them and a `KeyValueCache` keeps them, say which keys a few
+    queries need not read; they do not change the result. `attention_path` with the same arguments says how the result
+    is computed.
 
     Shapes:
         query (*batch, L, E); key (*batch, S, E); value (*batch, S, V); attn_mask broadcasts to (*batch, L, S); sinks
@@ -64,8 +68,10 @@ def scaled_dot_product_attention(
         )
     pattern = pattern_of(is_causal, window, causal_offset)
     query, key, value = fused_attention.autocast(query, key, value)
+    if key_boxes is not None:
+        _check_boxes(key_boxes, key)
     attention = fused_attention.Attention(
-        query, key, value, attn_mask, dropout_p, scale, enable_gqa, mapping, pattern, softcap, sinks
+        query, key, value, attn_mask, dropout_p, scale, enable_gqa, mapping, pattern, softcap, sinks, key_boxes
     )
     if attention.obstacle() is None:
         return attention.fused()
@@ -93,6 +99,7 @@ def attention_path(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     causal_offset: int = 0,
+    key_boxes: Tensor | None = None,
 ) -> str:
     """How `scaled_dot_product_attention` computes a call with these arguments, and why, in a sentence.
 
@@ -105,14 +112,18 @@ def attention_path(
     """
     pattern = pattern_of(is_causal, window, causal_offset)
     query, key, value = fused_attention.autocast(query, key, value)
+    if key_boxes is not None:
+        _check_boxes(key_boxes, key)
     attention = fused_attention.Attention(
-        query, key, value, attn_mask, dropout_p, scale, enable_gqa, mapping, pattern, softcap, sinks
+        query, key, value, attn_mask, dropout_p, scale, enable_gqa, mapping, pattern, softcap, sinks, key_boxes
     )
     obstacle = attention.obstacle()
     if obstacle is not None:
         return f"all scores at once: {obstacle}"
     if attention.is_softmax():
-        return "fused: torch's scaled_dot_product_attention, for the mapping is softmax and no gradient is asked for"
+        return "fused: torch's scaled_dot_product_attention, for the mapping is softmax"
+    if query.is_cuda and query.shape[-2] < fused_attention.CUDA_QUERIES:
+        return "fused: the kernel for a few queries reads values only where weights are not zero"
     return "fused: the kernel of sparse attention keeps only weights that are not zero"
 
 
@@ -139,6 +150,13 @@ def attention_weights(
     pattern = pattern_of(is_causal, window, causal_offset)
     weights = _weights(query, key, attn_mask, pattern, scale, enable_gqa, mapping, softcap, sinks)
     return weights.to(query.dtype)
+
+
+def _check_boxes(boxes: Tensor, key: Tensor) -> None:
+    shape = (*key.shape[:-2], -(-key.shape[-2] // PAGE), 2, key.shape[-1])
+    if not isinstance(boxes, Tensor) or boxes.shape != shape or boxes.dtype != key.dtype:
+        came = f"{boxes.dtype} {tuple(boxes.shape)}" if isinstance(boxes, Tensor) else type(boxes).__name__
+        raise ValueError(f"key_boxes must be {key.dtype} {shape}, as pm.nn.key_boxes(key) is; got {came}")
 
 
 def _weights(

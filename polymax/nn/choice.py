@@ -9,14 +9,13 @@ from polymax.estimators.base import Estimator, NoisyEstimator
 from polymax.kernels.widen import wide
 from polymax.noise import Gumbel
 from polymax.smoothing import HardMax, Marginals, Smoothing
-from polymax.structures.simplex import Simplex
 
 Policy = Smoothing | Estimator
 
 
 def checked_policy(policy: Any) -> Policy:
     """A way to choose one of n: HardMax, Marginals, or an estimator such as StraightThrough, each of Simplex()."""
-    if not isinstance(policy, HardMax | Marginals | Estimator) or not isinstance(policy.structure, Simplex):
+    if not isinstance(policy, HardMax | Marginals | Estimator) or not policy.structure.one_part:
         raise TypeError(
             f"policy must be HardMax, Marginals or an estimator such as StraightThrough, of Simplex(); got {policy!r}"
         )

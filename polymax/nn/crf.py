@@ -8,11 +8,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from polymax import _check, _ragged
 from polymax._ragged import Ragged
-from polymax.distributions.walk import Gibbs
+from polymax.distributions.gibbs import Gibbs
 from polymax.kernels.widen import wide
 from polymax.nn.tag_schemes import TagConstraints
 from polymax.structures import Chain
-from polymax.structures.chain import tags_of
+from polymax.structures.compact.choices import chosen
 from polymax.structures.dynamic import HARD, SHANNON
 
 
@@ -105,7 +105,7 @@ class CRF(nn.Module):
         """The most probable tags of each sequence."""
         with torch.no_grad():
             unary, transition, chain, kept, _ = self._scores(emissions, mask)
-            tags = tags_of(chain.states(HARD, unary, transition)).tolist()
+            tags = chosen(chain.states(HARD, unary, transition)).tolist()
         return [row[:n] for row, n in zip(tags, kept.sum(1).tolist(), strict=True)]
 
     def marginals(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> Any:

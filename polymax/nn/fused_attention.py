@@ -10,17 +10,23 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied
+from polymax._function import applied, functional
 from polymax.kernels.sparse_attention import reference, sparse_attention, sparse_attention_backward
+from polymax.kernels.sparse_attention.options import Options
+from polymax.kernels.sparse_decoding import sparse_decoding
+from polymax.kernels.sparse_decoding.options import Cached
 from polymax.kernels.widen import wide
 from polymax.mappings import entmax, softmax, sparsemax
 from polymax.nn.adaptive import AdaptiveEntmax
 from polymax.nn.attention_pattern import Pattern
+from polymax.nn.softmax_attention import softmax_attention
 from polymax.regularizers import Gini, Shannon, Tsallis
 
 # below these the matrix of all scores is small, and faster
 CPU_KEYS = 1024
 CUDA_QUERIES = 16
+# queries times the heads that share a key: the most that the kernel for a few queries takes
+DECODED_ROWS = 64
 # powers of 1 / (alpha - 1) have few digits left below
 LEAST_ALPHA = 1.001
 
@@ -38,8 +44,9 @@ class Attention:
     enable_gqa: bool
     mapping: Any
     pattern: Pattern
-    softcap: float | None
-    sinks: Tensor | None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    key_boxes: Tensor | None = None
 
     def is_softmax(self) -> bool:
         return self.mapping is softmax or (isinstance(self.mapping, Shannon) and _is_one(self.mapping.gamma))
@@ -47,7 +54,7 @@ class Attention:
     def obstacle(self) -> str | None:
         """Why the call cannot be fused; None if it can."""
         q, k, v = self.query, self.key, self.value
-        if torch._C._are_functorch_transforms_active():
+        if functional():
             return "torch.func transforms the call"
         if not all(isinstance(t, Tensor) and t.dtype in _check.FLOATS for t in (q, k, v)):
             return "query, key and value are not all floating-point tensors"
@@ -61,24 +68,21 @@ class Attention:
         return self._shape_obstacle(alpha) or self._device_obstacle()
 
     def _softmax_obstacle(self) -> str | None:
-        inputs = [self.query, self.key, self.value, self.attn_mask]
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            return "the mapping is softmax with a gradient, and torch's kernels have no second derivative"
-        if not (self.pattern.sees_all() or self.pattern == Pattern(-1, 0, 0)):
-            return "the mapping is softmax with a window or an offset, which torch's kernels do not take"
         if self.softcap is not None or self.sinks is not None:
             return "the mapping is softmax with a softcap or sinks, which torch's kernels do not take"
-        if self.attn_mask is not None:
-            return "the mapping is softmax with a mask, in which a query may see nothing"
-        if self.pattern.right == 0 and self.key.shape[-2] == 0:
-            return "there are no keys"
-        return None if self._same_kind() else "query, key and value differ in dtype or device"
+        if self.dropout_p != 0:
+            return "the mapping is softmax with dropout, of which torch's kernels have no second derivative"
+        if 0 in (*self.query.shape, *self.key.shape, *self.value.shape):
+            return "query, key or value is empty"
+        if isinstance(self.attn_mask, Tensor) and self.attn_mask.dtype not in (torch.bool, self.query.dtype):
+            return "the mapping is softmax with an added mask of another dtype, which torch's kernels would round"
+        return self._shape_obstacle(None)
 
     def _same_kind(self) -> bool:
         tensors = (self.query, self.key, self.value)
         return len({t.dtype for t in tensors}) == 1 and len({t.device for t in tensors}) == 1
 
-    def _shape_obstacle(self, alpha: float | Tensor) -> str | None:
+    def _shape_obstacle(self, alpha: float | Tensor | None) -> str | None:
         q, k, v = self.query, self.key, self.value
         if not self._same_kind():
             return "query, key and value differ in dtype or device"
@@ -91,21 +95,22 @@ class Attention:
             return "the heads of key do not divide those of query"
         if isinstance(alpha, Tensor) and alpha.shape not in ((heads, 1, 1), (1,), (), (1, 1, 1)):
             return f"alpha has the shape {tuple(alpha.shape)}, not a number for each head"
-        if self.scale is not None and not self.scale > 0:
+        if alpha is not None and self.scale is not None and not self.scale > 0:
             return "scale is not positive"
         mask = self.attn_mask
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, *_check.FLOATS):
                 return "attn_mask is neither bool nor floating-point"
             shape = (*q.shape[:-1], k.shape[-2])
-            if mask.dim() > len(shape) or torch.broadcast_shapes(mask.shape, shape) != shape:
+            pairs = zip(reversed(mask.shape), reversed(shape), strict=False)
+            if mask.dim() > len(shape) or any(m not in (1, n) for m, n in pairs):
                 return "attn_mask does not broadcast to the scores"
         return None
 
     def _device_obstacle(self) -> str | None:
         q, k, v = self.query, self.key, self.value
-        if self.dropout_p > 0:
-            return "weights are dropped, which takes all of them"
+        if not 0 <= self.dropout_p < 1:
+            return "dropout_p is not in [0, 1)"
         if q.device.type == "cpu":
             if k.shape[-2] < CPU_KEYS:
                 return f"there are fewer than {CPU_KEYS} keys, and the matrix of scores is small"
@@ -114,58 +119,116 @@ class Attention:
             return f"there is no kernel for {q.device.type}"
         if q.dtype == torch.float64:
             return "float64 has no kernel on CUDA"
-        if q.shape[-2] < CUDA_QUERIES:
-            return f"there are fewer than {CUDA_QUERIES} queries, and the matrix of scores is small"
         if max(q.shape[-1], v.shape[-1]) > 256:
             return "heads have more than 256 channels"
-        if self.attn_mask is not None and self.attn_mask.requires_grad and torch.is_grad_enabled():
-            return "attn_mask needs a gradient, which has no kernel on CUDA"
-        return None
+        if q.shape[-2] >= CUDA_QUERIES or self.decodes():
+            return None
+        return f"there are fewer than {CUDA_QUERIES} queries, which have no gradient, dropout, or more than 64 rows"
+
+    def decodes(self) -> bool:
+        """True if the kernel for a few queries over a cache takes the call: it has no gradient, and drops nothing."""
+        q, k = self.query, self.key
+        heads, key_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
+        if q.is_cuda and heads // max(key_heads, 1) * q.shape[-2] > DECODED_ROWS:
+            return False
+        alpha = entmax_alpha(self.mapping)
+        inputs = [q, k, self.value, self.attn_mask, self.sinks, alpha if isinstance(alpha, Tensor) else None]
+        recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+        return not recorded and self.dropout_p == 0
+
+    def obstacle_over_pages(self) -> str | None:
+        """Why the kernel for a few queries does not take a call whose keys are pages; None if it does."""
+        alpha = entmax_alpha(self.mapping)
+        if functional() or (self.query.dtype == torch.float64 and self.query.is_cuda):
+            return "torch.func transforms the call, or it is one of float64"
+        if alpha is None or (not isinstance(alpha, Tensor) and not 1 < alpha <= 2):
+            return "the mapping is neither sparsemax nor entmax with alpha in (1, 2]"
+        if self.scale is not None and not self.scale > 0:
+            return "scale is not positive"
+        if not self._same_kind() or max(self.query.shape[-1], self.value.shape[-1]) > 256:
+            return "query, key and value differ in dtype or device, or have more than 256 channels"
+        return None if self.decodes() else "a gradient is asked for, or there are more than 64 rows"
 
     def fused(self) -> Tensor:
-        if self.is_softmax():
-            return torch.nn.functional.scaled_dot_product_attention(
-                self.query,
-                self.key,
-                self.value,
-                is_causal=self.pattern.right == 0,
-                scale=self.scale,
-                enable_gqa=self.enable_gqa,
-            )
         q, k, v = (_four_dims(t) for t in (self.query, self.key, self.value))
         mask = None
         if self.attn_mask is not None:
             shape = (*self.query.shape[:-1], self.key.shape[-2])
             mask = _mask_four_dims(self.attn_mask, len(shape), self.query.shape[:-3])
-        sinks = None if self.sinks is None else checked_sinks(self.sinks, self.query)
-        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        numbers = (scale, checked_softcap(self.softcap), *self.pattern)
-        alpha = entmax_alpha(self.mapping)
-        out = fused_heads(q, k, v, alpha, mask, sinks, None, None, q.shape[2], k.shape[2], *numbers)
+        if self.is_softmax():
+            out = softmax_attention(q, k, v, mask, self.pattern, self.scale)
+        elif q.is_cuda and q.shape[2] < CUDA_QUERIES:
+            out = decoded_heads(q, k, v, self.mapping, self.cached(k, mask))
+        else:
+            out = fused_heads(q, k, v, self.mapping, self.options(q, k, mask))
         return out.reshape(*self.query.shape[:-1], v.shape[-1])
 
+    def options(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Options:
+        """What the operator takes beside q, k and v of (B, H, L, D); alpha is still that of the mapping."""
+        return Options(
+            alpha=0.0,
+            alphas=None,
+            mask=mask,
+            sinks=None if self.sinks is None else checked_sinks(self.sinks, self.query),
+            starts_q=None,
+            starts_k=None,
+            longest_q=q.shape[2],
+            longest_k=k.shape[2],
+            scale=1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale,
+            softcap=checked_softcap(self.softcap),
+            left=self.pattern.left,
+            right=self.pattern.right,
+            offset=self.pattern.offset,
+            dropout=self.dropout_p,
+            seed=torch.empty(1, dtype=torch.int64, device=q.device).random_() if self.dropout_p > 0 else None,
+        )
 
-def fused_heads(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alpha: float | Tensor | None,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    longest_q: int,
-    longest_k: int,
-    *numbers: Any,
-) -> Tensor:
-    """Sparse attention of (B, H, L, D), as its operator takes it; alpha is a number, or one for each head."""
+    def cached(self, k: Tensor, mask: Tensor | None = None) -> Cached:
+        """What the operator for a few queries takes beside q, k and v; alpha is still that of the mapping."""
+        boxes = self.key_boxes
+        return Cached(
+            boxes=None if boxes is None else boxes.reshape(*k.shape[:2], *boxes.shape[-3:]),
+            table=None,
+            lengths=None,
+            alpha=0.0,
+            alphas=None,
+            mask=mask,
+            sinks=None if self.sinks is None else checked_sinks(self.sinks, self.query),
+            scale=1 / math.sqrt(k.shape[-1]) if self.scale is None else self.scale,
+            softcap=checked_softcap(self.softcap),
+            left=self.pattern.left,
+            right=self.pattern.right,
+            offset=self.pattern.offset,
+        )
+
+
+def decoded_heads(q: Tensor, k: Tensor, v: Tensor, mapping: Any, cached: Cached) -> Tensor:
+    """Sparse attention of a few queries (B, H, L, D) over a cache, without a gradient."""
+    alpha, alphas = _alphas(mapping, q.shape[1])
+    return sparse_decoding(q, k, v, *cached._replace(alpha=alpha, alphas=alphas))[0]
+
+
+def fused_heads(q: Tensor, k: Tensor, v: Tensor, mapping: Any, options: Options) -> Tensor:
+    """Sparse attention of (B, H, L, D) by a mapping that is sparsemax or entmax."""
+    alpha, alphas = _alphas(mapping, q.shape[1])
+    options = options._replace(alpha=alpha, alphas=alphas)
+    tensors = (options.alphas, options.mask, options.sinks, options.starts_q, options.starts_k, options.seed)
+    without = options._replace(alphas=None, mask=None, sinks=None, starts_q=None, starts_k=None, seed=None)
+    return applied(SparseAttention, q, k, v, *tensors, without)[0]
+
+
+def _alphas(mapping: Any, heads: int) -> tuple[float, Tensor | None]:
+    """alpha of a mapping as the operators take it: a number, or 0 and a number for each head."""
+    alpha = entmax_alpha(mapping)
+    assert alpha is not None, "the mapping is sparsemax or entmax"
     if isinstance(alpha, Tensor):
-        alphas = alpha.clamp(min=LEAST_ALPHA).reshape(-1).expand(q.shape[1])
-        # 0 is no alpha: the tensor counts
-        inputs = q, k, v, alphas, mask, sinks, starts_q, starts_k, 0.0, longest_q, longest_k, *numbers
-    else:
-        inputs = q, k, v, None, mask, sinks, starts_q, starts_k, alpha, longest_q, longest_k, *numbers
-    return applied(SparseAttention, *inputs)[0]
+        return 0.0, _at_least(alpha, LEAST_ALPHA).reshape(-1).expand(heads).contiguous()
+    return alpha, None
+
+
+def _at_least(alpha: Tensor, least: float) -> Tensor:
+    """alpha, or `least` where it is less: the gradient passes, so that what is learned comes back."""
+    return alpha + (alpha.clamp(min=least) - alpha).detach()
 
 
 class SparseAttention(Function):
@@ -181,14 +244,14 @@ class SparseAttention(Function):
         sinks: Tensor | None,
         starts_q: Tensor | None,
         starts_k: Tensor | None,
-        alpha: float,
-        *numbers: Any,
+        seed: Tensor | None,
+        without: Options,
     ) -> tuple[Tensor, ...]:
-        return sparse_attention(q, k, v, alpha, alphas, mask, sinks, starts_q, starts_k, *numbers)
+        return sparse_attention(q, k, v, *_with(without, alphas, mask, sinks, starts_q, starts_k, seed))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        tensors, (ctx.alpha, *ctx.numbers) = inputs[:8], inputs[8:]
+        *tensors, ctx.without = inputs
         ctx.mark_non_differentiable(*output[1:])
         # zeros for the outputs that no gradient comes to would take as much memory as all else
         ctx.set_materialize_grads(False)
@@ -198,33 +261,13 @@ class SparseAttention(Function):
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
-        q, k, v, alphas, mask, sinks, starts_q, starts_k, mean, tau, plan, lists = ctx.saved_tensors
+        q, k, v, alphas, mask, sinks, starts_q, starts_k, seed, *notes = ctx.saved_tensors
         wanted = ctx.needs_input_grad
+        options = _with(ctx.without, alphas, mask, sinks, starts_q, starts_k, seed)
         if torch.is_grad_enabled():
-            inputs = (q, k, v, alphas, mask, sinks)
-            return (
-                *_recorded(grad, inputs, wanted, starts_q, starts_k, ctx.alpha, ctx.numbers),
-                *[None] * (len(wanted) - 6),
-            )
+            return (*_recorded(grad, q, k, v, options, wanted), *[None] * (len(wanted) - 6))
         bias = mask is not None and wanted[4]
-        dq, dk, dv, dalpha, dsink, dmask = sparse_attention_backward(
-            grad,
-            q,
-            k,
-            v,
-            mean,
-            tau,
-            plan,
-            lists,
-            ctx.alpha,
-            alphas,
-            mask,
-            sinks,
-            starts_q,
-            starts_k,
-            *ctx.numbers,
-            bias,
-        )
+        dq, dk, dv, dalpha, dsink, dmask = sparse_attention_backward(grad, q, k, v, *notes, bias, *options)
         return (
             dq,
             dk,
@@ -236,26 +279,23 @@ class SparseAttention(Function):
         )
 
 
+def _with(without: Options, *tensors: Tensor | None) -> Options:
+    """Options with their tensors, which autograd must see one by one."""
+    alphas, mask, sinks, starts_q, starts_k, seed = tensors
+    return without._replace(alphas=alphas, mask=mask, sinks=sinks, starts_q=starts_q, starts_k=starts_k, seed=seed)
+
+
 def _recorded(
-    grad: Tensor,
-    inputs: tuple[Tensor | None, ...],
-    wanted: tuple[bool, ...],
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    alpha: float,
-    numbers: list[Any],
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, options: Options, wanted: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """The gradients in differentiable torch."""
-    q, k, v, alphas, mask, sinks = inputs
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    _, _, scale, softcap, left, right, offset = numbers
-    x, _ = reference.scores(q, k, mask, starts_q, starts_k, scale, softcap, left, right, offset)
-    if sinks is not None:
-        x = torch.cat([x, sinks.to(x.dtype)[:, None, None].expand(*x.shape[:-1], 1)], -1)
-    weights = entmax(x, alpha if alphas is None else alphas[:, None, None])
-    out = (weights[..., : k.shape[2]] @ reference.grouped(wide(v), q)).to(v.dtype)
+    inputs = q, k, v, options.alphas, options.mask, options.sinks
+    x, _ = reference.scores(q, k, options)
+    if options.sinks is not None:
+        x = torch.cat([x, options.sinks.to(x.dtype)[:, None, None].expand(*x.shape[:-1], 1)], -1)
+    weights = entmax(x, options.alpha if options.alphas is None else options.alphas[:, None, None])[..., : k.shape[2]]
+    weights = weights * reference.dropout_factors(weights, options)
+    out = (weights @ reference.grouped(wide(v), q)).to(v.dtype)
     chosen = [t for t, wants in zip(inputs, wanted, strict=False) if wants and t is not None]
     slopes = iter(torch.autograd.grad(out, chosen, grad, create_graph=True))
     return [next(slopes) if wants and t is not None else None for t, wants in zip(inputs, wanted, strict=False)]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from polymax.nn.graph_convolution import GraphConvolution
 from polymax.nn.tree_lstm import ChildSumTreeLSTM, positive
-from polymax.structures.heads import decode_heads
+from polymax.structures.compact.heads import decode_heads
 
 
 class Composition(nn.Module, ABC):

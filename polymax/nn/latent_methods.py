@@ -47,7 +47,7 @@ class Given:
             raise ValueError(f"heads must be {(len(lengths), n)}, the trees that are given; got None")
         # the shape of scores says what is expected of heads
         scores = torch.zeros((), device=lengths.device).expand(len(lengths), n + 1, n + 1)
-        return self.structure.with_lengths(lengths).check(self.rule(lengths, n), scores)
+        return self.structure.with_lengths(lengths).compact.check(self.rule(lengths, n), scores)
 
 
 Method = Smoothing | Relaxed | Estimator | SparseExpectation | ScoreFunction | Given

@@ -1,6 +1,5 @@
 """Attention of packed sequences, and of nested tensors."""
 
-import math
 from typing import Any
 
 import torch
@@ -10,14 +9,7 @@ from polymax import _check
 from polymax.mappings import softmax
 from polymax.nn.attention import scaled_dot_product_attention
 from polymax.nn.attention_pattern import pattern_of
-from polymax.nn.fused_attention import (
-    Attention,
-    autocast,
-    checked_sinks,
-    checked_softcap,
-    entmax_alpha,
-    fused_heads,
-)
+from polymax.nn.fused_attention import Attention, autocast, fused_heads
 
 
 def varlen_attention(
@@ -65,17 +57,19 @@ def varlen_attention(
     q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
     longest_q, longest_k = (int(starts.diff().max()) if len(starts) > 1 else 0 for starts in (starts_q, starts_k))
     attention = Attention(q, k, v, None, 0.0, scale, True, mapping, pattern, softcap, sinks)
-    alpha = entmax_alpha(mapping)
     if q.is_cuda and not attention.is_softmax() and attention.obstacle() is None:
-        starts = [s.to(q.device, torch.int32) for s in (starts_q, starts_k)]
-        numbers = (1 / math.sqrt(q.shape[-1]) if scale is None else scale, checked_softcap(softcap), *pattern)
-        found = None if sinks is None else checked_sinks(sinks, q)
-        out = fused_heads(q, k, v, alpha, None, found, starts[0], starts[1], longest_q, longest_k, *numbers)
+        options = attention.options(q, k)._replace(
+            starts_q=starts_q.to(q.device, torch.int32),
+            starts_k=starts_k.to(q.device, torch.int32),
+            longest_q=longest_q,
+            longest_k=longest_k,
+        )
+        out = fused_heads(q, k, v, mapping, options)
         return out[0].transpose(0, 1)
-    options: dict[str, Any] = {"mapping": mapping, "window": window, "softcap": softcap, "sinks": sinks}
-    options |= {"is_causal": is_causal, "scale": scale, "enable_gqa": True, "causal_offset": causal_offset}
+    told: dict[str, Any] = {"mapping": mapping, "window": window, "softcap": softcap, "sinks": sinks}
+    told |= {"is_causal": is_causal, "scale": scale, "enable_gqa": True, "causal_offset": causal_offset}
     bounds = zip(starts_q.tolist(), starts_q.tolist()[1:], starts_k.tolist(), starts_k.tolist()[1:], strict=False)
-    parts = [scaled_dot_product_attention(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d], **options) for a, b, c, d in bounds]
+    parts = [scaled_dot_product_attention(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d], **told) for a, b, c, d in bounds]
     rest = query.new_zeros(1, q.shape[1], len(query) - int(starts_q[-1]), v.shape[-1])
     return torch.cat([*parts, rest], 2)[0].transpose(0, 1)
 

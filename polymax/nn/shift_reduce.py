@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polymax import _check
 from polymax.structures.base import checked_lengths
-from polymax.structures.faults import of
+from polymax.structures.compact.faults import of
 
 SHIFT, REDUCE = 0, 1
 

@@ -9,7 +9,7 @@ from polymax import _check
 from polymax.nn.child_sums import child_sums, for_children
 from polymax.nn.latent_arcs import hung
 from polymax.nn.tree_plan import TreePlan, binary_plan, fits, heads_plan
-from polymax.structures.heads import decode_heads
+from polymax.structures.compact.heads import decode_heads
 
 
 class TreeStates(NamedTuple):

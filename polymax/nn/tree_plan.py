@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polymax import _check
 from polymax.nn.shift_reduce import SHIFT, check_transitions
-from polymax.structures.tree_faults import check_heads
+from polymax.structures.compact.tree_faults import check_heads
 
 _NONE = np.zeros(0, np.int64)
 

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import torch
@@ -40,11 +41,12 @@ class Regularizer(ABC):
 
     def argmax(self, x: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The mapping: a drop-in replacement for torch.softmax(x, dim)."""
-        _check.floating(x, "x")
-        last = dim == -1 or dim == x.dim() - 1
-        if last and mask is None and x.dim() > 0 and self._plain() and not self._tensors():
+        if mask is None and not torch.compiler.is_compiling() and self._of_numbers and isinstance(x, Tensor):
             # the common call, kept short: it costs microseconds
-            return self.argmax_rows(x)
+            dims = x.dim()
+            if dims and (dim == -1 or dim == dims - 1) and x.dtype in _check.FLOATS:
+                return self.argmax_rows(x)
+        _check.floating(x, "x")
         rows, scores = self._rows(_check.masked(x, mask), dim)
         y = rows.argmax_rows(rows._scaled(scores)).to(x.dtype)
         return _back(y, x, dim)
@@ -103,6 +105,11 @@ class Regularizer(ABC):
 
     def _gamma_of_rows(self) -> float | Tensor:
         return self.gamma.squeeze(-1) if isinstance(self.gamma, Tensor) and self.gamma.dim() else self.gamma
+
+    @cached_property
+    def _of_numbers(self) -> bool:
+        """True if gamma is 1 and no field is a tensor."""
+        return self._plain() and not self._tensors()
 
     def _plain(self) -> bool:
         return isinstance(self.gamma, float | int) and self.gamma == 1

@@ -1,5 +1,6 @@
 """Entropies on the part of the simplex within bounds: constrained softmax and sparsemax, and budgets."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -9,8 +10,8 @@ from torch.autograd import Function
 
 from polymax import _check
 from polymax._function import applied
-from polymax.kernels.capped import capped
-from polymax.kernels.widen import wide
+from polymax.kernels.capped import capped, capped_backward
+from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, Shannon, positive
 
@@ -48,8 +49,14 @@ class Bounded(Regularizer):
         return self.base.gamma
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        _feasible(x, self.lower, self.upper)
-        return _capped_argmax(x, self.lower, self.upper, 1.0, isinstance(self.base, Shannon))
+        numbers = not isinstance(self.lower, Tensor) and not isinstance(self.upper, Tensor)
+        # numbers that do not fit leave NaN, which is looked for after; of tensors, each entry is looked at before
+        if not numbers or self.lower > self.upper:
+            _feasible(x, self.lower, self.upper)
+        y = _capped_argmax(x, self.lower, self.upper, 1.0, isinstance(self.base, Shannon))
+        if numbers and _check.readable(x) and math.isnan(y.detach().sum()):
+            _feasible(x, self.lower, self.upper)
+        return y
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         return self.base.omega_rows(p, keep)
@@ -99,13 +106,15 @@ def _capped_argmax(
     x: Tensor, lower: float | Tensor, upper: float | Tensor, total: float | Tensor, entropic: bool
 ) -> Tensor:
     """argmax of <x, p> - Omega(p) over lower <= p <= upper, sum p = total, along the last dimension."""
-    low, high = _bound(lower, x, "lower"), _bound(upper, x, "upper")
+    scores = wide(x)
+    low, high = _bound(lower, scores, "lower"), _bound(upper, scores, "upper")
     if isinstance(total, Tensor):
         totals = total.to(device=x.device).expand(*x.shape[:-1], 1).squeeze(-1)
     else:
-        totals = torch.full(x.shape[:-1], total, dtype=torch.float64, device=x.device)
+        totals = constant(float(total), x.dim() - 1, torch.float64, x.device)
     # the backward pass tells by the output which entries are at a bound, so it is rounded to half precision after
-    return applied(Capped, wide(x), low, high, totals, entropic).to(x.dtype)
+    y = applied(Capped, scores, low, high, totals, entropic)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 class Capped(Function):
@@ -126,6 +135,8 @@ class Capped(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         x, lower, upper, y = ctx.saved_tensors
+        if not any(ctx.needs_input_grad[1:4]) and not torch.is_grad_enabled():
+            return capped_backward(y, v, lower, upper, ctx.entropic), None, None, None, None
         keep = x > -torch.inf
         point, direction = wide(y), wide(v)
         at_upper = keep & (y >= upper.to(y.dtype))
@@ -145,7 +156,7 @@ class Capped(Function):
 
 def _bound(bound: float | Tensor, x: Tensor, name: str) -> Tensor:
     if not isinstance(bound, Tensor):
-        return torch.full(x.shape, bound, dtype=wide(x).dtype, device=x.device)
+        return constant(float(bound), x.dim(), x.dtype, x.device)
     _check.broadcasts(bound, x, name)
     return bound.to(device=x.device).expand(x.shape)
 

@@ -13,7 +13,7 @@ from polymax.kernels.oscar_prox import oscar_prox
 from polymax.kernels.segment_mean import segment_mean
 from polymax.kernels.threshold import TSALLIS, threshold
 from polymax.kernels.tv_prox import tv_prox
-from polymax.kernels.widen import wide
+from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, positive
 from polymax.regularizers.threshold import jacobian
@@ -45,8 +45,8 @@ class Fused(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        y, _ = applied(Fusedmax, wide(x), _per_row(self.strength, x))
-        return y.to(x.dtype)
+        y = applied(Fusedmax, wide(x), _per_row(self.strength, x))[0]
+        return y if y.dtype == x.dtype else y.to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         variation = _step(p, keep).abs().sum(-1)
@@ -74,8 +74,8 @@ class Oscar(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        z, _ = applied(OscarProx, wide(x), _per_row(self.strength, x))
-        return Gini().argmax_rows(z).to(x.dtype)
+        y = applied(Oscarmax, wide(x), _per_row(self.strength, x))[0]
+        return y if y.dtype == x.dtype else y.to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         present = torch.full(p.shape[:-1], p.shape[-1], device=p.device) if keep is None else keep.sum(-1)
@@ -134,24 +134,28 @@ class SegmentMean(Function):
         return None, applied(SegmentMean, z, u, order), None
 
 
-class OscarProx(Function):
-    """argmin over z of |z - x|^2 / 2 + strength/2 sum_{i<j} |z_i - z_j|, shifted, and the order that sorts x."""
+class Oscarmax(Function):
+    """y = sparsemax(z) of z = argmin |z - x|^2 / 2 + strength/2 sum_{i<j} |z_i - z_j|, z, and the order that sorts x.
+
+    Piecewise linear.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
-        return oscar_prox(x, strength, True)
+    def forward(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        z, order = oscar_prox(x, strength, True)
+        return threshold(z, SPARSEMAX, TSALLIS), z, order
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*output)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None]:
-        z, order = ctx.saved_tensors
-        dx = applied(SegmentMean, z, v, order)
+    def backward(ctx: Any, v: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None]:
+        y, z, order = ctx.saved_tensors
+        dx = applied(SegmentMean, z, jacobian(y, v, SPARSEMAX, TSALLIS, None), order)
         dstrength = None
         if ctx.needs_input_grad[1]:
             # the strength lowers the i-th largest score by m - i, but for a constant
@@ -162,7 +166,7 @@ class OscarProx(Function):
 
 def _per_row(strength: float | Tensor, x: Tensor) -> Tensor:
     if not isinstance(strength, Tensor):
-        return torch.full(x.shape[:-1], strength, dtype=wide(x).dtype, device=x.device)
+        return constant(float(strength), x.dim() - 1, wide(x).dtype, x.device)
     return strength.to(wide(x).dtype).expand(*x.shape[:-1], 1).squeeze(-1)
 
 

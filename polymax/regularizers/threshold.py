@@ -19,22 +19,36 @@ Sensitivity = Callable[[Tensor, Tensor], Tensor]
 
 def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensitivity) -> Tensor:
     """Argmax of <x, p> - Omega(p) for the family of Omega and alpha, a number or a tensor of size 1 along the row."""
+    if isinstance(alpha, Tensor):
+        alphas = alpha.expand(*x.shape[:-1], 1).squeeze(-1)
+        return applied(_traced(), x, alphas, 0.0, family, sensitivity)
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return _traced().apply(x, None, float(alpha), family, sensitivity)
+    # the common call, kept short: it costs microseconds
+    if x.requires_grad and torch.is_grad_enabled():
+        return Weights.apply(x, float(alpha), family)
+    return kernels.threshold(x, float(alpha), family)
+
+
+def _traced() -> "type[Threshold]":
     # the compiler refuses functions with a forward-mode derivative
-    function = Threshold if torch.compiler.is_compiling() else ForwardThreshold
-    if not isinstance(alpha, Tensor):
-        if _underived(x):
-            # the bare operator: half the cost of a small call
-            return kernels.threshold(x, float(alpha), family)
-        return applied(function, x, None, float(alpha), family, sensitivity)
-    alphas = alpha.expand(*x.shape[:-1], 1).squeeze(-1)
-    return applied(function, x, alphas, 0.0, family, sensitivity)
+    return Threshold if torch.compiler.is_compiling() else ForwardThreshold
 
 
-def _underived(x: Tensor) -> bool:
-    """No derivative of any kind will be taken through x."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return False
-    return not (x.requires_grad and torch.is_grad_enabled()) and forward_ad._current_level < 0
+class Weights(Function):
+    """y = argmax over the simplex of <x, p> - Omega_alpha(p), for a number alpha, where autograd alone looks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha: float, family: int) -> Tensor:
+        y = kernels.threshold.cpu(x, alpha, family) if x.is_cpu else kernels.threshold(x, alpha, family)
+        ctx.save_for_backward(y)
+        ctx.alpha, ctx.family = alpha, family
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, None]:
+        (y,) = ctx.saved_tensors
+        return jacobian(y, v, ctx.alpha, ctx.family, None), None, None
 
 
 class Threshold(Function):

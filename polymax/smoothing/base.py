@@ -19,6 +19,12 @@ class Smoothing(ABC):
 
     structure: Structure
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # a call is argmax itself, unless a subclass has more to say
+        if "argmax" in cls.__dict__ and "__call__" not in cls.__dict__:
+            cls.__call__ = cls.argmax  # type: ignore[method-assign]
+
     @abstractmethod
     def max(self, *scores: Tensor) -> Tensor:
         """The smoothed maximum, (*batch,); its gradient is argmax."""

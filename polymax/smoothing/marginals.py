@@ -4,16 +4,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polymax.distributions.walk import Gibbs, TreeGibbs
-from polymax.hypergraphs.entropy import local_omega
+from polymax._parts import checked, narrow
+from polymax.distributions.gibbs import Gibbs
 from polymax.regularizers import Shannon
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
 from polymax.smoothing.temperature import cooled, warmed
-from polymax.structures.assignment import Assignment
-from polymax.structures.base import Counted, Parts
-from polymax.structures.dynamic import DynamicProgram, checked, narrow
-from polymax.structures.spanning_tree import SpanningTree
+from polymax.structures.base import Counted, Parts, Sampled, Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,21 +29,25 @@ class Marginals(Smoothing):
 
     def __post_init__(self) -> None:
         if not isinstance(self.structure, Counted):
-            name = type(self.structure).__name__
-            why = ": the sum over assignments is #P-complete" if isinstance(self.structure, Assignment) else ""
-            raise TypeError(f"{name} has no logsumexp, so Marginals are out of reach{why}; SparseMap needs map alone")
+            if not isinstance(self.structure, Structure):
+                raise TypeError(f"structure must be a Structure; got {type(self.structure).__name__}")
+            raise TypeError(f"{self.structure.why_uncounted()}; SparseMap needs map alone")
         positive(self.gamma, "gamma")
 
     def max(self, *scores: Tensor) -> Tensor:
+        if not isinstance(self.gamma, Tensor) and self.gamma == 1:
+            return self.structure.logsumexp(*scores)
         cold = cooled(self.structure, checked(scores), self.gamma)
         return warmed(self.structure.logsumexp(*cold), self.gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
+        if not isinstance(self.gamma, Tensor) and self.gamma == 1:
+            return self.structure.marginals(*scores)
         cold = cooled(self.structure, self.structure.full(*checked(scores)), self.gamma)
         return narrow(self.structure.marginals(*cold), scores[0].dtype)
 
     def omega(self, mu: Parts) -> Tensor:
-        return warmed(local_omega(self.structure, mu, Shannon()), self.gamma)
+        return warmed(self.structure.omega(mu, Shannon()), self.gamma)
 
     def best_of(self, *scores: Tensor) -> Tensor:
         """All that are allowed count, by their probabilities."""
@@ -54,9 +55,6 @@ class Marginals(Smoothing):
 
     def distribution(self, *scores: Tensor) -> Gibbs:
         """p(y) = exp(<scores, y> / gamma) / Z."""
-        cold = cooled(self.structure, checked(scores), self.gamma)
-        if isinstance(self.structure, SpanningTree):
-            return TreeGibbs(self.structure, cold, scores[0].dtype)
-        if not isinstance(self.structure, DynamicProgram):
-            raise TypeError(f"{type(self.structure).__name__} cannot be sampled: it is no dynamic program")
-        return Gibbs(self.structure, cold, scores[0].dtype)
+        if not isinstance(self.structure, Sampled):
+            raise TypeError(f"{type(self.structure).__name__} cannot be sampled: it has no `gibbs`")
+        return self.structure.gibbs(cooled(self.structure, checked(scores), self.gamma), scores[0].dtype)

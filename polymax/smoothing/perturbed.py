@@ -9,14 +9,12 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from polymax._function import applied
+from polymax._parts import checked, narrow, tensors
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.noise import Gumbel, SmoothNoise
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
-from polymax.structures.base import Parts, Structure, tensors
-from polymax.structures.dynamic import checked, narrow
-from polymax.structures.stacked import stacked
-from polymax.structures.usable import usable
+from polymax.structures.base import Parts, Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +82,7 @@ class Perturbed(Smoothing):
         gamma, scores, noise = _split(tuple(t.detach() for t in drawn))
         dims = self.structure.event_dims(*scores)
         noisy = tuple(x + _beside(gamma, d) * z for x, z, d in zip(scores, noise, dims, strict=True))
-        return stacked(self.structure, self.samples, *scores), noisy
+        return self.structure.stack(self.samples, *scores), noisy
 
     def _best(self, drawn: tuple[Tensor, ...]) -> Parts:
         """The best structure of each draw, (samples, *batch, ...)."""
@@ -159,10 +157,7 @@ def _split(drawn: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...], tuple
 
 
 def _usable(op: Perturbed, y: tuple[Tensor, ...], best: Parts | None) -> tuple[Tensor, ...]:
-    if best is not None:
-        return usable(op.structure, best)
-    first = tuple(v[0] for v in y)
-    return usable(op.structure, first[0] if len(first) == 1 else first)
+    return op.structure.gradient_mask(op.structure.named(*(v[0] for v in y)) if best is None else best)
 
 
 def _beside(t: Tensor, dims: int) -> Tensor:

@@ -16,66 +16,99 @@ from torch.autograd import Function
 from polymax._function import applied, functional
 from polymax.kernels.response import mixture, response
 from polymax.kernels.response.reference import held, sensitivity
-from polymax.solvers.rules import Solution, UsedParts
+from polymax.solvers.solution import Solution, UsedParts
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Structure, tensors
 
 
-def weights_and_mean(structure: Structure, solution: Solution, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """p (*batch, k) in float64, and mu, a tensor for each of the scores, which `structure.full` has made."""
-    return _mean(_of(structure, solution), scores)
+def weights_and_mean(
+    structure: Structure, solution: Solution, scores: tuple[Tensor, ...], derived: bool = True
+) -> tuple[Tensor, ...]:
+    """p (*batch, k) in float64, and mu, a tensor for each of the scores; differentiable if they are to be derived."""
+    mixed = _mixed(structure, solution)
+    if derived:
+        return applied(_Mean, mixed, *mixed.full(scores))
+    return solution.probs, *mixed.mean(scores[0].dtype)
 
 
-def best_value(structure: Structure, solution: Solution, scores: tuple[Tensor, ...]) -> Tensor:
-    """<scores, mu> - 1/2 ||mu||^2, (*batch,) in float64."""
-    return applied(_Value, _of(structure, solution), *scores)
+def best_value(structure: Structure, solution: Solution, scores: tuple[Tensor, ...], derived: bool = True) -> Tensor:
+    """<scores, mu> - 1/2 ||mu||^2, (*batch,) in float64; differentiable if the scores are to be derived."""
+    if not derived:
+        return solution.value
+    mixed = _mixed(structure, solution)
+    return applied(_Value, mixed, *mixed.full(scores))
+
+
+def response_of(structure: Structure, solution: Solution, moved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """How mu follows scores that move along `moved`, in full shape: a symmetric linear map."""
+    return _mixed(structure, solution).response(torch.zeros_like(solution.probs), moved)[1:]
+
+
+def _mixed(structure: Structure, solution: Solution) -> "_Lists | _Dense":
+    found = solution.found
+    return _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)
 
 
 @dataclass(frozen=True, eq=False)
-class _Listed:
-    """Structures as lists of parts."""
+class _Lists:
+    """A mixture of structures that are lists of parts."""
 
-    solution: Solution
     found: UsedParts
+    solution: Solution
 
-    def mean(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """mu in the dtype of the scores."""
-        places, probs = (_instances(t, len(self.batch)) for t in (self.found.places, self.solution.probs))
-        mu = self._apart(mixture(places, probs, sum(e.numel() for e in self.found.events), scores[0].dtype))
-        return with_nan(mu, self.solution.undefined)
+    def full(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Scores in the shape of the structures, to which they broadcast."""
+        return tuple(map(Tensor.expand, scores, map(self.solution.gap.shape.__add__, self.found.events)))
+
+    def mean(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """mu, a tensor for each of the scores."""
+        mu = self.solution.mean
+        if mu is None:
+            places, probs, _ = self._instances
+            mu = mixture(places, probs, sum(map(torch.Size.numel, self.found.events)), dtype)
+        return self._apart(mu.to(dtype))
 
     def response(self, h: Tensor, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """How p and mu follow the scores of structures and of parts."""
-        dims = len(self.batch)
-        given = (self.found.places, self.solution.overlaps, self.solution.probs)
-        flat = [x.reshape(self.batch.numel(), e.numel()) for x, e in zip(g, self.found.events, strict=True)]
+        places, probs, overlaps = self._instances
+        count = len(probs)
+        flat = [x.reshape(count, event.numel()) for x, event in zip(g, self.found.events, strict=True)]
         joined = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
-        dmu, dp = response(*(_instances(t, dims) for t in given), joined, _instances(h, dims))
-        return dp.reshape(h.shape), *with_nan(self._apart(dmu), self.solution.undefined)
+        dmu, dp = response(places, overlaps, probs, joined, h.reshape(probs.shape))
+        return dp.reshape(h.shape), *self._apart(dmu)
 
     @property
-    def batch(self) -> torch.Size:
-        return self.solution.gap.shape
+    def _instances(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Places (B, k, parts), weights (B, k) and overlaps (B, k, k)."""
+        count, places, solution = self.solution.gap.numel(), self.found.places, self.solution
+        k, parts = places.shape[-2:]
+        return places.reshape(count, k, parts), solution.probs.reshape(count, k), solution.overlaps.reshape(count, k, k)
 
     def _apart(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """The tensors of parts that stand one after the other, (B, d)."""
-        events = self.found.events
-        return tuple(
-            x.reshape(*self.batch, *e) for x, e in zip(flat.split([e.numel() for e in events], 1), events, strict=True)
-        )
+        """The tensors of parts that stand one after the other, (B, d); NaN where they are undefined."""
+        batch, events = self.solution.gap.shape, self.found.events
+        each = (flat,) if len(events) == 1 else flat.split(list(map(torch.Size.numel, events)), 1)
+        parts = tuple(map(Tensor.reshape, each, map(batch.__add__, events)))
+        return parts if self.solution.undefined is None else with_nan(parts, self.solution.undefined)
 
 
 @dataclass(frozen=True, eq=False)
 class _Dense:
-    """Structures of any numbers, by their first tensors."""
+    """A mixture of structures of any numbers, given by their first tensors."""
 
-    solution: Solution
     structure: Structure
+    solution: Solution
 
-    def mean(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(t.to(scores[0].dtype) for t in self._mean(self.solution.probs))
+    def full(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Scores in the shape of the structures."""
+        return self.structure.full(*scores)
+
+    def mean(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """mu, a tensor for each of the scores."""
+        return tuple(t.to(dtype) for t in self._mean(self.solution.probs))
 
     def response(self, h: Tensor, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """How p and mu follow the scores of structures and of parts."""
         b = h + self.structure.rescore(self.solution.vertices, *(x.double() for x in g))
         b = torch.where(held(self.solution.overlaps, self.solution.probs), b, 0)
         dp = torch.einsum("...kl,...l->...k", self._sensitivity, b)
@@ -92,36 +125,24 @@ class _Dense:
         return sensitivity(self.solution.overlaps, self.solution.probs)
 
 
-def _of(structure: Structure, solution: Solution) -> _Listed | _Dense:
-    if isinstance(solution.found, UsedParts):
-        return _Listed(solution, solution.found)
-    return _Dense(solution, structure)
-
-
-def _mean(held: _Listed | _Dense, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    if functional() or (torch.is_grad_enabled() and any(x.requires_grad for x in scores)):
-        return applied(_Mean, held, *scores)
-    return held.solution.probs, *held.mean(scores)
-
-
 class _Mean(Function):
     """p and mu, of scores."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(held: _Listed | _Dense, *scores: Tensor) -> tuple[Tensor, ...]:
-        return held.solution.probs.clone(), *held.mean(scores)
+    def forward(mixed: _Lists | _Dense, *scores: Tensor) -> tuple[Tensor, ...]:
+        return mixed.solution.probs.clone(), *mixed.mean(scores[0].dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        ctx.held = inputs[0]
+        ctx.mixed = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, h: Tensor, *g: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
-            return None, *applied(_Response, ctx.held, h, *g)[1:]
-        return None, *ctx.held.response(h, g)[1:]
+            return None, *applied(_Response, ctx.mixed, h, *g)[1:]
+        return None, *ctx.mixed.response(h, g)[1:]
 
 
 class _Response(Function):
@@ -130,16 +151,16 @@ class _Response(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(held: _Listed | _Dense, h: Tensor, *g: Tensor) -> tuple[Tensor, ...]:
-        return held.response(h, g)
+    def forward(mixed: _Lists | _Dense, h: Tensor, *g: Tensor) -> tuple[Tensor, ...]:
+        return mixed.response(h, g)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        ctx.held = inputs[0]
+        ctx.mixed = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, h: Tensor, *g: Tensor) -> tuple[Any, ...]:
-        return None, *applied(_Response, ctx.held, h, *g)
+        return None, *applied(_Response, ctx.mixed, h, *g)
 
 
 class _Value(Function):
@@ -148,25 +169,17 @@ class _Value(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(held: _Listed | _Dense, *scores: Tensor) -> Tensor:
-        return held.solution.value.clone()
+    def forward(mixed: _Lists | _Dense, *scores: Tensor) -> Tensor:
+        return mixed.solution.value.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.held, *scores = inputs
+        ctx.mixed, *scores = inputs
         ctx.save_for_backward(*scores)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        mu = _mean(ctx.held, ctx.saved_tensors)[1:]
+        scores = ctx.saved_tensors
+        again = functional() or torch.is_grad_enabled()
+        mu = applied(_Mean, ctx.mixed, *scores)[1:] if again else ctx.mixed.mean(scores[0].dtype)
         return None, *(m * g.to(m.dtype).reshape(*g.shape, *[1] * (m.dim() - g.dim())) for m in mu)
-
-
-def _instances(t: Tensor, dims: int) -> Tensor:
-    """(*batch, ...) as (B, ...)."""
-    return t.reshape(t.shape[:dims].numel(), *t.shape[dims:])
-
-
-def response_of(structure: Structure, solution: Solution, moved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """How mu follows scores that move along `moved`, in full shape: a symmetric linear map."""
-    return _of(structure, solution).response(torch.zeros_like(solution.probs), moved)[1:]

@@ -18,14 +18,13 @@ from polymax._dispatch import _LIBRARY
 from polymax.kernels.response import response
 from polymax.kernels.response.reference import dense_response
 from polymax.solvers.packed import packed, unpacked
-from polymax.solvers.rules import Solution, Solver, UsedParts
+from polymax.solvers.rules import Solver
+from polymax.solvers.solution import Solution, UsedParts
 from polymax.structures.base import Structure, tensors
 
 
 def traced(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The value (*batch,) in float64, and the tensors of mu; both differentiable once."""
-    from polymax.solvers.compiled import has_lists
-
     full = structure.full(*scores)
     dims = structure.event_dims(*full)
     batch = full[0].shape[: full[0].dim() - dims[0]]
@@ -33,14 +32,13 @@ def traced(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> 
     sizes = [event.numel() for event in events]
     derived = torch.is_grad_enabled() and any(x.requires_grad for x in full)
     parts = packed((solver, structure))
-    listed = has_lists(solver, structure)
     value, mu, state = sparsemap(
-        [x.detach() for x in scores], parts.tensors, parts.code, parts.reals, batch.numel(), sum(sizes), listed, derived
+        [x.detach() for x in scores], parts.tensors, parts.code, parts.reals, batch.numel(), sum(sizes), derived
     )
     if derived:
         flat = [x.reshape(batch.numel(), size) for x, size in zip(full, sizes, strict=True)]
         joined = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
-        value, mu = _Traced.apply(joined, value, mu, state, listed)
+        value, mu = _Traced.apply(joined, value, mu, state)
     return value.reshape(batch), *(
         m.reshape(*batch, *event) for m, event in zip(mu.split(sizes, 1), events, strict=True)
     )
@@ -50,21 +48,21 @@ class _Traced(Function):
     """The value and mu, as functions of the scores (B, d), which have solved for them already."""
 
     @staticmethod
-    def forward(scores: Tensor, value: Tensor, mu: Tensor, state: Tensor, listed: bool) -> tuple[Tensor, Tensor]:
+    def forward(scores: Tensor, value: Tensor, mu: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return value.clone(), mu.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        _, _, mu, state, ctx.listed = inputs
+        _, _, mu, state = inputs
         ctx.save_for_backward(mu, state)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, h: Tensor) -> tuple[Any, ...]:
         mu, state = ctx.saved_tensors
-        moved = sparsemap_response(state, h, ctx.listed)
+        moved = sparsemap_response(state, h)
         # NaN tells the parts of an instance that has NaN among its scores
         moved = torch.where(torch.isnan(mu), mu, moved) + mu * g.unsqueeze(-1).to(mu.dtype)
-        return moved, None, None, None, None
+        return moved, None, None, None
 
 
 def _solve(
@@ -74,7 +72,6 @@ def _solve(
     reals: list[float],
     count: int,
     d: int,
-    listed: bool,
     whole: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from polymax.solvers.mixture import weights_and_mean
@@ -84,33 +81,28 @@ def _solve(
     with torch.no_grad():
         _, *mu = weights_and_mean(structure, solution, structure.full(*scores))
     joined = torch.cat([m.reshape(count, m.numel() // max(count, 1)) for m in mu], 1).reshape(count, d)
-    state = _state(structure, solution, count, listed) if whole else joined.new_empty(0, dtype=torch.float64)
+    state = _state(structure, solution) if whole else joined.new_empty(0, dtype=torch.float64)
     return solution.value.reshape(count).clone(), joined, state
 
 
-def _state(structure: Structure, solution: Solution, count: int, listed: bool) -> Tensor:
-    """How many structures and parts there are, the structures as `_structures` has them, weights, overlaps."""
-    found, k = _structures(structure, solution, listed), solution.probs.shape[-1]
-    head = found.new_tensor([k, found.shape[-1]], dtype=torch.float64)
+def _state(structure: Structure, solution: Solution) -> Tensor:
+    """How many structures there are, and numbers of each; 1 if these are lists of parts; structures, weights, overlaps.
+
+    Structures are lists of the parts they use, or all of their tensors.
+    """
+    if isinstance(solution.found, UsedParts):
+        found, listed = solution.found.places, 1
+    else:
+        whole = tensors(structure.complete(solution.vertices))
+        found, listed = torch.cat([t.flatten(solution.probs.dim()) for t in whole], -1), 0
+    head = found.new_tensor([solution.probs.shape[-1], found.shape[-1], listed], dtype=torch.float64)
     return torch.cat([head, *(t.reshape(-1).double() for t in (found, solution.probs, solution.overlaps))])
 
 
-def _structures(structure: Structure, solution: Solution, listed: bool) -> Tensor:
-    """Lists of the parts that structures use, (*batch, k, parts), or all of their tensors, (*batch, k, d)."""
-    from polymax.kernels.active_set.face import parts_of
-
-    if not listed:
-        whole = tensors(structure.complete(solution.vertices))
-        return torch.cat([t.flatten(solution.probs.dim()) for t in whole], -1)
-    if isinstance(solution.found, UsedParts):
-        return solution.found.places
-    return parts_of(structure, solution.vertices)
-
-
-def _respond(state: Tensor, g: Tensor, listed: bool) -> Tensor:
+def _respond(state: Tensor, g: Tensor) -> Tensor:
     count = len(g)
-    k, parts = (int(x) for x in state[:2])
-    found, probs, overlaps = state[2:].split([count * k * parts, count * k, count * k * k])
+    k, parts, listed = (int(x) for x in state[:3])
+    found, probs, overlaps = state[3:].split([count * k * parts, count * k, count * k * k])
     known = overlaps.reshape(count, k, k), probs.reshape(count, k), g, g.new_zeros(count, k, dtype=torch.float64)
     found = found.reshape(count, k, parts)
     return response(found.int(), *known)[0] if listed else dense_response(found, *known)[0]
@@ -123,7 +115,6 @@ def _fake(
     reals: list[float],
     count: int,
     d: int,
-    listed: bool,
     whole: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     first = scores[0]
@@ -132,7 +123,7 @@ def _fake(
     return value, first.new_empty((count, d)), state
 
 
-def _fake_response(state: Tensor, g: Tensor, listed: bool) -> Tensor:
+def _fake_response(state: Tensor, g: Tensor) -> Tensor:
     return torch.empty_like(g, memory_format=torch.contiguous_format)
 
 
@@ -145,11 +136,9 @@ def _operator(schema: str, function: Callable[..., Any], fake: Callable[..., Any
 
 
 sparsemap = _operator(
-    "sparsemap(Tensor[] scores, Tensor[] held, int[] code, float[] reals, SymInt count, SymInt d, bool listed,"
-    " bool whole) -> (Tensor, Tensor, Tensor)",
+    "sparsemap(Tensor[] scores, Tensor[] held, int[] code, float[] reals, SymInt count, SymInt d, bool whole)"
+    " -> (Tensor, Tensor, Tensor)",
     _solve,
     _fake,
 )
-sparsemap_response = _operator(
-    "sparsemap_response(Tensor state, Tensor g, bool listed) -> Tensor", _respond, _fake_response
-)
+sparsemap_response = _operator("sparsemap_response(Tensor state, Tensor g) -> Tensor", _respond, _fake_response)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from polymax.structures.base import Structure
-from polymax.structures.usable import usable_parts
 
 
 def undefined_parts(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -18,7 +17,7 @@ def undefined_parts(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[T
         return None
     full = structure.full(*(x.detach() for x in scores))
     dims = structure.event_dims(*full)
-    masks = usable_parts(structure, full)
+    masks = structure.usable(*full)
     found = [(torch.isnan(x) & m).flatten(x.dim() - d).any(-1) for x, m, d in zip(full, masks, dims, strict=True)]
     undefined = torch.stack(found).any(0)
     if not bool(undefined.any()):

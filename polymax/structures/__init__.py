@@ -3,6 +3,7 @@
 from polymax.structures.alignment import Alignment as Alignment
 from polymax.structures.assignment import Assignment as Assignment
 from polymax.structures.base import Counted as Counted
+from polymax.structures.base import Sampled as Sampled
 from polymax.structures.base import Structure as Structure
 from polymax.structures.chain import Chain as Chain
 from polymax.structures.counter_chain import BudgetChain as BudgetChain
@@ -10,6 +11,7 @@ from polymax.structures.counter_chain import SegmentChain as SegmentChain
 from polymax.structures.dynamic import DynamicProgram as DynamicProgram
 from polymax.structures.hypergraph import Dag as Dag
 from polymax.structures.hypergraph import Hypergraph as Hypergraph
+from polymax.structures.monotonic import Monotonic as Monotonic
 from polymax.structures.projective_tree import ProjectiveTree as ProjectiveTree
 from polymax.structures.ranking import Ranking as Ranking
 from polymax.structures.ranking import soft_rank as soft_rank

@@ -3,18 +3,19 @@
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from polymax import _check
 from polymax.kernels.assignment import assignment
+from polymax.kernels.exact_sums import exact_sum, exact_total
 from polymax.kernels.widen import wide
-from polymax.structures import faults
-from polymax.structures.base import Structure, checked_lengths, zeros_of
-
-_WHAT = "assignment"
+from polymax.solvers.search import Search
+from polymax.structures.base import Structure, checked_lengths, checked_pairs, zeros_of
+from polymax.structures.compact.columns import Columns
+from polymax.structures.usable import usable_cells
 
 
 class Duals(NamedTuple):
@@ -41,6 +42,7 @@ class Assignment(Structure):
     """
 
     lengths: tuple[Tensor, Tensor] | None = None
+    may_be_empty = False
 
     def map(self, *scores: Tensor) -> Tensor:
         """The best assignment as indicators (*batch, n, m).
@@ -81,6 +83,27 @@ class Assignment(Structure):
         """Whether -inf leaves an assignment, bool (*batch,)."""
         return (self._solved(*scores)[1] != -math.inf).all(-1)
 
+    def search(self, *scores: Tensor) -> Search:
+        (x, rows, columns), batch = checked_pairs(self, *scores)
+        return Search("cells", (x, rows, columns), batch, (x.shape[1:],), min(x.shape[1:]))
+
+    def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Cells less the dual prices of rows and columns, or, of the smaller side, the scores of the best cells."""
+        (x,) = scores
+        n, m = x.shape[-2:]
+        u, v = self.duals(x)
+        rows, columns = (
+            torch.full(u.shape[:-1], size, device=u.device) if given is None else given.to(u.device)
+            for given, size in zip(self.lengths or (None, None), (n, m), strict=True)
+        )
+        there = torch.arange(n, device=u.device) < rows.unsqueeze(-1)
+        beside = torch.arange(m, device=u.device) < columns.unsqueeze(-1)
+        best = torch.where(self.map(x) > 0, x, 0)
+        square = (rows == columns).unsqueeze(-1)
+        u = torch.where(there & (rows <= columns).unsqueeze(-1), torch.where(square, u, best.sum(-1)), 0)
+        v = torch.where(beside & (rows >= columns).unsqueeze(-1), torch.where(square, v, best.sum(-2)), 0)
+        return (exact_sum(x, -u.unsqueeze(-1), -v.unsqueeze(-2)),), exact_total(u, v)
+
     def logsumexp(self, *scores: Tensor) -> NoReturn:
         """Out of reach."""
         raise TypeError("the sum over assignments is a permanent (#P-complete): Assignment has no logsumexp")
@@ -105,112 +128,21 @@ class Assignment(Structure):
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,)
 
-    def encode(self, index: Tensor, *shape: int) -> Tensor:
-        """Columns (*batch, n) of the rows, -1 at unassigned rows, to indicators (*batch, n, m); m ends the shape."""
-        faults.integers(index)
-        m = shape[-1] if shape else index.shape[-1]
-        if _check.readable(index) and index.numel() and bool(((index < -1) | (index >= m)).any()):
-            came = int(index[(index < -1) | (index >= m)][0])
-            raise ValueError(f"columns must be in [0, {m}), or -1 at unassigned rows; got {came}")
-        if _check.readable(index):
-            _refuse_repeated_columns(index)
-        return (index.unsqueeze(-1) == torch.arange(m, device=index.device)).float()
+    def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        return usable_cells(self.lengths, *parts)
 
-    def decode(self, y: Any) -> Tensor:
-        """The columns (*batch, n) of the rows, -1 at unassigned rows."""
-        if y.shape[-1] == 0:
-            return y.new_full(y.shape[:-1], -1, dtype=torch.long)
-        return torch.where((y == 0).all(-1), -1, y.argmax(-1))
+    @property
+    def compact(self) -> Columns:
+        return Columns(self)
 
-    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
-        n, m = scores[0].shape[-2:]
-        return torch.where(index < 0, -1, torch.arange(n, device=index.device) * m + index)
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        within, columns = self._sizes(index, *scores)
-        if _check.readable(index):
-            rows = within.sum(-1, keepdim=True)
-            # rows in excess stay without a column
-            padded = torch.where(within & (rows > columns) & (index == -1), 0, index)
-            faults.padded(_WHAT, "row", "column", padded, within)
-            _check_columns(index, within, columns)
-        return torch.where(within, index, -1)
-
-    def check_parts(self, y: Any, *scores: Tensor) -> None:
-        count = (y != 0).sum(-1)
-        faults.refuse(
-            _WHAT, count > 1, lambda i, r: f"row {r}{faults.of(i)} has {int(count[(*i, r)])} columns, not one"
-        )
-        super().check_parts(y, *scores)
-
-    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """Columns (*batch, n) of the rows, -2 where not known, -1 at unassigned rows."""
-        within, columns = self._sizes(index, *scores)
-        if _check.readable(index):
-            _refuse_columns(index, within, columns)
-        every = torch.arange(scores[0].shape[-1], device=index.device)
-        return (index.unsqueeze(-1) == every) | (index == -2).unsqueeze(-1)
-
-    def _sizes(self, index: Tensor, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Which rows there are, (*batch, n), and how many columns, (*batch, 1)."""
-        *batch, n, m = scores[0].shape
-        faults.shaped(index, (*batch, n), "columns (*batch, n) of the rows")
-        rows, columns = self.lengths or (None, None)
-        within = faults.inside(rows, torch.Size(batch), n, index.device)
-        size = index.new_full((*batch, 1), m) if columns is None else columns.to(index.device).unsqueeze(-1)
-        return within, size
+    def why_uncounted(self) -> str:
+        return f"{super().why_uncounted()}: the sum over assignments is #P-complete"
 
     def _solved(self, *scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The column of each row, or -1, (*batch, n), and the duals (*batch, n) and (*batch, m)."""
-        (x,) = scores
-        _check.floating(x, "scores")
-        if x.dim() < 2:
-            raise ValueError(f"scores must be (*batch, n, m); got {tuple(x.shape)}")
-        if self.lengths is not None and (not isinstance(self.lengths, tuple) or len(self.lengths) != 2):
-            raise TypeError("lengths must be a pair of tensors, rows and columns")
-        *_, n, m = x.shape
-        batch = x.shape[:-2]
-        rows, columns = self.lengths or (None, None)
-        match, u, v = assignment(
-            wide(x.detach()).reshape(batch.numel(), n, m),
-            checked_lengths(rows, batch, n, x.device, "lengths[0]"),
-            checked_lengths(columns, batch, m, x.device, "lengths[1]"),
-        )
+        for x in scores:
+            _check.floating(x, "scores")
+        (x, rows, columns), batch = checked_pairs(self, *scores)
+        n, m = x.shape[1:]
+        match, u, v = assignment(wide(x.detach()), rows, columns)
         return match.reshape(*batch, n), u.reshape(*batch, n), v.reshape(*batch, m)
-
-
-def _refuse_columns(index: Tensor, within: Tensor, columns: Tensor) -> None:
-    """Columns (*batch, n) are among those there are."""
-
-    def explain(instance: tuple[int, ...], row: int) -> str:
-        came = int(index[(*instance, row)])
-        return f"row {row}{faults.of(instance)} has column {came}, not one in [0, {int(columns[instance])})"
-
-    faults.refuse(_WHAT, within & (index >= columns), explain)
-
-
-def _check_columns(index: Tensor, within: Tensor, columns: Tensor) -> None:
-    """No column belongs to two rows; where there are fewer columns than rows, each belongs to one."""
-    _refuse_columns(index, within, columns)
-    _refuse_repeated_columns(index)
-
-    def unassigned(instance: tuple[int, ...], _: int) -> str:
-        free = set(range(int(columns[instance]))) - set(index[instance].tolist())
-        return f"column {min(free)}{faults.of(instance)} has no row"
-
-    matched = (index >= 0).sum(-1, keepdim=True)
-    faults.refuse(_WHAT, (within.sum(-1, keepdim=True) > columns) & (matched < columns), unassigned)
-
-
-def _refuse_repeated_columns(index: Tensor) -> None:
-    """No column of index (*batch, n) belongs to two rows."""
-    ordered = index.sort(-1).values
-    twice = torch.zeros_like(index, dtype=torch.bool)
-    twice[..., 1:] = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-
-    def repeated(instance: tuple[int, ...], place: int) -> str:
-        column = int(ordered[(*instance, place)])
-        rows = (index[instance] == column).nonzero()[:, 0].tolist()
-        return f"column {column}{faults.of(instance)} belongs to rows {faults.listed(rows)}"
-
-    faults.refuse(_WHAT, twice, repeated)

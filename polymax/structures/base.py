@@ -2,24 +2,36 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from polymax import _check
 from polymax._function import functional
-from polymax.structures import faults
+from polymax._parts import Parts as Parts
+from polymax._parts import tensors as tensors
+from polymax.hypergraphs.entropy import UnknownOmega
+from polymax.regularizers import Regularizer
+from polymax.structures.compact.base import Compact
 
-# one tensor, or a NamedTuple of tensors with the names of the scores
-Parts = Any
+if TYPE_CHECKING:
+    from polymax.solvers.search import Search
 
 
 class Structure(ABC):
     """A finite set Y of structures, each an indicator of the parts it uses, shaped like the scores.
 
     `map` and `event_dims` are all that a structure must have; `vertices` defines the set, for tests to enumerate.
+    Everything else says more about the set, and has a correct answer for a set that does not say it.
     """
+
+    # the length of each instance, (*batch,), or a pair of them: a field of sets whose instances may differ in size
+    lengths: Any = None
+    # True if a structure without any part may be in the set
+    may_be_empty: bool = True
+    # True if every structure is one part, so that a point of the hull is the distribution over structures itself
+    one_part: bool = False
 
     @abstractmethod
     def map(self, *scores: Tensor) -> Parts:
@@ -66,6 +78,20 @@ class Structure(ABC):
         """<scores, mu> - 1/2 ||mu||^2 at that point, (*batch,), whose gradient is mu; None for sets without one."""
         return None
 
+    def search(self, *scores: Tensor) -> "Search | None":
+        """How the compiled loops of SparseMAP find the best structure; None, where the set does not say, leaves it to
+        `map`, which is asked for a whole batch at each iteration.
+        """
+        return None
+
+    def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor] | None:
+        """Scores, given in full in float64, less what all structures share, and how much that is, (*batch,).
+
+        The best structure has a score of 0 by them, and those of others are as small as they can be: SparseMAP loses
+        no digits where scores are large. None, where the set has no such potentials, leaves the scores as they are.
+        """
+        return None
+
     def complete(self, first: Tensor) -> Parts:
         """Structures from their first tensor, where that determines the others."""
         return first
@@ -83,83 +109,50 @@ class Structure(ABC):
         dim = vertices.dim() - 1 - self.event_dims(*scores)[0]
         return self.score(self.complete(vertices.movedim(dim, 0)), *scores).movedim(0, -1)
 
-    def encode(self, index: Tensor, *shape: int) -> Parts:
-        """Indicators, of the dims `shape`, from the compact form: the rows of used parts that `decode` gives.
+    def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        """True for each part that some structure of this size uses, whatever the scores.
 
-        What is no structure, of whatever length, is a ValueError on the CPU; rows of -1 alone are none, and zeros.
+        The others are ignored in scores, and have no gradient. For a set that does not say it all parts are usable.
+
+        Shapes: parts are tensors of the shapes of the structures; a bool tensor for each, which broadcasts to it
         """
-        check_rows(index, shape)
-        return indicators(index, shape)
+        return tuple(torch.ones((), dtype=torch.bool, device=t.device) for t in parts)
+
+    def gradient_mask(self, y: Parts) -> tuple[Tensor, ...]:
+        """True for each part that may have a gradient, where y is the best structure for the scores at hand.
+
+        These are the usable parts; in an instance in which the scores forbid every structure there are none.
+        """
+        parts = tensors(y)
+        masks = self.usable(*parts)
+        if self.may_be_empty:
+            return masks
+        dims = self.event_dims(*parts)
+        some = (parts[0] != 0).flatten(parts[0].dim() - dims[0]).any(-1)
+        return tuple(m & some.reshape(*some.shape, *[1] * d) for m, d in zip(masks, dims, strict=True))
+
+    def stack(self, count: int, *scores: Tensor) -> Self:
+        """The set for scores (count, *batch, ...), given scores (*batch, ...) of the instances."""
+        if self.lengths is None:
+            return self
+        many = tuple(t.expand(count, *t.shape) for t in tensors(self.lengths))
+        return self.with_lengths(many if isinstance(self.lengths, tuple) else many[0])
+
+    @property
+    def compact(self) -> Compact:
+        """The form in which people store structures of this set."""
+        return Compact(self)
+
+    def encode(self, index: Tensor, *shape: int) -> Parts:
+        """Indicators from the compact form, whose description says which sizes `shape` has; see `type(self.compact)`.
+
+        What is no structure, of whatever length, is a ValueError on the CPU; an instance of -1 alone is zeros.
+        """
+        return self.compact.encode(index, *shape)
 
     def decode(self, y: Parts) -> Tensor:
-        """The compact form of y: the used parts, in order, as rows (*batch, used, dims), -1 after the last."""
-        return used_parts(y, self.event_dims(y)[0])
-
-    def first(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """The first tensor of the structures of this compact form, for scores of these shapes."""
-        x = scores[0]
-        return tensors(self.encode(index, *x.shape[x.dim() - self.event_dims(*scores)[0] :]))[0]
-
-    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """The used parts (*batch, used) of a compact form, as places in a flat first tensor; -1 for none."""
-        shape = scores[0].shape[scores[0].dim() - self.event_dims(*scores)[0] :]
-        return raveled(index, shape)
-
-    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """The scores of the parts that structures of this compact form use, (*batch, used): their sum is the score."""
-        (x,) = scores
-        places = self.places(index, x)
-        flat = x.flatten(-self.event_dims(x)[0])
-        # one place more, for rows of -1
-        flat = torch.nn.functional.pad(flat, (0, 1))
-        return flat.gather(-1, torch.where(places < 0, flat.shape[-1] - 1, places))
-
-    def anchored(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Scores, all structures shifted alike, and that of the one whose terms are given, (*batch,).
-
-        Their maximum less that score is to be a small difference of small numbers; without a shift that all
-        structures share, of numbers that are exact enough.
-        """
-        return tuple(x.double() for x in scores), terms.double().sum(-1)
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """The compact form with -1 at all padding; a ValueError says where it is no structure for these scores."""
-        x = scores[0]
-        dims = self.event_dims(*scores)[0]
-        batch, shape = x.shape[: x.dim() - dims], x.shape[x.dim() - dims :]
-        rows = index if dims > 1 else index.unsqueeze(-1)
-        if rows.dim() != len(batch) + 2 or rows.shape[:-2] != batch or rows.shape[-1] != dims:
-            form = (*batch, "used", dims) if dims > 1 else (*batch, "used")
-            expected = "(" + ", ".join(map(str, form)) + ")"
-            raise ValueError(f"y must be the used parts, {expected}; got {tuple(index.shape)}")
-        if _check.readable(index):
-            _refuse_parts(rows, shape)
-        return index
-
-    def check_parts(self, y: Parts, *scores: Tensor) -> None:
-        """Refuse indicators that are no structure for these scores, with a ValueError that says where."""
-        index = self.check(self.decode(y), *scores)
-        for k, (part, again) in enumerate(zip(tensors(y), tensors(self.complete(self.first(index, *scores))))):
-            dims = self.event_dims(*scores)[k]
-            wrong = (part != again.to(part)).flatten(part.dim() - dims)
-
-            def explain(instance: tuple[int, ...], place: int, shape: torch.Size = part.shape[-dims:]) -> str:
-                at = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), shape))
-                return f"part {at}{faults.of(instance)} does not go with the others"
-
-            faults.refuse("structure", wrong, explain)
-
-    def whole(self, y: Parts) -> bool:
-        """Whether y looks like structures, not like points between them."""
-        return all(bool(((part == 0) | (part == 1)).all()) for part in tensors(y))
-
-    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """The parts (*batch, ...) of the first tensor that agree with a compact form in which -2 is not known."""
-        raise TypeError(f"Partial of {type(self).__name__} takes a bool tensor of allowed parts; got integers")
-
-    def hamming(self, first: Tensor) -> Tensor:
-        """The cost of each part of the first tensor, for structures that should be `first`: 1 where it is not used."""
-        return 1 - first
+        """The compact form of y, integers; see `type(self.compact)`."""
+        return self.compact.decode(y)
 
     def log_count(self, event_shape: tuple[int, ...]) -> Tensor:
         """log of the number of structures for scores of this shape (of the first tensor), (*batch,) as lengths have.
@@ -169,6 +162,10 @@ class Structure(ABC):
             tensor(98.6347, dtype=torch.float64)
         """
         raise TypeError(f"{type(self).__name__} does not count its structures")
+
+    def why_uncounted(self) -> str:
+        """What a message says of a set over which sums are out of reach."""
+        return f"{type(self).__name__} has no logsumexp, so Marginals are out of reach"
 
     def with_lengths(self, lengths: Any) -> Self:
         """A copy for a batch of these lengths."""
@@ -204,19 +201,46 @@ class Counted(Structure):
             found = torch.autograd.grad(total, inputs, create_graph=keep)
         return self.named(*found)
 
+    def omega(self, mu: Parts, regularizer: Regularizer) -> Tensor:
+        """Omega(mu), (*batch,), where the regularizer smooths every choice: minus the entropy of mu by Shannon's.
+
+        A set of which nothing more is known has Omega at its structures alone, where it is 0.
+        """
+        found = self.omega_of_structures(mu, regularizer)
+        if found is None:
+            name = type(self).__name__
+            raise UnknownOmega(f"Omega is known at the structures of {name} alone, not between them")
+        return found
+
+    def omega_of_structures(self, mu: Parts, regularizer: Regularizer) -> Tensor | None:
+        """0 for each instance, (*batch,), if mu are structures and the regularizer is 0 at these; else None."""
+        if not regularizer.zero_at_vertices or not self.compact.whole(mu):
+            return None
+        first, *_ = points = tensors(mu)
+        return first.new_zeros(first.shape[: first.dim() - self.event_dims(*points)[0]])
+
+
+class Sampled(Counted):
+    """A structure that can be drawn by its probability, and whose best structures can be ranked."""
+
+    @abstractmethod
+    def gibbs(self, scores: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
+        """The distribution p(y) = exp(<scores, y>) / Z over whole structures, whose results have this dtype."""
+
+    @abstractmethod
+    def kbest(self, scores: tuple[Tensor, ...], k: int) -> tuple[Parts, Tensor]:
+        """The k best structures (*batch, k, ...), best first, and their scores (*batch, k).
+
+        Where there are fewer, zeros of score -inf follow.
+        """
+
 
 def zeros_of(structure: Structure, event_shape: tuple[int, ...]) -> Tensor:
     """Zeros (*batch, *event_shape) in float64, where the structure's lengths are."""
-    lengths = getattr(structure, "lengths", None)
-    first = lengths[0] if isinstance(lengths, tuple) else lengths
+    first = structure.lengths[0] if isinstance(structure.lengths, tuple) else structure.lengths
     if first is None:
         return torch.zeros(event_shape, dtype=torch.float64)
     return torch.zeros(*first.shape, *event_shape, dtype=torch.float64, device=first.device)
-
-
-def tensors(y: Parts) -> tuple[Tensor, ...]:
-    """The tensors of a structure: one, or those of a tuple."""
-    return (y,) if isinstance(y, Tensor) else tuple(y)
 
 
 def scattered(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
@@ -224,34 +248,6 @@ def scattered(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
     spread = probs.unsqueeze(-1).expand(places.shape).flatten(-2)
     total = probs.new_zeros(*probs.shape[:-1], event.numel() + 1).scatter_add(-1, places.flatten(-2), spread)
     return total[..., :-1].reshape(*probs.shape[:-1], *event)
-
-
-def raveled(index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Rows (*batch, used, dims), no `dims` where 1, to places (*batch, used) in flat parts; -1 for rows of -1."""
-    rows = index if len(shape) > 1 else index.unsqueeze(-1)
-    flat = torch.zeros((), dtype=torch.long, device=index.device)
-    for d, size in enumerate(shape):
-        flat = flat * size + rows[..., d]
-    return torch.where(rows[..., 0] >= 0, flat, -1)
-
-
-def indicators(index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """(*batch, *shape) with 1 at the rows of index (*batch, used, dims), those of -1 left out; no `dims` where 1."""
-    places = raveled(index, shape)
-    y = torch.zeros(*places.shape[:-1], torch.Size(shape).numel() + 1, device=index.device)
-    y.scatter_(-1, torch.where(places >= 0, places, y.shape[-1] - 1), 1.0)
-    return y[..., :-1].unflatten(-1, shape)
-
-
-def used_parts(y: Tensor, dims: int) -> Tensor:
-    """Where y (*batch, *shape), of `dims` dims, is not 0: rows (*batch, used, dims), -1 after the last."""
-    flat = y.flatten(-dims) != 0
-    count = int(flat.sum(-1).max()) if flat.numel() else 0
-    # a stable sort brings the used parts to the front, in order
-    order = torch.sort(~flat, dim=-1, stable=True).indices[..., :count]
-    rows = torch.stack(torch.unravel_index(order, y.shape[-dims:]), -1)
-    rows = torch.where(flat.gather(-1, order).unsqueeze(-1), rows, -1)
-    return rows if dims > 1 else rows.squeeze(-1)
 
 
 def checked_lengths(lengths: Tensor | None, batch: torch.Size, size: int, device: torch.device, name: str) -> Tensor:
@@ -268,42 +264,17 @@ def checked_lengths(lengths: Tensor | None, batch: torch.Size, size: int, device
     return lengths.to(device=device, dtype=torch.long).reshape(-1)
 
 
-def check_rows(index: Tensor, shape: tuple[int, ...], repeats: bool = False) -> None:
-    """Rows (*batch, used, dims), no `dims` where 1, name parts of this shape, or are all of -1; none is named twice."""
-    faults.integers(index)
-    dims = len(shape)
-    if index.dim() < min(dims, 2) or (dims > 1 and index.shape[-1] != dims):
-        form = f"(*batch, used, {dims})" if dims > 1 else "(*batch, used)"
-        raise ValueError(f"index must be the used parts, {form}, of a structure {shape}; got {tuple(index.shape)}")
-    if _check.readable(index):
-        rows = index if dims > 1 else index.unsqueeze(-1)
-        _refuse_parts(rows, torch.Size(shape))
-        if not repeats:
-            refuse_repeats("structure", rows, raveled(index, shape))
-
-
-def _refuse_parts(rows: Tensor, shape: torch.Size) -> None:
-    """Rows (*batch, used, dims) name parts of this shape, or are all of -1."""
-    sizes = torch.tensor(shape, device=rows.device)
-    bad = ~(((rows >= 0) & (rows < sizes)).all(-1) | (rows == -1).all(-1))
-
-    def explain(instance: tuple[int, ...], place: int) -> str:
-        return f"part {_named(rows[(*instance, place)])}{faults.of(instance)} is not one of {tuple(shape)}"
-
-    faults.refuse("structure", bad, explain)
-
-
-def refuse_repeats(what: str, rows: Tensor, places: Tensor) -> None:
-    """No part is listed twice: rows (*batch, used, dims), and their places (*batch, used)."""
-    ordered, order = places.sort(dim=-1, stable=True)
-    bad = torch.zeros_like(places, dtype=torch.bool)
-    bad[..., 1:] = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-
-    def explain(instance: tuple[int, ...], place: int) -> str:
-        return f"part {_named(rows[(*instance, int(order[(*instance, place)]))])}{faults.of(instance)} is listed twice"
-
-    faults.refuse(what, bad, explain)
-
-
-def _named(row: Tensor) -> object:
-    return tuple(row.tolist()) if row.numel() > 1 else row.item()
+def checked_pairs(structure: Structure, *scores: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], torch.Size]:
+    """Scores (B, n, m) of a set of cells, the rows and the columns of each instance (B,), and the batch."""
+    (x,) = scores
+    if x.dim() < 2:
+        raise ValueError(f"scores must be (*batch, n, m); got {tuple(x.shape)}")
+    if structure.lengths is not None and (not isinstance(structure.lengths, tuple) or len(structure.lengths) != 2):
+        raise TypeError("lengths must be a pair of tensors, rows and columns")
+    rows, columns = structure.lengths or (None, None)
+    batch, (n, m) = x.shape[:-2], x.shape[-2:]
+    return (
+        x.reshape(batch.numel(), n, m),
+        checked_lengths(rows, batch, n, x.device, "lengths[0]"),
+        checked_lengths(columns, batch, m, x.device, "lengths[1]"),
+    ), batch

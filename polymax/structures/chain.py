@@ -1,20 +1,25 @@
 """Tag sequences: the linear chain, by the forward-backward recursion and Viterbi's."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from polymax import _check
-from polymax.hypergraphs.passes import expectation
+from polymax.hypergraphs import Derivations
+from polymax.hypergraphs.passes import Problem, kernel_passes
 from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
-from polymax.structures import faults
+from polymax.kernels.chain.reference import as_graph, recorded
+from polymax.kernels.exact_sums import exact_sum
+from polymax.solvers.search import Search
 from polymax.structures.base import checked_lengths, scattered, zeros_of
-from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
+from polymax.structures.compact.choices import chosen
+from polymax.structures.compact.tags import Tags
+from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.usable import before_end
 
-_WHAT = "tag sequence"
+_PASSES = kernel_passes(chain_inside, chain_outside, chain_tangent, recorded=recorded, scores=2)
 
 
 class ChainParts(NamedTuple):
@@ -40,41 +45,108 @@ class Chain(DynamicProgram):
     """
 
     lengths: Tensor | None = None
+    may_be_empty = False
+
+    def search(self, *scores: Tensor) -> Search:
+        problem = self.problem(*scores)
+        n, s = scores[0].shape[-2:]
+        events = torch.Size((n, s)), torch.Size((max(n - 1, 0), s, s))
+        return Search("tags", problem.tensors, problem.batch, events, max(2 * n - 1, 0))
+
+    def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Steps become  v before + transition + unary - v after,  with the values v of Viterbi's recursion."""
+        unary, transition = scores
+        n = unary.shape[-2]
+        values = [unary[..., 0, :]]
+        steps = []
+        for t in range(1, n):
+            before, step, state = values[-1].unsqueeze(-1), transition[..., t - 1, :, :], unary[..., t, :].unsqueeze(-2)
+            values.append((before + step + state).amax(-2))
+            steps.append(exact_sum(before, step, state, -values[-1].unsqueeze(-2)))
+        v = torch.stack(values, -2)
+        last = torch.full(v.shape[:-2], n - 1) if self.lengths is None else (self.lengths - 1).clamp(min=0)
+        last = last.to(v.device).reshape(*last.shape, 1, 1)
+        ends = torch.arange(n, device=v.device).reshape(n, 1) == last
+        final = v.gather(-2, last.expand(*v.shape[:-2], 1, v.shape[-1]))
+        total = final.amax(-1, keepdim=True)
+        states = torch.where(ends, v - total, torch.where(unary == -torch.inf, unary, 0))
+        moved = torch.stack(steps, -3) if steps else transition
+        total = total.reshape(v.shape[:-2])
+        if self.lengths is not None:
+            total = torch.where(self.lengths.to(v.device) == 0, 0, total)
+        return (states, moved), total
 
     def problem(self, *scores: Tensor) -> Problem:
-        unary, transition, lengths, batch = self._flat(*scores)
-        passes = kernel_passes(chain_inside, chain_outside, chain_tangent, recorded=_recorded, scores=2)
+        if len(scores) != 2:
+            raise TypeError(f"a chain has two score tensors, unary and transition; got {len(scores)}")
+        unary, transition = scores
+        if unary.dim() < 2:
+            raise ValueError(f"unary must be (*batch, n, s); got {tuple(unary.shape)}")
+        *lead, n, s = unary.shape
+        want = (*lead, max(n - 1, 0), s, s)
+        if transition.shape != want:
+            transition = fitted_transition(transition, want)
+        batch = unary.shape[:-2]
+        if self.lengths is None:
+            lengths = torch.full((batch.numel(),), n, device=unary.device)
+        else:
+            lengths = checked_lengths(self.lengths, batch, n, unary.device, "lengths")
+        # a batch of one dim is as the kernels want it
+        if len(batch) == 1:
+            return Problem(_PASSES, (unary, transition, lengths), batch, ChainParts._make)
+        if transition.shape[:-3].numel() != 1:
+            transition = transition.expand(*batch, *transition.shape[-3:])
+        transition = transition.reshape(transition.shape[:-3].numel(), *transition.shape[-3:])
 
         def shaped(mu: tuple[Tensor, ...]) -> ChainParts:
             return ChainParts(*(m.reshape(*batch, *m.shape[1:]) for m in mu))
 
-        return Problem(passes, (unary, transition, lengths), batch, shaped)
+        return Problem(_PASSES, (unary.reshape(batch.numel(), n, s), transition, lengths), batch, shaped)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         """Transitions for every instance and step: results do not share them."""
-        unary, transition = self._checked(*scores)
-        n, s = unary.shape[-2:]
-        return unary, transition.expand(*unary.shape[:-2], max(n - 1, 0), s, s)
+        if len(scores) != 2 or scores[0].dim() < 2 or scores[1].shape != scores[0].shape[-1:] * 2:
+            unary, transition = self.fitted(*scores)
+        else:
+            unary, transition = scores
+        *batch, n, s = unary.shape
+        return unary, transition.expand(*batch, max(n - 1, 0), s, s)
+
+    def fitted(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of one instance each, and transitions of as many dims, in which those that are shared are 1."""
+        if len(scores) != 2:
+            raise TypeError(f"a chain has two score tensors, unary and transition; got {len(scores)}")
+        unary, transition = scores
+        if unary.dim() < 2:
+            raise ValueError(f"unary must be (*batch, n, s); got {tuple(unary.shape)}")
+        *batch, n, s = unary.shape
+        return unary, fitted_transition(transition, (*batch, max(n - 1, 0), s, s))
 
     def states(self, alpha: float, *scores: Tensor) -> Tensor:
         """Expected states (*batch, n, s) alone, which spares those of transitions for every instance and step."""
         problem = self.problem(*scores)
-        unary, _ = expectation(problem.passes(alpha), problem.tensors)
-        return unary.reshape(*problem.batch, *unary.shape[1:])
+        return replace(problem, shaped=lambda mu: mu[0].reshape(scores[0].shape)).expectation(alpha)
 
     def derivations(self, *scores: Tensor) -> Derivations:
-        from polymax.kernels.chain.reference import as_graph
-
-        unary, transition, lengths, batch = self._flat(*scores)
-        flat, graph, roots = as_graph(unary, transition, lengths)
-        n, s = unary.shape[1:]
+        problem = self.problem(*scores)
+        flat, graph, roots = as_graph(*problem.tensors)
+        n, s = scores[0].shape[-2:]
 
         def shaped(mu: Tensor) -> ChainParts:
             states, steps = mu.split([n * s, max(n - 1, 0) * s * s], -1)
-            lead = (*mu.shape[:-2], *batch)
+            lead = (*mu.shape[:-2], *problem.batch)
             return ChainParts(states.reshape(*lead, n, s), steps.reshape(*lead, max(n - 1, 0), s, s))
 
-        return Derivations(flat, graph, roots, batch, shaped)
+        return Derivations(flat, graph, roots, problem.batch, shaped)
+
+    def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        n = parts[0].shape[-2]
+        position = torch.arange(n, device=parts[0].device)
+        return before_end(self.lengths, n, position, 2), before_end(self.lengths, n, position[1:], 3)
+
+    @property
+    def compact(self) -> Tags:
+        return Tags(self)
 
     def complete(self, first: Tensor) -> ChainParts:
         return ChainParts(first, first[..., :-1, :, None] * first[..., 1:, None, :])
@@ -113,108 +185,15 @@ class Chain(DynamicProgram):
         first = zeros_of(self, event_shape)
         return first, first.new_zeros(event_shape[-1], event_shape[-1])
 
-    def encode(self, index: Tensor, *shape: int) -> ChainParts:
-        """Tags (*batch, n), -1 at padding, to indicators of `shape` = (s,) states."""
-        (states,) = faults.sizes(shape, "the number of states")
-        faults.integers(index)
-        if _check.readable(index) and index.numel() and bool(((index < -1) | (index >= states)).any()):
-            came = int(index[(index < -1) | (index >= states)][0])
-            raise ValueError(f"tags must be in [0, {states}), or -1 at padding; got {came}")
-        if _check.readable(index):
-            within = faults.inside(faults.ends(index), index.shape[:-1], index.shape[-1], index.device)
-            faults.padded(_WHAT, "position", "tag", index, within)
-        unary = torch.nn.functional.one_hot(index + 1, states + 1)[..., 1:].float()
-        return self.complete(unary)
-
-    def decode(self, y: Any) -> Tensor:
-        """Tags (*batch, n), -1 at padding."""
-        return tags_of(y.unary)
-
-    def first(self, index: Tensor, *scores: Tensor) -> Tensor:
-        states = torch.arange(scores[0].shape[-1], device=index.device)
-        return (index.unsqueeze(-1) == states).to(scores[0].dtype)
-
-    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """(*batch, 2 n - 1): the states, then the steps between them."""
-        unary, transition = self._checked(*scores)
-        within = self._within(unary)
-        tags = torch.where(within, index, 0)
-        states = torch.where(within, unary.gather(-1, tags.unsqueeze(-1)).squeeze(-1), 0)
-        steps = torch.where(within[..., 1:], steps_at(transition, tags[..., :-1], tags[..., 1:]), 0)
-        return torch.cat([states, steps], -1)
-
-    def anchored(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Each position shifted by what the given sequence scores there: every sequence has one state at each."""
-        unary, transition = scores
-        n = unary.shape[-2]
-        known = torch.where(terms == -torch.inf, 0, terms)
-        states, steps = known.detach().split([n, max(n - 1, 0)], -1)
-        # first the states, whose difference is 0 on the sequence: then each step cancels exactly
-        shifted = unary - states.unsqueeze(-1)
-        shifted = shifted - torch.nn.functional.pad(steps, (min(n, 1), 0)).unsqueeze(-1)
-        return (shifted, transition), (known - known.detach()).sum(-1)
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        unary, _ = self._checked(*scores)
-        faults.shaped(index, unary.shape[:-1], "tags (*batch, n)")
-        within, states = self._within(unary), unary.shape[-1]
-        if _check.readable(index):
-            faults.padded(_WHAT, "position", "tag", index, within)
-
-            def explain(instance: tuple[int, ...], place: int) -> str:
-                came = int(index[(*instance, place)])
-                return f"position {place}{faults.of(instance)} has tag {came}, not one in [0, {states})"
-
-            faults.refuse(_WHAT, within & (index >= states), explain)
-        return torch.where(within, index, -1)
-
-    def check_parts(self, y: Any, *scores: Tensor) -> None:
-        count = (y.unary != 0).sum(-1)
-        faults.refuse(
-            _WHAT, count > 1, lambda i, t: f"position {t}{faults.of(i)} has {int(count[(*i, t)])} tags, not one"
-        )
-        super().check_parts(y, *scores)
-
-    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """Tags (*batch, n), -2 where not known."""
-        unary, _ = self._checked(*scores)
-        faults.shaped(index, unary.shape[:-1], "tags (*batch, n)")
-        self.check(torch.where((index == -2) & self._within(unary), 0, index), *scores)
-        states = torch.arange(unary.shape[-1], device=index.device)
-        return (index.unsqueeze(-1) == states) | (index == -2).unsqueeze(-1)
-
-    def _within(self, unary: Tensor) -> Tensor:
-        return faults.inside(self.lengths, unary.shape[:-2], unary.shape[-2], unary.device)
-
-    def _checked(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        if len(scores) != 2:
-            raise TypeError(f"a chain has two score tensors, unary and transition; got {len(scores)}")
-        unary, transition = scores
-        if unary.dim() < 2:
-            raise ValueError(f"unary must be (*batch, n, s); got {tuple(unary.shape)}")
-        *batch, n, s = unary.shape
-        return unary, fitted_transition(transition, (*batch, max(n - 1, 0), s, s))
-
-    def _flat(self, *scores: Tensor) -> tuple[Tensor, Tensor, Tensor, torch.Size]:
-        unary, transition = self._checked(*scores)
-        batch = unary.shape[:-2]
-        n, s = unary.shape[-2:]
-        lengths = checked_lengths(self.lengths, batch, n, unary.device, "lengths")
-        # a batch of one dim is as the kernels want it
-        if len(batch) == 1:
-            return unary, transition, lengths, batch
-        if transition.shape[:-3].numel() != 1:
-            transition = transition.expand(*batch, *transition.shape[-3:])
-        transition = transition.reshape(transition.shape[:-3].numel(), *transition.shape[-3:])
-        return unary.reshape(batch.numel(), n, s), transition, lengths, batch
-
 
 def fitted_transition(transition: Tensor, want: tuple[int, ...]) -> Tensor:
     """Transitions with as many dims as `want` (*batch, n - 1, s, s), which all but the last two broadcast to."""
     # what is missing on the left is shared
     have = (1,) * (len(want) - transition.dim()) + tuple(transition.shape)
-    fits = have == want or all(a in (1, b) for a, b in zip(have, want, strict=False))
-    if transition.dim() < 2 or len(have) != len(want) or not fits or have[-2:] != want[-2:]:
+    fits = len(have) == len(want) and have[-2:] == want[-2:]
+    for a, b in zip(have, want, strict=False):
+        fits = fits and a in (1, b)
+    if transition.dim() < 2 or not fits:
         states = want[-1]
         raise ValueError(
             f"transition must be ({states}, {states}) or broadcast to {want}; got {tuple(transition.shape)}"
@@ -222,31 +201,10 @@ def fitted_transition(transition: Tensor, want: tuple[int, ...]) -> Tensor:
     return transition.reshape(have) if have != transition.shape else transition
 
 
-def tags_of(unary: Tensor) -> Tensor:
-    """Indicators of states (*batch, n, s) to tags (*batch, n), -1 where there is none."""
-    return torch.where((unary == 0).all(-1), -1, unary.argmax(-1))
-
-
-def steps_at(transition: Tensor, before: Tensor, after: Tensor, step: Tensor | None = None) -> Tensor:
-    """Scores (*batch, k) of steps between states, the k-th of all unless `step` says which.
-
-    Shapes: transition (*batch, n - 1, s, s), in which all but the last two dims may be 1; the others (*batch, k)
-    """
-    lead = transition.shape[:-3]
-    index = [
-        torch.arange(size, device=before.device).reshape(-1, *[1] * (len(lead) - d)) for d, size in enumerate(lead)
-    ]
-    if transition.shape[-3] == 1:
-        step = torch.zeros_like(before)
-    elif step is None:
-        step = torch.arange(before.shape[-1], device=before.device)
-    return transition[(*index, step, before, after)]
-
-
 def _used(vertices: Tensor) -> Tensor:
     """The places of sequences (..., n, s) in flat unary scores, (..., n), -1 at padding."""
     n, s = vertices.shape[-2:]
-    tags = tags_of(vertices)
+    tags = chosen(vertices)
     return torch.where(tags < 0, -1, torch.arange(n, device=tags.device) * s + tags)
 
 
@@ -255,9 +213,3 @@ def _places(used: Tensor, n: int, s: int) -> tuple[Tensor, Tensor]:
     before, after = used[..., :-1], used[..., 1:]
     steps = torch.where(after < 0, max(n - 1, 0) * s * s, before * s + after % s)
     return torch.where(used < 0, n * s, used), steps
-
-
-def _recorded(*args: Any) -> Tensor:
-    from polymax.kernels.chain.reference import recorded
-
-    return recorded(*args)

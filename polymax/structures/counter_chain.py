@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax import _check
+from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.graph import Builder, Family, Graph
-from polymax.structures import faults
+from polymax.solvers.search import Search
 from polymax.structures.base import checked_lengths
 from polymax.structures.chain import Chain, ChainParts
-from polymax.structures.dynamic import Derivations, DynamicProgram
+from polymax.structures.compact.counted_tags import CountedTags
+from polymax.structures.dynamic import DynamicProgram
 
 
 class CounterChain(DynamicProgram):
@@ -26,7 +27,8 @@ class CounterChain(DynamicProgram):
 
     k: int
     state: int
-    lengths: Tensor | None
+    may_be_empty = False
+    parts_once = True
 
     @property
     @abstractmethod
@@ -57,49 +59,26 @@ class CounterChain(DynamicProgram):
 
         return Derivations(flat, graph, roots, batch, shaped)
 
+    def search(self, *scores: Tensor) -> Search:
+        found = self.chain.search(*scores)
+        most = min(self.k, scores[0].shape[-2])
+        return found._replace(kind="counted_tags", options=(most, self.state, self.runs))
+
+    @property
+    def compact(self) -> CountedTags:
+        return CountedTags(self)
+
     def vertices(self, event_shape: tuple[int, ...]) -> ChainParts:
         every = self.chain.vertices(event_shape)
-        kept = self._count(self.chain.decode(every)) <= self.k
+        kept = self.compact.count_of(self.chain.decode(every)) <= self.k
         return ChainParts(*(t[kept] for t in every))
-
-    def _count(self, tags: Tensor) -> Tensor:
-        """What sequences (*batch, n) count."""
-        on = tags == self.state
-        if self.runs:
-            on = on & ~torch.nn.functional.pad(on[..., :-1], (1, 0))
-        return on.sum(-1)
-
-    def _check_count(self, index: Tensor) -> None:
-        if _check.readable(index):
-            count = self._count(index)
-            what = "runs" if self.runs else "positions"
-            faults.refuse(
-                "tag sequence",
-                (count > self.k).unsqueeze(-1),
-                lambda i, _: f"state {self.state} has {int(count[i])} {what}{faults.of(i)}, more than {self.k}",
-            )
-
-    def encode(self, index: Tensor, *shape: int) -> ChainParts:
-        """Tags (*batch, n), -1 at padding, to indicators of `shape` = (s,) states."""
-        y = self.chain.encode(index, *shape)
-        self._check_count(index)
-        return y
-
-    def decode(self, y: Any) -> Tensor:
-        """Tags (*batch, n), -1 at padding."""
-        return self.chain.decode(y)
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        tags = self.chain.check(index, *scores)
-        self._check_count(tags)
-        return tags
-
-    def check_parts(self, y: Any, *scores: Tensor) -> None:
-        self.chain.check_parts(y, *scores)
-        self._check_count(self.decode(y))
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         return self.chain.full(*scores)
+
+    def fitted(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Chain` has it."""
+        return self.chain.fitted(*scores)
 
     def score(self, y: Any, *scores: Tensor) -> Tensor:
         return self.chain.score(y, *scores)
@@ -121,18 +100,6 @@ class CounterChain(DynamicProgram):
 
     def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         return self.chain.unscored(event_shape)
-
-    def first(self, index: Tensor, *scores: Tensor) -> Tensor:
-        return self.chain.first(index, *scores)
-
-    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        return self.chain.terms(index, *scores)
-
-    def anchored(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        return self.chain.anchored(terms, *scores)
-
-    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
-        return self.chain.allowed(index, *scores)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,15 +156,6 @@ def _check_limit(k: Any, state: Any) -> None:
             raise ValueError(f"{name} must be an integer of at least 0; got {value!r}")
 
 
-def rises(states: int, state: int, runs: bool) -> np.ndarray:
-    """By how much a step from one state to the next raises the counter, (s, s); the first position is a step from s."""
-    rise = np.zeros((states + 1, states), np.int64)
-    rise[:, state] = 1
-    if runs:
-        rise[state, state] = 0
-    return rise
-
-
 def _node(states: int, k: int, kind: int, t: int, j: Any, c: Any) -> Any:
     return ((2 * t + kind) * states + j) * (k + 1) + c
 
@@ -206,7 +164,11 @@ def _node(states: int, k: int, kind: int, t: int, j: Any, c: Any) -> Any:
 def _counters(n: int, states: int, k: int, state: int, runs: int) -> Graph:
     """Node A(t, j, c) chooses the state before j, node B(t, j, c) adds the unary score, c being the count so far."""
     builder = Builder(parts=n * states + max(n - 1, 0) * states * states)
-    rise = rises(states, state, bool(runs))
+    rise = np.zeros((states + 1, states), np.int64)
+    # the first position is a step from no state
+    rise[:, state] = 1
+    if runs:
+        rise[state, state] = 0
     before, after = (partial(_node, states, k, kind) for kind in range(2))
     reached = np.zeros((states, k + 1), bool)
     for t in range(n):

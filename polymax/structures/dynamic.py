@@ -1,75 +1,50 @@
 """Structures that a dynamic program can search: one recursion, smoothed in every way."""
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from polymax import _check
-from polymax.hypergraphs.graph import Graph
-from polymax.hypergraphs.passes import KernelPasses, Passes, expectation, value
-from polymax.kernels.hypergraph import hypergraph_inside, hypergraph_outside, hypergraph_tangent
-from polymax.kernels.widen import wide
-from polymax.structures.base import Counted, Parts
-
-SHANNON, HARD = 1.0, math.inf
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Scores of a batch in the form that passes take, and how to give results their shape."""
-
-    passes: Callable[[float], Passes]
-    tensors: tuple[Tensor, ...]
-    batch: torch.Size
-    shaped: Callable[[tuple[Tensor, ...]], Parts]
-
-    def value(self, alpha: float) -> Tensor:
-        """The maximum smoothed by the Tsallis entropy of alpha, (*batch,)."""
-        found = value(self.passes(alpha), self.tensors)
-        return found if len(self.batch) == 1 else found.reshape(self.batch)
-
-    def expectation(self, alpha: float) -> Parts:
-        """The gradient of the value: a structure for alpha = inf, expected parts otherwise."""
-        return self.shaped(expectation(self.passes(alpha), self.tensors))
+from polymax._parts import Parts, tensors
+from polymax._parts import checked as checked
+from polymax._parts import narrow as narrow
+from polymax.distributions.gibbs import Gibbs
+from polymax.hypergraphs import Derivations as Derivations
+from polymax.hypergraphs.entropy import UnknownOmega, omega_of_choices
+from polymax.hypergraphs.passes import HARD as HARD
+from polymax.hypergraphs.passes import SHANNON as SHANNON
+from polymax.hypergraphs.passes import Problem as Problem
+from polymax.hypergraphs.passes import kernel_passes as kernel_passes
+from polymax.regularizers import Regularizer
+from polymax.solvers.search import Search
+from polymax.structures.base import Sampled
 
 
-@dataclass(frozen=True)
-class Derivations:
-    """A batch of hypergraph problems.
-
-    Shapes: scores (B, parts), roots (B,), one node for each instance, -1 for the empty problem.
-    """
-
-    scores: Tensor
-    graph: Graph
-    roots: Tensor
-    batch: torch.Size
-    # (*lead, B, parts) -> indicators or marginals in the structure's own shape
-    shaped: Callable[[Tensor], Parts]
-    # a structure, of whatever leading dims, to its parts (*lead, parts); as they are where it is None
-    flat: Callable[[Tensor], Tensor] | None = None
-
-    def problem(self) -> Problem:
-        """For the kernels of the general hypergraph."""
-        tensors = (self.scores, *self.graph.arrays, self.roots)
-        return Problem(hypergraph_passes, tensors, self.batch, lambda mu: self.shaped(mu[0]))
-
-
-class DynamicProgram(Counted):
+class DynamicProgram(Sampled):
     """A set whose structures are the derivations of a hypergraph, one for each.
 
     A subclass says what the hypergraph is, by `derivations`; one with kernels of its own offers them by `problem`.
     """
 
+    # True if no structure uses a part twice, so that a list of parts holds it: SparseMAP then searches derivations
+    parts_once: ClassVar[bool] = False
+
     @abstractmethod
     def derivations(self, *scores: Tensor) -> Derivations:
         """The structures as derivations of a hypergraph."""
+
+    def search(self, *scores: Tensor) -> Search | None:
+        if not self.parts_once:
+            return None
+        tree = self.derivations(*scores)
+        events = tuple(x.shape[len(tree.batch) :] for x in self.full(*scores))
+        tensors = (tree.scores, tree.roots)
+        return Search("derivations", tensors, tree.batch, events, self.most_parts(*events), (tree.graph,))
+
+    def most_parts(self, *events: torch.Size) -> int:
+        """How many parts, of tensors of these shapes, a structure can use if it uses each once."""
+        return sum(event.numel() for event in events)
 
     def problem(self, *scores: Tensor) -> Problem:
         """The scores as the kernels take them."""
@@ -86,41 +61,28 @@ class DynamicProgram(Counted):
         return self.problem(*checked(scores)).value(SHANNON).to(scores[0].dtype)
 
     def marginals(self, *scores: Tensor) -> Parts:
-        return narrow(self.problem(*self.full(*checked(scores))).expectation(SHANNON), scores[0].dtype)
+        mu = self.problem(*self.full(*checked(scores))).expectation(SHANNON)
+        return mu if scores[0].dtype.itemsize >= 4 else narrow(mu, scores[0].dtype)
 
+    def gibbs(self, scores: tuple[Tensor, ...], dtype: torch.dtype) -> Gibbs:
+        return Gibbs(self, scores, dtype)
 
-def hypergraph_passes(alpha: float) -> Passes:
-    """The passes of the general hypergraph: tensors are scores, first, tails, part, roots."""
-    return KernelPasses((hypergraph_inside, hypergraph_outside, hypergraph_tangent), _recorded, alpha)
+    def kbest(self, scores: tuple[Tensor, ...], k: int) -> tuple[Parts, Tensor]:
+        """As every set has it; derivations that use the same parts count as different."""
+        tree = self.derivations(*checked(scores))
+        best, values = tree.kbest(tree.edge_scores(), k)
+        moved = self.named(*(t.movedim(0, len(tree.batch)) for t in tensors(best)))
+        return narrow(moved, scores[0].dtype), values.to(scores[0].dtype)
 
+    def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        used = self.derivations(*(torch.zeros_like(t) for t in parts)).usable()
+        return tuple(m != 0 for m in tensors(used))
 
-def kernel_passes(
-    *ops: Any, recorded: Any, scores: int = 1, options: tuple[Any, ...] = ()
-) -> Callable[[float], Passes]:
-    """The passes of a kernel folder, for any alpha."""
-    return partial(_kernel_passes, ops, recorded, scores, options)
-
-
-def _kernel_passes(ops: Any, recorded: Any, scores: int, options: tuple[Any, ...], alpha: float) -> Passes:
-    return KernelPasses(ops, recorded, alpha, scores, options)
-
-
-def checked(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Scores of one floating-point type, at least in float32."""
-    for x in scores:
-        _check.floating(x, "scores")
-    if len({(x.dtype, x.device) for x in scores}) > 1:
-        came = ", ".join(f"{x.dtype} on {x.device}" for x in scores)
-        raise TypeError(f"scores must have one dtype and one device; got {came}")
-    return tuple(wide(x) for x in scores)
-
-
-def narrow(y: Parts, dtype: torch.dtype) -> Parts:
-    """The dtype the scores came in."""
-    return y.to(dtype) if isinstance(y, Tensor) else y._make(t.to(dtype) for t in y)
-
-
-def _recorded(*args: Any) -> Tensor:
-    from polymax.kernels.hypergraph.tape import recorded
-
-    return recorded(*args)
+    def omega(self, mu: Parts, regularizer: Regularizer) -> Tensor:
+        """Omega(mu), known at structures, and between them where expected parts determine every choice."""
+        found = self.omega_of_structures(mu, regularizer)
+        if found is None:
+            found = omega_of_choices(self.derivations(*tensors(mu)), regularizer)
+        if found is None:
+            raise UnknownOmega(f"the expected parts of {type(self).__name__} do not determine its Omega between them")
+        return found

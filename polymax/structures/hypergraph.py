@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax import _check
-from polymax.hypergraphs.graph import Builder, Graph
-from polymax.structures import faults
-from polymax.structures.base import check_rows, indicators, refuse_repeats, used_parts
-from polymax.structures.dynamic import Derivations, DynamicProgram
+from polymax._parts import Parts
+from polymax.hypergraphs import Builder, Derivations, Graph
+from polymax.regularizers import Regularizer
+from polymax.structures.compact.edges import Edges, Hyperedges
+from polymax.structures.dynamic import DynamicProgram
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,58 +71,13 @@ class Hypergraph(DynamicProgram):
                 y[k, e] += 1
         return y
 
-    def encode(self, index: Tensor, *shape: int) -> Tensor:
-        """Hyperedges (*batch, used), as often as they are used, -1 after the last, to how often, (*batch, E)."""
-        check_rows(index, (len(self.tails),), repeats=True)
-        if _check.readable(index):
-            self._check_derivation(index, (index >= 0).any(-1, keepdim=True))
-        return self._times(index)
+    def omega_of_structures(self, mu: Parts, regularizer: Regularizer) -> Tensor | None:
+        """Unknown: a derivation that uses parts several times may be a mean of others."""
+        return None
 
-    def _times(self, index: Tensor) -> Tensor:
-        y = torch.zeros(*index.shape[:-1], len(self.tails) + 1, device=index.device)
-        places = torch.where(index < 0, len(self.tails), index)
-        return y.scatter_add(-1, places, torch.ones(places.shape, device=index.device))[..., :-1]
-
-    def decode(self, y: Tensor) -> Tensor:
-        """Hyperedges (*batch, used), as often as they are used, -1 after the last."""
-        times = y.round().long()
-        most = int(times.amax()) if times.numel() else 0
-        each = (times.unsqueeze(-1) > torch.arange(most, device=y.device)).flatten(-2)
-        used = used_parts(each, 1)
-        return torch.where(used < 0, -1, used // max(most, 1))
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        super().check(index, *scores)
-        if _check.readable(index):
-            self._check_derivation(index, torch.ones(1, dtype=torch.bool))
-        return index
-
-    def _check_derivation(self, index: Tensor, there: Tensor) -> None:
-        """Every node is derived as often as it is asked for: the root once where an instance is `there`."""
-        heads = torch.tensor(self.heads, dtype=torch.long)
-        nodes = 1 + max(self.heads, default=-1)
-        if not nodes:
-            return
-        used = self._times(index).to(torch.long)
-        derived = used.new_zeros(*used.shape[:-1], nodes).index_add(-1, heads, used)
-        asked = torch.zeros_like(derived)
-        asked[..., self.root] += there.squeeze(-1)
-        edge = [e for e, tail in enumerate(self.tails) for _ in tail]
-        node = torch.tensor([t for tail in self.tails for t in tail], dtype=torch.long)
-        asked = asked.index_add(-1, node, used[..., edge])
-        axiom = torch.ones(nodes, dtype=torch.bool).index_fill(0, heads, False)
-
-        def explain(instance: tuple[int, ...], place: int) -> str:
-            ways, times = int(derived[(*instance, place)]), int(asked[(*instance, place)])
-            return f"node {place}{faults.of(instance)} is derived {ways} times, but asked for {times} times"
-
-        faults.refuse("derivation", (derived != asked) & ~axiom, explain)
-
-    def whole(self, y: Tensor) -> bool:
-        return bool((y == y.round()).all())
-
-    def hamming(self, first: Tensor) -> Tensor:
-        return (first == 0).to(first.dtype)
+    @property
+    def compact(self) -> Hyperedges:
+        return Hyperedges(self)
 
     @cached_property
     def _compiled(self) -> tuple[Graph, list[int]]:
@@ -169,6 +124,8 @@ class Dag(DynamicProgram):
     source: int = 0
     sink: int = -1
 
+    parts_once = True
+
     def __post_init__(self) -> None:
         edges = [(int(u), int(v)) for u, v in self.edges]
         for e, (u, v) in enumerate(edges):
@@ -201,35 +158,13 @@ class Dag(DynamicProgram):
             y[k, list(path)] = 1
         return y
 
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        super().check(index, *scores)
-        if _check.readable(index):
-            refuse_repeats("path", index.unsqueeze(-1), index)
-            self._check_path(index, torch.ones(1, dtype=torch.bool))
-        return index
+    @property
+    def may_be_empty(self) -> bool:  # type: ignore[override]
+        return self.source == self.sink
 
-    def encode(self, index: Tensor, *shape: int) -> Tensor:
-        """The edges (*batch, used) of paths, -1 after the last, to indicators (*batch, E)."""
-        y = super().encode(index, len(self.edges))
-        if _check.readable(index):
-            self._check_path(index, (index >= 0).any(-1, keepdim=True))
-        return y
-
-    def _check_path(self, index: Tensor, there: Tensor) -> None:
-        """What enters a node leaves it; a path where an instance is `there` leads from the source to the sink."""
-        used = indicators(index, (len(self.edges),)).to(torch.long)
-        u, v = torch.tensor(self.edges, dtype=torch.long).reshape(-1, 2).T
-        nodes = 1 + max((v for _, v in self.edges), default=0)
-        surplus = used.new_zeros(*used.shape[:-1], nodes).index_add(-1, u, used).index_add(-1, v, -used)
-        surplus[..., self.source] -= there.squeeze(-1).long()
-        surplus[..., self.sink] += there.squeeze(-1).long()
-
-        def explain(instance: tuple[int, ...], place: int) -> str:
-            broken = "left, but not reached" if surplus[(*instance, place)] > 0 else "reached, but not left"
-            ends = {self.source: "the source, and not left", self.sink: "the sink, and not reached"}
-            return f"node {place}{faults.of(instance)} is {ends.get(place, broken)}"
-
-        faults.refuse("path", surplus != 0, explain)
+    @property
+    def compact(self) -> Edges:
+        return Edges(self)
 
     @cached_property
     def _reached(self) -> set[int]:

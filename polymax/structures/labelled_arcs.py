@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax import _check
 from polymax._function import untransformed
-from polymax.hypergraphs.graph import Builder, Graph
-from polymax.regularizers import Regularizer, Tsallis, Zero
-from polymax.structures import faults
+from polymax.hypergraphs import Builder, Derivations, Graph
+from polymax.hypergraphs.passes import Problem
+from polymax.kernels.hypergraph.reference import smoothing
 from polymax.structures.base import checked_lengths
-from polymax.structures.dynamic import HARD, Derivations, Problem
-from polymax.structures.heads import allowed_heads, decode_heads, encode_heads
+from polymax.structures.compact.heads import encode_heads
+from polymax.structures.compact.labels import spread
+from polymax.structures.usable import usable_arcs
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,12 @@ class LabelledProblem:
 
     def value(self, alpha: float) -> Tensor:
         """The smoothed maximum, (*batch,)."""
-        return self.arcs(_entropy(alpha).max(self.x)).value(alpha)
+        return self.arcs(smoothing(alpha).max(self.x)).value(alpha)
 
     def expectation(self, alpha: float) -> Tensor:
         """Its gradient, (*batch, n + 1, n + 1, labels)."""
-        mu = self.arcs(_entropy(alpha).max(self.x)).expectation(alpha).unsqueeze(-1)
-        return torch.where(mu == 0, 0, mu * _entropy(alpha).argmax(self.x))
-
-
-def _entropy(alpha: float) -> Regularizer:
-    return Zero() if alpha == HARD else Tsallis(alpha)
+        mu = self.arcs(smoothing(alpha).max(self.x)).expectation(alpha).unsqueeze(-1)
+        return torch.where(mu == 0, 0, mu * smoothing(alpha).argmax(self.x))
 
 
 def arcs_with_labels(lengths: Tensor | None, *scores: Tensor) -> Tensor:
@@ -50,14 +46,9 @@ def arcs_with_labels(lengths: Tensor | None, *scores: Tensor) -> Tensor:
     (x,) = scores
     if x.dim() < 3 or x.shape[-2] != x.shape[-3] or x.shape[-2] == 0:
         raise ValueError(f"scores must be (*batch, n + 1, n + 1, labels); got {tuple(x.shape)}")
-    place = torch.arange(x.shape[-2], device=x.device)
-    arc = (place[:, None] != place) & (place > 0)
     if lengths is not None:
-        batch = x.shape[:-3]
-        tokens = checked_lengths(lengths, batch, x.shape[-2] - 1, x.device, "lengths").reshape(*batch, 1)
-        within = place <= tokens
-        arc = arc & within.unsqueeze(-1) & within.unsqueeze(-2)
-    return torch.where(arc.unsqueeze(-1), x, 0)
+        checked_lengths(lengths, x.shape[:-3], x.shape[-2] - 1, x.device, "lengths")
+    return torch.where(usable_arcs(lengths, x, labelled=True), x, 0)
 
 
 def with_labels(tree: Derivations, x: Tensor) -> Derivations:
@@ -96,68 +87,25 @@ def _labelled_graph(graph: Graph, labels: int) -> tuple[Graph, Tensor]:
         return builder.build(graph.parts + graph.nodes + int(extra.sum())), torch.from_numpy(number)
 
 
-def every_labelling(arcs: Tensor, labels: int) -> Tensor:
-    """Trees (count, n + 1, n + 1) with each of their labellings, (count labels^n, n + 1, n + 1, labels)."""
-    heads = decode_heads(arcs)
-    n = heads.shape[-1]
+def checked_arcs(lengths: Tensor | None, *scores: Tensor) -> tuple[tuple[Tensor, Tensor], torch.Size]:
+    """Scores (B, n + 1, n + 1) of arcs without labels and the tokens of each instance (B,), and the batch."""
+    (x,) = scores
+    if x.dim() < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] == 0:
+        raise ValueError(f"scores must be (*batch, n + 1, n + 1); got {tuple(x.shape)}")
+    batch = x.shape[:-2]
+    tokens = checked_lengths(lengths, batch, x.shape[-1] - 1, x.device, "lengths")
+    return (x.reshape(batch.numel(), *x.shape[-2:]), tokens), batch
+
+
+def listed_trees(heads: list[tuple[int, ...]], event_shape: tuple[int, ...]) -> Tensor:
+    """Trees by their heads as indicators (count, n + 1, n + 1); of three dims, with each of their labellings."""
+    n = event_shape[0] - 1
+    rows = torch.tensor(heads, dtype=torch.long).reshape(len(heads), n)
+    if len(event_shape) == 2:
+        return encode_heads(rows)
+    labels = event_shape[2]
     names = torch.tensor(list(itertools.product(range(labels), repeat=n)), dtype=torch.long).reshape(labels**n, n)
-    index = torch.stack([heads.repeat_interleave(len(names), 0), names.repeat(len(heads), 1)], -1)
-    return spread(index, labels)
-
-
-def spread(index: Tensor, labels: int) -> Tensor:
-    """Heads and labels (*batch, n, 2) to indicators (*batch, n + 1, n + 1, labels)."""
-    name = index[..., 1].unsqueeze(-1) == torch.arange(labels, device=index.device)
-    # no label for the root symbol, which has no head
-    name = torch.nn.functional.pad(name, (0, 0, 1, 0))
-    return encode_heads(index[..., 0]).unsqueeze(-1) * name.unsqueeze(-3)
-
-
-def heads_and_labels(y: Tensor) -> Tensor:
-    """Indicators (*batch, n + 1, n + 1, labels) to heads and labels (*batch, n, 2), -1 at padding."""
-    heads = decode_heads(y.sum(-1))
-    columns = y[..., 1:, :].sum(-3)
-    labels = columns.argmax(-1) if y.shape[-1] else torch.full_like(heads, -1)
-    return torch.stack([heads, torch.where(heads < 0, -1, labels)], -1)
-
-
-def places_with_labels(index: Tensor, labels: int) -> Tensor:
-    """Heads and labels (*batch, n, 2) as places in flat scores, -1 at padding."""
-    n = index.shape[-2]
-    tokens = torch.arange(1, n + 1, device=index.device)
-    heads, names = index.unbind(-1)
-    return torch.where(heads < 0, -1, (heads * (n + 1) + tokens) * labels + names)
-
-
-def check_form(index: Tensor, shape: torch.Size | None = None) -> None:
-    """Heads and labels (*batch, n, 2), of scores of this shape where it is given."""
-    faults.integers(index)
-    if index.dim() < 2 or index.shape[-1] != 2:
-        raise ValueError(f"index must be heads and labels of tokens, (*batch, n, 2); got {tuple(index.shape)}")
-    if shape is not None:
-        faults.shaped(index, (*shape[:-3], shape[-2] - 1, 2), "heads and labels of tokens 1..n, (*batch, n, 2)")
-
-
-def check_labels(index: Tensor, labels: int, unknown: bool = False) -> None:
-    """Each token with a head has a label, in range, and no other has; with `unknown`, -2 is one."""
-    if not _check.readable(index):
-        return
-    heads, names = index.unbind(-1)
-    known = (names >= 0) | ((names == -2) & unknown)
-    bad = torch.where(heads == -1, names != -1, ~known | (names >= labels))
-
-    def explain(instance: tuple[int, ...], place: int) -> str:
-        came = int(names[(*instance, place)])
-        return f"token {place + 1}{faults.of(instance)} has label {came}, not one in [0, {labels}); padding is -1"
-
-    faults.refuse("labelled tree", bad, explain)
-
-
-def allowed_arcs(index: Tensor, labels: int) -> Tensor:
-    """Heads and labels (*batch, n, 2), -2 where not known, to what agrees with them, bool, shaped like the scores."""
-    heads, names = index.unbind(-1)
-    name = (names.unsqueeze(-1) == torch.arange(labels, device=index.device)) | (names == -2).unsqueeze(-1)
-    return allowed_heads(heads).unsqueeze(-1) & torch.nn.functional.pad(name, (0, 0, 1, 0)).unsqueeze(-3)
+    return spread(torch.stack([rows.repeat_interleave(len(names), 0), names.repeat(len(rows), 1)], -1), labels)
 
 
 def best_labellings(heads: Tensor, values: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor]:

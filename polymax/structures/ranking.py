@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +13,8 @@ from polymax.kernels.isotonic_kl import isotonic_kl
 from polymax.kernels.widen import wide
 from polymax.regularizers.entropies import positive
 from polymax.regularizers.fused import SegmentMean
-from polymax.structures import faults
 from polymax.structures.base import Structure
+from polymax.structures.compact.choices import Ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +27,8 @@ class Ranking(Structure):
         >>> Ranking().map(torch.tensor([0.3, 2.0, -1.0]))
         tensor([2., 3., 1.])
     """
+
+    may_be_empty = False
 
     def map(self, *scores: Tensor) -> Tensor:
         x = _row(scores)
@@ -54,43 +55,9 @@ class Ranking(Structure):
         # a shift changes nothing, and small scores keep their digits
         return permutahedron(x - _top(x), ranks.expand(x.shape))
 
-    def encode(self, index: Tensor, *shape: int) -> Tensor:
-        """Ranks (*batch, n) as integers to ranks as floats."""
-        faults.integers(index)
-        if index.dim() < 1:
-            raise ValueError(f"index must be ranks (*batch, n); got {tuple(index.shape)}")
-        _check_ranks(index)
-        return index.float()
-
-    def decode(self, y: Tensor) -> Tensor:
-        """Ranks as integers."""
-        return y.round().long()
-
-    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        return index * _row(scores)
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        x = _row(scores)
-        faults.shaped(index, x.shape, "ranks (*batch, n)")
-        _check_ranks(index)
-        return index
-
-    def whole(self, y: Any) -> bool:
-        return bool((y == y.round()).all())
-
-    def hamming(self, first: Tensor) -> Tensor:
-        raise ValueError("cost must be given: ranks are no indicators, of which Hamming's cost counts the wrong ones")
-
-
-def _check_ranks(index: Tensor) -> None:
-    """Each rank of index (*batch, n) is given once."""
-    if _check.readable(index):
-        n = index.shape[-1]
-
-        def explain(instance: tuple[int, ...], place: int) -> str:
-            return f"rank {place + 1}{faults.of(instance)} is not given once; ranks are 1 to {n}"
-
-        faults.refuse("ranking", index.sort(-1).values != torch.arange(1, n + 1), explain)
+    @property
+    def compact(self) -> Ranks:
+        return Ranks(self)
 
 
 def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regularization: str = "quadratic") -> Tensor:

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.graph import Builder, Family, Graph
 from polymax.structures.base import Structure, checked_lengths, zeros_of
-from polymax.structures.dynamic import Derivations, DynamicProgram
+from polymax.structures.compact.pairs_of_arcs import PairedHeads
+from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.projective_tree import ProjectiveTree
 
 
@@ -31,8 +33,9 @@ class GrandparentParts(NamedTuple):
 class SecondOrderTree(DynamicProgram):
     """Projective trees with a second score tensor, of pairs of arcs; compact forms are those of `ProjectiveTree`."""
 
-    lengths: Tensor | None
     single_root: bool
+    may_be_empty = False
+    parts_once = True
 
     @property
     def tree(self) -> ProjectiveTree:
@@ -92,37 +95,12 @@ class SecondOrderTree(DynamicProgram):
     def mean(self, vertices: Tensor, probs: Tensor) -> Any:
         return self.named(*(Structure.mean(self, t, probs) for t in self.complete(vertices)))
 
-    def encode(self, index: Tensor, *shape: int) -> Any:
-        """Heads (*batch, n) of tokens 1..n, -1 at padding, to indicators."""
-        return self.complete(self.tree.encode(index, *shape))
+    def most_parts(self, *events: torch.Size) -> int:
+        return 2 * events[0][0]
 
-    def decode(self, y: Any) -> Tensor:
-        """Heads (*batch, n) of tokens 1..n, -1 at padding."""
-        return self.tree.decode(y.arcs)
-
-    def first(self, index: Tensor, *scores: Tensor) -> Tensor:
-        return self.tree.first(index, scores[0])
-
-    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """(*batch, 2 n): the arc of each token, then its pair."""
-        arcs, pairs = self.full(*scores)
-        used = self.pairs(self.first(index, arcs).to(pairs.dtype))
-        each = torch.where(used == 0, 0, used * pairs).sum((-3, -2))[..., 1:]
-        return torch.cat([self.tree.terms(index, arcs), each], -1)
-
-    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
-        return self.tree.places(index, scores[0])
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        return self.tree.check(index, scores[0])
-
-    def check_parts(self, y: Any, *scores: Tensor) -> None:
-        self.tree.check_parts(y.arcs, scores[0])
-        super().check_parts(y, *self.full(*scores))
-
-    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """Heads (*batch, n), -2 where not known."""
-        return self.tree.allowed(index, scores[0])
+    @property
+    def compact(self) -> PairedHeads:
+        return PairedHeads(self)
 
 
 @dataclass(frozen=True, eq=False)

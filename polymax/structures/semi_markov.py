@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax import _check
-from polymax.hypergraphs.graph import Builder, Family, Graph
-from polymax.structures import faults
-from polymax.structures.base import check_rows, checked_lengths, indicators, used_parts, zeros_of
-from polymax.structures.chain import fitted_transition, steps_at
-from polymax.structures.dynamic import Derivations, DynamicProgram
+from polymax.hypergraphs import Builder, Derivations, Family, Graph
+from polymax.structures.base import checked_lengths, zeros_of
+from polymax.structures.chain import fitted_transition
+from polymax.structures.compact.base import indicators
+from polymax.structures.compact.segments import Segments
+from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.usable import before_end, places
 
 
 class SegmentParts(NamedTuple):
@@ -46,6 +47,8 @@ class SemiMarkov(DynamicProgram):
 
     max_width: int
     lengths: Tensor | None = None
+    may_be_empty = False
+    parts_once = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_width, int) or self.max_width < 1:
@@ -68,14 +71,31 @@ class SemiMarkov(DynamicProgram):
         return Derivations(flat, _graph.beside(flat, n, widths, s), roots, batch, shaped)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
+        segments, transition = self.fitted(*scores)
+        *batch, n, _, s = segments.shape
+        return segments, transition.expand(*batch, max(n - 1, 0), s, s)
+
+    def fitted(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of one instance each, and transitions of as many dims, in which those that are shared are 1."""
         if len(scores) != 2:
             raise TypeError(f"a segmentation has two score tensors, segments and transition; got {len(scores)}")
         segments, transition = scores
         if segments.dim() < 3 or segments.shape[-2] != self.max_width:
             raise ValueError(f"segments must be (*batch, n, {self.max_width}, s); got {tuple(segments.shape)}")
         *batch, n, _, s = segments.shape
-        shape = (*batch, max(n - 1, 0), s, s)
-        return segments, fitted_transition(transition, shape).expand(shape)
+        return segments, fitted_transition(transition, (*batch, max(n - 1, 0), s, s))
+
+    def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        n, widths = parts[0].shape[-3:-1]
+        start, width = places(parts[0].device, n, widths)
+        return before_end(self.lengths, n, start + width, 3), before_end(self.lengths, n, start[1:, 0], 3)
+
+    @property
+    def compact(self) -> Segments:
+        return Segments(self)
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return max(2 * events[0][0] - 1, 0)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return 3, 3
@@ -99,17 +119,6 @@ class SemiMarkov(DynamicProgram):
         first = zeros_of(self, event_shape)
         return first, first.new_zeros(event_shape[-1], event_shape[-1])
 
-    def encode(self, index: Tensor, *shape: int) -> SegmentParts:
-        """Segments (*batch, used, 3) of start, width - 1 and label, -1 after the last, to indicators of n and s."""
-        n, s = faults.sizes(shape, "the number of positions", "the number of labels")
-        check_rows(index, (n, self.max_width, s))
-        if _check.readable(index):
-            rows = _ordered(index, n)
-            ends = torch.where(rows[..., 0] < n, rows[..., 0] + rows[..., 1] + 1, 0)
-            length = ends.amax(-1, keepdim=True) if rows.shape[-2] else ends.new_zeros(*ends.shape[:-1], 1)
-            _check_cover(rows, length.clamp(max=n), n)
-        return self.complete(indicators(index, (n, self.max_width, s)))
-
     def complete(self, first: Tensor) -> SegmentParts:
         n, _, s = first.shape[-3:]
         # labels of segments that end before, and start at, each boundary
@@ -125,68 +134,6 @@ class SemiMarkov(DynamicProgram):
     def mean(self, vertices: Tensor, probs: Tensor) -> SegmentParts:
         parts = self.complete(vertices)
         return SegmentParts(*(super(SemiMarkov, self).mean(t, probs) for t in parts))
-
-    def first(self, index: Tensor, *scores: Tensor) -> Tensor:
-        return indicators(index, scores[0].shape[-3:])
-
-    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """(*batch, 2 used - 1): the segments, then the steps between their labels."""
-        segments, transition = scores
-        self.full(*scores)
-        # not as many as there are instances and steps: they may share one
-        transition = transition[(None,) * (segments.dim() - transition.dim())]
-        start, width, label = _ordered(index, segments.shape[-3]).unbind(-1)
-        there = start < segments.shape[-3]
-        flat = torch.nn.functional.pad(segments.flatten(-3), (0, 1))
-        places = (start * segments.shape[-2] + width) * segments.shape[-1] + label
-        whole = flat.gather(-1, torch.where(there, places, flat.shape[-1] - 1))
-        label, boundary = torch.where(there, label, 0), torch.where(there, start - 1, 0)
-        if transition.shape[-3] == 0:
-            return whole
-        steps = steps_at(transition, label[..., :-1], label[..., 1:], boundary[..., 1:])
-        return torch.cat([whole, torch.where(there[..., 1:], steps, 0)], -1)
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        segments, _ = self.full(*scores)
-        super().check(index, *scores)
-        if _check.readable(index):
-            n = segments.shape[-3]
-            lengths = checked_lengths(self.lengths, segments.shape[:-3], n, index.device, "lengths")
-            _check_cover(_ordered(index, n), lengths.reshape(*segments.shape[:-3], 1), n)
-        return index
-
-    def decode(self, y: Any) -> Tensor:
-        """Segments (*batch, used, 3): start, width - 1 and label, -1 after the last."""
-        return used_parts(y.segments, 3)
-
-
-def _ordered(index: Tensor, n: int) -> Tensor:
-    """Segments (*batch, used, 3) by their start, which is n for rows of -1."""
-    rows = torch.where(index < 0, torch.tensor([n, 0, 0], device=index.device), index)
-    order = rows[..., 0].argsort(dim=-1, stable=True)
-    return rows.gather(-2, order.unsqueeze(-1).expand(rows.shape))
-
-
-def _check_cover(rows: Tensor, lengths: Tensor, n: int) -> None:
-    """Segments, ordered, follow each other without a gap from 0 to the length (*batch, 1)."""
-    there = rows[..., 0] < n
-    start = torch.where(there, rows[..., 0], lengths)
-    end = torch.where(there, rows[..., 0] + rows[..., 1] + 1, lengths)
-
-    def beyond(instance: tuple[int, ...], place: int) -> str:
-        row, length = tuple(rows[(*instance, place)].tolist()), int(lengths[instance])
-        return f"segment {row}{faults.of(instance)} ends beyond its length {length}"
-
-    faults.refuse("segmentation", end > lengths, beyond)
-    start, end = torch.cat([start, lengths], -1), torch.cat([torch.zeros_like(lengths), end], -1)
-
-    def explain(instance: tuple[int, ...], place: int) -> str:
-        left, right = int(end[(*instance, place)]), int(start[(*instance, place)])
-        if left > right:
-            return f"segments{faults.of(instance)} overlap at position {right}"
-        return f"positions {left} to {right - 1}{faults.of(instance)} are in no segment"
-
-    faults.refuse("segmentation", start != end, explain)
 
 
 @Family

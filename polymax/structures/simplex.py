@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax import _check
-from polymax.hypergraphs.graph import Builder, Family, Graph
-from polymax.regularizers import Gini, Regularizer, Tsallis, Zero
+from polymax._parts import Parts
+from polymax.hypergraphs import Builder, Derivations, Family, Graph
+from polymax.kernels.hypergraph.reference import smoothing
+from polymax.regularizers import Gini, Regularizer
 from polymax.regularizers.bounded import Budget
-from polymax.structures import faults
-from polymax.structures.base import refuse_repeats
-from polymax.structures.dynamic import HARD, Derivations, DynamicProgram
+from polymax.structures.base import Counted, Structure
+from polymax.structures.compact.choices import Classes, Items, Places
+from polymax.structures.dynamic import DynamicProgram
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,10 @@ class Simplex(DynamicProgram):
         >>> Simplex().map(torch.tensor([0.0, 2.0, 1.0]))
         tensor([0., 1., 0.])
     """
+
+    parts_once = True
+    may_be_empty = False
+    one_part = True
 
     def derivations(self, *scores: Tensor) -> Derivations:
         x = _rows(scores)
@@ -43,29 +48,12 @@ class Simplex(DynamicProgram):
     def projection(self, *scores: Tensor) -> Tensor:
         return Gini().argmax(_rows(scores))
 
-    def encode(self, index: Tensor, *shape: int) -> Tensor:
-        """The class (*batch,), -1 for none, to indicators of `shape` = (n,)."""
-        faults.sizes(shape, "the number of classes")
-        _check_choice("class", index, shape[0], none=True)
-        return (index.unsqueeze(-1) == torch.arange(shape[0], device=index.device)).float()
+    def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        return Structure.usable(self, *parts)
 
-    def decode(self, y: Tensor) -> Tensor:
-        """The class, (*batch,); -1 for none."""
-        return torch.where((y == 0).all(-1), -1, y.argmax(-1))
-
-    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
-        return index.unsqueeze(-1)
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        x = _rows(scores)
-        faults.shaped(index, x.shape[:-1], "classes (*batch,)")
-        return _check_choice("class", index, x.shape[-1])
-
-    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """The class (*batch,), -2 where not known."""
-        self.check(torch.where(index == -2, 0, index), *scores)
-        classes = torch.arange(scores[0].shape[-1], device=index.device)
-        return (index.unsqueeze(-1) == classes) | (index == -2).unsqueeze(-1)
+    @property
+    def compact(self) -> Classes:
+        return Classes(self)
 
 
 @dataclass(frozen=True)
@@ -76,15 +64,11 @@ class Choice:
 
     def value(self, alpha: float) -> Tensor:
         """The smoothed maximum, (*batch,)."""
-        return _entropy(alpha).max(self.x)
+        return smoothing(alpha).max(self.x)
 
     def expectation(self, alpha: float) -> Tensor:
         """Its gradient, (*batch, n)."""
-        return _entropy(alpha).argmax(self.x)
-
-
-def _entropy(alpha: float) -> Regularizer:
-    return Zero() if alpha == HARD else Tsallis(alpha)
+        return smoothing(alpha).argmax(self.x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +84,8 @@ class Subset(DynamicProgram):
 
     k: int
     at_most: bool = False
+
+    parts_once = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 0:
@@ -149,26 +135,13 @@ class Subset(DynamicProgram):
         """The projection with a total of k, of rows that allow one."""
         return Budget(float(self.k)).argmax(torch.where(enough, x, 0))
 
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        x = self._checked(scores)
-        super().check(index, x)
-        if _check.readable(index):
-            refuse_repeats("subset", index.unsqueeze(-1), index)
-            self._check_size((index >= 0).sum(-1, keepdim=True), none=False)
-        return index
+    @property
+    def may_be_empty(self) -> bool:  # type: ignore[override]
+        return self.at_most or self.k == 0
 
-    def encode(self, index: Tensor, *shape: int) -> Tensor:
-        """The items (*batch, used), -1 after the last, to indicators of `shape` = (n,)."""
-        y = super().encode(index, *faults.sizes(shape, "the number of items"))
-        if _check.readable(index):
-            self._check_size((index >= 0).sum(-1, keepdim=True), none=True)
-        return y
-
-    def _check_size(self, count: Tensor, none: bool) -> None:
-        """Subsets of `count` (*batch, 1) items are large and small enough; `none` allows that of no item for all k."""
-        right = (count <= self.k if self.at_most else count == self.k) | ((count == 0) & none)
-        size = f"at most {self.k}" if self.at_most else f"{self.k}"
-        faults.refuse("subset", ~right, lambda i, _: f"{int(count[i])} parts{faults.of(i)} are used, not {size}")
+    @property
+    def compact(self) -> Items:
+        return Items(self)
 
     def _checked(self, scores: tuple[Tensor, ...]) -> Tensor:
         x = _rows(scores)
@@ -213,44 +186,16 @@ class Explicit(DynamicProgram):
     def vertices(self, event_shape: tuple[int, ...] = ()) -> Tensor:
         return self.listed
 
-    def encode(self, index: Tensor, *shape: int) -> Tensor:
-        """The places (*batch,) in the list to vertices; zeros for -1."""
-        _check_choice("vertex", index, len(self.listed), none=True)
-        return torch.where((index < 0).unsqueeze(-1), 0, self.listed.to(index.device)[index.clamp(min=0)])
+    def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        return ((self.listed != 0).any(0).to(parts[0].device),)
 
-    def decode(self, y: Tensor) -> Tensor:
-        """The place in the list, (*batch,); -1 for what is not there."""
-        same = (y.unsqueeze(-2) == self.listed.to(y)).all(-1)
-        return torch.where(same.any(-1), same.long().argmax(-1), -1)
+    def omega(self, mu: Parts, regularizer: Regularizer) -> Tensor:
+        # a mean of vertices does not tell of which
+        return Counted.omega(self, mu, regularizer)
 
-    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        y = self.encode(index).to(scores[0])
-        return torch.where(y == 0, 0, y * scores[0])
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        faults.shaped(index, scores[0].shape[:-1], "places (*batch,) in the list")
-        return _check_choice("vertex", index, len(self.listed))
-
-    def whole(self, y: Tensor) -> bool:
-        return bool((self.decode(y) >= 0).all())
-
-    def hamming(self, first: Tensor) -> Tensor:
-        raise ValueError(
-            "cost must be given: vertices are no indicators, of which Hamming's cost counts the wrong ones"
-        )
-
-
-def _check_choice(what: str, index: Tensor, count: int, none: bool = False) -> Tensor:
-    """One of `count`, or with `none` -1."""
-    faults.integers(index)
-    if _check.readable(index):
-        bad = ((index < -int(none)) | (index >= count)).unsqueeze(-1)
-
-        def explain(instance: tuple[int, ...], _: int) -> str:
-            return f"{int(index[instance])}{faults.of(instance)} is not one in [0, {count})"
-
-        faults.refuse(what, bad, explain)
-    return index
+    @property
+    def compact(self) -> Places:
+        return Places(self)
 
 
 def of_choices(each: Tensor, batch: torch.Size, shaped: object, flat: object = None) -> Derivations:

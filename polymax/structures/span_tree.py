@@ -3,16 +3,21 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from polymax import _check
+from polymax.hypergraphs import Derivations
+from polymax.hypergraphs.passes import Problem, kernel_passes
 from polymax.kernels.span_tree import span_tree_inside, span_tree_outside, span_tree_tangent
-from polymax.structures import faults
-from polymax.structures.base import checked_lengths, raveled, refuse_repeats
-from polymax.structures.dynamic import Derivations, DynamicProgram, Problem, kernel_passes
+from polymax.kernels.span_tree.reference import as_graph, recorded
+from polymax.structures.base import checked_lengths
+from polymax.structures.compact.spans import Spans
+from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.usable import before_end, places
+
+_PASSES = kernel_passes(span_tree_inside, span_tree_outside, span_tree_tangent, recorded=recorded)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,18 +40,20 @@ class SpanTree(DynamicProgram):
 
     lengths: Tensor | None = None
     labelled: bool | None = None
+    may_be_empty = False
+    parts_once = True
 
     def problem(self, *scores: Tensor) -> Problem:
         tensors, batch, shape = self._flat(*scores)
-        passes = kernel_passes(span_tree_inside, span_tree_outside, span_tree_tangent, recorded=_recorded)
-        return Problem(passes, tensors, batch, lambda mu: mu[0].reshape(shape))
+        return Problem(_PASSES, tensors, batch, lambda mu: mu[0].reshape(shape))
 
     def derivations(self, *scores: Tensor) -> Derivations:
-        from polymax.kernels.span_tree.reference import as_graph
-
         tensors, batch, shape = self._flat(*scores)
         flat, graph, roots = as_graph(*tensors)
         return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *shape))
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return 2 * events[0][0]
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         (x,) = scores
@@ -69,19 +76,21 @@ class SpanTree(DynamicProgram):
         known = replace(self, labelled=len(event_shape) == 3)
         return known.logsumexp(*known.unscored(tuple(event_shape)))
 
-    def encode(self, index: Tensor, *shape: int) -> Tensor:
-        """Spans (*batch, used, 2) [i, j], or (*batch, used, 3) with labels, to indicators (n, n) or (n, n, labels)."""
-        y = super().encode(index, *shape)
-        if _check.readable(index) and index.shape[-2]:
-            _check_brackets(index, 1 + index[..., 1].amax(-1, keepdim=True), shape[0])
-        return y
+    def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        (x,) = parts
+        dims = self.event_dims(x)[0]
+        n = x.shape[-dims]
+        left, right = places(x.device, n, n)
+        # beyond every length where there is no span
+        return (before_end(self.lengths, n, torch.where(left <= right, right, n), dims),)
 
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        (x, lengths), batch, _ = self._flat(*scores)
-        super().check(index, *scores)
-        if _check.readable(index):
-            _check_brackets(index, lengths.reshape(*batch, 1), x.shape[1])
-        return index
+    def stack(self, count: int, *scores: Tensor) -> Self:
+        # a dimension more must not be read as labels
+        return super(SpanTree, replace(self, labelled=self.event_dims(*scores) == (3,))).stack(count, *scores)
+
+    @property
+    def compact(self) -> Spans:
+        return Spans(self)
 
     def _labelled(self, x: Tensor) -> bool:
         if self.labelled is not None:
@@ -109,39 +118,6 @@ class SpanTree(DynamicProgram):
         return (x.reshape(batch.numel(), n, n, labels), lengths), batch, x.shape
 
 
-def _check_brackets(rows: Tensor, lengths: Tensor, n: int) -> None:
-    """Spans (*batch, used, 2 or 3) of a binary tree over the leaves before lengths (*batch, 1).
-
-    Spans that do not cross are at most 2 n - 1, and exactly so in a binary tree.
-    """
-    what = "binary tree"
-    i, j = rows[..., 0], rows[..., 1]
-
-    def span(instance: tuple[int, ...], place: int) -> str:
-        return f"[{int(i[(*instance, place)])}, {int(j[(*instance, place)])}]"
-
-    backward = (i > j) | (j >= lengths)
-    faults.refuse(
-        what, backward, lambda b, k: f"span {span(b, k)}{faults.of(b)} is none of its {int(lengths[b])} leaves"
-    )
-    refuse_repeats(what, rows[..., :2], raveled(rows[..., :2], (n, n)))
-    a, b, c, d = i.unsqueeze(-1), j.unsqueeze(-1), i.unsqueeze(-2), j.unsqueeze(-2)
-    cross = ((a < c) & (c <= b) & (b < d) & (a >= 0)).flatten(-2)
-
-    def crossing(instance: tuple[int, ...], place: int) -> str:
-        first, second = divmod(place, rows.shape[-2])
-        return f"spans {span(instance, first)} and {span(instance, second)}{faults.of(instance)} cross"
-
-    faults.refuse(what, cross, crossing)
-    count = (i >= 0).sum(-1, keepdim=True)
-    full = (2 * lengths - 1).clamp(min=0)
-
-    def few(instance: tuple[int, ...], _: int) -> str:
-        return f"it has {int(count[instance])} spans{faults.of(instance)}, leaves included, not {int(full[instance])}"
-
-    faults.refuse(what, count != full, few)
-
-
 def _bracketings(i: int, j: int) -> Iterator[list[tuple[int, int]]]:
     if i >= j:
         yield [(i, j)] if i == j else []
@@ -149,9 +125,3 @@ def _bracketings(i: int, j: int) -> Iterator[list[tuple[int, int]]]:
         for left in _bracketings(i, k):
             for right in _bracketings(k + 1, j):
                 yield [(i, j), *left, *right]
-
-
-def _recorded(*args: Any) -> Tensor:
-    from polymax.kernels.span_tree.reference import recorded
-
-    return recorded(*args)

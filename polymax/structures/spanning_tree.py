@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.distinct import from_heads
-from polymax.hypergraphs.passes import Passes
+from polymax._parts import checked, narrow
+from polymax.distributions.gibbs import TreeGibbs
+from polymax.hypergraphs.passes import HARD, SHANNON, Passes, Problem
 from polymax.kernels.arborescence import UNDEFINED, arborescence
+from polymax.kernels.exact_sums import exact_sum, exact_total
 from polymax.kernels.spanning_tree import (
     spanning_tree_inside,
     spanning_tree_kbest,
@@ -18,23 +20,27 @@ from polymax.kernels.spanning_tree import (
     spanning_tree_sample,
     spanning_tree_tangent,
 )
+from polymax.kernels.spanning_tree.reference import recorded
 from polymax.noise import Gumbel
 from polymax.regularizers import Shannon, Zero
-from polymax.structures.arcs import Arcs
-from polymax.structures.base import Counted, checked_lengths
-from polymax.structures.dynamic import HARD, SHANNON, Problem, checked, narrow
-from polymax.structures.heads import decode_heads, encode_heads, trees
+from polymax.solvers.search import Search
+from polymax.structures.base import Sampled
+from polymax.structures.compact.heads import decode_heads, trees
+from polymax.structures.compact.labels import spread
+from polymax.structures.compact.trees import Heads
 from polymax.structures.labelled_arcs import (
     LabelledProblem,
     arcs_with_labels,
     best_labellings,
-    every_labelling,
-    spread,
+    checked_arcs,
+    listed_trees,
 )
+from polymax.structures.tree_draws import distinct_trees
+from polymax.structures.usable import usable_arcs
 
 
 @dataclass(frozen=True, eq=False)
-class SpanningTree(Arcs, Counted):
+class SpanningTree(Sampled):
     """Trees over tokens 1..n below the root symbol 0, arcs crossing or not; the parts are arcs [head, modifier].
 
     With `single_root` exactly one token hangs from the root symbol. Lengths count tokens. With `labelled` each arc
@@ -53,14 +59,15 @@ class SpanningTree(Arcs, Counted):
     lengths: Tensor | None = None
     single_root: bool = True
     labelled: bool = False
+    may_be_empty = False
 
     def map(self, *scores: Tensor) -> Tensor:
         if self.labelled:
             with torch.no_grad():
                 return narrow(self.problem(*checked(scores)).expectation(HARD), scores[0].dtype)
-        x, lengths, batch = self._flat(*checked(scores))
+        (x, lengths), _ = checked_arcs(self.lengths, *checked(scores))
         heads = arborescence(x.detach(), lengths, self.single_root)
-        return narrow(_best_arcs(heads, x).reshape(*batch, *x.shape[1:]), scores[0].dtype)
+        return narrow(_best_arcs(heads, x).reshape(scores[0].shape), scores[0].dtype)
 
     def best_score(self, *scores: Tensor) -> Tensor:
         return self.problem(*checked(scores)).value(HARD).to(scores[0].dtype)
@@ -76,15 +83,34 @@ class SpanningTree(Arcs, Counted):
         if self.labelled:
             arcs = replace(self, labelled=False)
             return LabelledProblem(arcs_with_labels(self.lengths, *scores), arcs.problem)  # type: ignore[return-value]
-        x, lengths, batch = self._flat(*scores)
+        tensors, batch = checked_arcs(self.lengths, *scores)
         passes = partial(_passes, self.single_root)
-        return Problem(passes, (x, lengths), batch, lambda mu: mu[0].reshape(*batch, *x.shape[1:]))
+        return Problem(passes, tensors, batch, lambda mu: mu[0].reshape(scores[0].shape))
+
+    def gibbs(self, scores: tuple[Tensor, ...], dtype: torch.dtype) -> TreeGibbs:
+        return TreeGibbs(self, scores, dtype)
+
+    def search(self, *scores: Tensor) -> Search | None:
+        if self.labelled:
+            return None
+        (x, lengths), batch = checked_arcs(self.lengths, *scores)
+        return Search("arcs", (x, lengths), batch, (x.shape[1:],), x.shape[1], (self.single_root,))
+
+    def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Each token's arcs less the one that the best tree has: every tree has one head for each token."""
+        (x,) = scores
+        # arcs are [head, modifier], with labels after them where there are any
+        others = (-3, -1) if self.labelled else (-2,)
+        best = torch.where(self.map(x) > 0, x, 0).sum(others, keepdim=True)
+        total = exact_total(best.flatten(x.dim() - self.event_dims(x)[0]))
+        total = torch.where(self.best_score(x) == -torch.inf, -torch.inf, total)
+        return (exact_sum(x, -best),), total
 
     def sample(self, scores: tuple[Tensor, ...], shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Independent draws of p(y) = exp(<scores, y>) / Z, (*shape, *batch, n + 1, n + 1), with labels labelled."""
         if self.labelled:
             return self._sample_labelled(scores, shape, generator)
-        x, lengths, batch = self._flat(*checked(scores))
+        (x, lengths), batch = checked_arcs(self.lengths, *checked(scores))
         lead = torch.Size(shape)
         device = generator.device if generator is not None else "cpu"
         seeds = torch.randint(-(2**63), 2**63 - 1, (len(lengths), lead.numel()), generator=generator, device=device)
@@ -92,15 +118,11 @@ class SpanningTree(Arcs, Counted):
         return narrow(_arcs(heads.movedim(1, 0), x).reshape(*lead, *batch, *x.shape[1:]), scores[0].dtype)
 
     def kbest(self, scores: tuple[Tensor, ...], k: int) -> tuple[Tensor, Tensor]:
-        """The k best trees (*batch, k, n + 1, n + 1), best first, and their scores (*batch, k).
-
-        Where there are fewer, zeros of score -inf follow.
-        """
         if not isinstance(k, int) or k < 1:
             raise ValueError(f"k must be a positive integer; got {k!r}")
         if self.labelled:
             return self._kbest_labelled(scores, k)
-        x, lengths, batch = self._flat(*checked(scores))
+        (x, lengths), batch = checked_arcs(self.lengths, *checked(scores))
         values, heads = spanning_tree_kbest(x.detach(), lengths, k, self.single_root)
         y = _arcs(heads, x).reshape(*batch, k, *x.shape[1:])
         return narrow(y, scores[0].dtype), values.reshape(*batch, k).to(scores[0].dtype)
@@ -115,18 +137,26 @@ class SpanningTree(Arcs, Counted):
         arcs, flat = replace(self, labelled=False), x.detach().double()
         labels = flat if self.labelled else flat.unsqueeze(-1)
         total = Shannon().max(labels)
-        rows, lengths, batch = arcs._flat(total)
+        (rows, lengths), batch = checked_arcs(self.lengths, total)
         names = torch.where(total.unsqueeze(-1) == -torch.inf, -torch.inf, labels - total.unsqueeze(-1))
         names = names.reshape(len(rows), *names.shape[len(batch) :])
-        index, there = from_heads(arcs, rows, lengths, names, k, generator)
+        index, there = distinct_trees(arcs, rows, lengths, names, k, generator)
         y = spread(index, labels.shape[-1])
         y = y if self.labelled else y.squeeze(-1)
         return narrow(y.reshape(*batch, k, *x.shape[len(batch) :]), scores[0].dtype), there.reshape(*batch, k)
 
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
-        heads = trees(event_shape[0] - 1, self.single_root)
-        arcs = encode_heads(torch.tensor(heads, dtype=torch.long).reshape(len(heads), event_shape[0] - 1))
-        return every_labelling(arcs, event_shape[2]) if self.labelled else arcs
+        return listed_trees(trees(event_shape[0] - 1, self.single_root), event_shape)
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        return (3,) if self.labelled else (2,)
+
+    def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        return (usable_arcs(self.lengths, parts[0], self.labelled),)
+
+    @property
+    def compact(self) -> Heads:
+        return Heads(self, projective=False)
 
     def _sample_labelled(self, scores: tuple[Tensor, ...], shape: Any, generator: torch.Generator | None) -> Tensor:
         """Trees by the sums over labels, then a label for each arc."""
@@ -145,14 +175,6 @@ class SpanningTree(Arcs, Counted):
         y = spread(index, x.shape[-1]).reshape(*batch, k, *x.shape[-3:])
         return y.to(scores[0].dtype), best.reshape(*batch, k).to(scores[0].dtype)
 
-    def _flat(self, *scores: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
-        (x,) = scores
-        if x.dim() < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] == 0:
-            raise ValueError(f"scores must be (*batch, n + 1, n + 1); got {tuple(x.shape)}")
-        batch = x.shape[:-2]
-        lengths = checked_lengths(self.lengths, batch, x.shape[-1] - 1, x.device, "lengths")
-        return x.reshape(batch.numel(), *x.shape[-2:]), lengths, batch
-
 
 @dataclass(frozen=True)
 class SumPasses:
@@ -165,12 +187,12 @@ class SumPasses:
         scores, lengths = tensors
         value, chart = spanning_tree_inside(scores, lengths, self.single_root)
         # without a tree the sum is -inf before a NaN is met
-        undefined = (torch.isnan(scores) & _possible(scores, lengths)).flatten(1).any(-1)
+        undefined = (torch.isnan(scores) & _usable(scores, lengths)).flatten(1).any(-1)
         return torch.where((value == -torch.inf) & undefined, torch.nan, value), chart
 
     def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         mu = spanning_tree_outside(*tensors, chart, g, self.single_root)
-        return (torch.where(torch.isnan(g)[:, None, None] & _possible(*tensors), torch.nan, mu),)
+        return (torch.where(torch.isnan(g)[:, None, None] & _usable(*tensors), torch.nan, mu),)
 
     def tangent(
         self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor, ...]
@@ -178,8 +200,6 @@ class SumPasses:
         return spanning_tree_tangent(*tensors, chart, g, *along, self.single_root)
 
     def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
-        from polymax.kernels.spanning_tree.reference import recorded
-
         scores, lengths = tensors
         return recorded(scores, lengths, self.single_root)
 
@@ -218,11 +238,9 @@ def _passes(single_root: bool, alpha: float) -> Passes:
     return SumPasses(single_root) if alpha == SHANNON else BestPasses(single_root)
 
 
-def _possible(x: Tensor, lengths: Tensor) -> Tensor:
+def _usable(x: Tensor, lengths: Tensor) -> Tensor:
     """True for the arcs that a tree of so many tokens can use, (B, n + 1, n + 1)."""
-    place = torch.arange(x.shape[-1], device=x.device)
-    within = place <= lengths.unsqueeze(-1)
-    return within.unsqueeze(-1) & within.unsqueeze(-2) & (place.unsqueeze(-1) != place) & (place > 0)
+    return usable_arcs(lengths, x, labelled=False)
 
 
 def _picked(x: Tensor, heads: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ LARGE = {
     "subset": lambda d: (d.choice([2, 17, 100]),),
     "simplex": lambda d: (d.choice([1, 17, 100]),),
 }
-SMALL = {name: row for name, row in sets.BY_NAME.items() if name not in ("explicit", "hypergraph")}
+SMALL = {name: row for name, row in sets.BY_NAME.items() if row.indicators and name != "hypergraph"}
 
 
 def _scores(draw: Draw, row: sets.Set, shape, batch, kind, tame=True) -> tuple[Tensor, ...]:
@@ -64,18 +64,18 @@ def _apart(found: Tensor, expected: Tensor, kind: torch.dtype, size: float = 1.0
 
 def ragged(draw: Draw) -> tuple[int, list[str]]:
     """A batch with lengths is a loop over the shorter problems, whatever the padding holds."""
-    row = draw.choice([row for row in [*sets.RAGGED, *sets.OTHERS] if row.cut is not None])
+    row = draw.choice(sets.RAGGED)
     shape = draw.choice([s for s in row.shapes if row.size(s) > 0])
     kind = draw.choice([torch.float64, torch.float32])
     count = draw.choice([1, 3, 6])
     scores = _scores(draw, row, shape, (count,), kind)
     longest = row.size(shape)
-    least = 1 if isinstance(row.structure, pm.SpanningTree | pm.Assignment) else 0
+    least = 0 if row.able("local") else 1
     lengths = draw.integers(least, longest + 1, count)
     op = draw.choice(_operators(row))
     draw.note(f"{row.name} {_name(op)} {str(kind)[6:]} {shape} lengths {lengths.tolist()}")
     dirty = _soiled(draw, row, scores, lengths.tolist())
-    pair = isinstance(row.structure, sets.PAIRED)
+    pair = row.paired
     placed = lengths.to(draw.device)
     together = op.with_lengths((placed, placed) if pair else placed)
     inputs = [x.to(draw.device).requires_grad_() for x in dirty]

@@ -14,8 +14,7 @@ from polymax.structures.base import tensors
 from tests.campaign import hostile
 from tests.campaign.hostile import Draw
 
-RANKING = sets.Set("ranking", pm.Ranking(), [(1,), (2,), (4,)], lambda s: [s], lambda s: math.factorial(s[0]), None)
-ROWS = [*sets.SETS, *sets.OTHERS, RANKING]
+ROWS = sets.TABLE
 SOLVERS = {
     "active-set": pm.ActiveSet(),
     "frank-wolfe": pm.FrankWolfe(),
@@ -102,7 +101,7 @@ def problem(draw: Draw, row: sets.Set, wild: bool = True, nan: bool = True) -> P
         # sums of parts stay finite
         limit = torch.finfo(kind).max / 32
         x = x.clamp(-limit, limit)
-        if draw.chance(0.3) and not isinstance(row.structure, pm.Explicit | pm.Ranking):
+        if draw.chance(0.3) and row.indicators:
             x = x.masked_fill(hostile.forbidden(draw, *x.shape), -torch.inf)
         if len(event) == 2 and event != shape and not one:
             # transitions of each instance are those of each step

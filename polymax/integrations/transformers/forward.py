@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymax.nn.attention import Mapping, grouped, mapped, masked
+from polymax.integrations.transformers.cache import BOXES
+from polymax.integrations.transformers.weights import weights_wanted
+from polymax.nn.attention import Mapping, attention_weights, grouped, scaled_dot_product_attention
 
 
 def attention(
@@ -24,9 +26,11 @@ def attention(
     indices: Tensor | None = None,
     block_indices: Tensor | None = None,
     cache: Any = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention as models call it: the context (N, L, heads, V) and the weights (N, heads, L, S).
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention as models call it: the context (N, L, heads, V), and weights (N, heads, L, S) if they are asked for.
+
+    Where they are not, it is `pm.nn.scaled_dot_product_attention`, which need not hold all weights at once.
 
     `softcap` bounds scores, `position_bias` is added to them, `s_aux` are scores of a sink for each head, which takes
     its part of the weights, and `indices` (N, L, k) are the keys that an indexer has selected for each query, -1 for
@@ -36,25 +40,28 @@ def attention(
         raise ValueError("cache must be None: attention over the pages of continuous batching is not implemented")
     if block_indices is not None:
         raise ValueError("block_indices must be None: attention over selected blocks of keys is not implemented")
-    if key.shape[1] != query.shape[1]:
-        key, value = grouped(key, query, "key"), grouped(value, query, "value")
     mask, causal = _visible(module, query, key, attention_mask, is_causal)
-    scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-2, -1)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if position_bias is not None:
-        scores = scores + position_bias
-    scores = masked(scores, mask, causal)
     if indices is not None:
-        scores = masked(scores, _selected(indices, key.shape[-2]))
-    if s_aux is not None:
-        scores = torch.cat([scores, s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], -1)
-    weights = mapped(mapping, scores)[..., : key.shape[-2]].to(query.dtype)
-    weights = nn.functional.dropout(weights, dropout, module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
+        mask = _joined(_selected(indices, key.shape[-2]), mask)
+    mask = _joined(position_bias, mask)
+    told: dict[str, Any] = {
+        "scale": scaling,
+        "enable_gqa": key.shape[1] != query.shape[1],
+        "mapping": mapping,
+        "softcap": softcap,
+        "sinks": None if s_aux is None else s_aux.reshape(-1),
+    }
+    drop = dropout if module.training else 0.0
+    if not weights_wanted(module, options):
+        boxes = getattr(key, BOXES, None)
+        context = scaled_dot_product_attention(query, key, value, mask, drop, causal, key_boxes=boxes, **told)
+        return context.transpose(1, 2).contiguous(), None
+    weights = nn.functional.dropout(attention_weights(query, key, mask, causal, **told), drop)
+    values = grouped(value, query, "value") if told["enable_gqa"] else value
+    return (weights @ values).transpose(1, 2).contiguous(), weights
 
 
-def layer_attention(name: str, module: nn.Module, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+def layer_attention(name: str, module: nn.Module, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
     """`attention` by the mapping that belongs to the module, as `use` and `load` put it there."""
     mapping = getattr(module, "polymax_mapping", None)
     if mapping is None:
@@ -86,3 +93,14 @@ def _selected(indices: Tensor, keys: int) -> Tensor:
     # one more key takes what is -1
     keep = torch.zeros(*indices.shape[:-1], keys + 1, dtype=torch.bool, device=indices.device)
     return keep.scatter(-1, indices.long().where(indices >= 0, keys), True)[..., :keys].unsqueeze(1)
+
+
+def _joined(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Two masks, or a bias and a mask, as one: what either forbids is forbidden, and what they add is added."""
+    if first is None or second is None:
+        return second if first is None else first
+    if first.dtype == torch.bool and second.dtype == torch.bool:
+        return first & second
+    if second.dtype == torch.bool:
+        return first.masked_fill(~second, -torch.inf)
+    return second.masked_fill(~first, -torch.inf) if first.dtype == torch.bool else first + second

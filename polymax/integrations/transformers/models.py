@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from polymax.integrations.transformers.architectures import calls_interface, has_own_attention, ignoring_classes
+from polymax.integrations.transformers.forward import attention
 from polymax.integrations.transformers.names import (
     DEFAULTS,
     LEARNED,
@@ -21,6 +22,7 @@ from polymax.integrations.transformers.names import (
     registered,
     saved_choice,
 )
+from polymax.mappings import softmax
 
 
 def check(model: PreTrainedModel, **inputs: Any) -> dict[str, str | None]:
@@ -185,8 +187,8 @@ def _calls(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, int]:
     def record(name: str, fn: Any, module: nn.Module, query: Tensor, *args: Any, **options: Any) -> Any:
         called[module] = query.shape[1]
         if name in learned_mappings and not hasattr(module, "polymax_mapping"):
-            # what is asked here is who calls
-            fn = AttentionInterface()["sdpa"]
+            # what is asked here is who calls, and softmax takes whatever a model passes
+            fn = partial(attention, softmax)
         return fn(module, query, *args, **options)
 
     training = model.training

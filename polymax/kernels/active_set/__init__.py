@@ -1,1 +1,64 @@
-"""SparseMAP's solvers as loops: a reference for any structure, and loops for the CPU and CUDA."""
+"""The loops of SparseMAP: ask for the structure that most improves on mu, shift weight to it, and so on.
+
+    max over p in the simplex of Y of  sum_y p_y <scores, y> - 1/2 ||mu||^2,        mu = sum_y p_y y (first tensor)
+
+reference.py asks `Structure.map` for a whole batch at each iteration, in torch: it runs any set by any rule on any
+device. Sets that say how they are searched (`Structure.search`) have compiled loops: cpu.py, for all rules, and
+cuda.py, for exact weights. All of them take
+
+    solver, structure, scores, search, start, whole -> Solution, and which instances converged, (*batch,)
+
+and are imported at their first call, so that `import polymax` pays for neither Numba nor Triton.
+"""
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from polymax.solvers.rules import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solver
+from polymax.solvers.search import Search
+from polymax.solvers.solution import Solution
+from polymax.structures.base import Structure
+
+# the largest side of the first tensor that one program of a GPU holds
+LARGEST = 4096
+_RULES = {"cpu": (ActiveSet, FrankWolfe, AwayStep, Pairwise), "cuda": (ActiveSet,)}
+
+
+def solve(
+    solver: Solver, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, whole: bool
+) -> tuple[Solution, Tensor]:
+    """The solution by the fastest loop there is, and which instances converged, (*batch,)."""
+    device = scores[0].device.type
+    search = structure.search(*scores) if type(solver) in _RULES.get(device, ()) else None
+    file = device if search is not None and (device == "cpu" or _fits(search)) else "reference"
+    return _file(file).solve(solver, structure, scores, search, start, whole)
+
+
+@cache
+def _file(name: str) -> Any:
+    """A file of loops, imported at its first call: Numba and Triton are loaded with the first problem."""
+    return import_module(f"{__name__}.{name}")
+
+
+def path(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> str:
+    """Which loop `solve` takes, and why, in one sentence."""
+    device, name, rule = scores[0].device.type, type(structure).__name__, type(solver).__name__
+    search = structure.search(*scores)
+    if search is None:
+        why = f"{name}.search says nothing of how the set is searched"
+    elif type(solver) not in _RULES.get(device, ()):
+        why = f"no compiled loop for {device} knows the rule of {rule}"
+    elif device == "cuda" and not _fits(search):
+        why = f"the scores are empty, or have a side of more than {LARGEST}"
+    else:
+        return f"A compiled loop for {device} solves each instance, because {name}.search says how: by {search.kind}."
+    return f"A loop in torch asks {name}.map for the whole batch at each iteration, because {why}."
+
+
+def _fits(search: Search) -> bool:
+    """True if a problem is of a size that the programs of a GPU take."""
+    event = search.events[0]
+    return search.batch.numel() * event.numel() > 0 and max(event) <= LARGEST

@@ -1,121 +1,73 @@
-"""SparseMAP over derivations of a hypergraph: the best one around mu.
+"""Derivations of a hypergraph for SparseMAP on the CPU: the best one around mu.
 
 Hyperedges get the scores  part + values of the tails - value of the head,  with the values of the best derivations of
 nodes: a derivation then has its score less that of the best one, without the rounding of large sums.
 """
 
-import numpy as np
-from torch import Tensor
+from functools import lru_cache
 
-from polymax.kernels.active_set.cpu_loop import Found, Settings, memory, run, settle
+import numpy as np
+
+from polymax.kernels.active_set.numba_search import Problem
 from polymax.kernels.numba_math import inline, kernel
 
 
-def solve_derivations(
-    scores: Tensor,
-    first: Tensor,
-    tails: Tensor,
-    part: Tensor,
-    roots: Tensor,
-    penalised: int,
-    settings: Settings,
-) -> Found:
-    """Derivations that use a part once at most, the first `penalised` parts being those of the first tensor."""
-    arrays = [x.contiguous().numpy() for x in (scores.double(), first, tails, part, roots)]
-    return run(_derivations, (*arrays, penalised), part.shape[0], settings)
+def problem(search):
+    """Scores of parts (B, parts) and roots (B,) of a graph as the search takes them."""
+    (scores, roots), (graph,) = search.tensors, search.options
+    nodes, edges = graph.nodes, graph.edges
+    return Problem(
+        _table(graph),
+        roots.reshape(-1, 1).contiguous().numpy(),
+        scores.double().contiguous().numpy(),
+        np.empty((1, 0)),
+        ((1, 1), 1 + nodes + edges, (4, max(nodes, 1) + 1)),
+        edges,
+    )
+
+
+@lru_cache(maxsize=64)
+def _table(graph):
+    """The numbers of nodes and hyperedges, and the arrays of a graph one after the other."""
+    sizes = np.array([graph.nodes, graph.edges])
+    return np.concatenate([sizes, *(t.numpy().ravel() for t in graph.arrays)])
 
 
 @kernel
-def _derivations(start, stop, parts, first_edge, tails, part, roots, penalised, settings, out):
-    nodes = first_edge.size - 1
-    space = memory(out, penalised)
-    values, back, waiting = np.empty(nodes + 1), np.empty(nodes + 1, np.int64), np.empty(nodes + 1, np.int64)
-    needed, edges = np.zeros(nodes + 1, np.bool_), np.empty(part.size)
-    for i in range(start, stop):
-        _reach(first_edge, tails, roots[i], needed)
-        base = _reduce(parts[i], first_edge, tails, part, roots[i], needed, values, edges)
-        problem = edges, first_edge, tails, part, roots[i], needed, values, back, waiting
-        settle(_best_tree, problem, base, i, settings, space, out)
-
-
-@kernel
-def _reach(first_edge, tails, root, needed):
-    """The nodes that a derivation of the root may use."""
-    needed[:] = False
-    if root >= 0:
-        needed[root] = True
-    for h in range(root, -1, -1):
-        if needed[h]:
-            for e in range(first_edge[h], first_edge[h + 1]):
-                for t in tails[e]:
-                    if t >= 0:
-                        needed[t] = True
-
-
-@kernel
-def _reduce(parts, first_edge, tails, part, root, needed, values, edges):
-    """Fill in the scores of hyperedges; the value of the root, or 0 where it is infinite."""
-    for h in range(root + 1):
-        if not needed[h]:
-            continue
-        values[h] = 0.0 if first_edge[h] == first_edge[h + 1] else -np.inf
-        for e in range(first_edge[h], first_edge[h + 1]):
-            # potentials may be any: these need not be exact
-            a = parts[part[e]] if part[e] >= 0 else 0.0
-            for t in tails[e]:
-                if t >= 0:
-                    a += values[t]
-            edges[e] = a
-            if a > values[h]:
-                values[h] = a
-        if -np.inf < values[h] < np.inf:
-            for e in range(first_edge[h], first_edge[h + 1]):
-                edges[e] = _sum_of(parts, tails, part, values, e, values[h])
-    return values[root] if root >= 0 and np.abs(values[root]) < np.inf else 0.0
-
-
-@inline
-def _sum_of(parts, tails, part, values, e, less):
-    """The score of a hyperedge and the values of its tails, less a number: rounded once, but for the last bit."""
-    total, error = -less, 0.0
-    for k in range(tails.shape[1] + 1):
-        x = 0.0
-        if k == 0 and part[e] >= 0:
-            x = parts[part[e]]
-        elif k > 0 and tails[e, k - 1] >= 0:
-            x = values[tails[e, k - 1]]
-        both = total + x
-        other = both - total
-        error += (total - (both - other)) + (x - other)
-        total = both
-    return total + error if np.abs(total) < np.inf else total
-
-
-@inline
-def _best_tree(problem, mu, vertex):
-    """The best derivation around mu as a list of parts: how many penalised, and its own score."""
-    edges, first_edge, tails, part, root, needed, values, back, waiting = problem
-    vertex[:] = -1
+def best(problem, mu, vertex):
+    """The best derivation around mu as a list of parts."""
+    table, own, parts, _, _, line, marks = problem
+    nodes, edges, root = table[0], table[1], own[0]
+    first, tails = table[2 : 3 + nodes], table[3 + nodes : 3 + nodes + 2 * edges]
+    part = table[3 + nodes + 2 * edges :]
+    values, scores = line[1 : 1 + nodes], line[1 + nodes :]
+    needed, back, waiting = marks[1], marks[2], marks[3]
+    for u in range(vertex.size):
+        vertex[u] = -1
+    marks[0, 1] = 0
     if root < 0:
-        return 0, 0.0
+        return 0.0
+    if marks[0, 0] == 0:
+        marks[0, 0] = 1
+        _reach(first, tails, root, needed)
+        line[0] = _reduce(parts, first, tails, part, root, needed, values, scores)
     penalised = mu.size
     for h in range(root + 1):
         if not needed[h]:
             continue
-        values[h] = 0.0 if first_edge[h] == first_edge[h + 1] else -np.inf
-        back[h] = -1
-        for e in range(first_edge[h], first_edge[h + 1]):
-            a = edges[e]
+        value, chosen = 0.0 if first[h] == first[h + 1] else -np.inf, -1
+        for e in range(first[h], first[h + 1]):
+            a = scores[e]
             if 0 <= part[e] < penalised:
                 a -= mu[part[e]]
-            for t in tails[e]:
+            for t in tails[2 * e : 2 * e + 2]:
                 if t >= 0:
                     a += values[t]
-            if a > values[h]:
-                values[h] = a
-                back[h] = e
+            if a > value:
+                value, chosen = a, e
+        values[h], back[h] = value, chosen
     if values[root] == -np.inf:
-        return 0, -np.inf
+        return -np.inf
     size, other, score = 0, vertex.size, 0.0
     waiting[0] = root
     left = 1
@@ -124,7 +76,7 @@ def _best_tree(problem, mu, vertex):
         e = back[waiting[left]]
         if e < 0:
             continue
-        score += edges[e]
+        score += scores[e]
         if part[e] >= 0:
             if part[e] < penalised:
                 vertex[size] = part[e]
@@ -132,7 +84,7 @@ def _best_tree(problem, mu, vertex):
             else:
                 other -= 1
                 vertex[other] = part[e]
-        for t in tails[e]:
+        for t in tails[2 * e : 2 * e + 2]:
             if t >= 0:
                 waiting[left] = t
                 left += 1
@@ -141,4 +93,57 @@ def _best_tree(problem, mu, vertex):
     if gap > 0:
         for k in range(other, vertex.size):
             vertex[k - gap], vertex[k] = vertex[k], -1
-    return size, score
+    marks[0, 1] = size
+    return score
+
+
+@inline
+def _reach(first, tails, root, needed):
+    """Mark the nodes that a derivation of the root may use."""
+    for h in range(root + 1):
+        needed[h] = 0
+    needed[root] = 1
+    for h in range(root, -1, -1):
+        if needed[h]:
+            for t in tails[2 * first[h] : 2 * first[h + 1]]:
+                if t >= 0:
+                    needed[t] = 1
+
+
+@inline
+def _reduce(parts, first, tails, part, root, needed, values, scores):
+    """Fill in the scores of hyperedges; the value of the root, or 0 where it is infinite."""
+    for h in range(root + 1):
+        if not needed[h]:
+            continue
+        values[h] = 0.0 if first[h] == first[h + 1] else -np.inf
+        for e in range(first[h], first[h + 1]):
+            # potentials may be any: these need not be exact
+            a = parts[part[e]] if part[e] >= 0 else 0.0
+            for t in tails[2 * e : 2 * e + 2]:
+                if t >= 0:
+                    a += values[t]
+            scores[e] = a
+            if a > values[h]:
+                values[h] = a
+        if -np.inf < values[h] < np.inf:
+            for e in range(first[h], first[h + 1]):
+                scores[e] = _sum_of(parts, tails, part, values, e, values[h])
+    return values[root] if np.abs(values[root]) < np.inf else 0.0
+
+
+@inline
+def _sum_of(parts, tails, part, values, e, less):
+    """The score of a hyperedge and the values of its tails, less a number: rounded once, but for the last bit."""
+    total, error = -less, 0.0
+    for k in range(3):
+        x = 0.0
+        if k == 0 and part[e] >= 0:
+            x = parts[part[e]]
+        elif k > 0 and tails[2 * e + k - 1] >= 0:
+            x = values[tails[2 * e + k - 1]]
+        both = total + x
+        other = both - total
+        error += (total - (both - other)) + (x - other)
+        total = both
+    return total + error if np.abs(total) < np.inf else total

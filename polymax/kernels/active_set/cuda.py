@@ -1,38 +1,39 @@
-"""SparseMAP on a GPU, by the active set: one launch for all instances where the device finds structures by itself.
+"""SparseMAP on a GPU by exact weights: one launch for all instances where the device finds structures by itself.
 
-Other structures come from `map`, and each turn is a launch. Structures must use a part once at most.
+A kind of search has a file of its own, cuda_<kind>.py, with `best`, a function for Triton, and its `plan`, `slots` and
+`listed`. Structures are lists of parts of the first tensor in slots: what one structure may have in a slot, no other
+has in another slot, and a slot that is not used has -1. `best(problem, p_arounds, p_fresh, height, width, SIZES)` gets
+the tensors of all instances and scores less mu, (B, d); it writes to `p_fresh`, and gives the score of parts in other
+tensors, -inf where there is no structure. Kinds without a file come from `map`, as cuda_given.py has it.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from polymax.kernels.active_set import cuda_step, triton_best
-from polymax.kernels.arborescence.cuda import _FIELDS
-from polymax.kernels.assignment.cuda import LARGEST
-from polymax.kernels.chain.cuda_shapes import distinct
+from polymax.kernels.active_set import cuda_loop
 from polymax.kernels.triton_math import ceil_power, on_device
-from polymax.solvers.rules import ActiveSet, Solution, UsedParts
-from polymax.structures.assignment import Assignment
-from polymax.structures.base import Structure, checked_lengths, tensors
-from polymax.structures.chain import Chain
-from polymax.structures.spanning_tree import SpanningTree
+from polymax.solvers.rules import Solver
+from polymax.solvers.search import Search
+from polymax.solvers.solution import Solution
+from polymax.structures.base import Structure
 
 # room for so many structures at first; more where they do not suffice
 _ROOM = 64
 # entries of a tile to a thread
 _ENTRIES = 16
-# turns before a look at whether all instances are done, where each turn is a launch; and where none is
-_TURNS, _ALL = 8, 2**30
+# iterations before a look at whether all instances are done, where each is a launch; and where none is
+_LAUNCHES, _ALL = 8, 2**30
 
 
-@dataclass(frozen=True)
-class _Search:
-    """How the best structures are found: a function of triton_best.py, its tensors and constants, and how many warps.
+class Plan(NamedTuple):
+    """How structures are found: a function for Triton, its tensors and constants.
 
-    The first tensor is (height, width), flat where structures are given.
+    The event is (height, width), the shape of the first tensor; a structure has `slots`, and a program `warps`.
     """
 
     best: Any
@@ -43,9 +44,20 @@ class _Search:
     warps: int
 
 
+def room(like: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Memory of a program for each of the instances (B, ...) of a tensor."""
+    return torch.empty(len(like), *shape, dtype=dtype, device=like.device)
+
+
+def places_of(vertices: Tensor, dims: int) -> Tensor:
+    """The place in a flat first tensor, of `dims` dims, of each part that structures use; -1 for the others."""
+    event = vertices.shape[vertices.dim() - dims :]
+    return torch.where(vertices != 0, torch.arange(event.numel(), device=vertices.device).reshape(event), -1)
+
+
 @dataclass(frozen=True)
 class _State:
-    """What the programs know, in the shapes of cuda_step.py."""
+    """What the programs know, in the shapes of cuda_loop.py."""
 
     places: Tensor
     gram: Tensor
@@ -53,16 +65,16 @@ class _State:
     fresh: Tensor
     point: tuple[Tensor, Tensor, Tensor, Tensor]
     status: Tensor
-    turns: Tensor
+    iterations: Tensor
     gap: Tensor
 
-    def grown(self) -> "_State":
-        """Twice the places; instances that had too few go on."""
+    def with_more_places(self) -> "_State":
+        """The same state with twice the places; instances that had too few go on."""
         room, pad = self.places.shape[1], torch.nn.functional.pad
         system = pad(torch.cat([pad(self.system[:, :room], (0, 0, 0, room)), self.system[:, room:]], 1), (0, room))
         system[:, -2, room:] = -1
-        status = torch.where(self.status == cuda_step.FULL.value, cuda_step.GOING.value, self.status)
-        status = torch.where(status == cuda_step.FACE_FULL.value, cuda_step.TURN.value, status)
+        status = torch.where(self.status == cuda_loop.FULL.value, cuda_loop.GOING.value, self.status)
+        status = torch.where(status == cuda_loop.FACE_FULL.value, cuda_loop.DIRECTION.value, status)
         return replace(
             self,
             places=pad(self.places, (0, 0, 0, room)),
@@ -73,160 +85,96 @@ class _State:
 
 
 def solve(
-    solver: ActiveSet, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, whole: bool
-) -> tuple[Solution, Tensor] | None:
-    """The solution and which instances converged, (*batch,); None where there is nothing to launch, or too much."""
-    lead = scores[0].dim() - structure.event_dims(*scores)[0]
-    batch, event = scores[0].shape[:lead], scores[0].shape[lead:]
-    if scores[0].numel() == 0 or max(event) > LARGEST:
-        return None
+    solver: Solver,
+    structure: Structure,
+    scores: tuple[Tensor, ...],
+    search: Search,
+    start: Solution | None,
+    whole: bool,
+) -> tuple[Solution, Tensor]:
+    """The solution, and which instances converged, (*batch,)."""
+    name = f"{__package__}.cuda_{search.kind}"
+    kind: Any = import_module(name if find_spec(name) else f"{__package__}.cuda_given")
+    asked = not find_spec(name)
     scores = tuple(x.double() for x in scores)
-    search = _search(structure, scores, batch, event)
-    state = _begin(structure, scores, start, search.slots)
+    plan = kind.plan(search)
+    count = search.batch.numel()
+    feasible = structure.best_score(*scores).reshape(count) > -torch.inf if asked else None
+    slots = None if start is None else kind.slots(search, start.vertices).reshape(count, -1, plan.slots)
+    state = _begin(structure, scores, search, start, slots, plan.slots)
     while True:
-        if search.best is triton_best.best_given:
-            _ask(structure, scores, search, state, solver, whole)
+        if asked:
+            for _ in range(_LAUNCHES):
+                others = kind.question(structure, scores, feasible, state.point[2], state.fresh)
+                _launch(plan._replace(problem=others), state, solver, whole, 1)
         else:
-            _launch(search, state, solver, whole, _ALL)
-        going = (state.status <= cuda_step.RENEW.value) & (state.turns < solver.max_iter)
-        face = (state.status >= cuda_step.TURN.value) & (state.status < cuda_step.CONVERGED.value)
-        more, on = torch.stack([(state.status >= cuda_step.FULL.value).any(), (going | face).any()]).tolist()
+            _launch(plan, state, solver, whole, _ALL)
+        going = (state.status <= cuda_loop.RENEW.value) & (state.iterations < solver.max_iter)
+        face = (state.status >= cuda_loop.DIRECTION.value) & (state.status < cuda_loop.CONVERGED.value)
+        more, on = torch.stack([(state.status >= cuda_loop.FULL.value).any(), (going | face).any()]).tolist()
         if more:
-            state = state.grown()
+            state = state.with_more_places()
         elif not on:
-            converged = (state.status >= cuda_step.CONVERGED.value).reshape(batch)
-            return _solution(structure, scores, state, batch, event), converged
+            break
+    converged = (state.status >= cuda_loop.CONVERGED.value).reshape(search.batch)
+    return _solution(kind, search, state), converged
 
 
-def _search(structure: Structure, scores: tuple[Tensor, ...], batch: torch.Size, event: torch.Size) -> _Search:
-    count = batch.numel()
-
-    def room(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.empty(count, *shape, dtype=dtype, device=scores[0].device)
-
-    problem: tuple[Any, ...]
-    match structure:
-        case Chain():
-            _, transition, lengths, _ = structure._flat(*scores)
-            (n, s), (w, stride_b, stride_t) = event, distinct(transition)
-            group = max(count // max(len(transition), 1), 1) if stride_b else 1
-            problem = (w, stride_b, stride_t, group, lengths.contiguous(), room(n, s), room(n, s, dtype=torch.int32))
-            height = max(ceil_power(s), 16)
-            width = max(min(height, 4096 // height), 2)
-            warps = min(max(height * width // 512, 1), 8)
-            return _Search(triton_best.best_tags, problem, (height, width), (n, s), n, warps)
-        case SpanningTree():
-            _, lengths, _ = structure._flat(*scores)
-            n = event[0]
-            heads = torch.full((count, n - 1), -1, dtype=torch.long, device=scores[0].device)
-            known = room(n, n), room(n, n, dtype=torch.int32), room(_FIELDS, 2 * n, dtype=torch.int32)
-            problem = (lengths.contiguous(), *known, heads)
-            sizes = (structure.single_root, _FIELDS, max(ceil_power(n), 32))
-            return _Search(triton_best.best_arcs, problem, sizes, (n, n), n - 1, 1)
-        case Assignment():
-            n, m = event
-            problem = (*_sides(structure, batch, event, scores[0].device), room(n, dtype=torch.long), room(n), room(m))
-            width = max(ceil_power(max(n, m)), 32)
-            return _Search(triton_best.best_cells, problem, (width,), (n, m), min(n, m), min(max(width // 128, 1), 16))
-    infeasible = structure.best_score(*scores).reshape(count) == -torch.inf
-    problem = (torch.where(infeasible, -torch.inf, 0.0).double(),)
-    return _Search(triton_best.best_given, problem, (1,), (1, event.numel()), event.numel(), 4)
-
-
-def _sides(structure: Assignment, batch: torch.Size, event: torch.Size, device: torch.device) -> list[Tensor]:
-    """How many rows and columns instances have, (B,) each."""
-    given = structure.lengths or (None, None)
-    return [checked_lengths(t, batch, n, device, "lengths").contiguous() for t, n in zip(given, event, strict=True)]
-
-
-def _begin(structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, slots: int) -> _State:
+def _begin(
+    structure: Structure,
+    scores: tuple[Tensor, ...],
+    search: Search,
+    start: Solution | None,
+    given: Tensor | None,
+    slots: int,
+) -> _State:
     """No structure, or those of an earlier solution; the first launch computes what depends on them."""
-    lead = scores[0].dim() - structure.event_dims(*scores)[0]
-    first = scores[0].flatten(lead).reshape(-1, scores[0].shape[lead:].numel()).contiguous()
-    count, device = len(first), first.device
-    seeds = 0 if start is None else start.probs.shape[-1]
+    count, device = search.batch.numel(), scores[0].device
+    first = scores[0].reshape(count, search.events[0].numel()).contiguous()
+    seeds = 0 if given is None else given.shape[1]
     room = max(_ROOM, ceil_power(2 * seeds))
     places = torch.full((count, room, slots), -1, dtype=torch.int32, device=device)
     system = torch.zeros(count, room + 3, room, dtype=torch.float64, device=device)
     system[:, -2] = -1
     if start is not None:
-        places[:, :seeds] = _slots(structure, start).reshape(count, seeds, slots)
+        places[:, :seeds] = given
         b = structure.rescore(start.vertices, *scores).reshape(count, seeds)
         p = start.probs.reshape(count, seeds).double()
         # what the scores forbid is dropped
         kept = (p > 0) & (b > -torch.inf)
         system[:, -3, :seeds] = torch.where(kept, b, 0)
         system[:, -2, :seeds] = torch.where(kept, p, -1)
-    # the first structure is no turn
-    turns = (system[:, -2].amax(-1) >= 0).int() - 1
+    # the first structure is no iteration
+    iterations = (system[:, -2].amax(-1) >= 0).int() - 1
     return _State(
         places=places,
         gram=torch.zeros(count, room, room, device=device),
         system=system,
         fresh=torch.empty(count, slots, dtype=torch.int32, device=device),
         point=(first, torch.zeros_like(first), first.clone(), torch.empty_like(first)),
-        status=torch.full_like(turns, cuda_step.RENEW.value),
-        turns=turns,
+        status=torch.full_like(iterations, cuda_loop.RENEW.value),
+        iterations=iterations,
         gap=torch.zeros(count, dtype=torch.float64, device=device),
     )
 
 
-def _launch(search: _Search, state: _State, solver: ActiveSet, whole: bool, rounds: int) -> None:
+def _launch(plan: Plan, state: _State, solver: Solver, whole: bool, rounds: int) -> None:
     count, room, slots = state.places.shape
     # a vector of weights is spread over threads, too
-    warps = max(search.warps, min(room // 128, 8))
+    warps = max(plan.warps, min(room // 128, 8))
     width = min(max(ceil_power(slots), 32), 256)
     rows, some = (max(min(32 * warps * e // n, room), 2) for e, n in ((_ENTRIES, room), (_ENTRIES // 2, width)))
-    held, known = (state.places, state.gram, state.system), (state.status, state.turns, state.gap)
+    held, known = (state.places, state.gram, state.system), (state.status, state.iterations, state.gap)
     with on_device(state.places):
-        cuda_step.turns[(count,)](
-            search.problem, held, state.point, state.fresh, known, *search.event, slots, rounds, solver.max_iter,
-            solver.tol, int(whole), BEST=search.best, SIZES=search.sizes, K=room, BR=rows, BP=some, BU=width,
+        cuda_loop.iterate[(count,)](
+            plan.problem, held, state.point, state.fresh, known, *plan.event, slots, rounds, solver.max_iter,
+            solver.tol, int(whole), BEST=plan.best, SIZES=plan.sizes, K=room, BR=rows, BP=some, BU=width,
             num_warps=warps, num_stages=1,
         )  # fmt: skip
 
 
-def _ask(
-    structure: Structure,
-    scores: tuple[Tensor, ...],
-    search: _Search,
-    state: _State,
-    solver: ActiveSet,
-    whole: bool,
-) -> None:
-    """A few turns, each with the structure that `map` gives."""
-    count, d = state.fresh.shape
-    everywhere = torch.arange(d, dtype=torch.int32, device=state.fresh.device)
-    (infeasible,) = search.problem
-    for _ in range(_TURNS):
-        y = structure.map(state.point[2].reshape(scores[0].shape), *scores[1:])
-        state.fresh.copy_(torch.where(tensors(y)[0].reshape(count, d) != 0, everywhere, -1))
-        if len(scores) > 1:
-            others = structure.score(y, torch.zeros_like(scores[0]), *scores[1:]).reshape(count)
-            search = replace(search, problem=(others + infeasible,))
-        _launch(search, state, solver, whole, 1)
-
-
-def _slots(structure: Structure, start: Solution) -> Tensor:
-    """The structures of a solution by slots, (*batch, k, slots)."""
-    y, batch = start.vertices, start.gap.shape
-    event = y.shape[len(batch) + 1 :]
-    places = torch.where(y != 0, torch.arange(event.numel(), device=y.device).reshape(event), -1)
-    match structure:
-        case Chain():
-            return places.amax(-1)
-        case SpanningTree():
-            return places.amax(-2)[..., 1:]
-        case Assignment():
-            rows, columns = _sides(structure, batch, event, y.device)
-            slots = [places.amax(dim)[..., : min(event)] for dim in (-1, -2)]
-            return torch.where((rows > columns).reshape(*batch, 1, 1), slots[1], slots[0])
-    return places.flatten(-len(event))
-
-
-def _solution(
-    structure: Structure, scores: tuple[Tensor, ...], state: _State, batch: torch.Size, event: torch.Size
-) -> Solution:
+def _solution(kind: Any, search: Search, state: _State) -> Solution:
+    batch = search.batch
     held, b, gram = state.system[:, -2], state.system[:, -3], state.gram.double()
     # heaviest first, then those of weight 0
     held, order = torch.sort(held, dim=-1, descending=True, stable=True)
@@ -240,32 +188,17 @@ def _solution(
     overlaps = rows.gather(2, order.unsqueeze(1).expand(len(order), width, width))
     overlaps = torch.where(on.unsqueeze(-1) & on.unsqueeze(-2), overlaps, 0)
     value = (p * (b.gather(-1, order) - torch.einsum("bkl,bl->bk", overlaps, p) / 2)).sum(-1)
-    value = torch.where(state.status == cuda_step.INFEASIBLE.value, -torch.inf, value)
+    value = torch.where(state.status == cuda_loop.INFEASIBLE.value, -torch.inf, value)
     # MAP passes over NaN, but not where nothing else is left
     nan = state.gap.isnan()
     p = torch.where(on & nan.unsqueeze(-1), torch.nan, p)
     places = state.places.gather(1, order.unsqueeze(-1).expand(*order.shape, state.places.shape[-1]))
     places = torch.where(on.unsqueeze(-1), places, -1)
     return Solution(
-        _found(structure, scores, places.reshape(*batch, width, places.shape[-1]), event),
+        kind.listed(search, places.reshape(*batch, width, places.shape[-1])),
         p.reshape(*batch, width),
         overlaps.int().reshape(*batch, width, width),
         torch.where(nan, torch.nan, value).reshape(batch),
-        state.turns.clamp(min=0).long().reshape(batch),
+        state.iterations.clamp(min=0).long().reshape(batch),
         state.gap.clamp(min=0).reshape(batch),
     )
-
-
-def _found(structure: Structure, scores: tuple[Tensor, ...], places: Tensor, event: torch.Size) -> Tensor | UsedParts:
-    """Structures from what they have in the slots of the first tensor, (*batch, k, slots)."""
-    if not isinstance(structure, Chain | SpanningTree | Assignment):
-        return (places >= 0).double().reshape(*places.shape[:-1], *event)
-    if isinstance(structure, Chain):
-        n, s = event
-        before, after = places[..., :-1], places[..., 1:]
-        steps = n * s + (torch.arange(max(n - 1, 0), device=places.device) * s + before % s) * s + after % s
-        places = torch.cat([places, torch.where(after < 0, -1, steps).int()], -1)
-        if structure.lengths is not None:
-            # nothing between the states of a shorter chain and its steps
-            places = places.gather(-1, torch.sort((places < 0).byte(), dim=-1, stable=True).indices)
-    return UsedParts(places, tuple(x.shape[places.dim() - 2 :] for x in structure.full(*scores)))

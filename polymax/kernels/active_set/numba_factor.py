@@ -6,10 +6,10 @@ take one triangular system and no more.
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, kernel, row_dot
+from polymax.kernels.numba_math import inline, row_dot
 
 
-@kernel
+@inline
 def grow(k, gram, b, factor, half):
     """Row k of the factor; returns the squared distance of structure k to the affine span of those before."""
     row = factor[k]
@@ -24,16 +24,17 @@ def grow(k, gram, b, factor, half):
     return left
 
 
-@kernel
-def shrink(r, count, factor, half, turns):
+@inline
+def shrink(r, count, factor, half, rotations):
     """The factor without structure r: rows close up, and rotations of columns make it triangular again.
 
-    Shapes: turns (2, k), room for the rotations
+    Shapes: rotations (2, k), room for cosines and sines
     """
-    cos, sin = turns[0], turns[1]
+    cos, sin = rotations[0], rotations[1]
     for i in range(r, count - 1):
-        row = factor[i]
-        row[: i + 2] = factor[i + 1, : i + 2]
+        row, below = factor[i], factor[i + 1]
+        for c in range(i + 2):
+            row[c] = below[c]
         # rotations of rows before; what a column hands on goes into the next
         kept = row[r]
         for c in range(r, i):
@@ -44,14 +45,15 @@ def shrink(r, count, factor, half, turns):
         cos[i], sin[i] = kept / length, row[i + 1] / length
         row[i] = length
         half[2, i] = 1 / length
-    for part in half[:2]:
+    for k in range(2):
+        part = half[k]
         for c in range(r, count - 1):
             x, y = part[c], part[c + 1]
             part[c] = cos[c] * x + sin[c] * y
             part[c + 1] = cos[c] * y - sin[c] * x
 
 
-@kernel
+@inline
 def solve_above(count, factor, half, x):
     """L^T x = x, in place."""
     for i in range(count - 1, -1, -1):

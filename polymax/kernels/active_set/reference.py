@@ -6,15 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.kernels.active_set import face
-from polymax.solvers.reduced import halves
-from polymax.solvers.rules import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solution, Solver
+from polymax.kernels.active_set.reference_face import spanned
+from polymax.kernels.active_set.tolerances import DEPENDENT, NOTHING
+from polymax.kernels.exact_sums import halves
+from polymax.solvers.rules import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solver
+from polymax.solvers.search import Search
+from polymax.solvers.solution import Solution
 from polymax.structures.base import Structure, tensors
-
-# weights below this are rounding
-_NOTHING = 1e-13
-# a structure whose squared distance to the span of the others is below this lies in it: overlaps are whole numbers
-_DEPENDENT = 1e-9
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,14 @@ class _State:
 
 
 def solve(
-    solver: Solver, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, whole: bool
+    solver: Solver,
+    structure: Structure,
+    scores: tuple[Tensor, ...],
+    search: Search | None,
+    start: Solution | None,
+    whole: bool,
 ) -> tuple[Solution, Tensor]:
-    """The solution, and which instances converged, (*batch,)."""
+    """The solution, and which instances converged, (*batch,); structures come from `map`, whatever the search is."""
     problem = _Problem(structure, tuple(x.double() for x in scores))
     state = problem.begin() if start is None else problem.resume(start)
     count = problem.count
@@ -74,7 +77,7 @@ def solve(
             running = running & (state.active != _pad(before, state.p.shape[1] - before.shape[1])).any(-1)
     solution = problem.solution(state, iterations, gap.clamp(min=0))
     if whole and isinstance(solver, ActiveSet):
-        solution = face.completed(structure, solution, problem.around)
+        solution = spanned(structure, solution, problem.around)
     top = problem.total.reshape(problem.batch)
     value = torch.where(solution.value == -torch.inf, solution.value, solution.value + top)
     return replace(solution, value=value), ~running.reshape(problem.batch)
@@ -140,7 +143,7 @@ class _Problem:
             torch.cat([torch.where(lost.unsqueeze(-1), 0, p), lost.unsqueeze(-1).double()], 1), m.new_zeros(0),
         )  # fmt: skip
         state = replace(state, p=state.p / state.p.sum(-1, keepdim=True), gram=_gram(state.m, state.m))
-        return _exact(_independent(state), torch.ones_like(lost))
+        return _exact_weights(_independent(state), torch.ones_like(lost))
 
     def solution(self, state: _State, iterations: Tensor, gap: Tensor) -> Solution:
         p = torch.where(self.feasible.unsqueeze(-1), state.p, 0)
@@ -167,7 +170,7 @@ def _step(solver: Solver, state: _State, m: Tensor, b: Tensor, running: Tensor) 
     gains = state.gains
     match solver:
         case ActiveSet():
-            return _exact(_admit(state, new, running), running)
+            return _exact_weights(_admit(state, new, running), running)
         case FrankWolfe():
             forward = _one_hot(new, state) - state.p
             return _move(state, forward, state.p.new_ones(()), running)
@@ -185,7 +188,7 @@ def _away_or_towards(state: _State, new: Tensor, gains: Tensor, running: Tensor)
     forward, away = _one_hot(new, state) - state.p, state.p - _one_hot(worst, state)
     better = _slope(state, forward) >= _slope(state, away)
     weight = state.p.gather(-1, worst.unsqueeze(-1)).squeeze(-1)
-    longest = torch.where(better, 1.0, weight / (1 - weight).clamp(min=_NOTHING))
+    longest = torch.where(better, 1.0, weight / (1 - weight).clamp(min=NOTHING))
     return _move(state, torch.where(better.unsqueeze(-1), forward, away), longest, running)
 
 
@@ -201,7 +204,7 @@ def _move(state: _State, direction: Tensor, longest: Any, running: Tensor) -> _S
     length = torch.where(bend > 0, slope / torch.where(bend > 0, bend, 1), torch.inf)
     length = torch.minimum(length.clamp(min=0), torch.as_tensor(longest, dtype=length.dtype, device=length.device))
     p = state.p + torch.where(running, length, 0).unsqueeze(-1) * direction
-    p = torch.where(p > _NOTHING, p, 0)
+    p = torch.where(p > NOTHING, p, 0)
     return replace(state, p=p / p.sum(-1, keepdim=True))
 
 
@@ -231,9 +234,9 @@ def _admit(state: _State, new: Tensor, running: Tensor) -> _State:
     c = _solved(state, others, column.unsqueeze(-1)).squeeze(-1)
     size = (column * picked).sum(-1)
     distance = size - torch.where(others, column * c, 0).sum(-1)
-    dependent = running & (distance <= _DEPENDENT * size)
+    dependent = running & (distance <= DEPENDENT * size)
     # mu stays and the value rises on the way to the first weight of 0
-    ratio = torch.where(others & (c > _NOTHING), state.p / torch.where(c > _NOTHING, c, 1), torch.inf)
+    ratio = torch.where(others & (c > NOTHING), state.p / torch.where(c > NOTHING, c, 1), torch.inf)
     length, first = ratio.min(-1)
     length = torch.where(dependent, length, 0).unsqueeze(-1)
     p = state.p + length * (picked - torch.where(others, c, 0))
@@ -244,7 +247,7 @@ def _admit(state: _State, new: Tensor, running: Tensor) -> _State:
     return replace(state, p=torch.where(fresh, torch.finfo(p.dtype).tiny, p))
 
 
-def _exact(state: _State, running: Tensor) -> _State:
+def _exact_weights(state: _State, running: Tensor) -> _State:
     """The best weights of the structures, dropping those that would become negative."""
     busy = running.clone()
     while bool(busy.any()):
@@ -253,7 +256,7 @@ def _exact(state: _State, running: Tensor) -> _State:
         x, one = both.unbind(-1)
         share = ((1 - x.sum(-1)) / torch.where(one.sum(-1) == 0, 1, one.sum(-1))).unsqueeze(-1)
         target = torch.where(active, x + share * one, 0)
-        wrong = active & (target <= _NOTHING)
+        wrong = active & (target <= NOTHING)
         fall = state.p - target
         # one that rises to a weight that is rounding is the first to go
         ratio = torch.where(fall > 0, state.p / torch.where(fall > 0, fall, 1), 0)
@@ -281,7 +284,7 @@ def _independent(state: _State) -> _State:
         c = _solved(kept, others, row.unsqueeze(-1)).squeeze(-1)
         size = (row * picked).sum(-1)
         distance = size - torch.where(others, row * c, 0).sum(-1)
-        wanted = (state.p[:, k] > 0) & (distance > _DEPENDENT * size) & ~kept.active[:, k]
+        wanted = (state.p[:, k] > 0) & (distance > DEPENDENT * size) & ~kept.active[:, k]
         kept = replace(kept, p=kept.p + torch.where(wanted.unsqueeze(-1), picked * state.p, 0))
     return replace(kept, p=kept.p / kept.p.sum(-1, keepdim=True))
 

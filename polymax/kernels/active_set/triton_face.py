@@ -1,13 +1,13 @@
 """The face of the polytope that mu lies on, for Triton: structures of weight 0 that say how mu moves.
 
 MAP is asked around points nudged off mu, in directions that make no difference among the structures found: another one
-that is as good as they are is one more direction. The walk is that of cpu_face.py; w (d,) is the direction.
+that is as good as they are is one more direction. The walk is that of numba_face.py; w (d,) is the direction.
 """
 
 import triton
 import triton.language as tl
 
-from polymax.kernels.active_set import face
+from polymax.kernels.active_set import tolerances
 from polymax.kernels.active_set.triton_lists import compare, copy, gather, look, spread
 from polymax.kernels.active_set.triton_weights import (
     DEPENDENT,
@@ -19,7 +19,7 @@ from polymax.kernels.active_set.triton_weights import (
     worth,
 )
 
-NUDGE, TIED, APART = (tl.constexpr(x) for x in (face.NUDGE, face.TIED, face.APART))
+NUDGE, TIED, APART = (tl.constexpr(x) for x in (tolerances.NUDGE, tolerances.TIED, tolerances.APART))
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def widen(
 
 
 @triton.jit
-def turn(p_places, p_system, p_w, d, slots, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr):
+def direction(p_places, p_system, p_w, d, slots, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr):
     """A direction w orthogonal to all differences of structures, drawn afresh for each number of them."""
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K

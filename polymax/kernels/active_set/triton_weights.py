@@ -14,16 +14,15 @@ Shapes:
 import triton
 import triton.language as tl
 
-# weights below this are rounding
-NOTHING = tl.constexpr(1e-13)
-# a structure whose squared distance to the span of the others is below this share of its size lies in it
-DEPENDENT = tl.constexpr(1e-9)
+from polymax.kernels.active_set import tolerances
+
+NOTHING, DEPENDENT = tl.constexpr(tolerances.NOTHING), tl.constexpr(tolerances.DEPENDENT)
 # an inverse that errs by this share, squared, is still good to the last digits
 WORN = tl.constexpr(1e-7)
 
 
 @triton.jit
-def settle(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
+def exact_weights(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
     """The best weights of independent structures, dropping those that would become negative."""
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K

@@ -9,10 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 # what is known of a node: what it is part of, its state, its row, the arc into it; and the walk
-_FIELDS = 6
+FIELDS = 6
 
 
 def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
@@ -22,15 +23,15 @@ def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
         return heads
     w = torch.empty((batch, size, size), dtype=torch.float64, device=scores.device)
     to = torch.empty((batch, size, size), dtype=torch.int32, device=scores.device)
-    known = torch.empty((batch, _FIELDS, 2 * size), dtype=torch.int32, device=scores.device)
+    known = torch.empty((batch, FIELDS, 2 * size), dtype=torch.int32, device=scores.device)
     args = scores.contiguous(), lengths.contiguous(), w, to, known, heads
     with on_device(scores):
-        _trees[(batch,)](*args, size, SINGLE=single_root, FIELDS=_FIELDS, BN=max(ceil_power(size), 32), num_warps=1)
+        _entry[(batch,)](*args, size, SINGLE=single_root, FIELDS=FIELDS, BN=max(ceil_power(size), 32), num_warps=1)
     return heads
 
 
 @triton.jit
-def _trees(
+def trees(
     p_scores,
     p_lengths,
     p_w,
@@ -116,6 +117,10 @@ def _trees(
         tl.store(p_heads + o, tl.zeros([BN], tl.int64) - 2, mask=o < m)
     if found:
         _expand(p_above, p_state, p_head, p_modifier, p_heads, nodes)
+
+
+# SparseMAP's programs call the function itself
+_entry = Entry(trees)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels.assignment import outputs
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 LARGEST = 4096
@@ -26,7 +27,7 @@ def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, T
     size, warps = tile(n, m)
     args = scores.contiguous(), rows.contiguous(), columns.contiguous(), match, u, v
     with on_device(scores):
-        _assignment[(batch,)](*args, n, m, BN=size, num_warps=warps, num_stages=1)
+        _entry[(batch,)](*args, n, m, BN=size, num_warps=warps, num_stages=1)
     return match, u, v
 
 
@@ -37,7 +38,7 @@ def tile(n: int, m: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _assignment(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.constexpr):
+def match_instance(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.constexpr):
     i_b = tl.program_id(0).to(tl.int64)
     rows = tl.load(p_rows + i_b).to(tl.int32)
     columns = tl.load(p_columns + i_b).to(tl.int32)
@@ -75,6 +76,10 @@ def _assignment(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.con
     tl.store(p_match + b_first, b_second.to(tl.int64), mask=b_pair)
     tl.store(tl.where(flipped, p_v, p_u) + b_owner, b_held - b_v, mask=b_pair)
     tl.store(tl.where(flipped, p_u, p_v) + o_j, b_v, mask=b_in)
+
+
+# SparseMAP's programs call the function itself
+_entry = Entry(match_instance)
 
 
 @triton.jit

@@ -3,7 +3,10 @@
 `entropic` chooses Omega: sum p log p (True) or sum p^2 / 2 (False). -inf scores get 0 and lose their bounds; a row of
 -inf gets zeros; a NaN, or bounds that cannot sum to the total, fills its row with NaN.
 
-Shapes: x, lower, upper `(*batch, n)`, total `(*batch,)`; the result like x.
+`capped_backward` is the Jacobian at the weights y, applied to v: free entries share what bounds leave.
+
+Shapes: x, y, v `(*batch, n)`; lower, upper `(*batch, n)`, or 1 in every dim; total `(*batch,)`, or 1 in every dim; the
+results like x.
 """
 
 import torch
@@ -17,3 +20,14 @@ def _fake(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool
 
 
 capped = declare(__name__, "capped(Tensor x, Tensor lower, Tensor upper, Tensor total, bool entropic) -> Tensor", _fake)
+
+
+def _fake_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
+    return torch.empty_like(y, memory_format=torch.contiguous_format)
+
+
+capped_backward = declare(
+    __name__,
+    "capped_backward(Tensor y, Tensor v, Tensor lower, Tensor upper, bool entropic) -> Tensor",
+    _fake_backward,
+)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel, rows, wide_like
-from polymax.kernels.numba_math import add, inline, kernel, middle
+from polymax.kernels.cpu_rows import REALS, beside, plain, run
+from polymax.kernels.numba_math import add, inline, kernel, middle, rows_at
 
 # a threshold further than this from the score that it is counted from is counted from a nearer one
 FAR = 1e3
@@ -21,26 +21,49 @@ LARGEST = np.finfo(np.float64).max
 
 
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
-    out = wide_like(x)
-    totals = total.detach().to(torch.float64).reshape(-1).numpy()
-    parallel(_capped, x.shape, 8, rows(x), rows(lower), rows(upper), rows(out), totals, entropic)
-    return out.to(x.dtype)
+    scores, n = plain(x), x.shape[-1]
+    out = torch.empty_like(scores)
+    low, high, totals = beside(lower, x.shape), beside(upper, x.shape), beside(total.double(), x.shape[:-1])
+    run(
+        _capped, x.numel() // max(n, 1), 8 * n, n, scores.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(),
+        totals.data_ptr(), REALS[out.dtype], REALS[low.dtype], REALS[high.dtype], low.numel() > 1, high.numel() > 1,
+        totals.numel() > 1, entropic,
+    )  # fmt: skip
+    return out if out.dtype == x.dtype else out.to(x.dtype)
+
+
+def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
+    point, direction, n = plain(y), plain(v), y.shape[-1]
+    out = torch.empty_like(point)
+    low, high = beside(lower, y.shape), beside(upper, y.shape)
+    run(
+        _capped_backward, y.numel() // max(n, 1), 2 * n, n, point.data_ptr(), direction.data_ptr(), low.data_ptr(),
+        high.data_ptr(), out.data_ptr(), REALS[point.dtype], REALS[direction.dtype], REALS[low.dtype],
+        REALS[high.dtype], low.numel() > 1, high.numel() > 1, entropic,
+    )  # fmt: skip
+    return out if out.dtype == y.dtype else out.to(y.dtype)
 
 
 @kernel
-def _capped(start, stop, x, lower, upper, y, totals, entropic):
-    n = x.shape[1]
+def _capped(
+    start, stop, n, x_at, lower_at, upper_at, y_at, totals_at, real, real_low, real_high, many_low, many_high,
+    many_totals, entropic,
+):  # fmt: skip
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    lower, upper = rows_at(lower_at, stop, n, real_low), rows_at(upper_at, stop, n, real_high)
+    totals = rows_at(totals_at, 1, stop, 0.0)[0]
     # bounds reached far below the maximum need the digits
     z, low, high = np.empty(n), np.empty(n), np.empty(n)
     index = np.empty(n, np.int32)
     for i in range(start, stop):
-        total = totals[i]
+        total = totals[i if many_totals else 0]
         count = 0
         bad = not total >= 0
         for j in range(n):
             y[i, j] = 0
             if x[i, j] > -np.inf:
-                low[count], high[count] = lower[i, j], upper[i, j]
+                low[count] = lower[i, j] if many_low else lower[0, 0]
+                high[count] = upper[i, j] if many_high else upper[0, 0]
                 index[count] = j
                 count += 1
             bad |= not (x[i, j] < np.inf)
@@ -57,6 +80,29 @@ def _capped(start, stop, x, lower, upper, y, totals, entropic):
             _anchored(x[i], index[:count], z[:count], low[:count], high[:count], total, entropic)
             for k in range(count):
                 y[i, index[k]] = z[k]
+
+
+@kernel
+def _capped_backward(
+    start, stop, n, y_at, v_at, lower_at, upper_at, out_at, real, real_v, real_low, real_high, many_low, many_high,
+    entropic,
+):  # fmt: skip
+    y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real_v), rows_at(out_at, stop, n, real)
+    lower, upper = rows_at(lower_at, stop, n, real_low), rows_at(upper_at, stop, n, real_high)
+    for i in range(start, stop):
+        mass = moment = 0.0
+        for j in range(n):
+            weight = y[i, j]
+            low = y.dtype.type(lower[i, j] if many_low else lower[0, 0])
+            high = y.dtype.type(upper[i, j] if many_high else upper[0, 0])
+            # a row of NaN stays one
+            share = (weight if entropic else weight * 0 + 1) if not (weight <= low or weight >= high) else weight * 0
+            out[i, j] = share
+            mass += share
+            moment += share * v[i, j]
+        mean = moment / mass if mass != 0 else 0.0
+        for j in range(n):
+            out[i, j] = out[i, j] * (v[i, j] - mean) if out[i, j] != 0 else 0
 
 
 @inline

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.triton_math import on_device, tile
+from polymax.kernels.triton_launch import Entry
+from polymax.kernels.triton_math import beside, on_device, tile
 
 LONGEST = 32768
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -23,15 +24,38 @@ FREE, LOW, HIGH = (tl.constexpr(i) for i in range(3))
 
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    count, n = x.shape[:-1].numel(), x.shape[-1]
-    if n > LONGEST:
-        raise ValueError(f"x must have at most {LONGEST} entries along dim on the GPU; got {n}")
+    count, n = _sizes(x)
     if count and n:
         br, bn, warps = tile(count, n)
-        tensors = (*(t.contiguous() for t in (x, lower, upper, total)), y)
+        low, high, totals = beside(lower, x.shape), beside(upper, x.shape), beside(total, x.shape[:-1])
+        many = {"MANY_LOW": low.numel() > 1, "MANY_HIGH": high.numel() > 1, "MANY_TOTALS": totals.numel() > 1}
         with on_device(x):
-            _capped[(triton.cdiv(count, br),)](*tensors, count, n, ENTROPIC=entropic, BR=br, BN=bn, num_warps=warps)
+            _capped[(triton.cdiv(count, br),)](
+                x.contiguous(), low, high, totals, y, count, n, ENTROPIC=entropic, BR=br, BN=bn, **many, num_warps=warps
+            )
     return y
+
+
+def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
+    out = torch.empty_like(y, memory_format=torch.contiguous_format)
+    count, n = _sizes(y)
+    if count and n:
+        br, bn, warps = tile(count, n)
+        low, high = beside(lower, y.shape), beside(upper, y.shape)
+        many = {"MANY_LOW": low.numel() > 1, "MANY_HIGH": high.numel() > 1}
+        with on_device(y):
+            _capped_backward[(triton.cdiv(count, br),)](
+                y.contiguous(), v.contiguous(), low, high, out, count, n, ENTROPIC=entropic, BR=br, BN=bn, **many,
+                num_warps=warps,
+            )  # fmt: skip
+    return out
+
+
+def _sizes(x: Tensor) -> tuple[int, int]:
+    n = x.shape[-1]
+    if n > LONGEST:
+        raise ValueError(f"x must have at most {LONGEST} entries along dim on the GPU; got {n}")
+    return x.shape[:-1].numel(), n
 
 
 @triton.jit
@@ -115,15 +139,50 @@ def _threshold(b_x, b_low, b_high, b_total, b_keep, b_busy, ENTROPIC: tl.constex
 
 
 @triton.jit
-def _capped(p_x, p_lower, p_upper, p_total, p_y, count, n, ENTROPIC: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr):
+def _bound(p_bound, o_x, m_n, MANY: tl.constexpr):
+    """The bounds of a tile in float64, from one for each entry or from one for all."""
+    return tl.load(p_bound + (o_x if MANY else o_x * 0), mask=m_n, other=0).to(tl.float64)
+
+
+@Entry
+@triton.jit
+def _capped_backward(
+    p_y, p_v, p_lower, p_upper, p_out, count, n, ENTROPIC: tl.constexpr, MANY_LOW: tl.constexpr,
+    MANY_HIGH: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    o_n = tl.arange(0, BN)
+    m_n = (i_r < count)[:, None] & (o_n < n)[None, :]
+    o_x = i_r[:, None] * n + o_n[None, :]
+    dtype = tl.float64 if p_y.dtype.element_ty == tl.float64 else tl.float32
+    b_y = tl.load(p_y + o_x, mask=m_n, other=0).to(dtype)
+    b_v = tl.load(p_v + o_x, mask=m_n, other=0).to(dtype)
+    # a bound as the weights have been rounded to it
+    b_low = _bound(p_lower, o_x, m_n, MANY_LOW).to(dtype).to(p_y.dtype.element_ty).to(dtype)
+    b_high = _bound(p_upper, o_x, m_n, MANY_HIGH).to(dtype).to(p_y.dtype.element_ty).to(dtype)
+    m_fixed = (b_y <= b_low) | (b_y >= b_high)
+    # a row of NaN stays one
+    b_w = tl.where(m_fixed, b_y * 0, b_y if ENTROPIC else b_y * 0 + 1)
+    b_mass = tl.sum(b_w, 1)[:, None]
+    b_mean = tl.sum(b_w * b_v, 1)[:, None] / tl.where(b_mass == 0, 1, b_mass)
+    b_out = tl.where(b_w == 0, 0, b_w * (b_v - b_mean))
+    tl.store(p_out + o_x, b_out.to(p_out.dtype.element_ty), mask=m_n)
+
+
+@Entry
+@triton.jit
+def _capped(
+    p_x, p_lower, p_upper, p_total, p_y, count, n, ENTROPIC: tl.constexpr, MANY_LOW: tl.constexpr,
+    MANY_HIGH: tl.constexpr, MANY_TOTALS: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     o_n = tl.arange(0, BN)
     m_n = (i_r < count)[:, None] & (o_n < n)[None, :]
     o_x = i_r[:, None] * n + o_n[None, :]
     b_scores = tl.load(p_x + o_x, mask=m_n, other=float("-inf")).to(tl.float64)
-    b_low = tl.load(p_lower + o_x, mask=m_n, other=0).to(tl.float64)
-    b_high = tl.load(p_upper + o_x, mask=m_n, other=0).to(tl.float64)
-    b_total = tl.load(p_total + i_r, mask=i_r < count, other=1).to(tl.float64)[:, None]
+    b_low = _bound(p_lower, o_x, m_n, MANY_LOW)
+    b_high = _bound(p_upper, o_x, m_n, MANY_HIGH)
+    b_total = tl.load(p_total + (i_r if MANY_TOTALS else i_r * 0), mask=i_r < count, other=1).to(tl.float64)[:, None]
     b_keep = b_scores > float("-inf")
     b_bad = tl.max((m_n & ((b_scores != b_scores) | (b_scores == float("inf")))).to(tl.int32), 1)[:, None] > 0
     b_low = tl.where(b_keep, b_low, 0)

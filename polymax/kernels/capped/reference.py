@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from polymax.kernels.widen import wide
+
 LARGEST = torch.finfo(torch.float64).max
 # a threshold further than this from the score that it is counted from is counted from a nearer one
 FAR = 1e3
@@ -48,6 +50,17 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: boo
         (low_sum <= total + slack) & (high_sum >= total - slack) & (total >= 0) & (x < torch.inf).all(-1, keepdim=True)
     )
     return torch.where(valid | ~alive & (x == -torch.inf).all(-1, keepdim=True), y, torch.nan).to(x.dtype)
+
+
+def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
+    """w (v - mean of v by w): w is 1, or y where entropic, at the entries between their bounds, and 0 at others."""
+    point, direction = wide(y), wide(v)
+    # a row of NaN stays one
+    free = ~((y <= lower.to(y.dtype)) | (y >= upper.to(y.dtype)))
+    w = torch.where(free, point if entropic else 0 * point + 1, 0 * point)
+    mass = w.sum(-1, keepdim=True)
+    mean = (w * direction).sum(-1, keepdim=True) / torch.where(mass == 0, 1, mass)
+    return torch.where(w == 0, 0, w * (direction - mean)).to(y.dtype)
 
 
 def _threshold(z: Tensor, low: Tensor, high: Tensor, total: Tensor, keep: Tensor, entropic: bool) -> Tensor:

@@ -5,6 +5,8 @@ does, in logarithms. A unit of work is a range of instances that share their tra
 shared transition in float64, and the units' sums are added in their order, so threads change no bit.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ from polymax.kernels.chain.cpu_local import (
     local_tangent,
 )
 from polymax.kernels.chain.cpu_product import padded
-from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.cpu_rows import run
 from polymax.kernels.numba_math import inline, kernel
 
 # units in a batch: enough to keep the threads busy, few enough that their sums of s x s are small
@@ -32,9 +34,12 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
     value, chart = unary.new_empty(batch), unary.new_empty(batch, n, 2, s)
     if s == 0:
         return value.copy_(torch.where(lengths > 0, -torch.inf, 0.0)), chart
-    units = _units(batch, transition)
-    args = _array(unary), _array(_distinct(transition)), _array(lengths), float(alpha), value.numpy(), chart.numpy()
-    _parallel(_inside, units, unary, 1, *args)
+    units, count, work = _units(batch, n, s, *transition.shape[:2])
+    if batch:
+        shared = transition[_DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]]
+        x, steps, sizes = unary.detach().contiguous(), shared.detach().contiguous(), lengths.contiguous()
+        args = x.numpy(), steps.numpy(), sizes.numpy(), float(alpha), value.numpy(), chart.numpy()
+        run(_inside, count, work, *units, *args)
     return value, chart
 
 
@@ -42,12 +47,17 @@ def chain_outside(
     unary: Tensor, transition: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
     mu = torch.empty_like(unary, memory_format=torch.contiguous_format)
-    units = _units(unary.shape[0], transition)
-    sums = _sums(transition, units)
-    args = _array(_distinct(transition)), _array(lengths), _array(chart), _array(g), float(alpha)
-    if unary.shape[2] > 0:
-        _parallel(_outside, units, unary, 2, *args, mu.numpy(), sums.numpy())
-    return mu, _added(sums, transition)
+    batch, n, s = unary.shape
+    units, count, work = _units(batch, n, s, *transition.shape[:2])
+    if batch == 0 or s == 0:
+        return mu, torch.zeros_like(transition, memory_format=torch.contiguous_format)
+    sums = transition.new_empty(transition.shape[0] * units[1], *transition.shape[1:])
+    shared = transition[_DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]]
+    steps, sizes = shared.detach().contiguous(), lengths.contiguous()
+    table, slope = chart.detach().contiguous(), g.detach().contiguous()
+    args = steps.numpy(), sizes.numpy(), table.numpy(), slope.numpy(), float(alpha)
+    run(_outside, count, 2 * work, *units, *args, mu.numpy(), sums.numpy())
+    return mu, sums if sums.shape == transition.shape else _added(sums, transition)
 
 
 def chain_tangent(
@@ -62,55 +72,36 @@ def chain_tangent(
 ) -> tuple[Tensor, Tensor, Tensor]:
     value = unary.new_zeros(unary.shape[0])
     h = torch.empty_like(unary, memory_format=torch.contiguous_format)
-    units = _units(unary.shape[0], transition)
-    sums = _sums(transition, units)
-    args = _array(_distinct(transition)), _array(lengths), _array(chart), _array(g), float(alpha)
-    tangents = _array(d_unary), _array(_distinct(d_transition))
-    if unary.shape[2] > 0:
-        _parallel(_tangent, units, unary, 16, *args, *tangents, value.numpy(), h.numpy(), sums.numpy())
-    return value, h, _added(sums, transition)
+    batch, n, s = unary.shape
+    units, count, work = _units(batch, n, s, *transition.shape[:2])
+    if batch == 0 or s == 0:
+        return value, h, torch.zeros_like(transition, memory_format=torch.contiguous_format)
+    sums = transition.new_empty(transition.shape[0] * units[1], *transition.shape[1:])
+    shared, along = (x[_DISTINCT[x.stride(0) == 0, x.stride(1) == 0]] for x in (transition, d_transition))
+    arrays = [x.detach().contiguous().numpy() for x in (shared, lengths, chart, g, d_unary, along)]
+    args = *arrays[:4], float(alpha), *arrays[4:]
+    run(_tangent, count, 16 * work, *units, *args, value.numpy(), h.numpy(), sums.numpy())
+    return value, h, sums if sums.shape == transition.shape else _added(sums, transition)
 
 
-def _array(x: Tensor) -> np.ndarray:
-    return x.detach().contiguous().numpy()
+# the transitions without the repetitions of a tensor that is expanded along its first dimension, its second, or both
+_DISTINCT = {(a, b): (slice(1) if a else slice(None), slice(1) if b else slice(None)) for a in (0, 1) for b in (0, 1)}
 
 
-def _distinct(transition: Tensor) -> Tensor:
-    """The transitions without the repetitions of an expanded tensor."""
-    for dim in (0, 1):
-        if transition.shape[dim] > 1 and transition.stride(dim) == 0:
-            transition = transition.narrow(dim, 0, 1)
-    return transition
-
-
-def _units(batch: int, transition: Tensor) -> tuple[int, int, int]:
-    """Instances that share a transition, units these are cut into, and instances to a unit."""
-    distinct, steps = transition.shape[0], transition.shape[1]
+@lru_cache(maxsize=256)
+def _units(batch: int, n: int, s: int, distinct: int, steps: int) -> tuple[tuple[int, int, int], int, int]:
+    """Instances that share a transition, units these are cut into, instances to one; all units, and the work of one."""
     group = batch // max(distinct, 1)
     # the sums of a transition of every step are as large as the result: one unit writes it
     cuts = 1 if steps > 1 else max(1, min(group, UNITS // max(distinct, 1)))
-    return group, cuts, -(-group // cuts)
-
-
-def _sums(transition: Tensor, units: tuple[int, int, int]) -> Tensor:
-    shape = (transition.shape[0] * units[1], *transition.shape[1:])
-    return transition.new_empty(shape) if units[0] else transition.new_zeros(shape)
+    count = max(distinct * cuts, 1)
+    return (group, cuts, -(-group // cuts)), count, batch * n * s * s // count
 
 
 def _added(sums: Tensor, transition: Tensor) -> Tensor:
-    if sums.shape == transition.shape:
-        return sums
     total = torch.empty_like(transition, memory_format=torch.contiguous_format)
     _add(sums.numpy(), total.numpy())
     return total
-
-
-def _parallel(function, units, unary, weight, *args):
-    group, cuts, size = units
-    batch, n, s = unary.shape
-    if group:
-        count = batch // group * cuts
-        parallel(function, torch.Size((count, batch * n * s * s // count)), weight, group, cuts, size, *args)
 
 
 @kernel

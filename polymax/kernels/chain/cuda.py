@@ -21,6 +21,7 @@ from polymax.kernels.chain.cuda_local import (
 )
 from polymax.kernels.chain.cuda_shapes import Chain
 from polymax.kernels.chain.cuda_tangent import tangent
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import on_device
 
 
@@ -62,6 +63,7 @@ def chain_tangent(
     return tangent(chain, unary, chart, g, d_unary, d_transition)
 
 
+@Entry
 @triton.jit
 def _inside(
     p_unary,
@@ -121,6 +123,7 @@ def _inside(
         tl.store(p_chart + t * 2 * s + s + o_i, b_zero, mask=m_i)
 
 
+@Entry
 @triton.jit
 def _outside(
     p_w,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polymax.kernels.chain.cuda_local import load_matrix, load_states, load_tile, slopes, weights
 from polymax.kernels.chain.cuda_shapes import Chain
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import on_device
 
 # programs that fill the device
@@ -63,6 +64,7 @@ def _added(parts: Tensor) -> Tensor:
     return total
 
 
+@Entry
 @triton.jit
 def _add(p_parts, p_total, count, size, B: tl.constexpr):
     o_x = tl.program_id(1) * B + tl.arange(0, B)
@@ -75,6 +77,7 @@ def _add(p_parts, p_total, count, size, B: tl.constexpr):
     tl.store(p_total + o_x, b_sum.to(p_total.dtype.element_ty), mask=m_x)
 
 
+@Entry
 @triton.jit
 def _edges(
     p_w,

@@ -8,6 +8,7 @@ from torch import Tensor
 from polymax.kernels.chain.cuda_edges import Tangents, change_of_weights, edges, load_change, shared_change
 from polymax.kernels.chain.cuda_local import HARD, column_max, load_matrix, load_states, load_tile, slopes, weights
 from polymax.kernels.chain.cuda_shapes import Chain, distinct
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import on_device
 
 TILE = 4096
@@ -28,6 +29,7 @@ def tangent(
     return value, dmu, edges(chain, chart, mu, Tangents(dv, means, dmu, dw, stride_b, stride_t))
 
 
+@Entry
 @triton.jit
 def _tangent(
     p_w,

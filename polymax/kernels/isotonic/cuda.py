@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels import triton_rows
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import on_device
 from polymax.kernels.triton_rows import load_row, offset, store_row, unit
 
@@ -33,6 +34,7 @@ def tile(count: int, n: int) -> tuple[int, int, int, int]:
     return triton_rows.chunks(count, n)
 
 
+@Entry
 @triton.jit
 def _isotonic(p_x, p_z, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr):
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32

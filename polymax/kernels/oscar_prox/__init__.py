@@ -9,7 +9,7 @@ do not count in m, and z is -inf there. Clustered entries are bit-equal. If `shi
 without the rounding of that difference, and no lower than the lowest finite number. NaN or +inf in a row, or a strength
 that is not >= 0, fills the row of z with NaN, and order is then the identity.
 
-Shapes: x `(*batch, n)`, strength `(*batch,)`; z like x, order like x in int32.
+Shapes: x `(*batch, n)`, strength `(*batch,)`, or 1 in every dim; z like x, order like x in int32.
 """
 
 import torch

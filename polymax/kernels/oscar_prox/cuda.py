@@ -9,7 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels.isotonic.cuda import isotonic, non_increasing
-from polymax.kernels.triton_math import ceil_power, on_device
+from polymax.kernels.triton_launch import Entry
+from polymax.kernels.triton_math import beside, ceil_power, on_device
 from polymax.kernels.triton_rows import extent, stack, unstack
 from polymax.kernels.widen import unit, wide
 
@@ -25,11 +26,11 @@ def oscar_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> tuple[Tens
     order = torch.empty_like(z, dtype=torch.int32)
     if count and n:
         br, bt, be, warps = tile(count, n)
-        args = x.contiguous(), strength.contiguous(), z, order, count, n
+        args = x.contiguous(), beside(strength, x.shape[:-1]), z, order, count, n
         with on_device(x):
             grid = (triton.cdiv(count, br),)
             sizes = {"SHIFTED": shifted, "LOWEST": torch.finfo(x.dtype).min, "BR": br, "BT": bt, "BE": be}
-            _oscar_prox[grid](*args, HALF=x.dtype.itemsize == 2, **sizes, num_warps=warps)
+            _oscar_prox[grid](*args, MANY=strength.numel() > 1, HALF=x.dtype.itemsize == 2, **sizes, num_warps=warps)
     return z, order
 
 
@@ -66,6 +67,7 @@ def _by_parts(x, strength, shifted):
     return torch.where(good, z, torch.nan).to(x.dtype), order.to(torch.int32)
 
 
+@Entry
 @triton.jit
 def _oscar_prox(
     p_x,
@@ -74,6 +76,7 @@ def _oscar_prox(
     p_order,
     count,
     n,
+    MANY: tl.constexpr,
     HALF: tl.constexpr,
     SHIFTED: tl.constexpr,
     LOWEST: tl.constexpr,
@@ -87,7 +90,7 @@ def _oscar_prox(
     o_r = (i_r * n)[:, None]
     o_n = tl.arange(0, BN)[None, :]
     b_x = tl.load(p_x + o_r + o_n, mask=o_n < n, other=float("-inf")).to(tl.float32)
-    b_s = tl.load(p_strength + i_r).to(tl.float32)[:, None]
+    b_s = tl.load(p_strength + (i_r if MANY else i_r * 0)).to(tl.float32)[:, None]
     b_good, b_unit, b_range, b_base = extent(b_x)
     b_good = b_good & (b_s >= 0)
     # beyond this all entries are one cluster

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.active_set.numba_factor import dot, grow, solve_above
+from polymax.kernels.active_set.tolerances import DEPENDENT
 from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.numba_math import inline, kernel
-from polymax.kernels.response.reference import DEPENDENT
 
 
 def response(places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ def _response(start, stop, places, overlaps, probs, g, h, out, q):
     b, x, kept = np.empty(room), np.empty(room), np.empty(room, np.int64)
     total = np.empty(g.shape[1])
     for i in range(start, stop):
-        count = 0
+        count = np.int64(0)
         for k in range(room):
             if not (probs[i, k] > 0 or overlaps[i, k, k] > 0):
                 break
@@ -74,11 +74,13 @@ def _gathered(parts, x):
 @inline
 def _spread(places, weights, total, out):
     """The weighted sum of structures, added up in float64."""
-    total[:] = 0.0
+    for u in range(total.size):
+        total[u] = 0.0
     for k in range(weights.size):
         if weights[k] != 0:
             for u in places[k]:
                 if u < 0:
                     break
                 total[u] += weights[k]
-    out[:] = total
+    for u in range(out.size):
+        out[u] = total[u]

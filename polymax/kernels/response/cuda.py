@@ -67,7 +67,7 @@ def _response(
     b_b = tl.load(p_system + K * K + o_k) + tl.load(p_h + i_b * k + o_k, mask=o_k < k, other=0)
     b_left = tl.where(b_on, b_b, 0.0)
     b_q = tl.zeros([K], tl.float64)
-    # the second turn solves for what the first has left
+    # the second round solves for what the first has left
     for _ in range(2):
         put(p_x, b_left, K)
         b_step, b_one = product(p_system, p_x, top, K, BR)

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-# a structure whose squared distance to the span of the heavier ones is below this share of its size lies in it
-DEPENDENT = 1e-9
+from polymax.kernels.active_set.tolerances import DEPENDENT
 
 
 def response(places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:

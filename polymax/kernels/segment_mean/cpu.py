@@ -1,26 +1,30 @@
 """Segment mean, one run after the other, for Numba; sums in float64."""
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel, rows, wide_like
-from polymax.kernels.numba_math import inline, kernel
+from polymax.kernels.cpu_rows import REALS, plain, run
+from polymax.kernels.numba_math import inline, kernel, rows_at
 
 
 def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None) -> Tensor:
-    out = wide_like(v)
-    args = rows(z), rows(v), rows(out)
+    points, values, n = plain(z), plain(v), z.shape[-1]
+    out, count = torch.empty_like(values), z.numel() // max(n, 1)
+    at = n, points.data_ptr(), values.data_ptr(), out.data_ptr(), REALS[points.dtype], REALS[out.dtype]
     if order is None:
-        parallel(_segment_mean, z.shape, 3, *args)
+        run(_segment_mean, count, 3 * n, *at)
     else:
-        parallel(_segment_mean_in_order, z.shape, 4, *args, rows(order))
-    return out.to(v.dtype)
+        ranks = order.contiguous()
+        run(_segment_mean_in_order, count, 4 * n, *at, ranks.data_ptr())
+    return out if out.dtype == v.dtype else out.to(v.dtype)
 
 
 @kernel
-def _segment_mean(start, stop, z, v, out):
-    index = np.arange(z.shape[1])
-    point, direction = np.empty(z.shape[1], z.dtype), np.empty(z.shape[1], v.dtype)
+def _segment_mean(start, stop, n, z_at, v_at, out_at, real, real_v):
+    z, v, out = rows_at(z_at, stop, n, real), rows_at(v_at, stop, n, real_v), rows_at(out_at, stop, n, real_v)
+    index = np.arange(n)
+    point, direction = np.empty(n, z.dtype), np.empty(n, v.dtype)
     for i in range(start, stop):
         absent, bad = _census(z[i])
         if bad > 0:
@@ -32,8 +36,10 @@ def _segment_mean(start, stop, z, v, out):
 
 
 @kernel
-def _segment_mean_in_order(start, stop, z, v, out, order):
-    point, direction = np.empty(z.shape[1], z.dtype), np.empty(z.shape[1], v.dtype)
+def _segment_mean_in_order(start, stop, n, z_at, v_at, out_at, real, real_v, order_at):
+    z, v, out = rows_at(z_at, stop, n, real), rows_at(v_at, stop, n, real_v), rows_at(out_at, stop, n, real_v)
+    order = rows_at(order_at, stop, n, np.int32(0))
+    point, direction = np.empty(n, z.dtype), np.empty(n, v.dtype)
     for i in range(start, stop):
         _, bad = _census(z[i])
         if bad > 0:

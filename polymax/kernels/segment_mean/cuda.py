@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels import triton_rows
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import on_device
 from polymax.kernels.triton_rows import bit, following, load_row, previous, run_means, store_row
 
@@ -29,6 +30,7 @@ def tile(count: int, n: int) -> tuple[int, int, int, int]:
     return triton_rows.chunks(count, n)
 
 
+@Entry
 @triton.jit
 def _segment_mean(
     p_z,

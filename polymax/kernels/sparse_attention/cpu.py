@@ -4,6 +4,8 @@ Forward, and again backward, scores are computed by one product of matrices in r
 the few keys of a row that have weight: see cpu_scores.py.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,7 +15,9 @@ from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.sparse_attention.cpu_contexts import contexts
 from polymax.kernels.sparse_attention.cpu_gradients import gradients
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT
+from polymax.kernels.sparse_attention.dropout import threshold
 from polymax.kernels.sparse_attention.numba_vectors import BYTES
+from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.widen import wide
 
 # work items of the backward pass, where there are not as many heads: parts of the queries, with gradients of their own
@@ -21,33 +25,19 @@ ITEMS = 16
 
 
 def sparse_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alpha: float,
-    alphas: Tensor | None,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    longest_q: int,
-    longest_k: int,
-    scale: float,
-    softcap: float,
-    left: int,
-    right: int,
-    offset: int,
+    q: Tensor, k: Tensor, v: Tensor, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    options = Options(*given)
     real, rows = wide(q).dtype, q.shape[:-1]
     keys, values = _vectors(k, real, filled=True), _vectors(v, real)
     out, mean = (torch.empty(*rows, values.shape[-1], dtype=real) for _ in range(2))
     tau, support = torch.empty(rows, dtype=real), torch.empty(rows, dtype=torch.int32)
-    places = _places(q.shape[2], k.shape[2], starts_q, starts_k, left, right, offset)
+    places = _places(q.shape[2], k.shape[2], options)
     items = len(places[2]) * q.shape[0] * q.shape[1]
     parallel(
         contexts, torch.Size((items, HEIGHT * k.shape[2])), 1 + q.shape[3] // 8, _vectors(q, real), _panels(keys),
-        values, tuple(_heads(t) for t in (out, mean, tau, support)), places, _masks(mask, q, k),
-        _alphas(alpha, alphas, q), _sinks(sinks, q), scale, softcap, _finite(values),
+        values, tuple(_heads(t) for t in (out, mean, tau, support)), places, _masks(options.mask, q, k),
+        _alphas(options, q), _sinks(options.sinks, q), options.scale, options.softcap, _finite(values), _drop(options),
     )  # fmt: skip
     out, mean = (t[..., : v.shape[-1]].to(q.dtype).contiguous() for t in (out, mean))
     notes = torch.empty(0, dtype=torch.int32)
@@ -63,23 +53,13 @@ def sparse_attention_backward(
     tau: Tensor,
     plan: Tensor,
     lists: Tensor,
-    alpha: float,
-    alphas: Tensor | None,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    longest_q: int,
-    longest_k: int,
-    scale: float,
-    softcap: float,
-    left: int,
-    right: int,
-    offset: int,
     mask_gradient: bool,
+    *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    options = Options(*given)
+    mask = options.mask
     batches, heads, queries, depth = q.shape
-    places, masks = _places(queries, k.shape[2], starts_q, starts_k, left, right, offset), _masks(mask, q, k)
+    places, masks = _places(queries, k.shape[2], options), _masks(mask, q, k)
     wanted = mask is not None and mask_gradient
     # batches, and heads, whose gradients go to the same entries
     batch_run = batches if wanted and masks[2][0] == 0 else 1
@@ -94,9 +74,9 @@ def sparse_attention_backward(
     cost = HEIGHT * k.shape[2] * max(len(places[2]) * batch_run * head_run // parts, 1)
     parallel(
         gradients, torch.Size((runs * parts, cost)), 1 + depth // 8, (*rows, *keys), _panels(keys[0]),
-        (_heads(dq), dk, dv, _heads(dalpha), _heads(dsink), dmask), places, masks, _alphas(alpha, alphas, q),
-        _sinks(sinks, q), scale, softcap, alphas is not None, all(_finite(t) for t in (*rows[:2], *keys)),
-        (batch_run, head_run, parts),
+        (_heads(dq), dk, dv, _heads(dalpha), _heads(dsink), dmask), places, masks, _alphas(options, q),
+        _sinks(options.sinks, q), options.scale, options.softcap, options.alphas is not None,
+        all(_finite(t) for t in (*rows[:2], *keys)), (batch_run, head_run, parts), _drop(options),
     )  # fmt: skip
     of_k, of_v, of_mask = (torch.from_numpy(t[0] if len(t) == 1 else t.sum(0)) for t in (dk, dv, dmask))
     of_q, of_k, of_v = (
@@ -139,8 +119,16 @@ def _finite(x: np.ndarray) -> bool:
         return bool(np.isfinite(x.sum()))
 
 
-def _alphas(alpha: float, alphas: Tensor | None, q: Tensor) -> np.ndarray:
-    return np.full(q.shape[1], alpha) if alphas is None else alphas.detach().double().contiguous().numpy()
+def _alphas(options: Options, q: Tensor) -> np.ndarray:
+    alphas = options.alphas
+    return np.full(q.shape[1], options.alpha) if alphas is None else alphas.detach().double().contiguous().numpy()
+
+
+def _drop(options: Options) -> tuple[int, int, float]:
+    """The seed, the numbers below which a weight is dropped, and what others are multiplied by."""
+    if options.seed is None:
+        return 0, 0, 1.0
+    return int(options.seed), threshold(options.dropout), 1 / (1 - options.dropout)
 
 
 def _sinks(sinks: Tensor | None, q: Tensor) -> np.ndarray:
@@ -159,13 +147,13 @@ def _masks(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[np.ndarray, np.nd
     return keep.flatten().numpy(), bias.flatten().numpy(), strides
 
 
-def _places(
-    queries: int, keys: int, starts_q: Tensor | None, starts_k: Tensor | None, left: int, right: int, offset: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _places(queries: int, keys: int, options: Options) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The first key that each query sees and the one after the last; and the same for blocks of queries.
 
     The keys that `geometry.allowed` allows are neighbours.
     """
+    starts_q, starts_k = options.starts_q, options.starts_k
+    left, right, offset = options.left, options.right, options.offset
     i = torch.arange(queries)
     begin, end = torch.zeros_like(i), torch.full_like(i, keys)
     if starts_q is not None and starts_k is not None:

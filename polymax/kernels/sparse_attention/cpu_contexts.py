@@ -6,6 +6,7 @@ A row that has weight on few of its keys adds up their values. One that has it o
 import numpy as np
 
 from polymax.kernels.numba_math import kernel, row_sum
+from polymax.kernels.sparse_attention.cpu_dropout import kept, row_state
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT, TILE, block_scores, row_weights
 from polymax.kernels.sparse_attention.numba_vectors import ROWS, add_scaled, inner, product
 from polymax.kernels.threshold.numba_support import BLOCK, response_weights
@@ -15,7 +16,7 @@ FULL = 0.25
 
 
 @kernel
-def contexts(start, stop, q, panels, v, results, places, masks, alphas, sinks, scale, cap, finite):
+def contexts(start, stop, q, panels, v, results, places, masks, alphas, sinks, scale, cap, finite, drop):
     """Contexts, means, thresholds and sizes of supports of blocks, counted over all heads."""
     out, mean, tau, support = results
     first = places[2]
@@ -54,6 +55,12 @@ def contexts(start, stop, q, panels, v, results, places, masks, alphas, sinks, s
                 total = row_sum(slope[: count + 1])
                 for j in range(count):
                     slope[j] /= total
+                if drop[1] > 0:
+                    state = row_state(drop[0], of * q.shape[1] + row)
+                    for j in range(count):
+                        factor = kept(state, index[j], drop)
+                        power[j] *= factor
+                        slope[j] *= factor
                 if full[i]:
                     any_full = True
                     _spread(x[i, :width], power, index, begin, count)

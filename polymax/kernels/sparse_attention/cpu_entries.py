@@ -3,6 +3,8 @@
 Lists hold keys, p and s = p^(2 - alpha) of each row of a block; row i has those from seen[i] to until[i] in the tile.
 
     dx = s (grad . v - common)        dq += dx k        dk += dx q        dv += p grad
+
+where grad . v and p of a dropped weight are 0, and those of a kept one are divided by the probability to be kept.
 """
 
 import math
@@ -10,6 +12,7 @@ import math
 import numpy as np
 
 from polymax.kernels.numba_math import log2
+from polymax.kernels.sparse_attention.cpu_dropout import kept
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT
 from polymax.kernels.sparse_attention.numba_vectors import ROWS, add_scaled, dot, inner, product
 
@@ -36,7 +39,7 @@ def add_entries(lists, bounds, keys, a, g, common, k, v, to, strides, settings):
     index, powers, slopes = lists
     rows, seen, until = bounds
     _, _, head, of_keys = keys
-    alpha, cap, learned = settings
+    alpha, cap, learned, states, drop = settings
     dq, dk, dv, slant, dmask = to
     depth, size = a.shape[1], g.shape[1]
     for i in range(rows):
@@ -44,7 +47,8 @@ def add_entries(lists, bounds, keys, a, g, common, k, v, to, strides, settings):
             key, p, s = index[i, j], powers[i, j], slopes[i, j]
             at_k, at_v = (head * k.shape[1] + key) * depth, (head * k.shape[1] + key) * size
             to_k, to_v = (of_keys * k.shape[1] + key) * depth, (of_keys * k.shape[1] + key) * size
-            d = s * (dot(g, i * size, v, at_v, size) - common[i])
+            factor = a.dtype.type(kept(states[i], key, drop) if drop[1] > 0 else 1.0)
+            d = s * (factor * dot(g, i * size, v, at_v, size) - common[i])
             if learned:
                 slant[i] += d * alpha_slope(p, s, alpha)
             if dmask.size > 0:
@@ -53,7 +57,7 @@ def add_entries(lists, bounds, keys, a, g, common, k, v, to, strides, settings):
                 d *= _cap_slope(a, i, k, at_k, cap)
             add_scaled(dq, i * depth, d, k, at_k, depth)
             add_scaled(dk, to_k, d, a, i * depth, depth)
-            add_scaled(dv, to_v, p, g, i * size, size)
+            add_scaled(dv, to_v, factor * p, g, i * size, size)
 
 
 @inner
@@ -62,7 +66,7 @@ def add_tile(lists, bounds, keys, a, g, common, k, v, to, strides, settings, mem
     index, powers, slopes = lists
     rows, seen, until = bounds
     begin, count, head, of_keys = keys
-    alpha, cap, learned = settings
+    alpha, cap, learned, states, drop = settings
     dq, dk, dv, slant, dmask = to
     depth, size = a.shape[1], g.shape[1]
     p, s, d, turned = memory
@@ -83,6 +87,12 @@ def add_tile(lists, bounds, keys, a, g, common, k, v, to, strides, settings, mem
     for n in range(0, count, ROWS):
         for i in range(0, HEIGHT, lanes):
             product(v, at_v + n * size, size, 1, turned, i, HEIGHT, d, n * HEIGHT + i, HEIGHT, size, False)
+    if drop[1] > 0:
+        for i in range(rows):
+            for j in range(seen[i], until[i]):
+                factor = kept(states[i], index[i, j], drop)
+                d[index[i, j] - begin, i] *= factor
+                p[index[i, j] - begin, i] *= factor
     for n in range(count):
         for i in range(HEIGHT):
             d[n, i] = s[n, i] * (d[n, i] - common[i]) if s[n, i] != 0 else 0

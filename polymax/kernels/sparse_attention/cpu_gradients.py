@@ -9,6 +9,7 @@ import numpy as np
 
 from polymax.kernels.numba_math import kernel
 from polymax.kernels.sparse_attention.cpu_contexts import FULL, block_memory, row_memory, take_rows
+from polymax.kernels.sparse_attention.cpu_dropout import row_state
 from polymax.kernels.sparse_attention.cpu_entries import add_entries, add_tile, alpha_slope
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT, TILE, block_scores, row_weights
 from polymax.kernels.sparse_attention.numba_vectors import dot, inner
@@ -16,7 +17,9 @@ from polymax.kernels.threshold.numba_support import response_weights
 
 
 @kernel
-def gradients(start, stop, inputs, panels, results, places, masks, alphas, sinks, scale, cap, learned, finite, items):
+def gradients(
+    start, stop, inputs, panels, results, places, masks, alphas, sinks, scale, cap, learned, finite, items, drop
+):
     """Gradients of queries, keys, values, alpha, sinks and the mask, added up over parts of the blocks."""
     grad, q, mean, k, v = inputs
     dq, dk, dv, dalpha, dsink, dmask = results
@@ -28,7 +31,7 @@ def gradients(start, stop, inputs, panels, results, places, masks, alphas, sinks
     # for each row its keys, their p and p^(2 - alpha)
     lists = np.empty(x.shape, np.int32), x, np.empty(x.shape, x.dtype)
     counts, seen, until = np.zeros(HEIGHT, np.int64), np.zeros(HEIGHT, np.int64), np.zeros(HEIGHT, np.int64)
-    common, slant = np.zeros(HEIGHT, q.dtype), np.empty(HEIGHT)
+    common, slant, states = np.zeros(HEIGHT, q.dtype), np.empty(HEIGHT), np.zeros(HEIGHT, np.uint64)
     scratch = row_memory(x)
     shape = TILE * lanes, HEIGHT
     tile = (
@@ -65,9 +68,10 @@ def gradients(start, stop, inputs, panels, results, places, masks, alphas, sinks
                     for c in range(a.shape[1]):
                         of_rows[i, c] = 0 if p == p else np.nan
                     seen[i] = 0
+                    states[i] = row_state(drop[0], of * q.shape[1] + row)
                 strides = at_mask + base * masks[2][2], masks[2][2], masks[2][3]
                 of_keys = part * dk.shape[1] + head
-                settings = alphas[h], cap, learned
+                settings = alphas[h], cap, learned, states, drop
                 for at in range(begin, begin + width, TILE * lanes):
                     keys = at, min(TILE * lanes, begin + width - at), head, of_keys
                     entries = 0

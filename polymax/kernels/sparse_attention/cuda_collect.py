@@ -8,7 +8,7 @@ block with a row that does not fit into its list keeps to tiles.
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import WIDTH, load_rows, sequence, units
+from polymax.kernels.sparse_attention.cuda_tile import WIDTH, load_rows, part, sequence, units
 
 HEIGHT = tl.constexpr(64)
 
@@ -94,21 +94,13 @@ def collect(
             b_n = tl.zeros((HEIGHT,), tl.int32)
             for i_s in range(0, n_all, STRETCH):
                 i_e = tl.minimum(i_s + STRETCH, n_all)
-                _mark(
-                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
-                    i_s, tl.minimum(i_e, n_before), queries, keys, a, scale, softcap, left, right, offset,
-                    MASK, CAP, True, D, BD, PRECISION, STAGES,
-                )  # fmt: skip
-                _mark(
-                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
-                    tl.maximum(i_s, n_before), tl.minimum(i_e, n_whole), queries, keys, a, scale, softcap, left,
-                    right, offset, MASK, CAP, False, D, BD, PRECISION, STAGES,
-                )  # fmt: skip
-                _mark(
-                    b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
-                    tl.maximum(i_s, n_whole), i_e, queries, keys, a, scale, softcap, left, right, offset,
-                    MASK, CAP, True, D, BD, PRECISION, STAGES,
-                )  # fmt: skip
+                for i_p in tl.static_range(0, 3):
+                    first, last = part(n_before, n_whole, n_all, i_p)
+                    _mark(
+                        b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                        tl.maximum(i_s, first), tl.minimum(i_e, last), queries, keys, a, scale, softcap, left, right,
+                        offset, MASK, CAP, i_p != 1, D, BD, PRECISION, STAGES,
+                    )  # fmt: skip
                 # what other threads wrote is read below
                 tl.debug_barrier()
                 b_n = _expand(b_n, p_bits, p_tiles + i_s, p_lists, o_row, i_e - i_s, LONGEST, SLOTS)

@@ -8,7 +8,17 @@ rows come in order, so that sums are the same from call to call.
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import WIDTH, cap_slope, load_rows, sequence, slope, units, weight
+from polymax.kernels.sparse_attention.cuda_tile import (
+    WIDTH,
+    cap_slope,
+    kept,
+    load_rows,
+    row_states,
+    sequence,
+    slope,
+    units,
+    weight,
+)
 
 HEIGHT = tl.constexpr(64)
 
@@ -23,6 +33,7 @@ def key_gradients(
     p_mask,
     p_starts_q,
     p_starts_k,
+    p_seed,
     p_plan,
     p_tau,
     p_common,
@@ -59,10 +70,12 @@ def key_gradients(
     left,
     right,
     offset,
+    drop,
     LEARNED: tl.constexpr,
     PACKED: tl.constexpr,
     MASK: tl.constexpr,
     CAP: tl.constexpr,
+    DROP: tl.constexpr,
     R: tl.constexpr,
     D: tl.constexpr,
     BD: tl.constexpr,
@@ -135,11 +148,14 @@ def key_gradients(
                         offset, MASK, CAP, True,
                     )  # fmt: skip
                     b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+                    b_p = weight(b_w, r, R)
+                    if DROP:
+                        b_keep = kept(row_states(p_seed, o_head + o_m), o_n[None, :], drop)
+                        b_p, b_dp = b_p * b_keep, b_dp * b_keep
                     b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
                     if CAP:
                         b_dx *= cap_slope(b_raw, scale, softcap)
-                    b_p = weight(b_w, r, R).to(b_g.dtype)
-                    b_dv = tl.dot(tl.trans(b_p), b_g, b_dv, input_precision=PRECISION)
+                    b_dv = tl.dot(tl.trans(b_p.to(b_g.dtype)), b_g, b_dv, input_precision=PRECISION)
                     b_dk = tl.dot(tl.trans(b_dx.to(b_q.dtype)), b_q, b_dk, input_precision=PRECISION)
             o_key = (i_b * shared + i_g) * S + first_k + o_n
             m_n = (o_n < keys)[:, None]

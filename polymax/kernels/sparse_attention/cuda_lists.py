@@ -10,8 +10,10 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     alpha_slope,
     b_tanh,
     cap_slope,
+    kept,
     load_rows,
     raised,
+    row_states,
     sequence,
     sink_units,
     slope,
@@ -69,6 +71,7 @@ def listed_contexts(
     p_sinks,
     p_starts_q,
     p_starts_k,
+    p_seed,
     p_plan,
     p_lists,
     p_tau,
@@ -99,12 +102,14 @@ def listed_contexts(
     a1,
     scale,
     softcap,
+    drop,
     tolerance,
     LEARNED: tl.constexpr,
     SINKS: tl.constexpr,
     PACKED: tl.constexpr,
     MASK: tl.constexpr,
     CAP: tl.constexpr,
+    DROP: tl.constexpr,
     R: tl.constexpr,
     D: tl.constexpr,
     BD: tl.constexpr,
@@ -163,6 +168,7 @@ def listed_contexts(
         b_size = tl.sum((b_w > 0).to(tl.int32), 1) + (b_over > 0).to(tl.int32)
         b_all = tl.sum(weight(b_w, r, R), 1) + weight(b_over, r, R)
         b_mass = tl.sum(slope(b_w, r, R), 1) + slope(b_over, r, R)
+        b_state = row_states(p_seed, o_row) if DROP else o_m
         b_o = tl.zeros((ROWS, BV), tl.float32)
         b_mean = tl.zeros((ROWS, BV), tl.float32)
         for i_c in range(0, longest_list, PART):
@@ -170,6 +176,8 @@ def listed_contexts(
             b_x = _part(b_w, i_c, PART)
             b_j = listed_keys(p_lists, o_row, o_c, b_x > 0, LONGEST)
             b_v = gather(p_head_v, b_j, b_x > 0, o_v, v_l, V, BV)
+            if DROP:
+                b_v *= kept(b_state, b_j, drop)[:, :, None]
             b_o += tl.sum(weight(b_x, r, R)[:, :, None] * b_v, 1)
             b_mean += tl.sum(slope(b_x, r, R)[:, :, None] * b_v, 1)
         b_o *= tl.where(b_t == b_t, 1 / tl.where(b_all > 0, b_all, 1.0), float("nan"))[:, None]
@@ -212,6 +220,7 @@ def listed_gradients(
     p_sinks,
     p_starts_q,
     p_starts_k,
+    p_seed,
     p_plan,
     p_lists,
     p_tau,
@@ -246,12 +255,14 @@ def listed_gradients(
     a1,
     scale,
     softcap,
+    drop,
     few,
     LEARNED: tl.constexpr,
     SINKS: tl.constexpr,
     PACKED: tl.constexpr,
     MASK: tl.constexpr,
     CAP: tl.constexpr,
+    DROP: tl.constexpr,
     R: tl.constexpr,
     D: tl.constexpr,
     BD: tl.constexpr,
@@ -291,6 +302,7 @@ def listed_gradients(
         b_da = tl.zeros((ROWS,), tl.float32)
         if LEARNED:
             b_da += b_dsink * alpha_slope(b_over, a)
+        b_state = row_states(p_seed, o_row) if DROP else o_m
         b_dq = tl.zeros((ROWS, BD), tl.float32)
         for i_c in range(0, tl.max(b_n, 0), PART):
             o_c = i_c + tl.arange(0, PART)
@@ -300,6 +312,8 @@ def listed_gradients(
             b_v = gather(p_head_v, b_j, m_list, o_v, v_l, V, BV)
             b_raw = tl.sum(b_k * b_q[:, None, :], 2)
             b_dp = tl.sum(b_v * b_g[:, None, :], 2)
+            if DROP:
+                b_dp *= kept(b_state, b_j, drop)
             b_u = listed_units(
                 b_raw, o_m, b_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
             )  # fmt: skip

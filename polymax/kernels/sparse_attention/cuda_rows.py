@@ -7,8 +7,11 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     WIDTH,
     alpha_slope,
     cap_slope,
+    kept,
     load_rows,
+    part,
     raised,
+    row_states,
     sequence,
     sink_units,
     slope,
@@ -29,6 +32,7 @@ def contexts(
     p_sinks,
     p_starts_q,
     p_starts_k,
+    p_seed,
     p_plan,
     p_tau,
     p_support,
@@ -60,12 +64,14 @@ def contexts(
     left,
     right,
     offset,
+    drop,
     tolerance,
     LEARNED: tl.constexpr,
     SINKS: tl.constexpr,
     PACKED: tl.constexpr,
     MASK: tl.constexpr,
     CAP: tl.constexpr,
+    DROP: tl.constexpr,
     R: tl.constexpr,
     D: tl.constexpr,
     BD: tl.constexpr,
@@ -99,24 +105,19 @@ def contexts(
         b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
         b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
         b_sink = sink_units(p_sinks + i_h, a, HEIGHT, SINKS)
+        b_state = row_states(p_seed, o_row) if DROP else o_m
 
         worst = 2.0
         turn = 0
         while (worst > 1 + tolerance) & (turn < 24):
             b_w = tl.maximum(b_sink - b_t, 0.0)
             b_f, b_g = weight(b_w, r, R), slope(b_w, r, R)
-            b_f, b_g = _moments(
-                b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, 0, n_before, queries, keys,
-                a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, PRECISION, STAGES,
-            )  # fmt: skip
-            b_f, b_g = _moments(
-                b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, n_before, n_whole, queries,
-                keys, a, r, scale, softcap, left, right, offset, MASK, CAP, False, R, D, BD, PRECISION, STAGES,
-            )  # fmt: skip
-            b_f, b_g = _moments(
-                b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, n_whole, n_all, queries,
-                keys, a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, PRECISION, STAGES,
-            )  # fmt: skip
+            for i_p in tl.static_range(0, 3):
+                begin, end = part(n_before, n_whole, n_all, i_p)
+                b_f, b_g = _moments(
+                    b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end, queries, keys,
+                    a, r, scale, softcap, left, right, offset, MASK, CAP, i_p != 1, R, D, BD, PRECISION, STAGES,
+                )  # fmt: skip
             b_t = raised(b_t, b_f, b_g, a, R)
             worst = tl.max(b_f, 0)
             turn += 1
@@ -126,21 +127,13 @@ def contexts(
         b_n = (b_w > 0).to(tl.int32)
         b_o = tl.zeros((HEIGHT, BV), tl.float32)
         b_mean = tl.zeros((HEIGHT, BV), tl.float32)
-        b_o, b_mean, b_p, b_s, b_n = _sums(
-            b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            0, n_before, queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, V, BV,
-            PRECISION, STAGES,
-        )  # fmt: skip
-        b_o, b_mean, b_p, b_s, b_n = _sums(
-            b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            n_before, n_whole, queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, False, R, D, BD, V,
-            BV, PRECISION, STAGES,
-        )  # fmt: skip
-        b_o, b_mean, b_p, b_s, b_n = _sums(
-            b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            n_whole, n_all, queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, True, R, D, BD, V, BV,
-            PRECISION, STAGES,
-        )  # fmt: skip
+        for i_p in tl.static_range(0, 3):
+            begin, end = part(n_before, n_whole, n_all, i_p)
+            b_o, b_mean, b_p, b_s, b_n = _sums(
+                b_o, b_mean, b_p, b_s, b_n, b_t, b_q, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m,
+                o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop, MASK, CAP, DROP,
+                i_p != 1, R, D, BD, V, BV, PRECISION, STAGES,
+            )  # fmt: skip
         b_good = b_t == b_t
         b_o = b_o * tl.where(b_good, 1 / tl.where(b_p > 0, b_p, 1.0), float("nan"))[:, None]
         b_mean = b_mean / tl.where(b_s > 0, b_s, 1.0)[:, None]
@@ -175,11 +168,10 @@ def _moments(
 
 @triton.jit
 def _sums(
-    b_o, b_mean, b_p, b_s, b_n, b_t, b_q, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v, begin,
-    end,
-    queries, keys, a, r, scale, softcap, left, right, offset,
-    MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    b_o, b_mean, b_p, b_s, b_n, b_t, b_q, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
+    begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+    MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
         o_n = tl.load(p_tiles + i_t) * WIDTH + tl.arange(0, WIDTH)
@@ -195,6 +187,9 @@ def _sums(
         b_p += tl.sum(b_weight, 1)
         b_s += tl.sum(b_slope, 1)
         b_n += tl.sum((b_w > 0).to(tl.int32), 1)
+        if DROP:
+            b_keep = kept(b_state, o_n[None, :], drop)
+            b_weight, b_slope = b_weight * b_keep, b_slope * b_keep
         b_o = tl.dot(b_weight.to(b_v.dtype), b_v, b_o, input_precision=PRECISION)
         b_mean = tl.dot(b_slope.to(b_v.dtype), b_v, b_mean, input_precision=PRECISION)
     return b_o, b_mean, b_p, b_s, b_n
@@ -212,6 +207,7 @@ def query_gradients(
     p_sinks,
     p_starts_q,
     p_starts_k,
+    p_seed,
     p_plan,
     p_tau,
     p_common,
@@ -247,12 +243,14 @@ def query_gradients(
     left,
     right,
     offset,
+    drop,
     few,
     LEARNED: tl.constexpr,
     SINKS: tl.constexpr,
     PACKED: tl.constexpr,
     MASK: tl.constexpr,
     CAP: tl.constexpr,
+    DROP: tl.constexpr,
     R: tl.constexpr,
     D: tl.constexpr,
     BD: tl.constexpr,
@@ -295,25 +293,15 @@ def query_gradients(
         b_da = tl.zeros((HEIGHT,), tl.float32)
         if LEARNED:
             b_da += b_dsink * alpha_slope(b_w, a)
+        b_state = row_states(p_seed, o_row) if DROP else o_m
         b_dq = tl.zeros((HEIGHT, BD), tl.float32)
-        b_dq, b_da = _row_slopes(
-            b_dq, b_da, b_t, b_common, b_q, b_g, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            0, n_before, queries, keys, a, r, scale, softcap, left, right, offset, LEARNED, MASK, CAP, True, R, D, BD,
-            V,
-            BV, PRECISION, STAGES,
-        )  # fmt: skip
-        b_dq, b_da = _row_slopes(
-            b_dq, b_da, b_t, b_common, b_q, b_g, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            n_before, n_whole, queries, keys, a, r, scale, softcap, left, right, offset, LEARNED, MASK, CAP, False, R,
-            D,
-            BD, V, BV, PRECISION, STAGES,
-        )  # fmt: skip
-        b_dq, b_da = _row_slopes(
-            b_dq, b_da, b_t, b_common, b_q, b_g, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-            n_whole, n_all, queries, keys, a, r, scale, softcap, left, right, offset, LEARNED, MASK, CAP, True, R, D,
-            BD,
-            V, BV, PRECISION, STAGES,
-        )  # fmt: skip
+        for i_p in tl.static_range(0, 3):
+            begin, end = part(n_before, n_whole, n_all, i_p)
+            b_dq, b_da = _row_slopes(
+                b_dq, b_da, b_t, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m,
+                o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop, LEARNED, MASK,
+                CAP, DROP, i_p != 1, R, D, BD, V, BV, PRECISION, STAGES,
+            )  # fmt: skip
         b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
         m_tile = m_rows[:, None] & (o_d < D)[None, :]
         tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
@@ -324,10 +312,11 @@ def query_gradients(
 
 @triton.jit
 def _row_slopes(
-    b_dq, b_da, b_t, b_common, b_q, b_g, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v, begin, end,
-    queries, keys, a, r, scale, softcap, left, right, offset,
-    LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
-    BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    b_dq, b_da, b_t, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
+    begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+    LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
         o_n = tl.load(p_tiles + i_t) * WIDTH + tl.arange(0, WIDTH)
@@ -340,6 +329,8 @@ def _row_slopes(
             EDGE
         )  # fmt: skip
         b_w = tl.maximum(b_u - b_t[:, None], 0.0)
+        if DROP:
+            b_dp *= kept(b_state, o_n[None, :], drop)
         b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
         if LEARNED:
             b_da += tl.sum(b_dx * alpha_slope(b_w, a), 1)

@@ -1,9 +1,8 @@
 """The one dense pass: the maximum of each row in each tile, from which follow a bound of tau and the tiles that matter.
 
 The threshold of any subset of a row's scores is a lower bound of tau. The maxima over tiles of 64 keys hold nearly the
-whole support of a row whose support is spread,
-so that their threshold is close to tau; a tile whose maximum is below it
-is empty for the row, and is not looked at again.
+whole support of a row whose support is spread, so that their threshold is close to tau; a tile whose maximum is below
+it is empty for the row, and is not looked at again.
 """
 
 import triton
@@ -13,6 +12,7 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     WIDTH,
     larger,
     load_rows,
+    part,
     raised,
     reach,
     row_top,
@@ -102,18 +102,13 @@ def scan(
             b_q = load_rows(p_head_q, o_m, o_d, o_m < queries, q_l, D, BD)
             begin, whole_begin, whole_end, end = reach(m_0, queries, keys, left, right, offset, BM)
             b_top = tl.full((BM,), float("-inf"), tl.float32)
-            b_top = _maxima(
-                b_top, b_q, p_head_k, p_head_mask, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d, begin, whole_begin,
-                queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, True, D, BD, BM, PRECISION, STAGES,
-            )  # fmt: skip
-            b_top = _maxima(
-                b_top, b_q, p_head_k, p_head_mask, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d, whole_begin, whole_end,
-                queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, False, D, BD, BM, PRECISION, STAGES,
-            )  # fmt: skip
-            b_top = _maxima(
-                b_top, b_q, p_head_k, p_head_mask, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d, whole_end, end,
-                queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, True, D, BD, BM, PRECISION, STAGES,
-            )  # fmt: skip
+            for i_p in tl.static_range(0, 3):
+                first, last = part(whole_begin, whole_end, end, i_p)
+                b_top = _maxima(
+                    b_top, b_q, p_head_k, p_head_mask, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d,
+                    tl.maximum(first, begin), last, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
+                    i_p != 1, D, BD, BM, PRECISION, STAGES,
+                )  # fmt: skip
             b_sink = sink_units(p_sinks + i_h, a, BM, SINKS)
             b_top = larger(b_top, b_sink)
             # what other threads wrote is read below
@@ -208,20 +203,18 @@ def _note(
     b_pairs = tl.zeros((BM,), tl.int32)
     p_words = p_plan + longest_blocks * (row_tiles + 4)
     for i_w in range(0, (row_tiles + 31) // 32):
-        b_word = tl.zeros((BM,), tl.int32)
-        for i_c in tl.static_range(0, 32, 32):
-            o_t = i_w * 32 + i_c + tl.arange(0, 32)
-            m_t = (o_t >= begin) & (o_t < end)
-            b_m = tl.load(p_maxima + o_t[None, :] * BM + o_r[:, None], mask=m_t[None, :], other=float("-inf"))
-            b_on = (b_m > b_t[:, None]).to(tl.int32)
-            b_pairs += tl.sum(b_on, 1)
-            b_word += tl.sum(b_on << (i_c + tl.arange(0, 32))[None, :], 1)
-            b_any = tl.max(tl.reshape(b_on, (PARTS, HEIGHT, 32)), 1)
-            b_at = n_all[:, None] + tl.cumsum(b_any, 1) - 1
-            tl.store(p_plan + i_p[:, None] * row_tiles + b_at, o_t[None, :] + tl.zeros_like(b_at), mask=b_any > 0)
-            n_all += tl.sum(b_any, 1)
-            n_before += tl.sum(tl.where(o_t[None, :] < whole_begin[:, None], b_any, 0), 1)
-            n_whole += tl.sum(tl.where(o_t[None, :] < whole_end[:, None], b_any, 0), 1)
+        o_t = i_w * 32 + tl.arange(0, 32)
+        m_t = (o_t >= begin) & (o_t < end)
+        b_m = tl.load(p_maxima + o_t[None, :] * BM + o_r[:, None], mask=m_t[None, :], other=float("-inf"))
+        b_on = (b_m > b_t[:, None]).to(tl.int32)
+        b_pairs += tl.sum(b_on, 1)
+        b_word = tl.sum(b_on << tl.arange(0, 32)[None, :], 1)
+        b_any = tl.max(tl.reshape(b_on, (PARTS, HEIGHT, 32)), 1)
+        b_at = n_all[:, None] + tl.cumsum(b_any, 1) - 1
+        tl.store(p_plan + i_p[:, None] * row_tiles + b_at, o_t[None, :] + tl.zeros_like(b_at), mask=b_any > 0)
+        n_all += tl.sum(b_any, 1)
+        n_before += tl.sum(tl.where(o_t[None, :] < whole_begin[:, None], b_any, 0), 1)
+        n_whole += tl.sum(tl.where(o_t[None, :] < whole_end[:, None], b_any, 0), 1)
         tl.store(p_words + i_w * longest + o_m, b_word, mask=o_m < queries)
     p_bounds = p_plan + longest_blocks * row_tiles + i_p * 4
     inside = part_0 < queries

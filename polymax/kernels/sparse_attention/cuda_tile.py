@@ -41,6 +41,18 @@ def reach(m_0, queries, keys, left, right, offset, BM: tl.constexpr):
 
 
 @triton.jit
+def part(n_before, n_whole, n_all, I: tl.constexpr):
+    """Part I of three of a block's tiles: before those that all rows see whole, these, and after them."""
+    if I == 0:
+        begin, end = n_before * 0, n_before
+    elif I == 1:
+        begin, end = n_before, n_whole
+    else:
+        begin, end = n_whole, n_all
+    return begin, end
+
+
+@triton.jit
 def units(
     b_raw,
     o_m,
@@ -183,3 +195,28 @@ def sink_units(p_sink, a1, BM: tl.constexpr, SINKS: tl.constexpr):
 def alpha_slope(b_w, a1):
     """The derivative of p^(alpha - 1) / (alpha - 1) in alpha, where p^(alpha - 1) = w."""
     return tl.where(b_w > 0, b_w * (tl.log(tl.where(b_w > 0, b_w, 1.0)) - 1) / (a1 * a1), 0.0)
+
+
+@triton.jit
+def row_states(p_seed, o_row):
+    """A number of 32 bits for each row, counted over all batches and heads: see dropout.py."""
+    seed = tl.load(p_seed)
+    b_row = o_row.to(tl.int64)
+    b_state = _mixed(_mixed((seed >> 32).to(tl.uint32)) ^ seed.to(tl.uint32))
+    return _mixed(_mixed(b_state ^ (b_row >> 32).to(tl.uint32)) ^ b_row.to(tl.uint32))
+
+
+@triton.jit
+def kept(b_state, b_key, drop):
+    """1 / (1 - rate) for weights (rows, keys) that are kept, 0 for others; b_key is (1, keys) or (rows, keys)."""
+    b_drawn = _mixed(b_state[:, None] ^ _mixed(b_key.to(tl.uint32))) >> 8
+    return tl.where(b_drawn.to(tl.int32) >= drop, 1 / (1 - drop * 5.9604644775390625e-08), 0.0)
+
+
+@triton.jit
+def _mixed(b_x):
+    b_x = b_x ^ (b_x >> 16)
+    b_x = b_x * 0x7FEB352D
+    b_x = b_x ^ (b_x >> 15)
+    b_x = b_x * 0x846CA68B
+    return b_x ^ (b_x >> 16)

@@ -1,42 +1,33 @@
 """Sparse attention with the matrix of all scores: the specification."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from polymax.kernels.sparse_attention.dropout import kept
 from polymax.kernels.sparse_attention.geometry import allowed
+from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.reference import threshold
 from polymax.kernels.widen import wide
 
 
 def sparse_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alpha: float,
-    alphas: Tensor | None,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    longest_q: int,
-    longest_k: int,
-    scale: float,
-    softcap: float,
-    left: int,
-    right: int,
-    offset: int,
+    q: Tensor, k: Tensor, v: Tensor, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    x, _ = scores(q, k, mask, starts_q, starts_k, scale, softcap, left, right, offset)
-    a = exponents(q, alpha, alphas)
-    p, p_sink, tau = _weights(x, a, sinks)
+    options = Options(*given)
+    x, _ = scores(q, k, options)
+    a = exponents(q, options)
+    p, p_sink, tau = _weights(x, a, options.sinks)
     s, s_sink = p ** (2 - a) * (p > 0), p_sink ** (2 - a) * (p_sink > 0)
     values = grouped(wide(v), q)
     total = s.sum(-1, keepdim=True) + s_sink
-    mean = (s @ values) / torch.where(total == 0, 1, total)
+    factor = dropout_factors(p, options)
+    mean = ((factor * s) @ values) / torch.where(total == 0, 1, total)
     support = ((p > 0).sum(-1) + (p_sink > 0).squeeze(-1)).to(torch.int32)
     notes = q.new_empty(0, dtype=torch.int32)
-    return (p @ values).to(q.dtype), mean.to(q.dtype), tau, support, notes, notes.to(torch.int16)
+    return ((factor * p) @ values).to(q.dtype), mean.to(q.dtype), tau, support, notes, notes.to(torch.int16)
 
 
 def sparse_attention_backward(
@@ -48,55 +39,35 @@ def sparse_attention_backward(
     tau: Tensor,
     plan: Tensor,
     lists: Tensor,
-    alpha: float,
-    alphas: Tensor | None,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    longest_q: int,
-    longest_k: int,
-    scale: float,
-    softcap: float,
-    left: int,
-    right: int,
-    offset: int,
     mask_gradient: bool,
+    *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    x, slope = scores(q, k, mask, starts_q, starts_k, scale, softcap, left, right, offset)
-    a = exponents(q, alpha, alphas)
-    p, p_sink, _ = _weights(x, a, sinks)
+    options = Options(*given)
+    x, slope = scores(q, k, options)
+    a = exponents(q, options)
+    p, p_sink, _ = _weights(x, a, options.sinks)
+    factor = dropout_factors(p, options)
     s, s_sink = p ** (2 - a) * (p > 0), p_sink ** (2 - a) * (p_sink > 0)
     g, groups = wide(grad), q.shape[1] // k.shape[1]
     common = (g * wide(mean)).sum(-1, keepdim=True)
-    dx = s * (g @ grouped(wide(v), q).mT - common)
+    dx = s * (factor * (g @ grouped(wide(v), q).mT) - common)
     dsink = -s_sink * common
     # x = p^(a - 1) / (a - 1) + a constant: a change of alpha moves p as if it moved the scores the other way
     dalpha = torch.zeros_like(tau)
-    if alphas is not None:
+    if options.alphas is not None:
         dalpha = -(dx * _alpha_slope(p, a)).sum(-1) - (dsink * _alpha_slope(p_sink, a)).squeeze(-1)
     dmask = tau.new_empty(0)
-    if mask is not None and mask_gradient:
-        dmask = dx.sum_to_size(mask.shape)
-    dx = dx * slope * scale
+    if options.mask is not None and mask_gradient:
+        dmask = dx.sum_to_size(options.mask.shape)
+    dx = dx * slope * options.scale
     dq = dx @ grouped(wide(k), q)
-    dk, dv = (t.unflatten(1, (-1, groups)).sum(2) for t in (dx.mT @ wide(q), p.mT @ g))
+    dk, dv = (t.unflatten(1, (-1, groups)).sum(2) for t in (dx.mT @ wide(q), (factor * p).mT @ g))
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dalpha, dsink.squeeze(-1), dmask
 
 
-def scores(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    scale: float,
-    softcap: float,
-    left: int,
-    right: int,
-    offset: int,
-) -> tuple[Tensor, Tensor]:
+def scores(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """Scores (B, H, L, S), -inf where a query does not see a key, and their slope in scale q k^T."""
+    scale, softcap, mask = options.scale, options.softcap, options.mask
     x = (wide(q) * scale) @ grouped(wide(k), q).mT
     slope = torch.ones_like(x)
     if softcap > 0:
@@ -104,16 +75,24 @@ def scores(
         x, slope = softcap * bent, 1 - bent.square()
     if mask is not None:
         x = x.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else x + mask
-    sees = allowed(q.shape[2], k.shape[2], starts_q, starts_k, left, right, offset, q.device)
+    sizes, places = (q.shape[2], k.shape[2]), (options.left, options.right, options.offset)
+    sees = allowed(*sizes, options.starts_q, options.starts_k, *places, q.device)
     return x.masked_fill(~sees, -torch.inf), slope
 
 
-def exponents(q: Tensor, alpha: float, alphas: Tensor | None) -> Tensor:
+def exponents(q: Tensor, options: Options) -> Tensor:
     """alpha of each head, to broadcast with scores."""
     wide_q = torch.promote_types(q.dtype, torch.float32)
-    if alphas is None:
-        return torch.full((1, 1, 1), alpha, dtype=wide_q, device=q.device)
-    return alphas.to(wide_q).reshape(-1, 1, 1)
+    if options.alphas is None:
+        return torch.full((1, 1, 1), options.alpha, dtype=wide_q, device=q.device)
+    return options.alphas.to(wide_q).reshape(-1, 1, 1)
+
+
+def dropout_factors(p: Tensor, options: Options) -> Tensor:
+    """What weights (B, H, L, S) are multiplied by: 0 where they are dropped; a number for all where none is."""
+    if options.seed is None:
+        return p.new_ones(())
+    return kept(options.seed, options.dropout, p.shape[:-1].numel(), p.shape[-1]).to(p.dtype).reshape(p.shape)
 
 
 def grouped(x: Tensor, q: Tensor) -> Tensor:

@@ -8,46 +8,64 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel, rows, wide_like
-from polymax.kernels.numba_math import add, exp2, inline, kernel, log2_1p, row_dot, row_max, row_sum
+from polymax.kernels.cpu_rows import REALS, SMALL, plain, run
+from polymax.kernels.numba_math import add, exp2, inline, kernel, log2_1p, row_dot, row_max, row_sum, rows_at
 from polymax.kernels.threshold import NORM, TSALLIS
 from polymax.kernels.threshold.numba_support import BLOCK, pad, response_weights, support_powers
 
 LOG2_E = np.log2(np.e)
 # longest row on which the threshold is found without gathering
 SHORT = 1024
+# the alphas whose powers cost nothing
+_QUICK = (1, 1.5, 2)
 
 
 def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
-    out = wide_like(x)
-    weight = 1 if alphas is None and alpha in (1, 1.5, 2) else 3
-    parallel(_threshold, x.shape, weight, rows(x), rows(out), _alphas(alpha, alphas), family)
-    return out.to(x.dtype)
+    scores = x if x.dtype in REALS and x.is_contiguous() else plain(x)
+    y, n = torch.empty_like(scores), x.shape[-1]
+    each = None if alphas is None else alphas.detach().to(torch.float64).contiguous()
+    count, cost = x.numel() // max(n, 1), n if alphas is None and alpha in _QUICK else 3 * n
+    args = (
+        n, scores.data_ptr(), y.data_ptr(), REALS[y.dtype], float(alpha), 0 if each is None else each.data_ptr(), family
+    )  # fmt: skip
+    if count * cost < SMALL:
+        _threshold(0, count, *args)
+    else:
+        run(_threshold, count, cost, *args)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
-    out = wide_like(y)
-    args = rows(y), rows(v.to(y.dtype)), rows(out), _alphas(alpha, alphas), family
-    parallel(_threshold_backward, y.shape, 1, *args)
-    return out.to(y.dtype)
-
-
-def _alphas(alpha, alphas):
-    if alphas is None:
-        return np.full(1, alpha)
-    return alphas.detach().to(torch.float64).reshape(-1).numpy()
+    weights = y if y.dtype in REALS and y.is_contiguous() else plain(y)
+    direction = v if v.dtype == weights.dtype and v.is_contiguous() else v.to(weights.dtype).contiguous()
+    out, n = torch.empty_like(weights), y.shape[-1]
+    each = None if alphas is None else alphas.detach().to(torch.float64).contiguous()
+    count = y.numel() // max(n, 1)
+    args = (
+        n, weights.data_ptr(), direction.data_ptr(), out.data_ptr(), REALS[out.dtype], float(alpha),
+        0 if each is None else each.data_ptr(), family,
+    )  # fmt: skip
+    if count * n < SMALL:
+        _threshold_backward(0, count, *args)
+    else:
+        run(_threshold_backward, count, n, *args)
+    return out if out.dtype == y.dtype else out.to(y.dtype)
 
 
 @kernel
-def _threshold(start, stop, x, y, alphas, family):
-    n = x.shape[1]
+def _threshold(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    """Weigh rows `start` to `stop` of x; each has an alpha of its own where they have an address."""
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    alphas = rows_at(alphas_at, stop if alphas_at else 0, 1, 0.0)
     index = np.empty(n + BLOCK, np.int32)
     z, power = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype)
     # powers below 1 amplify rounding near the edge of the support, so that alpha > 2 is computed in float64
-    width = n + BLOCK if alphas.max() > 2 else 0
-    exact = np.empty((4, width))
+    largest = alpha
+    for i in range(start, alphas.size):
+        largest = max(largest, alphas[i, 0])
+    exact = np.empty((4, n + BLOCK if largest > 2 else 0))
     for i in range(start, stop):
-        alpha = alphas[i] if alphas.size > 1 else alphas[0]
+        alpha = alphas[i, 0] if alphas_at else alpha
         if alpha > 2:
             exact[2, :n] = x[i]
             _weigh(exact[2, :n], exact[3, :n], exact[0], exact[1], index, alpha, family)
@@ -179,12 +197,13 @@ def _dense(z, power, b):
 
 
 @kernel
-def _threshold_backward(start, stop, y, v, out, alphas, family):
-    n = y.shape[1]
+def _threshold_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
+    y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real), rows_at(out_at, stop, n, real)
+    alphas = rows_at(alphas_at, stop if alphas_at else 0, 1, 0.0)
     w = np.empty(n, y.dtype)
-    exact = np.empty((4, n if alphas.max() > 2 else 0))
+    exact = np.empty((4, n))
     for i in range(start, stop):
-        alpha = alphas[i] if alphas.size > 1 else alphas[0]
+        alpha = alphas[i, 0] if alphas_at else alpha
         if alpha > 2:
             exact[0], exact[1] = y[i], v[i]
             _respond(exact[0], exact[1], exact[2], exact[3], alpha, family)

@@ -3,6 +3,8 @@
 Rows too long for the registers are read again at each step instead, by the kernels of cuda_long.py.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -30,6 +32,7 @@ from polymax.kernels.threshold.cuda_steps import (
     step,
     weights,
 )
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import fast_log2, on_device, tile
 
 # the longest rows that fit the registers: forward one row, backward two
@@ -43,51 +46,65 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
         # half the squared Euclidean norm has a finite method of its own
         family = TSALLIS
     scores = _precise(x, alpha, alphas).contiguous()
-    y = torch.empty_like(scores)
-    count, n = scores.shape[:-1].numel(), scores.shape[-1]
-    if count and n:
+    y, n = torch.empty_like(scores), scores.shape[-1]
+    count = scores.numel() // max(n, 1)
+    if count:
         alphas = _exact(scores, alpha, family, alphas)
         args = (scores, y, y if alphas is None else alphas.contiguous(), count, n, alpha)
-        options = {"FAMILY": family, "PER_ROW": alphas is not None}
-        for options["PART"], options["WIDE"] in _launches(scores, alphas):
-            with on_device(scores):
-                if n > LONGEST:
-                    long_forward[(count,)](*args, BN=CHUNK, num_warps=16, **options)
-                else:
-                    br, bn, warps = tile(count, n)
-                    options["METHOD"] = _forward_method(scores, alpha, family, alphas)
-                    options["STEEP"] = alpha < (1.5 if family == TSALLIS else 2)
-                    _short[(triton.cdiv(count, br),)](*args, BR=br, BN=bn, num_warps=warps, **options)
-    return y.to(x.dtype)
+        with on_device(scores):
+            for kernel, grid, options in _forward_launches(count, n, scores.dtype, alpha, family, alphas is not None):
+                kernel[grid](*args, **options)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
     point = _precise(y, alpha, alphas).contiguous()
-    out = torch.empty_like(point)
-    count, n = point.shape[:-1].numel(), point.shape[-1]
-    if count and n:
+    out, n = torch.empty_like(point), point.shape[-1]
+    count = point.numel() // max(n, 1)
+    if count:
         alphas = _exact(point, alpha, family, alphas)
         direction = v.to(point.dtype).contiguous()
         args = (point, direction, out, out if alphas is None else alphas.contiguous(), count, n, alpha)
-        options = {
-            "FAMILY": family,
-            "PER_ROW": alphas is not None,
-            "METHOD": _method(alpha, TSALLIS, alphas),
-        }
-        for options["PART"], options["WIDE"] in _launches(point, alphas):
-            with on_device(point):
-                if n > LONGEST_BACKWARD:
-                    long_backward[(count,)](*args, BN=CHUNK, num_warps=16, **options)
-                else:
-                    br, bn, warps = tile(count, n)
-                    _short_backward[(triton.cdiv(count, br),)](*args, BR=br, BN=bn, num_warps=warps, **options)
-    return out.to(y.dtype)
+        with on_device(point):
+            for kernel, grid, options in _backward_launches(count, n, point.dtype, alpha, family, alphas is not None):
+                kernel[grid](*args, **options)
+    return out if out.dtype == y.dtype else out.to(y.dtype)
 
 
-def _launches(x, alphas):
+@lru_cache(maxsize=4096)
+def _forward_launches(count, n, dtype, alpha, family, per_row):
+    """Kernels, their grids and compile-time arguments, for rows of this kind."""
+    found = []
+    for part, wide in _parts(dtype, per_row):
+        options = {"FAMILY": family, "PER_ROW": per_row, "PART": part, "WIDE": wide}
+        if n > LONGEST:
+            found.append((long_forward, (count,), options | {"BN": CHUNK, "num_warps": 16}))
+            continue
+        br, bn, warps = tile(count, n)
+        options["METHOD"] = _forward_method(wide, alpha, family, per_row)
+        options["STEEP"] = alpha < (1.5 if family == TSALLIS else 2)
+        found.append((_short, (triton.cdiv(count, br),), options | {"BR": br, "BN": bn, "num_warps": warps}))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _backward_launches(count, n, dtype, alpha, family, per_row):
+    found = []
+    for part, wide in _parts(dtype, per_row):
+        options = {"FAMILY": family, "PER_ROW": per_row, "PART": part, "WIDE": wide}
+        options["METHOD"] = _method(alpha, TSALLIS, per_row)
+        if n > LONGEST_BACKWARD:
+            found.append((long_backward, (count,), options | {"BN": CHUNK, "num_warps": 16}))
+            continue
+        br, bn, warps = tile(count, n)
+        found.append((_short_backward, (triton.cdiv(count, br),), options | {"BR": br, "BN": bn, "num_warps": warps}))
+    return tuple(found)
+
+
+def _parts(dtype, per_row):
     """Which rows each launch computes, and whether in float64: the alphas are on the device, and not waited for."""
-    wide = x.dtype == torch.float64
-    if wide or alphas is None:
+    wide = dtype == torch.float64
+    if wide or not per_row:
         return [(ALL_ROWS.value, wide)]
     return [(UP_TO_2.value, False), (ABOVE_2.value, True)]
 
@@ -99,21 +116,21 @@ def _precise(x, alpha, alphas):
 
 def _exact(x, alpha, family, alphas):
     # Triton passes a Python float in float32, which is not enough for a float64 row: give it one alpha per row
-    if x.dtype == torch.float64 and _method(alpha, family, alphas) == GENERAL.value and alphas is None:
+    if x.dtype == torch.float64 and alphas is None and _method(alpha, family, False) == GENERAL.value:
         return torch.full(x.shape[:-1], alpha, dtype=torch.float64, device=x.device)
     return alphas
 
 
-def _forward_method(x, alpha, family, alphas):
-    method = _method(alpha, family, alphas)
+def _forward_method(wide, alpha, family, per_row):
+    method = _method(alpha, family, per_row)
     # close to 1 the exponent 1 / (alpha - 1) multiplies the error of the hardware's logarithm; above 2 it is no longer
     # convex
-    guarded = x.dtype == torch.float64 or alphas is not None or not 1.02 <= alpha <= 2
+    guarded = wide or per_row or not 1.02 <= alpha <= 2
     return POWER.value if method == GENERAL.value and not guarded else method
 
 
-def _method(alpha, family, alphas):
-    if alphas is not None or family != TSALLIS:
+def _method(alpha, family, per_row):
+    if per_row or family != TSALLIS:
         return GENERAL.value
     return {1.0: SOFTMAX, 2.0: SPARSEMAX, 1.5: ENTMAX15}.get(alpha, GENERAL).value
 
@@ -170,6 +187,7 @@ def _power(b_z, b_t, alpha, FAMILY: tl.constexpr, STEEP: tl.constexpr, HALF: tl.
     return tl.exp2(fast_log2(tl.maximum(scale * b_z + (1 - scale * b_t), 0)) * k)
 
 
+@Entry
 @triton.jit
 def _short(
     p_x,
@@ -281,6 +299,7 @@ def _short(
     tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=m_n)
 
 
+@Entry
 @triton.jit
 def _short_backward(
     p_y,

@@ -14,8 +14,10 @@ from polymax.kernels.threshold.cuda_steps import (
     step,
     weights,
 )
+from polymax.kernels.triton_launch import Entry
 
 
+@Entry
 @triton.jit
 def long_forward(
     p_x,
@@ -97,6 +99,7 @@ def long_forward(
                 tl.store(p_y + o_row + i + o_n[None, :], b_y.to(p_y.dtype.element_ty), mask=m_n)
 
 
+@Entry
 @triton.jit
 def long_backward(
     p_y,

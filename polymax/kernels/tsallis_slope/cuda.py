@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import on_device, tile
 
 # entries of a row that are read at once
@@ -24,6 +25,7 @@ def tsallis_slope(y: Tensor, g: Tensor, alphas: Tensor) -> Tensor:
     return out
 
 
+@Entry
 @triton.jit
 def _tsallis_slope(p_y, p_g, p_alpha, p_out, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr):
     dtype = tl.float64 if WIDE else tl.float32

@@ -6,7 +6,7 @@
 solution fuses are bit-equal. If `shifted`, z is less by its own maximum, without the rounding of that difference, and
 no lower than the lowest finite number. NaN or +inf in a row, or a strength that is not >= 0, fills the row with NaN.
 
-Shapes: x `(*batch, n)`, strength `(*batch,)`; z like x.
+Shapes: x `(*batch, n)`, strength `(*batch,)`, or 1 in every dim; z like x.
 """
 
 import torch

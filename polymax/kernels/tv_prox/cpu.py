@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel, rows, wide_like
-from polymax.kernels.numba_math import inline, kernel, row_max, row_sum
+from polymax.kernels.cpu_rows import REALS, beside, plain, run
+from polymax.kernels.numba_math import inline, kernel, row_max, row_sum, rows_at
 from polymax.kernels.widen import UNITS
 
 # rows that reach further are computed in a smaller unit, so that sums stay finite
@@ -24,15 +24,19 @@ CERTAIN = 4.0001
 
 
 def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
-    out = wide_like(x)
-    strengths = strength.detach().to(torch.float64).reshape(-1).numpy()
-    parallel(_tv_prox, x.shape, 8, rows(x), strengths, rows(out), shifted, torch.finfo(x.dtype).min)
-    return out.to(x.dtype)
+    scores, n = plain(x), x.shape[-1]
+    out, strengths = torch.empty_like(scores), beside(strength.double(), x.shape[:-1])
+    run(
+        _tv_prox, x.numel() // max(n, 1), 8 * n, n, scores.data_ptr(), strengths.data_ptr(), out.data_ptr(),
+        REALS[out.dtype], strengths.numel() > 1, shifted, torch.finfo(x.dtype).min,
+    )  # fmt: skip
+    return out if out.dtype == x.dtype else out.to(x.dtype)
 
 
 @kernel
-def _tv_prox(start, stop, x, strengths, out, shifted, lowest):
-    n = x.shape[1]
+def _tv_prox(start, stop, n, x_at, strengths_at, out_at, real, many, shifted, lowest):
+    x, out = rows_at(x_at, stop, n, real), rows_at(out_at, stop, n, real)
+    strengths = rows_at(strengths_at, 1, stop, 0.0)[0]
     y = np.empty(n)
     z = np.empty(n)
     pull = np.empty(n)
@@ -46,7 +50,7 @@ def _tv_prox(start, stop, x, strengths, out, shifted, lowest):
         unit = 1.0
         count = _gather(x[i], base, unit, y)
         spread = -row_sum(y[:count])
-        strength = strengths[i]
+        strength = strengths[i if many else 0]
         if not (spread >= 0 and strength >= 0 and base < np.inf):
             row[:] = np.nan
             continue

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels import triton_rows
-from polymax.kernels.triton_math import on_device
+from polymax.kernels.triton_launch import Entry
+from polymax.kernels.triton_math import beside, on_device
 from polymax.kernels.triton_rows import bit, extent, following, load_row, previous, run_means, store_row
 
 
@@ -21,9 +22,9 @@ def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
         raise ValueError(f"x must have rows of at most {triton_rows.LONGEST} entries on CUDA; got {n}")
     if count and n:
         br, bt, be, warps = tile(count, n)
-        args = x.contiguous(), strength.contiguous(), z, count, n
+        args = x.contiguous(), beside(strength, x.shape[:-1]), z, count, n
         sizes = {"SHIFTED": shifted, "WIDE": x.dtype == torch.float64, "LOWEST": torch.finfo(x.dtype).min}
-        sizes |= {"BR": br, "BT": bt, "BE": be}
+        sizes |= {"MANY": strength.numel() > 1, "BR": br, "BT": bt, "BE": be}
         with on_device(x):
             _tv_prox[(triton.cdiv(count, br),)](*args, **sizes, num_warps=warps)
     return z
@@ -34,6 +35,7 @@ def tile(count: int, n: int) -> tuple[int, int, int, int]:
     return triton_rows.chunks(count, n)
 
 
+@Entry
 @triton.jit
 def _tv_prox(
     p_x,
@@ -41,6 +43,7 @@ def _tv_prox(
     p_z,
     count,
     n,
+    MANY: tl.constexpr,
     SHIFTED: tl.constexpr,
     WIDE: tl.constexpr,
     LOWEST: tl.constexpr,
@@ -55,7 +58,7 @@ def _tv_prox(
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     o_n = tl.arange(0, BT * BE)[None, :]
     b_x = tl.load(p_x + (i_r * n)[:, None] + o_n, mask=o_n < n, other=float("-inf")).to(dtype)
-    b_s = tl.load(p_strength + i_r).to(dtype)[:, None]
+    b_s = tl.load(p_strength + (i_r if MANY else i_r * 0)).to(dtype)[:, None]
     b_good, b_unit, b_range, b_base = extent(b_x)
     b_good = b_good & (b_s >= 0)
     b_s *= b_unit

@@ -52,9 +52,11 @@ def continuations(
     for step in range(sampling.longest):
         mask = None if bool(there.all()) else there[:, None, None]
         states, caches = model.states(tokens, places.clamp(min=0), caches, mask)
-        scores = model.scores(states[:, -1]).float()
-        token = next_tokens(scores, sampling.temperature, uniform[:, step])
-        log_probs.append(scores.log_softmax(-1).gather(1, token.unsqueeze(1)).squeeze(1))
+        plain = model.log_probs(states[:, -1])
+        # a temperature above 0 changes scores before they become probabilities, and some of these 0
+        drawn = model.log_probs(states[:, -1], sampling.temperature) if sampling.temperature else plain
+        token = next_tokens(drawn, float(sampling.temperature > 0), uniform[:, step])
+        log_probs.append(plain.gather(1, token.unsqueeze(1)).squeeze(1))
         chosen.append(torch.where(going, token, BOUNDARY))
         going = going & (token != BOUNDARY)
         if not bool(going.any()):

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, silu
+from torch.nn.functional import linear, silu
 
 import polymax as pm
 from polymax.recipes.lm.data import NOTHING, Batch
 from polymax.recipes.training.task import Measured, Model
+from polymax.recipes.words import word_log_probs, words_loss, words_measured
 
 ATTENTIONS: dict[str, Callable[[Any], Callable[..., Tensor]]] = {
     "softmax": lambda options: pm.softmax,
@@ -105,6 +106,7 @@ class LanguageModel(Model):
             raise ValueError(
                 f"--size must be a multiple of {2 * options.heads}, twice the number of heads; got {options.size}"
             )
+        self.options = options
         self.head = options.size // options.heads
         self.embedding = nn.Embedding(vocabulary, options.size)
         self.blocks = nn.ModuleList(Block(options) for _ in range(options.layers))
@@ -145,17 +147,23 @@ class LanguageModel(Model):
         return linear(states, self.embedding.weight)
 
     def loss(self, batch: Batch) -> Measured:
-        """Nats for each token, bits for each byte, and right tokens."""
-        scores = self(batch.inputs)
-        flat, wanted = scores.flatten(0, 1).float(), batch.targets.flatten()
-        total = cross_entropy(flat, wanted, ignore_index=NOTHING, reduction="sum")
-        count = (wanted != NOTHING).sum()
-        right = (flat.detach().argmax(-1) == wanted).sum()
-        return {
-            "loss": (total, count),
-            "bits_per_byte": (total.detach() / math.log(2), batch.widths.sum()),
-            "accuracy": (right, count),
-        }
+        """The loss of each token; outside of training, bits for each byte and what else is measured of words."""
+        wanted = batch.targets.flatten()
+        states, weight = self.states(batch.inputs)[0].flatten(0, 1), self.embedding.weight
+        total, scores = words_loss(self.options, states, weight, None, wanted, NOTHING)
+        there = wanted != NOTHING
+        found: Measured = {"loss": (total, there.sum())}
+        if scores is not None:
+            found["bits_per_byte"] = total.detach() / math.log(2), batch.widths.sum()
+            found["accuracy"] = (scores.detach().argmax(-1) == wanted).sum(), there.sum()
+        if not self.training:
+            given = None if scores is None else scores[there]
+            found |= words_measured(self.options, states[there], weight, None, wanted[there], given)
+        return found
+
+    def log_probs(self, states: Tensor, temperature: float = 1.0) -> Tensor:
+        """Of all tokens, from states; -inf for those that a sparse loss makes impossible."""
+        return word_log_probs(self.options, self.scores(states).float() / temperature)
 
     def optimizer(self, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         """AdamW; gains of norms and alphas are not pulled to 0, which would be a choice of their own."""

@@ -21,6 +21,7 @@ from polymax.recipes.results import ContinuationResult
 from polymax.recipes.training.batches import sorted_batches
 from polymax.recipes.training.measured import device_of, means
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax.recipes.words import LOSSES
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class LanguageModelOptions:
 
     attention: str = option("softmax", "Mapping of the attention.", choices=(*ATTENTIONS,))
     alpha: float = option(1.5, "Of entmax attention; adaptive-entmax learns one for each head.", least=1)
+    loss: str = option("cross-entropy", "Loss of the next token; sparse losses rule tokens out.", choices=LOSSES)
+    loss_alpha: float = option(1.5, "Of the entmax loss.", least=1)
     context: int = option(512, "Tokens that are read at once: the farthest that a model looks back.", least=1)
     size: int = option(256, "Size of the states.", least=2)
     layers: int = option(4, "Layers of the transformer.", least=1)
@@ -50,7 +53,7 @@ class LanguageModelOptions:
 
 
 class LanguageModelTask(Task):
-    """Plain texts; the report has the perplexity, bits per byte, and how sparse the attention is."""
+    """Plain texts; the report has the perplexity, bits per byte, and how sparse words and the attention are."""
 
     name = "lm"
     summary = "predict the next byte, or piece, of texts"
@@ -91,8 +94,7 @@ class LanguageModelTask(Task):
         tokens = int(windows.sizes.sum())
         return {
             "tokens": tokens,
-            # what a model cannot say at all, such as one that diverged
-            "perplexity": exp(measured["loss"]) if measured["loss"] < 700 else float("inf"),
+            **perplexities(trained.options.loss, measured),
             **measured,
             **attention_report(attention_of(trained, windows)),
             "tokens_per_second": tokens / seconds,
@@ -146,6 +148,15 @@ def attention_of(trained: Trained, windows: Windows) -> list[AttentionStatistics
     rows = torch.arange(min(trained.options.measured, len(windows.sizes)))
     rows = rows[windows.sizes[rows] == windows.sizes[0]]
     return trained.model.statistics(windows[rows].inputs.to(device_of(trained.model))) if len(rows) else []
+
+
+def perplexities(loss: str, measured: Report) -> Report:
+    """The perplexity, where every token has a probability, and the one that is defined for sparse losses too."""
+    found = {"epsilon_perplexity": exp(measured["epsilon_nats"])}
+    if loss == "cross-entropy":
+        # what a model cannot say at all, such as one that diverged
+        found = {"perplexity": exp(measured["loss"]) if measured["loss"] < 700 else float("inf"), **found}
+    return found
 
 
 def attention_report(layers: Sequence[AttentionStatistics]) -> Report:

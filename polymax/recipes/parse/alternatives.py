@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import polymax as pm
+from polymax.distributions.finite import Finite
 from polymax.recipes.parse.model import Scored, Trees
-from polymax.smoothing.sparse_map import Sparse
 
 # trees that are listed where every one has a probability
 BEST = 5
@@ -55,7 +55,7 @@ def alternatives(loss: str, scored: Scored) -> Iterator[Weighted]:
     # one by one: a long sentence among them does not make room for all
     for arcs, length in zip(scored.arcs.double().cpu(), scored.trees.lengths.tolist()):
         distribution = smoothing(loss, trees, "--distribution").distribution(arcs[: length + 1, : length + 1])
-        if isinstance(distribution, Sparse):
+        if isinstance(distribution, Finite):
             found, probabilities = distribution.support()
         elif isinstance(trees, pm.ProjectiveTree) and length > LONGEST:
             found = distribution.mode.unsqueeze(0)

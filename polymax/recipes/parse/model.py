@@ -100,7 +100,7 @@ class Parser(Model):
         if self.options.loss in LOSSES:
             return LOSSES[self.options.loss](scored.trees, scored.arcs, heads, reduction="sum")
         if self.options.loss in SPARSE:
-            cost = scored.trees.hamming(scored.trees.encode(heads)) if SPARSE[self.options.loss] else None
+            cost = scored.trees.compact.hamming(scored.trees.encode(heads)) if SPARSE[self.options.loss] else None
             turns = self.options.turns or LARGEST
             with stopping():
                 smooth = pm.SparseMap(scored.trees, pm.ActiveSet(turns, TOLERANCE))

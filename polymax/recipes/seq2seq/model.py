@@ -4,14 +4,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-import polymax as pm
 from polymax.recipes.seq2seq.attention import Source, SourceAttention, attention_counts
 from polymax.recipes.seq2seq.data import Batch
 from polymax.recipes.training.task import Model
 from polymax.recipes.training.vocabulary import PAD
+from polymax.recipes.words import word_log_probs, words_loss, words_measured
 
 
 class State(NamedTuple):
@@ -93,7 +92,7 @@ class Seq2Seq(Model):
         return State(hiddens, cells, fed, left), weights
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Scores of the words of the target after the first, and the weights by which each was written."""
+        """Outputs for the words of the target after the first, and the weights by which each was written."""
         source, state = self.encode(batch.source, batch.source_lengths)
         embedded = self.dropout(self.target(batch.target[:, :-1]))
         outputs, weights = [], []
@@ -101,34 +100,29 @@ class Seq2Seq(Model):
             state, attended = self.step(word, source, state)
             outputs.append(state.fed)
             weights.append(attended)
-        return self.words(torch.cat(outputs, 1)), torch.cat(weights, 1)
+        return torch.cat(outputs, 1), torch.cat(weights, 1)
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """The loss of the output mapping, right words, and the shape of the attention; over words and END."""
-        scores, weights = self(batch)
+        """The loss of words, right ones, and the shape of the attention; over words and END."""
+        outputs, weights = self(batch)
         gold = batch.target[:, 1:]
         there = gold != PAD
-        flat, wanted = scores.flatten(0, 1), gold.flatten()
-        if self.options.output_loss == "softmax":
-            total = cross_entropy(flat.float(), wanted, ignore_index=PAD, reduction="sum")
-        else:
-            total = pm.entmax_loss(flat, wanted, self.options.output_alpha, "sum", ignore_index=PAD)
+        flat, wanted, kept = outputs.flatten(0, 1), gold.flatten(), there.flatten()
+        layer = self.words
+        total, scores = words_loss(self.options, flat, layer.weight, layer.bias, wanted, PAD)
         words = there.sum()
-        right = ((scores.argmax(-1) == gold) & there).sum()
+        found = {"loss": (total, words)}
+        if not self.training:
+            given = None if scores is None else scores[kept]
+            measured = words_measured(self.options, flat[kept], layer.weight, layer.bias, wanted[kept], given)
+            found |= {"word_accuracy" if name == "accuracy" else name: pair for name, pair in measured.items()}
+        elif scores is not None:
+            found["word_accuracy"] = ((scores.argmax(-1) == wanted) & kept).sum(), words
         with torch.no_grad():
             inside = torch.arange(batch.source.shape[1], device=gold.device) < batch.source_lengths.unsqueeze(1)
             zeros, entries, segments, groups, steps = attention_counts(weights, there, inside)
-        return {
-            "loss": (total, words),
-            "word_accuracy": (right, words),
-            "zeros": (zeros, entries),
-            "segments": (segments, steps),
-            "groups": (groups, steps),
-        }
+        return {**found, "zeros": (zeros, entries), "segments": (segments, steps), "groups": (groups, steps)}
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Of all words, -inf for those that a sparse output leaves out: (b, k, h) to (b, k, words)."""
-        scores = self.words(outputs).float()
-        if self.options.output_loss == "softmax":
-            return scores.log_softmax(-1)
-        return pm.entmax(scores, self.options.output_alpha).log()
+        return word_log_probs(self.options, self.words(outputs).float())

@@ -12,6 +12,7 @@ from polymax.recipes.readers.lines import Line
 from polymax.recipes.results import TranslationResult
 from polymax.recipes.seq2seq.attention import NAMES
 from polymax.recipes.seq2seq.data import Batch, Pairs, Referenced, read_texts
+from polymax.recipes.seq2seq.exact import exact_search
 from polymax.recipes.seq2seq.measures import bleu, rouge
 from polymax.recipes.seq2seq.model import Seq2Seq
 from polymax.recipes.seq2seq.search import Found, Search, beam_search
@@ -19,6 +20,7 @@ from polymax.recipes.training.batches import Ragged, places, sorted_batches
 from polymax.recipes.training.measured import device_of, means, moved
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import BEGIN, END, PAD, Subwords, Words
+from polymax.recipes.words import LOSSES
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Seq2SeqOptions:
     strength: float = option(0.1, "Of fusedmax and oscarmax attention.")
     p: float = option(1.5, "Of sq-pnorm-max attention.", least=1)
     fertility: float = option(2.0, "Largest sum of a source word's weights under csoftmax and csparsemax.")
-    output_loss: str = option("softmax", "Mapping of the output.", choices=("softmax", "entmax"))
-    output_alpha: float = option(1.5, "Of an entmax output.", least=1)
+    loss: str = option("cross-entropy", "Loss of words; sparse losses rule words out.", choices=LOSSES)
+    loss_alpha: float = option(1.5, "Of the entmax loss.", least=1)
     hidden: int = option(256, "Size of the LSTMs.", least=1)
     embedding: int = option(256, "Size of word vectors.", least=1)
     layers: int = option(1, "Layers of each LSTM.", least=1)
@@ -41,6 +43,7 @@ class Seq2SeqOptions:
     beam: int = option(5, "Hypotheses in beam search.", least=1, late=True)
     longest: int = option(100, "Most words in a target.", least=1, late=True)
     length_penalty: float = option(1.0, "Power of the length that divides log-probabilities.", late=True)
+    exact: int = option(0, "Most hypotheses of a sentence that a search with a proof extends; 0: a beam.", late=True)
     batch: int = option(64, "Sentences that are searched at once.", least=1, late=True)
     rouge: bool = option(False, "Report ROUGE, for summaries.", late=True)
 
@@ -122,7 +125,8 @@ def found_targets(trained: Trained, sources: list[str]) -> Found:
     parts = []
     for rows in batches:
         words, lengths = encoded.padded(rows)
-        parts.append(beam_search(model, words.to(device), lengths.to(device), search))
+        inputs = model, words.to(device), lengths.to(device), search
+        parts.append(exact_search(*inputs, options.exact) if options.exact else beam_search(*inputs))
     order = places(batches)
     return Found(*(torch.cat(column).cpu()[order] for column in zip(*parts)))
 

@@ -7,15 +7,16 @@ before it is written, and can be gone on with.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from polymax.recipes.outputs import is_special, part_of, placed, put
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.training.run import refused
+from polymax.recipes.training.shards import in_order
 from polymax.recipes.training.task import Trained
 
 # units that are sorted and predicted together
@@ -30,24 +31,53 @@ class Predicted(NamedTuple):
     lines: list[Line]
 
 
-def predicted(trained: Trained, file: str, lines: Iterable[Line], before: int = 0) -> Iterator[Predicted]:
-    """The output of lines, in pieces; `before` is how many units came before them, and `file` is named in errors."""
+class _Piece(NamedTuple):
+    """Inputs that are predicted together, their lines, and how many units came before them."""
+
+    inputs: list[Any]
+    lines: list[Line]
+    before: int
+
+
+def predicted(
+    trained: Trained, file: str, lines: Iterable[Line], before: int = 0, copies: Sequence[Trained] = ()
+) -> Iterator[Predicted]:
+    """The output of lines, in pieces; `before` is how many units came before them, and `file` is named in errors.
+
+    With `copies` of the model on other devices, pieces are predicted at the same time, and still come in their order.
+    """
+    errors: list[ValueError] = []
+    pieces = _pieces(trained, file, lines, before, errors)
+    if copies:
+        yield from in_order([trained, *copies], _output, pieces)
+    else:
+        for piece in pieces:
+            yield _output(trained, piece)
+    if errors:
+        raise errors[0]
+
+
+def _output(trained: Trained, piece: _Piece) -> Predicted:
+    return Predicted(list(trained.task.predict(trained, piece.inputs, piece.before)), len(piece.inputs), piece.lines)
+
+
+def _pieces(
+    trained: Trained, file: str, lines: Iterable[Line], before: int, errors: list[ValueError]
+) -> Iterator[_Piece]:
+    """The units of lines, some at a time, up to the first that is no input, whose error is put into a list."""
     units = trained.task.units(lines)
-    while True:
-        taken, inputs, error = [], [], None
+    while not errors:
+        taken, inputs = [], []
         for unit in islice(units, CHUNK):
             try:
                 inputs.append(trained.task.accept(trained, file, unit))
             except ValueError as wrong:
-                error = wrong
+                errors.append(wrong)
                 break
             taken += unit
-        if inputs:
-            yield Predicted(list(trained.task.predict(trained, inputs, before)), len(inputs), taken)
-        if error is not None:
-            raise error
         if not inputs:
             return
+        yield _Piece(inputs, taken, before)
         before += len(inputs)
 
 
@@ -70,14 +100,16 @@ def write_predictions(
     resume: bool = False,
     force: bool = False,
     advanced: Callable[[int], None] = lambda lines: None,
+    before: int = 0,
+    copies: Sequence[Trained] = (),
 ) -> None:
     """Predict the lines of a source, by its name, into a file; `model` tells this model and its options from others.
 
     With `force` an output that exists is replaced, and one that is not finished is begun again. `advanced` is told of
-    how many lines more the output is written.
+    how many lines more the output is written. `before` and `copies` are as in `predicted`.
     """
     if is_special(output):
-        _write_stream(predicted(trained, *source), output, advanced)
+        _write_stream(predicted(trained, *source, before, copies), output, advanced)
         return
     part, stored = part_of(output), record_of(output)
     file, lines = source[0], iter(source[1])
@@ -102,7 +134,7 @@ def write_predictions(
             # what was written after the last record is written again
             opened.truncate(progress.bytes)
             opened.seek(progress.bytes)
-            for piece in predicted(trained, file, lines, progress.units):
+            for piece in predicted(trained, file, lines, before + progress.units, copies):
                 opened.write(_text(piece))
                 opened.flush()
                 for line in piece.lines:

@@ -1,0 +1,1 @@
+"""Losses of a linear layer over a large vocabulary: the workloads, the oracle, the peers."""

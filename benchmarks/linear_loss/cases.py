@@ -1,0 +1,143 @@
+"""Forward and backward of hidden states x weight over a vocabulary, beside torch's linear and cross_entropy.
+
+The shape is rows x size x words, and logits are Gaussian of a standard deviation that the name says. Memory is the most
+in use beyond the inputs and the gradients.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear
+
+import polymax as pm
+from benchmarks import timing
+from benchmarks.baselines import Tensors
+from benchmarks.linear_loss import oracles
+from benchmarks.machine import Others
+from benchmarks.memory import peak
+from benchmarks.parity import TOLERANCE
+from benchmarks.record import ERROR, OK, PARITY_FAILED, Absent, Bar, Row
+from benchmarks.timing import EFFORTS, QUICK
+from benchmarks.workload import BOTH, Case, judged
+
+SHAPES = {"cpu": (512, 512, 32_000), "cuda": (4096, 4096, 128_256)}
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+QUICK_SHAPE = (8, 16, 300)
+BASE = "torch cross_entropy(linear)"
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(linear(hidden, weight), target)
+
+
+def _dense(alpha: float, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return pm.entmax_loss(linear(hidden, weight), target, alpha)
+
+
+def _liger() -> Loss | str:
+    """The fused cross-entropy of Liger, or why it is absent."""
+    try:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+        loss = LigerFusedLinearCrossEntropyLoss()
+        return lambda hidden, weight, target: loss(weight, hidden, target)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class LossCase(Case):
+    """The loss of one alpha on logits of one deviation, beside cross-entropy from all logits."""
+
+    name: str
+    alpha: float
+    deviation: float
+    bars: dict[str, Bar]
+
+    def runs_on(self, device: str) -> bool:
+        return device in SHAPES
+
+    def absent(self, device: str) -> list[Absent]:
+        found = _liger() if device == "cuda" else "runs on cuda only"
+        return [Absent("liger_kernel.LigerFusedLinearCrossEntropyLoss", found)] if isinstance(found, str) else []
+
+    def rows(self, device: str, quick: bool) -> Iterator[Row]:
+        shape = QUICK_SHAPE if quick else SHAPES[device]
+        problem = self._problem(shape, device)
+        losses: dict[str, tuple[Loss, float]] = {
+            BASE: (_cross_entropy, 1.0),
+            "polymax": (partial(_fused, self.alpha), self.alpha),
+            "polymax entmax_loss(linear)": (partial(_dense, self.alpha), self.alpha),
+        }
+        liger = _liger() if device == "cuda" else ""
+        if not isinstance(liger, str):
+            losses["liger_kernel"] = (liger, 1.0)
+        truths = {alpha: oracles.gradients(alpha, *problem) for _, alpha in losses.values()}
+        known = {name: self._checked(loss, problem, truths[alpha]) for name, (loss, alpha) in losses.items()}
+        tasks = {
+            name: [partial(_both, loss, problem)]
+            for name, (loss, _) in losses.items()
+            if known[name].get("status") == OK
+        }
+        others = Others()
+        with others.watched():
+            effort = QUICK if quick else EFFORTS[device]
+            found = timing.wall(tasks, effort) if device == "cpu" else timing.eager(tasks, effort)
+        gradients = sum(t.numel() * t.element_size() for t in problem[:2])
+        for name, row in known.items():
+            if name in found:
+                row |= {"eager_us": found[name].median_us, "eager_spread_us": found[name].spread_us}
+                row["extra_bytes"] = max(0, min(peak(tasks[name][0], device) for _ in range(3)) - gradients)
+                if BASE in found:
+                    row |= {"ratio": found[name].median_us / found[BASE].median_us, "ratio_of": "eager_us"}
+            dtype = str(DTYPES[device]).removeprefix("torch.")
+            bar = self.bars.get(device) if name == "polymax" and not quick else None
+            yield Row(self.name, BOTH, name, shape, dtype, others=others.share, **row | judged(bar, row))
+
+    def _problem(self, shape: tuple[int, int, int], device: str) -> Tensors:
+        rows, size, words = shape
+        generator = torch.Generator(device).manual_seed(0)
+        hidden = torch.randn(rows, size, generator=generator, device=device)
+        weight = torch.randn(words, size, generator=generator, device=device) * (self.deviation / size**0.5)
+        target = torch.randint(words, (rows,), generator=generator, device=device)
+        return hidden.to(DTYPES[device]), weight.to(DTYPES[device]), target
+
+    def _checked(self, loss: Loss, problem: Tensors, truth: Tensors) -> dict[str, Any]:
+        """The errors of a loss and its gradients, relative to their norms."""
+        try:
+            value, found = _both(loss, problem)
+        # whatever a competitor raises is a result of this competitor alone
+        except Exception as error:
+            return {"status": ERROR, "note": f"{type(error).__name__}: {error}".partition("\n")[0]}
+        forward = float((value.double() - truth[0]).abs() / truth[0].abs())
+        gradient = max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, truth[1:], strict=True))
+        tolerance = TOLERANCE[problem[0].dtype]
+        parity = {"forward": forward, "gradient": gradient, "tolerance": tolerance, "rows": len(problem[0]), "kinks": 0}
+        right = forward <= tolerance and gradient <= tolerance
+        return {"status": OK if right else PARITY_FAILED, "parity": parity}
+
+
+def _fused(alpha: float, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return pm.linear_entmax_loss(hidden, weight, target, alpha=alpha)
+
+
+def _both(loss: Loss, problem: Tensors) -> tuple[Tensor, Tensors]:
+    hidden, weight = (t.detach().requires_grad_() for t in problem[:2])
+    value = loss(hidden, weight, problem[2])
+    return value.detach(), torch.autograd.grad(value, (hidden, weight))
+
+
+MOST = {"cuda": Bar(12_000, "eager_us"), "cpu": Bar(1.0)}
+
+LINEAR_LOSS: list[Case] = [
+    LossCase("entmax 1.5, deviation 1", 1.5, 1.0, MOST),
+    LossCase("entmax 1.5, deviation 3", 1.5, 3.0, MOST),
+    LossCase("entmax 1.5, flat logits (deviation 0.02)", 1.5, 0.02, {"cuda": Bar(1.5)}),
+    LossCase("sparsemax, deviation 1", 2.0, 1.0, MOST),
+]

@@ -1,0 +1,40 @@
+"""The tensors of scores and of structures: one tensor, or a NamedTuple of tensors with the names of the scores."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax import _check
+
+Parts = Any
+
+
+def tensors(y: Parts) -> tuple[Tensor, ...]:
+    """The tensors of a structure: one, or those of a tuple."""
+    return (y,) if isinstance(y, Tensor) else tuple(y)
+
+
+def map_parts(change: Callable[[Tensor], Tensor], y: Parts) -> Parts:
+    """The structure with every tensor changed."""
+    return change(y) if isinstance(y, Tensor) else y._make(change(t) for t in y)
+
+
+def narrow(y: Parts, dtype: torch.dtype) -> Parts:
+    """The structure in the dtype that the scores came in."""
+    return y if tensors(y)[0].dtype == dtype else map_parts(lambda t: t.to(dtype), y)
+
+
+def checked(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Scores of one floating-point type, at least in float32."""
+    for x in scores:
+        if not isinstance(x, Tensor) or x.dtype not in _check.FLOATS:
+            _check.floating(x, "scores")
+    for x in scores[1:]:
+        if x.dtype != scores[0].dtype or x.device != scores[0].device:
+            came = ", ".join(f"{x.dtype} on {x.device}" for x in scores)
+            raise TypeError(f"scores must have one dtype and one device; got {came}")
+    if not scores or scores[0].dtype.itemsize >= 4:
+        return scores
+    return tuple(x.float() for x in scores)

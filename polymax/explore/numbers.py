@@ -1,0 +1,29 @@
+"""Numbers for JSON: short, and nothing that JSON does not have."""
+
+from collections.abc import Iterable
+from math import isfinite
+from typing import Any
+
+from torch import Tensor
+
+
+def rounded(value: float, digits: int = 5) -> float | None:
+    """A number with so many significant digits; None for what JSON cannot say.
+
+    Example:
+        >>> rounded(1 / 3), rounded(float("inf"))
+        (0.33333, None)
+    """
+    return float(f"{value:.{digits}g}") if isfinite(value) else None
+
+
+def listed(values: Tensor | Iterable[Any], digits: int = 5) -> list[Any]:
+    """Nested lists of short numbers.
+
+    Example:
+        >>> import torch
+        >>> listed(torch.tensor([[0.25, 1 / 3]], dtype=torch.float64))
+        [[0.25, 0.33333]]
+    """
+    found = values.detach().tolist() if isinstance(values, Tensor) else values
+    return [rounded(one, digits) if isinstance(one, float | int) else listed(one, digits) for one in found]

@@ -1,0 +1,107 @@
+// The page: which view is shown, light or dark, and how the server is asked.
+import { html } from "./draw/svg.js";
+import { attentionView } from "./attention.js";
+import { runsView } from "./runs.js";
+import { simplexView } from "./simplex.js";
+import { structuresView } from "./structures.js";
+
+const VIEWS = { simplex: simplexView, structures: structuresView, runs: runsView, attention: attentionView };
+const main = document.getElementById("main");
+let offers = null;
+
+/** Ask the server; the words of its refusal are the words of the error. */
+export async function ask(path, body) {
+  const request = body === undefined ? {} : { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  let answer;
+  try {
+    answer = await fetch(path, request);
+  } catch {
+    throw new Error("the server does not answer: is `polymax explore` still running?");
+  }
+  if (answer.ok) return (answer.headers.get("Content-Type") || "").startsWith("application/json") ? answer.json() : answer.arrayBuffer();
+  const told = await answer.json().catch(() => ({}));
+  throw new Error(told.error || `the server answered ${answer.status}`);
+}
+
+/** Ask again and again with what is newest: one request at a time, and none for what is old already. */
+export function latest(path, done, failed) {
+  let waiting = null;
+  let busy = false;
+  const next = async () => {
+    if (busy || waiting === null) return;
+    const body = waiting;
+    waiting = null;
+    busy = true;
+    try {
+      const found = await ask(path, body);
+      if (waiting === null) done(found, body);
+    } catch (error) {
+      if (waiting === null) failed(error);
+    }
+    busy = false;
+    next();
+  };
+  return (body) => {
+    waiting = body;
+    next();
+  };
+}
+
+/** Say something for a moment, also to screen readers. */
+export function say(text) {
+  const said = document.getElementById("said");
+  said.textContent = text;
+  clearTimeout(say.timer);
+  say.timer = setTimeout(() => { said.textContent = ""; }, 1800);
+}
+
+/** A line of Python with a button that copies it. */
+export function codeLine() {
+  const code = html("code", {});
+  const copy = html("button", { type: "button", onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      say("copied");
+    } catch {
+      const chosen = getSelection();
+      chosen.selectAllChildren(code);
+      say("press Ctrl-C to copy");
+    }
+  } }, "Copy");
+  return { element: html("div", { class: "code" }, code, copy), show: (text) => { code.textContent = text; } };
+}
+
+async function show() {
+  const name = location.hash.slice(1).split("/")[0] || "simplex";
+  const view = VIEWS[name] || VIEWS.simplex;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${VIEWS[name] ? name : "simplex"}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const element = html("div", {});
+  try {
+    offers ??= await ask("/api/offers");
+    const { title, lead, content } = await view(offers);
+    document.title = `${title} · polymax explore`;
+    main.replaceChildren(html("h1", {}, title), html("p", { class: "lead" }, lead), content);
+  } catch (error) {
+    element.append(html("p", { class: "fault", role: "alert" }, error.message));
+    main.replaceChildren(element);
+  }
+  main.dataset.ready = name;
+}
+
+const theme = document.getElementById("theme");
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let stored = null;
+try { stored = localStorage.getItem("theme"); } catch { /* a browser may keep nothing */ }
+if (stored) document.documentElement.dataset.theme = stored;
+theme.addEventListener("click", () => {
+  const now = document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
+  const next = now === "dark" ? "light" : "dark";
+  document.documentElement.dataset.theme = next;
+  try { localStorage.setItem("theme", next); } catch { /* as above */ }
+  dispatchEvent(new Event("theme"));
+});
+addEventListener("hashchange", show);
+show();

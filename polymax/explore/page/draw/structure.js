@@ -1,0 +1,119 @@
+// Smoothings of a structure side by side, and whole structures as they enter and leave the support.
+import { figure } from "./mapping.js";
+import { shape } from "./shapes.js";
+import { chart, html, scrolling, share, short, slider, svg } from "./svg.js";
+
+/** Draw a structure. The result has `update(data)`, which keeps the temperature, for a page that computes anew. */
+export function drawStructure(element, data, options = {}) {
+  const state = { data, ladder: options.ladder || data.temperatures, at: options.at ?? data.at, chosen: null };
+  const body = html("div", { class: "pmx-structure" });
+  const control = slider("temperature", {
+    min: 0,
+    max: state.ladder.length - 1,
+    step: 1,
+    value: state.at,
+    say: (k) => short(state.ladder[k]),
+    moved: (k) => {
+      state.at = k;
+      if (state.data.temperatures.length === state.ladder.length) show();
+      if (options.moved) options.moved(k);
+    },
+  });
+  const show = () => render(body, state, show);
+  element.replaceChildren(...(state.ladder.length > 1 ? [control.element] : []), body);
+  show();
+  return {
+    update(next) {
+      if (JSON.stringify(next.structures) !== JSON.stringify(state.data.structures)) state.chosen = null;
+      state.data = next;
+      show();
+    },
+    get at() {
+      return state.at;
+    },
+  };
+}
+
+function render(body, state, show) {
+  const { data } = state;
+  const whole = data.temperatures.length === state.ladder.length;
+  const index = whole ? state.at : 0;
+  const chosen = state.chosen === null ? null : new Set(data.structures[state.chosen]?.map(([i, j]) => `${i},${j}`));
+  const focused = document.activeElement?.dataset?.structure;
+  const panels = data.panels.map((panel) => panelOf(data, panel, index, chosen));
+  const parts = [html("div", { class: "pmx-panels" }, ...panels), structureTable(data, index, state, show)];
+  const sparse = data.panels.find((panel) => panel.name === "SparseMap");
+  if (whole && data.temperatures.length > 1 && !sparse.missing) {
+    const lines = data.structures.map((_, k) => ({ name: describe(data, k), color: k, values: sparse.steps.map((step) => step.probabilities[k]) }));
+    const label = `Probabilities under SparseMap over temperatures, now ${short(state.ladder[state.at])}`;
+    const drawn = chart({ label, xs: data.temperatures, lines, at: state.ladder[state.at], xTitle: "temperature γ" });
+    parts.push(figure("Whole structures under SparseMap: each enters, and leaves", drawn.element));
+  }
+  body.replaceChildren(...parts);
+  if (focused !== undefined) body.querySelector(`[data-structure="${focused}"]`)?.focus();
+}
+
+function panelOf(data, panel, index, chosen) {
+  const title = html("h3", {}, panel.name);
+  const code = html("p", { class: "pmx-note" }, html("code", {}, panel.code));
+  if (panel.missing) return html("section", { class: "pmx-panel" }, title, code, html("p", { class: "pmx-missing" }, panel.missing));
+  const step = panel.steps[Math.min(index, panel.steps.length - 1)];
+  const positive = `${step.positive} of ${data.parts} parts are not zero`;
+  const size = panel.name === "Marginals" ? `all ${data.noun}, ` : step.size === null ? "" : step.size === 1 ? `one of the ${data.noun}, ` : `${step.size} ${data.noun}, `;
+  const label = `${panel.name}: ${size}${positive}. ${likeliest(data, step)}`;
+  return html("section", { class: "pmx-panel" }, title, code,
+    scrolling(`${panel.name}, drawn`, shape(data, step, chosen, label)),
+    html("p", { class: "pmx-note" }, `${size}${positive}`));
+}
+
+function likeliest(data, step) {
+  const found = [];
+  for (let k = 0; k < step.parts.length && found.length < 40; k += 3) {
+    if (step.parts[k + 2] > 0.5) found.push(`${partName(data, step.parts[k], step.parts[k + 1])} ${share(step.parts[k + 2])}`);
+  }
+  return found.length ? `Likely parts: ${found.join(", ")}.` : "";
+}
+
+function partName(data, i, j) {
+  if (data.draws === "tags") return `${data.rows[i]}: ${data.columns[j]}`;
+  if (data.draws === "arcs") return i ? `${data.rows[i - 1]} → ${data.rows[j - 1]}` : `root → ${data.rows[j - 1]}`;
+  if (data.draws === "brackets") return `[${data.rows.slice(i, j + 1).join(" ")}]`;
+  return `${data.rows[i]}–${data.columns[j]}`;
+}
+
+/** A whole structure in words: what it has that the best has not. */
+function describe(data, k) {
+  if (k === 0) return "the best";
+  const best = new Set(data.structures[0].map(String));
+  const other = data.structures[k].filter((part) => !best.has(String(part)));
+  const names = other.slice(0, 3).map(([i, j]) => partName(data, i, j));
+  return names.join(", ") + (other.length > 3 ? `, and ${other.length - 3} more` : "");
+}
+
+function structureTable(data, index, state, show) {
+  const panels = data.panels.filter((panel) => !panel.missing);
+  const steps = panels.map((panel) => panel.steps[Math.min(index, panel.steps.length - 1)]);
+  const rows = data.structures.map((_, k) => {
+    const pressed = state.chosen === k;
+    const button = html("button", {
+      type: "button",
+      class: "pmx-choose",
+      "data-structure": k,
+      "aria-pressed": String(pressed),
+      onclick: () => {
+        state.chosen = pressed ? null : k;
+        show();
+      },
+    }, svg("svg", { class: "pmx-swatch", viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("circle", { class: `pmx-fill pmx-c${k % 12}`, cx: 5, cy: 5, r: 5 })), describe(data, k));
+    const cells = steps.map((step) => {
+      const p = step.probabilities === null ? null : step.probabilities[k];
+      const bar = svg("svg", { class: "pmx-bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" },
+        svg("rect", { class: `pmx-fill pmx-c${k % 12}`, width: 100 * (p || 0), height: 10 }));
+      return html("td", { class: p === 0 ? "pmx-zero" : null }, bar, html("span", {}, share(p)));
+    });
+    return html("tr", {}, html("th", { scope: "row" }, button), ...cells);
+  });
+  const head = html("tr", {}, html("th", { scope: "col" }, "difference from the best"), ...panels.map((panel) => html("th", { scope: "col" }, panel.name)));
+  return scrolling("Whole structures and their probabilities",
+    html("table", { class: "pmx-table pmx-structures" }, html("caption", {}, "Whole structures and their probabilities; choose one to see it above"), html("thead", {}, head), html("tbody", {}, ...rows)));
+}

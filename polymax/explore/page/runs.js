@@ -1,0 +1,164 @@
+// Runs: type a sentence, see what trained models find, side by side where there are two.
+import { ask } from "./app.js";
+import { drawMatrix } from "./draw/matrix.js";
+import { shape } from "./draw/shapes.js";
+import { clipped, html, scrolling, share, short, svg } from "./draw/svg.js";
+
+const PAIRS = ["word-align", "entail"];
+const EXAMPLES = { lm: "The ", listops: "[MAX 2 9 [MIN 4 7 ] 0 ]", series: "0 1 2 1 0", "word-align": "she sings", entail: "A man sleeps." };
+const state = { text: null, second: "" };
+
+export async function runsView() {
+  const { runs } = await ask("/api/runs");
+  const lead = "Type a sentence; trained models show their sparse distributions over tags, trees, translations and alignments.";
+  if (!runs.length) {
+    return { title: "Runs", lead, content: html("p", {}, "No run was given. Train one, then start ", html("code", {}, "polymax explore RUN"), ", or with two runs to compare them.") };
+  }
+  const task = runs[0].task;
+  state.text ??= EXAMPLES[task] || "She reads books that nobody knows.";
+  const fault = html("p", { class: "fault", role: "alert", hidden: true });
+  const outputs = html("div", { class: "outputs" });
+  const text = html("textarea", { rows: 2, "data-field": "input" }, state.text);
+  const second = html("textarea", { rows: 2, "data-field": "second" }, state.second);
+  const two = runs.some((run) => PAIRS.includes(run.task) || run.task === "classify");
+  const predict = async () => {
+    state.text = text.value;
+    state.second = second.value;
+    try {
+      const found = await Promise.all(runs.map((run, k) => predicted(run, k)));
+      outputs.replaceChildren(...found.map((one, k) => outputOf(runs[k], one)));
+      outputs.dataset.drawn = String(Number(outputs.dataset.drawn || 0) + 1);
+      fault.hidden = true;
+    } catch (error) {
+      fault.textContent = error.message;
+      fault.hidden = false;
+    }
+  };
+  const enter = (event) => {
+    if (event.key === "Enter" && !event.shiftKey) {
+      event.preventDefault();
+      predict();
+    }
+  };
+  for (const field of [text, second]) field.addEventListener("keydown", enter);
+  predict();
+  const names = { "word-align": ["source", "target"], entail: ["premise", "hypothesis"] }[task] || ["input", "second text, where the training had two"];
+  return {
+    title: runs.length > 1 ? "Runs, compared" : "A run",
+    lead,
+    content: html("div", { class: "controls" },
+      html("label", { class: "field" }, html("span", {}, names[0]), text),
+      two ? html("label", { class: "field" }, html("span", {}, names[1]), second) : null,
+      html("div", { class: "row" }, html("button", { type: "button", onclick: predict }, "Show what is found")),
+      fault, outputs),
+  };
+}
+
+async function predicted(run, number) {
+  let input = state.text;
+  if (PAIRS.includes(run.task) || (run.task === "classify" && state.second.trim())) input = [state.text, state.second];
+  if (run.task === "series") input = state.text.trim().split(/[\s,;]+/).map(Number);
+  const body = { inputs: [input], run: number };
+  if (run.alternatives) {
+    try {
+      return (await ask("/api/predict", { ...body, alternatives: true })).outputs[0];
+    } catch (error) {
+      // a loss such as that of a perceptron has no probabilities
+      if (!error.message.includes("needs a loss with probabilities")) throw error;
+    }
+  }
+  return (await ask("/api/predict", body)).outputs[0];
+}
+
+function outputOf(run, output) {
+  const parts = { tag: tagged, parse: parsed, bracket: bracketed, seq2seq: translated, "word-align": aligned, entail: entailed, classify: classified, listops: classified, lm: continued, series: measured }[run.task](output);
+  return html("section", { class: "output", "aria-label": `${run.name}: ${run.task}` }, html("h2", {}, `${run.name} · ${run.task}`), ...parts.flat());
+}
+
+function flat(matrix, least = 5e-4) {
+  const found = [];
+  matrix.forEach((row, i) => row.forEach((p, j) => {
+    if (p > least) found.push(i, j, p);
+  }));
+  return found;
+}
+
+function one(length, places) {
+  return places.slice(0, length).flatMap(([i, j]) => [i, j, 1]);
+}
+
+function tagged(output) {
+  const words = output.tokens.map((token, k) => `${token}/${output.tags[k]}`).join(" ");
+  const parts = output.probabilities ? flat(output.probabilities) : output.tags.flatMap((tag, k) => [k, Math.max(0, output.names.indexOf(tag)), 1]);
+  const used = [...new Set(parts.filter((_, k) => k % 3 === 1))].sort((a, b) => a - b);
+  const data = { draws: "tags", rows: output.tokens, columns: used.map((k) => output.names[k]) };
+  const placed = parts.map((value, k) => (k % 3 === 1 ? used.indexOf(value) : value));
+  return [scrolling("Tags, drawn", shape(data, { parts: placed, links: [] }, null, `Tags: ${words}`)), alternatives(output, (row) => row.tags.join(" "))];
+}
+
+function parsed(output) {
+  const parts = output.arcs ? flat(output.arcs) : one(output.heads.length, output.heads.map((head, k) => [head, k + 1]));
+  const said = output.heads.map((head, k) => `${head ? output.tokens[head - 1] : "root"} → ${output.tokens[k]} (${output.relations[k]})`).join(", ");
+  const step = { parts, heads: output.heads, relations: output.relations };
+  const drawn = shape({ draws: "arcs", rows: output.tokens }, step, null, `Dependencies: ${said}`);
+  return [scrolling("Dependencies, drawn", drawn), alternatives(output, (row) => row.heads.map((head, k) => `${head ? output.tokens[head - 1] : "root"}→${output.tokens[k]}`).filter((name, k) => row.heads[k] !== output.heads[k]).join(", ") || "the best")];
+}
+
+function bracketed(output) {
+  const parts = output.spans ? flat(output.spans) : one(output.brackets.length, output.brackets);
+  const drawn = shape({ draws: "brackets", rows: output.tokens }, { parts, brackets: output.brackets }, null, `Constituents: ${output.tree}`);
+  return [scrolling("Constituents, drawn", drawn), alternatives(output, (row) => row.tree)];
+}
+
+function matrix(title, weights, rows, columns) {
+  const element = html("div", {});
+  drawMatrix(element, { title, rows, columns, cells: flat(weights, 0) });
+  return element;
+}
+
+function translated(output) {
+  return [html("p", { class: "text-out" }, output.text), matrix("attention", output.attention, output.target, output.source)];
+}
+
+function aligned(output) {
+  return [matrix("alignment, the mean of both directions", output.weights, output.source, output.target)];
+}
+
+function entailed(output) {
+  const both = Array.isArray(output.attention[0][0]);
+  const drawn = both ? matrix("premise to hypothesis", output.attention[0], output.premise, output.hypothesis) : matrix("attention", output.attention, output.hypothesis, output.premise);
+  return [html("p", { class: "text-out" }, output.label), bars(output.probabilities, 1), drawn];
+}
+
+function classified(output) {
+  const trees = output.tokens.map((rows, k) => {
+    if (output.heads[k]?.length) return scrolling("Tree, drawn", shape({ draws: "arcs", rows }, { parts: one(rows.length, output.heads[k].map((head, m) => [head, m + 1])) }, null, "latent tree"));
+    if (output.spans[k]?.length) return scrolling("Tree, drawn", shape({ draws: "brackets", rows }, { parts: one(output.spans[k].length, output.spans[k]) }, null, "latent tree"));
+    return null;
+  });
+  return [html("p", { class: "text-out" }, output.label), bars(output.probabilities, 1), ...trees];
+}
+
+function continued(output) {
+  const mean = output.log_probs.length ? output.log_probs.reduce((a, b) => a + b, 0) / output.log_probs.length : 0;
+  return [html("p", { class: "text-out" }, html("span", { class: "pmx-zero" }, output.prompt), output.text), html("p", { class: "pmx-note" }, `${output.tokens.length} tokens, mean log-probability ${short(mean)}`)];
+}
+
+function measured(output) {
+  return [html("p", { class: "text-out" }, output.label), html("p", { class: "pmx-note" }, "discrepancy to each class; the least is nearest"), bars(output.discrepancies, Math.max(...Object.values(output.discrepancies)) || 1, short)];
+}
+
+function bars(shares, most, say = share) {
+  const rows = Object.entries(shares).map(([name, p], k) => html("tr", {}, html("th", { scope: "row" }, clipped(name)),
+    html("td", { class: "pmx-wide" }, svg("svg", { class: "pmx-bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, svg("rect", { class: `pmx-fill pmx-c${k % 12}`, width: Math.max(0, (100 * p) / most), height: 10 }))),
+    html("td", { class: "pmx-number" }, say(p))));
+  return html("table", { class: "pmx-table" }, html("tbody", {}, ...rows));
+}
+
+function alternatives(output, name) {
+  if (!output.alternatives) return html("p", { class: "pmx-note" }, "The loss of this run has no probabilities.");
+  const rows = output.alternatives.slice(0, 12).map((row, k) => html("tr", {}, html("th", { scope: "row" }, name(row)),
+    html("td", { class: "pmx-number" }, share(row.probability))));
+  const more = output.alternatives.length > 12 ? `the 12 most probable of ${output.alternatives.length}` : `${output.alternatives.length}`;
+  return scrolling("Whole structures", html("table", { class: "pmx-table" }, html("caption", {}, `Whole structures: ${more}`), html("tbody", {}, ...rows)));
+}

@@ -1,0 +1,125 @@
+"""Fine-tuning by sparse losses under `transformers.Trainer`, and generation by sparse probabilities."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LogitsProcessor, PreTrainedModel
+
+from polymax import _check
+from polymax.losses.linear import linear_entmax_loss
+from polymax.mappings import entmax
+
+
+class EntmaxLoss:
+    """The entmax loss of a model's words, as Trainer takes it: `Trainer(..., compute_loss_func=EntmaxLoss(model))`.
+
+    In training, the last layer of the model no longer computes logits, of which the outputs have none: the loss takes
+    the states before it, and computes logits in blocks. Without training, as in `evaluate` and `generate`, logits are
+    there. The weights of the layer, tied or not, stay where they are; `remove` gives the model its own layer back.
+
+    With `shift`, as causal models have it, the state of a token predicts the label of the next one. Labels of -100 are
+    left out. A model that scales or caps its logits is found out by a pass over a few tokens.
+    """
+
+    def __init__(self, model: PreTrainedModel, alpha: float = 1.5, *, shift: bool = True, **inputs: Any) -> None:
+        _check.number(alpha, "alpha", "positive and finite", lambda v: 0 < v < torch.inf)
+        head = model.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            raise ValueError(
+                f"{type(model).__name__} must have a linear layer as get_output_embeddings(); got {type(head).__name__}"
+            )
+        self.alpha, self.shift, self.head = alpha, shift, head
+        self._states: Tensor | None = None
+        self._lower: torch.dtype | None = None
+        self._layer = head.forward
+        head.forward = self._captured  # type: ignore[method-assign]
+        try:
+            self.scale, self.softcap = self._transformation(model, inputs)
+        except BaseException:
+            self.remove()
+            raise
+
+    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """The mean over labels, or their sum over `num_items_in_batch`, those of all accumulated batches."""
+        if labels is None:
+            raise ValueError("labels must be given: a tensor of words, -100 for those that are left out")
+        states, self._states = self._states, None
+        if states is None:
+            raise RuntimeError("the last layer of the model must have been called: the loss is that of its states")
+        if self.shift:
+            states, labels = states[..., :-1, :], labels[..., 1:]
+        labels = labels.to(states.device)
+        kind, weight = states.device.type, self.head.weight
+        lower = self._lower or weight.dtype
+        # sums over a batch are kept in float32, products are those of the layer
+        mixed = lower if lower in (torch.float16, torch.bfloat16) else None
+        with torch.autocast(kind, dtype=mixed, enabled=mixed is not None):
+            total = linear_entmax_loss(
+                self.scale * (states if mixed is None else states.float()),
+                weight,
+                labels,
+                self.head.bias,
+                alpha=self.alpha,
+                softcap=self.softcap,
+                reduction="mean" if num_items_in_batch is None else "sum",
+            )
+        if num_items_in_batch is None:
+            return total
+        items = num_items_in_batch.to(total.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch
+        return total / items
+
+    def remove(self) -> None:
+        """Give the model its own last layer back."""
+        self.head.__dict__.pop("forward", None)
+
+    def _captured(self, states: Tensor) -> Tensor:
+        """The states are kept; there are no logits in training."""
+        kind = states.device.type
+        self._states = states
+        self._lower = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return states[..., :0] if self.head.training else self._layer(states)
+
+    @torch.no_grad()
+    def _transformation(self, model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[float, float | None]:
+        """What the model does with the layer's logits: a factor, and a cap."""
+        training = model.training
+        model.eval()
+        try:
+            given = inputs or {"input_ids": torch.arange(1, 5, device=self.head.weight.device).unsqueeze(0)}
+            found = model(**given).logits.double()
+            assert self._states is not None
+            raw = self._layer(self._states).double()
+        finally:
+            self._states = None
+            model.train(training)
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        factor = float((raw * found).sum() / raw.square().sum())
+        close = {"rtol": 2e-2, "atol": 2e-2 * float(found.abs().max())}
+        if found.shape == raw.shape and torch.allclose(found, factor * raw, **close):
+            # a factor of 1 but for rounding is none
+            return (1.0 if abs(factor - 1) < 5e-3 else factor), None
+        if cap and found.shape == raw.shape and torch.allclose(found, cap * torch.tanh(raw / cap), **close):
+            return 1.0, float(cap)
+        raise ValueError(f"{type(model).__name__} must have logits that are its last layer's, scaled or capped")
+
+
+class EntmaxLogitsProcessor(LogitsProcessor):
+    """Scores of `generate` as logarithms of entmax probabilities: words of probability 0 are never drawn.
+
+    `model.generate(..., do_sample=True, logits_processor=LogitsProcessorList([EntmaxLogitsProcessor(1.5)]))` draws from
+    entmax itself; beams go by its log-probabilities.
+
+    Example:
+        >>> scores = EntmaxLogitsProcessor(alpha=2.0)(None, torch.tensor([[1.0, 0.5, -3.0]]))
+        >>> scores.softmax(-1)
+        tensor([[0.7500, 0.2500, 0.0000]])
+    """
+
+    def __init__(self, alpha: float = 1.5, temperature: float = 1.0) -> None:
+        _check.number(alpha, "alpha", "positive and finite", lambda v: 0 < v < torch.inf)
+        _check.number(temperature, "temperature", "positive and finite", lambda v: 0 < v < torch.inf)
+        self.alpha, self.temperature = alpha, temperature
+
+    def __call__(self, input_ids: Any, scores: Tensor) -> Tensor:
+        return entmax(scores.float() / self.temperature, self.alpha).log().to(scores.dtype)

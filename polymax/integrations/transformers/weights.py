@@ -1,0 +1,49 @@
+"""Whether a model wants the weights of an attention module, which only the matrix of all scores can give."""
+
+import ast
+import functools
+import inspect
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+try:
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:  # an older Transformers, which does not tell
+    _active_collector = None  # type: ignore[assignment]
+
+ASKED = "output_attentions"
+
+
+def weights_wanted(module: nn.Module, options: dict[str, Any]) -> bool:
+    """True if the call of a model asks for weights, or may ask for them in a way that is not seen here.
+
+    Most architectures leave it to Transformers to collect weights, which has a note of what is asked for. Others pass
+    `output_attentions` on to their attention, or look at it in a layer around it.
+    """
+    if options.get(ASKED) or getattr(getattr(module, "config", None), ASKED, False):
+        return True
+    if _active_collector is None:
+        return True
+    collected = _active_collector.get()
+    if collected is not None and any(key.endswith("attentions") for key in collected):
+        return True
+    return ASKED not in options and collects_itself(type(module).__module__)
+
+
+@torch.compiler.assume_constant_result
+def collects_itself(file: str) -> bool:
+    """True if the code of a Python module decides something by `output_attentions`, or cannot be read."""
+    return _collects_itself(file)
+
+
+@functools.cache
+def _collects_itself(file: str) -> bool:
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[file]))
+    except (OSError, KeyError, TypeError):
+        return True
+    tests = (node.test for node in ast.walk(tree) if isinstance(node, (ast.If, ast.IfExp)))
+    return any(isinstance(name, ast.Name) and name.id == ASKED for test in tests for name in ast.walk(test))

@@ -1,0 +1,115 @@
+"""SparseMAP on the CPU: MAP and the weights of what it finds in one compiled loop for each instance.
+
+A kind of search has a file of its own, cpu_<kind>.py, with `best`, which numba_search.py describes, and `problem`: the
+tensors of a search as `best` takes them, what memory it needs, and the work of one question.
+"""
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.active_set import numba_loop, numba_steps
+from polymax.kernels.active_set.numba_search import Problem, address
+from polymax.kernels.cpu_rows import run
+from polymax.kernels.exact_sums import halves
+from polymax.solvers.rules import AwayStep, FrankWolfe, Pairwise, Solver
+from polymax.solvers.search import Search
+from polymax.solvers.solution import Solution, UsedParts, parts_of
+from polymax.structures.base import Structure
+
+# exact weights need no step rule
+_STEPS = {FrankWolfe: numba_steps.FRANK_WOLFE, AwayStep: numba_steps.AWAY_STEP, Pairwise: numba_steps.PAIRWISE}
+# room for so many structures at first; more where they do not suffice
+_ROOM = 128
+# some fifty iterations, each of a few passes over the scores
+_WEIGHT = 200
+
+
+def solve(
+    solver: Solver,
+    structure: Structure,
+    scores: tuple[Tensor, ...],
+    search: Search,
+    start: Solution | None,
+    whole: bool,
+) -> tuple[Solution, Tensor]:
+    """The solution, and which instances converged, (*batch,)."""
+    kind, batch, events, parts = _file(search.kind), search.batch, search.events, search.most
+    problem = kind.problem(search)
+    count, d, rule = len(problem.own), events[0].numel(), _STEPS.get(type(solver))
+    # as many as can be independent, and one more
+    room = min(_ROOM, d + 2) if rule is None else _ROOM
+    seeds: tuple[Any, Any, Any] = (None, None, None)
+    if start is not None:
+        seeds, room = _seeds(structure, scores, search, start), max(room, 2 * start.probs.shape[-1])
+    asked = address(kind.best), rule, (solver.max_iter, solver.tol, whole)
+    width = d if len(events) == 1 else sum(map(torch.Size.numel, events))
+    while True:
+        places, probs = np.empty((count, room, parts), np.int32), np.empty((count, room))
+        overlaps = np.empty((count, room, room), np.int16 if parts < 2**15 else np.int32)
+        means, numbers, counts = np.empty((count, width)), np.empty((2, count)), np.zeros((3, count), np.int64)
+        out = places, probs, overlaps, means, numbers, counts
+        run(_solve, count, problem.work * _WEIGHT, asked, problem, (room, parts, d), seeds, out)
+        if not (counts[1] == numba_loop.FULL).any():
+            break
+        room *= 4
+    # a place for none at all
+    k = max(int(counts[2].max(initial=0)), 1)
+    listed = torch.from_numpy(places)[:, :k].reshape(batch + (k, parts))
+    value, gap = torch.from_numpy(numbers)
+    iterations, status, _ = torch.from_numpy(counts)
+    solution = Solution(
+        UsedParts(listed, events),
+        torch.from_numpy(probs)[:, :k].reshape(batch + (k,)),
+        torch.from_numpy(overlaps)[:, :k, :k].reshape(batch + (k, k)),
+        value.reshape(batch),
+        iterations.reshape(batch),
+        gap.clamp_(min=0).reshape(batch),
+        mean=torch.from_numpy(means),
+    )
+    return solution, (status > 0).reshape(batch)
+
+
+@cache
+def _file(kind: str) -> Any:
+    """The file of a kind of search."""
+    return import_module(f"{__package__}.cpu_{kind}")
+
+
+def _solve(
+    start: int,
+    stop: int,
+    asked: tuple[Any, ...],
+    problem: Problem,
+    sizes: tuple[int, int, int],
+    seeds: tuple[Any, ...],
+    out: tuple[np.ndarray, ...],
+) -> None:
+    """Solve some of the instances, in memory for `sizes` = structures, parts of each, and parts of the first tensor."""
+    (grid, line, marks), (k, parts, d) = problem.memory, sizes
+    given = *problem[:4], np.empty(grid), np.empty(line), np.empty(marks, np.int64)
+    held = np.empty((k, parts), np.int32), np.empty((k, k)), np.empty(k), np.empty(k)
+    system = np.empty((k, k)), np.empty((3, k)), np.empty((2, k))
+    lists = np.zeros(d, np.bool_), np.empty(parts, np.int32), np.empty(k, np.int64)
+    memory = np.empty(d), np.empty((2, k)), *lists, np.empty((2, d))
+    numba_loop.solve(start, stop, *asked, given, held, system, memory, *seeds, out)
+
+
+def _seeds(
+    structure: Structure, scores: tuple[Tensor, ...], search: Search, start: Solution
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Structures to start from: the parts they use, their scores as sums of two numbers, and their weights."""
+    count, k = search.batch.numel(), start.probs.shape[-1]
+    both = halves(tuple(x.double() for x in scores))
+    b = torch.stack([structure.rescore(start.vertices, *part) for part in both], -1)
+    parts = start.found.places if isinstance(start.found, UsedParts) else parts_of(structure, start.vertices)
+    parts = torch.nn.functional.pad(parts[..., : search.most], (0, search.most - parts.shape[-1]), value=-1)
+    return (
+        parts.int().reshape(count, k, search.most).contiguous().numpy(),
+        b.reshape(count, k, 2).contiguous().numpy(),
+        start.probs.reshape(count, k).double().contiguous().numpy(),
+    )

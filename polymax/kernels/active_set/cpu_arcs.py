@@ -1,0 +1,46 @@
+"""Spanning trees for SparseMAP on the CPU: the best arborescence around mu."""
+
+import numpy as np
+
+from polymax.kernels.active_set.numba_search import Problem
+from polymax.kernels.arborescence.numba_tree import best_tree_of_rows
+from polymax.kernels.numba_math import kernel
+
+
+def problem(search):
+    """Scores (B, n + 1, n + 1) [head, modifier] and lengths (B,) as the search takes them, with `single_root`."""
+    (scores, lengths), (single_root,) = search.tensors, search.options
+    width = scores.shape[1]
+    # [modifier, head], as the search takes them
+    rows = scores.double().transpose(1, 2).reshape(len(scores), width * width)
+    # one row of marks for the loop, one for heads, and those of the arborescence
+    return Problem(
+        np.array([width, int(single_root)]),
+        lengths.reshape(-1, 1).contiguous().numpy(),
+        rows.numpy(),
+        np.empty((1, 0)),
+        ((2 * width, width), 1 + 2 * width, (10, 2 * width)),
+        width * width,
+    )
+
+
+@kernel
+def best(problem, mu, vertex):
+    """The best tree around mu as a list of arcs."""
+    table, own, arcs, _, rows, line, marks = problem
+    width, length, heads = table[0], own[0], marks[1]
+    for u in range(length, vertex.size):
+        vertex[u] = -1
+    marks[0, 1] = length
+    if length == 0:
+        return 0.0
+    for m in range(1, length + 1):
+        for h in range(length + 1):
+            rows[m, h] = arcs[m * width + h] - mu[h * width + m]
+    if not best_tree_of_rows(length, table[1] != 0, heads, (rows, line[1:], marks[2:])):
+        return -np.inf
+    score = 0.0
+    for m in range(1, length + 1):
+        vertex[m - 1] = heads[m - 1] * width + m
+        score += arcs[m * width + heads[m - 1]]
+    return score

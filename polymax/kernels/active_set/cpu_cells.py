@@ -1,0 +1,53 @@
+"""Assignments for SparseMAP on the CPU: the best one around mu."""
+
+import numpy as np
+
+from polymax.kernels.active_set.numba_search import Problem
+from polymax.kernels.assignment.numba_match import MATCHED, best_match
+from polymax.kernels.numba_math import kernel
+
+
+def problem(search):
+    """Scores (B, n, m) and how many rows and columns there are, (B,) each, as the search takes them."""
+    scores, rows, columns = search.tensors
+    count, n, m = scores.shape
+    wide = max(n, m) + 1
+    # in the grid: scores less mu, five rows for the assignment, duals of rows and of columns
+    return Problem(
+        np.array([n, m]),
+        np.stack([rows.numpy(), columns.numpy()], -1),
+        scores.double().reshape(count, n * m).numpy(),
+        np.empty((1, 0)),
+        ((n + 7, wide), 1 + n * m, (6, wide)),
+        4 * n * m,
+    )
+
+
+@kernel
+def best(problem, mu, vertex):
+    """The best assignment around mu as a list of cells."""
+    table, own, cells, _, grid, line, marks = problem
+    n, m, height, width, match = table[0], table[1], own[0], own[1], marks[1]
+    for u in range(vertex.size):
+        vertex[u] = -1
+    marks[0, 1] = 0
+    if height == 0 or width == 0:
+        return 0.0
+    for i in range(height):
+        for j in range(width):
+            grid[i, j] = cells[i * m + j] - mu[i * m + j]
+    # prices change little from one point to the next
+    warm = marks[0, 0] != 0
+    space = grid[n : n + 5], marks[2:], line[1:]
+    found = best_match(grid, height, width, match, grid[n + 5], grid[n + 6], space, warm)
+    marks[0, 0] = found == MATCHED
+    if found != MATCHED:
+        return -np.inf
+    size, score = 0, 0.0
+    for i in range(height):
+        if match[i] >= 0:
+            vertex[size] = i * m + match[i]
+            size += 1
+            score += cells[i * m + match[i]]
+    marks[0, 1] = size
+    return score

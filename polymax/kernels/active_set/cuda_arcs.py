@@ -1,0 +1,47 @@
+"""Spanning trees for SparseMAP on a GPU: Chu-Liu/Edmonds around mu, a slot for each token."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels.active_set.cuda import Plan, places_of, room
+from polymax.kernels.arborescence.cuda import FIELDS, trees
+from polymax.kernels.triton_math import ceil_power
+from polymax.solvers.search import Search
+from polymax.solvers.solution import UsedParts
+
+
+def plan(search: Search) -> Plan:
+    """Scores (B, n + 1, n + 1) and lengths (B,) as the program takes them, with `single_root`."""
+    (x, lengths), (single_root,) = search.tensors, search.options
+    n = x.shape[1]
+    heads = torch.full((len(x), n - 1), -1, dtype=torch.long, device=x.device)
+    known = room(x, n, n), room(x, n, n, dtype=torch.int32), room(x, FIELDS, 2 * n, dtype=torch.int32)
+    problem = lengths.contiguous(), *known, heads
+    return Plan(best, problem, (single_root, FIELDS, max(ceil_power(n), 32)), (n, n), n - 1, 1)
+
+
+def slots(search: Search, vertices: Tensor) -> Tensor:
+    """Trees (*batch, k, n + 1, n + 1) as the program lists them: (*batch, k, n)."""
+    return places_of(vertices, 2).amax(-2)[..., 1:]
+
+
+def listed(search: Search, places: Tensor) -> UsedParts:
+    """Trees in slots (*batch, k, n) as lists of arcs."""
+    return UsedParts(places, search.events)
+
+
+@triton.jit
+def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
+    """The best tree; SIZES are the constants of the kernel of trees."""
+    p_lengths, p_w, p_to, p_known, p_heads = problem
+    size = width
+    trees(p_arounds, p_lengths, p_w, p_to, p_known, p_heads, size, SIZES[0], SIZES[1], SIZES[2])
+    tl.debug_barrier()
+    i_b = tl.program_id(0).to(tl.int64)
+    o = tl.arange(0, SIZES[2])
+    b_head = tl.load(p_heads + i_b * (size - 1) + o, mask=o < size - 1, other=-1).to(tl.int32)
+    tl.store(p_fresh + o, tl.where(b_head < 0, -1, b_head * size + o + 1), mask=o < size - 1)
+    none = (tl.load(p_lengths + i_b) > 0) & (tl.max(b_head, 0) < 0)
+    return tl.where(none, float("-inf"), 0.0).to(tl.float64)

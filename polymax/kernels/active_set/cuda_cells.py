@@ -1,0 +1,51 @@
+"""Assignments for SparseMAP on a GPU: Jonker-Volgenant around mu, a slot for each row, or column if these are fewer."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels.active_set.cuda import Plan, places_of, room
+from polymax.kernels.assignment.cuda import match_instance
+from polymax.kernels.triton_math import ceil_power
+from polymax.solvers.search import Search
+from polymax.solvers.solution import UsedParts
+
+
+def plan(search: Search) -> Plan:
+    """Scores (B, n, m) and how many rows and columns there are, (B,) each, as the program takes them."""
+    x, rows, columns = search.tensors
+    n, m = x.shape[1:]
+    width = max(ceil_power(max(n, m)), 32)
+    problem = rows.contiguous(), columns.contiguous(), room(x, n, dtype=torch.long), room(x, n), room(x, m)
+    return Plan(best, problem, (width,), (n, m), min(n, m), min(max(width // 128, 1), 16))
+
+
+def slots(search: Search, vertices: Tensor) -> Tensor:
+    """Assignments (*batch, k, n, m) as the program lists them: (*batch, k, the smaller of n and m)."""
+    _, rows, columns = search.tensors
+    places, fewer = places_of(vertices, 2), min(search.events[0])
+    by_row, by_column = (places.amax(dim)[..., :fewer] for dim in (-1, -2))
+    return torch.where((rows > columns).reshape(*search.batch, 1, 1), by_column, by_row)
+
+
+def listed(search: Search, places: Tensor) -> UsedParts:
+    """Assignments in slots as lists of cells."""
+    return UsedParts(places, search.events)
+
+
+@triton.jit
+def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
+    """The best assignment; SIZES of a row."""
+    p_rows, p_columns, p_match, p_u, p_v = problem
+    n, m = height, width
+    match_instance(p_arounds, p_rows, p_columns, p_match, p_u, p_v, n, m, SIZES[0])
+    i_b = tl.program_id(0).to(tl.int64)
+    rows, columns = tl.load(p_rows + i_b), tl.load(p_columns + i_b)
+    o = tl.arange(0, SIZES[0])
+    tl.store(p_fresh + o, tl.full([SIZES[0]], -1, tl.int32), mask=o < tl.minimum(n, m))
+    tl.debug_barrier()
+    b_match = tl.load(p_match + i_b * n + o, mask=o < n, other=-1).to(tl.int32)
+    tl.store(p_fresh + tl.where(rows > columns, b_match, o), o * m + b_match, mask=b_match >= 0)
+    none = (tl.minimum(rows, columns) > 0) & (tl.max(b_match, 0) < 0)
+    return tl.where(none, float("-inf"), 0.0).to(tl.float64)

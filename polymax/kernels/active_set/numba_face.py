@@ -1,0 +1,96 @@
+"""The face of the polytope that mu lies on, in Numba: what is needed to say how mu moves.
+
+The last structures that an active set finds have weights as small as rounding, and some weigh so little that the gap is
+closed without them. To mu they do not matter, but each is a direction in which it moves. So MAP is asked around points
+nudged off mu, in directions that make no difference among the structures found: another one that is as good as they are
+is one more direction.
+"""
+
+import numpy as np
+
+from polymax.kernels.active_set.numba_factor import dot, grow, solve_above
+from polymax.kernels.active_set.numba_search import ask
+from polymax.kernels.active_set.numba_weights import compare, hold
+from polymax.kernels.active_set.tolerances import APART, DEPENDENT, NUDGE, TIED
+from polymax.kernels.numba_math import inline, row_dot
+
+
+@inline
+def span_face(best, problem, top, count, held, mu, system, work, mark, vertex, nudge):
+    """Hold structures of weight 0 until they span the face: how many there are, or -1 for want of room.
+
+    Scores of structures are counted from `top`.
+    """
+    used, gram, b, p = held
+    w, point, overlaps = nudge[0], nudge[1], work[0]
+    current = dot(p, b, count) - row_dot(mu, mu)
+    level = direction(count, held, system, work, w)
+    side, failed = 1.0, 0
+    while failed < 2:
+        for u in range(mu.size):
+            point[u] = mu[u] - side * NUDGE * w[u]
+        score = ask(best, problem, point, vertex)
+        size = problem[6][0, 1]
+        reach, along = 0.0, 0.0
+        for u in range(size):
+            reach += mu[vertex[u]]
+            along += w[vertex[u]]
+        tied = (score - top) - reach - current >= -TIED * (1 + abs(current))
+        if tied and side * (along - level) > APART:
+            if count == b.size:
+                return -1
+            compare(vertex, size, count, used, gram, overlaps, mark)
+            hold(count, vertex, size, score - top, overlaps, held)
+            if grow(count, gram, b, system[0], system[1]) > DEPENDENT * (size + 1):
+                count += 1
+                level = direction(count, held, system, work, w)
+                failed = 0
+                continue
+        failed += 1
+        side = -side
+    return count
+
+
+@inline
+def direction(count, held, system, work, w):
+    """A direction w orthogonal to all differences of structures; its inner product with each, which they share.
+
+    It is drawn afresh for each number of structures: what one structure leaves of a direction, others soon use up.
+    """
+    used, gram = held[0], held[1]
+    factor, half = system[0], system[1]
+    x, y = work[0], work[1]
+    _scatter(count, w)
+    # twice is enough
+    for _ in range(2):
+        for i in range(count):
+            along = 0.0
+            for u in range(int(gram[i, i])):
+                along += w[used[i, u]]
+            x[i] = (along - dot(factor[i], x, i)) * half[2, i]
+            y[i] = half[1, i]
+        solve_above(count, factor, half, x)
+        solve_above(count, factor, half, y)
+        total, ones = 0.0, 0.0
+        for i in range(count):
+            total += x[i]
+            ones += y[i]
+        share = total / ones
+        for i in range(count):
+            for u in range(int(gram[i, i])):
+                w[used[i, u]] -= x[i] - share * y[i]
+    level = 0.0
+    for u in range(int(gram[0, 0])):
+        level += w[used[0, u]]
+    return level
+
+
+@inline
+def _scatter(seed, w):
+    """Numbers between -1 and 1 that look random, and are the same at every call."""
+    state = np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
+    for u in range(w.size):
+        state += np.uint64(0x9E3779B97F4A7C15)
+        z = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        w[u] = np.float64((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-52 - 1.0

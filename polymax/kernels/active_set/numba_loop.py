@@ -1,0 +1,162 @@
+"""The SparseMAP loop in Numba, one instance after the other: ask for a structure, weigh it, until none does better.
+
+Shapes:
+    settings = the largest number of iterations, the tolerance, and True if structures shall span the face
+    problems = table (any,), own (B, any), scores (B, any), others (B or fewer, any), and the memory of a search, as
+        numba_search.py has them; groups of instances share the others
+    held, system, as numba_weights.py has them; memory = mu (d,), work (2, k), mark (d,), vertex (parts,), order (k,),
+        nudge (2, d)
+    seeds, seed_scores, seed_weights: structures to start from, (B, s, parts), (B, s, 2), (B, s); or None
+    out = places (B, k, parts), probs (B, k), overlaps (B, k, k), means (B, all parts), numbers (2, B): value and gap;
+        counts (3, B): iterations, how the loop ended, and how many structures there are
+"""
+
+import numpy as np
+
+from polymax.kernels.active_set.numba_face import span_face
+from polymax.kernels.active_set.numba_factor import dot, grow
+from polymax.kernels.active_set.numba_search import ask
+from polymax.kernels.active_set.numba_steps import shift
+from polymax.kernels.active_set.numba_weights import admit, compare, exact_weights, hold, mean, remove, resume
+from polymax.kernels.numba_math import inline, kernel, row_dot
+
+GOING, CONVERGED, FULL, INFEASIBLE = 0, 1, 2, 3
+
+
+@kernel
+def solve(
+    start, stop, best, rule, settings, problems, held, system, memory, seeds, seed_scores, seed_weights, out
+):  # fmt: skip
+    """Solve the instances from `start` to `stop`; without a `rule` of Frank-Wolfe steps, by exact weights.
+
+    Scores are counted from that of the best structure: those of structures that have weight are then small, and so is
+    the rounding of sums with them.
+    """
+    table, own, scores, others, grid, line, marks = problems
+    max_iter, tol, whole = settings
+    mu, work, mark, vertex, order, nudge = memory
+    numbers, counts = out[4], out[5]
+    shared = max(own.shape[0] // max(others.shape[0], 1), 1)
+    for i in range(start, stop):
+        problem = table, own[i], scores[i], others[i // shared], grid, line, marks
+        marks[0, 0], line[0] = 0, 0.0
+        for u in range(mu.size):
+            mu[u] = 0.0
+        top, count, status, gap = ask(best, problem, mu, vertex), np.int64(0), GOING, 0.0
+        base = line[0]
+        if top == -np.inf:
+            status = INFEASIBLE
+        else:
+            if seeds is not None:
+                count = resume(seeds[i], seed_scores[i], seed_weights[i], base, top, held, mu, system, work, mark)
+            if count == 0:
+                count = _begin(vertex, marks[0, 1], held, mu, system)
+        asked = 0
+        while status == GOING and asked < max_iter:
+            counts[0, i] = asked
+            score = ask(best, problem, mu, vertex) - top
+            count, gap, status = _improve(
+                rule, tol, top + base, count, vertex, marks[0, 1], score, held, mu, system, work, mark
+            )
+            asked += 1
+        if whole and rule is None and status == CONVERGED:
+            found = span_face(best, problem, top, count, held, mu, system, work, mark, vertex, nudge)
+            count, status = (count, FULL) if found < 0 else (found, CONVERGED)
+        _finish(count, held, order, out[0][i], out[1][i], out[2][i], out[3][i])
+        numbers[0, i] = (dot(held[3], held[2], count) - row_dot(mu, mu) / 2) + top + base
+        if status == INFEASIBLE:
+            numbers[0, i] = -np.inf
+        elif np.isnan(numbers[0, i]):
+            # MAP passes over NaN, but not where nothing else is left
+            for k in range(count):
+                out[1][i, k] = np.nan
+                for u in range(vertex.size):
+                    if out[0][i, k, u] >= 0:
+                        out[3][i, out[0][i, k, u]] = np.nan
+        numbers[1, i], counts[1, i], counts[2, i] = gap, status, count
+
+
+@inline
+def _begin(vertex, size, held, mu, system):
+    """All weight on the best structure, from which scores are counted."""
+    # numbers of one type: Numba compiles for each literal anew
+    none, one = np.int64(0), np.int64(1)
+    hold(none, vertex, size, 0.0, mu, held)
+    held[3][0] = 1.0
+    grow(none, held[1], held[2], system[0], system[1])
+    mean(one, held, mu)
+    return one
+
+
+@inline
+def _improve(rule, tol, total, count, vertex, size, score, held, mu, system, work, mark):
+    """Take a structure in: how many have weight after it, the duality gap before it, and whether that was the end.
+
+    It is given by its list of parts, how many of them are of the first tensor, and its score less `total`, from which
+    all scores are counted.
+    """
+    used, gram, b, p = held
+    current = dot(p, b, count) - row_dot(mu, mu)
+    reach = 0.0
+    for u in range(size):
+        reach += mu[vertex[u]]
+    gap = score - reach - current
+    # the tolerance grows neither with what all structures share nor with what is counted off
+    if not gap > tol * (1 + min(abs(current), abs(current + total))):
+        return count, gap, CONVERGED
+    place = compare(vertex, size, count, used, gram, work[0], mark)
+    if place >= 0 and rule is None:
+        # a structure that has weight cannot do better than the exact weights, but for rounding
+        return count, gap, CONVERGED
+    if place < 0:
+        if count == b.size:
+            return count, gap, FULL
+        place = count
+        hold(place, vertex, size, score, work[0], held)
+        count += 1
+    status = GOING
+    if rule is None:
+        count = exact_weights(admit(count, held, system, work), held, system, work)
+        if count == place and _differ(used[place - 1], vertex):
+            # it came last and left at once: the set is what it was, and all would happen again
+            status = CONVERGED
+    else:
+        shift(rule, place, count, gram, b, p, work)
+        for i in range(count - 1, -1, -1):
+            if p[i] == 0:
+                remove(i, count, held)
+                count -= 1
+    mean(count, held, mu)
+    return count, gap, status
+
+
+@inline
+def _differ(parts, others):
+    """True if two lists of parts are not the same."""
+    count = 0
+    for u in range(parts.size):
+        count += parts[u] != others[u]
+    return count > 0
+
+
+@inline
+def _finish(count, held, order, places, probs, overlaps, means):
+    """The structures, heaviest first: their parts, -1 after the last; weights, overlaps; and the mean of all parts."""
+    used, gram, p = held[0], held[1], held[3]
+    for i in range(count):
+        r = i
+        while r > 0 and p[order[r - 1]] < p[i]:
+            order[r] = order[r - 1]
+            r -= 1
+        order[r] = i
+    for u in range(means.size):
+        means[u] = 0.0
+    for r in range(probs.size):
+        probs[r] = p[order[r]] if r < count else 0.0
+        for u in range(places.shape[1]):
+            part = used[order[r], u] if r < count else -1
+            places[r, u] = part
+            if part >= 0:
+                means[part] += probs[r]
+        for c in range(probs.size):
+            overlaps[r, c] = gram[order[r], order[c]] if r < count and c < count else 0

@@ -1,0 +1,62 @@
+"""How a compiled loop asks for the best structure: by the address of a function, whatever the set.
+
+The loop is compiled once for all sets, and each search once for itself. All searches have one signature,
+
+    score = best(problem, mu, vertex)
+
+and list the parts of the best structure around mu in `vertex`: those of the first tensor, then those of others, counted
+on from the first, then -1. The score is that of the structure itself, -inf where there is none.
+
+Shapes of a problem, which is a tuple:
+    table (any,), what all instances share: sizes, or a graph; own (any,), integers of the instance, such as lengths
+    scores and others (any,), of the instance: those of the first tensor, and those of others
+    grid (any, any), line (any,), marks (any, >= 2): memory of the search. marks[0, 0] is 0 at the first question about
+    an instance; marks[0, 1] is to be the number of parts of the first tensor; line[0] is what the search has taken off
+    the score of every structure.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+
+class Problem(NamedTuple):
+    """The arrays of a batch of problems, (B, any) where each instance has its own; the shapes of a search's memory
+    (grid, line and marks), and the work of one question in units of a pass over a number.
+    """
+
+    table: np.ndarray
+    own: np.ndarray
+    scores: np.ndarray
+    others: np.ndarray
+    memory: tuple[tuple[int, int], int, tuple[int, int]]
+    work: int
+
+
+_INTEGERS, _NUMBERS = types.int64[::1], types.float64[::1]
+_PROBLEM = types.Tuple((_INTEGERS, _INTEGERS, _NUMBERS, _NUMBERS, types.float64[:, ::1], _NUMBERS, types.int64[:, ::1]))
+_SIGNATURE = types.float64(_PROBLEM, _NUMBERS, types.int32[::1])
+
+
+@cache
+def address(function):
+    """Where the machine code of a search, a kernel of Numba, is; it is compiled where that has not been done."""
+    function.compile(_SIGNATURE.args)
+    compiled = function.overloads[_SIGNATURE.args]
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)
+
+
+@intrinsic
+def ask(typing_context, where, problem, mu, vertex):
+    """The answer of the search at an address."""
+
+    def codegen(context, builder, signature, args):
+        given = [context.get_value_type(kind) for kind in signature.args[1:]]
+        function = ir.FunctionType(context.get_value_type(signature.return_type), given)
+        return builder.call(builder.inttoptr(args[0], function.as_pointer()), args[1:])
+
+    return types.float64(types.int64, *_SIGNATURE.args), codegen

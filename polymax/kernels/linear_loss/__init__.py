@@ -1,0 +1,89 @@
+"""The smoothed maximum of entmax over the words of a vocabulary, without a matrix of all their logits.
+
+    x = softcap tanh(l / softcap), l = hidden weight^T + bias        value = max over p of <x, p> - Omega(p)
+
+Omega is the Tsallis entropy of alpha, and x is counted from its largest entry `top`, so that values are exact around 0.
+The operator gives what losses are made of, and what their gradients need:
+
+    value, chosen = x of the target, mean = sum over words of spread x
+    dl = (value' p + mean' spread + chosen' e_target) (1 - (x / softcap)^2)
+
+Above alpha = 1 few words have weight: p is `probs` of the words `ids`, of which a row has `count`. Where a row has more
+than lists hold, or alpha is not in (1, 2], count is FLAT, and p is ((alpha - 1) (x - top) - tau)_+ ^ (1 / (alpha - 1)),
+or exp(x - top - tau) at alpha = 1: it is computed again in blocks. `slope` is the derivative of value in alpha.
+`extent`, (2,) on the CPU, is the number of FLAT rows, and the longest list.
+
+Shapes: hidden (n, d); weight (words, d); bias and spread (words,); target (n,), -1 for a row that does not count;
+value, chosen, mean, top, tau, slope, count (n,); ids and probs (n, capacity)
+"""
+
+import torch
+from torch import Tensor
+
+from polymax._dispatch import declare
+
+# the longest list of a row: gradients of longer ones are faster in blocks
+CAPACITY = 512
+FLAT = -1
+
+
+def capacity(words: int) -> int:
+    """Places in the list of a row."""
+    return min(CAPACITY, words)
+
+
+def _fake(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor | None,
+    spread: Tensor | None,
+    alpha: float,
+    alphas: Tensor | None,
+    softcap: float,
+) -> tuple[Tensor, ...]:
+    n, wide = hidden.shape[0], torch.promote_types(hidden.dtype, torch.float32)
+    rows = [hidden.new_empty(n, dtype=wide) for _ in range(6)]
+    lists = [hidden.new_empty((n, capacity(weight.shape[0])), dtype=dtype) for dtype in (torch.int32, wide)]
+    return (*rows, *lists, hidden.new_empty(n, dtype=torch.int32), torch.empty(2, dtype=torch.int64))
+
+
+def _fake_backward(
+    grad_value: Tensor,
+    grad_chosen: Tensor,
+    grad_mean: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor | None,
+    spread: Tensor | None,
+    alpha: float,
+    alphas: Tensor | None,
+    softcap: float,
+    chosen: Tensor,
+    top: Tensor,
+    tau: Tensor,
+    ids: Tensor,
+    probs: Tensor,
+    count: Tensor,
+    extent: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return hidden.new_empty(hidden.shape), weight.new_empty(weight.shape), top.new_empty(weight.shape[0])
+
+
+_INPUTS = (
+    "Tensor hidden, Tensor weight, Tensor? bias, Tensor? target, Tensor? spread, "
+    "float alpha, Tensor? alphas, float softcap"
+)
+linear_loss = declare(
+    __name__,
+    f"linear_loss({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _fake,
+)
+# the gradients of hidden, weight and bias
+linear_loss_backward = declare(
+    __name__,
+    f"linear_loss_backward(Tensor grad_value, Tensor grad_chosen, Tensor grad_mean, {_INPUTS}, Tensor chosen, "
+    "Tensor top, Tensor tau, Tensor ids, Tensor probs, Tensor count, Tensor extent) -> (Tensor, Tensor, Tensor)",
+    _fake_backward,
+)

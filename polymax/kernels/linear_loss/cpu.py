@@ -1,0 +1,94 @@
+"""Linear loss on the CPU: products of matrices by torch, blocks that stay in the caches, and lists by Numba."""
+
+import torch
+from torch import Tensor
+
+from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.linear_loss.numba_lists import add_columns, scan_rows
+from polymax.kernels.linear_loss.passes import (
+    Lists,
+    Steps,
+    gradients,
+    pieces,
+    slopes_in_torch,
+    solve_in_torch,
+    value_and_lists,
+)
+from polymax.kernels.widen import wide
+
+# rows whose words are gathered at once
+GATHERED = 64
+# words whose gradients are widened at once, where they are in half precision
+WORDS = 2048
+
+
+def linear_loss(hidden: Tensor, *args) -> tuple[Tensor, ...]:
+    with torch.autocast("cpu", enabled=False):
+        return value_and_lists(STEPS, hidden, *args)
+
+
+def linear_loss_backward(grad_value: Tensor, *args) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.autocast("cpu", enabled=False):
+        return gradients(STEPS, grad_value, *args)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    return wide(a) @ wide(b).mT
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    total.addmm_(a, b)
+
+
+def scan(
+    x: Tensor, bias: Tensor | None, target: Tensor | None, first: int, lists: Lists, alpha: float, softcap: float
+) -> None:
+    nothing = x.new_zeros(0)
+    parallel(
+        scan_rows, x.shape, 1, x.numpy(), (nothing if bias is None else bias.to(x.dtype)).numpy(),
+        (torch.zeros(0, dtype=torch.int64) if target is None else target).numpy(), first,
+        tuple(t.numpy() for t in lists), alpha, softcap,
+    )  # fmt: skip
+
+
+def row_sums(words: Tensor, coefs: Tensor, sizes: Tensor, weight: Tensor) -> Tensor:
+    out = torch.zeros(len(words), weight.shape[1], dtype=weight.dtype)
+    inside = torch.arange(words.shape[1]) < sizes.unsqueeze(1)
+    words, coefs = torch.where(inside, words, 0), torch.where(inside, coefs, 0)
+    for rows in pieces(len(words), GATHERED):
+        longest = int(sizes[rows].amax())
+        if longest:
+            gathered = wide(weight[words[rows, :longest].long()])
+            out[rows] = (coefs[rows, None, :longest] @ gathered).squeeze(1).to(out.dtype)
+    return out
+
+
+def column_sums(
+    starts: Tensor, rows: Tensor, coefs: Tensor, hidden: Tensor, dw: Tensor, db: Tensor, added: bool
+) -> None:
+    if not added:
+        dw.zero_()
+    arrays = rows.numpy(), coefs.numpy(), wide(hidden).contiguous().numpy()
+    if dw.dtype == coefs.dtype:
+        parallel(add_columns, dw.shape, 1, starts.numpy(), *arrays, dw.numpy(), db.numpy())
+        return
+    for words in pieces(len(dw), WORDS):
+        part = dw[words].to(coefs.dtype)
+        some = starts[words.start : words.stop + 1].numpy()
+        parallel(add_columns, part.shape, 1, some, *arrays, part.numpy(), db[words].numpy())
+        dw[words] = part.to(dw.dtype)
+
+
+STEPS = Steps(
+    rows=1024,
+    entries=2**21,
+    flat=2**21,
+    half=False,
+    product=product,
+    add_product=add_product,
+    scan=scan,
+    solve=solve_in_torch,
+    slopes=slopes_in_torch,
+    row_sums=row_sums,
+    column_sums=column_sums,
+)

@@ -1,0 +1,43 @@
+"""Scores from logits, and powers of what exceeds a threshold, for Triton."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def capped_scores(b_x, softcap, CAP: tl.constexpr):
+    """softcap tanh(x / softcap)."""
+    if CAP:
+        # 1 - 2 / (e^(2y) + 1), in which nothing overflows to NaN
+        b_s = softcap * (1 - 2 / (tl.exp(b_x * (2 / softcap)) + 1))
+    else:
+        b_s = b_x
+    return b_s
+
+
+@triton.jit
+def powers(b_w, r, R: tl.constexpr):
+    """w^(r-1) and w^r for w >= 0, both 0 at w = 0."""
+    if R == 1:
+        b_low = (b_w > 0).to(b_w.dtype)
+        b_high = b_w
+    elif R == 2:
+        b_low = b_w
+        b_high = b_w * b_w
+    else:
+        b_in = b_w > 0
+        b_low = tl.where(b_in, tl.exp2(tl.log2(tl.where(b_in, b_w, 1)) * (r - 1)), 0)
+        b_high = b_low * b_w
+    return b_low, b_high
+
+
+@triton.jit
+def newton_step(b_total, b_lower, a, R: tl.constexpr):
+    """Newton's step on a norm of what exceeds a bound, which is convex: from the left it does not pass the root."""
+    if R == 1:
+        b_root = b_total * 0 + 1
+    elif R == 2:
+        b_root = tl.sqrt(b_total)
+    else:
+        b_root = tl.exp2(tl.log2(tl.where(b_total > 0, b_total, 1)) * (1 - a))
+    return tl.where(b_lower > 0, (b_total - b_root) / tl.where(b_lower > 0, b_lower, 1), 0)

@@ -1,0 +1,202 @@
+"""Blocks of logits to lists of candidates, a program for each row, for Triton."""
+
+import triton
+import triton.language as tl
+
+from polymax.kernels.linear_loss.cuda_power import capped_scores, newton_step, powers
+
+FLAT = tl.constexpr(-1)
+# a list of n whose row has more in this block than it holds has the length AGAIN - n
+AGAIN = tl.constexpr(-2)
+# steps of a bound, and how much the last one may raise it
+STEPS = tl.constexpr(10)
+SMALL = tl.constexpr(0.02)
+
+
+@triton.jit
+def lowest(t):
+    """A bound with room for its rounding and for that of what it is compared with."""
+    return t - 1e-5 - 1e-6 * tl.abs(t)
+
+
+@triton.jit
+def _block_scores(p_x, p_bias, o_n, words, softcap, BIAS: tl.constexpr, CAP: tl.constexpr):
+    b_x = tl.load(p_x + o_n, mask=o_n < words, other=float("-inf"))
+    if BIAS:
+        b_x += tl.load(p_bias + o_n, mask=o_n < words, other=0.0)
+    if CAP:
+        b_x = tl.where(o_n < words, capped_scores(b_x, softcap, CAP), float("-inf"))
+    return b_x
+
+
+@triton.jit
+def scan_rows(
+    p_x,
+    p_bias,
+    p_target,
+    p_count,
+    p_ids,
+    p_values,
+    p_bound,
+    p_chosen,
+    first,
+    words,
+    a,
+    softcap,
+    size,
+    BIAS: tl.constexpr,
+    CAP: tl.constexpr,
+    TARGET: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """Add to the list of a row what a block of logits has above its bound, if it holds that much."""
+    i_r = tl.program_id(0).to(tl.int64)
+    n_old = tl.load(p_count + i_r)
+    i_y = 0
+    if TARGET:
+        i_y = tl.load(p_target + i_r).to(tl.int32)
+    if (n_old >= 0) & (i_y >= 0):
+        p_x += i_r * words
+        if TARGET:
+            m_own = (i_y >= first) & (i_y < first + words)
+            b_own = tl.load(p_x + (i_y - first), mask=m_own, other=0.0)
+            if BIAS:
+                b_own += tl.load(p_bias + (i_y - first), mask=m_own, other=0.0)
+            tl.store(p_chosen + i_r, capped_scores(b_own, softcap, CAP), mask=m_own)
+        b_low = lowest(tl.load(p_bound + i_r)) / a
+        n_all = n_old
+        for i_n in range(0, words, BN):
+            o_n = i_n + tl.arange(0, BN)
+            b_x = _block_scores(p_x, p_bias, o_n, words, softcap, BIAS, CAP)
+            # a NaN is not below anything, and so is found among the few
+            m_new = (b_x <= b_low) == 0
+            n_new = tl.sum(m_new.to(tl.int32))
+            if n_new > 0:
+                o_new = n_all + tl.cumsum(m_new.to(tl.int32), 0) - 1
+                m_fits = m_new & (o_new < size)
+                tl.store(p_values + i_r * size + o_new, b_x, mask=m_fits)
+                tl.store(p_ids + i_r * size + o_new, first + o_n, mask=m_fits)
+                n_all += n_new
+        if n_all != n_old:
+            tl.store(p_count + i_r, tl.where(n_all > size, AGAIN - n_old, n_all))
+
+
+@triton.jit
+def settle_rows(
+    p_x,
+    p_bias,
+    p_count,
+    p_ids,
+    p_values,
+    p_top,
+    p_bound,
+    first,
+    words,
+    a,
+    softcap,
+    size,
+    R: tl.constexpr,
+    BIAS: tl.constexpr,
+    CAP: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Raise the bound of a row by its list, and drop from the list what lies below.
+
+    A row that had more above its bound than its list holds, as at the first block, is scanned again, and its bound
+    raised by all of that before.
+    """
+    i_r = tl.program_id(0).to(tl.int64)
+    n_all = tl.load(p_count + i_r)
+    b_t = tl.load(p_bound + i_r)
+    p_x += i_r * words
+    p_values += i_r * size
+    p_ids += i_r * size
+    if n_all <= AGAIN:
+        n_all = AGAIN - n_all
+        for i_n in range(0, words, BN):
+            o_n = i_n + tl.arange(0, BN)
+            b_x = _block_scores(p_x, p_bias, o_n, words, softcap, BIAS, CAP)
+            b_u = a * b_x
+            m_new = (b_u <= lowest(b_t)) == 0
+            n_new = tl.sum(m_new.to(tl.int32))
+            if (n_new > 0) & (n_all >= 0):
+                if n_all + n_new > size:
+                    n_all, b_t = _raise_and_add(
+                        b_x, b_u, b_t, n_all, first + o_n, p_values, p_ids, a, size, R, BK
+                    )  # fmt: skip
+                else:
+                    o_new = n_all + tl.cumsum(m_new.to(tl.int32), 0) - 1
+                    tl.store(p_values + o_new, b_x, mask=m_new)
+                    tl.store(p_ids + o_new, first + o_n, mask=m_new)
+                    n_all += n_new
+        tl.debug_barrier()
+        tl.store(p_count + i_r, n_all)
+    if n_all > 0:
+        r = 1 / a
+        o_k = tl.arange(0, BK)
+        m_k = o_k < n_all
+        b_v = tl.load(p_values + o_k, mask=m_k, other=float("-inf"))
+        b_j = tl.load(p_ids + o_k, mask=m_k, other=0)
+        b_s = a * b_v
+        b_top = tl.maximum(tl.load(p_top + i_r), tl.max(b_v, 0))
+        b_t = tl.maximum(b_t, a * b_top - 1)
+        go = 1
+        turn = 0
+        while go > 0:
+            b_low, b_high = powers(tl.maximum(b_s - b_t, 0.0), r, R)
+            b_step = tl.maximum(newton_step(tl.sum(b_high), tl.sum(b_low), a, R), 0.0)
+            b_t += b_step
+            turn += 1
+            go = (b_step > SMALL).to(tl.int32) * (turn < STEPS).to(tl.int32)
+        m_old = m_k & (b_s > lowest(b_t))
+        bad = tl.max((b_v != b_v).to(tl.int32), 0)
+        n_kept = tl.where(bad > 0, FLAT, tl.sum(m_old.to(tl.int32)))
+        tl.debug_barrier()
+        if n_kept < n_all:
+            o_old = tl.cumsum(m_old.to(tl.int32), 0) - 1
+            tl.store(p_values + o_old, b_v, mask=m_old)
+            tl.store(p_ids + o_old, b_j, mask=m_old)
+            tl.store(p_count + i_r, n_kept)
+        tl.store(p_top + i_r, b_top)
+        tl.store(p_bound + i_r, b_t)
+
+
+@triton.jit
+def _raise_and_add(b_x, b_u, b_t, n_old, o_word, p_values, p_ids, a, size, R: tl.constexpr, BK: tl.constexpr):
+    """The length of a list and the bound after both a list and new logits have raised it."""
+    r = 1 / a
+    o_k = tl.arange(0, BK)
+    # entries of the list may have been written by other threads
+    tl.debug_barrier()
+    b_v = tl.load(p_values + o_k, mask=o_k < n_old, other=float("-inf"))
+    b_j = tl.load(p_ids + o_k, mask=o_k < n_old, other=0)
+    b_s = a * b_v
+    b_t = tl.maximum(b_t, a * tl.max(b_x, 0) - 1)
+    go = 1
+    turn = 0
+    while go > 0:
+        b_low, b_high = powers(tl.maximum(b_u - b_t, 0.0), r, R)
+        b_low_k, b_high_k = powers(tl.maximum(b_s - b_t, 0.0), r, R)
+        b_step = newton_step(tl.sum(b_high) + tl.sum(b_high_k), tl.sum(b_low) + tl.sum(b_low_k), a, R)
+        b_step = tl.maximum(b_step, 0.0)
+        b_t += b_step
+        turn += 1
+        go = (b_step > SMALL).to(tl.int32) * (turn < STEPS).to(tl.int32)
+    m_old = b_s > lowest(b_t)
+    m_new = (b_u <= lowest(b_t)) == 0
+    n_kept = tl.sum(m_old.to(tl.int32))
+    n_all = n_kept + tl.sum(m_new.to(tl.int32))
+    o_old = tl.cumsum(m_old.to(tl.int32), 0) - 1
+    o_new = n_kept + tl.cumsum(m_new.to(tl.int32), 0) - 1
+    bad = tl.max((b_x != b_x).to(tl.int32), 0)
+    n_all = tl.where((n_all > size) | (bad > 0), FLAT, n_all)
+    m_fits = n_all >= 0
+    # entries move to the front of the list, where others have read them
+    tl.debug_barrier()
+    tl.store(p_values + o_old, b_v, mask=m_old & m_fits)
+    tl.store(p_ids + o_old, b_j, mask=m_old & m_fits)
+    tl.store(p_values + o_new, b_x, mask=m_new & m_fits)
+    tl.store(p_ids + o_new, o_word, mask=m_new & m_fits)
+    tl.debug_barrier()
+    return n_all, b_t

@@ -1,0 +1,116 @@
+"""The smoothed maximum of linear scores with all logits at once: the specification."""
+
+import torch
+from torch import Tensor
+
+from polymax.kernels.linear_loss import FLAT, capacity
+from polymax.kernels.threshold import TSALLIS
+from polymax.kernels.threshold import reference as weights_reference
+from polymax.kernels.tsallis_slope.reference import sensitivity
+from polymax.kernels.widen import wide
+
+
+def capped(x: Tensor, softcap: float) -> Tensor:
+    """softcap tanh(x / softcap); x itself where there is none."""
+    return softcap * torch.tanh(x / softcap) if softcap else x
+
+
+def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float) -> Tensor:
+    """All of them, at least in float32."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        x = wide(hidden) @ wide(weight).mT
+    return capped(x if bias is None else x + bias.to(x.dtype), softcap)
+
+
+def shift(x: Tensor) -> Tensor:
+    """The largest entry of each row, from which it is counted; 0 where that is no number."""
+    top = x.amax(-1)
+    return torch.where(top.isfinite(), top, 0)
+
+
+def solved(x: Tensor, p: Tensor, top: Tensor, alpha: float, sloped: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """value, tau and slope of rows x with the weights p.
+
+    On the support p^(alpha-1) = z - tau with z = (alpha-1) (x - top), so that sum p^alpha = <z, p> - tau.
+    """
+    a = alpha - 1
+    z = torch.where(p == 0, 0, x - top.unsqueeze(-1))
+    mean, most = (p * z).sum(-1), p.amax(-1)
+    if a == 0:
+        value = tau = -torch.log(most)
+    else:
+        tau = -(most**a)
+        value = a * mean / alpha + (tau + 1) / (alpha * a)
+    # a row of -inf has no weights
+    dead = (x == -torch.inf).all(-1)
+    slope = torch.zeros_like(value)
+    if sloped:
+        # the derivative of -Omega in alpha, at the same weights
+        moved = (p * sensitivity(p, torch.as_tensor(alpha, dtype=p.dtype, device=p.device))).sum(-1)
+        slope = torch.where(dead, 0, (mean - value - moved) / alpha)
+    return torch.where(dead, -torch.inf, value), tau, slope
+
+
+def linear_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor | None,
+    spread: Tensor | None,
+    alpha: float,
+    alphas: Tensor | None,
+    softcap: float,
+) -> tuple[Tensor, ...]:
+    alpha = alpha if alphas is None else float(alphas)
+    x = logits(hidden, weight, bias, softcap)
+    top = shift(x)
+    p = weights_reference.threshold(x, alpha, TSALLIS)
+    value, tau, slope = solved(x, p, top, alpha, alphas is not None)
+    z = x - top.unsqueeze(-1)
+    chosen = mean = torch.zeros_like(value)
+    if spread is not None:
+        mean = z @ spread.to(z.dtype)
+    if target is not None:
+        chosen = z.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        value, chosen, mean = (torch.where(target < 0, 0, t) for t in (value, chosen, mean))
+    n, size = len(hidden), capacity(len(weight))
+    count = torch.full((n,), FLAT, dtype=torch.int32, device=x.device)
+    ids, probs = count.new_zeros(n, size), value.new_zeros(n, size)
+    extent = torch.tensor([n, 0])
+    return value, chosen.clone(), mean.clone(), top, tau, slope, ids, probs, count, extent
+
+
+def linear_loss_backward(
+    grad_value: Tensor,
+    grad_chosen: Tensor,
+    grad_mean: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor | None,
+    spread: Tensor | None,
+    alpha: float,
+    alphas: Tensor | None,
+    softcap: float,
+    chosen: Tensor,
+    top: Tensor,
+    tau: Tensor,
+    ids: Tensor,
+    probs: Tensor,
+    count: Tensor,
+    extent: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    alpha = alpha if alphas is None else float(alphas)
+    x = logits(hidden, weight, bias, softcap)
+    p = weights_reference.threshold(x, alpha, TSALLIS)
+    dx = grad_value.unsqueeze(-1) * p
+    if spread is not None:
+        dx = dx + grad_mean.unsqueeze(-1) * spread.to(dx.dtype)
+    if target is not None:
+        dx = dx.scatter_add(-1, target.clamp(min=0).unsqueeze(-1), grad_chosen.unsqueeze(-1))
+        dx = torch.where(target.unsqueeze(-1) < 0, 0, dx)
+    if softcap:
+        dx = dx * (1 - (x / softcap).square())
+    with torch.autocast(hidden.device.type, enabled=False):
+        dh, dw = dx @ wide(weight), dx.mT @ wide(hidden)
+    return dh.to(hidden.dtype), dw.to(weight.dtype), dx.sum(0)

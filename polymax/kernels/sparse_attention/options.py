@@ -1,0 +1,31 @@
+"""What a call of sparse attention says beside queries, keys and values, in the order of the operator."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+SCHEMA = (
+    "float alpha, Tensor? alphas, Tensor? mask, Tensor? sinks, Tensor? starts_q, Tensor? starts_k, "
+    "int longest_q, int longest_k, float scale, float softcap, int left, int right, int offset, "
+    "float dropout, Tensor? seed"
+)
+
+
+class Options(NamedTuple):
+    """The arguments of the operator after q, k and v; see the package for what they mean."""
+
+    alpha: float
+    alphas: Tensor | None
+    mask: Tensor | None
+    sinks: Tensor | None
+    starts_q: Tensor | None
+    starts_k: Tensor | None
+    longest_q: int
+    longest_k: int
+    scale: float
+    softcap: float
+    left: int
+    right: int
+    offset: int
+    dropout: float = 0.0
+    seed: Tensor | None = None

@@ -1,0 +1,77 @@
+"""Launches of Triton kernels at a third of their price: what was compiled for arguments of a kind is kept and run.
+
+Triton looks at every argument of every launch by Python code, to find what it compiled for such arguments: some 30 us,
+more than a small kernel takes. The same question has a short answer here: dtypes and the alignment of tensors, and of
+integers whether they are 1, or multiples of 16, or wide. The first launch of a kind asks Triton, through `warmup`.
+
+How a compiled kernel is run belongs to Triton, and may change: versions that were tried are listed, and others launch
+as Triton does, as do hooks, the interpreter, and arguments other than tensors and numbers.
+"""
+
+import os
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+# versions in which a compiled kernel is run by `run(x, y, z, stream, function, metadata, None, None, None, *arguments)`
+TRIED = ("3.6.", "3.7.")
+KNOWN = triton.__version__.startswith(TRIED) and os.environ.get("TRITON_INTERPRET") != "1"
+
+
+class Entry:
+    """A kernel that is launched from the host; a decorator above `triton.jit`."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self._compiled: dict[Any, Any] = {}
+        self.__doc__ = kernel.__doc__
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return partial(self.launch, grid) if KNOWN else self.kernel[grid]
+
+    def launch(self, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        """Run the kernel on the current device and stream."""
+        device = torch._C._cuda_getDevice()
+        key: list[Any] = [device, *options.items()]
+        for a in args:
+            if type(a) is int:
+                key.append(1 if a == 1 else (a & 15 == 0, -0x80000000 <= a < 0x80000000))
+            elif isinstance(a, Tensor):
+                key.append((a.dtype, a.data_ptr() & 15 == 0))
+            elif type(a) is float or type(a) is bool:
+                key.append(type(a))
+            else:
+                self.kernel[grid](*args, **options)
+                return
+        kind = tuple(key)
+        found = self._compiled.get(kind)
+        if found is None:
+            found = self._compiled[kind] = compiled(self.kernel, grid, args, options)
+        if self.kernel.pre_run_hooks or hooked():
+            self.kernel[grid](*args, **options)
+            return
+        run, function, metadata, constants = found
+        x, y, z = (*grid, 1, 1)[:3]
+        run(x, y, z, stream(device), function, metadata, None, None, None, *args, *constants)
+
+
+def compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """What is run for arguments like these: a function, what it is given first, and compile-time arguments."""
+    found = kernel.warmup(*args, grid=grid, **options)
+    found._init_handles()
+    # a kernel is handed its compile-time arguments, too, which are in the code
+    constants = tuple(options[p.name] for p in kernel.params[len(args) :])
+    return found.run, found.function, found.packed_metadata, constants
+
+
+def hooked() -> bool:
+    """True if a profiler wants to know of launches."""
+    hook = triton.knobs.runtime.launch_enter_hook
+    return hook is not None and bool(getattr(hook, "calls", True))
+
+
+def stream(device: int) -> int:
+    return torch._C._cuda_getCurrentRawStream(device)

@@ -1,0 +1,266 @@
+"""Losses of a linear layer over a large vocabulary, whose logits are never in memory as a whole."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax import _check
+from polymax._function import applied, functional
+from polymax.kernels.linear_loss import linear_loss, linear_loss_backward
+from polymax.kernels.linear_loss.reference import capped, logits, shift
+from polymax.kernels.widen import wide
+from polymax.losses.simplex import entmax_loss
+from polymax.regularizers import Tsallis
+
+
+def linear_entmax_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    alpha: float | Tensor = 1.5,
+    class_weights: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """entmax_loss(linear(hidden, weight, bias), target), with logits in blocks that are forgotten at once.
+
+    Above alpha = 1 the gradient of most words is exactly 0, so that one product of matrices is enough: the candidates
+    of each row are kept, by a bound that is proven, and forward and backward are finished on them. Rows with many words
+    of positive weight, and alpha outside of (1, 2], are computed in blocks. `softcap` bounds logits by
+    softcap tanh(logits / softcap); alpha may be a tensor of one number, and be learned.
+
+    Shapes: hidden (*batch, d); weight (words, d); bias and class_weights (words,); target (*batch,)
+
+    Example:
+        >>> hidden, weight = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [-1.0, 0.0]])
+        >>> linear_entmax_loss(hidden, weight, torch.tensor([1]))
+        tensor(1.0253)
+        >>> pm.entmax_loss(hidden @ weight.T, torch.tensor([1]))
+        tensor(1.0253)
+
+    See: Peters, Niculae and Martins 2019, Sparse sequence-to-sequence models, Section 3.2.
+    """
+    check_head(hidden, weight, bias, alpha)
+    _check_target(target, hidden, weight, ignore_index)
+    _check.number(label_smoothing, "label_smoothing", "in [0, 1]", lambda e: (e >= 0) & (e <= 1))
+    cap = checked_softcap(softcap)
+    words = len(weight)
+    if class_weights is not None and class_weights.shape != (words,):
+        raise ValueError(f"class_weights must be ({words},), one for each word; got {tuple(class_weights.shape)}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
+    rows, matrix = autocast(hidden, weight)
+    if functional():
+        # torch.func looks at every operation: the logits are there as a whole
+        x = capped(torch.nn.functional.linear(rows, matrix, None if bias is None else bias.to(rows.dtype)), cap)
+        return entmax_loss(
+            x, target, alpha, reduction, weight=class_weights, ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+        ).to(hidden.dtype)  # fmt: skip
+    y = target.reshape(-1).long()
+    valid = y != ignore_index
+    real = wide(rows[..., :0]).dtype
+    of_classes = None if class_weights is None else class_weights.detach().to(real)
+    each = torch.ones_like(y, dtype=real) if of_classes is None else of_classes[torch.where(valid, y, 0)]
+    each = torch.where(valid, each, 0)
+    spread, mass = None, 1.0
+    if label_smoothing:
+        spread = matrix.new_full((words,), 1.0, dtype=real) if of_classes is None else of_classes
+        spread = spread / words
+        mass = spread.sum()
+    value, chosen, mean = smoothed_max(
+        rows.reshape(-1, rows.shape[-1]), matrix, bias, torch.where(valid, y, -1), spread, alpha, cap
+    )
+    # a row of -inf that is left out must not leave a NaN
+    loss = torch.where(valid, each * (value - chosen), 0)
+    if label_smoothing:
+        spread_loss = torch.where(valid, mass * value - mean, 0)
+        loss = (1 - label_smoothing) * loss + label_smoothing * spread_loss
+    if reduction == "mean":
+        return (loss.sum() / each.sum()).to(hidden.dtype)
+    return (loss.sum() if reduction == "sum" else loss.reshape(target.shape)).to(hidden.dtype)
+
+
+def linear_sparsemax_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    class_weights: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """sparsemax_loss(linear(hidden, weight, bias), target) as `linear_entmax_loss` computes it.
+
+    Example:
+        >>> hidden, weight = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [-1.0, 0.0]])
+        >>> linear_sparsemax_loss(hidden, weight, torch.tensor([1]))
+        tensor(1.)
+    """
+    return linear_entmax_loss(
+        hidden,
+        weight,
+        target,
+        bias,
+        alpha=2.0,
+        class_weights=class_weights,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        softcap=softcap,
+        reduction=reduction,
+    )
+
+
+def smoothed_max(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor | None,
+    spread: Tensor | None,
+    alpha: float | Tensor,
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The smoothed maximum of the logits of each row, the logit of its target, and their sum weighted by `spread`.
+
+    All are counted from the largest logit of the row, as a constant: losses do not change by that.
+    """
+    if isinstance(alpha, Tensor):
+        inputs = hidden, weight, bias, alpha.reshape(()), target, spread, 0.0, softcap
+    else:
+        inputs = hidden, weight, bias, None, target, spread, float(alpha), softcap
+    return applied(LinearLoss, *inputs)[:3]
+
+
+class LinearLoss(Function):
+    """The operator and its gradient; second derivatives go through the matrix of all logits."""
+
+    @staticmethod
+    def forward(
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        alphas: Tensor | None,
+        target: Tensor | None,
+        spread: Tensor | None,
+        alpha: float,
+        softcap: float,
+    ) -> tuple[Tensor, ...]:
+        return linear_loss(hidden, weight, bias, target, spread, alpha, alphas, softcap)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        tensors, (ctx.alpha, ctx.softcap) = inputs[:6], inputs[6:]
+        ctx.mark_non_differentiable(*output[3:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, output[1], *output[3:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, alphas, target, spread, chosen, top, tau, slope, *lists = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        given = [torch.zeros_like(top) if g is None else g for g in grads[:3]]
+        if torch.is_grad_enabled():
+            found = _recorded(given, (hidden, weight, bias, alphas), wanted, target, spread, ctx.alpha, ctx.softcap)
+            return (*found, None, None, None, None)
+        dh, dw, db = linear_loss_backward(
+            *given, hidden, weight, bias, target, spread, ctx.alpha, alphas, ctx.softcap, chosen, top, tau, *lists
+        )  # fmt: skip
+        return (
+            dh,
+            dw,
+            db.to(bias.dtype) if bias is not None else None,
+            (given[0] * slope).sum().to(alphas.dtype) if alphas is not None else None,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _recorded(
+    grads: list[Tensor],
+    inputs: tuple[Tensor | None, ...],
+    wanted: tuple[bool, ...],
+    target: Tensor | None,
+    spread: Tensor | None,
+    alpha: float,
+    softcap: float,
+) -> list[Tensor | None]:
+    """The gradients in differentiable torch."""
+    hidden, weight, bias, alphas = inputs
+    assert hidden is not None
+    assert weight is not None
+    x = logits(hidden, weight, bias, softcap)
+    x = x - shift(x.detach()).unsqueeze(-1)
+    value = Tsallis(alpha if alphas is None else alphas).max(x)
+    total = (value * grads[0]).sum()
+    if target is not None:
+        total = total + (x.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1) * grads[1]).sum()
+    if spread is not None:
+        total = total + ((x @ spread.to(x.dtype)) * grads[2]).sum()
+    chosen = [t for t, wants in zip(inputs, wanted) if wants and t is not None]
+    slopes = iter(torch.autograd.grad(total, chosen, create_graph=True))
+    return [next(slopes) if wants and t is not None else None for t, wants in zip(inputs, wanted)]
+
+
+def autocast(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as autocast gives them to torch's own linear."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+        return hidden.to(dtype), weight.to(dtype)
+    return hidden, weight
+
+
+def checked_softcap(softcap: float | None) -> float:
+    """softcap as a number, 0 for none."""
+    if softcap is None:
+        return 0.0
+    _check.number(softcap, "softcap", "positive and finite", lambda c: 0 < c < torch.inf)
+    return float(softcap)
+
+
+def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor) -> None:
+    _check.floating(hidden, "hidden")
+    _check.floating(weight, "weight")
+    if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden must be (*batch, d) and weight (words, d); got {tuple(hidden.shape)} and {tuple(weight.shape)}"
+        )
+    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
+        raise TypeError(f"hidden and weight must have one dtype; got {hidden.dtype} and {weight.dtype}")
+    if len(weight) == 0:
+        raise ValueError("weight must have at least one word; got none")
+    if bias is not None:
+        _check.floating(bias, "bias")
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(f"bias must be ({len(weight)},), one for each word; got {tuple(bias.shape)}")
+    if isinstance(alpha, Tensor) and alpha.numel() != 1:
+        raise ValueError(f"alpha must be a number or a tensor of one; got {tuple(alpha.shape)}")
+    _check.number(alpha, "alpha", "positive and finite", lambda v: (v > 0) & (v < torch.inf))
+
+
+def _check_target(target: Tensor, hidden: Tensor, weight: Tensor, ignore_index: int) -> None:
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a tensor of words; got {type(target).__name__}")
+    if target.is_floating_point():
+        raise TypeError(
+            "target must be words (*batch,): a distribution for each row would take as much memory as the logits; "
+            "entmax_loss(linear(hidden, weight, bias), target) takes distributions"
+        )
+    if target.shape != hidden.shape[:-1]:
+        raise ValueError(f"target must be {tuple(hidden.shape[:-1])}, a word for each row; got {tuple(target.shape)}")
+    if _check.readable(target):
+        wrong = ((target < 0) | (target >= len(weight))) & (target != ignore_index)
+        if bool(wrong.any()):
+            came = int(target[wrong][0])
+            raise ValueError(f"target must hold words in [0, {len(weight)}) or ignore_index; got {came}")

@@ -1,0 +1,198 @@
+"""Keys and values of the tokens so far, with boxes of keys: what attention over them need not read.
+
+A page is a run of neighbouring keys, and its box the least and the largest number of each channel among them. From the
+boxes follows the largest score that a query can have in a page, and where that has no weight the page is not read.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymax import _check
+from polymax.kernels.sparse_decoding.options import PAGE
+
+
+def key_boxes(key: Tensor) -> Tensor:
+    """The boxes of pages of 64 keys, which `scaled_dot_product_attention` takes: least numbers, then largest ones.
+
+    Shapes: key (*batch, S, E); boxes (*batch, ceil(S / 64), 2, E)
+
+    Example:
+        >>> key_boxes(torch.arange(200.0)[:, None])[:, :, 0]
+        tensor([[  0.,  63.],
+                [ 64., 127.],
+                [128., 191.],
+                [192., 199.]])
+    """
+    _check.floating(key, "key")
+    whole = key.shape[-2] // PAGE * PAGE
+    pages = key[..., :whole, :].unflatten(-2, (-1, PAGE))
+    boxes = torch.stack([pages.amin(-2), pages.amax(-2)], -2)
+    rest = key[..., whole:, :]
+    if rest.shape[-2] == 0:
+        return boxes
+    return torch.cat([boxes, torch.stack([rest.amin(-2), rest.amax(-2)], -2).unsqueeze(-3)], -3)
+
+
+class KeyValueCache:
+    """Keys and values of a batch of sequences of one length, one after the other in memory, with boxes of 64 keys.
+
+    `append` adds tokens; `keys`, `values` and `boxes` are views of what is there, and `cache_attention(query, cache)`
+    attends to it. Nothing in a cache has a gradient. Memory grows by half as more is needed.
+
+    Shapes: keys (batch, heads, length, channels); values (batch, heads, length, value channels)
+
+    Example:
+        >>> cache = KeyValueCache()
+        >>> cache.append(torch.randn(1, 2, 100, 8), torch.randn(1, 2, 100, 8))
+        >>> cache.append(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8))
+        >>> cache.length, cache.keys.shape, cache.boxes.shape
+        (101, torch.Size([1, 2, 101, 8]), torch.Size([1, 2, 2, 2, 8]))
+        >>> pm.nn.cache_attention(torch.randn(1, 4, 1, 8), cache, mapping=pm.entmax).shape
+        torch.Size([1, 4, 1, 8])
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._keys = self._values = self._boxes = torch.empty(0)
+
+    @property
+    def keys(self) -> Tensor:
+        return self._keys[:, :, : self.length] if self._keys.dim() > 1 else self._keys
+
+    @property
+    def values(self) -> Tensor:
+        return self._values[:, :, : self.length] if self._keys.dim() > 1 else self._values
+
+    @property
+    def boxes(self) -> Tensor:
+        """(batch, heads, ceil(length / 64), 2, channels): see `key_boxes`."""
+        return self._boxes[:, :, : -(-self.length // PAGE)] if self._keys.dim() > 1 else self._boxes
+
+    def append(self, key: Tensor, value: Tensor) -> None:
+        """Add tokens: key (batch, heads, tokens, channels), value (batch, heads, tokens, value channels)."""
+        _check_tokens(key, value)
+        if self.length == 0 and self._keys.dim() == 1:
+            self._keys, self._values, self._boxes = _empty_like(key, value, key.shape[2])
+        elif (key.shape[:2], key.shape[3]) != (self._keys.shape[:2], self._keys.shape[3]):
+            held = (*self._keys.shape[:2], "tokens", self._keys.shape[3])
+            raise ValueError(f"key must be ({', '.join(map(str, held))}), as the cache holds; got {tuple(key.shape)}")
+        start, end = self.length, self.length + key.shape[2]
+        if end > self._keys.shape[2]:
+            self._grow(max(end, start + start // 2))
+        self._keys[:, :, start:end] = key
+        self._values[:, :, start:end] = value
+        self.length = end
+        self._box(start, end, key)
+
+    def crop(self, length: int) -> None:
+        """Keep the first tokens alone."""
+        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= self.length:
+            raise ValueError(f"length must be an integer from 0 to {self.length}; got {length!r}")
+        self.length = length
+        if length % PAGE:
+            begin = length // PAGE * PAGE
+            self._box(begin, length, self._keys[:, :, begin:length])
+
+    def select(self, sequences: Tensor) -> None:
+        """Keep the sequences of these numbers, in this order, once for each time that they are named."""
+        self._keys, self._values, self._boxes = (t[sequences] for t in (self._keys, self._values, self._boxes))
+
+    def _grow(self, length: int) -> None:
+        kept = self.keys, self.values, self.boxes
+        self._keys, self._values, self._boxes = _empty_like(self._keys, self._values, length)
+        for held, before in zip((self._keys, self._values, self._boxes), kept, strict=True):
+            held[:, :, : before.shape[2]] = before
+
+    def _box(self, start: int, end: int, key: Tensor) -> None:
+        """Boxes of the pages that hold keys from start to end."""
+        if end - start == 1:
+            box = self._boxes[:, :, start // PAGE]
+            if start % PAGE == 0:
+                box.copy_(key.expand(-1, -1, 2, -1))
+            else:
+                torch.minimum(box[:, :, 0], key[:, :, 0], out=box[:, :, 0])
+                torch.maximum(box[:, :, 1], key[:, :, 0], out=box[:, :, 1])
+        elif end > start:
+            first = start // PAGE
+            self._boxes[:, :, first : -(-end // PAGE)] = key_boxes(self._keys[:, :, first * PAGE : end])
+
+
+def _empty_like(key: Tensor, value: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for as many tokens, in whole pages."""
+    pages = max(-(-length // PAGE), 1)
+    keys, values = (t.new_empty(*t.shape[:2], pages * PAGE, t.shape[3]) for t in (key, value))
+    return keys, values, key.new_empty(*key.shape[:2], pages, 2, key.shape[3])
+
+
+def _check_tokens(key: Tensor, value: Tensor) -> None:
+    _check.floating(key, "key")
+    _check.floating(value, "value")
+    if key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
+        raise ValueError(
+            "key and value must be (batch, heads, tokens, channels), of one batch, heads and tokens; got "
+            f"{tuple(key.shape)} and {tuple(value.shape)}"
+        )
+    if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+        raise ValueError("key and value must need no gradient, which a cache has not: append them in torch.no_grad()")
+
+
+@dataclass(frozen=True)
+class KeyValuePages:
+    """Keys and values of sequences of different lengths in pages of a pool, as servers of language models hold them.
+
+    Page n of sequence b is block table[b, n] of the pool; the sequence has lengths[b] tokens. `boxes` may be left out,
+    and then every page is read; `boxed()` computes them. `append` adds tokens to all sequences, whose pages must be in
+    the table, and keeps boxes right. `cache_attention(query, pages)` attends to it.
+
+    Shapes:
+        keys (blocks, heads, page, channels) and values (blocks, heads, page, value channels), where a page is 16, 32,
+        64, 128 or 256 tokens; table (batch, pages) and lengths (batch,) integers; boxes (blocks, heads, 2, channels)
+
+    Example:
+        >>> pool = torch.randn(8, 2, 16, 4)
+        >>> pages = KeyValuePages(pool, pool, torch.tensor([[3, 0], [5, 1]]), torch.tensor([20, 9])).boxed()
+        >>> pages.append(torch.randn(2, 2, 1, 4), torch.randn(2, 2, 1, 4))
+        >>> pages.lengths, pm.nn.cache_attention(torch.randn(2, 4, 1, 4), pages, mapping=pm.sparsemax).shape
+        (tensor([21, 10]), torch.Size([2, 4, 1, 4]))
+    """
+
+    keys: Tensor
+    values: Tensor
+    table: Tensor
+    lengths: Tensor
+    boxes: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_tokens(self.keys, self.values)
+        if self.keys.shape[2] not in (16, 32, 64, 128, 256):
+            raise ValueError(f"keys must have pages of 16, 32, 64, 128 or 256 tokens; got {tuple(self.keys.shape)}")
+        for name, t, dims in (("table", self.table, 2), ("lengths", self.lengths, 1)):
+            if t.dtype not in (torch.int32, torch.int64) or t.dim() != dims or len(t) != len(self.table):
+                shape = "(batch, pages)" if dims == 2 else "(batch,)"
+                raise ValueError(f"{name} must be {shape} integers; got {t.dtype} {tuple(t.shape)}")
+        expected = (*self.keys.shape[:2], 2, self.keys.shape[3])
+        if self.boxes is not None and self.boxes.shape != expected:
+            raise ValueError(f"boxes must be {expected}; got {tuple(self.boxes.shape)}")
+
+    def boxed(self) -> "KeyValuePages":
+        """The same pages with the boxes of all that the pool holds."""
+        boxes = torch.stack([self.keys.amin(2), self.keys.amax(2)], 2)
+        return KeyValuePages(self.keys, self.values, self.table, self.lengths, boxes)
+
+    def append(self, key: Tensor, value: Tensor) -> None:
+        """Write tokens, key (batch, heads, tokens, channels), behind the last ones of each sequence."""
+        _check_tokens(key, value)
+        for i in range(key.shape[2]):
+            at, slot = self.lengths // self.keys.shape[2], self.lengths % self.keys.shape[2]
+            block = self.table.gather(1, at[:, None].long())[:, 0].long()
+            self.keys[block, :, slot.long()] = key[:, :, i]
+            self.values[block, :, slot.long()] = value[:, :, i]
+            if self.boxes is not None:
+                low, high = self.boxes[block].unbind(2)
+                new, first = key[:, :, i], (slot == 0)[:, None, None]
+                low = torch.where(first, new, torch.minimum(low, new))
+                high = torch.where(first, new, torch.maximum(high, new))
+                self.boxes[block] = torch.stack([low, high], 2)
+            self.lengths.add_(1)

@@ -1,0 +1,106 @@
+"""Attention by softmax through torch's own kernels, with a second derivative, which these do not have."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import scaled_dot_product_attention
+
+from polymax.kernels.sparse_attention.geometry import allowed
+from polymax.kernels.sparse_attention.reference import grouped
+from polymax.kernels.widen import wide
+from polymax.nn.attention_pattern import Pattern
+
+
+def softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pattern: Pattern, scale: float | None
+) -> Tensor:
+    """softmax(scale q k^T + mask) v of (B, H, L, D); a query that sees nothing gets zeros."""
+    causal = pattern == Pattern(-1, 0, 0)
+    dead = None
+    if mask is not None or not (causal or pattern.sees_all()):
+        mask = _whole_mask(mask, pattern, q, k)
+        # torch's kernels do not agree on what a query gets that sees nothing: it sees all, and its result is dropped
+        dead = (~mask if mask.dtype == torch.bool else mask == -torch.inf).all(-1, keepdim=True)
+        mask = mask | dead if mask.dtype == torch.bool else mask.masked_fill(dead, 0)
+        causal = False
+        if mask.shape[-1] < k.shape[2]:
+            # torch's kernels read a row of a mask as it lies
+            mask = mask.expand(*mask.shape[:-1], k.shape[2]).contiguous()
+        if q.is_cuda:
+            # with a mask, torch's kernels do not share keys between heads
+            k, v = grouped(k, q), grouped(v, q)
+    inputs = q, k, v, mask
+    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    # a compiled backward pass has no derivative in any case
+    watched = recorded and not torch.compiler.is_compiling()
+    if watched:
+        seen = _Seen(causal, scale)
+        q, k, v, mask = _Inputs.apply(seen, *inputs)
+    shared = k.shape[1] != q.shape[1]
+    out = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=shared)
+    if watched:
+        out.register_hook(seen.note)
+    return out if dead is None else out.masked_fill(dead, 0)
+
+
+def _whole_mask(mask: Tensor | None, pattern: Pattern, q: Tensor, k: Tensor) -> Tensor:
+    """A mask and a pattern as one mask."""
+    if mask is not None and pattern.sees_all():
+        return mask
+    sees = allowed(q.shape[2], k.shape[2], None, None, *pattern, q.device)
+    if mask is None:
+        return sees
+    return mask & sees if mask.dtype == torch.bool else mask.masked_fill(~sees, -torch.inf)
+
+
+class _Seen:
+    """How torch's kernel was called, and the gradient that came to it where second derivatives will be asked for."""
+
+    def __init__(self, causal: bool, scale: float | None) -> None:
+        self.causal, self.scale = causal, scale
+        self.grad: Tensor | None = None
+
+    def note(self, grad: Tensor) -> None:
+        if torch.is_grad_enabled():
+            self.grad = grad
+
+
+class _Inputs(Function):
+    """The inputs of torch's kernel; where a graph of the gradient is asked for, it is that of differentiable torch."""
+
+    @staticmethod
+    def forward(ctx: Any, seen: _Seen, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.seen = seen
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs)
+        return tuple(None if t is None else t.view_as(t) for t in inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled() or ctx.seen.grad is None:
+            return None, *grads
+        grad, ctx.seen.grad = ctx.seen.grad, None
+        return None, *_recorded(grad, ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.seen)
+
+
+def _recorded(
+    grad: Tensor, inputs: tuple[Tensor | None, ...], wanted: tuple[bool, ...], seen: _Seen
+) -> list[Tensor | None]:
+    """The gradients in differentiable torch."""
+    q, k, v, mask = inputs
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    scale = q.shape[-1] ** -0.5 if seen.scale is None else seen.scale
+    x = (wide(q) * scale) @ grouped(wide(k), q).mT
+    if mask is not None:
+        x = x.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else x + mask
+    if seen.causal:
+        sees = allowed(q.shape[2], k.shape[2], None, None, -1, 0, 0, q.device)
+        x = x.masked_fill(~sees, -torch.inf)
+    out = (x.softmax(-1) @ grouped(wide(v), q)).to(v.dtype)
+    chosen = [t for t, wants in zip(inputs, wanted, strict=True) if wants and t is not None]
+    slopes = iter(torch.autograd.grad(out, chosen, grad, create_graph=True))
+    return [next(slopes) if wants and t is not None else None for t, wants in zip(inputs, wanted, strict=True)]

@@ -1,0 +1,1 @@
+"""Predictions of a trained model over HTTP: what `polymax serve RUN` runs."""

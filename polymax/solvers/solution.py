@@ -1,0 +1,100 @@
+"""The solution of a SparseMAP problem: a few structures and their weights."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymax.structures.base import Structure, tensors
+from polymax.structures.compact.base import used_parts
+
+
+class UsedParts(NamedTuple):
+    """Structures as lists of the parts they use, their tensors flat and one after the other.
+
+    Shapes: places (*batch, k, parts), those of the first tensor first, -1 after the last; events, of each tensor
+    """
+
+    places: Tensor
+    events: tuple[torch.Size, ...]
+
+    def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Indicators of the first tensors, (*batch, k, *event)."""
+        event, places = self.events[0], self.places.long()
+        y = torch.zeros(*places.shape[:-1], event.numel() + 1, dtype=dtype, device=places.device)
+        # what is not used, or not of the first tensor, goes to a part of its own, and off
+        y.scatter_(-1, torch.where((places < 0) | (places >= event.numel()), event.numel(), places), 1.0)
+        return y[..., :-1].reshape(*places.shape[:-1], *event)
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The weights of a few structures.
+
+    Shapes:
+        found, the structures by their first tensors: (*batch, k, *event), or as lists of parts; none after the last
+        probs (*batch, k), heaviest first, 0 for structures that only span the face; overlaps (*batch, k, k)
+        value, what is reached, -inf without a structure; iterations and gap (*batch,)
+        undefined, the parts of mu that are NaN because a score of their instance is: bool, a tensor for each of mu
+        mean, the tensors of mu, flat and one after the other, (B, d) in float64, where the loop has added them up
+
+    An undefined instance has no structures; its weights, value and gap are NaN.
+    """
+
+    found: Tensor | UsedParts
+    probs: Tensor
+    overlaps: Tensor
+    value: Tensor
+    iterations: Tensor
+    gap: Tensor
+    undefined: tuple[Tensor, ...] | None = None
+    mean: Tensor | None = None
+
+    @cached_property
+    def vertices(self) -> Tensor:
+        """The first tensor of each structure, (*batch, k, *event); zeros where there are fewer than k."""
+        return self.found.dense() if isinstance(self.found, UsedParts) else self.found
+
+    def with_weight(self) -> Tensor | UsedParts:
+        """The structures that have weight, as many as the instance with the most has; none in the place of others."""
+        used, dim, found = self.probs != 0, self.probs.dim() - 1, self.found
+        width = max(int(used.sum(-1).max()) if used.numel() else 0, 1)
+        used = used.narrow(dim, 0, width)
+        if isinstance(found, UsedParts):
+            return UsedParts(torch.where(used.unsqueeze(-1), found.places.narrow(dim, 0, width), -1), found.events)
+        return torch.where(used.reshape(*used.shape, *[1] * (found.dim() - dim - 1)), found.narrow(dim, 0, width), 0)
+
+    def without(self, structure: Structure, undefined: tuple[Tensor, ...]) -> "Solution":
+        """The same solution, but for instances whose parts are undefined."""
+        from polymax.solvers.undefined import instances
+
+        bad = instances(structure, undefined)
+        used = torch.where(bad.unsqueeze(-1), 0, self.probs) != 0
+        # as many weights of NaN as another instance has weights
+        width = torch.arange(self.probs.shape[-1], device=bad.device) < used.sum(-1).max().clamp(min=1)
+
+        def cleared(t: Tensor, empty: float) -> Tensor:
+            return torch.where(bad.reshape(bad.shape + (1,) * (t.dim() - bad.dim())), empty, t)
+
+        found = self.found
+        return replace(
+            self,
+            found=UsedParts(cleared(found.places, -1), found.events)
+            if isinstance(found, UsedParts)
+            else cleared(found, 0),
+            probs=torch.where(bad.unsqueeze(-1), torch.where(width, torch.nan, 0.0), self.probs),
+            overlaps=cleared(self.overlaps, 0),
+            value=cleared(self.value, torch.nan),
+            gap=cleared(self.gap, torch.nan),
+            undefined=undefined,
+            mean=None,
+        )
+
+
+def parts_of(structure: Structure, first: Tensor) -> Tensor:
+    """The parts of structures given by their first tensors, of all tensors one after the other; -1 after the last."""
+    whole = tensors(structure.complete(first))
+    lead = first.dim() - structure.event_dims(*whole)[0]
+    return used_parts(torch.cat([t.flatten(lead) for t in whole], -1), 1)

@@ -1,0 +1,170 @@
+"""The compact form of structures: integers that people store, between indicators and losses."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax import _check
+from polymax._parts import Parts, tensors
+from polymax.structures.compact import faults
+
+
+@dataclass(frozen=True, eq=False)
+class Compact:
+    """The used parts of a structure in order, (*batch, used, dims), no `dims` where it is 1, -1 after the last.
+
+    It is the form of a set without a shorter one; other forms are subclasses. `encode` takes the sizes of all dims.
+    """
+
+    structure: Any
+
+    def encode(self, index: Tensor, *shape: int) -> Parts:
+        """Indicators, of the dims `shape`; a ValueError for what is no structure of whatever length, on the CPU."""
+        check_rows(index, shape)
+        return indicators(index, shape)
+
+    def decode(self, y: Parts) -> Tensor:
+        """The compact form of y."""
+        return used_parts(tensors(y)[0], self.structure.event_dims(*tensors(y))[0])
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """The compact form with -1 at all padding; a ValueError says where it is no structure for these scores."""
+        x = scores[0]
+        dims = self.structure.event_dims(*scores)[0]
+        batch, shape = x.shape[: x.dim() - dims], x.shape[x.dim() - dims :]
+        rows = index if dims > 1 else index.unsqueeze(-1)
+        if rows.dim() != len(batch) + 2 or rows.shape[:-2] != batch or rows.shape[-1] != dims:
+            form = (*batch, "used", dims) if dims > 1 else (*batch, "used")
+            expected = "(" + ", ".join(map(str, form)) + ")"
+            raise ValueError(f"y must be the used parts, {expected}; got {tuple(index.shape)}")
+        if _check.readable(index):
+            _refuse_parts(rows, shape)
+        return index
+
+    def check_parts(self, y: Parts, *scores: Tensor) -> None:
+        """Refuse indicators that are no structure for these scores, with a ValueError that says where."""
+        index = self.check(self.decode(y), *scores)
+        dims = self.structure.event_dims(*scores)
+        again = tensors(self.structure.complete(self.first(index, *scores)))
+        for part, expected, d in zip(tensors(y), again, dims, strict=True):
+            wrong = (part != expected.to(part)).flatten(part.dim() - d)
+
+            def explain(instance: tuple[int, ...], place: int, shape: torch.Size = part.shape[-d:]) -> str:
+                at = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), shape))
+                return f"part {at}{faults.of(instance)} does not go with the others"
+
+            faults.refuse("structure", wrong, explain)
+
+    def whole(self, y: Parts) -> bool:
+        """True if y looks like structures, not like points between them."""
+        return all(bool(((part == 0) | (part == 1)).all()) for part in tensors(y))
+
+    def first(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """The first tensor of the structures of this compact form, for scores of these shapes."""
+        return tensors(self.encode(index, *self._event(scores)))[0]
+
+    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """The used parts (*batch, used) of a compact form, as places in a flat first tensor; -1 for none."""
+        return raveled(index, self._event(scores))
+
+    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """The scores of the parts that structures of this compact form use, (*batch, used): their sum is the score."""
+        (x,) = scores
+        # one place more, for rows of -1
+        flat = torch.nn.functional.pad(x.flatten(-self.structure.event_dims(x)[0]), (0, 1))
+        places = self.places(index, x)
+        return flat.gather(-1, torch.where(places < 0, flat.shape[-1] - 1, places))
+
+    def anchored(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Scores, all structures shifted alike, and that of the one whose terms are given, (*batch,).
+
+        Their maximum less that score is to be a small difference of small numbers; without a shift that all
+        structures share, of numbers that are exact enough.
+        """
+        return tuple(x.double() for x in scores), terms.double().sum(-1)
+
+    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """The parts (*batch, ...) of the first tensor that agree with a compact form in which -2 is not known."""
+        raise TypeError(
+            f"Partial of {type(self.structure).__name__} takes a bool tensor of allowed parts; got integers"
+        )
+
+    def hamming(self, first: Tensor) -> Tensor:
+        """The cost of each part of the first tensor, for structures that should be `first`: 1 where it is not used."""
+        return 1 - first
+
+    def _event(self, scores: tuple[Tensor, ...]) -> torch.Size:
+        """The shape of one structure's first tensor."""
+        return scores[0].shape[scores[0].dim() - self.structure.event_dims(*scores)[0] :]
+
+
+def raveled(index: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Rows (*batch, used, dims), no `dims` where 1, to places (*batch, used) in flat parts; -1 for rows of -1."""
+    rows = index if len(shape) > 1 else index.unsqueeze(-1)
+    flat = torch.zeros((), dtype=torch.long, device=index.device)
+    for d, size in enumerate(shape):
+        flat = flat * size + rows[..., d]
+    return torch.where(rows[..., 0] >= 0, flat, -1)
+
+
+def indicators(index: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """(*batch, *shape) with 1 at the rows of index (*batch, used, dims), those of -1 left out; no `dims` where 1."""
+    places = raveled(index, shape)
+    y = torch.zeros(*places.shape[:-1], torch.Size(shape).numel() + 1, device=index.device)
+    y.scatter_(-1, torch.where(places >= 0, places, y.shape[-1] - 1), 1.0)
+    return y[..., :-1].unflatten(-1, shape)
+
+
+def used_parts(y: Tensor, dims: int) -> Tensor:
+    """Where y (*batch, *shape), of `dims` dims, is not 0: rows (*batch, used, dims), -1 after the last."""
+    flat = y.flatten(-dims) != 0
+    count = int(flat.sum(-1).max()) if flat.numel() else 0
+    # a stable sort brings the used parts to the front, in order
+    order = torch.sort(~flat, dim=-1, stable=True).indices[..., :count]
+    rows = torch.stack(torch.unravel_index(order, y.shape[-dims:]), -1)
+    rows = torch.where(flat.gather(-1, order).unsqueeze(-1), rows, -1)
+    return rows if dims > 1 else rows.squeeze(-1)
+
+
+def check_rows(index: Tensor, shape: tuple[int, ...], repeats: bool = False) -> None:
+    """Refuse rows (*batch, used, dims), no `dims` where 1, that name no parts of this shape, or one twice."""
+    faults.integers(index)
+    dims = len(shape)
+    if index.dim() < min(dims, 2) or (dims > 1 and index.shape[-1] != dims):
+        form = f"(*batch, used, {dims})" if dims > 1 else "(*batch, used)"
+        raise ValueError(f"index must be the used parts, {form}, of a structure {shape}; got {tuple(index.shape)}")
+    if _check.readable(index):
+        rows = index if dims > 1 else index.unsqueeze(-1)
+        _refuse_parts(rows, torch.Size(shape))
+        if not repeats:
+            refuse_repeats("structure", rows, raveled(index, shape))
+
+
+def _refuse_parts(rows: Tensor, shape: torch.Size) -> None:
+    """Refuse rows (*batch, used, dims) that are neither a part of this shape nor all of -1."""
+    sizes = torch.tensor(shape, device=rows.device)
+    bad = ~(((rows >= 0) & (rows < sizes)).all(-1) | (rows == -1).all(-1))
+
+    def explain(instance: tuple[int, ...], place: int) -> str:
+        return f"part {_worded(rows[(*instance, place)])}{faults.of(instance)} is not one of {tuple(shape)}"
+
+    faults.refuse("structure", bad, explain)
+
+
+def refuse_repeats(what: str, rows: Tensor, places: Tensor) -> None:
+    """Refuse a part that is listed twice: rows (*batch, used, dims), and their places (*batch, used)."""
+    ordered, order = places.sort(dim=-1, stable=True)
+    bad = torch.zeros_like(places, dtype=torch.bool)
+    bad[..., 1:] = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+
+    def explain(instance: tuple[int, ...], place: int) -> str:
+        part = _worded(rows[(*instance, int(order[(*instance, place)]))])
+        return f"part {part}{faults.of(instance)} is listed twice"
+
+    faults.refuse(what, bad, explain)
+
+
+def _worded(row: Tensor) -> object:
+    return tuple(row.tolist()) if row.numel() > 1 else row.item()

@@ -1,0 +1,63 @@
+"""Arcs with labels: between indicators (n + 1, n + 1, labels) and the head and label of each token."""
+
+import torch
+from torch import Tensor
+
+from polymax import _check
+from polymax.structures.compact import faults
+from polymax.structures.compact.choices import one_hot, one_hot_or_unknown
+from polymax.structures.compact.heads import allowed_heads, decode_heads, encode_heads
+
+
+def spread(index: Tensor, labels: int) -> Tensor:
+    """Heads and labels (*batch, n, 2) to indicators (*batch, n + 1, n + 1, labels)."""
+    # no label for the root symbol, which has no head
+    name = torch.nn.functional.pad(one_hot(index[..., 1], labels), (0, 0, 1, 0))
+    return encode_heads(index[..., 0]).unsqueeze(-1) * name.unsqueeze(-3)
+
+
+def heads_and_labels(y: Tensor) -> Tensor:
+    """Indicators (*batch, n + 1, n + 1, labels) to heads and labels (*batch, n, 2), -1 at padding."""
+    heads = decode_heads(y.sum(-1))
+    columns = y[..., 1:, :].sum(-3)
+    labels = columns.argmax(-1) if y.shape[-1] else torch.full_like(heads, -1)
+    return torch.stack([heads, torch.where(heads < 0, -1, labels)], -1)
+
+
+def places_with_labels(index: Tensor, labels: int) -> Tensor:
+    """Heads and labels (*batch, n, 2) as places in flat scores, -1 at padding."""
+    n = index.shape[-2]
+    tokens = torch.arange(1, n + 1, device=index.device)
+    heads, names = index.unbind(-1)
+    return torch.where(heads < 0, -1, (heads * (n + 1) + tokens) * labels + names)
+
+
+def check_form(index: Tensor, shape: torch.Size | None = None) -> None:
+    """Heads and labels (*batch, n, 2), of scores of this shape where it is given."""
+    faults.integers(index)
+    if index.dim() < 2 or index.shape[-1] != 2:
+        raise ValueError(f"index must be heads and labels of tokens, (*batch, n, 2); got {tuple(index.shape)}")
+    if shape is not None:
+        faults.shaped(index, (*shape[:-3], shape[-2] - 1, 2), "heads and labels of tokens 1..n, (*batch, n, 2)")
+
+
+def check_labels(index: Tensor, labels: int, unknown: bool = False) -> None:
+    """Each token with a head has a label, in range, and no other has; with `unknown`, -2 is one."""
+    if not _check.readable(index):
+        return
+    heads, names = index.unbind(-1)
+    known = (names >= 0) | ((names == -2) & unknown)
+    bad = torch.where(heads == -1, names != -1, ~known | (names >= labels))
+
+    def explain(instance: tuple[int, ...], place: int) -> str:
+        came = int(names[(*instance, place)])
+        return f"token {place + 1}{faults.of(instance)} has label {came}, not one in [0, {labels}); padding is -1"
+
+    faults.refuse("labelled tree", bad, explain)
+
+
+def allowed_arcs(index: Tensor, labels: int) -> Tensor:
+    """Heads and labels (*batch, n, 2), -2 where not known, to what agrees with them, bool, shaped like the scores."""
+    heads, names = index.unbind(-1)
+    name = torch.nn.functional.pad(one_hot_or_unknown(names, labels), (0, 0, 1, 0))
+    return allowed_heads(heads).unsqueeze(-1) & name.unsqueeze(-3)

@@ -1,0 +1,213 @@
+"""Sparse distributions over the words of a large vocabulary, and measures that are defined where words have none."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymax import _check
+from polymax.kernels.linear_loss import linear_loss
+from polymax.kernels.linear_loss.reference import logits
+from polymax.kernels.threshold import TSALLIS, threshold
+from polymax.losses.linear import autocast, check_head, checked_softcap
+
+# logits of rows that are computed in whole at once
+ENTRIES = 2**22
+
+
+@dataclass(frozen=True)
+class WordDistribution:
+    """The words that have a positive probability, the likeliest first.
+
+    Shapes: ids (*batch, k), -1 where a row has fewer words; probs (*batch, k), 0 there; words: the whole vocabulary
+
+    Example:
+        >>> found = WordDistribution(torch.tensor([[7, 3]]), torch.tensor([[0.75, 0.25]]), words=10)
+        >>> found.prob(torch.tensor([3])), found.support_size
+        (tensor([0.2500]), tensor([2]))
+    """
+
+    ids: Tensor
+    probs: Tensor
+    words: int
+
+    @property
+    def support_size(self) -> Tensor:
+        """How many words have a positive probability, (*batch,)."""
+        return (self.probs > 0).sum(-1)
+
+    @property
+    def mode(self) -> Tensor:
+        """The likeliest word, (*batch,)."""
+        return self.ids[..., 0]
+
+    def prob(self, target: Tensor) -> Tensor:
+        """The probability of a word for each row, (*batch,): exactly 0 outside of the support."""
+        return torch.where(self.ids == target.unsqueeze(-1), self.probs, 0).sum(-1)
+
+    def squared_norm(self) -> Tensor:
+        """The sum of squared probabilities, (*batch,)."""
+        return self.probs.square().sum(-1)
+
+    def entropy(self) -> Tensor:
+        """In nats, (*batch,)."""
+        return torch.special.entr(self.probs).sum(-1)
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k likeliest words and their probabilities, (*batch, k): -1 and 0 where fewer are possible."""
+        if not isinstance(k, int) or k < 1:
+            raise ValueError(f"k must be a positive integer; got {k!r}")
+        missing = max(k - self.ids.shape[-1], 0)
+        ids = torch.nn.functional.pad(self.ids, (0, missing), value=-1)
+        return ids[..., :k], torch.nn.functional.pad(self.probs, (0, missing))[..., :k]
+
+    def sample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
+        """Words drawn by their probabilities, (*shape, *batch)."""
+        count = torch.Size(shape).numel()
+        rows = self.probs.reshape(-1, self.probs.shape[-1])
+        drawn = torch.multinomial(rows, count, replacement=True, generator=generator)
+        ids = self.ids.reshape(rows.shape).gather(1, drawn)
+        return ids.mT.reshape(*shape, *self.ids.shape[:-1])
+
+    def dense(self) -> Tensor:
+        """The probabilities of all words, (*batch, words)."""
+        rows = self.probs.new_zeros(*self.probs.shape[:-1], self.words + 1)
+        # one more word takes what is -1
+        return rows.scatter(-1, torch.where(self.ids < 0, self.words, self.ids), self.probs)[..., : self.words]
+
+
+@torch.no_grad()
+def linear_entmax(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    alpha: float | Tensor = 1.5,
+    softcap: float | None = None,
+) -> WordDistribution:
+    """entmax(linear(hidden, weight, bias), alpha) as a list of words for each row, without a matrix of all logits.
+
+    It has no gradient: `linear_entmax_loss` is what models are trained by. At alpha = 1 every word is listed.
+
+    Example:
+        >>> hidden, weight = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.5, 0.5], [1.0, 0.0], [-1.0, 0.0]])
+        >>> linear_entmax(hidden, weight, alpha=1.5)
+        WordDistribution(ids=tensor([[1, 0]]), probs=tensor([[0.8307, 0.1693]]), words=3)
+    """
+    check_head(hidden, weight, bias, alpha)
+    cap = checked_softcap(softcap)
+    rows, matrix = autocast(hidden, weight)
+    rows = rows.reshape(-1, rows.shape[-1])
+    alpha = float(alpha)
+    *_, ids, probs, count, extent = linear_loss(rows, matrix, bias, None, None, alpha, None, cap)
+    longest = max(int(extent[1]), 1)
+    inside = torch.arange(longest, device=rows.device) < count.unsqueeze(1)
+    probs = torch.where(inside, probs[:, :longest], 0)
+    ids = torch.where(probs > 0, ids[:, :longest].long(), -1)
+    at = (count < 0).nonzero().squeeze(1)
+    if len(at):
+        ids, probs = _with_whole_rows(ids, probs, at, rows, matrix, bias, alpha, cap)
+    # of words that are as likely, the first in the vocabulary is the first
+    probs, order = torch.sort(probs, dim=-1, descending=True, stable=True)
+    used = max(int((probs > 0).sum(-1).amax()), 1) if len(rows) else 1
+    shape = (*hidden.shape[:-1], used)
+    ids = ids.gather(1, order)[:, :used].reshape(shape)
+    return WordDistribution(ids, probs[:, :used].to(hidden.dtype).reshape(shape), len(weight))
+
+
+def _with_whole_rows(
+    ids: Tensor,
+    probs: Tensor,
+    at: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    alpha: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    """Lists in which rows `at` have words from all of their logits."""
+    for rows in at.split(max(ENTRIES // len(weight), 1)):
+        p = threshold(logits(hidden[rows], weight, bias, softcap), alpha, TSALLIS)
+        longest = int((p > 0).sum(-1).amax())
+        missing = (0, max(longest - ids.shape[1], 0))
+        ids, probs = torch.nn.functional.pad(ids, missing, value=-1), torch.nn.functional.pad(probs, missing)
+        sizes = (p > 0).sum(-1, keepdim=True)
+        # positive weights first, in the order of words
+        order = torch.sort((p > 0).to(torch.uint8), dim=-1, descending=True, stable=True).indices[:, :longest]
+        inside = torch.arange(longest, device=p.device) < sizes
+        ids[rows], probs[rows] = -1, 0
+        ids[rows, :longest] = torch.where(inside, order, -1)
+        probs[rows, :longest] = torch.where(inside, p.gather(1, order), 0)
+    return ids, probs
+
+
+def epsilon_perplexity(probs: Tensor | WordDistribution, target: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """The perplexity of targets after epsilon is added to the probability of every word: finite where some have none.
+
+        exp(-mean log((p_target + epsilon) / (1 + epsilon words)))
+
+    Shapes: probs (*batch, words), or a distribution; target (*batch,)
+
+    Example:
+        >>> epsilon_perplexity(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([0]), epsilon=0.0)
+        tensor(2.)
+
+    See: Martins, Marinho and Martins 2020, Sparse text generation, Section 4.
+    """
+    _check.number(epsilon, "epsilon", "at least 0", lambda e: e >= 0)
+    chosen, words = _chosen(probs, target), _words(probs)
+    return torch.exp(-torch.log((chosen + epsilon) / (1 + epsilon * words)).mean())
+
+
+def sparsemax_score(probs: Tensor | WordDistribution, target: Tensor) -> Tensor:
+    """The mean over targets of p_target + (1 - sum p^2) / 2: between 0 and 1, and defined where p_target is 0.
+
+    Shapes: probs (*batch, words), or a distribution; target (*batch,)
+
+    Example:
+        >>> sparsemax_score(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([0]))
+        tensor(0.7500)
+
+    See: Martins, Marinho and Martins 2020, Sparse text generation, Section 4.
+    """
+    norm = probs.squared_norm() if isinstance(probs, WordDistribution) else probs.square().sum(-1)
+    return (_chosen(probs, target) + (1 - norm) / 2).mean()
+
+
+def jensen_shannon(probs: Tensor | WordDistribution, target: Tensor) -> Tensor:
+    """The mean Jensen-Shannon divergence between distributions and their targets, in nats: log 2 where p_target is 0.
+
+    Shapes: probs (*batch, words), or a distribution; target (*batch,)
+
+    Example:
+        >>> jensen_shannon(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+        tensor(0.3466)
+
+    See: Martins, Marinho and Martins 2020, Sparse text generation, Section 4.
+    """
+    p = _chosen(probs, target)
+    # the mean of both is (1 + p) / 2 at the target and p_i / 2 elsewhere
+    of_target = math.log(2) - torch.log1p(p)
+    of_words = torch.xlogy(p, 2 * p / (1 + p)) + (1 - p) * math.log(2)
+    return ((of_target + of_words) / 2).mean()
+
+
+def _chosen(probs: Tensor | WordDistribution, target: Tensor) -> Tensor:
+    if isinstance(probs, WordDistribution):
+        _check_shapes(target, probs.ids.shape)
+        return probs.prob(target)
+    _check.floating(probs, "probs")
+    _check_shapes(target, probs.shape)
+    return probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+
+def _words(probs: Tensor | WordDistribution) -> int:
+    return probs.words if isinstance(probs, WordDistribution) else probs.shape[-1]
+
+
+def _check_shapes(target: Tensor, shape: torch.Size) -> None:
+    if not isinstance(target, Tensor) or target.is_floating_point():
+        raise TypeError("target must be a tensor of words, which are integers")
+    if target.shape != shape[:-1]:
+        raise ValueError(f"target must be {tuple(shape[:-1])}, a word for each row; got {tuple(target.shape)}")

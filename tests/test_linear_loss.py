@@ -1,0 +1,378 @@
+"""The loss of a linear layer over a vocabulary: that of its logits, which are never there as a whole."""
+
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
+import torch
+from tolerances import close, equal
+from torch.nn.functional import cross_entropy, linear
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import polymax as pm
+from polymax.kernels.linear_loss import FLAT, linear_loss, linear_loss_backward, passes, reference
+
+FILES = ["cpu", *(["cuda"] if find_spec("triton") else [])]
+GPU = torch.cuda.is_available()
+WORDS, SIZE = 90, 6
+# few places in lists, and small blocks: all paths of the kernels in few words
+CAPACITY = 16
+
+
+def problem(dtype=torch.float64, scale=2.0, rows=7, bias=True):
+    """Hidden states, weights, targets of which one is left out, and a bias."""
+    generator = torch.Generator().manual_seed(1)
+
+    def noise(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    hidden, weight = noise(rows, SIZE), scale / SIZE**0.5 * noise(WORDS, SIZE)
+    target = torch.randint(WORDS, (rows,), generator=generator)
+    target[2] = -100
+    given = [hidden, weight, scale / 2 * noise(WORDS) if bias else None]
+    return [None if t is None else t.to(dtype).requires_grad_() for t in given], target
+
+
+def dense(hidden, weight, bias, target, softcap=None, class_weights=None, **options):
+    """The same from all logits."""
+    x = linear(hidden, weight, bias)
+    x = x if softcap is None else softcap * torch.tanh(x / softcap)
+    return pm.entmax_loss(x, target, weight=class_weights, **options)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Blocks of a few words, and lists of a few places, on each device."""
+    monkeypatch.setattr(passes, "capacity", lambda words: min(CAPACITY, words))
+    for file in FILES:
+        module = import_module(f"polymax.kernels.linear_loss.{file}")
+        monkeypatch.setattr(module, "STEPS", replace(module.STEPS, rows=4, entries=4 * 32, flat=4 * 32))
+
+
+def outputs(module, given, target, spread, alpha, softcap):
+    """What both operators give, with a gradient of their own for each row."""
+    hidden, weight, bias = (None if t is None else t.detach() for t in given)
+    inputs = hidden, weight, bias, target, spread, alpha, None, softcap
+    found = module.linear_loss(*inputs)
+    grads = [torch.linspace(1, k, len(hidden), dtype=found[0].dtype, device=hidden.device) for k in (2, 3, 4)]
+    slopes = module.linear_loss_backward(*grads, *inputs, found[1], found[3], found[4], *found[6:])
+    return found[:4], slopes if bias is not None else slopes[:2], found[8]
+
+
+CASES = {
+    "lists": (1.5, 2.0, 0.0, False),
+    "sparsemax": (2.0, 1.0, 0.0, False),
+    "another-alpha": (1.3, 3.0, 0.0, True),
+    "flat": (1.5, 0.01, 0.0, False),
+    "flat-capped": (1.25, 0.05, 3.0, True),
+    "capped": (1.5, 3.0, 4.0, False),
+    "softmax": (1.0, 1.0, 0.0, False),
+    "softmax-spread": (1.0, 1.0, 2.0, True),
+}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_are_the_reference(file, case):
+    alpha, scale, softcap, spread = CASES[case]
+    device = "cuda" if file == "cuda" and GPU else "cpu"
+    kernel = import_module(f"polymax.kernels.linear_loss.{file}")
+    # the interpreter is slow: its other dtypes are left to a GPU
+    for dtype in (torch.float64, torch.float32, torch.bfloat16) if file == "cpu" or GPU else (torch.float32,):
+        given, target = problem(dtype, scale, bias=case != "lists")
+        of_words = torch.linspace(0, 1, WORDS).double() if spread else None
+        target = torch.where(target < 0, -1, target)
+        moved = [None if t is None else t.to(device) for t in (*given, target, of_words)]
+        found, slopes, count = outputs(kernel, moved[:3], moved[3], moved[4], alpha, softcap)
+        exact = [None if t is None else t.detach().double() for t in given]
+        expected, true_slopes, _ = outputs(reference, exact, target, of_words, alpha, softcap)
+        listed = alpha > 1 and scale > 0.1 and not (spread and softcap)
+        assert bool((count[target != -1] >= 0).any()) == listed, "rows of few words have lists"
+        for actual, truth in zip(found, expected, strict=True):
+            counted = target != -1
+            close(actual.cpu()[counted], truth[counted], f"{file}.py == reference.py")
+        for actual, truth in zip(slopes, true_slopes, strict=True):
+            assert actual.dtype == (dtype if actual.dim() > 1 else torch.promote_types(dtype, torch.float32))
+            # sums of products of half precision
+            coarse = actual.to(dtype) if dtype == torch.bfloat16 else actual
+            scaled = float(truth.abs().max().clamp(min=1))
+            close(coarse.cpu() / scaled, truth / scaled, f"the gradient of {file}.py == reference.py")
+
+
+OPTIONS = {
+    "plain": {},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "weights": {"class_weights": torch.linspace(0.1, 2, WORDS, dtype=torch.float64)},
+    "smoothed": {"label_smoothing": 0.1},
+    "smoothed-weights": {"label_smoothing": 0.3, "class_weights": torch.linspace(0.1, 2, WORDS, dtype=torch.float64)},
+    "capped": {"softcap": 3.0},
+    "capped-smoothed": {"softcap": 3.0, "label_smoothing": 0.1},
+    "ignored": {"ignore_index": 5},
+}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("alpha", [1.5, 2.0, 1.2, 2.5, 0.8, 1.0])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_loss_is_that_of_the_logits(options, alpha):
+    options = OPTIONS[options]
+    for scale in (2.0, 0.05):
+        given, target = problem(scale=scale)
+        if "ignore_index" in options:
+            target = torch.where(target < 0, 5, target)
+        found = pm.linear_entmax_loss(given[0], given[1], target, given[2], alpha=alpha, **options)
+        expected = dense(*given, target, alpha=alpha, **options)
+        close(found, expected, "the loss is that of the logits")
+        for a, b in zip(
+            torch.autograd.grad(found.sum(), given), torch.autograd.grad(expected.sum(), given), strict=True
+        ):
+            close(a, b, "and its gradient")
+        if alpha == 1.0:
+            x = linear(*given)
+            x = x if "softcap" not in options else options["softcap"] * torch.tanh(x / options["softcap"])
+            names = {"class_weights": "weight"}
+            same = {names.get(key, key): value for key, value in options.items() if key != "softcap"}
+            close(found, cross_entropy(x, target, **same), "alpha = 1 is cross_entropy")
+
+
+@pytest.mark.usefixtures("small")
+def test_derivatives():
+    alpha = torch.tensor(1.4, dtype=torch.float64, requires_grad=True)
+    for scale in (2.0, 0.05):
+        given, target = problem(scale=scale, rows=4)
+
+        def loss(hidden, weight, bias, alpha, target=target):
+            return pm.linear_entmax_loss(
+                hidden, weight, target, bias, alpha=alpha, reduction="none", softcap=9.0, label_smoothing=0.1
+            )
+
+        assert torch.autograd.gradcheck(loss, (*given, alpha), fast_mode=True)
+        assert torch.autograd.gradgradcheck(loss, (*given, alpha), fast_mode=True)
+        slope = torch.autograd.grad(pm.linear_entmax_loss(*given[:2], target, given[2], alpha=alpha), alpha)[0]
+        truth = torch.autograd.grad(dense(*given, target, alpha=alpha), alpha)[0]
+        close(slope, truth, "alpha has its gradient")
+
+
+def test_half_precision():
+    for dtype in (torch.bfloat16, torch.float16):
+        given, target = problem(dtype)
+        exact = [t.detach().double().requires_grad_() for t in given]
+        found, truth = pm.linear_entmax_loss(*given[:2], target, given[2]), dense(*exact, target)
+        assert found.dtype == dtype
+        close(found, truth, "the loss in half precision")
+        for a, b in zip(torch.autograd.grad(found, given), torch.autograd.grad(truth, exact), strict=True):
+            assert a.dtype == dtype
+            close(a, b, "the gradient in half precision")
+
+
+def test_autocast():
+    given, target = problem(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = pm.linear_entmax_loss(*given[:2], target, given[2])
+        expected = pm.linear_entmax_loss(*(t.bfloat16() for t in given[:2]), target, given[2])
+    assert found.dtype == torch.float32
+    close(found.bfloat16(), expected, "products are those of half precision")
+    assert torch.autograd.grad(found, given[1])[0].dtype == torch.float32
+
+
+@pytest.mark.usefixtures("small")
+def test_rising_logits_have_lists():
+    """Each block has larger logits than all before: the bound rises with them, and lists stay short."""
+    hidden = torch.ones(3, 1, dtype=torch.float64)
+    weight = torch.linspace(-40, 40, WORDS, dtype=torch.float64)[:, None]
+    target = torch.tensor([WORDS - 1, 0, 3])
+    found = linear_loss(hidden, weight, None, target, None, 1.5, None, 0.0)
+    assert (found[8] >= 1).all()
+    assert (found[8] < 5).all()
+    close(pm.linear_entmax_loss(hidden, weight, target), dense(hidden, weight, None, target), "exact")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("shift", [0.0, 1e4, -1e6])
+def test_a_shift_of_all_logits_changes_nothing(shift):
+    given, target = problem()
+    plain = pm.linear_entmax_loss(*given[:2], target, given[2])
+    close(pm.linear_entmax_loss(*given[:2], target, given[2] + shift), plain, "shifts change nothing")
+
+
+@pytest.mark.usefixtures("small")
+def test_forbidden_words_and_rows_that_are_no_numbers():
+    given, target = problem()
+    hidden, weight, bias = (t.detach() for t in given)
+    bias[::3] = -torch.inf
+    target = torch.where(target % 3 == 0, 1, target)
+    for scale in (1.0, 0.01):
+        inputs = [t.clone().requires_grad_() for t in (hidden, scale * weight, bias)]
+        found, expected = pm.linear_entmax_loss(*inputs[:2], target, inputs[2]), dense(*inputs, target)
+        close(found, expected, "a word of -inf has no part")
+        close(torch.autograd.grad(found, inputs)[1], torch.autograd.grad(expected, inputs)[1], "nor a gradient")
+    bad = hidden.clone()
+    bad[1, 0] = torch.nan
+    each = pm.linear_entmax_loss(bad, weight, target, given[2].detach(), reduction="none")
+    assert each.isnan().tolist() == [k == 1 for k in range(len(bad))], "NaN stays in its row"
+    alone = pm.linear_entmax_loss(hidden[:1], weight, target[:1], torch.full((WORDS,), -torch.inf).double())
+    assert alone.isnan(), "no word is possible"
+    none = torch.full((2,), -100)
+    assert pm.linear_entmax_loss(hidden[:2], weight, none, reduction="sum") == 0
+    empty = pm.linear_entmax_loss(hidden[:0], weight, target[:0], reduction="none")
+    assert empty.shape == (0,)
+
+
+class _Largest(TorchDispatchMode):
+    """The most entries of a tensor that an operation gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        tensors = out if isinstance(out, tuple | list) else (out,)
+        sizes = [t.numel() for t in tensors if isinstance(t, torch.Tensor)]
+        self.found = max(self.found, *sizes) if sizes else self.found
+        return out
+
+
+@pytest.mark.parametrize("scale", [3.0, 0.001])
+def test_logits_are_never_stored(scale, monkeypatch):
+    cpu = import_module("polymax.kernels.linear_loss.cpu")
+    monkeypatch.setattr(cpu, "STEPS", replace(cpu.STEPS, rows=128, entries=2**15, flat=2**15))
+    rows, words = 256, 3000
+    hidden, weight = torch.randn(rows, 4), scale * torch.randn(words, 4)
+    inputs = hidden, weight, None, torch.randint(words, (rows,)), None, 1.5, None, 0.0
+    with _Largest() as seen:
+        found = cpu.linear_loss(*inputs)
+        grads = [torch.ones(rows) for _ in range(3)]
+        cpu.linear_loss_backward(*grads, *inputs, found[1], found[3], found[4], *found[6:])
+    assert bool((found[8] == FLAT).all()) == (scale < 0.1)
+    # the longest lists, or a block
+    assert seen.found <= max(2**16, rows * 513)
+    assert seen.found < rows * words / 4
+
+
+def test_the_same_call_gives_the_same_bits():
+    given, target = problem(torch.float32)
+    first, second = (pm.linear_entmax_loss(*given[:2], target, given[2]) for _ in range(2))
+    equal(first, second, "the loss is the same")
+    for a, b in zip(torch.autograd.grad(first, given), torch.autograd.grad(second, given), strict=True):
+        equal(a, b, "and its gradient")
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_operators_are_sound_and_compile():
+    given, target = problem(torch.float32)
+    inputs = (*(t.detach() for t in given), torch.where(target < 0, -1, target), None, 1.5, None, 0.0)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(linear_loss, inputs, test_utils=checks)
+    found = linear_loss(*inputs)
+    grads = [torch.ones(len(target)) for _ in range(3)]
+    slopes = (*grads, *inputs, found[1], found[3], found[4], *found[6:])
+    torch.library.opcheck(linear_loss_backward, slopes, test_utils=checks)
+    torch._dynamo.reset()
+
+    def loss(hidden, weight, bias):
+        return pm.linear_entmax_loss(hidden, weight, target, bias)
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    close(compiled(*given), loss(*given), "compiled is the same")
+    for a, b in zip(
+        torch.autograd.grad(compiled(*given), given), torch.autograd.grad(loss(*given), given), strict=True
+    ):
+        close(a, b, "and its gradient")
+
+
+def test_transforms():
+    given, target = problem()
+    weight, bias = given[1].detach(), given[2].detach()
+
+    def loss(hidden, target):
+        return pm.linear_entmax_loss(hidden, weight, target, bias)
+
+    rows = torch.func.vmap(torch.func.grad(loss))(given[0].detach()[:2], target[:2])
+    for k in range(2):
+        close(rows[k], torch.autograd.grad(loss(given[0][k], target[k]), given[0])[0][k], "a row by itself")
+
+
+def test_errors():
+    (hidden, weight, bias), target = problem()
+    for match, call in {
+        r"hidden must be \(\*batch, d\) and weight": lambda: pm.linear_entmax_loss(hidden[:, :2], weight, target),
+        r"bias must be \(90,\)": lambda: pm.linear_entmax_loss(hidden, weight, target, bias[:3]),
+        r"target must be \(7,\)": lambda: pm.linear_entmax_loss(hidden, weight, target[:2]),
+        r"target must hold words in \[0, 90\)": lambda: pm.linear_entmax_loss(hidden, weight, target.clamp(min=90)),
+        r"alpha must be positive": lambda: pm.linear_entmax_loss(hidden, weight, target, alpha=0.0),
+        r"alpha must be a number or": lambda: pm.linear_entmax_loss(hidden, weight, target, alpha=torch.ones(2) * 1.5),
+        r"softcap must be positive": lambda: pm.linear_entmax_loss(hidden, weight, target, softcap=-1.0),
+        r"label_smoothing must be in": lambda: pm.linear_entmax_loss(hidden, weight, target, label_smoothing=2.0),
+        r"class_weights must be \(90,\)": lambda: pm.linear_entmax_loss(hidden, weight, target, class_weights=bias[:2]),
+        r"reduction must be": lambda: pm.linear_entmax_loss(hidden, weight, target, reduction="max"),
+        r"k must be a positive integer": lambda: pm.linear_entmax(hidden, weight).topk(0),
+        r"epsilon must be at least 0": lambda: pm.epsilon_perplexity(pm.linear_entmax(hidden, weight), target, -1.0),
+    }.items():
+        with pytest.raises(ValueError, match=match):
+            call()
+    with pytest.raises(TypeError, match=r"target must be words .*as much memory as the logits"):
+        pm.linear_entmax_loss(hidden, weight, torch.ones(7, WORDS))
+    with pytest.raises(TypeError, match=r"hidden and weight must have one dtype"):
+        pm.linear_entmax_loss(hidden.float(), weight, target)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("alpha", [1.5, 2.0, 1.0])
+def test_the_distribution_is_entmax_of_the_logits(alpha):
+    for scale in (3.0, 0.02):
+        given, target = problem(scale=scale, bias=False)
+        found = pm.linear_entmax(*given[:2], alpha=alpha)
+        truth = pm.entmax(linear(*given[:2]), alpha)
+        close(found.dense(), truth, "the distribution is entmax of the logits")
+        assert torch.equal(found.support_size, (truth > 0).sum(-1))
+        assert (found.probs[..., 1:] <= found.probs[..., :-1]).all(), "the likeliest first"
+        assert ((found.ids < 0) == (found.probs == 0)).all()
+        target = target.clamp(min=0)
+        close(found.prob(target), truth.gather(1, target[:, None])[:, 0], "probabilities of words")
+        close(found.entropy(), torch.special.entr(truth).sum(-1), "entropies")
+        best = truth.topk(min(3, WORDS), -1)
+        close(found.topk(3)[1], best.values, "the likeliest words")
+        assert found.topk(WORDS + 2)[0].shape == (7, WORDS + 2)
+        for measure in (pm.epsilon_perplexity, pm.sparsemax_score, pm.jensen_shannon):
+            close(measure(found, target), measure(truth, target), "measures of lists and of all words")
+
+
+def test_samples_follow_the_distribution():
+    given, _ = problem(rows=3, bias=False)
+    found = pm.linear_entmax(*given[:2])
+    drawn = found.sample((4000,), torch.Generator().manual_seed(0))
+    assert drawn.shape == (4000, 3)
+    shares = torch.nn.functional.one_hot(drawn, WORDS).double().mean(0)
+    assert (shares[found.dense() == 0] == 0).all(), "words without probability are never drawn"
+    torch.testing.assert_close(shares, found.dense(), atol=0.05, rtol=0)
+
+
+def test_measures_by_their_definitions():
+    p, y = torch.tensor([[0.7, 0.3, 0.0], [0.0, 0.5, 0.5]]).double(), torch.tensor([0, 0])
+    smoothed = (p + 0.01) / 1.03
+    close(pm.epsilon_perplexity(p, y, 0.01), torch.exp(-smoothed[:, 0].log().mean()), "epsilon perplexity")
+    one = torch.nn.functional.one_hot(y, 3).double()
+    close(pm.sparsemax_score(p, y), 1 - (one - p).square().sum(-1).mean() / 2, "sparsemax score")
+    m = (one + p) / 2
+    safe = torch.where(m > 0, m, 1)
+    divergence = (torch.xlogy(one, one / safe) + torch.xlogy(p, p / safe)).sum(-1) / 2
+    close(pm.jensen_shannon(p, y), divergence.mean(), "Jensen-Shannon divergence")
+
+
+def test_the_module():
+    given, target = problem(torch.float32)
+    head = pm.nn.LinearEntmaxLoss(SIZE, WORDS, alpha=1.5, label_smoothing=0.1)
+    layer = torch.nn.Linear(SIZE, WORDS)
+    head.load_state_dict(layer.state_dict())
+    expected = pm.linear_entmax_loss(given[0], layer.weight, target, layer.bias, label_smoothing=0.1)
+    close(head(given[0], target), expected, "the module is the function")
+    close(head.distribution(given[0]).dense(), pm.entmax(layer(given[0])), "and its distribution")
+    embedding = torch.nn.Embedding(WORDS, SIZE)
+    head.weight = embedding.weight
+    head(given[0], target).backward()
+    assert embedding.weight.grad is not None

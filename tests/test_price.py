@@ -1,0 +1,94 @@
+"""The price of a call: how many functions of ours it enters, and by which way it goes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import polymax as pm
+from polymax import _dispatch
+
+HOME = str(Path(pm.__file__).parent)
+
+
+def entered(call):
+    """The functions of ours that a call enters once everything is loaded and compiled."""
+    for _ in range(3):
+        call()
+    found = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(HOME):
+            found.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize(
+    ("mapping", "most"),
+    [(pm.sparsemax, 8), (pm.entmax, 8), (pm.softmax, 8), (pm.fusedmax, 24), (pm.oscarmax, 24)],
+    ids=lambda f: getattr(f, "__name__", None),
+)
+def test_routes_are_short(mapping, most, gradient):
+    x = torch.randn(8, 32, requires_grad=gradient)
+    found = entered(lambda: mapping(x))
+    assert len(found) <= most, found
+
+
+def test_straight_calls_are_operators_where_something_looks():
+    """A profiler and a dispatch mode see the operator; a plain call gives the same bits without it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    x = torch.randn(3, 5)
+    with Watch():
+        watched = pm.sparsemax(x)
+    assert any("threshold" in name for name in seen)
+    with torch.profiler.profile() as profile:
+        profiled = pm.sparsemax(x)
+    assert any("polymax::threshold" in event.key for event in profile.key_averages())
+    assert torch.equal(watched, pm.sparsemax(x))
+    assert torch.equal(profiled, pm.sparsemax(x))
+
+
+def test_operators_do_not_record():
+    """An operator is no part of the graph, called straight or not."""
+    from polymax.kernels.threshold import threshold
+
+    assert isinstance(threshold, _dispatch.Operator)
+    x = torch.randn(3, 5, requires_grad=True)
+    with torch.no_grad():
+        assert not threshold(x, 2.0, 0).requires_grad
+
+
+def test_numbers_are_checked_once_and_still_refused():
+    x = torch.randn(3)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="gamma"):
+            pm.sparsemax(x, gamma=-1.0)
+        with pytest.raises(TypeError, match="gamma"):
+            pm.sparsemax(x, gamma="1")
+        with pytest.raises(TypeError, match="gamma"):
+            pm.sparsemax(x, gamma=[1.0])
+
+
+def test_a_number_kept_in_inference_mode_can_be_saved():
+    x = torch.randn(2, 7)
+    with torch.inference_mode():
+        pm.csparsemax(x, upper=0.613)
+    x.requires_grad_()
+    pm.csparsemax(x, upper=0.613)[0, 0].backward()
+    assert x.grad is not None
