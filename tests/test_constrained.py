@@ -74,10 +74,10 @@ def test_warm_start_and_limit(device):
 
 def test_operator(device):
     args = problem(2, 6, 3, 3, 1, 1.0, device)
-    torch.library.opcheck(constrained, (*args, 50))
+    torch.library.opcheck(constrained.op, (*args, 50))
     free = torch.ones(2, 6, dtype=torch.bool, device=device)
     tight = torch.ones(2, 3, dtype=torch.bool, device=device)
-    torch.library.opcheck(constrained_response, (free, tight, args[1], args[4], args[5], args[0]))
+    torch.library.opcheck(constrained_response.op, (free, tight, args[1], args[4], args[5], args[0]))
     each = torch.vmap(lambda g: constrained_response(free, tight, args[1], args[4], args[5], g))
     g = torch.randn(3, 2, 6, dtype=torch.float64, device=device)
     for i in range(3):

@@ -208,6 +208,30 @@ def test_estimators_take_graphs():
         assert bool((g != 0).any())
 
 
+@pytest.mark.parametrize("name", ["chain-and-logic", "private-parts", "tree-and-table"])
+def test_distributions_of_factors(name):
+    """Each factor's structures have its parts as their mean, and their weights follow the scores."""
+    (row,) = [r for r in GRAPHS if r.name == name]
+    scores = row.scores((2,), seed=6, requires_grad=True)
+    op = pm.SparseMap(row.graph)
+    found = op.distribution(*scores)
+    for distribution, parts, factor in zip(found.factors, found.mean.factors, row.graph.factors, strict=True):
+        if distribution is None:
+            continue
+        torch.testing.assert_close(distribution.probs.sum(-1), torch.ones(2, dtype=torch.float64))
+        first = parts if isinstance(parts, torch.Tensor) else parts[0]
+        mean = distribution.mean if isinstance(distribution.mean, torch.Tensor) else distribution.mean[0]
+        shared = factor.at >= 0
+        torch.testing.assert_close(mean * shared, first * shared, atol=1e-9, rtol=0)
+    weights = torch.arange(1.0, 40.0, dtype=torch.float64)
+
+    def weighed(*x):
+        p = next(d for d in op.distribution(*x).factors if d is not None).probs
+        return (p * weights[: p.shape[-1]]).sum(-1)
+
+    assert gradcheck(weighed, scores, atol=1e-5, fast_mode=True)
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match="below 2"):
         pm.FactorGraph(2, [F.xor([0, 2])])

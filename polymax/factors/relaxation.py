@@ -10,6 +10,7 @@ from torch.autograd import Function
 
 from polymax._function import applied, functional
 from polymax.factors.agreement import Agreed, pair_spread
+from polymax.factors.distribution import GraphDistribution, distributions
 from polymax.factors.factor import Pair
 from polymax.factors.infeasible import refuse_infeasible
 from polymax.factors.subspace import collected
@@ -40,7 +41,8 @@ class GraphSolution:
     iterations: Tensor
     residual: Tensor
     feasible: Tensor
-    agreed: Agreed
+    held: "Held"
+    scores: tuple[Tensor, ...]
 
     @property
     def variables(self) -> Tensor:
@@ -55,6 +57,10 @@ class GraphSolution:
         variables = self.parts.variables
         return ((variables == 0) | (variables == 1)).all(-1) & self.feasible
 
+    def distribution(self) -> GraphDistribution:
+        """The distributions over structures of each factor."""
+        return GraphDistribution(self.parts, distributions(self.held, self.scores, self.parts[0].dtype))
+
     @property
     def converged(self) -> Tensor:
         """True where the factors agree; False where the limit of rounds came first."""
@@ -62,7 +68,7 @@ class GraphSolution:
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
+class Held:
     """A solution and its response: how parts follow scores, a symmetric linear map."""
 
     graph: "FactorGraph"
@@ -96,6 +102,23 @@ class _Held:
             others.append(tuple(o + f for o, f in zip(own, followed, strict=True)))
         found = self._listed(x, (self._slopes() * self._literal_moves(x)).sum(-1), others)
         return tuple(self._marked(t).to(x0.dtype) for t, x0 in zip(found, g, strict=True))
+
+    def response_with_grad(self, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The response, whose own derivative autograd may ask for."""
+        return applied(_Response, self, *g) if torch.is_grad_enabled() else self.response(g)
+
+    def factor_scores(self) -> tuple[Tensor, ...]:
+        """The scores of shared parts by which each structure was solved, (B, F, d) for each block."""
+        return tuple(p.scores[0].reshape(p.z.shape).clone() for p in self.agreed.projected)
+
+    def private_of_blocks(self, w: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """B^T w: how private parts follow scores of shared ones alone, in the order of the scores."""
+        agreed = self.agreed
+        others = [
+            p.response(t, tuple(torch.zeros_like(s) for s in p.private))[1]
+            for p, t in zip(agreed.projected, w, strict=True)
+        ]
+        return self._listed(torch.zeros_like(agreed.mu), torch.zeros_like(agreed.pairs), others)[1:]
 
     def _slopes(self) -> Tensor:
         """How the private part of each pair follows its two literals, (B, P, 2)."""
@@ -162,7 +185,7 @@ def nearest(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
         parts = applied(_Mean, held, *full)
     else:
         parts = held.parts(full[0].dtype)
-    return _solution(graph, held, parts)
+    return _solution(graph, held, parts, full)
 
 
 def value_of(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Tensor:
@@ -189,7 +212,7 @@ def linear_relaxation(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Graph
         rounded = tuple(
             torch.where(whole.reshape(*whole.shape, *[1] * (t.dim() - whole.dim())), t.round(), t) for t in parts
         )
-    return _solution(graph, held, tuple(t.to(scores[0].dtype) for t in rounded))
+    return _solution(graph, held, tuple(t.to(scores[0].dtype) for t in rounded), full)
 
 
 def _integral(variables: Tensor) -> Tensor:
@@ -201,7 +224,7 @@ def _size(scores: tuple[Tensor, ...]) -> Tensor:
     return torch.stack([t.double() for t in tops]).amax() if tops else torch.ones(())
 
 
-def _best(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> _Held:
+def _best(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Held:
     size = _size(scores)
     rate = _SIZE / float(size) if float(size) > 0 else 1.0
     steep = tuple(t.double() * rate for t in scores)
@@ -217,7 +240,7 @@ def _best(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> _Held:
     return replace(held, agreed=replace(held.agreed, rounds=rounds))
 
 
-def _decided(graph: "FactorGraph", scores: tuple[Tensor, ...], held: _Held) -> _Held:
+def _decided(graph: "FactorGraph", scores: tuple[Tensor, ...], held: Held) -> Held:
     """The same where it is the only best point; where several are, one that a nudge prefers, if it is as good."""
     generator = torch.Generator().manual_seed(0)
     size = float(_size(scores)) or 1.0
@@ -251,7 +274,7 @@ def _decided(graph: "FactorGraph", scores: tuple[Tensor, ...], held: _Held) -> _
     return replace(held, agreed=agreed)
 
 
-def _solved(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> _Held:
+def _solved(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Held:
     batch = scores[0].shape[:-1]
     with torch.no_grad():
         dims = graph.event_dims()
@@ -281,14 +304,14 @@ def _solved(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> _Held:
                     " a larger max_iter of the graph brings them closer",
                     stacklevel=4,
                 )
-    return _Held(graph, agreed, batch, feasible, undefined)
+    return Held(graph, agreed, batch, feasible, undefined)
 
 
-def _solution(graph: "FactorGraph", held: _Held, parts: tuple[Tensor, ...]) -> GraphSolution:
+def _solution(graph: "FactorGraph", held: Held, parts: tuple[Tensor, ...], scores: tuple[Tensor, ...]) -> GraphSolution:
     agreed = held.agreed
     shape = held.batch
     residual = torch.where(held.feasible, agreed.residual.reshape(shape), 0)
-    return GraphSolution(graph.named(*parts), agreed.rounds.reshape(shape), residual, held.feasible, agreed)
+    return GraphSolution(graph.named(*parts), agreed.rounds.reshape(shape), residual, held.feasible, held, scores)
 
 
 class _Mean(Function):
@@ -297,7 +320,7 @@ class _Mean(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(held: _Held, *scores: Tensor) -> tuple[Tensor, ...]:
+    def forward(held: Held, *scores: Tensor) -> tuple[Tensor, ...]:
         return held.parts(scores[0].dtype)
 
     @staticmethod
@@ -317,7 +340,7 @@ class _Response(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(held: _Held, *g: Tensor) -> tuple[Tensor, ...]:
+    def forward(held: Held, *g: Tensor) -> tuple[Tensor, ...]:
         return held.response(g)
 
     @staticmethod
@@ -335,7 +358,7 @@ class _Value(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(held: _Held, *scores: Tensor) -> Tensor:
+    def forward(held: Held, *scores: Tensor) -> Tensor:
         exact = tuple(t.double() for t in scores)
         parts = held.parts(torch.float64)
         value = held.graph.score(held.graph.named(*parts), *exact) - parts[0].square().sum(-1) / 2

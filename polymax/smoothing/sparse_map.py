@@ -93,9 +93,15 @@ class SparseMap(Smoothing):
         relaxed = self.structure.projected(*cold)
         return self._solved(cold, start, whole=False) if relaxed is None else relaxed
 
-    def distribution(self, *scores: Tensor, start: Solution | None = None) -> Finite:
-        """The distribution over the structures that make up mu; `start` is for a warm start."""
+    def distribution(self, *scores: Tensor, start: Solution | None = None) -> Any:
+        """The distribution over the structures that make up mu; for a graph, those of its `factors`.
+
+        `start` is for a warm start.
+        """
         cold = cooled(self.structure, checked(scores), self.gamma)
+        relaxed = self.structure.projected(*cold)
+        if relaxed is not None:
+            return relaxed.distribution()
         derived = _derived(cold)
         solution = self._solved(cold, start, derived)
         p, *mu = weights_and_mean(self.structure, solution, cold, derived)
