@@ -232,6 +232,19 @@ def test_distributions_of_factors(name):
     assert gradcheck(weighed, scores, atol=1e-5, fast_mode=True)
 
 
+def test_expected_losses_where_a_factor_covers_the_whole():
+    graph = pm.FactorGraph(6, [pm.Factor(pm.Chain(), torch.arange(6).reshape(3, 2)), F.budget([0, 2, 4], 1)])
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    transition = torch.zeros(2, 2, dtype=torch.float64)
+    cost = torch.arange(6.0, dtype=torch.float64).reshape(3, 2)
+    loss = pm.SparseExpectation(graph, reduction="sum")(lambda y, at: (y.unary * cost).sum((-2, -1)), x, transition)
+    mean = (pm.SparseMap(graph)(x, transition).variables * cost.flatten()).sum()
+    torch.testing.assert_close(loss, mean)
+    torch.testing.assert_close(*(torch.autograd.grad(t, x)[0] for t in (loss, mean)))
+    with pytest.raises(TypeError, match="no factor names all"):
+        pm.SparseExpectation(pm.FactorGraph(2, [F.xor([0, 1])]))(lambda y, at: y[:, 0], torch.zeros(1, 2))
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match="below 2"):
         pm.FactorGraph(2, [F.xor([0, 2])])

@@ -33,6 +33,19 @@ class GraphDistribution:
         self.mean = mean
         self.factors = factors
 
+    @property
+    def whole(self) -> Finite:
+        """The distribution of the first factor that names every variable, whose structures are whole ones."""
+        graph = self.mean.graph
+        for factor, found in zip(graph.factors, self.factors, strict=True):
+            if found is not None and not factor.mixed and len(set(factor.at.flatten().tolist())) == graph.variables:
+                return found
+        raise TypeError("no factor names all variables of the graph, so that it has no distribution over structures")
+
+    def support(self) -> tuple[Any, Tensor]:
+        """The structures of `whole` that have weight, (*batch, k, ...), and their probabilities."""
+        return self.whole.support()
+
 
 def distributions(held: "Held", scores: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Finite | None, ...]:
     """For each factor, given scores in full shape."""
