@@ -48,7 +48,7 @@ def checked_reduction(reduction: str) -> str:
 
 def changed(y: Parts, change: Callable[[Tensor], Tensor]) -> Parts:
     """A structure with each of its tensors changed."""
-    return change(y) if isinstance(y, Tensor) else type(y)(*(change(t) for t in y))
+    return change(y) if isinstance(y, Tensor) else y._make(change(t) for t in y)
 
 
 def value_with_gradient(value: Tensor, term: Tensor) -> Tensor:
