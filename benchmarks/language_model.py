@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import machine
-from polymax.recipes import speed
+from polymax.recipes.demo import speed
 from polymax.recipes.lm.data import Batch
 from polymax.recipes.lm.generate import Sampling, continuations
 from polymax.recipes.lm.model import ATTENTIONS, LanguageModel

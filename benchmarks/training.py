@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from polymax.recipes import speed
+from polymax.recipes.demo import speed
 from polymax.recipes.seq2seq.attention import NAMES
 from polymax.recipes.seq2seq.data import Pairs
 from polymax.recipes.seq2seq.task import Seq2SeqOptions, task

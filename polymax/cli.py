@@ -56,7 +56,7 @@ def application() -> Any:
         there. Pictures and report.html are written.
         """
         with plain_errors(f"stopped; what was written stays in {out}"):
-            from polymax.recipes import demo as recipe
+            from polymax.recipes.demo import run as recipe
 
             recipe.demo(out)
 
@@ -68,7 +68,7 @@ def application() -> Any:
     ) -> None:
         """Measure every mapping against torch.softmax, forward and backward."""
         with plain_errors("stopped; nothing was written"):
-            from polymax.recipes import speed, terminal
+            from polymax.recipes.demo import speed, terminal
 
             try:
                 speed.available(device)
@@ -86,12 +86,10 @@ def application() -> Any:
                 console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
     from polymax.explore.commands import explore
-    from polymax.recipes.series import commands as series
     from polymax.recipes.training import commands as training
     from polymax.serve.commands import serve
 
     training.add(app)
-    series.add(app)
     app.command()(explore)
     app.command()(serve)
     return app

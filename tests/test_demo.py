@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 import polymax as pm
 from polymax import cli
-from polymax.recipes import demo as recipe
-from polymax.recipes import pictures, speed, tagged, terminal, translation
-from polymax.recipes.catalogue import MAPPINGS, call, name
-from polymax.recipes.corpus import pairs
-from polymax.recipes.lexicon import Lexicon
-from polymax.recipes.sentence import counts, shown_sentence
+from polymax.recipes.demo import pictures, speed, tagged, terminal, translation
+from polymax.recipes.demo import run as recipe
+from polymax.recipes.demo.catalogue import MAPPINGS, call, name
+from polymax.recipes.demo.corpus import pairs
+from polymax.recipes.demo.lexicon import Lexicon
+from polymax.recipes.demo.sentence import counts, shown_sentence
+from polymax.recipes.demo.structured import shown_structures
 from polymax.recipes.seq2seq import numbers
-from polymax.recipes.structured import shown_structures
 
 FAST = ((2, 8),)
 SHORT = translation.Lesson(pairs=96, unseen=8, epochs=1)

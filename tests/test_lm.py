@@ -403,7 +403,7 @@ FAULTS = [
     ((*TRAIN, "DATA/latin"), "DATA/latin:2: UTF-8 expected"),
     (("predict", "RUN", "DATA/prompt", "--set", "escaped=true"), "DATA/prompt:1: \\t must be one of"),
     (("predict", "RUN", "DATA/prompt", "--set", "context=9"), "--context cannot change after training; --window"),
-    (("plot-attention", "RUN", "--source", "a"), "RUN is a run of lm; only seq2seq and word-align"),
+    (("plot-attention", "RUN", "--source", "a"), "RUN is a run of lm, which has no attention to draw"),
     (("plot-supports", "RUN", "DATA/dev", "--set", "measured=0", "--out", "NEW"), "--set measured must be at least 1"),
 ]
 

@@ -14,6 +14,7 @@ from polymax.cli import fail, plain_errors
 from polymax.plot.canvas import new_axes
 from polymax.recipes.latent.classifier import Classifier
 from polymax.recipes.latent.data import Example, Examples, tokens
+from polymax.recipes.latent.draw import draw_listops
 from polymax.recipes.latent.task import LatentTask, fitting
 from polymax.recipes.latent.trees import Found, found, uas
 from polymax.recipes.metrics import self_f1
@@ -72,6 +73,12 @@ def compare_trees(
     """Measure how much the trees of several runs agree, such as those of several seeds."""
     with plain_errors("stopped", ValueError):
         print_reports({data.name: agreement([loaded(run, device, None) for run in runs], runs, data)})
+
+
+def add(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    for command in (plot_tree, compare_trees, draw_listops):
+        app.command()(command)
 
 
 def agreement(every: list[Trained], names: list[Path], data: Path) -> Report:

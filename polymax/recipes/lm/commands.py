@@ -41,3 +41,8 @@ def plot_supports(
         for number, layer in enumerate(layers):
             print(f"layer {number}\n{layer}")
         rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)
+
+
+def add(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command()(plot_supports)

@@ -1,4 +1,4 @@
-"""The command plot-parse: the dependency tree of a sentence, as a picture."""
+"""The commands of parsers: the tree of a sentence as a picture, and the words whose heads are least certain."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,9 +7,9 @@ import rich
 import typer
 
 from polymax.cli import fail, plain_errors
-from polymax.recipes.outputs import save_picture, writable_file
+from polymax.recipes.outputs import placed, save_picture, writable_file
 from polymax.recipes.results import ParseResult
-from polymax.recipes.training.commands import Device, Late, RunDirectory, loaded
+from polymax.recipes.training.commands import Device, Force, Late, RunDirectory, loaded
 from polymax.recipes.training.run import Run
 
 
@@ -48,3 +48,32 @@ def arc_probabilities(found: ParseResult) -> list[float]:
     assert found.arcs is not None
     # sums of floats may be a little above 1
     return [min(1.0, float(found.arcs[head, word])) for word, head in enumerate(found.heads, 1)]
+
+
+def ambiguous(
+    run: RunDirectory,
+    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="CoNLL-U files; their trees are not looked at.")],
+    output: Annotated[Path, typer.Option(help="Table to write.")] = Path("ambiguous.tsv"),
+    most: Annotated[int, typer.Option(min=1, help="How many attachments to list.")] = 1000,
+    force: Force = False,
+    device: Device = "auto",
+    options: Late = None,
+) -> None:
+    """List the words whose heads a parser is least sure of, with their possible heads."""
+    from polymax.recipes.parse.ambiguous import HEADER, most_ambiguous
+
+    with plain_errors("stopped", ValueError):
+        writable_file(output, "--output", inputs=[*data, *Run(run).files], force=force)
+        trained = loaded(run, device, options)
+        if trained.task.name != "parse":
+            fail(f"{run} is a run of {trained.task.name}; only parse has attachments")
+        found = most_ambiguous(trained, data, most)
+        with placed(output) as temporary:
+            temporary.write_text("\n".join([HEADER, *map(str, found)]) + "\n", encoding="utf-8")
+        rich.get_console().print(f"wrote {len(found)} attachments to {output}", soft_wrap=True, markup=False)
+
+
+def add(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    for command in (plot_parse, ambiguous):
+        app.command()(command)

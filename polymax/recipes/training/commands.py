@@ -17,7 +17,7 @@ from rich.table import Table
 
 from polymax.cli import fail, plain_errors
 from polymax.recipes.doubts import plain_doubts
-from polymax.recipes.outputs import FULL, part_of, placed, same_file, save_picture, writable_file
+from polymax.recipes.outputs import FULL, part_of, same_file, save_picture, writable_file
 from polymax.recipes.readers.lines import Line, lines
 from polymax.recipes.text.raw import tokenized
 from polymax.recipes.training.digests import digest
@@ -37,25 +37,20 @@ Late = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option that may change after training.")
 ]
 
-# tasks whose module has a function `attended`
-ATTENDING = ("seq2seq", "word-align")
-
 
 def add(app: typer.Typer) -> None:
-    """Add the commands to the application."""
+    """Add the commands to the application: those of all tasks, and those that a task has for itself."""
     group = typer.Typer(no_args_is_help=True, help="Train a model of a task, or resume its training.")
     for name in MODULES:
         task = named(name)
         group.command(name, help=f"Train to {task.summary}.")(train_command(task))
     app.add_typer(group, name="train")
-    from polymax.recipes.latent.commands import compare_trees, plot_tree
-    from polymax.recipes.latent.draw import draw_listops
-    from polymax.recipes.lm.commands import plot_supports
-    from polymax.recipes.parse.commands import plot_parse
-
-    drawing = (plot_attention, plot_tree, plot_parse, plot_supports, plot_log)
-    for command in (evaluate, predict, *drawing, compare_trees, draw_listops, ambiguous):
+    for command in (evaluate, predict, plot_attention, plot_log):
         app.command()(command)
+    # tasks of one package share its commands
+    for package in dict.fromkeys(module.rpartition(".")[0] for module in MODULES.values()):
+        if find_spec(f"{package}.commands") is not None:
+            import_module(f"{package}.commands").add(app)
 
 
 def train_command(task: Task) -> Callable[..., None]:
@@ -182,11 +177,11 @@ def plot_attention(
     with plain_errors("stopped", ValueError):
         writable_file(out, inputs=Run(run).files)
         trained = loaded(run, device, options)
-        if trained.task.name not in ATTENDING:
-            fail(f"{run} is a run of {trained.task.name}; only {' and '.join(ATTENDING)} have an attention to draw")
+        attended = getattr(import_module(MODULES[trained.task.name]), "attended", None)
+        if attended is None:
+            fail(f"{run} is a run of {trained.task.name}, which has no attention to draw")
         if not source.strip():
             fail("--source must have a word")
-        attended = import_module(f"polymax.recipes.{MODULES[trained.task.name]}").attended
         weights, rows, columns = attended(trained, source)
         axes = plot.attention(weights, rows, columns)
         save_picture(axes.figure, out, bbox_inches="tight", dpi=150)
@@ -206,29 +201,6 @@ def plot_log(
         writable_file(out, inputs=[file for run in runs for file in Run(run).files])
         save_picture(plot_measure(runs, measure).figure, out, bbox_inches="tight", dpi=150)
         rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)
-
-
-def ambiguous(
-    run: RunDirectory,
-    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="CoNLL-U files; their trees are not looked at.")],
-    output: Annotated[Path, typer.Option(help="Table to write.")] = Path("ambiguous.tsv"),
-    most: Annotated[int, typer.Option(min=1, help="How many attachments to list.")] = 1000,
-    force: Force = False,
-    device: Device = "auto",
-    options: Late = None,
-) -> None:
-    """List the words whose heads a parser is least sure of, with their possible heads."""
-    from polymax.recipes.parse.ambiguous import HEADER, most_ambiguous
-
-    with plain_errors("stopped", ValueError):
-        writable_file(output, "--output", inputs=[*data, *Run(run).files], force=force)
-        trained = loaded(run, device, options)
-        if trained.task.name != "parse":
-            fail(f"{run} is a run of {trained.task.name}; only parse has attachments")
-        found = most_ambiguous(trained, data, most)
-        with placed(output) as temporary:
-            temporary.write_text("\n".join([HEADER, *map(str, found)]) + "\n", encoding="utf-8")
-        rich.get_console().print(f"wrote {len(found)} attachments to {output}", soft_wrap=True, markup=False)
 
 
 def print_reports(reports: dict[str, Report]) -> None:

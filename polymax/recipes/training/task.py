@@ -16,19 +16,14 @@ from polymax.recipes.text.tokenizer import RawSentence
 from polymax.recipes.training.batches import Encoded
 from polymax.recipes.training.vocabulary import Vocabulary
 
-# a task is found by its name: polymax/recipes/<module>.py has an object `task`
-MODULES = {
-    "bracket": "bracket.task",
-    "classify": "latent.classify",
-    "entail": "entail.task",
-    "listops": "latent.expressions",
-    "lm": "lm.task",
-    "parse": "parse.task",
-    "seq2seq": "seq2seq.task",
-    "series": "series.task",
-    "tag": "tag.task",
-    "word-align": "word_align.task",
-}
+# the module of each task, which has it as an object `task`
+MODULES: dict[str, str] = {}
+
+
+def register(name: str, module: str) -> None:
+    """Let a task be known by its name; its module is imported when the task is asked for."""
+    MODULES[name] = module
+
 
 Vocabularies = dict[str, Vocabulary]
 Report = dict[str, float]
@@ -212,4 +207,4 @@ def named(name: str) -> Task:
     """
     if name not in MODULES:
         raise ValueError(f"task must be one of {', '.join(MODULES)}; got {name!r}")
-    return import_module(f"polymax.recipes.{MODULES[name]}").task
+    return import_module(MODULES[name]).task

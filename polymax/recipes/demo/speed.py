@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.recipes.catalogue import MAPPINGS, name
+from polymax.recipes.demo.catalogue import MAPPINGS, name
 
 Mapping = Callable[[Tensor], Tensor]
 # a share of the processors from which times cannot be trusted: threads that wait for each other lose most

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import polymax as pm
-from polymax.recipes import tagged
+from polymax.recipes.demo import tagged
 from polymax.structures.base import tensors
 
 # temperatures at which readings share their weight

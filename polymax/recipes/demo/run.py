@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.console import Console
 
-from polymax.recipes import pictures, structure_pictures, translation
+from polymax.recipes.demo import pictures, structure_pictures, translation
+from polymax.recipes.demo.report import page
+from polymax.recipes.demo.sentence import shown_sentence
+from polymax.recipes.demo.speed import SHAPES
+from polymax.recipes.demo.structured import shown_structures
+from polymax.recipes.demo.terminal import measured, print_speed, print_structures, print_translation, print_weights
 from polymax.recipes.outputs import placed, save_picture, writable_directory
-from polymax.recipes.report import page
-from polymax.recipes.sentence import shown_sentence
-from polymax.recipes.speed import SHAPES
-from polymax.recipes.structured import shown_structures
-from polymax.recipes.terminal import measured, print_speed, print_structures, print_translation, print_weights
 
 
 def demo(

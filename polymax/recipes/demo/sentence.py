@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polymax.recipes.catalogue import MAPPINGS, name
-from polymax.recipes.corpus import pairs
-from polymax.recipes.lexicon import Lexicon
+from polymax.recipes.demo.catalogue import MAPPINGS, name
+from polymax.recipes.demo.corpus import pairs
+from polymax.recipes.demo.lexicon import Lexicon
 
 # three rounds leave the probabilities soft enough to share; the slope tells the two "the" apart
 ROUNDS, SLOPE = 3, 2.0

@@ -8,11 +8,11 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from polymax.recipes.catalogue import MAPPINGS, call
-from polymax.recipes.sentence import WORD, Sentence, counts, short
-from polymax.recipes.speed import Timing, caution, measure
-from polymax.recipes.structured import Shown
-from polymax.recipes.translation import Learned
+from polymax.recipes.demo.catalogue import MAPPINGS, call
+from polymax.recipes.demo.sentence import WORD, Sentence, counts, short
+from polymax.recipes.demo.speed import Timing, caution, measure
+from polymax.recipes.demo.structured import Shown
+from polymax.recipes.demo.translation import Learned
 
 # of weights up to a quarter, a half, three quarters, 1
 SHADES = "░▒▓█"

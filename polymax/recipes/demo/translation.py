@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 import polymax as pm
-from polymax.recipes.catalogue import call, name
+from polymax.recipes.demo.catalogue import call, name
 from polymax.recipes.seq2seq import numbers
 from polymax.recipes.seq2seq.task import attended
 from polymax.recipes.training.fit import train

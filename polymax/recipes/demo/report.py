@@ -6,13 +6,13 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from polymax.recipes.catalogue import MAPPINGS, call
-from polymax.recipes.corpus import pairs
-from polymax.recipes.sentence import ROUNDS, SLOPE, WORD, Sentence, counts, short
-from polymax.recipes.speed import Timing, caution, machine
-from polymax.recipes.structured import TAGGING, WARPING, Shown
-from polymax.recipes.tagged import SMOOTHING, tagged_sentences
-from polymax.recipes.translation import Learned
+from polymax.recipes.demo.catalogue import MAPPINGS, call
+from polymax.recipes.demo.corpus import pairs
+from polymax.recipes.demo.sentence import ROUNDS, SLOPE, WORD, Sentence, counts, short
+from polymax.recipes.demo.speed import Timing, caution, machine
+from polymax.recipes.demo.structured import TAGGING, WARPING, Shown
+from polymax.recipes.demo.tagged import SMOOTHING, tagged_sentences
+from polymax.recipes.demo.translation import Learned
 
 PAGE = Template("""<!DOCTYPE html>
 <html lang="en">

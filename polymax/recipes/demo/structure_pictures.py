@@ -6,8 +6,8 @@ from polymax.plot.alignment import alignment
 from polymax.plot.canvas import new_axes
 from polymax.plot.sequence import sequence
 from polymax.plot.tree import arcs, tree
-from polymax.recipes import tagged
-from polymax.recipes.structured import SENTENCE, Shown, series
+from polymax.recipes.demo import tagged
+from polymax.recipes.demo.structured import SENTENCE, Shown, series
 
 
 def alignment_panels(shown: Shown) -> Any:

@@ -10,9 +10,9 @@ import polymax as pm
 from polymax.plot.canvas import INK, new_axes
 from polymax.plot.matrix import attention, word_axes
 from polymax.plot.regularizer import curves, simplex
-from polymax.recipes.catalogue import MAPPINGS, call, name
-from polymax.recipes.speed import Timing
-from polymax.recipes.translation import Learned
+from polymax.recipes.demo.catalogue import MAPPINGS, call, name
+from polymax.recipes.demo.speed import Timing
+from polymax.recipes.demo.translation import Learned
 
 PANELS = ("softmax", "entmax", "sparsemax", "fusedmax", "oscarmax")
 
