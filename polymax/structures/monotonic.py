@@ -13,6 +13,7 @@ from polymax.hypergraphs import Builder, Derivations, Family, Graph
 from polymax.kernels.monotonic import monotonic_search
 from polymax.structures.base import checked_pairs
 from polymax.structures.compact import faults
+from polymax.structures.compact.choices import one_hot
 from polymax.structures.compact.tags import OneEach
 from polymax.structures.dynamic import DynamicProgram, checked
 
@@ -51,13 +52,10 @@ class Monotonic(DynamicProgram):
         (x, frames, tokens), batch = self._cells(*checked(scores))
         with torch.no_grad():
             path, value = monotonic_search(x.detach(), frames, tokens)
-            y = torch.zeros_like(x, dtype=scores[0].dtype)
-            if y.shape[-1]:
-                # frames of padding have no token: they write a 0
-                y.scatter_(-1, path.clamp(min=0).unsqueeze(-1), (path >= 0).to(y.dtype).unsqueeze(-1))
+            y = _cells_of(path, x.shape[-1], scores[0].dtype).reshape(scores[0].shape)
             if not _check.readable(value) or bool(value.isnan().any()):
-                y = torch.where(value.isnan()[:, None, None], torch.nan, y)
-        return y.reshape(scores[0].shape)
+                y = torch.where(value.isnan().reshape(*batch, 1, 1) & self.usable(y)[0], torch.nan, y)
+        return y
 
     def most_parts(self, *events: torch.Size) -> int:
         return events[0][0]
@@ -157,6 +155,14 @@ def _graph(n: int, m: int) -> Graph:
     builder.add(2 * cell[stay], -1, 2 * (cell[stay] - m) + 1)
     builder.add(2 * cell[move], -1, 2 * (cell[move] - m - 1) + 1)
     return builder.build(2 * n * m)
+
+
+def _cells_of(path: Tensor, m: int, dtype: torch.dtype) -> Tensor:
+    """Indicators (B, n, m) of the tokens (B, n) of frames, -1 for none."""
+    if not m or not _check.readable(path):
+        return one_hot(path, m).to(dtype)
+    y = torch.zeros(*path.shape, m, dtype=dtype)
+    return y.scatter_(-1, path.clamp(min=0).unsqueeze(-1), (path >= 0).to(dtype).unsqueeze(-1))
 
 
 def _explained(frames: Tensor, tokens: Tensor, none: Tensor, batch: torch.Size) -> str:
