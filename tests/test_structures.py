@@ -218,7 +218,7 @@ def test_wrong_scores_are_refused(row):
             row.with_lengths(torch.tensor([1])).map(*scores)
         with pytest.raises(TypeError, match="integers"):
             row.with_lengths(torch.tensor([1.0, 1.0])).map(*scores)
-    else:
+    elif "lengths" not in vars(row.structure):
         with pytest.raises(TypeError, match="has no lengths"):
             row.structure.with_lengths(torch.tensor([1, 1]))
 

@@ -1,6 +1,7 @@
 """SparseMAP: the point of the polytope nearest to the scores, as a mean of few structures."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,10 @@ class SparseMap(Smoothing):
 
     def max(self, *scores: Tensor) -> Tensor:
         cold = scaled_scores(self.structure, checked(scores), self.gamma)
-        if torch.compiler.is_compiling():
+        relaxed = self.structure.projected_value(*cold)
+        if relaxed is not None:
+            value = relaxed
+        elif torch.compiler.is_compiling():
             value = traced(self.solver, self.structure, cold)[0]
         else:
             derived = _derived(cold)
@@ -83,13 +87,21 @@ class SparseMap(Smoothing):
             y = self.structure.map(*scores)
         return self.structure.best_score(*scores) - self.omega(y)
 
-    def solve(self, *scores: Tensor, start: Solution | None = None) -> Solution:
-        """The structures and their weights, from those of an earlier solution where one is given."""
-        return self._solved(scaled_scores(self.structure, checked(scores), self.gamma), start, whole=False)
-
-    def distribution(self, *scores: Tensor, start: Solution | None = None) -> Finite:
-        """The distribution over the structures that make up mu; `start` is for a warm start."""
+    def solve(self, *scores: Tensor, start: Solution | None = None) -> Any:
+        """The structures and their weights, from those of an earlier solution; for a graph, how its factors agree."""
         cold = scaled_scores(self.structure, checked(scores), self.gamma)
+        relaxed = self.structure.projected(*cold)
+        return self._solved(cold, start, whole=False) if relaxed is None else relaxed
+
+    def distribution(self, *scores: Tensor, start: Solution | None = None) -> Any:
+        """The distribution over the structures that make up mu; for a graph, those of its `factors`.
+
+        `start` is for a warm start.
+        """
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
+        relaxed = self.structure.projected(*cold)
+        if relaxed is not None:
+            return relaxed.distribution()
         derived = _derived(cold)
         solution = self._solved(cold, start, derived)
         p, *mu = weights_and_mean(self.structure, solution, cold, derived)

@@ -69,6 +69,18 @@ class Structure(ABC):
         """The point of the hull nearest to the scores, where it has a closed form."""
         return None
 
+    def relaxed(self, *scores: Tensor) -> Any:
+        """The best point of a relaxation of the hull, for sets that have no `map` of their own; None for others."""
+        return None
+
+    def projected(self, *scores: Tensor) -> Any:
+        """The nearest point of a relaxation of the hull, with what a solver reports; None for sets without one."""
+        return None
+
+    def projected_value(self, *scores: Tensor) -> Tensor | None:
+        """<scores, mu> - 1/2 ||mu||^2 at that point, (*batch,), whose gradient is mu; None for sets without one."""
+        return None
+
     def search(self, *scores: Tensor) -> "Search | None":
         """How the compiled loops of SparseMAP find the best structure; None, where the set does not say, leaves it to
         `map`, which is asked for a whole batch at each iteration.

@@ -10,10 +10,12 @@ from torch import Tensor
 from polymax import _check
 from polymax._parts import Parts
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
+from polymax.kernels.monotonic import monotonic_search
 from polymax.structures.base import checked_pairs
 from polymax.structures.compact import faults
+from polymax.structures.compact.choices import one_hot
 from polymax.structures.compact.tags import OneEach
-from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.dynamic import DynamicProgram, checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,21 +68,36 @@ class Monotonic(DynamicProgram):
     parts_once = True
 
     def derivations(self, *scores: Tensor) -> Derivations:
-        (x, frames, tokens), batch = checked_pairs(self, *scores)
+        (x, frames, tokens), batch = self._cells(*scores)
         _, n, m = x.shape
-        none = (tokens > frames) | ((tokens == 0) & (frames > 0))
-        if _check.readable(none) and bool(none.any()):
-            raise ValueError(_explained(frames, tokens, none, batch))
-        # where lengths cannot be read, an instance without an alignment has no finite score
-        x = torch.where(none[:, None, None], -torch.inf, x) if n and m else x
-        last = 2 * ((frames - 1) * m + tokens - 1) + 1
-        roots = torch.where((frames > 0) & (tokens > 0), torch.where(none, 1, last), -1)
+        roots = 2 * ((frames - 1) * m + tokens - 1) + 1
+        roots = torch.where((frames > 0) & (tokens > 0), torch.where(tokens > frames, 1, roots), -1)
         parts = x.flatten(1)
         graph = _graph.beside(parts, n, m)
         return Derivations(parts, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n, m))
 
+    def map(self, *scores: Tensor) -> Tensor:
+        (x, frames, tokens), batch = self._cells(*checked(scores))
+        with torch.no_grad():
+            path, value = monotonic_search(x.detach(), frames, tokens)
+            y = _cells_of(path, x.shape[-1], scores[0].dtype).reshape(scores[0].shape)
+            if not _check.readable(value) or bool(value.isnan().any()):
+                y = torch.where(value.isnan().reshape(*batch, 1, 1) & self.usable(y)[0], torch.nan, y)
+        return y
+
     def most_parts(self, *events: torch.Size) -> int:
         return events[0][0]
+
+    def _cells(self, *scores: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], torch.Size]:
+        """Scores (B, n, m), the frames and the tokens of each instance (B,), and the batch."""
+        (x, frames, tokens), batch = checked_pairs(self, *scores)
+        none = (tokens > frames) | ((tokens == 0) & (frames > 0))
+        if not _check.readable(none):
+            # where lengths cannot be read, an instance without an alignment has no finite score
+            x = torch.where(none[:, None, None], -torch.inf, x)
+        elif bool(none.any()):
+            raise ValueError(_explained(frames, tokens, none, batch))
+        return (x, frames, tokens), batch
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,)
@@ -135,6 +152,14 @@ def _graph(n: int, m: int) -> Graph:
     builder.add(2 * cell[stay], -1, 2 * (cell[stay] - m) + 1)
     builder.add(2 * cell[move], -1, 2 * (cell[move] - m - 1) + 1)
     return builder.build(2 * n * m)
+
+
+def _cells_of(path: Tensor, m: int, dtype: torch.dtype) -> Tensor:
+    """Indicators (B, n, m) of the tokens (B, n) of frames, -1 for none."""
+    if not m or not _check.readable(path):
+        return one_hot(path, m).to(dtype)
+    y = torch.zeros(*path.shape, m, dtype=dtype)
+    return y.scatter_(-1, path.clamp(min=0).unsqueeze(-1), (path >= 0).to(dtype).unsqueeze(-1))
 
 
 def _explained(frames: Tensor, tokens: Tensor, none: Tensor, batch: torch.Size) -> str:
