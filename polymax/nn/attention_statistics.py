@@ -28,6 +28,11 @@ class AttentionStatistics:
     set of keys with a weight above 0.
 
     Shapes: all tensors (heads,), or () where the weights had no heads
+
+    Example:
+        >>> found = AttentionStatistics.of_weights(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), is_causal=True, tile=1)
+        >>> found.zeros.item(), found.mean_support.item(), found.max_support.item()
+        (0.0, 1.5, 2.0)
     """
 
     zeros: Tensor
