@@ -30,9 +30,9 @@ class AttentionStatistics:
     Shapes: all tensors (heads,), or () where the weights had no heads
 
     Example:
-        >>> found = AttentionStatistics.of_weights(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), is_causal=True, tile=1)
-        >>> found.zeros.item(), found.mean_support.item(), found.max_support.item()
-        (0.0, 1.5, 2.0)
+        >>> query, key = torch.eye(4).expand(2, 4, 4), 5 * torch.eye(4).expand(2, 4, 4)
+        >>> pm.nn.attention_statistics(query, key, mapping=pm.sparsemax).mean_support
+        tensor([1., 1.])
     """
 
     zeros: Tensor
