@@ -106,7 +106,14 @@ from polymax.solvers import AwayStep as AwayStep
 from polymax.solvers import FrankWolfe as FrankWolfe
 from polymax.solvers import Pairwise as Pairwise
 
+# alignments of speech
+from polymax.speech import TokenSpan as TokenSpan
+from polymax.speech import forced_align as forced_align
+from polymax.speech import merge_tokens as merge_tokens
+from polymax.speech import monotonic_alignment_search as monotonic_alignment_search
+
 # structures: what inference ranges over
+from polymax.structures import CTC as CTC
 from polymax.structures import Alignment as Alignment
 from polymax.structures import Assignment as Assignment
 from polymax.structures import BudgetChain as BudgetChain

@@ -162,7 +162,7 @@ def groupedmax(
     >>> groupedmax(torch.tensor([1.0, 0.9, 0.6, -1.0]), [0, 0, 1, 1], strength=0.5)
     tensor([0.5250, 0.4750, 0.0000, 0.0000])
     """
-    return Grouped(groups, strength, gamma).argmax(_cast(x, dtype), dim, mask)
+    return Grouped(groups, strength, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def csoftmax(

@@ -85,6 +85,23 @@ def monotonic(maximum, scores):
     return v[n - 1, m - 1]
 
 
+def ctc(labels):
+    """Labels of the states, blanks and targets in turn."""
+
+    def recursion(maximum, scores):
+        v = {(0, j): scores[..., 0, labels[j]] for j in range(min(2, len(labels)))}
+        for t in range(1, scores.shape[-2]):
+            for j, label in enumerate(labels):
+                skip = [(t - 1, j - 2)] if j >= 2 and labels[j] != labels[j - 2] else []
+                before = [v[c] for c in [(t - 1, j), (t - 1, j - 1), *skip] if c in v]
+                if before:
+                    v[t, j] = scores[..., t, label] + maximum(torch.stack(before, -1))
+        ends = [(scores.shape[-2] - 1, len(labels) - 1), (scores.shape[-2] - 1, len(labels) - 2)]
+        return maximum(torch.stack([v[c] for c in ends if c in v], -1))
+
+    return recursion
+
+
 def spans(maximum, scores):
     n = scores.shape[1] if scores.dim() == 3 else scores.shape[-2]
     labelled = scores if scores.shape[-3:-1] == (n, n) and scores.dim() > 3 else scores.unsqueeze(-1)

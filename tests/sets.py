@@ -250,6 +250,16 @@ TABLE = [
         sizes=lambda s: s[1:],
     ),
     Set(
+        "ctc",
+        pm.CTC(torch.tensor([1, 2, 2])),
+        [(4, 3), (5, 3)],
+        lambda s: [s],
+        # one frame less, for the blank between the equal targets
+        lambda s: comb(s[0] - 1 + 3, 6),
+        recursions.ctc([0, 1, 0, 2, 0, 2, 0]),
+        sizes=lambda s: s[1:],
+    ),
+    Set(
         "span-tree",
         pm.SpanTree(labelled=False),
         [(0, 0), (1, 1), (2, 2), (3, 3), (6, 6)],

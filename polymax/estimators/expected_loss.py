@@ -51,6 +51,6 @@ def changed(y: Parts, change: Callable[[Tensor], Tensor]) -> Parts:
     return change(y) if isinstance(y, Tensor) else y._make(change(t) for t in y)
 
 
-def carrying(value: Tensor, term: Tensor) -> Tensor:
+def value_with_gradient(value: Tensor, term: Tensor) -> Tensor:
     """The value, with the gradient of value + term."""
     return value + (term - term.detach()).to(value.dtype)

@@ -80,7 +80,11 @@ def _one(solution: Solution, k: int, batch: torch.Size) -> Solution:
     found = solution.found
     return Solution(
         UsedParts(pick(found.places), found.events) if isinstance(found, UsedParts) else pick(found),
-        *(pick(getattr(solution, name)) for name in ("probs", "overlaps", "value", "iterations", "gap")),
+        pick(solution.probs),
+        pick(solution.overlaps),
+        pick(solution.value),
+        pick(solution.iterations),
+        pick(solution.gap),
     )
 
 

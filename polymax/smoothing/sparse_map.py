@@ -11,7 +11,7 @@ from polymax.distributions.finite import Finite
 from polymax.kernels.active_set import path
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
-from polymax.smoothing.temperature import cooled, warmed
+from polymax.smoothing.temperature import restore_scale, scaled_scores
 from polymax.solvers import ActiveSet, Solution, Solver
 from polymax.solvers.mixture import best_value, weights_and_mean
 from polymax.solvers.traced import traced
@@ -50,7 +50,7 @@ class SparseMap(Smoothing):
             positive(self.gamma, "gamma")
 
     def max(self, *scores: Tensor) -> Tensor:
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         relaxed = self.structure.projected_value(*cold)
         if relaxed is not None:
             value = relaxed
@@ -59,10 +59,10 @@ class SparseMap(Smoothing):
         else:
             derived = _derived(cold)
             value = best_value(self.structure, self._solved(cold, None, derived), cold, derived)
-        return warmed(value, self.gamma).to(scores[0].dtype)
+        return restore_scale(value, self.gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         mu = self.structure.projection(*cold)
         if mu is None:
             if torch.compiler.is_compiling():
@@ -76,7 +76,7 @@ class SparseMap(Smoothing):
     def omega(self, mu: Parts) -> Tensor:
         first = tensors(mu)[0]
         dims = self.structure.event_dims(*tensors(mu))[0]
-        return warmed(first.square().flatten(-dims).sum(-1) / 2, self.gamma)
+        return restore_scale(first.square().flatten(-dims).sum(-1) / 2, self.gamma)
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> Tensor:
         first = self.structure.compact.first(index, *scores).double()
@@ -89,7 +89,7 @@ class SparseMap(Smoothing):
 
     def solve(self, *scores: Tensor, start: Solution | None = None) -> Any:
         """The structures and their weights, from those of an earlier solution; for a graph, how its factors agree."""
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         relaxed = self.structure.projected(*cold)
         return self._solved(cold, start, whole=False) if relaxed is None else relaxed
 
@@ -98,7 +98,7 @@ class SparseMap(Smoothing):
 
         `start` is for a warm start.
         """
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         relaxed = self.structure.projected(*cold)
         if relaxed is not None:
             return relaxed.distribution()
@@ -125,7 +125,7 @@ class SparseMap(Smoothing):
             'argmax is the closed form of Ranking.projection; what else is asked for: a loop in torch asks Ranking.map \
 for the whole batch at each iteration, because Ranking.search says nothing of how the set is searched.'
         """
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         loop = path(self.solver, self.structure, cold)
         if self.structure.projection(*cold) is None:
             return loop

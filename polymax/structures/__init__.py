@@ -8,6 +8,7 @@ from polymax.structures.base import Structure as Structure
 from polymax.structures.chain import Chain as Chain
 from polymax.structures.counter_chain import BudgetChain as BudgetChain
 from polymax.structures.counter_chain import SegmentChain as SegmentChain
+from polymax.structures.ctc import CTC as CTC
 from polymax.structures.dynamic import DynamicProgram as DynamicProgram
 from polymax.structures.hypergraph import Dag as Dag
 from polymax.structures.hypergraph import Hypergraph as Hypergraph
