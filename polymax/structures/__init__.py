@@ -8,6 +8,7 @@ from polymax.structures.base import Structure as Structure
 from polymax.structures.chain import Chain as Chain
 from polymax.structures.ctc import CTC as CTC
 from polymax.structures.dynamic import DynamicProgram as DynamicProgram
+from polymax.structures.gapped import GappedAlignment as GappedAlignment
 from polymax.structures.hypergraph import Dag as Dag
 from polymax.structures.hypergraph import Hypergraph as Hypergraph
 from polymax.structures.monotonic import Monotonic as Monotonic
@@ -22,3 +23,4 @@ from polymax.structures.simplex import Subset as Subset
 from polymax.structures.span_tree import SpanTree as SpanTree
 from polymax.structures.spanning_tree import SpanningTree as SpanningTree
 from polymax.structures.subsequence import Subsequence as Subsequence
+from polymax.structures.transducer import Transducer as Transducer
