@@ -14,7 +14,7 @@ from polymax._parts import Parts
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
 from polymax.structures.base import checked_lengths
 from polymax.structures.compact import faults
-from polymax.structures.compact.choices import chosen, one_hot
+from polymax.structures.compact.choices import one_hot, used_index
 from polymax.structures.compact.tags import OneEach
 from polymax.structures.dynamic import DynamicProgram
 
@@ -264,7 +264,7 @@ def _states(index: Tensor, labels: Tensor, blank: int) -> tuple[Tensor, Tensor]:
 
 def _used_states(y: Tensor, labels: Tensor, blank: int) -> Tensor:
     """The parts (*lead, B, parts) of the lattice that labellings y (*lead, B, n, classes) use."""
-    index = chosen(y)
+    index = used_index(y)
     states, right = _states(index, labels, blank)
     right = (right & (y.sum(-1) <= 1)).all(-1)
     cells = one_hot(states, labels.shape[1])

@@ -19,6 +19,33 @@ from polymax.structures.dynamic import DynamicProgram, checked
 
 
 @dataclass(frozen=True, eq=False)
+class Tokens(OneEach):
+    """The token (*batch, frames) of each frame, -1 at padding; `encode` takes the number of tokens."""
+
+    what, unit, part, count = "monotonic alignment", "frame", "token", "tokens"
+
+    def encode(self, index: Tensor, *shape: int) -> Parts:
+        y = super().encode(index, *shape)
+        if _check.readable(index):
+            _check_order(index)
+        return y
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        index = super().check(index, *scores)
+        if _check.readable(index):
+            _check_order(index)
+            (_, _, tokens), batch = checked_pairs(self.structure, *scores)
+            tokens = tokens.reshape(*batch, 1)
+            last = index.amax(-1, keepdim=True) if index.shape[-1] else tokens - 1
+
+            def explain(instance: tuple[int, ...], _: int) -> str:
+                return f"its last token{faults.of(instance)} is {int(last[instance])}, not {int(tokens[instance]) - 1}"
+
+            faults.refuse(self.what, last != tokens - 1, explain)
+        return index
+
+
+@dataclass(frozen=True, eq=False)
 class Monotonic(DynamicProgram):
     """Each frame one token, from the first to the last: a frame keeps the token of the one before, or has the next one.
 
@@ -37,6 +64,7 @@ class Monotonic(DynamicProgram):
 
     lengths: tuple[Tensor, Tensor] | None = None
     may_be_empty = False
+    form = Tokens
     parts_once = True
 
     def derivations(self, *scores: Tensor) -> Derivations:
@@ -97,37 +125,6 @@ class Monotonic(DynamicProgram):
         if y.dim() < 2:
             raise ValueError(f"y must be (*batch, frames, tokens); got {tuple(y.shape)}")
         return y.sum(-2)
-
-    @property
-    def compact(self) -> "Tokens":
-        return Tokens(self)
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens(OneEach):
-    """The token (*batch, frames) of each frame, -1 at padding; `encode` takes the number of tokens."""
-
-    what, unit, part, count = "monotonic alignment", "frame", "token", "tokens"
-
-    def encode(self, index: Tensor, *shape: int) -> Parts:
-        y = super().encode(index, *shape)
-        if _check.readable(index):
-            _check_order(index)
-        return y
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        index = super().check(index, *scores)
-        if _check.readable(index):
-            _check_order(index)
-            (_, _, tokens), batch = checked_pairs(self.structure, *scores)
-            tokens = tokens.reshape(*batch, 1)
-            last = index.amax(-1, keepdim=True) if index.shape[-1] else tokens - 1
-
-            def explain(instance: tuple[int, ...], _: int) -> str:
-                return f"its last token{faults.of(instance)} is {int(last[instance])}, not {int(tokens[instance]) - 1}"
-
-            faults.refuse(self.what, last != tokens - 1, explain)
-        return index
 
 
 def _check_order(index: Tensor) -> None:
