@@ -53,6 +53,8 @@ def test_local_max_is_its_recursion(row, shape, omega, device):
 @every(SETS)
 @smoothed(REGULARIZERS + GENERAL)
 def test_gradient_of_max_is_argmax(row, omega, device):
+    if row.name == "ctc" and isinstance(omega, pm.Bounded):
+        pytest.skip("a forbidden skip leaves one choice, which cannot have all the weight")
     scores = tuple(x.requires_grad_() for x in row.structure.full(*row.scores(batch=(2, 2), device=device)))
     op = pm.LocalMax(row.structure, omega, gamma=0.6)
     slopes = torch.autograd.grad(op.max(*scores).sum(), scores)

@@ -32,8 +32,8 @@ class Pairs(Compact):
             ends = torch.stack([rows, columns], -1).reshape(*batch, 1, 2)
 
             def explain(instance: tuple[int, ...], place: int) -> str:
-                sizes = tuple(ends[instance][0].tolist())
-                return f"pair {tuple(index[(*instance, place)].tolist())}{faults.of(instance)} is beyond its lengths {sizes}"
+                pair, sizes = tuple(index[(*instance, place)].tolist()), tuple(ends[instance][0].tolist())
+                return f"pair {pair}{faults.of(instance)} is beyond its lengths {sizes}"
 
             faults.refuse("alignment", (index >= ends).any(-1), explain)
         return index
