@@ -43,6 +43,7 @@ from polymax.likelihoods import ctc_loss as ctc_loss
 from polymax.likelihoods import hmm_log_likelihood as hmm_log_likelihood
 from polymax.likelihoods import hmm_posterior as hmm_posterior
 from polymax.likelihoods import hmm_viterbi as hmm_viterbi
+from polymax.likelihoods import rnnt_loss as rnnt_loss
 
 # losses
 from polymax.losses import Partial as Partial
@@ -93,6 +94,11 @@ from polymax.regularizers import SquaredPNorm as SquaredPNorm
 from polymax.regularizers import Tsallis as Tsallis
 from polymax.regularizers import Zero as Zero
 
+# alignments of sequences with gaps, to read
+from polymax.sequences import aligned_strings as aligned_strings
+from polymax.sequences import cigar as cigar
+from polymax.sequences import write_fasta as write_fasta
+
 # smoothed maxima over structures
 from polymax.smoothing import HardMax as HardMax
 from polymax.smoothing import LocalMax as LocalMax
@@ -122,6 +128,7 @@ from polymax.structures import Counted as Counted
 from polymax.structures import Dag as Dag
 from polymax.structures import DynamicProgram as DynamicProgram
 from polymax.structures import Explicit as Explicit
+from polymax.structures import GappedAlignment as GappedAlignment
 from polymax.structures import GrandparentTree as GrandparentTree
 from polymax.structures import Hypergraph as Hypergraph
 from polymax.structures import Monotonic as Monotonic
@@ -137,6 +144,7 @@ from polymax.structures import SpanTree as SpanTree
 from polymax.structures import Structure as Structure
 from polymax.structures import Subsequence as Subsequence
 from polymax.structures import Subset as Subset
+from polymax.structures import Transducer as Transducer
 from polymax.structures import soft_rank as soft_rank
 from polymax.structures import soft_sort as soft_sort
 

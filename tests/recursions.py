@@ -102,6 +102,48 @@ def ctc(labels):
     return recursion
 
 
+def gapped(local):
+    """M pairs, X deletes a row, Y inserts a column, P is any of these, at i rows and j columns."""
+
+    def recursion(maximum, pairs, *gaps):
+        n, m = pairs.shape[-2:]
+        opens, extends = (g.expand(pairs.shape) for g in (gaps[0], gaps[-1]))
+        zero = torch.zeros_like(pairs[..., 0, 0])
+        v = {}
+        for i in range(n + 1):
+            for j in range(m + 1):
+                if i and j:
+                    v["M", i, j] = pairs[..., i - 1, j - 1] + v["P", i - 1, j - 1]
+                start = [] if local or i + j != 1 else [("P", 0, 0)]
+                up, left = (..., i - 1, max(j - 1, 0)), (..., max(i - 1, 0), j - 1)
+                for kind, at, cell, step in (("X", i, up, (i - 1, j)), ("Y", j, left, (i, j - 1))):
+                    opened = [("M", *step), *start, *([("X", *step)] if kind == "Y" else [])]
+                    ways = [v[kind, *step] + extends[cell]] if at and (kind, *step) in v else []
+                    ways += [v[node] + opens[cell] for node in opened if at and node in v]
+                    if ways:
+                        v[kind, i, j] = maximum(torch.stack(ways, -1))
+                ways = [zero] if local or i + j == 0 else []
+                v["P", i, j] = maximum(torch.stack(ways + [v[k, i, j] for k in "MXY" if (k, i, j) in v], -1))
+        if not local:
+            return v["P", n, m]
+        cells = [v["M", i, j] for i in range(1, n + 1) for j in range(1, m + 1)]
+        return maximum(torch.stack([zero, *cells], -1))
+
+    return recursion
+
+
+def transducer(maximum, blank, label):
+    n, states = blank.shape[-2:]
+    v = {(0, 0): torch.zeros_like(blank[..., 0, 0])}
+    for t in range(n):
+        for u in range(states):
+            ways = [v[t - 1, u] + blank[..., t - 1, u]] if t else []
+            ways += [v[t, u - 1] + label[..., t, u - 1]] if u else []
+            if ways:
+                v[t, u] = maximum(torch.stack(ways, -1))
+    return v[n - 1, states - 1] + blank[..., n - 1, states - 1]
+
+
 def spans(maximum, scores):
     n = scores.shape[1] if scores.dim() == 3 else scores.shape[-2]
     labelled = scores if scores.shape[-3:-1] == (n, n) and scores.dim() > 3 else scores.unsqueeze(-1)

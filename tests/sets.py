@@ -138,6 +138,15 @@ def cut_square(parts, n):
     return (parts[0][..., :n, :n],)
 
 
+def cut_gaps(parts, n):
+    return tuple(t if t.shape[-2:] == (1, 1) else t[..., :n, :n] for t in parts)
+
+
+def cut_transducer(parts, n):
+    blank, label = parts
+    return blank[..., :n, : n + 1], label[..., :n, :n]
+
+
 def cut_labelled(parts, n):
     return (parts[0][..., :n, :n, :],)
 
@@ -257,6 +266,39 @@ TABLE = [
         # one frame less, for the blank between the equal targets
         lambda s: comb(s[0] - 1 + 3, 6),
         recursions.ctc([0, 1, 0, 2, 0, 2, 0]),
+        sizes=lambda s: s[1:],
+    ),
+    Set(
+        "gapped",
+        pm.GappedAlignment(),
+        [(1, 1), (3, 1), (2, 4), (3, 3)],
+        lambda s: [s, (1, 1), (1, 1)],
+        lambda s: comb(s[0] + s[1], s[0]),
+        recursions.gapped(local=False),
+        cut_gaps,
+        paired=True,
+        indicators=False,
+    ),
+    Set(
+        "gapped-local",
+        pm.GappedAlignment("local", "linear"),
+        [(0, 0), (1, 1), (3, 3), (2, 3)],
+        lambda s: [s, s],
+        lambda s: comb(s[0] + s[1], s[0]),
+        recursions.gapped(local=True),
+        cut_gaps,
+        paired=True,
+        nothing=0.0,
+    ),
+    Set(
+        "transducer",
+        pm.Transducer(),
+        [(0, 1), (3, 1), (2, 3), (3, 4)],
+        lambda s: [s, (s[0], s[1] - 1)],
+        lambda s: comb(s[0] + s[1] - 2, s[1] - 1) if s[0] else 1,
+        recursions.transducer,
+        cut_transducer,
+        paired=True,
         sizes=lambda s: s[1:],
     ),
     Set(

@@ -57,7 +57,9 @@ class Finite(Distribution):
     def vertices(self) -> Parts:
         """The structures, (*batch, k, ...); zeros where there are fewer than k."""
         dim, masks = len(self.batch_shape), self._undefined
-        return self._complete(self._firsts, None if masks is None else tuple(m.unsqueeze(dim) for m in masks))
+        whole = tensors(self.structure.complete_each(self._firsts, dim))
+        whole = with_nan(whole, None if masks is None else tuple(m.unsqueeze(dim) for m in masks))
+        return narrow(self.structure.named(*whole), self._dtype)
 
     @property
     def support_size(self) -> Tensor:
@@ -141,7 +143,9 @@ class Finite(Distribution):
         """The structures that have weight one after the other, (count, ...), and `probs`, which are not 0 for these."""
         probs, found = self.probs, self._found
         chosen = probs != 0
-        if self._undefined is not None:
+        # a dense structure of a set with lengths is completed beside its instance
+        ragged = getattr(self.structure, "lengths", None) is not None and not isinstance(found, UsedParts)
+        if self._undefined is not None or ragged:
             return map_parts(lambda t: t[chosen], self.vertices), probs
         # parts are few: those of structures without weight, and of shorter lists, are never spelt out
         first = UsedParts(found.places[chosen], found.events).dense() if isinstance(found, UsedParts) else found[chosen]

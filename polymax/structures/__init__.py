@@ -10,6 +10,7 @@ from polymax.structures.counter_chain import BudgetChain as BudgetChain
 from polymax.structures.counter_chain import SegmentChain as SegmentChain
 from polymax.structures.ctc import CTC as CTC
 from polymax.structures.dynamic import DynamicProgram as DynamicProgram
+from polymax.structures.gapped import GappedAlignment as GappedAlignment
 from polymax.structures.hypergraph import Dag as Dag
 from polymax.structures.hypergraph import Hypergraph as Hypergraph
 from polymax.structures.monotonic import Monotonic as Monotonic
@@ -26,3 +27,4 @@ from polymax.structures.simplex import Subset as Subset
 from polymax.structures.span_tree import SpanTree as SpanTree
 from polymax.structures.spanning_tree import SpanningTree as SpanningTree
 from polymax.structures.subsequence import Subsequence as Subsequence
+from polymax.structures.transducer import Transducer as Transducer

@@ -11,6 +11,7 @@ from torch import Tensor
 from polymax import _check
 from polymax._function import functional
 from polymax._parts import Parts as Parts
+from polymax._parts import map_parts
 from polymax._parts import tensors as tensors
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Regularizer
@@ -96,8 +97,12 @@ class Structure(ABC):
         return None
 
     def complete(self, first: Tensor) -> Parts:
-        """Structures from their first tensor, where that determines the others."""
+        """Structures from their first tensor (*lead, *batch, ...), where that determines the others."""
         return first
+
+    def complete_each(self, vertices: Tensor, dim: int) -> Parts:
+        """The same for first tensors (*batch, k, ...), where k is dimension `dim`."""
+        return map_parts(lambda t: t.movedim(0, dim), self.complete(vertices.movedim(dim, 0)))
 
     def mean(self, vertices: Tensor, probs: Tensor) -> Parts:
         """The mean of structures given by first tensors (*batch, k, ...) and weights (*batch, k)."""
