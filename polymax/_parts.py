@@ -18,7 +18,7 @@ def tensors(y: Parts) -> tuple[Tensor, ...]:
 
 def map_parts(change: Callable[[Tensor], Tensor], y: Parts) -> Parts:
     """The structure with every tensor changed."""
-    return change(y) if isinstance(y, Tensor) else type(y)(*(change(t) for t in y))
+    return change(y) if isinstance(y, Tensor) else y._make(change(t) for t in y)
 
 
 def narrow(y: Parts, dtype: torch.dtype) -> Parts:

@@ -56,7 +56,7 @@ def outputs(module, given, target, spread, alpha, softcap):
     inputs = hidden, weight, bias, target, spread, alpha, None, softcap
     found = module.linear_loss(*inputs)
     grads = [torch.linspace(1, k, len(hidden), dtype=found[0].dtype, device=hidden.device) for k in (2, 3, 4)]
-    slopes = module.linear_loss_backward(*grads, *inputs, found[1], found[3], found[4], *found[6:])
+    slopes = module.linear_loss_backward(*grads, *inputs, found[1], found[3], found[4], *found[6:], True, True)
     return found[:4], slopes if bias is not None else slopes[:2], found[8]
 
 
@@ -157,6 +157,21 @@ def test_derivatives():
         close(slope, truth, "alpha has its gradient")
 
 
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_what_is_frozen_has_no_gradient(frozen):
+    """A frozen head, as under adapters, costs no memory for its gradient."""
+    for scale in (2.0, 0.05):
+        given, target = problem(scale=scale)
+        truth = torch.autograd.grad(dense(*given, target, label_smoothing=0.1), given)
+        for t in given[:1] if frozen == 0 else given[1:]:
+            t.requires_grad_(False)
+        asked = [k for k, t in enumerate(given) if t.requires_grad]
+        loss = pm.linear_entmax_loss(*given[:2], target, given[2], label_smoothing=0.1)
+        for k, slope in zip(asked, torch.autograd.grad(loss, [given[k] for k in asked]), strict=True):
+            close(slope, truth[k], "the others keep theirs")
+
+
 def test_half_precision():
     for dtype in (torch.bfloat16, torch.float16):
         given, target = problem(dtype)
@@ -218,8 +233,9 @@ def test_forbidden_words_and_rows_that_are_no_numbers():
     assert alone.isnan(), "no word is possible"
     none = torch.full((2,), -100)
     assert pm.linear_entmax_loss(hidden[:2], weight, none, reduction="sum") == 0
-    empty = pm.linear_entmax_loss(hidden[:0], weight, target[:0], reduction="none")
+    empty = pm.linear_entmax_loss(hidden[:0], given[1], target[:0], reduction="none")
     assert empty.shape == (0,)
+    assert (torch.autograd.grad(empty.sum(), given[1])[0] == 0).all()
 
 
 class _Largest(TorchDispatchMode):
@@ -247,7 +263,7 @@ def test_logits_are_never_stored(scale, monkeypatch):
     with _Largest() as seen:
         found = cpu.linear_loss(*inputs)
         grads = [torch.ones(rows) for _ in range(3)]
-        cpu.linear_loss_backward(*grads, *inputs, found[1], found[3], found[4], *found[6:])
+        cpu.linear_loss_backward(*grads, *inputs, found[1], found[3], found[4], *found[6:], True, True)
     assert bool((found[8] == FLAT).all()) == (scale < 0.1)
     # the longest lists, or a block
     assert seen.found <= max(2**16, rows * 513)
@@ -267,11 +283,11 @@ def test_operators_are_sound_and_compile():
     given, target = problem(torch.float32)
     inputs = (*(t.detach() for t in given), torch.where(target < 0, -1, target), None, 1.5, None, 0.0)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(linear_loss, inputs, test_utils=checks)
+    torch.library.opcheck(linear_loss.op, inputs, test_utils=checks)
     found = linear_loss(*inputs)
     grads = [torch.ones(len(target)) for _ in range(3)]
-    slopes = (*grads, *inputs, found[1], found[3], found[4], *found[6:])
-    torch.library.opcheck(linear_loss_backward, slopes, test_utils=checks)
+    slopes = (*grads, *inputs, found[1], found[3], found[4], *found[6:], True, True)
+    torch.library.opcheck(linear_loss_backward.op, slopes, test_utils=checks)
     torch._dynamo.reset()
 
     def loss(hidden, weight, bias):

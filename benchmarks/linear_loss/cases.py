@@ -7,6 +7,7 @@ in use beyond the inputs and the gradients.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -43,9 +44,7 @@ def _dense(alpha: float, hidden: Tensor, weight: Tensor, target: Tensor) -> Tens
 def _liger() -> Loss | str:
     """The fused cross-entropy of Liger, or why it is absent."""
     try:
-        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-        loss = LigerFusedLinearCrossEntropyLoss()
+        loss = import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()
         return lambda hidden, weight, target: loss(weight, hidden, target)
     except Exception as error:
         return f"{type(error).__name__}: {error}".partition("\n")[0]

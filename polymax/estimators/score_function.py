@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polymax.estimators.baselines import Baseline, Situation
-from polymax.estimators.expected_loss import LossFn, carrying, changed, checked_reduction, evaluated, reduced
+from polymax.estimators.expected_loss import LossFn, changed, checked_reduction, evaluated, reduced, value_with_gradient
 from polymax.estimators.joint import JointLoss, together
 from polymax.estimators.policies import Policy, policy_of
 from polymax.kernels.widen import wide
@@ -89,7 +89,7 @@ class ScoreFunction(nn.Module):
     ) -> Tensor:
         """The expected loss, ready for backward; `features` are what a baseline sees in place of the scores."""
         draws = self.collect(loss_fn, *scores, features=features, generator=generator)
-        return carrying(draws.loss, reduced((draws.advantages * draws.log_probs).mean(0), self.reduction))
+        return value_with_gradient(draws.loss, reduced((draws.advantages * draws.log_probs).mean(0), self.reduction))
 
     def collect(
         self,
@@ -124,7 +124,7 @@ class ScoreFunction(nn.Module):
         advantages = torch.where(counted, compared, 0)
         values = losses.mean(0)
         if advantages.requires_grad:
-            values = carrying(values, advantages.square().mean(0))
+            values = value_with_gradient(values, advantages.square().mean(0))
         return Draws(
             self.policy,
             actions,

@@ -40,9 +40,9 @@ def linear_entmax_loss(
     Example:
         >>> hidden, weight = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [-1.0, 0.0]])
         >>> linear_entmax_loss(hidden, weight, torch.tensor([1]))
-        tensor(1.0253)
+        tensor(1.0617)
         >>> pm.entmax_loss(hidden @ weight.T, torch.tensor([1]))
-        tensor(1.0253)
+        tensor(1.0617)
 
     See: Peters, Niculae and Martins 2019, Sparse sequence-to-sequence models, Section 3.2.
     """
@@ -69,7 +69,8 @@ def linear_entmax_loss(
     of_classes = None if class_weights is None else class_weights.detach().to(real)
     each = torch.ones_like(y, dtype=real) if of_classes is None else of_classes[torch.where(valid, y, 0)]
     each = torch.where(valid, each, 0)
-    spread, mass = None, 1.0
+    spread: Tensor | None = None
+    mass: float | Tensor = 1.0
     if label_smoothing:
         spread = matrix.new_full((words,), 1.0, dtype=real) if of_classes is None else of_classes
         spread = spread / words
@@ -133,11 +134,10 @@ def smoothed_max(
 
     All are counted from the largest logit of the row, as a constant: losses do not change by that.
     """
-    if isinstance(alpha, Tensor):
-        inputs = hidden, weight, bias, alpha.reshape(()), target, spread, 0.0, softcap
-    else:
-        inputs = hidden, weight, bias, None, target, spread, float(alpha), softcap
-    return applied(LinearLoss, *inputs)[:3]
+    learned = alpha.reshape(()) if isinstance(alpha, Tensor) else None
+    # 0 is no alpha: the tensor counts
+    number = 0.0 if isinstance(alpha, Tensor) else float(alpha)
+    return applied(LinearLoss, hidden, weight, bias, learned, target, spread, number, softcap)[:3]
 
 
 class LinearLoss(Function):
@@ -172,13 +172,14 @@ class LinearLoss(Function):
             found = _recorded(given, (hidden, weight, bias, alphas), wanted, target, spread, ctx.alpha, ctx.softcap)
             return (*found, None, None, None, None)
         dh, dw, db = linear_loss_backward(
-            *given, hidden, weight, bias, target, spread, ctx.alpha, alphas, ctx.softcap, chosen, top, tau, *lists
+            *given, hidden, weight, bias, target, spread, ctx.alpha, alphas, ctx.softcap, chosen, top, tau, *lists,
+            wanted[0], wanted[1] or wanted[2],
         )  # fmt: skip
         return (
-            dh,
-            dw,
-            db.to(bias.dtype) if bias is not None else None,
-            (given[0] * slope).sum().to(alphas.dtype) if alphas is not None else None,
+            dh if wanted[0] else None,
+            dw if wanted[1] else None,
+            db.to(bias.dtype) if bias is not None and wanted[2] else None,
+            (given[0] * slope).sum().to(alphas.dtype) if alphas is not None and wanted[3] else None,
             None,
             None,
             None,

@@ -24,6 +24,7 @@ class LinearEntmaxLoss(nn.Module):
         tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
     """
 
+    bias: nn.Parameter | None
     class_weights: Tensor | None
 
     def __init__(

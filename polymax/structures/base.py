@@ -1,6 +1,7 @@
 """What a set of structures offers: its best element, its enumeration, and for some the sum over all."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,6 +33,8 @@ class Structure(ABC):
     may_be_empty: bool = True
     # True if every structure is one part, so that a point of the hull is the distribution over structures itself
     one_part: bool = False
+    # the compact form, as a function of the structure
+    form: Callable[[Any], Compact] = Compact
 
     @abstractmethod
     def map(self, *scores: Tensor) -> Parts:
@@ -64,6 +67,18 @@ class Structure(ABC):
 
     def projection(self, *scores: Tensor) -> Tensor | None:
         """The point of the hull nearest to the scores, where it has a closed form."""
+        return None
+
+    def relaxed(self, *scores: Tensor) -> Any:
+        """The best point of a relaxation of the hull, for sets that have no `map` of their own; None for others."""
+        return None
+
+    def projected(self, *scores: Tensor) -> Any:
+        """The nearest point of a relaxation of the hull, with what a solver reports; None for sets without one."""
+        return None
+
+    def projected_value(self, *scores: Tensor) -> Tensor | None:
+        """<scores, mu> - 1/2 ||mu||^2 at that point, (*batch,), whose gradient is mu; None for sets without one."""
         return None
 
     def search(self, *scores: Tensor) -> "Search | None":
@@ -129,7 +144,7 @@ class Structure(ABC):
     @property
     def compact(self) -> Compact:
         """The form in which people store structures of this set."""
-        return Compact(self)
+        return type(self).form(self)
 
     def encode(self, index: Tensor, *shape: int) -> Parts:
         """Indicators from the compact form, whose description says which sizes `shape` has; see `type(self.compact)`.
@@ -231,7 +246,7 @@ def zeros_of(structure: Structure, event_shape: tuple[int, ...]) -> Tensor:
     return torch.zeros(*first.shape, *event_shape, dtype=torch.float64, device=first.device)
 
 
-def scattered(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
+def summed_at(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
     """Weights (*batch, k) added up at places (*batch, k, parts) of (*batch, *event); the place after all is off."""
     spread = probs.unsqueeze(-1).expand(places.shape).flatten(-2)
     total = probs.new_zeros(*probs.shape[:-1], event.numel() + 1).scatter_add(-1, places.flatten(-2), spread)

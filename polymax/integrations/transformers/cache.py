@@ -57,6 +57,11 @@ class BoxedCache(DynamicCache):
     keys that cannot have weight. What is generated does not depend on it.
 
         model.generate(**inputs, past_key_values=BoxedCache(config=model.config))
+
+    Example:
+        >>> from transformers import GPT2Config
+        >>> len(BoxedCache(config=GPT2Config(n_embd=8, n_layer=2, n_head=2)).layers)
+        2
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -20,6 +20,14 @@ class EntmaxLoss:
 
     With `shift`, as causal models have it, the state of a token predicts the label of the next one. Labels of -100 are
     left out. A model that scales or caps its logits is found out by a pass over a few tokens.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        >>> model, tokens = LlamaForCausalLM(LlamaConfig(**sizes)), torch.tensor([[1, 4, 2]])
+        >>> loss = EntmaxLoss(model, alpha=1.5)
+        >>> loss(model.train()(tokens), labels=tokens).shape
+        torch.Size([])
     """
 
     def __init__(self, model: PreTrainedModel, alpha: float = 1.5, *, shift: bool = True, **inputs: Any) -> None:
@@ -33,7 +41,7 @@ class EntmaxLoss:
         self._states: Tensor | None = None
         self._lower: torch.dtype | None = None
         self._layer = head.forward
-        head.forward = self._captured  # type: ignore[method-assign]
+        head.forward = self._captured  # type: ignore[method-assign, assignment]
         try:
             self.scale, self.softcap = self._transformation(model, inputs)
         except BaseException:
@@ -95,11 +103,12 @@ class EntmaxLoss:
             model.train(training)
         cap = getattr(model.config, "final_logit_softcapping", None)
         factor = float((raw * found).sum() / raw.square().sum())
-        close = {"rtol": 2e-2, "atol": 2e-2 * float(found.abs().max())}
-        if found.shape == raw.shape and torch.allclose(found, factor * raw, **close):
+        room = 2e-2 * float(found.abs().max())
+        if found.shape == raw.shape and torch.allclose(found, factor * raw, rtol=2e-2, atol=room):
             # a factor of 1 but for rounding is none
             return (1.0 if abs(factor - 1) < 5e-3 else factor), None
-        if cap and found.shape == raw.shape and torch.allclose(found, cap * torch.tanh(raw / cap), **close):
+        capped = cap * torch.tanh(raw / cap) if cap else raw
+        if cap and found.shape == raw.shape and torch.allclose(found, capped, rtol=2e-2, atol=room):
             return 1.0, float(cap)
         raise ValueError(f"{type(model).__name__} must have logits that are its last layer's, scaled or capped")
 

@@ -67,8 +67,14 @@ def _fake_backward(
     probs: Tensor,
     count: Tensor,
     extent: Tensor,
+    of_hidden: bool,
+    of_words: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return hidden.new_empty(hidden.shape), weight.new_empty(weight.shape), top.new_empty(weight.shape[0])
+    return (
+        hidden.new_empty(hidden.shape if of_hidden else 0),
+        weight.new_empty(weight.shape if of_words else 0),
+        top.new_empty(weight.shape[0] if of_words else 0),
+    )
 
 
 _INPUTS = (
@@ -80,10 +86,11 @@ linear_loss = declare(
     f"linear_loss({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
-# the gradients of hidden, weight and bias
+# the gradients of hidden, and of weight and bias; empty where they are not asked for
 linear_loss_backward = declare(
     __name__,
     f"linear_loss_backward(Tensor grad_value, Tensor grad_chosen, Tensor grad_mean, {_INPUTS}, Tensor chosen, "
-    "Tensor top, Tensor tau, Tensor ids, Tensor probs, Tensor count, Tensor extent) -> (Tensor, Tensor, Tensor)",
+    "Tensor top, Tensor tau, Tensor ids, Tensor probs, Tensor count, Tensor extent, "
+    "bool of_hidden, bool of_words) -> (Tensor, Tensor, Tensor)",
     _fake_backward,
 )

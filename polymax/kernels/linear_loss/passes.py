@@ -150,6 +150,8 @@ def gradients(
     probs: Tensor,
     count: Tensor,
     extent: Tensor,
+    of_hidden: bool,
+    of_words: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient, by the steps of a device."""
     alpha = alpha if alphas is None else float(alphas)
@@ -159,7 +161,9 @@ def gradients(
     if target is not None:
         grads = grad_value, grad_chosen, grad_mean
         grad_value, grad_chosen, grad_mean = (torch.where(target < 0, 0, g) for g in grads)
-    dw, db = torch.empty_like(weight, memory_format=torch.contiguous_format), probs.new_zeros(words)
+    dh, dw, db = hidden.new_empty(0), weight.new_empty(0), probs.new_zeros(words if of_words else 0)
+    if of_words:
+        dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
     dh_flat: Tensor | None = None
     at: Any = slice(None)
     flats, longest = extent.tolist()
@@ -168,7 +172,7 @@ def gradients(
         at = (count < 0).nonzero().squeeze(1) if flats < n else slice(None)
         rows = FlatRows(top[at], tau[at], grad_value[at], grad_mean[at])
         curved = None if spread is None or linear else spread.to(probs.dtype)
-        dh_flat = _flat_gradients(steps, hidden[at], weight, bias, curved, rows, alpha, softcap, dw, db)
+        dh_flat = _flat_gradients(steps, hidden[at], weight, bias, curved, rows, alpha, softcap, dw, db, of_hidden)
     longest = max(longest, 0)
     entries, coefs, sizes = _entries(
         grad_value,
@@ -183,9 +187,11 @@ def gradients(
         probs[:, :longest],
         count,
     )
-    steps.column_sums(*_by_word(entries, coefs, sizes, words), hidden, dw, db, bool(flats))
-    dh = steps.row_sums(entries, coefs, sizes, weight)
-    if dh_flat is not None:
+    if of_words:
+        steps.column_sums(*_by_word(entries, coefs, sizes, words), hidden, dw, db, bool(flats))
+    if of_hidden:
+        dh = steps.row_sums(entries, coefs, sizes, weight)
+    if of_hidden and dh_flat is not None:
         dh[at] = (dh[at] + dh_flat).to(dh.dtype)
     if linear and spread is not None:
         _add_linear_mean(hidden, weight, spread, grad_mean, dh, dw, db)
@@ -302,8 +308,9 @@ def _flat_gradients(
     softcap: float,
     dw: Tensor,
     db: Tensor,
+    of_hidden: bool,
 ) -> Tensor:
-    """Fill the gradients of weight and bias; return that of rows, at least in float32."""
+    """Fill the gradients of weight and bias, unless they are empty; return that of rows, at least in float32."""
     real = rows.top.dtype
     operand = hidden.dtype if steps.half else real
     hidden = hidden.to(operand)
@@ -321,7 +328,10 @@ def _flat_gradients(
             local = [None if t is None else t[words] for t in (bias, spread)]
             dx = steps.slopes(x, *local, rows.part(some), alpha, softcap, operand)
             del x
-            steps.add_product(dh[some], dx, w)
+            if of_hidden:
+                steps.add_product(dh[some], dx, w)
+            if dw.numel() == 0:
+                continue
             if bias is not None:
                 db[words] += dx.sum(0, dtype=real) * unit
             if len(hidden) == height and not scaled:
@@ -388,7 +398,8 @@ def _add_linear_mean(
         dh[rows] = (dh[rows] + grad_mean[rows].unsqueeze(1) * of_rows).to(dh.dtype)
     for words in pieces(len(dw), PIECE):
         dw[words] = (dw[words] + c[words].unsqueeze(1) * of_words).to(dw.dtype)
-    db += c * grad_mean.sum()
+    if len(db):
+        db += c * grad_mean.sum()
 
 
 # rows that are widened at once

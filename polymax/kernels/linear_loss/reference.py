@@ -99,6 +99,8 @@ def linear_loss_backward(
     probs: Tensor,
     count: Tensor,
     extent: Tensor,
+    of_hidden: bool,
+    of_words: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     alpha = alpha if alphas is None else float(alphas)
     x = logits(hidden, weight, bias, softcap)
@@ -112,5 +114,6 @@ def linear_loss_backward(
     if softcap:
         dx = dx * (1 - (x / softcap).square())
     with torch.autocast(hidden.device.type, enabled=False):
-        dh, dw = dx @ wide(weight), dx.mT @ wide(hidden)
-    return dh.to(hidden.dtype), dw.to(weight.dtype), dx.sum(0)
+        dh = dx @ wide(weight) if of_hidden else dx.new_empty(0)
+        dw = dx.mT @ wide(hidden) if of_words else dx.new_empty(0)
+    return dh.to(hidden.dtype), dw.to(weight.dtype), dx.sum(0) if of_words else dx.new_empty(0)

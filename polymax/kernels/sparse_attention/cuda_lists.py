@@ -11,6 +11,7 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     b_tanh,
     cap_slope,
     kept,
+    last_error,
     load_rows,
     raised,
     row_states,
@@ -155,7 +156,7 @@ def listed_contexts(
         r = 1 / a
         worst = 2.0
         turn = 0
-        while (worst > 1 + tolerance) & (turn < 24):
+        while (worst > 1 + last_error(tolerance, a, LEARNED)) & (turn < 24):
             b_over = tl.maximum(b_sink - b_t, 0.0)
             b_w = tl.maximum(b_u - b_t[:, None], 0.0)
             b_f = weight(b_over, r, R) + tl.sum(weight(b_w, r, R), 1)

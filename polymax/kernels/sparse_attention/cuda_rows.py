@@ -8,6 +8,7 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     alpha_slope,
     cap_slope,
     kept,
+    last_error,
     load_rows,
     part,
     raised,
@@ -109,7 +110,7 @@ def contexts(
 
         worst = 2.0
         turn = 0
-        while (worst > 1 + tolerance) & (turn < 24):
+        while (worst > 1 + last_error(tolerance, a, LEARNED)) & (turn < 24):
             b_w = tl.maximum(b_sink - b_t, 0.0)
             b_f, b_g = weight(b_w, r, R), slope(b_w, r, R)
             for i_p in tl.static_range(0, 3):

@@ -107,18 +107,6 @@ def cap_slope(b_raw, scale, softcap):
 
 
 @triton.jit
-def weight(b_w, r, R: tl.constexpr):
-    """p = w^r, where w = (u - tau)_+; R is 1 and 2 for sparsemax and alpha 1.5, 0 for any other r."""
-    if R == 1:
-        b_p = b_w
-    elif R == 2:
-        b_p = b_w * b_w
-    else:
-        b_p = tl.where(b_w > 0, tl.exp2(r * tl.log2(tl.where(b_w > 0, b_w, 1.0))), 0.0)
-    return b_p
-
-
-@triton.jit
 def slope(b_w, r, R: tl.constexpr):
     """s = p^(2 - alpha) = w^(r - 1), 0 outside the support."""
     if R == 1:
@@ -131,6 +119,19 @@ def slope(b_w, r, R: tl.constexpr):
 
 
 @triton.jit
+def weight(b_w, r, R: tl.constexpr):
+    """p = w^r, where w = (u - tau)_+; R is 1 and 2 for sparsemax and alpha 1.5, 0 for any other r."""
+    if R == 1:
+        b_p = b_w
+    elif R == 2:
+        b_p = b_w * b_w
+    else:
+        # one power serves both, where both are asked for
+        b_p = b_w * slope(b_w, r, R)
+    return b_p
+
+
+@triton.jit
 def raised(b_t, b_f, b_g, a1, R: tl.constexpr):
     """Newton's step on the r-norm: it never passes the threshold from below. f = sum w^r, g = sum w^(r - 1)."""
     if R == 1:
@@ -140,6 +141,14 @@ def raised(b_t, b_f, b_g, a1, R: tl.constexpr):
     else:
         b_step = (b_f - tl.exp2((1 - a1) * tl.log2(tl.maximum(b_f, 1.0)))) / b_g
     return tl.where(b_f > 1, b_t + b_step, b_t)
+
+
+@triton.jit
+def last_error(tolerance, a1, LEARNED: tl.constexpr):
+    """How far the sum of weights may be from 1 before the last of Newton's steps, which squares it for alpha <= 1.5."""
+    if LEARNED:
+        tolerance = tl.where(a1 <= 0.5, 1e-3, tolerance)
+    return tolerance
 
 
 @triton.jit

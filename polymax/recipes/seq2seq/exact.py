@@ -54,9 +54,9 @@ def _best(
     encoded, state = model.encode(source, torch.tensor([source.shape[1]], device=source.device))
     # the largest first: log-probabilities only fall, so a score stays below what it is at the greatest length
     waiting = [(0.0, 0, Hypothesis((), 0.0, state, 0))]
-    best, score, number = None, least, 1
+    best, score, number, dropped = None, least, 1, -inf
     while waiting and most > 0:
-        chosen = []
+        chosen: list[Hypothesis] = []
         while waiting and len(chosen) < min(TOGETHER, most):
             bound, _, one = heappop(waiting)
             if -bound > score:
@@ -74,12 +74,15 @@ def _best(
             if length == search.longest:
                 continue
             row[[PAD, BEGIN, END]] = -inf
-            bounds = row / search.longest**search.length_penalty
-            for word in (bounds > score).nonzero().flatten().tolist():
+            bounds, order = (row / search.longest**search.length_penalty).sort(descending=True, stable=True)
+            # more than can be extended need not wait, but they may keep the rest from being a proof
+            kept = min(int((bounds > score).sum()), most)
+            dropped = max(dropped, float(bounds[kept]) if kept < len(bounds) else -inf)
+            for bound, word in zip(bounds[:kept].tolist(), order[:kept].tolist()):
                 following = Hypothesis((*one.words, word), float(row[word]), states, which)
-                heappush(waiting, (-float(bounds[word]), number, following))
+                heappush(waiting, (-bound, number, following))
                 number += 1
-    return best, score, not any(-bound > score for bound, _, _ in waiting)
+    return best, score, max([dropped, *(-bound for bound, _, _ in waiting)]) <= score
 
 
 def _extended(model: Seq2Seq, source: Source, chosen: list[Hypothesis]) -> tuple[State, Tensor]:

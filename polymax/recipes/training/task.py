@@ -76,7 +76,14 @@ class Alternating(Model):
 
 @dataclass
 class Trained:
-    """A model with all it needs to be used: what `polymax.recipes.load` gives."""
+    """A model with all it needs to be used: what `polymax.recipes.load` gives.
+
+    Example:
+        >>> from polymax.recipes import load
+        >>> load("nowhere").results(["Anna sings."])
+        Traceback (most recent call last):
+        FileNotFoundError: nowhere is not a run: there is no nowhere/config.json
+    """
 
     task: "Task"
     options: Any
