@@ -36,7 +36,7 @@ class ClassifyTask(LatentTask):
             "sides": Words(SIDES[: len(examples[0].sides)]),
         }
 
-    def model(self, options: ClassifyOptions, vocabularies: Vocabularies) -> Classifier:
+    def model(self, options: ClassifyOptions, vocabularies: Vocabularies) -> Classifier:  # type: ignore[override]
         if options.rationale:
             return Rationale(options, self.sizes(vocabularies))
         return super().model(options, vocabularies)
