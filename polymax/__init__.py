@@ -6,6 +6,7 @@ from typing import Any as _Any
 from polymax import _moved as _moved
 
 # modules
+from polymax import factors as factors
 from polymax import nn as nn
 
 # bands of cells for dynamic time warping
@@ -32,12 +33,17 @@ from polymax.estimators import SparseExpectation as SparseExpectation
 from polymax.estimators import Spigot as Spigot
 from polymax.estimators import StraightThrough as StraightThrough
 
+# factor graphs: structures and constraints that share variables
+from polymax.factors import Factor as Factor
+from polymax.factors import FactorGraph as FactorGraph
+
 # likelihoods of sequence models
 from polymax.likelihoods import ctc_alignment as ctc_alignment
 from polymax.likelihoods import ctc_loss as ctc_loss
 from polymax.likelihoods import hmm_log_likelihood as hmm_log_likelihood
 from polymax.likelihoods import hmm_posterior as hmm_posterior
 from polymax.likelihoods import hmm_viterbi as hmm_viterbi
+from polymax.likelihoods import rnnt_loss as rnnt_loss
 
 # losses
 from polymax.losses import Partial as Partial
@@ -59,6 +65,7 @@ from polymax.mappings import csoftmax as csoftmax
 from polymax.mappings import csparsemax as csparsemax
 from polymax.mappings import entmax as entmax
 from polymax.mappings import fusedmax as fusedmax
+from polymax.mappings import groupedmax as groupedmax
 from polymax.mappings import hardmax as hardmax
 from polymax.mappings import normmax as normmax
 from polymax.mappings import oscarmax as oscarmax
@@ -78,6 +85,7 @@ from polymax.regularizers import Bounded as Bounded
 from polymax.regularizers import Custom as Custom
 from polymax.regularizers import Fused as Fused
 from polymax.regularizers import Gini as Gini
+from polymax.regularizers import Grouped as Grouped
 from polymax.regularizers import Norm as Norm
 from polymax.regularizers import Oscar as Oscar
 from polymax.regularizers import Regularizer as Regularizer
@@ -85,6 +93,11 @@ from polymax.regularizers import Shannon as Shannon
 from polymax.regularizers import SquaredPNorm as SquaredPNorm
 from polymax.regularizers import Tsallis as Tsallis
 from polymax.regularizers import Zero as Zero
+
+# alignments of sequences with gaps, to read
+from polymax.sequences import aligned_strings as aligned_strings
+from polymax.sequences import cigar as cigar
+from polymax.sequences import write_fasta as write_fasta
 
 # smoothed maxima over structures
 from polymax.smoothing import HardMax as HardMax
@@ -99,26 +112,39 @@ from polymax.solvers import AwayStep as AwayStep
 from polymax.solvers import FrankWolfe as FrankWolfe
 from polymax.solvers import Pairwise as Pairwise
 
+# alignments of speech
+from polymax.speech import TokenSpan as TokenSpan
+from polymax.speech import forced_align as forced_align
+from polymax.speech import merge_tokens as merge_tokens
+from polymax.speech import monotonic_alignment_search as monotonic_alignment_search
+
 # structures: what inference ranges over
+from polymax.structures import CTC as CTC
 from polymax.structures import Alignment as Alignment
 from polymax.structures import Assignment as Assignment
+from polymax.structures import BudgetChain as BudgetChain
 from polymax.structures import Chain as Chain
 from polymax.structures import Counted as Counted
 from polymax.structures import Dag as Dag
 from polymax.structures import DynamicProgram as DynamicProgram
 from polymax.structures import Explicit as Explicit
+from polymax.structures import GappedAlignment as GappedAlignment
+from polymax.structures import GrandparentTree as GrandparentTree
 from polymax.structures import Hypergraph as Hypergraph
 from polymax.structures import Monotonic as Monotonic
 from polymax.structures import ProjectiveTree as ProjectiveTree
 from polymax.structures import Ranking as Ranking
 from polymax.structures import Sampled as Sampled
+from polymax.structures import SegmentChain as SegmentChain
 from polymax.structures import SemiMarkov as SemiMarkov
+from polymax.structures import SiblingTree as SiblingTree
 from polymax.structures import Simplex as Simplex
 from polymax.structures import SpanningTree as SpanningTree
 from polymax.structures import SpanTree as SpanTree
 from polymax.structures import Structure as Structure
 from polymax.structures import Subsequence as Subsequence
 from polymax.structures import Subset as Subset
+from polymax.structures import Transducer as Transducer
 from polymax.structures import soft_rank as soft_rank
 from polymax.structures import soft_sort as soft_sort
 
@@ -143,7 +169,7 @@ _moved.install()
 
 # modules that are loaded when asked for: matplotlib and what trains are extras
 _LAZY = ("explore", "plot", "recipes", "testing")
-_MODULES = ("nn",)
+_MODULES = ("factors", "nn")
 
 # all that is imported above
 __all__ = sorted(

@@ -18,12 +18,16 @@ def floating(x: Any, name: str) -> None:
 
 def broadcasts(t: Tensor, x: Tensor, name: str) -> None:
     """A tensor that broadcasts to the shape of the scores."""
-    try:
-        fits = torch.broadcast_shapes(t.shape, x.shape) == x.shape
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not broadcastable(t.shape, x.shape):
         raise ValueError(f"{name} must broadcast to the scores {tuple(x.shape)}; got {tuple(t.shape)}")
+
+
+def broadcastable(shape: torch.Size, to: torch.Size) -> bool:
+    """True if a tensor of this shape broadcasts to the other one."""
+    try:
+        return torch.broadcast_shapes(shape, to) == to
+    except RuntimeError:
+        return False
 
 
 def parameter(t: Tensor, x: Tensor, dim: int, name: str, full: bool = False) -> None:

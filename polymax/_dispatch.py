@@ -73,6 +73,7 @@ class Operator:
             or type(x) not in _PLAIN
             or _transforming()
             or _batched(x)
+            or _wrapped(x)
             or _modes()
             or _profiling()
             or (x.requires_grad and torch.is_grad_enabled())
@@ -80,7 +81,7 @@ class Operator:
             return self.op(x, *args)
         for a in args:
             # gradients taken many at once, by `is_grads_batched`, come without a sign that functions are transformed
-            if isinstance(a, Tensor) and _batched(a):
+            if isinstance(a, Tensor) and (_batched(a) or _wrapped(a)):
                 return self.op(x, *args)
         if x.is_cpu:
             return self.cpu(x, *args)
@@ -99,6 +100,8 @@ _transforming = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 _profiling = torch.autograd._profiler_enabled
 _batched = torch._C._functorch.is_legacy_batchedtensor
+# a tensor that torch.func wrapped outlives the transformation, in what a backward pass has saved
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def _lazily(package: str, file: str, name: str) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ def tensors(y: Parts) -> tuple[Tensor, ...]:
 
 def map_parts(change: Callable[[Tensor], Tensor], y: Parts) -> Parts:
     """The structure with every tensor changed."""
-    return change(y) if isinstance(y, Tensor) else type(y)(*(change(t) for t in y))
+    return change(y) if isinstance(y, Tensor) else y._make(change(t) for t in y)
 
 
 def narrow(y: Parts, dtype: torch.dtype) -> Parts:
@@ -27,7 +27,9 @@ def narrow(y: Parts, dtype: torch.dtype) -> Parts:
 
 
 def checked(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Scores of one floating-point type, at least in float32."""
+    """Scores of one floating-point type, at least in float32; numbers after the first are tensors of its type."""
+    if any(type(x) in (int, float) for x in scores[1:]) and isinstance(scores[0], Tensor):
+        scores = tuple(scores[0].new_tensor(x) if type(x) in (int, float) else x for x in scores)
     for x in scores:
         if not isinstance(x, Tensor) or x.dtype not in _check.FLOATS:
             _check.floating(x, "scores")

@@ -1,6 +1,7 @@
 """The command `polymax`: `pip install polymax[cli]`."""
 
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,12 @@ def application() -> Any:
         ] = False,
     ) -> None:
         """Differentiable sparse and structured inference for PyTorch."""
+        # a first call compiles kernels, and says so
+        told = logging.StreamHandler()
+        told.setFormatter(logging.Formatter("%(message)s"))
+        logger = logging.getLogger("polymax")
+        logger.handlers = [told]
+        logger.setLevel(logging.INFO)
 
     @app.command()
     def demo(out: Annotated[Path, typer.Option(help="Directory for pictures and report.")] = here) -> None:
@@ -84,6 +91,21 @@ def application() -> Any:
                     text = json.dumps(speed.results(timings, device), indent=2) + "\n"
                     temporary.write_text(text, encoding="utf-8")
                 console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+
+    @app.command()
+    def warmup(
+        names: Annotated[
+            list[str] | None, typer.Argument(metavar="[NAME]...", help="What to compile; all of it.")
+        ] = None,
+        device: Annotated[str, typer.Option(help="Where it will be computed: cpu, cuda, ...")] = "cpu",
+        jobs: Annotated[int, typer.Option(min=0, help="Compilers at once; 0 for as many as there are cores.")] = 0,
+    ) -> None:
+        """Compile kernels ahead, so that no first call has to wait for them."""
+        from polymax.warmup import PROBLEMS, warm_up
+
+        with plain_errors("stopped; what was compiled is kept", ValueError):
+            for name, seconds in warm_up(names or list(PROBLEMS), device=device, jobs=jobs or None):
+                rich.get_console().print(f"{name:18} {seconds:6.1f} s", highlight=False)
 
     from polymax.explore.commands import explore
     from polymax.recipes.training import commands as training

@@ -1,4 +1,4 @@
-"""Likelihoods of sequence models: connectionist temporal classification, and hidden Markov models.
+"""Likelihoods of sequence models: connectionist temporal classification, transducers, and hidden Markov models.
 
     log p(x) = log of the sum over hidden paths z of p(x, z)
 
@@ -6,21 +6,19 @@ See: Graves et al. 2006, Connectionist temporal classification; Rabiner 1989, A 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax.hypergraphs.graph import Builder, Family, Graph
 from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals
-from polymax.structures import Chain
+from polymax.structures import Chain, Transducer
 from polymax.structures.base import checked_lengths
 from polymax.structures.chain import ChainParts
+from polymax.structures.ctc import checked_targets, lattice, states_of
 from polymax.structures.dynamic import HARD, SHANNON, Derivations
 
 Lengths = Tensor | Sequence[int]
@@ -51,12 +49,12 @@ def ctc_loss(
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
-    lattice = _ctc(log_probs, targets, input_lengths, target_lengths, blank)
-    losses = -lattice.derivations.problem().value(SHANNON)
+    paths, _, counts = _ctc(log_probs, targets, input_lengths, target_lengths, blank)
+    losses = -paths.problem().value(SHANNON)
     if zero_infinity:
         losses = torch.where(losses == torch.inf, 0, losses)
     if reduction == "mean":
-        losses = losses / lattice.target_lengths.clamp(min=1)
+        losses = losses / counts.clamp(min=1)
     losses = losses.to(log_probs.dtype)
     if log_probs.dim() == 2:
         return losses[0]
@@ -74,11 +72,78 @@ def ctc_alignment(
         >>> ctc_alignment(torch.tensor([[0.1, 0.9], [0.8, 0.2]]).log(), torch.tensor([1]), [2], [1])
         tensor([1, 0])
     """
-    lattice = _ctc(log_probs.detach(), targets, input_lengths, target_lengths, blank)
-    n, states = log_probs.shape[0], lattice.labels.shape[1]
-    y = lattice.derivations.problem().expectation(HARD)[:, : n * states].unflatten(-1, (n, states))
-    labels = torch.where((y == 0).all(-1), -1, lattice.labels.gather(1, y.argmax(-1)))
+    paths, labels, _ = _ctc(log_probs.detach(), targets, input_lengths, target_lengths, blank)
+    n, states = log_probs.shape[0], labels.shape[1]
+    y = paths.problem().expectation(HARD)[:, : n * states].unflatten(-1, (n, states))
+    labels = torch.where((y == 0).all(-1), -1, labels.gather(1, y.argmax(-1)))
     return labels[0] if log_probs.dim() == 2 else labels
+
+
+def rnnt_loss(
+    logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Lengths,
+    target_lengths: Lengths,
+    blank: int = -1,
+    clamp: float = -1,
+    reduction: str = "mean",
+    fused_log_softmax: bool = True,
+) -> Tensor:
+    """- log of the probability of the targets by a transducer, summed over all alignments: torchaudio's rnnt_loss.
+
+    Without `fused_log_softmax`, logits are log-probabilities. A positive `clamp` bounds the entries of the gradient in
+    the logits. "mean" is that of the batch. Twice differentiable; `pm.Transducer` is the set of alignments.
+
+    Shapes: logits (N, T, U + 1, V); targets (N, U); lengths (N,)
+
+    Example:
+        >>> rnnt_loss(torch.zeros(1, 2, 2, 2), torch.tensor([[0]]), [2], [1])  # 2 alignments of 3 steps
+        tensor(1.3863)
+
+    See: Graves 2012, Sequence transduction with recurrent neural networks.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
+    _check.floating(logits, "logits")
+    if logits.dim() != 4 or not logits.shape[2]:
+        raise ValueError(f"logits must be (N, T, U + 1, V); got {tuple(logits.shape)}")
+    batch, n, states, classes = logits.shape
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        came = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
+        raise TypeError(f"targets must be a tensor of integers; got {came}")
+    if targets.shape != (batch, states - 1):
+        raise ValueError(f"targets must be {(batch, states - 1)}, as the logits have it; got {tuple(targets.shape)}")
+    if not -classes <= blank < classes:
+        raise ValueError(f"blank must be one of {classes} classes; got {blank}")
+    frames = _lengths(logit_lengths, batch, n, logits.device, "logit_lengths")
+    counts = _lengths(target_lengths, batch, states - 1, logits.device, "target_lengths")
+    targets = targets.to(device=logits.device, dtype=torch.long)
+    inside = torch.arange(states - 1, device=logits.device) < counts[:, None]
+    targets = torch.where(inside, targets, 0)
+    if _check.readable(targets) and bool(((targets < 0) | (targets >= classes)).any()):
+        raise ValueError(f"targets must be in [0, {classes}); got values in [{targets.min()}, {targets.max()}]")
+    x = wide(_Clamped.apply(logits, clamp) if clamp > 0 else logits)
+    ends, labels = x[..., blank], x[:, :, :-1].gather(3, targets[:, None, :, None].expand(-1, n, -1, 1)).squeeze(3)
+    if fused_log_softmax:
+        total = x.logsumexp(-1)
+        ends, labels = ends - total, labels - total[:, :, :-1]
+    losses = -Marginals(Transducer((frames, counts))).max(ends, labels).to(logits.dtype)
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+class _Clamped(Function):
+    """The logits themselves; the entries of their gradient are clamped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
+        ctx.bound = bound
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g.clamp(-ctx.bound, ctx.bound), None
 
 
 def hmm_log_likelihood(initial: Tensor, transition: Tensor, emission: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -135,19 +200,10 @@ def _hmm(initial: Tensor, transition: Tensor, emission: Tensor) -> tuple[Tensor,
     return torch.cat([first, emission[..., 1:, :]], -2), transition
 
 
-@dataclass(frozen=True)
-class _Lattice:
-    """Paths through frames and the targets with blanks around every label.
-
-    Shapes: labels (N, 2 S + 1), the label of each state; target_lengths (N,)
-    """
-
-    derivations: Derivations
-    labels: Tensor
-    target_lengths: Tensor
-
-
-def _ctc(log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, blank: int) -> _Lattice:
+def _ctc(
+    log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, blank: int
+) -> tuple[Derivations, Tensor, Tensor]:
+    """Paths through the frames, the labels (N, 2 S + 1) of their states, and the lengths of the targets (N,)."""
     _check.floating(log_probs, "log_probs")
     if log_probs.dim() not in (2, 3) or not log_probs.shape[0]:
         raise ValueError(f"log_probs must be (T, N, C) or (T, C), T > 0; got {tuple(log_probs.shape)}")
@@ -157,45 +213,8 @@ def _ctc(log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_leng
         raise ValueError(f"blank must be one of {classes} classes; got {blank}")
     frames = _lengths(input_lengths, batch, n, x.device, "input_lengths")
     rows, counts = _rows(targets, target_lengths, batch, x.device, single=log_probs.dim() == 2)
-    inside = torch.arange(rows.shape[1], device=x.device) < counts[:, None]
-    rows = torch.where(inside, rows, blank)
-    if _check.readable(rows) and bool(((rows < 0) | (rows >= classes)).any()):
-        raise ValueError(f"targets must be in [0, {classes}); got values in [{rows.min()}, {rows.max()}]")
-    states = 2 * rows.shape[1] + 1
-    labels = torch.full((batch, states), blank, device=x.device)
-    labels[:, 1::2] = rows
-    at_labels = _Labelled.apply(x, labels)
-    # a path starts at the first blank or the first label, and has no start without frames
-    outside = (torch.arange(states, device=x.device) >= 2) | (frames == 0)[:, None]
-    at_labels = torch.cat([at_labels[:, :1].masked_fill(outside[:, None], -torch.inf), at_labels[:, 1:]], 1)
-    # a blank may be left out between labels that differ
-    skips = torch.where(labels[:, 2:] == labels[:, :-2], -torch.inf, 0.0).to(x.dtype)
-    roots = 2 * n * states + (frames - 1).clamp(min=0) * (rows.shape[1] + 1) + counts
-    roots = torch.where((frames == 0) & (counts == 0), -1, roots)
-    scores = torch.cat([at_labels.flatten(1), skips], 1)
-    graph = _ctc_graph.beside(scores, n, rows.shape[1])
-    return _Lattice(Derivations(scores, graph, roots, torch.Size([batch]), lambda mu: mu), labels, counts)
-
-
-@Family
-def _ctc_graph(n: int, size: int) -> Graph:
-    """Node A(t, j) chooses the state before j, B(t, j) adds the score of j, R(t, l) ends at one of the last states.
-
-    Parts are (n, states) scores of states, and scores of skips into states 2, 3, ...
-    """
-    states = 2 * size + 1
-    t, j = np.ogrid[:n, :states]
-    before, after = 2 * states * t + j, 2 * states * t + states + j
-    skips = n * states + np.arange(states - 2 if size else 0)
-    builder = Builder(parts=n * states + len(skips))
-    builder.add(after, states * t + j, before)
-    builder.add(before[1:], -1, after[:-1])
-    builder.add(before[1:, 1:], -1, after[:-1, :-1])
-    builder.add(before[1:, 2:], skips, after[:-1, :-2])
-    ends = 2 * n * states + (size + 1) * t + np.arange(size + 1)
-    builder.add(ends, -1, after[:, ::2])
-    builder.add(ends[:, 1:], -1, after[:, 1::2])
-    return builder.build(2 * n * states + n * (size + 1))
+    rows = checked_targets(rows, counts, classes, blank)
+    return lattice(x, rows, counts, frames, blank), states_of(rows, blank), counts
 
 
 def _lengths(lengths: Lengths, batch: int, size: int, device: torch.device, name: str) -> Tensor:
@@ -222,28 +241,3 @@ def _rows(targets: Tensor, lengths: Lengths, batch: int, device: torch.device, s
     columns = torch.arange(int(counts.max()) if batch else 0, device=device)
     index = (counts.cumsum(0) - counts)[:, None] + columns
     return targets[index.clamp(max=max(targets.shape[0] - 1, 0))] if targets.shape[0] else index[:, :0], counts
-
-
-class _Labelled(Function):
-    """x (N, T, C) at the labels (N, states) of each instance: (N, T, states)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, labels: Tensor) -> Tensor:
-        return x.gather(2, labels[:, None].expand(-1, x.shape[1], -1))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        x, labels = inputs
-        ctx.classes = x.shape[-1]
-        ctx.save_for_backward(labels)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        (labels,) = ctx.saved_tensors
-        if g.device.type == "cpu":
-            index = labels[:, None].expand(-1, g.shape[1], -1)
-            return g.new_zeros(*g.shape[:2], ctx.classes).scatter_add(2, index, g), None
-        # states share labels: a product sums them in one order, atomic additions in any
-        return g @ torch.nn.functional.one_hot(labels, ctx.classes).to(g.dtype), None

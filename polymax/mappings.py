@@ -5,7 +5,7 @@ broadcasts to the scores; -inf scores are masked too. A fully masked row gives z
 torch.softmax does. What a mapping is named for (alpha, p, strength, bounds, k) comes before `dim`: say `dim=1`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -15,6 +15,7 @@ from polymax.regularizers import (
     Bounded,
     Fused,
     Gini,
+    Grouped,
     Norm,
     Oscar,
     Regularizer,
@@ -144,6 +145,24 @@ def oscarmax(
     tensor([0.5000, 0.0000, 0.5000])
     """
     return _of(Oscar, strength, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
+
+
+def groupedmax(
+    x: Tensor,
+    groups: Tensor | Sequence[int] | Sequence[Sequence[int]],
+    strength: Number = 0.1,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    gamma: Number = 1.0,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Sparse by groups: weights of a group shrink together, and whole groups become exactly 0.
+
+    >>> groupedmax(torch.tensor([1.0, 0.9, 0.6, -1.0]), [0, 0, 1, 1], strength=0.5)
+    tensor([0.5250, 0.4750, 0.0000, 0.0000])
+    """
+    return Grouped(groups, strength, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
 def csoftmax(

@@ -15,6 +15,32 @@ def chain(maximum, unary, transition):
     return maximum(v)
 
 
+def counted(k, state, runs):
+    """A chain in which `state` is entered, or with `runs` begun, at most k times."""
+
+    def value(maximum, unary, transition):
+        n, s = unary.shape[-2:]
+        if n == 0:
+            return unary.new_zeros(unary.shape[:-2])
+        steps = transition.expand(*unary.shape[:-2], max(n - 1, 0), s, s)
+        v = {(j, int(j == state)): unary[..., 0, j] for j in range(s) if int(j == state) <= k}
+        for t in range(1, n):
+            ways = {}
+            for j in range(s):
+                for c in range(min(k, n) + 1):
+                    for i in range(s):
+                        before = c - int(j == state and not (runs and i == state))
+                        if (i, before) in v:
+                            ways.setdefault((j, c), []).append(v[i, before] + steps[..., t - 1, i, j])
+            v = {
+                (j, c): unary[..., t, j] + (maximum(torch.stack(w, -1)) if len(w) > 1 else w[0])
+                for (j, c), w in ways.items()
+            }
+        return maximum(torch.stack([v[key] for key in sorted(v)], -1))
+
+    return value
+
+
 def segments(maximum, segments, transition):
     n, widths, s = segments.shape[-3:]
     steps = transition.expand(*segments.shape[:-3], max(n - 1, 0), s, s)
@@ -59,6 +85,65 @@ def monotonic(maximum, scores):
     return v[n - 1, m - 1]
 
 
+def ctc(labels):
+    """Labels of the states, blanks and targets in turn."""
+
+    def recursion(maximum, scores):
+        v = {(0, j): scores[..., 0, labels[j]] for j in range(min(2, len(labels)))}
+        for t in range(1, scores.shape[-2]):
+            for j, label in enumerate(labels):
+                skip = [(t - 1, j - 2)] if j >= 2 and labels[j] != labels[j - 2] else []
+                before = [v[c] for c in [(t - 1, j), (t - 1, j - 1), *skip] if c in v]
+                if before:
+                    v[t, j] = scores[..., t, label] + maximum(torch.stack(before, -1))
+        ends = [(scores.shape[-2] - 1, len(labels) - 1), (scores.shape[-2] - 1, len(labels) - 2)]
+        return maximum(torch.stack([v[c] for c in ends if c in v], -1))
+
+    return recursion
+
+
+def gapped(local):
+    """M pairs, X deletes a row, Y inserts a column, P is any of these, at i rows and j columns."""
+
+    def recursion(maximum, pairs, *gaps):
+        n, m = pairs.shape[-2:]
+        opens, extends = (g.expand(pairs.shape) for g in (gaps[0], gaps[-1]))
+        zero = torch.zeros_like(pairs[..., 0, 0])
+        v = {}
+        for i in range(n + 1):
+            for j in range(m + 1):
+                if i and j:
+                    v["M", i, j] = pairs[..., i - 1, j - 1] + v["P", i - 1, j - 1]
+                start = [] if local or i + j != 1 else [("P", 0, 0)]
+                up, left = (..., i - 1, max(j - 1, 0)), (..., max(i - 1, 0), j - 1)
+                for kind, at, cell, step in (("X", i, up, (i - 1, j)), ("Y", j, left, (i, j - 1))):
+                    opened = [("M", *step), *start, *([("X", *step)] if kind == "Y" else [])]
+                    ways = [v[kind, *step] + extends[cell]] if at and (kind, *step) in v else []
+                    ways += [v[node] + opens[cell] for node in opened if at and node in v]
+                    if ways:
+                        v[kind, i, j] = maximum(torch.stack(ways, -1))
+                ways = [zero] if local or i + j == 0 else []
+                v["P", i, j] = maximum(torch.stack(ways + [v[k, i, j] for k in "MXY" if (k, i, j) in v], -1))
+        if not local:
+            return v["P", n, m]
+        cells = [v["M", i, j] for i in range(1, n + 1) for j in range(1, m + 1)]
+        return maximum(torch.stack([zero, *cells], -1))
+
+    return recursion
+
+
+def transducer(maximum, blank, label):
+    n, states = blank.shape[-2:]
+    v = {(0, 0): torch.zeros_like(blank[..., 0, 0])}
+    for t in range(n):
+        for u in range(states):
+            ways = [v[t - 1, u] + blank[..., t - 1, u]] if t else []
+            ways += [v[t, u - 1] + label[..., t, u - 1]] if u else []
+            if ways:
+                v[t, u] = maximum(torch.stack(ways, -1))
+    return v[n - 1, states - 1] + blank[..., n - 1, states - 1]
+
+
 def spans(maximum, scores):
     n = scores.shape[1] if scores.dim() == 3 else scores.shape[-2]
     labelled = scores if scores.shape[-3:-1] == (n, n) and scores.dim() > 3 else scores.unsqueeze(-1)
@@ -98,6 +183,61 @@ def arcs(maximum, scores):
 
 def arcs_from_many_roots(maximum, scores):
     return half_trees(maximum, scores, 0)[0][0, scores.shape[-1] - 1]
+
+
+def sibling_half_trees(maximum, scores, pairs, start):
+    """R[i, j], headed at i, and L[i, j], headed at j, modifiers taken from the inside to the outside."""
+    size = scores.shape[-1]
+    zero = torch.zeros_like(scores[..., 0, 0])
+    right = {(i, i): zero for i in range(size)}
+    left = dict(right)
+    to_right, to_left, between = {}, {}, {}
+    for width in range(1, size):
+        for i in range(start, size - width):
+            j = i + width
+            between[i, j] = maximum(torch.stack([right[i, k] + left[k + 1, j] for k in range(i, j)], -1))
+            ways = [left[i + 1, j] + pairs[..., i, i, j]]
+            ways += [to_right[i, k] + between[k, j] + pairs[..., i, k, j] for k in range(i + 1, j)]
+            to_right[i, j] = maximum(torch.stack(ways, -1)) + scores[..., i, j]
+            right[i, j] = maximum(torch.stack([to_right[i, k] + right[k, j] for k in range(i + 1, j + 1)], -1))
+            if i:
+                ways = [right[i, j - 1] + pairs[..., j, j, i]]
+                ways += [between[i, k] + to_left[k, j] + pairs[..., j, k, i] for k in range(i + 1, j)]
+                to_left[i, j] = maximum(torch.stack(ways, -1)) + scores[..., j, i]
+                left[i, j] = maximum(torch.stack([left[i, k] + to_left[k, j] for k in range(i, j)], -1))
+    return right, left
+
+
+def siblings(maximum, scores, pairs):
+    n = scores.shape[-1] - 1
+    right, left = sibling_half_trees(maximum, scores, pairs, 1)
+    ways = [scores[..., 0, r] + pairs[..., 0, 0, r] + left[1, r] + right[r, n] for r in range(1, n + 1)]
+    return maximum(torch.stack(ways, -1))
+
+
+def siblings_from_many_roots(maximum, scores, pairs):
+    return sibling_half_trees(maximum, scores, pairs, 0)[0][0, scores.shape[-1] - 1]
+
+
+def grandparents(maximum, scores, pairs):
+    """Half trees with the head g of their head."""
+    n = scores.shape[-1] - 1
+    zero = torch.zeros_like(scores[..., 0, 0])
+    right = {(g, i, i): zero for g in range(n + 1) for i in range(n + 1)}
+    left, to_right, to_left = dict(right), {}, {}
+    for width in range(1, n + 1):
+        for i in range(1, n + 1 - width):
+            j = i + width
+            for g in [g for g in range(n + 1) if not i <= g <= j]:
+                ways = [right[g, i, k] + left[i, k + 1, j] for k in range(i, j)]
+                to_right[g, i, j] = maximum(torch.stack(ways, -1)) + scores[..., i, j] + pairs[..., g, i, j]
+                ways = [right[j, i, k] + left[g, k + 1, j] for k in range(i, j)]
+                to_left[g, i, j] = maximum(torch.stack(ways, -1)) + scores[..., j, i] + pairs[..., g, j, i]
+                ways = [to_right[g, i, k] + right[i, k, j] for k in range(i + 1, j + 1)]
+                right[g, i, j] = maximum(torch.stack(ways, -1))
+                ways = [left[j, i, k] + to_left[g, k, j] for k in range(i, j)]
+                left[g, i, j] = maximum(torch.stack(ways, -1))
+    return maximum(torch.stack([scores[..., 0, r] + left[0, 1, r] + right[0, r, n] for r in range(1, n + 1)], -1))
 
 
 def paths(edges):

@@ -138,6 +138,15 @@ def cut_square(parts, n):
     return (parts[0][..., :n, :n],)
 
 
+def cut_gaps(parts, n):
+    return tuple(t if t.shape[-2:] == (1, 1) else t[..., :n, :n] for t in parts)
+
+
+def cut_transducer(parts, n):
+    blank, label = parts
+    return blank[..., :n, : n + 1], label[..., :n, :n]
+
+
 def cut_labelled(parts, n):
     return (parts[0][..., :n, :n, :],)
 
@@ -148,6 +157,11 @@ def cut_labelled_arcs(parts, n):
 
 def cut_arcs(parts, n):
     return (parts[0][..., : n + 1, : n + 1],)
+
+
+def cut_pairs(parts, n):
+    arcs, pairs = parts
+    return arcs[..., : n + 1, : n + 1], pairs[..., : n + 1, : n + 1, : n + 1]
 
 
 EDGES = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (0, 3), (3, 4), (2, 5), (3, 5), (1, 4)]
@@ -175,6 +189,28 @@ TABLE = [
         lambda s: [s, (max(s[0] - 1, 0), s[1], s[1])],
         lambda s: s[1] ** s[0],
         recursions.chain,
+        cut_chain,
+        sizes=lambda s: s[1:],
+        few=(2, 3),
+    ),
+    Set(
+        "budget-chain",
+        pm.BudgetChain(2),
+        [(0, 3), (1, 2), (3, 3), (4, 2), (5, 3)],
+        lambda s: [s, (s[1], s[1])],
+        lambda s: sum(comb(s[0], c) * (s[1] - 1) ** (s[0] - c) for c in range(min(2, s[0]) + 1)),
+        recursions.counted(2, 1, runs=False),
+        cut_chain,
+        sizes=lambda s: s[1:],
+        few=(2, 3),
+    ),
+    Set(
+        "segment-chain",
+        pm.SegmentChain(1, state=0),
+        [(1, 2), (2, 3), (4, 2), (4, 3)],
+        lambda s: [s, (s[1], s[1])],
+        lambda s: (s[1] - 1) ** s[0] + sum((s[0] + 1 - w) * (s[1] - 1) ** (s[0] - w) for w in range(1, s[0] + 1)),
+        recursions.counted(1, 0, runs=True),
         cut_chain,
         sizes=lambda s: s[1:],
         few=(2, 3),
@@ -219,6 +255,49 @@ TABLE = [
         lambda s: comb(s[0] - 1, s[1] - 1) if s[0] else 1,
         recursions.monotonic,
         cut_square,
+        paired=True,
+        sizes=lambda s: s[1:],
+    ),
+    Set(
+        "ctc",
+        pm.CTC(torch.tensor([1, 2, 2])),
+        [(4, 3), (5, 3)],
+        lambda s: [s],
+        # one frame less, for the blank between the equal targets
+        lambda s: comb(s[0] - 1 + 3, 6),
+        recursions.ctc([0, 1, 0, 2, 0, 2, 0]),
+        sizes=lambda s: s[1:],
+    ),
+    Set(
+        "gapped",
+        pm.GappedAlignment(),
+        [(1, 1), (3, 1), (2, 4), (3, 3)],
+        lambda s: [s, (1, 1), (1, 1)],
+        lambda s: comb(s[0] + s[1], s[0]),
+        recursions.gapped(local=False),
+        cut_gaps,
+        paired=True,
+        indicators=False,
+    ),
+    Set(
+        "gapped-local",
+        pm.GappedAlignment("local", "linear"),
+        [(0, 0), (1, 1), (3, 3), (2, 3)],
+        lambda s: [s, s],
+        lambda s: comb(s[0] + s[1], s[0]),
+        recursions.gapped(local=True),
+        cut_gaps,
+        paired=True,
+        nothing=0.0,
+    ),
+    Set(
+        "transducer",
+        pm.Transducer(),
+        [(0, 1), (3, 1), (2, 3), (3, 4)],
+        lambda s: [s, (s[0], s[1] - 1)],
+        lambda s: comb(s[0] + s[1] - 2, s[1] - 1) if s[0] else 1,
+        recursions.transducer,
+        cut_transducer,
         paired=True,
         sizes=lambda s: s[1:],
     ),
@@ -274,6 +353,39 @@ TABLE = [
         cut_labelled_arcs,
         extra=1,
         few=(3, 3, 2),
+    ),
+    Set(
+        "sibling-tree",
+        pm.SiblingTree(),
+        [(1, 1), (2, 2), (3, 3), (5, 5)],
+        lambda s: [s, (*s, s[0])],
+        lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) if s[0] > 1 else 1,
+        recursions.siblings,
+        cut_pairs,
+        extra=1,
+        few=(3, 3),
+    ),
+    Set(
+        "sibling-tree-many-roots",
+        pm.SiblingTree(single_root=False),
+        [(1, 1), (2, 2), (4, 4)],
+        lambda s: [s, (*s, s[0])],
+        lambda s: comb(3 * s[0] - 3, s[0] - 1) // (2 * s[0] - 1),
+        recursions.siblings_from_many_roots,
+        cut_pairs,
+        extra=1,
+        few=(3, 3),
+    ),
+    Set(
+        "grandparent-tree",
+        pm.GrandparentTree(),
+        [(1, 1), (2, 2), (3, 3), (5, 5)],
+        lambda s: [s, (*s, s[0])],
+        lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) if s[0] > 1 else 1,
+        recursions.grandparents,
+        cut_pairs,
+        extra=1,
+        few=(3, 3),
     ),
     Set("simplex", pm.Simplex(), [(1,), (2,), (5,)], lambda s: [s], lambda s: s[0], lambda best, x: best(x)),
     Set(

@@ -1,25 +1,23 @@
 """The page in a real browser: every view opens, reacts at once, and can be used by keyboard and screen reader."""
 
-import json
 import re
-import shutil
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from untrained import parser, tagger
+from browser import CHROMIUM, plain_failure
+from untrained import FILES, from_file, parser, tagger
 
 import polymax as pm
 from polymax.explore.app import server as page_server
 from polymax.explore.attention_file import AttentionFile, save_attention
+from polymax.serve.outputs import outputs_of
 from polymax.serve.predictions import Served
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install polymax[dev]")
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
 VIEWS = ("simplex", "structures", "runs", "attention")
@@ -69,7 +67,8 @@ def page(browser, url, request):
     )
     yield opened
     context.close()
-    assert faults == []
+    if faults:
+        pytest.fail(f"the console, or the network, has {faults}", pytrace=False)
 
 
 def show(page, url, view):
@@ -86,6 +85,7 @@ PHONE = {"viewport": {"width": 390, "height": 800}, "has_touch": True}
 
 
 @pytest.mark.parametrize("page", [{}, {**PHONE, "color_scheme": "dark"}], indirect=True, ids=["desk", "phone, dark"])
+@plain_failure
 def test_every_view_opens_fits_and_has_names(page, url):
     for view in VIEWS:
         show(page, url, view)
@@ -161,6 +161,7 @@ def reacts(page, selector, values, watched):
     return any(page.evaluate(MOVE, move) < 100 * slowness() for move in moves)
 
 
+@plain_failure
 def test_the_simplex_reacts_and_gives_python(page, url):
     show(page, url, "simplex")
     page.wait_for_selector(".pmx-weights table")
@@ -177,6 +178,7 @@ def test_the_simplex_reacts_and_gives_python(page, url):
 
 
 @pytest.mark.parametrize("name", ["ProjectiveTree", "Chain", "SpanTree", "Assignment"])
+@plain_failure
 def test_structures_react_at_thirty_tokens(page, url, name):
     show(page, url, "structures")
     page.select_option("select", name)
@@ -198,6 +200,7 @@ def test_structures_react_at_thirty_tokens(page, url, name):
     settled(page)
 
 
+@plain_failure
 def test_a_structure_can_be_chosen(page, url):
     show(page, url, "structures")
     settled(page)
@@ -209,6 +212,7 @@ def test_a_structure_can_be_chosen(page, url):
     assert "saw" in label
 
 
+@plain_failure
 def test_two_runs_are_compared(page, url):
     show(page, url, "runs")
     page.wait_for_selector(".output svg")
@@ -217,8 +221,22 @@ def test_two_runs_are_compared(page, url):
     page.press("[data-field=input]", "Enter")
     page.locator(".output", has_text="Rome").nth(1).wait_for()
     assert page.locator(".output table caption").count() == 2
+    page.locator(".output .pmx-choose").first.click()
+    assert page.locator(".output .pmx-chosen").count() > 0
 
 
+@plain_failure
+def test_outputs_of_every_task_are_drawn(page, url, tmp_path):
+    show(page, url, "simplex")
+    for name in FILES:
+        trained, inputs = from_file(name, tmp_path)
+        draw = "async ([run, output]) => (await import('/runs.js')).outputOf(run, output, 0).textContent"
+        text = page.evaluate(draw, [{"name": "a run", "task": name}, outputs_of(trained, inputs)[0]])
+        assert text.startswith(f"a run: {name}")
+        assert len(text) > len(f"a run: {name}")
+
+
+@plain_failure
 def test_large_attention_opens_and_moves(page, url):
     page.goto("about:blank")
     show(page, url, "attention")
@@ -231,7 +249,9 @@ def test_large_attention_opens_and_moves(page, url):
       const times = [];
       const turn = (k) => {
         if (times.length === 12) { resolve(times); return; }
-        canvas.dispatchEvent(new WheelEvent('wheel', { deltaY: k % 2 ? 300 : -400, bubbles: true, cancelable: true }));
+        // first closer, then up and down
+        const more = k < 4 ? { deltaY: -250, ctrlKey: true } : { deltaY: k % 2 ? 300 : -200 };
+        canvas.dispatchEvent(new WheelEvent('wheel', { ...more, bubbles: true, cancelable: true }));
         requestAnimationFrame(() => requestAnimationFrame(() => {
           times.push(Number(canvas.dataset.milliseconds));
           turn(k + 1);
@@ -254,6 +274,7 @@ def test_large_attention_opens_and_moves(page, url):
     assert page.locator(".supports td button").count() == 16
 
 
+@plain_failure
 def test_pictures_draw_by_themselves(browser, tmp_path):
     """One HTML file without a server: what notebooks and the documentation draw, too."""
     scores = torch.tensor([[1.0, 0.4], [0.2, 0.9]])
@@ -272,6 +293,14 @@ def test_pictures_draw_by_themselves(browser, tmp_path):
         assert page.locator("svg[role=img]").count() >= 1
         if name != "matrix":
             assert reacts(page, "input[type=range]", [3, 30], "#picture")
+    pytest.importorskip("anywidget")
+    shown = pictures["structure"].widget()
+    notebook = """async ([text, data]) => {
+      const made = await import(URL.createObjectURL(new Blob([text], { type: 'text/javascript' })));
+      const el = document.body.appendChild(document.createElement('div'));
+      made.default.render({ model: { get: () => data, on() {} }, el });
+      return el.querySelectorAll('svg[role=img]').length;
+    }"""
+    assert page.evaluate(notebook, [shown._esm, shown.data]) >= 4
     assert faults == []
     page.close()
-    assert json.loads(pictures["matrix"].json())["kind"] == "matrix"

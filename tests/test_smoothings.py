@@ -53,6 +53,8 @@ def test_local_max_is_its_recursion(row, shape, omega, device):
 @every(SETS)
 @smoothed(REGULARIZERS + GENERAL)
 def test_gradient_of_max_is_argmax(row, omega, device):
+    if row.name == "ctc" and isinstance(omega, pm.Bounded):
+        pytest.skip("a forbidden skip leaves one choice, which cannot have all the weight")
     scores = tuple(x.requires_grad_() for x in row.structure.full(*row.scores(batch=(2, 2), device=device)))
     op = pm.LocalMax(row.structure, omega, gamma=0.6)
     slopes = torch.autograd.grad(op.max(*scores).sum(), scores)
@@ -170,7 +172,8 @@ def test_omega(row, device):
     close(op.omega(y), torch.zeros(3), "Omega is 0 at a structure")
     close(pm.HardMax(row.structure).omega(mu), torch.zeros(3), "HardMax has no Omega")
     close(pm.LocalMax(row.structure, pm.Gini()).omega(y), torch.zeros(3), "Omega is 0 at a structure")
-    if isinstance(row.structure, (pm.Chain, pm.SemiMarkov, pm.Dag, pm.Hypergraph, pm.Simplex)):
+    known = pm.Chain, pm.SemiMarkov, pm.Transducer, pm.Dag, pm.Hypergraph, pm.Simplex
+    if isinstance(row.structure, known):
         for smooth in (op, pm.LocalMax(row.structure, pm.Gini(0.7), 0.6), pm.LocalMax(row.structure, pm.Norm(2.0))):
             mu = smooth(*scores)
             equality = row.structure.score(mu, *scores) - smooth.omega(mu)

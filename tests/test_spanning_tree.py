@@ -41,7 +41,6 @@ def marginals(structure, scores):
 
 
 KINDS = {
-    "plain": lambda x: x,
     "forbidden": lambda x: forbid(x, 0.4),
     "far apart": lambda x: 300 * x,
     "huge": lambda x: forbid(1e4 * x, 0.2),
@@ -86,15 +85,6 @@ def test_enumeration(kind, n, single_root, device):
 
 
 @roots
-def test_counts(single_root):
-    zeros = torch.zeros(9, 9, dtype=torch.float64)
-    for n in range(1, 9):
-        count = n ** (n - 1) if single_root else (n + 1) ** (n - 1)
-        value = SpanningTree(single_root=single_root).logsumexp(zeros[: n + 1, : n + 1])
-        close(value.exp() / count, 1.0, "exp(logsumexp(0)) counts trees")
-
-
-@roots
 def test_derivatives(single_root):
     structure = SpanningTree(torch.tensor([3, 2, 0]), single_root)
     scores = forbid(randn(3, 4, 4), 0.1)
@@ -109,46 +99,6 @@ def test_derivatives(single_root):
     gradcheck(lambda e: marginals(structure, filled(e)), x)
     gradgradcheck(lambda e: marginals(structure, filled(e)), x)
     gradcheck(lambda e: structure.best_score(filled(e)), x)
-
-
-@roots
-def test_padding_is_a_shorter_problem(single_root, device):
-    lengths = torch.tensor([4, 3, 2, 1, 0])
-    scores = randn(5, 5, 5)
-    filled = scores.clone()
-    for b, n in enumerate(lengths.tolist()):
-        filled[b, n + 1 :] = torch.nan
-        filled[b, :, n + 1 :] = torch.nan
-    x = filled.to(device).requires_grad_()
-    structure = SpanningTree(lengths.to(device), single_root)
-    value, best, mu = structure.logsumexp(x), structure.map(x), marginals(structure, x)
-    draw = structure.sample((x,), (3,))
-    values, top = structure.kbest((x,), 2)[::-1]
-    (second,) = torch.autograd.grad((mu * randn(5, 5, 5, seed=2).to(device)).sum(), x)
-    assert bool(torch.isfinite(second).all()), "padding has no second derivative"
-    for b, n in enumerate(lengths.tolist()):
-        alone = SpanningTree(single_root=single_root)
-        short = scores[b, : n + 1, : n + 1].to(device)
-        close(value[b], alone.logsumexp(short), "padding is a shorter problem: logsumexp")
-        close(values[b], alone.kbest((short,), 2)[1], "padding is a shorter problem: kbest")
-        for whole, small in ((best[b], alone.map(short)), (mu[b], marginals(alone, short))):
-            close(whole[: n + 1, : n + 1], small, "padding is a shorter problem")
-        for part in (best[b], mu[b], *draw[:, b], *top[b]):
-            assert part.count_nonzero() == part[: n + 1, : n + 1].count_nonzero(), "padding is exactly 0"
-        assert bool((structure.decode(draw[:, b])[:, n:] == -1).all())
-        assert bool((structure.decode(draw[:, b])[:, :n] >= 0).all())
-
-
-@roots
-def test_nan_stays_in_its_instance(single_root):
-    structure = SpanningTree(single_root=single_root)
-    scores = randn(3, 5, 5)
-    clean, mean = structure.logsumexp(scores), marginals(structure, scores)
-    scores[1, 2, 3] = torch.nan
-    value = structure.logsumexp(scores)
-    assert bool(torch.isnan(value[1]))
-    equal(value[::2], clean[::2], "NaN stays in its instance")
-    equal(marginals(structure, scores)[::2], mean[::2], "NaN stays in its instance")
 
 
 @roots
@@ -198,7 +148,7 @@ def test_the_best_of_many(single_root):
 
 
 @roots
-@pytest.mark.parametrize("kind", ["plain", "forbidden", "peaked"])
+@pytest.mark.parametrize("kind", ["forbidden", "peaked"])
 def test_draws(kind, single_root):
     scores = randn(1, 4, 4, seed=4)
     if kind == "forbidden":
@@ -231,10 +181,9 @@ def test_draws_of_a_long_sentence():
 
 
 @roots
-@pytest.mark.parametrize("kind", ["plain", "forbidden"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_k_best(kind, n, single_root):
-    scores = KINDS[kind](randn(6, n + 1, n + 1))
+def test_k_best(n, single_root):
+    scores = forbid(randn(6, n + 1, n + 1), 0.4)
     y, values = enumerated(scores, n, single_root)
     best, found = SpanningTree(single_root=single_root).kbest((scores,), 20)
     expected = values.sort(0, descending=True).values[:20].T
@@ -368,28 +317,16 @@ def test_torch_around_it(device):
         close(b, a, "compiled is the same")
 
 
-def test_compact_form_and_errors():
+def test_errors():
     structure = SpanningTree()
-    y = structure.map(randn(2, 5, 5))
-    equal(structure.encode(structure.decode(y)).to(y.dtype), y, "encode undoes decode")
-    assert structure.vertices((1, 1)).shape == (1, 1, 1)
     assert len(trees(3, False)) == 16
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        x = randn(2, 5, 5).to(dtype)
-        assert structure.map(x).dtype == structure.logsumexp(x).dtype == structure.best_score(x).dtype == dtype
-        assert structure.sample((x,)).dtype == structure.kbest((x,), 2)[1].dtype == dtype
-        close(structure.logsumexp(x), structure.logsumexp(x.double()).to(dtype), "the value in every dtype")
+    x = randn(2, 5, 5).half()
+    assert structure.sample((x,)).dtype == structure.kbest((x,), 2)[1].dtype == torch.float16
     with pytest.raises(ValueError, match=r"must be \(\*batch, n \+ 1, n \+ 1\)"):
         structure.map(torch.zeros(3, 4))
-    with pytest.raises(TypeError, match="float"):
-        structure.map(torch.zeros(3, 3, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"in \[0, 3\]"):
-        SpanningTree(torch.tensor([4])).map(torch.zeros(1, 4, 4))
     with pytest.raises(ValueError, match="positive integer"):
         structure.kbest((torch.zeros(3, 3),), 0)
     with pytest.raises(TypeError, match="no dynamic program"):
         structure.problem(torch.zeros(3, 3)).value(2.0)
     assert structure.problem(torch.zeros(3, 3)).value(HARD) == 0
-    assert structure.logsumexp(torch.zeros(0, 3, 3)).shape == (0,)
-    assert structure.map(torch.zeros(0, 3, 3)).shape == (0, 3, 3)
     assert structure.sample((torch.zeros(0, 3, 3),), (2,)).shape == (2, 0, 3, 3)

@@ -218,7 +218,7 @@ def test_wrong_scores_are_refused(row):
             row.with_lengths(torch.tensor([1])).map(*scores)
         with pytest.raises(TypeError, match="integers"):
             row.with_lengths(torch.tensor([1.0, 1.0])).map(*scores)
-    else:
+    elif "lengths" not in vars(row.structure):
         with pytest.raises(TypeError, match="has no lengths"):
             row.structure.with_lengths(torch.tensor([1, 1]))
 
@@ -316,6 +316,28 @@ def test_a_structure_needs_no_enumeration():
         pm.testing.check_structure(Rook(), (2, 2))
     with pytest.raises(TypeError, match="Rook has no lengths"):
         pm.HardMax(Rook()).with_lengths(torch.tensor([1]))
+
+
+class CountedRook(Rook, pm.Counted):
+    """A board whose sum is known, and nothing else."""
+
+    def logsumexp(self, *scores):
+        return scores[0].flatten(-2).logsumexp(-1)
+
+
+def test_what_a_set_does_not_say_has_a_general_answer():
+    board = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
+    softmax = board.flatten(-2).softmax(-1).view_as(board)
+    close(pm.Marginals(CountedRook())(board), softmax, "marginals are the gradient of the sum")
+    close(pm.Marginals(CountedRook()).omega(Rook().map(board)), torch.zeros(3), "Omega is known at structures")
+    with pytest.raises(ValueError, match="known at the structures of CountedRook alone"):
+        pm.Marginals(CountedRook()).omega(softmax)
+    with pytest.raises(TypeError, match="CountedRook cannot be sampled"):
+        pm.Marginals(CountedRook()).distribution(board)
+    for set_ in (Rook(), CountedRook()):
+        mu = pm.Perturbed(set_, samples=4)(board, generator=torch.Generator().manual_seed(0))
+        assert bool(torch.isfinite(torch.autograd.grad(mu[:, 0, 0].sum(), board)[0]).all())
+        assert torch.equal(set_.decode(set_.encode(torch.tensor([[1, 0]]), 2, 2)), torch.tensor([[1, 0]]))
 
 
 @every(RAGGED)

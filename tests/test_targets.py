@@ -270,6 +270,9 @@ def test_encode_refuses_what_is_no_structure(row):
         wrong.view(-1)[0] = beyond
         with pytest.raises(ValueError, match=r"y is no|must be in"):
             row.structure.encode(wrong, *row.sizes(row.shape))
+    if row.name == "gapped":
+        # no pairs are an alignment of gaps alone
+        return
     # an instance without a structure is zeros, and back
     none = row.structure.encode(torch.full_like(index[:1], -1), *row.sizes(row.shape))
     assert all(bool((t == 0).all()) for t in tensors(none))
@@ -321,6 +324,8 @@ def test_encode_says_what_is_wrong(structure, index, shape, message):
 @every(RAGGED)
 def test_encode_takes_shorter_structures(row):
     """Padding is -1, at the end."""
+    if row.name == "gapped":
+        pytest.skip("the pairs of a global alignment do not tell how long the gap after the last one is")
     size = row.size()
     structure = row.with_lengths(torch.arange(size + 1))
     scores = row.scores(batch=(size + 1,))

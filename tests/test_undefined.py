@@ -15,7 +15,7 @@ from polymax.structures.base import tensors
 NAN, INF = math.nan, math.inf
 SOLVERS = [pm.ActiveSet(), pm.FrankWolfe(max_iter=30), pm.AwayStep(max_iter=30), pm.Pairwise(max_iter=30)]
 # a structure of the empty set of parts, or of parts that no score forbids
-NEVER_DEAD = ("subset-at-most", "explicit", "ranking")
+NEVER_DEAD = ("subset-at-most", "explicit", "ranking", "gapped", "gapped-local")
 
 
 def operators(structure):

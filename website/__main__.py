@@ -19,8 +19,13 @@ def main() -> None:
     pages = ", ".join(f'{{ "{group.title.split(":")[0]}" = "reference/{group.page}" }}' for group in reference.groups())
     config = BUILD / "zensical.toml"
     config.write_text(TEMPLATE.read_text(encoding="utf-8").replace("@REFERENCE@", pages), encoding="utf-8")
-    command = [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean", "--config-file", config]
-    sys.exit(subprocess.run(command, cwd=BUILD, check=False).returncode)
+    zensical = str(Path(sys.executable).parent / "zensical")
+    command = [zensical, "build", "--strict", "--clean", "--config-file", str(config)]
+    if code := subprocess.run(command, cwd=BUILD, check=False).returncode:
+        sys.exit(code)
+    # pages that are opened as files find the index of the search in a script
+    index = (BUILD / "website" / "search.json").read_text(encoding="utf-8")
+    (BUILD / "website" / "search.js").write_text(f"var __index = {index};\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

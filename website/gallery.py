@@ -1,4 +1,4 @@
-"""Pictures of pages: blocks of Python that leave a `picture` behind are run, and what they leave is shown under them."""
+"""Pictures of pages: blocks of Python that leave a `picture` behind are run, and it is shown above them."""
 
 import contextlib
 import io
@@ -60,7 +60,8 @@ def _kept(drawn: Any, stem: str, staged: Path, up: str) -> str:
         file.write_text(
             f"(window.polymaxPictures = window.polymaxPictures || {{}})[{stem!r}] = {drawn.json()};\n", encoding="utf-8"
         )
-        return f'<div class="pmx polymax-picture" data-picture="{stem}"></div>\n<script src="{up}assets/pictures/{stem}.js"></script>'
+        drawn_here = f'<div class="pmx polymax-picture" data-picture="{stem}"></div>'
+        return f'{drawn_here}\n<script src="{up}assets/pictures/{stem}.js"></script>'
     file = staged / "pictures" / f"{stem}.svg"
     file.parent.mkdir(parents=True, exist_ok=True)
     drawn.figure.savefig(file, bbox_inches="tight", transparent=False)

@@ -56,7 +56,8 @@ def public_names(module: str) -> list[str]:
 
 def grouped_imports(file: Path) -> Iterator[tuple[str, list[str]]]:
     """The names that a file imports, under the comment before them."""
-    title, names = "", []
+    title = ""
+    names: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith("__version__"):
             break
@@ -92,6 +93,9 @@ def entry(name: str, value: Any) -> str:
     else:
         parts.append(f"A value of the kind `{type(value).__name__}`.\n")
     if inspect.isclass(value):
+        above = [base.__name__ for base in value.__mro__[1:-1] if base.__module__.startswith("polymax")]
+        if above:
+            parts.append(f"A kind of {', '.join(f'`{base}`' for base in above)}, with their methods.\n")
         methods = [f"- {line}" for line in _methods(value)]
         if methods:
             parts.append("\n".join(["**Methods and properties**\n", *methods, ""]))
@@ -107,6 +111,8 @@ def signature(name: str, value: Any) -> str:
     text = re.sub(r"<factory>|<object object at \w+>|<function (\w+) at \w+>", lambda m: m[1] or "...", str(found))
     text = re.sub(r"<([\w.]+) object at 0x\w+>", "...", text).replace("torch.Tensor", "Tensor")
     text = re.sub(r"\b(?:polymax|collections\.abc|typing|torch)\.(?:\w+\.)*", "", text).replace("'", "")
+    if inspect.isclass(value):
+        text = text.removesuffix(" -> None")
     line = f"{name}{text}"
     if len(line) <= 88:
         return line
@@ -204,4 +210,8 @@ def _indented(lines: list[str], place: int) -> tuple[list[str], int]:
 def _escaped(text: str) -> str:
     """Plain text of a docstring, whose stars, underscores and angles are no Markdown; what is in backticks stays."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([*_<>\[\]|])", r"\\\1", part) for part in parts)
+    return "".join(part if part.startswith("`") else _plain(part) for part in parts)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"([*_\[\]])", r"\\\1", text.replace("<", "&lt;").replace(">", "&gt;"))

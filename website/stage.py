@@ -1,4 +1,4 @@
-"""What Zensical gets: the documents with their links, mathematics and pictures made ready, and pages that are written."""
+"""What Zensical gets: documents with their links, mathematics and pictures made ready, and pages made by code."""
 
 import re
 import shutil

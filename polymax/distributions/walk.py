@@ -159,7 +159,7 @@ class Walk(Distribution):
         return q.T
 
     def _hyperedges(self, y: Parts) -> tuple[Tensor, Tensor]:
-        """Which hyperedges the derivation of y uses, (*lead, B, edges), and whether there is one, (*lead, *batch)."""
+        """How often a derivation of y uses hyperedges, (*lead, B, edges), and bool (*lead, *batch): is there one?"""
         tree = self._tree
         dims = self.structure.event_dims(*tensors(y))
         if tree.flat is not None:

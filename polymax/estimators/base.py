@@ -118,15 +118,15 @@ def each(change: Callable[..., Tensor], y: Parts, *others: Any) -> Parts:
     """Structures put together tensor by tensor."""
     if isinstance(y, Tensor):
         return change(y, *(tensors(other)[0] for other in others))
-    return type(y)(*(change(*t) for t in zip(y, *others, strict=True)))
+    return y._make(change(*t) for t in zip(y, *others, strict=True))
 
 
 def chosen(estimator: Estimator, y: Parts, scores: tuple[Tensor, ...]) -> Parts:
     """y, with the gradient of the estimator in the scores."""
     if not (functional() or (torch.is_grad_enabled() and any(x.requires_grad for x in scores))):
         return y
-    found = _Chosen.apply(estimator, type(y), *tensors(y), *scores)
-    return found[0] if isinstance(y, Tensor) else type(y)(*found)
+    found = _Chosen.apply(estimator, *tensors(y), *scores)
+    return found[0] if isinstance(y, Tensor) else y._make(found)
 
 
 class _Chosen(Function):
@@ -135,25 +135,25 @@ class _Chosen(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(estimator: Estimator, kind: Any, *y_and_scores: Tensor) -> tuple[Tensor, ...]:
+    def forward(estimator: Estimator, *y_and_scores: Tensor) -> tuple[Tensor, ...]:
         return tuple(t.clone() for t in y_and_scores[: len(y_and_scores) // 2])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        ctx.estimator, ctx.kind, *tensors = inputs
+        ctx.estimator, *tensors = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *g: Tensor) -> tuple[Any, ...]:
         count = len(g)
         y, scores = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        whole, slope = (t[0] if issubclass(ctx.kind, Tensor) else ctx.kind(*t) for t in (y, g))
+        whole, slope = (ctx.estimator.structure.named(*t) for t in (y, g))
         found = tensors(ctx.estimator.vjp(whole, slope, *scores))
         masks = ctx.estimator.structure.gradient_mask(whole)
         grads = (torch.where(mask & (x != -torch.inf), d, 0) for mask, x, d in zip(masks, scores, found, strict=True))
         # a structure of NaN has no other derivative
         grads = (torch.where(torch.isnan(part), part, d) for part, d in zip(y, grads, strict=True))
-        return None, None, *(None,) * count, *grads
+        return None, *(None,) * count, *grads
 
 
 # torch binds the arguments of apply by the signature of forward, and would compute it at each call

@@ -101,7 +101,13 @@ def save_attention(
 
 @dataclass(frozen=True)
 class AttentionFile:
-    """An open file of attention weights; heads are read when they are asked for."""
+    """An open file of attention weights; heads are read when they are asked for.
+
+    Example:
+        >>> AttentionFile.open("nowhere.npz")
+        Traceback (most recent call last):
+        FileNotFoundError: [Errno 2] No such file or directory: 'nowhere.npz'
+    """
 
     path: Path
     layers: int

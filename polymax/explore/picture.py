@@ -17,6 +17,11 @@ class Picture:
 
     In a notebook a picture shows itself as a widget (`pip install polymax[explore]`); `write("picture.html")` keeps it
     as one file that needs nothing else.
+
+    Example:
+        >>> from polymax import explore
+        >>> explore.mapping([1.0, 0.0])
+        Picture(kind='mapping')
     """
 
     def __init__(self, data: Mapping[str, Any]) -> None:

@@ -41,13 +41,16 @@ def omega_of_choices(mu: Derivations, omega: Regularizer) -> Tensor | None:
 
 
 def _determined(mu: Derivations, levels: Levels) -> bool:
-    """True if every choice that a derivation has is between parts; the root may choose where it ends, too."""
+    """True if every choice that a derivation has is between parts of its own; the root may choose its end, too."""
     graph, heads = mu.graph, levels.heads
     into = torch.zeros(graph.nodes, dtype=torch.long, device=heads.device).index_add(0, heads, torch.ones_like(heads))
     every = mu.scores.new_ones(graph.edges, mu.roots.shape[0])
     reached = (levels.outside(every, mu.roots, every.new_ones(mu.roots.shape))[1] > 0).any(-1)
     silent = (graph.part < 0) & (into[heads] > 1) & reached[heads]
-    return not bool((silent & ~torch.isin(heads, mu.roots)).any())
+    # a part of several hyperedges does not tell which of them it was
+    used = graph.part[(graph.part >= 0) & reached[heads]]
+    once = used.unique().numel() == used.numel()
+    return once and not bool((silent & ~torch.isin(heads, mu.roots)).any())
 
 
 def _visits(q: Tensor, levels: Levels) -> Tensor:

@@ -271,7 +271,7 @@ def _one(v: Tensor) -> Tensor:
 
 
 def _last() -> bool:
-    """Whether nobody derives what a backward pass computes: torch.compile never does."""
+    """True if nobody derives what a backward pass computes: torch.compile never does."""
     return torch.compiler.is_compiling() or not (torch.is_grad_enabled() or transformed())
 
 

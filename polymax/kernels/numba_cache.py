@@ -7,10 +7,12 @@ temporary directory of the user's, or not at all, and what is damaged is deleted
 
 import ast
 import hashlib
+import logging
 import os
 import pickle
 import stat
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +25,12 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataC
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _warned = False
+
+# seconds of compiling before a word is said
+PATIENCE = 2.0
+_LOGGER = logging.getLogger("polymax")
+_waiting: threading.Timer | None = None
+_told = False
 
 
 def keep_compiled(dispatcher: Any) -> Any:
@@ -107,14 +115,18 @@ class KernelCache(FunctionCache):
         self._cache_file = IndexDataCacheFile(self._cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = None
         try:
-            return super().load_overload(sig, target_context)
+            found = super().load_overload(sig, target_context)
         except Exception:
             # what damage raises depends on where it is: any error means that there is nothing to be had
             self._delete()
-            return None
+        if found is None:
+            _say_when_it_takes_long()
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
+        _compiled()
         try:
             super().save_overload(sig, data)
         except OSError as reason:
@@ -162,6 +174,28 @@ def _imported(path: Path) -> tuple[bool, list[Path]]:
     ours = [_PACKAGE.joinpath(*name.split(".")[1:]) for name in names if name.startswith("polymax.")]
     files = [file for at in ours for file in (at.with_suffix(".py"), at / "__init__.py") if file.exists()]
     return any("numba" in name for name in names), files
+
+
+def _say_when_it_takes_long() -> None:
+    """Start to wait for a compilation; what takes longer than PATIENCE is told to the logger, once in a process."""
+    global _waiting
+    if _waiting is None and not _told:
+        _waiting = threading.Timer(PATIENCE, _tell)
+        _waiting.daemon = True
+        _waiting.start()
+
+
+def _compiled() -> None:
+    global _waiting
+    if _waiting is not None:
+        _waiting.cancel()
+        _waiting = None
+
+
+def _tell() -> None:
+    global _told
+    _told = True
+    _LOGGER.info("compiling kernels for a first call; they are kept, and `polymax warmup` compiles all of them ahead")
 
 
 def _user() -> int:

@@ -28,6 +28,11 @@ class AttentionStatistics:
     set of keys with a weight above 0.
 
     Shapes: all tensors (heads,), or () where the weights had no heads
+
+    Example:
+        >>> query, key = torch.eye(4).expand(2, 4, 4), 5 * torch.eye(4).expand(2, 4, 4)
+        >>> pm.nn.attention_statistics(query, key, mapping=pm.sparsemax).mean_support
+        tensor([1., 1.])
     """
 
     zeros: Tensor

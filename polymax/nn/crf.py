@@ -12,7 +12,7 @@ from polymax.distributions.gibbs import Gibbs
 from polymax.kernels.widen import wide
 from polymax.nn.tag_schemes import TagConstraints
 from polymax.structures import Chain
-from polymax.structures.compact.choices import chosen
+from polymax.structures.compact.choices import used_index
 from polymax.structures.dynamic import HARD, SHANNON
 
 
@@ -105,7 +105,7 @@ class CRF(nn.Module):
         """The most probable tags of each sequence."""
         with torch.no_grad():
             unary, transition, chain, kept, _ = self._scores(emissions, mask)
-            tags = chosen(chain.states(HARD, unary, transition)).tolist()
+            tags = used_index(chain.states(HARD, unary, transition)).tolist()
         return [row[:n] for row, n in zip(tags, kept.sum(1).tolist(), strict=True)]
 
     def marginals(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> Any:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from polymax.estimators.baselines import Baseline, Situation
 from polymax.estimators.clipped import clipped
-from polymax.estimators.expected_loss import carrying
+from polymax.estimators.expected_loss import value_with_gradient
 
 
 class PolicyGradient(nn.Module):
@@ -46,8 +46,8 @@ class PolicyGradient(nn.Module):
         advantages = self.advantages(losses, features, best_losses)
         if log_prob.shape != losses.shape:
             raise ValueError(f"log_prob must be {tuple(losses.shape)}; got {tuple(log_prob.shape)}")
-        value = carrying(losses.mean(), (advantages.detach() * log_prob).mean())
-        return carrying(value, advantages.square().mean()) if advantages.requires_grad else value
+        value = value_with_gradient(losses.mean(), (advantages.detach() * log_prob).mean())
+        return value_with_gradient(value, advantages.square().mean()) if advantages.requires_grad else value
 
     def advantages(
         self, losses: Tensor, features: Tensor | None = None, best_losses: Callable[[], Tensor] | None = None

@@ -8,7 +8,12 @@ from torch import Tensor
 
 
 class TagConstraints(NamedTuple):
-    """Which tags may stand where, True = allowed: [previous, next] (s, s), first (s,) and last (s,)."""
+    """Which tags may stand where, True = allowed: [previous, next] (s, s), first (s,) and last (s,).
+
+    Example:
+        >>> bio_constraints(["O", "B-PER", "I-PER"]).start
+        tensor([ True,  True, False])
+    """
 
     transitions: Tensor
     start: Tensor

@@ -41,6 +41,10 @@ class TreePlan:
         tokens (k,)         places in used of the tokens of all trees, as levels take them
         roots (count, m)    places in the last block of the nodes without a parent, its size where there is none
         nodes (count, T)    places in all blocks, one after the other, of all nodes, their number at padding
+
+    Example:
+        >>> len(pm.nn.heads_plan(torch.tensor([[2, 0, 2]])).levels)
+        2
     """
 
     levels: tuple[Level, ...]

@@ -21,6 +21,11 @@ def curves(regularizers: Mapping[str, Any], *, reach: float = 3.0, axes: Any = N
 
     `regularizers` maps labels to regularizers; `axes` is a pair. Returns the pair: smoothed max, argmax.
 
+    Example:
+        >>> left, right = curves({"sparsemax": pm.Gini()})
+        >>> right.get_title()
+        'first weight of the argmax'
+
     See: Niculae and Blondel 2017, Section 2.
     """
     if not isinstance(regularizers, Mapping) or not regularizers:
@@ -53,6 +58,11 @@ def simplex(regularizer: Any, scores: Any = None, *, ax: Any = None, labels: Seq
     scores, a grid over a disc, show how often the result is sparse; a path of scores draws a trajectory.
 
     Shapes: scores (points, 3).
+
+    Example:
+        >>> ax = simplex(pm.Gini(), labels=("a", "b", "c"))
+        >>> [text.get_text() for text in ax.texts]
+        ['a', 'b', 'c']
     """
     s = disc() if scores is None else torch.as_tensor(array("scores", scores))
     if s.ndim != 2 or s.shape[1] != 3 or len(s) == 0:

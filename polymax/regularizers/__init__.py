@@ -5,6 +5,7 @@ from polymax.regularizers.bounded import Bounded
 from polymax.regularizers.custom import Custom
 from polymax.regularizers.entropies import Gini, Shannon, Tsallis, Zero
 from polymax.regularizers.fused import Fused, Oscar
+from polymax.regularizers.grouped import Grouped
 from polymax.regularizers.norms import Norm, SquaredPNorm
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Custom",
     "Fused",
     "Gini",
+    "Grouped",
     "Norm",
     "Oscar",
     "Regularizer",

@@ -21,6 +21,8 @@ from polymax.serve.errors import Refused
 log = logging.getLogger("polymax.serve")
 
 JSON = "application/json; charset=utf-8"
+# bytes of a body that is refused, which are read and thrown away
+DRAINED = 64 << 20
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # a page of ours asks this server alone, and runs no script but its own files
 POLICY = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
@@ -87,6 +89,8 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     wbufsize = -1
     server: "Server"
+    # bytes of a refused body that may still come
+    _unread = 0
 
     def setup(self) -> None:
         super().setup()
@@ -172,8 +176,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             raise Refused(411, "a request must say its Content-Length")
         if int(length) > self.server.limits.body:
-            # what follows is not read
             self.close_connection = True
+            self._unread = int(length)
             raise Refused(413, f"a body may have {self.server.limits.body} bytes; got {int(length)}")
         text = self.rfile.read(int(length))
         if len(text) < int(length):
@@ -201,6 +205,13 @@ class Handler(BaseHTTPRequestHandler):
         if method != "HEAD":
             self.wfile.write(answer.body)
         self.wfile.flush()
+        self._drain()
+
+    def _drain(self) -> None:
+        """Read on for a while, and forget it: a client that is still sending sees no answer before it has sent."""
+        left, self._unread = min(self._unread, DRAINED), 0
+        while left > 0 and (read := self.rfile.read1(min(left, 1 << 16))):
+            left -= len(read)
 
 
 class Server(ThreadingHTTPServer):

@@ -1,11 +1,13 @@
 """No smoothing: the best structure and its score."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from polymax.smoothing.base import Smoothing
 from polymax.structures.base import Parts, Structure, tensors
+from polymax.structures.dynamic import checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +28,14 @@ class HardMax(Smoothing):
 
     def argmax(self, *scores: Tensor) -> Parts:
         return self.structure.map(*scores)
+
+    def solve(self, *scores: Tensor) -> Any:
+        """For a factor graph, whose maximum is a linear relaxation: the point, and if it is integral and so exact."""
+        found = self.structure.relaxed(*checked(scores))
+        if found is None:
+            name = type(self.structure).__name__
+            raise TypeError(f"solve reports on a relaxation, and {name} has none: argmax is its best structure")
+        return found
 
     def omega(self, mu: Parts) -> Tensor:
         first, dims = tensors(mu)[0], self.structure.event_dims(*tensors(mu))[0]

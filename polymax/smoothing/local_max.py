@@ -11,7 +11,7 @@ from polymax.hypergraphs.smoothed import kernel_alpha, smoothed_expectation, smo
 from polymax.regularizers import Regularizer
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
-from polymax.smoothing.temperature import cooled, warmed
+from polymax.smoothing.temperature import restore_scale, scaled_scores
 from polymax.structures.base import Parts
 from polymax.structures.dynamic import DynamicProgram
 
@@ -44,13 +44,13 @@ class LocalMax(Smoothing):
 
     def max(self, *scores: Tensor) -> Tensor:
         gamma, unit = self._split
-        cold = cooled(self.structure, checked(scores), gamma)
-        return warmed(smoothed_value(self.structure, unit, cold), gamma).to(scores[0].dtype)
+        scaled = scaled_scores(self.structure, checked(scores), gamma)
+        return restore_scale(smoothed_value(self.structure, unit, scaled), gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
         gamma, unit = self._split
-        cold = cooled(self.structure, self.structure.full(*checked(scores)), gamma)
-        return narrow(smoothed_expectation(self.structure, unit, cold), scores[0].dtype)
+        scaled = scaled_scores(self.structure, self.structure.full(*checked(scores)), gamma)
+        return narrow(smoothed_expectation(self.structure, unit, scaled), scores[0].dtype)
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> float:
         if not self.regularizer.zero_at_vertices:
@@ -60,7 +60,7 @@ class LocalMax(Smoothing):
 
     def omega(self, mu: Parts) -> Tensor:
         """Known where expected parts determine the choices of the recursion, and at structures, where it is 0."""
-        return warmed(self.structure.omega(mu, self.regularizer), self.gamma)
+        return restore_scale(self.structure.omega(mu, self.regularizer), self.gamma)
 
     def best_of(self, *scores: Tensor) -> Tensor:
         """All that are allowed count, as the recursion smooths them."""
@@ -69,7 +69,7 @@ class LocalMax(Smoothing):
     def distribution(self, *scores: Tensor) -> Walk:
         """The random walk from the root: at each node a hyperedge, drawn by its weight."""
         gamma, unit = self._split
-        return Walk(self.structure, cooled(self.structure, checked(scores), gamma), unit, scores[0].dtype)
+        return Walk(self.structure, scaled_scores(self.structure, checked(scores), gamma), unit, scores[0].dtype)
 
     @property
     def _split(self) -> tuple[float | Tensor, Regularizer]:

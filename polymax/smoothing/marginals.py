@@ -9,7 +9,7 @@ from polymax.distributions.gibbs import Gibbs
 from polymax.regularizers import Shannon
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
-from polymax.smoothing.temperature import cooled, warmed
+from polymax.smoothing.temperature import restore_scale, scaled_scores
 from polymax.structures.base import Counted, Parts, Sampled, Structure
 
 
@@ -37,17 +37,17 @@ class Marginals(Smoothing):
     def max(self, *scores: Tensor) -> Tensor:
         if not isinstance(self.gamma, Tensor) and self.gamma == 1:
             return self.structure.logsumexp(*scores)
-        cold = cooled(self.structure, checked(scores), self.gamma)
-        return warmed(self.structure.logsumexp(*cold), self.gamma).to(scores[0].dtype)
+        scaled = scaled_scores(self.structure, checked(scores), self.gamma)
+        return restore_scale(self.structure.logsumexp(*scaled), self.gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
         if not isinstance(self.gamma, Tensor) and self.gamma == 1:
             return self.structure.marginals(*scores)
-        cold = cooled(self.structure, self.structure.full(*checked(scores)), self.gamma)
-        return narrow(self.structure.marginals(*cold), scores[0].dtype)
+        scaled = scaled_scores(self.structure, self.structure.full(*checked(scores)), self.gamma)
+        return narrow(self.structure.marginals(*scaled), scores[0].dtype)
 
     def omega(self, mu: Parts) -> Tensor:
-        return warmed(self.structure.omega(mu, Shannon()), self.gamma)
+        return restore_scale(self.structure.omega(mu, Shannon()), self.gamma)
 
     def best_of(self, *scores: Tensor) -> Tensor:
         """All that are allowed count, by their probabilities."""
@@ -57,4 +57,4 @@ class Marginals(Smoothing):
         """p(y) = exp(<scores, y> / gamma) / Z."""
         if not isinstance(self.structure, Sampled):
             raise TypeError(f"{type(self.structure).__name__} cannot be sampled: it has no `gibbs`")
-        return self.structure.gibbs(cooled(self.structure, checked(scores), self.gamma), scores[0].dtype)
+        return self.structure.gibbs(scaled_scores(self.structure, checked(scores), self.gamma), scores[0].dtype)

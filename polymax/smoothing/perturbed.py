@@ -64,7 +64,7 @@ class Perturbed(Smoothing):
         drawn = self._drawn(scores, generator)
         y = self._best(drawn)
         mu = tuple(t.mean(0) for t in applied(_Vertices, self, *tensors(y), *drawn))
-        return narrow(mu[0] if isinstance(y, Tensor) else type(y)(*mu), scores[0].dtype)
+        return narrow(mu[0] if isinstance(y, Tensor) else y._make(mu), scores[0].dtype)
 
     def omega(self, mu: Parts) -> Tensor:
         """Unknown: it is the conjugate of an expectation."""

@@ -1,6 +1,7 @@
 """SparseMAP: the point of the polytope nearest to the scores, as a mean of few structures."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from polymax.distributions.finite import Finite
 from polymax.kernels.active_set import path
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
-from polymax.smoothing.temperature import cooled, warmed
+from polymax.smoothing.temperature import restore_scale, scaled_scores
 from polymax.solvers import ActiveSet, Solution, Solver
 from polymax.solvers.mixture import best_value, weights_and_mean
 from polymax.solvers.traced import traced
@@ -49,16 +50,19 @@ class SparseMap(Smoothing):
             positive(self.gamma, "gamma")
 
     def max(self, *scores: Tensor) -> Tensor:
-        cold = cooled(self.structure, checked(scores), self.gamma)
-        if torch.compiler.is_compiling():
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
+        relaxed = self.structure.projected_value(*cold)
+        if relaxed is not None:
+            value = relaxed
+        elif torch.compiler.is_compiling():
             value = traced(self.solver, self.structure, cold)[0]
         else:
             derived = _derived(cold)
             value = best_value(self.structure, self._solved(cold, None, derived), cold, derived)
-        return warmed(value, self.gamma).to(scores[0].dtype)
+        return restore_scale(value, self.gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         mu = self.structure.projection(*cold)
         if mu is None:
             if torch.compiler.is_compiling():
@@ -72,7 +76,7 @@ class SparseMap(Smoothing):
     def omega(self, mu: Parts) -> Tensor:
         first = tensors(mu)[0]
         dims = self.structure.event_dims(*tensors(mu))[0]
-        return warmed(first.square().flatten(-dims).sum(-1) / 2, self.gamma)
+        return restore_scale(first.square().flatten(-dims).sum(-1) / 2, self.gamma)
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> Tensor:
         first = self.structure.compact.first(index, *scores).double()
@@ -83,13 +87,21 @@ class SparseMap(Smoothing):
             y = self.structure.map(*scores)
         return self.structure.best_score(*scores) - self.omega(y)
 
-    def solve(self, *scores: Tensor, start: Solution | None = None) -> Solution:
-        """The structures and their weights, from those of an earlier solution where one is given."""
-        return self._solved(cooled(self.structure, checked(scores), self.gamma), start, whole=False)
+    def solve(self, *scores: Tensor, start: Solution | None = None) -> Any:
+        """The structures and their weights, from those of an earlier solution; for a graph, how its factors agree."""
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
+        relaxed = self.structure.projected(*cold)
+        return self._solved(cold, start, whole=False) if relaxed is None else relaxed
 
-    def distribution(self, *scores: Tensor, start: Solution | None = None) -> Finite:
-        """The distribution over the structures that make up mu; `start` is for a warm start."""
-        cold = cooled(self.structure, checked(scores), self.gamma)
+    def distribution(self, *scores: Tensor, start: Solution | None = None) -> Any:
+        """The distribution over the structures that make up mu; for a graph, those of its `factors`.
+
+        `start` is for a warm start.
+        """
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
+        relaxed = self.structure.projected(*cold)
+        if relaxed is not None:
+            return relaxed.distribution()
         derived = _derived(cold)
         solution = self._solved(cold, start, derived)
         p, *mu = weights_and_mean(self.structure, solution, cold, derived)
@@ -113,7 +125,7 @@ class SparseMap(Smoothing):
             'argmax is the closed form of Ranking.projection; what else is asked for: a loop in torch asks Ranking.map \
 for the whole batch at each iteration, because Ranking.search says nothing of how the set is searched.'
         """
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         loop = path(self.solver, self.structure, cold)
         if self.structure.projection(*cold) is None:
             return loop

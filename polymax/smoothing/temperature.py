@@ -6,14 +6,14 @@ from torch import Tensor
 from polymax.structures.base import Structure
 
 
-def cooled(structure: Structure, scores: tuple[Tensor, ...], gamma: float | Tensor) -> tuple[Tensor, ...]:
+def scaled_scores(structure: Structure, scores: tuple[Tensor, ...], gamma: float | Tensor) -> tuple[Tensor, ...]:
     """scores / gamma; gamma is a number, or a tensor that broadcasts to (*batch,)."""
     if not isinstance(gamma, Tensor):
         return scores if gamma == 1 else tuple(x / gamma for x in scores)
     return tuple(_divided(x, gamma, dims) for x, dims in zip(scores, structure.event_dims(*scores), strict=True))
 
 
-def warmed(value: Tensor, gamma: float | Tensor) -> Tensor:
+def restore_scale(value: Tensor, gamma: float | Tensor) -> Tensor:
     """gamma times a value; a value of -inf has no derivative in gamma."""
     if not isinstance(gamma, Tensor):
         return value if gamma == 1 else value * gamma

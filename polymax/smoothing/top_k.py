@@ -12,7 +12,7 @@ from polymax.regularizers import Gini
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
 from polymax.smoothing.hard_max import HardMax
-from polymax.smoothing.temperature import cooled, warmed
+from polymax.smoothing.temperature import restore_scale, scaled_scores
 from polymax.solvers.undefined import instances, nan_of, undefined_parts
 from polymax.structures.base import Parts, Sampled, tensors
 from polymax.structures.dynamic import checked
@@ -47,7 +47,7 @@ class TopKSparsemax(Smoothing):
 
     def max(self, *scores: Tensor) -> Tensor:
         _, values, _ = self._best(scores)
-        return warmed(Gini().max(values), self.gamma).to(scores[0].dtype)
+        return restore_scale(Gini().max(values), self.gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
         return self.distribution(*scores).mean
@@ -69,7 +69,7 @@ class TopKSparsemax(Smoothing):
         Where there are fewer, zeros of score -inf follow. The parts of instances with NaN among their scores are the
         third; there, structures are zeros and scores NaN.
         """
-        cold = cooled(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked(scores), self.gamma)
         with torch.no_grad():
             y, known = self._listed(cold)
             undefined = undefined_parts(self.structure, cold)

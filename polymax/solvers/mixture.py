@@ -39,6 +39,11 @@ def best_value(structure: Structure, solution: Solution, scores: tuple[Tensor, .
     return applied(_Value, mixed, *mixed.full(scores))
 
 
+def response_of(structure: Structure, solution: Solution, moved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """How mu follows scores that move along `moved`, in full shape: a symmetric linear map."""
+    return _mixed(structure, solution).response(torch.zeros_like(solution.probs), moved)[1:]
+
+
 def _mixed(structure: Structure, solution: Solution) -> "_Lists | _Dense":
     found = solution.found
     return _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)

@@ -13,6 +13,7 @@ class Search(NamedTuple):
     there is one. Structures use each part once at most, so that lists of parts hold them.
 
     tags           unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) and lengths (B,) of chains
+    counted_tags   the same, of chains that count; the options are the limit, the state, and if its runs are counted
     arcs           scores (B, n + 1, n + 1) and lengths (B,) of spanning trees; the option is `single_root`
     cells          scores (B, n, m), rows (B,) and columns (B,) of assignments
     derivations    scores (B, parts) and roots (B,) of a dynamic program; the option is its graph

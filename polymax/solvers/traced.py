@@ -93,7 +93,7 @@ def _state(structure: Structure, solution: Solution) -> Tensor:
     if isinstance(solution.found, UsedParts):
         found, listed = solution.found.places, 1
     else:
-        whole = tensors(structure.complete(solution.vertices))
+        whole = tensors(structure.complete_each(solution.vertices, solution.probs.dim() - 1))
         found, listed = torch.cat([t.flatten(solution.probs.dim()) for t in whole], -1), 0
     head = found.new_tensor([solution.probs.shape[-1], found.shape[-1], listed], dtype=torch.float64)
     return torch.cat([head, *(t.reshape(-1).double() for t in (found, solution.probs, solution.overlaps))])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Alignment(DynamicProgram):
 
     lengths: tuple[Tensor, Tensor] | None = None
     may_be_empty = False
+    form = partial(Cells, corners=True)
     parts_once = True
 
     def problem(self, *scores: Tensor) -> Problem:
@@ -45,10 +47,6 @@ class Alignment(DynamicProgram):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return usable_cells(self.lengths, *parts)
-
-    @property
-    def compact(self) -> Cells:
-        return Cells(self, corners=True)
 
     def most_parts(self, *events: torch.Size) -> int:
         return events[0][0] + events[0][1]

@@ -43,6 +43,7 @@ class Assignment(Structure):
 
     lengths: tuple[Tensor, Tensor] | None = None
     may_be_empty = False
+    form = Columns
 
     def map(self, *scores: Tensor) -> Tensor:
         """The best assignment as indicators (*batch, n, m).
@@ -80,7 +81,7 @@ class Assignment(Structure):
         return Duals(u.to(scores[0].dtype), v.to(scores[0].dtype))
 
     def feasible(self, *scores: Tensor) -> Tensor:
-        """Whether -inf leaves an assignment, bool (*batch,)."""
+        """True for instances in which -inf leaves an assignment, bool (*batch,)."""
         return (self._solved(*scores)[1] != -math.inf).all(-1)
 
     def search(self, *scores: Tensor) -> Search:
@@ -130,10 +131,6 @@ class Assignment(Structure):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return usable_cells(self.lengths, *parts)
-
-    @property
-    def compact(self) -> Columns:
-        return Columns(self)
 
     def why_uncounted(self) -> str:
         return f"{super().why_uncounted()}: the sum over assignments is #P-complete"

@@ -1,6 +1,7 @@
 """What a set of structures offers: its best element, its enumeration, and for some the sum over all."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from polymax import _check
 from polymax._function import functional
 from polymax._parts import Parts as Parts
+from polymax._parts import map_parts
 from polymax._parts import tensors as tensors
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Regularizer
@@ -32,6 +34,8 @@ class Structure(ABC):
     may_be_empty: bool = True
     # True if every structure is one part, so that a point of the hull is the distribution over structures itself
     one_part: bool = False
+    # the compact form, as a function of the structure
+    form: Callable[[Any], Compact] = Compact
 
     @abstractmethod
     def map(self, *scores: Tensor) -> Parts:
@@ -66,6 +70,18 @@ class Structure(ABC):
         """The point of the hull nearest to the scores, where it has a closed form."""
         return None
 
+    def relaxed(self, *scores: Tensor) -> Any:
+        """The best point of a relaxation of the hull, for sets that have no `map` of their own; None for others."""
+        return None
+
+    def projected(self, *scores: Tensor) -> Any:
+        """The nearest point of a relaxation of the hull, with what a solver reports; None for sets without one."""
+        return None
+
+    def projected_value(self, *scores: Tensor) -> Tensor | None:
+        """<scores, mu> - 1/2 ||mu||^2 at that point, (*batch,), whose gradient is mu; None for sets without one."""
+        return None
+
     def search(self, *scores: Tensor) -> "Search | None":
         """How the compiled loops of SparseMAP find the best structure; None, where the set does not say, leaves it to
         `map`, which is asked for a whole batch at each iteration.
@@ -81,8 +97,12 @@ class Structure(ABC):
         return None
 
     def complete(self, first: Tensor) -> Parts:
-        """Structures from their first tensor, where that determines the others."""
+        """Structures from their first tensor (*lead, *batch, ...), where that determines the others."""
         return first
+
+    def complete_each(self, vertices: Tensor, dim: int) -> Parts:
+        """The same for first tensors (*batch, k, ...), where k is dimension `dim`."""
+        return map_parts(lambda t: t.movedim(0, dim), self.complete(vertices.movedim(dim, 0)))
 
     def mean(self, vertices: Tensor, probs: Tensor) -> Parts:
         """The mean of structures given by first tensors (*batch, k, ...) and weights (*batch, k)."""
@@ -129,7 +149,7 @@ class Structure(ABC):
     @property
     def compact(self) -> Compact:
         """The form in which people store structures of this set."""
-        return Compact(self)
+        return type(self).form(self)
 
     def encode(self, index: Tensor, *shape: int) -> Parts:
         """Indicators from the compact form, whose description says which sizes `shape` has; see `type(self.compact)`.
@@ -231,7 +251,7 @@ def zeros_of(structure: Structure, event_shape: tuple[int, ...]) -> Tensor:
     return torch.zeros(*first.shape, *event_shape, dtype=torch.float64, device=first.device)
 
 
-def scattered(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
+def summed_at(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
     """Weights (*batch, k) added up at places (*batch, k, parts) of (*batch, *event); the place after all is off."""
     spread = probs.unsqueeze(-1).expand(places.shape).flatten(-2)
     total = probs.new_zeros(*probs.shape[:-1], event.numel() + 1).scatter_add(-1, places.flatten(-2), spread)

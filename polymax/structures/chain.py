@@ -13,8 +13,8 @@ from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
 from polymax.kernels.chain.reference import as_graph, recorded
 from polymax.kernels.exact_sums import exact_sum
 from polymax.solvers.search import Search
-from polymax.structures.base import checked_lengths, scattered, zeros_of
-from polymax.structures.compact.choices import chosen
+from polymax.structures.base import checked_lengths, summed_at, zeros_of
+from polymax.structures.compact.choices import used_index
 from polymax.structures.compact.tags import Tags
 from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.usable import before_end
@@ -46,6 +46,7 @@ class Chain(DynamicProgram):
 
     lengths: Tensor | None = None
     may_be_empty = False
+    form = Tags
 
     def search(self, *scores: Tensor) -> Search:
         problem = self.problem(*scores)
@@ -144,10 +145,6 @@ class Chain(DynamicProgram):
         position = torch.arange(n, device=parts[0].device)
         return before_end(self.lengths, n, position, 2), before_end(self.lengths, n, position[1:], 3)
 
-    @property
-    def compact(self) -> Tags:
-        return Tags(self)
-
     def complete(self, first: Tensor) -> ChainParts:
         return ChainParts(first, first[..., :-1, :, None] * first[..., 1:, None, :])
 
@@ -158,7 +155,7 @@ class Chain(DynamicProgram):
         n, s = vertices.shape[-2:]
         states, steps = _places(_used(vertices), n, s)
         pairs = torch.Size((max(n - 1, 0), s, s))
-        return ChainParts(scattered(states, probs, vertices.shape[-2:]), scattered(steps, probs, pairs))
+        return ChainParts(summed_at(states, probs, vertices.shape[-2:]), summed_at(steps, probs, pairs))
 
     def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
         total: Tensor | float = 0.0
@@ -204,7 +201,7 @@ def fitted_transition(transition: Tensor, want: tuple[int, ...]) -> Tensor:
 def _used(vertices: Tensor) -> Tensor:
     """The places of sequences (..., n, s) in flat unary scores, (..., n), -1 at padding."""
     n, s = vertices.shape[-2:]
-    tags = chosen(vertices)
+    tags = used_index(vertices)
     return torch.where(tags < 0, -1, torch.arange(n, device=tags.device) * s + tags)
 
 

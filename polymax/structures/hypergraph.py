@@ -34,6 +34,7 @@ class Hypergraph(DynamicProgram):
     heads: Sequence[int] | Tensor
     tails: Sequence[Sequence[int]]
     root: int = -1
+    form = Hyperedges
 
     def __post_init__(self) -> None:
         heads = [int(h) for h in self.heads]
@@ -74,10 +75,6 @@ class Hypergraph(DynamicProgram):
     def omega_of_structures(self, mu: Parts, regularizer: Regularizer) -> Tensor | None:
         """Unknown: a derivation that uses parts several times may be a mean of others."""
         return None
-
-    @property
-    def compact(self) -> Hyperedges:
-        return Hyperedges(self)
 
     @cached_property
     def _compiled(self) -> tuple[Graph, list[int]]:
@@ -123,6 +120,7 @@ class Dag(DynamicProgram):
     edges: Sequence[tuple[int, int]] | Tensor
     source: int = 0
     sink: int = -1
+    form = Edges
 
     parts_once = True
 
@@ -161,10 +159,6 @@ class Dag(DynamicProgram):
     @property
     def may_be_empty(self) -> bool:  # type: ignore[override]
         return self.source == self.sink
-
-    @property
-    def compact(self) -> Edges:
-        return Edges(self)
 
     @cached_property
     def _reached(self) -> set[int]:

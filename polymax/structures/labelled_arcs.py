@@ -20,7 +20,7 @@ from polymax.hypergraphs.passes import Problem
 from polymax.kernels.hypergraph.reference import smoothing
 from polymax.structures.base import checked_lengths
 from polymax.structures.compact.heads import encode_heads
-from polymax.structures.compact.labels import spread
+from polymax.structures.compact.labels import encode_labels
 from polymax.structures.usable import usable_arcs
 
 
@@ -97,7 +97,7 @@ def checked_arcs(lengths: Tensor | None, *scores: Tensor) -> tuple[tuple[Tensor,
     return (x.reshape(batch.numel(), *x.shape[-2:]), tokens), batch
 
 
-def listed_trees(heads: list[tuple[int, ...]], event_shape: tuple[int, ...]) -> Tensor:
+def tree_indicators(heads: list[tuple[int, ...]], event_shape: tuple[int, ...]) -> Tensor:
     """Trees by their heads as indicators (count, n + 1, n + 1); of three dims, with each of their labellings."""
     n = event_shape[0] - 1
     rows = torch.tensor(heads, dtype=torch.long).reshape(len(heads), n)
@@ -105,7 +105,7 @@ def listed_trees(heads: list[tuple[int, ...]], event_shape: tuple[int, ...]) -> 
         return encode_heads(rows)
     labels = event_shape[2]
     names = torch.tensor(list(itertools.product(range(labels), repeat=n)), dtype=torch.long).reshape(labels**n, n)
-    return spread(torch.stack([rows.repeat_interleave(len(names), 0), names.repeat(len(rows), 1)], -1), labels)
+    return encode_labels(torch.stack([rows.repeat_interleave(len(names), 0), names.repeat(len(rows), 1)], -1), labels)
 
 
 def best_labellings(heads: Tensor, values: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -10,80 +10,12 @@ from torch import Tensor
 from polymax import _check
 from polymax._parts import Parts
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
+from polymax.kernels.monotonic import monotonic_search
 from polymax.structures.base import checked_pairs
 from polymax.structures.compact import faults
+from polymax.structures.compact.choices import one_hot
 from polymax.structures.compact.tags import OneEach
-from polymax.structures.dynamic import DynamicProgram
-
-
-@dataclass(frozen=True, eq=False)
-class Monotonic(DynamicProgram):
-    """Each frame one token, from the first to the last: a frame keeps the token of the one before, or has the next one.
-
-    The parts are cells [frame, token]. Instances with more tokens than frames have no alignment, and are refused.
-    The compact form is the token of each frame, -1 at padding.
-
-    Shapes: scores (*batch, frames, tokens); lengths a pair of (*batch,), frames and tokens of each instance
-
-    Example:
-        >>> scores = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 1.0]])
-        >>> Monotonic().decode(Monotonic().map(scores))
-        tensor([0, 1, 1])
-
-    See: Kim et al. 2020, Glow-TTS, section 3.2.
-    """
-
-    lengths: tuple[Tensor, Tensor] | None = None
-    may_be_empty = False
-    parts_once = True
-
-    def derivations(self, *scores: Tensor) -> Derivations:
-        (x, frames, tokens), batch = checked_pairs(self, *scores)
-        _, n, m = x.shape
-        none = (tokens > frames) | ((tokens == 0) & (frames > 0))
-        if _check.readable(none) and bool(none.any()):
-            raise ValueError(_explained(frames, tokens, none, batch))
-        # where lengths cannot be read, an instance without an alignment has no finite score
-        x = torch.where(none[:, None, None], -torch.inf, x) if n and m else x
-        last = 2 * ((frames - 1) * m + tokens - 1) + 1
-        roots = torch.where((frames > 0) & (tokens > 0), torch.where(none, 1, last), -1)
-        parts = x.flatten(1)
-        graph = _graph.beside(parts, n, m)
-        return Derivations(parts, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n, m))
-
-    def most_parts(self, *events: torch.Size) -> int:
-        return events[0][0]
-
-    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
-        return (2,)
-
-    def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
-        n, m = event_shape
-        if not n and not m:
-            return torch.zeros(1, 0, 0)
-        # the frames at which a new token begins
-        starts = list(itertools.combinations(range(1, n), m - 1)) if m else []
-        y = torch.zeros(len(starts), n, m)
-        for k, cuts in enumerate(starts):
-            for token, (first, end) in enumerate(itertools.pairwise((0, *cuts, n))):
-                y[k, first:end, token] = 1
-        return y
-
-    def durations(self, y: Tensor) -> Tensor:
-        """The number of frames of each token, (*batch, tokens): of an alignment, or expected ones of marginals.
-
-        Example:
-            >>> monotonic = Monotonic()
-            >>> monotonic.durations(monotonic.encode(torch.tensor([0, 1, 1, 1, 2]), 3))
-            tensor([1., 3., 1.])
-        """
-        if y.dim() < 2:
-            raise ValueError(f"y must be (*batch, frames, tokens); got {tuple(y.shape)}")
-        return y.sum(-2)
-
-    @property
-    def compact(self) -> "Tokens":
-        return Tokens(self)
+from polymax.structures.dynamic import DynamicProgram, checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +45,88 @@ class Tokens(OneEach):
         return index
 
 
+@dataclass(frozen=True, eq=False)
+class Monotonic(DynamicProgram):
+    """Each frame one token, from the first to the last: a frame keeps the token of the one before, or has the next one.
+
+    The parts are cells [frame, token]. Instances with more tokens than frames have no alignment, and are refused.
+    The compact form is the token of each frame, -1 at padding.
+
+    Shapes: scores (*batch, frames, tokens); lengths a pair of (*batch,), frames and tokens of each instance
+
+    Example:
+        >>> scores = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 1.0]])
+        >>> Monotonic().decode(Monotonic().map(scores))
+        tensor([0, 1, 1])
+
+    See: Kim et al. 2020, Glow-TTS, section 3.2.
+    """
+
+    lengths: tuple[Tensor, Tensor] | None = None
+    may_be_empty = False
+    form = Tokens
+    parts_once = True
+
+    def derivations(self, *scores: Tensor) -> Derivations:
+        (x, frames, tokens), batch = self._cells(*scores)
+        _, n, m = x.shape
+        roots = 2 * ((frames - 1) * m + tokens - 1) + 1
+        roots = torch.where((frames > 0) & (tokens > 0), torch.where(tokens > frames, 1, roots), -1)
+        parts = x.flatten(1)
+        graph = _graph.beside(parts, n, m)
+        return Derivations(parts, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n, m))
+
+    def map(self, *scores: Tensor) -> Tensor:
+        (x, frames, tokens), batch = self._cells(*checked(scores))
+        with torch.no_grad():
+            path, value = monotonic_search(x.detach(), frames, tokens)
+            y = _cells_of(path, x.shape[-1], scores[0].dtype).reshape(scores[0].shape)
+            if not _check.readable(value) or bool(value.isnan().any()):
+                y = torch.where(value.isnan().reshape(*batch, 1, 1) & self.usable(y)[0], torch.nan, y)
+        return y
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return events[0][0]
+
+    def _cells(self, *scores: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], torch.Size]:
+        """Scores (B, n, m), the frames and the tokens of each instance (B,), and the batch."""
+        (x, frames, tokens), batch = checked_pairs(self, *scores)
+        none = (tokens > frames) | ((tokens == 0) & (frames > 0))
+        if not _check.readable(none):
+            # where lengths cannot be read, an instance without an alignment has no finite score
+            x = torch.where(none[:, None, None], -torch.inf, x)
+        elif bool(none.any()):
+            raise ValueError(_explained(frames, tokens, none, batch))
+        return (x, frames, tokens), batch
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        return (2,)
+
+    def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
+        n, m = event_shape
+        if not n and not m:
+            return torch.zeros(1, 0, 0)
+        # the frames at which a new token begins
+        starts = list(itertools.combinations(range(1, n), m - 1)) if m else []
+        y = torch.zeros(len(starts), n, m)
+        for k, cuts in enumerate(starts):
+            for token, (first, end) in enumerate(itertools.pairwise((0, *cuts, n))):
+                y[k, first:end, token] = 1
+        return y
+
+    def durations(self, y: Tensor) -> Tensor:
+        """The number of frames of each token, (*batch, tokens): of an alignment, or expected ones of marginals.
+
+        Example:
+            >>> monotonic = Monotonic()
+            >>> monotonic.durations(monotonic.encode(torch.tensor([0, 1, 1, 1, 2]), 3))
+            tensor([1., 3., 1.])
+        """
+        if y.dim() < 2:
+            raise ValueError(f"y must be (*batch, frames, tokens); got {tuple(y.shape)}")
+        return y.sum(-2)
+
+
 def _check_order(index: Tensor) -> None:
     """Refuse tokens (*batch, frames) that do not begin with 0, or do not stay or go on by one, up to the padding."""
     before = torch.nn.functional.pad(index[..., :-1], (min(index.shape[-1], 1), 0), value=-1)
@@ -138,6 +152,14 @@ def _graph(n: int, m: int) -> Graph:
     builder.add(2 * cell[stay], -1, 2 * (cell[stay] - m) + 1)
     builder.add(2 * cell[move], -1, 2 * (cell[move] - m - 1) + 1)
     return builder.build(2 * n * m)
+
+
+def _cells_of(path: Tensor, m: int, dtype: torch.dtype) -> Tensor:
+    """Indicators (B, n, m) of the tokens (B, n) of frames, -1 for none."""
+    if not m or not _check.readable(path):
+        return one_hot(path, m).to(dtype)
+    y = torch.zeros(*path.shape, m, dtype=dtype)
+    return y.scatter_(-1, path.clamp(min=0).unsqueeze(-1), (path >= 0).to(dtype).unsqueeze(-1))
 
 
 def _explained(frames: Tensor, tokens: Tensor, none: Tensor, batch: torch.Size) -> str:

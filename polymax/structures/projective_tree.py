@@ -1,6 +1,7 @@
 """Dependency trees without crossing arcs: Eisner's algorithm."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,13 @@ from polymax.kernels.projective_tree.reference import as_graph, recorded
 from polymax.structures.compact.heads import crosses, trees
 from polymax.structures.compact.trees import Heads
 from polymax.structures.dynamic import DynamicProgram
-from polymax.structures.labelled_arcs import LabelledProblem, arcs_with_labels, checked_arcs, listed_trees, with_labels
+from polymax.structures.labelled_arcs import (
+    LabelledProblem,
+    arcs_with_labels,
+    checked_arcs,
+    tree_indicators,
+    with_labels,
+)
 from polymax.structures.usable import usable_arcs
 
 _OPS = (projective_tree_inside, projective_tree_outside, projective_tree_tangent)
@@ -45,6 +52,7 @@ class ProjectiveTree(DynamicProgram):
     single_root: bool = True
     labelled: bool = False
     may_be_empty = False
+    form = partial(Heads, projective=True)
     parts_once = True
 
     def problem(self, *scores: Tensor) -> Problem:
@@ -70,11 +78,7 @@ class ProjectiveTree(DynamicProgram):
 
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
         heads = trees(event_shape[0] - 1, self.single_root)
-        return listed_trees([h for h in heads if not crosses(h)], event_shape)
+        return tree_indicators([h for h in heads if not crosses(h)], event_shape)
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return (usable_arcs(self.lengths, parts[0], self.labelled),)
-
-    @property
-    def compact(self) -> Heads:
-        return Heads(self, projective=True)

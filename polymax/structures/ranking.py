@@ -29,6 +29,7 @@ class Ranking(Structure):
     """
 
     may_be_empty = False
+    form = Ranks
 
     def map(self, *scores: Tensor) -> Tensor:
         x = _row(scores)
@@ -54,10 +55,6 @@ class Ranking(Structure):
         ranks = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
         # a shift changes nothing, and small scores keep their digits
         return permutahedron(x - _top(x), ranks.expand(x.shape))
-
-    @property
-    def compact(self) -> Ranks:
-        return Ranks(self)
 
 
 def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regularization: str = "quadratic") -> Tensor:

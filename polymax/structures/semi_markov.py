@@ -48,6 +48,7 @@ class SemiMarkov(DynamicProgram):
     max_width: int
     lengths: Tensor | None = None
     may_be_empty = False
+    form = Segments
     parts_once = True
 
     def __post_init__(self) -> None:
@@ -89,10 +90,6 @@ class SemiMarkov(DynamicProgram):
         n, widths = parts[0].shape[-3:-1]
         start, width = places(parts[0].device, n, widths)
         return before_end(self.lengths, n, start + width, 3), before_end(self.lengths, n, start[1:, 0], 3)
-
-    @property
-    def compact(self) -> Segments:
-        return Segments(self)
 
     def most_parts(self, *events: torch.Size) -> int:
         return max(2 * events[0][0] - 1, 0)

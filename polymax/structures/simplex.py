@@ -30,6 +30,7 @@ class Simplex(DynamicProgram):
 
     parts_once = True
     may_be_empty = False
+    form = Classes
     one_part = True
 
     def derivations(self, *scores: Tensor) -> Derivations:
@@ -50,10 +51,6 @@ class Simplex(DynamicProgram):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return Structure.usable(self, *parts)
-
-    @property
-    def compact(self) -> Classes:
-        return Classes(self)
 
 
 @dataclass(frozen=True)
@@ -84,6 +81,7 @@ class Subset(DynamicProgram):
 
     k: int
     at_most: bool = False
+    form = Items
 
     parts_once = True
 
@@ -139,10 +137,6 @@ class Subset(DynamicProgram):
     def may_be_empty(self) -> bool:  # type: ignore[override]
         return self.at_most or self.k == 0
 
-    @property
-    def compact(self) -> Items:
-        return Items(self)
-
     def _checked(self, scores: tuple[Tensor, ...]) -> Tensor:
         x = _rows(scores)
         if not self.at_most and x.shape[-1] < self.k:
@@ -162,6 +156,7 @@ class Explicit(DynamicProgram):
     """
 
     listed: Tensor
+    form = Places
 
     def __post_init__(self) -> None:
         if not isinstance(self.listed, Tensor) or self.listed.dim() != 2 or self.listed.shape[0] == 0:
@@ -192,10 +187,6 @@ class Explicit(DynamicProgram):
     def omega(self, mu: Parts, regularizer: Regularizer) -> Tensor:
         # a mean of vertices does not tell of which
         return Counted.omega(self, mu, regularizer)
-
-    @property
-    def compact(self) -> Places:
-        return Places(self)
 
 
 def of_choices(each: Tensor, batch: torch.Size, shaped: object, flat: object = None) -> Derivations:

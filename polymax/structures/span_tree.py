@@ -41,6 +41,7 @@ class SpanTree(DynamicProgram):
     lengths: Tensor | None = None
     labelled: bool | None = None
     may_be_empty = False
+    form = Spans
     parts_once = True
 
     def problem(self, *scores: Tensor) -> Problem:
@@ -87,10 +88,6 @@ class SpanTree(DynamicProgram):
     def stack(self, count: int, *scores: Tensor) -> Self:
         # a dimension more must not be read as labels
         return super(SpanTree, replace(self, labelled=self.event_dims(*scores) == (3,))).stack(count, *scores)
-
-    @property
-    def compact(self) -> Spans:
-        return Spans(self)
 
     def _labelled(self, x: Tensor) -> bool:
         if self.labelled is not None:

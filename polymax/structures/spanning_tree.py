@@ -26,14 +26,14 @@ from polymax.regularizers import Shannon, Zero
 from polymax.solvers.search import Search
 from polymax.structures.base import Sampled
 from polymax.structures.compact.heads import decode_heads, trees
-from polymax.structures.compact.labels import spread
+from polymax.structures.compact.labels import encode_labels
 from polymax.structures.compact.trees import Heads
 from polymax.structures.labelled_arcs import (
     LabelledProblem,
     arcs_with_labels,
     best_labellings,
     checked_arcs,
-    listed_trees,
+    tree_indicators,
 )
 from polymax.structures.tree_draws import distinct_trees
 from polymax.structures.usable import usable_arcs
@@ -60,6 +60,7 @@ class SpanningTree(Sampled):
     single_root: bool = True
     labelled: bool = False
     may_be_empty = False
+    form = partial(Heads, projective=False)
 
     def map(self, *scores: Tensor) -> Tensor:
         if self.labelled:
@@ -141,22 +142,18 @@ class SpanningTree(Sampled):
         names = torch.where(total.unsqueeze(-1) == -torch.inf, -torch.inf, labels - total.unsqueeze(-1))
         names = names.reshape(len(rows), *names.shape[len(batch) :])
         index, there = distinct_trees(arcs, rows, lengths, names, k, generator)
-        y = spread(index, labels.shape[-1])
+        y = encode_labels(index, labels.shape[-1])
         y = y if self.labelled else y.squeeze(-1)
         return narrow(y.reshape(*batch, k, *x.shape[len(batch) :]), scores[0].dtype), there.reshape(*batch, k)
 
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
-        return listed_trees(trees(event_shape[0] - 1, self.single_root), event_shape)
+        return tree_indicators(trees(event_shape[0] - 1, self.single_root), event_shape)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (3,) if self.labelled else (2,)
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return (usable_arcs(self.lengths, parts[0], self.labelled),)
-
-    @property
-    def compact(self) -> Heads:
-        return Heads(self, projective=False)
 
     def _sample_labelled(self, scores: tuple[Tensor, ...], shape: Any, generator: torch.Generator | None) -> Tensor:
         """Trees by the sums over labels, then a label for each arc."""
@@ -172,7 +169,7 @@ class SpanningTree(Sampled):
         heads = decode_heads(found).reshape(batch.numel(), k, x.shape[-2] - 1)
         rows = x.reshape(batch.numel(), *x.shape[-3:])
         index, best = best_labellings(heads, values.reshape(batch.numel(), k), rows, k)
-        y = spread(index, x.shape[-1]).reshape(*batch, k, *x.shape[-3:])
+        y = encode_labels(index, x.shape[-1]).reshape(*batch, k, *x.shape[-3:])
         return y.to(scores[0].dtype), best.reshape(*batch, k).to(scores[0].dtype)
 
 
@@ -186,12 +183,16 @@ class SumPasses:
     def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         scores, lengths = tensors
         value, chart = spanning_tree_inside(scores, lengths, self.single_root)
+        if _check.readable(value) and not bool((value == -torch.inf).any()):
+            return value, chart
         # without a tree the sum is -inf before a NaN is met
         undefined = (torch.isnan(scores) & _usable(scores, lengths)).flatten(1).any(-1)
         return torch.where((value == -torch.inf) & undefined, torch.nan, value), chart
 
     def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         mu = spanning_tree_outside(*tensors, chart, g, self.single_root)
+        if _check.readable(g) and not bool(torch.isnan(g).any()):
+            return (mu,)
         return (torch.where(torch.isnan(g)[:, None, None] & _usable(*tensors), torch.nan, mu),)
 
     def tangent(

@@ -1,6 +1,7 @@
 """Alignments of a whole series with a part of a longer one: subsequence dynamic time warping."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ class Subsequence(DynamicProgram):
 
     lengths: tuple[Tensor, Tensor] | None = None
     may_be_empty = False
+    form = partial(Cells, corners=False)
     parts_once = True
 
     def derivations(self, *scores: Tensor) -> Derivations:
@@ -63,10 +65,6 @@ class Subsequence(DynamicProgram):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return usable_cells(self.lengths, *parts)
-
-    @property
-    def compact(self) -> Cells:
-        return Cells(self, corners=False)
 
 
 @Family

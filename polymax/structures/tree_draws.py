@@ -63,7 +63,7 @@ def distinct_trees(
 
 
 def _possible(chosen: tuple[int, ...], n: int, single_root: bool) -> np.ndarray:
-    """Which heads (n + 1,) the next token may have, after those of the tokens before it: no cycle, no second root."""
+    """True for the heads (n + 1,) that leave the next token without a cycle, and the tree without a second root."""
     token = len(chosen) + 1
     possible = np.ones(n + 1, bool)
     possible[0] = not (single_root and 0 in chosen)

@@ -33,6 +33,10 @@ def generic_scores(regularizer: Regularizer, rows: int, n: int, seed: int = 0, m
     """Random float64 scores `(rows, n)` at which finite differences make sense: no kink is near.
 
     A kink is where a weight starts to move, or two weights start to differ, when a score moves by the margin.
+
+    Example:
+        >>> generic_scores(pm.Gini(), 2, 3).shape
+        torch.Size([2, 3])
     """
     generator = torch.Generator().manual_seed(seed)
     steps = margin * torch.eye(n, dtype=torch.float64)

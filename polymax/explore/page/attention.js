@@ -6,7 +6,7 @@ import { Sheet, thumbnail } from "./sheet.js";
 const FOUND = 200;
 
 export async function attentionView() {
-  const lead = "Weights of each head, drawn where they are not zero. Drag to move, scroll or pinch to zoom, click a row to list what it attends to.";
+  const lead = "Weights of each head, drawn where they are not zero. Drag or scroll to move; double-click, pinch, or scroll with Ctrl to zoom; click a row to list what it attends to.";
   let file;
   try {
     file = await ask("/api/attention");

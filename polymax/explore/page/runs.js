@@ -6,6 +6,7 @@ import { clipped, html, scrolling, share, short, svg } from "./draw/svg.js";
 
 const PAIRS = ["word-align", "entail"];
 const EXAMPLES = { lm: "The ", listops: "[MAX 2 9 [MIN 4 7 ] 0 ]", series: "0 1 2 1 0", "word-align": "she sings", entail: "A man sleeps." };
+const LISTED = 12;
 const state = { text: null, second: "" };
 
 export async function runsView() {
@@ -26,7 +27,7 @@ export async function runsView() {
     state.second = second.value;
     try {
       const found = await Promise.all(runs.map((run, k) => predicted(run, k)));
-      outputs.replaceChildren(...found.map((one, k) => outputOf(runs[k], one)));
+      outputs.replaceChildren(...found.map((one, k) => outputOf(runs[k], one, runs.length > 1 ? k + 1 : 0)));
       outputs.dataset.drawn = String(Number(outputs.dataset.drawn || 0) + 1);
       fault.hidden = true;
     } catch (error) {
@@ -70,9 +71,10 @@ async function predicted(run, number) {
   return (await ask("/api/predict", body)).outputs[0];
 }
 
-function outputOf(run, output) {
+/** What a run found, drawn. */
+export function outputOf(run, output, number) {
   const parts = { tag: tagged, parse: parsed, bracket: bracketed, seq2seq: translated, "word-align": aligned, entail: entailed, classify: classified, listops: classified, lm: continued, series: measured }[run.task](output);
-  return html("section", { class: "output", "aria-label": `${run.name}: ${run.task}` }, html("h2", {}, `${run.name} · ${run.task}`), ...parts.flat());
+  return html("section", { class: "output", "aria-label": `${run.name}: ${run.task}` }, html("h2", {}, `${number ? `${number}. ` : ""}${run.name}: ${run.task}`), ...parts.flat());
 }
 
 function flat(matrix, least = 5e-4) {
@@ -93,21 +95,43 @@ function tagged(output) {
   const used = [...new Set(parts.filter((_, k) => k % 3 === 1))].sort((a, b) => a - b);
   const data = { draws: "tags", rows: output.tokens, columns: used.map((k) => output.names[k]) };
   const placed = parts.map((value, k) => (k % 3 === 1 ? used.indexOf(value) : value));
-  return [scrolling("Tags, drawn", shape(data, { parts: placed, links: [] }, null, `Tags: ${words}`)), alternatives(output, (row) => row.tags.join(" "))];
+  const draw = (chosen) => shape(data, { parts: placed, links: [] }, chosen, `Tags: ${words}`);
+  return whole("Tags", draw, output, (row) => row.tags.join(" "), (row) => row.tags.map((tag, k) => `${k},${data.columns.indexOf(tag)}`));
 }
 
 function parsed(output) {
   const parts = output.arcs ? flat(output.arcs) : one(output.heads.length, output.heads.map((head, k) => [head, k + 1]));
-  const said = output.heads.map((head, k) => `${head ? output.tokens[head - 1] : "root"} → ${output.tokens[k]} (${output.relations[k]})`).join(", ");
+  const arc = (heads, k) => `${heads[k] ? output.tokens[heads[k] - 1] : "root"} → ${output.tokens[k]}`;
+  const said = output.heads.map((_, k) => `${arc(output.heads, k)} (${output.relations[k]})`).join(", ");
   const step = { parts, heads: output.heads, relations: output.relations };
-  const drawn = shape({ draws: "arcs", rows: output.tokens }, step, null, `Dependencies: ${said}`);
-  return [scrolling("Dependencies, drawn", drawn), alternatives(output, (row) => row.heads.map((head, k) => `${head ? output.tokens[head - 1] : "root"}→${output.tokens[k]}`).filter((name, k) => row.heads[k] !== output.heads[k]).join(", ") || "the best")];
+  const draw = (chosen) => shape({ draws: "arcs", rows: output.tokens }, step, chosen, `Dependencies: ${said}`);
+  const differences = (row) => {
+    const other = row.heads.map((head, k) => (head === output.heads[k] ? null : arc(row.heads, k))).filter(Boolean);
+    return other.slice(0, 4).join(", ") + (other.length > 4 ? `, and ${other.length - 4} more` : "") || "the best";
+  };
+  return whole("Dependencies", draw, output, differences, (row) => row.heads.map((head, k) => `${head},${k + 1}`));
 }
 
 function bracketed(output) {
   const parts = output.spans ? flat(output.spans) : one(output.brackets.length, output.brackets);
-  const drawn = shape({ draws: "brackets", rows: output.tokens }, { parts, brackets: output.brackets }, null, `Constituents: ${output.tree}`);
-  return [scrolling("Constituents, drawn", drawn), alternatives(output, (row) => row.tree)];
+  const draw = (chosen) => shape({ draws: "brackets", rows: output.tokens }, { parts, brackets: output.brackets }, chosen, `Constituents: ${output.tree}`);
+  return whole("Constituents", draw, output, (row) => row.tree, (row) => row.brackets.map(([i, j]) => `${i},${j}`));
+}
+
+/** A drawing, and the whole structures below it, each of which can be chosen and is then seen in the drawing. */
+function whole(title, draw, output, name, keys) {
+  const drawn = scrolling(`${title}, drawn`, draw(null));
+  if (!output.alternatives) return [drawn, html("p", { class: "pmx-note" }, "The loss of this run has no probabilities.")];
+  const listed = output.alternatives.slice(0, LISTED);
+  const buttons = listed.map((row) => html("button", { type: "button", class: "pmx-choose", "aria-pressed": "false", onclick: (event) => {
+    const pressed = event.currentTarget.getAttribute("aria-pressed") === "true";
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button === event.currentTarget && !pressed));
+    drawn.replaceChildren(draw(pressed ? null : new Set(keys(row))));
+  } }, name(row)));
+  const rows = listed.map((row, k) => html("tr", {}, html("th", { scope: "row" }, buttons[k]), html("td", { class: "pmx-number" }, share(row.probability))));
+  const count = output.alternatives.length;
+  const caption = `Whole structures and their probabilities${count > LISTED ? `, the ${LISTED} most probable of ${count}` : ""}; choose one to see it above`;
+  return [drawn, scrolling("Whole structures", html("table", { class: "pmx-table" }, html("caption", {}, caption), html("tbody", {}, ...rows)))];
 }
 
 function matrix(title, weights, rows, columns) {
@@ -153,12 +177,4 @@ function bars(shares, most, say = share) {
     html("td", { class: "pmx-wide" }, svg("svg", { class: "pmx-bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, svg("rect", { class: `pmx-fill pmx-c${k % 12}`, width: Math.max(0, (100 * p) / most), height: 10 }))),
     html("td", { class: "pmx-number" }, say(p))));
   return html("table", { class: "pmx-table" }, html("tbody", {}, ...rows));
-}
-
-function alternatives(output, name) {
-  if (!output.alternatives) return html("p", { class: "pmx-note" }, "The loss of this run has no probabilities.");
-  const rows = output.alternatives.slice(0, 12).map((row, k) => html("tr", {}, html("th", { scope: "row" }, name(row)),
-    html("td", { class: "pmx-number" }, share(row.probability))));
-  const more = output.alternatives.length > 12 ? `the 12 most probable of ${output.alternatives.length}` : `${output.alternatives.length}`;
-  return scrolling("Whole structures", html("table", { class: "pmx-table" }, html("caption", {}, `Whole structures: ${more}`), html("tbody", {}, ...rows)));
 }

@@ -14,6 +14,7 @@ export class Sheet {
     for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, (event) => this.up(event));
     canvas.addEventListener("pointerleave", () => told.hovered(null));
     canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    canvas.addEventListener("dblclick", (event) => this.zoom(2.5, event.offsetX, event.offsetY));
     canvas.addEventListener("keydown", (event) => this.key(event));
     this.watch = new ResizeObserver(() => this.resize());
     this.watch.observe(canvas.parentElement || canvas);
@@ -121,13 +122,20 @@ export class Sheet {
     }
   }
 
+  /** Scrolling moves, with the control key, as pinching a touchpad gives it, it zooms; at an edge the page scrolls on. */
   wheel(event) {
-    event.preventDefault();
-    if (event.ctrlKey || !event.shiftKey) this.zoom(Math.exp(-event.deltaY * 0.0018), event.offsetX, event.offsetY);
-    else {
-      this.left += event.deltaY / this.scale;
-      this.paint();
+    if (event.ctrlKey || event.metaKey) {
+      event.preventDefault();
+      this.zoom(Math.exp(-event.deltaY * 0.004), event.offsetX, event.offsetY);
+      return;
     }
+    const [top, left] = [this.top, this.left];
+    this.left += (event.shiftKey ? event.deltaY : event.deltaX) / this.scale;
+    this.top += event.shiftKey ? 0 : event.deltaY / this.scale;
+    this.bound();
+    if (this.top === top && this.left === left) return;
+    event.preventDefault();
+    this.paint();
   }
 
   key(event) {

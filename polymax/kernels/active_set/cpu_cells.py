@@ -12,13 +12,13 @@ def problem(search):
     scores, rows, columns = search.tensors
     count, n, m = scores.shape
     wide = max(n, m) + 1
-    # in the grid: scores less mu, five rows for the assignment, duals of rows and of columns
+    # in the grid: scores less mu, five rows for the assignment, duals of rows and of columns, room for a transpose
     return Problem(
         np.array([n, m]),
         np.stack([rows.numpy(), columns.numpy()], -1),
         scores.double().reshape(count, n * m).numpy(),
         np.empty((1, 0)),
-        ((n + 7, wide), 1 + n * m, (6, wide)),
+        ((n + 7 + m, wide), 1, (6, wide)),
         4 * n * m,
     )
 
@@ -26,7 +26,7 @@ def problem(search):
 @kernel
 def best(problem, mu, vertex):
     """The best assignment around mu as a list of cells."""
-    table, own, cells, _, grid, line, marks = problem
+    table, own, cells, _, grid, _, marks = problem
     n, m, height, width, match = table[0], table[1], own[0], own[1], marks[1]
     for u in range(vertex.size):
         vertex[u] = -1
@@ -38,7 +38,7 @@ def best(problem, mu, vertex):
             grid[i, j] = cells[i * m + j] - mu[i * m + j]
     # prices change little from one point to the next
     warm = marks[0, 0] != 0
-    space = grid[n : n + 5], marks[2:], line[1:]
+    space = grid[n : n + 5], marks[2:], grid[n + 7 :]
     found = best_match(grid, height, width, match, grid[n + 5], grid[n + 6], space, warm)
     marks[0, 0] = found == MATCHED
     if found != MATCHED:

@@ -19,10 +19,9 @@ Cell (0, 0) has no predecessor: its first weight is 1, 0 where no path exists, N
 Shapes: scores and d (B, n, m), rows and columns (B,), g and the values (B,).
 """
 
-import torch
 from torch import Tensor
 
-from polymax._dispatch import declare_instances
+from polymax.kernels.passes import declare_passes
 
 # rows that the CPU walks together, as the lanes of its vectors
 STRIP = 16
@@ -36,33 +35,9 @@ def chart_shape(scores: Tensor) -> tuple[int, ...]:
     return count, (n + STRIP - 1) // STRIP, m + STRIP - 1, 3, STRIP
 
 
-def _inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    return scores.new_empty(scores.shape[:1]), scores.new_empty(chart_shape(scores))
+def chart_like(scores: Tensor, *_: object) -> Tensor:
+    """An empty chart for these scores."""
+    return scores.new_empty(chart_shape(scores))
 
 
-def _outside(scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, alpha: float) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-def _tangent(
-    scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, d: Tensor, alpha: float
-) -> tuple[Tensor, Tensor]:
-    return scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-alignment_inside = declare_instances(
-    __name__,
-    "alignment_inside(Tensor scores, Tensor rows, Tensor columns, float alpha) -> (Tensor, Tensor)",
-    _inside,
-)
-alignment_outside = declare_instances(
-    __name__,
-    "alignment_outside(Tensor scores, Tensor rows, Tensor columns, Tensor chart, Tensor g, float alpha) -> Tensor",
-    _outside,
-)
-alignment_tangent = declare_instances(
-    __name__,
-    "alignment_tangent(Tensor scores, Tensor rows, Tensor columns, Tensor chart, Tensor g, Tensor d, float alpha)"
-    " -> (Tensor, Tensor)",
-    _tangent,
-)
+alignment_inside, alignment_outside, alignment_tangent = declare_passes(__name__, "scores", "rows columns", chart_like)

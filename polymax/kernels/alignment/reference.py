@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from polymax.hypergraphs.graph import Builder, Graph
-from polymax.kernels.alignment import chart_shape
-from polymax.kernels.hypergraph import reference, tape
+from polymax.kernels.alignment import chart_like
+from polymax.kernels.hypergraph.lowered import by_graph
 
 
 @lru_cache(maxsize=64)
@@ -33,26 +33,4 @@ def as_graph(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Gra
     return scores.flatten(1), graph(n, m).to(scores.device), roots
 
 
-def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    flat, g, roots = as_graph(scores, rows, columns)
-    value, _ = reference.hypergraph_inside(flat, *g.arrays, roots, alpha)
-    return value, scores.new_zeros(chart_shape(scores))
-
-
-def alignment_outside(scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, alpha: float) -> Tensor:
-    flat, h, roots = as_graph(scores, rows, columns)
-    return reference.hypergraph_outside(flat, *h.arrays, roots, chart, g, alpha).view(scores.shape)
-
-
-def alignment_tangent(
-    scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, d: Tensor, alpha: float
-) -> tuple[Tensor, Tensor]:
-    flat, h, roots = as_graph(scores, rows, columns)
-    dvalue, dmu = reference.hypergraph_tangent(flat, *h.arrays, roots, chart, g, d.flatten(1), alpha)
-    return dvalue, dmu.view(scores.shape)
-
-
-def recorded(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float) -> Tensor:
-    """The value, by autograd's tape."""
-    flat, h, roots = as_graph(scores, rows, columns)
-    return tape.recorded(flat, *h.arrays, roots, alpha)
+alignment_inside, alignment_outside, alignment_tangent, recorded = by_graph(as_graph, chart_like, 2)

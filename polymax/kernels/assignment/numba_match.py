@@ -27,7 +27,7 @@ MATCHED, IMPOSSIBLE, UNDEFINED = 1, 0, -1
 def workspace(n, m, dtype=np.float64):
     """Memory for matrices of at most n rows and m columns: reals, indices, and room for a transpose."""
     wide = max(n, m) + 1
-    return np.empty((5, wide)), np.empty((4, wide), np.int64), np.empty(n * m, dtype)
+    return np.empty((5, wide)), np.empty((4, wide), np.int64), np.empty((m, n), dtype)
 
 
 @kernel
@@ -44,13 +44,14 @@ def best_match(scores, n, m, match, u, v, space, warm):
     for i in range(n):
         if _any_undefined(scores[i, :m]):
             return UNDEFINED
-    if n <= m:
-        return _match_rows(scores, n, m, match, indices[0], u, v, reals, indices, warm)
-    flipped = room[: m * n].reshape((m, n))
-    for i in range(n):
-        for j in range(m):
-            flipped[j, i] = scores[i, j]
-    return _match_rows(flipped, m, n, indices[0], match, v, u, reals, indices, warm)
+    owner = indices[0]
+    if n > m:
+        for i in range(n):
+            for j in range(m):
+                room[j, i] = scores[i, j]
+        scores, n, m, match, owner, u, v = room, m, n, owner, match, v, u
+    # called in one place: what is inlined twice is compiled twice
+    return _match_rows(scores, n, m, match, owner, u, v, reals, indices, warm)
 
 
 @inline
@@ -58,11 +59,13 @@ def _match_rows(scores, n, m, match, owner, u, v, reals, indices, warm):
     """The best assignment for n <= m: every row gets a column; owner is the row of each column, or -1."""
     # inf at columns that have an owner, else 0
     taken, waiting = reals[0], indices[1]
-    match[:n] = -1
-    owner[:m] = -1
-    taken[:m] = 0
+    for i in range(n):
+        match[i] = -1
+    for j in range(m):
+        owner[j], taken[j] = -1, 0
     if n < m:
-        v[:m] = 0
+        for j in range(m):
+            v[j] = 0
     elif not warm:
         _highest_scores(scores, n, v)
         for j in range(n):
@@ -80,8 +83,12 @@ def _match_rows(scores, n, m, match, owner, u, v, reals, indices, warm):
     for k in range(count):
         if not _augment(scores, m, waiting[k], match, owner, taken, v, reals, indices):
             return IMPOSSIBLE
-    if n == m and n > 0:
-        v[:m] -= np.min(v[:m])
+    if n == m:
+        low = np.inf
+        for j in range(m):
+            low = min(low, v[j])
+        for j in range(m):
+            v[j] -= low
     for i in range(n):
         u[i] = scores[i, match[i]] - v[match[i]]
     return MATCHED

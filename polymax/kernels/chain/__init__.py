@@ -14,54 +14,15 @@ chart (B, n, 2, s), opaque. Gradients and tangents are shaped like the scores, s
 See: Mensch and Blondel 2018, Sections 3 and 4.
 """
 
-import torch
 from torch import Tensor
 
-from polymax._dispatch import declare_instances
+from polymax.kernels.passes import declare_passes
 
 
-def _fake_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+def chart_like(unary: Tensor, *_: object) -> Tensor:
+    """An empty chart for these scores."""
     batch, n, states = unary.shape
-    return unary.new_empty(batch), unary.new_empty(batch, n, 2, states)
+    return unary.new_empty(batch, n, 2, states)
 
 
-def _fake_outside(
-    unary: Tensor, transition: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, alpha: float
-) -> tuple[Tensor, Tensor]:
-    return _like(unary), _like(transition)
-
-
-def _fake_tangent(
-    unary: Tensor,
-    transition: Tensor,
-    lengths: Tensor,
-    chart: Tensor,
-    g: Tensor,
-    d_unary: Tensor,
-    d_transition: Tensor,
-    alpha: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return unary.new_empty(unary.shape[0]), _like(unary), _like(transition)
-
-
-def _like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-chain_inside = declare_instances(
-    __name__,
-    "chain_inside(Tensor unary, Tensor transition, Tensor lengths, float alpha) -> (Tensor, Tensor)",
-    _fake_inside,
-)
-chain_outside = declare_instances(
-    __name__,
-    "chain_outside(Tensor unary, Tensor transition, Tensor lengths, Tensor chart, Tensor g, float alpha)"
-    " -> (Tensor, Tensor)",
-    _fake_outside,
-)
-chain_tangent = declare_instances(
-    __name__,
-    "chain_tangent(Tensor unary, Tensor transition, Tensor lengths, Tensor chart, Tensor g, Tensor d_unary,"
-    " Tensor d_transition, float alpha) -> (Tensor, Tensor, Tensor)",
-    _fake_tangent,
-)
+chain_inside, chain_outside, chain_tangent = declare_passes(__name__, "unary transition", "lengths", chart_like)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from polymax.hypergraphs.graph import Builder, Graph
-from polymax.kernels.hypergraph import reference, tape
+from polymax.kernels.chain import chart_like
+from polymax.kernels.hypergraph.lowered import by_graph
 
 
 @lru_cache(maxsize=64)
@@ -44,38 +45,4 @@ def parts(unary: Tensor, transition: Tensor) -> Tensor:
     return torch.cat([unary.flatten(1), each.reshape(batch, steps * states * states)], 1)
 
 
-def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    flat, g, roots = as_graph(unary, transition, lengths)
-    value, _ = reference.hypergraph_inside(flat, *g.arrays, roots, alpha)
-    return value, unary.new_zeros(*unary.shape[:2], 2, unary.shape[2])
-
-
-def chain_outside(
-    unary: Tensor, transition: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, alpha: float
-) -> tuple[Tensor, Tensor]:
-    flat, h, roots = as_graph(unary, transition, lengths)
-    mu = reference.hypergraph_outside(flat, *h.arrays, roots, chart, g, alpha)
-    # what scores share is summed: the transpose of `parts`
-    return torch.func.vjp(parts, unary, transition)[1](mu)
-
-
-def chain_tangent(
-    unary: Tensor,
-    transition: Tensor,
-    lengths: Tensor,
-    chart: Tensor,
-    g: Tensor,
-    d_unary: Tensor,
-    d_transition: Tensor,
-    alpha: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    flat, h, roots = as_graph(unary, transition, lengths)
-    d = parts(d_unary, d_transition)
-    dvalue, dmu = reference.hypergraph_tangent(flat, *h.arrays, roots, chart, g, d, alpha)
-    return dvalue, *torch.func.vjp(parts, unary, transition)[1](dmu)
-
-
-def recorded(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: float) -> Tensor:
-    """The value, by autograd's tape."""
-    flat, h, roots = as_graph(unary, transition, lengths)
-    return tape.recorded(flat, *h.arrays, roots, alpha)
+chain_inside, chain_outside, chain_tangent, recorded = by_graph(as_graph, chart_like, 1, parts)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from polymax._dispatch import declare_instances
+from polymax.kernels.passes import declare_passes
 
 _GRAPH = "Tensor first, Tensor tails, Tensor part, Tensor roots"
 
@@ -35,39 +36,8 @@ def chart_of(chart: Tensor, count: int) -> Tensor:
     return chart if chart.shape[1] == count else chart.repeat(1, count // chart.shape[1], 1)
 
 
-def _fake_inside(
-    scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, alpha: float
-) -> tuple[Tensor, Tensor]:
-    count = scores.shape[0]
-    shape = chart_shape(count, first.shape[0] - 1, alpha)
-    return scores.new_empty((count,)), scores.new_empty(shape, dtype=torch.float64)
-
-
-def _fake_outside(
-    scores: Tensor,
-    first: Tensor,
-    tails: Tensor,
-    part: Tensor,
-    roots: Tensor,
-    chart: Tensor,
-    g: Tensor,
-    alpha: float,
-) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-def _fake_tangent(
-    scores: Tensor,
-    first: Tensor,
-    tails: Tensor,
-    part: Tensor,
-    roots: Tensor,
-    chart: Tensor,
-    g: Tensor,
-    d: Tensor,
-    alpha: float,
-) -> tuple[Tensor, Tensor]:
-    return scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
+def _chart(scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, alpha: float) -> Tensor:
+    return scores.new_empty(chart_shape(scores.shape[0], first.shape[0] - 1, alpha), dtype=torch.float64)
 
 
 def _fake_weights(
@@ -97,18 +67,8 @@ def _fake_count(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tenso
     return p.new_empty(p.shape[:1], dtype=torch.float64)
 
 
-hypergraph_inside = declare_instances(
-    __name__, f"hypergraph_inside(Tensor scores, {_GRAPH}, float alpha) -> (Tensor, Tensor)", _fake_inside
-)
-hypergraph_outside = declare_instances(
-    __name__,
-    f"hypergraph_outside(Tensor scores, {_GRAPH}, Tensor chart, Tensor g, float alpha) -> Tensor",
-    _fake_outside,
-)
-hypergraph_tangent = declare_instances(
-    __name__,
-    f"hypergraph_tangent(Tensor scores, {_GRAPH}, Tensor chart, Tensor g, Tensor d, float alpha) -> (Tensor, Tensor)",
-    _fake_tangent,
+hypergraph_inside, hypergraph_outside, hypergraph_tangent = declare_passes(
+    __name__, "scores", "first tails part roots", _chart
 )
 hypergraph_weights = declare_instances(
     __name__,

@@ -19,46 +19,18 @@ See: Eisner 1996; Mensch and Blondel 2018, Section 3.
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare_instances
+from polymax.kernels.passes import declare_passes
 
 # columns past the last that kernels may touch
 PADDING = 4
 
 
-def chart_like(scores: Tensor) -> Tensor:
+def chart_like(scores: Tensor, *_: object) -> Tensor:
     """An empty chart for these scores: squares for R, L and I, rows padded, a row for what goes with the instance."""
     batch, size = scores.shape[:2]
     return scores.new_empty((batch, 3, size + 1, size + PADDING), dtype=torch.float64)
 
 
-def _fake_inside(scores: Tensor, lengths: Tensor, single_root: bool, alpha: float) -> tuple[Tensor, Tensor]:
-    return scores.new_empty(scores.shape[:1]), chart_like(scores)
-
-
-def _fake_outside(scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, single_root: bool, alpha: float) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-def _fake_tangent(
-    scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, d: Tensor, single_root: bool, alpha: float
-) -> tuple[Tensor, Tensor]:
-    return scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-projective_tree_inside = declare_instances(
-    __name__,
-    "projective_tree_inside(Tensor scores, Tensor lengths, bool single_root, float alpha) -> (Tensor, Tensor)",
-    _fake_inside,
-)
-projective_tree_outside = declare_instances(
-    __name__,
-    "projective_tree_outside(Tensor scores, Tensor lengths, Tensor chart, Tensor g, bool single_root, float alpha)"
-    " -> Tensor",
-    _fake_outside,
-)
-projective_tree_tangent = declare_instances(
-    __name__,
-    "projective_tree_tangent(Tensor scores, Tensor lengths, Tensor chart, Tensor g, Tensor d, bool single_root,"
-    " float alpha) -> (Tensor, Tensor)",
-    _fake_tangent,
+projective_tree_inside, projective_tree_outside, projective_tree_tangent = declare_passes(
+    __name__, "scores", "lengths", chart_like, "bool single_root"
 )

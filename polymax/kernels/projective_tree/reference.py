@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polymax.hypergraphs.graph import Builder, Graph
-from polymax.kernels.hypergraph import reference, tape
+from polymax.kernels.hypergraph.lowered import by_graph
 from polymax.kernels.projective_tree import chart_like
 
 _KINDS = 5
@@ -57,28 +57,4 @@ def as_graph(scores: Tensor, lengths: Tensor, single_root: bool) -> tuple[Tensor
     return scores.flatten(1), graph(positions, single_root).to(scores.device), torch.where(lengths > 0, roots, -1)
 
 
-def projective_tree_inside(scores: Tensor, lengths: Tensor, single_root: bool, alpha: float) -> tuple[Tensor, Tensor]:
-    flat, g, roots = as_graph(scores, lengths, single_root)
-    value, _ = reference.hypergraph_inside(flat, *g.arrays, roots, alpha)
-    return value, chart_like(scores).zero_()
-
-
-def projective_tree_outside(
-    scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, single_root: bool, alpha: float
-) -> Tensor:
-    flat, h, roots = as_graph(scores, lengths, single_root)
-    return reference.hypergraph_outside(flat, *h.arrays, roots, chart, g, alpha).view(scores.shape)
-
-
-def projective_tree_tangent(
-    scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, d: Tensor, single_root: bool, alpha: float
-) -> tuple[Tensor, Tensor]:
-    flat, h, roots = as_graph(scores, lengths, single_root)
-    dvalue, dmu = reference.hypergraph_tangent(flat, *h.arrays, roots, chart, g, d.flatten(1), alpha)
-    return dvalue, dmu.view(scores.shape)
-
-
-def recorded(scores: Tensor, lengths: Tensor, single_root: bool, alpha: float) -> Tensor:
-    """The value, by autograd's tape."""
-    flat, h, roots = as_graph(scores, lengths, single_root)
-    return tape.recorded(flat, *h.arrays, roots, alpha)
+projective_tree_inside, projective_tree_outside, projective_tree_tangent, recorded = by_graph(as_graph, chart_like, 1)

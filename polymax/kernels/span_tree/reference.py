@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polymax.hypergraphs.graph import Builder, Graph
-from polymax.kernels.hypergraph import reference, tape
+from polymax.kernels.hypergraph.lowered import by_graph
 from polymax.kernels.span_tree import chart_like
 
 
@@ -44,26 +44,4 @@ def as_graph(scores: Tensor, lengths: Tensor) -> tuple[Tensor, Graph, Tensor]:
     return scores.flatten(1), graph(n, labels).to(scores.device), whole[lengths - 1]
 
 
-def span_tree_inside(scores: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    flat, g, roots = as_graph(scores, lengths)
-    value, _ = reference.hypergraph_inside(flat, *g.arrays, roots, alpha)
-    return value, chart_like(scores).zero_()
-
-
-def span_tree_outside(scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, alpha: float) -> Tensor:
-    flat, h, roots = as_graph(scores, lengths)
-    return reference.hypergraph_outside(flat, *h.arrays, roots, chart, g, alpha).view(scores.shape)
-
-
-def span_tree_tangent(
-    scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, d: Tensor, alpha: float
-) -> tuple[Tensor, Tensor]:
-    flat, h, roots = as_graph(scores, lengths)
-    dvalue, dmu = reference.hypergraph_tangent(flat, *h.arrays, roots, chart, g, d.flatten(1), alpha)
-    return dvalue, dmu.view(scores.shape)
-
-
-def recorded(scores: Tensor, lengths: Tensor, alpha: float) -> Tensor:
-    """The value, by autograd's tape."""
-    flat, h, roots = as_graph(scores, lengths)
-    return tape.recorded(flat, *h.arrays, roots, alpha)
+span_tree_inside, span_tree_outside, span_tree_tangent, recorded = by_graph(as_graph, chart_like, 1)

@@ -198,7 +198,7 @@ class _Call(Launches):
         numbers = options.alpha - 1, options.scale, options.softcap
         sides = left, right, options.offset
         drop = 0 if options.seed is None else threshold(options.dropout)
-        # how far the sum of weights may be from 1 before the last step, which squares that where alpha <= 1.5
+        # see last_error
         tolerance = 1e-3 if alphas is None and options.alpha <= 1.5 else 2e-6
         strides = (*q.stride()[:3], *k.stride()[:3])
         of_v, masked = v.stride()[:3], (0, 0, 0, 0) if mask is None else mask.expand(B, H, L, S).stride()

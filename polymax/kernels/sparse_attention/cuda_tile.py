@@ -25,6 +25,21 @@ def sequence(p_starts_q, p_starts_k, i_b, L, S, PACKED: tl.constexpr):
 
 
 @triton.jit
+def head_start(i_b, i_h, first, s_b, s_h, s_l):
+    """Where row `first` of a head of a batch begins in a tensor of these strides."""
+    return i_b * s_b + i_h.to(tl.int64) * s_h + first.to(tl.int64) * s_l
+
+
+@triton.jit
+def exponent(p_alpha, a1, LEARNED: tl.constexpr):
+    """alpha - 1, of the head where it is learned."""
+    a = a1
+    if LEARNED:
+        a = tl.load(p_alpha).to(tl.float32) - 1
+    return a
+
+
+@triton.jit
 def reach(m_0, queries, keys, left, right, offset, BM: tl.constexpr):
     """Tiles that queries m_0 .. m_0 + BM see: the first, the first and the end of those that all see whole, the end.
 
@@ -107,18 +122,6 @@ def cap_slope(b_raw, scale, softcap):
 
 
 @triton.jit
-def weight(b_w, r, R: tl.constexpr):
-    """p = w^r, where w = (u - tau)_+; R is 1 and 2 for sparsemax and alpha 1.5, 0 for any other r."""
-    if R == 1:
-        b_p = b_w
-    elif R == 2:
-        b_p = b_w * b_w
-    else:
-        b_p = tl.where(b_w > 0, tl.exp2(r * tl.log2(tl.where(b_w > 0, b_w, 1.0))), 0.0)
-    return b_p
-
-
-@triton.jit
 def slope(b_w, r, R: tl.constexpr):
     """s = p^(2 - alpha) = w^(r - 1), 0 outside the support."""
     if R == 1:
@@ -131,6 +134,19 @@ def slope(b_w, r, R: tl.constexpr):
 
 
 @triton.jit
+def weight(b_w, r, R: tl.constexpr):
+    """p = w^r, where w = (u - tau)_+; R is 1 and 2 for sparsemax and alpha 1.5, 0 for any other r."""
+    if R == 1:
+        b_p = b_w
+    elif R == 2:
+        b_p = b_w * b_w
+    else:
+        # one power serves both, where both are asked for
+        b_p = b_w * slope(b_w, r, R)
+    return b_p
+
+
+@triton.jit
 def raised(b_t, b_f, b_g, a1, R: tl.constexpr):
     """Newton's step on the r-norm: it never passes the threshold from below. f = sum w^r, g = sum w^(r - 1)."""
     if R == 1:
@@ -140,6 +156,14 @@ def raised(b_t, b_f, b_g, a1, R: tl.constexpr):
     else:
         b_step = (b_f - tl.exp2((1 - a1) * tl.log2(tl.maximum(b_f, 1.0)))) / b_g
     return tl.where(b_f > 1, b_t + b_step, b_t)
+
+
+@triton.jit
+def last_error(tolerance, a1, LEARNED: tl.constexpr):
+    """How far the sum of weights may be from 1 before the last of Newton's steps, which squares it for alpha <= 1.5."""
+    if LEARNED:
+        tolerance = tl.where(a1 <= 0.5, 1e-3, tolerance)
+    return tolerance
 
 
 @triton.jit

@@ -11,93 +11,165 @@ from torch import Tensor
 from polymax.kernels.cpu_rows import REALS, SMALL, plain, run
 from polymax.kernels.numba_math import add, exp2, inline, kernel, log2_1p, row_dot, row_max, row_sum, rows_at
 from polymax.kernels.threshold import NORM, TSALLIS
-from polymax.kernels.threshold.numba_support import BLOCK, pad, response_weights, support_powers
+from polymax.kernels.threshold.numba_support import (
+    BLOCK,
+    entmax15_powers,
+    pad,
+    response_weights,
+    sparsemax_powers,
+    support_powers,
+)
 
 LOG2_E = np.log2(np.e)
 # longest row on which the threshold is found without gathering
 SHORT = 1024
-# the alphas whose powers cost nothing
-_QUICK = (1, 1.5, 2)
 
 
 def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
+    if x.dtype != torch.float64 and (alpha > 2 if alphas is None else bool((alphas > 2).any())):
+        return _above_2(threshold, (x,), alpha, family, alphas)
     scores = x if x.dtype in REALS and x.is_contiguous() else plain(x)
     y, n = torch.empty_like(scores), x.shape[-1]
     each = None if alphas is None else alphas.detach().to(torch.float64).contiguous()
     count, cost = x.numel() // max(n, 1), n if alphas is None and alpha in _QUICK else 3 * n
+    kernel = _each if alphas is not None else _QUICK.get(alpha, _general) if family == TSALLIS else _general
     args = (
         n, scores.data_ptr(), y.data_ptr(), REALS[y.dtype], float(alpha), 0 if each is None else each.data_ptr(), family
     )  # fmt: skip
     if count * cost < SMALL:
-        _threshold(0, count, *args)
+        kernel(0, count, *args)
     else:
-        run(_threshold, count, cost, *args)
+        run(kernel, count, cost, *args)
     return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
+    if y.dtype != torch.float64 and (alpha > 2 if alphas is None else bool((alphas > 2).any())):
+        return _above_2(threshold_backward, (y, v), alpha, family, alphas)
     weights = y if y.dtype in REALS and y.is_contiguous() else plain(y)
     direction = v if v.dtype == weights.dtype and v.is_contiguous() else v.to(weights.dtype).contiguous()
     out, n = torch.empty_like(weights), y.shape[-1]
     each = None if alphas is None else alphas.detach().to(torch.float64).contiguous()
-    count = y.numel() // max(n, 1)
+    count, kernel = y.numel() // max(n, 1), _tsallis_backward if family == TSALLIS else _threshold_backward
     args = (
         n, weights.data_ptr(), direction.data_ptr(), out.data_ptr(), REALS[out.dtype], float(alpha),
         0 if each is None else each.data_ptr(), family,
     )  # fmt: skip
     if count * n < SMALL:
-        _threshold_backward(0, count, *args)
+        kernel(0, count, *args)
     else:
-        run(_threshold_backward, count, n, *args)
+        run(kernel, count, n, *args)
     return out if out.dtype == y.dtype else out.to(y.dtype)
 
 
+def _above_2(function, tensors, alpha, family, alphas):
+    """In float64, where an alpha is above 2: powers below 1 amplify rounding near the edge of the support."""
+    wide = [t.double() for t in tensors]
+    if alphas is None:
+        return function(*wide, alpha, family).to(tensors[0].dtype)
+    steep = alphas > 2
+    found = function(*tensors, alpha, family, torch.where(steep, 2, alphas))
+    found[steep] = function(*(t[steep] for t in wide), alpha, family, alphas[steep]).to(found.dtype)
+    return found
+
+
+# A kernel for each way, so that a first call compiles no more than it needs.
+
+
 @kernel
-def _threshold(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
-    """Weigh rows `start` to `stop` of x; each has an alpha of its own where they have an address."""
+def _sparsemax_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
-    alphas = rows_at(alphas_at, stop if alphas_at else 0, 1, 0.0)
-    index = np.empty(n + BLOCK, np.int32)
-    z, power = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype)
-    # powers below 1 amplify rounding near the edge of the support, so that alpha > 2 is computed in float64
-    largest = alpha
-    for i in range(start, alphas.size):
-        largest = max(largest, alphas[i, 0])
-    exact = np.empty((4, n + BLOCK if largest > 2 else 0))
+    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
-        alpha = alphas[i, 0] if alphas_at else alpha
-        if alpha > 2:
-            exact[2, :n] = x[i]
-            _weigh(exact[2, :n], exact[3, :n], exact[0], exact[1], index, alpha, family)
-            y[i] = exact[3, :n]
+        if n <= SHORT:
+            _short(x[i], z[:n], y[i], False)
         else:
-            _weigh(x[i], y[i], z, power, index, alpha, family)
+            count = _gather(x[i], x.dtype.type(-1), z, index)
+            _spread(y[i], power, index, sparsemax_powers(z, index, count, power) if count > 0 else count)
+
+
+@kernel
+def _entmax15_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
+    for i in range(start, stop):
+        if n <= SHORT:
+            _short(x[i], z[:n], y[i], True)
+        else:
+            count = _gather(x[i], x.dtype.type(-2), z, index)
+            _spread(y[i], power, index, entmax15_powers(z, index, count, power) if count > 0 else count)
+
+
+@kernel
+def _softmax_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
+    for i in range(start, stop):
+        count = _gather(x[i], x.dtype.type(-np.inf), z, index)
+        _exponentials(z, count, power)
+        _spread(y[i], power, index, count)
+
+
+@kernel
+def _general(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    """Any family, and any alpha but those of Tsallis entropies that have ways of their own."""
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
+    for i in range(start, stop):
+        _weigh_in_general(x[i], y[i], z, power, index, alpha, family)
+
+
+@kernel
+def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    """Rows with an alpha of their own."""
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    alphas = rows_at(alphas_at, 1, stop, 0.0)[0]
+    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
+    for i in range(start, stop):
+        a = alphas[i]
+        if family == TSALLIS and (a == 1.5 or a == 2) and n <= SHORT:
+            _short(x[i], z[:n], y[i], a == 1.5)
+        elif family == TSALLIS and a == 1:
+            count = _gather(x[i], x.dtype.type(-np.inf), z, index)
+            _exponentials(z, count, power)
+            _spread(y[i], power, index, count)
+        else:
+            _weigh_in_general(x[i], y[i], z, power, index, a, family)
+
+
+# the Tsallis entropies whose powers cost nothing
+_QUICK = {1: _softmax_rows, 1.5: _entmax15_rows, 2: _sparsemax_rows}
 
 
 @inline
-def _weigh(x, row, z, power, index, alpha, family):
+def _weigh_in_general(x, row, z, power, index, alpha, family):
     """Fill a row with the weights of the scores x."""
-    real = x.dtype.type
-    if x.size <= SHORT and family == TSALLIS and (alpha == 2 or alpha == 1.5):
-        _short(x, z[: x.size], row, alpha == 1.5)
-        return
     lowest = -1.0
     if family == TSALLIS:
         lowest = -1 / (alpha - 1) if alpha > 1 else -np.inf
-    count = _gather(x, real(lowest), z, index)
+    count = _gather(x, x.dtype.type(lowest), z, index)
+    if count > 0:
+        if alpha < 1:
+            _dense(z[:count], power, 1 - alpha)
+        else:
+            count = support_powers(z, index, count, power, alpha, family)
+    _spread(row, power, index, count)
+
+
+@inline
+def _exponentials(z, count, power):
+    for j in range(pad(z, count) if count > 0 else 0):
+        power[j] = exp2(z[j] * z.dtype.type(LOG2_E))
+
+
+@inline
+def _spread(row, power, index, count):
+    """Fill a row with `count` weights, normalised, at their places; all NaN where the count is -1."""
     row[:] = 0 if count >= 0 else np.nan
-    if count <= 0:
-        return
-    if alpha == 1:
-        for j in range(pad(z, count)):
-            power[j] = exp2(z[j] * real(LOG2_E))
-    elif alpha < 1:
-        _dense(z[:count], power, 1 - alpha)
-    else:
-        count = support_powers(z, index, count, power, alpha, family)
-    factor = 1 / row_sum(power[:count])
-    for j in range(count):
-        row[index[j]] = power[j] * factor
+    if count > 0:
+        factor = 1 / row_sum(power[:count])
+        for j in range(count):
+            row[index[j]] = power[j] * factor
 
 
 @inline
@@ -197,29 +269,32 @@ def _dense(z, power, b):
 
 
 @kernel
-def _threshold_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
+def _tsallis_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
     y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real), rows_at(out_at, stop, n, real)
-    alphas = rows_at(alphas_at, stop if alphas_at else 0, 1, 0.0)
+    alphas = rows_at(alphas_at, 1, stop if alphas_at else 0, 0.0)[0]
     w = np.empty(n, y.dtype)
-    exact = np.empty((4, n))
     for i in range(start, stop):
-        alpha = alphas[i, 0] if alphas_at else alpha
-        if alpha > 2:
-            exact[0], exact[1] = y[i], v[i]
-            _respond(exact[0], exact[1], exact[2], exact[3], alpha, family)
-            out[i] = exact[2]
-        else:
-            _respond(y[i], v[i], out[i], w, alpha, family)
+        response_weights(y[i], alphas[i] if alphas_at else alpha, w)
+        total = row_sum(w)
+        mean = row_dot(w, v[i]) / total if total != 0 else total
+        for j in range(n):
+            d = w[j] * (v[i, j] - mean)
+            out[i, j] = 0 if w[j] == 0 else d
 
 
-@inline
-def _respond(y, v, out, w, alpha, family):
-    """Fill out with J v at the weights y."""
-    response_weights(y, alpha, w)
-    a, b, c = _coefficients(y, v, w, alpha, family)
-    for j in range(w.size):
-        d = w[j] * (a * v[j] + b) + c * y[j]
-        out[j] = 0 if w[j] == 0 else d
+@kernel
+def _threshold_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
+    """The other families."""
+    y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real), rows_at(out_at, stop, n, real)
+    alphas = rows_at(alphas_at, 1, stop if alphas_at else 0, 0.0)[0]
+    w = np.empty(n, y.dtype)
+    for i in range(start, stop):
+        each = alphas[i] if alphas_at else alpha
+        response_weights(y[i], each, w)
+        a, b, c = _coefficients(y[i], v[i], w, each, family)
+        for j in range(n):
+            d = w[j] * (a * v[i, j] + b) + c * y[i, j]
+            out[i, j] = 0 if w[j] == 0 else d
 
 
 @inline
@@ -230,8 +305,6 @@ def _coefficients(y, v, w, alpha, family):
     if total == 0:
         return real(0), real(0), real(0)
     wv = row_dot(w, v)
-    if family == TSALLIS:
-        return real(1), real(-wv / total), real(0)
     yv = row_dot(y, v)
     # y^alpha = y^2 / w
     norm = 0.0

@@ -20,9 +20,9 @@ def support_powers(z, index, count, power, alpha, family):
     Entries without weight are dropped from z and index; the number of those that are left.
     """
     if alpha == 2 and family == TSALLIS:
-        return _sparsemax(z, index, count, power)
+        return sparsemax_powers(z, index, count, power)
     if alpha == 1.5 and family == TSALLIS:
-        return _entmax15(z, index, count, power)
+        return entmax15_powers(z, index, count, power)
     return _general(z, index, count, power, alpha, family)
 
 
@@ -47,7 +47,8 @@ def pad(z, count):
 
 
 @inline
-def _sparsemax(z, index, count, power):
+def sparsemax_powers(z, index, count, power):
+    """support_powers for sparsemax."""
     # Michelot: the threshold of a superset of the support is a lower bound of tau; finite
     while True:
         total = 0.0
@@ -64,7 +65,8 @@ def _sparsemax(z, index, count, power):
 
 
 @inline
-def _entmax15(z, index, count, power):
+def entmax15_powers(z, index, count, power):
+    """support_powers for entmax with alpha 1.5."""
     # sum (u - tau)_+^2 = 1 with u = z / 2: Newton on its square root until the support is known, then the quadratic
     tau = -1.0
     while True:

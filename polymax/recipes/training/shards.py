@@ -28,7 +28,7 @@ class Shard(NamedTuple):
     """
 
     number: int
-    count: int
+    count: int  # type: ignore[assignment]
 
     @classmethod
     def parsed(cls, text: str) -> "Shard":

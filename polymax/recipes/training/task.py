@@ -21,7 +21,13 @@ MODULES: dict[str, str] = {}
 
 
 def register(name: str, module: str) -> None:
-    """Let a task be known by its name; its module is imported when the task is asked for."""
+    """Let a task be known by its name; its module is imported when the task is asked for.
+
+    Example:
+        >>> register("tag", "polymax.recipes.tag.task")
+        >>> named("tag").name
+        'tag'
+    """
     MODULES[name] = module
 
 
@@ -76,7 +82,14 @@ class Alternating(Model):
 
 @dataclass
 class Trained:
-    """A model with all it needs to be used: what `polymax.recipes.load` gives."""
+    """A model with all it needs to be used: what `polymax.recipes.load` gives.
+
+    Example:
+        >>> from polymax.recipes import load
+        >>> load("nowhere").results(["Anna sings."])
+        Traceback (most recent call last):
+        FileNotFoundError: nowhere is not a run: there is no nowhere/config.json
+    """
 
     task: "Task"
     options: Any

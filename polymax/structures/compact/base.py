@@ -67,7 +67,7 @@ class Compact:
 
     def places(self, index: Tensor, *scores: Tensor) -> Tensor:
         """The used parts (*batch, used) of a compact form, as places in a flat first tensor; -1 for none."""
-        return raveled(index, self._event(scores))
+        return flat_places(index, self._event(scores))
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
         """The scores of the parts that structures of this compact form use, (*batch, used): their sum is the score."""
@@ -100,7 +100,7 @@ class Compact:
         return scores[0].shape[scores[0].dim() - self.structure.event_dims(*scores)[0] :]
 
 
-def raveled(index: Tensor, shape: tuple[int, ...]) -> Tensor:
+def flat_places(index: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Rows (*batch, used, dims), no `dims` where 1, to places (*batch, used) in flat parts; -1 for rows of -1."""
     rows = index if len(shape) > 1 else index.unsqueeze(-1)
     flat = torch.zeros((), dtype=torch.long, device=index.device)
@@ -111,7 +111,7 @@ def raveled(index: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def indicators(index: Tensor, shape: tuple[int, ...]) -> Tensor:
     """(*batch, *shape) with 1 at the rows of index (*batch, used, dims), those of -1 left out; no `dims` where 1."""
-    places = raveled(index, shape)
+    places = flat_places(index, shape)
     y = torch.zeros(*places.shape[:-1], torch.Size(shape).numel() + 1, device=index.device)
     y.scatter_(-1, torch.where(places >= 0, places, y.shape[-1] - 1), 1.0)
     return y[..., :-1].unflatten(-1, shape)
@@ -139,7 +139,7 @@ def check_rows(index: Tensor, shape: tuple[int, ...], repeats: bool = False) -> 
         rows = index if dims > 1 else index.unsqueeze(-1)
         _refuse_parts(rows, torch.Size(shape))
         if not repeats:
-            refuse_repeats("structure", rows, raveled(index, shape))
+            refuse_repeats("structure", rows, flat_places(index, shape))
 
 
 def _refuse_parts(rows: Tensor, shape: torch.Size) -> None:

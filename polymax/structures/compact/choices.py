@@ -21,8 +21,8 @@ def one_hot_or_unknown(index: Tensor, count: int) -> Tensor:
     return one_hot(index, count) | (index == -2).unsqueeze(-1)
 
 
-def chosen(y: Tensor) -> Tensor:
-    """Which of the last dimension of indicators (*batch, count) is used, (*batch,); -1 for none."""
+def used_index(y: Tensor) -> Tensor:
+    """The place (*batch,) that indicators (*batch, count) use along the last dimension; -1 for none."""
     if y.shape[-1] == 0:
         return y.new_full(y.shape[:-1], -1, dtype=torch.long)
     return torch.where((y == 0).all(-1), -1, y.argmax(-1))
@@ -38,7 +38,7 @@ class Classes(Compact):
         return one_hot(index, count).float()
 
     def decode(self, y: Any) -> Tensor:
-        return chosen(y)
+        return used_index(y)
 
     def places(self, index: Tensor, *scores: Tensor) -> Tensor:
         return index.unsqueeze(-1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from polymax import _check
 from polymax.structures.compact import faults
 from polymax.structures.compact.base import Compact
-from polymax.structures.compact.choices import chosen, one_hot, one_hot_or_unknown
+from polymax.structures.compact.choices import one_hot, one_hot_or_unknown, used_index
 
 _WHAT = "assignment"
 
@@ -29,7 +29,7 @@ class Columns(Compact):
         return one_hot(index, m).float()
 
     def decode(self, y: Any) -> Tensor:
-        return chosen(y)
+        return used_index(y)
 
     def places(self, index: Tensor, *scores: Tensor) -> Tensor:
         n, m = scores[0].shape[-2:]

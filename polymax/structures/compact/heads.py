@@ -53,7 +53,7 @@ def trees(n: int, single_root: bool) -> list[tuple[int, ...]]:
 
 
 def crosses(heads: tuple[int, ...]) -> bool:
-    """Whether two arcs cross, the root symbol standing to the left of all tokens."""
+    """True if two arcs cross, the root symbol standing to the left of all tokens."""
     arcs = [(min(h, m), max(h, m)) for m, h in enumerate(heads, 1)]
     return any(a < c < b < d for a, b in arcs for c, d in arcs)
 

@@ -9,7 +9,7 @@ from polymax.structures.compact.choices import one_hot, one_hot_or_unknown
 from polymax.structures.compact.heads import allowed_heads, decode_heads, encode_heads
 
 
-def spread(index: Tensor, labels: int) -> Tensor:
+def encode_labels(index: Tensor, labels: int) -> Tensor:
     """Heads and labels (*batch, n, 2) to indicators (*batch, n + 1, n + 1, labels)."""
     # no label for the root symbol, which has no head
     name = torch.nn.functional.pad(one_hot(index[..., 1], labels), (0, 0, 1, 0))

@@ -7,7 +7,7 @@ from torch import Tensor
 from polymax import _check
 from polymax.structures.base import checked_lengths
 from polymax.structures.compact import faults
-from polymax.structures.compact.base import Compact, raveled, refuse_repeats
+from polymax.structures.compact.base import Compact, flat_places, refuse_repeats
 
 _WHAT = "binary tree"
 
@@ -46,7 +46,7 @@ def _check_brackets(rows: Tensor, lengths: Tensor, n: int) -> None:
     faults.refuse(
         _WHAT, backward, lambda b, k: f"span {span(b, k)}{faults.of(b)} is none of its {int(lengths[b])} leaves"
     )
-    refuse_repeats(_WHAT, rows[..., :2], raveled(rows[..., :2], (n, n)))
+    refuse_repeats(_WHAT, rows[..., :2], flat_places(rows[..., :2], (n, n)))
     a, b, c, d = i.unsqueeze(-1), j.unsqueeze(-1), i.unsqueeze(-2), j.unsqueeze(-2)
     cross = ((a < c) & (c <= b) & (b < d) & (a >= 0)).flatten(-2)
 

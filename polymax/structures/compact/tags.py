@@ -10,7 +10,7 @@ from polymax import _check
 from polymax._parts import Parts, tensors
 from polymax.structures.compact import faults
 from polymax.structures.compact.base import Compact
-from polymax.structures.compact.choices import chosen, one_hot, one_hot_or_unknown
+from polymax.structures.compact.choices import one_hot, one_hot_or_unknown, used_index
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class OneEach(Compact):
         return self.structure.complete(one_hot(index, count).float())
 
     def decode(self, y: Parts) -> Tensor:
-        return chosen(tensors(y)[0])
+        return used_index(tensors(y)[0])
 
     def first(self, index: Tensor, *scores: Tensor) -> Tensor:
         return one_hot(index, scores[0].shape[-1]).to(scores[0].dtype)

@@ -35,7 +35,7 @@ class Heads(Compact):
         labels.check_form(index)
         if not shape:
             raise TypeError("encode takes heads and labels, and the number of labels as the last size; got no size")
-        y = labels.spread(index, shape[-1])
+        y = labels.encode_labels(index, shape[-1])
         self._check_encoded(index[..., 0])
         labels.check_labels(index, shape[-1])
         return y

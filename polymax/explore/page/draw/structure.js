@@ -81,13 +81,15 @@ function partName(data, i, j) {
   return `${data.rows[i]}–${data.columns[j]}`;
 }
 
-/** A whole structure in words: what it has that the best has not. */
+/** A whole structure in words: what it has that the best has not, or else what it lacks. */
 function describe(data, k) {
   if (k === 0) return "the best";
+  const missing = (from, set) => from.filter((part) => !set.has(String(part)));
   const best = new Set(data.structures[0].map(String));
-  const other = data.structures[k].filter((part) => !best.has(String(part)));
-  const names = other.slice(0, 3).map(([i, j]) => partName(data, i, j));
-  return names.join(", ") + (other.length > 3 ? `, and ${other.length - 3} more` : "");
+  const other = missing(data.structures[k], best);
+  const listed = other.length ? other : missing(data.structures[0], new Set(data.structures[k].map(String)));
+  const names = listed.slice(0, 3).map(([i, j]) => partName(data, i, j));
+  return (other.length ? "" : "without ") + names.join(", ") + (listed.length > 3 ? `, and ${listed.length - 3} more` : "");
 }
 
 function structureTable(data, index, state, show) {

@@ -1,0 +1,290 @@
+"""LP-SparseMAP: the point nearest to the scores on which all factors agree.
+
+    max  <x, mu> + sum_f <s_f, nu_f> - 1/2 ||mu||^2        (M_f mu, nu_f) in conv(Y_f),  rows of logic hold
+
+ADMM alternates the projections of the structures with that of the variables onto the rows of logic:
+
+    z_f = projection of M_f mu + lambda_f        mu = nearest point to (x + M^T (z - lambda)) / (1 + degree)
+    lambda_f = lambda_f + M_f mu - z_f
+
+After each turn it tries Newton's step: the faces that structures lie on, the variables that are free and the rows that
+are tight stay as they are, and the best point among these is one linear system. Where they are the right ones the point
+is exact; where the residual is not smaller, the step is not taken. Without structures the rows alone are solved.
+
+See: Niculae and Martins 2020, LP-SparseMAP; Martins et al. 2015, AD3.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax.factors.blocks import Block, Projected, blocks
+from polymax.factors.rows import Rows, compiled, places_of
+from polymax.factors.subspace import Subspace, collected
+from polymax.kernels.constrained import constrained
+
+# rounds of the rows alone, and how far the factors may be apart, relative to the scores
+ROUNDS, TOLERANCE = 500, 1e-12
+# after so many rounds without gain, this much is enough
+IDLE, ENOUGH = 12, 1e-8
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A graph's rows, blocks and edges on a device, for instances of a batch shape."""
+
+    variables: int
+    rows: Rows
+    blocks: tuple[Block, ...]
+    by_variable: Tensor
+    # variables that logic names, or no factor at all, are kept in [0, 1]; (G, n)
+    boxed: Tensor
+
+    @property
+    def degree(self) -> Tensor:
+        """How many parts of structures each variable is, (G, n)."""
+        return (self.by_variable >= 0).sum(-1).double()
+
+
+def compile_graph(variables: int, factors: Any, batch: torch.Size, lead: torch.Size, device: torch.device) -> Compiled:
+    """Rows and blocks of the factors; `lead` is the batch where graphs differ, and empty where they do not."""
+    numbered = list(enumerate(factors))
+    rows = compiled(numbered, variables, lead)
+    found = blocks(numbered, batch, lead)
+    edges = torch.cat([b.at.flatten(1) for b in found], 1) if found else torch.zeros(lead.numel(), 0, dtype=torch.long)
+    by_variable = places_of(edges, variables)
+    boxed = (rows.by_variable >= 0).any(-1) | ~(by_variable >= 0).any(-1)
+    moved = tuple(replace(b, at=b.at.to(device), structure=_on(b.structure, device)) for b in found)
+    return Compiled(variables, rows.to(device), moved, by_variable.to(device), boxed.to(device))
+
+
+def _on(structure: Any, device: torch.device) -> Any:
+    lengths = getattr(structure, "lengths", None)
+    if lengths is None:
+        return structure
+    moved = tuple(t.to(device) for t in lengths) if isinstance(lengths, tuple) else lengths.to(device)
+    return structure.with_lengths(moved)
+
+
+@dataclass(frozen=True, eq=False)
+class Agreed:
+    """A solution: variables, prices, projections, and what is free near it.
+
+    Shapes: mu (B, n), tau (B, R), private parts of pairs (B, P); residual and rounds (B,)
+    """
+
+    graph: Compiled
+    mu: Tensor
+    tau: Tensor
+    ends: tuple[Tensor, Tensor]
+    projected: tuple[Projected, ...]
+    pairs: Tensor
+    pair_scores: Tensor
+    residual: Tensor
+    rounds: Tensor
+    forbidden: Tensor
+
+    def subspace(self) -> Subspace:
+        graph = self.graph
+        free, tight = _sides(graph, self.mu, self.tau, self.ends, self.forbidden)
+        bases = tuple(p.basis() for p in self.projected)
+        return Subspace(graph.rows, graph.blocks, graph.by_variable, free, tight, bases)
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    mu: Tensor
+    tau: Tensor
+    lam: tuple[Tensor, ...]
+    projected: tuple[Projected, ...]
+    residual: Tensor
+
+
+class Agreement:
+    """The problem of a batch: x (B, n), private score tensors (B, F, ...) of each block, scores (B, P) of pairs."""
+
+    def __init__(self, graph: Compiled, x: Tensor, private: list[tuple[Tensor, ...]], pairs: Tensor) -> None:
+        self.graph, self.private, self.pair_scores = graph, private, pairs
+        rows, count = graph.rows, len(x)
+        self.forbidden = x == -torch.inf
+        self.x = torch.where(self.forbidden, 0, x) + _pair_scores(rows, pairs)
+        boxed = graph.boxed
+        self.lower = torch.where(boxed, 0.0, -torch.inf).expand(count, -1)
+        self.upper = torch.where(boxed, 1.0, torch.inf).expand(count, -1)
+        # a forbidden variable is 0
+        self.lower, self.upper = (torch.where(self.forbidden, 0, t) for t in (self.lower, self.upper))
+        least = rows.least.expand(count, -1).clone()
+        most = rows.most.expand(count, -1).clone()
+        number = pairs.shape[1]
+        if number:
+            most[:, -2 * number : -number] = pairs.clamp(min=0)
+            most[:, -number:] = (-pairs).clamp(min=0)
+        self.ends = least, most
+        finite = torch.where(x.isfinite(), x.abs(), 0).amax(1) if x.shape[1] else x.new_zeros(count)
+        self.goal = TOLERANCE * (1 + finite / 100)
+
+    def solve(self, limit: int) -> Agreed:
+        """Rounds until the factors agree, at most `limit`."""
+        graph, count = self.graph, len(self.x)
+        tau = torch.zeros(count, graph.rows.columns.shape[1], dtype=torch.float64, device=self.x.device)
+        mu, tau, missed, turns = self._nearest(self.x, torch.ones_like(self.x), tau)
+        if not graph.blocks:
+            return self._agreed(_State(mu, tau, (), (), missed), turns)
+        share = (self.x - graph.rows.spread(tau) - mu) / graph.degree.clamp(min=1)
+        state = self._measured(mu, tau, tuple(b.gather(share) for b in graph.blocks), None)
+        best, rounds = state, torch.zeros(count, dtype=torch.long, device=mu.device)
+        idle, least = torch.zeros_like(rounds), best.residual
+        for _ in range(limit):
+            idle = torch.where(best.residual < 0.9 * least, 0, idle + 1)
+            least = torch.minimum(least, best.residual)
+            running = (best.residual > self.goal) & ~((idle > IDLE) & (best.residual < ENOUGH))
+            if not bool(running.any()):
+                break
+            rounds = rounds + running
+            tried = self._newton(state)
+            # a step that does not help is not gone on from
+            good = tried.residual < state.residual / 2
+            state = _chosen(good, tried, state)
+            if bool((running & ~good).any()):
+                state = _chosen(good, state, self._turn(state))
+            best = _chosen(state.residual < best.residual, state, best)
+        return self._agreed(best, rounds)
+
+    def _nearest(self, x: Tensor, weight: Tensor, tau: Tensor) -> tuple[Tensor, ...]:
+        rows = self.graph.rows
+        return constrained(
+            x, weight, self.lower, self.upper, rows.columns, rows.signs, rows.offset, *self.ends, tau, ROUNDS
+        )
+
+    def _turn(self, state: _State) -> _State:
+        """One round of ADMM."""
+        graph = self.graph
+        z = [p.z for p in state.projected]
+        pull = collected([a - b for a, b in zip(z, state.lam, strict=True)], graph.by_variable)
+        mu, tau, _, _ = self._nearest(self.x + pull, 1 + graph.degree.expand(self.x.shape), state.tau)
+        lam = tuple(
+            torch.where(b.shared, a + b.gather(mu) - zf, 0) for a, b, zf in zip(state.lam, graph.blocks, z, strict=True)
+        )
+        return self._measured(mu, tau, lam, state.projected)
+
+    def _measured(
+        self, mu: Tensor, tau: Tensor, lam: tuple[Tensor, ...], before: tuple[Projected, ...] | None
+    ) -> _State:
+        """The projections at a point, and how far all conditions are from being met."""
+        graph = self.graph
+        found = tuple(
+            b.solve(b.gather(mu) + a, s, before[k].solution if before is not None else None)
+            for k, (b, a, s) in enumerate(zip(graph.blocks, lam, self.private, strict=True))
+        )
+        apart = [
+            torch.where(b.shared, p.z - b.gather(mu), 0).abs().flatten(1).amax(1)
+            for b, p in zip(graph.blocks, found, strict=True)
+        ]
+        still, tau, missed, _ = self._nearest(
+            self.x - collected(list(lam), graph.by_variable), torch.ones_like(mu), tau
+        )
+        apart += [(still - mu).abs().amax(1) if mu.shape[1] else missed, missed]
+        return _State(mu, tau, lam, found, torch.stack(apart).amax(0))
+
+    def _newton(self, state: _State) -> _State:
+        """The best point on the faces, sides and rows of the state."""
+        graph = self.graph
+        free, tight = _sides(graph, state.mu, state.tau, self.ends, self.forbidden)
+        bases = tuple(p.basis() for p in state.projected)
+        space = Subspace(graph.rows, graph.blocks, graph.by_variable, free, tight, bases)
+        kept, away = [], []
+        for k, (b, a, p) in enumerate(zip(graph.blocks, state.lam, state.projected, strict=True)):
+            # the scores of the projection less the projection: what is along the face stays
+            along = b.gather(state.mu) + a - p.z
+            away.append(space.outside(k, a))
+            kept.append(torch.where(b.shared, along, 0) - space.outside(k, along) + away[-1])
+        c = self.x - collected(kept, graph.by_variable) - graph.rows.spread(state.tau)
+        fixed = state.mu.clamp(self.lower, self.upper)
+        start = torch.where(free, c, fixed)
+        target = [space.outside(k, p.z).flatten(1) for k, p in enumerate(state.projected)]
+        offset = torch.where(tight, graph.rows.offset, 0) / space.sizes
+        y = space.multipliers(space.missed(start) - torch.cat([*target, offset], 1))
+        mu = start - torch.where(free, space.pulled(y), 0)
+        *edges, prices = y.split([*(b.edges for b in graph.blocks), tight.shape[1]], 1)
+        lam = tuple(a + space.outside(k, e.reshape(a.shape)) for k, (a, e) in enumerate(zip(kept, edges, strict=True)))
+        tau = (state.tau + torch.where(tight, prices / space.sizes, 0)).clamp(*self.ends)
+        return self._measured(mu, tau, lam, state.projected)
+
+    def _agreed(self, state: _State, rounds: Tensor) -> Agreed:
+        mu = state.mu.clamp(self.lower, self.upper)
+        pairs = _both(self.graph.rows, mu, self.pair_scores)
+        return Agreed(
+            self.graph, mu, state.tau, self.ends, state.projected, pairs, self.pair_scores, state.residual, rounds,
+            self.forbidden,
+        )  # fmt: skip
+
+
+def _sides(
+    graph: Compiled, mu: Tensor, tau: Tensor, ends: tuple[Tensor, Tensor], forbidden: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Which variables are between their bounds, and which rows are tight."""
+    inside = ~graph.boxed | ((mu > 0) & (mu < 1))
+    return inside & ~forbidden, (tau > ends[0]) & (tau < ends[1])
+
+
+def _chosen(mask: Tensor, a: _State, b: _State) -> _State:
+    """The state a where the mask says so, and b elsewhere."""
+    if bool(mask.all()):
+        return a
+    if not bool(mask.any()):
+        return b
+
+    def pick(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(mask.reshape(-1, *[1] * (x.dim() - 1)), x, y)
+
+    lam = tuple(pick(x, y) for x, y in zip(a.lam, b.lam, strict=True))
+    projected = tuple(_joined(mask, x, y) for x, y in zip(a.projected, b.projected, strict=True))
+    return _State(pick(a.mu, b.mu), pick(a.tau, b.tau), lam, projected, pick(a.residual, b.residual))
+
+
+def _joined(mask: Tensor, a: Projected, b: Projected) -> Projected:
+    from polymax.factors.joined import joined_solutions
+
+    def pick(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(mask.reshape(-1, *[1] * (x.dim() - 1)), x, y)
+
+    return replace(
+        a,
+        scores=tuple(pick(x, y) for x, y in zip(a.scores, b.scores, strict=True)),
+        solution=joined_solutions(mask, a.solution, b.solution),
+        z=pick(a.z, b.z),
+        private=tuple(pick(x, y) for x, y in zip(a.private, b.private, strict=True)),
+    )
+
+
+def _literals(rows: Rows, mu: Tensor) -> Tensor:
+    """The literals (B, P, 2) of pairs; 0 where there is none."""
+    at = rows.pairs.expand(len(mu), *rows.pairs.shape[1:])
+    value = torch.nn.functional.pad(mu, (0, 1)).gather(1, torch.where(at < 0, mu.shape[1], at).flatten(1))
+    value = value.reshape(at.shape)
+    return torch.where(at < 0, 0, torch.where(rows.turned, 1 - value, value))
+
+
+def _both(rows: Rows, mu: Tensor, scores: Tensor) -> Tensor:
+    """How much both literals of pairs are on, (B, P): as much as they can be for a reward, as little for a price."""
+    first, second = _literals(rows, mu).unbind(-1)
+    there = (rows.pairs >= 0).all(-1)
+    value = torch.where(scores >= 0, torch.minimum(first, second), (first + second - 1).clamp(min=0))
+    return torch.where(there, value, 0)
+
+
+def _pair_scores(rows: Rows, scores: Tensor) -> Tensor:
+    """What rewards of pairs add to the scores of variables: all of it to the second literal; prices do the rest."""
+    weights = torch.stack([torch.zeros_like(scores), scores.clamp(min=0)], -1)
+    return pair_spread(rows, weights)
+
+
+def pair_spread(rows: Rows, weights: Tensor) -> Tensor:
+    """Weights (B, P, 2) of literals, added up at variables (B, n)."""
+    signed = torch.where(rows.turned, -weights, weights)
+    flat = torch.nn.functional.pad(signed.flatten(1), (0, 1))
+    places = torch.where(rows.by_literal < 0, flat.shape[1] - 1, rows.by_literal)
+    places = places.expand(len(weights), *places.shape[1:])
+    return flat.gather(1, places.flatten(1)).reshape(places.shape).sum(-1)

@@ -1,0 +1,101 @@
+"""The projection onto what a graph leaves free near a solution: an intersection of subspaces, by conjugate gradients.
+
+    argmin of 1/2 ||x - b||^2  over x  with  x_v = 0 where not free,
+    <a_r, x> = 0 for tight rows  and  M_f x along the face of each structure f
+
+In terms of the constraints C and the free variables D:  x = D (b - C^T y)  with  C D C^T y = C D b.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymax.factors.blocks import Block
+from polymax.factors.rows import Rows
+
+# turns of conjugate gradients, in units of the constraints, and at most; and when they end: the squared norm of what is
+# left, relative to that at the start
+_TURNS, _MOST = 2, 1000
+_ENOUGH = 1e-29
+
+
+@dataclass(frozen=True, eq=False)
+class Subspace:
+    """What is free near a point.
+
+    Shapes: free (B, n) and tight (B, R) bool; bases (B, F, d, k) of the blocks; by_variable (G, n, degree), the edges
+    of each variable among those of all blocks, -1 after the last
+    """
+
+    rows: Rows
+    blocks: tuple[Block, ...]
+    by_variable: Tensor
+    free: Tensor
+    tight: Tensor
+    bases: tuple[Tensor, ...]
+
+    def projection(self, b: Tensor) -> Tensor:
+        """The nearest point (B, n) to b."""
+        start = torch.where(self.free, b, 0)
+        return start - torch.where(self.free, self.pulled(self.multipliers(self.missed(start))), 0)
+
+    def multipliers(self, missed: Tensor) -> Tensor:
+        """y with C D C^T y = missed; where constraints depend on each other, the one without a part in vain."""
+        y, r = torch.zeros_like(missed), missed.clone()
+        p, rr = r.clone(), r.square().sum(1)
+        enough = _ENOUGH * rr + 1e-300
+        for turn in range(min(_TURNS * missed.shape[1] + 20, _MOST)):
+            running = rr > enough
+            # on a device the question waits for an answer
+            if turn % 8 == 0 and not bool(running.any()):
+                break
+            q = self.missed(torch.where(self.free, self.pulled(p), 0))
+            pq = (p * q).sum(1)
+            # what constraints that depend on each other leave of rounding has no curvature
+            running = running & (pq > 1e-14 * p.square().sum(1))
+            rate = torch.where(running, rr / torch.where(running, pq, 1), 0).unsqueeze(1)
+            y = y + rate * p
+            r = r - rate * q
+            new = r.square().sum(1)
+            p = torch.where(running.unsqueeze(1), r + (new / torch.where(rr > 0, rr, 1)).unsqueeze(1) * p, p)
+            rr = torch.where(running, new, 0)
+        return y
+
+    def missed(self, x: Tensor) -> Tensor:
+        """C x, (B, edges + R)."""
+        parts = [self.outside(k, block.gather(x)).flatten(1) for k, block in enumerate(self.blocks)]
+        return torch.cat([*parts, torch.where(self.tight, self.rows.sums(x), 0) / self.sizes], 1)
+
+    def pulled(self, y: Tensor) -> Tensor:
+        """C^T y, (B, n)."""
+        *edges, rows = y.split([*(b.edges for b in self.blocks), self.tight.shape[1]], 1)
+        total = self.rows.spread(torch.where(self.tight, rows / self.sizes, 0))
+        outside = [
+            self.outside(k, e.reshape(len(y), *block.at.shape[1:]))
+            for k, (e, block) in enumerate(zip(edges, self.blocks, strict=True))
+        ]
+        return total + collected(outside, self.by_variable)
+
+    def outside(self, k: int, w: Tensor) -> Tensor:
+        """The part of w (B, F, d) that leaves the faces of block k."""
+        q = self.bases[k]
+        w = torch.where(self.blocks[k].shared, w, 0)
+        return w - (q @ (q.mT @ w.unsqueeze(-1))).squeeze(-1)
+
+    @property
+    def sizes(self) -> Tensor:
+        """The norms of rows, by which they are divided."""
+        return (self.rows.signs != 0).sum(-1).clamp(min=1).double().sqrt()
+
+
+def collected(edges: list[Tensor], by_variable: Tensor) -> Tensor:
+    """M^T, (B, n): what the edges (B, F, d) of all blocks add up to at each variable."""
+    if not edges:
+        return torch.zeros((), dtype=torch.float64, device=by_variable.device)
+    flat = torch.cat([e.flatten(1) for e in edges], 1)
+    count = len(flat)
+    places = torch.where(by_variable < 0, flat.shape[1], by_variable)
+    places = places.expand(count, *places.shape[1:])
+    found = torch.nn.functional.pad(flat, (0, 1)).gather(1, places.flatten(1))
+    return found.reshape(places.shape).sum(-1)

@@ -1,0 +1,23 @@
+"""The best monotonic alignment of frames to tokens, row by row:
+
+    v(t, j) = x(t, j) + max(v(t - 1, j), v(t - 1, j - 1))
+
+A frame keeps the token of the frame before where both are as good. Only cells on a way from the first cell to the last
+are read. NaN in one of them makes the value NaN; where all ways are forbidden, it is -inf; then no frame has a token.
+
+Shapes: x (B, n, m), frames and tokens (B,); the token of each frame (B, n) int64, -1 for none, and the value (B,)
+"""
+
+import torch
+from torch import Tensor
+
+from polymax._dispatch import declare_instances
+
+
+def _fake(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[:2], dtype=torch.long), x.new_empty(x.shape[:1], dtype=torch.float64)
+
+
+monotonic_search = declare_instances(
+    __name__, "monotonic_search(Tensor x, Tensor frames, Tensor tokens) -> (Tensor, Tensor)", _fake
+)

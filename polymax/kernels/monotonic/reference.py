@@ -1,0 +1,31 @@
+"""The recursion in torch, a frame of all instances at a time."""
+
+import torch
+from torch import Tensor
+
+
+def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    batch, n, m = x.shape
+    t, j = torch.arange(n, device=x.device)[:, None], torch.arange(m, device=x.device)
+    n_of, m_of = frames[:, None, None], tokens[:, None, None]
+    # cells from which the last one can be reached, and that can be reached from the first
+    within = (t < n_of) & (j < m_of) & (j <= t) & (m_of - 1 - j <= n_of - 1 - t) & (m_of <= n_of)
+    scores = torch.where(within, x.double(), -torch.inf)
+    bad = (within & x.isnan()).any(-1).any(-1)
+    end = (tokens - 1).clamp(min=0)[:, None]
+    value = torch.where((frames == 0) & (tokens == 0), 0.0, x.new_full((batch,), -torch.inf, dtype=torch.float64))
+    moves = torch.zeros(batch, n, m, dtype=torch.bool, device=x.device)
+    v = torch.full((batch, m), -torch.inf, dtype=torch.float64, device=x.device)
+    for i in range(n if m else 0):
+        moved = torch.nn.functional.pad(v[:, :-1], (1, 0), value=-torch.inf if i else 0.0)
+        moves[:, i] = moved > v
+        v = scores[:, i] + torch.maximum(v, moved)
+        value = torch.where(frames == i + 1, v.gather(1, end)[:, 0], value)
+    value = torch.where(bad, torch.nan, value)
+    path = torch.full((batch, n), -1, device=x.device)
+    at = end[:, 0]
+    for i in range(n - 1, -1, -1) if m else ():
+        inside = (i < frames) & (value > -torch.inf)
+        path[:, i] = torch.where(inside, at, -1)
+        at = torch.where(inside & moves[:, i].gather(1, at[:, None])[:, 0], at - 1, at).clamp(min=0)
+    return path, value

@@ -1,0 +1,49 @@
+"""Trees that score pairs of arcs: in compact form they are the heads of their tokens."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax.structures.compact.base import Compact
+from polymax.structures.compact.trees import Heads
+
+
+@dataclass(frozen=True, eq=False)
+class PairedHeads(Compact):
+    """Heads (*batch, n) of tokens 1..n, 0 the root symbol, -1 at padding; `encode` takes no size."""
+
+    @property
+    def heads(self) -> Heads:
+        """The form of the same trees by their arcs alone."""
+        return self.structure.tree.compact
+
+    def encode(self, index: Tensor, *shape: int) -> Any:
+        return self.structure.complete(self.heads.encode(index, *shape))
+
+    def decode(self, y: Any) -> Tensor:
+        return self.heads.decode(y.arcs)
+
+    def first(self, index: Tensor, *scores: Tensor) -> Tensor:
+        return self.heads.first(index, scores[0])
+
+    def places(self, index: Tensor, *scores: Tensor) -> Tensor:
+        return self.heads.places(index, scores[0])
+
+    def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
+        """(*batch, 2 n): the arc of each token, then its pair."""
+        arcs, pairs = self.structure.full(*scores)
+        used = self.structure.pairs(self.first(index, arcs).to(pairs.dtype))
+        each = torch.where(used == 0, 0, used * pairs).sum((-3, -2))[..., 1:]
+        return torch.cat([self.heads.terms(index, arcs), each], -1)
+
+    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
+        return self.heads.check(index, scores[0])
+
+    def check_parts(self, y: Any, *scores: Tensor) -> None:
+        self.heads.check_parts(y.arcs, scores[0])
+        super().check_parts(y, *self.structure.full(*scores))
+
+    def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
+        return self.heads.allowed(index, scores[0])

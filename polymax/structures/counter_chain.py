@@ -1,0 +1,190 @@
+"""Tag sequences in which a state may be taken only so often, or in so many runs: a chain that counts."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.hypergraphs import Derivations
+from polymax.hypergraphs.graph import Builder, Family, Graph
+from polymax.solvers.search import Search
+from polymax.structures.base import checked_lengths
+from polymax.structures.chain import Chain, ChainParts
+from polymax.structures.compact.counted_tags import CountedTags
+from polymax.structures.dynamic import DynamicProgram
+
+
+class CounterChain(DynamicProgram):
+    """A chain whose sequences may raise a counter at most k times; a subclass says what raises it.
+
+    The recursion of the chain with one more index, the count so far: n s^2 (k + 1) steps. Scores, parts and compact
+    forms are those of `Chain`.
+    """
+
+    k: int
+    state: int
+    may_be_empty = False
+    parts_once = True
+
+    @property
+    @abstractmethod
+    def runs(self) -> bool:
+        """True if the beginnings of runs are counted, False if positions are."""
+
+    @property
+    def chain(self) -> Chain:
+        """The same sequences without a limit."""
+        return Chain(self.lengths)
+
+    def derivations(self, *scores: Tensor) -> Derivations:
+        unary, transition = self.full(*scores)
+        batch, (n, s) = unary.shape[:-2], unary.shape[-2:]
+        if s < 2 or self.state >= s:
+            raise ValueError(f"unary must have state {self.state} and at least one more; got {s} states")
+        sizes = [n * s, max(n - 1, 0) * s * s]
+        flat = torch.cat([x.reshape(batch.numel(), size) for x, size in zip((unary, transition), sizes)], 1)
+        most = min(self.k, n)
+        graph = _counters.beside(flat, n, s, most, self.state, int(self.runs))
+        lengths = checked_lengths(self.lengths, batch, n, unary.device, "lengths")
+        roots = torch.where(lengths > 0, 2 * n * s * (most + 1) + lengths - 1, -1)
+
+        def shaped(mu: Tensor) -> ChainParts:
+            states, steps = mu.split(sizes, -1)
+            lead = (*mu.shape[:-2], *batch)
+            return ChainParts(states.reshape(*lead, n, s), steps.reshape(*lead, max(n - 1, 0), s, s))
+
+        return Derivations(flat, graph, roots, batch, shaped)
+
+    def search(self, *scores: Tensor) -> Search:
+        found = self.chain.search(*scores)
+        most = min(self.k, scores[0].shape[-2])
+        return found._replace(kind="counted_tags", options=(most, self.state, self.runs))
+
+    @property
+    def compact(self) -> CountedTags:
+        return CountedTags(self)
+
+    def vertices(self, event_shape: tuple[int, ...]) -> ChainParts:
+        every = self.chain.vertices(event_shape)
+        kept = self.compact.count_of(self.chain.decode(every)) <= self.k
+        return ChainParts(*(t[kept] for t in every))
+
+    def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
+        return self.chain.full(*scores)
+
+    def fitted(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Chain` has it."""
+        return self.chain.fitted(*scores)
+
+    def score(self, y: Any, *scores: Tensor) -> Tensor:
+        return self.chain.score(y, *scores)
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        return 2, 3
+
+    def complete(self, first: Tensor) -> ChainParts:
+        return self.chain.complete(first)
+
+    def named(self, *parts: Tensor) -> ChainParts:
+        return ChainParts(*parts)
+
+    def mean(self, vertices: Tensor, probs: Tensor) -> ChainParts:
+        return self.chain.mean(vertices, probs)
+
+    def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
+        return self.chain.rescore(vertices, *scores)
+
+    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return self.chain.unscored(event_shape)
+
+
+@dataclass(frozen=True, eq=False)
+class BudgetChain(CounterChain):
+    """Sequences of states in which at most k positions have `state`: rationales of at most k words.
+
+    Shapes: as `Chain` has them: unary (*batch, n, s), transition (s, s) or (*batch, n - 1, s, s); lengths (*batch,)
+
+    Example:
+        >>> unary = torch.tensor([[0.0, 2.0], [0.0, 1.0], [0.0, 3.0]])
+        >>> BudgetChain(2).decode(BudgetChain(2).map(unary, torch.zeros(2, 2)))
+        tensor([1, 0, 1])
+    """
+
+    k: int
+    state: int = 1
+    lengths: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.k, self.state)
+
+    @property
+    def runs(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentChain(CounterChain):
+    """Sequences of states in which positions of `state` form at most k runs; one run is a contiguous rationale.
+
+    Shapes: as `Chain` has them: unary (*batch, n, s), transition (s, s) or (*batch, n - 1, s, s); lengths (*batch,)
+
+    Example:
+        >>> unary = torch.tensor([[0.0, 2.0], [0.5, 0.0], [0.0, 3.0]])
+        >>> SegmentChain(1).decode(SegmentChain(1).map(unary, torch.zeros(2, 2)))
+        tensor([1, 1, 1])
+    """
+
+    k: int
+    state: int = 1
+    lengths: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.k, self.state)
+
+    @property
+    def runs(self) -> bool:
+        return True
+
+
+def _check_limit(k: Any, state: Any) -> None:
+    for name, value in (("k", k), ("state", state)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name} must be an integer of at least 0; got {value!r}")
+
+
+def _node(states: int, k: int, kind: int, t: int, j: Any, c: Any) -> Any:
+    return ((2 * t + kind) * states + j) * (k + 1) + c
+
+
+@Family
+def _counters(n: int, states: int, k: int, state: int, runs: int) -> Graph:
+    """Node A(t, j, c) chooses the state before j, node B(t, j, c) adds the unary score, c being the count so far."""
+    builder = Builder(parts=n * states + max(n - 1, 0) * states * states)
+    rise = np.zeros((states + 1, states), np.int64)
+    # the first position is a step from no state
+    rise[:, state] = 1
+    if runs:
+        rise[state, state] = 0
+    before, after = (partial(_node, states, k, kind) for kind in range(2))
+    reached = np.zeros((states, k + 1), bool)
+    for t in range(n):
+        now = np.zeros_like(reached)
+        for j in range(states):
+            if t == 0:
+                if rise[states, j] <= k:
+                    now[j, rise[states, j]] = True
+                continue
+            for i in range(states):
+                (c,) = np.nonzero(reached[i, : k + 1 - rise[i, j]])
+                part = n * states + ((t - 1) * states + i) * states + j
+                builder.add(before(t, j, c + rise[i, j]), part, after(t - 1, i, c))
+                now[j, c + rise[i, j]] = True
+        reached = now
+        tags, counts = np.nonzero(reached)
+        builder.add(after(t, tags, counts), t * states + tags, before(t, tags, counts))
+        builder.add(2 * n * states * (k + 1) + t, -1, after(t, tags, counts))
+    return builder.build(2 * n * states * (k + 1) + n)

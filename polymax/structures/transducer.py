@@ -1,0 +1,150 @@
+"""Paths of a transducer: at each frame it emits tokens, then a blank that leads to the next frame."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax import _check
+from polymax.hypergraphs import Builder, Derivations, Family, Graph
+from polymax.structures.base import checked_lengths, zeros_of
+from polymax.structures.compact import faults
+from polymax.structures.compact.emissions import Emissions
+from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.usable import before_end, places
+
+
+class TransducerParts(NamedTuple):
+    """Blanks [frame, tokens so far] (*batch, frames, tokens + 1), and emissions [frame, token]."""
+
+    blank: Tensor
+    label: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Transducer(DynamicProgram):
+    """Each frame emits none, one or several of the tokens, in order, and ends with a blank; the last one ends the path.
+
+    The parts are blanks, by frame and the number of tokens emitted before, and emissions, by frame and token. Instances
+    with tokens and no frame are refused. The compact form is the frame that emits each token, (*batch, frames): how
+    many tokens have been emitted at the blank of each frame, -1 at padding.
+
+    Shapes:
+        blank (*batch, frames, tokens + 1); label (*batch, frames, tokens), or broadcasting to it; lengths a pair of
+        (*batch,), frames and tokens of each instance
+
+    Example:
+        >>> blank, label = torch.zeros(2, 3), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> Transducer().map(blank, label).label
+        tensor([[1., 0.],
+                [0., 1.]])
+
+    See: Graves 2012, Sequence transduction with recurrent neural networks.
+    """
+
+    lengths: tuple[Tensor, Tensor] | None = None
+    may_be_empty = False
+    parts_once = True
+
+    def derivations(self, *scores: Tensor) -> Derivations:
+        blank, label = self.full(*scores)
+        batch, (n, m) = blank.shape[:-2], label.shape[-2:]
+        frames, tokens = self._sizes(blank, label)
+        none = (frames == 0) & (tokens > 0)
+        if _check.readable(none) and bool(none.any()):
+            instance = tuple(none.reshape(batch).nonzero()[0].tolist())
+            raise ValueError(f"tokens need a frame; got {int(tokens[none][0])} tokens, no frame{faults.of(instance)}")
+        roots = n * (m + 1) + (frames - 1) * (m + 1) + tokens
+        roots = torch.where(frames > 0, roots, -1)
+        flat = torch.cat([blank.reshape(batch.numel(), n * (m + 1)), label.reshape(batch.numel(), n * m)], 1)
+
+        def shaped(mu: Tensor) -> TransducerParts:
+            blanks, labels = mu.split([n * (m + 1), n * m], -1)
+            lead = (*mu.shape[:-2], *batch, n)
+            return TransducerParts(blanks.reshape(*lead, m + 1), labels.reshape(*lead, m))
+
+        return Derivations(flat, _graph.beside(flat, n, m), roots, batch, shaped)
+
+    def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
+        if len(scores) != 2:
+            raise TypeError(f"a transducer has two score tensors, blank and label; got {len(scores)}")
+        blank, label = scores
+        if blank.dim() < 2 or not blank.shape[-1]:
+            raise ValueError(f"blank must be (*batch, frames, tokens + 1); got {tuple(blank.shape)}")
+        shape = torch.Size((*blank.shape[:-1], blank.shape[-1] - 1))
+        if not _check.broadcastable(label.shape, shape):
+            raise ValueError(f"label must be {tuple(shape)}, one token less than blank; got {tuple(label.shape)}")
+        return blank, label.expand(shape)
+
+    def _sizes(self, blank: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """The frames and the tokens of each instance, (B,)."""
+        if self.lengths is not None and (not isinstance(self.lengths, tuple) or len(self.lengths) != 2):
+            raise TypeError("lengths must be a pair of tensors, frames and tokens")
+        rows, columns = self.lengths or (None, None)
+        batch, (n, m) = blank.shape[:-2], label.shape[-2:]
+        return (
+            checked_lengths(rows, batch, n, blank.device, "lengths[0]"),
+            checked_lengths(columns, batch, m, blank.device, "lengths[1]"),
+        )
+
+    def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        blank, label = parts
+        frames, tokens = (t.reshape(*blank.shape[:-2], 1, 1) for t in self._sizes(blank, label))
+        rows, columns = self.lengths or (None, None)
+        t, u = places(blank.device, *blank.shape[-2:])
+        ends = (t < frames - 1) & (u <= tokens) | (t == frames - 1) & (u == tokens)
+        row, column = places(blank.device, *label.shape[-2:])
+        return ends, before_end(rows, label.shape[-2], row, 2) & before_end(columns, label.shape[-1], column, 2)
+
+    def most_parts(self, *events: torch.Size) -> int:
+        return events[1][0] + events[1][1]
+
+    def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
+        return 2, 2
+
+    def score(self, y: Any, *scores: Tensor) -> Tensor:
+        return super().score(y, *self.full(*scores))
+
+    def named(self, *parts: Tensor) -> TransducerParts:
+        return TransducerParts(*parts)
+
+    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        first = zeros_of(self, event_shape)
+        return first, first[..., :-1]
+
+    def vertices(self, event_shape: tuple[int, ...]) -> TransducerParts:
+        n, states = event_shape
+        emitted = itertools.combinations_with_replacement(range(states), n - 1) if n else [()]
+        rows = [[*counts, states - 1] if n else [] for counts in emitted]
+        index = torch.tensor(rows, dtype=torch.long).reshape(len(rows), n)
+        return self.complete(torch.nn.functional.one_hot(index, states).float())
+
+    def complete(self, first: Tensor) -> TransducerParts:
+        """Tokens are emitted between the blank of the frame before and that of their own."""
+        before = torch.nn.functional.pad(first, (0, 0, 1, 0))[..., :-1, :]
+        before[..., :1, 0] = first[..., :1, :].sum(-1)
+        # a blank after more than u tokens, and one before it after at most u of them
+        later, so_far = first.flip(-1).cumsum(-1).flip(-1)[..., 1:], before.cumsum(-1)[..., :-1]
+        return TransducerParts(first, later * so_far)
+
+    def mean(self, vertices: Tensor, probs: Tensor) -> TransducerParts:
+        return TransducerParts(*(super(Transducer, self).mean(t, probs) for t in self.complete(vertices)))
+
+    @property
+    def compact(self) -> Emissions:
+        return Emissions(self)
+
+
+@Family
+def _graph(n: int, m: int) -> Graph:
+    """Node N(t, u) is reached by the blank of the frame before or by an emission, E(t, u) by a blank that ends."""
+    node = np.arange(n * (m + 1)).reshape(n, m + 1)
+    labels = n * (m + 1) + np.arange(n * m).reshape(n, m)
+    builder = Builder(parts=n * (2 * m + 1))
+    builder.add(node[1:], node[:-1], node[:-1])
+    builder.add(node[:, 1:], labels, node[:, :-1])
+    builder.add(n * (m + 1) + node, node, node)
+    return builder.build(2 * n * (m + 1))

@@ -1,0 +1,83 @@
+"""Kernels compiled ahead of time: small problems of every kind, computed once with their gradients.
+
+Numba and Triton compile a kernel at its first call, and keep it on the disk for all processes after. Who wants no
+waiting in a first experiment, or builds an image of a machine, runs this before.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+
+import torch
+from torch import Tensor
+
+import polymax as pm
+from polymax.structures.base import Counted
+
+Problem = Callable[[torch.dtype, str], None]
+
+
+def _mapping(function: Callable[[Tensor], Tensor], n: int = 16) -> Problem:
+    def run(dtype: torch.dtype, device: str) -> None:
+        x = torch.randn(2, n, dtype=dtype, device=device, requires_grad=True)
+        function(x).sum().backward()
+
+    return run
+
+
+def _structure(structure: pm.Structure, *shapes: tuple[int, ...]) -> Problem:
+    def run(dtype: torch.dtype, device: str) -> None:
+        scores = [torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes]
+        structure.map(*scores)
+        smoothings: list[pm.Smoothing] = [pm.SparseMap(structure)]
+        if isinstance(structure, Counted):
+            smoothings.insert(0, pm.Marginals(structure))
+        for smooth in smoothings:
+            smooth.max(*scores).sum().backward()
+            mu = smooth(*scores)
+            (mu if isinstance(mu, Tensor) else mu[0]).sum().backward()
+
+    return run
+
+
+# what is compiled, by the name that the command prints
+PROBLEMS: dict[str, Problem] = {
+    "softmax": _mapping(pm.softmax),
+    "sparsemax": _mapping(pm.sparsemax),
+    "entmax 1.5": _mapping(pm.entmax),
+    "entmax": _mapping(lambda x: pm.entmax(x, 1.3)),
+    "normmax": _mapping(pm.normmax),
+    "fusedmax": _mapping(pm.fusedmax),
+    "oscarmax": _mapping(pm.oscarmax),
+    "csparsemax": _mapping(lambda x: pm.csparsemax(x, 0.5)),
+    "chains": _structure(pm.Chain(), (2, 4, 3), (3, 3)),
+    "alignments": _structure(pm.Alignment(), (2, 4, 3)),
+    "span trees": _structure(pm.SpanTree(), (2, 4, 4)),
+    "projective trees": _structure(pm.ProjectiveTree(), (2, 4, 4)),
+    "spanning trees": _structure(pm.SpanningTree(), (2, 4, 4)),
+    "assignments": _structure(pm.Assignment(), (2, 3, 3)),
+}
+
+
+def warm_up(
+    names: list[str], dtype: torch.dtype = torch.float32, device: str = "cpu", jobs: int | None = None
+) -> Iterator[tuple[str, float]]:
+    """Compile what the problems of these names need, several at once; each name and its seconds as it is done."""
+    unknown = sorted(set(names) - set(PROBLEMS))
+    if unknown:
+        raise ValueError(f"names must be of {', '.join(PROBLEMS)}; got {unknown[0]!r}")
+    jobs = jobs or os.cpu_count() or 1
+    # a process for each: compilers hold a lock that threads of one process wait for
+    with ProcessPoolExecutor(min(jobs, max(len(names), 1)), mp_context=get_context("spawn")) as pool:
+        waiting = {pool.submit(_timed, name, dtype, device): name for name in names}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+
+
+def _timed(name: str, dtype: torch.dtype, device: str) -> float:
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    PROBLEMS[name](dtype, device)
+    return time.perf_counter() - start

@@ -1,0 +1,266 @@
+"""Alignments of speech and of sequences: lengths, errors, ties, and parity with what people use."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from tolerances import close, equal
+from torch.autograd import gradcheck, gradgradcheck
+
+import polymax as pm
+from polymax.kernels.monotonic import monotonic_search
+from polymax.kernels.monotonic.reference import monotonic_search as reference
+
+FRAMES, TOKENS = torch.tensor([7, 5, 5, 3, 1, 0]), torch.tensor([3, 5, 1, 2, 1, 0])
+
+
+def monotonic_align(scores, frames, tokens):
+    """The path by the rule of the usual code: move on only where it is better, or there is no other way."""
+    value, path = scores.tolist(), torch.zeros_like(scores)
+    for t in range(frames):
+        for j in range(max(0, tokens - frames + t), min(t + 1, tokens)):
+            stay = value[t - 1][j] if j < t else -1e9
+            move = value[t - 1][j - 1] if j else (0.0 if t == 0 else -1e9)
+            value[t][j] += max(stay, move)
+    j = tokens - 1
+    for t in range(frames - 1, -1, -1):
+        path[t, j] = 1
+        if j and (j == t or value[t - 1][j] < value[t - 1][j - 1]):
+            j -= 1
+    return path
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_monotonic_alignment_search(dtype):
+    # small integers: many ties
+    scores = torch.randint(-2, 3, (6, 7, 5)).to(dtype)
+    path = pm.monotonic_alignment_search(scores, (FRAMES, TOKENS))
+    for b, (n, m) in enumerate(zip(FRAMES.tolist(), TOKENS.tolist())):
+        equal(path[b], monotonic_align(scores[b], n, m), "the path is that of monotonic_align, ties too")
+    tokens, value = monotonic_search(scores, FRAMES, TOKENS)
+    expected, best = reference(scores, FRAMES, TOKENS)
+    equal(tokens, expected, "the kernel is its reference")
+    equal(value, best, "the kernel is its reference")
+
+
+def test_monotonic_search_of_what_is_forbidden_or_undefined():
+    scores = torch.randn(6, 7, 5)
+    scores[0, 3] = -torch.inf
+    scores[1, 2, 2] = torch.nan
+    scores[2, 0, 3] = torch.nan  # no path comes there
+    for search in (monotonic_search, reference):
+        tokens, value = search(scores, FRAMES, TOKENS)
+        assert value[0] == -torch.inf
+        assert value[1].isnan()
+        assert value[2:].isfinite().all()
+        assert (tokens[:2] == -1).all()
+        assert (tokens[2, :5] == 0).all()
+    with pytest.raises(ValueError, match=r"got 2 tokens for 1 frames of instance \(1,\)"):
+        pm.monotonic_alignment_search(torch.zeros(2, 3, 2), (torch.tensor([3, 1]), torch.tensor([2, 2])))
+
+
+def test_ctc_of_lengths():
+    targets = torch.tensor([[1, 2, 2], [2, 1, 0], [1, 1, 0], [0, 0, 0]])
+    counts, frames = torch.tensor([3, 2, 2, 0]), torch.tensor([5, 4, 3, 2])
+    x = torch.randn(4, 5, 3, dtype=torch.float64).log_softmax(-1)
+    ctc = pm.CTC(targets, counts, frames)
+    losses = torch.nn.functional.ctc_loss(x.movedim(0, 1), targets, frames, counts, reduction="none")
+    close(-pm.Marginals(ctc).max(x), losses, "the sum over labellings is torch's ctc_loss")
+    mu, y = pm.Marginals(ctc)(x), ctc.map(x)
+    for b in range(4):
+        alone = pm.CTC(targets[b, : counts[b]])
+        close(mu[b, : frames[b]], pm.Marginals(alone)(x[b, : frames[b]]), "padding is a shorter problem")
+        equal(y[b, : frames[b]], alone.map(x[b, : frames[b]]), "padding is a shorter problem")
+        assert (mu[b, frames[b] :] == 0).all()
+    equal(ctc.encode(ctc.decode(y), 3), y.float(), "labels are indicators")
+    drawn = pm.Marginals(ctc).distribution(x).sample((50,))
+    assert pm.Marginals(ctc).distribution(x).log_prob(drawn).isfinite().all()
+    inputs = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(pm.Marginals(ctc), inputs, fast_mode=True)
+    assert gradgradcheck(pm.Marginals(ctc).max, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: pm.CTC([1, 2]), TypeError, "targets must be a tensor of integers; got list"),
+        (lambda: pm.CTC(torch.tensor([3])).map(torch.zeros(2, 3)), ValueError, r"targets must be in \[0, 3\)"),
+        (
+            lambda: pm.CTC(torch.tensor([1]), blank=3).map(torch.zeros(2, 3)),
+            ValueError,
+            "blank must be one of 3 labels",
+        ),
+        (
+            lambda: pm.CTC(torch.tensor([[1, 2], [1, 1]])).map(torch.zeros(2, 2, 3)),
+            ValueError,
+            r"2 targets need 3 frames; got 2 of instance \(1,\)",
+        ),
+        (
+            lambda: pm.CTC(torch.tensor([1, 2])).encode(torch.tensor([1, 0, 1]), 3),
+            ValueError,
+            r"read as \[1, 1\], not as \[1, 2\]",
+        ),
+        (lambda: pm.GappedAlignment("glocal"), ValueError, "mode must be one of"),
+        (lambda: pm.GappedAlignment().map(torch.zeros(2, 2)), TypeError, "pairs, open, extend; got 1"),
+        (
+            lambda: pm.GappedAlignment().map(torch.zeros(2, 2), torch.zeros(3), 0.0),
+            ValueError,
+            r"open must broadcast to the pairs \(2, 2\); got \(3,\)",
+        ),
+        (
+            lambda: pm.GappedAlignment().encode(torch.tensor([[0, 1], [1, 1]]), 2, 2),
+            ValueError,
+            r"pair \(1, 1\) does not come after pair \(0, 1\)",
+        ),
+        (
+            lambda: pm.Transducer((torch.tensor(0), torch.tensor(1))).map(torch.zeros(2, 3), torch.zeros(2, 2)),
+            ValueError,
+            "tokens need a frame",
+        ),
+        (lambda: pm.Transducer().encode(torch.tensor([2, 1]), 3), ValueError, "frame 1 has number 1, after 2"),
+        (
+            lambda: pm.rnnt_loss(torch.zeros(1, 2, 2, 3), torch.tensor([[3]]), [2], [1]),
+            ValueError,
+            r"targets must be in \[0, 3\)",
+        ),
+    ],
+)
+def test_what_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_forced_align():
+    log_probs = torch.randn(2, 6, 4).log_softmax(-1)
+    targets, counts, frames = torch.tensor([[1, 2, 2], [3, 0, 0]]), torch.tensor([3, 1]), torch.tensor([6, 4])
+    labels, scores = pm.forced_align(log_probs, targets, frames, counts)
+    together = pm.ctc_alignment(log_probs.movedim(0, 1), targets, frames, counts)
+    equal(labels, together, "forced_align is ctc_alignment, batch first")
+    assert (labels[1, 4:] == -1).all()
+    assert (scores[1, 4:] == 0).all()
+    close(scores[0], log_probs[0].gather(-1, labels[0].unsqueeze(-1)).squeeze(-1), "scores are those of the labels")
+    spans = pm.merge_tokens(labels[0], scores[0].exp())
+    assert [s.token for s in spans] == [1, 2, 2]
+    assert all(a.end <= b.start for a, b in itertools.pairwise(spans))
+    # a wildcard: one more label, as good as the best one in every frame
+    star = torch.cat([log_probs, log_probs.amax(-1, keepdim=True)], -1)
+    labels, _ = pm.forced_align(star[0], torch.tensor([4, 2]))
+    assert sorted(set(labels.tolist()) - {0}) == [2, 4]
+
+
+def test_forced_align_is_torchaudio_s():
+    torchaudio = pytest.importorskip("torchaudio", exc_type=Exception)
+    log_probs = torch.randn(1, 30, 8).log_softmax(-1)
+    targets = torch.tensor([[1, 3, 3, 2, 5]])
+    labels, scores = torchaudio.functional.forced_align(log_probs, targets, blank=0)
+    ours, ours_scores = pm.forced_align(log_probs, targets)
+    equal(ours, labels.long(), "the path is torchaudio's")
+    close(ours_scores, scores, "the scores are torchaudio's")
+
+
+def matched(first, second, match=2.0, mismatch=-1.0):
+    return torch.tensor([[match if a == b else mismatch for b in second] for a in first], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("mode", ["global", "local"])
+@pytest.mark.parametrize(("opened", "extended"), [(-2.0, -0.5), (-1.5, -1.5)])
+def test_gapped_alignment_is_biopython_s(mode, opened, extended):
+    align = pytest.importorskip("Bio.Align")
+    peer = align.PairwiseAligner(mode=mode, match_score=2.0, mismatch_score=-1.0)
+    peer.open_gap_score, peer.extend_gap_score = opened, extended
+    letters = random.Random(0)
+    for n, m in ((1, 1), (5, 9), (12, 7), (20, 20)):
+        first, second = ("".join(letters.choices("ACGT", k=k)) for k in (n, m))
+        pairs = matched(first, second)
+        gapped = pm.GappedAlignment(mode)
+        close(gapped.best_score(pairs, opened, extended), peer.score(first, second), "the score is Biopython's")
+        if opened == extended:
+            linear = pm.GappedAlignment(mode, "linear")
+            close(linear.best_score(pairs, opened), peer.score(first, second), "linear gaps are affine ones")
+
+
+@pytest.mark.parametrize("mode", ["global", "local"])
+@pytest.mark.parametrize("gap", ["affine", "linear"])
+def test_gapped_alignments_of_lengths(mode, gap):
+    gaps = 2 if gap == "affine" else 1
+    scores = tuple(torch.randn(4, 4, 4, dtype=torch.float64) for _ in range(gaps + 1))
+    sizes = [(4, 4), (2, 3), (3, 1), (1, 4)]
+    rows, columns = (torch.tensor(t) for t in zip(*sizes))
+    set_of_all = pm.GappedAlignment(mode, gap, (rows, columns))
+    for smooth in (pm.HardMax, pm.Marginals, pm.SparseMap):
+        mu = smooth(set_of_all)(*scores)
+        for b, (n, m) in enumerate(sizes):
+            alone = smooth(pm.GappedAlignment(mode, gap))(*(x[b, :n, :m] for x in scores))
+            for whole, part in zip(mu, alone, strict=True):
+                close(whole[b, :n, :m], part, "padding is a shorter problem")
+    found = pm.SparseMap(set_of_all).distribution(*scores)
+    means = [(found.probs[..., None, None] * t).sum(1) for t in found.vertices]
+    for mean, m in zip(means, pm.SparseMap(set_of_all)(*scores), strict=True):
+        close(mean, m, "the structures that make up mu are whole")
+
+
+def test_gapped_alignment_takes_numbers_and_learns_them():
+    pairs = matched("ACGTT", "AGT").requires_grad_()
+    gapped = pm.GappedAlignment()
+    numbers = pm.Marginals(gapped).max(pairs, -2.0, -0.5)
+    opened, extended = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (-2.0, -0.5))
+    close(pm.Marginals(gapped).max(pairs, opened, extended), numbers, "numbers are tensors")
+    smooth = pm.Marginals(gapped)
+    assert gradcheck(smooth.max, (pairs, opened, extended), fast_mode=True)
+    assert gradgradcheck(smooth.max, (pairs, opened, extended), fast_mode=True)
+    by_row = torch.linspace(-3, -1, 5, dtype=torch.float64)[:, None]
+    assert smooth(pairs, by_row, extended).open.shape == pairs.shape
+    y = gapped.map(pairs.detach(), -2.0, -0.5)
+    assert pm.aligned_strings(y, "ACGTT", "AGT") == ("ACGTT", "A-G-T")
+    assert pm.cigar(y, "ACGTT", "AGT") == "1M1D1M1D1M"
+    loss = pm.crf_loss(gapped, (pairs, opened, extended), torch.tensor([[0, 0], [2, 1], [3, 2]]))
+    assert loss > 0
+
+
+def test_fasta(tmp_path):
+    pm.write_fasta(tmp_path / "pair.fa", ("ACGT", "A--T"), ("first", "second"), width=3)
+    assert (tmp_path / "pair.fa").read_text() == ">first\nACG\nT\n>second\nA--\nT\n"
+
+
+def transduced(log_probs, target, blank):
+    """- log of the sum over all paths, one by one."""
+    n, states, _ = log_probs.shape
+    scores = []
+    for counts in itertools.combinations_with_replacement(range(states), n - 1):
+        total, u = log_probs.new_zeros(()), 0
+        for t, end in enumerate((*counts, states - 1)):
+            while u < end:
+                total, u = total + log_probs[t, u, target[u]], u + 1
+            total = total + log_probs[t, u, blank]
+        scores.append(total)
+    return -torch.stack(scores).logsumexp(0)
+
+
+@pytest.mark.parametrize("blank", [-1, 0])
+def test_rnnt_loss(blank):
+    logits = torch.randn(3, 4, 3, 5, dtype=torch.float64, requires_grad=True)
+    targets, frames, counts = torch.randint(1, 4, (3, 2)), torch.tensor([4, 2, 1]), torch.tensor([2, 1, 0])
+    losses = pm.rnnt_loss(logits, targets, frames, counts, blank, reduction="none")
+    log_probs = logits.log_softmax(-1)
+    for b in range(3):
+        alone = transduced(log_probs[b, : frames[b], : counts[b] + 1], targets[b], blank)
+        close(losses[b], alone, "the loss is the sum over all paths")
+    arguments = targets, frames, counts, blank
+    close(pm.rnnt_loss(log_probs, *arguments, fused_log_softmax=False), losses.mean(), "log-probabilities, and mean")
+    assert gradcheck(lambda x: pm.rnnt_loss(x, *arguments), logits, fast_mode=True)
+    assert gradgradcheck(lambda x: pm.rnnt_loss(x, *arguments), logits, fast_mode=True)
+    (g,) = torch.autograd.grad(losses.sum(), logits)
+    (clamped,) = torch.autograd.grad(pm.rnnt_loss(logits, *arguments, 0.05, "sum"), logits)
+    close(clamped, g.clamp(-0.05, 0.05), "clamp bounds the gradient")
+
+
+def test_rnnt_loss_of_a_published_case():
+    """The case in the tests of warp-transducer: T = 2, U = 3, V = 5, labels 1 and 2, blank 0."""
+    probabilities = [
+        0.1, 0.6, 0.1, 0.1, 0.1, 0.1, 0.1, 0.6, 0.1, 0.1, 0.1, 0.1, 0.2, 0.8, 0.1,
+        0.1, 0.6, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.1, 0.1, 0.7, 0.1, 0.2, 0.1, 0.1,
+    ]  # fmt: skip
+    logits = torch.tensor(probabilities).reshape(1, 2, 3, 5)
+    loss = pm.rnnt_loss(logits, torch.tensor([[1, 2]]), [2], [2], blank=0)
+    close(loss, 4.495666, "the published loss")

@@ -1,0 +1,266 @@
+"""Factor graphs against enumeration, a linear program of another library, and finite differences."""
+
+import pytest
+import torch
+from graphs import GRAPHS, F, best_value, relaxed_value
+from torch.autograd import gradcheck, gradgradcheck
+
+import polymax as pm
+
+ROWS = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in GRAPHS])
+# what needs many rounds takes seconds
+QUICK = pytest.mark.parametrize("row", [pytest.param(r, id=r.name) for r in GRAPHS if r.name != "two-kinds"])
+
+
+def score(row, y, scores):
+    return row.graph.score(y, *scores)
+
+
+@ROWS
+@pytest.mark.parametrize("scale", [1.0, 6.0])
+def test_nearest_point_is_optimal_over_the_relaxation(row, scale):
+    """The gradient of the objective there is best at the point itself: no point on which factors agree is better."""
+    pytest.importorskip("scipy")
+    scores = row.scores((2,), scale=scale)
+    found = pm.SparseMap(row.graph).solve(*scores)
+    assert bool((found.residual < 1e-9).all()), found.residual
+    mu = found.parts
+    slope = (scores[0] - mu.variables, *scores[1:])
+    reached = score(row, mu, slope)
+    for i in range(2):
+        best = relaxed_value(row, tuple(x[i].detach() for x in slope))
+        assert abs(best - float(reached[i])) < 1e-8 * (1 + scale)
+
+
+@QUICK
+def test_best_point_has_the_value_of_the_linear_program(row):
+    pytest.importorskip("scipy")
+    scores = row.scores((2,), seed=1, scale=10.0)
+    found = pm.HardMax(row.graph).solve(*scores)
+    value = score(row, found.parts, scores)
+    for i in range(2):
+        one = tuple(x[i] for x in scores)
+        torch.testing.assert_close(float(value[i]), relaxed_value(row, one), atol=1e-6, rtol=1e-9)
+        if bool(found.integral[i]):
+            torch.testing.assert_close(float(value[i]), best_value(row, one), atol=1e-6, rtol=1e-9)
+
+
+@QUICK
+def test_derivatives(row):
+    scores = row.scores((1,), seed=2, scale=0.7, requires_grad=True)
+    op = pm.SparseMap(row.graph)
+    assert gradcheck(lambda *x: tuple(op(*x)), scores, atol=1e-5, fast_mode=True)
+    assert gradgradcheck(lambda *x: op(*x).variables, scores, atol=1e-5, fast_mode=True)
+    value = op.max(*scores)
+    for g, mu in zip(torch.autograd.grad(value.sum(), scores), op(*scores), strict=True):
+        torch.testing.assert_close(g, mu)
+
+
+@QUICK
+def test_batch_is_a_loop(row):
+    scores = row.scores((2, 1), seed=3)
+    op = pm.SparseMap(row.graph)
+    whole, alone = op(*scores), op(*(x[1, 0] for x in scores))
+    for a, b in zip(whole, alone, strict=True):
+        torch.testing.assert_close(a[1, 0], b, atol=1e-9, rtol=0)
+
+
+@QUICK
+def test_losses(row):
+    """Zero at the operator's own output, gradient mu - y, and variables alone as targets."""
+    scores = row.scores((1,), seed=4, requires_grad=True)
+    op = pm.SparseMap(row.graph)
+    mu = op(*scores)
+    own = row.graph.named(*(t.detach() for t in mu))
+    assert abs(float(pm.fenchel_young(op, scores, own).detach())) < 1e-8
+    y = pm.HardMax(row.graph)(*(2 * x.detach() for x in scores))
+    loss = pm.fenchel_young(op, scores, y, reduction="sum")
+    assert float(loss.detach()) > -1e-9
+    for g, a, b in zip(torch.autograd.grad(loss, scores), mu, y, strict=True):
+        torch.testing.assert_close(g, a - b, atol=1e-8, rtol=0)
+
+
+def test_trees_of_factors_are_exact():
+    """On a tree the relaxation is integral."""
+    graph = pm.FactorGraph(5, [F.pair(0, 1), F.xor([1, 2, 3]), F.implies(3, 4)])
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(20, 5, generator=generator), torch.randn(20, generator=generator)
+    assert bool(pm.HardMax(graph).solve(*scores).integral.all())
+
+
+@pytest.mark.parametrize("name", ["chain", "tree", "assignment", "alignment"])
+def test_a_graph_of_one_structure_is_that_structure(name):
+    structure, shape, more = {
+        "chain": (pm.Chain(), (5, 3), [(3, 3)]),
+        "tree": (pm.SpanningTree(), (5, 5), []),
+        "assignment": (pm.Assignment(), (3, 4), []),
+        "alignment": (pm.Alignment(), (3, 4), []),
+    }[name]
+    size = torch.Size(shape).numel()
+    graph = pm.FactorGraph(size, [pm.Factor(structure, torch.arange(size).reshape(shape))])
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(3, *shape, generator=generator, dtype=torch.float64, requires_grad=True)
+    others = [torch.randn(s, generator=generator, dtype=torch.float64, requires_grad=True) for s in more]
+    ours, theirs = pm.SparseMap(graph), pm.SparseMap(structure)
+    torch.testing.assert_close(ours.max(first.flatten(1), *others), theirs.max(first, *others), atol=1e-9, rtol=0)
+    a, b = ours(first.flatten(1), *others).factors[0], theirs(first, *others)
+    a, b = (t if isinstance(t, tuple) else (t,) for t in (a, b))
+    weights = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in b]
+    sums = [sum((t * w).sum() for t, w in zip(y, weights, strict=True)) for y in (a, b)]
+    for s, t in zip(a, b, strict=True):
+        torch.testing.assert_close(s, t, atol=1e-9, rtol=0)
+    for s, t in zip(*(torch.autograd.grad(s, (first, *others)) for s in sums), strict=True):
+        torch.testing.assert_close(s, t, atol=1e-8, rtol=0)
+
+
+def test_assignments_as_rows_of_xor():
+    n = 6
+    cells = torch.arange(n * n).reshape(n, n)
+    graph = pm.FactorGraph(n * n, [F.xor(line) for line in (*cells, *cells.T)])
+    x = torch.randn(4, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    mu, other = pm.SparseMap(graph)(x.flatten(1)).variables.reshape(x.shape), pm.SparseMap(pm.Assignment())(x)
+    torch.testing.assert_close(mu, other, atol=1e-9, rtol=0)
+    w = torch.randn_like(x)
+    for a, b in zip(torch.autograd.grad((mu * w).sum(), x), torch.autograd.grad((other * w).sum(), x), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-8, rtol=0)
+
+
+def test_graphs_that_differ_in_a_batch():
+    """`at` with a batch: another graph for each instance, with inputs and factors that some have not."""
+    at = torch.tensor([[0, 1, 2], [3, 1, -1], [-1, -1, -1]])
+    out = torch.tensor([3, 0, -1])
+    graph = pm.FactorGraph(4, [F.xor(at), F.or_out(at[:, :2], out)])
+    alone = [
+        pm.FactorGraph(4, [F.xor([0, 1, 2]), F.or_out([0, 1], 3)]),
+        pm.FactorGraph(4, [F.xor([3, 1]), F.or_out([3, 1], 0)]),
+        pm.FactorGraph(4, []),
+    ]
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mu = pm.SparseMap(graph)(x).variables
+    for i, one in enumerate(alone):
+        torch.testing.assert_close(mu[i], pm.SparseMap(one)(x[i]).variables)
+    with pytest.raises(ValueError, match="batch"):
+        pm.SparseMap(graph)(x[:2])
+
+
+def test_ragged_structures():
+    """Lengths of structures, and -2 for parts that are padding."""
+    lengths = torch.tensor([3, 2])
+    at = torch.arange(6).reshape(3, 2)
+    each = torch.stack([at, torch.where(torch.arange(3).unsqueeze(-1) < 2, at, -2)])
+    factors = [pm.Factor(pm.Chain(lengths), each), F.budget([0, 2], 1)]
+    x = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    transition = torch.zeros(2, 2, dtype=torch.float64)
+    mu = pm.SparseMap(pm.FactorGraph(6, factors))(x, transition)
+    short = pm.FactorGraph(4, [pm.Factor(pm.Chain(), at[:2]), F.budget([0, 2], 1)])
+    torch.testing.assert_close(mu.variables[1, :4], pm.SparseMap(short)(x[1, :4], transition).variables)
+    assert bool((mu.factors[0].unary[1, 2] == 0).all())
+    # variables of the padding are in no factor of that instance
+    torch.testing.assert_close(mu.variables[1, 4:], x[1, 4:].clamp(0, 1))
+
+
+def test_forbidden_and_undefined_instances():
+    graph = pm.FactorGraph(4, [F.xor([0, 1]), F.at_most_one([1, 2])])
+    x = torch.tensor([[0.3, 0.1, 0.2, 2.0]] * 3, dtype=torch.float64)
+    x[1, 0] = x[1, 1] = -torch.inf
+    x[2, 3] = torch.nan
+    x.requires_grad_()
+    op = pm.SparseMap(graph)
+    mu, value = op(x).variables, op.max(x)
+    assert bool((mu[1] == 0).all())
+    assert bool(value[1] == -torch.inf)
+    assert bool(mu[2].isnan().all())
+    assert bool(value[2].isnan())
+    torch.testing.assert_close(mu[0], op(x[0]).variables)
+    (g,) = torch.autograd.grad(mu[:2].sum(), x)
+    assert bool((g[1] == 0).all())
+    one = op(torch.tensor([-torch.inf, 0.0, 1.0, 1.0])).variables
+    assert one.tolist() == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_an_infeasible_graph_names_a_factor():
+    graph = pm.FactorGraph(3, [F.xor([0, 1]), F.at_least([0, 1], 2)])
+    with pytest.raises(ValueError, match=r"factor \d \((xor|at_least 2)\) is missed"):
+        pm.SparseMap(graph)(torch.zeros(3))
+    both = pm.Factor(pm.Assignment(), torch.tensor([[0, 1], [2, 3]]))
+    with pytest.raises(ValueError, match=r"factor \d"):
+        pm.SparseMap(pm.FactorGraph(4, [both, F.at_least([0, 1, 2, 3], 3)]))(torch.ones(4))
+
+
+def test_ties_are_integral_where_a_structure_is_as_good():
+    graph = pm.FactorGraph(3, [F.xor([0, 1, 2])])
+    found = pm.HardMax(graph).solve(torch.zeros(3))
+    assert bool(found.integral)
+    assert float(found.variables.sum()) == 1
+    again = pm.HardMax(graph).solve(torch.zeros(3))
+    assert torch.equal(found.variables, again.variables)
+
+
+def test_estimators_take_graphs():
+    graph = pm.FactorGraph(6, [pm.Factor(pm.Chain(), torch.arange(6).reshape(3, 2)), F.budget([0, 2, 4], 1)])
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    transition = torch.zeros(2, 2, requires_grad=True)
+    for estimator in (pm.StraightThrough(graph), pm.StraightThrough(graph, pm.SparseMap(graph)), pm.Spigot(graph)):
+        y = estimator(x, transition)
+        torch.testing.assert_close(y.variables, pm.HardMax(graph)(x, transition).variables)
+        (g,) = torch.autograd.grad((y.variables * torch.arange(6.0)).sum(), x)
+        assert bool(g.isfinite().all())
+        assert bool((g != 0).any())
+
+
+@pytest.mark.parametrize("name", ["chain-and-logic", "private-parts", "tree-and-table"])
+def test_distributions_of_factors(name):
+    """Each factor's structures have its parts as their mean, and their weights follow the scores."""
+    (row,) = [r for r in GRAPHS if r.name == name]
+    scores = row.scores((2,), seed=6, requires_grad=True)
+    op = pm.SparseMap(row.graph)
+    found = op.distribution(*scores)
+    for distribution, parts, factor in zip(found.factors, found.mean.factors, row.graph.factors, strict=True):
+        if distribution is None:
+            continue
+        torch.testing.assert_close(distribution.probs.sum(-1), torch.ones(2, dtype=torch.float64))
+        first = parts if isinstance(parts, torch.Tensor) else parts[0]
+        mean = distribution.mean if isinstance(distribution.mean, torch.Tensor) else distribution.mean[0]
+        shared = factor.at >= 0
+        torch.testing.assert_close(mean * shared, first * shared, atol=1e-9, rtol=0)
+    weights = torch.arange(1.0, 40.0, dtype=torch.float64)
+
+    def weighed(*x):
+        p = next(d for d in op.distribution(*x).factors if d is not None).probs
+        return (p * weights[: p.shape[-1]]).sum(-1)
+
+    assert gradcheck(weighed, scores, atol=1e-5, fast_mode=True)
+
+
+def test_expected_losses_where_a_factor_covers_the_whole():
+    graph = pm.FactorGraph(6, [pm.Factor(pm.Chain(), torch.arange(6).reshape(3, 2)), F.budget([0, 2, 4], 1)])
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    transition = torch.zeros(2, 2, dtype=torch.float64)
+    cost = torch.arange(6.0, dtype=torch.float64).reshape(3, 2)
+    loss = pm.SparseExpectation(graph, reduction="sum")(lambda y, at: (y.unary * cost).sum((-2, -1)), x, transition)
+    mean = (pm.SparseMap(graph)(x, transition).variables * cost.flatten()).sum()
+    torch.testing.assert_close(loss, mean)
+    torch.testing.assert_close(*(torch.autograd.grad(t, x)[0] for t in (loss, mean)))
+    with pytest.raises(TypeError, match="no factor names all"):
+        pm.SparseExpectation(pm.FactorGraph(2, [F.xor([0, 1])]))(lambda y, at: y[:, 0], torch.zeros(1, 2))
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="below 2"):
+        pm.FactorGraph(2, [F.xor([0, 2])])
+    with pytest.raises(ValueError, match="once"):
+        F.xor([0, 0])
+    with pytest.raises(ValueError, match="at most the number"):
+        F.at_least([0, 1], 3)
+    with pytest.raises(ValueError, match="negated"):
+        F.xor([0, 1], negated=[True])
+    with pytest.raises(TypeError, match="integers"):
+        F.xor(torch.tensor([0.5]))
+    with pytest.raises(TypeError, match="factors must be"):
+        pm.FactorGraph(2, [pm.Chain()])
+    with pytest.raises(TypeError, match="score tensors"):
+        pm.SparseMap(pm.FactorGraph(2, [F.pair(0, 1)]))(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"\(\*batch, 2\)"):
+        pm.SparseMap(pm.FactorGraph(2, []))(torch.zeros(3))
+    with pytest.raises(TypeError, match="has none"):
+        pm.HardMax(pm.Chain()).solve(torch.zeros(2, 2), torch.zeros(2, 2))
