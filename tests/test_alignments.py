@@ -51,8 +51,11 @@ def test_monotonic_search_of_what_is_forbidden_or_undefined():
     scores[2, 0, 3] = torch.nan  # no path comes there
     for search in (monotonic_search, reference):
         tokens, value = search(scores, FRAMES, TOKENS)
-        assert value[0] == -torch.inf and value[1].isnan() and value[2:].isfinite().all()
-        assert (tokens[:2] == -1).all() and (tokens[2, :5] == 0).all()
+        assert value[0] == -torch.inf
+        assert value[1].isnan()
+        assert value[2:].isfinite().all()
+        assert (tokens[:2] == -1).all()
+        assert (tokens[2, :5] == 0).all()
     with pytest.raises(ValueError, match=r"got 2 tokens for 1 frames of instance \(1,\)"):
         pm.monotonic_alignment_search(torch.zeros(2, 3, 2), (torch.tensor([3, 1]), torch.tensor([2, 2])))
 
@@ -134,7 +137,8 @@ def test_forced_align():
     labels, scores = pm.forced_align(log_probs, targets, frames, counts)
     together = pm.ctc_alignment(log_probs.movedim(0, 1), targets, frames, counts)
     equal(labels, together, "forced_align is ctc_alignment, batch first")
-    assert (labels[1, 4:] == -1).all() and (scores[1, 4:] == 0).all()
+    assert (labels[1, 4:] == -1).all()
+    assert (scores[1, 4:] == 0).all()
     close(scores[0], log_probs[0].gather(-1, labels[0].unsqueeze(-1)).squeeze(-1), "scores are those of the labels")
     spans = pm.merge_tokens(labels[0], scores[0].exp())
     assert [s.token for s in spans] == [1, 2, 2]
@@ -210,6 +214,8 @@ def test_gapped_alignment_takes_numbers_and_learns_them():
     y = gapped.map(pairs.detach(), -2.0, -0.5)
     assert pm.aligned_strings(y, "ACGTT", "AGT") == ("ACGTT", "A-G-T")
     assert pm.cigar(y, "ACGTT", "AGT") == "1M1D1M1D1M"
+    drawn = pm.plot.alignment(smooth(pairs, -2.0, -0.5).pairs, path=y.pairs)
+    assert drawn.lines[0].get_xydata().tolist() == [[0, 0], [1, 2], [2, 4]]
     loss = pm.crf_loss(gapped, (pairs, opened, extended), torch.tensor([[0, 0], [2, 1], [3, 2]]))
     assert loss > 0
 
