@@ -48,7 +48,15 @@ def cigar(y: Parts, first: str, second: str, extended: bool = False) -> str:
 
 
 def write_fasta(path: str | PathLike[str], rows: Sequence[str], names: Sequence[str], width: int = 60) -> None:
-    """Write rows of letters, as `aligned_strings` gives them, to a FASTA file, `width` letters a line."""
+    """Write rows of letters, as `aligned_strings` gives them, to a FASTA file, `width` letters a line.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_fasta(f"{folder}/pair.fa", ("ACG", "A-G"), ("first", "second"))
+        ...     pathlib.Path(f"{folder}/pair.fa").read_text()
+        '>first\\nACG\\n>second\\nA-G\\n'
+    """
     if len(rows) != len(names):
         raise ValueError(f"names must be as many as rows, {len(rows)}; got {len(names)}")
     if width < 1:

@@ -10,7 +10,12 @@ from polymax.structures import CTC, Monotonic
 
 
 class TokenSpan(NamedTuple):
-    """A token, its frames start, ..., end - 1, and the mean score of these."""
+    """A token, its frames start, ..., end - 1, and the mean score of these; its length is the number of frames.
+
+    Example:
+        >>> len(TokenSpan(token=3, start=1, end=3, score=0.75))
+        2
+    """
 
     token: int
     start: int

@@ -214,6 +214,8 @@ def test_gapped_alignment_takes_numbers_and_learns_them():
     y = gapped.map(pairs.detach(), -2.0, -0.5)
     assert pm.aligned_strings(y, "ACGTT", "AGT") == ("ACGTT", "A-G-T")
     assert pm.cigar(y, "ACGTT", "AGT") == "1M1D1M1D1M"
+    drawn = pm.plot.alignment(smooth(pairs, -2.0, -0.5).pairs, path=y.pairs)
+    assert drawn.lines[0].get_xydata().tolist() == [[0, 0], [1, 2], [2, 4]]
     loss = pm.crf_loss(gapped, (pairs, opened, extended), torch.tensor([[0, 0], [2, 1], [3, 2]]))
     assert loss > 0
 

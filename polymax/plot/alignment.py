@@ -15,7 +15,7 @@ def alignment(mu: Any, x: Any = None, y: Any = None, *, path: Any = None, ax: An
     """Draw an expected alignment, the first row at the top, x at its left and y above it. Returns the axes.
 
     Exact zeros are grey; positive entries go from near white to dark blue at the largest. `path`, the
-    indicator of one alignment, is the orange line through its cells.
+    indicator of one alignment, is the orange line through its cells; the pairs of a `GappedAlignment` are one, too.
 
     Shapes: mu (n, m), x (n,) or (n, d), y (m,) or (m, d), path (n, m).
 
@@ -115,6 +115,11 @@ def _cells(path: Any, shape: tuple[int, ...]) -> np.ndarray:
     # every step makes row + column larger
     cells = cells[np.argsort(cells.sum(1), kind="stable")]
     steps = np.diff(cells, axis=0)
-    if len(cells) == 0 or not np.isin(y, (0, 1)).all() or not np.all((steps >= 0) & (steps <= 1)):
-        raise ValueError("path must be 0 except on cells that are 1, steps down, right or diagonal from each other")
+    # single steps, or pairs with gaps between them
+    ordered = np.all((steps >= 0) & (steps <= 1)) or np.all(steps > 0)
+    if len(cells) == 0 or not np.isin(y, (0, 1)).all() or not ordered:
+        raise ValueError(
+            "path must be 0 except on cells that are 1, steps down, right or diagonal from each other, or each after"
+            " the one before in both directions"
+        )
     return cells
