@@ -10,7 +10,12 @@ from polymax.structures import CTC, Monotonic
 
 
 class TokenSpan(NamedTuple):
-    """A token, its frames start, ..., end - 1, and the mean score of these."""
+    """A token, its frames start, ..., end - 1, and the mean score of these.
+
+    Example:
+        >>> len(TokenSpan(token=3, start=2, end=6, score=-0.1))
+        4
+    """
 
     token: int
     start: int
