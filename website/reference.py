@@ -13,6 +13,7 @@ PACKAGE = Path(polymax.__file__).parent
 # modules that are imported by their own names, after those of `polymax` itself
 MODULES = (
     ("polymax.nn", "pm.nn", "Modules"),
+    ("polymax.factors", "pm.factors", "Factors of logic"),
     ("polymax.plot", "pm.plot", "Pictures"),
     ("polymax.explore", "pm.explore", "Pictures that move"),
     ("polymax.recipes", "pm.recipes", "Recipes"),
@@ -66,7 +67,7 @@ def grouped_imports(file: Path) -> Iterator[tuple[str, list[str]]]:
                 yield title, names
             title, names = line[2].upper() + line[3:], []
         found = re.fullmatch(r"from \S+ import (\w+) as \1", line)
-        if found and found[1] != "nn" and not found[1].startswith("_"):
+        if found and not found[1].startswith("_") and not inspect.ismodule(getattr(polymax, found[1])):
             names.append(found[1])
     if names:
         yield title, names

@@ -78,7 +78,13 @@ def implies(a: int | Tensor, b: int | Tensor, negated: Flags = None) -> Logic:
 
 
 def pair(i: int | Tensor, j: int | Tensor, negated: Flags = None) -> Pair:
-    """A score, private to the factor and (*batch,), that counts where both variables are on: Ising's model."""
+    """A score, private to the factor and (*batch,), that counts where both variables are on: Ising's model.
+
+    Example:
+        >>> graph = pm.FactorGraph(2, [pair(0, 1)])
+        >>> pm.HardMax(graph)(torch.tensor([-0.4, -0.4]), torch.tensor(1.0)).variables
+        tensor([1., 1.])
+    """
     return Pair(*_literals("pair", _two(i, j), negated))
 
 

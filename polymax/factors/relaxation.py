@@ -210,7 +210,7 @@ def linear_relaxation(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Graph
         parts = held.parts(torch.float64)
         whole = _integral(parts[0])
         rounded = tuple(
-            torch.where(whole.reshape(*whole.shape, *[1] * (t.dim() - whole.dim())), t.round(), t) for t in parts
+            torch.where(whole.reshape((*whole.shape, *[1] * (t.dim() - whole.dim()))), t.round(), t) for t in parts
         )
     return _solution(graph, held, tuple(t.to(scores[0].dtype) for t in rounded), full)
 
