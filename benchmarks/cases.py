@@ -4,13 +4,13 @@ from benchmarks.attention.cases import ATTENTION
 from benchmarks.linear_loss.cases import LINEAR_LOSS
 from benchmarks.series.cases import SERIES
 from benchmarks.simplex.cases import LATENCY, SIMPLEX
-from benchmarks.sparsemap.cases import SPARSEMAP, THROUGHPUT
+from benchmarks.sparsemap.cases import SMALL, SPARSEMAP, THROUGHPUT
 from benchmarks.structures.cases import MEMORY, STRUCTURES
 from benchmarks.workload import Case
 
 SUITES: dict[str, list[Case]] = {
     "simplex": SIMPLEX,
-    "latency": LATENCY,
+    "latency": [*LATENCY, *SMALL],
     "structures": STRUCTURES,
     "sparsemap": SPARSEMAP,
     "throughput": THROUGHPUT,

@@ -58,7 +58,8 @@ def page(browser, url, request):
     options = {"viewport": {"width": 1200, "height": 900}, **getattr(request, "param", {})}
     context = browser.new_context(**options)
     opened = context.new_page()
-    opened.set_default_timeout(20_000)
+    # kernels may have to be compiled first
+    opened.set_default_timeout(150_000)
     faults = []
     opened.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
     opened.on("pageerror", lambda error: faults.append(str(error)))

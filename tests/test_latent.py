@@ -429,3 +429,29 @@ def test_pairs_by_dependency_trees(data, tmp_path):
     assert invoke("plot-tree", out, "--source", "a b\tb c d", "--out", tmp_path / "t.png").exit_code == 0
     assert "self_uas" in invoke("compare-trees", out, out, data / "pairs.tsv").output
     assert json.loads((out / "vocabulary.json").read_text())["labels"]["words"] == ["new", "same"]
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_rationales_are_short_and_all_that_is_read(contiguous):
+    examples = [Example("a", (Sentence(("x", "y", "z", "x", "y")),)), Example("b", (Sentence(("z",)),))]
+    known = classify.task.vocabularies(examples, ClassifyOptions())
+    model = made(classify.task, known, model="lstm", rationale=2, contiguous=contiguous)
+    with torch.no_grad():
+        # words that are wanted, so that the limit counts
+        model.score.bias.fill_(1.0)
+    batch = batch_of(examples, classify.task, known)
+    model.loss(batch)["loss"][0].backward()
+    assert all(bool(p.grad.abs().sum() > 0) for p in model.scorer.parameters())
+    model.eval()
+    _, read = model(batch)
+    assert read.chosen.sum(-1).tolist() == [2, 1]
+    assert bool(((read.chosen == 0) | (read.chosen == 1)).all())
+    places = read.chosen[0].nonzero().flatten().tolist()
+    assert not contiguous or places[1] == places[0] + 1
+    # another word where none is chosen changes nothing but the choice
+    kept = model.words(batch.words.flatten(0, 1)) * read.chosen.unsqueeze(-1)
+    state = model.lstm(kept)[0][torch.arange(2), torch.tensor([4, 0])]
+    close(state, read.state)
+    for given, message in (({"model": "spinn", "rationale": 2}, "--model lstm"), ({"contiguous": True}, "--rationale")):
+        with pytest.raises(ValueError, match=message):
+            ClassifyOptions(**{"model": "lstm", **given})

@@ -85,6 +85,33 @@ def test_lifted_trees_are_the_nearest_without_crossings():
                     head = heads[head - 1]
 
 
+@pytest.mark.parametrize("order", ["siblings", "grandparents"])
+@pytest.mark.parametrize("loss", ["crf", "margin-sparsemap"])
+def test_pairs_of_arcs_are_scored(treebank, order, loss):
+    """A parser begins as one of first order, learns scores of pairs, and finds the trees that they make best."""
+    options = replace(TINY, projective=True, order=order, loss=loss, rank=3)
+    torch.manual_seed(0)
+    made = model(treebank, options)
+    batch = Treebank(*treebank)[torch.arange(2)]
+    scored = made(batch)
+    assert bool((scored.pairs == 0).all())
+    first = pm.ProjectiveTree(batch.lengths).map(scored.arcs)
+    assert made.best(scored)[0].equal(pm.ProjectiveTree().decode(first))
+    made.loss(batch)["loss"][0].backward()
+    assert bool((made.pairs.third.weight.grad != 0).any())
+    with torch.no_grad():
+        made.pairs.third.weight.normal_(std=3.0)
+    scored = made(batch)
+    heads = made.best(scored)[0]
+    value = scored.trees.best_score(*scored.scores)
+    close(scored.trees.score(scored.trees.encode(heads), *scored.scores), value)
+    listed = next(alternatives(loss, scored))
+    assert len(listed.heads) == len(listed.probabilities) > 0
+    for given, message in (({"projective": False}, "--projective"), ({"loss": "softmax-heads"}, "loss of trees")):
+        with pytest.raises(ValueError, match=message):
+            replace(options, **given)
+
+
 KINDS = [(loss, projective) for loss in NAMES for projective in (False, True)]
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from untrained import FILES, from_file, parser, tagger
 
+from polymax.recipes.training.task import Trained
 from polymax.serve.batches import Batcher
 from polymax.serve.errors import Refused
 from polymax.serve.outputs import outputs_of
@@ -81,6 +82,13 @@ def test_outputs_of_every_task_are_as_the_schema_says(name, tmp_path):
     assert checked(served, LIMITS, {"inputs": inputs})[1] == inputs
     with pytest.raises(ValueError, match=re.escape("inputs[1] must be")):
         checked(served, LIMITS, {"inputs": [inputs[0], {"file": "/etc/passwd"}]})
+
+
+def test_tasks_of_others_are_served_as_they_are():
+    kept = schema(["mine"], LIMITS)["components"]["schemas"]
+    assert kept["Mine"] == {"type": "object"}
+    served = [Served("mine", Trained(type("Mine", (), {"name": "mine"})(), None, {}, None), None)]
+    assert checked(served, LIMITS, {"inputs": [{"any": 1}]})[1] == [{"any": 1}]
 
 
 def test_every_task_is_in_the_schema():

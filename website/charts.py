@@ -17,6 +17,7 @@ ABOUT = {
     ),
     "sparsemap": ("SparseMAP, trees, assignments", "Time in milliseconds."),
     "attention": ("Attention", "Time of forward and backward, in milliseconds, for heads x length x channels."),
+    "linear_loss": ("Losses at vocabulary size", "Time of forward and backward, in milliseconds."),
     "series": ("Series", "Time in milliseconds of barycenters and nearest classes."),
     "latency": ("Latency", "Time of one small call, in microseconds, and of the import."),
     "throughput": ("Throughput", "Instances per second."),
@@ -42,14 +43,14 @@ def page() -> str:
     ]
     for file in sorted(RESULTS.glob("*.json")):
         stored = json.loads(file.read_text(encoding="utf-8"))
-        for run in sorted(stored["runs"], key=lambda run: list(ABOUT).index(run["suite"])):
+        for run in sorted(stored["runs"], key=lambda run: _place(run["suite"])):
             parts.append(section(run))
     return "\n".join(parts)
 
 
 def section(run: dict[str, Any]) -> str:
     """A suite on a machine: what was measured, then a chart for each case."""
-    title, about = ABOUT[run["suite"]]
+    title, about = ABOUT.get(run["suite"], (run["suite"].replace("_", " ").capitalize(), "Time in milliseconds."))
     machine = run["machine"]
     where = machine["gpu"] if run["device"].startswith("cuda") else f"{machine['cpu']}, {machine['threads']} threads"
     versions = f"torch {machine['torch']}, polymax {machine['polymax']}"
@@ -60,6 +61,11 @@ def section(run: dict[str, Any]) -> str:
             charts.append(chart(name, bars))
     head = f"## {title}: {where}\n\n{about} {versions}{', ' + run['date'] if run['date'] else ''}.\n"
     return head + "\n" + "\n\n".join(charts) + "\n"
+
+
+def _place(suite: str) -> int:
+    """Where a suite comes on the page; one without words of its own comes last."""
+    return list(ABOUT).index(suite) if suite in ABOUT else len(ABOUT)
 
 
 def _by_case(rows: Sequence[dict[str, Any]], suite: str) -> Iterable[tuple[str, list[dict[str, Any]]]]:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from polymax._parts import Parts, map_parts, narrow, tensors
 from polymax.distinct import from_list, picked
 from polymax.solvers.solution import Solution, UsedParts
 from polymax.solvers.undefined import with_nan
-from polymax.structures.base import Parts, Structure, tensors
-from polymax.structures.dynamic import narrow
+from polymax.structures.base import Structure
 
 
 class Finite(Distribution):
@@ -133,7 +133,7 @@ class Finite(Distribution):
             missing[dim] = k - t.shape[dim]
             return torch.cat([t, t.new_zeros(missing)], dim)
 
-        return _changed(self.vertices, first), first(self.probs)
+        return map_parts(first, self.vertices), first(self.probs)
 
     def support(self) -> tuple[Parts, Tensor]:  # type: ignore[override]
         """The structures and their probabilities; those of probability 0 come last."""
@@ -143,8 +143,10 @@ class Finite(Distribution):
         """The structures that have weight one after the other, (count, ...), and `probs`, which are not 0 for these."""
         probs, found = self.probs, self._found
         chosen = probs != 0
-        if self._undefined is not None or not (self.structure.lengths is None or isinstance(found, UsedParts)):
-            return _changed(self.vertices, lambda t: t[chosen]), probs
+        # a dense structure of a set with lengths is completed beside its instance
+        ragged = getattr(self.structure, "lengths", None) is not None and not isinstance(found, UsedParts)
+        if self._undefined is not None or ragged:
+            return map_parts(lambda t: t[chosen], self.vertices), probs
         # parts are few: those of structures without weight, and of shorter lists, are never spelt out
         first = UsedParts(found.places[chosen], found.events).dense() if isinstance(found, UsedParts) else found[chosen]
         return self._complete(first, None), probs
@@ -162,7 +164,3 @@ class Finite(Distribution):
     def _nan_if_undefined(self, t: Tensor) -> Tensor:
         """Numbers (*lead, *batch), NaN for instances whose weights are."""
         return torch.where(torch.isnan(self._weights).any(-1), torch.nan, t)
-
-
-def _changed(y: Parts, change: Callable[[Tensor], Tensor]) -> Parts:
-    return change(y) if isinstance(y, Tensor) else type(y)(*(change(t) for t in y))

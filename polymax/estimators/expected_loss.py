@@ -46,11 +46,6 @@ def checked_reduction(reduction: str) -> str:
     return reduction
 
 
-def changed(y: Parts, change: Callable[[Tensor], Tensor]) -> Parts:
-    """A structure with each of its tensors changed."""
-    return change(y) if isinstance(y, Tensor) else y._make(change(t) for t in y)
-
-
 def value_with_gradient(value: Tensor, term: Tensor) -> Tensor:
     """The value, with the gradient of value + term."""
     return value + (term - term.detach()).to(value.dtype)

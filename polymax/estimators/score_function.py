@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymax._parts import map_parts
 from polymax.estimators.baselines import Baseline, Situation
-from polymax.estimators.expected_loss import LossFn, changed, checked_reduction, evaluated, reduced, value_with_gradient
+from polymax.estimators.expected_loss import LossFn, checked_reduction, evaluated, reduced, value_with_gradient
 from polymax.estimators.joint import JointLoss, together
 from polymax.estimators.policies import Policy, policy_of
 from polymax.kernels.widen import wide
@@ -115,7 +116,7 @@ class ScoreFunction(nn.Module):
         def best_losses() -> Tensor:
             with torch.no_grad():
                 best = narrow(self.policy.structure.map(*detached), scores[0].dtype)
-                return _losses(loss_fn, changed(best, lambda t: t.unsqueeze(0)), each[:1].shape)[0]
+                return _losses(loss_fn, map_parts(lambda t: t.unsqueeze(0), best), each[:1].shape)[0]
 
         seen = detached if features is None else (features.detach(),)
         compared = losses.detach()
@@ -148,7 +149,7 @@ def _losses(loss_fn: LossFn | JointLoss, y: Parts, shape: torch.Size) -> Tensor:
     """The losses, of this shape (samples, *batch), or of its groups, of structures (samples, *batch, ...)."""
     count = shape[1:].numel()
     at = torch.arange(count, device=tensors(y)[0].device).repeat(shape[0])
-    flat = changed(y, lambda t: t.reshape(at.numel(), *t.shape[len(shape) :]))
+    flat = map_parts(lambda t: t.reshape(at.numel(), *t.shape[len(shape) :]), y)
     if isinstance(loss_fn, JointLoss):
         members = torch.arange(at.numel(), device=at.device).reshape(-1, shape[-1])
         groups = at[members[:, 0]] // shape[-1]

@@ -6,8 +6,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from polymax._parts import map_parts
 from polymax.distributions.finite import Finite
-from polymax.estimators.expected_loss import LossFn, changed, checked_reduction, evaluated, reduced
+from polymax.estimators.expected_loss import LossFn, checked_reduction, evaluated, reduced
 from polymax.estimators.joint import JointLoss, combinations, refuse_single
 from polymax.estimators.policies import distributed, smoothing_of
 from polymax.kernels.widen import wide
@@ -84,4 +85,4 @@ def _listed(smooth: Any, scores: tuple[Tensor, ...]) -> tuple[Parts, Tensor]:
     if isinstance(found, Finite):
         return found.listed()
     y, p = found.support()
-    return changed(y, lambda t: t[p != 0]), p
+    return map_parts(lambda t: t[p != 0], y), p

@@ -31,7 +31,8 @@ def server(
     limits: Limits | None = None,
 ) -> Server:
     """A server of the page, with runs and a file of attention weights where they are given."""
-    bounds = limits or Limits()
+    # kernels that are not compiled yet take their time, and whoever waits here is alone
+    bounds = limits or Limits(computing=180.0)
     return Server(address, {**_routes(attention, bounds), **predictions(runs, bounds)}, page_files(), bounds)
 
 

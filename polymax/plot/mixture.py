@@ -18,8 +18,12 @@ from polymax.plot.sequence import (
 )
 from polymax.plot.tree import arcs, tree
 from polymax.plot.words import Lettering, text_width, write_word
-from polymax.structures import Alignment, Assignment, Chain, ProjectiveTree, SpanningTree, SpanTree
 from polymax.structures.base import tensors
+from polymax.structures.compact.cells import Cells
+from polymax.structures.compact.columns import Columns
+from polymax.structures.compact.spans import Spans
+from polymax.structures.compact.tags import OneEach, Tags
+from polymax.structures.compact.trees import Heads
 
 
 def matching(
@@ -91,14 +95,15 @@ def support(
 
 
 def _draw(structure: Any, parts: list[Any], tokens: Any, others: Any, ax: Any) -> None:
-    match structure:
-        case SpanningTree() | ProjectiveTree():
+    # how people store structures is how they are drawn
+    match structure.compact:
+        case Heads():
             arcs(parts[0], tokens, ax=ax)
-        case SpanTree():
+        case Spans():
             tree(parts[0], tokens, labels=others, ax=ax)
-        case Chain():
+        case Tags():
             sequence(parts[0], parts[1], tokens, others, ax=ax)
-        case Assignment() | Alignment():
+        case Cells() | Columns() | OneEach():
             matching(parts[0], tokens, others, ax=ax)
         case _:
             raise TypeError(f"there is no picture of {type(structure).__name__}")
@@ -108,5 +113,5 @@ def _size(structure: Any, first: Any, tokens: Sequence[str] | None) -> tuple[flo
     """Inches for one structure."""
     n = max(first.shape[1:3])
     widest = max((text_width(t) for t in Lettering(tokens).texts), default=0.0) if tokens else 0.0
-    height = 0.7 + 0.3 * first.shape[2] if isinstance(structure, Chain) else 1.9
+    height = 0.7 + 0.3 * first.shape[2] if isinstance(structure.compact, Tags) else 1.9
     return min(max(2.5, n * max(0.55, widest / 72)), 14.0), height

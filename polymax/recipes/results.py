@@ -4,7 +4,7 @@ Tensors are on the CPU. A probability is None where the loss that was trained ha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -63,13 +63,17 @@ class EntailResult:
 
 @dataclass(frozen=True, eq=False)
 class LatentResult:
-    """The label, the probabilities of all, and the tree of each sentence: spans of a binary one, or heads."""
+    """The label, the probabilities of all, and the tree of each sentence: spans of a binary one, or heads.
+
+    `rationales` are the places of the words that a model with rationales decided by.
+    """
 
     label: str
     probabilities: dict[str, float]
     tokens: list[list[str]]
     spans: list[tuple[tuple[int, int], ...]]
     heads: list[tuple[int, ...]]
+    rationales: list[tuple[int, ...]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,6 +57,15 @@ OUTPUTS["classify"] = OUTPUTS["listops"] = {
     "heads": {"type": "array", "items": _INTEGERS},
 }
 
+# a task that is not of this library says nothing of its inputs and outputs here: `Trained.results` takes what it takes
+UNKNOWN: dict[str, Any] = {"description": "what the task takes"}
+
+
+def input_schema(task: str) -> dict[str, Any]:
+    """What an input of a task is."""
+    return INPUTS.get(task, UNKNOWN)
+
+
 ALTERNATIVES: dict[str, dict[str, Any]] = {
     "tag": {**_PROBABILITY, "tags": _STRINGS},
     "parse": {**_PROBABILITY, "heads": _INTEGERS, "relations": _STRINGS},
@@ -84,7 +93,11 @@ def schema(tasks: list[str], limits: Limits) -> dict[str, Any]:
         "Error": _object({"error": {"type": "string"}}),
         "Request": _object(
             {
-                "inputs": {"type": "array", "maxItems": limits.inputs, "items": _any([INPUTS[task] for task in kinds])},
+                "inputs": {
+                    "type": "array",
+                    "maxItems": limits.inputs,
+                    "items": _any([input_schema(task) for task in kinds]),
+                },
                 "run": {"type": "integer", "minimum": 0, "maximum": max(len(tasks) - 1, 0), "default": 0},
                 "alternatives": {
                     "type": "boolean",
@@ -106,6 +119,9 @@ def schema(tasks: list[str], limits: Limits) -> dict[str, Any]:
         "Runs": _object({"runs": {"type": "array", "items": {"type": "object"}}, "limits": {"type": "object"}}),
     }
     for task in kinds:
+        if task not in OUTPUTS:
+            schemas[_title(task)] = {"type": "object"}
+            continue
         fields = dict(OUTPUTS[task])
         required = list(fields)
         if task in ALTERNATIVES:

@@ -56,12 +56,16 @@ class BoxedCache(DynamicCache):
     On CUDA, models with an attention `polymax_sparsemax`, `polymax_entmax` or a learned one then leave out the pages of
     keys that cannot have weight. What is generated does not depend on it.
 
-        model.generate(**inputs, past_key_values=BoxedCache(config=model.config))
-
     Example:
-        >>> from transformers import GPT2Config
-        >>> len(BoxedCache(config=GPT2Config(n_embd=8, n_layer=2, n_head=2)).layers)
-        2
+        >>> from polymax.integrations.transformers import register
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> register()
+        >>> sizes = dict(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        >>> model = LlamaForCausalLM._from_config(LlamaConfig(**sizes), attn_implementation="polymax_entmax")
+        >>> tokens, cache = torch.tensor([[3, 4, 5]]), BoxedCache(config=model.config)
+        >>> boxed = model.generate(tokens, max_new_tokens=2, do_sample=False, past_key_values=cache)
+        >>> torch.equal(boxed, model.generate(tokens, max_new_tokens=2, do_sample=False))
+        True
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -35,6 +35,12 @@ def attention(
     `softcap` bounds scores, `position_bias` is added to them, `s_aux` are scores of a sink for each head, which takes
     its part of the weights, and `indices` (N, L, k) are the keys that an indexer has selected for each query, -1 for
     none. Other arguments concern the kernels of other implementations.
+
+    Example:
+        >>> q = torch.randn(1, 2, 5, 8)
+        >>> context, weights = attention(pm.sparsemax, nn.Module(), q, q, q, None, output_attentions=True)
+        >>> context.shape, weights.shape
+        (torch.Size([1, 5, 2, 8]), torch.Size([1, 2, 5, 5]))
     """
     if cache is not None:
         raise ValueError("cache must be None: attention over the pages of continuous batching is not implemented")

@@ -59,19 +59,19 @@ def solve(
         room *= 4
     # a place for none at all
     k = max(int(counts[2].max(initial=0)), 1)
-    listed = torch.from_numpy(places)[:, :k].reshape(batch + (k, parts))
-    value, gap = torch.from_numpy(numbers)
-    iterations, status, _ = torch.from_numpy(counts)
+    iterations, status, _ = counts
+    np.maximum(numbers[1], 0, out=numbers[1])
+    # NumPy takes a third of the time that torch takes to look at memory in another shape
     solution = Solution(
-        UsedParts(listed, events),
-        torch.from_numpy(probs)[:, :k].reshape(batch + (k,)),
-        torch.from_numpy(overlaps)[:, :k, :k].reshape(batch + (k, k)),
-        value.reshape(batch),
-        iterations.reshape(batch),
-        gap.clamp_(min=0).reshape(batch),
+        UsedParts(torch.from_numpy(np.ascontiguousarray(places[:, :k]).reshape(*batch, k, parts)), events),
+        torch.from_numpy(np.ascontiguousarray(probs[:, :k]).reshape(*batch, k)),
+        torch.from_numpy(np.ascontiguousarray(overlaps[:, :k, :k]).reshape(*batch, k, k)),
+        torch.from_numpy(numbers[0].reshape(batch)),
+        torch.from_numpy(iterations.reshape(batch)),
+        torch.from_numpy(numbers[1].reshape(batch)),
         mean=torch.from_numpy(means),
     )
-    return solution, (status > 0).reshape(batch)
+    return solution, torch.from_numpy((status > 0).reshape(batch))
 
 
 @cache

@@ -230,10 +230,7 @@ def _admit(state: _State, new: Tensor, running: Tensor) -> _State:
     """Give the new structure a place among independent ones; one that depends on them takes another's."""
     picked = _one_hot(new, state)
     others = state.active & (picked == 0)
-    column = torch.einsum("bkl,bl->bk", state.gram, picked) + 1
-    c = _solved(state, others, column.unsqueeze(-1)).squeeze(-1)
-    size = (column * picked).sum(-1)
-    distance = size - torch.where(others, column * c, 0).sum(-1)
+    c, distance, size = _nearest_mix(state, others, picked)
     dependent = running & (distance <= DEPENDENT * size)
     # mu stays and the value rises on the way to the first weight of 0
     ratio = torch.where(others & (c > NOTHING), state.p / torch.where(c > NOTHING, c, 1), torch.inf)
@@ -279,14 +276,19 @@ def _independent(state: _State) -> _State:
     for k in range(state.p.shape[1]):
         column = torch.full_like(heavy, k)
         picked = _one_hot(column, state)
-        others = kept.active & (picked == 0)
-        row = torch.einsum("bkl,bl->bk", state.gram, picked) + 1
-        c = _solved(kept, others, row.unsqueeze(-1)).squeeze(-1)
-        size = (row * picked).sum(-1)
-        distance = size - torch.where(others, row * c, 0).sum(-1)
+        _, distance, size = _nearest_mix(kept, kept.active & (picked == 0), picked)
         wanted = (state.p[:, k] > 0) & (distance > DEPENDENT * size) & ~kept.active[:, k]
         kept = replace(kept, p=kept.p + torch.where(wanted.unsqueeze(-1), picked * state.p, 0))
     return replace(kept, p=kept.p / kept.p.sum(-1, keepdim=True))
+
+
+def _nearest_mix(state: _State, others: Tensor, picked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The affine mix of others nearest to the structure picked, (B, k), its squared distance and its size, (B,)."""
+    column = torch.einsum("bkl,bl->bk", state.gram, picked) + 1
+    c = _solved(state, others, column.unsqueeze(-1)).squeeze(-1)
+    size = (column * picked).sum(-1)
+    distance = size - torch.where(others, column * c, 0).sum(-1)
+    return c, distance, size
 
 
 def _solved(state: _State, active: Tensor, right: Tensor) -> Tensor:

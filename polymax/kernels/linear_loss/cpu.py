@@ -17,7 +17,7 @@ from polymax.kernels.linear_loss.passes import (
 from polymax.kernels.widen import wide
 
 # rows whose words are gathered at once
-GATHERED = 64
+GATHERED = 16
 # words whose gradients are widened at once, where they are in half precision
 WORDS = 2048
 
@@ -81,8 +81,8 @@ def column_sums(
 
 STEPS = Steps(
     rows=1024,
-    entries=2**21,
-    flat=2**21,
+    entries=2**20,
+    flat=2**19,
     half=False,
     product=product,
     add_product=add_product,

@@ -278,23 +278,23 @@ def solve_in_torch(
 def slopes_in_torch(
     x: Tensor, bias: Tensor | None, spread: Tensor | None, rows: FlatRows, alpha: float, softcap: float, dtype: Any
 ) -> Tensor:
-    """The gradient of a block of logits, in torch."""
-    x = capped(x if bias is None else x + bias, softcap)
-    # powers below 1 amplify rounding near the edge of the support
-    exact = x.double() if alpha > 2 else x
-    z = exact - rows.top.unsqueeze(1)
-    if alpha == 1:
-        p = torch.exp(z - rows.tau.unsqueeze(1))
-    else:
-        w = (alpha - 1) * z - rows.tau.unsqueeze(1)
-        p = torch.where(w > 0, w.clamp(min=0) ** (1 / (alpha - 1)), w * 0)
-        p = torch.where(exact == -torch.inf, 0, p)
-    dx = p * rows.grad_value.unsqueeze(1)
-    if spread is not None:
-        dx = dx + rows.grad_mean.unsqueeze(1) * spread
+    """The gradient of a block of logits, in torch; the block is written over."""
+    x = x if bias is None else x.add_(bias)
+    factor = None
     if softcap:
-        dx = dx * (1 - (x / softcap).square())
-    return dx.to(dtype)
+        x = capped(x, softcap)
+        factor = 1 - (x / softcap).square()
+    # powers below 1 amplify rounding near the edge of the support
+    z = (x.double() if alpha > 2 else x).sub_(rows.top.unsqueeze(1))
+    if alpha == 1:
+        p = z.sub_(rows.tau.unsqueeze(1)).exp_()
+    else:
+        w = z.mul_(alpha - 1).sub_(rows.tau.unsqueeze(1)).clamp_(min=0)
+        p = w.square_() if alpha == 1.5 else w.pow_(1 / (alpha - 1)) if alpha != 2 else w
+    dx = p.mul_(rows.grad_value.unsqueeze(1))
+    if spread is not None:
+        dx.addcmul_(rows.grad_mean.unsqueeze(1), spread)
+    return (dx if factor is None else dx.mul_(factor)).to(dtype)
 
 
 def _flat_gradients(

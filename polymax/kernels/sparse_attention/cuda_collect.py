@@ -8,7 +8,15 @@ block with a row that does not fit into its list keeps to tiles.
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import WIDTH, load_rows, part, sequence, units
+from polymax.kernels.sparse_attention.cuda_tile import (
+    WIDTH,
+    exponent,
+    head_start,
+    load_rows,
+    part,
+    sequence,
+    units,
+)
 
 HEIGHT = tl.constexpr(64)
 
@@ -80,11 +88,9 @@ def collect(
         if (i_m * HEIGHT < queries) & (tl.load(p_bounds + 3) == 1):
             o_m = i_m * HEIGHT + o_r
             m_rows = o_m < queries
-            a = a1
-            if LEARNED:
-                a = tl.load(p_alphas + i_h).to(tl.float32) - 1
-            p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-            p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+            a = exponent(p_alphas + i_h, a1, LEARNED)
+            p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
+            p_head_k = p_k + head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
             p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
             p_tiles = p_head_plan + i_m * row_tiles
             n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)

@@ -11,6 +11,8 @@ import triton.language as tl
 from polymax.kernels.sparse_attention.cuda_tile import (
     WIDTH,
     cap_slope,
+    exponent,
+    head_start,
     kept,
     load_rows,
     row_states,
@@ -99,17 +101,15 @@ def key_gradients(
         first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_s, L, S, PACKED)
         if i_t * WIDTH < keys:
             o_n = i_t * WIDTH + tl.arange(0, WIDTH)
-            p_head_k = p_k + i_b * k_b + i_g.to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
-            p_head_v = p_v + i_b * v_b + i_g.to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+            p_head_k = p_k + head_start(i_b, i_g, first_k, k_b, k_h, k_l)
+            p_head_v = p_v + head_start(i_b, i_g, first_k, v_b, v_h, v_l)
             b_k = load_rows(p_head_k, o_n, o_d, o_n < keys, k_l, D, BD)
             b_v = load_rows(p_head_v, o_n, o_v, o_n < keys, v_l, V, BV)
             b_dk = tl.zeros((WIDTH, BD), tl.float32)
             b_dv = tl.zeros((WIDTH, BV), tl.float32)
             for i_e in range(0, group):
                 i_h = i_g * group + i_e
-                a = a1
-                if LEARNED:
-                    a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+                a = exponent(p_alphas + i_h, a1, LEARNED)
                 r = 1 / a
                 p_words = p_plan + (i_s * heads + i_h).to(tl.int64) * plan_head + blocks * (row_tiles + 4)
                 p_words += (i_t // 32) * longest
@@ -126,8 +126,8 @@ def key_gradients(
                     count += tl.sum(b_on, 0)
                 # what other threads wrote is read below
                 tl.debug_barrier()
-                p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-                p_head_g = p_grad + i_b * g_b + i_h.to(tl.int64) * g_h + first_q.to(tl.int64) * g_l
+                p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
+                p_head_g = p_grad + head_start(i_b, i_h, first_q, g_b, g_h, g_l)
                 p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
                 o_head = (i_b * heads + i_h) * L + first_q
                 # the numbers of the next rows are loaded while these are worked on

@@ -10,6 +10,8 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     alpha_slope,
     b_tanh,
     cap_slope,
+    exponent,
+    head_start,
     kept,
     last_error,
     load_rows,
@@ -131,12 +133,10 @@ def listed_contexts(
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
         m_rows = o_m < queries
         o_row = (i_b * heads + i_h) * L + first_q + o_m
-        a = a1
-        if LEARNED:
-            a = tl.load(p_alphas + i_h).to(tl.float32) - 1
-        p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-        p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
-        p_head_v = p_v + i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+        a = exponent(p_alphas + i_h, a1, LEARNED)
+        p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
+        p_head_k = p_k + head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
+        p_head_v = p_v + head_start(i_b, i_h // group, first_k, v_b, v_h, v_l)
         p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
         b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
         b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
@@ -284,14 +284,12 @@ def listed_gradients(
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
         m_rows = o_m < queries
         o_row = (i_b * heads + i_h) * L + first_q + o_m
-        a = a1
-        if LEARNED:
-            a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+        a = exponent(p_alphas + i_h, a1, LEARNED)
         r = 1 / a
-        p_head_g = p_grad + i_b * g_b + i_h.to(tl.int64) * g_h + first_q.to(tl.int64) * g_l
-        p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-        p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
-        p_head_v = p_v + i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+        p_head_g = p_grad + head_start(i_b, i_h, first_q, g_b, g_h, g_l)
+        p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
+        p_head_k = p_k + head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
+        p_head_v = p_v + head_start(i_b, i_h // group, first_k, v_b, v_h, v_l)
         p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
         b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
         b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))

@@ -8,7 +8,15 @@ One program owns an entry, and adds up in order, so that sums are the same from 
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import WIDTH, kept, load_rows, row_states, slope, units
+from polymax.kernels.sparse_attention.cuda_tile import (
+    WIDTH,
+    exponent,
+    kept,
+    load_rows,
+    row_states,
+    slope,
+    units,
+)
 
 HEIGHT = tl.constexpr(64)
 
@@ -84,9 +92,7 @@ def mask_gradients(
     for i_e in range(0, batch_run * head_run):
         i_b = ((i_o // heads_apart) * batch_run + i_e // head_run).to(tl.int64)
         i_h = (i_o % heads_apart) * head_run + i_e % head_run
-        a = a1
-        if LEARNED:
-            a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+        a = exponent(p_alphas + i_h, a1, LEARNED)
         r = 1 / a
         p_words = p_plan + (i_b * heads + i_h) * plan_head + blocks * (row_tiles + 4)
         p_head_g = p_grad + i_b * g_b + i_h.to(tl.int64) * g_h

@@ -7,6 +7,8 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     WIDTH,
     alpha_slope,
     cap_slope,
+    exponent,
+    head_start,
     kept,
     last_error,
     load_rows,
@@ -92,13 +94,11 @@ def contexts(
         o_m = i_m * HEIGHT + tl.arange(0, HEIGHT)
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
         m_rows = o_m < queries
-        a = a1
-        if LEARNED:
-            a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+        a = exponent(p_alphas + i_h, a1, LEARNED)
         r = 1 / a
-        p_q += i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-        p_k += i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
-        p_v += i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+        p_q += head_start(i_b, i_h, first_q, q_b, q_h, q_l)
+        p_k += head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
+        p_v += head_start(i_b, i_h // group, first_k, v_b, v_h, v_l)
         p_mask += i_b * mask_b + i_h.to(tl.int64) * mask_h
         p_tiles = p_plan + i_m * row_tiles
         n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
@@ -271,14 +271,12 @@ def query_gradients(
         o_m = i_m * HEIGHT + tl.arange(0, HEIGHT)
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
         m_rows = o_m < queries
-        a = a1
-        if LEARNED:
-            a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+        a = exponent(p_alphas + i_h, a1, LEARNED)
         r = 1 / a
-        p_grad += i_b * g_b + i_h.to(tl.int64) * g_h + first_q.to(tl.int64) * g_l
-        p_q += i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-        p_k += i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
-        p_v += i_b * v_b + (i_h // group).to(tl.int64) * v_h + first_k.to(tl.int64) * v_l
+        p_grad += head_start(i_b, i_h, first_q, g_b, g_h, g_l)
+        p_q += head_start(i_b, i_h, first_q, q_b, q_h, q_l)
+        p_k += head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
+        p_v += head_start(i_b, i_h // group, first_k, v_b, v_h, v_l)
         p_mask += i_b * mask_b + i_h.to(tl.int64) * mask_h
         p_tiles = p_plan + i_m * row_tiles
         n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)

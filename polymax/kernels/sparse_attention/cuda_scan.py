@@ -10,6 +10,8 @@ import triton.language as tl
 
 from polymax.kernels.sparse_attention.cuda_tile import (
     WIDTH,
+    exponent,
+    head_start,
     larger,
     load_rows,
     part,
@@ -92,12 +94,10 @@ def scan(
         m_0 = i_m * BM
         if m_0 < queries:
             o_m = m_0 + o_r
-            a = a1
-            if LEARNED:
-                a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+            a = exponent(p_alphas + i_h, a1, LEARNED)
             r = 1 / a
-            p_head_q = p_q + i_b * q_b + i_h.to(tl.int64) * q_h + first_q.to(tl.int64) * q_l
-            p_head_k = p_k + i_b * k_b + (i_h // group).to(tl.int64) * k_h + first_k.to(tl.int64) * k_l
+            p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
+            p_head_k = p_k + head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
             p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
             b_q = load_rows(p_head_q, o_m, o_d, o_m < queries, q_l, D, BD)
             begin, whole_begin, whole_end, end = reach(m_0, queries, keys, left, right, offset, BM)

@@ -25,6 +25,21 @@ def sequence(p_starts_q, p_starts_k, i_b, L, S, PACKED: tl.constexpr):
 
 
 @triton.jit
+def head_start(i_b, i_h, first, s_b, s_h, s_l):
+    """Where row `first` of a head of a batch begins in a tensor of these strides."""
+    return i_b * s_b + i_h.to(tl.int64) * s_h + first.to(tl.int64) * s_l
+
+
+@triton.jit
+def exponent(p_alpha, a1, LEARNED: tl.constexpr):
+    """alpha - 1, of the head where it is learned."""
+    a = a1
+    if LEARNED:
+        a = tl.load(p_alpha).to(tl.float32) - 1
+    return a
+
+
+@triton.jit
 def reach(m_0, queries, keys, left, right, offset, BM: tl.constexpr):
     """Tiles that queries m_0 .. m_0 + BM see: the first, the first and the end of those that all see whole, the end.
 

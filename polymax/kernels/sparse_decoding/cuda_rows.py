@@ -3,7 +3,12 @@
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import raised, slope, weight
+from polymax.kernels.sparse_attention.cuda_tile import (
+    exponent,
+    raised,
+    slope,
+    weight,
+)
 from polymax.kernels.sparse_decoding.cuda_pages import MARGIN, page_start, seen_pages
 
 
@@ -12,9 +17,7 @@ def _row(p_alphas, p_sinks, p_lengths, i_row, heads, L, S, a1, left, right, offs
          LEARNED: tl.constexpr, SINKS: tl.constexpr, PAGED: tl.constexpr, PAGE: tl.constexpr):  # fmt: skip
     """alpha - 1 of a row, u of its sink, its sequence and head, and the pages that may have been read for it."""
     i_b, i_h = i_row // (heads * L), (i_row // L) % heads
-    a = a1
-    if LEARNED:
-        a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+    a = exponent(p_alphas + i_h, a1, LEARNED)
     sink = float("-inf")
     if SINKS:
         sink = tl.load(p_sinks + i_h).to(tl.float32) * a
@@ -102,9 +105,7 @@ def value_sums(
     i_s, i_row = tl.program_id(0), tl.program_id(1)
     parts = tl.num_programs(0)
     i_b, i_h = i_row // (heads * L), (i_row // L) % heads
-    a = a1
-    if LEARNED:
-        a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+    a = exponent(p_alphas + i_h, a1, LEARNED)
     r = 1 / a
     o_row = i_row.to(tl.int64) * pages
     t = tl.load(p_tau + i_row)
@@ -138,9 +139,7 @@ def contexts(
     """The context of a row from its parts; weights sum to 1."""
     i_row = tl.program_id(0)
     i_h = (i_row // L) % heads
-    a = a1
-    if LEARNED:
-        a = tl.load(p_alphas + i_h).to(tl.float32) - 1
+    a = exponent(p_alphas + i_h, a1, LEARNED)
     t = tl.load(p_tau + i_row)
     o_s, o_v = tl.arange(0, PARTS), tl.arange(0, BV)
     o_part = i_row.to(tl.int64) * parts + o_s

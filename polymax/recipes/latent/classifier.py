@@ -25,7 +25,8 @@ class Read(NamedTuple):
     """What was made of r sentences; None for what a model does not have.
 
     Shapes: state (r, d); transitions (r, 2 n - 1), -1 at padding; log_prob and entropy (r,), of the actions; extra (r,)
-    is added to the loss in training, such as that of gold trees; heads (r, n), of dependency trees, -1 at padding
+    is added to the loss in training, such as that of gold trees; heads (r, n), of dependency trees, -1 at padding;
+    chosen (r, n), how much each word of a rationale counts
     """
 
     state: Tensor
@@ -34,6 +35,7 @@ class Read(NamedTuple):
     entropy: Tensor | None = None
     extra: Tensor | None = None
     heads: Tensor | None = None
+    chosen: Tensor | None = None
 
 
 class Sentences(NamedTuple):

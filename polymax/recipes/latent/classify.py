@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from polymax.recipes.latent.classifier import Classifier
 from polymax.recipes.latent.data import Example, Given, Sentence, read_classes, sentence, tokens
 from polymax.recipes.latent.options import ClassifyOptions
+from polymax.recipes.latent.rationale import Rationale
 from polymax.recipes.latent.task import LatentTask
 from polymax.recipes.readers.lines import Line, ReadError
 from polymax.recipes.readers.natural import natural_order
@@ -33,6 +35,11 @@ class ClassifyTask(LatentTask):
             "labels": Words(tuple(natural_order(example.label for example in examples))),
             "sides": Words(SIDES[: len(examples[0].sides)]),
         }
+
+    def model(self, options: ClassifyOptions, vocabularies: Vocabularies) -> Classifier:  # type: ignore[override]
+        if options.rationale:
+            return Rationale(options, self.sizes(vocabularies))
+        return super().model(options, vocabularies)
 
     def parse(self, file: str, unit: list[Line]) -> Given | None:
         """Texts between tabs; one that is a binary tree is read as one."""

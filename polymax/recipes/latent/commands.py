@@ -33,7 +33,7 @@ def plot_tree(
     device: Device = "auto",
     options: Late = None,
 ) -> None:
-    """Draw the tree that a model of latent trees finds, and print its label."""
+    """Draw the tree that a model of latent trees finds, or the words of a rationale, and print the label."""
     with plain_errors("stopped", ValueError):
         writable_file(out, inputs=Run(run).files)
         trained = loaded(run, device, options)
@@ -42,7 +42,7 @@ def plot_tree(
             fail("--source must have a word")
         example = fitting(trained, given)
         made = trees(trained, [example])
-        if not made.spans and not made.heads:
+        if not made.spans and not made.heads and not made.chosen:
             fail(f"{run} is a run of --model {trained.options.model}, which has no trees")
         words = stored_words(trained.vocabularies, "words")
         sides = [tokens(side, words) for side in example.sides]
@@ -51,7 +51,11 @@ def plot_tree(
         axes = np.atleast_1d(new_axes(width, 4.8 * len(sides), rows=len(sides)))
         for k, read in enumerate(sides):
             n = len(read)
-            if made.spans:
+            if made.chosen:
+                y = torch.zeros(1, n)
+                y[0, list(made.chosen[k])] = 1
+                pm.plot.attention(y, ["chosen"], read, ax=axes[k])
+            elif made.spans:
                 y = torch.eye(n)
                 for first, last in made.spans[k]:
                     y[first, last] = 1

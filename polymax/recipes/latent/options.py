@@ -99,3 +99,12 @@ class ClassifyOptions(LatentOptions):
     words: int = option(50_000, "Most words in the vocabulary.", least=1)
     lower: bool = option(False, "Read all words in lower case.")
     punctuation: bool = option(False, "Read punctuation as words, where no space is before it too.")
+    rationale: int = option(0, "Most words by which --model lstm may decide, the rationale; 0 for all words.", least=0)
+    contiguous: bool = option(False, "Whether the words of a rationale are one stretch.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rationale and self.model != "lstm":
+            raise ValueError(f"--rationale must come with --model lstm; got {self.model}")
+        if self.contiguous and not self.rationale:
+            raise ValueError("--contiguous must come with --rationale K, the most words of a rationale")

@@ -56,9 +56,13 @@ class LatentTask(Task):
         self.refuse(examples, vocabularies)
         return Examples(examples, stored_words(vocabularies, "words"), stored_words(vocabularies, "labels"))
 
-    def model(self, options: LatentOptions, vocabularies: Vocabularies) -> Classifier:
+    def sizes(self, vocabularies: Vocabularies) -> Sizes:
+        """How many words, labels and sides there are."""
         counts = (len(stored_words(vocabularies, name).words) for name in ("labels", "sides"))
-        sizes = Sizes(len(vocabularies["words"]), *counts)
+        return Sizes(len(vocabularies["words"]), *counts)
+
+    def model(self, options: LatentOptions, vocabularies: Vocabularies) -> Classifier:
+        sizes = self.sizes(vocabularies)
         if options.model == "spinn" and options.parser == "pretrained":
             return Pretrained(options, sizes)
         if options.chosen == "cooperative":
@@ -81,6 +85,8 @@ class LatentTask(Task):
         right = made.scores.argmax(-1) == data.label
         report = {"examples": len(examples), "accuracy": float(right.double().mean()), "loss": float(losses.mean())}
         report |= tree_report(made, examples, data)
+        if made.chosen:
+            report["rationale"] = sum(map(len, made.chosen)) / len(made.chosen)
         report |= self.measures(made, examples)
         if options.gradients and model.parser_parameters():
             rows = torch.arange(min(options.batch, len(examples)))
@@ -102,11 +108,11 @@ class LatentTask(Task):
             read = [tokens(side, words) for side in example.sides]
             label = labels.words[row.index(max(row))]
             shares = dict(zip(labels.words, row))
-            results.append(LatentResult(label, shares, read, made.spans[own], made.heads[own]))
+            results.append(LatentResult(label, shares, read, made.spans[own], made.heads[own], list(made.chosen[own])))
         return results
 
     def predict(self, trained: Trained, inputs: list[Given | None], before: int) -> Iterator[str]:
-        """The label and its probability, and with `trees` the trees; an empty line stays one."""
+        """The label, its probability, the words of a rationale, and with `trees` the trees; an empty line stays one."""
         full = [fitting(trained, given) for given in inputs if given is not None]
         written = iter(self._written(trained, full) if full else ())
         for given in inputs:
@@ -119,6 +125,10 @@ class LatentTask(Task):
         for k, (example, row) in enumerate(zip(examples, made.scores.softmax(-1).tolist())):
             best = max(range(len(row)), key=row.__getitem__)
             columns = [labels.words[best], f"{row[best]:.6f}"]
+            if made.chosen:
+                for side, sentence in enumerate(example.sides):
+                    read = tokens(sentence, words)
+                    columns.append(" ".join(read[i] for i in made.chosen[k * data.sides + side]))
             if trained.options.trees:
                 for side, sentence in enumerate(example.sides):
                     columns += tree_columns(made, k * data.sides + side, tokens(sentence, words))

@@ -25,13 +25,14 @@ class Found(NamedTuple):
     """What a model made of examples: label scores (count, labels), and for each sentence its tree.
 
     `spans` or `heads` is empty where the model has no such trees; `probability` is that of all actions of the parser,
-    empty where there are none.
+    empty where there are none. `chosen` are the places of the words of rationales.
     """
 
     scores: Tensor
     spans: list[Spans]
     heads: list[tuple[int, ...]]
     probability: list[float]
+    chosen: Sequence[tuple[int, ...]] = ()
 
 
 @torch.no_grad()
@@ -39,8 +40,8 @@ def found(model: Classifier, data: Examples, batch_size: int) -> Found:
     """The best trees of all sentences, and scores of labels, in the order of the data."""
     batches = [part for rows in sorted_batches(data.sizes, batch_size) for part in _fewer(data.sizes, rows)]
     scores: list[Tensor] = []
-    # spans, heads and probabilities, each a list of what belongs to one example
-    columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+    # spans, heads, probabilities and chosen words, each a list of what belongs to one example
+    columns: tuple[list[Any], ...] = ([], [], [], [])
     for rows in batches:
         judged, read = model(moved(data[rows], model))
         scores.append(judged.cpu())
@@ -56,10 +57,13 @@ def _fewer(sizes: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
     return rows.split(max(1, LARGEST // int(sizes[rows].max()) ** 2))
 
 
-def _listed(read: Read) -> tuple[list[Any], list[Any], list[Any]]:
+def _listed(read: Read) -> tuple[list[Any], ...]:
     spans = spans_of(read.transitions) if read.transitions is not None else []
     heads = [tuple(h for h in row if h >= 0) for row in read.heads.tolist()] if read.heads is not None else []
-    return spans, heads, read.log_prob.exp().tolist() if read.log_prob is not None else []
+    chosen = (
+        [tuple(i for i, w in enumerate(row) if w) for row in read.chosen.tolist()] if read.chosen is not None else []
+    )
+    return spans, heads, read.log_prob.exp().tolist() if read.log_prob is not None else [], chosen
 
 
 def spans_of(transitions: Tensor) -> list[Spans]:

@@ -53,8 +53,10 @@ def alternatives(loss: str, scored: Scored) -> Iterator[Weighted]:
     assert scored.trees.lengths is not None
     trees = type(scored.trees)(single_root=scored.trees.single_root)
     # one by one: a long sentence among them does not make room for all
-    for arcs, length in zip(scored.arcs.double().cpu(), scored.trees.lengths.tolist()):
-        distribution = smoothing(loss, trees, "--distribution").distribution(arcs[: length + 1, : length + 1])
+    tensors = zip(*(t.double().cpu() for t in scored.scores))
+    for each, length in zip(tensors, scored.trees.lengths.tolist()):
+        shorter = (t[(slice(length + 1),) * t.dim()] for t in each)
+        distribution = smoothing(loss, trees, "--distribution").distribution(*shorter)
         if isinstance(distribution, Finite):
             found, probabilities = distribution.support()
         elif isinstance(trees, pm.ProjectiveTree) and length > LONGEST:
@@ -71,4 +73,5 @@ def alternatives(loss: str, scored: Scored) -> Iterator[Weighted]:
 @torch.no_grad()
 def head_probabilities(loss: str, scored: Scored) -> Tensor:
     """Of each head [head, modifier] of each word, (b, n + 1, n + 1)."""
-    return smoothing(loss, scored.trees, "ambiguous")(scored.arcs.double())
+    mu = smoothing(loss, scored.trees, "ambiguous")(*(t.double() for t in scored.scores))
+    return mu if isinstance(mu, Tensor) else mu.arcs

@@ -13,12 +13,15 @@ import polymax as pm
 from polymax.nn import ArcScorer
 from polymax.recipes.parse.data import ROOT, Batch, universal
 from polymax.recipes.parse.relations import RelationScorer
+from polymax.recipes.parse.second_order import PairScorer
 from polymax.recipes.text.reader import TextReader
 from polymax.recipes.text.tokens import Tokens, numbers
 from polymax.recipes.training.task import Model, Vocabularies
 from polymax.recipes.training.vocabulary import SPECIALS, stored_words
 
-Trees = pm.SpanningTree | pm.ProjectiveTree
+Trees = pm.SpanningTree | pm.ProjectiveTree | pm.SiblingTree | pm.GrandparentTree
+# what is scored beside arcs
+ORDERS = {"first": None, "siblings": pm.SiblingTree, "grandparents": pm.GrandparentTree}
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "crf": pm.crf_loss,
@@ -35,11 +38,21 @@ LARGEST = 100_000
 
 
 class Scored(NamedTuple):
-    """The trees of a batch. Shapes: arcs (b, n + 1, n + 1), [head, modifier]; nodes (b, n + 1, d), 0 the root."""
+    """The trees of a batch.
+
+    Shapes: arcs (b, n + 1, n + 1), [head, modifier]; nodes (b, n + 1, d), 0 the root; pairs of arcs, where they are
+    scored, (b, n + 1, n + 1, n + 1)
+    """
 
     trees: Trees
     arcs: Tensor
     nodes: Tensor
+    pairs: Tensor | None = None
+
+    @property
+    def scores(self) -> tuple[Tensor, ...]:
+        """The score tensors of the trees."""
+        return (self.arcs,) if self.pairs is None else (self.arcs, self.pairs)
 
 
 class Parser(Model):
@@ -60,6 +73,9 @@ class Parser(Model):
         universals = numbers(vocabularies["universals"])
         self.reader = TextReader(options, vocabularies)
         self.arcs = ArcScorer(self.reader.size, options.arcs, options.dropout)
+        self.pairs = None
+        if options.order != "first":
+            self.pairs = PairScorer(self.reader.size, options.rank, options.dropout)
         self.relations = RelationScorer(self.reader.size, options.labels, len(relations), options.dropout)
         without = [universals[universal(name)] - len(SPECIALS) for name in relations]
         self.register_buffer("universals", torch.tensor(without), persistent=False)
@@ -70,9 +86,12 @@ class Parser(Model):
     def forward(self, batch: Batch | Tokens) -> Scored:
         """The scores of a batch."""
         tokens = self.reader(batch.words, batch.characters, batch.lengths)
-        kind = pm.ProjectiveTree if self.options.projective else pm.SpanningTree
+        first = pm.ProjectiveTree if self.options.projective else pm.SpanningTree
+        kind = ORDERS[self.options.order] or first
         trees = kind(batch.lengths, single_root=self.options.roots == "single")
-        return Scored(trees, self.arcs(tokens).float(), self.arcs.with_root(tokens))
+        nodes = self.arcs.with_root(tokens)
+        pairs = None if self.pairs is None else self.pairs(nodes).float()
+        return Scored(trees, self.arcs(tokens).float(), nodes, pairs)
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         """Of arcs and of relations, over words; in training how many were lifted, else what is right."""
@@ -98,13 +117,14 @@ class Parser(Model):
     def arc_loss(self, scored: Scored, heads: Tensor) -> Tensor:
         """The chosen loss of trees with these heads (b, n), summed."""
         if self.options.loss in LOSSES:
-            return LOSSES[self.options.loss](scored.trees, scored.arcs, heads, reduction="sum")
+            return LOSSES[self.options.loss](scored.trees, scored.scores, heads, reduction="sum")
         if self.options.loss in SPARSE:
-            cost = scored.trees.compact.hamming(scored.trees.encode(heads)) if SPARSE[self.options.loss] else None
+            wanted = scored.trees.compact.first(heads, *scored.scores)
+            cost = scored.trees.compact.hamming(wanted) if SPARSE[self.options.loss] else None
             turns = self.options.turns or LARGEST
             with stopping():
                 smooth = pm.SparseMap(scored.trees, pm.ActiveSet(turns, TOLERANCE))
-                return pm.fenchel_young(smooth, scored.arcs, heads, cost, reduction="sum")
+                return pm.fenchel_young(smooth, scored.scores, heads, cost, reduction="sum")
         assert scored.trees.lengths is not None
         place = torch.arange(heads.shape[1] + 1, device=heads.device)
         outside = place > scored.trees.lengths.unsqueeze(-1)
@@ -114,7 +134,7 @@ class Parser(Model):
     @torch.no_grad()
     def best(self, scored: Scored) -> tuple[Tensor, Tensor]:
         """The best tree: heads (b, n), and the best relations to them; -1 at padding."""
-        heads = scored.trees.decode(scored.trees.map(scored.arcs))
+        heads = scored.trees.decode(scored.trees.map(*scored.scores))
         return heads, self.named(scored.nodes, heads)
 
     @torch.no_grad()
@@ -130,8 +150,9 @@ class Parser(Model):
         """Whether SparseMAP leaves one tree, (b,)."""
         # it is the best one, from which the solver starts: another comes at once or never
         with stopping():
-            mu = pm.SparseMap(scored.trees, pm.ActiveSet(2, TOLERANCE))(scored.arcs)
-        return ((mu > 0).sum(-2) <= 1).all(-1)
+            mu = pm.SparseMap(scored.trees, pm.ActiveSet(2, TOLERANCE))(*scored.scores)
+        arcs = mu if isinstance(mu, Tensor) else mu.arcs
+        return ((arcs > 0).sum(-2) <= 1).all(-1)
 
 
 @contextmanager

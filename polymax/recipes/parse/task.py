@@ -14,7 +14,7 @@ from polymax.recipes.metrics import AttachmentScore
 from polymax.recipes.parse.alternatives import SMOOTHINGS, alternatives, head_probabilities
 from polymax.recipes.parse.data import Treebank, read_treebanks, vocabularies_of
 from polymax.recipes.parse.lifting import crossed
-from polymax.recipes.parse.model import NAMES, Parser
+from polymax.recipes.parse.model import NAMES, ORDERS, Parser
 from polymax.recipes.readers.conllu import Sentence, parse_sentence
 from polymax.recipes.readers.lines import Line, ReadError, grouped
 from polymax.recipes.results import ParseResult, token_lists
@@ -42,11 +42,19 @@ class ParseOptions(ReaderOptions):
     loss: str = option("crf", "Loss of the trees; softmax-heads takes heads one by one.", choices=NAMES)
     weight: float = option(1.0, "Weight of the loss of trees, beside that of relations.")
     projective: bool = option(False, "Trees without crossing arcs; those of training files are lifted to be so.")
+    order: str = option("first", "Pairs of arcs that are scored, with --projective.", choices=tuple(ORDERS))
+    rank: int = option(64, "Rank of the scores of siblings or grandparents.", least=1)
     roots: str = option("single", "How many words of a tree hang from the root.", choices=("single", "multi"))
     turns: int = option(100, "Most turns of SparseMAP's solver in a loss; 0 for as many as it takes.")
     skip_bad: bool = option(False, "Leave out sentences that cannot be read, and list them.", late=True)
     batch: int = option(64, "Sentences that are parsed at once.", least=1, late=True)
     distribution: bool = option(False, "Predict trees with their probabilities, as a table.", late=True)
+
+    def __post_init__(self) -> None:
+        if self.order != "first" and not self.projective:
+            raise ValueError(f"--order {self.order} must come with --projective: its trees have no crossing arcs")
+        if self.order != "first" and self.loss == "softmax-heads":
+            raise ValueError(f"--order {self.order} must come with a loss of trees; got softmax-heads")
 
 
 class Tree(NamedTuple):

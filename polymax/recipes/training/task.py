@@ -21,7 +21,13 @@ MODULES: dict[str, str] = {}
 
 
 def register(name: str, module: str) -> None:
-    """Let a task be known by its name; its module is imported when the task is asked for."""
+    """Let a task be known by its name; its module is imported when the task is asked for.
+
+    Example:
+        >>> register("tag", "polymax.recipes.tag.task")
+        >>> named("tag").name
+        'tag'
+    """
     MODULES[name] = module
 
 
