@@ -37,7 +37,7 @@ class CTC(DynamicProgram):
         >>> ctc.decode(ctc.map(log_probs))
         tensor([0, 1, 2])
         >>> pm.Marginals(ctc)(log_probs)[0]
-        tensor([0.5625, 0.4375, 0.0000])
+        tensor([0.5333, 0.4667, 0.0000])
 
     See: Graves et al. 2006, Connectionist temporal classification.
     """
