@@ -163,12 +163,14 @@ def matched(first, second, match=2.0, mismatch=-1.0):
     return torch.tensor([[match if a == b else mismatch for b in second] for a in first], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("mode", ["global", "local"])
+@pytest.mark.parametrize("mode", ["global", "local", "semi-global"])
 @pytest.mark.parametrize(("opened", "extended"), [(-2.0, -0.5), (-1.5, -1.5)])
 def test_gapped_alignment_is_biopython_s(mode, opened, extended):
     align = pytest.importorskip("Bio.Align")
-    peer = align.PairwiseAligner(mode=mode, match_score=2.0, mismatch_score=-1.0)
+    peer = align.PairwiseAligner(mode=mode.removeprefix("semi-"), match_score=2.0, mismatch_score=-1.0)
     peer.open_gap_score, peer.extend_gap_score = opened, extended
+    if mode == "semi-global":
+        peer.end_gap_score = 0.0
     letters = random.Random(0)
     for n, m in ((1, 1), (5, 9), (12, 7), (20, 20)):
         first, second = ("".join(letters.choices("ACGT", k=k)) for k in (n, m))
@@ -180,7 +182,7 @@ def test_gapped_alignment_is_biopython_s(mode, opened, extended):
             close(linear.best_score(pairs, opened), peer.score(first, second), "linear gaps are affine ones")
 
 
-@pytest.mark.parametrize("mode", ["global", "local"])
+@pytest.mark.parametrize("mode", ["global", "local", "semi-global"])
 @pytest.mark.parametrize("gap", ["affine", "linear"])
 def test_gapped_alignments_of_lengths(mode, gap):
     gaps = 2 if gap == "affine" else 1
@@ -198,6 +200,33 @@ def test_gapped_alignments_of_lengths(mode, gap):
     means = [(found.probs[..., None, None] * t).sum(1) for t in found.vertices]
     for mean, m in zip(means, pm.SparseMap(set_of_all)(*scores), strict=True):
         close(mean, m, "the structures that make up mu are whole")
+
+
+@pytest.mark.parametrize("gap", ["affine", "linear"])
+def test_free_ends(gap):
+    """Semi-global alignments against their enumeration: the longer end is free, the shorter one a gap."""
+    gapped = pm.GappedAlignment("semi-global", gap)
+    for n, m in ((1, 3), (3, 2), (3, 4)):
+        scores = [
+            torch.randn(n, m, dtype=torch.float64, requires_grad=True) for _ in range(3 if gap == "affine" else 2)
+        ]
+        y = gapped.named(*(t.double() for t in gapped.vertices((n, m))))
+        totals = gapped.score(y, *scores)
+        smooth = pm.Marginals(gapped)
+        close(smooth.max(*scores), totals.logsumexp(0), "the sum over alignments")
+        for mu, best, t in zip(smooth(*scores), gapped.map(*scores), y, strict=True):
+            close(mu, torch.einsum("k,kij->ij", totals.softmax(0), t), "marginals")
+            equal(best, t[totals.argmax()], "the best alignment")
+        close(smooth.distribution(*scores).log_prob(y), totals.log_softmax(0), "each alignment has its probability")
+        for part, used in zip(gapped.usable(*scores), y, strict=True):
+            equal(part, (used != 0).any(0), "parts that some alignment uses")
+        assert gradcheck(smooth.max, scores, fast_mode=True)
+        assert gradgradcheck(pm.LocalMax(gapped, pm.Gini()).max, scores, fast_mode=True)
+    y = gapped.with_lengths(None).encode(torch.tensor([[1, 2], [2, 4]]), 4, 6)
+    assert pm.cigar(y, "ACGT", "TTCAGT") == "1D2I1M1I1M1D1I"
+    assert float(y.extend.sum() + (y.open.sum() if gap == "affine" else 0)) == 3, (
+        "one position at each end, and one gap"
+    )
 
 
 def test_gapped_alignment_takes_numbers_and_learns_them():

@@ -37,7 +37,7 @@ class CTC(DynamicProgram):
         >>> ctc.decode(ctc.map(log_probs))
         tensor([0, 1, 2])
         >>> pm.Marginals(ctc)(log_probs)[0]
-        tensor([0.5625, 0.4375, 0.0000])
+        tensor([0.5333, 0.4667, 0.0000])
 
     See: Graves et al. 2006, Connectionist temporal classification.
     """
@@ -96,6 +96,11 @@ class CTC(DynamicProgram):
             counts = counts.expand(batch)
         counts = checked_lengths(counts, batch, size, x.device, "target_lengths")
         frames = checked_lengths(self.lengths, batch, n, x.device, "lengths")
+        if _check.readable(rows):
+            blanks = (rows == self.blank) & (torch.arange(size) < counts[:, None])
+            if bool(blanks.any()):
+                instance = tuple(blanks.any(-1).reshape(batch).nonzero()[0].tolist())
+                raise ValueError(f"targets must not be the blank, {self.blank}; got one{faults.of(instance)}")
         return (checked_targets(rows, counts, classes, self.blank), counts, frames), batch
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
@@ -164,7 +169,7 @@ class Labels(OneEach):
 
 
 def checked_targets(rows: Tensor, counts: Tensor, classes: int, blank: int) -> Tensor:
-    """Targets (B, s) with blanks after their ends; they must be labels, and none the blank."""
+    """Targets (B, s) with blanks after their ends; they must be labels."""
     rows = torch.where(torch.arange(rows.shape[1], device=rows.device) < counts[:, None], rows, blank)
     if _check.readable(rows) and bool(((rows < 0) | (rows >= classes)).any()):
         raise ValueError(f"targets must be in [0, {classes}); got values in [{rows.min()}, {rows.max()}]")

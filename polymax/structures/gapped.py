@@ -4,21 +4,21 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from polymax._parts import Parts, tensors
-from polymax.hypergraphs import Builder, Derivations, Family, Graph
+from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Regularizer
 from polymax.structures.base import checked_pairs, zeros_of
 from polymax.structures.compact.base import indicators
 from polymax.structures.compact.pairs import Pairs
 from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.gapped_graph import ends_of, free_ends, graph, used_ends
 from polymax.structures.usable import usable_cells
 
-MODES = ("global", "local")
+MODES = ("global", "local", "semi-global")
 GAPS = ("linear", "affine")
 
 
@@ -43,7 +43,9 @@ class GappedAlignment(DynamicProgram):
 
     A gap of length L scores open + (L - 1) extend, with gap="linear" L extend: scores, negative for penalties. Between
     two pairs deletions come before insertions, so that the pairs determine the alignment. Mode "global" scores all
-    gaps, mode "local" those between the first pair and the last: it has the empty alignment, of score 0.
+    gaps, mode "local" those between the first pair and the last: it has the empty alignment, of score 0. So has mode
+    "semi-global", in which an end is free: of the positions before the first pair, and of those after the last, the
+    gap of the sequence that has fewer is scored (deletions if they are equally many), the other one is not.
 
     A gap score may differ by position. That of row i, deleted after j columns, is in cell (i, max(j - 1, 0)); that of
     column j, inserted after i rows, in cell (max(i - 1, 0), j). With an empty sequence there is no cell, and the score
@@ -78,21 +80,35 @@ class GappedAlignment(DynamicProgram):
         full = self.full(*scores)
         (x, rows, columns), batch = checked_pairs(self, full[0])
         n, m = x.shape[-2:]
-        if self.mode == "local":
-            row, column = torch.arange(n, device=x.device)[:, None], torch.arange(m, device=x.device)
-            within = (row < rows[:, None, None]) & (column < columns[:, None, None])
-            x = torch.where(within, x, -torch.inf)
-            roots = torch.full_like(rows, 4 * (n + 1) * (m + 1))
-        else:
+        points = (n + 1) * (m + 1)
+        if self.mode == "global":
             roots = 4 * (rows * (m + 1) + columns) + 3
+        else:
+            row, column = torch.arange(n, device=x.device)[:, None], torch.arange(m, device=x.device)
+            x = torch.where((row < rows[:, None, None]) & (column < columns[:, None, None]), x, -torch.inf)
+            roots = torch.full_like(rows, (4 if self.mode == "local" else 10) * points)
         roots = torch.where((rows > 0) & (columns > 0), roots, -1)
         flat = torch.cat([x.flatten(1), *(t.reshape(batch.numel(), n * m) for t in full[1:])], 1)
+        if self.mode == "semi-global":
+            ends = torch.cat([t.flatten(1) for t in ends_of(rows, columns, n, m)], 1)
+            flat = torch.cat([flat, torch.where(ends, 0.0, -torch.inf).to(x.dtype)], 1)
+        sizes = n * m * len(full)
 
         def shaped(mu: Tensor) -> Parts:
-            return self.named(*mu.reshape(*mu.shape[:-2], *batch, len(full), n, m).unbind(-3))
+            return self.named(*mu[..., :sizes].reshape(*mu.shape[:-2], *batch, len(full), n, m).unbind(-3))
 
-        graph = _graph.beside(flat, n, m, int(self.mode == "local"), len(full))
-        return Derivations(flat, graph, roots, batch, shaped)
+        def with_ends(y: Parts) -> Tensor:
+            parts = [t.flatten(-2) for t in tensors(y)]
+            pairs = parts[0].reshape(*parts[0].shape[: -1 - len(batch)], batch.numel(), n, m)
+            ends = [t.flatten(-t.dim() + pairs.dim() - 2) for t in used_ends(pairs, rows, columns)]
+            shape = parts[0].shape[:-1]
+            return torch.cat([*parts, *(t.reshape(*shape, t.shape[-1]).to(parts[0].dtype) for t in ends)], -1)
+
+        if self.mode == "semi-global":
+            found = free_ends.beside(flat, n, m, len(full))
+            return Derivations(flat, found, roots, batch, shaped, with_ends)
+        found = graph.beside(flat, n, m, int(self.mode == "local"), len(full))
+        return Derivations(flat, found, roots, batch, shaped)
 
     def full(self, *scores: Any) -> tuple[Tensor, ...]:
         count = 3 if self.gap == "affine" else 2
@@ -155,11 +171,25 @@ class GappedAlignment(DynamicProgram):
         row = row.flip(-1).cummin(-1).values.flip(-1)
         inside = (rows > 0) & (columns > 0)
         some_rows, some_columns = (at_row < rows.unsqueeze(-1)), (at_column < columns.unsqueeze(-1))
-        if self.mode == "local":
+        if self.mode != "global":
             last = (~deleted).long().mul(at_row + 1).amax(-1, keepdim=True)
             some_rows = (column > 0) & (at_row < last)
             begun = (~inserted).long().cummax(-1).values > 0
             some_columns = begun & (row < rows.unsqueeze(-1))
+        if self.mode == "semi-global":
+            # rows and columns before the first pair, and after the last one
+            before_i, before_j = (t.long().cumprod(-1).sum(-1, keepdim=True) for t in (deleted, inserted))
+            last_j = (~inserted).long().mul(at_column + 1).amax(-1, keepdim=True)
+            after_i, after_j = rows.unsqueeze(-1) - last, columns.unsqueeze(-1) - last_j
+            any_pair = last > 0
+            lead, trail = before_i <= before_j, after_i <= after_j
+            in_trail = (at_row >= last) & (at_row < rows.unsqueeze(-1)) & trail & (after_j > 0)
+            some_rows = some_rows | (any_pair & (((at_row < before_i) & lead & (before_j > 0)) | in_trail))
+            column = torch.where(at_row < before_i, before_j, column)
+            after_last = at_column >= last_j
+            in_trail = after_last & (at_column < columns.unsqueeze(-1)) & ~trail & (after_i > 0)
+            some_columns = some_columns | (any_pair & (((at_column < before_j) & ~lead & (before_i > 0)) | in_trail))
+            row = torch.where(after_last, last, row)
         deleted, inserted = deleted & some_rows & inside.unsqueeze(-1), inserted & some_columns & inside.unsqueeze(-1)
         cells_x = torch.nn.functional.one_hot((column - 1).clamp(min=0), m) * deleted.unsqueeze(-1)
         cells_y = torch.nn.functional.one_hot((row - 1).clamp(min=0), n).mT * inserted.unsqueeze(-2)
@@ -190,6 +220,9 @@ class GappedAlignment(DynamicProgram):
             # a pair comes before a gap, and another after it
             inner = (i < rows - 1) & (j < columns - 1)
             opened, extended = inner & ((i >= 1) | (j >= 1)), inner & ((i >= 2) | (j >= 2))
+        if self.mode == "semi-global":
+            opened = inner & (rows > 0) | _trailing(i, j, rows, columns, 1)
+            extended = inner & (((i >= 1) & (j >= 1)) | (i >= 2) | (j >= 2)) | _trailing(i, j, rows, columns, 2)
         return (within, opened) if self.gap == "linear" else (within, opened, extended)
 
     def omega(self, mu: Parts, regularizer: Regularizer) -> Tensor:
@@ -203,48 +236,7 @@ class GappedAlignment(DynamicProgram):
         return Pairs(self)
 
 
-@Family
-def _graph(n: int, m: int, local: int, tensors: int) -> Graph:
-    """At i rows and j columns: M pairs the last ones, X deletes a row, Y inserts a column, P is any of these."""
-    point = 4 * np.arange((n + 1) * (m + 1)).reshape(n + 1, m + 1)
-    cell = np.arange(n * m).reshape(n, m)
-    builder = Builder(parts=tensors * n * m)
-    if not n or not m:
-        return builder.build(4 * (n + 1) * (m + 1) + 1)
-    opens, extends = n * m + cell, (tensors - 1) * n * m + cell
-    builder.add(point[1:, 1:], cell, point[:-1, :-1] + 3)
-    # the cell of a gap score: the border has none of its own
-    left, top = np.maximum(np.arange(m + 1) - 1, 0), np.maximum(np.arange(n + 1) - 1, 0)
-    open_x, extend_x, open_y, extend_y = opens[:, left], extends[:, left], opens[top], extends[top]
-    # a gap is extended, or opened after a pair, an insertion also after a deletion
-    x, y = point + 1, point + 2
-    if local:
-        builder.add(x[3:, 1:], extend_x[2:, 1:], x[2:-1, 1:])
-        builder.add(x[2:, 1:], open_x[1:, 1:], point[1:-1, 1:])
-        builder.add(y[1:, 3:], extend_y[1:, 2:], y[1:, 2:-1])
-        builder.add(y[1:, 2:], open_y[1:, 1:], point[1:, 1:-1])
-        builder.add(y[2:, 2:], open_y[2:, 1:], x[2:, 1:-1])
-        builder.add(point + 3, -1)
-        builder.add(point[1:, 1:] + 3, -1, point[1:, 1:])
-        builder.add(point[2:, 1:] + 3, -1, x[2:, 1:])
-        builder.add(point[1:, 2:] + 3, -1, y[1:, 2:])
-        root = 4 * (n + 1) * (m + 1)
-        builder.add(root, -1)
-        builder.add(root, -1, point[1:, 1:])
-        return builder.build(root + 1)
-    builder.add(x[2:, 0], extend_x[1:, 0], x[1:-1, 0])
-    builder.add(x[1, 0], open_x[0, 0], point[0, 0] + 3)
-    builder.add(x[3:, 1:], extend_x[2:, 1:], x[2:-1, 1:])
-    builder.add(x[2:, 1:], open_x[1:, 1:], point[1:-1, 1:])
-    builder.add(y[0, 2:], extend_y[0, 1:], y[0, 1:-1])
-    builder.add(y[0, 1], open_y[0, 0], point[0, 0] + 3)
-    builder.add(y[1:, 2:], extend_y[1:, 1:], y[1:, 1:-1])
-    builder.add(y[1:, 2:], open_y[1:, 1:], point[1:, 1:-1])
-    builder.add(y[1:, 1], open_y[1:, 0], x[1:, 0])
-    builder.add(y[2:, 2:], open_y[2:, 1:], x[2:, 1:-1])
-    builder.add(point[1:, 1:] + 3, -1, point[1:, 1:])
-    builder.add(point[1:, 0] + 3, -1, x[1:, 0])
-    builder.add(point[2:, 1:] + 3, -1, x[2:, 1:])
-    builder.add(point[0, 1:] + 3, -1, y[0, 1:])
-    builder.add(point[1:, 1:] + 3, -1, y[1:, 1:])
-    return builder.build(4 * (n + 1) * (m + 1) + 1)
+def _trailing(i: Tensor, j: Tensor, rows: Tensor, columns: Tensor, k: int) -> Tensor:
+    """The cells of the k-th position, and later ones, of gaps after the last pair that are scored."""
+    deleted = (i >= k) & (i < rows) & (j < columns - 1) & (rows - i + k - 1 <= columns - 1 - j)
+    return deleted | ((j >= k) & (j < columns) & (i < rows - 1) & (columns - j + k - 1 < rows - 1 - i))

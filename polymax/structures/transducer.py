@@ -29,8 +29,8 @@ class Transducer(DynamicProgram):
     """Each frame emits none, one or several of the tokens, in order, and ends with a blank; the last one ends the path.
 
     The parts are blanks, by frame and the number of tokens emitted before, and emissions, by frame and token. Instances
-    with tokens and no frame are refused. The compact form is the frame that emits each token, (*batch, frames): how
-    many tokens have been emitted at the blank of each frame, -1 at padding.
+    with tokens and no frame are refused. The compact form is the number of tokens that have been emitted at the blank
+    of each frame, (*batch, frames), -1 at padding.
 
     Shapes:
         blank (*batch, frames, tokens + 1); label (*batch, frames, tokens), or broadcasting to it; lengths a pair of
@@ -60,6 +60,9 @@ class Transducer(DynamicProgram):
         roots = n * (m + 1) + (frames - 1) * (m + 1) + tokens
         roots = torch.where(frames > 0, roots, -1)
         flat = torch.cat([blank.reshape(batch.numel(), n * (m + 1)), label.reshape(batch.numel(), n * m)], 1)
+        if n and not _check.readable(none):
+            # where lengths cannot be read, tokens without a frame have no finite score
+            roots, flat = torch.where(none, n * (m + 1), roots), torch.where(none[:, None], -torch.inf, flat)
 
         def shaped(mu: Tensor) -> TransducerParts:
             blanks, labels = mu.split([n * (m + 1), n * m], -1)
