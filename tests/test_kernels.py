@@ -50,7 +50,7 @@ PARITY = [
 ]
 
 
-def tested_elsewhere(folder):
+def files_that_name(folder):
     """Test files besides this one that name a folder: operators on instances, not rows, have tables of their own."""
     others = (path for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
     names = (f'"{folder}"', f"kernels.{folder}", f"kernels import {folder}")
@@ -65,7 +65,7 @@ def test_every_folder_is_tested(folder):
         assert callable(getattr(reference, name)), f"kernels/{folder}/reference.py has no {name}"
     rows = [name for name in operators(folder) if any(call.partition("-")[0] == name for call in KERNEL_CALLS)]
     if not rows or rows != operators(folder):
-        assert tested_elsewhere(folder), f"kernels/{folder} has no rows in KERNEL_CALLS, and no test file of its own"
+        assert files_that_name(folder), f"kernels/{folder} has no rows in KERNEL_CALLS, and no test file of its own"
 
 
 def spread_out(t):
