@@ -45,6 +45,6 @@ class _Moved(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let old names be found, after all others."""
+    """Let old names be found, before others: folders that an upgrade has left behind would pass for packages."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
-        sys.meta_path.append(_Moved())
+        sys.meta_path.insert(0, _Moved())

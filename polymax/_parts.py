@@ -28,11 +28,10 @@ def narrow(y: Parts, dtype: torch.dtype) -> Parts:
 
 def checked(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Scores of one floating-point type, at least in float32; numbers after the first are tensors of its type."""
-    if any(type(x) in (int, float) for x in scores[1:]) and isinstance(scores[0], Tensor):
-        scores = tuple(scores[0].new_tensor(x) if type(x) in (int, float) else x for x in scores)
     for x in scores:
         if not isinstance(x, Tensor) or x.dtype not in _check.FLOATS:
-            _check.floating(x, "scores")
+            scores = _with_numbers(scores)
+            break
     for x in scores[1:]:
         if x.dtype != scores[0].dtype or x.device != scores[0].device:
             came = ", ".join(f"{x.dtype} on {x.device}" for x in scores)
@@ -40,3 +39,12 @@ def checked(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     if not scores or scores[0].dtype.itemsize >= 4:
         return scores
     return tuple(x.float() for x in scores)
+
+
+def _with_numbers(scores: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Scores with tensors in the place of numbers after the first; what is neither is refused."""
+    _check.floating(scores[0], "scores")
+    found = tuple(scores[0].new_tensor(x) if type(x) in (int, float) else x for x in scores)
+    for x in found:
+        _check.floating(x, "scores")
+    return found

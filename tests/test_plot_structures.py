@@ -274,7 +274,7 @@ def test_tokens_are_not_formulas():
         (lambda: plot.alignment(MU, y=np.zeros((3, 0))), r"y must be \(3,\) or \(3, d\)"),
         (lambda: plot.alignment(MU, y=[0, 1, float("inf")]), "y must be finite"),
         (lambda: plot.alignment(MU, path=[[1, 0], [0, 1]]), r"path must be \(2, 3\)"),
-        (lambda: plot.alignment(MU, path=[[1, 0, 0], [0, 0, 1]]), "path must be 0 except"),
+        (lambda: plot.alignment(MU, path=[[1, 0, 1], [0, 0, 1]]), "path must be 0 except"),
         (lambda: plot.alignment(MU, path=[[0, 1, 0], [1, 0, 0]]), "path must be 0 except"),
         (lambda: plot.alignment(MU, path=[[1, 0.5, 0], [0, 1, 1]]), "path must be 0 except"),
         (lambda: plot.alignment(MU, path=np.zeros((2, 3))), "path must be 0 except"),

@@ -198,7 +198,7 @@ def test_public_names():
         "['distributions', 'estimators', 'hypergraphs', 'kernels', 'losses', 'regularizers', 'smoothing', 'solvers',"
         " 'structures']",
         "[]",
-        "['nn']",
+        "['factors', 'nn']",
         "True",
         "['polymax.recipes', 'polymax.testing', 'polymax.structures']",
         "polymax.smoothing.top_k",

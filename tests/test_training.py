@@ -388,7 +388,11 @@ FAULTS = [
     (other_text, (*TRAIN[:3], "DATA/none", *TRAIN[4:], "DATA/new"), "[Errno 2] No such file or directory: 'DATA/none'"),
     (nothing, (*TRAIN[:4], "--out", "DATA/new"), "--dev must be given"),
     (nothing, (*TRAIN, "DATA/new", "--attention", "hope"), "--attention must be one of softmax, sparsemax"),
-    (nothing, (*TRAIN, "DATA/new", "--monitor", "luck"), "--monitor must be one of loss, word_accuracy, zeros"),
+    (
+        nothing,
+        (*TRAIN, "DATA/new", "--monitor", "luck"),
+        "--monitor must be one of loss, word_accuracy, ",
+    ),
     (nothing, (*RESUME, "--monitor", "zeros"), "--monitor was not given when RUN began and cannot change; got zeros"),
     (nothing, (*TRAIN, "DATA/new", "--epochs", 0), "--epochs must be at least 1 and finite; got 0"),
     (nothing, (*TRAIN, "DATA/dev.tsv/new"), "--out: DATA/dev.tsv/new cannot be made; DATA/dev.tsv is a file"),

@@ -137,7 +137,7 @@ def test_charts_are_what_span_trees_encode(text):
     shape = (len(tree.words), len(tree.words), len(labels))
     structure = pm.SpanTree(labelled=True)
     # what is no binary tree is refused
-    structure.check(index, torch.zeros(shape))
+    structure.compact.check(index, torch.zeros(shape))
     found = structure.decode(structure.encode(index, *shape)).tolist()
     assert sorted(r.Span(i, j, labels[label]) for i, j, label in found) == sorted(spans)
 

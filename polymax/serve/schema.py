@@ -55,6 +55,7 @@ OUTPUTS["classify"] = OUTPUTS["listops"] = {
     "tokens": {"type": "array", "items": _STRINGS},
     "spans": {"type": "array", "items": _SPANS},
     "heads": {"type": "array", "items": _INTEGERS},
+    "rationales": {"type": "array", "items": _INTEGERS},
 }
 
 # a task that is not of this library says nothing of its inputs and outputs here: `Trained.results` takes what it takes
