@@ -16,19 +16,21 @@ from torch import Tensor
 import polymax as pm
 from polymax.structures.base import Counted
 
-Problem = Callable[[torch.dtype, str], None]
+# computes a small problem, and returns the gradient of its scores
+Problem = Callable[[torch.dtype, str], Tensor | None]
 
 
 def _mapping(function: Callable[[Tensor], Tensor], n: int = 16) -> Problem:
-    def run(dtype: torch.dtype, device: str) -> None:
+    def run(dtype: torch.dtype, device: str) -> Tensor | None:
         x = torch.randn(2, n, dtype=dtype, device=device, requires_grad=True)
-        function(x).sum().backward()
+        function(x).square().sum().backward()
+        return x.grad
 
     return run
 
 
 def _structure(structure: pm.Structure, *shapes: tuple[int, ...]) -> Problem:
-    def run(dtype: torch.dtype, device: str) -> None:
+    def run(dtype: torch.dtype, device: str) -> Tensor | None:
         scores = [torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes]
         structure.map(*scores)
         smoothings: list[pm.Smoothing] = [pm.SparseMap(structure)]
@@ -37,7 +39,8 @@ def _structure(structure: pm.Structure, *shapes: tuple[int, ...]) -> Problem:
         for smooth in smoothings:
             smooth.max(*scores).sum().backward()
             mu = smooth(*scores)
-            (mu if isinstance(mu, Tensor) else mu[0]).sum().backward()
+            (mu if isinstance(mu, Tensor) else mu[0]).square().sum().backward()
+        return scores[0].grad
 
     return run
 

@@ -13,7 +13,9 @@ from polymax.warmup import PROBLEMS, warm_up
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_problem_can_be_computed(name):
-    PROBLEMS[name](torch.float32, "cpu")
+    gradient = PROBLEMS[name](torch.float32, "cpu")
+    assert bool(gradient.isfinite().all())
+    assert bool((gradient != 0).any())
 
 
 def test_names_are_checked():
