@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 # versions in which a compiled kernel is run by `run(x, y, z, stream, function, metadata, None, None, None, *arguments)`
-TRIED = ("3.6.", "3.7.")
+TRIED = ("3.6.",)
 KNOWN = triton.__version__.startswith(TRIED) and os.environ.get("TRITON_INTERPRET") != "1"
 
 
