@@ -14,7 +14,7 @@ MARGIN = tl.constexpr(1e-4)
 
 
 @triton.jit
-def row_places(p_alphas, i_g, group, heads, L, a1, LEARNED: tl.constexpr, BR: tl.constexpr):
+def row_places(p_alphas, i_g, group, L, a1, LEARNED: tl.constexpr, BR: tl.constexpr):
     """Head, query and validity of the rows of a head of keys, and their alpha - 1."""
     o_r = tl.arange(0, BR)
     i_h = i_g * group + o_r // L
@@ -27,7 +27,7 @@ def row_places(p_alphas, i_g, group, heads, L, a1, LEARNED: tl.constexpr, BR: tl
 
 @triton.jit
 def seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED: tl.constexpr, BN: tl.constexpr):
-    """Keys of a sequence, the place of its first query, and the pages that some query m_seen: the first and the end."""
+    """Keys of a sequence, the place of its first query, and the pages that some query sees: the first and the end."""
     if PAGED:
         keys = tl.load(p_lengths + i_b).to(tl.int32)
         first = keys - L
@@ -37,6 +37,14 @@ def seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED: tl.constexpr, B
     begin = tl.minimum(tl.maximum(first - left, 0), keys) // BN
     end = (tl.maximum(tl.minimum(first + L + right, keys), 0) + BN - 1) // BN
     return keys, first, begin, tl.maximum(end, begin)
+
+
+@triton.jit
+def part_of_pages(p_lengths, i_s, i_b, L, S, left, right, offset, PAGED: tl.constexpr, BN: tl.constexpr):
+    """As `seen_pages`, of which program i_s of all takes its share."""
+    keys, first, begin, end = seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED, BN)
+    share = (end - begin + tl.num_programs(0) - 1) // tl.num_programs(0)
+    return keys, first, begin + i_s * share, tl.minimum(begin + (i_s + 1) * share, end)
 
 
 @triton.jit
@@ -60,12 +68,9 @@ def page_bounds(
 ):  # fmt: skip
     """Bounds of all pages, (rows, pages); and seeds, maximum and threshold of each part's page of the largest bound."""
     i_s, i_bg = tl.program_id(0), tl.program_id(1)
-    shared = heads // group
-    i_b, i_g = i_bg // shared, i_bg % shared
-    i_h, i_q, m_r, a = row_places(p_alphas, i_g, group, heads, L, a1, LEARNED, BR)
-    keys, first, begin, end = seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED, BN)
-    part = (end - begin + tl.num_programs(0) - 1) // tl.num_programs(0)
-    begin, end = begin + i_s * part, tl.minimum(begin + (i_s + 1) * part, end)
+    i_b, i_g = i_bg // (heads // group), i_bg % (heads // group)
+    i_h, i_q, m_r, a = row_places(p_alphas, i_g, group, L, a1, LEARNED, BR)
+    keys, first, begin, end = part_of_pages(p_lengths, i_s, i_b, L, S, left, right, offset, PAGED, BN)
     o_d, o_n, o_r = tl.arange(0, BD), tl.arange(0, BN), tl.arange(0, BR)
     o_head = i_b.to(tl.int64) * q_b + i_h.to(tl.int64) * q_h
     b_q = load_rows(p_q, (o_head + i_q * q_l), o_d, m_r, 1, D, BD)
@@ -122,12 +127,9 @@ def page_scores(
 ):  # fmt: skip
     """Scores (rows, pages, BN) of the pages that can matter, and the maximum of each page, -inf for others."""
     i_s, i_bg = tl.program_id(0), tl.program_id(1)
-    shared = heads // group
-    i_b, i_g = i_bg // shared, i_bg % shared
-    i_h, i_q, m_r, a = row_places(p_alphas, i_g, group, heads, L, a1, LEARNED, BR)
-    keys, first, begin, end = seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED, BN)
-    part = (end - begin + tl.num_programs(0) - 1) // tl.num_programs(0)
-    begin, end = begin + i_s * part, tl.minimum(begin + (i_s + 1) * part, end)
+    i_b, i_g = i_bg // (heads // group), i_bg % (heads // group)
+    i_h, i_q, m_r, a = row_places(p_alphas, i_g, group, L, a1, LEARNED, BR)
+    keys, first, begin, end = part_of_pages(p_lengths, i_s, i_b, L, S, left, right, offset, PAGED, BN)
     o_d, o_n = tl.arange(0, BD), tl.arange(0, BN)
     o_head = i_b.to(tl.int64) * q_b + i_h.to(tl.int64) * q_h
     b_q = load_rows(p_q, (o_head + i_q * q_l), o_d, m_r, 1, D, BD)
