@@ -33,12 +33,6 @@ def load_row(
     p_x, p_order, i_r, n, other, dtype: tl.constexpr, ORDERED: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr
 ):
     """Rows i_r of length n as a tuple, in the order of p_order if ORDERED; `other` past their end."""
-    if ORDERED and BT <= 32:
-        # threads of a warp exchange entries faster than they read them here and there
-        o_r, o_n = (i_r * n)[:, None], tl.arange(0, BT * BE)[None, :]
-        b_order = tl.load(p_order + o_r + o_n, mask=o_n < n, other=BT * BE - 1)
-        b_x = tl.load(p_x + o_r + o_n, mask=o_n < n, other=other).to(dtype)
-        return unstack(tl.reshape(tl.gather(b_x, b_order, 1), [b_x.shape[0], BT, BE]))
     # a warp reads together and exchanges; between warps that would cost more than reading by fours
     B4: tl.constexpr = BE if BT <= 32 or BE < 4 else 4
     xs = ()

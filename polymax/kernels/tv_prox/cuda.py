@@ -12,7 +12,7 @@ from torch import Tensor
 from polymax.kernels import triton_rows
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import beside, on_device
-from polymax.kernels.triton_rows import FLAG, bit, extent, following, load_row, previous, run_means, store_row
+from polymax.kernels.triton_rows import bit, extent, following, load_row, previous, run_means, store_row
 
 
 def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
@@ -69,29 +69,28 @@ def _tv_prox(
 
     xs = load_row(p_x, p_x, i_r, n, float("-inf"), dtype, False, BT, BE)
     b_present = tl.zeros([BR, BT], tl.uint32)
+    ys = ()
     for k in tl.static_range(BE):
         # a NaN would keep the loop from ending: it is put back at the end
-        b_present |= (b_good & (xs[k] != float("-inf"))).to(tl.uint32) << k
-    ys = _shifted_scores(xs, b_present, b_unit, b_base)
+        b_here = b_good & (xs[k] != float("-inf"))
+        b_present |= b_here.to(tl.uint32) << k
+        ys = ys + (tl.where(b_here, xs[k] * b_unit, b_base) - b_base,)
     b_cut, b_up = _certain_cuts(ys, b_present, b_s)
     b_last = ((tl.arange(0, BT) == BT - 1).to(tl.uint32) << (BE - 1))[None, :]
-    ps = _pulled(ys, b_cut, b_up, b_s)
+    zs = ys
     go = 1
     while go > 0:
         b_ends = b_cut | b_last
         b_begins = (b_cut << 1) & ALL | previous(b_cut >> (BE - 1), 1)
-        b_above = _labels(_gains(ps, b_present, b_begins, b_ends), b_begins, b_ends, b_s, b_limit)
+        ps = _pulled(ys, b_cut, b_up, b_s)
+        means, rests = run_means(ps, b_present, b_begins, b_ends)
+        zs = _sums(means, rests)
+        b_above = _labels(_gains(ps, means, rests, b_present), b_begins, b_ends, b_s, b_limit)
         b_next = (b_above >> 1) | (following(b_above & 1, 0) << (BE - 1))
         b_new = (b_above ^ b_next) & (b_ends ^ ALL)
-        ps = _pulled(ps, b_new, b_next, b_s)
         b_cut = b_cut | b_new
         b_up = b_up | (b_new & b_next)
         go = tl.max((b_new != 0).to(tl.int32))
-    # from the scores again: what was pulled to and fro in the loop has been rounded twice
-    ys = _present_scores(p_x, i_r, n, b_present, b_unit, b_base, BT, BE)
-    b_begins = (b_cut << 1) & ALL | previous(b_cut >> (BE - 1), 1)
-    means, rests = run_means(_pulled(ys, b_cut, b_up, b_s), b_present, b_begins, b_cut | b_last)
-    zs = _sums(means, rests)
 
     b_back = b_base
     if SHIFTED:
@@ -106,21 +105,6 @@ def _tv_prox(
         b_z = tl.where(bit(b_present, k), b_z, float("-inf"))
         out = out + (tl.where(b_good, b_z, float("nan")),)
     store_row(p_z, p_z, i_r, n, out, False)
-
-
-@triton.jit
-def _present_scores(p_x, i_r, n, b_present, b_unit, b_base, BT: tl.constexpr, BE: tl.constexpr):
-    xs = load_row(p_x, p_x, i_r, n, float("-inf"), b_base.dtype, False, BT, BE)
-    return _shifted_scores(xs, b_present, b_unit, b_base)
-
-
-@triton.jit
-def _shifted_scores(xs, b_present, b_unit, b_base):
-    """Scores in their unit, less their base; 0 where they are absent."""
-    ys = ()
-    for k in tl.static_range(len(xs)):
-        ys = ys + (tl.where(bit(b_present, k), xs[k] * b_unit - b_base, 0),)
-    return ys
 
 
 @triton.jit
@@ -146,7 +130,7 @@ def _certain_cuts(ys, b_present, b_s):
 
 @triton.jit
 def _pulled(ys, b_cut, b_up, b_s):
-    """ys plus what the neighbours that each entry is cut from pull at it."""
+    """ys plus what the parted neighbours of each entry pull at it."""
     BE: tl.constexpr = len(ys)
     b_before = previous(_pull(b_cut, b_up, b_s, BE - 1), 0)
     ps = ()
@@ -164,7 +148,6 @@ def _pull(b_cut, b_up, b_s, k: tl.constexpr):
 
 @triton.jit
 def _sums(means, rests):
-    """The means, rounded once."""
     zs = ()
     for k in tl.static_range(len(means)):
         zs = zs + (means[k] + rests[k],)
@@ -172,65 +155,12 @@ def _sums(means, rests):
 
 
 @triton.jit
-def _gains(ps, b_present, b_begins, b_ends):
-    """What it gains an entry to lie above the mean of its run: how far it is from there.
-
-    Sums are of distances from the first entry of the run, so that they keep their digits.
-    """
-    BE: tl.constexpr = len(ps)
-    b_first, b_sum, b_count = ps[0], tl.zeros_like(ps[0]), tl.zeros(ps[0].shape, tl.int32)
-    for k in tl.static_range(BE):
-        b_first, b_sum, b_count, _ = _include(b_first, b_sum, b_count, ps[k], b_present, b_begins, k)
-    b_tally = tl.where(b_begins != 0, b_count + FLAG, b_count)
-    b_first, b_sum, b_tally = tl.associative_scan((b_first, b_sum, b_tally), 1, _join)
-    b_first, b_sum, b_count = previous(b_first, 0), previous(b_sum, 0), previous(b_tally, 0) & (FLAG - 1)
-    away = ()
-    means = ()
-    for k in tl.static_range(BE):
-        b_first, b_sum, b_count, b_away = _include(b_first, b_sum, b_count, ps[k], b_present, b_begins, k)
-        away = away + (b_away,)
-        means = means + (b_sum / tl.maximum(b_count, 1).to(b_sum.dtype),)
-    # the mean at the end of a run is that of all of it
-    b_mean = tl.zeros_like(b_sum)
-    for k in tl.static_range(BE):
-        b_mean = tl.where(bit(b_ends, BE - 1 - k), means[BE - 1 - k], b_mean)
-    b_known = (b_ends != 0).to(tl.int32)
-    b_mean, _ = tl.associative_scan((b_mean, b_known), 1, _nearest, reverse=True)
-    b_mean = following(b_mean, 0)
+def _gains(ps, means, rests, b_present):
+    """What it gains an entry to lie above the mean of its run."""
     gs = ()
-    for k in tl.static_range(BE):
-        b_mean = tl.where(bit(b_ends, BE - 1 - k), means[BE - 1 - k], b_mean)
-        gs = (away[BE - 1 - k] - tl.where(bit(b_present, BE - 1 - k), b_mean, 0),) + gs
+    for k in tl.static_range(len(ps)):
+        gs = gs + (tl.where(bit(b_present, k), (ps[k] - means[k]) - rests[k], ps[k]),)
     return gs
-
-
-@triton.jit
-def _include(b_first, b_sum, b_count, b_p, b_present, b_begins, k: tl.constexpr):
-    """Entry k joins a run: its first entry, sum and number, and how far the entry is from the first."""
-    m_begins, m_present = bit(b_begins, k), bit(b_present, k)
-    b_count = tl.where(m_begins, 0, b_count)
-    b_first = tl.where(b_count == 0, b_p, b_first)
-    # an absent entry has no score, but what pulls at it pulls at its run
-    b_away = tl.where(m_present, b_p - b_first, b_p)
-    return b_first, tl.where(m_begins, 0, b_sum) + b_away, b_count + m_present.to(tl.int32), b_away
-
-
-@triton.jit
-def _join(a_first, a_sum, a_tally, b_first, b_sum, b_tally):
-    m_fresh = b_tally >= FLAG
-    b_more = b_tally & (FLAG - 1)
-    m_empty = (a_tally & (FLAG - 1)) == 0
-    b_moved = tl.where(m_empty, 0, b_more.to(a_sum.dtype) * (b_first - a_first))
-    return (
-        tl.where(m_fresh | m_empty, b_first, a_first),
-        tl.where(m_fresh, b_sum, a_sum + (b_sum + b_moved)),
-        tl.where(m_fresh, b_tally, a_tally + b_tally),
-    )
-
-
-@triton.jit
-def _nearest(a_mean, a_known, b_mean, b_known):
-    return tl.where(b_known > 0, b_mean, a_mean), a_known | b_known
 
 
 @triton.jit
