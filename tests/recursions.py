@@ -240,6 +240,35 @@ def grandparents(maximum, scores, pairs):
     return maximum(torch.stack([scores[..., 0, r] + left[0, 1, r] + right[0, r, n] for r in range(1, n + 1)], -1))
 
 
+def siblings_and_grandparents(maximum, scores, siblings, grandparents):
+    """Half trees with the head g of their head, which take modifiers from the inside to the outside."""
+    n = scores.shape[-1] - 1
+    zero = torch.zeros_like(scores[..., 0, 0])
+    right = {(g, i, i): zero for g in range(n + 1) for i in range(n + 1)}
+    left, to_right, to_left, gap = dict(right), {}, {}, {}
+    for width in range(1, n + 1):
+        for i in range(1, n + 1 - width):
+            j = i + width
+            for g in [g for g in range(n + 1) if not i <= g <= j]:
+                gap[g, i, j] = maximum(
+                    torch.stack([right[g, i, k] + left[g, k + 1, j] for k in range(i, j)], -1)
+                )
+                first, inner = siblings[..., i, i, j] + left[i, i + 1, j], range(i + 1, j)
+                more = [siblings[..., i, k, j] + to_right[g, i, k] + gap[i, k, j] for k in inner]
+                below = maximum(torch.stack([first, *more], -1))
+                to_right[g, i, j] = below + scores[..., i, j] + grandparents[..., g, i, j]
+                first = siblings[..., j, j, i] + right[j, i, j - 1]
+                more = [siblings[..., j, k, i] + gap[j, i, k] + to_left[g, k, j] for k in inner]
+                below = maximum(torch.stack([first, *more], -1))
+                to_left[g, i, j] = below + scores[..., j, i] + grandparents[..., g, j, i]
+                ways = [to_right[g, i, k] + right[i, k, j] for k in range(i + 1, j + 1)]
+                right[g, i, j] = maximum(torch.stack(ways, -1))
+                ways = [left[j, i, k] + to_left[g, k, j] for k in range(i, j)]
+                left[g, i, j] = maximum(torch.stack(ways, -1))
+    ways = [scores[..., 0, r] + siblings[..., 0, 0, r] + left[0, 1, r] + right[0, r, n] for r in range(1, n + 1)]
+    return maximum(torch.stack(ways, -1))
+
+
 def paths(edges):
     def value(maximum, scores):
         v = {0: torch.zeros_like(scores[..., 0])}
