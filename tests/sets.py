@@ -366,17 +366,6 @@ TABLE = [
         few=(3, 3),
     ),
     Set(
-        "sibling-tree-many-roots",
-        pm.SiblingTree(single_root=False),
-        [(1, 1), (2, 2), (4, 4)],
-        lambda s: [s, (*s, s[0])],
-        lambda s: comb(3 * s[0] - 3, s[0] - 1) // (2 * s[0] - 1),
-        recursions.siblings_from_many_roots,
-        cut_pairs,
-        extra=1,
-        few=(3, 3),
-    ),
-    Set(
         "grandparent-tree",
         pm.GrandparentTree(),
         [(1, 1), (2, 2), (3, 3), (5, 5)],

@@ -18,10 +18,14 @@ from polymax.kernels.head_automaton import (
     head_automaton_tangent,
 )
 from polymax.kernels.head_automaton.reference import as_graph, recorded
+from polymax.solvers.search import Search
 from polymax.structures.base import Structure, checked_lengths, zeros_of
 from polymax.structures.compact.pairs_of_arcs import PairedHeads
 from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.projective_tree import ProjectiveTree
+
+# positions up to which SparseMAP searches a list of derivations with grandparents
+LONGEST = 40
 
 
 class SiblingParts(NamedTuple):
@@ -39,7 +43,7 @@ class GrandparentParts(NamedTuple):
 
 
 class BothParts(NamedTuple):
-    """Arcs (*batch, n + 1, n + 1), and siblings and grandparents (*batch, n + 1, n + 1, n + 1), as the others have them."""
+    """Arcs (*batch, n + 1, n + 1), siblings and grandparents (*batch, n + 1, n + 1, n + 1), as the others have them."""
 
     arcs: Tensor
     siblings: Tensor
@@ -106,9 +110,7 @@ class SecondOrderTree(DynamicProgram):
         kinds = len(self.event_dims()) - 1
         if len(scores) != 1 + kinds:
             names = " and ".join(self._fields[1:])
-            raise TypeError(
-                f"{type(self).__name__} has {1 + kinds} score tensors, of arcs, {names}; got {len(scores)}"
-            )
+            raise TypeError(f"{type(self).__name__} has {1 + kinds} score tensors, of arcs, {names}; got {len(scores)}")
         arcs, *pairs = scores
         if arcs.dim() < 2 or arcs.shape[-1] != arcs.shape[-2] or arcs.shape[-1] == 0:
             raise ValueError(f"arcs must be (*batch, n + 1, n + 1); got {tuple(arcs.shape)}")
@@ -142,6 +144,11 @@ class SecondOrderTree(DynamicProgram):
 
     def mean(self, vertices: Tensor, probs: Tensor) -> Any:
         return self.named(*(Structure.mean(self, t, probs) for t in self.complete(vertices)))
+
+    def search(self, *scores: Tensor) -> Search | None:
+        # derivations are listed, which with grandparents are as many as the fourth power of the length
+        long = self.order & GRANDPARENTS and scores[0].shape[-1] > LONGEST
+        return None if long else super().search(*scores)
 
     def most_parts(self, *events: torch.Size) -> int:
         return len(events) * events[0][0]

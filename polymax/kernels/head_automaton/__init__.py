@@ -17,8 +17,8 @@ arcs[0, r] + siblings[0, 0, r] + L(0, 1, r) + R(0, r, length). The root symbol h
 pass leaves for the other two; all arithmetic is in float64. O(n^3) steps for siblings, O(n^4) with grandparents.
 
 Shapes: arcs `(B, n + 1, n + 1)`, [head, modifier]; pairs `(B, kinds, n + 1, n + 1, n + 1)`, siblings [head, sibling,
-modifier], grandparents [grandparent, head, modifier]; lengths, value, g `(B,)`; chart `(B, 3 or 4, lanes, n + 1, n + 1)`
-for R, L, I and S, where lanes are n + 1 with grandparents and else 1.
+modifier], grandparents [grandparent, head, modifier]; lengths, value, g `(B,)`; chart `(B, 3 or 4, lanes, n + 1,
+n + 1)` for R, L, I and S, where lanes are n + 1 with grandparents and else 1.
 
 See: Eisner 1996; McDonald and Pereira 2006; Koo and Collins 2010, Efficient third-order dependency parsers, model 1.
 """

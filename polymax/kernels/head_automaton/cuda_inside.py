@@ -31,9 +31,7 @@ def gap(p_r, p_l, o_row, i, j, s, b_in, width, BK: tl.constexpr):
 
 
 @triton.jit
-def join_right(
-    p_r, p_l, p_v, p_s, p_siblings, o_row, i, j, s, lane, b_in, width, SIBS: tl.constexpr, BK: tl.constexpr
-):
+def join_right(p_r, p_l, p_v, p_s, p_siblings, o_row, i, j, s, lane, b_in, width, SIBS: tl.constexpr, BK: tl.constexpr):
     """What may be below an arc from i to j: (G, K)."""
     o_c = tl.arange(0, BK)[None, :]
     b_on = b_in[:, None] & (o_c < width)

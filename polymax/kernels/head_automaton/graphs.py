@@ -156,9 +156,8 @@ def both(positions: int, single_root: int) -> Graph:
             k = np.arange(width).reshape(1, -1)
             inner = i + np.arange(1, width).reshape(1, -1)
             builder.add(node(join_right, g, i, j), sibling(i, i, j), node(left, i, i + 1, j))
-            builder.add(
-                node(join_right, g, i, j), sibling(i, inner, j), node(pair_right, g, i, inner), node(between, i, inner, j)
-            )
+            above, gap = node(pair_right, g, i, inner), node(between, i, inner, j)
+            builder.add(node(join_right, g, i, j), sibling(i, inner, j), above, gap)
             builder.add(node(arc_right, g, i, j), i * positions + j, node(join_right, g, i, j))
             builder.add(node(pair_right, g, i, j), pair(g, i, j), node(arc_right, g, i, j))
             builder.add(node(right, g, i, j), -1, node(pair_right, g, i, i + k + 1), node(right, i, i + k + 1, j))
