@@ -47,10 +47,10 @@ class Subspace:
     def multipliers(self, missed: Tensor) -> Tensor:
         """y with C D C^T y = missed; where constraints depend on each other, the one without a part in vain."""
         if missed.shape[1] <= _DENSE and len(missed) * missed.shape[1] ** 2 <= _NUMBERS:
-            size, turn = self._spectrum
-            along = (turn.mT @ missed.unsqueeze(-1)).squeeze(-1)
-            kept = size > _RANK
-            return (turn @ torch.where(kept, along / torch.where(kept, size, 1), 0).unsqueeze(-1)).squeeze(-1)
+            sizes, axes = self._spectrum
+            along = (axes.mT @ missed.unsqueeze(-1)).squeeze(-1)
+            kept = sizes > _RANK
+            return (axes @ torch.where(kept, along / torch.where(kept, sizes, 1), 0).unsqueeze(-1)).squeeze(-1)
         y, r = torch.zeros_like(missed), missed.clone()
         p, rr = r.clone(), r.square().sum(1)
         enough = _ENOUGH * rr + 1e-300

@@ -70,7 +70,7 @@ def rules_on(stored: Sequence[str], names: Sequence[str]) -> tuple[Rule, ...]:
         >>> rules_on(["rules.txt:1\\tat most 1 B-*"], ["B-LOC", "B-PER", "O"])[0].left
         (0, 1)
     """
-    return tuple(_rule(*line.split("\t", 1), names) for line in stored)
+    return tuple(_rule(where, text, names) for where, _, text in (line.partition("\t") for line in stored))
 
 
 def _rule(where: str, text: str, names: Sequence[str]) -> Rule:
