@@ -38,7 +38,13 @@ def test_monotonic_alignment_search(dtype):
     path = pm.monotonic_alignment_search(scores, (FRAMES, TOKENS))
     for b, (n, m) in enumerate(zip(FRAMES.tolist(), TOKENS.tolist())):
         equal(path[b], monotonic_align(scores[b], n, m), "the path is that of monotonic_align, ties too")
+    equal(pm.monotonic_alignment_search(scores, (FRAMES, TOKENS), "durations"), path.sum(-2).long(), "durations")
+    rough = scores + torch.randn(6, 7, 5).to(dtype)
+    for given in (scores, rough):
+        for ours, theirs in zip(monotonic_search(given, FRAMES, TOKENS), reference(given, FRAMES, TOKENS)):
+            equal(ours, theirs, "the kernel is its reference")
     tokens, value = monotonic_search(scores, FRAMES, TOKENS)
+    equal(pm.monotonic_alignment_search(scores, (FRAMES, TOKENS), "tokens"), tokens, "tokens of frames")
     expected, best = reference(scores, FRAMES, TOKENS)
     equal(tokens, expected, "the kernel is its reference")
     equal(value, best, "the kernel is its reference")
