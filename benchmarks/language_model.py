@@ -5,7 +5,8 @@
 
 Each is the model of `polymax train lm`, trained on random windows of a text, with the same first weights and the same
 windows; the end of the text is held out. Without --text it learns the sources and documents of this repository. Only
-torch and polymax are needed.
+torch and polymax are needed. With --keep and --start trainings may run side by side, and tokens a second of what they
+learned be measured alone.
 """
 
 import argparse
@@ -33,6 +34,8 @@ from polymax.recipes.lm.tokens import Bytes
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("softmax", "entmax", "adaptive-entmax")
+# options that are no settings of the trainings
+NOT_KEPT = ("out", "text", "attention", "start", "keep")
 # lines that tell how far a training is
 PARTS = 10
 # steps that are not timed: kernels are compiled in them
@@ -83,6 +86,8 @@ def main() -> int:
     parser.add_argument("--precision", choices=("bf16", "float32"), default="bf16")
     parser.add_argument("--held-out", type=int, default=16, help="windows at the end of the text that are not learned")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=Path, help="folder with weights to start from")
+    parser.add_argument("--keep", type=Path, help="folder for the weights of each attention")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.steps <= 0 and options.seconds <= 0:
@@ -97,7 +102,7 @@ def main() -> int:
         return 1
     print(table(rows))
     if options.out is not None:
-        settings = {name: value for name, value in vars(options).items() if name not in ("out", "text", "attention")}
+        settings = {name: value for name, value in vars(options).items() if name not in NOT_KEPT}
         named = [str(file) for file in options.text or ()] or "this repository"
         facts = {"machine": machine.describe(options.device), "text": named, "bytes": len(train), **settings}
         options.out.write_text(json.dumps({**facts, "rows": rows}, indent=2) + "\n", encoding="utf-8")
@@ -147,12 +152,17 @@ def measured(name: str, options: argparse.Namespace, train: Tensor, held_out: Te
     )
     torch.manual_seed(how.seed)
     model = LanguageModel(chosen, len(Bytes())).to(how.device)
+    if options.start is not None:
+        model.load_state_dict(torch.load(options.start / f"{name}.pt", map_location=how.device))
     weights = sum(parameter.numel() for parameter in model.parameters())
     print(f"{name}: {weights:,} weights, context {chosen.context:,}, {how.batch_size} windows in a step", flush=True)
     if how.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     curve = list(trained(model, how, train, chosen.context))
     peak = torch.cuda.max_memory_allocated() / 2**30 if how.device == "cuda" else None
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        torch.save(model.state_dict(), options.keep / f"{name}.pt")
     model.eval()
     bits = bits_per_byte(model, how, held_out)
     with how.autocast():
