@@ -88,6 +88,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=Path, help="folder with weights to start from")
     parser.add_argument("--keep", type=Path, help="folder for the weights of each attention")
+    parser.add_argument("--speed-only", action="store_true", help="measure tokens a second and nothing else")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.steps <= 0 and options.seconds <= 0:
@@ -163,15 +164,8 @@ def measured(name: str, options: argparse.Namespace, train: Tensor, held_out: Te
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
         torch.save(model.state_dict(), options.keep / f"{name}.pt")
-    model.eval()
-    bits = bits_per_byte(model, how, held_out)
-    with how.autocast():
-        layers = model.statistics(held_out[:1, :-1].to(how.device))
-    for number, layer in enumerate(layers):
-        print(f"layer {number}\n{layer}")
-    alphas = model.alphas()
     rates = [part["tokens_per_second"] for part in curve if part["tokens_per_second"]]
-    yield {
+    row = {
         "attention": name,
         "model": asdict(chosen),
         "weights": weights,
@@ -180,6 +174,22 @@ def measured(name: str, options: argparse.Namespace, train: Tensor, held_out: Te
         "tokens": curve[-1]["step"] * how.batch_size * chosen.context,
         # of the second half: weights are as sparse then as they get
         "tokens_per_second": median(rates[len(rates) // 2 :]) if rates else None,
+        "peak_gib": peak,
+        "curve": curve,
+    }
+    yield row if options.speed_only else {**row, **quality(model, how, chosen, held_out)}
+
+
+def quality(model: LanguageModel, how: Training, chosen: LanguageModelOptions, held_out: Tensor) -> dict[str, Any]:
+    """What a model has learned, how sparse its attention is, and what it writes."""
+    model.eval()
+    bits = bits_per_byte(model, how, held_out)
+    with how.autocast():
+        layers = model.statistics(held_out[:1, :-1].to(how.device))
+    for number, layer in enumerate(layers):
+        print(f"layer {number}\n{layer}")
+    alphas = model.alphas()
+    return {
         "bits_per_byte": bits,
         "perplexity": 2**bits,
         **attention_report(layers),
@@ -187,8 +197,6 @@ def measured(name: str, options: argparse.Namespace, train: Tensor, held_out: Te
         "zeros_by_head": [layer.zeros.tolist() for layer in layers],
         "empty_tiles_by_head": [layer.empty_tiles.tolist() for layer in layers],
         "alpha_by_head": None if alphas is None else alphas.tolist(),
-        "peak_gib": peak,
-        "curve": curve,
         "sample": sample(model, chosen),
     }
 
@@ -259,18 +267,21 @@ def sample(model: LanguageModel, options: LanguageModelOptions) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """What differs, a line for each attention."""
-    lines = [
-        f"{'attention':<17}{'steps':>7}{'tokens/s':>12}{'bits/byte':>11}{'zeros':>9}{'empty tiles':>13}"
-        f"{'mean support':>14}{'peak GiB':>10}"
-    ]
+    """What differs, a line for each attention; `-` for what was not measured."""
+    columns = {
+        "steps": ("steps", 7, "d"),
+        "tokens_per_second": ("tokens/s", 12, ",.0f"),
+        "bits_per_byte": ("bits/byte", 11, ".4f"),
+        "zeros": ("zeros", 9, ".1%"),
+        "empty_tiles": ("empty tiles", 13, ".1%"),
+        "mean_support": ("mean support", 14, ".1f"),
+        "peak_gib": ("peak GiB", 10, ".2f"),
+    }
+    lines = [f"{'attention':<17}" + "".join(f"{title:>{width}}" for title, width, _ in columns.values())]
     for row in rows:
-        rate = f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "-"
-        peak = f"{row['peak_gib']:.2f}" if row["peak_gib"] is not None else "-"
-        lines.append(
-            f"{row['attention']:<17}{row['steps']:>7}{rate:>12}{row['bits_per_byte']:>11.4f}{row['zeros']:>9.1%}"
-            f"{row['empty_tiles']:>13.1%}{row['mean_support']:>14.1f}{peak:>10}"
-        )
+        known = [(row.get(key), width, form) for key, (_, width, form) in columns.items()]
+        shown = (f"{'-' if value is None else format(value, form):>{width}}" for value, width, form in known)
+        lines.append(f"{row['attention']:<17}" + "".join(shown))
     return "\n".join(lines)
 
 

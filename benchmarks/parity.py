@@ -92,8 +92,9 @@ def truth(
         # weights and marginals are at most 1, whatever the value of which they are the gradient
         gradient_size = torch.maximum(_largest(gradients[:own]), output_size.clamp(max=1) * _largest(v))
         nudges = _nudges(x, inputs[0].dtype)
-        # there and back: at a kink itself one of the two sides looks smooth
-        for sign in (1, -1):
+        # there and back: at a kink itself one of the two sides looks smooth; the oracle of the largest rows takes long,
+        # and none of them is excused
+        for sign in (1, -1) if entries < LARGEST_ROW else ():
             nudged = [t.detach() + sign * nudge for t, nudge in zip(x, nudges, strict=True)]
             errors = _errors(_derive(oracle, nudged, v)[1][:own], gradients[:own], gradient_size)
             smooth &= errors <= tolerance
