@@ -119,7 +119,8 @@ class Trained:
         """What is found for each input, as objects of `polymax.recipes.results`: structures and probabilities.
 
         Inputs are texts or lists of tokens for tag, parse and bracket, texts for seq2seq, lm and listops, pairs of
-        texts for entail and word-align, either for classify, and arrays (n,) or (n, d) for series.
+        texts for entail, word-align and protein-align, either for classify, arrays (n,) or (n, d) for series, and
+        pairs of samples (n,) and a text of tokens for speech-align.
         """
         given = list(inputs)
         return self.task.results(self, given) if given else []
@@ -187,6 +188,10 @@ class Task(ABC):
     def accept(self, trained: Trained, file: str, unit: list[Line]) -> Any:
         """What a unit is an input to this model; a ReadError where it is none."""
         return self.parse(file, unit)
+
+    def stands_alone(self, trained: Trained, given: Any) -> bool:
+        """True if an input can be predicted without those before it, so that a piece of the work may end there."""
+        return True
 
     def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
         """The lines of input of a sentence of raw text; a ValueError where a task takes none."""
