@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.chain import cpu_linear, cpu_linear_tangent, cpu_local
-from polymax.kernels.chain.numba_units import added, distinct, units
+from polymax.kernels.chain.numba_units import DISTINCT, added, units
 from polymax.kernels.cpu_rows import run
 from polymax.kernels.local_max.numba_max import array, smoothing
 
@@ -21,8 +21,15 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
         return value.copy_(torch.where(lengths > 0, -torch.inf, 0.0)), chart
     if batch:
         unit, count, work = units(batch, n, s, *transition.shape[:2])
-        args = *unit, array(unary), distinct(transition), array(lengths), value.numpy(), chart.numpy()
-        _in_turn(alpha, cpu_linear.inside, cpu_local.inside, count, work, *args)
+        # what torch is asked for is written out: each function on the way costs time
+        shared = transition[DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]]
+        x, steps, sizes = unary.detach().contiguous(), shared.detach().contiguous(), lengths.contiguous()
+        args = *unit, x.numpy(), steps.numpy(), sizes.numpy(), value.numpy(), chart.numpy()
+        odd = np.full(1, alpha != 1)
+        if alpha == 1:
+            run(cpu_linear.inside, count, work, *args, odd)
+        if odd[0]:
+            run(cpu_local.inside, count, work, *args, smoothing(alpha))
     return value, chart
 
 
@@ -34,10 +41,17 @@ def chain_outside(
         return mu, torch.zeros_like(transition, memory_format=torch.contiguous_format)
     unit, count, work = units(*unary.shape, *transition.shape[:2])
     sums = transition.new_zeros(transition.shape[0] * unit[1], *transition.shape[1:])
-    args = *unit, distinct(transition), array(lengths), array(chart), array(g), mu.numpy(), sums.numpy()
-    local = cpu_local.best_sequences if alpha == np.inf else cpu_local.outside
-    _in_turn(alpha, cpu_linear.outside, local, count, 2 * work, *args)
-    return mu, added(sums, transition)
+    shared = transition[DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]]
+    steps, sizes = shared.detach().contiguous(), lengths.contiguous()
+    table, slope = chart.detach().contiguous(), g.detach().contiguous()
+    args = *unit, steps.numpy(), sizes.numpy(), table.numpy(), slope.numpy(), mu.numpy(), sums.numpy()
+    odd = np.full(1, alpha != 1)
+    if alpha == 1:
+        run(cpu_linear.outside, count, 2 * work, *args, odd)
+    if odd[0]:
+        local = cpu_local.best_sequences if alpha == np.inf else cpu_local.outside
+        run(local, count, 2 * work, *args, smoothing(alpha))
+    return mu, sums if sums.shape == transition.shape else added(sums, transition)
 
 
 def chain_tangent(
@@ -56,17 +70,12 @@ def chain_tangent(
         return value, h, torch.zeros_like(transition, memory_format=torch.contiguous_format)
     unit, count, work = units(*unary.shape, *transition.shape[:2])
     sums = transition.new_zeros(transition.shape[0] * unit[1], *transition.shape[1:])
-    args = *unit, distinct(transition), array(lengths), array(chart), array(g), h.numpy(), sums.numpy()
-    more = array(d_unary), distinct(d_transition), value.numpy()
-    _in_turn(alpha, cpu_linear_tangent.tangent, cpu_local.outside, count, 16 * work, *args, more=more)
-    return value, h, added(sums, transition)
-
-
-def _in_turn(alpha, linear, local, count, work, *args, more=()):
-    """Run the linear kernel for Shannon's entropy, and the other where it did not do or some instance is left."""
+    steps, along = (x[DISTINCT[x.stride(0) == 0, x.stride(1) == 0]] for x in (transition, d_transition))
+    args = *unit, array(steps), array(lengths), array(chart), array(g), h.numpy(), sums.numpy()
+    more = array(d_unary), array(along), value.numpy()
+    odd = np.full(1, alpha != 1)
     if alpha == 1:
-        odd = np.zeros(1, np.bool_)
-        run(linear, count, work, *args, odd, *more)
-        if not odd[0]:
-            return
-    run(local, count, work, *args, smoothing(alpha), *more)
+        run(cpu_linear_tangent.tangent, count, 16 * work, *args, odd, *more)
+    if odd[0]:
+        run(cpu_local.outside, count, 16 * work, *args, smoothing(alpha), *more)
+    return value, h, sums if sums.shape == transition.shape else added(sums, transition)

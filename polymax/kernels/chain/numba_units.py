@@ -6,7 +6,6 @@ change no bit.
 
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from polymax.kernels.numba_math import inline, kernel
 # units in a batch: enough to keep the threads busy, few enough that their sums of s x s are small
 UNITS = 16
 # the transitions without the repetitions of a tensor that is expanded along its first dimension, its second, or both
-_DISTINCT = {(a, b): (slice(1) if a else slice(None), slice(1) if b else slice(None)) for a in (0, 1) for b in (0, 1)}
+DISTINCT = {(a, b): (slice(1) if a else slice(None), slice(1) if b else slice(None)) for a in (0, 1) for b in (0, 1)}
 
 
 @lru_cache(maxsize=256)
@@ -28,16 +27,8 @@ def units(batch: int, n: int, s: int, distinct: int, steps: int) -> tuple[tuple[
     return (group, cuts, -(-group // cuts)), count, batch * n * s * s // count
 
 
-def distinct(transition: Tensor) -> np.ndarray:
-    """Transitions without repetitions."""
-    shared = transition[_DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]]
-    return shared.detach().contiguous().numpy()
-
-
 def added(sums: Tensor, transition: Tensor) -> Tensor:
     """The sums of the units that share a transition."""
-    if sums.shape == transition.shape:
-        return sums
     total = torch.empty_like(transition, memory_format=torch.contiguous_format)
     _add(sums.numpy(), total.numpy())
     return total

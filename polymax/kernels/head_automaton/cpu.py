@@ -12,8 +12,9 @@ from torch import Tensor
 from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.head_automaton import GRANDPARENTS, SIBLINGS, chart_like
 from polymax.kernels.head_automaton.tangent import head_automaton_tangent
+from polymax.kernels.local_max.numba_max import max_and_weights, smoothing
 from polymax.kernels.numba_math import inline, kernel
-from polymax.kernels.span_tree.cpu_smooth import best, push, smooth
+from polymax.kernels.span_tree.cpu_smooth import best, push, shares
 
 __all__ = ["head_automaton_inside", "head_automaton_outside", "head_automaton_tangent"]
 
@@ -23,7 +24,8 @@ def head_automaton_inside(
 ) -> tuple[Tensor, Tensor]:
     value, chart = arcs.new_empty(arcs.shape[:1]), chart_like(arcs, pairs, lengths, single_root, order)
     scores = _array(arcs.double()), *_pairs(pairs, order)
-    _run(_inside, arcs, order, *scores, _array(lengths), _flat(chart), _array(value), int(single_root), order, alpha)
+    args = *scores, _array(lengths), _flat(chart), _array(value), int(single_root), order
+    _run(_inside, arcs, order, *args, smoothing(alpha))
     return value, chart
 
 
@@ -34,8 +36,8 @@ def head_automaton_outside(
     mu_pairs = torch.zeros(pairs.shape, dtype=torch.float64)
     scores = _array(arcs.double()), *_pairs(pairs, order)
     outputs = _array(mu_arcs), _array(mu_pairs)
-    args = *scores, _array(lengths), _flat(chart), _array(g.double()), *outputs, int(single_root), order, alpha
-    _run(_outside, arcs, order, *args)
+    args = *scores, _array(lengths), _flat(chart), _array(g.double()), *outputs, int(single_root), order
+    _run(_outside, arcs, order, *args, smoothing(alpha))
     if order & SIBLINGS:
         # [head, modifier, sibling] in the kernel
         mu_pairs[:, 0] = mu_pairs[:, 0].mT.clone()
@@ -84,25 +86,25 @@ def _left(siblings, r, p_s, i, j, s, lane, t):
 
 
 @inline
-def _after(v, at, t, count, alpha, a, p):
+def _after(v, at, t, count, a, p, omega):
     """Smoothed maximum of t[0] and of v[at + c] + t[c]."""
     a[0] = t[0]
     for c in range(1, count):
         a[c] = v[at + c] + t[c]
-    return smooth(a, count, alpha, p)
+    return max_and_weights(a, count, p, omega)
 
 
 @inline
-def _roots(arcs, siblings, r, l, m, s, order, alpha, a, p):
+def _roots(arcs, siblings, r, l, m, s, order, a, p, omega):
     for k in range(m):
         a[k] = arcs[0, k + 1] + (l[s + 1 + k] + r[m * s + 1 + k])
         if order & SIBLINGS:
             a[k] += siblings[0, k + 1, 0]
-    return smooth(a, m, alpha, p)
+    return max_and_weights(a, m, p, omega)
 
 
 @kernel
-def _inside(start, stop, arcs, siblings, grandparents, lengths, chart, value, first, order, alpha):
+def _inside(start, stop, arcs, siblings, grandparents, lengths, chart, value, first, order, omega):
     s = arcs.shape[1]
     lanes = s if order & GRANDPARENTS else 1
     lane = s * s if order & GRANDPARENTS else 0
@@ -129,31 +131,31 @@ def _inside(start, stop, arcs, siblings, grandparents, lengths, chart, value, fi
                     o = g * lane
                     above, below = o + i * s + i, o + j * s + i
                     if order & SIBLINGS:
-                        gap = _after(v, above, right, j - i, alpha, a, p)
+                        gap = _after(v, above, right, j - i, a, p, omega)
                     else:
-                        gap = best(r, above, l, i * lane + j * s + i + 1, j - i, alpha, a, p)
+                        gap = best(r, above, l, i * lane + j * s + i + 1, j - i, a, omega)
                     gap += arcs[b, i, j]
                     if lanes > 1 and i > 0:
                         gap += grandparents[b, g, i, j]
                     v[o + i * s + j] = gap
-                    found = best(v, above + 1, r, i * lane + j * s + i + 1, j - i, alpha, a, p)
+                    found = best(v, above + 1, r, i * lane + j * s + i + 1, j - i, a, omega)
                     r[o + i * s + j] = r[o + j * s + i] = found
                     if i == 0:
                         continue
                     if order & SIBLINGS:
-                        gap = _after(v, below, left, j - i, alpha, a, p)
+                        gap = _after(v, below, left, j - i, a, p, omega)
                     else:
-                        gap = best(r, j * lane + i * s + i, l, below + 1, j - i, alpha, a, p)
+                        gap = best(r, j * lane + i * s + i, l, below + 1, j - i, a, omega)
                     gap += arcs[b, j, i]
                     if lanes > 1:
                         gap += grandparents[b, g, j, i]
                     v[o + j * s + i] = gap
-                    found = best(l, j * lane + i * s + i, v, below, j - i, alpha, a, p)
+                    found = best(l, j * lane + i * s + i, v, below, j - i, a, omega)
                     l[o + i * s + j] = l[o + j * s + i] = found
                     if order & SIBLINGS:
-                        found = best(r, above, l, below + 1, j - i, alpha, a, p)
+                        found = best(r, above, l, below + 1, j - i, a, omega)
                         between[o + i * s + j] = between[o + j * s + i] = found
-        value[b] = r[m] if first == 0 else _roots(arcs[b], siblings[b], r, l, m, s, order, alpha, a, p)
+        value[b] = r[m] if first == 0 else _roots(arcs[b], siblings[b], r, l, m, s, order, a, p, omega)
 
 
 @inline
@@ -167,7 +169,7 @@ def _hand(o_v, at, total, count, here, p):
 
 @kernel
 def _outside(
-    start, stop, arcs, siblings, grandparents, lengths, chart, g_value, mu_arcs, mu_pairs, first, order, alpha
+    start, stop, arcs, siblings, grandparents, lengths, chart, g_value, mu_arcs, mu_pairs, first, order, omega
 ):
     s = arcs.shape[1]
     lanes = s if order & GRANDPARENTS else 1
@@ -187,7 +189,7 @@ def _outside(
         if first == 0:
             to_r[m] = g_value[b] if r[m] != -np.inf else 0.0
         else:
-            _roots(arcs[b], siblings[b], r, l, m, s, order, alpha, a, p)
+            _roots(arcs[b], siblings[b], r, l, m, s, order, a, p, omega)
             push(to_l, s + 1, to_r, m * s + 1, m, g_value[b], p)
             for k in range(m):
                 mu[0, k + 1] = p[k] * g_value[b]
@@ -209,11 +211,11 @@ def _outside(
                     if i > 0 and order & SIBLINGS:
                         here = to_s[o + i * s + j] + to_s[o + j * s + i]
                         if here != 0:
-                            best(r, above, l, below + 1, j - i, alpha, a, p)
+                            shares(r, above, l, below + 1, j - i, a, p, omega)
                             push(to_r, above, to_l, below + 1, j - i, here, p)
                     here = to_r[o + i * s + j] + to_r[o + j * s + i]
                     if here != 0:
-                        best(v, above + 1, r, i * lane + j * s + i + 1, j - i, alpha, a, p)
+                        shares(v, above + 1, r, i * lane + j * s + i + 1, j - i, a, p, omega)
                         push(to_v, above + 1, to_r, i * lane + j * s + i + 1, j - i, here, p)
                     here = to_v[o + i * s + j]
                     mu[i, j] += here
@@ -221,16 +223,16 @@ def _outside(
                         mu_pairs[b, mu_pairs.shape[1] - 1, g, i, j] = here
                     if here != 0:
                         if order & SIBLINGS:
-                            _after(v, above, right, j - i, alpha, a, p)
+                            _after(v, above, right, j - i, a, p, omega)
                             _hand(to_v, above, sum_right, j - i, here, p)
                         else:
-                            best(r, above, l, i * lane + j * s + i + 1, j - i, alpha, a, p)
+                            shares(r, above, l, i * lane + j * s + i + 1, j - i, a, p, omega)
                             push(to_r, above, to_l, i * lane + j * s + i + 1, j - i, here, p)
                     if i == 0:
                         continue
                     here = to_l[o + i * s + j] + to_l[o + j * s + i]
                     if here != 0:
-                        best(l, j * lane + i * s + i, v, below, j - i, alpha, a, p)
+                        shares(l, j * lane + i * s + i, v, below, j - i, a, p, omega)
                         push(to_l, j * lane + i * s + i, to_v, below, j - i, here, p)
                     here = to_v[o + j * s + i]
                     mu[j, i] += here
@@ -238,10 +240,10 @@ def _outside(
                         mu_pairs[b, mu_pairs.shape[1] - 1, g, j, i] = here
                     if here != 0:
                         if order & SIBLINGS:
-                            _after(v, below, left, j - i, alpha, a, p)
+                            _after(v, below, left, j - i, a, p, omega)
                             _hand(to_v, below, sum_left, j - i, here, p)
                         else:
-                            best(r, j * lane + i * s + i, l, below + 1, j - i, alpha, a, p)
+                            shares(r, j * lane + i * s + i, l, below + 1, j - i, a, p, omega)
                             push(to_r, j * lane + i * s + i, to_l, below + 1, j - i, here, p)
                 if order & SIBLINGS:
                     to_l[i * lane + j * s + i + 1] += sum_right[0]

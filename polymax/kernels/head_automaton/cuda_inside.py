@@ -6,8 +6,8 @@ Loads are (G, K): grandparents by choices. `row` is the place of a grandparent's
 import triton
 import triton.language as tl
 
+from polymax.kernels.local_max.triton_max import value_rows
 from polymax.kernels.span_tree.cuda_chart import load_sums
-from polymax.kernels.span_tree.cuda_smooth import value_rows
 
 
 @triton.jit

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from polymax.kernels.head_automaton.cuda_inside import below_left, below_right, gap, join_left, join_right, lanes, roots
+from polymax.kernels.local_max.triton_max import weight_rows
 from polymax.kernels.span_tree.cuda_chart import add_to
-from polymax.kernels.span_tree.cuda_smooth import weight_rows
 
 
 @triton.jit
