@@ -8,6 +8,7 @@ from torch import Tensor
 from polymax.kernels.active_set.triton_lists import gather, spread
 from polymax.kernels.active_set.triton_weights import places_up_to, product, put, renew
 from polymax.kernels.response.reference import held
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 _WARPS = 4
@@ -48,6 +49,7 @@ def _width(parts: int) -> int:
     return min(max(ceil_power(parts), 32), 256)
 
 
+@Entry
 @triton.jit(do_not_specialize=["k", "parts", "d"])
 def _response(
     p_places, p_gram, p_system, p_probs, p_g, p_h, p_q, p_total, k, parts, d,
@@ -85,6 +87,7 @@ def _response(
     spread(p_places, p_x, p_total + i_b * d, k, parts, BU)
 
 
+@Entry
 @triton.jit(do_not_specialize=["k", "parts", "d"])
 def _mixture(p_places, p_probs, p_total, k, parts, d, BU: tl.constexpr):
     i_b = tl.program_id(0).to(tl.int64)
