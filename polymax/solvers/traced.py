@@ -53,7 +53,7 @@ class _Traced(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        # not mu: the compiler sees no copy in the output, and gives the memory of what only the backward pass reads away
+        # not mu: to the compiler the output is no copy of it, and it reuses the memory of what is saved
         ctx.save_for_backward(inputs[3])
 
     @staticmethod
