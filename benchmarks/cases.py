@@ -1,5 +1,6 @@
 """The suites: each is a list of cases."""
 
+from benchmarks.alignments.cases import ALIGNMENTS
 from benchmarks.attention.cases import ATTENTION
 from benchmarks.linear_loss.cases import LINEAR_LOSS
 from benchmarks.series.cases import SERIES
@@ -15,6 +16,7 @@ SUITES: dict[str, list[Case]] = {
     "sparsemap": SPARSEMAP,
     "throughput": THROUGHPUT,
     "memory": MEMORY,
+    "alignments": ALIGNMENTS,
     "attention": ATTENTION,
     "linear_loss": LINEAR_LOSS,
     "series": SERIES,

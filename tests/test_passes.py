@@ -41,6 +41,17 @@ def alignment(batch, n):
     return (randn(batch, n, n + 2),), (lengths(batch, n), lengths(batch, n + 2)), ()
 
 
+def gapped(batch, n):
+    shape = batch, n, n + 2
+    return (randn(*shape), randn(*shape, seed=1), randn(*shape, seed=2)), (lengths(batch, n), lengths(batch, n + 2)), ()
+
+
+def gapped_by_numbers(batch, n):
+    one = batch, 1, 1
+    given = randn(batch, n + 2, n), randn(*one, seed=1), randn(*one, seed=2)
+    return given, (lengths(batch, n + 2), lengths(batch, n)), ()
+
+
 def span_tree(batch, n):
     return (randn(batch, n, n, 1),), (lengths(batch, n),), ()
 
@@ -55,6 +66,14 @@ def projective_tree(batch, n):
 
 def projective_tree_of_many_roots(batch, n):
     return (randn(batch, n + 1, n + 1),), (lengths(batch, n),), (False,)
+
+
+def head_automaton(order, single_root=True):
+    def make(batch, n):
+        pairs = randn(batch, 2 if order == 3 else 1, n + 1, n + 1, n + 1, seed=1)
+        return (randn(batch, n + 1, n + 1), pairs), (lengths(batch, n),), (single_root, order)
+
+    return make
 
 
 def hypergraph(batch, n):
@@ -75,13 +94,23 @@ PROBLEMS = {
     "chain-in-groups": ("chain", chain_in_groups),
     "chain-of-many-states": ("chain", chain_of_many_states),
     "alignment": ("alignment", alignment),
+    "gapped": ("gapped", gapped),
+    "gapped-by-numbers": ("gapped", gapped_by_numbers),
     "span-tree": ("span_tree", span_tree),
     "span-tree-labelled": ("span_tree", span_tree_labelled),
     "projective-tree": ("projective_tree", projective_tree),
     "projective-tree-of-many-roots": ("projective_tree", projective_tree_of_many_roots),
+    "siblings": ("head_automaton", head_automaton(1)),
+    "grandparents": ("head_automaton", head_automaton(2)),
+    "both-of-many-roots": ("head_automaton", head_automaton(3, False)),
     "hypergraph": ("hypergraph", hypergraph),
 }
 SIZES = {"cpu": [0, 1, 2, 9, 21], "cuda": [0, 1, 2, 9, 21] if GPU else [1, 4]}
+
+
+def sizes(folder, file):
+    """The lengths that are tried: fewer in Triton's interpreter, the fewest where many programs are launched."""
+    return [3] if folder == "head_automaton" and file == "cuda" and not GPU else SIZES[file]
 
 
 def passes_of(folder, file, scores, index, options, alpha, tangents, g):
@@ -116,7 +145,7 @@ TABLE = [
     for file in ("cpu", "cuda")
     if has(folder, file) and (file == "cpu" or find_spec("triton") is not None)
     for dtype in (torch.float64, torch.float32)
-    for n in SIZES[file]
+    for n in sizes(folder, file)
     if GPU or file == "cpu" or dtype == torch.float32 or n == SIZES["cuda"][-1]
 ]
 
