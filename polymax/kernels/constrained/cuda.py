@@ -1,8 +1,8 @@
 """The nearest point that keeps linear constraints, for Triton: a program for each instance, in one launch.
 
 As in the reference, each round moves every price part of the way to where it alone would meet its row, then takes
-Newton's step for all of them, by conjugate gradients on the variables that are free, or the part of it by which the dual
-value falls most. All arithmetic is in float64; sums have one order, so that the same call gives the same bits.
+Newton's step for all of them, by conjugate gradients on the variables that are free, or the part of it by which the
+dual value falls most. All arithmetic is in float64; sums have one order, so that the same call gives the same bits.
 """
 
 import torch
@@ -14,8 +14,8 @@ from polymax.kernels.constrained.cuda_rows import clipped, curvature, dual, grad
 from polymax.kernels.constrained.reference import DAMPING, FEW, FLAT, GAIN, IDLE, NEARLY, ROUGH, TOLERANCE
 from polymax.kernels.triton_math import ceil_power, on_device
 
-# entries of a tile of rows, and variables of a block
-_TILE, _BLOCK = 4096, 1024
+# entries of a tile of rows, variables of a block, and warps
+_TILE, _BLOCK, _WARPS = 4096, 2048, 32
 # lengths of Newton's step that are tried
 _LENGTHS = tl.constexpr(16)
 
@@ -40,7 +40,7 @@ def constrained(
         "TOLERANCE": TOLERANCE,
     }  # fmt: skip
     with on_device(x):
-        _constrained[(count,)](*args, *sizes, **_tiles(rows, width, n), **constants, num_warps=8)
+        _constrained[(count,)](*args, *sizes, **_tiles(rows, width, n), **constants, num_warps=_WARPS)
     return mu, tau, violation, done
 
 
@@ -58,7 +58,7 @@ def constrained_response(
     args = (*(t.contiguous() for t in tensors), by, by_signs, out, room, work)
     with on_device(g):
         _response[(count,)](
-            *args, n, rows, width, by.shape[2], count // len(columns), **_tiles(rows, width, n), num_warps=8
+            *args, n, rows, width, by.shape[2], count // len(columns), **_tiles(rows, width, n), num_warps=_WARPS
         )
     return out
 
@@ -74,7 +74,7 @@ def _tiles(rows: int, width: int, n: int) -> dict[str, int]:
 
 def _by_variable(columns: Tensor, signs: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The rows of each variable, and signs, (G, n, degree), in order, -1 after the last."""
-    graphs, rows, width = columns.shape
+    graphs, _, width = columns.shape
     key = torch.where(columns < 0, n, columns).flatten(1)
     ordered, order = torch.sort(key, dim=1, stable=True)
     places = torch.arange(n + 1, device=columns.device).expand(graphs, n + 1).contiguous()
@@ -89,7 +89,7 @@ def _by_variable(columns: Tensor, signs: Tensor, n: int) -> tuple[Tensor, Tensor
     return torch.where(there, entry // width, -1), torch.where(there, found, 0).contiguous()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "count", "width", "degree", "group", "rounds"])
 def _constrained(
     p_x, p_weight, p_lower, p_upper, p_columns, p_signs, p_offset, p_least, p_most, p_start, p_by, p_by_signs, p_mu,
     p_tau, p_violation, p_done, p_room, p_work, n, count, width, degree, group, rounds,
@@ -186,9 +186,12 @@ def _constrained(
                     p_t, p_b, p_tau, p_least, p_most, scale, p_free, p_held, p_weight, p_lower, p_upper, n, count, BV
                 )
                 curvature(p_free, p_held, p_diagonal, p_columns, p_signs, p_weight, count, width, BR, BK)
+                near = tl.minimum(miss, 1)
+                # far from the solution a rough step is as good as an exact one
                 gradients(
-                    p_b, p_y, p_cg, p_space, p_free, p_diagonal, DAMPING * tl.minimum(miss, 1), p_columns, p_signs,
-                    p_by, p_by_signs, p_weight, n, count, width, degree, 1, BR, BK, BV,
+                    p_b, p_y, p_cg, p_space, p_free, p_diagonal, DAMPING * near,
+                    tl.maximum(1e-4 * near * near, 1e-29), p_columns, p_signs, p_by, p_by_signs, p_weight, n, count,
+                    width, degree, 1, BR, BK, BV,
                 )  # fmt: skip
                 # all of it, which is exact in the end; else as much as the value falls most by
                 best = value
@@ -208,10 +211,11 @@ def _constrained(
                         good = (left < GAIN * miss) & (reached <= value + 1e-13 * (1 + tl.abs(value)))
                         whole = tl.where(good, zero + 1, zero)
                     lower = (reached < best) | (whole > 0)
+                    # the function is convex: past its lowest value it only rises
+                    k = tl.where((chosen > 0) & (reached >= best), _LENGTHS, k + 1)
                     chosen = tl.where(lower, length, chosen)
                     best = tl.where(lower, reached, best)
                     length = length / 2
-                    k += 1
                 _step(p_tau, p_y, chosen, p_least, p_most, scale, p_tau, count, BV)
         done += turn
         going = tl.where(steep, 0, 1)
@@ -285,7 +289,7 @@ def _step(p_tau, p_y, length, p_least, p_most, scale, p_out, count, BV: tl.const
     tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "count", "width", "degree", "group"])
 def _response(
     p_free, p_tight, p_weight, p_columns, p_signs, p_g, p_by, p_by_signs, p_out, p_room, p_work, n, count, width,
     degree, group, BR: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -319,8 +323,8 @@ def _response(
         tl.store(p_b + o_r, tl.sum(b_g / tl.load(p_weight + o_v, mask=b_on, other=1), 1), mask=b_in)
     tl.debug_barrier()
     gradients(
-        p_b, p_y, p_cg, p_space, p_free, p_diagonal, 0.0, p_columns, p_signs, p_by, p_by_signs, p_weight, n, count,
-        width, degree, 2, BR, BK, BV,
+        p_b, p_y, p_cg, p_space, p_free, p_diagonal, 0.0, 1e-29, p_columns, p_signs, p_by, p_by_signs, p_weight, n,
+        count, width, degree, 2, BR, BK, BV,
     )  # fmt: skip
     prices(p_g, 1.0, p_y, p_left, p_by, p_by_signs, n, degree, BV)
     for start in range(0, n, BV):

@@ -1,8 +1,7 @@
 """Constraint rows in Triton: sums of rows and prices of variables, and the prices of all rows by conjugate gradients.
 
 One program has an instance. Vectors over variables and rows are in memory, and all threads meet between writing and
-reading one. `at` is what all functions share: columns and signs (R, K) of rows; rows and signs (n, degree) of variables;
-weights and bounds of variables; offsets of rows; n, R, K, degree; sizes of tiles.
+reading one. Pointers are to columns and signs (R, K) of rows, `by` to rows and signs (n, degree) of variables.
 """
 
 import triton
@@ -140,10 +139,13 @@ def product(
 
 @triton.jit
 def gradients(
-    p_b, p_y, p_work, p_room, p_free, p_diagonal, damping, p_columns, p_signs, p_by, p_by_signs, p_weight, n, count,
-    width, degree, PASSES: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    p_b, p_y, p_work, p_room, p_free, p_diagonal, damping, small, p_columns, p_signs, p_by, p_by_signs, p_weight, n,
+    count, width, degree, PASSES: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """y with  (A D A^T + damping) y = b  on rows with a diagonal: conjugate gradients; any where rows depend."""
+    """y with  (A D A^T + damping) y = b  on rows with a diagonal: conjugate gradients; any where rows depend.
+
+    `small` is how much of the squared norm may be left.
+    """
     p_r = p_work
     p_p = p_work + count
     p_q = p_work + 2 * count
@@ -181,7 +183,7 @@ def gradients(
             rz += tl.sum(b_r * b_z, 0)
         tl.debug_barrier()
         # below this, rounding is followed into directions in which rows depend on each other
-        enough = tl.maximum(enough, 1e-29 * rz)
+        enough = tl.maximum(enough, small * rz)
         turn = 0
         while (rz > enough) & (turn < 4 * count + 20):
             pq, size = product(
