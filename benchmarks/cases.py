@@ -1,6 +1,7 @@
 """The suites: each is a list of cases."""
 
 from benchmarks.attention.cases import ATTENTION
+from benchmarks.factors.cases import FACTORS
 from benchmarks.linear_loss.cases import LINEAR_LOSS
 from benchmarks.series.cases import SERIES
 from benchmarks.simplex.cases import LATENCY, SIMPLEX
@@ -13,6 +14,7 @@ SUITES: dict[str, list[Case]] = {
     "latency": [*LATENCY, *SMALL],
     "structures": STRUCTURES,
     "sparsemap": SPARSEMAP,
+    "factors": FACTORS,
     "throughput": THROUGHPUT,
     "memory": MEMORY,
     "attention": ATTENTION,
