@@ -1,5 +1,6 @@
 """The suites: each is a list of cases."""
 
+from benchmarks.alignments.cases import ALIGNMENTS
 from benchmarks.attention.cases import ATTENTION
 from benchmarks.factors.cases import FACTORS
 from benchmarks.linear_loss.cases import LINEAR_LOSS
@@ -17,6 +18,7 @@ SUITES: dict[str, list[Case]] = {
     "factors": FACTORS,
     "throughput": THROUGHPUT,
     "memory": MEMORY,
+    "alignments": ALIGNMENTS,
     "attention": ATTENTION,
     "linear_loss": LINEAR_LOSS,
     "series": SERIES,

@@ -43,7 +43,6 @@ from polymax.likelihoods import ctc_loss as ctc_loss
 from polymax.likelihoods import hmm_log_likelihood as hmm_log_likelihood
 from polymax.likelihoods import hmm_posterior as hmm_posterior
 from polymax.likelihoods import hmm_viterbi as hmm_viterbi
-from polymax.likelihoods import rnnt_loss as rnnt_loss
 
 # losses
 from polymax.losses import Partial as Partial
@@ -148,6 +147,8 @@ from polymax.structures import Subset as Subset
 from polymax.structures import Transducer as Transducer
 from polymax.structures import soft_rank as soft_rank
 from polymax.structures import soft_sort as soft_sort
+from polymax.transduction import additive_rnnt_loss as additive_rnnt_loss
+from polymax.transduction import rnnt_loss as rnnt_loss
 
 # words of a large vocabulary
 from polymax.vocabulary import WordDistribution as WordDistribution

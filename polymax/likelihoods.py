@@ -1,4 +1,4 @@
-"""Likelihoods of sequence models: connectionist temporal classification, transducers, and hidden Markov models.
+"""Likelihoods of sequence models: connectionist temporal classification and hidden Markov models.
 
     log p(x) = log of the sum over hidden paths z of p(x, z)
 
@@ -6,16 +6,14 @@ See: Graves et al. 2006, Connectionist temporal classification; Rabiner 1989, A 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from polymax import _check
 from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals
-from polymax.structures import Chain, Transducer
+from polymax.structures import Chain
 from polymax.structures.base import checked_lengths
 from polymax.structures.chain import ChainParts
 from polymax.structures.ctc import checked_targets, lattice, states_of
@@ -77,73 +75,6 @@ def ctc_alignment(
     y = paths.problem().expectation(HARD)[:, : n * states].unflatten(-1, (n, states))
     labels = torch.where((y == 0).all(-1), -1, labels.gather(1, y.argmax(-1)))
     return labels[0] if log_probs.dim() == 2 else labels
-
-
-def rnnt_loss(
-    logits: Tensor,
-    targets: Tensor,
-    logit_lengths: Lengths,
-    target_lengths: Lengths,
-    blank: int = -1,
-    clamp: float = -1,
-    reduction: str = "mean",
-    fused_log_softmax: bool = True,
-) -> Tensor:
-    """- log of the probability of the targets by a transducer, summed over all alignments: torchaudio's rnnt_loss.
-
-    Without `fused_log_softmax`, logits are log-probabilities. A positive `clamp` bounds the entries of the gradient in
-    the logits. "mean" is that of the batch. Twice differentiable; `pm.Transducer` is the set of alignments.
-
-    Shapes: logits (N, T, U + 1, V); targets (N, U); lengths (N,)
-
-    Example:
-        >>> rnnt_loss(torch.zeros(1, 2, 2, 2), torch.tensor([[0]]), [2], [1])  # 2 alignments of 3 steps
-        tensor(1.3863)
-
-    See: Graves 2012, Sequence transduction with recurrent neural networks.
-    """
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
-    _check.floating(logits, "logits")
-    if logits.dim() != 4 or not logits.shape[2]:
-        raise ValueError(f"logits must be (N, T, U + 1, V); got {tuple(logits.shape)}")
-    batch, n, states, classes = logits.shape
-    if not isinstance(targets, Tensor) or targets.is_floating_point():
-        came = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
-        raise TypeError(f"targets must be a tensor of integers; got {came}")
-    if targets.shape != (batch, states - 1):
-        raise ValueError(f"targets must be {(batch, states - 1)}, as the logits have it; got {tuple(targets.shape)}")
-    if not -classes <= blank < classes:
-        raise ValueError(f"blank must be one of {classes} classes; got {blank}")
-    frames = _lengths(logit_lengths, batch, n, logits.device, "logit_lengths")
-    counts = _lengths(target_lengths, batch, states - 1, logits.device, "target_lengths")
-    targets = targets.to(device=logits.device, dtype=torch.long)
-    inside = torch.arange(states - 1, device=logits.device) < counts[:, None]
-    targets = torch.where(inside, targets, 0)
-    if _check.readable(targets) and bool(((targets < 0) | (targets >= classes)).any()):
-        raise ValueError(f"targets must be in [0, {classes}); got values in [{targets.min()}, {targets.max()}]")
-    x = wide(_Clamped.apply(logits, clamp) if clamp > 0 else logits)
-    ends, labels = x[..., blank], x[:, :, :-1].gather(3, targets[:, None, :, None].expand(-1, n, -1, 1)).squeeze(3)
-    if fused_log_softmax:
-        total = x.logsumexp(-1)
-        ends, labels = ends - total, labels - total[:, :, :-1]
-    losses = -Marginals(Transducer((frames, counts))).max(ends, labels).to(logits.dtype)
-    if reduction == "none":
-        return losses
-    return losses.mean() if reduction == "mean" else losses.sum()
-
-
-class _Clamped(Function):
-    """The logits themselves; the entries of their gradient are clamped."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
-        ctx.bound = bound
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return g.clamp(-ctx.bound, ctx.bound), None
 
 
 def hmm_log_likelihood(initial: Tensor, transition: Tensor, emission: Tensor, lengths: Tensor | None = None) -> Tensor:

@@ -26,23 +26,40 @@ class TokenSpan(NamedTuple):
         return self.end - self.start
 
 
-def monotonic_alignment_search(scores: Tensor, lengths: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def monotonic_alignment_search(
+    scores: Tensor, lengths: tuple[Tensor, Tensor] | None = None, output: str = "path"
+) -> Tensor:
     """The best path of frames through tokens, as 0 and 1: each frame one token, in order, none skipped.
 
     It is `pm.Monotonic(lengths).map(scores)`, by the name it has in text-to-speech. The sum over tokens is 1 for each
     frame, that over frames the durations. Where keeping a token and moving on are as good, the path that is read from
     the last frame backwards keeps its token: the rule of `monotonic_align`, so that both give the same path.
 
-    Shapes: scores (*batch, frames, tokens); lengths a pair of (*batch,), frames and tokens; the result like scores
+    To write the path takes longer than to find it: `output="tokens"` gives the token of each frame instead, -1 at
+    padding, and "durations" the number of frames of each token.
+
+    Shapes:
+        scores (*batch, frames, tokens); lengths a pair of (*batch,), frames and tokens; the path like scores, tokens
+        (*batch, frames), durations (*batch, tokens)
 
     Example:
         >>> path = monotonic_alignment_search(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 1.0]]))
         >>> path.sum(-2)  # durations
         tensor([1., 2.])
+        >>> monotonic_alignment_search(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 1.0]]), output="durations")
+        tensor([1, 2])
 
     See: Kim et al. 2020, Glow-TTS, section 3.2.
     """
-    return Monotonic(lengths).map(scores)
+    if output not in ("path", "tokens", "durations"):
+        raise ValueError(f"output must be 'path', 'tokens' or 'durations'; got {output!r}")
+    if output == "path":
+        return Monotonic(lengths).map(scores)
+    tokens = Monotonic(lengths).tokens(scores)
+    if output == "tokens":
+        return tokens
+    counts = tokens.new_zeros(*scores.shape[:-2], scores.shape[-1])
+    return counts.scatter_add_(-1, tokens.clamp(min=0), (tokens >= 0).long()) if scores.shape[-1] else counts
 
 
 def forced_align(

@@ -12,6 +12,8 @@ import polymax as pm
 from polymax.kernels.monotonic import monotonic_search
 from polymax.kernels.monotonic.reference import monotonic_search as reference
 
+# where Triton's file runs: compiled, or in the interpreter
+GPU = "cuda" if torch.cuda.is_available() else "cpu"
 FRAMES, TOKENS = torch.tensor([7, 5, 5, 3, 1, 0]), torch.tensor([3, 5, 1, 2, 1, 0])
 
 
@@ -38,10 +40,25 @@ def test_monotonic_alignment_search(dtype):
     path = pm.monotonic_alignment_search(scores, (FRAMES, TOKENS))
     for b, (n, m) in enumerate(zip(FRAMES.tolist(), TOKENS.tolist())):
         equal(path[b], monotonic_align(scores[b], n, m), "the path is that of monotonic_align, ties too")
-    tokens, value = monotonic_search(scores, FRAMES, TOKENS)
-    expected, best = reference(scores, FRAMES, TOKENS)
-    equal(tokens, expected, "the kernel is its reference")
-    equal(value, best, "the kernel is its reference")
+    equal(pm.monotonic_alignment_search(scores, (FRAMES, TOKENS), "durations"), path.sum(-2).long(), "durations")
+    tokens, _ = monotonic_search(scores, FRAMES, TOKENS)
+    equal(pm.monotonic_alignment_search(scores, (FRAMES, TOKENS), "tokens"), tokens, "tokens of frames")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(6, 7, 5), (3, 17, 9), (2, 0, 0), (0, 3, 2)])
+def test_searches_are_their_reference(dtype, shape):
+    """To the bits, with ties and without, on the CPU and by Triton."""
+    from polymax.kernels.monotonic.cuda import monotonic_search as triton_search
+
+    frames = torch.randint(0, shape[1] + 1, shape[:1])
+    tokens = (torch.rand(shape[0]) * (frames.clamp(max=shape[2]) + 1)).long().clamp(max=shape[2])
+    for given in (torch.randint(-2, 3, shape).to(dtype), torch.randn(shape).to(dtype)):
+        path, value = reference(given, frames, tokens)
+        for search, device in ((monotonic_search, "cpu"), (triton_search, GPU)):
+            ours = search(*(t.to(device) for t in (given, frames, tokens)))
+            equal(ours[0].cpu(), path, "the kernel is its reference")
+            equal(ours[1].cpu(), value, "the kernel is its reference")
 
 
 def test_monotonic_search_of_what_is_forbidden_or_undefined():
@@ -49,8 +66,10 @@ def test_monotonic_search_of_what_is_forbidden_or_undefined():
     scores[0, 3] = -torch.inf
     scores[1, 2, 2] = torch.nan
     scores[2, 0, 3] = torch.nan  # no path comes there
-    for search in (monotonic_search, reference):
-        tokens, value = search(scores, FRAMES, TOKENS)
+    from polymax.kernels.monotonic.cuda import monotonic_search as triton_search
+
+    for search, device in ((monotonic_search, "cpu"), (reference, "cpu"), (triton_search, GPU)):
+        tokens, value = (t.cpu() for t in search(scores.to(device), FRAMES.to(device), TOKENS.to(device)))
         assert value[0] == -torch.inf
         assert value[1].isnan()
         assert value[2:].isfinite().all()
@@ -286,12 +305,132 @@ def test_rnnt_loss(blank):
     close(clamped, g.clamp(-0.05, 0.05), "clamp bounds the gradient")
 
 
-def test_rnnt_loss_of_a_published_case():
-    """The case in the tests of warp-transducer: T = 2, U = 3, V = 5, labels 1 and 2, blank 0."""
-    probabilities = [
-        0.1, 0.6, 0.1, 0.1, 0.1, 0.1, 0.1, 0.6, 0.1, 0.1, 0.1, 0.1, 0.2, 0.8, 0.1,
-        0.1, 0.6, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.1, 0.1, 0.7, 0.1, 0.2, 0.1, 0.1,
-    ]  # fmt: skip
-    logits = torch.tensor(probabilities).reshape(1, 2, 3, 5)
-    loss = pm.rnnt_loss(logits, torch.tensor([[1, 2]]), [2], [2], blank=0)
-    close(loss, 4.495666, "the published loss")
+# the cases in the tests of warp-transducer and warp-rnnt: T = 2 or 3, U = 2, V = 5, labels 1 and 2, blank 0
+FRAME = [[0.1, 0.6, 0.1, 0.1, 0.1], [0.1, 0.1, 0.6, 0.1, 0.1], [0.1, 0.1, 0.2, 0.8, 0.1]]
+OTHER = [[0.1, 0.6, 0.1, 0.1, 0.1], [0.1, 0.1, 0.2, 0.1, 0.1], [0.7, 0.1, 0.2, 0.1, 0.1]]
+PUBLISHED = torch.tensor([[FRAME, OTHER, [[0.0] * 5] * 3], [FRAME, OTHER, FRAME]])
+SLOPES = [
+    [-0.13116688, -0.3999269, 0.17703125, 0.17703125, 0.17703125],
+    [-0.18572757, 0.12247056, -0.18168412, 0.12247056, 0.12247056],
+    [-0.32091254, 0.06269141, 0.06928472, 0.12624499, 0.06269141],
+    [0.05456069, -0.21824276, 0.05456069, 0.05456069, 0.05456069],
+    [0.12073959, 0.12073959, -0.48295835, 0.12073959, 0.12073959],
+    [-0.6925882, 0.16871116, 0.18645467, 0.16871116, 0.16871116],
+]
+
+
+def packed(logits, targets, frames, counts):
+    rows = [x[:n, : m + 1].flatten(0, 1) for x, n, m in zip(logits, frames.tolist(), counts.tolist())]
+    return torch.cat(rows), torch.cat([y[:m] for y, m in zip(targets, counts.tolist())])
+
+
+def test_rnnt_loss_of_published_cases():
+    targets, frames, counts = torch.tensor([[1, 2], [1, 2]]), torch.tensor([2, 3]), torch.tensor([2, 2])
+    logits = PUBLISHED.clone().requires_grad_()
+    losses = pm.rnnt_loss(logits, targets, frames, counts, 0, reduction="none")
+    close(losses, torch.tensor([4.495666773770733, 5.7367250428101615]), "the published losses")
+    (g,) = torch.autograd.grad(losses.sum(), logits)
+    close(g[0, :2].flatten(0, 1), torch.tensor(SLOPES), "the published gradient")
+    assert not g[0, 2].any()
+    log_probs = PUBLISHED.log_softmax(-1).requires_grad_()
+    loss = pm.rnnt_loss(log_probs, targets, frames, counts, 0, reduction="sum", fused_log_softmax=False)
+    (g,) = torch.autograd.grad(loss, log_probs)
+    close(g[1, 0, :2, :2], torch.tensor([[-0.45920877, -0.54079123], [-0.32392462, 0.0]]), "in log-probabilities")
+    one = pm.rnnt_loss(PUBLISHED[:1, :1], targets[:1], [1], [2], 0)
+    close(one, torch.tensor(4.274244594423859), "one frame, many tokens")
+    none = pm.rnnt_loss(PUBLISHED[:1, :1, :1], targets[:1, :0], [1], [0], 0)
+    close(none, torch.tensor(1.7314291957733714), "one frame, no token")
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_packed_logits(fused):
+    logits = torch.randn(4, 4, 3, 5, dtype=torch.float64, requires_grad=True)
+    targets, frames, counts = torch.randint(0, 4, (4, 2)), torch.tensor([4, 2, 1, 0]), torch.tensor([2, 1, 0, 0])
+    rows, tokens = packed(logits, targets, frames, counts)
+    expected = pm.rnnt_loss(logits, targets, frames, counts, reduction="none", fused_log_softmax=fused)
+    for given in (tokens, targets):
+        losses = pm.rnnt_loss(rows, given, frames, counts, reduction="none", fused_log_softmax=fused)
+        equal(losses, expected, "packed logits have the loss of padded ones")
+    (whole,), (part,) = (torch.autograd.grad(x.sum(), logits, retain_graph=True) for x in (expected, losses))
+    equal(whole, part, "and their gradient")
+    leaf = rows.detach().requires_grad_()
+    assert gradcheck(lambda x: pm.rnnt_loss(x, tokens, frames, counts, clamp=0.0), leaf, fast_mode=True)
+    assert gradgradcheck(lambda x: pm.rnnt_loss(x, tokens, frames, counts), leaf, fast_mode=True)
+
+
+@pytest.mark.parametrize("scale", [1.0, 200.0, 1e4])
+def test_additive_rnnt_loss(scale):
+    """Also where factors underflow: terms of a frame and of a token that have their largest entries apart."""
+    encoder = (scale * torch.randn(3, 4, 6, dtype=torch.float64)).requires_grad_()
+    predictor = (scale * torch.randn(3, 3, 6, dtype=torch.float64)).requires_grad_()
+    targets, frames, counts = torch.randint(0, 5, (3, 2)), torch.tensor([4, 2, 1]), torch.tensor([2, 1, 0])
+
+    def additive(e, p):
+        return pm.additive_rnnt_loss(e, p, targets, frames, counts)
+
+    def whole(e, p):
+        return pm.rnnt_loss(e.unsqueeze(2) + p.unsqueeze(1), targets, frames, counts)
+
+    close(additive(encoder, predictor), whole(encoder, predictor), "the loss of the sum")
+    for ours, theirs in zip(
+        *(torch.autograd.grad(f(encoder, predictor), (encoder, predictor)) for f in (additive, whole))
+    ):
+        close(ours, theirs, "the gradients of the sum")
+    if scale == 200.0:
+        terms = (200 * torch.eye(6)[:4].expand(3, 4, 6)).clone(), (200 * torch.eye(6)[3:].expand(3, 3, 6)).clone()
+        assert (torch.bmm((terms[0] - 200).exp(), (terms[1] - 200).exp().mT) == 0).any(), "float32 has no such product"
+        close(additive(*terms), whole(*terms), "terms that underflow are added up in the logarithm")
+    if scale < 1e4:
+        assert gradcheck(additive, (encoder, predictor), fast_mode=True)
+        assert gradgradcheck(additive, (encoder, predictor), fast_mode=True)
+    half = additive(encoder.detach().bfloat16(), predictor.detach().bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert half.isfinite()
+
+
+def test_additive_logits_are_never_formed():
+    """No tensor of the loss and of its gradient is as large as all logits."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            for t in found if isinstance(found, tuple | list) else [found]:
+                if isinstance(t, torch.Tensor):
+                    self.most = max(self.most, t.untyped_storage().nbytes() // max(1, t.element_size()))
+            return found
+
+    encoder, predictor = torch.randn(2, 20, 64, requires_grad=True), torch.randn(2, 11, 64, requires_grad=True)
+    with Largest() as seen:
+        pm.additive_rnnt_loss(encoder, predictor, torch.randint(0, 63, (2, 10)), [20, 15], [10, 7]).backward()
+    assert seen.most < 2 * 20 * 11 * 64 / 4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pm.rnnt_loss(torch.zeros(5, 3), torch.tensor([1]), [2], [1]), "packed logits must have 4 rows"),
+        (
+            lambda: pm.rnnt_loss(torch.zeros(4, 3), torch.tensor([1, 1]), [2], [1]),
+            "targets must be 1, one after the other",
+        ),
+        (
+            lambda: pm.rnnt_loss(torch.zeros(4, 3), torch.ones(2, 1).long(), [2], [1]),
+            r"targets must be \(1,\), or \(1, U\)",
+        ),
+        (
+            lambda: pm.rnnt_loss(torch.zeros(4, 3), torch.tensor([1]), [2], [1], 7),
+            "blank must be one of 3 classes; got 7",
+        ),
+        (lambda: pm.rnnt_loss(torch.zeros(2, 4, 3), torch.tensor([1]), [2], [1]), r"or packed \(rows, V\)"),
+        (
+            lambda: pm.additive_rnnt_loss(torch.zeros(1, 2, 3), torch.zeros(1, 2, 4), torch.tensor([[1]]), [2], [1]),
+            r"predictor must be \(1, U \+ 1, 3\) torch.float32 on cpu, as the encoder; got \(1, 2, 4\)",
+        ),
+    ],
+)
+def test_what_transducers_refuse(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

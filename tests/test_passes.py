@@ -41,6 +41,17 @@ def alignment(batch, n):
     return (randn(batch, n, n + 2),), (lengths(batch, n), lengths(batch, n + 2)), ()
 
 
+def gapped(batch, n):
+    shape = batch, n, n + 2
+    return (randn(*shape), randn(*shape, seed=1), randn(*shape, seed=2)), (lengths(batch, n), lengths(batch, n + 2)), ()
+
+
+def gapped_by_numbers(batch, n):
+    one = batch, 1, 1
+    given = randn(batch, n + 2, n), randn(*one, seed=1), randn(*one, seed=2)
+    return given, (lengths(batch, n + 2), lengths(batch, n)), ()
+
+
 def span_tree(batch, n):
     return (randn(batch, n, n, 1),), (lengths(batch, n),), ()
 
@@ -83,6 +94,8 @@ PROBLEMS = {
     "chain-in-groups": ("chain", chain_in_groups),
     "chain-of-many-states": ("chain", chain_of_many_states),
     "alignment": ("alignment", alignment),
+    "gapped": ("gapped", gapped),
+    "gapped-by-numbers": ("gapped", gapped_by_numbers),
     "span-tree": ("span_tree", span_tree),
     "span-tree-labelled": ("span_tree", span_tree_labelled),
     "projective-tree": ("projective_tree", projective_tree),

@@ -26,6 +26,7 @@ CASES = {
     "bracket": ("(S (NP (N dogs)) (VP (V bark)))\n(NP (D a) (N cat))\n", TINY, ["dogs bark", ["a", "cat", "!"]]),
     "seq2seq": ("a b\tc d\nb\td\n", TINY, ["a b", "b"]),
     "word-align": ("a b\tc d\nb\td\n", {"embedding": 4}, [("a b", "c d"), ["b", "d e"]]),
+    "protein-align": (">a\nAC-GT\n>b\nACCGT\n", {}, [("ACG", "AG"), ["ACGT", "A"]]),
     "entail": ("entailment\ta b\tc\nneutral\tb\ta\n", TINY, [("a b", "c"), ("b", "c a b")]),
     "classify": ("x\ta b c\ny\tb\n", {**TINY, "model": "gumbel-tree"}, ["a b c", "b"]),
     "listops": (
@@ -35,7 +36,7 @@ CASES = {
     ),
     "series": ("1,0,0,1\n2,1,1,0,0\n", {}, [[0.0, 0.1, 0.9], torch.ones(5, 1)]),
 }
-SUFFIX = {"parse": "conllu", "bracket": "ptb", "tag": "txt", "series": "csv"}
+SUFFIX = {"parse": "conllu", "bracket": "ptb", "tag": "txt", "series": "csv", "protein-align": "fa"}
 
 
 def untrained(name, folder, **chosen):
@@ -134,6 +135,7 @@ def test_other_results(tmp_path):
         ("tag", [["a", ""]]),
         ("entail", ["a"]),
         ("word-align", [("a",)]),
+        ("protein-align", [("A1", "A")]),
         ("series", [torch.zeros(0)]),
         ("series", [[float("nan")]]),
         ("classify", [" "]),

@@ -2,6 +2,7 @@
 
 from polymax.recipes.readers.columns import Tagged
 from polymax.recipes.readers.conllu import read_conllu
+from polymax.recipes.speech_align.tones import write_tones
 from polymax.recipes.training.settings import made
 from polymax.recipes.training.task import Trained, named
 
@@ -9,7 +10,12 @@ SMALL = {"hidden": 8, "embedding": 8}
 WORDS = (("She", "PRON", 2, "nsubj"), ("sings", "VERB", 0, "root"), ("songs", "NOUN", 2, "obj"))
 
 
-# of every task that has files of its own: a file, what is in it, inputs, and options
+def tones(folder):
+    """A table of two utterances, and their sounds beside it."""
+    return write_tones(folder, 2, 0, 0.01).read_text()
+
+
+# of every task that has files of its own: a file, what is in it (or what writes it), inputs, and options
 FILES = {
     "bracket": (
         "a.ptb",
@@ -26,8 +32,10 @@ FILES = {
     ),
     "listops": ("a.tsv", "3\t( ( ( [MAX 3 ) 2 ) ] )\n2\t( ( ( [MIN 3 ) 2 ) ] )\n", ["( ( ( [MAX 3 ) 2 ) ] )"], {}),
     "lm": ("a.txt", "the cat sat on the mat\n", ["the ", ""], {"longest": 4}),
+    "protein-align": ("a.fa", ">a\nAC-GT\n>b\nACCGT\n", [["ACG", "AG"]], {}),
     "seq2seq": ("a.tsv", "one two\tun deux\nthree\ttrois\n", ["one two"], {"beam": 2, "longest": 5}),
     "series": ("a.txt", "1 0.1 0.2 0.3 0.2\n2 0.5 0.1 0.0 0.1\n", [[0.1, 0.2, 0.1, 0.0]], {}),
+    "speech-align": ("utterances.tsv", tones, [[[0.0, 0.1, 0.2, 0.1] * 100, "a e"]], {}),
     "word-align": ("a.tsv", "a cat\tun chat\na dog\tun chien\n", [["a cat", "un chat"]], {}),
 }
 
@@ -46,7 +54,7 @@ def untrained(name, examples, **options):
 def from_file(name, folder):
     """The model of a task of the table, and inputs to it."""
     file, text, inputs, options = FILES[name]
-    (folder / file).write_text(text, encoding="utf-8")
+    (folder / file).write_text(text if isinstance(text, str) else text(folder), encoding="utf-8")
     return untrained(name, named(name).read([folder / file]), **options), inputs
 
 

@@ -117,6 +117,34 @@ class SeriesResult:
     discrepancies: dict[str, float]
 
 
+@dataclass(frozen=True, eq=False)
+class SpeechResult:
+    """The tokens of an utterance and the seconds at which each begins and ends; weights (frames, tokens).
+
+    These are the expected alignment, by the smoothing that was trained.
+    """
+
+    tokens: list[str]
+    starts: list[float]
+    ends: list[float]
+    weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceResult:
+    """Two sequences, their rows with gaps, the alignment as a CIGAR string and as pairs of places, from 0.
+
+    `weights` (n, m) has the probabilities of all pairs.
+    """
+
+    first: str
+    second: str
+    rows: tuple[str, str]
+    cigar: str
+    links: list[tuple[int, int]]
+    weights: Tensor | None
+
+
 def token_lists(inputs: Sequence[str | Sequence[str]]) -> list[list[str]]:
     """The tokens of sentences: of raw text by the tokenizer, else as they are; a ValueError for one without any.
 

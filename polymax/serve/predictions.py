@@ -109,7 +109,10 @@ def _is_input(task: str, one: Any) -> bool:
     if task == "series":
         rows = is_list and all(map(_is_row, one)) and len({len(row) for row in one}) == 1
         return is_list and (rows or all(map(_is_number, one)))
-    if task in ("word-align", "entail"):
+    if task == "speech-align":
+        spoken = is_list and len(one) == 2 and _is_row(one[0]) and isinstance(one[1], str)
+        return spoken and bool(one[1].strip())
+    if task in ("word-align", "protein-align", "entail"):
         return texts and len(one) == 2 and all(part.strip() for part in one)
     if task == "lm":
         return isinstance(one, str)

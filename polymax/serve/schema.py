@@ -20,6 +20,13 @@ _SENTENCE = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "string"}, "mi
 _PAIR = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
 _SERIES = {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "number"}, {"type": "array"}]}}
 
+_SPOKEN = {
+    "type": "array",
+    "prefixItems": [{"type": "array", "items": {"type": "number"}, "minItems": 1}, _TEXT],
+    "items": False,
+    "minItems": 2,
+}
+
 INPUTS: dict[str, dict[str, Any]] = {
     "tag": {**_SENTENCE, "description": "a sentence as text, or its tokens"},
     "parse": {**_SENTENCE, "description": "a sentence as text, or its tokens"},
@@ -30,6 +37,11 @@ INPUTS: dict[str, dict[str, Any]] = {
     "entail": {**_PAIR, "description": "a premise and a hypothesis"},
     "classify": {"anyOf": [_TEXT, _PAIR], "description": "a text, or two where the training had two"},
     "listops": {**_TEXT, "description": "an expression"},
+    "speech-align": {
+        **_SPOKEN,
+        "description": "samples at the rate of the training, and tokens between spaces",
+    },
+    "protein-align": {**_PAIR, "description": "two sequences of letters"},
     "series": {**_SERIES, "description": "a series (n,), or (n, d) as n rows of d values"},
 }
 
@@ -46,6 +58,15 @@ OUTPUTS: dict[str, dict[str, Any]] = {
         "premise": _STRINGS,
         "hypothesis": _STRINGS,
         "attention": {"type": "array"},
+    },
+    "speech-align": {"tokens": _STRINGS, "starts": _VECTOR, "ends": _VECTOR, "weights": _MATRIX},
+    "protein-align": {
+        "first": {"type": "string"},
+        "second": {"type": "string"},
+        "rows": _PAIR,
+        "cigar": {"type": "string"},
+        "links": _SPANS,
+        "weights": _MAYBE_MATRIX,
     },
     "series": {"label": {"type": "string"}, "discrepancies": _SHARES},
 }

@@ -197,13 +197,13 @@ def lattice(x: Tensor, rows: Tensor, counts: Tensor, frames: Tensor, blank: int)
     """
     batch, n, _ = x.shape
     labels = states_of(rows, blank)
-    at_labels = torch.where(_reached(rows, counts, frames, n), _at_labels(x, labels), -torch.inf)
+    by_state = torch.where(_reached(rows, counts, frames, n), at_labels(x, labels), -torch.inf)
     none = missing_frames(rows, counts, frames) > 0
     # a blank may be left out between labels that differ
     skips = torch.where(labels[:, 2:] == labels[:, :-2], -torch.inf, 0.0).to(x.dtype)
     roots = 2 * n * labels.shape[1] + (frames - 1).clamp(min=0) * (rows.shape[1] + 1) + torch.where(none, 0, counts)
     roots = torch.where((frames == 0) & (counts == 0), -1, roots)
-    scores = torch.cat([at_labels.flatten(1), skips], 1)
+    scores = torch.cat([by_state.flatten(1), skips], 1)
     graph = _graph.beside(scores, n, rows.shape[1])
     return Derivations(scores, graph, roots if n else torch.full_like(roots, -1), torch.Size([batch]), lambda mu: mu)
 
@@ -305,7 +305,7 @@ def _spread(cells: Tensor, labels: Tensor, classes: int) -> Tensor:
     return cells @ torch.nn.functional.one_hot(labels, classes).to(cells.dtype)
 
 
-def _at_labels(x: Tensor, labels: Tensor) -> Tensor:
+def at_labels(x: Tensor, labels: Tensor) -> Tensor:
     """x (B, n, classes) at the labels (B, states) of each instance: (B, n, states)."""
     if x.device.type == "cpu":
         return x.gather(2, labels[:, None].expand(-1, x.shape[1], -1))
@@ -313,7 +313,7 @@ def _at_labels(x: Tensor, labels: Tensor) -> Tensor:
 
 
 class _Labelled(Function):
-    """`_at_labels`, whose derivative adds up in the same order at every call."""
+    """`at_labels`, whose derivative adds up in the same order at every call."""
 
     generate_vmap_rule = True
 

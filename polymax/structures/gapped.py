@@ -10,14 +10,18 @@ from torch import Tensor
 from polymax._parts import Parts, tensors
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.entropy import UnknownOmega
+from polymax.hypergraphs.passes import SHANNON, Problem, kernel_passes
+from polymax.kernels.gapped import gapped_inside, gapped_outside, gapped_tangent
+from polymax.kernels.gapped.reference import recorded
 from polymax.regularizers import Regularizer
 from polymax.structures.base import checked_pairs, zeros_of
 from polymax.structures.compact.base import indicators
 from polymax.structures.compact.pairs import Pairs
-from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.dynamic import DynamicProgram, checked
 from polymax.structures.gapped_graph import ends_of, free_ends, graph, used_ends
 from polymax.structures.usable import usable_cells
 
+_PASSES = kernel_passes(gapped_inside, gapped_outside, gapped_tangent, recorded=recorded, scores=3)
 MODES = ("global", "local", "semi-global")
 GAPS = ("linear", "affine")
 
@@ -109,6 +113,39 @@ class GappedAlignment(DynamicProgram):
             return Derivations(flat, found, roots, batch, shaped, with_ends)
         found = graph.beside(flat, n, m, int(self.mode == "local"), len(full))
         return Derivations(flat, found, roots, batch, shaped)
+
+    def logsumexp(self, *scores: Tensor) -> Tensor:
+        problem = self._sums(*checked(scores))
+        return super().logsumexp(*scores) if problem is None else problem.value(SHANNON).to(scores[0].dtype)
+
+    def marginals(self, *scores: Tensor) -> Parts:
+        # expectations of gaps are those of cells
+        problem = self._sums(*self.full(*checked(scores)))
+        return super().marginals(*scores) if problem is None else problem.expectation(SHANNON)
+
+    def _sums(self, *scores: Tensor) -> Problem | None:
+        """The sum over alignments as kernels of its own have it: of whole sequences, in float32, on the CPU.
+
+        A gap score that is one number for all cells stays one.
+        """
+        pairs = scores[0]
+        if self.mode != "global" or pairs.dtype != torch.float32 or pairs.device.type != "cpu":
+            return None
+        full = self.full(*scores)
+        (x, rows, columns), batch = checked_pairs(self, pairs)
+        count = batch.numel()
+        gaps = []
+        for given, whole in zip(scores[1:], full[1:], strict=True):
+            single = not isinstance(given, Tensor) or given.numel() == 1
+            gaps.append(whole[..., :1, :1].reshape(count, 1, 1) if single and x.numel() else whole.reshape(x.shape))
+        if self.gap == "linear":
+            gaps = [gaps[0], gaps[0]]
+
+        def shaped(mu: tuple[Tensor, ...]) -> Parts:
+            whole = [t.reshape(pairs.shape) for t in mu]
+            return self.named(whole[0], whole[1] + whole[2]) if self.gap == "linear" else self.named(*whole)
+
+        return Problem(_PASSES, (x, *gaps, rows, columns), batch, shaped)
 
     def full(self, *scores: Any) -> tuple[Tensor, ...]:
         count = 3 if self.gap == "affine" else 2

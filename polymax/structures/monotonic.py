@@ -76,6 +76,18 @@ class Monotonic(DynamicProgram):
         graph = _graph.beside(parts, n, m)
         return Derivations(parts, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n, m))
 
+    def tokens(self, *scores: Tensor) -> Tensor:
+        """The token (*batch, frames) of each frame of the best alignment: `decode(map(scores))`, without cells.
+
+        It is -1 at padding, and where scores are undefined or forbid every alignment.
+
+        Example:
+            >>> Monotonic().tokens(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 1.0]]))
+            tensor([0, 1, 1])
+        """
+        (x, frames, tokens), _ = self._cells(*checked(scores))
+        return monotonic_search(x.detach(), frames, tokens)[0].reshape(scores[0].shape[:-1])
+
     def map(self, *scores: Tensor) -> Tensor:
         (x, frames, tokens), batch = self._cells(*checked(scores))
         with torch.no_grad():
@@ -158,7 +170,9 @@ def _cells_of(path: Tensor, m: int, dtype: torch.dtype) -> Tensor:
     """Indicators (B, n, m) of the tokens (B, n) of frames, -1 for none."""
     if not m or not _check.readable(path):
         return one_hot(path, m).to(dtype)
-    y = torch.zeros(*path.shape, m, dtype=dtype)
+    # pages that NumPy asks for are zero, and are not written to once more
+    found = np.zeros((*path.shape, m), np.float64 if dtype == torch.float64 else np.float32)
+    y = torch.from_numpy(found).to(dtype)
     return y.scatter_(-1, path.clamp(min=0).unsqueeze(-1), (path >= 0).to(dtype).unsqueeze(-1))
 
 

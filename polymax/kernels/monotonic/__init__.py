@@ -2,7 +2,8 @@
 
     v(t, j) = x(t, j) + max(v(t - 1, j), v(t - 1, j - 1))
 
-A frame keeps the token of the frame before where both are as good. Only cells on a way from the first cell to the last
+A frame keeps the token of the frame before where both are as good. Values are added up in the dtype of the scores, in
+float32 if that is shorter, in the order of the frames. Only cells on a way from the first cell to the last
 are read. NaN in one of them makes the value NaN; where all ways are forbidden, it is -inf; then no frame has a token.
 
 Shapes: x (B, n, m), frames and tokens (B,); the token of each frame (B, n) int64, -1 for none, and the value (B,)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from polymax.kernels.widen import wide
+
 
 def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     batch, n, m = x.shape
@@ -10,12 +12,12 @@ def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor,
     n_of, m_of = frames[:, None, None], tokens[:, None, None]
     # cells from which the last one can be reached, and that can be reached from the first
     within = (t < n_of) & (j < m_of) & (j <= t) & (m_of - 1 - j <= n_of - 1 - t) & (m_of <= n_of)
-    scores = torch.where(within, x.double(), -torch.inf)
+    scores = torch.where(within, wide(x), -torch.inf)
     bad = (within & x.isnan()).any(-1).any(-1)
     end = (tokens - 1).clamp(min=0)[:, None]
-    value = torch.where((frames == 0) & (tokens == 0), 0.0, x.new_full((batch,), -torch.inf, dtype=torch.float64))
+    value = torch.where((frames == 0) & (tokens == 0), 0.0, scores.new_full((batch,), -torch.inf))
     moves = torch.zeros(batch, n, m, dtype=torch.bool, device=x.device)
-    v = torch.full((batch, m), -torch.inf, dtype=torch.float64, device=x.device)
+    v = scores.new_full((batch, m), -torch.inf)
     for i in range(n if m else 0):
         moved = torch.nn.functional.pad(v[:, :-1], (1, 0), value=-torch.inf if i else 0.0)
         moves[:, i] = moved > v
@@ -28,4 +30,4 @@ def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor,
         inside = (i < frames) & (value > -torch.inf)
         path[:, i] = torch.where(inside, at, -1)
         at = torch.where(inside & moves[:, i].gather(1, at[:, None])[:, 0], at - 1, at).clamp(min=0)
-    return path, value
+    return path, value.double()

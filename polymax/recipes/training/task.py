@@ -119,7 +119,8 @@ class Trained:
         """What is found for each input, as objects of `polymax.recipes.results`: structures and probabilities.
 
         Inputs are texts or lists of tokens for tag, parse and bracket, texts for seq2seq, lm and listops, pairs of
-        texts for entail and word-align, either for classify, and arrays (n,) or (n, d) for series.
+        texts for entail, word-align and protein-align, either for classify, arrays (n,) or (n, d) for series, and
+        pairs of samples (n,) and a text of tokens for speech-align.
         """
         given = list(inputs)
         return self.task.results(self, given) if given else []

@@ -1,0 +1,1 @@
+"""Alignments of speech and of sequences, beside what people use for them."""

@@ -1,0 +1,137 @@
+"""Monotonic search, forced alignment, transducers, and alignments with gaps."""
+
+import torch
+from torch import Tensor
+
+import polymax as pm
+from benchmarks.alignments import oracles, peers
+from benchmarks.baselines import Tensors, ours
+from benchmarks.record import Bar
+from benchmarks.workload import BOTH, FORWARD, Case, FunctionCase, Problems, Shape, Signature, Size, gaussian
+
+OPEN, EXTEND = -2.0, -0.5
+
+
+def tokens(scores: Tensor) -> Tensor:
+    return pm.monotonic_alignment_search(scores, output="tokens")
+
+
+def path(scores: Tensor) -> Tensor:
+    return pm.monotonic_alignment_search(scores)
+
+
+def labels(log_probs: Tensor) -> Tensor:
+    return pm.forced_align(log_probs, peers.spoken(log_probs.shape[1] // 8, log_probs.shape[2], log_probs.device))[0]
+
+
+def transduced(logits: Tensor) -> Tensor:
+    batch, frames, states, classes = logits.shape
+    targets = peers.spoken(states - 1, classes - 1, logits.device).expand(batch, -1)
+    sizes = [frames] * batch, [states - 1] * batch
+    return pm.rnnt_loss(logits, targets, *sizes, reduction="none")
+
+
+def additive(encoder: Tensor, predictor: Tensor) -> Tensor:
+    (batch, frames, classes), states = encoder.shape, predictor.shape[1]
+    targets = peers.spoken(states - 1, classes - 1, encoder.device).expand(batch, -1)
+    sizes = [frames] * batch, [states - 1] * batch
+    return pm.additive_rnnt_loss(encoder, predictor, targets, *sizes, reduction="none")
+
+
+def gapped(pairs: Tensor) -> Tensor:
+    return pm.Marginals(pm.GappedAlignment()).max(pairs, OPEN, EXTEND)
+
+
+def best_labels(log_probs: Tensor) -> Tensor:
+    targets = peers.spoken(log_probs.shape[1] // 8, log_probs.shape[2], log_probs.device)
+    return oracles.labelling(log_probs, targets)
+
+
+def exact_loss(logits: Tensor) -> Tensor:
+    return oracles.transducer(logits, peers.spoken(logits.shape[2] - 1, logits.shape[3] - 1, logits.device))
+
+
+def exact_additive(encoder: Tensor, predictor: Tensor) -> Tensor:
+    return exact_loss(encoder.unsqueeze(2) + predictor.unsqueeze(1))
+
+
+def exact_gapped(pairs: Tensor) -> Tensor:
+    return oracles.gapped(pairs, OPEN, EXTEND)
+
+
+def log_probs(shape: Shape, generator: torch.Generator) -> Tensors:
+    return (gaussian(shape, generator)[0].log_softmax(-1),)
+
+
+def two_terms(shape: Shape, generator: torch.Generator) -> Tensors:
+    batch, frames, states, classes = shape
+    return *gaussian((batch, frames, classes), generator), *gaussian((batch, states, classes), generator)
+
+
+def score_alone(inputs: Tensors, outputs: Tensors) -> Tensors:
+    """A path is as good as its score: rounding decides between paths that are all but equally good."""
+    (x,), (y,) = inputs, outputs
+    found = (x * y).sum(2) if y.dim() == 3 else x.gather(2, y.long().unsqueeze(2)).squeeze(2)
+    return (found.sum(1),)
+
+
+def nothing(shape: Shape) -> tuple[Shape, ...]:
+    """No output that has a derivative."""
+    return ()
+
+
+def one_each(shape: Shape) -> tuple[Shape, ...]:
+    """A number for each instance."""
+    return (shape[:1],)
+
+
+def sizes(timed: str, signature: Signature, quick: Shape, *shapes: Shape) -> Problems:
+    """The same problems on both devices."""
+    return Problems({device: tuple(map(Size, shapes)) for device in ("cpu", "cuda")}, (timed,), signature, quick)
+
+
+PATHS = Signature(gaussian, nothing, compared=score_alone)
+LABELS = Signature(log_probs, nothing, compared=score_alone)
+SPEECH = (64, 1000, 200)
+JOINT = (8, 200, 41, 256)
+
+ALIGNMENTS: list[Case] = [
+    FunctionCase(
+        "monotonic search",
+        ours(tokens, oracles.monotonic),
+        sizes(FORWARD, PATHS, (3, 9, 4), SPEECH),
+        (peers.MONOTONIC_ALIGN.behind(5),),
+        {("cuda", FORWARD): Bar(1e3, "eager_us")},
+    ),
+    FunctionCase(
+        "monotonic path",
+        ours(path, oracles.monotonic),
+        sizes(FORWARD, PATHS, (3, 9, 4), SPEECH),
+        (peers.MONOTONIC_ALIGN,),
+    ),
+    FunctionCase(
+        "forced alignment",
+        ours(labels, best_labels),
+        sizes(FORWARD, LABELS, (3, 16, 5), (32, 400, 64)),
+        (peers.FORCED_ALIGN.behind(20),),
+    ),
+    FunctionCase(
+        "transducer",
+        ours(transduced, exact_loss),
+        sizes(BOTH, Signature(gaussian, one_each), (2, 5, 3, 7), JOINT),
+        (peers.RNNT_LOSS.behind(1 / 1.2),),
+    ),
+    FunctionCase(
+        "additive transducer",
+        ours(additive, exact_additive),
+        sizes(BOTH, Signature(two_terms, one_each), (2, 5, 3, 7), JOINT),
+        (peers.formed(transduced),),
+    ),
+    FunctionCase(
+        "gapped alignment",
+        ours(gapped, exact_gapped),
+        sizes(BOTH, Signature(gaussian, one_each), (3, 7, 5), (64, 512, 512)),
+        (peers.wavefront(OPEN, EXTEND).behind(10),),
+        {("cuda", BOTH): Bar(3e3, "eager_us")},
+    ),
+]

@@ -1,0 +1,139 @@
+"""Sums over alignments with gaps in float32, for Numba: strips of rows in vector lanes, numbers with exponents.
+
+The chart keeps the row above each strip. The outside pass walks strips from the last: it walks a strip forwards once
+more, for the weights of its choices, and then backwards. What float32 with exponents cannot hold, and other
+smoothings, are left to the general hypergraph.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.gapped import STRIP, chart_like, reference
+from polymax.kernels.gapped.numba_back import collect, collect_border, walk_back
+from polymax.kernels.gapped.numba_strip import LARGEST, WIDEST, border, exponentials, walk
+from polymax.kernels.hypergraph import hypergraph_inside, hypergraph_outside, hypergraph_tangent
+from polymax.kernels.numba_math import _bits, kernel
+
+
+def gapped_inside(
+    pairs: Tensor, opened: Tensor, extended: Tensor, rows: Tensor, columns: Tensor, alpha: float
+) -> tuple[Tensor, Tensor]:
+    given = pairs, opened, extended, rows, columns
+    chart = chart_like(pairs)
+    if alpha != 1 or pairs.dtype != torch.float32:
+        return _by_graph(hypergraph_inside, given, alpha)[0], chart.zero_()
+    value = torch.empty(pairs.shape[0])
+    parallel(_inside, _work(pairs), 16, *map(_array, given), _array(value), _array(chart))
+    odd = chart[:, -1, 0, 0] != 1
+    if bool(odd.any()):
+        value[odd] = _by_graph(hypergraph_inside, tuple(t[odd] for t in given), alpha)[0]
+    return value, chart
+
+
+def gapped_outside(
+    pairs: Tensor,
+    opened: Tensor,
+    extended: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    chart: Tensor,
+    g: Tensor,
+    alpha: float,
+) -> tuple[Tensor, ...]:
+    given = pairs, opened, extended, rows, columns
+    out = tuple(torch.empty(x.shape, dtype=x.dtype) for x in given[:3])
+    odd = chart[:, -1, 0, 0] != 1
+    if not bool(odd.all()):
+        parallel(_outside, _work(pairs), 32, *map(_array, (*given, chart, g, *out)))
+    if bool(odd.any()):
+        some = tuple(t[odd] for t in given)
+        x, graph, roots = reference.as_graph(*some)
+        table = hypergraph_inside(x, *graph.arrays, roots, alpha)[1]
+        mu = hypergraph_outside(x, *graph.arrays, roots, table, g[odd].contiguous(), alpha)
+        for whole, part in zip(out, reference.parts_of(some[:3], mu), strict=True):
+            whole[odd] = part
+    return out
+
+
+def gapped_tangent(*args: Tensor | float) -> tuple[Tensor, ...]:
+    given, (_, g, *along, alpha) = args[:5], args[5:]
+    x, graph, roots = reference.as_graph(*given)
+    table = hypergraph_inside(x, *graph.arrays, roots, alpha)[1]
+    slope, dmu = hypergraph_tangent(x, *graph.arrays, roots, table, g, reference.flat_scores(*along), alpha)
+    return slope, *reference.parts_of(given[:3], dmu)
+
+
+def _by_graph(op, given, alpha):
+    x, graph, roots = reference.as_graph(*given)
+    return op(x, *graph.arrays, roots, alpha)
+
+
+def _array(x):
+    return x.detach().contiguous().numpy()
+
+
+def _work(pairs):
+    count, n, m = pairs.shape
+    return torch.Size((count, n * m))
+
+
+@kernel
+def _inside(start, stop, pairs, opened, extended, rows, columns, value, chart):
+    width = pairs.shape[2] + 1
+    lines = np.empty((width + STRIP + 1) * 6 * STRIP, np.float32)
+    weights = np.empty(8 * STRIP, np.float32)
+    state = np.empty(10 * STRIP, np.float32)
+    for b in range(start, stop):
+        n, m = rows[b], columns[b]
+        value[b] = 0
+        chart[b, -1, 0, 0] = 1
+        if n == 0 or m == 0:
+            continue
+        most = border(opened[b], extended[b], m, chart[b, 0])
+        for k in range((n + STRIP - 1) // STRIP):
+            size = exponentials(pairs[b], opened[b], extended[b], k * STRIP, n, m, lines, k == 0)
+            # a NaN stays
+            most = size if size > most or size != size else most
+            tail = min(STRIP, n - k * STRIP) - 1
+            # the row below the last strip is kept nowhere
+            walk(lines, m, tail, chart[b, k], chart[b, k + 1], state, weights, False)
+        last = chart[b, (n + STRIP - 1) // STRIP]
+        number, power = last[4, m], _bits(last[5, m])
+        value[b] = math.log(np.float64(number)) + power * math.log(2) if number > 0 else -np.inf
+        chart[b, -1, 0, 1] = 1 if number > 0 else 0
+        chart[b, -1, 0, 0] = 1 if most <= min(LARGEST, WIDEST / (n + m)) else 0
+
+
+@kernel
+def _outside(start, stop, pairs, opened, extended, rows, columns, chart, g, d_pairs, d_open, d_extend):
+    width = pairs.shape[2] + 1
+    lines = np.empty((width + STRIP + 1) * 6 * STRIP, np.float32)
+    weights = np.empty((width + STRIP) * 8 * STRIP, np.float32)
+    state = np.empty(10 * STRIP, np.float32)
+    flow = np.empty(7 * STRIP, np.float32)
+    found = np.empty((width + STRIP) * 3 * STRIP, np.float32)
+    # what a strip is given by the one below it, and what it gives to the one above: to M, X and P of each column
+    given, gives = np.empty((3, width + 1), np.float32), np.empty((3, width + 1), np.float32)
+    unused = np.empty((6, width), np.float32)
+    for b in range(start, stop):
+        d_pairs[b] = 0
+        d_open[b] = 0
+        d_extend[b] = 0
+        n, m = rows[b], columns[b]
+        if n == 0 or m == 0 or chart[b, -1, 0, 0] != 1 or chart[b, -1, 0, 1] == 0:
+            continue
+        given[:] = 0
+        given[2, m] = g[b]
+        strips = (n + STRIP - 1) // STRIP
+        for k in range(strips - 1, -1, -1):
+            exponentials(pairs[b], opened[b], extended[b], k * STRIP, n, m, lines, k == strips - 1)
+            tail = min(STRIP, n - k * STRIP) - 1
+            walk(lines, m, tail, chart[b, k], unused, state, weights, True)
+            walk_back(weights, m, tail, given, gives, flow, found)
+            given, gives = gives, given
+            collect(found, k * STRIP, tail + 1, m, d_pairs[b], d_open[b], d_extend[b])
+        collect_border(given[2], m, d_open[b], d_extend[b])

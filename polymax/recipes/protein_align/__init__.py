@@ -1,0 +1,1 @@
+"""Pairs of sequences: scores of substitutions and gaps that are learned from known alignments."""
