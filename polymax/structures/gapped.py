@@ -124,12 +124,12 @@ class GappedAlignment(DynamicProgram):
         return super().marginals(*scores) if problem is None else problem.expectation(SHANNON)
 
     def _sums(self, *scores: Tensor) -> Problem | None:
-        """The sum over alignments as kernels of its own have it: of whole sequences, in float32, on the CPU.
+        """The sum over alignments as kernels of its own have it: of whole sequences, in float32.
 
         A gap score that is one number for all cells stays one.
         """
         pairs = scores[0]
-        if self.mode != "global" or pairs.dtype != torch.float32 or pairs.device.type != "cpu":
+        if self.mode != "global" or pairs.dtype != torch.float32 or pairs.device.type not in ("cpu", "cuda"):
             return None
         full = self.full(*scores)
         (x, rows, columns), batch = checked_pairs(self, pairs)
