@@ -157,7 +157,7 @@ class GappedAlignment(DynamicProgram):
             raise ValueError(f"pairs must be (*batch, n, m); got {tuple(pairs.shape)}")
         found = [pairs]
         for name, x in zip(names[1:], scores[1:], strict=True):
-            x = torch.as_tensor(x, dtype=pairs.dtype, device=pairs.device) if not isinstance(x, Tensor) else x
+            x = pairs.new_full((), x) if not isinstance(x, Tensor) else x
             try:
                 found.append(x.expand(pairs.shape))
             except RuntimeError:

@@ -62,7 +62,7 @@ def _plain(given):
 def _sizes(given):
     size = ceil_power(given[0].shape[1])
     single = [t.shape[1:] != given[0].shape[1:] for t in given[1:3]]
-    warps = min(max(size // 64, 1), 16)
+    warps = min(max(size // 32, 1), 16)
     return {"ONE_OPEN": single[0], "ONE_EXTEND": single[1], "BR": size, "num_warps": warps}
 
 
@@ -120,7 +120,6 @@ def _inside(
         b_m, b_d, b_i, b_p, b_diagonal = none, none, none, none, none
         # P above the first row, and what its next insertion scores
         above = tl.full([], 0.0, tl.float64)
-        best = tl.full([], float("-inf"), tl.float64)
         for t in range(rows + columns):
             o_j = t - o_r
             b_on = (o_j >= 0) & (o_j <= columns) & (o_r < rows)
@@ -153,10 +152,10 @@ def _inside(
             o_next = tl.minimum(t, columns - 1)
             extend = tl.load(p_extend + (0 if ONE_EXTEND else o_next)).to(tl.float64)
             above += tl.where(t == 0, tl.load(p_open).to(tl.float64), extend)
-            best = tl.max(tl.where((o_r == rows - 1) & (o_j == columns), b_p, float("-inf")), 0)
-            bad = tl.max(((o_r == rows - 1) & (o_j == columns) & (b_p != b_p)).to(tl.int32), 0)
-            best = tl.where(bad > 0, float("nan"), best)
-        tl.store(p_value + i_b, best)
+        # after the last step the last row is in the last column
+        best = tl.max(tl.where(o_r == rows - 1, b_p, float("-inf")), 0)
+        bad = tl.max(((o_r == rows - 1) & (b_p != b_p)).to(tl.int32), 0) > 0
+        tl.store(p_value + i_b, tl.where(bad, float("nan"), best))
     else:
         tl.store(p_value + i_b, 0.0)
 
@@ -195,7 +194,7 @@ def _outside(
         b_lm, b_ld, b_li, b_um, b_ud, b_pair, b_late = zero, zero, zero, zero, zero, zero, zero
         b_opens, b_extends = zero.to(tl.float64), zero.to(tl.float64)
         b_open_kept, b_extend_kept = zero, zero
-        above = tl.full([], 0.0, tl.float32)
+        b_above = zero
         for back in range(rows + columns):
             t = rows + columns - 1 - back
             o_j = t - o_r
@@ -219,9 +218,9 @@ def _outside(
             b_pair = b_m
             tl.store(p_dx + o_r * m + o_j - 1, b_m.to(p_dx.dtype.element_ty), mask=b_on & (o_j > 0))
             # insertions above the first row: who passes column j passes all before it
-            b_open = b_um + b_lm + b_ld + tl.where((o_r == 0) & (t == 1), above, 0.0)
-            b_extend = b_ud + b_li + tl.where((o_r == 0) & (t > 1) & (t <= columns), above, 0.0)
-            above += tl.sum(tl.where((o_r == 0) & (o_j > 0) & b_on, b_m, 0.0), 0)
+            b_open = b_um + b_lm + b_ld + tl.where((o_r == 0) & (t == 1), b_above, 0.0)
+            b_extend = b_ud + b_li + tl.where((o_r == 0) & (t > 1) & (t <= columns), b_above, 0.0)
+            b_above += tl.where(b_on & (o_j > 0), b_m, 0.0)
             b_open = tl.where(b_on, b_open, 0.0)
             b_extend = tl.where(b_on, b_extend, 0.0)
             if ONE_OPEN:
