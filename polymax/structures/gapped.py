@@ -17,7 +17,7 @@ from polymax.regularizers import Regularizer
 from polymax.structures.base import checked_pairs, zeros_of
 from polymax.structures.compact.base import indicators
 from polymax.structures.compact.pairs import Pairs
-from polymax.structures.dynamic import DynamicProgram, checked
+from polymax.structures.dynamic import DynamicProgram, checked, narrow
 from polymax.structures.gapped_graph import ends_of, free_ends, graph, used_ends
 from polymax.structures.usable import usable_cells
 
@@ -121,7 +121,7 @@ class GappedAlignment(DynamicProgram):
     def marginals(self, *scores: Tensor) -> Parts:
         # expectations of gaps are those of cells
         problem = self._sums(*self.full(*checked(scores)))
-        return super().marginals(*scores) if problem is None else problem.expectation(SHANNON)
+        return super().marginals(*scores) if problem is None else narrow(problem.expectation(SHANNON), scores[0].dtype)
 
     def _sums(self, *scores: Tensor) -> Problem | None:
         """The sum over alignments as kernels of its own have it: of whole sequences, in float32.

@@ -16,7 +16,7 @@ from polymax.kernels.transducer.reference import recorded
 from polymax.structures.base import checked_lengths, zeros_of
 from polymax.structures.compact import faults
 from polymax.structures.compact.emissions import Emissions
-from polymax.structures.dynamic import DynamicProgram, checked
+from polymax.structures.dynamic import DynamicProgram, checked, narrow
 from polymax.structures.usable import before_end, places
 
 _PASSES = kernel_passes(transducer_inside, transducer_outside, transducer_tangent, recorded=recorded, scores=2)
@@ -60,7 +60,7 @@ class Transducer(DynamicProgram):
 
     def marginals(self, *scores: Tensor) -> TransducerParts:
         problem = self._sums(*checked(scores))
-        return super().marginals(*scores) if problem is None else problem.expectation(SHANNON)
+        return super().marginals(*scores) if problem is None else narrow(problem.expectation(SHANNON), scores[0].dtype)
 
     def _sums(self, *scores: Tensor) -> Problem | None:
         """The sum over paths as kernels of its own have it: in float32, on CUDA."""
