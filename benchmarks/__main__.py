@@ -42,6 +42,9 @@ def run(options: argparse.Namespace) -> int:
         for row in case.rows(options.device, options.quick):
             print(record.line(row), flush=True)
             rows.append(row)
+        if options.out is not None:
+            # what was measured stays, if the rest is stopped
+            record.save(options.out, record.Run(**started.__dict__ | {"rows": tuple(rows)}))
     print(f"\n{record.summary(rows)}")
     if out is not None:
         record.save(out, record.Run(**started.__dict__ | {"rows": tuple(rows)}))

@@ -5,7 +5,8 @@
 
 Each is the model of `polymax train lm`, trained on random windows of a text, with the same first weights and the same
 windows; the end of the text is held out. Without --text it learns the sources and documents of this repository. Only
-torch and polymax are needed.
+torch and polymax are needed. With --keep and --start trainings may run side by side, and tokens a second of what they
+learned be measured alone.
 """
 
 import argparse
@@ -33,6 +34,8 @@ from polymax.recipes.lm.tokens import Bytes
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("softmax", "entmax", "adaptive-entmax")
+# options that are no settings of the trainings
+NOT_KEPT = ("out", "text", "attention", "start", "keep")
 # lines that tell how far a training is
 PARTS = 10
 # steps that are not timed: kernels are compiled in them
@@ -83,6 +86,9 @@ def main() -> int:
     parser.add_argument("--precision", choices=("bf16", "float32"), default="bf16")
     parser.add_argument("--held-out", type=int, default=16, help="windows at the end of the text that are not learned")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=Path, help="folder with weights to start from")
+    parser.add_argument("--keep", type=Path, help="folder for the weights of each attention")
+    parser.add_argument("--speed-only", action="store_true", help="measure tokens a second and nothing else")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.steps <= 0 and options.seconds <= 0:
@@ -97,7 +103,7 @@ def main() -> int:
         return 1
     print(table(rows))
     if options.out is not None:
-        settings = {name: value for name, value in vars(options).items() if name not in ("out", "text", "attention")}
+        settings = {name: value for name, value in vars(options).items() if name not in NOT_KEPT}
         named = [str(file) for file in options.text or ()] or "this repository"
         facts = {"machine": machine.describe(options.device), "text": named, "bytes": len(train), **settings}
         options.out.write_text(json.dumps({**facts, "rows": rows}, indent=2) + "\n", encoding="utf-8")
@@ -147,21 +153,19 @@ def measured(name: str, options: argparse.Namespace, train: Tensor, held_out: Te
     )
     torch.manual_seed(how.seed)
     model = LanguageModel(chosen, len(Bytes())).to(how.device)
+    if options.start is not None:
+        model.load_state_dict(torch.load(options.start / f"{name}.pt", map_location=how.device))
     weights = sum(parameter.numel() for parameter in model.parameters())
     print(f"{name}: {weights:,} weights, context {chosen.context:,}, {how.batch_size} windows in a step", flush=True)
     if how.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     curve = list(trained(model, how, train, chosen.context))
     peak = torch.cuda.max_memory_allocated() / 2**30 if how.device == "cuda" else None
-    model.eval()
-    bits = bits_per_byte(model, how, held_out)
-    with how.autocast():
-        layers = model.statistics(held_out[:1, :-1].to(how.device))
-    for number, layer in enumerate(layers):
-        print(f"layer {number}\n{layer}")
-    alphas = model.alphas()
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        torch.save(model.state_dict(), options.keep / f"{name}.pt")
     rates = [part["tokens_per_second"] for part in curve if part["tokens_per_second"]]
-    yield {
+    row = {
         "attention": name,
         "model": asdict(chosen),
         "weights": weights,
@@ -170,6 +174,22 @@ def measured(name: str, options: argparse.Namespace, train: Tensor, held_out: Te
         "tokens": curve[-1]["step"] * how.batch_size * chosen.context,
         # of the second half: weights are as sparse then as they get
         "tokens_per_second": median(rates[len(rates) // 2 :]) if rates else None,
+        "peak_gib": peak,
+        "curve": curve,
+    }
+    yield row if options.speed_only else {**row, **quality(model, how, chosen, held_out)}
+
+
+def quality(model: LanguageModel, how: Training, chosen: LanguageModelOptions, held_out: Tensor) -> dict[str, Any]:
+    """What a model has learned, how sparse its attention is, and what it writes."""
+    model.eval()
+    bits = bits_per_byte(model, how, held_out)
+    with how.autocast():
+        layers = model.statistics(held_out[:1, :-1].to(how.device))
+    for number, layer in enumerate(layers):
+        print(f"layer {number}\n{layer}")
+    alphas = model.alphas()
+    return {
         "bits_per_byte": bits,
         "perplexity": 2**bits,
         **attention_report(layers),
@@ -177,8 +197,6 @@ def measured(name: str, options: argparse.Namespace, train: Tensor, held_out: Te
         "zeros_by_head": [layer.zeros.tolist() for layer in layers],
         "empty_tiles_by_head": [layer.empty_tiles.tolist() for layer in layers],
         "alpha_by_head": None if alphas is None else alphas.tolist(),
-        "peak_gib": peak,
-        "curve": curve,
         "sample": sample(model, chosen),
     }
 
@@ -249,18 +267,21 @@ def sample(model: LanguageModel, options: LanguageModelOptions) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """What differs, a line for each attention."""
-    lines = [
-        f"{'attention':<17}{'steps':>7}{'tokens/s':>12}{'bits/byte':>11}{'zeros':>9}{'empty tiles':>13}"
-        f"{'mean support':>14}{'peak GiB':>10}"
-    ]
+    """What differs, a line for each attention; `-` for what was not measured."""
+    columns = {
+        "steps": ("steps", 7, "d"),
+        "tokens_per_second": ("tokens/s", 12, ",.0f"),
+        "bits_per_byte": ("bits/byte", 11, ".4f"),
+        "zeros": ("zeros", 9, ".1%"),
+        "empty_tiles": ("empty tiles", 13, ".1%"),
+        "mean_support": ("mean support", 14, ".1f"),
+        "peak_gib": ("peak GiB", 10, ".2f"),
+    }
+    lines = [f"{'attention':<17}" + "".join(f"{title:>{width}}" for title, width, _ in columns.values())]
     for row in rows:
-        rate = f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "-"
-        peak = f"{row['peak_gib']:.2f}" if row["peak_gib"] is not None else "-"
-        lines.append(
-            f"{row['attention']:<17}{row['steps']:>7}{rate:>12}{row['bits_per_byte']:>11.4f}{row['zeros']:>9.1%}"
-            f"{row['empty_tiles']:>13.1%}{row['mean_support']:>14.1f}{peak:>10}"
-        )
+        known = [(row.get(key), width, form) for key, (_, width, form) in columns.items()]
+        shown = (f"{'-' if value is None else format(value, form):>{width}}" for value, width, form in known)
+        lines.append(f"{row['attention']:<17}" + "".join(shown))
     return "\n".join(lines)
 
 

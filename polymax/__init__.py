@@ -136,6 +136,7 @@ from polymax.structures import Ranking as Ranking
 from polymax.structures import Sampled as Sampled
 from polymax.structures import SegmentChain as SegmentChain
 from polymax.structures import SemiMarkov as SemiMarkov
+from polymax.structures import SiblingGrandparentTree as SiblingGrandparentTree
 from polymax.structures import SiblingTree as SiblingTree
 from polymax.structures import Simplex as Simplex
 from polymax.structures import SpanningTree as SpanningTree

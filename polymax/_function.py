@@ -39,6 +39,11 @@ def untransformed() -> AbstractContextManager[Any]:
     return nullcontext() if torch.compiler.is_compiling() else temporarily_clear_interpreter_stack()
 
 
+def recording(x: Tensor) -> bool:
+    """Whether a CUDA graph records what is done with x: nothing can be read then."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def constant(t: Tensor, mapped: str) -> Tensor:
     """The tensor below what torch.func wraps it in for derivatives; a ValueError, `mapped`, if vmap maps over it."""
     while torch._C._functorch.is_functorch_wrapped_tensor(t):

@@ -233,6 +233,11 @@ def _levels(n):
     return z
 
 
+def _supported(z):
+    """Weights that are positive where z is more than the least of its values."""
+    return (z - 0.5).clamp(min=0)
+
+
 def _permutation(n):
     generator = torch.Generator().manual_seed(n)
     return torch.stack([torch.randperm(n, generator=generator) for _ in range(6)]).reshape(2, 3, n).int()
@@ -307,4 +312,11 @@ KERNEL_CALLS = {
     "oscar_prox": lambda n: (_rows(n), _per_row(0.25, 0.0, 0.03125)),
     "segment_mean": lambda n: (_levels(n), _direction(n), None),
     "segment_mean-order": lambda n: (_levels(n), _direction(n), _permutation(n)),
+    "segment_mean-centred": lambda n: (_levels(n), _direction(n), None, _supported(_levels(n))),
+    "segment_mean-centred-order": lambda n: (
+        _levels(n),
+        _direction(n),
+        _levels(n).sort(dim=-1, descending=True, stable=True).indices.int(),
+        _supported(_levels(n)),
+    ),
 }

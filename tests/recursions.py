@@ -165,7 +165,7 @@ def half_trees(maximum, scores, start):
     left = dict(right)
     to_right, to_left = {}, {}
     for width in range(1, size):
-        for i in range(start, size - width):
+        for i in range(1, size - width):
             j = i + width
             joined = maximum(torch.stack([right[i, k] + left[k + 1, j] for k in range(i, j)], -1))
             to_right[i, j], to_left[i, j] = joined + scores[..., i, j], joined + scores[..., j, i]
@@ -185,7 +185,7 @@ def arcs_from_many_roots(maximum, scores):
     return half_trees(maximum, scores, 0)[0][0, scores.shape[-1] - 1]
 
 
-def sibling_half_trees(maximum, scores, pairs, start):
+def sibling_half_trees(maximum, scores, pairs):
     """R[i, j], headed at i, and L[i, j], headed at j, modifiers taken from the inside to the outside."""
     size = scores.shape[-1]
     zero = torch.zeros_like(scores[..., 0, 0])
@@ -193,30 +193,25 @@ def sibling_half_trees(maximum, scores, pairs, start):
     left = dict(right)
     to_right, to_left, between = {}, {}, {}
     for width in range(1, size):
-        for i in range(start, size - width):
+        for i in range(1, size - width):
             j = i + width
             between[i, j] = maximum(torch.stack([right[i, k] + left[k + 1, j] for k in range(i, j)], -1))
             ways = [left[i + 1, j] + pairs[..., i, i, j]]
             ways += [to_right[i, k] + between[k, j] + pairs[..., i, k, j] for k in range(i + 1, j)]
             to_right[i, j] = maximum(torch.stack(ways, -1)) + scores[..., i, j]
             right[i, j] = maximum(torch.stack([to_right[i, k] + right[k, j] for k in range(i + 1, j + 1)], -1))
-            if i:
-                ways = [right[i, j - 1] + pairs[..., j, j, i]]
-                ways += [between[i, k] + to_left[k, j] + pairs[..., j, k, i] for k in range(i + 1, j)]
-                to_left[i, j] = maximum(torch.stack(ways, -1)) + scores[..., j, i]
-                left[i, j] = maximum(torch.stack([left[i, k] + to_left[k, j] for k in range(i, j)], -1))
+            ways = [right[i, j - 1] + pairs[..., j, j, i]]
+            ways += [between[i, k] + to_left[k, j] + pairs[..., j, k, i] for k in range(i + 1, j)]
+            to_left[i, j] = maximum(torch.stack(ways, -1)) + scores[..., j, i]
+            left[i, j] = maximum(torch.stack([left[i, k] + to_left[k, j] for k in range(i, j)], -1))
     return right, left
 
 
 def siblings(maximum, scores, pairs):
     n = scores.shape[-1] - 1
-    right, left = sibling_half_trees(maximum, scores, pairs, 1)
+    right, left = sibling_half_trees(maximum, scores, pairs)
     ways = [scores[..., 0, r] + pairs[..., 0, 0, r] + left[1, r] + right[r, n] for r in range(1, n + 1)]
     return maximum(torch.stack(ways, -1))
-
-
-def siblings_from_many_roots(maximum, scores, pairs):
-    return sibling_half_trees(maximum, scores, pairs, 0)[0][0, scores.shape[-1] - 1]
 
 
 def grandparents(maximum, scores, pairs):
@@ -238,6 +233,33 @@ def grandparents(maximum, scores, pairs):
                 ways = [left[j, i, k] + to_left[g, k, j] for k in range(i, j)]
                 left[g, i, j] = maximum(torch.stack(ways, -1))
     return maximum(torch.stack([scores[..., 0, r] + left[0, 1, r] + right[0, r, n] for r in range(1, n + 1)], -1))
+
+
+def siblings_and_grandparents(maximum, scores, siblings, grandparents):
+    """Half trees with the head g of their head, which take modifiers from the inside to the outside."""
+    n = scores.shape[-1] - 1
+    zero = torch.zeros_like(scores[..., 0, 0])
+    right = {(g, i, i): zero for g in range(n + 1) for i in range(n + 1)}
+    left, to_right, to_left, gap = dict(right), {}, {}, {}
+    for width in range(1, n + 1):
+        for i in range(1, n + 1 - width):
+            j = i + width
+            for g in [g for g in range(n + 1) if not i <= g <= j]:
+                gap[g, i, j] = maximum(torch.stack([right[g, i, k] + left[g, k + 1, j] for k in range(i, j)], -1))
+                first, inner = siblings[..., i, i, j] + left[i, i + 1, j], range(i + 1, j)
+                more = [siblings[..., i, k, j] + to_right[g, i, k] + gap[i, k, j] for k in inner]
+                below = maximum(torch.stack([first, *more], -1))
+                to_right[g, i, j] = below + scores[..., i, j] + grandparents[..., g, i, j]
+                first = siblings[..., j, j, i] + right[j, i, j - 1]
+                more = [siblings[..., j, k, i] + gap[j, i, k] + to_left[g, k, j] for k in inner]
+                below = maximum(torch.stack([first, *more], -1))
+                to_left[g, i, j] = below + scores[..., j, i] + grandparents[..., g, j, i]
+                ways = [to_right[g, i, k] + right[i, k, j] for k in range(i + 1, j + 1)]
+                right[g, i, j] = maximum(torch.stack(ways, -1))
+                ways = [left[j, i, k] + to_left[g, k, j] for k in range(i, j)]
+                left[g, i, j] = maximum(torch.stack(ways, -1))
+    ways = [scores[..., 0, r] + siblings[..., 0, 0, r] + left[0, 1, r] + right[0, r, n] for r in range(1, n + 1)]
+    return maximum(torch.stack(ways, -1))
 
 
 def paths(edges):

@@ -160,8 +160,8 @@ def cut_arcs(parts, n):
 
 
 def cut_pairs(parts, n):
-    arcs, pairs = parts
-    return arcs[..., : n + 1, : n + 1], pairs[..., : n + 1, : n + 1, : n + 1]
+    arcs, *pairs = parts
+    return arcs[..., : n + 1, : n + 1], *(t[..., : n + 1, : n + 1, : n + 1] for t in pairs)
 
 
 EDGES = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (0, 3), (3, 4), (2, 5), (3, 5), (1, 4)]
@@ -366,23 +366,23 @@ TABLE = [
         few=(3, 3),
     ),
     Set(
-        "sibling-tree-many-roots",
-        pm.SiblingTree(single_root=False),
-        [(1, 1), (2, 2), (4, 4)],
-        lambda s: [s, (*s, s[0])],
-        lambda s: comb(3 * s[0] - 3, s[0] - 1) // (2 * s[0] - 1),
-        recursions.siblings_from_many_roots,
-        cut_pairs,
-        extra=1,
-        few=(3, 3),
-    ),
-    Set(
         "grandparent-tree",
         pm.GrandparentTree(),
         [(1, 1), (2, 2), (3, 3), (5, 5)],
         lambda s: [s, (*s, s[0])],
         lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) if s[0] > 1 else 1,
         recursions.grandparents,
+        cut_pairs,
+        extra=1,
+        few=(3, 3),
+    ),
+    Set(
+        "sibling-grandparent-tree",
+        pm.SiblingGrandparentTree(),
+        [(1, 1), (3, 3), (5, 5)],
+        lambda s: [s, (*s, s[0]), (*s, s[0])],
+        lambda s: comb(3 * s[0] - 5, s[0] - 2) // (s[0] - 1) if s[0] > 1 else 1,
+        recursions.siblings_and_grandparents,
         cut_pairs,
         extra=1,
         few=(3, 3),

@@ -90,13 +90,15 @@ def test_parity(folder, file, call, dtype, n):
     ]
     exact = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in arguments]
     expected = outputs(reference(*exact))
+    operator = getattr(torch.ops.polymax, name)
+    declared = outputs(operator(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments)))
     for layout in (torch.Tensor.contiguous, spread_out):
         given = [layout(a).to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
-        for actual, truth in zip(outputs(kernel(*given)), expected, strict=True):
+        for actual, truth, fake in zip(outputs(kernel(*given)), expected, declared, strict=True):
             assert actual.shape == truth.shape
             assert actual.is_contiguous()
             if actual.is_floating_point():
-                assert actual.dtype == dtype
+                assert actual.dtype == fake.dtype
                 close(actual.cpu(), truth, f"{file}.py == reference.py for {call}")
             else:
                 assert torch.equal(actual.cpu(), truth), f"{file}.py == reference.py for {call}"

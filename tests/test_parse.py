@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import polymax as pm
 from polymax import cli, recipes
 from polymax.recipes.parse import model as parse_model
-from polymax.recipes.parse.alternatives import BEST, alternatives, head_probabilities
+from polymax.recipes.parse.alternatives import BEST, LONGEST, alternatives, head_probabilities
 from polymax.recipes.parse.data import Treebank, vocabularies_of
 from polymax.recipes.parse.lifting import crossed, lifted
 from polymax.recipes.parse.model import NAMES, SPARSE, Parser, Scored
@@ -85,28 +85,37 @@ def test_lifted_trees_are_the_nearest_without_crossings():
                     head = heads[head - 1]
 
 
-@pytest.mark.parametrize("order", ["siblings", "grandparents"])
-@pytest.mark.parametrize("loss", ["crf", "margin-sparsemap"])
-def test_pairs_of_arcs_are_scored(treebank, order, loss):
+@pytest.mark.parametrize(
+    ("order", "loss"),
+    [("siblings", "crf"), ("grandparents", "margin-sparsemap"), ("both", "crf"), ("both", "margin-sparsemap")],
+)
+def test_pairs_of_arcs_are_scored(treebank, order, loss, monkeypatch):
     """A parser begins as one of first order, learns scores of pairs, and finds the trees that they make best."""
     options = replace(TINY, projective=True, order=order, loss=loss, rank=3)
     torch.manual_seed(0)
     made = model(treebank, options)
     batch = Treebank(*treebank)[torch.arange(2)]
     scored = made(batch)
-    assert bool((scored.pairs == 0).all())
+    assert all(bool((pairs == 0).all()) for pairs in scored.pairs)
     first = pm.ProjectiveTree(batch.lengths).map(scored.arcs)
     assert made.best(scored)[0].equal(pm.ProjectiveTree().decode(first))
     made.loss(batch)["loss"][0].backward()
-    assert bool((made.pairs.third.weight.grad != 0).any())
-    with torch.no_grad():
-        made.pairs.third.weight.normal_(std=3.0)
+    assert len(made.pairs) == (2 if order == "both" else 1)
+    for pairs in made.pairs:
+        assert bool((pairs.third.weight.grad != 0).any())
+        torch.nn.init.normal_(pairs.third.weight, std=3.0)
     scored = made(batch)
     heads = made.best(scored)[0]
     value = scored.trees.best_score(*scored.scores)
     close(scored.trees.score(scored.trees.encode(heads), *scored.scores), value)
     listed = next(alternatives(loss, scored))
     assert len(listed.heads) == len(listed.probabilities) > 0
+    # of a long sentence the best tree alone
+    monkeypatch.setitem(LONGEST, type(scored.trees), 1)
+    if loss == "crf":
+        best = next(alternatives(loss, scored))
+        assert torch.equal(best.heads, listed.heads[:1])
+        close(best.probabilities, listed.probabilities[:1])
     for given, message in (({"projective": False}, "--projective"), ({"loss": "softmax-heads"}, "loss of trees")):
         with pytest.raises(ValueError, match=message):
             replace(options, **given)

@@ -72,6 +72,14 @@ def projective_tree_of_many_roots(batch, n):
     return (randn(batch, n + 1, n + 1),), (lengths(batch, n),), (False,)
 
 
+def head_automaton(order, single_root=True):
+    def make(batch, n):
+        pairs = randn(batch, 2 if order == 3 else 1, n + 1, n + 1, n + 1, seed=1)
+        return (randn(batch, n + 1, n + 1), pairs), (lengths(batch, n),), (single_root, order)
+
+    return make
+
+
 def hypergraph(batch, n):
     from polymax.kernels.span_tree.reference import as_graph
 
@@ -97,9 +105,17 @@ PROBLEMS = {
     "span-tree-labelled": ("span_tree", span_tree_labelled),
     "projective-tree": ("projective_tree", projective_tree),
     "projective-tree-of-many-roots": ("projective_tree", projective_tree_of_many_roots),
+    "siblings": ("head_automaton", head_automaton(1)),
+    "grandparents": ("head_automaton", head_automaton(2)),
+    "both-of-many-roots": ("head_automaton", head_automaton(3, False)),
     "hypergraph": ("hypergraph", hypergraph),
 }
 SIZES = {"cpu": [0, 1, 2, 9, 21], "cuda": [0, 1, 2, 9, 21] if GPU else [1, 4]}
+
+
+def sizes(folder, file):
+    """The lengths that are tried: fewer in Triton's interpreter, the fewest where many programs are launched."""
+    return [3] if folder == "head_automaton" and file == "cuda" and not GPU else SIZES[file]
 
 
 def passes_of(folder, file, scores, index, options, alpha, tangents, g):
@@ -134,7 +150,7 @@ TABLE = [
     for file in ("cpu", "cuda")
     if has(folder, file) and (file == "cpu" or find_spec("triton") is not None)
     for dtype in (torch.float64, torch.float32)
-    for n in SIZES[file]
+    for n in sizes(folder, file)
     if GPU or file == "cpu" or dtype == torch.float32 or n == SIZES["cuda"][-1]
 ]
 

@@ -348,7 +348,10 @@ def test_how_many_are_tagged_at_once_changes_nothing(files, tmp_path):
 
 def test_several_files_are_one(files):
     columns, words = read_tags([files / "dev.txt"]), read_tags([files / "dev.conllu.gz"])
-    assert read_tags([files / "dev.txt", files / "dev.conllu.gz"]) == columns + words
+    assert read_tags([files / "dev.txt", files / "dev.conllu.gz"]) == [
+        *columns,
+        *(sentence._replace(document=1) for sentence in words),
+    ]
     assert columns == list(read_tagged(files / "dev.txt"))
     assert [s.tokens for s in words] == [s.forms for s in read_conllu(files / "dev.conllu.gz", trees=False)]
     assert isinstance(Sentences(columns, KNOWN)[torch.arange(2)], Batch)

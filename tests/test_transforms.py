@@ -63,8 +63,10 @@ def test_vmap_of_operators(call, device):
         dims = tuple(0 if k in mapped else None for k in range(len(arguments)))
         found = vmap(op, in_dims=dims)(*both)
         loop = [op(*(a[j] if k in mapped else a for k, a in enumerate(both))) for j in range(2)]
+        # how many rows a program of the GPU takes depends on the batch, and so does the order of its sums
+        slack = 1e-14 if device == "cuda" else 0
         for out, each in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, _stacked(loop))), strict=True):
-            torch.testing.assert_close(out, each, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(out, each, rtol=slack, atol=slack, equal_nan=True)
 
 
 def _stacked(results):

@@ -74,6 +74,20 @@ def test_nan_shows_in_its_instance(row):
 
 
 @every([row for row in TABLE if row.name != "ranking"])
+def test_infinite_scores_are_no_answer(row):
+    # no structure is best: the sparse smoothings say so, as sparsemax does, and their searches end
+    scores = tuple(x.clone() for x in row.structure.full(*row.scores(batch=(3,))))
+    used_parts = used(row)[0]
+    scores[0][1][tuple(used_parts.nonzero()[-1])] = INF
+    op = pm.SparseMap(row.structure)
+    value, mu = op.max(*scores), tensors(op(*scores))[0]
+    assert bool(value[1].isnan())
+    assert bool(value[::2].isfinite().all())
+    equal(mu[1].isnan(), used_parts, "NaN in all parts that a structure can use")
+    assert bool(mu[::2].isfinite().all())
+
+
+@every([row for row in TABLE if row.name != "ranking"])
 def test_dead_instances_stop_no_batch(row):
     if row.name in NEVER_DEAD:
         pytest.skip("scores of -inf leave a structure")

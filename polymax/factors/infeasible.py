@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 _FAR, _ROUNDS = 1e-3, 60
 
 
+class Infeasible(ValueError):
+    """The factors of a graph have no point in common; `factor` is the number of one that is missed."""
+
+    def __init__(self, message: str, factor: int) -> None:
+        super().__init__(message)
+        self.factor = factor
+
+
 def refuse_infeasible(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: Tensor) -> Tensor:
     """Which instances have a structure, (B,); a ValueError names the factor if none has, whatever the scores.
 
@@ -29,8 +37,8 @@ def refuse_infeasible(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: T
         instance = tuple(int(i) for i in hopeless.nonzero()[0])
         f, miss = _worst(problem, found, int(hopeless.reshape(-1).nonzero()[0]))
         where = f" in instance {instance if len(instance) > 1 else instance[0]}" if instance else ""
-        raise ValueError(
-            f"the factors have no point in common{where}: factor {f} ({graph.factors[f]}) is missed by {miss:.2g}"
+        raise Infeasible(
+            f"the factors have no point in common{where}: factor {f} ({graph.factors[f]}) is missed by {miss:.2g}", f
         )
     forbidden = tuple(torch.where(t == -torch.inf, t, 0) for t in scores)
     if not any(bool((t == -torch.inf).any()) for t in scores):

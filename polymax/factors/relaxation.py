@@ -1,7 +1,7 @@
 """What a graph's relaxation gives: the nearest point, the best point, and how they follow the scores."""
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +41,8 @@ class GraphSolution:
     iterations: Tensor
     residual: Tensor
     feasible: Tensor
-    held: "Held"
-    scores: tuple[Tensor, ...]
+    held: "Held" = field(repr=False)
+    scores: tuple[Tensor, ...] = field(repr=False)
 
     @property
     def variables(self) -> Tensor:
@@ -278,8 +278,9 @@ def _solved(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Held:
     batch = scores[0].shape[:-1]
     with torch.no_grad():
         dims = graph.event_dims()
-        bad = [torch.isnan(t.detach()).flatten(t.dim() - d).any(-1) if d else torch.isnan(t.detach())
-               for t, d in zip(scores, dims, strict=True)]  # fmt: skip
+        # +inf leaves no point that is best, as NaN does
+        known = [t.detach() < torch.inf for t in scores]
+        bad = [~(k.flatten(k.dim() - d).all(-1) if d else k) for k, d in zip(known, dims, strict=True)]
         undefined = torch.stack(torch.broadcast_tensors(*bad)).any(0)
         clean = scores
         if bool(undefined.any()):

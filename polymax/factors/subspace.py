@@ -7,6 +7,7 @@ In terms of the constraints C and the free variables D:  x = D (b - C^T y)  with
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from polymax.factors.rows import Rows
 # left, relative to that at the start
 _TURNS, _MOST = 2, 1000
 _ENOUGH = 1e-29
+# systems of so many constraints, and so many numbers in all, are solved by their eigenvectors; eigenvalues below this
+# are those of constraints that depend on each other
+_DENSE, _NUMBERS, _RANK = 160, 500_000, 1e-10
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +46,11 @@ class Subspace:
 
     def multipliers(self, missed: Tensor) -> Tensor:
         """y with C D C^T y = missed; where constraints depend on each other, the one without a part in vain."""
+        if missed.shape[1] <= _DENSE and len(missed) * missed.shape[1] ** 2 <= _NUMBERS:
+            sizes, axes = self._spectrum
+            along = (axes.mT @ missed.unsqueeze(-1)).squeeze(-1)
+            kept = sizes > _RANK
+            return (axes @ torch.where(kept, along / torch.where(kept, sizes, 1), 0).unsqueeze(-1)).squeeze(-1)
         y, r = torch.zeros_like(missed), missed.clone()
         p, rr = r.clone(), r.square().sum(1)
         enough = _ENOUGH * rr + 1e-300
@@ -61,6 +70,15 @@ class Subspace:
             p = torch.where(running.unsqueeze(1), r + (new / torch.where(rr > 0, rr, 1)).unsqueeze(1) * p, p)
             rr = torch.where(running, new, 0)
         return y
+
+    @cached_property
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (B, edges + R) and vectors of C D C^T, by its columns."""
+        count, size = len(self.free), sum(b.edges for b in self.blocks) + self.tight.shape[1]
+        units = torch.eye(size, dtype=torch.float64, device=self.free.device).unsqueeze(1).expand(size, count, size)
+        columns = torch.vmap(lambda y: self.missed(torch.where(self.free, self.pulled(y), 0)))(units)
+        square = columns.permute(1, 2, 0)
+        return tuple(torch.linalg.eigh((square + square.mT) / 2))
 
     def missed(self, x: Tensor) -> Tensor:
         """C x, (B, edges + R)."""

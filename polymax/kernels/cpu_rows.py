@@ -41,11 +41,6 @@ def rows(x: Tensor) -> np.ndarray:
     return wide(x).detach().contiguous().numpy().reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
-def wide_like(x: Tensor) -> Tensor:
-    """An empty contiguous tensor of x's shape, at least in float32: `rows` of it are its own memory."""
-    return torch.empty(x.shape, dtype=x.dtype if x.dtype.itemsize >= 4 else torch.float32)
-
-
 def parallel(kernel: Callable[..., None], shape: torch.Size, weight: int, *args: Any) -> None:
     """Run `kernel(start, stop, *args)` over the rows of `shape`, in at most torch.get_num_threads() threads.
 

@@ -13,6 +13,12 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def wide_like(x: Tensor) -> Tensor:
+    """An empty contiguous tensor of x's shape, at least in float32."""
+    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
 def constant(value: float, dims: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number as a tensor of size 1 in every dim, to stand for one of any shape; it must not be written to."""
     if torch.compiler.is_compiling():

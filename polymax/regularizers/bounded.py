@@ -17,6 +17,8 @@ from polymax.regularizers.entropies import Gini, Shannon, positive
 
 # by how much bounds may miss a sum of 1: they are often computed
 SLACK = 1e-6
+# where numbers of half precision are compared
+_WIDE = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -106,15 +108,14 @@ def _capped_argmax(
     x: Tensor, lower: float | Tensor, upper: float | Tensor, total: float | Tensor, entropic: bool
 ) -> Tensor:
     """argmax of <x, p> - Omega(p) over lower <= p <= upper, sum p = total, along the last dimension."""
-    scores = wide(x)
-    low, high = _bound(lower, scores, "lower"), _bound(upper, scores, "upper")
+    low, high = _bound(lower, x, "lower"), _bound(upper, x, "upper")
     if isinstance(total, Tensor):
         totals = total.to(device=x.device).expand(*x.shape[:-1], 1).squeeze(-1)
     else:
         totals = constant(float(total), x.dim() - 1, torch.float64, x.device)
-    # the backward pass tells by the output which entries are at a bound, so it is rounded to half precision after
-    y = applied(Capped, scores, low, high, totals, entropic)
-    return y if y.dtype == x.dtype else y.to(x.dtype)
+    if x.dtype in _WIDE:
+        return applied(RoundedCapped, x, low, high, totals, entropic)[0]
+    return applied(Capped, x, low, high, totals, entropic)
 
 
 class Capped(Function):
@@ -134,29 +135,54 @@ class Capped(Function):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        x, lower, upper, y = ctx.saved_tensors
-        if not any(ctx.needs_input_grad[1:4]) and not torch.is_grad_enabled():
-            return capped_backward(y, v, lower, upper, ctx.entropic), None, None, None, None
-        keep = x > -torch.inf
-        point, direction = wide(y), wide(v)
-        at_upper = keep & (y >= upper.to(y.dtype))
-        at_lower = keep & (y <= lower.to(y.dtype)) & ~at_upper
-        # free entries share what bounds leave: their weights s, and minus the mean, is the Jacobian
-        # 1 is written so that a row of NaN keeps it
-        s = torch.where(keep & ~at_upper & ~at_lower, point if ctx.entropic else 0 * point + 1, 0.0)
-        mass = s.sum(-1, keepdim=True)
-        mean = (s * direction).sum(-1, keepdim=True) / torch.where(mass == 0, 1, mass)
-        centred = direction - mean
-        dlower = torch.where(at_lower, centred, 0).to(lower.dtype) if ctx.needs_input_grad[1] else None
-        dupper = torch.where(at_upper, centred, 0).to(upper.dtype) if ctx.needs_input_grad[2] else None
-        # one more unit of the total goes to the free entries, in proportion to s
-        dtotal = mean.squeeze(-1).to(ctx.total_dtype) if ctx.needs_input_grad[3] else None
-        return (s * centred).to(x.dtype), dlower, dupper, dtotal, None
+        return _capped_gradients(ctx, v)
+
+
+class RoundedCapped(Function):
+    """The same in half precision, and before rounding, by which the backward pass tells what is at a bound."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> tuple[Tensor, Tensor]:
+        y = capped(x, lower, upper, total, entropic)
+        return y.to(x.dtype), y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        Capped.setup_context(ctx, inputs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return _capped_gradients(ctx, v)
+
+
+def _capped_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+    """Of scores, bounds and total."""
+    x, lower, upper, y = ctx.saved_tensors
+    if not any(ctx.needs_input_grad[1:4]) and not torch.is_grad_enabled():
+        return capped_backward(y, v, lower, upper, ctx.entropic), None, None, None, None
+    keep = x > -torch.inf
+    direction = wide(v)
+    at_upper = keep & (y >= upper.to(y.dtype))
+    at_lower = keep & (y <= lower.to(y.dtype)) & ~at_upper
+    # free entries share what bounds leave: their weights s, and minus the mean, is the Jacobian
+    # 1 is written so that a row of NaN keeps it
+    s = torch.where(keep & ~at_upper & ~at_lower, y if ctx.entropic else 0 * y + 1, 0.0)
+    mass = s.sum(-1, keepdim=True)
+    mean = (s * direction).sum(-1, keepdim=True) / torch.where(mass == 0, 1, mass)
+    centred = direction - mean
+    dlower = torch.where(at_lower, centred, 0).to(lower.dtype) if ctx.needs_input_grad[1] else None
+    dupper = torch.where(at_upper, centred, 0).to(upper.dtype) if ctx.needs_input_grad[2] else None
+    # one more unit of the total goes to the free entries, in proportion to s
+    dtotal = mean.squeeze(-1).to(ctx.total_dtype) if ctx.needs_input_grad[3] else None
+    return (s * centred).to(x.dtype), dlower, dupper, dtotal, None
 
 
 def _bound(bound: float | Tensor, x: Tensor, name: str) -> Tensor:
     if not isinstance(bound, Tensor):
-        return constant(float(bound), x.dim(), x.dtype, x.device)
+        return constant(float(bound), x.dim(), _WIDE.get(x.dtype, x.dtype), x.device)
     _check.broadcasts(bound, x, name)
     return bound.to(device=x.device).expand(x.shape)
 

@@ -16,7 +16,6 @@ from polymax.kernels.tv_prox import tv_prox
 from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, positive
-from polymax.regularizers.threshold import jacobian
 
 # the alpha of Tsallis entropies that is sparsemax
 SPARSEMAX = 2.0
@@ -106,7 +105,7 @@ class Fusedmax(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None]:
         y, z = ctx.saved_tensors
-        dx = applied(SegmentMean, z, jacobian(y, v, SPARSEMAX, TSALLIS, None), None)
+        dx = _projected(z, v, None, y)
         dstrength = None
         if ctx.needs_input_grad[1]:
             # x - z = strength D^T sign(D z), so strength moves x by -D^T sign(D z)
@@ -116,22 +115,30 @@ class Fusedmax(Function):
 
 
 class SegmentMean(Function):
-    """v averaged over runs of equal z, in an order: a symmetric projection, constant in z almost everywhere."""
+    """v averaged over runs of equal z, in an order, and centred on the support of weights y where they are given.
+
+    A symmetric projection, constant in z and y almost everywhere.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor, v: Tensor, order: Tensor | None) -> Tensor:
-        return segment_mean(z, v, order)
+    def forward(z: Tensor, v: Tensor, order: Tensor | None, y: Tensor | None) -> Tensor:
+        return segment_mean(z, v, order, y)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], inputs[2])
+        z, _, order, y = inputs
+        ctx.save_for_backward(z, order, y)
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor, None]:
-        z, order = ctx.saved_tensors
-        return None, applied(SegmentMean, z, u, order), None
+    def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor, None, None]:
+        z, order, y = ctx.saved_tensors
+        return None, _projected(z, u, order, y), None, None
+
+
+def _projected(z: Tensor, v: Tensor, order: Tensor | None, y: Tensor | None) -> Tensor:
+    return applied(SegmentMean, z, v, order, y)
 
 
 class Oscarmax(Function):
@@ -155,7 +162,7 @@ class Oscarmax(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None]:
         y, z, order = ctx.saved_tensors
-        dx = applied(SegmentMean, z, jacobian(y, v, SPARSEMAX, TSALLIS, None), order)
+        dx = _projected(z, v, order, y)
         dstrength = None
         if ctx.needs_input_grad[1]:
             # the strength lowers the i-th largest score by m - i, but for a constant

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from polymax._function import recording
 from polymax.solvers.reduced import all_small, reduced
 from polymax.solvers.solution import Solution
 from polymax.solvers.solution import UsedParts as UsedParts
@@ -41,14 +42,16 @@ class Solver:
         """The weights that solve the problem, from `start` or from the best structure.
 
         With `whole`, exact weights come with structures of weight 0 that span the face of the solution: derivatives
-        need them.
+        need them. While a CUDA graph is recorded nothing is read: not whether scores are so large that their sums lose
+        digits, not whether one is NaN, nor whether max_iter, which must be small then, has ended the search.
         """
         # the loops know the rules, not the other way round
         from polymax.kernels import active_set
 
         with torch.no_grad():
             undefined = total = None
-            if not all_small(scores):
+            recorded = recording(scores[0])
+            if not recorded and not all_small(scores):
                 undefined = undefined_parts(structure, scores)
                 if undefined is not None:
                     scores = infeasible_instead(structure, scores, undefined)
@@ -58,7 +61,8 @@ class Solver:
             solution, converged = active_set.solve(self, structure, scores, start, whole)
             if total is not None:
                 solution = replace(solution, value=solution.value + total)
-        if not converged.all():
+        # what a graph will compute is not there to be read
+        if not recorded and not converged.all():
             worst = float(solution.gap[~converged].max())
             warnings.warn(
                 f"{type(self).__name__} stopped after {self.max_iter} iterations with a duality gap of {worst:.2g};"

@@ -1,7 +1,7 @@
-"""Instances with a NaN among their scores: their results are NaN, and those of others are what they are alone.
+"""Instances with a NaN or +inf among their scores: their results are NaN, and those of others are what they are alone.
 
-A NaN counts where a structure can use the part, whatever -inf forbids beside it. Then the value, the weights, every
-part of mu that a structure can use, and all their derivatives are NaN; parts that none can use stay exactly 0.
+Such a score counts where a structure can use the part, whatever -inf forbids beside it. Then the value, the weights,
+every part of mu that a structure can use, and all their derivatives are NaN; parts that none can use stay exactly 0.
 """
 
 import torch
@@ -12,13 +12,13 @@ from polymax.structures.base import Structure
 
 def undefined_parts(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
     """The parts of mu that are NaN, a bool tensor for each score tensor in its full shape; None if there are none."""
-    # a sum is NaN where a term is, and seldom else
-    if not any(bool(torch.isnan(x.detach().sum())) for x in scores):
+    # a sum is NaN or +inf where a term is, and seldom else
+    if all(bool(x.detach().sum() < torch.inf) for x in scores):
         return None
     full = structure.full(*(x.detach() for x in scores))
     dims = structure.event_dims(*full)
     masks = structure.usable(*full)
-    found = [(torch.isnan(x) & m).flatten(x.dim() - d).any(-1) for x, m, d in zip(full, masks, dims, strict=True)]
+    found = [(_unknown(x) & m).flatten(x.dim() - d).any(-1) for x, m, d in zip(full, masks, dims, strict=True)]
     undefined = torch.stack(found).any(0)
     if not bool(undefined.any()):
         return None
@@ -26,6 +26,11 @@ def undefined_parts(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[T
         (undefined.reshape(*undefined.shape, *[1] * d) & m).expand(x.shape)
         for x, m, d in zip(full, masks, dims, strict=True)
     )
+
+
+def _unknown(x: Tensor) -> Tensor:
+    """True where a score is NaN or +inf: no structure is best."""
+    return ~(x < torch.inf)
 
 
 def instances(structure: Structure, undefined: tuple[Tensor, ...]) -> Tensor:
@@ -37,14 +42,14 @@ def instances(structure: Structure, undefined: tuple[Tensor, ...]) -> Tensor:
 def infeasible_instead(
     structure: Structure, scores: tuple[Tensor, ...], undefined: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Scores without NaN, by which undefined instances have no structure: nothing is to be solved there."""
+    """Scores without NaN and +inf, by which undefined instances have no structure: nothing is to be solved there."""
     dims, bad = structure.event_dims(*undefined), instances(structure, undefined)
     changed = []
     for k, (x, full, d) in enumerate(zip(scores, structure.full(*scores), dims, strict=True)):
-        if k == 0 or bool(torch.isnan(x).any()):
+        if k == 0 or bool(_unknown(x).any()):
             x = torch.where(bad.reshape(*bad.shape, *[1] * d), 0 if k else -torch.inf, full)
             # what is left is in parts that no structure can use
-            x = torch.where(torch.isnan(x), 0, x)
+            x = torch.where(_unknown(x), 0, x)
         changed.append(x)
     return tuple(changed)
 

@@ -19,6 +19,7 @@ from polymax.structures.ranking import Ranking as Ranking
 from polymax.structures.ranking import soft_rank as soft_rank
 from polymax.structures.ranking import soft_sort as soft_sort
 from polymax.structures.second_order_tree import GrandparentTree as GrandparentTree
+from polymax.structures.second_order_tree import SiblingGrandparentTree as SiblingGrandparentTree
 from polymax.structures.second_order_tree import SiblingTree as SiblingTree
 from polymax.structures.semi_markov import SemiMarkov as SemiMarkov
 from polymax.structures.simplex import Explicit as Explicit

@@ -111,7 +111,7 @@ def permutahedron(x: Tensor, w: Tensor) -> Tensor:
     scores, falling = x.gather(-1, order), w.flip(-1)
     v = isotonic((scores - falling).detach())
     # on a run, v is the mean of scores - falling: kept apart, large scores do not swallow w
-    mu = (scores - applied(SegmentMean, v, scores, None)) + applied(SegmentMean, v, falling, None)
+    mu = (scores - applied(SegmentMean, v, scores, None, None)) + applied(SegmentMean, v, falling, None, None)
     return torch.zeros_like(mu).scatter(-1, order, mu)
 
 

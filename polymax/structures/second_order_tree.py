@@ -1,19 +1,31 @@
 """Projective dependency trees that score pairs of arcs: neighbouring siblings, and grandparents."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from polymax.hypergraphs import Derivations
-from polymax.hypergraphs.graph import Builder, Family, Graph
+from polymax.hypergraphs.passes import Problem, kernel_passes
+from polymax.kernels.head_automaton import (
+    GRANDPARENTS,
+    SIBLINGS,
+    head_automaton_inside,
+    head_automaton_outside,
+    head_automaton_tangent,
+)
+from polymax.kernels.head_automaton.reference import as_graph, recorded
+from polymax.solvers.search import Search
 from polymax.structures.base import Structure, checked_lengths, zeros_of
 from polymax.structures.compact.pairs_of_arcs import PairedHeads
 from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.projective_tree import ProjectiveTree
+
+# positions up to which SparseMAP searches a list of derivations with grandparents
+LONGEST = 40
 
 
 class SiblingParts(NamedTuple):
@@ -30,12 +42,29 @@ class GrandparentParts(NamedTuple):
     grandparents: Tensor
 
 
+class BothParts(NamedTuple):
+    """Arcs (*batch, n + 1, n + 1), siblings and grandparents (*batch, n + 1, n + 1, n + 1), as the others have them."""
+
+    arcs: Tensor
+    siblings: Tensor
+    grandparents: Tensor
+
+
+_OPS = (head_automaton_inside, head_automaton_outside, head_automaton_tangent)
+
+
+def _passes(single_root: bool, order: int) -> Callable[[float], Any]:
+    return kernel_passes(*_OPS, recorded=recorded, scores=2, options=(single_root, order))
+
+
 class SecondOrderTree(DynamicProgram):
-    """Projective trees with a second score tensor, of pairs of arcs; compact forms are those of `ProjectiveTree`."""
+    """Projective trees with further score tensors, of pairs of arcs; compact forms are those of `ProjectiveTree`."""
 
     single_root: bool
     may_be_empty = False
     parts_once = True
+    # which pairs are scored, as the kernels count them
+    order: ClassVar[int]
 
     @property
     def tree(self) -> ProjectiveTree:
@@ -43,60 +72,86 @@ class SecondOrderTree(DynamicProgram):
         return ProjectiveTree(self.lengths, self.single_root)
 
     @abstractmethod
-    def pairs(self, arcs: Tensor) -> Tensor:
-        """The pairs (*batch, n + 1, n + 1, n + 1) of trees given by their arcs."""
+    def pairs(self, arcs: Tensor) -> tuple[Tensor, ...]:
+        """The pairs (*batch, n + 1, n + 1, n + 1) of trees given by their arcs, a tensor for each kind."""
 
-    @abstractmethod
-    def graph(self, scores: Tensor, positions: int) -> tuple[Graph, int]:
-        """The hypergraph beside flat scores, and the node that comes L nodes before the root of length L."""
+    def problem(self, *scores: Tensor) -> Problem:
+        tensors, batch = self._rows(*scores)
+
+        def shaped(mu: tuple[Tensor, ...]) -> Any:
+            arcs, pairs = mu
+            lead = arcs.shape[:-3] + batch
+            return self.named(*(t.reshape(lead + t.shape[arcs.dim() - 2 :]) for t in (arcs, *pairs.unbind(-4))))
+
+        return Problem(_passes(self.single_root, self.order), tensors, batch, shaped)
 
     def derivations(self, *scores: Tensor) -> Derivations:
-        arcs, pairs = self.full(*scores)
-        batch, size = arcs.shape[:-2], arcs.shape[-1]
-        flat = torch.cat([arcs.reshape(batch.numel(), size**2), pairs.reshape(batch.numel(), size**3)], 1)
-        graph, start = self.graph(flat, size)
-        lengths = checked_lengths(self.lengths, batch, size - 1, arcs.device, "lengths")
-        roots = torch.where(lengths > 0, start + lengths, -1)
+        tensors, batch = self._rows(*scores)
+        flat, graph, roots = as_graph(*tensors, self.single_root, self.order)
+        size, kinds = tensors[0].shape[-1], tensors[1].shape[1]
 
         def shaped(mu: Tensor) -> Any:
-            first, second = mu.split([size**2, size**3], -1)
+            first, *others = mu.split([size**2, *[size**3] * kinds], -1)
             lead = (*mu.shape[:-2], *batch)
-            return self.named(first.reshape(*lead, size, size), second.reshape(*lead, size, size, size))
+            pairs = (t.reshape(*lead, size, size, size) for t in others)
+            return self.named(first.reshape(*lead, size, size), *pairs)
 
         return Derivations(flat, graph, roots, batch, shaped)
 
+    def _rows(self, *scores: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], torch.Size]:
+        """Arcs (B, n + 1, n + 1), pairs (B, kinds, n + 1, n + 1, n + 1), and lengths (B,)."""
+        arcs, *pairs = self.full(*scores)
+        batch, size = arcs.shape[:-2], arcs.shape[-1]
+        lengths = checked_lengths(self.lengths, batch, size - 1, arcs.device, "lengths")
+        each = torch.stack(pairs, -4).reshape(batch.numel(), len(pairs), size, size, size)
+        return (arcs.reshape(batch.numel(), size, size), each, lengths), batch
+
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
-        if len(scores) != 2:
-            raise TypeError(f"{type(self).__name__} has two score tensors, of arcs and of pairs; got {len(scores)}")
-        arcs, pairs = scores
+        kinds = len(self.event_dims()) - 1
+        if len(scores) != 1 + kinds:
+            names = " and ".join(self._fields[1:])
+            raise TypeError(f"{type(self).__name__} has {1 + kinds} score tensors, of arcs, {names}; got {len(scores)}")
+        arcs, *pairs = scores
         if arcs.dim() < 2 or arcs.shape[-1] != arcs.shape[-2] or arcs.shape[-1] == 0:
             raise ValueError(f"arcs must be (*batch, n + 1, n + 1); got {tuple(arcs.shape)}")
         want = (*arcs.shape, arcs.shape[-1])
-        if pairs.dim() < 3 or pairs.shape[-3:] != want[-3:]:
-            raise ValueError(f"pairs of arcs must broadcast to {want}; got {tuple(pairs.shape)}")
-        return arcs, pairs.expand(want)
+        for name, each in zip(self._fields[1:], pairs, strict=True):
+            if each.dim() < 3 or each.shape[-3:] != want[-3:]:
+                raise ValueError(f"{name} must broadcast to {want}; got {tuple(each.shape)}")
+        return arcs, *(each.expand(want) for each in pairs)
+
+    @property
+    def _fields(self) -> tuple[str, ...]:
+        names = {SIBLINGS: ("siblings",), GRANDPARENTS: ("grandparents",)}
+        return "arcs", *(name for bit in names if self.order & bit for name in names[bit])
 
     def score(self, y: Any, *scores: Tensor) -> Tensor:
         return super().score(y, *self.full(*scores))
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
-        return 2, 3
+        return (2, 3, 3) if self.order == SIBLINGS | GRANDPARENTS else (2, 3)
 
     def vertices(self, event_shape: tuple[int, ...]) -> Any:
         return self.complete(self.tree.vertices(event_shape))
 
     def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         first = zeros_of(self, event_shape)
-        return first, first.new_zeros(*event_shape, event_shape[-1])
+        pairs = first.new_zeros(*event_shape, event_shape[-1])
+        return first, *[pairs] * (len(self.event_dims()) - 1)
 
     def complete(self, first: Tensor) -> Any:
-        return self.named(first, self.pairs(first))
+        return self.named(first, *self.pairs(first))
 
     def mean(self, vertices: Tensor, probs: Tensor) -> Any:
         return self.named(*(Structure.mean(self, t, probs) for t in self.complete(vertices)))
 
+    def search(self, *scores: Tensor) -> Search | None:
+        # derivations are listed, which with grandparents are as many as the fourth power of the length
+        long = self.order & GRANDPARENTS and scores[0].shape[-1] > LONGEST
+        return None if long else super().search(*scores)
+
     def most_parts(self, *events: torch.Size) -> int:
-        return 2 * events[0][0]
+        return len(events) * events[0][0]
 
     @property
     def compact(self) -> PairedHeads:
@@ -123,11 +178,12 @@ class SiblingTree(SecondOrderTree):
 
     lengths: Tensor | None = None
     single_root: bool = True
+    order = SIBLINGS
 
     def named(self, *parts: Tensor) -> SiblingParts:
         return SiblingParts(*parts)
 
-    def pairs(self, arcs: Tensor) -> Tensor:
+    def pairs(self, arcs: Tensor) -> tuple[Tensor, ...]:
         size = arcs.shape[-1]
         place = torch.arange(size, device=arcs.device)
         head, sibling, modifier = place.reshape(-1, 1, 1), place.reshape(-1, 1), place
@@ -143,11 +199,7 @@ class SiblingTree(SecondOrderTree):
         first = sibling == head
         chosen = side & (between == 0) & (modifier != head)
         of_sibling = torch.where(first, 1.0, arcs.unsqueeze(-1))
-        return torch.where(chosen, of_sibling * arcs.unsqueeze(-2), 0).to(arcs.dtype)
-
-    def graph(self, scores: Tensor, positions: int) -> tuple[Graph, int]:
-        before = _SIBLING_KINDS + int(self.single_root)
-        return _siblings.beside(scores, positions, int(self.single_root)), before * positions * positions
+        return (torch.where(chosen, of_sibling * arcs.unsqueeze(-2), 0).to(arcs.dtype),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,124 +223,41 @@ class GrandparentTree(SecondOrderTree):
 
     lengths: Tensor | None = None
     single_root: bool = True
+    order = GRANDPARENTS
 
     def named(self, *parts: Tensor) -> GrandparentParts:
         return GrandparentParts(*parts)
 
-    def pairs(self, arcs: Tensor) -> Tensor:
-        return arcs.unsqueeze(-1) * arcs.unsqueeze(-3)
-
-    def graph(self, scores: Tensor, positions: int) -> tuple[Graph, int]:
-        return _grandparents.beside(scores, positions, int(self.single_root)), _GRANDPARENT_KINDS * positions**3
+    def pairs(self, arcs: Tensor) -> tuple[Tensor, ...]:
+        return (arcs.unsqueeze(-1) * arcs.unsqueeze(-3),)
 
 
-_SIBLING_KINDS, _GRANDPARENT_KINDS = 7, 6
+@dataclass(frozen=True, eq=False)
+class SiblingGrandparentTree(SecondOrderTree):
+    """Projective trees that score neighbouring siblings and grandparents: exact, without a relaxation.
 
+    Parts are those of `SiblingTree` and of `GrandparentTree`. O(n^4) steps.
 
-@Family
-def _siblings(positions: int, single_root: int) -> Graph:
-    """Half trees over positions i < j.
+    Shapes: arcs (*batch, n + 1, n + 1), siblings and grandparents (*batch, n + 1, n + 1, n + 1); lengths (*batch,)
 
-    S joins two of them between siblings, JR and JL choose the sibling before the outermost modifier, IR and IL add its
-    arc, R and L are complete. The root of length L comes after all others.
+    Example:
+        >>> arcs, siblings, grandparents = torch.zeros(4, 4), torch.zeros(4, 4, 4), torch.zeros(4, 4, 4)
+        >>> siblings[1, 2, 3] = 1.0  # 2 and 3 hang from 1
+        >>> grandparents[0, 2, 1] = grandparents[2, 1, 3] = 0.8  # 3 hangs from 1, and 1 from 2, the root
+        >>> tree = SiblingGrandparentTree()
+        >>> tree.decode(tree.map(arcs, siblings, grandparents))
+        tensor([2, 0, 1])
+
+    See: Koo and Collins 2010, Efficient third-order dependency parsers, model 1, without scores of three arcs.
     """
 
-    def node(kind: int, i: Any, j: Any) -> Any:
-        # narrower spans first, and within a span in the order of the kinds
-        return ((j - i) * positions + i) * _SIBLING_KINDS + kind
+    lengths: Tensor | None = None
+    single_root: bool = True
+    order = SIBLINGS | GRANDPARENTS
 
-    between, join_right, arc_right, join_left, arc_left, right, left = range(_SIBLING_KINDS)
-    square = positions * positions
+    def named(self, *parts: Tensor) -> BothParts:
+        return BothParts(*parts)
 
-    def sibling(h: Any, s: Any, m: Any) -> Any:
-        return square + (h * positions + s) * positions + m
-
-    builder = Builder(parts=square + positions**3)
-    start = 1 if single_root else 0
-    for width in range(1, positions):
-        i, k = np.ogrid[start : positions - width, :width]
-        j = i + width
-        inner = np.arange(width - 1).reshape(1, -1) + 1
-        builder.add(node(between, i, j), -1, node(right, i, i + k), node(left, i + k + 1, j))
-        builder.add(node(join_right, i, j), sibling(i, i, j), node(left, i + 1, j))
-        builder.add(
-            node(join_right, i, j), sibling(i, i + inner, j), node(arc_right, i, i + inner), node(between, i + inner, j)
-        )
-        builder.add(node(arc_right, i, j), i * positions + j, node(join_right, i, j))
-        builder.add(node(right, i, j), -1, node(arc_right, i, i + k + 1), node(right, i + k + 1, j))
-        # nothing is the head of the root symbol
-        i, j = i[max(1 - start, 0) :], j[max(1 - start, 0) :]
-        builder.add(node(join_left, i, j), sibling(j, j, i), node(right, i, j - 1))
-        builder.add(
-            node(join_left, i, j), sibling(j, i + inner, i), node(between, i, i + inner), node(arc_left, i + inner, j)
-        )
-        builder.add(node(arc_left, i, j), j * positions + i, node(join_left, i, j))
-        builder.add(node(left, i, j), -1, node(left, i, i + k), node(arc_left, i + k, j))
-    nodes = _SIBLING_KINDS * square
-    if single_root:
-        length, r = _roots(positions)
-        # the only modifier of the root symbol has a pair and an arc: a node for the pair, then the root
-        only = nodes + (length - 1) * positions + r
-        builder.add(only, sibling(0, 0, r), node(left, 1, r), node(right, r, length))
-        builder.add(nodes + square + length, r, only)
-        return builder.build(nodes + square + positions)
-    length = np.arange(1, positions)
-    builder.add(nodes + length, -1, node(right, 0, length))
-    return builder.build(nodes + positions)
-
-
-@Family
-def _grandparents(positions: int, single_root: int) -> Graph:
-    """Half trees over positions i < j, and g outside of them, the head of their head.
-
-    JR and JL join two of them with an arc between their ends, IR and IL add the pair, R and L are complete. The root
-    symbol is its own g.
-    """
-
-    def node(kind: int, g: Any, i: Any, j: Any) -> Any:
-        return (((j - i) * positions + i) * positions + g) * _GRANDPARENT_KINDS + kind
-
-    join_right, arc_right, join_left, arc_left, right, left = range(_GRANDPARENT_KINDS)
-    square = positions * positions
-
-    def pair(g: Any, h: Any, m: Any) -> Any:
-        # the root symbol has no head
-        return np.where(h == 0, -1, square + (g * positions + h) * positions + m)
-
-    builder = Builder(parts=square + positions**3)
-    start = 1 if single_root else 0
-    for width in range(1, positions):
-        for i in range(start, positions - width):
-            j = i + width
-            outside = np.array([g for g in range(positions) if not i <= g <= j] or [], np.int64)
-            # of half trees whose head is i: the root symbol stands for its own head
-            g = (np.zeros(1, np.int64) if i == 0 else outside).reshape(-1, 1)
-            k = np.arange(width).reshape(1, -1)
-            builder.add(
-                node(join_right, g, i, j), i * positions + j, node(right, g, i, i + k), node(left, i, i + k + 1, j)
-            )
-            builder.add(node(arc_right, g, i, j), pair(g, i, j), node(join_right, g, i, j))
-            builder.add(node(right, g, i, j), -1, node(arc_right, g, i, i + k + 1), node(right, i, i + k + 1, j))
-            if i == 0:
-                continue
-            g = outside.reshape(-1, 1)
-            builder.add(
-                node(join_left, g, i, j), j * positions + i, node(right, j, i, i + k), node(left, g, i + k + 1, j)
-            )
-            builder.add(node(arc_left, g, i, j), pair(g, j, i), node(join_left, g, i, j))
-            builder.add(node(left, g, i, j), -1, node(left, j, i, i + k), node(arc_left, g, i + k, j))
-    nodes = _GRANDPARENT_KINDS * positions**3
-    length, r = _roots(positions)
-    if single_root:
-        builder.add(nodes + length, r, node(left, 0, 1, r), node(right, 0, r, length))
-    else:
-        length = np.arange(1, positions)
-        builder.add(nodes + length, -1, node(right, 0, 0, length))
-    return builder.build(nodes + positions)
-
-
-def _roots(positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths, and tokens that may hang from the root symbol."""
-    length, r = np.ogrid[1:positions, 1:positions]
-    length, r = np.broadcast_arrays(length, r)
-    return length[r <= length], r[r <= length]
+    def pairs(self, arcs: Tensor) -> tuple[Tensor, ...]:
+        of_one = SiblingTree(), GrandparentTree()
+        return tuple(pairs for tree in of_one for pairs in tree.pairs(arcs))

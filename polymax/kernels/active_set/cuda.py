@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymax._function import recording
 from polymax.kernels.active_set import cuda_loop
 from polymax.kernels.triton_math import ceil_power, on_device
 from polymax.solvers.rules import Solver
@@ -28,6 +29,8 @@ _ROOM = 64
 _ENTRIES = 16
 # iterations before a look at whether all instances are done, where each is a launch; and where none is
 _LAUNCHES, _ALL = 8, 2**30
+# the most iterations of a search that a CUDA graph records: it has places for all structures from the start
+_RECORDED = 255
 
 
 class Plan(NamedTuple):
@@ -101,14 +104,23 @@ def solve(
     count = search.batch.numel()
     feasible = structure.best_score(*scores).reshape(count) > -torch.inf if asked else None
     slots = None if start is None else kind.slots(search, start.vertices).reshape(count, -1, plan.slots)
-    state = _begin(structure, scores, search, start, slots, plan.slots)
+    recorded = recording(scores[0])
+    if recorded and solver.max_iter > _RECORDED:
+        raise ValueError(
+            f"max_iter must be at most {_RECORDED} where a CUDA graph records {type(solver).__name__}; "
+            f"got {solver.max_iter}"
+        )
+    state = _begin(structure, scores, search, start, slots, plan.slots, solver.max_iter + 1 if recorded else 0)
     while True:
         if asked:
-            for _ in range(_LAUNCHES):
+            # structures that span a face come after the iterations
+            for _ in range(2 * solver.max_iter + 2 if recorded else _LAUNCHES):
                 others = kind.question(structure, scores, feasible, state.point[2], state.fresh)
                 _launch(plan._replace(problem=others), state, solver, whole, 1)
         else:
             _launch(plan, state, solver, whole, _ALL)
+        if recorded:
+            break
         going = (state.status <= cuda_loop.RENEW.value) & (state.iterations < solver.max_iter)
         face = (state.status >= cuda_loop.DIRECTION.value) & (state.status < cuda_loop.CONVERGED.value)
         more, on = torch.stack([(state.status >= cuda_loop.FULL.value).any(), (going | face).any()]).tolist()
@@ -127,12 +139,16 @@ def _begin(
     start: Solution | None,
     given: Tensor | None,
     slots: int,
+    least: int,
 ) -> _State:
-    """No structure, or those of an earlier solution; the first launch computes what depends on them."""
+    """No structure, or those of an earlier solution; the first launch computes what depends on them.
+
+    There are places for at least so many structures.
+    """
     count, device = search.batch.numel(), scores[0].device
     first = scores[0].reshape(count, search.events[0].numel()).contiguous()
     seeds = 0 if given is None else given.shape[1]
-    room = max(_ROOM, ceil_power(2 * seeds))
+    room = max(_ROOM, ceil_power(max(2 * seeds, least)))
     places = torch.full((count, room, slots), -1, dtype=torch.int32, device=device)
     system = torch.zeros(count, room + 3, room, dtype=torch.float64, device=device)
     system[:, -2] = -1
@@ -178,7 +194,7 @@ def _solution(kind: Any, search: Search, state: _State) -> Solution:
     held, b, gram = state.system[:, -2], state.system[:, -3], state.gram.double()
     # heaviest first, then those of weight 0
     held, order = torch.sort(held, dim=-1, descending=True, stable=True)
-    width = max(int((held >= 0).sum(-1).max()), 1)
+    width = held.shape[-1] if recording(held) else max(int((held >= 0).sum(-1).max()), 1)
     held, order = held[:, :width], order[:, :width]
     on, p = held >= 0, held.clamp(min=0)
     # a structure that is alone has weight 1, exactly

@@ -107,27 +107,27 @@ def _inside(
     b_v = tl.zeros([BR], tl.float64)
     b_bad = tl.zeros([BR], tl.int32)
     for top in range(0, n, BR):
-        i_r = top + o_r
-        b_row = i_r < n
-        b_ps = p_s + (i_r.to(tl.int64) * M - o_r)
+        o_row = top + o_r
+        m_row = o_row < n
+        p_entry = p_s + (o_row.to(tl.int64) * M - o_r)
         b_v = tl.full([BR], low, tl.float64)
         # what stands diagonally before the first cell has value 0
         b_diagonal = tl.where((o_r == 0) & (top == 0), 0.0, b_v)
         # scores, and the values of the row above, are loaded some steps ahead of their use
-        b_s0 = skewed(b_ps, 0, o_r, m, b_row)
-        b_s1 = skewed(b_ps, 1, o_r, m, b_row)
-        b_s2 = skewed(b_ps, 2, o_r, m, b_row)
-        b_s3 = skewed(b_ps, 3, o_r, m, b_row)
-        b_first = (o_r == 0) & (top > 0)
-        b_up0 = tl.load(p_above + o_r, mask=b_first, other=low)
-        b_up1 = tl.load(p_above + o_r + 1, mask=b_first & (m > 1), other=low)
+        b_s0 = skewed(p_entry, 0, o_r, m, m_row)
+        b_s1 = skewed(p_entry, 1, o_r, m, m_row)
+        b_s2 = skewed(p_entry, 2, o_r, m, m_row)
+        b_s3 = skewed(p_entry, 3, o_r, m, m_row)
+        m_first = (o_r == 0) & (top > 0)
+        b_up0 = tl.load(p_above + o_r, mask=m_first, other=low)
+        b_up1 = tl.load(p_above + o_r + 1, mask=m_first & (m > 1), other=low)
         i_line = top % m
         for t in range(0, m + tl.minimum(BR, n - top) - 1):
             b_s, b_s0, b_s1, b_s2 = b_s0, b_s1, b_s2, b_s3
-            b_s3 = skewed(b_ps, t + 4, o_r, m, b_row)
+            b_s3 = skewed(p_entry, t + 4, o_r, m, m_row)
             b_down = from_above(b_v, b_up0, o_r, BR)
             b_up0 = b_up1
-            b_up1 = tl.load(p_above + o_r + t + 2, mask=b_first & (t + 2 < m), other=low)
+            b_up1 = tl.load(p_above + o_r + t + 2, mask=m_first & (t + 2 < m), other=low)
             b_top = tl.maximum(tl.maximum(b_diagonal, b_down), b_v)
             b_safe = tl.where(b_top > low, b_top, 0)
             b_a = (b_diagonal - b_safe).to(dtype)
@@ -135,16 +135,16 @@ def _inside(
             b_c = (b_v - b_safe).to(dtype)
             b_p, b_q, b_w, b_more = smooth(b_a, b_b, b_c, KIND, ALPHA, WIDE)
             o_j = t - o_r
-            b_in = (o_j >= 0) & (o_j < m) & b_row
-            o_line = p_chart + i_line.to(tl.int64) * 3 * N + i_r
-            tl.store(o_line, b_p, mask=b_in)
-            tl.store(o_line + N, b_q, mask=b_in)
-            tl.store(o_line + 2 * N, b_w, mask=b_in)
+            m_in = (o_j >= 0) & (o_j < m) & m_row
+            p_line = p_chart + i_line.to(tl.int64) * 3 * N + o_row
+            tl.store(p_line, b_p, mask=m_in)
+            tl.store(p_line + N, b_q, mask=m_in)
+            tl.store(p_line + 2 * N, b_w, mask=m_in)
             i_line = tl.where(i_line + 1 < m, i_line + 1, 0)
-            b_bad |= (b_in & ((b_s < float("inf")) == 0)).to(tl.int32)
+            b_bad |= (m_in & ((b_s < float("inf")) == 0)).to(tl.int32)
             b_diagonal = b_down
-            b_v = tl.where(b_in, b_top + (b_s.to(tl.float64) + b_more.to(tl.float64)), low)
-            tl.store(p_above + o_j, b_v, mask=(o_r == BR - 1) & b_in & (top + BR < n))
+            b_v = tl.where(m_in, b_top + (b_s.to(tl.float64) + b_more.to(tl.float64)), low)
+            tl.store(p_above + o_j, b_v, mask=(o_r == BR - 1) & m_in & (top + BR < n))
         # the next strip reads what other threads have written
         tl.debug_barrier()
     value = tl.sum(tl.where(o_r == (n + BR - 1) % BR, b_v, 0))

@@ -143,7 +143,7 @@ def _tsallis(b_a, b_b, b_c, ALPHA: tl.constexpr, WIDE: tl.constexpr):
 def _power(b_a, b_t, SCALE: tl.constexpr, Q: tl.constexpr, WIDE: tl.constexpr):
     """(1 + s)_+^(q - 1) and (1 + s)_+^q for s = scale (a - t)."""
     b_s = SCALE * (b_a - b_t)
-    b_in = b_s > -1
-    b_s = tl.where(b_in, b_s, 0)
-    b_lower = tl.where(b_in, tl.exp2(log2_1p(b_s, WIDE) * (Q - 1)), 0)
+    m_in = b_s > -1
+    b_s = tl.where(m_in, b_s, 0)
+    b_lower = tl.where(m_in, tl.exp2(log2_1p(b_s, WIDE) * (Q - 1)), 0)
     return b_lower, b_lower * (1 + b_s)

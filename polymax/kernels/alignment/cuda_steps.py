@@ -5,10 +5,10 @@ import triton.language as tl
 
 
 @triton.jit
-def skewed(b_px, t, o_r, m, b_row):
+def skewed(p_x, t, o_r, m, m_row):
     """What lane r needs at step t, the entry of its row in column t - r; -inf outside the problem."""
     o_j = t - o_r
-    return tl.load(b_px + t, mask=(o_j >= 0) & (o_j < m) & b_row, other=float("-inf"))
+    return tl.load(p_x + t, mask=(o_j >= 0) & (o_j < m) & m_row, other=float("-inf"))
 
 
 @triton.jit

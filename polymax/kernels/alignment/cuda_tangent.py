@@ -36,21 +36,21 @@ def moved(
     o_r = tl.arange(0, BR)
     b_v = tl.zeros([BR], tl.float64)
     for top in range(0, n, BR):
-        i_r = top + o_r
-        b_row = i_r < n
-        b_pd = p_d + (i_r.to(tl.int64) * M - o_r)
+        o_row = top + o_r
+        m_row = o_row < n
+        p_entry = p_d + (o_row.to(tl.int64) * M - o_r)
         b_v = tl.zeros([BR], tl.float64)
         b_diagonal = b_v
-        b_first = (o_r == 0) & (top > 0)
+        m_first = (o_r == 0) & (top > 0)
         for t in range(0, m + tl.minimum(BR, n - top) - 1):
             o_j = t - o_r
-            b_in = (o_j >= 0) & (o_j < m) & b_row
-            o_line = ((top + t) % m).to(tl.int64) * 3 * N + i_r
-            b_p = tl.load(p_chart + o_line, mask=b_in, other=0)
-            b_q = tl.load(p_chart + o_line + N, mask=b_in, other=0)
-            b_w = tl.load(p_chart + o_line + 2 * N, mask=b_in, other=0)
-            b_d = skewed(b_pd, t, o_r, m, b_row)
-            b_up = tl.load(p_above + o_r + t, mask=b_first & (t < m), other=0)
+            m_in = (o_j >= 0) & (o_j < m) & m_row
+            o_line = ((top + t) % m).to(tl.int64) * 3 * N + o_row
+            b_p = tl.load(p_chart + o_line, mask=m_in, other=0)
+            b_q = tl.load(p_chart + o_line + N, mask=m_in, other=0)
+            b_w = tl.load(p_chart + o_line + 2 * N, mask=m_in, other=0)
+            b_d = skewed(p_entry, t, o_r, m, m_row)
+            b_up = tl.load(p_above + o_r + t, mask=m_first & (t < m), other=0)
             b_down = from_above(b_v, b_up, o_r, BR)
             # what has no weight may be anything
             b_a = tl.where(b_p > 0, b_diagonal, 0)
@@ -72,12 +72,12 @@ def moved(
                 b_a -= b_shift
                 b_b -= b_shift
                 b_c -= b_shift
-            tl.store(p_change + o_line, tl.where(b_p > 0, b_sp * b_a, 0), mask=b_in)
-            tl.store(p_change + o_line + N, tl.where(b_q > 0, b_sq * b_b, 0), mask=b_in)
-            tl.store(p_change + o_line + 2 * N, tl.where(b_w > 0, b_sw * b_c, 0), mask=b_in)
+            tl.store(p_change + o_line, tl.where(b_p > 0, b_sp * b_a, 0), mask=m_in)
+            tl.store(p_change + o_line + N, tl.where(b_q > 0, b_sq * b_b, 0), mask=m_in)
+            tl.store(p_change + o_line + 2 * N, tl.where(b_w > 0, b_sw * b_c, 0), mask=m_in)
             b_diagonal = b_down
-            b_v = tl.where(b_in, b_mean + b_d.to(tl.float64), 0)
-            tl.store(p_above + o_j, b_v, mask=(o_r == BR - 1) & b_in & (top + BR < n))
+            b_v = tl.where(m_in, b_mean + b_d.to(tl.float64), 0)
+            tl.store(p_above + o_j, b_v, mask=(o_r == BR - 1) & m_in & (top + BR < n))
         # the next strip reads what other threads have written
         tl.debug_barrier()
     exists = tl.load(p_chart, mask=n > 0, other=0)

@@ -54,23 +54,23 @@ def trees(
     p_head = p_row + 2 * size
     p_modifier = p_head + 2 * size
     p_walk = p_modifier + 2 * size
-    o = tl.arange(0, BN)
-    b_in = o <= m
+    o_j = tl.arange(0, BN)
+    m_in = o_j <= m
     b_nan = tl.zeros([BN], tl.int32)
     for v in range(1, m + 1):
-        b_s = tl.load(p_scores + o * size + v, mask=b_in & (o != v), other=float("-inf")).to(tl.float64)
+        b_s = tl.load(p_scores + o_j * size + v, mask=m_in & (o_j != v), other=float("-inf")).to(tl.float64)
         b_nan = tl.where(b_s != b_s, 1, b_nan)
-        tl.store(p_w + v * size + o, b_s, mask=b_in)
-        tl.store(p_to + v * size + o, tl.zeros([BN], tl.int32) + v, mask=b_in)
+        tl.store(p_w + v * size + o_j, b_s, mask=m_in)
+        tl.store(p_to + v * size + o_j, tl.zeros([BN], tl.int32) + v, mask=m_in)
     # states: 0 waits, 1 is walked, 2 is done; -1 later for a token whose arc is replaced
-    tl.store(p_state + o, tl.where(o == 0, 2, 0), mask=b_in)
-    tl.store(p_state + m + 1 + o, tl.zeros([BN], tl.int32), mask=b_in)
-    tl.store(p_row + o, o, mask=b_in)
-    tl.store(p_above + o, tl.zeros([BN], tl.int32) - 1, mask=b_in)
-    tl.store(p_above + m + 1 + o, tl.zeros([BN], tl.int32) - 1, mask=o < m)
+    tl.store(p_state + o_j, tl.where(o_j == 0, 2, 0), mask=m_in)
+    tl.store(p_state + m + 1 + o_j, tl.zeros([BN], tl.int32), mask=m_in)
+    tl.store(p_row + o_j, o_j, mask=m_in)
+    tl.store(p_above + o_j, tl.zeros([BN], tl.int32) - 1, mask=m_in)
+    tl.store(p_above + m + 1 + o_j, tl.zeros([BN], tl.int32) - 1, mask=o_j < m)
     tl.debug_barrier()
     # position -> node
-    b_node = o
+    b_node = o_j
     nodes = m + 1
     roots = m * 0
     length = m * 0
@@ -80,7 +80,7 @@ def trees(
     found = defined
     while active:
         r = tl.load(p_row + v)
-        u = _best_head(tl.load(p_w + r * size + o, mask=b_in, other=float("-inf")), b_node, v, o, SINGLE)
+        u = _best_head(tl.load(p_w + r * size + o_j, mask=m_in, other=float("-inf")), b_node, v, o_j, SINGLE)
         if u < 0:
             found = m < 0
             active = m < 0
@@ -92,29 +92,29 @@ def trees(
             tl.debug_barrier()
             length += 1
             roots += (u == 0).to(tl.int32)
-            u = tl.sum(tl.where(o == u, b_node, 0), 0)
+            u = tl.sum(tl.where(o_j == u, b_node, 0), 0)
             state = tl.load(p_state + u)
             if state == 0:
                 v = u
             if state == 1:
                 v = nodes
-                length = _merge(p_w, p_to, p_above, p_row, p_head, p_walk, u, v, length, size, o, b_in)
-                b_node = tl.where(tl.load(p_above + b_node, mask=b_in, other=-1) == v, v, b_node)
+                length = _merge(p_w, p_to, p_above, p_row, p_head, p_walk, u, v, length, size, o_j, m_in)
+                b_node = tl.where(tl.load(p_above + b_node, mask=m_in, other=-1) == v, v, b_node)
                 nodes += 1
             if state == 2:
-                b_on = o < length
-                tl.store(p_state + tl.load(p_walk + o, mask=b_on, other=0), tl.zeros([BN], tl.int32) + 2, mask=b_on)
+                m_on = o_j < length
+                tl.store(p_state + tl.load(p_walk + o_j, mask=m_on, other=0), tl.zeros([BN], tl.int32) + 2, mask=m_on)
                 tl.debug_barrier()
-                b_open = b_in & (tl.load(p_state + b_node, mask=b_in, other=2) != 2)
-                start = tl.min(tl.where(b_open, o, BN), 0)
+                m_open = m_in & (tl.load(p_state + b_node, mask=m_in, other=2) != 2)
+                start = tl.min(tl.where(m_open, o_j, BN), 0)
                 active = start < BN
-                v = tl.sum(tl.where(o == start, b_node, 0), 0)
+                v = tl.sum(tl.where(o_j == start, b_node, 0), 0)
                 length = m * 0
     if SINGLE:
         found = found & (roots <= 1)
     p_heads += i_b * (size - 1)
     if defined == 0:
-        tl.store(p_heads + o, tl.zeros([BN], tl.int64) - 2, mask=o < m)
+        tl.store(p_heads + o_j, tl.zeros([BN], tl.int64) - 2, mask=o_j < m)
     if found:
         _expand(p_above, p_state, p_head, p_modifier, p_heads, nodes)
 
@@ -124,40 +124,40 @@ _entry = Entry(trees)
 
 
 @triton.jit
-def _best_head(b_w, b_node, v, o, SINGLE: tl.constexpr):
+def _best_head(b_w, b_node, v, o_j, SINGLE: tl.constexpr):
     """The position outside node v of the best arc into it, -1 for none; the root symbol comes last if single."""
-    b_root = tl.sum(tl.where((o == 0) & (b_w > float("-inf")), 1, 0), 0)
+    root = tl.sum(tl.where((o_j == 0) & (b_w > float("-inf")), 1, 0), 0)
     b_w = tl.where(b_node != v, b_w, float("-inf"))
     if SINGLE:
-        b_w = tl.where(o == 0, float("-inf"), b_w)
+        b_w = tl.where(o_j == 0, float("-inf"), b_w)
     u = tl.argmax(b_w, 0)
     u = tl.where(tl.max(b_w, 0) > float("-inf"), u, -1)
     if SINGLE:
-        u = tl.where((u < 0) & (b_root > 0), 0, u)
+        u = tl.where((u < 0) & (root > 0), 0, u)
     return u
 
 
 @triton.jit
-def _merge(p_w, p_to, p_above, p_row, p_head, p_walk, u, whole, length, size, o, b_in):
+def _merge(p_w, p_to, p_above, p_row, p_head, p_walk, u, whole, length, size, o_j, m_in):
     """Merge the cycle that is the walk from u on into the node `whole`; the length of the walk before it."""
-    b_here = tl.load(p_walk + o, mask=o < length, other=-1) == u
-    first = tl.sum(tl.where(b_here, o, 0), 0)
+    m_here = tl.load(p_walk + o_j, mask=o_j < length, other=-1) == u
+    first = tl.sum(tl.where(m_here, o_j, 0), 0)
     into = tl.load(p_row + u)
-    b_best = tl.load(p_w + into * size + o, mask=b_in, other=float("-inf"))
+    b_best = tl.load(p_w + into * size + o_j, mask=m_in, other=float("-inf"))
     b_best -= tl.load(p_w + into * size + tl.load(p_head + u))
-    b_to = tl.load(p_to + into * size + o, mask=b_in, other=0)
+    b_to = tl.load(p_to + into * size + o_j, mask=m_in, other=0)
     for step in range(0, length - first - 1):
         c = tl.load(p_walk + length - 1 - step)
         r = tl.load(p_row + c)
-        b_gain = tl.load(p_w + r * size + o, mask=b_in, other=float("-inf"))
+        b_gain = tl.load(p_w + r * size + o_j, mask=m_in, other=float("-inf"))
         b_gain -= tl.load(p_w + r * size + tl.load(p_head + c))
-        b_better = b_gain > b_best
-        b_best = tl.where(b_better, b_gain, b_best)
-        b_to = tl.where(b_better, tl.load(p_to + r * size + o, mask=b_in, other=0), b_to)
+        m_better = b_gain > b_best
+        b_best = tl.where(m_better, b_gain, b_best)
+        b_to = tl.where(m_better, tl.load(p_to + r * size + o_j, mask=m_in, other=0), b_to)
         tl.store(p_above + c, whole)
     tl.debug_barrier()
-    tl.store(p_w + into * size + o, b_best, mask=b_in)
-    tl.store(p_to + into * size + o, b_to, mask=b_in)
+    tl.store(p_w + into * size + o_j, b_best, mask=m_in)
+    tl.store(p_to + into * size + o_j, b_to, mask=m_in)
     tl.store(p_above + u, whole)
     tl.store(p_row + whole, into)
     tl.debug_barrier()

@@ -51,15 +51,15 @@ def match_instance(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.
     short, long = tl.minimum(rows, columns), tl.maximum(rows, columns)
     stride = tl.where(flipped, 1, m)
     o_j = tl.arange(0, BN)
-    b_in = o_j < long
+    m_in = o_j < long
     p_x = p_scores + o_j * tl.where(flipped, m, 1)
-    b_v, good = _first_prices(p_x, stride, short, long, b_in, BN)
-    possible = tl.min(tl.where(b_in, b_v, 0), 0) > float("-inf")
+    b_v, good = _first_prices(p_x, stride, short, long, m_in, BN)
+    possible = tl.min(tl.where(m_in, b_v, 0), 0) > float("-inf")
     go = (good & possible).to(tl.int32)
-    b_owner, b_held, b_v = _bids(p_x, stride, short * go, b_in, o_j, b_v, BN)
+    b_owner, b_held, b_v = _bids(p_x, stride, short * go, m_in, o_j, b_v, BN)
     for i in range(short * go):
         if (go > 0) & (tl.max((b_owner == i).to(tl.int32), 0) == 0):
-            b_owner, b_held, b_v, go = _augment(p_x, stride, i, b_in, o_j, b_owner, b_held, b_v, BN)
+            b_owner, b_held, b_v, go = _augment(p_x, stride, i, m_in, o_j, b_owner, b_held, b_v, BN)
 
     b_none = tl.where(good, tl.where(go > 0, 0.0, float("-inf")), float("nan"))
     tl.store(p_match + o_j, tl.full([BN], -1, tl.int64), mask=o_j < n)
@@ -67,15 +67,15 @@ def match_instance(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.
     tl.store(p_v + o_j, tl.where((o_j < columns) & (good == 0), b_none, 0.0), mask=o_j < m)
     # the same entries are written again, by other threads
     tl.debug_barrier()
-    lowest = tl.where(short == long, tl.min(tl.where(b_in, b_v, float("inf")), 0), 0.0)
+    lowest = tl.where(short == long, tl.min(tl.where(m_in, b_v, float("inf")), 0), 0.0)
     b_v -= lowest
-    b_in = b_in & (go > 0)
-    b_pair = b_in & (b_owner >= 0)
+    m_in = m_in & (go > 0)
+    m_pair = m_in & (b_owner >= 0)
     b_first = tl.where(flipped, o_j, b_owner)
     b_second = tl.where(flipped, b_owner, o_j)
-    tl.store(p_match + b_first, b_second.to(tl.int64), mask=b_pair)
-    tl.store(tl.where(flipped, p_v, p_u) + b_owner, b_held - b_v, mask=b_pair)
-    tl.store(tl.where(flipped, p_u, p_v) + o_j, b_v, mask=b_in)
+    tl.store(p_match + b_first, b_second.to(tl.int64), mask=m_pair)
+    tl.store(tl.where(flipped, p_v, p_u) + b_owner, b_held - b_v, mask=m_pair)
+    tl.store(tl.where(flipped, p_u, p_v) + o_j, b_v, mask=m_in)
 
 
 # SparseMAP's programs call the function itself
@@ -83,19 +83,19 @@ _entry = Entry(match_instance)
 
 
 @triton.jit
-def _first_prices(p_x, stride, short, long, b_in, BN: tl.constexpr):
+def _first_prices(p_x, stride, short, long, m_in, BN: tl.constexpr):
     """The highest score of each column in a square, else 0; and whether all scores are numbers below inf."""
     b_top = tl.full([BN], float("-inf"), tl.float64)
     b_good = tl.full([BN], 1, tl.int32)
     for i in range(short):
-        b_x = _row(p_x, stride, i, b_in)
+        b_x = _row(p_x, stride, i, m_in)
         b_good &= (b_x < float("inf")).to(tl.int32)
         b_top = tl.maximum(b_top, b_x)
-    return tl.where(b_in & (short == long), b_top, 0.0), tl.min(b_good, 0) > 0
+    return tl.where(m_in & (short == long), b_top, 0.0), tl.min(b_good, 0) > 0
 
 
 @triton.jit
-def _bids(p_x, stride, short, b_in, o_j, b_v, BN: tl.constexpr):
+def _bids(p_x, stride, short, m_in, o_j, b_v, BN: tl.constexpr):
     """Rows bid for columns, and rows that lose theirs bid again, for a while."""
     b_owner = tl.full([BN], -1, tl.int32)
     b_held = tl.full([BN], 0, tl.float64)
@@ -105,39 +105,39 @@ def _bids(p_x, stride, short, b_in, o_j, b_v, BN: tl.constexpr):
         i = first
         while (i >= 0) & (patience > 0):
             patience -= 1
-            b_x = _row(p_x, stride, i, b_in)
+            b_x = _row(p_x, stride, i, m_in)
             found = tl.reduce((b_x - b_v, _rank(o_j, b_owner, BN), b_never, b_owner), 0, _two_best)
             best, rank, second, owner = found
             # with no second, the price that keeps all others away is not known; a tie is no reason to take a column
             takes = (second > float("-inf")) & ((best > second) | (owner < 0))
-            b_here = o_j == tl.where(takes, rank % BN, -1)
-            b_v = tl.where(b_here, b_v + (best - second), b_v)
-            b_owner = tl.where(b_here, i, b_owner)
-            b_held = tl.where(b_here, b_x, b_held)
+            m_here = o_j == tl.where(takes, rank % BN, -1)
+            b_v = tl.where(m_here, b_v + (best - second), b_v)
+            b_owner = tl.where(m_here, i, b_owner)
+            b_held = tl.where(m_here, b_x, b_held)
             i = tl.where(takes, owner, -1)
     return b_owner, b_held, b_v
 
 
 @triton.jit
-def _augment(p_x, stride, start, b_in, o_j, b_owner, b_held, b_v, BN: tl.constexpr):
+def _augment(p_x, stride, start, m_in, o_j, b_owner, b_held, b_v, BN: tl.constexpr):
     """Give a row a column, along a shortest path to a free one; the last result is 0 where there is none."""
     b_reach = tl.full([BN], float("inf"), tl.float64)
     b_score = tl.full([BN], 0, tl.float64)
     b_by = tl.full([BN], -1, tl.int32)
     b_before = tl.full([BN], -1, tl.int32)
-    b_open = b_in.to(tl.int32)
+    b_open = m_in.to(tl.int32)
     base = tl.full([], 0, tl.float64)
     distance = tl.full([], 0, tl.float64)
     i, j = start, start * 0 - 1
     searching = start * 0 + 1
     while searching > 0:
-        b_x = _row(p_x, stride, i, b_in)
+        b_x = _row(p_x, stride, i, m_in)
         b_through = base + (b_v - b_x)
-        b_shorter = (b_through < b_reach) & (b_open > 0)
-        b_reach = tl.where(b_shorter, b_through, b_reach)
-        b_score = tl.where(b_shorter, b_x, b_score)
-        b_by = tl.where(b_shorter, i, b_by)
-        b_before = tl.where(b_shorter, j, b_before)
+        m_shorter = (b_through < b_reach) & (b_open > 0)
+        b_reach = tl.where(m_shorter, b_through, b_reach)
+        b_score = tl.where(m_shorter, b_x, b_score)
+        b_by = tl.where(m_shorter, i, b_by)
+        b_before = tl.where(m_shorter, j, b_before)
         b_key = tl.where(b_open > 0, b_reach, float("inf"))
         distance, rank, i, worth = tl.reduce((b_key, _rank(o_j, b_owner, BN), b_owner, b_v - b_held), 0, _nearest)
         j = rank % BN
@@ -145,19 +145,19 @@ def _augment(p_x, stride, start, b_in, o_j, b_owner, b_held, b_v, BN: tl.constex
         b_open = tl.where((o_j == j) & (searching > 0), 0, b_open)
         base = distance - worth
     found = (distance < float("inf")).to(tl.int32)
-    b_v = tl.where(b_in & (b_open == 0) & (found > 0), b_v + (distance - b_reach), b_v)
+    b_v = tl.where(m_in & (b_open == 0) & (found > 0), b_v + (distance - b_reach), b_v)
     j = tl.where(found > 0, j, -1)
     while j >= 0:
-        b_here = o_j == j
-        b_owner = tl.where(b_here, b_by, b_owner)
-        b_held = tl.where(b_here, b_score, b_held)
-        j = tl.sum(tl.where(b_here, b_before, 0), 0)
+        m_here = o_j == j
+        b_owner = tl.where(m_here, b_by, b_owner)
+        b_held = tl.where(m_here, b_score, b_held)
+        j = tl.sum(tl.where(m_here, b_before, 0), 0)
     return b_owner, b_held, b_v, found
 
 
 @triton.jit
-def _row(p_x, stride, i, b_in):
-    return tl.load(p_x + i * stride, mask=b_in, other=float("-inf")).to(tl.float64)
+def _row(p_x, stride, i, m_in):
+    return tl.load(p_x + i * stride, mask=m_in, other=float("-inf")).to(tl.float64)
 
 
 @triton.jit

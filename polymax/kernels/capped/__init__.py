@@ -6,24 +6,25 @@
 `capped_backward` is the Jacobian at the weights y, applied to v: free entries share what bounds leave.
 
 Shapes: x, y, v `(*batch, n)`; lower, upper `(*batch, n)`, or 1 in every dim; total `(*batch,)`, or 1 in every dim; the
-results like x.
+results like x, of half precision the weights in float32; the Jacobian's like v.
 """
 
 import torch
 from torch import Tensor
 
 from polymax._dispatch import declare
+from polymax.kernels.widen import wide_like
 
 
 def _fake(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return wide_like(x)
 
 
 capped = declare(__name__, "capped(Tensor x, Tensor lower, Tensor upper, Tensor total, bool entropic) -> Tensor", _fake)
 
 
 def _fake_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
-    return torch.empty_like(y, memory_format=torch.contiguous_format)
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 
 capped_backward = declare(

@@ -17,6 +17,8 @@ from polymax.kernels.numba_math import add, inline, kernel, middle, rows_at
 FAR = 1e3
 # how often that may happen
 ROUNDS = 4
+# steps after which every other one halves the bracket
+PATIENCE = 12
 LARGEST = np.finfo(np.float64).max
 
 
@@ -29,7 +31,7 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: boo
         totals.data_ptr(), REALS[out.dtype], REALS[low.dtype], REALS[high.dtype], low.numel() > 1, high.numel() > 1,
         totals.numel() > 1, entropic,
     )  # fmt: skip
-    return out if out.dtype == x.dtype else out.to(x.dtype)
+    return out
 
 
 def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
@@ -41,7 +43,7 @@ def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic
         high.data_ptr(), out.data_ptr(), REALS[point.dtype], REALS[direction.dtype], REALS[low.dtype],
         REALS[high.dtype], low.numel() > 1, high.numel() > 1, entropic,
     )  # fmt: skip
-    return out if out.dtype == y.dtype else out.to(y.dtype)
+    return out if out.dtype == v.dtype else out.to(v.dtype)
 
 
 @kernel
@@ -144,7 +146,14 @@ def _threshold(z, low, high, total, entropic):
     # beyond rounding
     below = max(below - 4e-16 * abs(below), -LARGEST)
     above = min(above + 4e-16 * abs(above), LARGEST)
-    tau = min(max(top - (0.0 if entropic else 1.0), below), above)
+    start = top - 1.0
+    if entropic:
+        # the threshold without bounds
+        start = 0.0
+        for k in range(z.size):
+            start = add(start, np.exp(z[k] - top))
+        start = top + np.log(start / total)
+    tau = min(max(start, below), above)
     for iteration in range(300):
         fixed, free, count = _sums(z, low, high, tau, entropic)
         value = fixed + free
@@ -155,8 +164,7 @@ def _threshold(z, low, high, total, entropic):
         if abs(value - total) <= 1e-13 * total:
             break
         guess = middle(below, above)
-        # every third step halves the bracket, whatever Newton says
-        if iteration % 3 < 2 and count > 0:
+        if (iteration < PATIENCE or iteration % 2 == 0) and count > 0:
             if not entropic:
                 newton = tau + (value - total) / count
             else:

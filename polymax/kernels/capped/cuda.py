@@ -1,7 +1,7 @@
 """Capped simplex by Newton's method for the threshold, guarded by bisection, the row in registers. For Triton.
 
-The algorithm is that of cpu.py. In float64: a bound may be reached at scores far below the maximum, where float32 has
-no digits left.
+The algorithm is that of cpu.py, in the precision of the result. A bound may be reached at scores far below the maximum,
+where float32 has no digits left: the threshold is then counted from a score that is near it.
 """
 
 import torch
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import beside, on_device, tile
+from polymax.kernels.widen import wide_like
 
 LONGEST = 32768
 LOG2_E = tl.constexpr(1.4426950408889634)
-LARGEST = tl.constexpr(torch.finfo(torch.float64).max)
-# a threshold further than this from the score that it is counted from is counted from a nearer one
-FAR = tl.constexpr(1e3)
-# how often that may happen
-ROUNDS = tl.constexpr(4)
-FREE, LOW, HIGH = (tl.constexpr(i) for i in range(3))
+LARGEST_32, LARGEST_64 = (tl.constexpr(torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64))
+# steps after which every other one halves the bracket
+PATIENCE = tl.constexpr(12)
+# steps after which the search ends, whatever it found
+LAST = tl.constexpr(300)
 
 
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = wide_like(x)
     count, n = _sizes(x)
     if count and n:
         br, bn, warps = tile(count, n)
@@ -37,7 +37,7 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: boo
 
 
 def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
-    out = torch.empty_like(y, memory_format=torch.contiguous_format)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
     count, n = _sizes(y)
     if count and n:
         br, bn, warps = tile(count, n)
@@ -58,90 +58,96 @@ def _sizes(x: Tensor) -> tuple[int, int]:
     return x.shape[:-1].numel(), n
 
 
+@Entry
 @triton.jit
-def _sums(b_x, b_low, b_high, b_tau, b_keep, ENTROPIC: tl.constexpr):
-    """Sum of the entries at a bound, sum and number of the free ones, the unclipped weights, and who is where."""
+def _capped(
+    p_x, p_lower, p_upper, p_total, p_y, count, n, ENTROPIC: tl.constexpr, MANY_LOW: tl.constexpr,
+    MANY_HIGH: tl.constexpr, MANY_TOTALS: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    dtype: tl.constexpr = p_y.dtype.element_ty
+    WIDE: tl.constexpr = dtype == tl.float64
+    # a threshold further than this from the score that it is counted from is counted from a nearer one
+    FAR: tl.constexpr = 1e3 if WIDE else 4.0
+    # how often that may happen: each time, the distance falls by the precision
+    ROUNDS: tl.constexpr = 4 if WIDE else 8
+    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    o_n = tl.arange(0, BN)
+    m_n = (i_r < count)[:, None] & (o_n < n)[None, :]
+    o_x = i_r[:, None] * n + o_n[None, :]
+    b_x = tl.load(p_x + o_x, mask=m_n, other=float("-inf")).to(dtype)
+    m_keep = b_x > float("-inf")
+    b_low = _bound(p_lower, o_x, m_n & m_keep, MANY_LOW)
+    b_high = _bound(p_upper, o_x, m_n & m_keep, MANY_HIGH)
+    b_size = tl.sum(m_keep.to(tl.int32), 1)[:, None]
+    # whether the bounds fit is told in float64
+    b_least, b_most = _bound_sum(b_low, b_size, MANY_LOW), _bound_sum(b_high, b_size, MANY_HIGH)
+    b_sum = tl.load(p_total + (i_r if MANY_TOTALS else i_r * 0), mask=i_r < count, other=1).to(tl.float64)[:, None]
+    b_slack = 1e-6 * tl.maximum(b_sum, 1.0)
+    # not (a <= b): a NaN is short of everything
+    m_short = ((b_least <= b_sum + b_slack) & (b_most >= b_sum - b_slack) & (b_sum >= 0)) == 0
+    m_alive = b_size > 0
+    m_bad = tl.max((m_n & ((b_x < float("inf")) == 0)).to(tl.int32), 1)[:, None] > 0
+    m_bad = m_bad | (m_alive & m_short)
+    m_good = m_alive & (m_bad == 0)
+    m_lowest, m_highest = b_sum <= b_least, b_sum >= b_most
+    b_low, b_high, b_total = b_low.to(dtype), b_high.to(dtype), b_sum.to(dtype)
+
+    # absent entries are -inf, and so are rows that have no threshold
+    b_x = tl.where(m_good, b_x, float("-inf"))
+    b_anchor = tl.where(m_good, tl.max(b_x, 1)[:, None], 0)
+    b_z = _difference(b_x, b_anchor)
     if ENTROPIC:
-        b_inner = tl.exp2((b_x - b_tau) * LOG2_E)
+        # the threshold without bounds
+        b_start = tl.log2(tl.sum(tl.exp2(b_z * LOG2_E), 1)[:, None] / b_total) / LOG2_E
     else:
-        b_inner = b_x - b_tau
-    b_state = tl.where(b_inner <= b_low, LOW, tl.where(b_inner >= b_high, HIGH, FREE))
-    b_free = b_keep & (b_state == FREE)
-    b_fixed = tl.where(b_free, 0.0, tl.where(b_state == HIGH, b_high, b_low))
-    b_count = tl.sum(tl.where(b_free, 1.0, 0.0).to(tl.float64), 1)[:, None]
-    return tl.sum(b_fixed, 1)[:, None], tl.sum(tl.where(b_free, b_inner, 0.0), 1)[:, None], b_count, b_inner, b_state
+        b_start = tl.zeros_like(b_total) - 1
+    m_busy = m_good & (m_lowest == 0) & (m_highest == 0)
+    b_tau, b_below, b_above = _threshold(b_z, b_low, b_high, b_total, b_start, m_busy, ENTROPIC)
+    turn = 1
+    # above all scores it is nearest to the first anchor, the maximum
+    m_far = m_busy & (b_tau < -FAR)
+    while (tl.max(m_far.to(tl.int32)) > 0) & (turn < ROUNDS):
+        b_x = tl.load(p_x + o_x, mask=m_n & m_good, other=float("-inf")).to(dtype)
+        m_keep = b_x > float("-inf")
+        b_away = tl.where(m_keep, tl.abs(b_z - b_tau), float("inf"))
+        m_near = m_keep & (b_away == tl.min(b_away, 1)[:, None])
+        # where differences of the largest scores are clipped, halves of them decide
+        b_half = tl.where(m_near, tl.abs(b_x / 2 - b_anchor / 2 - b_tau / 2), float("inf"))
+        m_near = m_near & (b_half == tl.min(b_half, 1)[:, None])
+        b_nearest = tl.max(tl.where(m_near, b_x, float("-inf")), 1)[:, None]
+        m_far = m_far & (b_nearest != b_anchor)
+        b_nearest = tl.where(m_far, b_nearest, b_anchor)
+        b_z = _difference(b_x, b_nearest)
+        b_start = b_tau + _difference(b_anchor, b_nearest)
+        b_anchor = b_nearest
+        b_tau, b_below, b_above = _threshold(b_z, b_low, b_high, b_total, b_start, m_busy, ENTROPIC)
+        m_far = m_far & (tl.abs(b_tau) > FAR)
+        turn += 1
 
-
-@triton.jit
-def _clipped(b_x, b_low, b_high, b_tau, b_keep, ENTROPIC: tl.constexpr):
+    b_inner = _unclipped(b_z, b_tau, ENTROPIC)
+    m_keep = b_z > float("-inf")
+    m_free = (b_inner > b_low) & (b_inner < b_high)
+    b_y = tl.where(m_keep, tl.minimum(tl.maximum(b_inner, b_low), b_high), 0)
+    # what is left of the total goes to the free entries
+    b_rest = b_total - tl.sum(tl.where(m_free, 0, b_y), 1)[:, None]
+    b_free = tl.sum(tl.where(m_free, b_y, 0), 1)[:, None]
+    b_count = tl.sum(tl.where(m_free, 1.0, 0.0).to(dtype), 1)[:, None]
     if ENTROPIC:
-        b_inner = tl.exp2((b_x - b_tau) * LOG2_E)
+        b_inner = b_inner * (b_rest / tl.where(b_free > 0, b_free, 1.0))
     else:
-        b_inner = b_x - b_tau
-    return tl.where(b_keep, tl.minimum(tl.maximum(b_inner, b_low), b_high), 0.0)
-
-
-@triton.jit
-def _middle(b_a, b_b):
-    """The number halfway from a to b in the order of all float64 numbers: 64 halvings end any search."""
-    # the bits of a negative number count down
-    b_p = b_a.to(tl.int64, bitcast=True)
-    b_q = b_b.to(tl.int64, bitcast=True)
-    b_p = tl.where(b_p >= 0, b_p, b_p ^ 0x7FFFFFFFFFFFFFFF)
-    b_q = tl.where(b_q >= 0, b_q, b_q ^ 0x7FFFFFFFFFFFFFFF)
-    b_m = (b_p >> 1) + (b_q >> 1)
-    return tl.where(b_m >= 0, b_m, b_m ^ 0x7FFFFFFFFFFFFFFF).to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def _threshold(b_x, b_low, b_high, b_total, b_keep, b_busy, ENTROPIC: tl.constexpr):
-    """The threshold, and the numbers between which it lies."""
-    b_top = tl.max(tl.where(b_keep, b_x, -LARGEST), 1)[:, None]
-    if ENTROPIC:
-        b_below = b_x - tl.log2(b_high) / LOG2_E
-        b_above = tl.minimum(b_x - tl.log2(b_low) / LOG2_E, b_top + 800)
-    else:
-        b_below = b_x - b_high
-        b_above = b_x - b_low
-    b_below = tl.min(tl.where(b_keep, b_below, float("inf")), 1)[:, None]
-    b_above = tl.max(tl.where(b_keep, b_above, float("-inf")), 1)[:, None]
-    b_below = tl.minimum(tl.maximum(b_below, -LARGEST), LARGEST)
-    b_above = tl.minimum(tl.maximum(b_above, -LARGEST), LARGEST)
-    # beyond rounding
-    b_below = tl.maximum(b_below - 4e-16 * tl.abs(b_below), -LARGEST)
-    b_above = tl.minimum(b_above + 4e-16 * tl.abs(b_above), LARGEST)
-    b_tau = tl.minimum(tl.maximum(b_top - (0 if ENTROPIC else 1), b_below), b_above)
-    go = 1
-    i = 0
-    while go > 0:
-        b_fixed, b_free, b_count, _, _ = _sums(b_x, b_low, b_high, b_tau, b_keep, ENTROPIC)
-        b_value = b_fixed + b_free
-        b_over = b_value > b_total
-        b_below = tl.where(b_over, tl.maximum(b_below, b_tau), b_below)
-        b_above = tl.where(b_over, b_above, tl.minimum(b_above, b_tau))
-        b_busy = b_busy & (tl.abs(b_value - b_total) > 1e-13 * b_total)
-        b_guess = _middle(b_below, b_above)
-        if ENTROPIC:
-            b_rest = b_total - b_fixed
-            b_usable = (b_count > 0) & (b_rest > 0)
-            b_newton = b_tau + tl.log2(tl.where(b_usable, b_free / b_rest, 1.0)) / LOG2_E
-        else:
-            b_usable = b_count > 0
-            b_newton = b_tau + (b_value - b_total) / tl.where(b_usable, b_count, 1.0)
-        # every third step halves the bracket, whatever Newton says
-        b_usable = b_usable & (b_below < b_newton) & (b_newton < b_above) & (i % 3 < 2)
-        b_guess = tl.where(b_usable, b_newton, b_guess)
-        b_busy = b_busy & (b_guess != b_tau) & (b_below < b_guess) & (b_guess < b_above)
-        b_tau = tl.where(b_busy, b_guess, b_tau)
-        i += 1
-        go = tl.max(b_busy.to(tl.int32)) * (i < 300).to(tl.int32)
-    return b_tau, b_below, b_above
-
-
-@triton.jit
-def _bound(p_bound, o_x, m_n, MANY: tl.constexpr):
-    """The bounds of a tile in float64, from one for each entry or from one for all."""
-    return tl.load(p_bound + (o_x if MANY else o_x * 0), mask=m_n, other=0).to(tl.float64)
+        b_inner = b_inner + (b_rest - b_free) / tl.where(b_count > 0, b_count, 1.0)
+    b_y = tl.where(m_free, tl.minimum(tl.maximum(b_inner, b_low), b_high), b_y)
+    # entries so far from 0 that they pass from one bound to the other between neighbouring thresholds share the rest
+    m_stuck = m_busy & (b_count == 0) & (tl.abs(b_rest) > (1e-13 if WIDE else 1e-6) * b_total)
+    if tl.max(m_stuck.to(tl.int32)) > 0:
+        b_small = tl.minimum(tl.maximum(_unclipped(b_z, b_above, ENTROPIC), b_low), b_high)
+        b_large = tl.minimum(tl.maximum(_unclipped(b_z, b_below, ENTROPIC), b_low), b_high)
+        b_fixed = tl.sum(tl.where(m_keep, b_small, 0), 1)[:, None]
+        b_room = tl.sum(tl.where(m_keep, b_large, 0), 1)[:, None] - b_fixed
+        b_share = (b_total - b_fixed) / tl.where(b_room > 0, b_room, 1.0)
+        b_y = tl.where(m_stuck & m_keep, b_small + b_share * (b_large - b_small), b_y)
+    b_y = tl.where(m_keep & m_lowest, b_low, tl.where(m_keep & m_highest, b_high, b_y))
+    tl.store(p_y + o_x, tl.where(m_bad, float("nan"), b_y), mask=m_n)
 
 
 @Entry
@@ -150,11 +156,11 @@ def _capped_backward(
     p_y, p_v, p_lower, p_upper, p_out, count, n, ENTROPIC: tl.constexpr, MANY_LOW: tl.constexpr,
     MANY_HIGH: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
+    dtype: tl.constexpr = tl.float64 if p_y.dtype.element_ty == tl.float64 else tl.float32
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     o_n = tl.arange(0, BN)
     m_n = (i_r < count)[:, None] & (o_n < n)[None, :]
     o_x = i_r[:, None] * n + o_n[None, :]
-    dtype = tl.float64 if p_y.dtype.element_ty == tl.float64 else tl.float32
     b_y = tl.load(p_y + o_x, mask=m_n, other=0).to(dtype)
     b_v = tl.load(p_v + o_x, mask=m_n, other=0).to(dtype)
     # a bound as the weights have been rounded to it
@@ -169,72 +175,102 @@ def _capped_backward(
     tl.store(p_out + o_x, b_out.to(p_out.dtype.element_ty), mask=m_n)
 
 
-@Entry
 @triton.jit
-def _capped(
-    p_x, p_lower, p_upper, p_total, p_y, count, n, ENTROPIC: tl.constexpr, MANY_LOW: tl.constexpr,
-    MANY_HIGH: tl.constexpr, MANY_TOTALS: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    o_n = tl.arange(0, BN)
-    m_n = (i_r < count)[:, None] & (o_n < n)[None, :]
-    o_x = i_r[:, None] * n + o_n[None, :]
-    b_scores = tl.load(p_x + o_x, mask=m_n, other=float("-inf")).to(tl.float64)
-    b_low = _bound(p_lower, o_x, m_n, MANY_LOW)
-    b_high = _bound(p_upper, o_x, m_n, MANY_HIGH)
-    b_total = tl.load(p_total + (i_r if MANY_TOTALS else i_r * 0), mask=i_r < count, other=1).to(tl.float64)[:, None]
-    b_keep = b_scores > float("-inf")
-    b_bad = tl.max((m_n & ((b_scores != b_scores) | (b_scores == float("inf")))).to(tl.int32), 1)[:, None] > 0
-    b_low = tl.where(b_keep, b_low, 0)
-    b_high = tl.where(b_keep, b_high, 0)
-    b_least, b_most = tl.sum(b_low, 1)[:, None], tl.sum(b_high, 1)[:, None]
-    b_slack = 1e-6 * tl.maximum(b_total, 1.0)
-    # not (a <= b): a NaN is short of everything
-    b_short = ((b_least <= b_total + b_slack) & (b_most >= b_total - b_slack) & (b_total >= 0)) == 0
-    b_alive = tl.max(b_keep.to(tl.int32), 1)[:, None] > 0
-    b_bad = b_bad | (b_alive & b_short)
-    b_keep = b_keep & (b_bad == 0)
-    b_good = b_alive & (b_bad == 0)
-    b_anchor = tl.max(tl.where(b_keep, b_scores, float("-inf")), 1)[:, None]
-    b_anchor = tl.where(b_good, b_anchor, 0)
-    b_x = tl.minimum(tl.maximum(tl.where(b_keep, b_scores, b_anchor) - b_anchor, -LARGEST), LARGEST)
-    b_tau, b_below, b_above = _threshold(b_x, b_low, b_high, b_total, b_keep, b_good, ENTROPIC)
-    turn = 1
-    far = tl.max((b_good & (tl.abs(b_tau) > FAR)).to(tl.int32))
-    while far > 0:
-        b_far = b_good & (tl.abs(b_tau) > FAR)
-        b_away = tl.where(b_keep, tl.abs(b_x - b_tau), float("inf"))
-        b_near = b_keep & (b_away == tl.min(b_away, 1)[:, None])
-        # where differences of the largest scores are clipped, halves of them decide
-        b_half = tl.where(b_near, tl.abs(b_scores / 2 - b_anchor / 2 - b_tau / 2), float("inf"))
-        b_near = b_near & (b_half == tl.min(b_half, 1)[:, None])
-        b_nearest = tl.max(tl.where(b_near, b_scores, float("-inf")), 1)[:, None]
-        b_anchor = tl.where(b_far, b_nearest, b_anchor)
-        b_x = tl.minimum(tl.maximum(tl.where(b_keep, b_scores, b_anchor) - b_anchor, -LARGEST), LARGEST)
-        b_tau, b_below, b_above = _threshold(b_x, b_low, b_high, b_total, b_keep, b_good, ENTROPIC)
-        turn += 1
-        far = tl.max((b_good & (tl.abs(b_tau) > FAR)).to(tl.int32)) * (turn < ROUNDS).to(tl.int32)
-    b_fixed, b_free, b_count, b_inner, b_state = _sums(b_x, b_low, b_high, b_tau, b_keep, ENTROPIC)
-    # what is left of the total goes to the free entries
-    b_rest = b_total - b_fixed
-    if ENTROPIC:
-        b_inner = b_inner * (b_rest / tl.where(b_free > 0, b_free, 1.0))
+def _bound(p_bound, o_x, m_x, MANY: tl.constexpr):
+    """The bounds of a tile, or the one for all of it."""
+    if MANY:
+        return tl.load(p_bound + o_x, mask=m_x, other=0)
     else:
-        b_inner = b_inner + (b_rest - b_free) / tl.where(b_count > 0, b_count, 1.0)
-    b_inner = tl.minimum(tl.maximum(b_inner, b_low), b_high)
-    b_y = tl.where(b_state == FREE, b_inner, tl.where(b_state == HIGH, b_high, b_low))
-    # entries so far from 0 that they pass from one bound to the other between neighbouring thresholds share the rest
-    b_stuck = (b_count == 0) & (tl.abs(b_rest) > 1e-13 * b_total) & b_good
-    if tl.max(b_stuck.to(tl.int32)) > 0:
-        b_small = _clipped(b_x, b_low, b_high, b_above, b_keep, ENTROPIC)
-        b_large = _clipped(b_x, b_low, b_high, b_below, b_keep, ENTROPIC)
-        b_sum = tl.sum(b_small, 1)[:, None]
-        b_room = tl.sum(b_large, 1)[:, None] - b_sum
-        b_share = (b_total - b_sum) / tl.where(b_room > 0, b_room, 1.0)
-        b_y = tl.where(b_stuck, b_small + b_share * (b_large - b_small), b_y)
-    b_y = tl.where(b_total <= b_least, b_low, tl.where(b_total >= b_most, b_high, b_y))
-    b_y = tl.where(b_keep, b_y, 0)
-    b_y = tl.where(b_bad, float("nan"), b_y)
-    if p_y.dtype.element_ty != tl.float64:
-        b_y = b_y.to(tl.float32)
-    tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=m_n)
+        return tl.load(p_bound + tl.zeros([1, 1], tl.int32))
+
+
+@triton.jit
+def _bound_sum(b_bound, b_size, MANY: tl.constexpr):
+    """Sums over rows of that many entries, in float64."""
+    if MANY:
+        return tl.sum(b_bound.to(tl.float64), 1)[:, None]
+    else:
+        return b_bound.to(tl.float64) * b_size.to(tl.float64)
+
+
+@triton.jit
+def _difference(b_x, b_anchor):
+    """x less the anchor; finite where x is."""
+    LARGEST: tl.constexpr = LARGEST_64 if b_x.dtype == tl.float64 else LARGEST_32
+    b_z = tl.minimum(tl.maximum(b_x - b_anchor, -LARGEST), LARGEST)
+    return tl.where(b_x == float("-inf"), b_x, b_z)
+
+
+@triton.jit
+def _unclipped(b_z, b_tau, ENTROPIC: tl.constexpr):
+    if ENTROPIC:
+        return tl.exp2((b_z - b_tau) * LOG2_E)
+    else:
+        return b_z - b_tau
+
+
+@triton.jit
+def _threshold(b_z, b_low, b_high, b_total, b_tau, m_busy, ENTROPIC: tl.constexpr):
+    """The threshold, searched for from b_tau on, and the numbers between which it lies."""
+    WIDE: tl.constexpr = b_z.dtype == tl.float64
+    LARGEST: tl.constexpr = LARGEST_64 if WIDE else LARGEST_32
+    ROUNDING: tl.constexpr = 4e-16 if WIDE else 2.4e-7
+    TOLERANCE: tl.constexpr = 1e-13 if WIDE else 5e-7
+    m_keep = b_z > float("-inf")
+    if ENTROPIC:
+        # an upper bound of 0, or a lower one, is met only at infinity; any number beyond the others does
+        b_below = b_z - tl.log2(b_high) / LOG2_E
+        b_above = tl.minimum(b_z - tl.log2(b_low) / LOG2_E, tl.max(b_z, 1)[:, None] + 800)
+    else:
+        b_below = b_z - b_high
+        b_above = b_z - b_low
+    b_below = tl.min(tl.where(m_keep, b_below, float("inf")), 1)[:, None]
+    b_above = tl.max(tl.where(m_keep, b_above, float("-inf")), 1)[:, None]
+    b_below = tl.minimum(tl.maximum(b_below, -LARGEST), LARGEST)
+    b_above = tl.minimum(tl.maximum(b_above, -LARGEST), LARGEST)
+    b_below = tl.maximum(b_below - ROUNDING * tl.abs(b_below), -LARGEST)
+    b_above = tl.minimum(b_above + ROUNDING * tl.abs(b_above), LARGEST)
+    b_tau = tl.where(m_busy, tl.minimum(tl.maximum(b_tau, b_below), b_above), 0)
+    go = tl.max(m_busy.to(tl.int32))
+    i = 0
+    while go > 0:
+        b_inner = _unclipped(b_z, b_tau, ENTROPIC)
+        m_free = (b_inner > b_low) & (b_inner < b_high)
+        b_y = tl.where(b_z > float("-inf"), tl.minimum(tl.maximum(b_inner, b_low), b_high), 0)
+        b_excess = tl.sum(b_y, 1)[:, None] - b_total
+        m_over = b_excess > 0
+        b_below = tl.where(m_over, tl.maximum(b_below, b_tau), b_below)
+        b_above = tl.where(m_over, b_above, tl.minimum(b_above, b_tau))
+        m_busy = m_busy & (tl.abs(b_excess) > TOLERANCE * b_total)
+        if ENTROPIC:
+            b_free = tl.sum(tl.where(m_free, b_y, 0), 1)[:, None]
+            # what the entries at a bound leave to the free ones
+            b_rest = b_free - b_excess
+            m_usable = (b_free > 0) & (b_rest > 0)
+            b_newton = b_tau + tl.log2(tl.where(m_usable, b_free / b_rest, 1.0)) / LOG2_E
+        else:
+            b_count = tl.sum(tl.where(m_free, 1.0, 0.0).to(b_z.dtype), 1)[:, None]
+            m_usable = b_count > 0
+            b_newton = b_tau + b_excess / tl.where(m_usable, b_count, 1.0)
+        m_usable = m_usable & (b_below < b_newton) & (b_newton < b_above) & ((i < PATIENCE) | (i % 2 == 0))
+        b_guess = tl.where(m_usable, b_newton, _middle(b_below, b_above))
+        m_busy = m_busy & (b_guess != b_tau) & (b_below < b_guess) & (b_guess < b_above)
+        b_tau = tl.where(m_busy, b_guess, b_tau)
+        i += 1
+        go = tl.max(m_busy.to(tl.int32)) * (i < LAST).to(tl.int32)
+    return b_tau, b_below, b_above
+
+
+@triton.jit
+def _middle(b_a, b_b):
+    """The number halfway from a to b in the order of all floats: as many halvings as it has bits end any search."""
+    WIDE: tl.constexpr = b_a.dtype == tl.float64
+    integer: tl.constexpr = tl.int64 if WIDE else tl.int32
+    # the bits of a negative number count down
+    MAGNITUDE: tl.constexpr = 0x7FFFFFFFFFFFFFFF if WIDE else 0x7FFFFFFF
+    b_p = b_a.to(integer, bitcast=True)
+    b_q = b_b.to(integer, bitcast=True)
+    b_p = tl.where(b_p >= 0, b_p, b_p ^ MAGNITUDE)
+    b_q = tl.where(b_q >= 0, b_q, b_q ^ MAGNITUDE)
+    b_m = (b_p >> 1) + (b_q >> 1)
+    return tl.where(b_m >= 0, b_m, b_m ^ MAGNITUDE).to(b_a.dtype, bitcast=True)

@@ -13,7 +13,7 @@ FAR = 1e3
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
     """y = clip(x - tau, lower, upper), or of exp(x - tau), with tau such that each row sums to total."""
     if x.shape[-1] == 0:
-        return x.clone()
+        return wide(x).clone()
     keep = x > -torch.inf
     alive = keep.any(-1, keepdim=True)
     # bounds reached far below the maximum need the digits
@@ -49,7 +49,7 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: boo
     valid = (
         (low_sum <= total + slack) & (high_sum >= total - slack) & (total >= 0) & (x < torch.inf).all(-1, keepdim=True)
     )
-    return torch.where(valid | ~alive & (x == -torch.inf).all(-1, keepdim=True), y, torch.nan).to(x.dtype)
+    return torch.where(valid | ~alive & (x == -torch.inf).all(-1, keepdim=True), y, torch.nan).to(wide(x).dtype)
 
 
 def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
@@ -60,7 +60,7 @@ def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic
     w = torch.where(free, point if entropic else 0 * point + 1, 0 * point)
     mass = w.sum(-1, keepdim=True)
     mean = (w * direction).sum(-1, keepdim=True) / torch.where(mass == 0, 1, mass)
-    return torch.where(w == 0, 0, w * (direction - mean)).to(y.dtype)
+    return torch.where(w == 0, 0, w * (direction - mean)).to(v.dtype)
 
 
 def _threshold(z: Tensor, low: Tensor, high: Tensor, total: Tensor, keep: Tensor, entropic: bool) -> Tensor:

@@ -73,10 +73,10 @@ def column_max(b_a, ALPHA: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr)
             b_m = tl.where(b_top == float("-inf"), b_top, b_m)
             b_theta = b_tau + (ALPHA - 1) * b_safe
         # comparisons overlook a NaN
-        b_poisoned = tl.max((b_a != b_a).to(tl.int32), 0) > 0
-        b_m = tl.where(b_poisoned, float("nan"), b_m)
+        m_poisoned = tl.max((b_a != b_a).to(tl.int32), 0) > 0
+        b_m = tl.where(m_poisoned, float("nan"), b_m)
         if KIND != HARD:
-            b_theta = tl.where(b_poisoned, float("nan"), b_theta)
+            b_theta = tl.where(m_poisoned, float("nan"), b_theta)
     return b_m, b_theta
 
 
@@ -119,8 +119,8 @@ def _power(b_x, k: tl.constexpr):
     elif k == 0.5:
         return tl.sqrt(b_x)
     else:
-        b_in = b_x > 0
-        return tl.where(b_in, tl.exp2(tl.log2(tl.where(b_in, b_x, 1)) * k), b_x)
+        m_in = b_x > 0
+        return tl.where(m_in, tl.exp2(tl.log2(tl.where(m_in, b_x, 1)) * k), b_x)
 
 
 @triton.jit
@@ -134,16 +134,16 @@ def _threshold(b_z, ALPHA: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr)
     i_round = 0
     while go > 0:
         b_base = (ALPHA - 1) * b_z - b_tau[None, :]
-        b_in = b_base > 0
-        b_base = tl.where(b_in, b_base, 1)
-        b_lower = tl.where(b_in, _power(b_base, Q - 1), 0) if KIND != GINI else b_in.to(b_z.dtype)
-        b_total = tl.sum(b_lower * tl.where(b_in, b_base, 0), 0) - 1
+        m_in = b_base > 0
+        b_base = tl.where(m_in, b_base, 1)
+        b_lower = tl.where(m_in, _power(b_base, Q - 1), 0) if KIND != GINI else m_in.to(b_z.dtype)
+        b_total = tl.sum(b_lower * tl.where(m_in, b_base, 0), 0) - 1
         b_slope = Q * tl.sum(b_lower, 0)
         b_low = tl.where(b_total >= 0, b_tau, b_low)
         b_high = tl.where(b_total >= 0, b_high, b_tau)
         b_guess = b_tau + b_total / tl.where(b_slope > 0, b_slope, 1)
-        b_inside = (b_low <= b_guess) & (b_guess <= b_high)
-        b_guess = tl.where(b_inside, b_guess, 0.5 * (b_low + b_high))
+        m_inside = (b_low <= b_guess) & (b_guess <= b_high)
+        b_guess = tl.where(m_inside, b_guess, 0.5 * (b_low + b_high))
         b_change = tl.abs(b_guess - b_tau)
         b_tau = b_guess
         i_round += 1

@@ -167,11 +167,11 @@ def _inside(
     start = last * 0
     while start <= last:
         o_h, m_h, size = wave_up(p_deepest, start, last, BN)
-        o_begin, o_count, widest = span(p_first, o_h, m_h)
-        b_value, b_extra = smooth_max(o_begin, o_count, widest, at, ALPHA)
-        put(p_values, o_h, m_h, b_value, at, width)
+        o_begin, b_count, widest = span(p_first, o_h, m_h)
+        b_value, b_extra = smooth_max(o_begin, b_count, widest, at, ALPHA)
+        put(p_values, o_h, m_h, b_value, o_b, m_b, width)
         if ALPHA != 1:
-            put(p_extra, o_h, m_h, b_extra, at, width)
+            put(p_extra, o_h, m_h, b_extra, o_b, m_b, width)
         tl.debug_barrier()
         start += size
     b_value = tl.load(p_values + o_b * width + b_root, mask=m_b & (b_root >= 0), other=0)
@@ -205,21 +205,21 @@ def _slopes(
     start = last * 0
     while start <= last:
         o_h, m_h, size = wave_up(p_deepest, start, last, BN)
-        o_begin, o_count, widest = span(p_first, o_h, m_h)
+        o_begin, b_count, widest = span(p_first, o_h, m_h)
         b_slope = tl.zeros([BN, BB], tl.float64)
         b_mean = tl.zeros([BN, BB], tl.float64)
         b_sum = tl.zeros([BN, BB], tl.float64)
         for i in range(0, widest):
-            b_p = weight(p_first, p_extra, o_begin + i, o_h, i < o_count, at, ALPHA)
-            b_da = total_of(p_d, p_slopes, o_begin + i, i < o_count, at)
+            b_p = weight(p_first, p_extra, o_begin + i, o_h, i < b_count, at, ALPHA)
+            b_da = total_of(p_d, p_slopes, o_begin + i, i < b_count, at)
             b_da = tl.where(b_p == 0, 0, b_da)
             b_slope += b_p * b_da
             if ALPHA != INF:
                 b_s = power(b_p, 2 - ALPHA)
                 b_sum += b_s
                 b_mean += b_s * b_da
-        put(p_slopes, o_h, m_h, b_slope, at, width)
-        put(p_means, o_h, m_h, tl.where(b_sum == 0, 0, b_mean / b_sum), at, width)
+        put(p_slopes, o_h, m_h, b_slope, o_b, m_b, width)
+        put(p_means, o_h, m_h, tl.where(b_sum == 0, 0, b_mean / b_sum), o_b, m_b, width)
         tl.debug_barrier()
         start += size
     b_slope = tl.load(p_slopes + o_b * width + b_root, mask=m_b & (b_root >= 0), other=0)
@@ -243,15 +243,16 @@ def _flow(
     TANGENT: tl.constexpr,
 ):
     """Expectations of edges o_e, whose heads are o_h, and how they change."""
-    b_mass = row(p_expected, o_h, m_e, at, at[7])
+    _, _, _, _, o_b, m_b, _, width = at
+    b_mass = row(p_expected, o_h, m_e, o_b, m_b, width)
     b_p = weight(p_first, p_extra, o_e, o_h, m_e, at, ALPHA)
     # what the root does not reach may be NaN
     b_q = tl.where(b_mass != 0, b_p * b_mass, 0)
     b_dq = b_q
     if TANGENT:
-        b_da = total_of(p_d, p_slopes, o_e, m_e, at) - row(p_means, o_h, m_e, at, at[7])
+        b_da = total_of(p_d, p_slopes, o_e, m_e, at) - row(p_means, o_h, m_e, o_b, m_b, width)
         b_dp = tl.where(b_p == 0, 0, power(b_p, 2 - ALPHA) * b_da)
-        b_dq = tl.where(b_mass != 0, b_dp * b_mass + b_p * row(p_change, o_h, m_e, at, at[7]), 0)
+        b_dq = tl.where(b_mass != 0, b_dp * b_mass + b_p * row(p_change, o_h, m_e, o_b, m_b, width), 0)
     return b_q, b_dq
 
 
@@ -288,11 +289,11 @@ def _fall(
     b_g = tl.load(p_g + o_b, mask=m_b, other=0).to(tl.float64)
     while start >= 0:
         o_h, m_h, size = wave_down(p_nearest, start, BN)
-        o_begin, o_count, widest = span(p_offsets, o_h, m_h)
+        o_begin, b_count, widest = span(p_offsets, o_h, m_h)
         b_mass = tl.where(o_h[:, None] == b_root, b_g, 0)
         b_dmass = tl.zeros([BN, BB], tl.float64)
         for i in range(0, widest):
-            m_e = i < o_count
+            m_e = i < b_count
             o_e = tl.load(p_edges + o_begin + i, mask=m_e, other=0)
             o_head = tl.load(p_heads + o_e, mask=m_e, other=0)
             b_q, b_dq = _flow(
@@ -300,9 +301,9 @@ def _fall(
             )
             b_mass += b_q
             b_dmass += b_dq
-        put(p_expected, o_h, m_h, b_mass, at, width)
+        put(p_expected, o_h, m_h, b_mass, o_b, m_b, width)
         if TANGENT:
-            put(p_change, o_h, m_h, b_dmass, at, width)
+            put(p_change, o_h, m_h, b_dmass, o_b, m_b, width)
         tl.debug_barrier()
         start -= size
 
@@ -338,17 +339,17 @@ def _gather(
     """Expectations of the parts, or how they change."""
     o_b, m_b, o_n, m_n = everything(count, size, blocks, BN, BB)
     at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
-    o_begin, o_count, widest = span(p_offsets, o_n, m_n)
+    o_begin, b_count, widest = span(p_offsets, o_n, m_n)
     b_out = tl.zeros([BN, BB], tl.float64)
     for i in range(0, widest):
-        m_e = i < o_count
+        m_e = i < b_count
         o_e = tl.load(p_edges + o_begin + i, mask=m_e, other=0)
         o_head = tl.load(p_heads + o_e, mask=m_e, other=0)
         _, b_dq = _flow(
             p_first, p_extra, p_expected, p_d, p_slopes, p_means, p_change, o_e, o_head, m_e, at, ALPHA, TANGENT
         )
         b_out += b_dq
-    put(p_out, o_n, m_n, b_out, at, size)
+    put(p_out, o_n, m_n, b_out, o_b, m_b, size)
 
 
 @triton.jit
@@ -377,4 +378,4 @@ def _weights(
     at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
     o_head = tl.load(p_heads + o_e, mask=m_e, other=0)
     b_p = weight(p_first, p_extra, o_e, o_head, m_e, at, ALPHA)
-    put(p_p, o_e, m_e, tl.where(row(p_expected, o_head, m_e, at, width) != 0, b_p, 0), at, size)
+    put(p_p, o_e, m_e, tl.where(row(p_expected, o_head, m_e, o_b, m_b, width) != 0, b_p, 0), o_b, m_b, size)

@@ -14,26 +14,27 @@ STEPS = tl.constexpr(100)
 
 
 @triton.jit
-def row(p_x, o_n, m_n, at, stride):
+def row(p_x, o_n, m_n, o_b, m_b, stride):
     """Columns o_n of the rows of an array that are instances; 0 where there are none, as at -1."""
-    p_cell = p_x + at[4] * stride + o_n[:, None]
-    return tl.load(p_cell, mask=at[5] & (m_n & (o_n >= 0))[:, None], other=0).to(tl.float64)
+    p_cell = p_x + o_b * stride + o_n[:, None]
+    return tl.load(p_cell, mask=m_b & (m_n & (o_n >= 0))[:, None], other=0).to(tl.float64)
 
 
 @triton.jit
-def put(p_x, o_n, m_n, b_x, at, stride):
+def put(p_x, o_n, m_n, b_x, o_b, m_b, stride):
     """The inverse of `row`."""
-    tl.store(p_x + at[4] * stride + o_n[:, None], b_x.to(p_x.dtype.element_ty), mask=at[5] & m_n[:, None])
+    tl.store(p_x + o_b * stride + o_n[:, None], b_x.to(p_x.dtype.element_ty), mask=m_b & m_n[:, None])
 
 
 @triton.jit
 def total_of(p_scores, p_values, o_e, m_e, at):
     """Scores of edges plus the values of their tails, each from an array of its own."""
-    o_left = tl.load(at[1] + 2 * o_e, mask=m_e, other=-1)
-    o_right = tl.load(at[1] + 2 * o_e + 1, mask=m_e, other=-1)
-    o_part = tl.load(at[2] + o_e, mask=m_e, other=-1)
-    b_s = row(p_scores, o_part, m_e, at, at[6])
-    b_a = b_s + row(p_values, o_left, m_e, at, at[7]) + row(p_values, o_right, m_e, at, at[7])
+    _, p_tails, p_part, _, o_b, m_b, parts, width = at
+    o_left = tl.load(p_tails + 2 * o_e, mask=m_e, other=-1)
+    o_right = tl.load(p_tails + 2 * o_e + 1, mask=m_e, other=-1)
+    o_part = tl.load(p_part + o_e, mask=m_e, other=-1)
+    b_s = row(p_scores, o_part, m_e, o_b, m_b, parts)
+    b_a = b_s + row(p_values, o_left, m_e, o_b, m_b, width) + row(p_values, o_right, m_e, o_b, m_b, width)
     # a forbidden edge stays forbidden whatever is below it
     return tl.where((b_s == -INF) | ~m_e[:, None], -INF, b_a)
 
@@ -71,101 +72,105 @@ def base(b_a, b_top, b_tau, ALPHA: tl.constexpr):
 
 
 @triton.jit
-def smooth_max(o_begin, o_count, widest, at, ALPHA: tl.constexpr):
+def smooth_max(o_begin, b_count, widest, at, ALPHA: tl.constexpr):
     """Values of nodes, and what `weight` needs beside: the threshold relative to the value, or the chosen edge."""
-    b_top = tl.full([o_begin.shape[0], at[4].shape[1]], -INF, tl.float64)
+    p_scores, _, _, p_values, o_b, _, _, _ = at
+    b_top = tl.full([o_begin.shape[0], o_b.shape[1]], -INF, tl.float64)
     b_extra = tl.full(b_top.shape, -1, tl.float64)
     for i in range(0, widest):
-        b_a = total_of(at[0], at[3], o_begin + i, i < o_count, at)
-        b_more = (b_a > b_top) | (b_a != b_a)
-        b_top = tl.where(b_more, b_a, b_top)
+        b_a = total_of(p_scores, p_values, o_begin + i, i < b_count, at)
+        m_more = (b_a > b_top) | (b_a != b_a)
+        b_top = tl.where(m_more, b_a, b_top)
         if ALPHA == INF:
-            b_extra = tl.where(b_more, (o_begin + i)[:, None].to(tl.float64), b_extra)
+            b_extra = tl.where(m_more, (o_begin + i)[:, None].to(tl.float64), b_extra)
     if ALPHA == INF:
         b_value = b_top
     elif ALPHA == 1:
         b_total = tl.zeros_like(b_top)
         for i in range(0, widest):
-            b_a = total_of(at[0], at[3], o_begin + i, i < o_count, at)
+            b_a = total_of(p_scores, p_values, o_begin + i, i < b_count, at)
             b_total += tl.exp(b_a - finite(b_top))
         b_value = b_top + tl.log(b_total)
     else:
-        b_tau = threshold(o_begin, o_count, widest, b_top, at, ALPHA)
-        b_rise = tsallis(o_begin, o_count, widest, b_top, b_tau, at, ALPHA)
+        b_tau = threshold(o_begin, b_count, widest, b_top, at, ALPHA)
+        b_rise = tsallis(o_begin, b_count, widest, b_top, b_tau, at, ALPHA)
         b_value = b_top + b_rise
         b_extra = b_tau - (ALPHA - 1) * b_rise
-    b_value = tl.where(o_count[:, None] == 1, b_top, b_value)
-    return tl.where(o_count[:, None] == 0, 0, b_value), b_extra
+    b_value = tl.where(b_count[:, None] == 1, b_top, b_value)
+    return tl.where(b_count[:, None] == 0, 0, b_value), b_extra
 
 
 @triton.jit
 def weight(p_first, p_extra, o_e, o_h, m_e, at, ALPHA: tl.constexpr):
     """Weights of edges o_e, whose heads are o_h."""
-    o_count = tl.load(p_first + o_h + 1, mask=m_e, other=0) - tl.load(p_first + o_h, mask=m_e, other=0)
-    b_a = total_of(at[0], at[3], o_e, m_e, at)
-    b_value = row(at[3], o_h, m_e, at, at[7])
+    p_scores, _, _, p_values, o_b, m_b, _, width = at
+    b_count = tl.load(p_first + o_h + 1, mask=m_e, other=0) - tl.load(p_first + o_h, mask=m_e, other=0)
+    b_a = total_of(p_scores, p_values, o_e, m_e, at)
+    b_value = row(p_values, o_h, m_e, o_b, m_b, width)
     if ALPHA == 1:
         b_p = tl.exp(b_a - finite(b_value))
     elif ALPHA == INF:
-        b_p = tl.where(row(p_extra, o_h, m_e, at, at[7]) == o_e[:, None].to(tl.float64), 1.0, 0.0)
+        b_p = tl.where(row(p_extra, o_h, m_e, o_b, m_b, width) == o_e[:, None].to(tl.float64), 1.0, 0.0)
     else:
-        b_p = power(base(b_a, b_value, row(p_extra, o_h, m_e, at, at[7]), ALPHA), 1 / (ALPHA - 1))
+        b_p = power(base(b_a, b_value, row(p_extra, o_h, m_e, o_b, m_b, width), ALPHA), 1 / (ALPHA - 1))
     b_p = tl.where(b_value != b_value, b_value, b_p)
-    b_p = tl.where(o_count[:, None] == 1, tl.where(b_a != b_a, b_a, tl.where(b_a > -INF, 1.0, 0.0)), b_p)
+    b_p = tl.where(b_count[:, None] == 1, tl.where(b_a != b_a, b_a, tl.where(b_a > -INF, 1.0, 0.0)), b_p)
     return tl.where(m_e[:, None], b_p, 0)
 
 
 @triton.jit
-def threshold(o_begin, o_count, widest, b_top, at, ALPHA: tl.constexpr):
+def threshold(o_begin, b_count, widest, b_top, at, ALPHA: tl.constexpr):
     """The tau at which the weights sum to 1, relative to the largest argument.
 
     Newton's method on the norm of the bases, which is convex up to alpha = 2; halvings beyond, where the slope is
     infinite at a base of 0.
     """
+    p_scores, _, _, p_values, _, _, _, _ = at
     b_tau = tl.full(b_top.shape, -1, tl.float64)
     b_low = b_tau
     # where there is no maximum, or only one argument, there is nothing to search
-    b_busy = (b_top - b_top == 0) & (o_count > 1)[:, None]
-    b_high = tl.where(b_busy, 0, b_low)
+    m_busy = (b_top - b_top == 0) & (b_count > 1)[:, None]
+    b_high = tl.where(m_busy, 0, b_low)
     go = 1
     i = 0
     while go > 0:
         b_total = tl.zeros_like(b_tau)
         b_slope = tl.zeros_like(b_tau)
         for k in range(0, widest):
-            b_base = base(total_of(at[0], at[3], o_begin + k, k < o_count, at), b_top, b_tau, ALPHA)
+            b_base = base(total_of(p_scores, p_values, o_begin + k, k < b_count, at), b_top, b_tau, ALPHA)
             b_power = power(b_base, 1 / (ALPHA - 1) - 1)
             b_total += b_power * b_base
             b_slope += b_power
-        b_over = b_total > 1
-        b_low = tl.where(b_over, b_tau, b_low)
-        b_high = tl.where(b_over, b_high, b_tau)
+        m_over = b_total > 1
+        b_low = tl.where(m_over, b_tau, b_low)
+        b_high = tl.where(m_over, b_high, b_tau)
         b_step = 0.5 * (b_low + b_high)
         if ALPHA <= 2:
             b_newton = b_tau + (b_total - power(b_total, 2 - ALPHA)) / tl.where(b_slope == 0, 1, b_slope)
             b_step = tl.where((b_newton >= b_low) & (b_newton <= b_high), b_newton, b_step)
         # what has arrived stays, however long its neighbours take
-        b_step = tl.where(b_busy, b_step, b_tau)
-        b_busy = tl.abs(b_step - b_tau) > 4e-16
+        b_step = tl.where(m_busy, b_step, b_tau)
+        m_busy = tl.abs(b_step - b_tau) > 4e-16
         b_tau = b_step
         i += 1
-        go = tl.max(b_busy.to(tl.int32)) * (i < STEPS).to(tl.int32)
+        go = tl.max(m_busy.to(tl.int32)) * (i < STEPS).to(tl.int32)
     return b_tau
 
 
 @triton.jit
-def tsallis(o_begin, o_count, widest, b_top, b_tau, at, ALPHA: tl.constexpr):
+def tsallis(o_begin, b_count, widest, b_top, b_tau, at, ALPHA: tl.constexpr):
     """<p, a> - Omega(p), relative to the largest argument; p^alpha is p times its base.
 
     Above alpha = 2 weights that should be 0 are roots of rounding errors, and their sum is not 1 to the last digit:
     total^-alpha by its first two terms sets that right.
     """
     C: tl.constexpr = 1 / (ALPHA * (ALPHA - 1))
+    p_scores, _, _, p_values, _, _, _, _ = at
     b_total = tl.zeros_like(b_top)
     b_mean = tl.zeros_like(b_top)
     b_powers = tl.zeros_like(b_top)
     for k in range(0, widest):
-        b_a = total_of(at[0], at[3], o_begin + k, k < o_count, at)
+        b_a = total_of(p_scores, p_values, o_begin + k, k < b_count, at)
         b_base = base(b_a, b_top, b_tau, ALPHA)
         b_p = power(b_base, 1 / (ALPHA - 1))
         b_total += b_p

@@ -89,17 +89,16 @@ def _visits(
     BB: tl.constexpr,
 ):
     o_b, m_b, b_root, start = instances(p_roots, count, BB)
-    at = (p_p, p_edges, p_heads, p_visits, o_b, m_b, edge_count, nodes)
     while start >= 0:
         o_h, m_h, size = wave_down(p_nearest, start, BN)
-        o_begin, o_count, widest = span(p_offsets, o_h, m_h)
+        o_begin, b_count, widest = span(p_offsets, o_h, m_h)
         b_mass = tl.where(o_h[:, None] == b_root, tl.full([BN, BB], 1, tl.float64), 0)
         for i in range(0, widest):
-            m_e = i < o_count
+            m_e = i < b_count
             o_e = tl.load(p_edges + o_begin + i, mask=m_e, other=0)
-            b_head = row(p_visits, tl.load(p_heads + o_e, mask=m_e, other=0), m_e, at, nodes)
-            b_mass += tl.where(b_head != 0, b_head * row(p_p, o_e, m_e, at, edge_count), 0)
-        put(p_visits, o_h, m_h, b_mass, at, nodes)
+            b_head = row(p_visits, tl.load(p_heads + o_e, mask=m_e, other=0), m_e, o_b, m_b, nodes)
+            b_mass += tl.where(b_head != 0, b_head * row(p_p, o_e, m_e, o_b, m_b, edge_count), 0)
+        put(p_visits, o_h, m_h, b_mass, o_b, m_b, nodes)
         tl.debug_barrier()
         start -= size
 
@@ -120,22 +119,21 @@ def _count(
     BB: tl.constexpr,
 ):
     o_b, m_b, b_root, last = instances(p_roots, count, BB)
-    at = (p_p, p_tails, p_first, p_trees, o_b, m_b, edge_count, nodes)
     start = last * 0
     while start <= last:
         o_h, m_h, size = wave_up(p_deepest, start, last, BN)
-        o_begin, o_count, widest = span(p_first, o_h, m_h)
-        b_trees = tl.where(o_count[:, None] == 0, tl.full([BN, BB], 1, tl.float64), 0)
+        o_begin, b_count, widest = span(p_first, o_h, m_h)
+        b_trees = tl.where(b_count[:, None] == 0, tl.full([BN, BB], 1, tl.float64), 0)
         for i in range(0, widest):
-            m_e = i < o_count
+            m_e = i < b_count
             o_left = tl.load(p_tails + 2 * (o_begin + i), mask=m_e, other=-1)
             o_right = tl.load(p_tails + 2 * (o_begin + i) + 1, mask=m_e, other=-1)
-            b_left = tl.where(o_left[:, None] < 0, 1, row(p_trees, o_left, m_e, at, nodes))
-            b_right = tl.where(o_right[:, None] < 0, 1, row(p_trees, o_right, m_e, at, nodes))
+            b_left = tl.where(o_left[:, None] < 0, 1, row(p_trees, o_left, m_e, o_b, m_b, nodes))
+            b_right = tl.where(o_right[:, None] < 0, 1, row(p_trees, o_right, m_e, o_b, m_b, nodes))
             # numbers beyond float64 are inf, and 0 times inf is none
-            b_some = (row(p_p, o_begin + i, m_e, at, edge_count) > 0) & (b_left > 0) & (b_right > 0)
-            b_trees += tl.where(b_some, b_left * b_right, 0)
-        put(p_trees, o_h, m_h, b_trees, at, nodes)
+            m_some = (row(p_p, o_begin + i, m_e, o_b, m_b, edge_count) > 0) & (b_left > 0) & (b_right > 0)
+            b_trees += tl.where(m_some, b_left * b_right, 0)
+        put(p_trees, o_h, m_h, b_trees, o_b, m_b, nodes)
         tl.debug_barrier()
         start += size
     m_b = m_b & (b_root >= 0)
@@ -171,40 +169,40 @@ def _sample(
     o_w = tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB)
     m_r = o_w < count
     o_r = start + o_w
-    b_b = o_r // samples
-    b_root = tl.load(p_roots + b_b, mask=m_r, other=-1)
+    o_b = o_r // samples
+    b_root = tl.load(p_roots + o_b, mask=m_r, other=-1)
     b_state = _mix(tl.load(p_seeds + o_r, mask=m_r, other=0).to(tl.uint64, bitcast=True))
     tl.store(p_waiting + o_w, b_root.to(tl.int32), mask=m_r)
     b_size = (b_root >= 0).to(tl.int64)
     while tl.max(b_size) > 0:
         m_x = b_size > 0
         b_size = tl.where(m_x, b_size - 1, 0)
-        b_h = tl.load(p_waiting + b_size * room + o_w, mask=m_x, other=0).to(tl.int64)
-        b_begin = tl.load(p_first + b_h, mask=m_x, other=0)
-        b_end = tl.load(p_first + b_h + 1, mask=m_x, other=0)
-        widest = tl.max(b_end - b_begin)
+        o_h = tl.load(p_waiting + b_size * room + o_w, mask=m_x, other=0).to(tl.int64)
+        o_begin = tl.load(p_first + o_h, mask=m_x, other=0)
+        o_end = tl.load(p_first + o_h + 1, mask=m_x, other=0)
+        widest = tl.max(o_end - o_begin)
         b_total = tl.zeros(o_r.shape, tl.float64)
         for i in range(0, widest):
-            m_e = m_x & (b_begin + i < b_end)
-            b_w = tl.load(p_p + b_b * edge_count + b_begin + i, mask=m_e, other=0).to(tl.float64)
+            m_e = m_x & (o_begin + i < o_end)
+            b_w = tl.load(p_p + o_b * edge_count + o_begin + i, mask=m_e, other=0).to(tl.float64)
             b_total += tl.where(b_w > 0, b_w, 0)
-        b_state = tl.where(b_end - b_begin > 1, b_state + STEP, b_state)
+        b_state = tl.where(o_end - o_begin > 1, b_state + STEP, b_state)
         # the upper 53 bits, as a fraction
         b_target = b_total * ((_mix(b_state) >> 11).to(tl.float64) * 1.1102230246251565e-16)
-        b_e = tl.full(o_r.shape, -1, tl.int64)
+        o_e = tl.full(o_r.shape, -1, tl.int64)
         for i in range(0, widest):
-            m_e = m_x & (b_begin + i < b_end) & (b_target >= 0)
-            b_w = tl.load(p_p + b_b * edge_count + b_begin + i, mask=m_e, other=0).to(tl.float64)
+            m_e = m_x & (o_begin + i < o_end) & (b_target >= 0)
+            b_w = tl.load(p_p + o_b * edge_count + o_begin + i, mask=m_e, other=0).to(tl.float64)
             # rounding may leave the target at or beyond the last sum: the last edge with weight takes it
-            b_e = tl.where(b_w > 0, b_begin + i, b_e)
+            o_e = tl.where(b_w > 0, o_begin + i, o_e)
             b_target -= tl.where(b_w > 0, b_w, 0)
-        m_x = m_x & (b_e >= 0)
-        b_part = tl.load(p_part + b_e, mask=m_x, other=-1)
-        m_y = m_x & (b_part >= 0)
-        p_cell = p_y + o_r * parts + b_part
+        m_x = m_x & (o_e >= 0)
+        o_part = tl.load(p_part + o_e, mask=m_x, other=-1)
+        m_y = m_x & (o_part >= 0)
+        p_cell = p_y + o_r * parts + o_part
         tl.store(p_cell, tl.load(p_cell, mask=m_y, other=0) + 1, mask=m_y)
         for side in tl.static_range(2):
-            b_tail = tl.load(p_tails + 2 * b_e + side, mask=m_x, other=-1)
-            m_t = m_x & (b_tail >= 0)
-            tl.store(p_waiting + b_size * room + o_w, b_tail.to(tl.int32), mask=m_t)
+            o_tail = tl.load(p_tails + 2 * o_e + side, mask=m_x, other=-1)
+            m_t = m_x & (o_tail >= 0)
+            tl.store(p_waiting + b_size * room + o_w, o_tail.to(tl.int32), mask=m_t)
             b_size += m_t.to(b_size.dtype)

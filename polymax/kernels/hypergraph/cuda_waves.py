@@ -113,5 +113,5 @@ def wave_down(p_nearest, start, BN: tl.constexpr):
 def span(p_offsets, o_n, m_n):
     """Where the lists of o_n begin, their lengths, and the largest of these."""
     o_begin = tl.load(p_offsets + o_n, mask=m_n, other=0)
-    o_count = tl.load(p_offsets + o_n + 1, mask=m_n, other=0) - o_begin
-    return o_begin, o_count, tl.max(o_count)
+    b_count = tl.load(p_offsets + o_n + 1, mask=m_n, other=0) - o_begin
+    return o_begin, b_count, tl.max(b_count)

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel, rows, wide_like
+from polymax.kernels.cpu_rows import parallel, rows
 from polymax.kernels.numba_math import inline, kernel, row_max, row_sum
-from polymax.kernels.widen import UNITS
+from polymax.kernels.widen import UNITS, wide_like
 
 # rows that reach further are computed in a smaller unit, so that sums stay finite
 WIDEST, SMALL_UNIT = UNITS[torch.float64]

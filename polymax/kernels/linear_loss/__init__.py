@@ -17,10 +17,13 @@ Shapes: hidden (n, d); weight (words, d); bias and spread (words,); target (n,),
 value, chosen, mean, top, tau, slope, count (n,); ids and probs (n, capacity)
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from polymax._dispatch import declare
+from polymax.kernels.linear_loss.problem import GRADS, SAVED, SCHEMA
 
 # the longest list of a row: gradients of longer ones are faster in blocks
 CAPACITY = 512
@@ -32,65 +35,33 @@ def capacity(words: int) -> int:
     return min(CAPACITY, words)
 
 
-def _fake(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor | None,
-    spread: Tensor | None,
-    alpha: float,
-    alphas: Tensor | None,
-    softcap: float,
-) -> tuple[Tensor, ...]:
+def _fake(*given: Any) -> tuple[Tensor, ...]:
+    hidden, weight = given[:2]
     n, wide = hidden.shape[0], torch.promote_types(hidden.dtype, torch.float32)
     rows = [hidden.new_empty(n, dtype=wide) for _ in range(6)]
     lists = [hidden.new_empty((n, capacity(weight.shape[0])), dtype=dtype) for dtype in (torch.int32, wide)]
     return (*rows, *lists, hidden.new_empty(n, dtype=torch.int32), torch.empty(2, dtype=torch.int64))
 
 
-def _fake_backward(
-    grad_value: Tensor,
-    grad_chosen: Tensor,
-    grad_mean: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor | None,
-    spread: Tensor | None,
-    alpha: float,
-    alphas: Tensor | None,
-    softcap: float,
-    chosen: Tensor,
-    top: Tensor,
-    tau: Tensor,
-    ids: Tensor,
-    probs: Tensor,
-    count: Tensor,
-    extent: Tensor,
-    of_hidden: bool,
-    of_words: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    hidden, weight = given[3:5]
+    of_hidden, of_words = given[-2:]
+    wide = torch.promote_types(hidden.dtype, torch.float32)
     return (
         hidden.new_empty(hidden.shape if of_hidden else 0),
         weight.new_empty(weight.shape if of_words else 0),
-        top.new_empty(weight.shape[0] if of_words else 0),
+        hidden.new_empty(weight.shape[0] if of_words else 0, dtype=wide),
     )
 
 
-_INPUTS = (
-    "Tensor hidden, Tensor weight, Tensor? bias, Tensor? target, Tensor? spread, "
-    "float alpha, Tensor? alphas, float softcap"
-)
 linear_loss = declare(
     __name__,
-    f"linear_loss({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"linear_loss({SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
 # the gradients of hidden, and of weight and bias; empty where they are not asked for
 linear_loss_backward = declare(
     __name__,
-    f"linear_loss_backward(Tensor grad_value, Tensor grad_chosen, Tensor grad_mean, {_INPUTS}, Tensor chosen, "
-    "Tensor top, Tensor tau, Tensor ids, Tensor probs, Tensor count, Tensor extent, "
-    "bool of_hidden, bool of_words) -> (Tensor, Tensor, Tensor)",
+    f"linear_loss_backward({GRADS}, {SCHEMA}, {SAVED}, bool of_hidden, bool of_words) -> (Tensor, Tensor, Tensor)",
     _fake_backward,
 )

@@ -7,15 +7,10 @@ from torch import Tensor
 from polymax.kernels.linear_loss.cuda_flat import flat_slopes, solve_rows
 from polymax.kernels.linear_loss.cuda_lists import add_columns, add_rows
 from polymax.kernels.linear_loss.cuda_scan import scan_rows, settle_rows
-from polymax.kernels.linear_loss.passes import (
-    FlatRows,
-    Lists,
-    Steps,
-    gradients,
-    slopes_in_torch,
-    solve_in_torch,
-    value_and_lists,
-)
+from polymax.kernels.linear_loss.flat import slopes_in_torch, solve_in_torch
+from polymax.kernels.linear_loss.gradients import gradients
+from polymax.kernels.linear_loss.passes import value_and_lists
+from polymax.kernels.linear_loss.steps import FlatRows, Lists, Steps
 from polymax.kernels.triton_math import ceil_power, on_device
 from polymax.kernels.widen import wide
 
@@ -115,7 +110,7 @@ def row_sums(words: Tensor, coefs: Tensor, sizes: Tensor, weight: Tensor) -> Ten
         width = min(CHANNELS, ceil_power(d))
         add_rows[(n, triton.cdiv(d, width))](
             words.contiguous(), coefs.contiguous(), sizes, weight, out, words.shape[1], weight.stride(0), d,
-            PART=PART, BD=width,
+            BR=PART, BD=width,
         )  # fmt: skip
     return out
 
@@ -128,7 +123,7 @@ def column_sums(
     if words and d:
         width = min(CHANNELS, ceil_power(d))
         add_columns[(words, triton.cdiv(d, width))](
-            starts, rows, coefs, hidden, dw, db, hidden.stride(0), d, ADDED=added, PART=PART, BD=width,
+            starts, rows, coefs, hidden, dw, db, hidden.stride(0), d, ADDED=added, BR=PART, BD=width,
         )  # fmt: skip
 
 

@@ -3,20 +3,13 @@
 import triton
 import triton.language as tl
 
-from polymax.kernels.linear_loss.cuda_power import capped_scores, newton_step, powers
-
-
-@triton.jit
-def _scores(p_x, p_bias, o_n, words, softcap, BIAS: tl.constexpr, CAP: tl.constexpr):
-    b_x = tl.load(p_x + o_n, mask=o_n < words, other=float("-inf"))
-    if BIAS:
-        b_x += tl.load(p_bias + o_n, mask=o_n < words, other=0.0)
-    return tl.where(o_n < words, capped_scores(b_x, softcap, CAP), float("-inf"))
+from polymax.kernels.linear_loss.cuda_power import load_scores, newton_step, powers
 
 
 @triton.jit
 def solve_rows(
-    p_x, p_bias, p_top, p_value, p_tau, words, alpha, softcap,
+    p_x, p_bias, p_top, p_value, p_tau,
+    words, alpha, softcap,
     R: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The largest score, the smoothed maximum and the threshold of a row, which is read again at each step.
@@ -27,7 +20,7 @@ def solve_rows(
     i_r = tl.program_id(0).to(tl.int64)
     p_x += i_r * words
     a = alpha - 1
-    b_first = _scores(p_x, p_bias, tl.arange(0, BN), words, softcap, BIAS, CAP)
+    b_first = load_scores(p_x, p_bias, tl.arange(0, BN), words, softcap, BIAS, CAP)
     b_shift = tl.max(b_first, 0)
     b_shift = tl.where((b_shift > float("-inf")) & (b_shift < float("inf")), b_shift, 0)
     b_t = b_shift * 0 - 1
@@ -49,7 +42,7 @@ def solve_rows(
         b_lowers = tl.zeros((BN,), tl.float32)
         b_means = tl.zeros((BN,), tl.float32)
         for i_n in range(0, words, BN):
-            b_x = _scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP)
+            b_x = load_scores(p_x, p_bias, i_n + tl.arange(0, BN), words, softcap, BIAS, CAP)
             b_tops = tl.maximum(b_tops, b_x)
             b_bad = b_bad | (b_x != b_x).to(tl.int32) | (b_x == float("inf")).to(tl.int32)
             if R == -1:
@@ -101,14 +94,15 @@ def solve_rows(
 
 @triton.jit
 def flat_slopes(
-    p_x, p_bias, p_spread, p_top, p_tau, p_value, p_mean, p_out, words, a, softcap,
+    p_x, p_bias, p_spread, p_top, p_tau, p_value, p_mean, p_out,
+    words, a, softcap,
     R: tl.constexpr, BIAS: tl.constexpr, SPREAD: tl.constexpr, CAP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of logits, from thresholds."""
     i_r = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BN + tl.arange(0, BN)
     m_n = o_n < words
-    b_x = _scores(p_x + i_r * words, p_bias, o_n, words, softcap, BIAS, CAP)
+    b_x = load_scores(p_x + i_r * words, p_bias, o_n, words, softcap, BIAS, CAP)
     b_z = b_x - tl.load(p_top + i_r)
     b_tau = tl.load(p_tau + i_r)
     if R == -1:

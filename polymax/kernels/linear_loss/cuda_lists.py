@@ -5,16 +5,18 @@ import triton.language as tl
 
 
 @triton.jit
-def gathered_sum(b_sum, p_x, b_rows, b_c, o_d, m_d, stride):
+def gathered_sum(b_sum, p_x, o_rows, b_c, o_d, m_d, stride):
     """b_sum (BD,) + the sum of c rows of x; entries of coefficient 0 are not read."""
-    p_entry = p_x + b_rows.to(tl.int64)[:, None] * stride + o_d[None, :]
+    p_entry = p_x + o_rows.to(tl.int64)[:, None] * stride + o_d[None, :]
     b_x = tl.load(p_entry, mask=(b_c != 0)[:, None] & m_d[None, :], other=0.0)
     return b_sum + tl.sum(b_c[:, None] * b_x.to(b_c.dtype), 0)
 
 
 @triton.jit
 def add_rows(
-    p_words, p_coefs, p_sizes, p_w, p_out, longest, w_stride, d, PART: tl.constexpr, BD: tl.constexpr
+    p_words, p_coefs, p_sizes, p_w, p_out,
+    longest, w_stride, d,
+    BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """The sum of the weights of each row's words, times their coefficients."""
     i_r = tl.program_id(0).to(tl.int64)
@@ -22,28 +24,20 @@ def add_rows(
     m_d = o_d < d
     n = tl.load(p_sizes + i_r)
     b_sum = tl.zeros((BD,), p_coefs.dtype.element_ty)
-    for j in range(0, n, PART):
-        o_j = j + tl.arange(0, PART)
+    for j in range(0, n, BR):
+        o_j = j + tl.arange(0, BR)
         b_c = tl.load(p_coefs + i_r * longest + o_j, mask=o_j < n, other=0.0)
-        b_word = tl.load(p_words + i_r * longest + o_j, mask=o_j < n, other=0)
-        b_sum = gathered_sum(b_sum, p_w, b_word, b_c, o_d, m_d, w_stride)
+        o_word = tl.load(p_words + i_r * longest + o_j, mask=o_j < n, other=0)
+        b_sum = gathered_sum(b_sum, p_w, o_word, b_c, o_d, m_d, w_stride)
     tl.store(p_out + i_r * d + o_d, b_sum.to(p_out.dtype.element_ty), mask=m_d)
 
 
 @triton.jit
 def add_columns(
-    p_starts,
-    p_rows,
-    p_coefs,
-    p_h,
-    p_dw,
-    p_db,
-    h_stride,
-    d,
-    ADDED: tl.constexpr,
-    PART: tl.constexpr,
-    BD: tl.constexpr,
-):
+    p_starts, p_rows, p_coefs, p_h, p_dw, p_db,
+    h_stride, d,
+    ADDED: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
     """The gradient of each word: the sum of its rows' hidden states, times their coefficients, in order."""
     i_w = tl.program_id(0).to(tl.int64)
     i_d = tl.program_id(1)
@@ -54,12 +48,12 @@ def add_columns(
         b_sum = tl.load(p_dw + i_w * d + o_d, mask=m_d & (end > begin), other=0.0).to(p_coefs.dtype.element_ty)
     else:
         b_sum = tl.zeros((BD,), p_coefs.dtype.element_ty)
-    b_total = tl.zeros((PART,), p_coefs.dtype.element_ty)
-    for j in range(begin, end, PART):
-        o_j = j + tl.arange(0, PART)
+    b_total = tl.zeros((BR,), p_coefs.dtype.element_ty)
+    for j in range(begin, end, BR):
+        o_j = j + tl.arange(0, BR)
         b_c = tl.load(p_coefs + o_j, mask=o_j < end, other=0.0)
-        b_row = tl.load(p_rows + o_j, mask=o_j < end, other=0)
-        b_sum = gathered_sum(b_sum, p_h, b_row, b_c, o_d, m_d, h_stride)
+        o_row = tl.load(p_rows + o_j, mask=o_j < end, other=0)
+        b_sum = gathered_sum(b_sum, p_h, o_row, b_c, o_d, m_d, h_stride)
         b_total += b_c
     # most words have no entry, and then nothing is added
     if ADDED:

@@ -16,6 +16,17 @@ def capped_scores(b_x, softcap, CAP: tl.constexpr):
 
 
 @triton.jit
+def load_scores(p_x, p_bias, o_n, words, softcap, BIAS: tl.constexpr, CAP: tl.constexpr):
+    """Scores of words o_n of a row, -inf behind the last of them."""
+    b_x = tl.load(p_x + o_n, mask=o_n < words, other=float("-inf"))
+    if BIAS:
+        b_x += tl.load(p_bias + o_n, mask=o_n < words, other=0.0)
+    if CAP:
+        b_x = tl.where(o_n < words, capped_scores(b_x, softcap, CAP), float("-inf"))
+    return b_x
+
+
+@triton.jit
 def powers(b_w, r, R: tl.constexpr):
     """w^(r-1) and w^r for w >= 0, both 0 at w = 0."""
     if R == 1:
@@ -25,8 +36,8 @@ def powers(b_w, r, R: tl.constexpr):
         b_low = b_w
         b_high = b_w * b_w
     else:
-        b_in = b_w > 0
-        b_low = tl.where(b_in, tl.exp2(tl.log2(tl.where(b_in, b_w, 1)) * (r - 1)), 0)
+        m_in = b_w > 0
+        b_low = tl.where(m_in, tl.exp2(tl.log2(tl.where(m_in, b_w, 1)) * (r - 1)), 0)
         b_high = b_low * b_w
     return b_low, b_high
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from polymax.kernels.linear_loss.cuda_power import capped_scores, newton_step, powers
+from polymax.kernels.linear_loss.cuda_power import capped_scores, load_scores, newton_step, powers
 
 FLAT = tl.constexpr(-1)
 # a list of n whose row has more in this block than it holds has the length AGAIN - n
@@ -20,35 +20,11 @@ def lowest(t):
 
 
 @triton.jit
-def _block_scores(p_x, p_bias, o_n, words, softcap, BIAS: tl.constexpr, CAP: tl.constexpr):
-    b_x = tl.load(p_x + o_n, mask=o_n < words, other=float("-inf"))
-    if BIAS:
-        b_x += tl.load(p_bias + o_n, mask=o_n < words, other=0.0)
-    if CAP:
-        b_x = tl.where(o_n < words, capped_scores(b_x, softcap, CAP), float("-inf"))
-    return b_x
-
-
-@triton.jit
 def scan_rows(
-    p_x,
-    p_bias,
-    p_target,
-    p_count,
-    p_ids,
-    p_values,
-    p_bound,
-    p_chosen,
-    first,
-    words,
-    a,
-    softcap,
-    size,
-    BIAS: tl.constexpr,
-    CAP: tl.constexpr,
-    TARGET: tl.constexpr,
-    BN: tl.constexpr,
-):
+    p_x, p_bias, p_target, p_count, p_ids, p_values, p_bound, p_chosen,
+    first, words, a, softcap, size,
+    BIAS: tl.constexpr, CAP: tl.constexpr, TARGET: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """Add to the list of a row what a block of logits has above its bound, if it holds that much."""
     i_r = tl.program_id(0).to(tl.int64)
     n_old = tl.load(p_count + i_r)
@@ -67,7 +43,7 @@ def scan_rows(
         n_all = n_old
         for i_n in range(0, words, BN):
             o_n = i_n + tl.arange(0, BN)
-            b_x = _block_scores(p_x, p_bias, o_n, words, softcap, BIAS, CAP)
+            b_x = load_scores(p_x, p_bias, o_n, words, softcap, BIAS, CAP)
             # a NaN is not below anything, and so is found among the few
             m_new = (b_x <= b_low) == 0
             n_new = tl.sum(m_new.to(tl.int32))
@@ -83,24 +59,10 @@ def scan_rows(
 
 @triton.jit
 def settle_rows(
-    p_x,
-    p_bias,
-    p_count,
-    p_ids,
-    p_values,
-    p_top,
-    p_bound,
-    first,
-    words,
-    a,
-    softcap,
-    size,
-    R: tl.constexpr,
-    BIAS: tl.constexpr,
-    CAP: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
+    p_x, p_bias, p_count, p_ids, p_values, p_top, p_bound,
+    first, words, a, softcap, size,
+    R: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """Raise the bound of a row by its list, and drop from the list what lies below.
 
     A row that had more above its bound than its list holds, as at the first block, is scanned again, and its bound
@@ -116,7 +78,7 @@ def settle_rows(
         n_all = AGAIN - n_all
         for i_n in range(0, words, BN):
             o_n = i_n + tl.arange(0, BN)
-            b_x = _block_scores(p_x, p_bias, o_n, words, softcap, BIAS, CAP)
+            b_x = load_scores(p_x, p_bias, o_n, words, softcap, BIAS, CAP)
             b_u = a * b_x
             m_new = (b_u <= lowest(b_t)) == 0
             n_new = tl.sum(m_new.to(tl.int32))
@@ -137,7 +99,7 @@ def settle_rows(
         o_k = tl.arange(0, BK)
         m_k = o_k < n_all
         b_v = tl.load(p_values + o_k, mask=m_k, other=float("-inf"))
-        b_j = tl.load(p_ids + o_k, mask=m_k, other=0)
+        o_j = tl.load(p_ids + o_k, mask=m_k, other=0)
         b_s = a * b_v
         b_top = tl.maximum(tl.load(p_top + i_r), tl.max(b_v, 0))
         b_t = tl.maximum(b_t, a * b_top - 1)
@@ -156,7 +118,7 @@ def settle_rows(
         if n_kept < n_all:
             o_old = tl.cumsum(m_old.to(tl.int32), 0) - 1
             tl.store(p_values + o_old, b_v, mask=m_old)
-            tl.store(p_ids + o_old, b_j, mask=m_old)
+            tl.store(p_ids + o_old, o_j, mask=m_old)
             tl.store(p_count + i_r, n_kept)
         tl.store(p_top + i_r, b_top)
         tl.store(p_bound + i_r, b_t)
@@ -170,7 +132,7 @@ def _raise_and_add(b_x, b_u, b_t, n_old, o_word, p_values, p_ids, a, size, R: tl
     # entries of the list may have been written by other threads
     tl.debug_barrier()
     b_v = tl.load(p_values + o_k, mask=o_k < n_old, other=float("-inf"))
-    b_j = tl.load(p_ids + o_k, mask=o_k < n_old, other=0)
+    o_j = tl.load(p_ids + o_k, mask=o_k < n_old, other=0)
     b_s = a * b_v
     b_t = tl.maximum(b_t, a * tl.max(b_x, 0) - 1)
     go = 1
@@ -195,7 +157,7 @@ def _raise_and_add(b_x, b_u, b_t, n_old, o_word, p_values, p_ids, a, size, R: tl
     # entries move to the front of the list, where others have read them
     tl.debug_barrier()
     tl.store(p_values + o_old, b_v, mask=m_old & m_fits)
-    tl.store(p_ids + o_old, b_j, mask=m_old & m_fits)
+    tl.store(p_ids + o_old, o_j, mask=m_old & m_fits)
     tl.store(p_values + o_new, b_x, mask=m_new & m_fits)
     tl.store(p_ids + o_new, o_word, mask=m_new & m_fits)
     tl.debug_barrier()

@@ -1,9 +1,12 @@
 """The smoothed maximum of linear scores with all logits at once: the specification."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from polymax.kernels.linear_loss import FLAT, capacity
+from polymax.kernels.linear_loss.problem import backward_of, problem_of
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold import reference as weights_reference
 from polymax.kernels.tsallis_slope.reference import sensitivity
@@ -51,21 +54,13 @@ def solved(x: Tensor, p: Tensor, top: Tensor, alpha: float, sloped: bool) -> tup
     return torch.where(dead, -torch.inf, value), tau, slope
 
 
-def linear_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor | None,
-    spread: Tensor | None,
-    alpha: float,
-    alphas: Tensor | None,
-    softcap: float,
-) -> tuple[Tensor, ...]:
-    alpha = alpha if alphas is None else float(alphas)
+def linear_loss(*given: Any) -> tuple[Tensor, ...]:
+    problem = problem_of(given)
+    hidden, weight, bias, target, spread, alpha, _, softcap = problem
     x = logits(hidden, weight, bias, softcap)
     top = shift(x)
     p = weights_reference.threshold(x, alpha, TSALLIS)
-    value, tau, slope = solved(x, p, top, alpha, alphas is not None)
+    value, tau, slope = solved(x, p, top, alpha, problem.sloped)
     z = x - top.unsqueeze(-1)
     chosen = mean = torch.zeros_like(value)
     if spread is not None:
@@ -80,36 +75,16 @@ def linear_loss(
     return value, chosen.clone(), mean.clone(), top, tau, slope, ids, probs, count, extent
 
 
-def linear_loss_backward(
-    grad_value: Tensor,
-    grad_chosen: Tensor,
-    grad_mean: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor | None,
-    spread: Tensor | None,
-    alpha: float,
-    alphas: Tensor | None,
-    softcap: float,
-    chosen: Tensor,
-    top: Tensor,
-    tau: Tensor,
-    ids: Tensor,
-    probs: Tensor,
-    count: Tensor,
-    extent: Tensor,
-    of_hidden: bool,
-    of_words: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    alpha = alpha if alphas is None else float(alphas)
+def linear_loss_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    grads, problem, _, of_hidden, of_words = backward_of(given)
+    hidden, weight, bias, target, spread, alpha, _, softcap = problem
     x = logits(hidden, weight, bias, softcap)
     p = weights_reference.threshold(x, alpha, TSALLIS)
-    dx = grad_value.unsqueeze(-1) * p
+    dx = grads.value.unsqueeze(-1) * p
     if spread is not None:
-        dx = dx + grad_mean.unsqueeze(-1) * spread.to(dx.dtype)
+        dx = dx + grads.mean.unsqueeze(-1) * spread.to(dx.dtype)
     if target is not None:
-        dx = dx.scatter_add(-1, target.clamp(min=0).unsqueeze(-1), grad_chosen.unsqueeze(-1))
+        dx = dx.scatter_add(-1, target.clamp(min=0).unsqueeze(-1), grads.chosen.unsqueeze(-1))
         dx = torch.where(target.unsqueeze(-1) < 0, 0, dx)
     if softcap:
         dx = dx * (1 - (x / softcap).square())

@@ -38,7 +38,7 @@ def tile(count: int, n: int) -> tuple[int, int, int, int]:
     """Rows per program, threads to a row, entries to a thread, and warps."""
     bn = ceil_power(n)
     # the sort is straight-line code that grows with the entries to a thread and should stay in the instruction cache
-    be = min(8, max(bn // 8, 1))
+    be = min(16 if bn == 1024 else 8, max(bn // 8, 1))
     bt = bn // be
     br = max(1, min(32 // bt, ceil_power(count)))
     return br, bt, be, max(1, br * bt // 32)

@@ -93,24 +93,24 @@ def _inside(
     tl.debug_barrier()
     for width in range(1, m + 1 - first):
         for start in range(0, m + 1 - first - width, BI):
-            o_i, o_j, b_in, o_left, o_right, b_on = spans(start, first, width, m, s, BI, BK)
-            b_right, b_left = arcs(p_scores, o_i, o_j, size, b_in, float("-inf"))
-            b_gap = value_rows(load_sums(p_r, o_left, p_l, o_right + 1, b_on, float("-inf")), KIND, ALPHA)
+            o_i, o_j, m_in, o_left, o_right, m_on = spans(start, first, width, m, s, BI, BK)
+            b_right, b_left = arcs(p_scores, o_i, o_j, size, m_in, float("-inf"))
+            b_gap = value_rows(load_sums(p_r, o_left, p_l, o_right + 1, m_on, float("-inf")), KIND, ALPHA)
             b_right += b_gap
             b_left += b_gap
-            tl.store(p_v + o_i * s + o_j, b_right, mask=b_in)
-            tl.store(p_v + o_j * s + o_i, b_left, mask=b_in)
+            tl.store(p_v + o_i * s + o_j, b_right, mask=m_in)
+            tl.store(p_v + o_j * s + o_i, b_left, mask=m_in)
             # of the choices, only the arc (i, j) itself is new: it comes from registers, not from memory
-            b_old = b_on & (o_c < width - 1)
-            b_a = load_sums(p_v, o_left + 1, p_r, o_right + 1, b_old, float("-inf"))
-            b_r = value_rows(tl.where(b_on & (o_c == width - 1), b_right[:, None], b_a), KIND, ALPHA)
-            b_old = b_on & (o_c > 0)
-            b_a = load_sums(p_l, o_left, p_v, o_right, b_old, float("-inf"))
-            b_l = value_rows(tl.where(b_on & (o_c == 0), b_left[:, None], b_a), KIND, ALPHA)
-            tl.store(p_r + o_i * s + o_j, b_r, mask=b_in)
-            tl.store(p_r + o_j * s + o_i, b_r, mask=b_in)
-            tl.store(p_l + o_i * s + o_j, b_l, mask=b_in)
-            tl.store(p_l + o_j * s + o_i, b_l, mask=b_in)
+            m_old = m_on & (o_c < width - 1)
+            b_a = load_sums(p_v, o_left + 1, p_r, o_right + 1, m_old, float("-inf"))
+            b_r = value_rows(tl.where(m_on & (o_c == width - 1), b_right[:, None], b_a), KIND, ALPHA)
+            m_old = m_on & (o_c > 0)
+            b_a = load_sums(p_l, o_left, p_v, o_right, m_old, float("-inf"))
+            b_l = value_rows(tl.where(m_on & (o_c == 0), b_left[:, None], b_a), KIND, ALPHA)
+            tl.store(p_r + o_i * s + o_j, b_r, mask=m_in)
+            tl.store(p_r + o_j * s + o_i, b_r, mask=m_in)
+            tl.store(p_l + o_i * s + o_j, b_l, mask=m_in)
+            tl.store(p_l + o_j * s + o_i, b_l, mask=m_in)
         tl.debug_barrier()
     if SINGLE:
         b_value = value_rows(roots(p_scores, p_l, p_r, m, s, float("-inf"), BR), KIND, ALPHA)
@@ -155,40 +155,40 @@ def _outside(
     g = tl.load(p_g + i_b).to(tl.float64)
     if SINGLE:
         b_root = g * weight_rows(roots(p_scores, p_l, p_r, m, s, float("-inf"), BR), KIND, ALPHA)
-        o_m = tl.arange(0, BR)[None, :]
-        b_roots = (o_m > 0) & (o_m <= m)
-        tl.store(p_to_v + o_m, b_root, mask=b_roots)
-        tl.store(p_to_l + s + o_m, b_root, mask=b_roots)
-        tl.store(p_to_r + m * s + o_m, b_root, mask=b_roots)
+        o_r = tl.arange(0, BR)[None, :]
+        m_roots = (o_r > 0) & (o_r <= m)
+        tl.store(p_to_v + o_r, b_root, mask=m_roots)
+        tl.store(p_to_l + s + o_r, b_root, mask=m_roots)
+        tl.store(p_to_r + m * s + o_r, b_root, mask=m_roots)
     else:
         tl.store(p_to_r + m, tl.where(tl.load(p_r + m) == float("-inf"), 0, g), mask=m > 0)
     tl.debug_barrier()
     for step in range(0, m - first):
         width = m - first - step
         for start in range(0, step + 1, BI):
-            o_i, o_j, b_in, o_left, o_right, b_on = spans(start, first, width, m, s, BI, BK)
-            b_to_r = heard(p_to_r, o_i, o_j, s, b_in)
-            b_to_l = heard(p_to_l, o_i, o_j, s, b_in)
-            b_right = tl.load(p_to_v + o_i * s + o_j, mask=b_in, other=0)
-            b_left = tl.load(p_to_v + o_j * s + o_i, mask=b_in, other=0)
-            b_any = (b_to_r != 0) | (b_to_l != 0) | (b_right != 0) | (b_left != 0)
+            o_i, o_j, m_in, o_left, o_right, m_on = spans(start, first, width, m, s, BI, BK)
+            b_to_r = heard(p_to_r, o_i, o_j, s, m_in)
+            b_to_l = heard(p_to_l, o_i, o_j, s, m_in)
+            b_right = tl.load(p_to_v + o_i * s + o_j, mask=m_in, other=0)
+            b_left = tl.load(p_to_v + o_j * s + o_i, mask=m_in, other=0)
+            m_any = (b_to_r != 0) | (b_to_l != 0) | (b_right != 0) | (b_left != 0)
             # what was read above is written below, by other threads
             tl.debug_barrier()
             # the hard maximum reaches few spans
-            if tl.max(b_any.to(tl.int32)) > 0:
-                b_p = weight_rows(load_sums(p_v, o_left + 1, p_r, o_right + 1, b_on, float("-inf")), KIND, ALPHA)
+            if tl.max(m_any.to(tl.int32)) > 0:
+                b_p = weight_rows(load_sums(p_v, o_left + 1, p_r, o_right + 1, m_on, float("-inf")), KIND, ALPHA)
                 b_q = b_p * b_to_r[:, None]
                 b_right += pick(b_q, o_c == width - 1)
-                add_to(p_to_v + o_left + 1, b_q, b_on)
-                add_to(p_to_r + o_right + 1, b_q, b_on & (o_c < width - 1))
-                b_p = weight_rows(load_sums(p_l, o_left, p_v, o_right, b_on, float("-inf")), KIND, ALPHA)
+                add_to(p_to_v + o_left + 1, b_q, m_on)
+                add_to(p_to_r + o_right + 1, b_q, m_on & (o_c < width - 1))
+                b_p = weight_rows(load_sums(p_l, o_left, p_v, o_right, m_on, float("-inf")), KIND, ALPHA)
                 b_q = b_p * b_to_l[:, None]
                 b_left += pick(b_q, o_c == 0)
-                add_to(p_to_l + o_left, b_q, b_on & (o_c > 0))
-                add_to(p_to_v + o_right, b_q, b_on)
-                b_p = weight_rows(load_sums(p_r, o_left, p_l, o_right + 1, b_on, float("-inf")), KIND, ALPHA)
+                add_to(p_to_l + o_left, b_q, m_on & (o_c > 0))
+                add_to(p_to_v + o_right, b_q, m_on)
+                b_p = weight_rows(load_sums(p_r, o_left, p_l, o_right + 1, m_on, float("-inf")), KIND, ALPHA)
                 b_q = b_p * (b_right + b_left)[:, None]
-                add_to(p_to_r + o_left, b_q, b_on & (o_c > 0))
-                add_to(p_to_l + o_right + 1, b_q, b_on & (o_c < width - 1))
+                add_to(p_to_r + o_left, b_q, m_on & (o_c > 0))
+                add_to(p_to_l + o_right + 1, b_q, m_on & (o_c < width - 1))
         tl.debug_barrier()
     store_square(p_mu + i_b * size * size, p_to_v, m, size, s, BI * BK)

@@ -5,35 +5,35 @@ import triton.language as tl
 
 
 @triton.jit
-def arcs(p_scores, o_i, o_j, size, b_in, absent):
+def arcs(p_scores, o_i, o_j, size, m_in, absent):
     """What is at [i, j] and [j, i], in float64; `absent` where no arc may be."""
-    b_right = tl.load(p_scores + o_i * size + o_j, mask=b_in, other=0).to(tl.float64)
-    b_some = b_in & (o_i > 0)
-    b_left = tl.load(p_scores + o_j * size + o_i, mask=b_some, other=0).to(tl.float64)
-    return tl.where(b_in, b_right, absent), tl.where(b_some, b_left, absent)
+    b_right = tl.load(p_scores + o_i * size + o_j, mask=m_in, other=0).to(tl.float64)
+    m_some = m_in & (o_i > 0)
+    b_left = tl.load(p_scores + o_j * size + o_i, mask=m_some, other=0).to(tl.float64)
+    return tl.where(m_in, b_right, absent), tl.where(m_some, b_left, absent)
 
 
 @triton.jit
 def roots(p_scores, p_l, p_r, m, s, absent, BK: tl.constexpr):
     """What each token adds up to as the single root, (1, K)."""
     o_c = tl.arange(0, BK)[None, :]
-    b_in = (o_c > 0) & (o_c <= m)
-    b_scores = tl.load(p_scores + o_c, mask=b_in, other=0).to(tl.float64)
-    b_rest = tl.load(p_l + s + o_c, mask=b_in, other=0) + tl.load(p_r + m * s + o_c, mask=b_in, other=0)
-    return tl.where(b_in, b_scores + b_rest, absent)
+    m_in = (o_c > 0) & (o_c <= m)
+    b_scores = tl.load(p_scores + o_c, mask=m_in, other=0).to(tl.float64)
+    b_rest = tl.load(p_l + s + o_c, mask=m_in, other=0) + tl.load(p_r + m * s + o_c, mask=m_in, other=0)
+    return tl.where(m_in, b_scores + b_rest, absent)
 
 
 @triton.jit
-def heard(p_to, o_i, o_j, s, b_in):
+def heard(p_to, o_i, o_j, s, m_in):
     """What spans (i, j) heard as the left and as the right of two."""
-    b_left = tl.load(p_to + o_i * s + o_j, mask=b_in, other=0)
-    return b_left + tl.load(p_to + o_j * s + o_i, mask=b_in, other=0)
+    b_left = tl.load(p_to + o_i * s + o_j, mask=m_in, other=0)
+    return b_left + tl.load(p_to + o_j * s + o_i, mask=m_in, other=0)
 
 
 @triton.jit
-def pick(b_x, b_here):
+def pick(b_x, m_here):
     """The one entry of each row that is here."""
-    return tl.sum(tl.where(b_here, b_x, 0), 1)
+    return tl.sum(tl.where(m_here, b_x, 0), 1)
 
 
 @triton.jit
@@ -43,6 +43,6 @@ def store_square(p_out, p_x, m, size, s, BLOCK: tl.constexpr):
         o_x = start + tl.arange(0, BLOCK)
         o_i = o_x // size
         o_j = o_x % size
-        b_arc = (o_i <= m) & (o_j <= m) & (o_j > 0) & (o_i != o_j)
-        b_x = tl.load(p_x + o_i * s + o_j, mask=b_arc & (o_x < size * size), other=0)
+        m_arc = (o_i <= m) & (o_j <= m) & (o_j > 0) & (o_i != o_j)
+        b_x = tl.load(p_x + o_i * s + o_j, mask=m_arc & (o_x < size * size), other=0)
         tl.store(p_out + o_x, b_x, mask=o_x < size * size)

@@ -4,7 +4,11 @@ The Jacobian of tv_prox and isotonic at their solution z, applied to v; it is sy
 neighbours in that order, which makes it the Jacobian of oscar_prox. -inf entries of z are absent: they get 0, and
 their neighbours are adjacent to each other. NaN in z fills its row.
 
-Shapes: z, v `(*batch, n)`, order `(*batch, n)` int32, a permutation of each row; the result like v.
+With `y`, the weights that sparsemax gives z, v first goes through the Jacobian of that: centred on the support, 0
+beside it. That is the Jacobian of fusedmax, or of oscarmax; the two projections commute. An order then is that of
+falling z.
+
+Shapes: z, v, y `(*batch, n)`, order `(*batch, n)` int32, a permutation of each row; the result like v.
 """
 
 import torch
@@ -13,8 +17,10 @@ from torch import Tensor
 from polymax._dispatch import declare
 
 
-def _fake(z: Tensor, v: Tensor, order: Tensor | None = None) -> Tensor:
+def _fake(z: Tensor, v: Tensor, order: Tensor | None = None, y: Tensor | None = None) -> Tensor:
     return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 
-segment_mean = declare(__name__, "segment_mean(Tensor z, Tensor v, Tensor? order=None) -> Tensor", _fake)
+segment_mean = declare(
+    __name__, "segment_mean(Tensor z, Tensor v, Tensor? order=None, Tensor? y=None) -> Tensor", _fake
+)

@@ -11,15 +11,18 @@ from polymax.kernels.triton_math import on_device
 from polymax.kernels.triton_rows import bit, following, load_row, previous, run_means, store_row
 
 
-def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None) -> Tensor:
+def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None, y: Tensor | None = None) -> Tensor:
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     count, n = z.shape[:-1].numel(), z.shape[-1]
     if n > triton_rows.LONGEST:
         raise ValueError(f"z must have rows of at most {triton_rows.LONGEST} entries on CUDA; got {n}")
     if count and n:
-        br, bt, be, warps = tile(count, n)
-        args = z.contiguous(), v.contiguous(), out if order is None else order.contiguous(), out, count, n
-        sizes = {"ORDERED": order is not None, "WIDE": v.dtype == torch.float64, "BR": br, "BT": bt, "BE": be}
+        br, bt, be, warps = tile(count, n) if order is None else ordered_tile(count, n)
+        # what is not there is not read
+        weights, ranks = (out if t is None else t.contiguous() for t in (y, order))
+        args = z.contiguous(), v.contiguous(), weights, ranks, out, count, n
+        sizes = {"ORDERED": order is not None, "CENTRED": y is not None, "WIDE": v.dtype == torch.float64}
+        sizes |= {"BR": br, "BT": bt, "BE": be}
         with on_device(z):
             _segment_mean[(triton.cdiv(count, br),)](*args, **sizes, num_warps=warps)
     return out
@@ -30,16 +33,24 @@ def tile(count: int, n: int) -> tuple[int, int, int, int]:
     return triton_rows.chunks(count, n)
 
 
+def ordered_tile(count: int, n: int) -> tuple[int, int, int, int]:
+    """The same where entries are read here and there: two warps to a row keep fewer rows in the cache than one."""
+    br, bt, be, warps = tile(count, n)
+    return (br, 2 * bt, be // 2, 2 * warps) if be == 32 else (br, bt, be, warps)
+
+
 @Entry
 @triton.jit
 def _segment_mean(
     p_z,
     p_v,
+    p_y,
     p_order,
     p_out,
     count,
     n,
     ORDERED: tl.constexpr,
+    CENTRED: tl.constexpr,
     WIDE: tl.constexpr,
     BR: tl.constexpr,
     BT: tl.constexpr,
@@ -50,6 +61,8 @@ def _segment_mean(
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     zs = load_row(p_z, p_order, i_r, n, float("-inf"), dtype, ORDERED, BT, BE)
     vs = load_row(p_v, p_order, i_r, n, 0, dtype, ORDERED, BT, BE)
+    if CENTRED:
+        vs = _centred(p_y, i_r, n, vs, ORDERED)
 
     # the last present entry of the threads before
     b_before = zs[0]
@@ -77,6 +90,34 @@ def _segment_mean(
         b_mean = tl.where(bit(b_present, k), means[k] + rests[k], 0)
         out = out + (tl.where(b_bad, float("nan"), b_mean),)
     store_row(p_out, p_order, i_r, n, out, ORDERED)
+
+
+@triton.jit
+def _centred(p_y, i_r, n, vs, ORDERED: tl.constexpr):
+    """vs less their mean where weights are positive, 0 elsewhere."""
+    BE: tl.constexpr = len(vs)
+    BT: tl.constexpr = vs[0].shape[1]
+    dtype: tl.constexpr = vs[0].dtype
+    ys = load_row(p_y, p_y, i_r, n, 0, dtype, False, BT, BE)
+    b_size = tl.zeros(vs[0].shape, tl.int32)
+    for k in tl.static_range(BE):
+        b_size += (ys[k] > 0).to(tl.int32)
+    b_size = tl.sum(b_size, 1)[:, None]
+    b_sum = tl.zeros(vs[0].shape, dtype)
+    inside = ()
+    for k in tl.static_range(BE):
+        if ORDERED:
+            # in falling order, the support comes first
+            m_in = (tl.arange(0, BT) * BE + k)[None, :] < b_size
+        else:
+            m_in = ys[k] > 0
+        b_sum += tl.where(m_in, vs[k], 0)
+        inside = inside + (m_in,)
+    b_mean = tl.sum(b_sum, 1)[:, None] / tl.maximum(b_size, 1).to(dtype)
+    out = ()
+    for k in tl.static_range(BE):
+        out = out + (tl.where(inside[k], vs[k] - b_mean, 0),)
+    return out
 
 
 @triton.jit

@@ -6,7 +6,11 @@ from torch import Tensor
 from polymax.kernels.widen import wide
 
 
-def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None) -> Tensor:
+def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None, y: Tensor | None = None) -> Tensor:
+    if y is not None:
+        support = y > 0
+        mean = torch.where(support, wide(v), 0).sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp(min=1)
+        return segment_mean(z, torch.where(support, wide(v) - mean, 0), order).to(v.dtype)
     if order is not None:
         index = order.long()
         mean = segment_mean(z.gather(-1, index), v.gather(-1, index))

@@ -81,20 +81,20 @@ def _inside(
     p_w = p_chart + i_b * (n + 1) * s
     # lam waits where T will be
     for start in range(0, m * m, BS):
-        o_i, o_j, b_square = _square(start, m, BS)
-        b_in = b_square & (o_i <= o_j)
-        b_scores = _labels(p_scores, o_i * n + o_j, b_in, labels, float("-inf"), BL)
+        o_i, o_j, m_square = _square(start, m, BS)
+        m_in = m_square & (o_i <= o_j)
+        b_scores = _labels(p_scores, o_i * n + o_j, m_in, labels, float("-inf"), BL)
         b_lam = value_rows(b_scores, KIND, ALPHA)
-        tl.store(p_w + o_i * s + o_j, b_lam, mask=b_in)
+        tl.store(p_w + o_i * s + o_j, b_lam, mask=m_in)
     tl.debug_barrier()
     for width in range(1, m):
         for start in range(0, m - width, BI):
-            o_i, o_j, b_in, o_left, o_right, b_splits = spans(start, 0, width, m - 1, s, BI, BK)
-            b_a = load_sums(p_w, o_left, p_w, o_right + 1, b_splits, float("-inf"))
+            o_i, o_j, m_in, o_left, o_right, m_splits = spans(start, 0, width, m - 1, s, BI, BK)
+            b_a = load_sums(p_w, o_left, p_w, o_right + 1, m_splits, float("-inf"))
             b_t = value_rows(b_a, KIND, ALPHA)
-            b_t += tl.load(p_w + o_i * s + o_j, mask=b_in, other=0)
-            tl.store(p_w + o_i * s + o_j, b_t, mask=b_in)
-            tl.store(p_w + o_j * s + o_i, b_t, mask=b_in)
+            b_t += tl.load(p_w + o_i * s + o_j, mask=m_in, other=0)
+            tl.store(p_w + o_i * s + o_j, b_t, mask=m_in)
+            tl.store(p_w + o_j * s + o_i, b_t, mask=m_in)
         tl.debug_barrier()
     b_value = tl.load(p_w + m - 1, mask=m > 0, other=0)
     tl.store(p_value + i_b, b_value)
@@ -133,23 +133,23 @@ def _outside(
     for step in range(1, m):
         width = m - step
         for start in range(0, m - width, BI):
-            o_i, o_j, b_in, o_left, o_right, b_splits = spans(start, 0, width, m - 1, s, BI, BK)
-            b_here = _heard(p_o, o_i, o_j, s, b_in)
+            o_i, o_j, m_in, o_left, o_right, m_splits = spans(start, 0, width, m - 1, s, BI, BK)
+            b_here = _heard(p_o, o_i, o_j, s, m_in)
             # the hard maximum reaches few spans
             if tl.max((b_here != 0).to(tl.int32)) > 0:
-                b_a = load_sums(p_w, o_left, p_w, o_right + 1, b_splits, float("-inf"))
+                b_a = load_sums(p_w, o_left, p_w, o_right + 1, m_splits, float("-inf"))
                 b_p = weight_rows(b_a, KIND, ALPHA)
                 b_q = b_p * b_here[:, None]
-                add_to(p_o + o_left, b_q, b_splits)
-                add_to(p_o + o_right, b_q, b_splits)
+                add_to(p_o + o_left, b_q, m_splits)
+                add_to(p_o + o_right, b_q, m_splits)
         tl.debug_barrier()
     for start in range(0, n * n, BS):
-        o_i, o_j, b_square = _square(start, n, BS)
-        b_in = (o_i <= o_j) & (o_j < m)
-        b_e = _heard(p_o, o_i, o_j, s, b_in)
+        o_i, o_j, m_square = _square(start, n, BS)
+        m_in = (o_i <= o_j) & (o_j < m)
+        b_e = _heard(p_o, o_i, o_j, s, m_in)
         o_s = o_i * n + o_j
-        b_p = weight_rows(_labels(p_scores, o_s, b_in, labels, float("-inf"), BL), KIND, ALPHA)
-        _store_labels(p_mu, o_s, b_square, labels, b_p * b_e[:, None])
+        b_p = weight_rows(_labels(p_scores, o_s, m_in, labels, float("-inf"), BL), KIND, ALPHA)
+        _store_labels(p_mu, o_s, m_square, labels, b_p * b_e[:, None])
 
 
 @triton.jit
@@ -187,21 +187,21 @@ def _tangent(
     clear(p_o, m * s, BI * BK)
     clear(p_do, m * s, BI * BK)
     for start in range(0, m * m, BS):
-        o_i, o_j, b_square = _square(start, m, BS)
-        b_in = b_square & (o_i <= o_j)
+        o_i, o_j, m_square = _square(start, m, BS)
+        m_in = m_square & (o_i <= o_j)
         o_s = o_i * n + o_j
-        b_p = weight_rows(_labels(p_scores, o_s, b_in, labels, float("-inf"), BL), KIND, ALPHA)
-        b_dlam = mean_rows(b_p, _labels(p_d, o_s, b_in, labels, 0, BL))
-        tl.store(p_dw + o_i * s + o_j, b_dlam, mask=b_in)
+        b_p = weight_rows(_labels(p_scores, o_s, m_in, labels, float("-inf"), BL), KIND, ALPHA)
+        b_dlam = mean_rows(b_p, _labels(p_d, o_s, m_in, labels, 0, BL))
+        tl.store(p_dw + o_i * s + o_j, b_dlam, mask=m_in)
     tl.debug_barrier()
     for width in range(1, m):
         for start in range(0, m - width, BI):
-            o_i, o_j, b_in, o_left, o_right, b_splits = spans(start, 0, width, m - 1, s, BI, BK)
-            b_p = weight_rows(load_sums(p_w, o_left, p_w, o_right + 1, b_splits, float("-inf")), KIND, ALPHA)
-            b_dt = mean_rows(b_p, load_sums(p_dw, o_left, p_dw, o_right + 1, b_splits, 0))
-            b_dt += tl.load(p_dw + o_i * s + o_j, mask=b_in, other=0)
-            tl.store(p_dw + o_i * s + o_j, b_dt, mask=b_in)
-            tl.store(p_dw + o_j * s + o_i, b_dt, mask=b_in)
+            o_i, o_j, m_in, o_left, o_right, m_splits = spans(start, 0, width, m - 1, s, BI, BK)
+            b_p = weight_rows(load_sums(p_w, o_left, p_w, o_right + 1, m_splits, float("-inf")), KIND, ALPHA)
+            b_dt = mean_rows(b_p, load_sums(p_dw, o_left, p_dw, o_right + 1, m_splits, 0))
+            b_dt += tl.load(p_dw + o_i * s + o_j, mask=m_in, other=0)
+            tl.store(p_dw + o_i * s + o_j, b_dt, mask=m_in)
+            tl.store(p_dw + o_j * s + o_i, b_dt, mask=m_in)
         tl.debug_barrier()
     reached = (m > 0) & (tl.load(p_w + m - 1, mask=m > 0, other=0) != float("-inf"))
     b_dvalue = tl.load(p_dw + m - 1, mask=m > 0, other=0)
@@ -211,29 +211,29 @@ def _tangent(
     for step in range(1, m):
         width = m - step
         for start in range(0, m - width, BI):
-            o_i, o_j, b_in, o_left, o_right, b_splits = spans(start, 0, width, m - 1, s, BI, BK)
-            b_here = _heard(p_o, o_i, o_j, s, b_in)
-            b_dhere = _heard(p_do, o_i, o_j, s, b_in)
+            o_i, o_j, m_in, o_left, o_right, m_splits = spans(start, 0, width, m - 1, s, BI, BK)
+            b_here = _heard(p_o, o_i, o_j, s, m_in)
+            b_dhere = _heard(p_do, o_i, o_j, s, m_in)
             if tl.max(((b_here != 0) | (b_dhere != 0)).to(tl.int32)) > 0:
-                b_p = weight_rows(load_sums(p_w, o_left, p_w, o_right + 1, b_splits, float("-inf")), KIND, ALPHA)
-                b_dp = tangent_rows(b_p, load_sums(p_dw, o_left, p_dw, o_right + 1, b_splits, 0), KIND, ALPHA)
+                b_p = weight_rows(load_sums(p_w, o_left, p_w, o_right + 1, m_splits, float("-inf")), KIND, ALPHA)
+                b_dp = tangent_rows(b_p, load_sums(p_dw, o_left, p_dw, o_right + 1, m_splits, 0), KIND, ALPHA)
                 b_q = b_p * b_here[:, None]
                 b_dq = b_dp * b_here[:, None] + b_p * b_dhere[:, None]
-                add_to(p_o + o_left, b_q, b_splits)
-                add_to(p_o + o_right, b_q, b_splits)
-                add_to(p_do + o_left, b_dq, b_splits)
-                add_to(p_do + o_right, b_dq, b_splits)
+                add_to(p_o + o_left, b_q, m_splits)
+                add_to(p_o + o_right, b_q, m_splits)
+                add_to(p_do + o_left, b_dq, m_splits)
+                add_to(p_do + o_right, b_dq, m_splits)
         tl.debug_barrier()
     for start in range(0, n * n, BS):
-        o_i, o_j, b_square = _square(start, n, BS)
-        b_in = (o_i <= o_j) & (o_j < m)
-        b_e = _heard(p_o, o_i, o_j, s, b_in)
-        b_de = _heard(p_do, o_i, o_j, s, b_in)
+        o_i, o_j, m_square = _square(start, n, BS)
+        m_in = (o_i <= o_j) & (o_j < m)
+        b_e = _heard(p_o, o_i, o_j, s, m_in)
+        b_de = _heard(p_do, o_i, o_j, s, m_in)
         o_s = o_i * n + o_j
-        b_p = weight_rows(_labels(p_scores, o_s, b_in, labels, float("-inf"), BL), KIND, ALPHA)
-        b_dp = tangent_rows(b_p, _labels(p_d, o_s, b_in, labels, 0, BL), KIND, ALPHA)
+        b_p = weight_rows(_labels(p_scores, o_s, m_in, labels, float("-inf"), BL), KIND, ALPHA)
+        b_dp = tangent_rows(b_p, _labels(p_d, o_s, m_in, labels, 0, BL), KIND, ALPHA)
         b_dmu = b_dp * b_e[:, None] + b_p * b_de[:, None]
-        _store_labels(p_dmu, o_s, b_square, labels, b_dmu)
+        _store_labels(p_dmu, o_s, m_square, labels, b_dmu)
 
 
 @triton.jit
@@ -244,22 +244,22 @@ def _square(start, n, BS: tl.constexpr):
 
 
 @triton.jit
-def _heard(p_o, o_i, o_j, s, b_in):
+def _heard(p_o, o_i, o_j, s, m_in):
     """What spans (i, j) heard as left and as right children."""
-    b_left = tl.load(p_o + o_i * s + o_j, mask=b_in, other=0)
-    return b_left + tl.load(p_o + o_j * s + o_i - 1, mask=b_in & (o_i > 0), other=0)
+    b_left = tl.load(p_o + o_i * s + o_j, mask=m_in, other=0)
+    return b_left + tl.load(p_o + o_j * s + o_i - 1, mask=m_in & (o_i > 0), other=0)
 
 
 @triton.jit
-def _labels(p_x, o_s, b_in, labels, absent, BL: tl.constexpr):
+def _labels(p_x, o_s, m_in, labels, absent, BL: tl.constexpr):
     """Scores of the labels of spans o_s in float64, `absent` where there are none."""
     o_l = tl.arange(0, BL)[None, :]
-    b_mask = b_in[:, None] & (o_l < labels)
-    b_x = tl.load(p_x + o_s.to(tl.int64)[:, None] * labels + o_l, mask=b_mask, other=0).to(tl.float64)
-    return tl.where(b_mask, b_x, absent)
+    m_x = m_in[:, None] & (o_l < labels)
+    b_x = tl.load(p_x + o_s.to(tl.int64)[:, None] * labels + o_l, mask=m_x, other=0).to(tl.float64)
+    return tl.where(m_x, b_x, absent)
 
 
 @triton.jit
-def _store_labels(p_x, o_s, b_in, labels, b_x):
+def _store_labels(p_x, o_s, m_in, labels, b_x):
     o_l = tl.arange(0, b_x.shape[1])[None, :]
-    tl.store(p_x + o_s.to(tl.int64)[:, None] * labels + o_l, b_x, mask=b_in[:, None] & (o_l < labels))
+    tl.store(p_x + o_s.to(tl.int64)[:, None] * labels + o_l, b_x, mask=m_in[:, None] & (o_l < labels))

@@ -21,19 +21,19 @@ def spans(start, first, width, last, s, BI: tl.constexpr, BK: tl.constexpr):
     o_i = first + start + tl.arange(0, BI)
     o_j = o_i + width
     o_k = tl.arange(0, BK)[None, :]
-    b_in = o_j <= last
-    b_choices = b_in[:, None] & (o_k < width)
-    return o_i, o_j, b_in, (o_i * s + o_i)[:, None] + o_k, (o_j * s + o_i)[:, None] + o_k, b_choices
+    m_in = o_j <= last
+    m_choices = m_in[:, None] & (o_k < width)
+    return o_i, o_j, m_in, (o_i * s + o_i)[:, None] + o_k, (o_j * s + o_i)[:, None] + o_k, m_choices
 
 
 @triton.jit
-def load_sums(p_x, o_x, p_y, o_y, b_mask, absent):
+def load_sums(p_x, o_x, p_y, o_y, m_x, absent):
     """x + y, or `absent` where masked."""
-    b_sum = tl.load(p_x + o_x, mask=b_mask, other=0) + tl.load(p_y + o_y, mask=b_mask, other=0)
-    return tl.where(b_mask, b_sum, absent)
+    b_sum = tl.load(p_x + o_x, mask=m_x, other=0) + tl.load(p_y + o_y, mask=m_x, other=0)
+    return tl.where(m_x, b_sum, absent)
 
 
 @triton.jit
-def add_to(p_x, b_x, b_mask):
+def add_to(p_x, b_x, m_x):
     """Add to numbers in memory that nobody else touches until the next barrier."""
-    tl.store(p_x, tl.load(p_x, mask=b_mask, other=0) + b_x, mask=b_mask)
+    tl.store(p_x, tl.load(p_x, mask=m_x, other=0) + b_x, mask=m_x)

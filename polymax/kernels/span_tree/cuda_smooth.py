@@ -22,29 +22,29 @@ def smoothing(alpha: float) -> dict[str, float]:
 @triton.jit
 def _smooth_rows(b_a, KIND: tl.constexpr, ALPHA: tl.constexpr):
     """Values (R,) and weights (R, C) of the rows of a tile."""
-    b_bad = tl.max(((b_a != b_a) | (b_a == float("inf"))).to(tl.int32), 1) > 0
+    m_bad = tl.max(((b_a != b_a) | (b_a == float("inf"))).to(tl.int32), 1) > 0
     b_top = tl.max(b_a, 1)
-    b_none = b_top == float("-inf")
-    b_top = tl.where(b_bad | b_none, 0, b_top)
+    m_none = b_top == float("-inf")
+    b_top = tl.where(m_bad | m_none, 0, b_top)
     # a NaN would keep the loops from ending: it is put back at the end
-    b_z = tl.where(b_bad[:, None], 0, b_a - b_top[:, None])
+    b_z = tl.where(m_bad[:, None], 0, b_a - b_top[:, None])
     if KIND == SHANNON:
         b_p = tl.exp(b_z)
-        b_sum = tl.where(b_none, 1, tl.sum(b_p, 1))
+        b_sum = tl.where(m_none, 1, tl.sum(b_p, 1))
         b_value = tl.log(b_sum)
         b_p = b_p / b_sum[:, None]
     elif KIND == GINI:
         b_p, b_value = _gini(b_z)
     elif KIND == TSALLIS:
-        b_p, b_value = _tsallis(b_z, b_none, ALPHA)
+        b_p, b_value = _tsallis(b_z, m_none, ALPHA)
     else:
         COUNT: tl.constexpr = b_a.shape[1]
         o_c = tl.arange(0, COUNT)[None, :]
         b_first = tl.min(tl.where(b_z == 0, o_c, COUNT), 1)
         b_p = tl.where(o_c == b_first[:, None], 1.0, 0.0).to(b_z.dtype)
         b_value = tl.zeros_like(b_top)
-    b_value = tl.where(b_bad, float("nan"), tl.where(b_none, float("-inf"), b_top + b_value))
-    return b_value, tl.where(b_bad[:, None], float("nan"), b_p)
+    b_value = tl.where(m_bad, float("nan"), tl.where(m_none, float("-inf"), b_top + b_value))
+    return b_value, tl.where(m_bad[:, None], float("nan"), b_p)
 
 
 @triton.jit
@@ -73,15 +73,15 @@ def tangent_rows(b_p, b_da, KIND: tl.constexpr, ALPHA: tl.constexpr):
     """dp = J da with J = diag(s) - s s^T / sum(s), s = p^(2 - alpha) on the support."""
     if KIND == HARD:
         return tl.zeros_like(b_p)
-    b_on = b_p != 0
+    m_on = b_p != 0
     if KIND == SHANNON:
         b_s = b_p
     elif KIND == GINI:
-        b_s = tl.where(b_on, 1.0, 0.0).to(b_p.dtype)
+        b_s = tl.where(m_on, 1.0, 0.0).to(b_p.dtype)
     else:
-        b_s = tl.where(b_on, _power(tl.where(b_on, b_p, 1), 2 - ALPHA), 0)
+        b_s = tl.where(m_on, _power(tl.where(m_on, b_p, 1), 2 - ALPHA), 0)
     b_sum = tl.sum(b_s, 1)
-    b_da = tl.where(b_on, b_da, 0)
+    b_da = tl.where(m_on, b_da, 0)
     b_mean = tl.sum(b_s * b_da, 1) / tl.where(b_sum == 0, 1, b_sum)
     return b_s * (b_da - b_mean[:, None])
 
@@ -95,9 +95,9 @@ def _gini(b_z):
     step = 0
     go = 1
     while go > 0:
-        b_on = b_z > b_tau[:, None]
-        b_left = tl.sum(tl.where(b_on, 1.0, 0.0).to(b_z.dtype), 1)
-        b_sum = tl.sum(tl.where(b_on, b_z, 0), 1)
+        m_on = b_z > b_tau[:, None]
+        b_left = tl.sum(tl.where(m_on, 1.0, 0.0).to(b_z.dtype), 1)
+        b_sum = tl.sum(tl.where(m_on, b_z, 0), 1)
         b_tau = (b_sum - 1) / tl.maximum(b_left, 1)
         step += 1
         go = tl.max((b_left != b_size).to(tl.int32)) * (step < COUNT).to(tl.int32)
@@ -107,7 +107,7 @@ def _gini(b_z):
 
 
 @triton.jit
-def _tsallis(b_z, b_none, ALPHA: tl.constexpr):
+def _tsallis(b_z, m_none, ALPHA: tl.constexpr):
     # sum ((alpha - 1) z - tau)_+^q = 1 for tau in [-1, 0): Newton where it stays in the bracket, else halve
     Q: tl.constexpr = 1 / (ALPHA - 1)
     b_tau = tl.zeros_like(tl.max(b_z, 1)) - 1
@@ -117,29 +117,29 @@ def _tsallis(b_z, b_none, ALPHA: tl.constexpr):
     go = 1
     while go > 0:
         b_base = (ALPHA - 1) * b_z - b_tau[:, None]
-        b_on = b_base > 0
-        b_base = tl.where(b_on, b_base, 1)
-        b_power = tl.where(b_on, _power(b_base, Q - 1), 0)
+        m_on = b_base > 0
+        b_base = tl.where(m_on, b_base, 1)
+        b_power = tl.where(m_on, _power(b_base, Q - 1), 0)
         b_sum = tl.sum(b_power * b_base, 1) - 1
         b_slope = Q * tl.sum(b_power, 1)
         b_low = tl.where(b_sum >= 0, b_tau, b_low)
         b_high = tl.where(b_sum >= 0, b_high, b_tau)
         b_next = b_tau + b_sum / tl.where(b_slope > 0, b_slope, 1)
         # a few roundings of a number below 1: halving what is left would start over
-        b_close = b_none | (tl.abs(b_next - b_tau) <= 1e-15)
-        b_inside = b_close | ((b_low < b_next) & (b_next < b_high))
-        b_next = tl.where(b_inside, b_next, 0.5 * (b_low + b_high))
+        m_close = m_none | (tl.abs(b_next - b_tau) <= 1e-15)
+        m_inside = m_close | ((b_low < b_next) & (b_next < b_high))
+        b_next = tl.where(m_inside, b_next, 0.5 * (b_low + b_high))
         b_tau = b_next
         step += 1
-        go = tl.max((b_close == 0).to(tl.int32)) * (step < 60).to(tl.int32)
+        go = tl.max((m_close == 0).to(tl.int32)) * (step < 60).to(tl.int32)
     b_base = (ALPHA - 1) * b_z - b_tau[:, None]
-    b_on = b_base > 0
-    b_p = tl.where(b_on, _power(tl.where(b_on, b_base, 1), Q), 0)
+    m_on = b_base > 0
+    b_p = tl.where(m_on, _power(tl.where(m_on, b_base, 1), Q), 0)
     b_sum = tl.sum(b_p, 1)
     b_p = b_p / tl.where(b_sum == 0, 1, b_sum)[:, None]
-    b_on = b_p > 0
-    b_omega = tl.where(b_on, _power(tl.where(b_on, b_p, 1), ALPHA), 0) / (ALPHA * (ALPHA - 1))
-    return b_p, tl.sum(b_p * tl.where(b_on, b_z, 0) - b_omega, 1) + 1 / (ALPHA * (ALPHA - 1))
+    m_on = b_p > 0
+    b_omega = tl.where(m_on, _power(tl.where(m_on, b_p, 1), ALPHA), 0) / (ALPHA * (ALPHA - 1))
+    return b_p, tl.sum(b_p * tl.where(m_on, b_z, 0) - b_omega, 1) + 1 / (ALPHA * (ALPHA - 1))
 
 
 @triton.jit

@@ -92,45 +92,45 @@ def _inside(
     p_pivots = p_x + size * size
     p_w = p_pivots + size
     p_ranks = p_w + size * size
-    o = tl.arange(0, BN)
-    o_n = o[None, :]
-    b_token = (o > 0) & (o <= m)
-    tl.store(p_ranks + o, tl.where(o <= m, size, -1).to(tl.float64), mask=o < size)
-    tl.store(p_pivots + o, tl.zeros([BN], tl.float64), mask=o < size)
+    o_j = tl.arange(0, BN)
+    o_n = o_j[None, :]
+    m_token = (o_j > 0) & (o_j <= m)
+    tl.store(p_ranks + o_j, tl.where(o_j <= m, size, -1).to(tl.float64), mask=o_j < size)
+    tl.store(p_pivots + o_j, tl.zeros([BN], tl.float64), mask=o_j < size)
     b_top = tl.full([BN], float("-inf"), tl.float64)
     for start in range(0, size, BI):
         o_i = start + tl.arange(0, BI)[:, None]
-        b_arc = (o_i <= m) & (o_n <= m) & (o_n > 0) & (o_i != o_n)
-        b_x = tl.load(p_scores + o_i * size + o_n, mask=b_arc, other=float("-inf")).to(tl.float64)
-        b_in = (o_i < size) & (o_n < size)
-        tl.store(p_x + o_i * size + o_n, b_x, mask=b_in)
-        tl.store(p_w + o_i * size + o_n, b_x, mask=b_in)
+        m_arc = (o_i <= m) & (o_n <= m) & (o_n > 0) & (o_i != o_n)
+        b_x = tl.load(p_scores + o_i * size + o_n, mask=m_arc, other=float("-inf")).to(tl.float64)
+        m_in = (o_i < size) & (o_n < size)
+        tl.store(p_x + o_i * size + o_n, b_x, mask=m_in)
+        tl.store(p_w + o_i * size + o_n, b_x, mask=m_in)
         b_top = tl.maximum(b_top, tl.max(tl.where((o_i >= FIRST) & (b_x > float("-inf")), b_x, float("-inf")), 0))
     tl.debug_barrier()
     value = tl.sum(tl.zeros([BN], tl.float64), 0)
     for step in range(0, m):
         # the token of the best arc; any, where none is left
-        b_top = tl.where(b_token, b_top, float("-inf"))
+        b_top = tl.where(m_token, b_top, float("-inf"))
         best = tl.argmax(b_top, 0)
-        k = tl.where(tl.max(b_top, 0) > float("-inf"), best, tl.max(tl.where(b_token, o, 0), 0))
-        b_heads, _ = heads_of(p_ranks, step, k, step == m - 1, o, size, FIRST)
-        p = log_sum(tl.load(p_x + o * size + k, mask=b_heads, other=float("-inf")))
+        k = tl.where(tl.max(b_top, 0) > float("-inf"), best, tl.max(tl.where(m_token, o_j, 0), 0))
+        m_heads, _ = heads_of(p_ranks, step, k, step == m - 1, o_j, size, FIRST)
+        p = log_sum(tl.load(p_x + o_j * size + k, mask=m_heads, other=float("-inf")))
         value += p
         tl.store(p_pivots + k, p)
-        b_token = b_token & (o != k)
-        b_row = tl.load(p_x + k * size + o, mask=b_token, other=float("-inf")) - tl.where(p > float("-inf"), p, 0)
+        m_token = m_token & (o_j != k)
+        b_row = tl.load(p_x + k * size + o_j, mask=m_token, other=float("-inf")) - tl.where(p > float("-inf"), p, 0)
         b_top = tl.full([BN], float("-inf"), tl.float64)
         for start in range(0, size, BI):
             o_i = start + tl.arange(0, BI)
-            b_on = (tl.load(p_ranks + o_i, mask=o_i < size, other=-1) > step) & (o_i != k)
-            b_column = tl.load(p_x + o_i * size + k, mask=b_on, other=float("-inf"))
-            b_pair = b_on[:, None] & b_token[None, :] & (o_i[:, None] != o_n)
+            m_on = (tl.load(p_ranks + o_i, mask=o_i < size, other=-1) > step) & (o_i != k)
+            b_column = tl.load(p_x + o_i * size + k, mask=m_on, other=float("-inf"))
+            m_pair = m_on[:, None] & m_token[None, :] & (o_i[:, None] != o_n)
             o_x = o_i[:, None] * size + o_n
-            b_x = tl.load(p_x + o_x, mask=b_pair, other=float("-inf"))
+            b_x = tl.load(p_x + o_x, mask=m_pair, other=float("-inf"))
             b_x = log_add(b_x, b_column[:, None] + b_row[None, :])
-            tl.store(p_x + o_x, b_x, mask=b_pair)
-            b_seen = b_pair & (o_i[:, None] >= FIRST) & (b_x > float("-inf"))
-            b_top = tl.maximum(b_top, tl.max(tl.where(b_seen, b_x, float("-inf")), 0))
+            tl.store(p_x + o_x, b_x, mask=m_pair)
+            m_seen = m_pair & (o_i[:, None] >= FIRST) & (b_x > float("-inf"))
+            b_top = tl.maximum(b_top, tl.max(tl.where(m_seen, b_x, float("-inf")), 0))
         tl.debug_barrier()
         tl.store(p_ranks + k, step)
         tl.debug_barrier()
@@ -158,43 +158,43 @@ def _outside(
     p_ranks = p_w + size * size
     # logs of derivatives by weights
     p_o = p_space + i_b * 2 * size * size
-    o = tl.arange(0, BN)
-    o_n = o[None, :]
+    o_j = tl.arange(0, BN)
+    o_n = o_j[None, :]
     fill(p_o, p_o + size * size, size * size, float("-inf"), BI * BN)
     tl.debug_barrier()
     # without a tree nothing is left to do
     steps = tl.where(tl.load(p_pivots) == float("-inf"), 0, m)
     for back in range(0, steps):
         step = m - 1 - back
-        k = token_of(p_ranks, step, o, size)
+        k = token_of(p_ranks, step, o_j, size)
         p = tl.load(p_pivots + k)
-        b_heads, b_left = heads_of(p_ranks, step, k, back == 0, o, size, FIRST)
-        b_tokens = b_left & (o > 0)
-        b_row = tl.load(p_x + k * size + o, mask=b_tokens, other=float("-inf"))
+        m_heads, m_left = heads_of(p_ranks, step, k, back == 0, o_j, size, FIRST)
+        m_tokens = m_left & (o_j > 0)
+        b_row = tl.load(p_x + k * size + o_j, mask=m_tokens, other=float("-inf"))
         b_mean = tl.full([BN], float("-inf"), tl.float64)
         for start in range(0, size, BI):
             o_i = start + tl.arange(0, BI)
-            b_on = (tl.load(p_ranks + o_i, mask=o_i < size, other=-1) > step) & (o_i != k)
-            b_o = tl.load(p_o + o_i[:, None] * size + o_n, mask=b_on[:, None] & b_tokens[None, :], other=float("-inf"))
-            b_column = tl.load(p_x + o_i * size + k, mask=b_on, other=float("-inf"))
+            m_on = (tl.load(p_ranks + o_i, mask=o_i < size, other=-1) > step) & (o_i != k)
+            b_o = tl.load(p_o + o_i[:, None] * size + o_n, mask=m_on[:, None] & m_tokens[None, :], other=float("-inf"))
+            b_column = tl.load(p_x + o_i * size + k, mask=m_on, other=float("-inf"))
             b_mean = log_add(b_mean, log_sums(b_column[:, None] + b_o, 0))
-            tl.store(p_o + o_i * size + k, log_sums(b_o + b_row[None, :], 1) - p, mask=b_on)
-        tl.store(p_o + k * size + o, b_mean - p, mask=b_tokens)
+            tl.store(p_o + o_i * size + k, log_sums(b_o + b_row[None, :], 1) - p, mask=m_on)
+        tl.store(p_o + k * size + o_j, b_mean - p, mask=m_tokens)
         tl.debug_barrier()
-        b_column = tl.load(p_x + o * size + k, mask=b_left, other=float("-inf"))
-        b_passed = tl.load(p_o + o * size + k, mask=b_left, other=float("-inf"))
+        b_column = tl.load(p_x + o_j * size + k, mask=m_left, other=float("-inf"))
+        b_passed = tl.load(p_o + o_j * size + k, mask=m_left, other=float("-inf"))
         rest = 1 - tl.sum(tl.exp(b_column + b_passed), 0)
         b_rest = tl.zeros([BN], tl.float64) + tl.log(tl.abs(rest)) - p
         b_rest = tl.where(tl.abs(rest) > LOST, b_rest, float("-inf"))
         b_new = tl.where(rest > 0, log_add(b_passed, b_rest), log_subtract(b_passed, b_rest))
         tl.debug_barrier()
-        tl.store(p_o + o * size + k, b_new, mask=b_heads)
+        tl.store(p_o + o_j * size + k, b_new, mask=m_heads)
         tl.debug_barrier()
     g = tl.load(p_g + i_b).to(tl.float64)
     for start in range(0, size, BI):
         o_i = start + tl.arange(0, BI)[:, None]
-        b_in = (o_i < size) & (o_n < size)
-        b_w = tl.load(p_w + o_i * size + o_n, mask=b_in, other=float("-inf"))
-        b_o = tl.load(p_o + o_i * size + o_n, mask=b_in, other=float("-inf"))
+        m_in = (o_i < size) & (o_n < size)
+        b_w = tl.load(p_w + o_i * size + o_n, mask=m_in, other=float("-inf"))
+        b_o = tl.load(p_o + o_i * size + o_n, mask=m_in, other=float("-inf"))
         b_mu = tl.where(b_w == float("-inf"), 0, g * tl.exp(b_w + b_o))
-        tl.store(p_mu + i_b * size * size + o_i * size + o_n, b_mu, mask=b_in)
+        tl.store(p_mu + i_b * size * size + o_i * size + o_n, b_mu, mask=m_in)

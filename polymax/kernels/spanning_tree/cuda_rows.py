@@ -23,9 +23,9 @@ def log_add(b_a, b_b):
 @triton.jit
 def log_subtract(b_a, b_b):
     """log(exp(a) - exp(b)), -inf where rounding leaves nothing."""
-    b_less = b_b < b_a
-    b_rest = b_a + tl.log(1 - tl.exp(tl.where(b_less, b_b - b_a, -1.0)))
-    return tl.where(b_less, tl.where(b_b > float("-inf"), b_rest, b_a), float("-inf"))
+    m_less = b_b < b_a
+    b_rest = b_a + tl.log(1 - tl.exp(tl.where(m_less, b_b - b_a, -1.0)))
+    return tl.where(m_less, tl.where(b_b > float("-inf"), b_rest, b_a), float("-inf"))
 
 
 @triton.jit
@@ -55,18 +55,18 @@ def means(b_x, b_d, b_log_sum, AXIS: tl.constexpr):
 
 
 @triton.jit
-def heads_of(p_ranks, step, k, last, o, size, FIRST: tl.constexpr):
+def heads_of(p_ranks, step, k, last, o_j, size, FIRST: tl.constexpr):
     """Where a token that goes at `step` may have its head: for the pivot, and for all arcs."""
-    b_left = (tl.load(p_ranks + o, mask=o < size, other=-1) > step) & (o != k)
-    b_counted = tl.where(last, o == 0, o >= FIRST)
-    return b_left & b_counted, b_left
+    m_left = (tl.load(p_ranks + o_j, mask=o_j < size, other=-1) > step) & (o_j != k)
+    m_counted = tl.where(last, o_j == 0, o_j >= FIRST)
+    return m_left & m_counted, m_left
 
 
 @triton.jit
-def token_of(p_ranks, step, o, size):
+def token_of(p_ranks, step, o_j, size):
     """The token that went at a step."""
-    b_ranks = tl.load(p_ranks + o, mask=(o > 0) & (o < size), other=-1)
-    return tl.sum(tl.where(b_ranks == step, o, 0), 0)
+    b_ranks = tl.load(p_ranks + o_j, mask=(o_j > 0) & (o_j < size), other=-1)
+    return tl.sum(tl.where(b_ranks == step, o_j, 0), 0)
 
 
 @triton.jit

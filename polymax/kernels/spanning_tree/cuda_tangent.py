@@ -48,11 +48,11 @@ def tangent(
     for start in range(0, size, BI):
         o_i = start + tl.arange(0, BI)[:, None]
         o_x = o_i * size + o_n
-        b_in = (o_i < size) & (o_n < size)
-        b_w = tl.load(p_w + o_x, mask=b_in, other=float("-inf"))
-        b_some = b_in & (b_w > float("-inf"))
-        tl.store(p_x + o_x, b_w, mask=b_in)
-        tl.store(p_dx + o_x, tl.load(p_d + o_x, mask=b_some, other=0).to(tl.float64), mask=b_in)
+        m_in = (o_i < size) & (o_n < size)
+        b_w = tl.load(p_w + o_x, mask=m_in, other=float("-inf"))
+        m_some = m_in & (b_w > float("-inf"))
+        tl.store(p_x + o_x, b_w, mask=m_in)
+        tl.store(p_dx + o_x, tl.load(p_d + o_x, mask=m_some, other=0).to(tl.float64), mask=m_in)
     fill(p_o, p_do, square, float("-inf"), BI * BN)
     tl.debug_barrier()
     # without a tree nothing is left to do
@@ -64,51 +64,51 @@ def tangent(
     for start in range(0, size, BI):
         o_i = start + tl.arange(0, BI)[:, None]
         o_x = o_i * size + o_n
-        b_in = (o_i < size) & (o_n < size)
-        b_w = tl.load(p_w + o_x, mask=b_in, other=float("-inf"))
-        b_some = b_in & (b_w > float("-inf"))
-        b_slope = tl.load(p_d + o_x, mask=b_some, other=0).to(tl.float64) + tl.load(p_do + o_x, mask=b_some, other=0)
-        b_mu = tl.exp(b_w + tl.load(p_o + o_x, mask=b_in, other=float("-inf")))
+        m_in = (o_i < size) & (o_n < size)
+        b_w = tl.load(p_w + o_x, mask=m_in, other=float("-inf"))
+        m_some = m_in & (b_w > float("-inf"))
+        b_slope = tl.load(p_d + o_x, mask=m_some, other=0).to(tl.float64) + tl.load(p_do + o_x, mask=m_some, other=0)
+        b_mu = tl.exp(b_w + tl.load(p_o + o_x, mask=m_in, other=float("-inf")))
         # an arc of NaN is no forbidden one
         b_dmu = tl.where(b_w != float("-inf"), g * (b_mu * b_slope), 0)
-        tl.store(p_dmu + i_b * square + o_x, b_dmu, mask=b_in)
+        tl.store(p_dmu + i_b * square + o_x, b_dmu, mask=m_in)
 
 
 @triton.jit
-def _slope_of_pivot(p_x, p_dx, k, p, b_heads, o, size):
-    b_share = tl.exp(tl.load(p_x + o * size + k, mask=b_heads, other=float("-inf")) - p)
-    return tl.sum(b_share * tl.load(p_dx + o * size + k, mask=b_heads, other=0), 0)
+def _slope_of_pivot(p_x, p_dx, k, p, m_heads, o_j, size):
+    b_share = tl.exp(tl.load(p_x + o_j * size + k, mask=m_heads, other=float("-inf")) - p)
+    return tl.sum(b_share * tl.load(p_dx + o_j * size + k, mask=m_heads, other=0), 0)
 
 
 @triton.jit
 def _forward(p_x, p_dx, p_pivots, p_ranks, steps, size, FIRST: tl.constexpr, BI: tl.constexpr, BN: tl.constexpr):
     """Eliminate again, with derivatives; that of the value."""
-    o = tl.arange(0, BN)
+    o_j = tl.arange(0, BN)
     dvalue = tl.sum(tl.zeros([BN], tl.float64), 0)
     for step in range(0, steps):
-        k = token_of(p_ranks, step, o, size)
+        k = token_of(p_ranks, step, o_j, size)
         p = tl.load(p_pivots + k)
-        b_heads, b_left = heads_of(p_ranks, step, k, step == steps - 1, o, size, FIRST)
-        dp = _slope_of_pivot(p_x, p_dx, k, p, b_heads, o, size)
+        m_heads, m_left = heads_of(p_ranks, step, k, step == steps - 1, o_j, size, FIRST)
+        dp = _slope_of_pivot(p_x, p_dx, k, p, m_heads, o_j, size)
         dvalue += dp
-        b_tokens = b_left & (o > 0)
-        b_row = tl.load(p_x + k * size + o, mask=b_tokens, other=float("-inf")) - p
-        b_drow = tl.load(p_dx + k * size + o, mask=b_tokens, other=0) - dp
+        m_tokens = m_left & (o_j > 0)
+        b_row = tl.load(p_x + k * size + o_j, mask=m_tokens, other=float("-inf")) - p
+        b_drow = tl.load(p_dx + k * size + o_j, mask=m_tokens, other=0) - dp
         for start in range(0, size, BI):
             o_i = start + tl.arange(0, BI)
-            b_on = (tl.load(p_ranks + o_i, mask=o_i < size, other=-1) > step) & (o_i != k)
-            b_column = tl.load(p_x + o_i * size + k, mask=b_on, other=float("-inf"))
-            b_dcolumn = tl.load(p_dx + o_i * size + k, mask=b_on, other=0)
-            b_pair = b_on[:, None] & b_tokens[None, :] & (o_i[:, None] != o[None, :])
-            o_x = o_i[:, None] * size + o[None, :]
-            b_x = tl.load(p_x + o_x, mask=b_pair, other=float("-inf"))
-            b_dx = tl.load(p_dx + o_x, mask=b_pair, other=0)
+            m_on = (tl.load(p_ranks + o_i, mask=o_i < size, other=-1) > step) & (o_i != k)
+            b_column = tl.load(p_x + o_i * size + k, mask=m_on, other=float("-inf"))
+            b_dcolumn = tl.load(p_dx + o_i * size + k, mask=m_on, other=0)
+            m_pair = m_on[:, None] & m_tokens[None, :] & (o_i[:, None] != o_j[None, :])
+            o_x = o_i[:, None] * size + o_j[None, :]
+            b_x = tl.load(p_x + o_x, mask=m_pair, other=float("-inf"))
+            b_dx = tl.load(p_dx + o_x, mask=m_pair, other=0)
             b_through = b_column[:, None] + b_row[None, :]
             b_x = log_add(b_x, b_through)
             b_part = tl.where(b_x > float("-inf"), tl.exp(b_through - b_x), 0)
             b_dx += b_part * (b_dcolumn[:, None] + b_drow[None, :] - b_dx)
-            tl.store(p_x + o_x, b_x, mask=b_pair)
-            tl.store(p_dx + o_x, b_dx, mask=b_pair)
+            tl.store(p_x + o_x, b_x, mask=m_pair)
+            tl.store(p_dx + o_x, b_dx, mask=m_pair)
         tl.debug_barrier()
     return dvalue
 
@@ -128,27 +128,27 @@ def _backward(
     BN: tl.constexpr,
 ):
     """Fill the logs of derivatives by weights, and their derivatives."""
-    o = tl.arange(0, BN)
+    o_j = tl.arange(0, BN)
     for back in range(0, steps):
         step = steps - 1 - back
-        k = token_of(p_ranks, step, o, size)
+        k = token_of(p_ranks, step, o_j, size)
         p = tl.load(p_pivots + k)
-        b_heads, b_left = heads_of(p_ranks, step, k, back == 0, o, size, FIRST)
-        dp = _slope_of_pivot(p_x, p_dx, k, p, b_heads, o, size)
-        b_tokens = b_left & (o > 0)
-        b_row = tl.load(p_x + k * size + o, mask=b_tokens, other=float("-inf"))
-        b_drow = tl.load(p_dx + k * size + o, mask=b_tokens, other=0)
+        m_heads, m_left = heads_of(p_ranks, step, k, back == 0, o_j, size, FIRST)
+        dp = _slope_of_pivot(p_x, p_dx, k, p, m_heads, o_j, size)
+        m_tokens = m_left & (o_j > 0)
+        b_row = tl.load(p_x + k * size + o_j, mask=m_tokens, other=float("-inf"))
+        b_drow = tl.load(p_dx + k * size + o_j, mask=m_tokens, other=0)
         b_mean = tl.full([BN], float("-inf"), tl.float64)
         b_dmean = tl.zeros([BN], tl.float64)
         for start in range(0, size, BI):
             o_i = start + tl.arange(0, BI)
-            b_on = (tl.load(p_ranks + o_i, mask=o_i < size, other=-1) > step) & (o_i != k)
-            b_pair = b_on[:, None] & b_tokens[None, :]
-            o_x = o_i[:, None] * size + o[None, :]
-            b_o = tl.load(p_o + o_x, mask=b_pair, other=float("-inf"))
-            b_do = tl.load(p_do + o_x, mask=b_pair, other=0)
-            b_column = tl.load(p_x + o_i * size + k, mask=b_on, other=float("-inf"))
-            b_dcolumn = tl.load(p_dx + o_i * size + k, mask=b_on, other=0)
+            m_on = (tl.load(p_ranks + o_i, mask=o_i < size, other=-1) > step) & (o_i != k)
+            m_pair = m_on[:, None] & m_tokens[None, :]
+            o_x = o_i[:, None] * size + o_j[None, :]
+            b_o = tl.load(p_o + o_x, mask=m_pair, other=float("-inf"))
+            b_do = tl.load(p_do + o_x, mask=m_pair, other=0)
+            b_column = tl.load(p_x + o_i * size + k, mask=m_on, other=float("-inf"))
+            b_dcolumn = tl.load(p_dx + o_i * size + k, mask=m_on, other=0)
             b_term = b_column[:, None] + b_o
             b_part = log_sums(b_term, 0)
             b_dpart = means(b_term, b_dcolumn[:, None] + b_do, b_part, 0)
@@ -159,15 +159,15 @@ def _backward(
             b_term = b_o + b_row[None, :]
             b_passed = log_sums(b_term, 1)
             b_dpassed = means(b_term, b_do + b_drow[None, :], b_passed, 1)
-            tl.store(p_o + o_i * size + k, b_passed - p, mask=b_on)
-            tl.store(p_do + o_i * size + k, b_dpassed - dp, mask=b_on)
-        tl.store(p_o + k * size + o, b_mean - p, mask=b_tokens)
-        tl.store(p_do + k * size + o, b_dmean - dp, mask=b_tokens)
+            tl.store(p_o + o_i * size + k, b_passed - p, mask=m_on)
+            tl.store(p_do + o_i * size + k, b_dpassed - dp, mask=m_on)
+        tl.store(p_o + k * size + o_j, b_mean - p, mask=m_tokens)
+        tl.store(p_do + k * size + o_j, b_dmean - dp, mask=m_tokens)
         tl.debug_barrier()
-        b_column = tl.load(p_x + o * size + k, mask=b_left, other=float("-inf"))
-        b_dcolumn = tl.load(p_dx + o * size + k, mask=b_left, other=0)
-        b_passed = tl.load(p_o + o * size + k, mask=b_left, other=float("-inf"))
-        b_dpassed = tl.load(p_do + o * size + k, mask=b_left, other=0)
+        b_column = tl.load(p_x + o_j * size + k, mask=m_left, other=float("-inf"))
+        b_dcolumn = tl.load(p_dx + o_j * size + k, mask=m_left, other=0)
+        b_passed = tl.load(p_o + o_j * size + k, mask=m_left, other=float("-inf"))
+        b_dpassed = tl.load(p_do + o_j * size + k, mask=m_left, other=0)
         b_share = tl.exp(b_column + b_passed)
         rest = 1 - tl.sum(b_share, 0)
         drest = -tl.sum(b_share * (b_dcolumn + b_dpassed), 0) - rest * dp
@@ -176,11 +176,11 @@ def _backward(
         b_rest = tl.where(counts, b_rest, float("-inf"))
         b_new = tl.where(rest > 0, log_add(b_passed, b_rest), log_subtract(b_passed, b_rest))
         # relative to the new, which has no derivative where nothing is left
-        b_some = b_new > float("-inf")
-        b_safe = tl.where(b_some, b_new, 0)
+        m_some = b_new > float("-inf")
+        b_safe = tl.where(m_some, b_new, 0)
         b_dnew = tl.exp(b_passed - b_safe) * b_dpassed + tl.where(counts, tl.exp(-p - b_safe), 0) * drest
-        b_dnew = tl.where(b_some, b_dnew, 0)
+        b_dnew = tl.where(m_some, b_dnew, 0)
         tl.debug_barrier()
-        tl.store(p_o + o * size + k, b_new, mask=b_heads)
-        tl.store(p_do + o * size + k, b_dnew, mask=b_heads)
+        tl.store(p_o + o_j * size + k, b_new, mask=m_heads)
+        tl.store(p_do + o_j * size + k, b_dnew, mask=m_heads)
         tl.debug_barrier()

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from polymax._dispatch import declare
-from polymax.kernels.sparse_attention.options import SCHEMA, Options
+from polymax.kernels.sparse_attention.options import SAVED, SCHEMA, Options, of_backward
 from polymax.kernels.sparse_attention.tiles import lists_like, plan_size
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, ...]:
     options = Options(*given)
     rows = q.shape[:-1]
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -44,19 +44,9 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor,
     )
 
 
-def _fake_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mean: Tensor,
-    tau: Tensor,
-    plan: Tensor,
-    lists: Tensor,
-    mask_gradient: bool,
-    *given: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    mask = Options(*given).mask
+def _fake_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    (q, k, v, _, tau, *_), mask_gradient, options = of_backward(given)
+    mask = options.mask
     return (
         q.new_empty(q.shape),
         k.new_empty(k.shape),
@@ -75,8 +65,7 @@ sparse_attention = declare(
 # the gradients of q, k, v, of alpha and of the sink by row (B, H, L), and of the mask
 sparse_attention_backward = declare(
     __name__,
-    "sparse_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor mean, Tensor tau, "
-    f"Tensor plan, Tensor lists, bool mask_gradient, {SCHEMA}) "
+    f"sparse_attention_backward(Tensor grad, {SAVED}, bool mask_gradient, {SCHEMA}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_backward,
 )

@@ -17,16 +17,14 @@ from polymax.kernels.sparse_attention.cpu_gradients import gradients
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT
 from polymax.kernels.sparse_attention.dropout import threshold
 from polymax.kernels.sparse_attention.numba_vectors import BYTES
-from polymax.kernels.sparse_attention.options import Options
+from polymax.kernels.sparse_attention.options import Options, of_backward
 from polymax.kernels.widen import wide
 
 # work items of the backward pass, where there are not as many heads: parts of the queries, with gradients of their own
 ITEMS = 16
 
 
-def sparse_attention(
-    q: Tensor, k: Tensor, v: Tensor, *given: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, ...]:
     options = Options(*given)
     real, rows = wide(q).dtype, q.shape[:-1]
     keys, values = _vectors(k, real, filled=True), _vectors(v, real)
@@ -44,19 +42,8 @@ def sparse_attention(
     return out, mean, tau, support, notes, notes.to(torch.int16)
 
 
-def sparse_attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mean: Tensor,
-    tau: Tensor,
-    plan: Tensor,
-    lists: Tensor,
-    mask_gradient: bool,
-    *given: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    options = Options(*given)
+def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    (q, k, v, mean, *_), mask_gradient, options = of_backward(given)
     mask = options.mask
     batches, heads, queries, depth = q.shape
     places, masks = _places(queries, k.shape[2], options), _masks(mask, q, k)

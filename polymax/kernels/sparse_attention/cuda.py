@@ -18,7 +18,7 @@ from polymax.kernels.sparse_attention.cuda_rows import contexts, query_gradients
 from polymax.kernels.sparse_attention.cuda_scan import scan
 from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_attention.dropout import threshold
-from polymax.kernels.sparse_attention.options import Options
+from polymax.kernels.sparse_attention.options import Options, of_backward
 from polymax.kernels.sparse_attention.tiles import HEIGHT, LONGEST, layout, lists_like
 from polymax.kernels.triton_calls import Launches, Remembered, kind
 from polymax.kernels.triton_math import ceil_power, on_device
@@ -52,9 +52,7 @@ KEY_ROWS = 64
 PACK = 512
 
 
-def sparse_attention(
-    q: Tensor, k: Tensor, v: Tensor, *given: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, ...]:
     options = _with_contiguous(Options(*given))
     q, k, v = _rows(q), _rows(k), _rows(v)
     call = _call_of(q, k, v, None, options)
@@ -97,19 +95,9 @@ def sparse_attention(
     return out, mean, tau, support, notes, lists
 
 
-def sparse_attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mean: Tensor,
-    tau: Tensor,
-    notes: Tensor,
-    lists: Tensor,
-    mask_gradient: bool,
-    *given: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    options = _with_contiguous(Options(*given))
+def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    (q, k, v, mean, tau, notes, lists), mask_gradient, options = of_backward(given)
+    options = _with_contiguous(options)
     grad, q, k, v = _rows(grad), _rows(q), _rows(k), _rows(v)
     call = _call_of(q, k, v, grad, options)
     new = torch.zeros if call.dead else torch.empty
@@ -184,11 +172,11 @@ class _Call(Launches):
         if self.empty:
             return
         plan, heads = self.plan, self.heads
-        bm = SCAN_ROWS if longest_q > HEIGHT else HEIGHT
-        blocks = -(-longest_q // bm)
+        scan_rows = SCAN_ROWS if longest_q > HEIGHT else HEIGHT
+        blocks = -(-longest_q // scan_rows)
         scanning = min(blocks * heads, _programs(q, RESIDENT["scan"]))
         collecting = min(plan.blocks * heads, _programs(q, RESIDENT["collect"]))
-        self.scratch = max(scanning * bm * plan.tiles, collecting * STRETCH * HEIGHT * 2)
+        self.scratch = max(scanning * scan_rows * plan.tiles, collecting * STRETCH * HEIGHT * 2)
         self.scan_grid, self.collect_grid = (scanning,), (collecting,)
         # a warp for each row that has a list; the interpreter is faster with more
         list_rows = 1 if q.is_cuda else 16
@@ -220,11 +208,11 @@ class _Call(Launches):
         }
         more = {**flags, "DROP": options.seed is not None, "V": V, "BV": max(ceil_power(V), 16)}
         self.deep, self.single = max(D, V) > 64, q.dtype == torch.float32
-        lists = {"LONGEST": LONGEST, "ROWS": list_rows}
-        self.scan_constants = {**flags, **self.launching("scan"), "BM": bm, "CHUNK": CHUNK, "LONGEST": LONGEST}
-        marking = {"LONGEST": LONGEST, "STRETCH": STRETCH, "SLOTS": SLOTS}
+        lists = {"LONGEST": LONGEST, "BR": list_rows}
+        self.scan_constants = {**flags, **self.launching("scan"), "BR": scan_rows, "BT": CHUNK, "LONGEST": LONGEST}
+        marking = {"LONGEST": LONGEST, "BT": STRETCH, "BS": SLOTS}
         self.collect_constants = {**flags, **self.launching("collect"), **marking}
-        self.listed_constants = {**more, **lists, "PART": PART["listed_contexts"][self.deep], "num_warps": 1}
+        self.listed_constants = {**more, **lists, "BC": PART["listed_contexts"][self.deep], "num_warps": 1}
         self.tiled_constants = {**more, **self.launching("contexts")}
         if grad is None:
             return
@@ -236,10 +224,10 @@ class _Call(Launches):
         self.tiled_back = (*back, *places, *sizes, *numbers, *sides, drop, FEW)
         self.columns = (*back, *places, longest_q, items, *sizes[1:], *numbers, *sides, drop)
         self.masks = (*back, *places, *sizes, *numbers, *sides, drop)
-        self.listed_back_constants = {**more, **lists, "PART": PART["listed_gradients"][self.deep], "num_warps": 1}
+        self.listed_back_constants = {**more, **lists, "BC": PART["listed_gradients"][self.deep], "num_warps": 1}
         self.tiled_back_constants = {**more, **self.launching("query_gradients")}
         without_sinks = {name: value for name, value in more.items() if name != "SINKS"}
-        gathering = {"BM": KEY_ROWS, "PACK": PACK}
+        gathering = {"BR": KEY_ROWS, "BP": PACK}
         self.columns_constants = {**without_sinks, **self.launching("key_gradients"), **gathering}
         dense = {name: value for name, value in without_sinks.items() if name != "PACKED"}
         self.masks_constants = {**dense, "PRECISION": self.precision(), "num_warps": 4}

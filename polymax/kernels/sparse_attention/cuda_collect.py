@@ -8,75 +8,23 @@ block with a row that does not fit into its list keeps to tiles.
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import (
-    WIDTH,
-    exponent,
-    head_start,
-    load_rows,
-    part,
-    sequence,
-    units,
-)
-
-HEIGHT = tl.constexpr(64)
+from polymax.kernels.sparse_attention.cuda_tile import BM, BN, head_start, load_keys, load_rows, part, sequence, units
+from polymax.kernels.sparse_attention.cuda_weights import exponent
 
 
 @triton.jit
 def collect(
-    p_q,
-    p_k,
-    p_alphas,
-    p_mask,
-    p_sinks,
-    p_starts_q,
-    p_starts_k,
-    p_bits,
-    p_tau,
-    p_plan,
-    p_lists,
-    q_b,
-    q_h,
-    q_l,
-    k_b,
-    k_h,
-    k_l,
-    mask_b,
-    mask_h,
-    mask_l,
-    mask_s,
-    heads,
-    group,
-    L,
-    S,
-    longest,
-    items,
-    blocks,
-    row_tiles,
-    plan_head,
-    a1,
-    scale,
-    softcap,
-    left,
-    right,
-    offset,
-    LEARNED: tl.constexpr,
-    SINKS: tl.constexpr,
-    PACKED: tl.constexpr,
-    MASK: tl.constexpr,
-    CAP: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    LONGEST: tl.constexpr,
-    STRETCH: tl.constexpr,
-    SLOTS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    p_q, p_k, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_bits, p_tau, p_plan, p_lists,
+    q_b, q_h, q_l, k_b, k_h, k_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S, longest, items, blocks, row_tiles,
+    plan_head, a1, scale, softcap, left, right, offset,
+    LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, LONGEST: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Write the list of each row, its length, and for each block whether all of its rows have one."""
-    o_r = tl.arange(0, HEIGHT)
+    o_r = tl.arange(0, BM)
     o_d = tl.arange(0, BD)
-    p_bits += tl.program_id(0).to(tl.int64) * STRETCH * (HEIGHT * 2)
+    p_bits += tl.program_id(0).to(tl.int64) * BT * (BM * 2)
     columns = items // blocks
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         i_m = blocks - 1 - item // columns
@@ -85,8 +33,8 @@ def collect(
         first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
         p_head_plan = p_plan + i_bh.to(tl.int64) * plan_head
         p_bounds = p_head_plan + blocks * row_tiles + i_m * 4
-        if (i_m * HEIGHT < queries) & (tl.load(p_bounds + 3) == 1):
-            o_m = i_m * HEIGHT + o_r
+        if (i_m * BM < queries) & (tl.load(p_bounds + 3) == 1):
+            o_m = i_m * BM + o_r
             m_rows = o_m < queries
             a = exponent(p_alphas + i_h, a1, LEARNED)
             p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
@@ -97,9 +45,9 @@ def collect(
             o_row = (i_b * heads + i_h) * L + first_q + o_m
             b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
             b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD)
-            b_n = tl.zeros((HEIGHT,), tl.int32)
-            for i_s in range(0, n_all, STRETCH):
-                i_e = tl.minimum(i_s + STRETCH, n_all)
+            b_n = tl.zeros((BM,), tl.int32)
+            for i_s in range(0, n_all, BT):
+                i_e = tl.minimum(i_s + BT, n_all)
                 for i_p in tl.static_range(0, 3):
                     first, last = part(n_before, n_whole, n_all, i_p)
                     _mark(
@@ -109,7 +57,7 @@ def collect(
                     )  # fmt: skip
                 # what other threads wrote is read below
                 tl.debug_barrier()
-                b_n = _expand(b_n, p_bits, p_tiles + i_s, p_lists, o_row, i_e - i_s, LONGEST, SLOTS)
+                b_n = _expand(b_n, p_bits, p_tiles + i_s, p_lists, o_row, i_e - i_s, LONGEST, BS)
                 tl.debug_barrier()
             tl.store(p_head_plan + plan_head - longest + o_m, b_n, mask=m_rows)
             tl.store(p_bounds + 3, (tl.max(b_n, 0) <= LONGEST).to(tl.int32))
@@ -117,34 +65,31 @@ def collect(
 
 @triton.jit
 def _mark(
-    b_t, b_q, p_k, p_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, base, begin, end,
-    queries, keys, a, scale, softcap, left, right, offset,
+    b_t, b_q, p_k, p_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, base, begin, end, queries, keys, a,
+    scale, softcap, left, right, offset,
     MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Two words of bits for each row and tile: scores above the row's bound."""
-    o_bit = tl.arange(0, WIDTH) % 32
+    o_bit = tl.arange(0, BN) % 32
     o_w = tl.arange(0, 2)
     b_bound = b_t / (scale * a)
     for i_t in tl.range(begin, end, num_stages=STAGES):
-        o_n = tl.load(p_tiles + i_t) * WIDTH + tl.arange(0, WIDTH)
-        if EDGE:
-            b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
-        else:
-            b_k = load_rows(p_k, o_n, o_d, o_n >= 0, k_l, D, BD)
+        o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
+        b_k = load_keys(p_k, o_n, o_d, keys, k_l, D, BD, EDGE)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         if MASK > 0 or CAP or EDGE:
             b_u = units(
                 b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
                 CAP, EDGE
             )  # fmt: skip
-            b_above = b_u > b_t[:, None]
+            m_above = b_u > b_t[:, None]
         else:
             # the scale is positive, and the bound has a margin
-            b_above = b_raw > b_bound[:, None]
-        b_on = tl.where(b_above, (1 << o_bit)[None, :], 0)
-        b_words = tl.reduce(tl.reshape(b_on, (HEIGHT, 2, 32)), 2, _both)
-        tl.store(p_bits + (i_t - base) * (HEIGHT * 2) + o_r[:, None] * 2 + o_w[None, :], b_words)
+            m_above = b_raw > b_bound[:, None]
+        b_on = tl.where(m_above, (1 << o_bit)[None, :], 0)
+        b_words = tl.reduce(tl.reshape(b_on, (BM, 2, 32)), 2, _both)
+        tl.store(p_bits + (i_t - base) * (BM * 2) + o_r[:, None] * 2 + o_w[None, :], b_words)
 
 
 @triton.jit
@@ -153,28 +98,28 @@ def _both(x, y):
 
 
 @triton.jit
-def _expand(b_n, p_bits, p_tiles, p_lists, o_row, n_all, LONGEST: tl.constexpr, SLOTS: tl.constexpr):
+def _expand(b_n, p_bits, p_tiles, p_lists, o_row, n_all, LONGEST: tl.constexpr, BS: tl.constexpr):
     """Bits to lists of keys, as many as fit; the length of each list, or more than LONGEST."""
-    o_r = tl.arange(0, HEIGHT)
-    o_w = tl.arange(0, SLOTS * 2)
-    for i_t in range(0, n_all, SLOTS):
+    o_r = tl.arange(0, BM)
+    o_w = tl.arange(0, BS * 2)
+    for i_t in range(0, n_all, BS):
         if tl.max(b_n, 0) <= LONGEST:
             m_w = i_t + o_w // 2 < n_all
-            b_tile = tl.load(p_tiles + i_t + o_w // 2, mask=m_w, other=0)
-            p_tile = p_bits + (i_t + o_w // 2)[None, :] * (HEIGHT * 2) + o_r[:, None] * 2 + (o_w % 2)[None, :]
+            i_tile = tl.load(p_tiles + i_t + o_w // 2, mask=m_w, other=0)
+            p_tile = p_bits + (i_t + o_w // 2)[None, :] * (BM * 2) + o_r[:, None] * 2 + (o_w % 2)[None, :]
             b_word = tl.load(p_tile, mask=m_w[None, :] & (o_r >= 0)[:, None], other=0)
             b_count = _ones(b_word)
-            b_at = b_n[:, None] + tl.cumsum(b_count, 1) - b_count
-            b_first = (b_tile * WIDTH + (o_w % 2) * 32)[None, :]
-            left = tl.max(b_count)
-            while left > 0:
+            o_at = b_n[:, None] + tl.cumsum(b_count, 1) - b_count
+            o_first = (i_tile * BN + (o_w % 2) * 32)[None, :]
+            most = tl.max(b_count)
+            while most > 0:
                 b_low = b_word & -b_word
-                p_entry = p_lists + o_row[:, None] * LONGEST + b_at
-                b_key = b_first + _ones(b_low - 1)
-                tl.store(p_entry, b_key.to(p_lists.dtype.element_ty), mask=(b_word != 0) & (b_at < LONGEST))
+                p_entry = p_lists + o_row[:, None] * LONGEST + o_at
+                o_key = o_first + _ones(b_low - 1)
+                tl.store(p_entry, o_key.to(p_lists.dtype.element_ty), mask=(b_word != 0) & (o_at < LONGEST))
                 b_word ^= b_low
-                b_at += 1
-                left -= 1
+                o_at += 1
+                most -= 1
             b_n += tl.sum(b_count, 1)
     return b_n
 

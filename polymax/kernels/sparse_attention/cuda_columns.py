@@ -9,89 +9,32 @@ import triton
 import triton.language as tl
 
 from polymax.kernels.sparse_attention.cuda_tile import (
-    WIDTH,
+    BM,
+    BN,
     cap_slope,
-    exponent,
+    excess,
     head_start,
-    kept,
     load_rows,
-    row_states,
+    score_slopes,
     sequence,
-    slope,
-    units,
-    weight,
 )
-
-HEIGHT = tl.constexpr(64)
+from polymax.kernels.sparse_attention.cuda_weights import exponent, kept, row_states, weight
 
 
 @triton.jit
 def key_gradients(
-    p_grad,
-    p_q,
-    p_k,
-    p_v,
-    p_alphas,
-    p_mask,
-    p_starts_q,
-    p_starts_k,
-    p_seed,
-    p_plan,
-    p_tau,
-    p_common,
-    p_list,
-    p_dk,
+    p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_starts_q, p_starts_k, p_seed, p_plan, p_tau, p_common, p_list, p_dk,
     p_dv,
-    g_b,
-    g_h,
-    g_l,
-    q_b,
-    q_h,
-    q_l,
-    k_b,
-    k_h,
-    k_l,
-    v_b,
-    v_h,
-    v_l,
-    mask_b,
-    mask_h,
-    mask_l,
-    mask_s,
-    heads,
-    group,
-    L,
-    S,
-    longest,
-    items,
-    row_tiles,
-    plan_head,
-    a1,
-    scale,
-    softcap,
-    left,
-    right,
-    offset,
-    drop,
-    LEARNED: tl.constexpr,
-    PACKED: tl.constexpr,
-    MASK: tl.constexpr,
-    CAP: tl.constexpr,
-    DROP: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
-    BM: tl.constexpr,
-    PACK: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
+    longest, items, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop,
+    LEARNED: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr,
+    BP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
     p_list += tl.program_id(0).to(tl.int64) * longest
     shared = heads // group
-    blocks = (longest + HEIGHT - 1) // HEIGHT
+    blocks = (longest + BM - 1) // BM
     # early keys are seen by most rows: they come first
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         columns = items // row_tiles
@@ -99,14 +42,14 @@ def key_gradients(
         i_g = (item % columns) % shared
         i_s = (item % columns) // shared
         first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_s, L, S, PACKED)
-        if i_t * WIDTH < keys:
-            o_n = i_t * WIDTH + tl.arange(0, WIDTH)
+        if i_t * BN < keys:
+            o_n = i_t * BN + tl.arange(0, BN)
             p_head_k = p_k + head_start(i_b, i_g, first_k, k_b, k_h, k_l)
             p_head_v = p_v + head_start(i_b, i_g, first_k, v_b, v_h, v_l)
             b_k = load_rows(p_head_k, o_n, o_d, o_n < keys, k_l, D, BD)
             b_v = load_rows(p_head_v, o_n, o_v, o_n < keys, v_l, V, BV)
-            b_dk = tl.zeros((WIDTH, BD), tl.float32)
-            b_dv = tl.zeros((WIDTH, BV), tl.float32)
+            b_dk = tl.zeros((BN, BD), tl.float32)
+            b_dv = tl.zeros((BN, BV), tl.float32)
             for i_e in range(0, group):
                 i_h = i_g * group + i_e
                 a = exponent(p_alphas + i_h, a1, LEARNED)
@@ -114,12 +57,12 @@ def key_gradients(
                 p_words = p_plan + (i_s * heads + i_h).to(tl.int64) * plan_head + blocks * (row_tiles + 4)
                 p_words += (i_t // 32) * longest
                 # rows before the tile, or far behind it, do not see it
-                first = tl.maximum(i_t * WIDTH - offset - right, 0) // PACK * PACK
-                last = tl.minimum(i_t * WIDTH + WIDTH - offset + left, queries)
+                first = tl.maximum(i_t * BN - offset - right, 0) // BP * BP
+                last = tl.minimum(i_t * BN + BN - offset + left, queries)
                 tl.debug_barrier()
                 count = 0
-                for i_r in range(first, last, PACK):
-                    o_r = i_r + tl.arange(0, PACK)
+                for i_r in range(first, last, BP):
+                    o_r = i_r + tl.arange(0, BP)
                     b_word = tl.load(p_words + o_r, mask=o_r < queries, other=0)
                     b_on = (b_word >> (i_t % 32)) & 1
                     tl.store(p_list + count + tl.cumsum(b_on, 0) - 1, o_r, mask=b_on > 0)
@@ -131,28 +74,27 @@ def key_gradients(
                 p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
                 o_head = (i_b * heads + i_h) * L + first_q
                 # the numbers of the next rows are loaded while these are worked on
-                o_c = tl.arange(0, BM)
+                o_c = tl.arange(0, BR)
                 o_next = tl.load(p_list + o_c, mask=o_c < count, other=0)
-                for i_c in tl.range(0, count, BM, num_stages=STAGES):
-                    o_c = i_c + tl.arange(0, BM)
+                for i_c in tl.range(0, count, BR, num_stages=STAGES):
+                    o_c = i_c + tl.arange(0, BR)
                     o_m = o_next
-                    o_next = tl.load(p_list + o_c + BM, mask=o_c + BM < count, other=0)
+                    o_next = tl.load(p_list + o_c + BR, mask=o_c + BR < count, other=0)
                     b_q = load_rows(p_head_q, o_m, o_d, o_c < count, q_l, D, BD)
                     b_g = load_rows(p_head_g, o_m, o_v, o_c < count, g_l, V, BV)
                     b_t = tl.load(p_tau + o_head + o_m, mask=o_c < count, other=float("inf"))
                     b_common = tl.load(p_common + o_head + o_m, mask=o_c < count, other=0.0)
+                    b_state = row_states(p_seed, o_head + o_m) if DROP else o_m
                     b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
                     b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
-                    b_u = units(
-                        b_raw, o_m, o_n, p_head_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right,
-                        offset, MASK, CAP, True,
+                    b_w = excess(
+                        b_raw, b_t, o_m, o_n, p_head_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left,
+                        right, offset, MASK, CAP, True,
                     )  # fmt: skip
-                    b_w = tl.maximum(b_u - b_t[:, None], 0.0)
                     b_p = weight(b_w, r, R)
                     if DROP:
-                        b_keep = kept(row_states(p_seed, o_head + o_m), o_n[None, :], drop)
-                        b_p, b_dp = b_p * b_keep, b_dp * b_keep
-                    b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
+                        b_p *= kept(b_state, o_n[None, :], drop)
+                    b_dx = score_slopes(b_w, b_dp, b_common, b_state, o_n, r, drop, DROP, R)
                     if CAP:
                         b_dx *= cap_slope(b_raw, scale, softcap)
                     b_dv = tl.dot(tl.trans(b_p.to(b_g.dtype)), b_g, b_dv, input_precision=PRECISION)

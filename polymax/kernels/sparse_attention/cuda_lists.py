@@ -6,37 +6,30 @@ A program takes a row, and parts of its list one after the other.
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import (
+from polymax.kernels.sparse_attention.cuda_rows import sink_slopes, store_contexts, store_query_gradients
+from polymax.kernels.sparse_attention.cuda_tile import BM, cap_slope, capped_units, head_start, load_rows, sequence
+from polymax.kernels.sparse_attention.cuda_weights import (
     alpha_slope,
-    b_tanh,
-    cap_slope,
     exponent,
-    head_start,
     kept,
     last_error,
-    load_rows,
     raised,
     row_states,
-    sequence,
     sink_units,
     slope,
     weight,
 )
 
-HEIGHT = tl.constexpr(64)
-
 
 @triton.jit
 def listed_units(
-    b_raw, o_m, b_j, m_list, p_mask, mask_l, mask_s, a, scale, softcap, MASK: tl.constexpr, CAP: tl.constexpr
+    b_raw, o_m, o_j, m_list, p_mask, mask_l, mask_s, a, scale, softcap,
+    MASK: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """u of listed keys b_j (rows, entries), -inf past the end of a list."""
-    if CAP:
-        b_u = b_tanh(b_raw * (scale / softcap)) * (softcap * a)
-    else:
-        b_u = b_raw * (scale * a)
+    """u of listed keys o_j (rows, entries), -inf past the end of a list."""
+    b_u = capped_units(b_raw, a, scale, softcap, CAP)
     if MASK == 2:
-        p_entry = p_mask + o_m.to(tl.int64)[:, None] * mask_l + b_j.to(tl.int64) * mask_s
+        p_entry = p_mask + o_m.to(tl.int64)[:, None] * mask_l + o_j.to(tl.int64) * mask_s
         b_u += tl.load(p_entry, mask=m_list, other=0.0).to(tl.float32) * a
     return tl.where(m_list, b_u, float("-inf"))
 
@@ -44,19 +37,19 @@ def listed_units(
 @triton.jit
 def listed_keys(p_lists, o_row, o_c, m_list, LONGEST: tl.constexpr):
     """Entries o_c of the lists of rows."""
-    b_j = tl.load(p_lists + o_row[:, None] * LONGEST + o_c[None, :], mask=m_list, other=0)
+    o_j = tl.load(p_lists + o_row[:, None] * LONGEST + o_c[None, :], mask=m_list, other=0)
     # keys of short sequences are kept in 16 bits, without a sign
     if p_lists.dtype.element_ty == tl.int16:
-        b_key = b_j.to(tl.int32) & 0xFFFF
+        o_key = o_j.to(tl.int32) & 0xFFFF
     else:
-        b_key = b_j
-    return b_key
+        o_key = o_j
+    return o_key
 
 
 @triton.jit
-def gather(p_x, b_j, m_list, o_d, stride_l, D: tl.constexpr, BD: tl.constexpr):
+def gather(p_x, o_j, m_list, o_d, stride_l, D: tl.constexpr, BD: tl.constexpr):
     """Listed rows of a matrix with D columns: (rows, entries, BD)."""
-    p_entry = p_x + b_j.to(tl.int64)[:, :, None] * stride_l + o_d[None, None, :]
+    p_entry = p_x + o_j.to(tl.int64)[:, :, None] * stride_l + o_d[None, None, :]
     if D == BD:
         b_x = tl.load(p_entry, mask=m_list[:, :, None], other=0.0)
     else:
@@ -66,70 +59,22 @@ def gather(p_x, b_j, m_list, o_d, stride_l, D: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def listed_contexts(
-    p_q,
-    p_k,
-    p_v,
-    p_alphas,
-    p_mask,
-    p_sinks,
-    p_starts_q,
-    p_starts_k,
-    p_seed,
-    p_plan,
-    p_lists,
-    p_tau,
-    p_support,
-    p_out,
+    p_q, p_k, p_v, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_lists, p_tau, p_support, p_out,
     p_mean,
-    q_b,
-    q_h,
-    q_l,
-    k_b,
-    k_h,
-    k_l,
-    v_b,
-    v_h,
-    v_l,
-    mask_b,
-    mask_h,
-    mask_l,
-    mask_s,
-    heads,
-    group,
-    L,
-    S,
-    longest,
-    blocks,
-    row_tiles,
-    plan_head,
-    a1,
-    scale,
-    softcap,
-    drop,
-    tolerance,
-    LEARNED: tl.constexpr,
-    SINKS: tl.constexpr,
-    PACKED: tl.constexpr,
-    MASK: tl.constexpr,
-    CAP: tl.constexpr,
-    DROP: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
-    LONGEST: tl.constexpr,
-    ROWS: tl.constexpr,
-    PART: tl.constexpr,
-):
+    q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S, longest, blocks,
+    row_tiles, plan_head, a1, scale, softcap, drop, tolerance,
+    LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
+    DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    LONGEST: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """As `contexts`, for rows with lists."""
     i_bh = tl.program_id(1)
-    m_0 = tl.program_id(0) * ROWS
+    i_0 = tl.program_id(0) * BR
     i_h = i_bh % heads
     first_q, first_k, queries, _, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
-    p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (m_0 // HEIGHT) * 4
-    if (m_0 < queries) & (tl.load(p_bounds + 3) == 1):
-        o_m = m_0 + tl.arange(0, ROWS)
+    p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (i_0 // BM) * 4
+    if (i_0 < queries) & (tl.load(p_bounds + 3) == 1):
+        o_m = i_0 + tl.arange(0, BR)
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
         m_rows = o_m < queries
         o_row = (i_b * heads + i_h) * L + first_q + o_m
@@ -141,18 +86,18 @@ def listed_contexts(
         b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
         b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
         b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
-        b_sink = sink_units(p_sinks + i_h, a, ROWS, SINKS)
+        b_sink = sink_units(p_sinks + i_h, a, BR, SINKS)
         longest_list = tl.max(b_n, 0)
-        b_u = tl.full((ROWS, LONGEST), float("-inf"), tl.float32)
-        for i_c in range(0, longest_list, PART):
-            o_c = i_c + tl.arange(0, PART)
+        b_u = tl.full((BR, LONGEST), float("-inf"), tl.float32)
+        for i_c in range(0, longest_list, BC):
+            o_c = i_c + tl.arange(0, BC)
             m_list = o_c[None, :] < b_n[:, None]
-            b_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
-            b_raw = tl.sum(gather(p_head_k, b_j, m_list, o_d, k_l, D, BD) * b_q[:, None, :], 2)
+            o_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
+            b_raw = tl.sum(gather(p_head_k, o_j, m_list, o_d, k_l, D, BD) * b_q[:, None, :], 2)
             b_part = listed_units(
-                b_raw, o_m, b_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
+                b_raw, o_m, o_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
             )  # fmt: skip
-            b_u = _with_part(b_u, b_part, i_c, PART)
+            b_u = _with_part(b_u, b_part, i_c, BC)
         r = 1 / a
         worst = 2.0
         turn = 0
@@ -167,120 +112,62 @@ def listed_contexts(
         b_w = tl.maximum(b_u - b_t[:, None], 0.0)
         b_over = tl.maximum(b_sink - b_t, 0.0)
         b_size = tl.sum((b_w > 0).to(tl.int32), 1) + (b_over > 0).to(tl.int32)
-        b_all = tl.sum(weight(b_w, r, R), 1) + weight(b_over, r, R)
-        b_mass = tl.sum(slope(b_w, r, R), 1) + slope(b_over, r, R)
+        b_p = tl.sum(weight(b_w, r, R), 1) + weight(b_over, r, R)
+        b_s = tl.sum(slope(b_w, r, R), 1) + slope(b_over, r, R)
         b_state = row_states(p_seed, o_row) if DROP else o_m
-        b_o = tl.zeros((ROWS, BV), tl.float32)
-        b_mean = tl.zeros((ROWS, BV), tl.float32)
-        for i_c in range(0, longest_list, PART):
-            o_c = i_c + tl.arange(0, PART)
-            b_x = _part(b_w, i_c, PART)
-            b_j = listed_keys(p_lists, o_row, o_c, b_x > 0, LONGEST)
-            b_v = gather(p_head_v, b_j, b_x > 0, o_v, v_l, V, BV)
+        b_o = tl.zeros((BR, BV), tl.float32)
+        b_mean = tl.zeros((BR, BV), tl.float32)
+        for i_c in range(0, longest_list, BC):
+            o_c = i_c + tl.arange(0, BC)
+            b_x = _part(b_w, i_c, BC)
+            o_j = listed_keys(p_lists, o_row, o_c, b_x > 0, LONGEST)
+            b_v = gather(p_head_v, o_j, b_x > 0, o_v, v_l, V, BV)
             if DROP:
-                b_v *= kept(b_state, b_j, drop)[:, :, None]
+                b_v *= kept(b_state, o_j, drop)[:, :, None]
             b_o += tl.sum(weight(b_x, r, R)[:, :, None] * b_v, 1)
             b_mean += tl.sum(slope(b_x, r, R)[:, :, None] * b_v, 1)
-        b_o *= tl.where(b_t == b_t, 1 / tl.where(b_all > 0, b_all, 1.0), float("nan"))[:, None]
-        b_mean /= tl.where(b_mass > 0, b_mass, 1.0)[:, None]
-        tl.store(p_tau + o_row, b_t, mask=m_rows)
-        tl.store(p_support + o_row, b_size, mask=m_rows)
-        m_tile = m_rows[:, None] & (o_v < V)[None, :]
-        tl.store(p_out + o_row[:, None] * V + o_v[None, :], b_o.to(p_out.dtype.element_ty), mask=m_tile)
-        tl.store(p_mean + o_row[:, None] * V + o_v[None, :], b_mean.to(p_mean.dtype.element_ty), mask=m_tile)
+        store_contexts(
+            p_tau, p_support, p_out, p_mean, o_row, o_v, m_rows, b_t, b_size, b_p, b_s, b_o, b_mean, V
+        )  # fmt: skip
 
 
 @triton.jit
-def _with_part(b_all, b_part, i_c, PART: tl.constexpr):
-    """Rows (R, N) with entries i_c .. i_c + PART replaced; i_c is a multiple of PART."""
-    ROWS: tl.constexpr = b_all.shape[0]
+def _with_part(b_all, b_part, i_c, BC: tl.constexpr):
+    """Rows (R, N) with entries i_c .. i_c + BC replaced; i_c is a multiple of BC."""
+    BR: tl.constexpr = b_all.shape[0]
     N: tl.constexpr = b_all.shape[1]
-    b_wide = tl.broadcast_to(b_part[:, None, :], (ROWS, N // PART, PART))
+    b_wide = tl.broadcast_to(b_part[:, None, :], (BR, N // BC, BC))
     o_c = tl.arange(0, N)
-    return tl.where((o_c // PART == i_c // PART)[None, :], tl.reshape(b_wide, (ROWS, N)), b_all)
+    return tl.where((o_c // BC == i_c // BC)[None, :], tl.reshape(b_wide, (BR, N)), b_all)
 
 
 @triton.jit
-def _part(b_all, i_c, PART: tl.constexpr):
-    """Entries i_c .. i_c + PART of rows (R, N); i_c is a multiple of PART."""
-    ROWS: tl.constexpr = b_all.shape[0]
+def _part(b_all, i_c, BC: tl.constexpr):
+    """Entries i_c .. i_c + BC of rows (R, N); i_c is a multiple of BC."""
+    BR: tl.constexpr = b_all.shape[0]
     N: tl.constexpr = b_all.shape[1]
-    b_parts = tl.reshape(b_all, (ROWS, N // PART, PART))
-    return tl.sum(tl.where((tl.arange(0, N // PART) == i_c // PART)[None, :, None], b_parts, 0.0), 1)
+    b_parts = tl.reshape(b_all, (BR, N // BC, BC))
+    return tl.sum(tl.where((tl.arange(0, N // BC) == i_c // BC)[None, :, None], b_parts, 0.0), 1)
 
 
 @triton.jit
 def listed_gradients(
-    p_grad,
-    p_q,
-    p_k,
-    p_v,
-    p_mean,
-    p_alphas,
-    p_mask,
-    p_sinks,
-    p_starts_q,
-    p_starts_k,
-    p_seed,
-    p_plan,
-    p_lists,
-    p_tau,
-    p_common,
-    p_dq,
-    p_dalpha,
-    p_dsink,
-    g_b,
-    g_h,
-    g_l,
-    q_b,
-    q_h,
-    q_l,
-    k_b,
-    k_h,
-    k_l,
-    v_b,
-    v_h,
-    v_l,
-    mask_b,
-    mask_h,
-    mask_l,
-    mask_s,
-    heads,
-    group,
-    L,
-    S,
-    longest,
-    blocks,
-    row_tiles,
-    plan_head,
-    a1,
-    scale,
-    softcap,
-    drop,
-    few,
-    LEARNED: tl.constexpr,
-    SINKS: tl.constexpr,
-    PACKED: tl.constexpr,
-    MASK: tl.constexpr,
-    CAP: tl.constexpr,
-    DROP: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
-    LONGEST: tl.constexpr,
-    ROWS: tl.constexpr,
-    PART: tl.constexpr,
-):
+    p_grad, p_q, p_k, p_v, p_mean, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_lists, p_tau,
+    p_common, p_dq, p_dalpha, p_dsink,
+    g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
+    longest, blocks, row_tiles, plan_head, a1, scale, softcap, drop, few,
+    LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
+    DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    LONGEST: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """As `query_gradients`, for rows with lists in blocks of more than `few` tiles."""
     i_bh = tl.program_id(1)
-    m_0 = tl.program_id(0) * ROWS
+    i_0 = tl.program_id(0) * BR
     i_h = i_bh % heads
     first_q, first_k, queries, _, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
-    p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (m_0 // HEIGHT) * 4
-    if (m_0 < queries) & (tl.load(p_bounds + 3) == 1) & (tl.load(p_bounds + 2) > few):
-        o_m = m_0 + tl.arange(0, ROWS)
+    p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (i_0 // BM) * 4
+    if (i_0 < queries) & (tl.load(p_bounds + 3) == 1) & (tl.load(p_bounds + 2) > few):
+        o_m = i_0 + tl.arange(0, BR)
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
         m_rows = o_m < queries
         o_row = (i_b * heads + i_h) * L + first_q + o_m
@@ -296,25 +183,21 @@ def listed_gradients(
         b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
         b_g = load_rows(p_head_g, o_m, o_v, m_rows, g_l, V, BV).to(tl.float32)
         b_common = tl.sum(b_g * load_rows(p_mean, o_row, o_v, m_rows, V, V, BV).to(tl.float32), 1)
-        b_over = tl.maximum(sink_units(p_sinks + i_h, a, ROWS, SINKS) - b_t, 0.0)
-        b_dsink = -slope(b_over, r, R) * b_common
-        b_da = tl.zeros((ROWS,), tl.float32)
-        if LEARNED:
-            b_da += b_dsink * alpha_slope(b_over, a)
+        b_dsink, b_da = sink_slopes(p_sinks + i_h, b_t, b_common, a, r, LEARNED, SINKS, R, BR)
         b_state = row_states(p_seed, o_row) if DROP else o_m
-        b_dq = tl.zeros((ROWS, BD), tl.float32)
-        for i_c in range(0, tl.max(b_n, 0), PART):
-            o_c = i_c + tl.arange(0, PART)
+        b_dq = tl.zeros((BR, BD), tl.float32)
+        for i_c in range(0, tl.max(b_n, 0), BC):
+            o_c = i_c + tl.arange(0, BC)
             m_list = o_c[None, :] < b_n[:, None]
-            b_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
-            b_k = gather(p_head_k, b_j, m_list, o_d, k_l, D, BD)
-            b_v = gather(p_head_v, b_j, m_list, o_v, v_l, V, BV)
+            o_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
+            b_k = gather(p_head_k, o_j, m_list, o_d, k_l, D, BD)
+            b_v = gather(p_head_v, o_j, m_list, o_v, v_l, V, BV)
             b_raw = tl.sum(b_k * b_q[:, None, :], 2)
             b_dp = tl.sum(b_v * b_g[:, None, :], 2)
             if DROP:
-                b_dp *= kept(b_state, b_j, drop)
+                b_dp *= kept(b_state, o_j, drop)
             b_u = listed_units(
-                b_raw, o_m, b_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
+                b_raw, o_m, o_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
             )  # fmt: skip
             b_w = tl.maximum(b_u - b_t[:, None], 0.0)
             b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
@@ -323,9 +206,6 @@ def listed_gradients(
             if CAP:
                 b_dx *= cap_slope(b_raw, scale, softcap)
             b_dq += tl.sum(b_dx[:, :, None] * b_k, 1)
-        b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
-        m_tile = m_rows[:, None] & (o_d < D)[None, :]
-        tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
-        tl.store(p_common + o_row, b_common, mask=m_rows)
-        tl.store(p_dsink + o_row, b_dsink, mask=m_rows)
-        tl.store(p_dalpha + o_row, -b_da, mask=m_rows)
+        store_query_gradients(
+            p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_t, b_dq, b_common, b_da, b_dsink, scale, D
+        )  # fmt: skip

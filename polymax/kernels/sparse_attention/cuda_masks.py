@@ -8,77 +8,19 @@ One program owns an entry, and adds up in order, so that sums are the same from 
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import (
-    WIDTH,
-    exponent,
-    kept,
-    load_rows,
-    row_states,
-    slope,
-    units,
-)
-
-HEIGHT = tl.constexpr(64)
+from polymax.kernels.sparse_attention.cuda_tile import BM, BN, excess, load_rows, score_slopes
+from polymax.kernels.sparse_attention.cuda_weights import exponent, row_states
 
 
 @triton.jit
 def mask_gradients(
-    p_grad,
-    p_q,
-    p_k,
-    p_v,
-    p_alphas,
-    p_mask,
-    p_seed,
-    p_plan,
-    p_tau,
-    p_common,
-    p_dmask,
-    g_b,
-    g_h,
-    g_l,
-    q_b,
-    q_h,
-    q_l,
-    k_b,
-    k_h,
-    k_l,
-    v_b,
-    v_h,
-    v_l,
-    mask_b,
-    mask_h,
-    mask_l,
-    mask_s,
-    heads,
-    group,
-    L,
-    S,
-    blocks,
-    row_tiles,
-    plan_head,
-    a1,
-    scale,
-    softcap,
-    left,
-    right,
-    offset,
-    drop,
-    batch_run,
-    head_run,
-    LEARNED: tl.constexpr,
-    MASK: tl.constexpr,
-    CAP: tl.constexpr,
-    DROP: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
+    p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_seed, p_plan, p_tau, p_common, p_dmask,
+    g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
+    blocks, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop, batch_run, head_run,
+    LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """ROWS and KEYS are true where the mask has a row for each query, and a column for each key."""
     i_n, i_r, i_o = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
@@ -88,7 +30,7 @@ def mask_gradients(
         end_m = i_r + 1
     if KEYS:
         end_t = i_n + 1
-    b_sum = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    b_sum = tl.zeros((BM, BN), tl.float32)
     for i_e in range(0, batch_run * head_run):
         i_b = ((i_o // heads_apart) * batch_run + i_e // head_run).to(tl.int64)
         i_h = (i_o % heads_apart) * head_run + i_e % head_run
@@ -101,31 +43,29 @@ def mask_gradients(
         p_head_v = p_v + i_b * v_b + (i_h // group).to(tl.int64) * v_h
         p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
         for i_m in range(i_r, end_m):
-            o_m = i_m * HEIGHT + tl.arange(0, HEIGHT)
+            o_m = i_m * BM + tl.arange(0, BM)
             m_rows = o_m < L
             o_row = (i_b * heads + i_h) * L + o_m
             for i_t in range(i_n, end_t):
                 b_word = tl.load(p_words + (i_t // 32) * L + o_m, mask=m_rows, other=0)
                 # most tiles are empty
                 if tl.max((b_word >> (i_t % 32)) & 1, 0) > 0:
-                    o_n = i_t * WIDTH + tl.arange(0, WIDTH)
+                    o_n = i_t * BN + tl.arange(0, BN)
                     b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD)
                     b_g = load_rows(p_head_g, o_m, o_v, m_rows, g_l, V, BV)
                     b_k = load_rows(p_head_k, o_n, o_d, o_n < S, k_l, D, BD)
                     b_v = load_rows(p_head_v, o_n, o_v, o_n < S, v_l, V, BV)
                     b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
                     b_common = tl.load(p_common + o_row, mask=m_rows, other=0.0)
+                    b_state = row_states(p_seed, o_row) if DROP else o_m
                     b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
                     b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
-                    b_u = units(
-                        b_raw, o_m, o_n, p_head_mask, mask_l, mask_s, L, S, a, scale, softcap, left, right, offset,
+                    b_w = excess(
+                        b_raw, b_t, o_m, o_n, p_head_mask, mask_l, mask_s, L, S, a, scale, softcap, left, right, offset,
                         MASK, CAP, True,
                     )  # fmt: skip
-                    b_w = tl.maximum(b_u - b_t[:, None], 0.0)
-                    if DROP:
-                        b_dp *= kept(row_states(p_seed, o_row), o_n[None, :], drop)
-                    b_sum += slope(b_w, r, R) * (b_dp - b_common[:, None])
-    o_m, o_n = i_r * HEIGHT + tl.arange(0, HEIGHT), i_n * WIDTH + tl.arange(0, WIDTH)
+                    b_sum += score_slopes(b_w, b_dp, b_common, b_state, o_n, r, drop, DROP, R)
+    o_m, o_n = i_r * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
     if ROWS and KEYS:
         p_tile = p_dmask + (i_o.to(tl.int64) * L + o_m.to(tl.int64)[:, None]) * S + o_n[None, :]
         tl.store(p_tile, b_sum, mask=(o_m < L)[:, None] & (o_n < S)[None, :])

@@ -4,85 +4,38 @@ import triton
 import triton.language as tl
 
 from polymax.kernels.sparse_attention.cuda_tile import (
-    WIDTH,
-    alpha_slope,
+    BM,
+    BN,
     cap_slope,
-    exponent,
+    excess,
     head_start,
-    kept,
-    last_error,
     load_rows,
     part,
+    score_slopes,
+    sequence,
+)
+from polymax.kernels.sparse_attention.cuda_weights import (
+    alpha_slope,
+    exponent,
+    kept,
+    last_error,
     raised,
     row_states,
-    sequence,
     sink_units,
     slope,
-    units,
     weight,
 )
-
-HEIGHT = tl.constexpr(64)
 
 
 @triton.jit
 def contexts(
-    p_q,
-    p_k,
-    p_v,
-    p_alphas,
-    p_mask,
-    p_sinks,
-    p_starts_q,
-    p_starts_k,
-    p_seed,
-    p_plan,
-    p_tau,
-    p_support,
-    p_out,
-    p_mean,
-    q_b,
-    q_h,
-    q_l,
-    k_b,
-    k_h,
-    k_l,
-    v_b,
-    v_h,
-    v_l,
-    mask_b,
-    mask_h,
-    mask_l,
-    mask_s,
-    heads,
-    group,
-    L,
-    S,
-    blocks,
-    row_tiles,
-    plan_head,
-    a1,
-    scale,
-    softcap,
-    left,
-    right,
-    offset,
-    drop,
-    tolerance,
-    LEARNED: tl.constexpr,
-    SINKS: tl.constexpr,
-    PACKED: tl.constexpr,
-    MASK: tl.constexpr,
-    CAP: tl.constexpr,
-    DROP: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    p_q, p_k, p_v, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_tau, p_support, p_out, p_mean,
+    q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S, blocks, row_tiles,
+    plan_head, a1, scale, softcap, left, right, offset, drop, tolerance,
+    LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
+    DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """tau by Newton's method from the bound of the scan; then sums of values under p and under s."""
     i_m = blocks - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
@@ -90,8 +43,8 @@ def contexts(
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_plan += i_bh.to(tl.int64) * plan_head
     p_bounds = p_plan + blocks * row_tiles + i_m * 4
-    if (i_m * HEIGHT < queries) & (tl.load(p_bounds + 3) == 0):
-        o_m = i_m * HEIGHT + tl.arange(0, HEIGHT)
+    if (i_m * BM < queries) & (tl.load(p_bounds + 3) == 0):
+        o_m = i_m * BM + tl.arange(0, BM)
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
         m_rows = o_m < queries
         a = exponent(p_alphas + i_h, a1, LEARNED)
@@ -105,7 +58,7 @@ def contexts(
         o_row = (i_b * heads + i_h) * L + first_q + o_m
         b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
         b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
-        b_sink = sink_units(p_sinks + i_h, a, HEIGHT, SINKS)
+        b_sink = sink_units(p_sinks + i_h, a, BM, SINKS)
         b_state = row_states(p_seed, o_row) if DROP else o_m
 
         worst = 2.0
@@ -126,8 +79,8 @@ def contexts(
         b_w = tl.maximum(b_sink - b_t, 0.0)
         b_p, b_s = weight(b_w, r, R), slope(b_w, r, R)
         b_n = (b_w > 0).to(tl.int32)
-        b_o = tl.zeros((HEIGHT, BV), tl.float32)
-        b_mean = tl.zeros((HEIGHT, BV), tl.float32)
+        b_o = tl.zeros((BM, BV), tl.float32)
+        b_mean = tl.zeros((BM, BV), tl.float32)
         for i_p in tl.static_range(0, 3):
             begin, end = part(n_before, n_whole, n_all, i_p)
             b_o, b_mean, b_p, b_s, b_n = _sums(
@@ -135,33 +88,41 @@ def contexts(
                 o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop, MASK, CAP, DROP,
                 i_p != 1, R, D, BD, V, BV, PRECISION, STAGES,
             )  # fmt: skip
-        b_good = b_t == b_t
-        b_o = b_o * tl.where(b_good, 1 / tl.where(b_p > 0, b_p, 1.0), float("nan"))[:, None]
-        b_mean = b_mean / tl.where(b_s > 0, b_s, 1.0)[:, None]
-        tl.store(p_tau + o_row, b_t, mask=m_rows)
-        tl.store(p_support + o_row, b_n, mask=m_rows)
-        p_tile = o_row[:, None] * V + o_v[None, :]
-        m_tile = m_rows[:, None] & (o_v < V)[None, :]
-        tl.store(p_out + p_tile, b_o.to(p_out.dtype.element_ty), mask=m_tile)
-        tl.store(p_mean + p_tile, b_mean.to(p_mean.dtype.element_ty), mask=m_tile)
+        store_contexts(
+            p_tau, p_support, p_out, p_mean, o_row, o_v, m_rows, b_t, b_n, b_p, b_s, b_o, b_mean, V
+        )  # fmt: skip
+
+
+@triton.jit
+def store_contexts(
+    p_tau, p_support, p_out, p_mean, o_row, o_v, m_rows, b_t, b_n, b_p, b_s, b_o, b_mean, V: tl.constexpr
+):  # fmt: skip
+    """Contexts and means are sums of values, to be divided by the sums of p and s; NaN where tau is."""
+    b_o *= tl.where(b_t == b_t, 1 / tl.where(b_p > 0, b_p, 1.0), float("nan"))[:, None]
+    b_mean /= tl.where(b_s > 0, b_s, 1.0)[:, None]
+    tl.store(p_tau + o_row, b_t, mask=m_rows)
+    tl.store(p_support + o_row, b_n, mask=m_rows)
+    o_tile = o_row[:, None] * V + o_v[None, :]
+    m_tile = m_rows[:, None] & (o_v < V)[None, :]
+    tl.store(p_out + o_tile, b_o.to(p_out.dtype.element_ty), mask=m_tile)
+    tl.store(p_mean + o_tile, b_mean.to(p_mean.dtype.element_ty), mask=m_tile)
 
 
 @triton.jit
 def _moments(
-    b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end, queries, keys,
-    a, r, scale, softcap, left, right, offset,
+    b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end, queries, keys, a, r, scale,
+    softcap, left, right, offset,
     MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
-        o_n = tl.load(p_tiles + i_t) * WIDTH + tl.arange(0, WIDTH)
+        o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
         b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_u = units(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
-            EDGE
+        b_w = excess(
+            b_raw, b_t, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
+            CAP, EDGE,
         )  # fmt: skip
-        b_w = tl.maximum(b_u - b_t[:, None], 0.0)
         b_f += tl.sum(weight(b_w, r, R), 1)
         b_g += tl.sum(slope(b_w, r, R), 1)
     return b_f, b_g
@@ -175,15 +136,14 @@ def _sums(
     BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
-        o_n = tl.load(p_tiles + i_t) * WIDTH + tl.arange(0, WIDTH)
+        o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
         b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
         b_v = load_rows(p_v, o_n, o_v, o_n < keys, v_l, V, BV)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_u = units(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
-            EDGE
+        b_w = excess(
+            b_raw, b_t, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
+            CAP, EDGE,
         )  # fmt: skip
-        b_w = tl.maximum(b_u - b_t[:, None], 0.0)
         b_weight, b_slope = weight(b_w, r, R), slope(b_w, r, R)
         b_p += tl.sum(b_weight, 1)
         b_s += tl.sum(b_slope, 1)
@@ -198,68 +158,14 @@ def _sums(
 
 @triton.jit
 def query_gradients(
-    p_grad,
-    p_q,
-    p_k,
-    p_v,
-    p_mean,
-    p_alphas,
-    p_mask,
-    p_sinks,
-    p_starts_q,
-    p_starts_k,
-    p_seed,
-    p_plan,
-    p_tau,
-    p_common,
-    p_dq,
-    p_dalpha,
-    p_dsink,
-    g_b,
-    g_h,
-    g_l,
-    q_b,
-    q_h,
-    q_l,
-    k_b,
-    k_h,
-    k_l,
-    v_b,
-    v_h,
-    v_l,
-    mask_b,
-    mask_h,
-    mask_l,
-    mask_s,
-    heads,
-    group,
-    L,
-    S,
-    blocks,
-    row_tiles,
-    plan_head,
-    a1,
-    scale,
-    softcap,
-    left,
-    right,
-    offset,
-    drop,
-    few,
-    LEARNED: tl.constexpr,
-    SINKS: tl.constexpr,
-    PACKED: tl.constexpr,
-    MASK: tl.constexpr,
-    CAP: tl.constexpr,
-    DROP: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    p_grad, p_q, p_k, p_v, p_mean, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_tau, p_common,
+    p_dq, p_dalpha, p_dsink,
+    g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
+    blocks, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop, few,
+    LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
+    DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """dq = scale dx k with dx = s (grad . v - common), common = grad . mean; and of alpha and the sink by row."""
     i_m = blocks - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
@@ -267,8 +173,8 @@ def query_gradients(
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_plan += i_bh.to(tl.int64) * plan_head
     p_bounds = p_plan + blocks * row_tiles + i_m * 4
-    if (i_m * HEIGHT < queries) & ((tl.load(p_bounds + 3) == 0) | (tl.load(p_bounds + 2) <= few)):
-        o_m = i_m * HEIGHT + tl.arange(0, HEIGHT)
+    if (i_m * BM < queries) & ((tl.load(p_bounds + 3) == 0) | (tl.load(p_bounds + 2) <= few)):
+        o_m = i_m * BM + tl.arange(0, BM)
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
         m_rows = o_m < queries
         a = exponent(p_alphas + i_h, a1, LEARNED)
@@ -286,14 +192,9 @@ def query_gradients(
         b_g = load_rows(p_grad, o_m, o_v, m_rows, g_l, V, BV)
         b_mean = load_rows(p_mean, o_row, o_v, m_rows, V, V, BV)
         b_common = tl.sum(b_g.to(tl.float32) * b_mean.to(tl.float32), 1)
-        b_sink = sink_units(p_sinks + i_h, a, HEIGHT, SINKS)
-        b_w = tl.maximum(b_sink - b_t, 0.0)
-        b_dsink = -slope(b_w, r, R) * b_common
-        b_da = tl.zeros((HEIGHT,), tl.float32)
-        if LEARNED:
-            b_da += b_dsink * alpha_slope(b_w, a)
+        b_dsink, b_da = sink_slopes(p_sinks + i_h, b_t, b_common, a, r, LEARNED, SINKS, R, BM)
         b_state = row_states(p_seed, o_row) if DROP else o_m
-        b_dq = tl.zeros((HEIGHT, BD), tl.float32)
+        b_dq = tl.zeros((BM, BD), tl.float32)
         for i_p in tl.static_range(0, 3):
             begin, end = part(n_before, n_whole, n_all, i_p)
             b_dq, b_da = _row_slopes(
@@ -301,12 +202,34 @@ def query_gradients(
                 o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop, LEARNED, MASK,
                 CAP, DROP, i_p != 1, R, D, BD, V, BV, PRECISION, STAGES,
             )  # fmt: skip
-        b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
-        m_tile = m_rows[:, None] & (o_d < D)[None, :]
-        tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
-        tl.store(p_common + o_row, b_common, mask=m_rows)
-        tl.store(p_dalpha + o_row, -b_da, mask=m_rows)
-        tl.store(p_dsink + o_row, b_dsink, mask=m_rows)
+        store_query_gradients(
+            p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_t, b_dq, b_common, b_da, b_dsink, scale, D
+        )  # fmt: skip
+
+
+@triton.jit
+def sink_slopes(
+    p_sink, b_t, b_common, a, r, LEARNED: tl.constexpr, SINKS: tl.constexpr, R: tl.constexpr, BR: tl.constexpr
+):  # fmt: skip
+    """The gradient of the sink by row, whose value is 0, and its part in that of -alpha."""
+    b_w = tl.maximum(sink_units(p_sink, a, BR, SINKS) - b_t, 0.0)
+    b_dsink = -slope(b_w, r, R) * b_common
+    b_da = tl.zeros((BR,), tl.float32)
+    if LEARNED:
+        b_da += b_dsink * alpha_slope(b_w, a)
+    return b_dsink, b_da
+
+
+@triton.jit
+def store_query_gradients(
+    p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_t, b_dq, b_common, b_da, b_dsink, scale, D: tl.constexpr
+):  # fmt: skip
+    b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
+    m_tile = m_rows[:, None] & (o_d < D)[None, :]
+    tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
+    tl.store(p_common + o_row, b_common, mask=m_rows)
+    tl.store(p_dalpha + o_row, -b_da, mask=m_rows)
+    tl.store(p_dsink + o_row, b_dsink, mask=m_rows)
 
 
 @triton.jit
@@ -318,19 +241,16 @@ def _row_slopes(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
-        o_n = tl.load(p_tiles + i_t) * WIDTH + tl.arange(0, WIDTH)
+        o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
         b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
         b_v = load_rows(p_v, o_n, o_v, o_n < keys, v_l, V, BV)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
-        b_u = units(
-            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
-            EDGE
+        b_w = excess(
+            b_raw, b_t, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
+            CAP, EDGE,
         )  # fmt: skip
-        b_w = tl.maximum(b_u - b_t[:, None], 0.0)
-        if DROP:
-            b_dp *= kept(b_state, o_n[None, :], drop)
-        b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
+        b_dx = score_slopes(b_w, b_dp, b_common, b_state, o_n, r, drop, DROP, R)
         if LEARNED:
             b_da += tl.sum(b_dx * alpha_slope(b_w, a), 1)
         if CAP:

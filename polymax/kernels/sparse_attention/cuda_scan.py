@@ -9,81 +9,36 @@ import triton
 import triton.language as tl
 
 from polymax.kernels.sparse_attention.cuda_tile import (
-    WIDTH,
-    exponent,
+    BM,
+    BN,
     head_start,
     larger,
+    load_keys,
     load_rows,
     part,
-    raised,
     reach,
     row_top,
     sequence,
-    sink_units,
-    slope,
     units,
-    weight,
 )
+from polymax.kernels.sparse_attention.cuda_weights import exponent, raised, sink_units, slope, weight
 
-HEIGHT = tl.constexpr(64)
 # far below what rounding of scores in another kernel can do
 MARGIN = tl.constexpr(1e-4)
 
 
 @triton.jit
 def scan(
-    p_q,
-    p_k,
-    p_alphas,
-    p_mask,
-    p_sinks,
-    p_starts_q,
-    p_starts_k,
-    p_maxima,
-    p_tau,
-    p_plan,
-    q_b,
-    q_h,
-    q_l,
-    k_b,
-    k_h,
-    k_l,
-    mask_b,
-    mask_h,
-    mask_l,
-    mask_s,
-    heads,
-    group,
-    L,
-    S,
-    longest,
-    items,
-    blocks,
-    row_tiles,
-    plan_head,
-    a1,
-    scale,
-    softcap,
-    left,
-    right,
-    offset,
-    LEARNED: tl.constexpr,
-    SINKS: tl.constexpr,
-    PACKED: tl.constexpr,
-    MASK: tl.constexpr,
-    CAP: tl.constexpr,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    BM: tl.constexpr,
-    CHUNK: tl.constexpr,
-    LONGEST: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    o_r = tl.arange(0, BM)
+    p_q, p_k, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_maxima, p_tau, p_plan,
+    q_b, q_h, q_l, k_b, k_h, k_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S, longest, items, blocks, row_tiles,
+    plan_head, a1, scale, softcap, left, right, offset,
+    LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr, LONGEST: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    o_r = tl.arange(0, BR)
     o_d = tl.arange(0, BD)
-    p_maxima += tl.program_id(0).to(tl.int64) * row_tiles * BM
+    p_maxima += tl.program_id(0).to(tl.int64) * row_tiles * BR
     columns = items // blocks
     # long rows first, so that no program is left with one at the end
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
@@ -91,25 +46,25 @@ def scan(
         i_bh = item % columns
         i_h = i_bh % heads
         first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
-        m_0 = i_m * BM
-        if m_0 < queries:
-            o_m = m_0 + o_r
+        i_0 = i_m * BR
+        if i_0 < queries:
+            o_m = i_0 + o_r
             a = exponent(p_alphas + i_h, a1, LEARNED)
             r = 1 / a
             p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
             p_head_k = p_k + head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
             p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
             b_q = load_rows(p_head_q, o_m, o_d, o_m < queries, q_l, D, BD)
-            begin, whole_begin, whole_end, end = reach(m_0, queries, keys, left, right, offset, BM)
-            b_top = tl.full((BM,), float("-inf"), tl.float32)
+            begin, whole_begin, whole_end, end = reach(i_0, queries, keys, left, right, offset, BR)
+            b_top = tl.full((BR,), float("-inf"), tl.float32)
             for i_p in tl.static_range(0, 3):
                 first, last = part(whole_begin, whole_end, end, i_p)
                 b_top = _maxima(
                     b_top, b_q, p_head_k, p_head_mask, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d,
                     tl.maximum(first, begin), last, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
-                    i_p != 1, D, BD, BM, PRECISION, STAGES,
+                    i_p != 1, D, BD, BR, PRECISION, STAGES,
                 )  # fmt: skip
-            b_sink = sink_units(p_sinks + i_h, a, BM, SINKS)
+            b_sink = sink_units(p_sinks + i_h, a, BR, SINKS)
             b_top = larger(b_top, b_sink)
             # what other threads wrote is read below
             tl.debug_barrier()
@@ -117,30 +72,27 @@ def scan(
             # a row that sees nothing has no threshold; NaN stays
             b_t = tl.where(b_top == float("-inf"), float("inf"), b_top - 1)
             b_t = tl.where(o_m < queries, b_t, float("inf"))
-            b_t = _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R, BM, CHUNK)
+            b_t = _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R, BR, BT)
             b_t = tl.where(b_t < float("inf"), b_t - MARGIN * (1 + tl.abs(b_t)), b_t)
             o_tau = (i_b * heads + i_h) * L + first_q + o_m
             tl.store(p_tau + o_tau, b_t, mask=o_m < queries)
             _note(
-                p_plan + i_bh.to(tl.int64) * plan_head, p_maxima, b_t, o_m, o_r, m_0, begin, end,
-                queries, keys, longest, row_tiles, left, right, offset, BM, LONGEST,
+                p_plan + i_bh.to(tl.int64) * plan_head, p_maxima, b_t, o_m, o_r, i_0, begin, end,
+                queries, keys, longest, row_tiles, left, right, offset, BR, LONGEST,
             )  # fmt: skip
             tl.debug_barrier()
 
 
 @triton.jit
 def _maxima(
-    b_top, b_q, p_k, p_mask, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d, begin, end,
-    queries, keys, a, scale, softcap, left, right, offset,
-    MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
+    b_top, b_q, p_k, p_mask, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d, begin, end, queries, keys, a, scale, softcap,
+    left, right, offset,
+    MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
-        o_n = i_t * WIDTH + tl.arange(0, WIDTH)
-        if EDGE:
-            b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
-        else:
-            b_k = load_rows(p_k, o_n, o_d, o_n >= 0, k_l, D, BD)
+        o_n = i_t * BN + tl.arange(0, BN)
+        b_k = load_keys(p_k, o_n, o_d, keys, k_l, D, BD, EDGE)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         if MASK > 0 or CAP or EDGE:
             b_u = units(
@@ -151,17 +103,17 @@ def _maxima(
         else:
             # the scale is positive
             b_max = row_top(b_raw) * (scale * a)
-        tl.store(p_maxima + i_t * BM + o_r, b_max)
+        tl.store(p_maxima + i_t * BR + o_r, b_max)
         b_top = larger(b_top, b_max)
     return b_top
 
 
 @triton.jit
-def _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R: tl.constexpr, BM: tl.constexpr, CHUNK: tl.constexpr):
+def _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr):
     """The threshold of the maxima, nearly; each step keeps below it."""
     # first by chunks: the threshold of any of them is a bound
-    for i_t in range(begin, end, CHUNK):
-        b_m = _load_maxima(p_maxima, i_t, end, o_r, BM, CHUNK)
+    for i_t in range(begin, end, BT):
+        b_m = _load_maxima(p_maxima, i_t, end, o_r, BR, BT)
         for _ in range(3):
             b_x = tl.maximum(b_m - b_t[:, None], 0.0)
             b_t = raised(b_t, tl.sum(weight(b_x, r, R), 1), tl.sum(slope(b_x, r, R), 1), a, R)
@@ -170,8 +122,8 @@ def _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R: tl.constexpr, BM: tl
     while (worst > 1.02) & (turn < 6):
         b_over = tl.maximum(b_sink - b_t, 0.0)
         b_f, b_g = weight(b_over, r, R), slope(b_over, r, R)
-        for i_t in range(begin, end, CHUNK):
-            b_x = tl.maximum(_load_maxima(p_maxima, i_t, end, o_r, BM, CHUNK) - b_t[:, None], 0.0)
+        for i_t in range(begin, end, BT):
+            b_x = tl.maximum(_load_maxima(p_maxima, i_t, end, o_r, BR, BT) - b_t[:, None], 0.0)
             b_f += tl.sum(weight(b_x, r, R), 1)
             b_g += tl.sum(slope(b_x, r, R), 1)
         b_t = raised(b_t, b_f, b_g, a, R)
@@ -181,46 +133,47 @@ def _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R: tl.constexpr, BM: tl
 
 
 @triton.jit
-def _load_maxima(p_maxima, i_t, end, o_r, BM: tl.constexpr, CHUNK: tl.constexpr):
-    o_t = i_t + tl.arange(0, CHUNK)
-    return tl.load(p_maxima + o_t[None, :] * BM + o_r[:, None], mask=(o_t < end)[None, :], other=float("-inf"))
+def _load_maxima(p_maxima, i_t, end, o_r, BR: tl.constexpr, BT: tl.constexpr):
+    o_t = i_t + tl.arange(0, BT)
+    return tl.load(p_maxima + o_t[None, :] * BR + o_r[:, None], mask=(o_t < end)[None, :], other=float("-inf"))
 
 
 @triton.jit
 def _note(
-    p_plan, p_maxima, b_t, o_m, o_r, m_0, begin, end, queries, keys, longest, row_tiles, left, right, offset,
-    BM: tl.constexpr, LONGEST: tl.constexpr,
+    p_plan, p_maxima,
+    b_t, o_m, o_r, i_0, begin, end, queries, keys, longest, row_tiles, left, right, offset,
+    BR: tl.constexpr, LONGEST: tl.constexpr,
 ):  # fmt: skip
     """Write the plan of a block: see tiles.py."""
-    PARTS: tl.constexpr = BM // HEIGHT
-    longest_blocks = (longest + HEIGHT - 1) // HEIGHT
-    i_p = m_0 // HEIGHT + tl.arange(0, PARTS)
-    part_0 = m_0 + tl.arange(0, PARTS) * HEIGHT
-    _, whole_begin, whole_end, _ = reach(part_0, queries, keys, left, right, offset, HEIGHT)
+    PARTS: tl.constexpr = BR // BM
+    longest_blocks = (longest + BM - 1) // BM
+    i_p = i_0 // BM + tl.arange(0, PARTS)
+    o_0 = i_0 + tl.arange(0, PARTS) * BM
+    _, whole_begin, whole_end, _ = reach(o_0, queries, keys, left, right, offset, BM)
     n_before = tl.zeros((PARTS,), tl.int32)
     n_whole = tl.zeros((PARTS,), tl.int32)
     n_all = tl.zeros((PARTS,), tl.int32)
-    b_pairs = tl.zeros((BM,), tl.int32)
+    b_pairs = tl.zeros((BR,), tl.int32)
     p_words = p_plan + longest_blocks * (row_tiles + 4)
     for i_w in range(0, (row_tiles + 31) // 32):
         o_t = i_w * 32 + tl.arange(0, 32)
         m_t = (o_t >= begin) & (o_t < end)
-        b_m = tl.load(p_maxima + o_t[None, :] * BM + o_r[:, None], mask=m_t[None, :], other=float("-inf"))
+        b_m = tl.load(p_maxima + o_t[None, :] * BR + o_r[:, None], mask=m_t[None, :], other=float("-inf"))
         b_on = (b_m > b_t[:, None]).to(tl.int32)
         b_pairs += tl.sum(b_on, 1)
         b_word = tl.sum(b_on << tl.arange(0, 32)[None, :], 1)
-        b_any = tl.max(tl.reshape(b_on, (PARTS, HEIGHT, 32)), 1)
-        b_at = n_all[:, None] + tl.cumsum(b_any, 1) - 1
-        tl.store(p_plan + i_p[:, None] * row_tiles + b_at, o_t[None, :] + tl.zeros_like(b_at), mask=b_any > 0)
+        b_any = tl.max(tl.reshape(b_on, (PARTS, BM, 32)), 1)
+        o_at = n_all[:, None] + tl.cumsum(b_any, 1) - 1
+        tl.store(p_plan + i_p[:, None] * row_tiles + o_at, o_t[None, :] + tl.zeros_like(o_at), mask=b_any > 0)
         n_all += tl.sum(b_any, 1)
         n_before += tl.sum(tl.where(o_t[None, :] < whole_begin[:, None], b_any, 0), 1)
         n_whole += tl.sum(tl.where(o_t[None, :] < whole_end[:, None], b_any, 0), 1)
         tl.store(p_words + i_w * longest + o_m, b_word, mask=o_m < queries)
     p_bounds = p_plan + longest_blocks * row_tiles + i_p * 4
-    inside = part_0 < queries
-    tl.store(p_bounds, n_before, mask=inside)
-    tl.store(p_bounds + 1, n_whole, mask=inside)
-    tl.store(p_bounds + 2, n_all, mask=inside)
+    m_in = o_0 < queries
+    tl.store(p_bounds, n_before, mask=m_in)
+    tl.store(p_bounds + 1, n_whole, mask=m_in)
+    tl.store(p_bounds + 2, n_all, mask=m_in)
     # a row with more tiles than its list is long has no list
-    n_most = tl.max(tl.reshape(b_pairs, (PARTS, HEIGHT)), 1)
-    tl.store(p_bounds + 3, (n_most <= LONGEST).to(tl.int32), mask=inside)
+    n_most = tl.max(tl.reshape(b_pairs, (PARTS, BM)), 1)
+    tl.store(p_bounds + 3, (n_most <= LONGEST).to(tl.int32), mask=m_in)

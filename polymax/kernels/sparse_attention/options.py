@@ -1,6 +1,6 @@
 """What a call of sparse attention says beside queries, keys and values, in the order of the operator."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -9,6 +9,8 @@ SCHEMA = (
     "int longest_q, int longest_k, float scale, float softcap, int left, int right, int offset, "
     "float dropout, Tensor? seed"
 )
+# what the gradient is given beside the gradient of the context
+SAVED = "Tensor q, Tensor k, Tensor v, Tensor mean, Tensor tau, Tensor plan, Tensor lists"
 
 
 class Options(NamedTuple):
@@ -29,3 +31,8 @@ class Options(NamedTuple):
     offset: int
     dropout: float = 0.0
     seed: Tensor | None = None
+
+
+def of_backward(given: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], bool, Options]:
+    """What was saved, whether the gradient of the mask is asked for, and the options of the call."""
+    return given[:7], given[7], Options(*given[8:])

@@ -7,15 +7,13 @@ from torch import Tensor
 
 from polymax.kernels.sparse_attention.dropout import kept
 from polymax.kernels.sparse_attention.geometry import allowed
-from polymax.kernels.sparse_attention.options import Options
+from polymax.kernels.sparse_attention.options import Options, of_backward
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.reference import threshold
 from polymax.kernels.widen import wide
 
 
-def sparse_attention(
-    q: Tensor, k: Tensor, v: Tensor, *given: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, ...]:
     options = Options(*given)
     x, _ = scores(q, k, options)
     a = exponents(q, options)
@@ -30,19 +28,8 @@ def sparse_attention(
     return ((factor * p) @ values).to(q.dtype), mean.to(q.dtype), tau, support, notes, notes.to(torch.int16)
 
 
-def sparse_attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mean: Tensor,
-    tau: Tensor,
-    plan: Tensor,
-    lists: Tensor,
-    mask_gradient: bool,
-    *given: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    options = Options(*given)
+def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    (q, k, v, mean, tau, *_), mask_gradient, options = of_backward(given)
     x, slope = scores(q, k, options)
     a = exponents(q, options)
     p, p_sink, _ = _weights(x, a, options.sinks)

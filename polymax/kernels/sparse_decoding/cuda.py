@@ -121,13 +121,13 @@ class _Call(Launches):
         paged, sunk = {"PAGED": table is not None}, {"SINKS": cached.sinks is not None}
         power = {"R": {2.0: 1, 1.5: 2}.get(cached.alpha, 0) if cached.alphas is None else 0}
         masked = {"MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2, "CAP": cached.softcap > 0}
-        depth = {"ROWS": padded, "D": D, "BD": BD, "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32"}
-        size, values = {"PAGE": page}, {"V": V, "BV": BV}
-        self.bounding_constants = {**learned, **paged, **masked, **power, **depth, **size, "CHUNK": BOXES}
+        depth = {"BR": padded, "D": D, "BD": BD, "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32"}
+        size, values = {"BN": page}, {"V": V, "BV": BV}
+        self.bounding_constants = {**learned, **paged, **masked, **power, **depth, **size, "BP": BOXES}
         self.bounding_constants |= {"num_warps": 4}
         self.scoring_constants = {**learned, **sunk, **paged, "BOXES": known, **masked, **power, **depth, **size}
-        self.scoring_constants |= {"CHUNK": BOUNDS, "PARTS": max(ceil_power(splits), 16), "STAGES": 3, "num_warps": 4}
-        self.finding_constants = {**learned, **sunk, **paged, **power, **size, "CHUNK": MAXIMA, "SOME": SCORES // page}
+        self.scoring_constants |= {"BP": BOUNDS, "BS": max(ceil_power(splits), 16), "STAGES": 3, "num_warps": 4}
+        self.finding_constants = {**learned, **sunk, **paged, **power, **size, "BP": MAXIMA, "BC": SCORES // page}
         self.finding_constants |= {"num_warps": 8}
         self.summing_constants = {**learned, **paged, **power, **values, **size, "num_warps": 4}
-        self.joining_constants = {**learned, **sunk, **power, **values, "PARTS": ceil_power(parts), "num_warps": 1}
+        self.joining_constants = {**learned, **sunk, **power, **values, "BS": ceil_power(parts), "num_warps": 1}

@@ -6,35 +6,27 @@ A program takes a part of the pages of a head of keys, with all rows that share 
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import (
-    b_tanh,
-    larger,
-    load_rows,
-    raised,
-    row_top,
-    slope,
-    units,
-    weight,
-)
+from polymax.kernels.sparse_attention.cuda_tile import capped_units, larger, load_rows, row_top, units
+from polymax.kernels.sparse_attention.cuda_weights import raised, slope, weight
 
 # far below what rounding of scores in another kernel can do
 MARGIN = tl.constexpr(1e-4)
 
 
 @triton.jit
-def row_places(p_alphas, i_g, group, heads, L, a1, LEARNED: tl.constexpr, ROWS: tl.constexpr):
+def row_places(p_alphas, i_g, group, L, a1, LEARNED: tl.constexpr, BR: tl.constexpr):
     """Head, query and validity of the rows of a head of keys, and their alpha - 1."""
-    o_r = tl.arange(0, ROWS)
+    o_r = tl.arange(0, BR)
     i_h = i_g * group + o_r // L
     m_r = o_r < group * L
-    a = tl.zeros((ROWS,), tl.float32) + a1
+    a = tl.zeros((BR,), tl.float32) + a1
     if LEARNED:
         a = tl.load(p_alphas + i_h, mask=m_r, other=2.0).to(tl.float32) - 1
     return i_h, o_r % L, m_r, a
 
 
 @triton.jit
-def seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED: tl.constexpr, PAGE: tl.constexpr):
+def seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED: tl.constexpr, BN: tl.constexpr):
     """Keys of a sequence, the place of its first query, and the pages that some query sees: the first and the end."""
     if PAGED:
         keys = tl.load(p_lengths + i_b).to(tl.int32)
@@ -42,9 +34,17 @@ def seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED: tl.constexpr, P
     else:
         keys = S
         first = offset
-    begin = tl.minimum(tl.maximum(first - left, 0), keys) // PAGE
-    end = (tl.maximum(tl.minimum(first + L + right, keys), 0) + PAGE - 1) // PAGE
+    begin = tl.minimum(tl.maximum(first - left, 0), keys) // BN
+    end = (tl.maximum(tl.minimum(first + L + right, keys), 0) + BN - 1) // BN
     return keys, first, begin, tl.maximum(end, begin)
+
+
+@triton.jit
+def part_of_pages(p_lengths, i_s, i_b, L, S, left, right, offset, PAGED: tl.constexpr, BN: tl.constexpr):
+    """As `seen_pages`, of which program i_s of all takes its share."""
+    keys, first, begin, end = seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED, BN)
+    share = (end - begin + tl.num_programs(0) - 1) // tl.num_programs(0)
+    return keys, first, begin + i_s * share, tl.minimum(begin + (i_s + 1) * share, end)
 
 
 @triton.jit
@@ -63,39 +63,33 @@ def page_bounds(
     q_b, q_h, q_l, k_b, k_g, k_p, k_l, x_b, x_g, x_p, mask_b, mask_h, mask_l, mask_s, table_b,
     heads, group, L, S, pages, a1, scale, softcap, left, right, offset,
     LEARNED: tl.constexpr, PAGED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, R: tl.constexpr,
-    ROWS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr,
+    BR: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Bounds of all pages, (rows, pages); and seeds, maximum and threshold of each part's page of the largest bound."""
     i_s, i_bg = tl.program_id(0), tl.program_id(1)
-    shared = heads // group
-    i_b, i_g = i_bg // shared, i_bg % shared
-    i_h, i_q, m_r, a = row_places(p_alphas, i_g, group, heads, L, a1, LEARNED, ROWS)
-    keys, first, begin, end = seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED, PAGE)
-    part = (end - begin + tl.num_programs(0) - 1) // tl.num_programs(0)
-    begin, end = begin + i_s * part, tl.minimum(begin + (i_s + 1) * part, end)
-    o_d, o_n, o_r = tl.arange(0, BD), tl.arange(0, PAGE), tl.arange(0, ROWS)
+    i_b, i_g = i_bg // (heads // group), i_bg % (heads // group)
+    i_h, i_q, m_r, a = row_places(p_alphas, i_g, group, L, a1, LEARNED, BR)
+    keys, first, begin, end = part_of_pages(p_lengths, i_s, i_b, L, S, left, right, offset, PAGED, BN)
+    o_d, o_n, o_r = tl.arange(0, BD), tl.arange(0, BN), tl.arange(0, BR)
     o_head = i_b.to(tl.int64) * q_b + i_h.to(tl.int64) * q_h
     b_q = load_rows(p_q, (o_head + i_q * q_l), o_d, m_r, 1, D, BD)
     b_up, b_down = tl.maximum(b_q, 0.0).to(b_q.dtype), tl.minimum(b_q, 0.0).to(b_q.dtype)
     o_row = (i_b * heads + i_h).to(tl.int64) * L + i_q
     best = float("-inf")
     at = begin
-    for i_c in range(begin, end, CHUNK):
-        o_p = i_c + tl.arange(0, CHUNK)
+    for i_c in range(begin, end, BP):
+        o_p = i_c + tl.arange(0, BP)
         m_p = o_p < end
         o_box = page_start(p_table, i_b, o_p, m_p, table_b, x_b, x_p, PAGED) + i_g.to(tl.int64) * x_g
         b_low = load_rows(p_boxes, o_box, o_d, m_p, 1, D, BD)
         b_high = load_rows(p_boxes + D, o_box, o_d, m_p, 1, D, BD)
         b_raw = tl.dot(b_up, tl.trans(b_high), input_precision=PRECISION)
         b_raw = tl.dot(b_down, tl.trans(b_low), b_raw, input_precision=PRECISION)
-        if CAP:
-            b_u = b_tanh(b_raw * (scale / softcap)) * (softcap * a)[:, None]
-        else:
-            b_u = b_raw * (scale * a)[:, None]
-        b_from, b_to = (first + i_q - left)[:, None], (first + i_q + right)[:, None]
-        sees = (o_p * PAGE + PAGE > b_from) & (o_p * PAGE <= b_to) & m_p[None, :] & m_r[:, None]
-        b_u = tl.where(sees, b_u, float("-inf"))
+        b_u = capped_units(b_raw, a[:, None], scale, softcap, CAP)
+        o_from, o_to = (first + i_q - left)[:, None], (first + i_q + right)[:, None]
+        m_seen = (o_p * BN + BN > o_from) & (o_p * BN <= o_to) & m_p[None, :] & m_r[:, None]
+        b_u = tl.where(m_seen, b_u, float("-inf"))
         m_tile = m_r[:, None] & m_p[None, :]
         tl.store(p_bounds + o_row[:, None] * pages + o_p[None, :], b_u, mask=m_tile)
         b_any = tl.max(b_u, 0)
@@ -105,7 +99,7 @@ def page_bounds(
         best = tl.maximum(best, top)
     m_some = begin < end
     o_k = page_start(p_table, i_b, at, m_some, table_b, k_b, k_p, PAGED) + i_g.to(tl.int64) * k_g
-    o_key = at * PAGE + o_n
+    o_key = at * BN + o_n
     b_k = load_rows(p_k + o_k, o_n, o_d, (o_key < keys) & m_some, k_l, D, BD)
     p_rows = p_mask + (i_b.to(tl.int64) * mask_b + i_h.to(tl.int64) * mask_h)[:, None]
     b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
@@ -115,11 +109,11 @@ def page_bounds(
     )  # fmt: skip
     b_u = tl.where(m_some & m_r[:, None], b_u, float("-inf"))
     b_top = row_top(b_u)
-    b_none = tl.full((ROWS,), float("-inf"), tl.float32)
-    p_seed = p_seeds + (i_bg * tl.num_programs(0) + i_s) * (2 * ROWS) + o_r
+    b_none = tl.full((BR,), float("-inf"), tl.float32)
+    p_seed = p_seeds + (i_bg * tl.num_programs(0) + i_s) * (2 * BR) + o_r
     tl.store(p_seed, b_top)
     b_page = _threshold(b_u, b_none, tl.where(b_top == float("-inf"), 0.0, b_top - 1), a, R)
-    tl.store(p_seed + ROWS, tl.where(b_top == float("-inf"), float("-inf"), b_page))
+    tl.store(p_seed + BR, tl.where(b_top == float("-inf"), float("-inf"), b_page))
 
 
 @triton.jit
@@ -128,34 +122,29 @@ def page_scores(
     q_b, q_h, q_l, k_b, k_g, k_p, k_l, mask_b, mask_h, mask_l, mask_s, table_b,
     heads, group, L, S, pages, a1, scale, softcap, left, right, offset,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PAGED: tl.constexpr, BOXES: tl.constexpr, MASK: tl.constexpr,
-    CAP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr,
-    CHUNK: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    CAP: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
+    BP: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Scores (rows, pages, PAGE) of the pages that can matter, and the maximum of each page, -inf for others."""
+    """Scores (rows, pages, BN) of the pages that can matter, and the maximum of each page, -inf for others."""
     i_s, i_bg = tl.program_id(0), tl.program_id(1)
-    shared = heads // group
-    i_b, i_g = i_bg // shared, i_bg % shared
-    i_h, i_q, m_r, a = row_places(p_alphas, i_g, group, heads, L, a1, LEARNED, ROWS)
-    keys, first, begin, end = seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED, PAGE)
-    part = (end - begin + tl.num_programs(0) - 1) // tl.num_programs(0)
-    begin, end = begin + i_s * part, tl.minimum(begin + (i_s + 1) * part, end)
-    o_d, o_n = tl.arange(0, BD), tl.arange(0, PAGE)
+    i_b, i_g = i_bg // (heads // group), i_bg % (heads // group)
+    i_h, i_q, m_r, a = row_places(p_alphas, i_g, group, L, a1, LEARNED, BR)
+    keys, first, begin, end = part_of_pages(p_lengths, i_s, i_b, L, S, left, right, offset, PAGED, BN)
+    o_d, o_n = tl.arange(0, BD), tl.arange(0, BN)
     o_head = i_b.to(tl.int64) * q_b + i_h.to(tl.int64) * q_h
     b_q = load_rows(p_q, (o_head + i_q * q_l), o_d, m_r, 1, D, BD)
     o_row = (i_b * heads + i_h).to(tl.int64) * L + i_q
     p_rows = p_mask + (i_b.to(tl.int64) * mask_b + i_h.to(tl.int64) * mask_h)[:, None]
     count = end - begin
     if BOXES:
-        b_sink = tl.full((ROWS,), float("-inf"), tl.float32)
+        b_sink = tl.full((BR,), float("-inf"), tl.float32)
         if SINKS:
             b_sink = tl.load(p_sinks + i_h, mask=m_r, other=0.0).to(tl.float32) * a
-        b_t = _seed_bound(
-            p_seeds + i_bg * tl.num_programs(0) * (2 * ROWS), tl.num_programs(0), b_sink, a, R, ROWS, PARTS
-        )
+        b_t = _seed_bound(p_seeds + i_bg * tl.num_programs(0) * (2 * BR), tl.num_programs(0), b_sink, a, R, BR, BS)
         p_list += i_bg.to(tl.int64) * pages + begin
         count = 0
-        for i_c in range(begin, end, CHUNK):
-            o_p = i_c + tl.arange(0, CHUNK)
+        for i_c in range(begin, end, BP):
+            o_p = i_c + tl.arange(0, BP)
             m_tile = m_r[:, None] & (o_p < end)[None, :]
             b_u = tl.load(p_bounds + o_row[:, None] * pages + o_p[None, :], mask=m_tile, other=float("-inf"))
             # what is no number is not proven to be small
@@ -163,7 +152,7 @@ def page_scores(
             b_on = tl.where(o_p < end, b_on, 0)
             tl.store(p_list + count + tl.cumsum(b_on, 0) - 1, o_p, mask=b_on > 0)
             p_tile = p_maxima + o_row[:, None] * pages + o_p[None, :]
-            tl.store(p_tile, tl.full((ROWS, CHUNK), float("-inf"), tl.float32), mask=m_tile & (b_on == 0)[None, :])
+            tl.store(p_tile, tl.full((BR, BP), float("-inf"), tl.float32), mask=m_tile & (b_on == 0)[None, :])
             count += tl.sum(b_on, 0)
         # what other threads wrote is read below
         tl.debug_barrier()
@@ -173,27 +162,27 @@ def page_scores(
         else:
             i_p = begin + i_c
         o_k = page_start(p_table, i_b, i_p, i_c < count, table_b, k_b, k_p, PAGED) + i_g.to(tl.int64) * k_g
-        o_key = i_p * PAGE + o_n
+        o_key = i_p * BN + o_n
         b_k = load_rows(p_k + o_k, o_n, o_d, o_key < keys, k_l, D, BD)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_u = units(
             b_raw, i_q, o_key, p_rows, mask_l, mask_s, L, keys, a[:, None], scale,
             softcap, left, right, first, MASK, CAP, True,
         )  # fmt: skip
-        p_tile = p_scores + (o_row[:, None] * pages + i_p) * PAGE + o_n[None, :]
+        p_tile = p_scores + (o_row[:, None] * pages + i_p) * BN + o_n[None, :]
         tl.store(p_tile, b_u, mask=m_r[:, None])
         tl.store(p_maxima + o_row * pages + i_p, row_top(b_u), mask=m_r)
 
 
 @triton.jit
-def _seed_bound(p_seeds, parts, b_sink, a, R: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
+def _seed_bound(p_seeds, parts, b_sink, a, R: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr):
     """A lower bound of tau of each row: the threshold of the maxima of seeds, or that of a page; -inf of none."""
-    o_s, o_r = tl.arange(0, PARTS), tl.arange(0, ROWS)
-    p_seed = p_seeds + o_s[None, :] * (2 * ROWS) + o_r[:, None]
+    o_s, o_r = tl.arange(0, BS), tl.arange(0, BR)
+    p_seed = p_seeds + o_s[None, :] * (2 * BR) + o_r[:, None]
     m_seed = (o_s < parts)[None, :] & (o_r >= 0)[:, None]
     b_m = tl.load(p_seed, mask=m_seed, other=float("-inf"))
     b_top = larger(row_top(b_m), b_sink)
-    b_page = tl.max(tl.load(p_seed + ROWS, mask=m_seed, other=float("-inf")), 1)
+    b_page = tl.max(tl.load(p_seed + BR, mask=m_seed, other=float("-inf")), 1)
     # Newton's steps need a number to start from
     b_t = tl.where(b_top == float("-inf"), 0.0, larger(b_top - 1, b_page))
     b_t = _threshold(b_m, b_sink, b_t, a, R)

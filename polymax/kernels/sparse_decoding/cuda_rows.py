@@ -3,25 +3,20 @@
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import (
-    exponent,
-    raised,
-    slope,
-    weight,
-)
+from polymax.kernels.sparse_attention.cuda_weights import exponent, raised, slope, weight
 from polymax.kernels.sparse_decoding.cuda_pages import MARGIN, page_start, seen_pages
 
 
 @triton.jit
 def _row(p_alphas, p_sinks, p_lengths, i_row, heads, L, S, a1, left, right, offset,
-         LEARNED: tl.constexpr, SINKS: tl.constexpr, PAGED: tl.constexpr, PAGE: tl.constexpr):  # fmt: skip
+         LEARNED: tl.constexpr, SINKS: tl.constexpr, PAGED: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """alpha - 1 of a row, u of its sink, its sequence and head, and the pages that may have been read for it."""
     i_b, i_h = i_row // (heads * L), (i_row // L) % heads
     a = exponent(p_alphas + i_h, a1, LEARNED)
     sink = float("-inf")
     if SINKS:
         sink = tl.load(p_sinks + i_h).to(tl.float32) * a
-    _, _, begin, end = seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED, PAGE)
+    _, _, begin, end = seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED, BN)
     return a, sink, i_b, i_h, begin, end
 
 
@@ -29,21 +24,21 @@ def _row(p_alphas, p_sinks, p_lengths, i_row, heads, L, S, a1, left, right, offs
 def thresholds(
     p_alphas, p_sinks, p_lengths, p_scores, p_maxima, p_list, p_tau, p_count,
     heads, L, S, pages, a1, left, right, offset, tolerance,
-    LEARNED: tl.constexpr, SINKS: tl.constexpr, PAGED: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
-    CHUNK: tl.constexpr, SOME: tl.constexpr,
+    LEARNED: tl.constexpr, SINKS: tl.constexpr, PAGED: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """tau of a row from the pages above the threshold of the maxima of pages, and the list of these pages."""
     i_row = tl.program_id(0)
     a, sink, _, _, begin, end = _row(
-        p_alphas, p_sinks, p_lengths, i_row, heads, L, S, a1, left, right, offset, LEARNED, SINKS, PAGED, PAGE
+        p_alphas, p_sinks, p_lengths, i_row, heads, L, S, a1, left, right, offset, LEARNED, SINKS, PAGED, BN
     )  # fmt: skip
     r = 1 / a
     o_row = i_row.to(tl.int64) * pages
     p_list += o_row
     top = sink
     bad = 0
-    for i_c in range(begin, end, CHUNK):
-        b_m = _maxima(p_maxima + o_row, i_c, end, CHUNK)
+    for i_c in range(begin, end, BP):
+        b_m = _maxima(p_maxima + o_row, i_c, end, BP)
         top = tl.maximum(top, tl.max(b_m, 0))
         bad += tl.sum((b_m != b_m).to(tl.int32), 0)
     # a row that sees nothing has no threshold
@@ -53,8 +48,8 @@ def thresholds(
     while (worst > 1.02) & (turn < 8):
         over = tl.maximum(sink - t, 0.0)
         f, g = weight(over, r, R), slope(over, r, R)
-        for i_c in range(begin, end, CHUNK):
-            b_x = tl.maximum(_maxima(p_maxima + o_row, i_c, end, CHUNK) - t, 0.0)
+        for i_c in range(begin, end, BP):
+            b_x = tl.maximum(_maxima(p_maxima + o_row, i_c, end, BP) - t, 0.0)
             f += tl.sum(weight(b_x, r, R), 0)
             g += tl.sum(slope(b_x, r, R), 0)
         t = raised(t, f, g, a, R)
@@ -62,22 +57,22 @@ def thresholds(
         turn += 1
     t = tl.where(t < float("inf"), t - MARGIN * (1 + tl.abs(t)), t)
     count = 0
-    for i_c in range(begin, end, CHUNK):
-        b_on = (_maxima(p_maxima + o_row, i_c, end, CHUNK) > t).to(tl.int32)
-        tl.store(p_list + count + tl.cumsum(b_on, 0) - 1, i_c + tl.arange(0, CHUNK), mask=b_on > 0)
+    for i_c in range(begin, end, BP):
+        b_on = (_maxima(p_maxima + o_row, i_c, end, BP) > t).to(tl.int32)
+        tl.store(p_list + count + tl.cumsum(b_on, 0) - 1, i_c + tl.arange(0, BP), mask=b_on > 0)
         count += tl.sum(b_on, 0)
     # what other threads wrote is read below
     tl.debug_barrier()
-    o_n = tl.arange(0, PAGE)
+    o_n = tl.arange(0, BN)
     worst = 2.0
     turn = 0
     while (worst > 1 + tolerance) & (turn < 24):
         over = tl.maximum(sink - t, 0.0)
         f, g = weight(over, r, R), slope(over, r, R)
-        for i_c in range(0, count, SOME):
-            o_c = i_c + tl.arange(0, SOME)
-            b_p = tl.load(p_list + o_c, mask=o_c < count, other=0)
-            p_tile = p_scores + (o_row + b_p)[:, None] * PAGE + o_n[None, :]
+        for i_c in range(0, count, BC):
+            o_c = i_c + tl.arange(0, BC)
+            o_p = tl.load(p_list + o_c, mask=o_c < count, other=0)
+            p_tile = p_scores + (o_row + o_p)[:, None] * BN + o_n[None, :]
             m_tile = (o_c < count)[:, None] & (o_n >= 0)[None, :]
             b_x = tl.maximum(tl.load(p_tile, mask=m_tile, other=float("-inf")) - t, 0.0)
             f += tl.sum(tl.sum(weight(b_x, r, R), 1), 0)
@@ -90,8 +85,8 @@ def thresholds(
 
 
 @triton.jit
-def _maxima(p_maxima, i_c, end, CHUNK: tl.constexpr):
-    o_c = i_c + tl.arange(0, CHUNK)
+def _maxima(p_maxima, i_c, end, BP: tl.constexpr):
+    o_c = i_c + tl.arange(0, BP)
     return tl.load(p_maxima + o_c, mask=o_c < end, other=float("-inf"))
 
 
@@ -99,7 +94,7 @@ def _maxima(p_maxima, i_c, end, CHUNK: tl.constexpr):
 def value_sums(
     p_v, p_table, p_alphas, p_scores, p_list, p_tau, p_count, p_sums, p_mass, p_size,
     v_b, v_g, v_p, v_l, table_b, heads, group, L, pages, a1,
-    LEARNED: tl.constexpr, PAGED: tl.constexpr, R: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PAGE: tl.constexpr,
+    LEARNED: tl.constexpr, PAGED: tl.constexpr, R: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Of every n-th listed page of a row: the sum of values under weights, the sum of these weights, their number."""
     i_s, i_row = tl.program_id(0), tl.program_id(1)
@@ -110,13 +105,13 @@ def value_sums(
     o_row = i_row.to(tl.int64) * pages
     t = tl.load(p_tau + i_row)
     count = tl.load(p_count + i_row)
-    o_n, o_v = tl.arange(0, PAGE), tl.arange(0, BV)
+    o_n, o_v = tl.arange(0, BN), tl.arange(0, BV)
     b_sum = tl.zeros((BV,), tl.float32)
-    b_mass = tl.zeros((PAGE,), tl.float32)
-    b_size = tl.zeros((PAGE,), tl.int32)
+    b_mass = tl.zeros((BN,), tl.float32)
+    b_size = tl.zeros((BN,), tl.int32)
     for i_c in range(i_s, count, parts):
         i_p = tl.load(p_list + o_row + i_c)
-        b_w = tl.maximum(tl.load(p_scores + (o_row + i_p) * PAGE + o_n) - t, 0.0)
+        b_w = tl.maximum(tl.load(p_scores + (o_row + i_p) * BN + o_n) - t, 0.0)
         b_p = weight(b_w, r, R)
         o_page = page_start(p_table, i_b, i_p, i_c < count, table_b, v_b, v_p, PAGED)
         p_tile = p_v + o_page + (i_h // group).to(tl.int64) * v_g + o_n.to(tl.int64)[:, None] * v_l + o_v[None, :]
@@ -134,14 +129,14 @@ def value_sums(
 def contexts(
     p_alphas, p_sinks, p_tau, p_sums, p_mass, p_size, p_out, p_support, heads, L, parts, a1,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, R: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    PARTS: tl.constexpr,
+    BS: tl.constexpr,
 ):  # fmt: skip
     """The context of a row from its parts; weights sum to 1."""
     i_row = tl.program_id(0)
     i_h = (i_row // L) % heads
     a = exponent(p_alphas + i_h, a1, LEARNED)
     t = tl.load(p_tau + i_row)
-    o_s, o_v = tl.arange(0, PARTS), tl.arange(0, BV)
+    o_s, o_v = tl.arange(0, BS), tl.arange(0, BV)
     o_part = i_row.to(tl.int64) * parts + o_s
     mass = tl.sum(tl.load(p_mass + o_part, mask=o_s < parts, other=0.0), 0)
     size = tl.sum(tl.load(p_size + o_part, mask=o_s < parts, other=0), 0)

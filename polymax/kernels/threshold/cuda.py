@@ -115,8 +115,10 @@ def _precise(x, alpha, alphas):
 
 
 def _exact(x, alpha, family, alphas):
-    # Triton passes a Python float in float32, which is not enough for a float64 row: give it one alpha per row
-    if x.dtype == torch.float64 and alphas is None and _method(alpha, family, False) == GENERAL.value:
+    # Triton passes a Python float in float32, which is not enough for a float64 row, nor for an alpha that would be
+    # rounded to 1: give it one alpha per row
+    coarse = x.dtype == torch.float64 or abs(alpha - 1) < 1e-7
+    if coarse and alphas is None and _method(alpha, family, False) == GENERAL.value:
         return torch.full(x.shape[:-1], alpha, dtype=torch.float64, device=x.device)
     return alphas
 

@@ -12,8 +12,9 @@ from polymax.recipes.parse.model import Scored, Trees
 
 # trees that are listed where every one has a probability
 BEST = 5
-# the memory that the best trees without crossing arcs take grows with the cube of the words: of more, only the first
-LONGEST = 120
+# the memory that the best trees without crossing arcs take grows with the cube of the words, with grandparents with the
+# fourth power: of more, only the first
+LONGEST = {pm.ProjectiveTree: 120, pm.SiblingTree: 80, pm.GrandparentTree: 40, pm.SiblingGrandparentTree: 40}
 # trees that would follow have weights that nobody reads
 SOLVER = pm.ActiveSet(tol=1e-9)
 
@@ -55,16 +56,17 @@ def alternatives(loss: str, scored: Scored) -> Iterator[Weighted]:
     # one by one: a long sentence among them does not make room for all
     tensors = zip(*(t.double().cpu() for t in scored.scores))
     for each, length in zip(tensors, scored.trees.lengths.tolist()):
-        shorter = (t[(slice(length + 1),) * t.dim()] for t in each)
+        shorter = tuple(t[(slice(length + 1),) * t.dim()] for t in each)
         distribution = smoothing(loss, trees, "--distribution").distribution(*shorter)
         if isinstance(distribution, Finite):
             found, probabilities = distribution.support()
-        elif isinstance(trees, pm.ProjectiveTree) and length > LONGEST:
-            found = distribution.mode.unsqueeze(0)
-            probabilities = distribution.prob(found)
+            heads = trees.decode(found)
+        elif length > LONGEST.get(type(trees), length):
+            best = trees.map(*shorter)
+            probabilities, heads = distribution.prob(best).reshape(1), trees.decode(best).unsqueeze(0)
         else:
             found, probabilities = distribution.topk(BEST)
-        heads = trees.decode(found)
+            heads = trees.decode(found)
         # where there are fewer trees than were asked for, none follows
         there = (heads >= 0).all(-1)
         yield Weighted(probabilities[there], heads[there])

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import polymax as pm
@@ -19,9 +19,15 @@ from polymax.recipes.text.tokens import Tokens, numbers
 from polymax.recipes.training.task import Model, Vocabularies
 from polymax.recipes.training.vocabulary import SPECIALS, stored_words
 
-Trees = pm.SpanningTree | pm.ProjectiveTree | pm.SiblingTree | pm.GrandparentTree
+Paired = pm.SiblingTree | pm.GrandparentTree | pm.SiblingGrandparentTree
+Trees = pm.SpanningTree | pm.ProjectiveTree | Paired
 # what is scored beside arcs
-ORDERS = {"first": None, "siblings": pm.SiblingTree, "grandparents": pm.GrandparentTree}
+ORDERS: dict[str, type[Paired] | None] = {
+    "first": None,
+    "siblings": pm.SiblingTree,
+    "grandparents": pm.GrandparentTree,
+    "both": pm.SiblingGrandparentTree,
+}
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "crf": pm.crf_loss,
@@ -40,19 +46,19 @@ LARGEST = 100_000
 class Scored(NamedTuple):
     """The trees of a batch.
 
-    Shapes: arcs (b, n + 1, n + 1), [head, modifier]; nodes (b, n + 1, d), 0 the root; pairs of arcs, where they are
-    scored, (b, n + 1, n + 1, n + 1)
+    Shapes: arcs (b, n + 1, n + 1), [head, modifier]; nodes (b, n + 1, d), 0 the root; pairs of arcs, of each kind that
+    is scored, (b, n + 1, n + 1, n + 1)
     """
 
     trees: Trees
     arcs: Tensor
     nodes: Tensor
-    pairs: Tensor | None = None
+    pairs: tuple[Tensor, ...] = ()
 
     @property
     def scores(self) -> tuple[Tensor, ...]:
         """The score tensors of the trees."""
-        return (self.arcs,) if self.pairs is None else (self.arcs, self.pairs)
+        return self.arcs, *self.pairs
 
 
 class Parser(Model):
@@ -73,9 +79,9 @@ class Parser(Model):
         universals = numbers(vocabularies["universals"])
         self.reader = TextReader(options, vocabularies)
         self.arcs = ArcScorer(self.reader.size, options.arcs, options.dropout)
-        self.pairs = None
-        if options.order != "first":
-            self.pairs = PairScorer(self.reader.size, options.rank, options.dropout)
+        kind = ORDERS[options.order]
+        kinds = len(kind().event_dims()) - 1 if kind is not None else 0
+        self.pairs = nn.ModuleList(PairScorer(self.reader.size, options.rank, options.dropout) for _ in range(kinds))
         self.relations = RelationScorer(self.reader.size, options.labels, len(relations), options.dropout)
         without = [universals[universal(name)] - len(SPECIALS) for name in relations]
         self.register_buffer("universals", torch.tensor(without), persistent=False)
@@ -90,7 +96,7 @@ class Parser(Model):
         kind = ORDERS[self.options.order] or first
         trees = kind(batch.lengths, single_root=self.options.roots == "single")
         nodes = self.arcs.with_root(tokens)
-        pairs = None if self.pairs is None else self.pairs(nodes).float()
+        pairs = tuple(each(nodes).float() for each in self.pairs)
         return Scored(trees, self.arcs(tokens).float(), nodes, pairs)
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:

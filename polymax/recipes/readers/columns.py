@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from polymax.recipes.readers.layout import DOCUMENT, Column, Layout, layout_of
+from polymax.recipes.readers.layout import DOCUMENT, Column, Layout, begins_document, layout_of
 from polymax.recipes.readers.lines import Line, Path, ReadError, blocks, write
 
 
@@ -17,11 +17,12 @@ class Places(NamedTuple):
 
 
 class Tagged(NamedTuple):
-    """A sentence, a tag for each of its tokens, and where these are in its file."""
+    """A sentence, a tag for each of its tokens, where these are in its file, and the number of its document there."""
 
     tokens: list[str]
     tags: list[str]
     places: Places = Places()
+    document: int = 0
 
 
 def read_tagged(
@@ -43,7 +44,9 @@ def read_tagged(
     layout = layout_of(path, comments, names=isinstance(token, str) or isinstance(tag, str))
     found = (layout.place(path, name, column) for name, column in (("token", token), ("tag", tag)))
     places = Places(layout.columns, *found)
+    document = 0
     for block in blocks(path):
+        document += any(begins_document(line.text) for line in block)
         try:
             sentence = _sentence(path, block, layout, places)
         except ReadError as error:
@@ -52,7 +55,7 @@ def read_tagged(
             skipped.append(error)
             continue
         if sentence.tokens:
-            yield sentence
+            yield sentence._replace(document=document)
 
 
 def _sentence(path: Path, block: list[Line], layout: Layout, places: Places) -> Tagged:

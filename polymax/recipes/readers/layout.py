@@ -83,6 +83,16 @@ def looks_like_comment(line: Line, fits: bool) -> bool:
     return not fits or METADATA.fullmatch(line.text) is not None
 
 
+def begins_document(text: str) -> bool:
+    """True if a line marks the beginning of a document.
+
+    Example:
+        >>> [begins_document(text) for text in ("-DOCSTART- O", "# newdoc id = 7", "# newpar")]
+        [True, True, False]
+    """
+    return re.match(rf"{DOCUMENT}(?:\s|$)|#\s*newdoc\b", text) is not None
+
+
 def layout_of(path: Path, comments: bool | None = None, names: bool = False) -> Layout:
     """That of a file, by its first token; with `names`, those of the columns are in a comment or the first line."""
     found: tuple[str, ...] = ()

@@ -1,7 +1,6 @@
 """Tagged sentences: from columns or CoNLL-U, and as batches of words, characters and tags."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,9 +9,11 @@ from torch import Tensor
 
 from polymax.recipes.readers.columns import Places, Tagged, read_tagged
 from polymax.recipes.readers.conllu import read_conllu
+from polymax.recipes.readers.layout import begins_document
 from polymax.recipes.readers.lines import ReadError
 from polymax.recipes.readers.schemes import BIO, BIOES, IO, IOB1, detect
 from polymax.recipes.tag.columns import FIRST_AND_LAST, Chosen, Remembered
+from polymax.recipes.tag.rules import read_rules, rules_on
 from polymax.recipes.tag.spans import rules_of, spell_spans
 from polymax.recipes.text.chosen import table_of
 from polymax.recipes.text.pretrained import encoder_vocabularies
@@ -36,7 +37,13 @@ def read_tags(
     """
     if not files:
         raise ValueError("tagged sentences come in one file or more; got 0")
-    return list(chain.from_iterable(_read(file, chosen, comments, skipped) for file in files))
+    found: list[Tagged] = []
+    for file in files:
+        # a file is a document, or several
+        before = found[-1].document + 1 if found else 0
+        sentences = _read(file, chosen, comments, skipped)
+        found += [sentence._replace(document=before + sentence.document) for sentence in sentences]
+    return found
 
 
 def _read(file: Path, chosen: Chosen, comments: bool | None, skipped: list[ReadError] | None) -> Iterator[Tagged]:
@@ -45,16 +52,24 @@ def _read(file: Path, chosen: Chosen, comments: bool | None, skipped: list[ReadE
         yield from read_tagged(file, token=token, tag=tag, comments=comments, skipped=skipped)
         return
     places = Places(0, *chosen.conllu)
+    document = 0
     for sentence in read_conllu(file, trees=False, skipped=skipped):
         rows = [sentence.lines[row].rstrip("\r\n").split("\t") for row in sentence.rows]
-        yield Tagged([row[places.token] for row in rows], [row[places.tag] for row in rows], places)
+        document += any(begins_document(line) for line in sentence.lines)
+        yield Tagged([row[places.token] for row in rows], [row[places.tag] for row in rows], places, document)
 
 
 def vocabularies_of(
-    examples: Sequence[Tagged], scheme: str, words: int, encoder: str = "", chosen: Chosen = FIRST_AND_LAST
+    examples: Sequence[Tagged],
+    scheme: str,
+    words: int,
+    encoder: str = "",
+    chosen: Chosen = FIRST_AND_LAST,
+    constraints: str = "",
 ) -> Vocabularies:
     """Of the words in lower case and the characters, or of an encoder; of the tags; the schemes in which these are
-    learned and written, the rules that those that are learned keep, and the columns that all came from.
+    learned and written, the rules that those that are learned keep, the columns that all came from, and the rules of a
+    file of `constraints`.
 
     Example:
         >>> vocabularies_of([Tagged(["Rome"], ["I-LOC"])], "BIO", 100)["tags"].words
@@ -65,12 +80,17 @@ def vocabularies_of(
     rules = rules_of(spelled)
     tags = {tag for sentence in spelled for tag in sentence.tags}
     tokens = [sentence.tokens for sentence in examples]
+    names = tuple(sorted(tags))
+    stored = read_rules(Path(constraints)) if constraints else ()
+    # a rule that is none is told before the training
+    rules_on(stored, names)
     return {
         **(encoder_vocabularies(encoder) if encoder else token_vocabularies(tokens, words)),
-        "tags": Words(tuple(sorted(tags))),
+        "tags": Words(names),
         "schemes": schemes,
         "rules": Words((rules,) if rules else ()),
         "columns": Remembered.of(examples, chosen).stored(),
+        "constraints": Words(stored),
     }
 
 

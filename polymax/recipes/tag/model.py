@@ -1,6 +1,6 @@
 """A chain over the tags of what reads words and their characters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,11 +8,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import polymax as pm
+from polymax.recipes.doubts import doubt
+from polymax.recipes.tag.agreed import Unkept, agreed_tags
 from polymax.recipes.tag.data import Batch, PieceBatch
+from polymax.recipes.tag.rules import Rule, rules_on
 from polymax.recipes.tag.spans import constraints_of, counted_spans, spell_spans
 from polymax.recipes.text.chosen import reader_of
 from polymax.recipes.training.task import Model, Vocabularies
-from polymax.recipes.training.vocabulary import stored_words
+from polymax.recipes.training.vocabulary import Words, stored_words
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "crf": pm.crf_loss,
@@ -66,6 +69,9 @@ class Tagger(Model):
         for name, part in zip(("moves", "first", "last"), allowed or (None, None, None)):
             # not saved: the vocabularies say it
             self.register_buffer(name, part, persistent=False)
+        constraints = vocabularies.get("constraints")
+        stored = constraints.words if isinstance(constraints, Words) else ()
+        self.rules = rules_on(stored, self.names)
         self.reader = reader_of(options, vocabularies)
         self.tags = nn.Linear(self.reader.size, count)
         if options.loss != "softmax":
@@ -116,13 +122,32 @@ class Tagger(Model):
 
     @torch.no_grad()
     def best(self, scored: Scored) -> Tensor:
-        """The best tags (b, n), by Viterbi's algorithm or, without a chain, one by one; -1 at padding."""
+        """The best tags (b, n) that keep the rules of sentences; -1 at padding.
+
+        They are found by Viterbi's algorithm or, without a chain, one by one.
+        """
+        lengths = scored.chain.lengths
+        assert lengths is not None
         if self.options.loss == "softmax":
-            lengths, places = scored.chain.lengths, torch.arange(scored.unary.shape[1], device=scored.unary.device)
-            assert lengths is not None
-            return torch.where(places < lengths.unsqueeze(1), scored.unary.argmax(-1), -1)
-        chain, unary, transition = self.constrained(scored)
-        return chain.decode(chain.map(unary, transition))
+            places = torch.arange(scored.unary.shape[1], device=scored.unary.device)
+            found = torch.where(places < lengths.unsqueeze(1), scored.unary.argmax(-1), -1)
+        else:
+            chain, unary, transition = self.constrained(scored)
+            found = chain.decode(chain.map(unary, transition))
+        rules = [rule for rule in self.rules if not rule.document]
+        return self.within(rules, scored, found) if rules else found
+
+    def within(self, rules: Sequence[Rule], scored: Scored, found: Tensor) -> Tensor:
+        """The best tags (b, n) that keep rules of sentences, where those that were found do not."""
+        _, unary, transition = self.constrained(scored)
+        tags = found.cpu().clone()
+        for row, n in enumerate((tags >= 0).sum(1).tolist()):
+            if not all(rule.keeps(tags[row, :n].tolist()) for rule in rules):
+                try:
+                    tags[row, :n] = agreed_tags(rules, [unary[row, :n]], transition)[0]
+                except Unkept as error:
+                    doubt(f"{error}: its tags are those of the chain")
+        return tags.to(found.device)
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from time import perf_counter
 
@@ -13,10 +14,12 @@ from polymax.recipes.metrics import EntityF1, TokenAccuracy
 from polymax.recipes.readers.columns import Tagged
 from polymax.recipes.readers.lines import Line, ReadError, grouped
 from polymax.recipes.results import TagResult, token_lists
+from polymax.recipes.tag.agreed import Unkept, agreed_tags
 from polymax.recipes.tag.alternatives import Tagging, alternatives
 from polymax.recipes.tag.columns import Chosen, Remembered, looks_wrong
 from polymax.recipes.tag.data import Sentences, read_tags, vocabularies_of, written
 from polymax.recipes.tag.model import NAMES, SMOOTHINGS, SPARSE, Tagger
+from polymax.recipes.tag.rules import Rule
 from polymax.recipes.tag.spans import is_like, spell_spans
 from polymax.recipes.tag.text import Reader, Untagged
 from polymax.recipes.text.pretrained import PretrainedReader
@@ -55,6 +58,7 @@ class TagOptions(ReaderOptions):
         choices=tuple(COMMENTS),
         late=True,
     )
+    constraints: str = option("", "File of rules that the tags of a sentence or a document keep: see docs/recipes.md.")
     skip_bad: bool = option(False, "Leave out sentences that cannot be read, and list them.", late=True)
     unconstrained: bool = option(False, "Find tags that break the rules of BIO or BIOES too.", late=True)
     batch: int = option(64, "Sentences that are tagged at once.", least=1, late=True)
@@ -101,7 +105,7 @@ class TagTask(Task):
 
     def vocabularies(self, examples: list[Tagged], options: TagOptions) -> Vocabularies:
         chosen = chosen_columns(options)
-        return vocabularies_of(examples, options.scheme, options.words, options.encoder, chosen)
+        return vocabularies_of(examples, options.scheme, options.words, options.encoder, chosen, options.constraints)
 
     def encode(self, examples: list[Tagged], vocabularies: Vocabularies) -> Sentences:
         return Sentences(examples, vocabularies)
@@ -128,7 +132,7 @@ class TagTask(Task):
             if trained.options.loss in SPARSE:
                 single += int(model.single(model.constrained(model(batch))).sum())
         start = perf_counter()
-        guessed = best_tags(trained, encoded)
+        guessed = best_tags(trained, encoded, [sentence.document for sentence in examples])
         seconds = perf_counter() - start
         schemes = stored_words(trained.vocabularies, "schemes")
         accuracy = TokenAccuracy()
@@ -152,6 +156,9 @@ class TagTask(Task):
     def accept(self, trained: Trained, file: str, unit: list[Line]) -> Untagged:
         return reader_of_run(trained).sentence(file, unit)
 
+    def stands_alone(self, trained: Trained, given: Untagged) -> bool:
+        return given.begins_document or not any(rule.document for rule in _tagger(trained).rules)
+
     def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
         columns = trained.vocabularies.get("columns")
         trained_on_conllu = isinstance(columns, Words) and Remembered.restored(columns).of_columns(0) is not None
@@ -168,27 +175,71 @@ class TagTask(Task):
         full = [sentence for sentence in inputs if sentence.rows]
         encoded = _encoded(trained, [sentence.tokens for sentence in full])
         if trained.options.distribution:
+            if _tagger(trained).rules:
+                raise ValueError(
+                    "distribution must be false for a run with --constraints, whose rules it does not know"
+                )
             listed = iter(taggings_of(trained, encoded) if full else ())
             for number, sentence in enumerate(inputs, before + 1):
                 taggings = next(listed) if sentence.rows else ()
                 yield from (f"{number}\t{probability:.6g}\t{' '.join(tags)}" for probability, tags in taggings)
             return
-        found = iter(best_tags(trained, encoded) if full else ())
+        documents = list(accumulate(sentence.begins_document for sentence in inputs))
+        owners = [number for number, sentence in zip(documents, inputs) if sentence.rows]
+        found = iter(best_tags(trained, encoded, owners) if full else ())
         for sentence in inputs:
             # what has no tokens stays as it is
             yield from sentence.tagged(next(found)) if sentence.rows else sentence.lines
 
 
 @torch.no_grad()
-def best_tags(trained: Trained, encoded: Sentences) -> list[list[str]]:
-    """The best tags of sentences, in their order."""
+def best_tags(trained: Trained, encoded: Sentences, documents: Sequence[int] | None = None) -> list[list[str]]:
+    """The best tags of sentences, in their order; `documents` are numbers, the same for sentences of one document.
+
+    Without documents each sentence is one.
+    """
     model = _tagger(trained)
     batches = sorted_batches(encoded.sizes, trained.options.batch)
-    tags: list[list[str]] = []
+    wide = any(rule.document for rule in model.rules)
+    tags: list[list[int]] = []
+    unary: list[Tensor] = []
     for rows in batches:
-        found = model.best(model(moved(encoded[rows], model))).tolist()
-        tags += [_names(trained, [tag for tag in row if tag >= 0]) for row in found]
-    return [tags[k] for k in places(batches).tolist()]
+        scored = model(moved(encoded[rows], model))
+        found = model.best(scored).tolist()
+        tags += [[tag for tag in row if tag >= 0] for row in found]
+        if wide:
+            scores = model.constrained(scored).unary.cpu()
+            unary += [part[:length] for part, length in zip(scores, encoded.sizes[rows].tolist())]
+    order = places(batches).tolist()
+    tags = [tags[k] for k in order]
+    if wide:
+        owners = list(documents) if documents is not None else list(range(len(tags)))
+        transition = model.constrained(scored).transition.cpu() if tags else torch.zeros(0, 0)
+        tags = document_tags(model.rules, tags, [unary[k] for k in order], transition, owners)
+    return [_names(trained, row) for row in tags]
+
+
+def document_tags(
+    rules: Sequence[Rule], tags: list[list[int]], unary: list[Tensor], transition: Tensor, owners: Sequence[int]
+) -> list[list[int]]:
+    """The best tags of sentences that keep all rules, where those that were found break one of their document.
+
+    Shapes: unary (n, s) of each sentence; transition (s, s)
+    """
+    found = list(tags)
+    for _, members in groupby(range(len(tags)), key=lambda k: owners[k]):
+        rows = list(members)
+        joined = [tag for k in rows for tag in tags[k]]
+        if all(rule.keeps(joined) for rule in rules if rule.document):
+            continue
+        try:
+            agreed = agreed_tags(rules, [unary[k] for k in rows], transition)
+        except Unkept as error:
+            doubt(f"{error}: its tags are those of the chains")
+            continue
+        for k, row in zip(rows, agreed):
+            found[k] = row.tolist()
+    return found
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from polymax.recipes.readers.layout import DOCUMENT, Split, looks_like_comment
+from polymax.recipes.readers.layout import DOCUMENT, Split, begins_document, looks_like_comment
 from polymax.recipes.readers.lines import Line, ReadError
 from polymax.recipes.tag.columns import CONLLU, FIRST_AND_LAST, NO_TAG, Chosen, Remembered
 
@@ -23,6 +23,11 @@ class Untagged:
     tokens: list[str]
     place: int | None
     tabs: bool
+
+    @property
+    def begins_document(self) -> bool:
+        """True if a document begins with this sentence."""
+        return any(begins_document(line) for line in self.lines)
 
     def tagged(self, tags: Sequence[str]) -> Iterator[str]:
         """The lines with tags in their column; a token alone gets a second one."""

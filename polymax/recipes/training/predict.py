@@ -65,20 +65,22 @@ def _pieces(
     trained: Trained, file: str, lines: Iterable[Line], before: int, errors: list[ValueError]
 ) -> Iterator[_Piece]:
     """The units of lines, some at a time, up to the first that is no input, whose error is put into a list."""
-    units = trained.task.units(lines)
-    while not errors:
-        taken, inputs = [], []
-        for unit in islice(units, CHUNK):
-            try:
-                inputs.append(trained.task.accept(trained, file, unit))
-            except ValueError as wrong:
-                errors.append(wrong)
-                break
-            taken += unit
-        if not inputs:
-            return
+    taken: list[Line] = []
+    inputs: list[Any] = []
+    for unit in trained.task.units(lines):
+        try:
+            given = trained.task.accept(trained, file, unit)
+        except ValueError as wrong:
+            errors.append(wrong)
+            break
+        if len(inputs) >= CHUNK and trained.task.stands_alone(trained, given):
+            yield _Piece(inputs, taken, before)
+            before += len(inputs)
+            taken, inputs = [], []
+        inputs.append(given)
+        taken += unit
+    if inputs:
         yield _Piece(inputs, taken, before)
-        before += len(inputs)
 
 
 @dataclass

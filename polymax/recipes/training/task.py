@@ -189,6 +189,10 @@ class Task(ABC):
         """What a unit is an input to this model; a ReadError where it is none."""
         return self.parse(file, unit)
 
+    def stands_alone(self, trained: Trained, given: Any) -> bool:
+        """True if an input can be predicted without those before it, so that a piece of the work may end there."""
+        return True
+
     def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
         """The lines of input of a sentence of raw text; a ValueError where a task takes none."""
         raise ValueError(f"--text is for tag, parse and bracket; {self.name} takes lines as docs/recipes.md says")

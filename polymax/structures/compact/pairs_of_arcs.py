@@ -32,11 +32,11 @@ class PairedHeads(Compact):
         return self.heads.places(index, scores[0])
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """(*batch, 2 n): the arc of each token, then its pair."""
-        arcs, pairs = self.structure.full(*scores)
-        used = self.structure.pairs(self.first(index, arcs).to(pairs.dtype))
-        each = torch.where(used == 0, 0, used * pairs).sum((-3, -2))[..., 1:]
-        return torch.cat([self.heads.terms(index, arcs), each], -1)
+        """(*batch, 2 n), or 3 n: the arc of each token, then its pairs."""
+        arcs, *pairs = self.structure.full(*scores)
+        used = self.structure.pairs(self.first(index, arcs).to(arcs.dtype))
+        each = [torch.where(y == 0, 0, y * x).sum((-3, -2))[..., 1:] for y, x in zip(used, pairs, strict=True)]
+        return torch.cat([self.heads.terms(index, arcs), *each], -1)
 
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
         return self.heads.check(index, scores[0])

@@ -1,0 +1,99 @@
+"""Weights and what follows from them: powers, Newton's steps, sinks, and which weights are dropped, for Triton."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def exponent(p_alpha, a1, LEARNED: tl.constexpr):
+    """alpha - 1, of the head where it is learned."""
+    a = a1
+    if LEARNED:
+        a = tl.load(p_alpha).to(tl.float32) - 1
+    return a
+
+
+@triton.jit
+def slope(b_w, r, R: tl.constexpr):
+    """s = p^(2 - alpha) = w^(r - 1), 0 outside the support."""
+    if R == 1:
+        b_s = (b_w > 0).to(tl.float32)
+    elif R == 2:
+        b_s = b_w
+    else:
+        b_s = tl.where(b_w > 0, tl.exp2((r - 1) * tl.log2(tl.where(b_w > 0, b_w, 1.0))), 0.0)
+    return b_s
+
+
+@triton.jit
+def weight(b_w, r, R: tl.constexpr):
+    """p = w^r, where w = (u - tau)_+; R is 1 and 2 for sparsemax and alpha 1.5, 0 for any other r."""
+    if R == 1:
+        b_p = b_w
+    elif R == 2:
+        b_p = b_w * b_w
+    else:
+        # one power serves both, where both are asked for
+        b_p = b_w * slope(b_w, r, R)
+    return b_p
+
+
+@triton.jit
+def raised(b_t, b_f, b_g, a, R: tl.constexpr):
+    """Newton's step on the r-norm: it never passes the threshold from below. f = sum w^r, g = sum w^(r - 1)."""
+    if R == 1:
+        b_step = (b_f - 1) / b_g
+    elif R == 2:
+        b_step = (b_f - tl.sqrt(b_f)) / b_g
+    else:
+        b_step = (b_f - tl.exp2((1 - a) * tl.log2(tl.maximum(b_f, 1.0)))) / b_g
+    return tl.where(b_f > 1, b_t + b_step, b_t)
+
+
+@triton.jit
+def last_error(tolerance, a, LEARNED: tl.constexpr):
+    """How far the sum of weights may be from 1 before the last of Newton's steps, which squares it for alpha <= 1.5."""
+    if LEARNED:
+        tolerance = tl.where(a <= 0.5, 1e-3, tolerance)
+    return tolerance
+
+
+@triton.jit
+def alpha_slope(b_w, a):
+    """The derivative of p^(alpha - 1) / (alpha - 1) in alpha, where p^(alpha - 1) = w."""
+    return tl.where(b_w > 0, b_w * (tl.log(tl.where(b_w > 0, b_w, 1.0)) - 1) / (a * a), 0.0)
+
+
+@triton.jit
+def sink_units(p_sink, a, BR: tl.constexpr, SINKS: tl.constexpr):
+    """u of the sink for each row, -inf where there is none."""
+    if SINKS:
+        b_sink = tl.zeros((BR,), tl.float32) + tl.load(p_sink).to(tl.float32) * a
+    else:
+        b_sink = tl.full((BR,), float("-inf"), tl.float32)
+    return b_sink
+
+
+@triton.jit
+def row_states(p_seed, o_row):
+    """A number of 32 bits for each row, counted over all batches and heads: see dropout.py."""
+    seed = tl.load(p_seed)
+    b_row = o_row.to(tl.int64)
+    b_state = _mixed(_mixed((seed >> 32).to(tl.uint32)) ^ seed.to(tl.uint32))
+    return _mixed(_mixed(b_state ^ (b_row >> 32).to(tl.uint32)) ^ b_row.to(tl.uint32))
+
+
+@triton.jit
+def kept(b_state, o_key, drop):
+    """1 / (1 - rate) for weights (rows, keys) that are kept, 0 for others; o_key is (1, keys) or (rows, keys)."""
+    b_drawn = _mixed(b_state[:, None] ^ _mixed(o_key.to(tl.uint32))) >> 8
+    return tl.where(b_drawn.to(tl.int32) >= drop, 1 / (1 - drop * 5.9604644775390625e-08), 0.0)
+
+
+@triton.jit
+def _mixed(b_x):
+    b_x = b_x ^ (b_x >> 16)
+    b_x = b_x * 0x7FEB352D
+    b_x = b_x ^ (b_x >> 15)
+    b_x = b_x * 0x846CA68B
+    return b_x ^ (b_x >> 16)
