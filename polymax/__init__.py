@@ -97,6 +97,7 @@ from polymax.regularizers import Zero as Zero
 from polymax.sequences import aligned_strings as aligned_strings
 from polymax.sequences import cigar as cigar
 from polymax.sequences import write_fasta as write_fasta
+from polymax.sequences import write_stockholm as write_stockholm
 
 # smoothed maxima over structures
 from polymax.smoothing import HardMax as HardMax

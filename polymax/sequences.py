@@ -1,4 +1,4 @@
-"""Alignments of sequences with gaps as people read them: rows of letters, CIGAR strings, FASTA files."""
+"""Alignments of sequences with gaps as people read them: rows of letters, CIGAR strings, FASTA and Stockholm files."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -65,6 +65,39 @@ def write_fasta(path: str | PathLike[str], rows: Sequence[str], names: Sequence[
         for name, row in zip(names, rows, strict=True):
             file.write(f">{name}\n")
             file.writelines(f"{row[k : k + width]}\n" for k in range(0, len(row), width))
+
+
+def write_stockholm(path: str | PathLike[str], rows: Sequence[str], names: Sequence[str], name: str = "") -> None:
+    """Write rows of letters, as `aligned_strings` gives them, to a file in the Stockholm format, one line each.
+
+    `name` is that of the alignment. Spaces in names become underscores: the format ends a name at the first.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_stockholm(f"{folder}/pair.sto", ("ACG", "A-G"), ("first", "second"), "pair")
+        ...     print(pathlib.Path(f"{folder}/pair.sto").read_text(), end="")
+        # STOCKHOLM 1.0
+        #=GF ID pair
+        first  ACG
+        second A-G
+        //
+    """
+    if len(rows) != len(names):
+        raise ValueError(f"names must be as many as rows, {len(rows)}; got {len(names)}")
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) > 1:
+        raise ValueError(f"rows must have one length, as in an alignment; got {', '.join(map(str, lengths))}")
+    labels = ["_".join(one.split()) for one in names]
+    if not all(labels) or len(set(labels)) < len(labels):
+        raise ValueError(f"names must differ, and none may be empty; got {', '.join(map(repr, names))}")
+    width = max(map(len, labels), default=0)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("# STOCKHOLM 1.0\n")
+        if name:
+            file.write(f"#=GF ID {name}\n")
+        file.writelines(f"{label:{width}} {row}\n" for label, row in zip(labels, rows, strict=True))
+        file.write("//\n")
 
 
 def _columns(y: Parts, n: int, m: int) -> list[tuple[int | None, int | None]]:

@@ -273,6 +273,18 @@ def test_fasta(tmp_path):
     assert (tmp_path / "pair.fa").read_text() == ">first\nACG\nT\n>second\nA--\nT\n"
 
 
+def test_stockholm(tmp_path):
+    pm.write_stockholm(tmp_path / "pair.sto", ("ACGT", "A--T"), ("first one", "b"))
+    assert (tmp_path / "pair.sto").read_text() == "# STOCKHOLM 1.0\nfirst_one ACGT\nb         A--T\n//\n"
+    for rows, names, message in (
+        (("A", "AC"), ("a", "b"), "rows must have one length, as in an alignment; got 1, 2"),
+        (("A", "C"), ("a", "a"), "names must differ, and none may be empty; got 'a', 'a'"),
+        (("A", "C"), ("a",), "names must be as many as rows, 2; got 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pm.write_stockholm(tmp_path / "pair.sto", rows, names)
+
+
 def transduced(log_probs, target, blank):
     """- log of the sum over all paths, one by one."""
     n, states, _ = log_probs.shape

@@ -52,6 +52,10 @@ def gapped_by_numbers(batch, n):
     return given, (lengths(batch, n + 2), lengths(batch, n)), ()
 
 
+def transducer(batch, n):
+    return (randn(batch, n, 4), randn(batch, n, 3, seed=1)), (lengths(batch, n), lengths(batch, 3)), ()
+
+
 def span_tree(batch, n):
     return (randn(batch, n, n, 1),), (lengths(batch, n),), ()
 
@@ -96,6 +100,7 @@ PROBLEMS = {
     "alignment": ("alignment", alignment),
     "gapped": ("gapped", gapped),
     "gapped-by-numbers": ("gapped", gapped_by_numbers),
+    "transducer": ("transducer", transducer),
     "span-tree": ("span_tree", span_tree),
     "span-tree-labelled": ("span_tree", span_tree_labelled),
     "projective-tree": ("projective_tree", projective_tree),

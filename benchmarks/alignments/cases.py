@@ -1,5 +1,7 @@
 """Monotonic search, forced alignment, transducers, and alignments with gaps."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -27,19 +29,24 @@ def labels(log_probs: Tensor) -> Tensor:
 def transduced(logits: Tensor) -> Tensor:
     batch, frames, states, classes = logits.shape
     targets = peers.spoken(states - 1, classes - 1, logits.device).expand(batch, -1)
-    sizes = [frames] * batch, [states - 1] * batch
-    return pm.rnnt_loss(logits, targets, *sizes, reduction="none")
+    return pm.rnnt_loss(logits, targets, *lengths(batch, frames, states - 1, logits.device), reduction="none")
 
 
 def additive(encoder: Tensor, predictor: Tensor) -> Tensor:
     (batch, frames, classes), states = encoder.shape, predictor.shape[1]
     targets = peers.spoken(states - 1, classes - 1, encoder.device).expand(batch, -1)
-    sizes = [frames] * batch, [states - 1] * batch
-    return pm.additive_rnnt_loss(encoder, predictor, targets, *sizes, reduction="none")
+    given = lengths(batch, frames, states - 1, encoder.device)
+    return pm.additive_rnnt_loss(encoder, predictor, targets, *given, reduction="none")
+
+
+@cache
+def lengths(batch: int, frames: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """All instances are as long as the longest."""
+    return torch.full((batch,), frames, device=device), torch.full((batch,), tokens, device=device)
 
 
 def gapped(pairs: Tensor) -> Tensor:
-    return pm.Marginals(pm.GappedAlignment()).max(pairs, OPEN, EXTEND)
+    return pm.Marginals(pm.GappedAlignment()).max(pairs, pairs.new_full((), OPEN), pairs.new_full((), EXTEND))
 
 
 def best_labels(log_probs: Tensor) -> Tensor:
@@ -112,7 +119,7 @@ ALIGNMENTS: list[Case] = [
     FunctionCase(
         "forced alignment",
         ours(labels, best_labels),
-        sizes(FORWARD, LABELS, (3, 16, 5), (32, 400, 64)),
+        sizes(FORWARD, LABELS, (3, 16, 5), (64, 400, 64)),
         (peers.FORCED_ALIGN.behind(20),),
     ),
     FunctionCase(

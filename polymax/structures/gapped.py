@@ -17,7 +17,7 @@ from polymax.regularizers import Regularizer
 from polymax.structures.base import checked_pairs, zeros_of
 from polymax.structures.compact.base import indicators
 from polymax.structures.compact.pairs import Pairs
-from polymax.structures.dynamic import DynamicProgram, checked
+from polymax.structures.dynamic import DynamicProgram, checked, narrow
 from polymax.structures.gapped_graph import ends_of, free_ends, graph, used_ends
 from polymax.structures.usable import usable_cells
 
@@ -121,15 +121,15 @@ class GappedAlignment(DynamicProgram):
     def marginals(self, *scores: Tensor) -> Parts:
         # expectations of gaps are those of cells
         problem = self._sums(*self.full(*checked(scores)))
-        return super().marginals(*scores) if problem is None else problem.expectation(SHANNON)
+        return super().marginals(*scores) if problem is None else narrow(problem.expectation(SHANNON), scores[0].dtype)
 
     def _sums(self, *scores: Tensor) -> Problem | None:
-        """The sum over alignments as kernels of its own have it: of whole sequences, in float32, on the CPU.
+        """The sum over alignments as kernels of its own have it: of whole sequences, in float32.
 
         A gap score that is one number for all cells stays one.
         """
         pairs = scores[0]
-        if self.mode != "global" or pairs.dtype != torch.float32 or pairs.device.type != "cpu":
+        if self.mode != "global" or pairs.dtype != torch.float32 or pairs.device.type not in ("cpu", "cuda"):
             return None
         full = self.full(*scores)
         (x, rows, columns), batch = checked_pairs(self, pairs)
@@ -157,7 +157,7 @@ class GappedAlignment(DynamicProgram):
             raise ValueError(f"pairs must be (*batch, n, m); got {tuple(pairs.shape)}")
         found = [pairs]
         for name, x in zip(names[1:], scores[1:], strict=True):
-            x = torch.as_tensor(x, dtype=pairs.dtype, device=pairs.device) if not isinstance(x, Tensor) else x
+            x = pairs.new_full((), x) if not isinstance(x, Tensor) else x
             try:
                 found.append(x.expand(pairs.shape))
             except RuntimeError:

@@ -4,17 +4,22 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.hypergraphs import Builder, Derivations, Family, Graph
+from polymax.hypergraphs import Derivations
+from polymax.hypergraphs.passes import SHANNON, Problem, kernel_passes
+from polymax.kernels.transducer import transducer_inside, transducer_outside, transducer_tangent
+from polymax.kernels.transducer.lattice import graph
+from polymax.kernels.transducer.reference import recorded
 from polymax.structures.base import checked_lengths, zeros_of
 from polymax.structures.compact import faults
 from polymax.structures.compact.emissions import Emissions
-from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.dynamic import DynamicProgram, checked, narrow
 from polymax.structures.usable import before_end, places
+
+_PASSES = kernel_passes(transducer_inside, transducer_outside, transducer_tangent, recorded=recorded, scores=2)
 
 
 class TransducerParts(NamedTuple):
@@ -49,14 +54,41 @@ class Transducer(DynamicProgram):
     may_be_empty = False
     parts_once = True
 
-    def derivations(self, *scores: Tensor) -> Derivations:
+    def logsumexp(self, *scores: Tensor) -> Tensor:
+        problem = self._sums(*checked(scores))
+        return super().logsumexp(*scores) if problem is None else problem.value(SHANNON).to(scores[0].dtype)
+
+    def marginals(self, *scores: Tensor) -> TransducerParts:
+        problem = self._sums(*checked(scores))
+        return super().marginals(*scores) if problem is None else narrow(problem.expectation(SHANNON), scores[0].dtype)
+
+    def _sums(self, *scores: Tensor) -> Problem | None:
+        """The sum over paths as kernels of its own have it: in float32, on CUDA."""
+        if scores[0].device.type != "cuda" or scores[0].dtype != torch.float32:
+            return None
         blank, label = self.full(*scores)
-        batch, (n, m) = blank.shape[:-2], label.shape[-2:]
+        frames, tokens, _ = self._refused(blank, label)
+        batch = blank.shape[:-2]
+        rows = (t.reshape(batch.numel(), *t.shape[-2:]) for t in (blank, label))
+
+        def shaped(mu: tuple[Tensor, ...]) -> TransducerParts:
+            return TransducerParts(mu[0].reshape(blank.shape), mu[1].reshape(label.shape))
+
+        return Problem(_PASSES, (*rows, frames, tokens), batch, shaped)
+
+    def _refused(self, blank: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The frames and the tokens of each instance (B,), and True for tokens without a frame, which are refused."""
         frames, tokens = self._sizes(blank, label)
         none = (frames == 0) & (tokens > 0)
         if _check.readable(none) and bool(none.any()):
-            instance = tuple(none.reshape(batch).nonzero()[0].tolist())
+            instance = tuple(none.reshape(blank.shape[:-2]).nonzero()[0].tolist())
             raise ValueError(f"tokens need a frame; got {int(tokens[none][0])} tokens, no frame{faults.of(instance)}")
+        return frames, tokens, none
+
+    def derivations(self, *scores: Tensor) -> Derivations:
+        blank, label = self.full(*scores)
+        batch, (n, m) = blank.shape[:-2], label.shape[-2:]
+        frames, tokens, none = self._refused(blank, label)
         roots = n * (m + 1) + (frames - 1) * (m + 1) + tokens
         roots = torch.where(frames > 0, roots, -1)
         flat = torch.cat([blank.reshape(batch.numel(), n * (m + 1)), label.reshape(batch.numel(), n * m)], 1)
@@ -69,7 +101,7 @@ class Transducer(DynamicProgram):
             lead = (*mu.shape[:-2], *batch, n)
             return TransducerParts(blanks.reshape(*lead, m + 1), labels.reshape(*lead, m))
 
-        return Derivations(flat, _graph.beside(flat, n, m), roots, batch, shaped)
+        return Derivations(flat, graph.beside(flat, n, m), roots, batch, shaped)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         if len(scores) != 2:
@@ -139,15 +171,3 @@ class Transducer(DynamicProgram):
     @property
     def compact(self) -> Emissions:
         return Emissions(self)
-
-
-@Family
-def _graph(n: int, m: int) -> Graph:
-    """Node N(t, u) is reached by the blank of the frame before or by an emission, E(t, u) by a blank that ends."""
-    node = np.arange(n * (m + 1)).reshape(n, m + 1)
-    labels = n * (m + 1) + np.arange(n * m).reshape(n, m)
-    builder = Builder(parts=n * (2 * m + 1))
-    builder.add(node[1:], node[:-1], node[:-1])
-    builder.add(node[:, 1:], labels, node[:, :-1])
-    builder.add(n * (m + 1) + node, node, node)
-    return builder.build(2 * n * (m + 1))

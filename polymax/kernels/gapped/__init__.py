@@ -25,12 +25,19 @@ KEPT = 6
 def chart_like(pairs: Tensor, *_: object) -> Tensor:
     """An empty chart: on the CPU the rows above and below strips, and two numbers.
 
-    They tell whether the chart is that of the fast pass, and whether there is an alignment at all.
+    These tell whether the chart is that of the fast pass, and whether there is an alignment at all. On
+    CUDA it has the weights of all choices.
     """
     count, n, m = pairs.shape
     if pairs.device.type != "cpu":
-        return pairs.new_empty(count, 0)
+        return weights_like(pairs)
     return pairs.new_empty(count, (n + STRIP - 1) // STRIP + 2, KEPT, m + 2)
+
+
+def weights_like(pairs: Tensor) -> Tensor:
+    """An empty chart of weights: eight of each cell, those of one diagonal beside each other."""
+    count, n, m = pairs.shape
+    return pairs.new_empty(count, m + 1, 8, n)
 
 
 gapped_inside, gapped_outside, gapped_tangent = declare_passes(

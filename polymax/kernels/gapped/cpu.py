@@ -6,16 +6,16 @@ smoothings, are left to the general hypergraph.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.gapped import STRIP, chart_like, reference
+from polymax.kernels.gapped import STRIP, chart_like, general
 from polymax.kernels.gapped.numba_back import collect, collect_border, walk_back
 from polymax.kernels.gapped.numba_strip import LARGEST, WIDEST, border, exponentials, walk
-from polymax.kernels.hypergraph import hypergraph_inside, hypergraph_outside, hypergraph_tangent
 from polymax.kernels.numba_math import _bits, kernel
 
 
@@ -25,12 +25,12 @@ def gapped_inside(
     given = pairs, opened, extended, rows, columns
     chart = chart_like(pairs)
     if alpha != 1 or pairs.dtype != torch.float32:
-        return _by_graph(hypergraph_inside, given, alpha)[0], chart.zero_()
+        return general.inside(*given, alpha), chart.zero_()
     value = torch.empty(pairs.shape[0])
     parallel(_inside, _work(pairs), 16, *map(_array, given), _array(value), _array(chart))
     odd = chart[:, -1, 0, 0] != 1
     if bool(odd.any()):
-        value[odd] = _by_graph(hypergraph_inside, tuple(t[odd] for t in given), alpha)[0]
+        value[odd] = general.inside(*(t[odd] for t in given), alpha)
     return value, chart
 
 
@@ -50,26 +50,14 @@ def gapped_outside(
     if not bool(odd.all()):
         parallel(_outside, _work(pairs), 32, *map(_array, (*given, chart, g, *out)))
     if bool(odd.any()):
-        some = tuple(t[odd] for t in given)
-        x, graph, roots = reference.as_graph(*some)
-        table = hypergraph_inside(x, *graph.arrays, roots, alpha)[1]
-        mu = hypergraph_outside(x, *graph.arrays, roots, table, g[odd].contiguous(), alpha)
-        for whole, part in zip(out, reference.parts_of(some[:3], mu), strict=True):
+        found = general.outside(*(t[odd] for t in given), g[odd], alpha)
+        for whole, part in zip(out, found, strict=True):
             whole[odd] = part
     return out
 
 
-def gapped_tangent(*args: Tensor | float) -> tuple[Tensor, ...]:
-    given, (_, g, *along, alpha) = args[:5], args[5:]
-    x, graph, roots = reference.as_graph(*given)
-    table = hypergraph_inside(x, *graph.arrays, roots, alpha)[1]
-    slope, dmu = hypergraph_tangent(x, *graph.arrays, roots, table, g, reference.flat_scores(*along), alpha)
-    return slope, *reference.parts_of(given[:3], dmu)
-
-
-def _by_graph(op, given, alpha):
-    x, graph, roots = reference.as_graph(*given)
-    return op(x, *graph.arrays, roots, alpha)
+def gapped_tangent(*args: Any) -> tuple[Tensor, ...]:
+    return general.tangent(*args[:5], *args[6:])
 
 
 def _array(x):

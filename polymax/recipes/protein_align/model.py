@@ -60,8 +60,8 @@ class Substitutions(Model):
         return {"loss": (total, torch.ones_like(batch.first_lengths).sum())}
 
     @torch.no_grad()
-    def found(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The pairs of the best alignment, (b, n, m), and their expectations if the loss has some."""
+    def found(self, batch: Batch, expected: bool) -> tuple[Tensor, Tensor | None]:
+        """The pairs of the best alignment, (b, n, m), and their expectations if asked for and if the loss has some."""
         gapped, scores = self(batch)
-        smoothing = SMOOTHINGS.get(self.options.loss)
+        smoothing = SMOOTHINGS.get(self.options.loss) if expected else None
         return gapped.map(*scores).pairs, None if smoothing is None else smoothing(gapped)(*scores).pairs

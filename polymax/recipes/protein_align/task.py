@@ -81,7 +81,7 @@ class ProteinAlignTask(Task):
             if not first or not second or not (first + second).isalpha():
                 raise ValueError(f"inputs must be pairs of texts of letters, none of them empty; got {one!r}")
             found.append(Aligned(("", ""), first, second, []))
-        return aligned(trained, found)
+        return aligned(trained, found, expected=True)
 
     def predict(self, trained: Trained, inputs: list[Aligned], before: int) -> Iterator[str]:
         """FASTA: both rows of each pair, with gaps."""
@@ -90,8 +90,8 @@ class ProteinAlignTask(Task):
                 yield from (f">{name}", row)
 
 
-def aligned(trained: Trained, pairs: Sequence[Aligned]) -> list[SequenceResult]:
-    """The alignments of pairs, in their order."""
+def aligned(trained: Trained, pairs: Sequence[Aligned], expected: bool = False) -> list[SequenceResult]:
+    """The alignments of pairs, in their order; with `expected` also the probabilities of all pairs of letters."""
     if not pairs:
         return []
     model = trained.model
@@ -100,9 +100,9 @@ def aligned(trained: Trained, pairs: Sequence[Aligned]) -> list[SequenceResult]:
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     found: list[SequenceResult] = []
     for rows in batches:
-        best, expected = model.found(moved(encoded[rows], model))
+        best, mean = model.found(moved(encoded[rows], model), expected)
         cells = best.cpu()
-        weights = None if expected is None else expected.cpu()
+        weights = None if mean is None else mean.cpu()
         for k, row in enumerate(rows.tolist()):
             first, second = pairs[row].first, pairs[row].second
             n, m = len(first), len(second)

@@ -60,7 +60,8 @@ class FrameClassifier(Model):
         return {"loss": (-smooth.max(self(batch)).sum(), batch.lengths.sum())}
 
     @torch.no_grad()
-    def found(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The best alignment, (b, n, m), and the expected one."""
+    def found(self, batch: Batch, expected: bool) -> tuple[Tensor, Tensor]:
+        """The best alignment, (b, n, m), and the expected one, if asked for; else the best one again."""
         monotonic, scores = pm.Monotonic((batch.lengths, batch.token_lengths)), self(batch)
-        return monotonic.map(scores), self.smoothing(monotonic)(scores)
+        best = monotonic.map(scores)
+        return best, self.smoothing(monotonic)(scores) if expected else best

@@ -98,7 +98,7 @@ class SpeechAlignTask(Task):
 
     def results(self, trained: Trained, inputs: list[Any]) -> list[SpeechResult]:
         rate = frames_of(trained.vocabularies).rate
-        return aligned(trained, [_utterance(one, rate) for one in inputs])
+        return aligned(trained, [_utterance(one, rate) for one in inputs], expected=True)
 
     def predict(self, trained: Trained, inputs: list[Utterance | None], before: int) -> Iterator[str]:
         """A line for each token: the file, the seconds at which it begins and ends, and the token."""
@@ -108,8 +108,8 @@ class SpeechAlignTask(Task):
                 yield f"{one.name}\t{first:.4f}\t{last:.4f}\t{token}"
 
 
-def aligned(trained: Trained, utterances: Sequence[Utterance]) -> list[SpeechResult]:
-    """The alignments of utterances, in their order."""
+def aligned(trained: Trained, utterances: Sequence[Utterance], expected: bool = False) -> list[SpeechResult]:
+    """The alignments of utterances, in their order; `weights` are those of the best one unless `expected`."""
     if not utterances:
         return []
     model, frames = trained.model, frames_of(trained.vocabularies)
@@ -118,14 +118,14 @@ def aligned(trained: Trained, utterances: Sequence[Utterance]) -> list[SpeechRes
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     found: list[SpeechResult] = []
     for rows in batches:
-        best, expected = (t.cpu() for t in model.found(moved(encoded[rows], model)))
+        best, mean = (t.cpu() for t in model.found(moved(encoded[rows], model), expected))
         for k, row in enumerate(rows.tolist()):
             one = utterances[row]
             n, m = len(encoded.values[row]), len(one.tokens)
             firsts = (best[k, :n, :m].sum(0).cumsum(0) - best[k, :n, :m].sum(0)).tolist()
             times = [frames.time(first) for first in firsts[1:]]
             ends = [*times, len(one.sound.samples) / one.sound.rate]
-            found.append(SpeechResult(one.tokens, [0.0, *times], ends, expected[k, :n, :m]))
+            found.append(SpeechResult(one.tokens, [0.0, *times], ends, mean[k, :n, :m]))
     return [found[k] for k in places(batches).tolist()]
 
 

@@ -1,0 +1,25 @@
+"""The recursion as a hypergraph: its specification."""
+
+import torch
+from torch import Tensor
+
+from polymax.hypergraphs.graph import Graph
+from polymax.kernels.hypergraph.lowered import by_graph
+from polymax.kernels.transducer import chart_like
+from polymax.kernels.transducer.lattice import graph
+
+
+def flat_scores(blank: Tensor, label: Tensor) -> Tensor:
+    """Scores of all parts, (B, n (2 m + 1))."""
+    return torch.cat([blank.flatten(1), label.flatten(1)], 1)
+
+
+def as_graph(blank: Tensor, label: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Graph, Tensor]:
+    """Scores of parts, the hypergraph, and the root of each instance."""
+    n, m = label.shape[1:]
+    flat = flat_scores(blank, label)
+    roots = torch.where(frames > 0, n * (m + 1) + (frames - 1) * (m + 1) + tokens, -1)
+    return flat, graph.beside(flat, n, m), roots
+
+
+transducer_inside, transducer_outside, transducer_tangent, recorded = by_graph(as_graph, chart_like, 2, flat_scores)
