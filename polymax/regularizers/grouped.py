@@ -11,8 +11,8 @@ from polymax import _check
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, positive
 
-# halvings of the interval in which the threshold lies: as many as float64 has digits, and a few more
-_HALVINGS = 60
+# most steps to the threshold: as many as halvings of its interval need for the digits of float64; and when it is there
+_HALVINGS, _CLOSEST = 60, 1e-13
 # rounds of the alternating directions for groups that overlap, when they end, and what counts as no weight
 _ROUNDS, _CLOSE, _NOTHING = 5000, 1e-11, 1e-8
 
@@ -131,7 +131,7 @@ def _shrunk(z: Tensor, tau: Tensor, keep: Tensor, members: Tensor, prices: Tenso
 
 
 def _apart(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> Tensor:
-    """Groups that share no entry: one threshold, by halving, then by Newton's steps that autograd follows.
+    """Groups that share no entry: one threshold, by Newton's steps within an interval, and by two for autograd.
 
     Two steps from the root have the first and second derivatives of the root.
     """
@@ -140,11 +140,19 @@ def _apart(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> Tensor:
         above = fixed.new_zeros(*z.shape[:-1], 1)
         # the largest entry's group has a sum of at least its norm less its price
         below = above - 1 - cost.amax(-1, keepdim=True) if cost.shape[-1] else above - 1
+        tau = (below + above) / 2
         for _ in range(_HALVINGS):
-            tau = (below + above) / 2
-            over = _shrunk(fixed, tau, keep, members, cost)[0].sum(-1, keepdim=True) > 1
+            p, slope = _shrunk(fixed, tau, keep, members, cost)
+            more = p.sum(-1, keepdim=True) - 1
+            over = more > 0
             below, above = torch.where(over, tau, below), torch.where(over, above, tau)
-        tau = below
+            step = tau + more / torch.where(slope > 0, slope, 1)
+            inside = (slope > 0) & (step > below) & (step < above)
+            close = (slope > 0) & ((step - tau).abs() <= _CLOSEST)
+            tau = torch.where(close, tau, torch.where(inside, step, (below + above) / 2))
+            # a program that is compiled cannot ask
+            if not torch.compiler.is_compiling() and bool(close.all()):
+                break
     for _ in range(2):
         p, slope = _shrunk(z, tau, keep, members, prices)
         tau = tau + (p.sum(-1, keepdim=True) - 1) / torch.where(slope > 0, slope, 1)
