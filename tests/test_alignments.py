@@ -2,6 +2,8 @@
 
 import itertools
 import random
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,6 +16,9 @@ from polymax.kernels.monotonic.reference import monotonic_search as reference
 
 # where Triton's file runs: compiled, or in the interpreter
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
+SEARCHES = [(monotonic_search, "cpu")]
+if find_spec("triton"):
+    SEARCHES.append((import_module("polymax.kernels.monotonic.cuda").monotonic_search, GPU))
 FRAMES, TOKENS = torch.tensor([7, 5, 5, 3, 1, 0]), torch.tensor([3, 5, 1, 2, 1, 0])
 
 
@@ -46,16 +51,15 @@ def test_monotonic_alignment_search(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(6, 7, 5), (3, 17, 9), (2, 0, 0), (0, 3, 2)])
+@pytest.mark.parametrize("shape", [(6, 7, 5), (2, 17, 9), (2, 0, 0), (0, 3, 2)])
 def test_searches_are_their_reference(dtype, shape):
     """To the bits, with ties and without, on the CPU and by Triton."""
-    from polymax.kernels.monotonic.cuda import monotonic_search as triton_search
-
     frames = torch.randint(0, shape[1] + 1, shape[:1])
     tokens = (torch.rand(shape[0]) * (frames.clamp(max=shape[2]) + 1)).long().clamp(max=shape[2])
     for given in (torch.randint(-2, 3, shape).to(dtype), torch.randn(shape).to(dtype)):
         path, value = reference(given, frames, tokens)
-        for search, device in ((monotonic_search, "cpu"), (triton_search, GPU)):
+        # the interpreter is slow
+        for search, device in SEARCHES if shape[1] < 9 or GPU == "cuda" else SEARCHES[:1]:
             ours = search(*(t.to(device) for t in (given, frames, tokens)))
             equal(ours[0].cpu(), path, "the kernel is its reference")
             equal(ours[1].cpu(), value, "the kernel is its reference")
@@ -66,9 +70,7 @@ def test_monotonic_search_of_what_is_forbidden_or_undefined():
     scores[0, 3] = -torch.inf
     scores[1, 2, 2] = torch.nan
     scores[2, 0, 3] = torch.nan  # no path comes there
-    from polymax.kernels.monotonic.cuda import monotonic_search as triton_search
-
-    for search, device in ((monotonic_search, "cpu"), (reference, "cpu"), (triton_search, GPU)):
+    for search, device in (*SEARCHES, (reference, "cpu")):
         tokens, value = (t.cpu() for t in search(scores.to(device), FRAMES.to(device), TOKENS.to(device)))
         assert value[0] == -torch.inf
         assert value[1].isnan()

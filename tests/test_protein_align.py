@@ -12,6 +12,7 @@ from polymax.recipes.protein_align.model import LOSSES
 from polymax.recipes.protein_align.task import ProteinAlignOptions, task
 from polymax.recipes.readers.fasta import read_fasta
 from polymax.recipes.training import fit
+from polymax.recipes.training.task import Trained
 
 
 def invoke(*arguments):
@@ -28,7 +29,10 @@ def files(tmp_path_factory):
 
 def test_scores_are_learned(files, tmp_path):
     options = {"lr": 0.1, "batch_size": 20, "accelerator": "cpu"}
-    first = fit.train("protein-align", files, tmp_path / "start", {**options, "epochs": 1, "lr": 0.0})["dev"]
+    pairs = read_alignments(files["dev"])
+    start = task.vocabularies(pairs, ProteinAlignOptions())
+    model = task.model(ProteinAlignOptions(), start)
+    first = task.evaluate(Trained(task, ProteinAlignOptions(), start, model), pairs)
     report = fit.train("protein-align", files, tmp_path / "run", {**options, "epochs": 4})["dev"]
     assert report["precision"] > 0.86 > first["precision"]
     assert report["recall"] > 0.86 > first["recall"]

@@ -1,5 +1,8 @@
 """The recursion frame by frame, all tokens of a frame in vector lanes, for Numba; the path is read off the values."""
 
+import threading
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,22 +14,39 @@ from polymax.kernels.numba_math import inline, kernel, rows_at
 def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     scores, n_of, m_of = plain(x), frames.long().contiguous(), tokens.long().contiguous()
     batch, n, m = x.shape
-    path = torch.full((batch, n), -1)
+    # filled by the kernel: torch's threads, once called, wait on cores that the search needs
+    path = torch.empty((batch, n), dtype=torch.long)
     value = torch.empty(batch, dtype=torch.float64)
     at = (t.data_ptr() for t in (scores, n_of, m_of, path, value))
-    run(_search, batch, n * m, n, m, *at, REALS[scores.dtype])
+    run(_walk, batch, n * m, n, m, *at, REALS[scores.dtype])
     return path, value
 
 
+# memory for values, which each thread keeps: fresh pages cost more than what is written to them
+_kept = threading.local()
+MOST_KEPT = 1 << 20
+
+
+def _walk(start: int, stop: int, n: int, m: int, *args: Any) -> None:
+    # token j lies at j + 1; all values of an instance are kept, which costs less than to keep the moves
+    real = args[-1].dtype
+    v = getattr(_kept, real.name, None)
+    if v is None or v.size < n * (m + 2):
+        v = np.empty(n * (m + 2), real)
+        if v.size <= MOST_KEPT:
+            setattr(_kept, real.name, v)
+    _search(start, stop, n, m, *args, v)
+
+
 @kernel
-def _search(start, stop, n, m, x_at, frames_at, tokens_at, path_at, value_at, real):
+def _search(start, stop, n, m, x_at, frames_at, tokens_at, path_at, value_at, real, memory):
     x, path = rows_at(x_at, stop, n * m, real), rows_at(path_at, stop, n, np.int64(0))
     frames, tokens = rows_at(frames_at, stop, 1, np.int64(0)), rows_at(tokens_at, stop, 1, np.int64(0))
     value = rows_at(value_at, stop, 1, np.float64(0))
-    # token j lies at j + 1; all values of an instance are kept, which costs less than to keep the moves
-    v = np.empty((n, m + 2), x.dtype)
+    v = memory[: n * (m + 2)].reshape(n, m + 2)
     for i in range(start, stop):
         rows, columns = frames[i, 0], tokens[i, 0]
+        path[i] = -1
         if columns == 0 or columns > rows:
             value[i, 0] = 0.0 if rows == columns else -np.inf
         else:
