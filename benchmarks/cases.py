@@ -2,6 +2,7 @@
 
 from benchmarks.alignments.cases import ALIGNMENTS
 from benchmarks.attention.cases import ATTENTION
+from benchmarks.factors.cases import FACTORS
 from benchmarks.linear_loss.cases import LINEAR_LOSS
 from benchmarks.series.cases import SERIES
 from benchmarks.simplex.cases import LATENCY, SIMPLEX
@@ -14,6 +15,7 @@ SUITES: dict[str, list[Case]] = {
     "latency": [*LATENCY, *SMALL],
     "structures": STRUCTURES,
     "sparsemap": SPARSEMAP,
+    "factors": FACTORS,
     "throughput": THROUGHPUT,
     "memory": MEMORY,
     "alignments": ALIGNMENTS,

@@ -61,6 +61,10 @@ def main() -> int:
     options = parser.parse_args()
     try:
         speed.available(options.device)
+        if options.steps < WARM + 2:
+            raise ValueError(
+                f"--steps must be at least {WARM + 2}, since {WARM + 1} are not timed; got {options.steps}"
+            )
         data = Data.read(options)
         rows = [trained(loss, data, options) for loss in options.loss or LOSSES]
     except (OSError, ValueError) as error:
@@ -160,7 +164,7 @@ def steps(model: Any, data: Data, options: argparse.Namespace) -> Iterator[tuple
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
         words += int(sizes[rows].sum())
-        last = step + 1 == options.steps or progress >= 1
+        last = step + 1 == options.steps or (progress >= 1 and step > WARM)
         if step == WARM or (step + 1) % 50 == 0 or last:
             if options.device == "cuda":
                 torch.cuda.synchronize()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+import numpy as np
 import torch
 
 import polymax as pm
@@ -199,9 +200,31 @@ def best_value(row, scores):
     return best
 
 
+def projected_point(row, scores):
+    """LP-SparseMAP by a solver of quadratic programs, for scores of one instance: the variables."""
+    import cvxpy as cp
+
+    mu = cp.Variable(row.graph.variables)
+    value, rules, place = scores[0].numpy() @ mu - cp.sum_squares(mu) / 2, [mu >= 0, mu <= 1], 1
+    for rule in row.rules:
+        table = rule.settings()
+        count = len(table[0][1])
+        own = scores[place : place + count]
+        place += count
+        weights = cp.Variable(len(table), nonneg=True)
+        rules.append(cp.sum(weights) == 1)
+        for k, v in enumerate(rule.at):
+            rules.append(mu[v] == np.array([float(setting[k]) for setting, _ in table]) @ weights)
+        gains = [sum(float((p * s).sum()) for p, s in zip(parts, own, strict=True)) for _, parts in table]
+        value = value + np.array(gains) @ weights
+    problem = cp.Problem(cp.Maximize(value), rules)
+    problem.solve()
+    assert problem.status == "optimal", problem.status
+    return torch.from_numpy(mu.value)
+
+
 def relaxed_value(row, scores):
     """The value of the linear relaxation, for scores of one instance: weights of the settings of each factor (LP)."""
-    import numpy as np
     from scipy.optimize import linprog
 
     n = row.graph.variables

@@ -139,7 +139,7 @@ def test_operators_pass_opcheck():
     args = (list(scores), parts.tensors, parts.code, parts.reals, 2, d, True)
     torch.library.opcheck(sparsemap, args)
     _, mu, state = sparsemap(*args)
-    torch.library.opcheck(sparsemap_response, (state, torch.randn_like(mu)))
+    torch.library.opcheck(sparsemap_response, (state, torch.randn(len(mu), dtype=torch.float64), torch.randn_like(mu)))
 
 
 @every(TABLE)
@@ -167,6 +167,10 @@ fn(u).backward()
 found, u.grad = u.grad, None
 (chain(u, t).unary.square().sum() + chain.max(u, t).sum()).backward()
 assert torch.allclose(found, u.grad, atol=1e-5)
+mu = torch.compile(lambda u: chain(u, t).unary, fullgraph=True)(u)
+before = mu.detach().clone()
+mu.square().sum().backward()
+assert torch.equal(mu, before), "the backward pass wrote over the result"
 x = torch.randn(3, 3)
 custom = pm.Custom(lambda p: p.square().sum(-1) / 2)
 for first in (pm.SparseMap(pm.Dag([(0, 1), (0, 2), (1, 2)])), pm.HardMax(pm.Subset(2)), custom.argmax):

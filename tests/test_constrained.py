@@ -64,6 +64,21 @@ def test_devices_agree(size, scale, device):
     assert held.numel() == 0 or float(held.abs().max()) < 1e-9
 
 
+# the interpreter computes the lanes that a GPU would mask, with NumPy's warnings about them
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("size", "scale"), [((2, 3, 0, 1, 1), 1.0), ((2, 6, 3, 3, 1), 5.0), ((2, 10, 5, 4, 2), 1.0)])
+def test_triton(size, scale):
+    cuda = pytest.importorskip("polymax.kernels.constrained.cuda")
+    args = problem(*size, scale, "cuda" if torch.cuda.is_available() else "cpu")
+    mu, tau, missed, _rounds = cuda.constrained(*args, 400)
+    torch.testing.assert_close(mu, reference.constrained(*args, 400)[0], atol=1e-9 * scale, rtol=0)
+    assert float(missed.max()) < 1e-9 * scale
+    x, weight, _, _, columns, signs, _offset, least, most, _ = args
+    free, tight = (mu > 0) & (mu < 1), (tau > least) & (tau < most)
+    moved = cuda.constrained_response(free, tight, weight, columns, signs, x)
+    torch.testing.assert_close(moved, reference.constrained_response(free, tight, weight, columns, signs, x))
+
+
 def test_warm_start_and_limit(device):
     args = problem(4, 10, 5, 4, 4, 3.0, device)
     mu, tau, _, rounds = constrained(*args, 400)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graphs import GRAPHS, F, best_value, relaxed_value
+from graphs import GRAPHS, F, best_value, projected_point, relaxed_value
 from torch.autograd import gradcheck, gradgradcheck
 
 import polymax as pm
@@ -30,6 +30,14 @@ def test_nearest_point_is_optimal_over_the_relaxation(row, scale):
     for i in range(2):
         best = relaxed_value(row, tuple(x[i].detach() for x in slope))
         assert abs(best - float(reached[i])) < 1e-8 * (1 + scale)
+
+
+@ROWS
+def test_nearest_point_is_that_of_a_quadratic_program(row):
+    pytest.importorskip("cvxpy")
+    scores = row.scores((1,), seed=7)
+    found = pm.SparseMap(row.graph)(*scores).variables[0]
+    torch.testing.assert_close(found, projected_point(row, [x[0] for x in scores]), atol=1e-4, rtol=0)
 
 
 @QUICK
@@ -186,6 +194,24 @@ def test_an_infeasible_graph_names_a_factor():
     both = pm.Factor(pm.Assignment(), torch.tensor([[0, 1], [2, 3]]))
     with pytest.raises(ValueError, match=r"factor \d"):
         pm.SparseMap(pm.FactorGraph(4, [both, F.at_least([0, 1, 2, 3], 3)]))(torch.ones(4))
+
+
+def test_what_is_hard_is_not_called_infeasible():
+    """A proof is asked for, not patience: one round does not make a graph infeasible."""
+    (row,) = [r for r in GRAPHS if r.name == "chains-that-cross"]
+    hurried = pm.FactorGraph(row.graph.variables, row.graph.factors, max_iter=1)
+    with pytest.warns(UserWarning, match="apart after 1 rounds"):
+        assert bool(pm.SparseMap(hurried).solve(*row.scores((2,), scale=6.0)).feasible.all())
+
+
+def test_compiled_programs_leave_graphs_as_they_are():
+    graph = pm.FactorGraph(3, [F.xor([0, 1, 2])])
+    x = torch.randn(2, 3)
+    twice = torch.compile(lambda x: 2 * pm.SparseMap(graph)(x).variables, backend="eager")
+    torch.testing.assert_close(twice(x), 2 * pm.SparseMap(graph)(x).variables)
+    whole = torch.compile(lambda x: pm.SparseMap(graph)(x).variables, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="disable"):
+        whole(x)
 
 
 def test_ties_are_integral_where_a_structure_is_as_good():

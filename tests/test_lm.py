@@ -296,6 +296,32 @@ def test_attentions_are_compared_on_one_text(tmp_path, monkeypatch, capsys):
     assert "--steps or --seconds must be given" in capsys.readouterr().err
 
 
+def test_losses_are_compared_on_one_text(tmp_path, monkeypatch):
+    from benchmarks.word_losses import main
+
+    text, out, weights = tmp_path / "text", tmp_path / "out.json", tmp_path / "weights"
+    text.write_text(TEXT, encoding="utf-8")
+    sizes = ["--context", "16", "--size", "8", "--batch-size", "4", "--subwords", "260", "--loss", "entmax"]
+
+    def row(*arguments):
+        command = ["word_losses", "lm", str(text), str(text), *sizes, *arguments, "--out", str(out)]
+        monkeypatch.setattr("sys.argv", command)
+        assert main() == 0
+        (found,) = json.loads(out.read_text())["rows"]
+        return found
+
+    learned = row("--steps", "8", "--keep", str(weights))
+    assert learned["steps"] == 8
+    assert learned["words_per_second"] > 0
+    assert 0 <= learned["impossible_share"] < 1
+    # what goes on from weights without learning has learned what they had
+    same = row("--steps", "8", "--start", str(weights), "--lr", "0")
+    assert same["epsilon_perplexity"] == learned["epsilon_perplexity"]
+    timed = row("--steps", "900", "--seconds", "0.001", "--start", str(weights), "--speed-only")
+    assert timed["steps"] < 900
+    assert "epsilon_perplexity" not in timed
+
+
 # trained by the command
 
 pytest.importorskip("lightning", reason="lightning is not installed")

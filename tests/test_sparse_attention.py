@@ -38,8 +38,8 @@ CALLS = {
     "bool mask": ((1, 2, 2, 30, 30, 16, 16), {"mask": keep, "right": 0}),
     "bias": ((1, 2, 2, 30, 40, 16, 16), {"mask": lambda rows, columns: torch.randn(2, 1, columns)[None]}),
     "bias of all": (
-        (2, 2, 2, 70, 66, 16, 16),
-        {"mask": lambda rows, columns: torch.randn(1, 2, rows, columns), "right": 0, "alpha": 2.0},
+        (2, 1, 1, 70, 66, 16, 16),
+        {"mask": lambda rows, columns: torch.randn(1, 1, rows, columns), "right": 0, "alpha": 2.0},
     ),
     "softcap": ((1, 1, 1, 30, 30, 16, 16), {"softcap": 2.0, "spread": 4.0}),
     "packed": ((1, 2, 2, 52, 50, 16, 16), {"starts": STARTS, "right": 0}),

@@ -79,7 +79,7 @@ def sparse_chain(unary: Tensor, transition: Tensor) -> Tensor:
     def best(x: Tensor) -> Tensor:
         return one_hot(best_tags(x, transition.detach()), x.shape[-1])
 
-    return Face(score, best).mean(unary, *_proposed(pm.Chain(), unary, transition))
+    return Face(score, best).mean(unary, *proposed(pm.Chain(), unary, transition))
 
 
 def sparse_tree(scores: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def sparse_tree(scores: Tensor) -> Tensor:
     def best(x: Tensor) -> Tensor:
         return pm.SpanningTree().encode(arborescence(x))
 
-    return Face(inner, best).mean(scores, *_proposed(pm.SpanningTree(), scores))
+    return Face(inner, best).mean(scores, *proposed(pm.SpanningTree(), scores))
 
 
 def sparse_assignment(scores: Tensor) -> Tensor:
@@ -97,10 +97,10 @@ def sparse_assignment(scores: Tensor) -> Tensor:
     def best(x: Tensor) -> Tensor:
         return one_hot(assignment(x), x.shape[-1])
 
-    return Face(inner, best).mean(scores, *_proposed(pm.Assignment(), scores))
+    return Face(inner, best).mean(scores, *proposed(pm.Assignment(), scores))
 
 
-def _proposed(structure: pm.Structure, *scores: Tensor) -> tuple[Tensor, Tensor]:
+def proposed(structure: pm.Structure, *scores: Tensor) -> tuple[Tensor, Tensor]:
     """Structures (batch, k, ...) that may make up the mean, and their weights (batch, k)."""
     found = pm.SparseMap(structure, pm.ActiveSet(tol=PROOF / 100)).solve(*(x.detach() for x in scores))
     return found.vertices, found.probs

@@ -85,6 +85,8 @@ class Agreed:
     residual: Tensor
     rounds: Tensor
     forbidden: Tensor
+    # the multipliers of rows and of parts after the last round
+    last: tuple[Tensor, tuple[Tensor, ...]]
 
     def subspace(self) -> Subspace:
         graph = self.graph
@@ -131,7 +133,8 @@ class Agreement:
         tau = torch.zeros(count, graph.rows.columns.shape[1], dtype=torch.float64, device=self.x.device)
         mu, tau, missed, turns = self._nearest(self.x, torch.ones_like(self.x), tau)
         if not graph.blocks:
-            return self._agreed(_State(mu, tau, (), (), missed), turns)
+            alone = _State(mu, tau, (), (), missed)
+            return self._agreed(alone, alone, turns)
         share = (self.x - graph.rows.spread(tau) - mu) / graph.degree.clamp(min=1)
         state = self._measured(mu, tau, tuple(b.gather(share) for b in graph.blocks), None)
         best, rounds = state, torch.zeros(count, dtype=torch.long, device=mu.device)
@@ -150,7 +153,7 @@ class Agreement:
             if bool((running & ~good).any()):
                 state = _chosen(good, state, self._turn(state))
             best = _chosen(state.residual < best.residual, state, best)
-        return self._agreed(best, rounds)
+        return self._agreed(best, state, rounds)
 
     def _nearest(self, x: Tensor, weight: Tensor, tau: Tensor) -> tuple[Tensor, ...]:
         rows = self.graph.rows
@@ -212,12 +215,12 @@ class Agreement:
         tau = (state.tau + torch.where(tight, prices / space.sizes, 0)).clamp(*self.ends)
         return self._measured(mu, tau, lam, state.projected)
 
-    def _agreed(self, state: _State, rounds: Tensor) -> Agreed:
+    def _agreed(self, state: _State, last: _State, rounds: Tensor) -> Agreed:
         mu = state.mu.clamp(self.lower, self.upper)
         pairs = _both(self.graph.rows, mu, self.pair_scores)
         return Agreed(
             self.graph, mu, state.tau, self.ends, state.projected, pairs, self.pair_scores, state.residual, rounds,
-            self.forbidden,
+            self.forbidden, (last.tau, last.lam),
         )  # fmt: skip
 
 

@@ -1,17 +1,20 @@
 """Graphs whose factors have no point in common: an error that names one of them."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from polymax.factors.agreement import Agreed, Agreement
+from polymax.factors.subspace import collected
 
 if TYPE_CHECKING:
     from polymax.factors.graph import FactorGraph
 
-# with scores of 0, factors that are still this far apart after so many rounds have nothing in common
-_FAR, _ROUNDS = 1e-3, 60
+# with scores of 0 factors agree in few rounds if they can; where they do not, a proof is looked for after so many, and
+# again after more
+_FAR, _ROUNDS = 1e-3, (60, 240, 960)
 
 
 class Infeasible(ValueError):
@@ -25,26 +28,75 @@ class Infeasible(ValueError):
 def refuse_infeasible(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: Tensor) -> Tensor:
     """Which instances have a structure, (B,); a ValueError names the factor if none has, whatever the scores.
 
-    `apart` are the instances in doubt. With finite scores of 0 in their place the factors agree if anything can.
+    `apart` are the instances in doubt. What is said to have no solution is proven to have none.
     """
     batch = scores[0].shape[:-1]
-    flat = apart.reshape(batch)
     blank = tuple(torch.zeros_like(t) for t in scores)
-    problem = graph._agreement(blank)
-    found = problem.solve(_ROUNDS)
-    hopeless = (found.residual > _FAR).reshape(batch) & flat
-    if bool(hopeless.any()):
-        instance = tuple(int(i) for i in hopeless.nonzero()[0])
-        f, miss = _worst(problem, found, int(hopeless.reshape(-1).nonzero()[0]))
+    problem, found, proven = _proof(graph, blank, apart)
+    if bool(proven.any()):
+        i = int(proven.nonzero()[0, 0])
+        instance = tuple(int(k) for k in proven.reshape(batch).nonzero()[0]) if batch else ()
+        f, miss = _worst(problem, found, i)
         where = f" in instance {instance if len(instance) > 1 else instance[0]}" if instance else ""
         raise Infeasible(
             f"the factors have no point in common{where}: factor {f} ({graph.factors[f]}) is missed by {miss:.2g}", f
         )
-    forbidden = tuple(torch.where(t == -torch.inf, t, 0) for t in scores)
     if not any(bool((t == -torch.inf).any()) for t in scores):
         return torch.ones_like(apart)
-    again = graph._agreement(forbidden).solve(_ROUNDS)
-    return ~(apart & (again.residual > _FAR))
+    _, _, proven = _proof(graph, tuple(torch.where(t == -torch.inf, t, 0) for t in scores), apart)
+    return ~proven
+
+
+def _proof(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: Tensor) -> tuple[Agreement, Agreed, Tensor]:
+    """The problem of scores that are 0 or -inf, a solution of it, and which instances are proven to have none, (B,)."""
+    problem = graph._agreement(scores)
+    for rounds in _ROUNDS:
+        found = problem.solve(min(rounds, max(graph.max_iter, _ROUNDS[0])))
+        doubted = apart & (found.residual > _FAR)
+        proven = doubted & ((_most_gain(problem, found) < 0) | _out_of_reach(problem))
+        if bool((proven == doubted).all()) or rounds >= graph.max_iter:
+            break
+    return problem, found, proven
+
+
+def _out_of_reach(problem: Agreement) -> Tensor:
+    """Which instances have a row that no point between 0 and 1 keeps, (B,)."""
+    rows = problem.graph.rows
+    most = torch.where(problem.forbidden, 0.0, 1.0)
+    parts = rows.signs.clamp(min=0), rows.signs.clamp(max=0)
+    highest, lowest = (replace(rows, signs=signs).sums(most) for signs in parts)
+    # a price that can rise without end is that of a sum that may not exceed its offset
+    over = (lowest > rows.offset) & (rows.most == torch.inf)
+    under = (highest < rows.offset) & (rows.least == -torch.inf)
+    return (over | under).any(1)
+
+
+def _most_gain(problem: Agreement, found: Agreed) -> Tensor:
+    """An upper bound of 0, (B,), wherever a point is common to all factors: below 0 it proves that none is.
+
+    For multipliers tau of rows and lambda of parts, with tau at least 0 for <= and at most 0 for >=,
+
+        sum_v max(0, -(A^T tau + M^T lambda)_v) + <offset, tau> + sum_f max over Y_f of <lambda_f, y>  >=  0
+
+    since a common point mu makes the sum at least -<A^T tau + M^T lambda, mu> + <A mu, tau> + <M mu, lambda>.
+    """
+    tau, lam = found.last
+    graph = found.graph
+    total = graph.rows.spread(tau) + collected(list(lam), graph.by_variable)
+    gain = torch.where(problem.forbidden, 0, (-total).clamp(min=0)).sum(1)
+    gain = gain + (graph.rows.offset * tau).sum(1)
+    size = total.abs().sum(1) + tau.abs().sum(1)
+    for block, w, private in zip(graph.blocks, lam, problem.private, strict=True):
+        given = block.scores(w, private)
+        if block.mixed:
+            given = (
+                torch.where(block.shared.reshape(len(block.at), *given[1].shape[1:]), given[0], given[1]),
+                *given[2:],
+            )
+        gain = gain + block.structure.best_score(*given).sum(1)
+        size = size + w.abs().flatten(1).sum(1)
+    # more than rounding can make of 0
+    return gain + 1e-9 * (1 + size)
 
 
 def _worst(problem: Agreement, found: Agreed, i: int) -> tuple[int, float]:

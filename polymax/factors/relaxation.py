@@ -177,6 +177,17 @@ class Held:
         return tuple(t.reshape(self.batch + t.shape[1:]) for t in found)
 
 
+def uncompiled(function: Any) -> Any:
+    """A function that torch.compile runs as it is: rounds end where the numbers say so, which it cannot follow."""
+    why = "a factor graph is solved in rounds whose number depends on the scores: fullgraph=True cannot hold it"
+    try:
+        return torch.compiler.disable(function, reason=why)
+    except TypeError:
+        # before torch 2.7 no reason can be given
+        return torch.compiler.disable(function)
+
+
+@uncompiled
 def nearest(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
     """LP-SparseMAP, differentiable."""
     full = graph.full(*scores)
@@ -188,12 +199,14 @@ def nearest(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
     return _solution(graph, held, parts, full)
 
 
+@uncompiled
 def value_of(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Tensor:
     """<scores, mu> - 1/2 ||mu||^2, (*batch,), -inf where scores forbid all; its gradient is mu."""
     full = graph.full(*scores)
     return applied(_Value, _solved(graph, full), *full)
 
 
+@uncompiled
 def linear_relaxation(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
     """The best point: nearest points to ever further ones in the direction of the scores, until none is better.
 

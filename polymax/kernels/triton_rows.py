@@ -106,13 +106,13 @@ def extent(b_x):
 
     -inf is absent; rows that are not good count as absent. Range and offset are in the unit.
     """
-    b_good = tl.min((b_x < float("inf")).to(tl.int32), 1)[:, None] > 0
-    b_x = tl.where(b_good, b_x, float("-inf"))
+    m_good = tl.min((b_x < float("inf")).to(tl.int32), 1)[:, None] > 0
+    b_x = tl.where(m_good, b_x, float("-inf"))
     b_top = tl.max(b_x, 1)[:, None]
     b_low = tl.min(tl.where(b_x == float("-inf"), float("inf"), b_x), 1)[:, None]
     b_unit = unit(b_top, b_low)
     b_top, b_low = b_top * b_unit, b_low * b_unit
-    return b_good, b_unit, tl.where(b_top < b_low, 0, b_top - b_low), offset(b_top, b_low)
+    return m_good, b_unit, tl.where(b_top < b_low, 0, b_top - b_low), offset(b_top, b_low)
 
 
 @triton.jit
@@ -131,8 +131,8 @@ def offset(b_top, b_low):
 
     Scores that are far from 0 for their range move to 0, and that is exact; others stay. Absent rows have top < low.
     """
-    b_far = (b_top >= b_low) & (tl.abs(b_top) > 2 * (b_top - b_low))
-    return tl.where(b_far, b_top, 0)
+    m_far = (b_top >= b_low) & (tl.abs(b_top) > 2 * (b_top - b_low))
+    return tl.where(m_far, b_top, 0)
 
 
 @triton.jit
@@ -217,9 +217,9 @@ def run_means(ys, b_present, b_begins, b_ends):
 
 @triton.jit
 def _count_in(b_sum, b_rest, b_count, b_y, b_present, b_begins, k: tl.constexpr):
-    b_fresh = bit(b_begins, k)
-    b_sum, b_rest = _add(tl.where(b_fresh, 0, b_sum), tl.where(b_fresh, 0, b_rest), b_y)
-    return b_sum, b_rest, tl.where(b_fresh, 0, b_count) + bit(b_present, k).to(tl.int32)
+    m_fresh = bit(b_begins, k)
+    b_sum, b_rest = _add(tl.where(m_fresh, 0, b_sum), tl.where(m_fresh, 0, b_rest), b_y)
+    return b_sum, b_rest, tl.where(m_fresh, 0, b_count) + bit(b_present, k).to(tl.int32)
 
 
 @triton.jit
@@ -232,16 +232,16 @@ def _add(b_sum, b_rest, b_y):
 
 @triton.jit
 def _accumulate(a_sum, a_rest, a_tally, b_sum, b_rest, b_tally):
-    b_fresh = b_tally >= FLAG
+    m_fresh = b_tally >= FLAG
     b_both, b_both_rest = _add(a_sum, a_rest + b_rest, b_sum)
     return (
-        tl.where(b_fresh, b_sum, b_both),
-        tl.where(b_fresh, b_rest, b_both_rest),
-        tl.where(b_fresh, b_tally, a_tally + b_tally),
+        tl.where(m_fresh, b_sum, b_both),
+        tl.where(m_fresh, b_rest, b_both_rest),
+        tl.where(m_fresh, b_tally, a_tally + b_tally),
     )
 
 
 @triton.jit
 def _nearest(a_mean, a_rest, a_known, b_mean, b_rest, b_known):
-    b_has = b_known > 0
-    return tl.where(b_has, b_mean, a_mean), tl.where(b_has, b_rest, a_rest), a_known | b_known
+    m_has = b_known > 0
+    return tl.where(m_has, b_mean, a_mean), tl.where(m_has, b_rest, a_rest), a_known | b_known

@@ -87,7 +87,7 @@ class _Lists:
     def _apart(self, flat: Tensor) -> tuple[Tensor, ...]:
         """The tensors of parts that stand one after the other, (B, d); NaN where they are undefined."""
         batch, events = self.solution.gap.shape, self.found.events
-        each = (flat,) if len(events) == 1 else flat.split(list(map(torch.Size.numel, events)), 1)
+        each = (flat,) if len(events) == 1 else torch.split_with_sizes(flat, [*map(torch.Size.numel, events)], 1)
         parts = tuple(map(Tensor.reshape, each, map(batch.__add__, events)))
         return parts if self.solution.undefined is None else with_nan(parts, self.solution.undefined)
 

@@ -19,10 +19,14 @@ _LARGE = 1e3
 
 def all_small(scores: tuple[Tensor, ...]) -> bool:
     """True if no score is large, infinite or NaN."""
+    if scores[0].is_cuda:
+        # one read for all of them
+        sizes = torch._foreach_norm([x for x in scores if x.numel()], torch.inf)
+        return not sizes or bool(torch.stack(sizes).amax() <= _LARGE)
     small = True
     for x in scores:
         # NaN compares as False
-        small = small and (x.numel() == 0 or bool(x.abs().amax() <= _LARGE))
+        small = small and (x.numel() == 0 or float(torch.linalg.vector_norm(x, torch.inf)) <= _LARGE)
     return small
 
 

@@ -4,7 +4,7 @@ How many structures there are is known after the solution. So the first hands th
 a size that no one knows before. In eager mode nothing of this is needed; see mixture.py.
 
     sparsemap            scores, the problem taken apart -> value (B,), mu (B, d), state
-    sparsemap_response   state, changes g (B, d) of the scores of parts -> changes of mu, by a symmetric map
+    sparsemap_response   state, cotangents of the value (B,) and of mu (B, d) -> that of the scores of parts
 """
 
 from collections.abc import Callable
@@ -53,16 +53,13 @@ class _Traced(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        _, _, mu, state = inputs
-        ctx.save_for_backward(mu, state)
+        # not mu: to the compiler the output is no copy of it, and it reuses the memory of what is saved
+        ctx.save_for_backward(inputs[3])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, h: Tensor) -> tuple[Any, ...]:
-        mu, state = ctx.saved_tensors
-        moved = sparsemap_response(state, h)
-        # NaN tells the parts of an instance that has NaN among its scores
-        moved = torch.where(torch.isnan(mu), mu, moved) + mu * g.unsqueeze(-1).to(mu.dtype)
-        return moved, None, None, None
+        (state,) = ctx.saved_tensors
+        return sparsemap_response(state, g, h), None, None, None
 
 
 def _solve(
@@ -81,12 +78,13 @@ def _solve(
     with torch.no_grad():
         _, *mu = weights_and_mean(structure, solution, structure.full(*scores))
     joined = torch.cat([m.reshape(count, m.numel() // max(count, 1)) for m in mu], 1).reshape(count, d)
-    state = _state(structure, solution) if whole else joined.new_empty(0, dtype=torch.float64)
+    state = _state(structure, solution, joined) if whole else joined.new_empty(0, dtype=torch.float64)
     return solution.value.reshape(count).clone(), joined, state
 
 
-def _state(structure: Structure, solution: Solution) -> Tensor:
-    """How many structures there are, and numbers of each; 1 if these are lists of parts; structures, weights, overlaps.
+def _state(structure: Structure, solution: Solution, mu: Tensor) -> Tensor:
+    """How many structures there are, and numbers of each; 1 if these are lists of parts; structures, weights, overlaps
+    and mu.
 
     Structures are lists of the parts they use, or all of their tensors.
     """
@@ -96,16 +94,18 @@ def _state(structure: Structure, solution: Solution) -> Tensor:
         whole = tensors(structure.complete_each(solution.vertices, solution.probs.dim() - 1))
         found, listed = torch.cat([t.flatten(solution.probs.dim()) for t in whole], -1), 0
     head = found.new_tensor([solution.probs.shape[-1], found.shape[-1], listed], dtype=torch.float64)
-    return torch.cat([head, *(t.reshape(-1).double() for t in (found, solution.probs, solution.overlaps))])
+    return torch.cat([head, *(t.reshape(-1).double() for t in (found, solution.probs, solution.overlaps, mu))])
 
 
-def _respond(state: Tensor, g: Tensor) -> Tensor:
-    count = len(g)
+def _respond(state: Tensor, g: Tensor, h: Tensor) -> Tensor:
+    count = len(h)
     k, parts, listed = (int(x) for x in state[:3])
-    found, probs, overlaps = state[3:].split([count * k * parts, count * k, count * k * k])
-    known = overlaps.reshape(count, k, k), probs.reshape(count, k), g, g.new_zeros(count, k, dtype=torch.float64)
-    found = found.reshape(count, k, parts)
-    return response(found.int(), *known)[0] if listed else dense_response(found, *known)[0]
+    found, probs, overlaps, mean = state[3:].split([count * k * parts, count * k, count * k * k, h.numel()])
+    known = overlaps.reshape(count, k, k), probs.reshape(count, k), h, h.new_zeros(count, k, dtype=torch.float64)
+    found, mu = found.reshape(count, k, parts), mean.reshape(h.shape).to(h.dtype)
+    moved = response(found.int(), *known)[0] if listed else dense_response(found, *known)[0]
+    # NaN tells the parts of an instance that has NaN among its scores
+    return torch.where(torch.isnan(mu), mu, moved) + mu * g.unsqueeze(-1).to(mu.dtype)
 
 
 def _fake(
@@ -123,8 +123,8 @@ def _fake(
     return value, first.new_empty((count, d)), state
 
 
-def _fake_response(state: Tensor, g: Tensor) -> Tensor:
-    return torch.empty_like(g, memory_format=torch.contiguous_format)
+def _fake_response(state: Tensor, g: Tensor, h: Tensor) -> Tensor:
+    return torch.empty_like(h, memory_format=torch.contiguous_format)
 
 
 def _operator(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,4 +141,6 @@ sparsemap = _operator(
     _solve,
     _fake,
 )
-sparsemap_response = _operator("sparsemap_response(Tensor state, Tensor g) -> Tensor", _respond, _fake_response)
+sparsemap_response = _operator(
+    "sparsemap_response(Tensor state, Tensor g, Tensor h) -> Tensor", _respond, _fake_response
+)

@@ -120,16 +120,28 @@ def solve(
         else:
             _launch(plan, state, solver, whole, _ALL)
         if recorded:
-            break
-        going = (state.status <= cuda_loop.RENEW.value) & (state.iterations < solver.max_iter)
-        face = (state.status >= cuda_loop.DIRECTION.value) & (state.status < cuda_loop.CONVERGED.value)
-        more, on = torch.stack([(state.status >= cuda_loop.FULL.value).any(), (going | face).any()]).tolist()
-        if more:
+            # nothing can be read: places for all structures stay, and no one knows who has converged
+            return _solution(kind, search, state, state.places.shape[1]), state.status >= cuda_loop.CONVERGED.value
+        most, on, largest, least = _progress(state, solver.max_iter)
+        if largest >= cuda_loop.FULL.value:
             state = state.with_more_places()
         elif not on:
             break
-    converged = (state.status >= cuda_loop.CONVERGED.value).reshape(search.batch)
-    return _solution(kind, search, state), converged
+    if least >= cuda_loop.CONVERGED.value:
+        # on the CPU, where to look at it costs nothing
+        converged = torch.ones(search.batch, dtype=torch.bool)
+    else:
+        converged = (state.status >= cuda_loop.CONVERGED.value).reshape(search.batch)
+    return _solution(kind, search, state, max(most, 1)), converged
+
+
+def _progress(state: _State, max_iter: int) -> list[int]:
+    """The most structures of an instance, if any is still to go on, and the largest and least status, in one read."""
+    going = (state.status <= cuda_loop.RENEW.value) & (state.iterations < max_iter)
+    face = (state.status >= cuda_loop.DIRECTION.value) & (state.status < cuda_loop.CONVERGED.value)
+    held = (state.system[:, -2] >= 0).sum(-1, dtype=torch.int32)
+    most, on, largest, least = torch.stack([held, (going | face).int(), state.status, -state.status]).amax(1).tolist()
+    return [most, on, largest, -least]
 
 
 def _begin(
@@ -189,12 +201,12 @@ def _launch(plan: Plan, state: _State, solver: Solver, whole: bool, rounds: int)
         )  # fmt: skip
 
 
-def _solution(kind: Any, search: Search, state: _State) -> Solution:
+def _solution(kind: Any, search: Search, state: _State, width: int) -> Solution:
+    """The structures in the first `width` places, heaviest first."""
     batch = search.batch
     held, b, gram = state.system[:, -2], state.system[:, -3], state.gram.double()
     # heaviest first, then those of weight 0
     held, order = torch.sort(held, dim=-1, descending=True, stable=True)
-    width = held.shape[-1] if recording(held) else max(int((held >= 0).sum(-1).max()), 1)
     held, order = held[:, :width], order[:, :width]
     on, p = held >= 0, held.clamp(min=0)
     # a structure that is alone has weight 1, exactly

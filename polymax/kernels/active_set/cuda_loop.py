@@ -61,8 +61,8 @@ def iterate(
         if status <= GOING:
             exact_weights(mine[1], mine[2], K, BR)
             _mean(mine, here, d, slots, K, BU)
-            b_moved = (tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0) != b_before
-            if (status == GOING) & (tl.max(b_moved.to(tl.int32), 0) == 0):
+            m_moved = (tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0) != b_before
+            if (status == GOING) & (tl.max(m_moved.to(tl.int32), 0) == 0):
                 # what has left at once would do so again: the set, and all that follows from it, is what it was
                 end = tl.where(whole > 0, DIRECTION, CONVERGED)
                 status = tl.where(before == RENEWED, end, RENEW)
@@ -97,13 +97,13 @@ def _take(
     p_places, p_gram, p_system = held
     o_k = tl.arange(0, K)
     b_p = tl.load(p_system + (K + 1) * K + o_k)
-    b_on = b_p >= 0
+    m_on = b_p >= 0
     top = places_up_to(b_p, K)
     current = worth(p_gram, p_system, K, BR)
     size, own, reach = look(p_fresh, point[0], point[1], slots, BU)
     score += own
     gap = score - reach - current
-    place = tl.min(tl.where(b_on, K, o_k), 0)
+    place = tl.min(tl.where(m_on, K, o_k), 0)
     if score == float("-inf"):
         status = status * 0 + INFEASIBLE
         gap = tl.zeros([], tl.float64)
@@ -117,9 +117,9 @@ def _take(
         status = status * 0 + FULL
     else:
         compare(p_places, p_gram, p_fresh, place, tl.maximum(top, place + 1), slots, K, BP, BU)
-        b_same = tl.load(p_gram + place * K + o_k, mask=b_on, other=0) == size
-        b_same = b_same & (tl.load(p_gram + o_k * K + o_k, mask=b_on, other=0) == size) & b_on
-        if tl.max(b_same.to(tl.int32), 0) > 0:
+        m_same = tl.load(p_gram + place * K + o_k, mask=m_on, other=0) == size
+        m_same = m_same & (tl.load(p_gram + o_k * K + o_k, mask=m_on, other=0) == size) & m_on
+        if tl.max(m_same.to(tl.int32), 0) > 0:
             # a structure that has weight cannot do better than the exact weights, but for rounding
             status = tl.where(status == RENEWED, CONVERGED, RENEW)
         else:

@@ -41,13 +41,13 @@ def widen(
     p_scores, p_mu, _, p_w = point
     o_k = tl.arange(0, K)
     b_p = tl.load(p_system + (K + 1) * K + o_k)
-    b_on = b_p >= 0
-    place = tl.min(tl.where(b_on, K, o_k), 0)
+    m_on = b_p >= 0
+    place = tl.min(tl.where(m_on, K, o_k), 0)
     current = worth(p_gram, p_system, K, BR)
     _, own, reach = look(p_fresh, p_scores, p_mu, slots, BU)
     _, along, _ = look(p_fresh, p_w, p_w, slots, BU)
     # all structures found have the same product with w
-    _, level, _ = look(p_places + tl.min(tl.where(b_on, o_k, K), 0) * slots, p_w, p_w, slots, BU)
+    _, level, _ = look(p_places + tl.min(tl.where(m_on, o_k, K), 0) * slots, p_w, p_w, slots, BU)
     gap = score + own - reach - current
     more = place * 0
     if (gap >= (1 + tl.abs(current)) * (0 - TIED)) & ((along - level) * side > APART):
@@ -58,7 +58,7 @@ def widen(
             compare(p_places, p_gram, p_fresh, place, top, slots, K, BP, BU)
             copy(p_fresh, p_places + place * slots, slots, BU)
             tl.store(p_system + K * K + place, score + own)
-            b_mix, distance, size, _ = nearest(p_gram, p_system, place, b_on, top, K, BR)
+            b_mix, distance, size, _ = nearest(p_gram, p_system, place, m_on, top, K, BR)
             if distance > size * DEPENDENT:
                 insert(p_system, place, b_mix, distance, top, K, BR)
                 put(p_system + (K + 1) * K, tl.where(o_k == place, 0.0, b_p), K)

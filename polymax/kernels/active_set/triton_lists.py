@@ -16,10 +16,10 @@ def look(p_one, p_scores, p_mu, slots, BU: tl.constexpr):
     for i_u in range(0, slots, BU):
         o_u = i_u + tl.arange(0, BU)
         b_at = tl.load(p_one + o_u, mask=o_u < slots, other=-1)
-        b_on = b_at >= 0
-        b_size += b_on.to(tl.float32)
-        b_own += tl.load(p_scores + b_at, mask=b_on, other=0)
-        b_reach += tl.load(p_mu + b_at, mask=b_on, other=0)
+        m_on = b_at >= 0
+        b_size += m_on.to(tl.float32)
+        b_own += tl.load(p_scores + b_at, mask=m_on, other=0)
+        b_reach += tl.load(p_mu + b_at, mask=m_on, other=0)
     return tl.sum(b_size, 0), tl.sum(b_own, 0), tl.sum(b_reach, 0)
 
 

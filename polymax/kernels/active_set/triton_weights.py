@@ -31,27 +31,27 @@ def exact_weights(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
     top = places_up_to(b_p, K)
     going = top > 0
     while going:
-        b_on = b_p >= 0
-        b_w = tl.where(b_on, b_p, 0.0)
+        m_on = b_p >= 0
+        b_w = tl.where(m_on, b_p, 0.0)
         put(p_x, b_w, K)
         b_gain, _ = product(p_gram, p_x, top, K, BR)
         b_gain = b_b - b_gain
         # gains that are all alike leave the weights as they are
-        put(p_x, tl.where(b_on, b_gain - tl.sum(b_w * b_gain, 0), 0.0), K)
+        put(p_x, tl.where(m_on, b_gain - tl.sum(b_w * b_gain, 0), 0.0), K)
         b_step, b_one = product(p_system, p_x, top, K, BR)
         share = (1 - tl.sum(b_w, 0) - tl.sum(b_step, 0)) / tl.sum(b_one, 0)
         b_target = b_w + b_step + share * b_one
         b_fall = b_w - b_target
         b_length = tl.where(b_fall > 0, b_w / tl.where(b_fall > 0, b_fall, 1.0), 0.0)
-        b_length = tl.where(b_on & (b_target <= NOTHING), b_length, float("inf"))
+        b_length = tl.where(m_on & (b_target <= NOTHING), b_length, float("inf"))
         length = tl.min(b_length, 0)
         going = length < float("inf")
         if going:
             gone = tl.argmin(b_length, 0)
-            b_p = tl.where(b_on & (o_k != gone), tl.maximum(b_w - length * b_fall, 0.0), -1.0)
+            b_p = tl.where(m_on & (o_k != gone), tl.maximum(b_w - length * b_fall, 0.0), -1.0)
             remove(p_system, gone, top, K, BR)
         else:
-            b_p = tl.where(b_on, b_target, -1.0)
+            b_p = tl.where(m_on, b_target, -1.0)
     put(p_system + (K + 1) * K, b_p, K)
 
 
@@ -68,19 +68,19 @@ def admit(p_gram, p_system, place, renewed, K: tl.constexpr, BR: tl.constexpr):
     going = place >= 0
     while going:
         top = tl.maximum(places_up_to(b_p, K), place + 1)
-        b_on = b_p >= 0
-        b_mix, distance, size, error = nearest(p_gram, p_system, place, b_on, top, K, BR)
-        going = (distance <= size * DEPENDENT) & (tl.sum(b_on.to(tl.int32), 0) > 0)
+        m_on = b_p >= 0
+        b_mix, distance, size, error = nearest(p_gram, p_system, place, m_on, top, K, BR)
+        going = (distance <= size * DEPENDENT) & (tl.sum(m_on.to(tl.int32), 0) > 0)
         if (error > size * WORN) & (renewed == 0):
             good = place < 0
             going = place < 0
         elif going:
             # along this way mu stays and the value rises, up to the first weight of 0
-            b_up = b_on & (b_mix > NOTHING)
+            b_up = m_on & (b_mix > NOTHING)
             b_length = tl.where(b_up, b_p / tl.where(b_up, b_mix, 1.0), float("inf"))
             length = tl.min(b_length, 0)
             gone = tl.argmin(b_length, 0)
-            b_p = tl.where(b_on & (o_k != gone), tl.maximum(b_p - length * b_mix, 0.0), -1.0)
+            b_p = tl.where(m_on & (o_k != gone), tl.maximum(b_p - length * b_mix, 0.0), -1.0)
             weight += length
             remove(p_system, gone, top, K, BR)
         else:
@@ -163,23 +163,23 @@ def places_up_to(b_p, K: tl.constexpr):
 
 
 @triton.jit
-def nearest(p_gram, p_system, place, b_on, top, K: tl.constexpr, BR: tl.constexpr):
+def nearest(p_gram, p_system, place, m_on, top, K: tl.constexpr, BR: tl.constexpr):
     """The affine mix of others that is nearest to a structure, its squared distance, its size, and the error made."""
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K
     size = tl.load(p_gram + place * K + place).to(tl.float64) + 1
-    b_a = tl.where(b_on, tl.load(p_gram + place * K + o_k).to(tl.float64) + 1, 0.0)
+    b_a = tl.where(m_on, tl.load(p_gram + place * K + o_k).to(tl.float64) + 1, 0.0)
     put(p_x, b_a, K)
     b_mix, _ = product(p_system, p_x, top, K, BR)
-    b_mix = tl.where(b_on, b_mix, 0.0)
+    b_mix = tl.where(m_on, b_mix, 0.0)
     put(p_x, b_mix, K)
     b_left, _ = product(p_gram, p_x, top, K, BR)
-    b_left = tl.where(b_on, b_a - b_left - tl.sum(b_mix, 0), 0.0)
+    b_left = tl.where(m_on, b_a - b_left - tl.sum(b_mix, 0), 0.0)
     # an error of the mix enters squared
     distance = size - tl.sum(b_mix * (b_a + b_left), 0)
     put(p_x, b_left, K)
     b_more, _ = product(p_system, p_x, top, K, BR)
-    return b_mix + tl.where(b_on, b_more, 0.0), distance, size, tl.max(tl.abs(b_left), 0)
+    return b_mix + tl.where(m_on, b_more, 0.0), distance, size, tl.max(tl.abs(b_left), 0)
 
 
 @triton.jit

@@ -16,35 +16,28 @@ from polymax.kernels.alignment.cpu_tangent import tangent
 from polymax.kernels.alignment.numba_local import smooth_lanes
 from polymax.kernels.alignment.strips import clear_padding, skew, unskew
 from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.local_max.numba_lanes import LANES
+from polymax.kernels.local_max.numba_max import array, smoothing
 from polymax.kernels.numba_math import inline, kernel
 
 
 def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    # powers below 1 amplify rounding near the edge of the support, so alpha > 2 is computed in float64
-    exact = scores.double() if 2 < alpha < np.inf else scores
-    value = torch.empty(exact.shape[:1], dtype=exact.dtype)
-    chart = torch.empty(chart_shape(exact), dtype=exact.dtype)
-    args = (
-        _array(exact),
-        _array(rows),
-        _array(columns),
-        _array(value),
-        _flat(chart),
-        alpha,
-    )
-    if alpha == 1 and exact.dtype == torch.float32:
+    value = torch.empty(scores.shape[:1], dtype=scores.dtype)
+    chart = torch.empty(chart_shape(scores), dtype=scores.dtype)
+    args = array(scores), array(rows), array(columns), array(value), _flat(chart)
+    if alpha == 1 and scores.dtype == torch.float32:
         odd = np.empty(len(value), np.bool_)
-        parallel(inside_shannon, _work(scores), 8, *args[:-1], odd)
+        parallel(inside_shannon, _work(scores), 8, *args, odd)
         for b in odd.nonzero()[0].tolist():
-            _inside(b, b + 1, *args)
+            _inside(b, b + 1, *args, smoothing(alpha))
     else:
-        parallel(_inside, _work(scores), 16, *args)
-    return value.to(scores.dtype), chart.to(scores.dtype)
+        parallel(_inside, _work(scores), 16, *args, smoothing(alpha))
+    return value, chart
 
 
 def alignment_outside(scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, alpha: float) -> Tensor:
     mu = torch.empty(scores.shape, dtype=scores.dtype)
-    args = _array(rows), _array(columns), _flat(chart), _array(g), _array(mu)
+    args = array(rows), array(columns), _flat(chart), array(g), array(mu)
     parallel(_path if alpha == np.inf else _outside, _work(scores), 4, *args)
     return mu
 
@@ -58,26 +51,13 @@ def alignment_tangent(
         return torch.where(y == 0, 0, y * d).sum((1, 2), dtype=torch.float64).to(d.dtype), torch.zeros_like(y)
     value = torch.empty(scores.shape[:1], dtype=scores.dtype)
     out = torch.empty(scores.shape, dtype=scores.dtype)
-    args = (
-        _array(rows),
-        _array(columns),
-        _flat(chart),
-        _array(g),
-        _array(d),
-        _array(value),
-        _array(out),
-        alpha,
-    )
-    parallel(tangent, _work(scores), 16, *args)
+    args = array(rows), array(columns), _flat(chart), array(g), array(d), array(value), array(out)
+    parallel(tangent, _work(scores), 16, *args, alpha)
     return value, out
 
 
-def _array(x):
-    return x.detach().contiguous().numpy()
-
-
 def _flat(chart):
-    return _array(chart.flatten(2))
+    return array(chart.flatten(2))
 
 
 def _work(scores):
@@ -86,13 +66,13 @@ def _work(scores):
 
 
 @kernel
-def _inside(start, stop, scores, rows, columns, value, chart, alpha):
+def _inside(start, stop, scores, rows, columns, value, chart, omega):
     lines = np.empty((scores.shape[2] + STRIP) * STRIP, scores.dtype)
     # values of the row above the strip, by column + 1
     above = np.empty(scores.shape[2] + 1, np.float64)
     wide = np.empty(3 * STRIP, np.float64)
-    line = np.empty(4 * STRIP, scores.dtype)
-    work = np.empty(2 * STRIP, scores.dtype)
+    line, space = np.empty(4 * STRIP), np.empty((2, 3, LANES))
+    lanes = line.reshape((4 * STRIP // LANES, LANES))
     for b in range(start, stop):
         n, m = rows[b], columns[b]
         value[b] = 0
@@ -107,7 +87,7 @@ def _inside(start, stop, scores, rows, columns, value, chart, alpha):
         for k in range(strips):
             bad |= skew(scores[b], k * STRIP, n, m, -np.inf, lines)
             tail = min(STRIP, n - k * STRIP) - 1
-            _walk(lines, m, tail, above, wide, line, work, chart[b, k], alpha)
+            _walk(lines, m, tail, above, wide, line, lanes, space, chart[b, k], omega)
             chart[b, k, (m + STRIP - 1) * 3 * STRIP :] = 0
             above[0] = -np.inf
         value[b] = np.nan if bad else above[m]
@@ -115,14 +95,14 @@ def _inside(start, stop, scores, rows, columns, value, chart, alpha):
 
 
 @inline
-def _walk(lines, m, tail, above, wide, line, work, chart, alpha):
+def _walk(lines, m, tail, above, wide, line, lanes, space, chart, omega):
     """One strip: its weights go to the chart, and the values of its row `tail` replace those of the row above."""
     # wide: values at the last step, values diagonally before, maxima
     wide[:] = -np.inf
     wide[STRIP] = above[0]
     for t in range(m + STRIP - 1):
         _differences(wide, above[t + 1] if t < m else -np.inf, line)
-        smooth_lanes(line, chart[3 * t * STRIP : 3 * (t + 1) * STRIP], alpha, work)
+        smooth_lanes(line, lanes, chart[3 * t * STRIP : 3 * (t + 1) * STRIP], space, omega)
         _advance(wide, line, lines[t * STRIP : (t + 1) * STRIP])
         if 0 <= t - tail < m:
             above[t - tail + 1] = wide[tail]

@@ -57,7 +57,8 @@ def _walk(lines, m, tail, above, wide, line, chart, moved, alpha):
                 line[e] *= weights[e]
         else:
             _jacobian(line, weights, alpha)
-        moved[start : start + 3 * STRIP] = line
+        for e in range(3 * STRIP):
+            moved[start + e] = line[e]
         if 0 <= t - tail < m:
             above[t - tail + 1] = wide[tail]
 

@@ -13,10 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.alignment.cuda_local import kind, smooth
+from polymax.kernels.alignment.cuda_local import smooth
 from polymax.kernels.alignment.cuda_outside import outside
 from polymax.kernels.alignment.cuda_steps import clear, from_above, skewed
 from polymax.kernels.alignment.cuda_tangent import moved
+from polymax.kernels.local_max.triton_max import kind_of
 from polymax.kernels.triton_math import ceil_power, on_device
 
 # one row in each thread of the largest program
@@ -33,7 +34,7 @@ def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float
     with on_device(scores):
         if count:
             args = exact.contiguous(), rows.contiguous(), columns.contiguous(), value, chart, above, n, m
-            _inside[(count,)](*args, KIND=kind(alpha), ALPHA=alpha, **_tile(exact))
+            _inside[(count,)](*args, KIND=kind_of(alpha), ALPHA=alpha, **_tile(exact))
     return value.to(scores.dtype), chart.to(scores.dtype)
 
 
@@ -55,7 +56,7 @@ def alignment_tangent(
     with on_device(scores):
         if count:
             args = d.contiguous(), rows.contiguous(), columns.contiguous(), chart.contiguous(), change, value, above
-            moved[(count,)](*args, n, m, KIND=kind(alpha), ALPHA=alpha, **_tile(scores))
+            moved[(count,)](*args, n, m, KIND=kind_of(alpha), ALPHA=alpha, **_tile(scores))
     return value, _expectation(scores, rows, columns, chart, g, change)
 
 

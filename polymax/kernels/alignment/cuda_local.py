@@ -9,15 +9,10 @@ import math
 import triton
 import triton.language as tl
 
+from polymax.kernels.local_max.triton_max import GINI, SHANNON, TSALLIS
 from polymax.kernels.triton_math import log2_1p
 
-SHANNON, GINI, TSALLIS, HARD = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 LN_2 = tl.constexpr(math.log(2))
-
-
-def kind(alpha: float) -> int:
-    """The member of the Tsallis family."""
-    return {1.0: SHANNON, 2.0: GINI, math.inf: HARD}.get(alpha, TSALLIS).value
 
 
 @triton.jit
@@ -35,16 +30,6 @@ def smooth(b_a, b_b, b_c, KIND: tl.constexpr, ALPHA: tl.constexpr, WIDE: tl.cons
         b_s = tl.where(b_c == 0, 1 - b_p - b_q, 0)
         b_value = b_p * 0
     return b_p, b_q, b_s, b_value
-
-
-@triton.jit
-def slopes(b_p, KIND: tl.constexpr, ALPHA: tl.constexpr):
-    """p^(2 - alpha) on the support: the derivative of a weight by its argument, but for the threshold."""
-    if KIND == GINI:
-        b_s = (b_p > 0).to(b_p.dtype)
-    else:
-        b_s = tl.where(b_p > 0, tl.exp2(tl.log2(tl.where(b_p > 0, b_p, 1)) * (2 - ALPHA)), 0)
-    return b_s
 
 
 @triton.jit

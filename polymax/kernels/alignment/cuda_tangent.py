@@ -6,8 +6,8 @@ dv = d + sum_e p_e dv_e        dp = J (dv_e)
 import triton
 import triton.language as tl
 
-from polymax.kernels.alignment.cuda_local import SHANNON, slopes
 from polymax.kernels.alignment.cuda_steps import from_above, skewed
+from polymax.kernels.local_max.triton_max import SHANNON, slopes
 
 
 @triton.jit
@@ -64,9 +64,9 @@ def moved(
             b_sq = b_q
             b_sw = b_w
             if KIND != SHANNON:
-                b_sp = slopes(b_p, KIND, ALPHA)
-                b_sq = slopes(b_q, KIND, ALPHA)
-                b_sw = slopes(b_w, KIND, ALPHA)
+                b_sp = slopes(b_p, ALPHA, KIND)
+                b_sq = slopes(b_q, ALPHA, KIND)
+                b_sw = slopes(b_w, ALPHA, KIND)
                 b_total = b_sp + b_sq + b_sw
                 b_shift = (b_sp * b_a + b_sq * b_b + b_sw * b_c) / tl.where(b_total > 0, b_total, 1)
                 b_a -= b_shift

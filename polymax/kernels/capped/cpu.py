@@ -3,7 +3,8 @@
 The sum of the clipped weights falls with the threshold, and is linear (entropic: exponential) between the points
 where an entry meets a bound: with the right free entries one step is exact. A bracket catches steps that go too far;
 it is halved in the order of floating-point numbers, which ends however far apart the scores are. The threshold is
-counted from a score that is near it, so that it has digits also where scores are large.
+counted from a score that is near it, so that it has digits also where scores are large. Entropic weights of scores that
+are near each other are scaled instead: their exponentials are taken once.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import REALS, beside, plain, run
-from polymax.kernels.numba_math import add, inline, kernel, middle, rows_at
+from polymax.kernels.numba_math import add, exp2, inline, kernel, middle, rows_at
 
 # a threshold further than this from the score that it is counted from is counted from a nearer one
 FAR = 1e3
@@ -20,6 +21,9 @@ ROUNDS = 4
 # steps after which every other one halves the bracket
 PATIENCE = 12
 LARGEST = np.finfo(np.float64).max
+# scores this far below the maximum have exponentials in float32 that underflow
+DEEP = 80.0
+LOG2_E = 1.4426950408889634
 
 
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
@@ -79,7 +83,9 @@ def _capped(
             for k in range(count):
                 y[i, index[k]] = low[k] if total <= low_sum else high[k]
         else:
-            _anchored(x[i], index[:count], z[:count], low[:count], high[:count], total, entropic)
+            given = x[i], index[:count], z[:count], low[:count], high[:count], total
+            if not (entropic and _scaled(*given)):
+                _anchored(*given, entropic)
             for k in range(count):
                 y[i, index[k]] = z[k]
 
@@ -105,6 +111,77 @@ def _capped_backward(
         mean = moment / mass if mass != 0 else 0.0
         for j in range(n):
             out[i, j] = out[i, j] * (v[i, j] - mean) if out[i, j] != 0 else 0
+
+
+@inline
+def _scaled(x, index, z, low, high, total):
+    """Entropic weights z where no score is far below the maximum; False if one is.
+
+    Exponentials are then taken once, and the factor is found by which they have the right sum once they are clipped.
+    """
+    top, least = -np.inf, np.inf
+    for j in index:
+        top, least = max(top, np.float64(x[j])), min(least, np.float64(x[j]))
+    if not top - least < DEEP:
+        return False
+    mass = 0.0
+    for k in range(z.size):
+        power = (np.float64(x[index[k]]) - top) * LOG2_E
+        if x.itemsize == 4:
+            # a power of two is exact, and what is left is small
+            whole = np.floor(power)
+            z[k] = np.float64(exp2(np.float32(whole)) * exp2(np.float32(power - whole)))
+        else:
+            z[k] = np.exp(np.float64(x[index[k]]) - top)
+        mass = add(mass, z[k])
+    factor, below, above = total / mass, 0.0, np.inf
+    for iteration in range(300):
+        fixed = free = 0.0
+        for k in range(z.size):
+            weight = z[k] * factor
+            inside = low[k] < weight < high[k]
+            free = add(free, weight if inside else 0.0)
+            fixed = add(fixed, 0.0 if inside else min(max(weight, low[k]), high[k]))
+        if abs(fixed + free - total) <= 1e-13 * total:
+            break
+        if fixed + free > total:
+            above = min(above, factor)
+        else:
+            below = max(below, factor)
+        guess = factor * ((total - fixed) / free) if free > 0 else 0.0
+        if not below < guess < above or (iteration >= PATIENCE and iteration % 2 == 1):
+            guess = 16 * factor if above == np.inf else factor / 16 if below == 0 else np.sqrt(below * above)
+        if guess == factor or not below < guess < above:
+            break
+        factor = guess
+    if free == 0 and abs(fixed - total) > 1e-13 * total:
+        return False
+    for k in range(z.size):
+        z[k] *= factor
+    fixed, free = _exact_parts(z, low, high)
+    share = (total - fixed) / free if free > 0 else 1.0
+    for k in range(z.size):
+        weight = z[k] * share if low[k] < z[k] < high[k] else z[k]
+        z[k] = min(max(weight, low[k]), high[k])
+    return True
+
+
+@inline
+def _exact_parts(z, low, high):
+    """Sums of the weights at a bound, clipped, and of the free ones, with the rounding error carried along."""
+    fixed = free = fixed_error = free_error = 0.0
+    for k in range(z.size):
+        if low[k] < z[k] < high[k]:
+            term = z[k] - free_error
+            new = free + term
+            free_error = (new - free) - term
+            free = new
+        else:
+            term = min(max(z[k], low[k]), high[k]) - fixed_error
+            new = fixed + term
+            fixed_error = (new - fixed) - term
+            fixed = new
+    return fixed, free
 
 
 @inline

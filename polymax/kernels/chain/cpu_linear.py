@@ -4,13 +4,14 @@
 
 with E = exp(transition - top), top the maximum of each column, and z_t the sum that makes x_t a distribution. The
 logarithms of z_t and the maxima add up to the value. Invariant: x_t[j] is 0 only where v_t[j] is -inf. Where it would
-break, because scores differ by more than the dtype can hold, the steps give up and the logarithmic steps take over.
+break, because scores differ by more than the dtype can hold, the steps give up, and the instance is marked odd.
 """
 
 import numpy as np
 
-from polymax.kernels.chain.cpu_product import product
-from polymax.kernels.numba_math import add, exp2, inline, row_max
+from polymax.kernels.chain.cpu_product import padded, product
+from polymax.kernels.chain.numba_units import clear, shared, span
+from polymax.kernels.numba_math import add, exp2, inline, kernel
 
 LOG2_E = np.log2(np.e)
 # weights below this are too close to underflow to go on with: in float32, and in float64
@@ -31,7 +32,9 @@ def exponentials(transition, flat, e, top):
     for i in range(s):
         for j in range(s):
             top[j] = transition[i, j] if transition[i, j] > top[j] else top[j]
-    best = row_max(top[:s])
+    best = real(-np.inf)
+    for j in range(s):
+        best = max(best, top[j])
     for i in range(s):
         for j in range(s):
             # a column of -inf, which no state can enter, is 0
@@ -62,7 +65,7 @@ def exponentiate(x):
 
 
 @inline
-def linear_inside(unary, transition, length, e, top, best, flat, x, w, c, chart):
+def _steps(unary, transition, length, e, top, best, flat, x, w, c, chart):
     """Whether the linear domain was enough, and the value; x_t and c_t go to the chart."""
     s = unary.shape[1]
     real = unary.dtype.type
@@ -71,7 +74,9 @@ def linear_inside(unary, transition, length, e, top, best, flat, x, w, c, chart)
     top_of_step = real(0)
     for t in range(length):
         row = unary[t]
-        high = row_max(row)
+        high = real(-np.inf)
+        for j in range(s):
+            high = max(high, row[j])
         if t > 0:
             if transition.shape[0] > 1:
                 best = exponentials(transition[t - 1], flat, e, top)
@@ -127,15 +132,14 @@ def _zeros_are_forbidden(row, transition, t, x, c, chart, smallest):
 
 
 @inline
-def linear_outside(chart, transition, length, g, e, e_t, top, flat, a, b, r, sums, alone, mu_unary, mu_transition):
+def _steps_back(chart, transition, length, g, e, e_t, top, flat, a, b, r, sums, mu_unary, mu_transition):
     """Expectations times g: of the states, and of the transitions or, where those are shared, sums of a_i b_j.
 
-    With b_j = mu_t[j] / c_t[j], the expectation of a transition is x_{t-1}[i] E[i, j] b_j. An instance that is alone
-    in its output writes it; others add to what is there.
+    With b_j = mu_t[j] / c_t[j], the expectation of a transition is x_{t-1}[i] E[i, j] b_j.
     """
     s = chart.shape[2]
     real = chart.dtype.type
-    shared = mu_transition.shape[0] == 1
+    one = mu_transition.shape[0] == 1
     weight = real(g)
     k = 0
     for j in range(s):
@@ -157,7 +161,7 @@ def linear_outside(chart, transition, length, g, e, e_t, top, flat, a, b, r, sum
         inverse = real(1) / total
         for i in range(r.size):
             r[i] *= inverse
-        if shared:
+        if one:
             k += 1
             if k == STEPS:
                 outer_products(a, b, k, g, flat, sums)
@@ -166,8 +170,7 @@ def linear_outside(chart, transition, length, g, e, e_t, top, flat, a, b, r, sum
             for i in range(s):
                 left = a[0, i] * weight
                 for j in range(s):
-                    before = real(0) if alone else mu_transition[t - 1, i, j]
-                    mu_transition[t - 1, i, j] = before + left * e[i, j] * b[0, j]
+                    mu_transition[t - 1, i, j] += left * e[i, j] * b[0, j]
     for j in range(s):
         mu_unary[0, j] = r[j] * weight
     outer_products(a, b, k, g, flat, sums)
@@ -180,3 +183,64 @@ def outer_products(a, b, count, g, row, sums):
         product(a[:, i], b, count, row)
         for j in range(sums.shape[1]):
             sums[i, j] += g * np.float64(row[j])
+
+
+@kernel
+def inside(start, stop, group, cuts, size, unary, transitions, lengths, value, chart, odd):
+    s = unary.shape[2]
+    width = padded(s)
+    flat = np.zeros(-(-s * s // BLOCK) * BLOCK, unary.dtype)
+    e = np.zeros((s, width), unary.dtype)
+    lanes = np.zeros((4, width), unary.dtype)
+    top, x, w, c = lanes[0], lanes[1], lanes[2], lanes[3]
+    for unit in range(start, stop):
+        first, last = span(unit, group, cuts, size)
+        if first == last:
+            continue
+        transition = shared(first, unary.shape[0], transitions)
+        best = unary.dtype.type(0)
+        if transition.shape[0] == 1:
+            best = exponentials(transition[0], flat, e, top)
+        for b in range(first, last):
+            length = lengths[b]
+            for t in range(length, unary.shape[1]):
+                clear(chart[b, t])
+            value[b] = 0
+            if length > 0:
+                fine, total = _steps(unary[b], transition, length, e, top, best, flat, x, w, c, chart[b])
+                value[b] = total
+                if not fine:
+                    chart[b, 0, 1, 0] = 0
+                    odd[0] = True
+
+
+@kernel
+def outside(start, stop, group, cuts, size, transitions, lengths, chart, g, mu_unary, mu_transition, odd):
+    s = mu_unary.shape[2]
+    width = padded(s)
+    flat = np.zeros(-(-s * s // BLOCK) * BLOCK, chart.dtype)
+    e, e_t = np.zeros((s, width), chart.dtype), np.zeros((s, width), chart.dtype)
+    a, b = np.zeros((STEPS, width), chart.dtype), np.zeros((STEPS, width), chart.dtype)
+    top, r = np.zeros(width, chart.dtype), np.zeros(width, chart.dtype)
+    products = np.zeros((s, width))
+    for unit in range(start, stop):
+        first, last = span(unit, group, cuts, size)
+        if first == last:
+            continue
+        transition = shared(first, mu_unary.shape[0], transitions)
+        if transition.shape[0] == 1:
+            exponentials(transition[0], flat, e, top)
+            transpose(e, e_t)
+        clear(products)
+        for k in range(first, last):
+            length = lengths[k]
+            clear(mu_unary[k, length:])
+            if length > 0 and chart[k, 0, 1, 0] > 0:
+                args = mu_unary[k], mu_transition[unit]
+                _steps_back(chart[k], transition, length, g[k], e, e_t, top, flat, a, b, r, products, *args)
+            elif length > 0:
+                odd[0] = True
+        if mu_transition.shape[1] == 1:
+            for i in range(s):
+                for j in range(s):
+                    mu_transition[unit, 0, i, j] = products[i, j] * e[i, j]

@@ -8,13 +8,16 @@ With F = E d (entry by entry), dv_t the derivative of v_t along d less its mean 
 and the derivative of the expectation of a transition is x_{t-1}[i] (F[i, j] b_j + E[i, j] (dv_{t-1}[i] b_j + h_j)).
 """
 
-from polymax.kernels.chain.cpu_linear import STEPS, exponentials, outer_products, transpose
-from polymax.kernels.chain.cpu_product import product
-from polymax.kernels.numba_math import add, inline
+import numpy as np
+
+from polymax.kernels.chain.cpu_linear import BLOCK, STEPS, exponentials, outer_products, transpose
+from polymax.kernels.chain.cpu_product import padded, product
+from polymax.kernels.chain.numba_units import clear, shared, span
+from polymax.kernels.numba_math import add, inline, kernel
 
 
 @inline
-def tilted(transition, d_transition, flat, e, e_t, f, f_t, top):
+def _tilted(transition, d_transition, flat, e, e_t, f, f_t, top):
     """E and F of one step, and their transposes."""
     s = transition.shape[0]
     exponentials(transition, flat, e, top)
@@ -27,7 +30,7 @@ def tilted(transition, d_transition, flat, e, e_t, f, f_t, top):
 
 
 @inline
-def linear_tangent(
+def _steps(
     chart,
     transition,
     d_unary,
@@ -118,7 +121,7 @@ def linear_tangent(
 @inline
 def _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top):
     step, d_step = min(t, transition.shape[0]) - 1, min(t, d_transition.shape[0]) - 1
-    tilted(transition[step], d_transition[d_step], flat, e, e_t, f, f_t, top)
+    _tilted(transition[step], d_transition[d_step], flat, e, e_t, f, f_t, top)
 
 
 @inline
@@ -127,3 +130,54 @@ def _sum_products(blocks, count, g, flat, sums):
     outer_products(blocks[0], blocks[1], count, g, flat, sums[0])
     outer_products(blocks[2], blocks[1], count, g, flat, sums[1])
     outer_products(blocks[0], blocks[3], count, g, flat, sums[1])
+
+
+@kernel
+def tangent(
+    start,
+    stop,
+    group,
+    cuts,
+    size,
+    transitions,
+    lengths,
+    chart,
+    g,
+    h,
+    h_sums,
+    odd,
+    d_unary,
+    d_transitions,
+    value,
+):
+    n, s = d_unary.shape[1:]
+    width = padded(s)
+    flat = np.zeros(-(-s * s // BLOCK) * BLOCK, chart.dtype)
+    lanes, blocks = np.zeros((6, width), chart.dtype), np.zeros((4, STEPS, width), chart.dtype)
+    square = np.zeros((4, s, width), chart.dtype)
+    matrices = square[0], square[1], square[2], square[3]
+    e, f = square[0], square[2]
+    top, products = np.zeros(width, chart.dtype), np.zeros((2, s, width))
+    changes = np.empty((2, n, s), chart.dtype)
+    for unit in range(start, stop):
+        first, last = span(unit, group, cuts, size)
+        if first == last:
+            continue
+        transition, d_transition = shared(first, h.shape[0], transitions), shared(first, h.shape[0], d_transitions)
+        if transition.shape[0] == 1 and d_transition.shape[0] == 1:
+            _tilted(transition[0], d_transition[0], flat, *matrices, top)
+        clear(products[0])
+        clear(products[1])
+        for k in range(first, last):
+            length = lengths[k]
+            clear(h[k, length:])
+            if length > 0 and chart[k, 0, 1, 0] > 0:
+                scores = chart[k], transition, d_unary[k], d_transition, length, g[k]
+                space = matrices, top, flat, changes, blocks, lanes, products
+                value[k] = _steps(*scores, *space, h[k], h_sums[unit])
+            elif length > 0:
+                odd[0] = True
+        if h_sums.shape[1] == 1:
+            for i in range(s):
+                for j in range(s):
+                    h_sums[unit, 0, i, j] = products[0, i, j] * f[i, j] + products[1, i, j] * e[i, j]

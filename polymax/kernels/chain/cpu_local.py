@@ -1,235 +1,357 @@
 """Chains for any entropy, in logarithms and float64: local maxima, expectations, and their tangent, for Numba.
 
-The chart keeps v_t less its maximum as two numbers of the scores' dtype, whose sum has almost the digits of float64.
-Its first step says what it is: chart[0, 1] is 0 here and positive in the linear domain; chart[0, 0] is all -inf where
-the value is, and NaN where the value is.
+A matrix of transitions is kept in blocks of LANES columns, the states after: row k s + i has the transitions from state
+i into those of block k. So the maximum into each of them is one of lanes. The chart keeps v_t less its maximum as two
+numbers of the scores' dtype, whose sum has almost the digits of float64. Its first step says what it is: chart[0, 1] is
+0 here and positive in the linear domain; chart[0, 0] is all -inf where the value is, and NaN where the value is.
 """
 
 import numpy as np
 
-from polymax.kernels.chain.cpu_columns import local_weights, maxima
-from polymax.kernels.numba_math import add, inline, row_max
-from polymax.kernels.numba_smooth import smooth_max, tangent_of_weights
+from polymax.kernels.chain.numba_units import clear, shared, span
+from polymax.kernels.local_max.numba_lanes import LANES, fill, load, select, store
+from polymax.kernels.local_max.numba_max import (
+    by_smoothing,
+    remaining,
+    slope_mean,
+    smooth,
+    smooth_max,
+    weight_change,
+    weights,
+)
+from polymax.kernels.numba_math import inline, kernel
+
+
+@kernel
+def inside(start, stop, group, cuts, size, unary, transitions, lengths, value, chart, omega):
+    s = unary.shape[2]
+    blocks = -(-s // LANES)
+    w, a, m, v = np.empty((blocks * s, LANES)), np.empty((s, LANES)), np.empty(blocks * LANES), np.empty(s)
+    lanes = m.reshape((blocks, LANES))
+    for unit in range(start, stop):
+        first, last = span(unit, group, cuts, size)
+        if first == last:
+            continue
+        transition = shared(first, unary.shape[0], transitions)
+        if transition.shape[0] == 1 and smooth(omega):
+            _spread(transition[0], -np.inf, w)
+        for b in range(first, last):
+            length = lengths[b]
+            if remaining(omega) and (length == 0 or chart[b, 0, 1, 0] > 0):
+                continue
+            for t in range(length, unary.shape[1]):
+                clear(chart[b, t])
+            value[b] = _steps(unary[b], transition, length, w, a, m, lanes, v, chart[b], omega) if length > 0 else 0.0
 
 
 @inline
-def values(chart, t, v):
-    """v_t up to a constant."""
-    linear = chart[0, 1, 0] > 0
-    for j in range(v.size):
-        v[j] = (
-            np.log(np.float64(chart[t, 0, j]))
-            if linear
-            else np.float64(chart[t, 0, j]) + (chart[t, 1, j] if t > 0 else 0.0)
-        )
-
-
-@inline
-def local_inside(unary, transition, length, alpha, flat, p, v, m, rows, chart):
+def _steps(unary, transition, length, w, a, m, lanes, v, chart, omega):
     """The value; v_t goes to the chart."""
-    real = unary.dtype.type
+    s = v.size
     value = 0.0
     for t in range(length):
-        if t == 0:
-            for j in range(v.size):
-                v[j] = unary[0, j]
-        else:
-            step = transition[min(t, transition.shape[0]) - 1]
-            if alpha == np.inf:
-                maxima(v, step, m)
-            else:
-                local_weights(v, step, alpha, flat, p, m, rows)
-            for j in range(v.size):
-                v[j] = m[j] + unary[t, j]
-            high = row_max(v)
-            if -np.inf < high < np.inf:
-                value += high
-                for j in range(v.size):
-                    v[j] -= high
-        for j in range(v.size):
+        if t > 0:
+            _best_states(transition, t, w, v, a, m, lanes, omega)
+        high = -np.inf
+        for j in range(s):
+            v[j] = unary[t, j] + (m[j] if t > 0 else 0.0)
+            high = v[j] if v[j] > high else high
+        if t == 0 or not -np.inf < high < np.inf:
+            high = 0.0
+        value += high
+        for j in range(s):
+            v[j] -= high
             chart[t, 0, j] = v[j]
             rest = v[j] - np.float64(chart[t, 0, j])
             chart[t, 1, j] = rest if abs(v[j]) < np.inf and t > 0 else 0.0
             # what comes later reads v from here: the same digits give the same maxima
             v[j] = chart[t, 0, j] + np.float64(chart[t, 1, j])
-    root, _ = smooth_max(v, v.size, alpha, rows[0])
-    value += root
+    _arguments(None, 0, v, a)
+    store(lanes, 0, smooth_max(a, s, omega))
+    value += m[0]
     if not abs(value) < np.inf:
-        for j in range(v.size):
-            chart[0, 0, j] = real(value)
+        for j in range(s):
+            chart[0, 0, j] = value
     return value
 
 
 @inline
-def hopeless(chart):
+def _spread(matrix, padding, w):
+    """A matrix in blocks of columns."""
+    s = matrix.shape[0]
+    for k in range(w.shape[0] // s):
+        for i in range(s):
+            for l in range(LANES):
+                j = k * LANES + l
+                w[k * s + i, l] = matrix[i, j] if j < s else padding
+
+
+@inline
+def _arguments(w, row, v, a):
+    """v plus the transitions into a block of states that begins in a row of w, or v in all lanes where w is None."""
+    for i in range(v.size):
+        if w is not None:
+            store(a, i, load(w, row + i) + v[i])
+        else:
+            store(a, i, fill(a, v[i]))
+
+
+@inline
+def _smooth_states(transition, t, w, v, a, m, lanes, omega):
+    """m_t, which is also in lanes; w has the transitions, unless each step has its own."""
+    if transition.shape[0] > 1:
+        _spread(transition[t - 1], -np.inf, w)
+    for k in range(lanes.shape[0]):
+        _arguments(w, k * v.size, v, a)
+        store(lanes, k, smooth_max(a, v.size, omega))
+
+
+@inline
+def _hard_states(transition, t, w, v, a, m, lanes, omega):
+    """The same without smoothing, where maxima of floats need no copy; a NaN makes all of it NaN."""
+    step = transition[min(t, transition.shape[0]) - 1]
+    poisoned = 0
+    for j in range(v.size):
+        m[j] = -np.inf
+    for i in range(v.size):
+        for j in range(v.size):
+            x = v[i] + step[i, j]
+            poisoned += x != x
+            m[j] = x if x > m[j] else m[j]
+    for j in range(v.size if poisoned > 0 else 0):
+        m[j] = np.nan
+
+
+_best_states = by_smoothing(_smooth_states, _smooth_states, _smooth_states, _hard_states)
+
+
+@inline
+def _values(chart, t, v):
+    """v_t up to a constant."""
+    for j in range(v.size):
+        v[j] = np.float64(chart[t, 0, j]) + chart[t, 1, j]
+
+
+@inline
+def _hopeless(chart):
     """Whether the value is -inf or NaN, so that there is nothing to expect."""
     high = -np.inf
     for j in range(chart.shape[2]):
-        if chart[0, 0, j] != chart[0, 0, j]:
-            return True
-        high = max(high, np.float64(chart[0, 0, j]))
-    return high == -np.inf
+        x = np.float64(chart[0, 0, j])
+        high = x if x > high or x != x else high
+    return not high > -np.inf
 
 
 @inline
-def fill_hopeless(chart, length, unary, transition, sums):
-    """Expectations of a value of -inf are 0, those of NaN are NaN."""
+def _fill_hopeless(chart, length, unary, transition):
+    """Expectations of a value of -inf are 0, those of NaN are NaN; what is filled in."""
     nan = chart[0, 0, 0] != chart[0, 0, 0]
-    fill = chart[0, 0, 0] if nan else chart.dtype.type(0)
+    x = chart[0, 0, 0] if nan else chart.dtype.type(0)
     s = unary.shape[1]
     for t in range(length):
         for i in range(s):
-            unary[t, i] = fill
-            for j in range(s):
-                if t > 0 and transition.shape[0] > 1:
-                    transition[t - 1, i, j] += fill
-                elif t > 0:
-                    sums[i, j] += fill
+            unary[t, i] = x
+            for j in range(s if t > 0 else 0):
+                transition[min(t, transition.shape[0]) - 1, i, j] += x
+    return x
 
 
-@inline
-def local_outside(chart, transition, length, g, alpha, flat, p, v, m, r, rows, sums, mu_unary, mu_transition):
-    """Expectations times g; those of shared transitions are added to sums."""
-    s = v.size
-    column = rows[0]
-    values(chart, length - 1, v)
-    smooth_max(v, s, alpha, r)
-    for t in range(length - 1, -1, -1):
-        for j in range(s):
-            r[j] *= g if t == length - 1 else 1.0
-            mu_unary[t, j] = r[j]
-        if t == 0:
-            break
-        values(chart, t - 1, v)
-        local_weights(v, transition[min(t, transition.shape[0]) - 1], alpha, flat, p, m, rows)
-        for i in range(s):
-            total = 0.0
-            for j in range(s):
-                p[i, j] *= r[j]
-                total = add(total, p[i, j])
-            column[i] = total
-        for i in range(s):
-            r[i] = column[i]
-        add_to(mu_transition, sums, t, p)
+@kernel
+def best_sequences(start, stop, group, cuts, size, transitions, lengths, chart, g, mu_unary, mu_transition, omega):
+    """The best sequences, g at their states and transitions."""
+    v = np.empty(mu_unary.shape[2])
+    for unit in range(start, stop):
+        first, last = span(unit, group, cuts, size)
+        for b in range(first, last):
+            length, mu, out = lengths[b], mu_unary[b], mu_transition[unit]
+            transition = shared(first, mu_unary.shape[0], transitions)
+            clear(mu)
+            if length == 0:
+                continue
+            if _hopeless(chart[b]):
+                _fill_hopeless(chart[b], length, mu, out)
+                continue
+            _values(chart[b], length - 1, v)
+            state = np.argmax(v)
+            mu[length - 1, state] = g[b]
+            for t in range(length - 1, 0, -1):
+                _values(chart[b], t - 1, v)
+                step = min(t, transition.shape[0]) - 1
+                for i in range(v.size):
+                    v[i] += transition[step, i, state]
+                before = np.argmax(v)
+                out[min(t, out.shape[0]) - 1, before, state] += g[b]
+                mu[t - 1, before] = g[b]
+                state = before
 
 
-@inline
-def add_to(out, sums, t, q):
-    """Add the edges q into step t to their output, or to the sums where all steps share it."""
-    s = q.shape[0]
-    if out.shape[0] > 1:
-        for i in range(s):
-            for j in range(s):
-                out[t - 1, i, j] += q[i, j]
-    else:
-        for i in range(s):
-            for j in range(s):
-                sums[i, j] += q[i, j]
-
-
-@inline
-def backtrack(chart, transition, length, g, v, sums, mu_unary, mu_transition):
-    """The best sequence, g at its states and transitions."""
-    for t in range(length):
-        for j in range(v.size):
-            mu_unary[t, j] = 0
-    values(chart, length - 1, v)
-    state = np.argmax(v)
-    for t in range(length - 1, -1, -1):
-        mu_unary[t, state] = g
-        if t == 0:
-            break
-        values(chart, t - 1, v)
-        step = min(t, transition.shape[0]) - 1
-        for i in range(v.size):
-            v[i] += transition[step, i, state]
-        before = np.argmax(v)
-        if mu_transition.shape[0] > 1:
-            mu_transition[t - 1, before, state] += g
-        else:
-            sums[before, state] += g
-        state = before
-
-
-@inline
-def local_tangent(
-    chart, transition, d_unary, d_transition, length, g, alpha, flat, p, dp, dv, work, sums, h_unary, h_transition
+@kernel
+def outside(
+    start,
+    stop,
+    group,
+    cuts,
+    size,
+    transitions,
+    lengths,
+    chart,
+    g,
+    out_unary,
+    out_transition,
+    omega,
+    d_unary=None,
+    d_transitions=None,
+    value=None,
 ):
-    """<mu, d>, and g H d: one pass up for dv, the derivative of v along d, and one down for that of the weights."""
-    s = d_unary.shape[1]
-    v, m, r, dr = work[0], work[1], work[2], work[3]
-    rows, column, tangents = work[4:], work[4], work[5]
+    """Expectations times g or, where d_unary is not None, their derivative along d, and that of the value."""
+    n, s = out_unary.shape[1:]
+    blocks = -(-s // LANES)
+    w, sums, q = np.empty((blocks * s, LANES)), np.empty((blocks * s, LANES)), np.empty((blocks * s, LANES))
+    # of use with a direction only
+    dw, dv = np.empty((blocks * s, LANES)), np.empty((n, s))
+    # arguments or weights of one block, their derivatives, and what goes to the states before, with its derivative
+    space = np.empty((4, s, LANES))
+    r, v = np.empty((3, blocks, LANES)), np.empty(s)
+    one = out_transition.shape[1] == 1
+    for unit in range(start, stop):
+        first, last = span(unit, group, cuts, size)
+        if first == last:
+            continue
+        transition = shared(first, out_unary.shape[0], transitions)
+        if transition.shape[0] == 1:
+            _spread(transition[0], -np.inf, w)
+        if d_unary is not None and d_transitions.shape[1] == 1:
+            _spread(shared(first, out_unary.shape[0], d_transitions)[0], 0.0, dw)
+        clear(sums)
+        for b in range(first, last):
+            length = lengths[b]
+            if remaining(omega) and (length == 0 or chart[b, 0, 1, 0] > 0):
+                continue
+            clear(out_unary[b, length:])
+            if length == 0:
+                continue
+            if _hopeless(chart[b]):
+                x = _fill_hopeless(chart[b], length, out_unary[b], out_transition[unit])
+                if d_unary is not None:
+                    value[b] = x
+                continue
+            if d_unary is not None:
+                d_transition = shared(first, out_unary.shape[0], d_transitions)
+                _forward(chart[b], transition, d_unary[b], d_transition, length, w, dw, dv, space, r[0], v, omega)
+            slope = _root(chart[b], length, g[b], dv, space, r, v, d_unary, omega)
+            if d_unary is not None:
+                value[b] = slope
+            out = q, sums, out_unary[b], out_transition[unit], d_transitions
+            _steps_back(chart[b], transition, first, out_unary.shape[0], length, w, dw, dv, space, r, v, *out, omega)
+        for i in range(s if one else 0):
+            for j in range(s):
+                out_transition[unit, 0, i, j] += sums[j // LANES * s + i, j % LANES]
+
+
+@inline
+def _forward(chart, transition, d_unary, d_transition, length, w, dw, dv, space, m, v, omega):
+    """dv, the derivative of v along d."""
+    s = v.size
+    a = space[0]
     for t in range(length):
-        for j in range(s):
-            dv[t, j] = d_unary[t, j]
         if t > 0:
-            values(chart, t - 1, v)
-            local_weights(v, transition[min(t, transition.shape[0]) - 1], alpha, flat, p, m, rows)
-            step = min(t, d_transition.shape[0]) - 1
-            for i in range(s):
-                for j in range(s):
-                    change = d_transition[step, i, j] + dv[t - 1, i]
+            _values(chart, t - 1, v)
+            if transition.shape[0] > 1:
+                _spread(transition[t - 1], -np.inf, w)
+            if d_transition.shape[0] > 1:
+                _spread(d_transition[t - 1], 0.0, dw)
+            for k in range(m.shape[0]):
+                _arguments(w, k * s, v, a)
+                weights(a, s, a, omega)
+                total = fill(a, 0.0)
+                for i in range(s):
+                    p = load(a, i)
                     # a transition without weight may have an infinite tangent
-                    dv[t, j] += p[i, j] * change if p[i, j] != 0 else 0.0
-    values(chart, length - 1, v)
-    smooth_max(v, s, alpha, r)
-    tangent_of_weights(r, dv[length - 1], s, alpha, dr)
-    value = 0.0
-    for j in range(s):
-        value += r[j] * dv[length - 1, j] if r[j] != 0 else 0.0
-        r[j] *= g
-        dr[j] *= g
+                    total += select(p == 0.0, 0.0, p * (load(dw, k * s + i) + dv[t - 1, i]))
+                store(m, k, total)
+        for j in range(s):
+            dv[t, j] = d_unary[t, j] + (m[j // LANES, j % LANES] if t > 0 else 0.0)
+
+
+@inline
+def _root(chart, length, g, dv, space, r, v, d, omega):
+    """Expectations of the last states go to r[0], their derivative to r[1] unless d is None; that of the value."""
+    a, da = space[0], space[1]
+    s = v.size
+    _values(chart, length - 1, v)
+    _arguments(None, 0, v, a)
+    weights(a, s, a, omega)
+    r[:] = 0.0
+    slope = 0.0
+    for i in range(s):
+        r[0, i // LANES, i % LANES] = a[i, 0] * g
+        if d is not None:
+            store(da, i, fill(a, dv[length - 1, i]))
+            slope += a[i, 0] * dv[length - 1, i] if a[i, 0] != 0 else 0.0
+    if d is not None:
+        store(r[2], 0, slope_mean(a, 1.0, da, s, omega))
+        mean = r[2, 0, 0]
+        for i in range(s):
+            store(da, i, weight_change(load(a, i), load(da, i), mean, omega))
+            r[1, i // LANES, i % LANES] = da[i, 0] * g
+    return slope
+
+
+@inline
+def _steps_back(
+    chart, transition, first, batch, length, w, dw, dv, space, r, v, q, sums, out_unary, out_transition, d, omega
+):
+    """Expectations of all states and transitions, or the derivatives of these; shared transitions go to sums."""
+    s = v.size
+    a, da, before, d_before = space[0], space[1], space[2], space[3]
+    mass, d_mass = r[0], r[1]
+    one = out_transition.shape[0] == 1
     for t in range(length - 1, -1, -1):
         for j in range(s):
-            h_unary[t, j] = dr[j]
+            if d is not None:
+                out_unary[t, j] = d_mass[j // LANES, j % LANES]
+            else:
+                out_unary[t, j] = mass[j // LANES, j % LANES]
         if t == 0:
             break
-        values(chart, t - 1, v)
-        local_weights(v, transition[min(t, transition.shape[0]) - 1], alpha, flat, p, m, rows)
-        step = min(t, d_transition.shape[0]) - 1
+        _values(chart, t - 1, v)
+        if transition.shape[0] > 1:
+            _spread(transition[t - 1], -np.inf, w)
+        if d is not None and d.shape[1] > 1:
+            _spread(shared(first, batch, d)[t - 1], 0.0, dw)
+        before[:] = 0.0
+        d_before[:] = 0.0
+        for k in range(mass.shape[0]):
+            here, d_here = load(mass, k), load(d_mass, k)
+            _arguments(w, k * s, v, a)
+            weights(a, s, a, omega)
+            if d is not None:
+                for i in range(s):
+                    store(da, i, load(dw, k * s + i) + dv[t - 1, i])
+                mean = slope_mean(a, 1.0, da, s, omega)
+            for i in range(s):
+                p = load(a, i)
+                x = p * here
+                store(before, i, load(before, i) + x)
+                if d is not None:
+                    x = weight_change(p, load(da, i), mean, omega) * here + p * d_here
+                    store(d_before, i, load(d_before, i) + x)
+                if one:
+                    x += load(sums, k * s + i)
+                    store(sums, k * s + i, x)
+                else:
+                    store(q, k * s + i, x)
         for i in range(s):
-            for j in range(s):
-                dp[i, j] = d_transition[step, i, j] + dv[t - 1, i]
-        _tangents_of_columns(p, dp, alpha, column, tangents)
-        for i in range(s):
-            total = d_total = 0.0
-            for j in range(s):
-                dp[i, j] = dp[i, j] * r[j] + p[i, j] * dr[j]
-                total = add(total, p[i, j] * r[j])
-                d_total = add(d_total, dp[i, j])
-            column[i] = total
-            tangents[i] = d_total
-        for i in range(s):
-            r[i] = column[i]
-            dr[i] = tangents[i]
-        add_to(h_transition, sums, t, dp)
-    return value
+            mass[i // LANES, i % LANES] = _lane_sum(before, i)
+            if d is not None:
+                d_mass[i // LANES, i % LANES] = _lane_sum(d_before, i)
+            for j in range(0 if one else s):
+                out_transition[t - 1, i, j] += q[j // LANES * s + i, j % LANES]
 
 
 @inline
-def _tangents_of_columns(p, d, alpha, total, mean):
-    """Replace each column of d by J d, as `tangent_of_weights` does."""
-    s = p.shape[0]
-    for j in range(s):
-        total[j] = 0
-        mean[j] = 0
-    for i in range(s):
-        for j in range(s):
-            slope = _slope(p[i, j], alpha)
-            total[j] += slope
-            mean[j] += slope * d[i, j] if slope != 0 else 0.0
-    for j in range(s):
-        mean[j] = mean[j] / total[j] if total[j] > 0 else 0.0
-    for i in range(s):
-        for j in range(s):
-            slope = _slope(p[i, j], alpha)
-            d[i, j] = slope * (d[i, j] - mean[j]) if slope != 0 else 0.0
-
-
-@inline
-def _slope(p, alpha):
-    if p == 0 or alpha == np.inf:
-        return 0.0
-    if alpha == 1.0:
-        return p
-    return 1.0 if alpha == 2.0 else p ** (2 - alpha)
+def _lane_sum(x, i):
+    total = 0.0
+    for l in range(LANES):
+        total += x[i, l]
+    return total

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from polymax.kernels.chain.cuda_edges import edges
 from polymax.kernels.chain.cuda_local import (
-    HARD,
     column_max,
     finite_max,
     load_matrix,
@@ -21,6 +20,7 @@ from polymax.kernels.chain.cuda_local import (
 )
 from polymax.kernels.chain.cuda_shapes import Chain
 from polymax.kernels.chain.cuda_tangent import tangent
+from polymax.kernels.local_max.triton_max import HARD
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import on_device
 
@@ -79,7 +79,6 @@ def _inside(
     p_chart,
     ALPHA: tl.constexpr,
     KIND: tl.constexpr,
-    WIDE: tl.constexpr,
     BI: tl.constexpr,
     BJ: tl.constexpr,
 ):
@@ -106,7 +105,7 @@ def _inside(
         for i_j in range(0, s, BJ):
             o_j = i_j + tl.arange(0, BJ)
             b_w, w_top = load_matrix(p_w, p_top, i_w, o_j, s, BI)
-            b_m, b_theta = column_max(b_v[:, None] + b_w, ALPHA, KIND, WIDE)
+            b_m, b_theta = column_max(b_v[:, None] + b_w, ALPHA, KIND)
             b_u = tl.load(p_unary + t * s + o_j, mask=o_j < s, other=float("-inf"))
             p_row = p_chart + t * 2 * s + o_j
             tl.store(p_row, b_m + (b_u - unary_top), mask=o_j < s)
@@ -115,7 +114,7 @@ def _inside(
     tl.debug_barrier()
     if length > 0:
         b_v, top = load_states(p_chart + (length - 1) * 2 * s, s, BI)
-        b_root, _ = column_max(b_v[:, None], ALPHA, KIND, WIDE)
+        b_root, _ = column_max(b_v[:, None], ALPHA, KIND)
         total += top.to(tl.float64) + tl.sum(b_root, 0).to(tl.float64)
     tl.store(p_value + i_b, total.to(p_value.dtype.element_ty))
     for t in range(length, n):
@@ -139,7 +138,6 @@ def _outside(
     p_mu,
     ALPHA: tl.constexpr,
     KIND: tl.constexpr,
-    WIDE: tl.constexpr,
     BI: tl.constexpr,
     BJ: tl.constexpr,
 ):
@@ -155,7 +153,7 @@ def _outside(
         tl.store(p_mu + t * s + o_i, b_zero, mask=m_i)
     if length > 0:
         b_v, _ = load_states(p_chart + (length - 1) * 2 * s, s, BI)
-        _, b_theta = column_max(b_v[:, None], ALPHA, KIND, WIDE)
+        _, b_theta = column_max(b_v[:, None], ALPHA, KIND)
         b_p = tl.sum(weights(b_v[:, None], b_theta, ALPHA, KIND), 1)
         if KIND == HARD:
             b_p = tl.where(tl.max((b_v != b_v).to(tl.int32), 0) > 0, float("nan"), b_p)

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.chain.cuda_local import load_matrix, load_states, load_tile, slopes, weights
+from polymax.kernels.chain.cuda_local import load_matrix, load_states, load_tile, weights
 from polymax.kernels.chain.cuda_shapes import Chain
+from polymax.kernels.local_max.triton_max import slopes
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import on_device
 
@@ -105,7 +106,6 @@ def _edges(
     TANGENT: tl.constexpr,
     ALPHA: tl.constexpr,
     KIND: tl.constexpr,
-    WIDE: tl.constexpr,
     BI: tl.constexpr,
     BJ: tl.constexpr,
 ):

@@ -8,9 +8,7 @@ else (alpha - 1) a - theta is the base of a power.
 import triton
 import triton.language as tl
 
-SHANNON, GINI, TSALLIS, HARD = (tl.constexpr(k) for k in range(4))
-# Newton's steps and halvings together; halvings alone would reach float64 in 53
-ROUNDS = tl.constexpr(60)
+from polymax.kernels.local_max.triton_max import HARD, SHANNON, bases, gain, power, threshold
 
 
 @triton.jit
@@ -49,7 +47,7 @@ def finite_max(b_x):
 
 
 @triton.jit
-def column_max(b_a, ALPHA: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr):
+def column_max(b_a, ALPHA: tl.constexpr, KIND: tl.constexpr):
     """The smoothed maximum of each column of a tile, and its threshold."""
     b_top = tl.max(b_a, 0)
     b_safe = tl.where(tl.abs(b_top) < float("inf"), b_top, 0)
@@ -64,12 +62,10 @@ def column_max(b_a, ALPHA: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr)
             b_first = tl.min(tl.where(b_a == b_top[None, :], o_i[:, None], b_a.shape[0]), 0)
             b_theta = tl.where(b_first < b_a.shape[0], b_first, 0).to(b_a.dtype)
         else:
-            b_tau = _threshold(b_z, ALPHA, KIND, WIDE)
+            b_tau = threshold(b_z, ALPHA, KIND, 0)
             b_p = weights(b_z, b_tau, ALPHA, KIND)
             b_sum = tl.sum(b_p, 0)
-            b_p = b_p / tl.where(b_sum > 0, b_sum, 1)[None, :]
-            b_cost = (_power(b_p, ALPHA) - b_p) / (ALPHA * (ALPHA - 1))
-            b_m = b_safe + tl.sum(tl.where(b_p > 0, b_p * b_z - b_cost, 0), 0)
+            b_m = b_safe + gain(b_p / tl.where(b_sum > 0, b_sum, 1)[None, :], b_z, ALPHA, 0)
             b_m = tl.where(b_top == float("-inf"), b_top, b_m)
             b_theta = b_tau + (ALPHA - 1) * b_safe
         # comparisons overlook a NaN
@@ -88,64 +84,5 @@ def weights(b_a, b_theta, ALPHA: tl.constexpr, KIND: tl.constexpr):
     elif KIND == HARD:
         o_i = tl.arange(0, b_a.shape[0])
         return tl.where((b_a > float("-inf")) & (o_i[:, None] == b_theta[None, :]), 1.0, 0.0).to(b_a.dtype)
-    elif KIND == GINI:
-        b_base = b_a - b_theta[None, :]
-        return tl.where(b_base <= 0, 0, b_base)
     else:
-        b_base = (ALPHA - 1) * b_a - b_theta[None, :]
-        return tl.where(b_base <= 0, 0, _power(b_base, 1 / (ALPHA - 1)))
-
-
-@triton.jit
-def slopes(b_p, ALPHA: tl.constexpr, KIND: tl.constexpr):
-    """p^(2 - alpha) on the support: the diagonal of the Jacobian of weights, before its mean is taken out."""
-    if KIND == SHANNON:
-        return b_p
-    elif KIND == GINI:
-        return tl.where(b_p > 0, 1.0, b_p)
-    elif KIND == HARD:
-        return b_p * 0
-    else:
-        return tl.where(b_p > 0, _power(b_p, 2 - ALPHA), b_p)
-
-
-@triton.jit
-def _power(b_x, k: tl.constexpr):
-    """x^k for x >= 0; 0 where x is 0."""
-    if k == 1.0:
-        return b_x
-    elif k == 2.0:
-        return b_x * b_x
-    elif k == 0.5:
-        return tl.sqrt(b_x)
-    else:
-        m_in = b_x > 0
-        return tl.where(m_in, tl.exp2(tl.log2(tl.where(m_in, b_x, 1)) * k), b_x)
-
-
-@triton.jit
-def _threshold(b_z, ALPHA: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr):
-    """tau in [-1, 0) with sum of ((alpha - 1) z - tau)_+^q = 1 in each column, whose maximum is 0."""
-    Q: tl.constexpr = 1 / (ALPHA - 1)
-    b_low = tl.zeros([b_z.shape[1]], b_z.dtype) - 1
-    b_high = tl.zeros([b_z.shape[1]], b_z.dtype)
-    b_tau = b_low
-    go = 1
-    i_round = 0
-    while go > 0:
-        b_base = (ALPHA - 1) * b_z - b_tau[None, :]
-        m_in = b_base > 0
-        b_base = tl.where(m_in, b_base, 1)
-        b_lower = tl.where(m_in, _power(b_base, Q - 1), 0) if KIND != GINI else m_in.to(b_z.dtype)
-        b_total = tl.sum(b_lower * tl.where(m_in, b_base, 0), 0) - 1
-        b_slope = Q * tl.sum(b_lower, 0)
-        b_low = tl.where(b_total >= 0, b_tau, b_low)
-        b_high = tl.where(b_total >= 0, b_high, b_tau)
-        b_guess = b_tau + b_total / tl.where(b_slope > 0, b_slope, 1)
-        m_inside = (b_low <= b_guess) & (b_guess <= b_high)
-        b_guess = tl.where(m_inside, b_guess, 0.5 * (b_low + b_high))
-        b_change = tl.abs(b_guess - b_tau)
-        b_tau = b_guess
-        i_round += 1
-        go = (tl.max(b_change, 0) > (1e-15 if WIDE else 1e-7)).to(tl.int32) * (i_round < ROUNDS).to(tl.int32)
-    return b_tau
+        return power(bases(b_a, b_theta, ALPHA, KIND, 0), 1 / (ALPHA - 1))

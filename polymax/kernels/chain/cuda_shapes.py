@@ -1,11 +1,9 @@
 """Tiles and strides of chain kernels, and what they cannot do."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from polymax.kernels.chain.cuda_local import GINI, HARD, SHANNON, TSALLIS
+from polymax.kernels.local_max.triton_max import smoothing
 from polymax.kernels.triton_math import ceil_power
 
 # a column of all states before is one tile at least
@@ -32,14 +30,11 @@ class Chain:
 
     def options(self, tile: int = TILE) -> dict[str, object]:
         """Constants of a kernel whose tiles have at most so many entries."""
-        kind = {1.0: SHANNON, 2.0: GINI, math.inf: HARD}.get(self.alpha, TSALLIS)
         bi = ceil_power(self.states)
         bj = max(1, min(bi, tile // (2 * bi if self.wide else bi)))
         warps = min(max(bi * bj // (32 * ENTRIES), 1), 16)
-        # infinity is no constant that a kernel can compute with, nor needs to
-        alpha = 2.0 if kind is HARD else self.alpha
         launch = {"num_warps": warps, "num_stages": 1}
-        return {"ALPHA": alpha, "KIND": kind.value, "WIDE": self.wide, "BI": bi, "BJ": bj, **launch}
+        return {**smoothing(self.alpha), "BI": bi, "BJ": bj, **launch}
 
 
 def distinct(transition: Tensor) -> tuple[Tensor, int, int]:

@@ -6,8 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels.chain.cuda_edges import Tangents, change_of_weights, edges, load_change, shared_change
-from polymax.kernels.chain.cuda_local import HARD, column_max, load_matrix, load_states, load_tile, slopes, weights
+from polymax.kernels.chain.cuda_local import column_max, load_matrix, load_states, load_tile, weights
 from polymax.kernels.chain.cuda_shapes import Chain, distinct
+from polymax.kernels.local_max.triton_max import HARD, slopes
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import on_device
 
@@ -53,7 +54,6 @@ def _tangent(
     p_dmu,
     ALPHA: tl.constexpr,
     KIND: tl.constexpr,
-    WIDE: tl.constexpr,
     BI: tl.constexpr,
     BJ: tl.constexpr,
 ):
@@ -111,7 +111,7 @@ def _tangent(
         b_raw = tl.load(p_dv + (length - 1) * s + o_i, mask=m_i, other=0)
         total += shared_change(b_raw, b_v).to(tl.float64)
         b_dv = load_change(p_dv + (length - 1) * s, b_v, s, BI)
-        _, b_theta = column_max(b_v[:, None], ALPHA, KIND, WIDE)
+        _, b_theta = column_max(b_v[:, None], ALPHA, KIND)
         b_p = weights(b_v[:, None], b_theta, ALPHA, KIND)
         b_slope = slopes(b_p, ALPHA, KIND)
         b_weight = tl.sum(b_slope, 0)

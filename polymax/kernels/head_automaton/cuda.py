@@ -19,7 +19,7 @@ from polymax.kernels.triton_math import ceil_power, on_device
 __all__ = ["head_automaton_inside", "head_automaton_outside", "head_automaton_tangent"]
 
 # choices in a tile; few sizes, since each is compiled for itself
-_CHOICES = (32, 64, 256)
+_CHOICES = (64, 256)
 # entries of a tile
 _TILE = 2048
 
@@ -80,7 +80,8 @@ class _Launch:
 
     def spans(self, kernel, width: int, *tensors: Tensor) -> None:
         choices = next((c for c in _CHOICES if c >= width), ceil_power(width))
-        lanes = min(max(_TILE // choices, 1), max(ceil_power(self.lanes), 1))
+        # Triton 3.6 gives a single row two layouts, and then refuses to compile
+        lanes = min(max(_TILE // choices, 4), max(ceil_power(self.lanes), 4))
         grid = (self.size - self.first - width, self.count)
         with on_device(self.arcs):
             kernel[grid](

@@ -100,7 +100,7 @@ def roots(p_arcs, p_siblings, p_r, p_l, n, s, SIBS: tl.constexpr, BR: tl.constex
     return tl.where(b_in, b_a + b_rest, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "size", "count", "first"])
 def inside_span(
     p_arcs,
     p_siblings,
@@ -168,7 +168,7 @@ def inside_span(
             tl.store(p_l + o_line + j * s + i, b_value, mask=b_left)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "count"])
 def root_value(
     p_arcs,
     p_siblings,

@@ -18,7 +18,7 @@ def _heard(p_to, o_line, i, j, s, b_in):
     return b_left + tl.load(p_to + o_line + j * s + i, mask=b_in, other=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "size", "count", "first"])
 def outside_span(
     p_arcs,
     p_siblings,
@@ -141,7 +141,7 @@ def outside_span(
             add_to(p_to_r + j * lane + i * s + i + o_c, b_join_left, b_on & (o_c > 0) & (i > 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "count"])
 def root_weights(
     p_arcs,
     p_siblings,

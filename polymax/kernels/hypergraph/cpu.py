@@ -10,7 +10,8 @@ from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.hypergraph import chart_of, chart_shape, cpu_lanes
 from polymax.kernels.hypergraph.cpu_kbest import hypergraph_kbest
 from polymax.kernels.hypergraph.cpu_walk import hypergraph_count, hypergraph_sample, hypergraph_visits
-from polymax.kernels.hypergraph.numba_lanes import LANES, transpose
+from polymax.kernels.local_max.numba_lanes import LANES, transpose
+from polymax.kernels.local_max.numba_max import smoothing
 from polymax.kernels.numba_math import kernel
 
 __all__ = [
@@ -32,11 +33,12 @@ def hypergraph_inside(
 ) -> tuple[Tensor, Tensor]:
     value = scores.new_empty(scores.shape[:1])
     chart = scores.new_empty(chart_shape(scores.shape[0], first.shape[0] - 1, alpha), dtype=torch.float64)
-    x, planes, out = _array(scores), chart.numpy(), value.numpy()
+    x, planes, out, omega = _array(scores), chart.numpy(), value.numpy(), smoothing(alpha)
 
     def block(start, graph, root):
-        values, taus = (np.zeros((planes.shape[2] + 1, LANES)) for _ in range(2))
-        cpu_lanes.inside(*graph, _lanes(x, start), values, taus, root.max(), alpha)
+        # -1 is the threshold of an argument that is alone
+        values, taus = (np.full((planes.shape[2] + 1, LANES), x) for x in (0.0, -1.0))
+        cpu_lanes.inside(*graph, _lanes(x, start), values, taus, root.max(), omega)
         for plane, rows in zip(planes, (values, taus)):
             _store(rows, start, plane)
         out[start : start + LANES] = values[root, _COLUMNS][: len(out) - start]
@@ -50,11 +52,12 @@ def hypergraph_outside(
 ) -> Tensor:
     mu = torch.empty_like(scores, memory_format=torch.contiguous_format)
     x, planes, out, mass = _array(scores), _array(chart_of(chart, scores.shape[0])), mu.numpy(), _array(g)[:, None]
+    omega = smoothing(alpha)
 
     def block(start, graph, root):
         s, values, taus = _lanes(x, start), _lanes(planes[0], start), _lanes(planes[-1], start)
         expected, q = _from_roots(values, root, _lanes(mass, start)[0]), np.empty_like(s)
-        cpu_lanes.outside(*graph, s, values, taus, expected, q, root.max(), alpha)
+        cpu_lanes.outside(*graph, s, values, taus, expected, q, root.max(), omega)
         _store(q, start, out)
 
     _blocks(block, 1, first, tails, part, roots)
@@ -74,13 +77,13 @@ def hypergraph_tangent(
 ) -> tuple[Tensor, Tensor]:
     dvalue, dmu = scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
     x, planes, dx, mass = _array(scores), _array(chart_of(chart, scores.shape[0])), _array(d), _array(g)[:, None]
-    out, dout = dvalue.numpy(), dmu.numpy()
+    out, dout, omega = dvalue.numpy(), dmu.numpy(), smoothing(alpha)
 
     def block(start, graph, root):
         s, values, taus, ds = (_lanes(rows, start) for rows in (x, planes[0], planes[-1], dx))
         slopes, change, dq = np.zeros_like(values), np.zeros_like(values), np.empty_like(s)
         expected = _from_roots(values, root, _lanes(mass, start)[0])
-        cpu_lanes.tangent(*graph, s, values, taus, ds, slopes, expected, change, dq, root.max(), alpha)
+        cpu_lanes.tangent(*graph, s, values, taus, ds, slopes, expected, change, dq, root.max(), omega)
         out[start : start + LANES] = slopes[root, _COLUMNS][: len(out) - start]
         _store(dq, start, dout)
 
@@ -93,11 +96,12 @@ def hypergraph_weights(
 ) -> Tensor:
     p = scores.new_empty((scores.shape[0], tails.shape[0]))
     x, planes, out = _array(scores), _array(chart_of(chart, scores.shape[0])), p.numpy()
+    omega = smoothing(alpha)
 
     def block(start, graph, root):
         s, values, taus = _lanes(x, start), _lanes(planes[0], start), _lanes(planes[-1], start)
         reached, w = _from_roots(values, root, 1.0), np.empty((out.shape[1], LANES))
-        cpu_lanes.weights(*graph, s, values, taus, reached, w, root.max(), alpha)
+        cpu_lanes.weights(*graph, s, values, taus, reached, w, root.max(), omega)
         _store(w, start, out)
 
     _blocks(block, 1, first, tails, part, roots)

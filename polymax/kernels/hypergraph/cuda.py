@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels.hypergraph import chart_of, chart_shape
-from polymax.kernels.hypergraph.cuda_smooth import INF, power, put, row, smooth_max, total_of, weight
+from polymax.kernels.hypergraph.cuda_smooth import INF, put, row, smooth_max, total_of, weight
 from polymax.kernels.hypergraph.cuda_walk import (
     hypergraph_count,
     hypergraph_kbest,
@@ -31,6 +31,7 @@ from polymax.kernels.hypergraph.cuda_waves import (
     wave_down,
     wave_up,
 )
+from polymax.kernels.local_max.triton_max import power
 from polymax.kernels.triton_math import on_device
 
 __all__ = [

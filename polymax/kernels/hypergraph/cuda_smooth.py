@@ -8,9 +8,9 @@ at every pass over the edges of a node.
 import triton
 import triton.language as tl
 
+from polymax.kernels.local_max.triton_max import MOST, NEAR_WIDE, power
+
 INF = tl.constexpr(float("inf"))
-# more than the search in an interval of length 1 needs
-STEPS = tl.constexpr(100)
 
 
 @triton.jit
@@ -48,20 +48,6 @@ def finite(b_x):
 @triton.jit
 def inverse(b_total):
     return tl.where(b_total == 0, 0, 1 / b_total)
-
-
-@triton.jit
-def power(b_base, EXPONENT: tl.constexpr):
-    """Power of a base >= 0; 0 at 0."""
-    if EXPONENT == 0:
-        b_power = tl.where(b_base == 0, 0, b_base * 0 + 1)
-    elif EXPONENT == 1:
-        b_power = b_base
-    elif EXPONENT == 2:
-        b_power = b_base * b_base
-    else:
-        b_power = tl.where(b_base == 0, 0, tl.exp(EXPONENT * tl.log(tl.where(b_base == 0, 1, b_base))))
-    return b_power
 
 
 @triton.jit
@@ -150,10 +136,10 @@ def threshold(o_begin, b_count, widest, b_top, at, ALPHA: tl.constexpr):
             b_step = tl.where((b_newton >= b_low) & (b_newton <= b_high), b_newton, b_step)
         # what has arrived stays, however long its neighbours take
         b_step = tl.where(m_busy, b_step, b_tau)
-        m_busy = tl.abs(b_step - b_tau) > 4e-16
+        m_busy = tl.abs(b_step - b_tau) > NEAR_WIDE
         b_tau = b_step
         i += 1
-        go = tl.max(m_busy.to(tl.int32)) * (i < STEPS).to(tl.int32)
+        go = tl.max(m_busy.to(tl.int32)) * (i < MOST).to(tl.int32)
     return b_tau
 
 

@@ -41,26 +41,26 @@ def _isotonic(p_x, p_z, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BT: tl.c
     # rows past the last do the last again
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     xs = load_row(p_x, p_x, i_r, n, float("-inf"), dtype, False, BT, BE)
-    b_good = tl.full([BR, BT], 1, tl.int32)
+    m_good = tl.full([BR, BT], 1, tl.int32)
     b_top = tl.full([BR, BT], float("-inf"), dtype)
     b_low = tl.full([BR, BT], float("inf"), dtype)
     for k in tl.static_range(BE):
-        b_finite = tl.abs(xs[k]) < float("inf")
-        b_good &= (xs[k] < float("inf")).to(tl.int32)
-        b_top = tl.maximum(b_top, tl.where(b_finite, xs[k], float("-inf")))
-        b_low = tl.minimum(b_low, tl.where(b_finite, xs[k], float("inf")))
-    b_good = tl.min(b_good, 1)[:, None] > 0
+        m_finite = tl.abs(xs[k]) < float("inf")
+        m_good &= (xs[k] < float("inf")).to(tl.int32)
+        b_top = tl.maximum(b_top, tl.where(m_finite, xs[k], float("-inf")))
+        b_low = tl.minimum(b_low, tl.where(m_finite, xs[k], float("inf")))
+    m_good = tl.min(m_good, 1)[:, None] > 0
     b_top, b_low = tl.max(b_top, 1)[:, None], tl.min(b_low, 1)[:, None]
     b_unit = unit(b_top, b_low)
     b_base = offset(b_top * b_unit, b_low * b_unit)
     ys = ()
     for k in tl.static_range(BE):
         # a NaN would keep the loops from ending: it is put back at the end
-        ys = ys + (tl.where(b_good, xs[k], 0) * b_unit - b_base,)
+        ys = ys + (tl.where(m_good, xs[k], 0) * b_unit - b_base,)
     zs = non_increasing(ys)
     out = ()
     for k in tl.static_range(BE):
-        out = out + (tl.where(b_good, (zs[k] + b_base) * (1 / b_unit), float("nan")),)
+        out = out + (tl.where(m_good, (zs[k] + b_base) * (1 / b_unit), float("nan")),)
     store_row(p_z, p_z, i_r, n, out, False)
 
 
@@ -85,9 +85,9 @@ def _merge_entries(ys, HALF: tl.constexpr):
     out = ()
     for first in tl.static_range(0, BE, 2 * HALF):
         b_low, b_high = ys[first + HALF - 1], ys[first + HALF]
-        b_apart, b_t, b_low, b_high, b_tolerance = _bracket(b_low, b_high)
+        m_apart, b_t, b_low, b_high, b_tolerance = _bracket(b_low, b_high)
         if HALF > 1:
-            go = tl.max(b_apart.to(tl.int32))
+            go = tl.max(m_apart.to(tl.int32))
             while go > 0:
                 b_excess = tl.zeros_like(b_t)
                 b_count = tl.zeros_like(b_t)
@@ -96,11 +96,11 @@ def _merge_entries(ys, HALF: tl.constexpr):
                     b_above = tl.maximum(ys[first + HALF + k] - b_t, 0)
                     b_excess += b_below + b_above
                     b_count += tl.where(b_below < 0, 1.0, 0.0) + tl.where(b_above > 0, 1.0, 0.0)
-                b_t, b_low, b_high, go = _step(b_t, b_low, b_high, b_excess, b_count, b_apart, b_tolerance)
+                b_t, b_low, b_high, go = _step(b_t, b_low, b_high, b_excess, b_count, m_apart, b_tolerance)
         for k in tl.static_range(HALF):
-            out = out + (tl.maximum(ys[first + k], tl.where(b_apart, b_t, float("-inf"))),)
+            out = out + (tl.maximum(ys[first + k], tl.where(m_apart, b_t, float("-inf"))),)
         for k in tl.static_range(HALF):
-            out = out + (tl.minimum(ys[first + HALF + k], tl.where(b_apart, b_t, float("inf"))),)
+            out = out + (tl.minimum(ys[first + HALF + k], tl.where(m_apart, b_t, float("inf"))),)
     return out
 
 
@@ -109,13 +109,13 @@ def _merge_threads(ys, HALF: tl.constexpr):
     """Merge blocks of HALF threads."""
     BE: tl.constexpr = len(ys)
     BT: tl.constexpr = ys[0].shape[1]
-    b_left = (tl.arange(0, BT) & HALF == 0)[None, :]
-    b_low = _spread(tl.min(_pairs(tl.where(b_left, ys[BE - 1], float("inf")), HALF), 2), HALF)
-    b_high = _spread(tl.max(_pairs(tl.where(b_left, float("-inf"), ys[0]), HALF), 2), HALF)
-    b_apart, b_t, b_low, b_high, b_tolerance = _bracket(b_low, b_high)
+    m_left = (tl.arange(0, BT) & HALF == 0)[None, :]
+    b_low = _spread(tl.min(_pairs(tl.where(m_left, ys[BE - 1], float("inf")), HALF), 2), HALF)
+    b_high = _spread(tl.max(_pairs(tl.where(m_left, float("-inf"), ys[0]), HALF), 2), HALF)
+    m_apart, b_t, b_low, b_high, b_tolerance = _bracket(b_low, b_high)
     # what counts is above the level on the right, below it on the left
-    b_sign = tl.where(b_left, -1.0, 1.0).to(b_t.dtype) + tl.zeros_like(b_t)
-    go = tl.max(b_apart.to(tl.int32))
+    b_sign = tl.where(m_left, -1.0, 1.0).to(b_t.dtype) + tl.zeros_like(b_t)
+    go = tl.max(m_apart.to(tl.int32))
     while go > 0:
         b_level = b_sign * b_t
         b_excess = tl.zeros_like(b_t)
@@ -126,9 +126,9 @@ def _merge_threads(ys, HALF: tl.constexpr):
             b_count += tl.where(b_d > 0, 1.0, 0.0)
         b_excess = _spread(tl.sum(_pairs(b_sign * b_excess, HALF), 2), HALF)
         b_count = _spread(tl.sum(_pairs(b_count, HALF), 2), HALF)
-        b_t, b_low, b_high, go = _step(b_t, b_low, b_high, b_excess, b_count, b_apart, b_tolerance)
-    b_floor = tl.where(b_apart & b_left, b_t, float("-inf"))
-    b_ceiling = tl.where(b_apart & (b_left == 0), b_t, float("inf"))
+        b_t, b_low, b_high, go = _step(b_t, b_low, b_high, b_excess, b_count, m_apart, b_tolerance)
+    b_floor = tl.where(m_apart & m_left, b_t, float("-inf"))
+    b_ceiling = tl.where(m_apart & (m_left == 0), b_t, float("inf"))
     out = ()
     for k in tl.static_range(BE):
         out = out + (tl.minimum(tl.maximum(ys[k], b_floor), b_ceiling),)
@@ -139,27 +139,27 @@ def _merge_threads(ys, HALF: tl.constexpr):
 def _bracket(b_low, b_high):
     """Which pairs of blocks are out of order, given the last of the left and the first of the right; a bracket."""
     eps: tl.constexpr = 2.2e-16 if b_low.dtype == tl.float64 else 1.2e-7
-    b_apart = b_low < b_high
-    b_low, b_high = tl.where(b_apart, b_low, 0), tl.where(b_apart, b_high, 0)
+    m_apart = b_low < b_high
+    b_low, b_high = tl.where(m_apart, b_low, 0), tl.where(m_apart, b_high, 0)
     b_tolerance = 2 * eps * tl.maximum(tl.abs(b_low), tl.abs(b_high))
-    return b_apart, 0.5 * (b_low + b_high), b_low, b_high, b_tolerance
+    return m_apart, 0.5 * (b_low + b_high), b_low, b_high, b_tolerance
 
 
 @triton.jit
-def _step(b_t, b_low, b_high, b_excess, b_count, b_apart, b_tolerance):
+def _step(b_t, b_low, b_high, b_excess, b_count, m_apart, b_tolerance):
     """The level after a step of Newton, or of bisection; its bracket; and whether any is still on its way."""
     b_low = tl.where(b_excess > 0, b_t, b_low)
     b_high = tl.where(b_excess < 0, b_t, b_high)
     b_move = b_excess / tl.maximum(b_count, 1)
-    b_close = tl.abs(b_move) <= b_tolerance
+    m_close = tl.abs(b_move) <= b_tolerance
     b_next = b_t + b_move
     # strictly inside: from one end to the other and back would never end
-    b_newton = b_close | ((b_low < b_next) & (b_next < b_high))
+    m_newton = m_close | ((b_low < b_next) & (b_next < b_high))
     b_half = 0.5 * (b_low + b_high)
-    b_next = tl.where(b_newton, b_next, b_half)
+    b_next = tl.where(m_newton, b_next, b_half)
     # between neighbouring floats, as subnormal ones are, there is nothing to halve
-    b_far = b_apart & (b_close == 0) & (b_high - b_low > b_tolerance) & (b_low < b_half) & (b_half < b_high)
-    return tl.where(b_apart, b_next, b_t), b_low, b_high, tl.max(b_far.to(tl.int32))
+    m_far = m_apart & (m_close == 0) & (b_high - b_low > b_tolerance) & (b_low < b_half) & (b_half < b_high)
+    return tl.where(m_apart, b_next, b_t), b_low, b_high, tl.max(m_far.to(tl.int32))
 
 
 @triton.jit

@@ -134,7 +134,7 @@ def _power(alpha: float) -> int:
 
 STEPS = Steps(
     rows=4096,
-    entries=2**24,
+    entries=2**25,
     flat=2**24,
     half=True,
     product=product,

@@ -91,12 +91,12 @@ def _oscar_prox(
     o_n = tl.arange(0, BN)[None, :]
     b_x = tl.load(p_x + o_r + o_n, mask=o_n < n, other=float("-inf")).to(tl.float32)
     b_s = tl.load(p_strength + (i_r if MANY else i_r * 0)).to(tl.float32)[:, None]
-    b_good, b_unit, b_range, b_base = extent(b_x)
-    b_good = b_good & (b_s >= 0)
+    m_good, b_unit, b_range, b_base = extent(b_x)
+    m_good = m_good & (b_s >= 0)
     # beyond this all entries are one cluster
     b_s = tl.minimum(b_s * b_unit, b_range)
     # bad rows keep their order; -0.0 is a tie with 0.0
-    b_x = tl.where((b_good | (o_n >= n)) & (b_x != 0), b_x, 0.0)
+    b_x = tl.where((m_good | (o_n >= n)) & (b_x != 0), b_x, 0.0)
     b_count = tl.sum((b_x != float("-inf")).to(tl.int32), 1)[:, None]
     b_x, b_index = _sorted(b_x, o_n, p_x.dtype.element_ty, HALF)
     # x - strength ((m + 1) / 2 - rank) but for a constant, so that the largest scores keep their digits
@@ -109,7 +109,7 @@ def _oscar_prox(
         b_z = b_z - 0.5 * b_s * (b_count - 1) + b_base
     # a shifted entry may be lower than any finite number
     b_z = tl.where(b_x == float("-inf"), b_x, tl.maximum(b_z * (1 / b_unit), LOWEST))
-    b_z = tl.where(b_good, b_z, float("nan")).to(p_z.dtype.element_ty)
+    b_z = tl.where(m_good, b_z, float("nan")).to(p_z.dtype.element_ty)
     tl.store(p_z + o_r + b_index, b_z, mask=b_index < n)
     tl.store(p_order + o_r + o_n, b_index, mask=o_n < n)
 

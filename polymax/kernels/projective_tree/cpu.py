@@ -7,17 +7,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.cpu_rows import run
+from polymax.kernels.local_max.numba_max import array, by_smoothing, in_turn, linear, remaining
 from polymax.kernels.numba_math import inline, kernel
 from polymax.kernels.projective_tree import PADDING, chart_like, cpu_linear, cpu_smooth
 
-_linear_inside, _linear_outside, _linear_tangent = cpu_linear.inside, cpu_linear.outside, cpu_linear.tangent
-_smooth_inside, _smooth_outside, _smooth_tangent = cpu_smooth.inside, cpu_smooth.outside, cpu_smooth.tangent
+_inside_tree = by_smoothing(*(cpu_smooth.inside,) * 4, cpu_linear.inside)
+_forward_tree = by_smoothing(*(cpu_smooth.forward,) * 4, cpu_linear.forward)
+_outside_tree = by_smoothing(*(cpu_smooth.outside,) * 4, cpu_linear.outside)
 
 
 def projective_tree_inside(scores: Tensor, lengths: Tensor, single_root: bool, alpha: float) -> tuple[Tensor, Tensor]:
     value, chart = scores.new_empty(scores.shape[:1]), chart_like(scores)
-    _run(_inside, scores, _array(scores), _array(lengths), _flat(chart), _array(value), int(single_root), alpha)
+    _run(_inside, scores, alpha, array(scores), array(lengths), _flat(chart), array(value), int(single_root))
     return value, chart
 
 
@@ -25,8 +27,7 @@ def projective_tree_outside(
     scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, single_root: bool, alpha: float
 ) -> Tensor:
     mu = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    args = _array(scores), _array(lengths), _flat(chart), _array(g), _array(mu)
-    _run(_outside, scores, *args, int(single_root), alpha)
+    _run(_outside, scores, alpha, array(scores), array(lengths), _flat(chart), array(g), array(mu), int(single_root))
     return mu
 
 
@@ -35,88 +36,67 @@ def projective_tree_tangent(
 ) -> tuple[Tensor, Tensor]:
     dvalue = scores.new_empty(scores.shape[:1])
     dmu = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    args = _array(scores), _array(lengths), _flat(chart), _array(g), _array(d), _array(dvalue), _array(dmu)
-    _run(_tangent, scores, *args, int(single_root), alpha)
+    args = array(scores), array(lengths), _flat(chart), array(g), array(dmu), int(single_root)
+    _run(_outside, scores, alpha, *args, more=(array(d), array(dvalue)))
     return dvalue, dmu
 
 
-def _run(function, scores, *args):
+def _run(function, scores, alpha, *args, more=()):
     batch, size = scores.shape[:2]
-    parallel(function, torch.Size((batch, size * size)), size, *args)
-
-
-def _array(x: Tensor) -> np.ndarray:
-    return x.detach().contiguous().numpy()
+    in_turn(alpha, run, function, batch, size**3, *args, more=more)
 
 
 def _flat(chart: Tensor) -> np.ndarray:
-    return _array(chart).reshape(chart.shape[0], 3, chart.shape[2] * chart.shape[3])
+    return array(chart).reshape(chart.shape[0], 3, chart.shape[2] * chart.shape[3])
 
 
 @kernel
-def _inside(start, stop, scores, lengths, chart, value, first, alpha):
+def _inside(start, stop, scores, lengths, chart, value, first, odd, omega):
     size = scores.shape[1]
     s = size + PADDING
-    x = np.empty(size * s)
+    x, a = np.empty(size * s), np.empty(size)
     for b in range(start, stop):
-        m = lengths[b]
-        c = chart[b]
-        value[b] = 0
+        m, c = lengths[b], chart[b]
         if m == 0:
-            continue
-        _widen(scores[b], m, s, x)
-        if alpha == 1.0:
-            total, shift, fine = _linear_inside(x, m, first, s, c)
-            if fine:
-                value[b] = total
-                c[0, size * s] = shift
-                continue
-        c[0, size * s] = np.inf
-        value[b] = _smooth_inside(x, m, first, s, c, alpha)
+            value[b] = c[0, size * s] = 0
+        elif not remaining(omega) or c[0, size * s] == np.inf:
+            _widen(scores[b], m, s, x)
+            total, shift = _inside_tree(x, m, first, s, c, a, omega)
+            value[b] = total
+            c[0, size * s] = shift
+            odd[0] |= shift == np.inf
 
 
 @kernel
-def _outside(start, stop, scores, lengths, chart, g, mu, first, alpha):
+def _outside(start, stop, scores, lengths, chart, g, out, first, odd, omega, d=None, dvalue=None):
+    """Expected arcs, or where d is not None their derivative along d, and that of the value."""
     size = scores.shape[1]
     s = size + PADDING
-    x, e = np.empty(size * s), np.empty(size * s)
-    o = np.empty((3, size * s))
+    x, e, o, rows = np.empty(size * s), np.empty(size * s), np.empty((3, size * s)), np.empty((4, size))
+    if d is not None:
+        dx, de, dc, do = np.empty(size * s), np.empty(size * s), np.empty((3, size * s)), np.empty((3, size * s))
+    else:
+        dx = dc = do = de = None
     for b in range(start, stop):
-        m = lengths[b]
-        c = chart[b]
-        mu[b] = 0
-        if m == 0:
-            continue
-        _widen(scores[b], m, s, x)
+        m, c = lengths[b], chart[b]
         shift = c[0, size * s]
-        if shift < np.inf:
-            _linear_outside(x, m, first, s, c, shift, g[b], o, e)
-        else:
-            _smooth_outside(x, m, first, s, c, g[b], alpha, o, e)
-        _narrow(e, m, s, mu[b])
-
-
-@kernel
-def _tangent(start, stop, scores, lengths, chart, g, d, dvalue, dmu, first, alpha):
-    size = scores.shape[1]
-    s = size + PADDING
-    x, dx, e, de = np.empty(size * s), np.empty(size * s), np.empty(size * s), np.empty(size * s)
-    dc, o, do = np.empty((3, size * s)), np.empty((3, size * s)), np.empty((3, size * s))
-    for b in range(start, stop):
-        m = lengths[b]
-        c = chart[b]
-        dvalue[b] = 0
-        dmu[b] = 0
+        if m > 0 and (shift == np.inf) == linear(omega):
+            odd[0] |= shift == np.inf
+            continue
+        out[b] = 0
+        if d is not None:
+            dvalue[b] = 0
         if m == 0:
             continue
         _widen(scores[b], m, s, x)
-        _widen(d[b], m, s, dx)
-        shift = c[0, size * s]
-        if shift < np.inf:
-            dvalue[b] = _linear_tangent(x, dx, m, first, s, c, shift, g[b], dc, o, do, e, de)
+        if d is not None:
+            _widen(d[b], m, s, dx)
+            _forward_tree(x, dx, m, first, s, c, shift, dc, rows, omega)
+            dvalue[b] = _outside_tree(x, m, first, s, c, shift, g[b], o, e, dx, dc, do, de, rows, omega)
+            _narrow(de, m, s, out[b])
         else:
-            dvalue[b] = _smooth_tangent(x, dx, m, first, s, c, g[b], alpha, dc, o, do, e, de)
-        _narrow(de, m, s, dmu[b])
+            _outside_tree(x, m, first, s, c, shift, g[b], o, e, dx, dc, do, de, rows, omega)
+            _narrow(e, m, s, out[b])
 
 
 @inline

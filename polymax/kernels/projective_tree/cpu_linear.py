@@ -9,7 +9,7 @@ multiples of four too.
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, kernel
+from polymax.kernels.numba_math import inline
 from polymax.kernels.span_tree.cpu_linear import HUGE, TINY, dot, dual_dot, dual_push, lost, product, push
 
 # where the shift is moved, long before the range ends
@@ -20,9 +20,9 @@ _LEAST = 1e-270
 _GROWTH = np.log(27 / 4)
 
 
-@kernel
-def inside(scores, m, first, s, c):
-    """Fill the chart c of positions first..m, with rows of s entries. Its value, the shift of arcs, success."""
+@inline
+def inside(scores, m, first, s, c, a, omega):
+    """Fill the chart c of positions first..m, with rows of s entries. Its value, and the shift of arcs, or inf."""
     r, l, v = c[0], c[1], c[2]
     c[:, : (m + 1) * s] = 0
     shift = _centre(scores, m, first, s)
@@ -52,7 +52,7 @@ def inside(scores, m, first, s, c):
         if not fine:
             break
     if first == 0:
-        return np.log(r[m]) + m * shift, shift, fine
+        return np.log(r[m]) + m * shift, shift if fine else np.inf
     top = _best_root(scores, m)
     total = 0.0
     rooted = False
@@ -61,7 +61,7 @@ def inside(scores, m, first, s, c):
         total += whole * np.exp(scores[k] - top)
         rooted |= whole > 0 and scores[k] > -np.inf
     fine &= total < np.inf and (total > _LEAST or not rooted)
-    return np.log(total) + top + (m - 1) * shift, shift, fine
+    return np.log(total) + top + (m - 1) * shift, shift if fine else np.inf
 
 
 @inline
@@ -103,47 +103,9 @@ def _best_root(scores, m):
     return top if top > -np.inf else 0.0
 
 
-@kernel
-def outside(scores, m, first, s, c, shift, g, o, e):
-    """Fill e with g times the expected arcs; o is work space.
-
-    o has derivatives by c; what a span (i, j) hears as the left of two is at [i, j], as the right at [j, i].
-    """
-    r, l, v = c[0], c[1], c[2]
-    to_r, to_l, to_v = o[0], o[1], o[2]
-    o[:, : (m + 1) * s] = 0
-    if first == 0:
-        to_r[m] = g / r[m] if r[m] > 0 else 0.0
-    else:
-        top = _best_root(scores, m)
-        total = 0.0
-        for k in range(1, m + 1):
-            e[k] = l[s + k] * r[m * s + k] * np.exp(scores[k] - top)
-            total += e[k]
-        scale = g / total if total > 0 else 0.0
-        for k in range(1, m + 1):
-            e[k] *= scale
-            weight = scale * np.exp(scores[k] - top)
-            to_l[s + k] = weight * r[m * s + k]
-            to_r[m * s + k] = weight * l[s + k]
-    for j in range(m, first - 1, -1):
-        for i in range(first, j):
-            # what is added past the end of a row goes to spans that are done
-            here = to_r[i * s + j] + to_r[j * s + i]
-            push(v, i * s + i + 1, r, j * s + i + 1, j - i, here, to_v, to_r)
-            gap = to_v[i * s + j] * np.exp(scores[i * s + j] - shift)
-            e[i * s + j] = to_v[i * s + j] * v[i * s + j]
-            if i > 0:
-                here = to_l[i * s + j] + to_l[j * s + i]
-                push(l, i * s + i, v, j * s + i, j - i, here, to_l, to_v)
-                gap += to_v[j * s + i] * np.exp(scores[j * s + i] - shift)
-                e[j * s + i] = to_v[j * s + i] * v[j * s + i]
-            push(r, i * s + i, l, j * s + i + 1, j - i, gap, to_r, to_l)
-
-
-@kernel
-def tangent(scores, d, m, first, s, c, shift, g, dc, o, do, e, de):
-    """The passes above on dual numbers: fill e and de, and give the derivative of the value along d."""
+@inline
+def forward(scores, d, m, first, s, c, shift, dc, rows, omega):
+    """Fill dc with the derivative of the chart along d."""
     r, l, v = c[0], c[1], c[2]
     dr, dl, dv = dc[0], dc[1], dc[2]
     dc[:, : (m + 1) * s] = 0
@@ -153,71 +115,90 @@ def tangent(scores, d, m, first, s, c, shift, g, dc, o, do, e, de):
             gap = dual_dot(r, dr, left, l, dl, right + 1, j - i)
             weight = np.exp(scores[i * s + j] - shift)
             dv[i * s + j] = gap * weight + product(v[i * s + j], d[i * s + j])
-            total = dual_dot(v, dv, left + 1, r, dr, right + 1, j - i)
-            dr[i * s + j] = dr[j * s + i] = total
+            dr[i * s + j] = dr[j * s + i] = dual_dot(v, dv, left + 1, r, dr, right + 1, j - i)
             if i > 0:
                 weight = np.exp(scores[j * s + i] - shift)
                 dv[j * s + i] = gap * weight + product(v[j * s + i], d[j * s + i])
-                total = dual_dot(l, dl, left, v, dv, right, j - i)
-                dl[i * s + j] = dl[j * s + i] = total
+                dl[i * s + j] = dl[j * s + i] = dual_dot(l, dl, left, v, dv, right, j - i)
+
+
+@inline
+def outside(scores, m, first, s, c, shift, g, o, e, d, dc, do, de, rows, omega):
+    """Fill e with g times the expected arcs; o is work space.
+
+    o has derivatives by c; what a span (i, j) hears as the left of two is at [i, j], as the right at [j, i].
+    Unless dc is None, the same on dual numbers: fill de, and give the derivative of the value along d.
+    """
+    r, l, v = c[0], c[1], c[2]
     to_r, to_l, to_v = o[0], o[1], o[2]
-    dto_r, dto_l, dto_v = do[0], do[1], do[2]
     o[:, : (m + 1) * s] = 0
-    do[:, : (m + 1) * s] = 0
     dvalue = 0.0
-    if first == 0:
-        if r[m] > 0:
+    if dc is not None:
+        dr, dl, dv = dc[0], dc[1], dc[2]
+        dto_r, dto_l, dto_v = do[0], do[1], do[2]
+        do[:, : (m + 1) * s] = 0
+    if first == 1:
+        dvalue = _outside_of_roots(scores, m, s, c, g, o, e, d, dc, do, de)
+    elif r[m] > 0:
+        to_r[m] = g / r[m]
+        if dc is not None:
             dvalue = dr[m] / r[m]
-            to_r[m] = g / r[m]
             dto_r[m] = -to_r[m] * dvalue
-    else:
-        dvalue = _tangent_of_roots(scores, d, m, s, c, g, dc, o, do, e, de)
     for j in range(m, first - 1, -1):
         for i in range(first, j):
-            left, right = i * s + i, j * s + i
-            here, dhere = to_r[i * s + j] + to_r[j * s + i], dto_r[i * s + j] + dto_r[j * s + i]
+            # what is added past the end of a row goes to spans that are done
+            left, right, arc, back = i * s + i, j * s + i, i * s + j, j * s + i
+            here = to_r[arc] + to_r[back]
             push(v, left + 1, r, right + 1, j - i, here, to_v, to_r)
-            dual_push(v, dv, left + 1, r, dr, right + 1, j - i, here, dhere, dto_v, dto_r)
-            here, dhere = to_v[i * s + j], dto_v[i * s + j]
-            e[i * s + j] = here * v[i * s + j]
-            de[i * s + j] = dhere * v[i * s + j] + here * dv[i * s + j]
-            weight = np.exp(scores[i * s + j] - shift)
-            gap, dgap = here * weight, dhere * weight + here * product(weight, d[i * s + j])
+            weight = np.exp(scores[arc] - shift)
+            gap = to_v[arc] * weight
+            e[arc] = to_v[arc] * v[arc]
+            if dc is not None:
+                dhere = dto_r[arc] + dto_r[back]
+                dual_push(v, dv, left + 1, r, dr, right + 1, j - i, here, dhere, dto_v, dto_r)
+                de[arc] = dto_v[arc] * v[arc] + to_v[arc] * dv[arc]
+                dgap = dto_v[arc] * weight + to_v[arc] * product(weight, d[arc])
             if i > 0:
-                here, dhere = to_l[i * s + j] + to_l[j * s + i], dto_l[i * s + j] + dto_l[j * s + i]
+                here = to_l[arc] + to_l[back]
                 push(l, left, v, right, j - i, here, to_l, to_v)
-                dual_push(l, dl, left, v, dv, right, j - i, here, dhere, dto_l, dto_v)
-                here, dhere = to_v[j * s + i], dto_v[j * s + i]
-                e[j * s + i] = here * v[j * s + i]
-                de[j * s + i] = dhere * v[j * s + i] + here * dv[j * s + i]
-                weight = np.exp(scores[j * s + i] - shift)
-                gap += here * weight
-                dgap += dhere * weight + here * product(weight, d[j * s + i])
+                weight = np.exp(scores[back] - shift)
+                gap += to_v[back] * weight
+                e[back] = to_v[back] * v[back]
+                if dc is not None:
+                    dhere = dto_l[arc] + dto_l[back]
+                    dual_push(l, dl, left, v, dv, right, j - i, here, dhere, dto_l, dto_v)
+                    de[back] = dto_v[back] * v[back] + to_v[back] * dv[back]
+                    dgap += dto_v[back] * weight + to_v[back] * product(weight, d[back])
             push(r, left, l, right + 1, j - i, gap, to_r, to_l)
-            dual_push(r, dr, left, l, dl, right + 1, j - i, gap, dgap, dto_r, dto_l)
+            if dc is not None:
+                dual_push(r, dr, left, l, dl, right + 1, j - i, gap, dgap, dto_r, dto_l)
     return dvalue
 
 
 @inline
-def _tangent_of_roots(scores, d, m, s, c, g, dc, o, do, e, de):
+def _outside_of_roots(scores, m, s, c, g, o, e, d, dc, do, de):
+    """Start at the choice of a single root; the derivative of the value."""
     r, l = c[0], c[1]
-    dr, dl = dc[0], dc[1]
     top = _best_root(scores, m)
     total = dtotal = 0.0
     for k in range(1, m + 1):
         weight = np.exp(scores[k] - top)
         left, right = l[s + k], r[m * s + k]
         e[k] = left * right * weight
-        de[k] = (dl[s + k] * right + left * dr[m * s + k]) * weight + product(e[k], d[k])
         total += e[k]
-        dtotal += de[k]
+        if dc is not None:
+            de[k] = (dc[1, s + k] * right + left * dc[0, m * s + k]) * weight + product(e[k], d[k])
+            dtotal += de[k]
     scale = g / total if total > 0 else 0.0
     dvalue = dtotal / total if total > 0 else 0.0
     for k in range(1, m + 1):
-        e[k], de[k] = scale * e[k], scale * (de[k] - dvalue * e[k])
         weight = scale * np.exp(scores[k] - top)
-        dweight = product(weight, d[k] - dvalue)
         left, right = l[s + k], r[m * s + k]
-        o[1, s + k], do[1, s + k] = weight * right, dweight * right + weight * dr[m * s + k]
-        o[0, m * s + k], do[0, m * s + k] = weight * left, dweight * left + weight * dl[s + k]
+        o[1, s + k], o[0, m * s + k] = weight * right, weight * left
+        if dc is not None:
+            de[k] = scale * (de[k] - dvalue * e[k])
+            dweight = product(weight, d[k] - dvalue)
+            do[1, s + k] = dweight * right + weight * dc[0, m * s + k]
+            do[0, m * s + k] = dweight * left + weight * dc[1, s + k]
+        e[k] *= scale
     return dvalue

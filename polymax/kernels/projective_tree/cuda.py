@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.kernels.local_max.triton_max import smoothing, value_rows, weight_rows
 from polymax.kernels.projective_tree import PADDING, chart_like
 from polymax.kernels.projective_tree.cuda_arcs import arcs, heard, pick, roots, store_square
 from polymax.kernels.projective_tree.cuda_tangent import tangent
 from polymax.kernels.span_tree.cuda_chart import add_to, clear, load_sums, spans
-from polymax.kernels.span_tree.cuda_smooth import smoothing, value_rows, weight_rows
 from polymax.kernels.triton_math import ceil_power, on_device
 
 _WARPS = 8

@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
+from polymax.kernels.local_max.triton_max import mean_rows, tangent_rows, weight_rows
 from polymax.kernels.projective_tree.cuda_arcs import arcs, heard, pick, roots, store_square
 from polymax.kernels.span_tree.cuda_chart import add_to, clear, load_sums, spans
-from polymax.kernels.span_tree.cuda_smooth import mean_rows, tangent_rows, weight_rows
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from torch import Tensor
 from polymax.kernels.active_set.triton_lists import gather, spread
 from polymax.kernels.active_set.triton_weights import places_up_to, product, put, renew
 from polymax.kernels.response.reference import held
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 _WARPS = 4
@@ -48,6 +49,7 @@ def _width(parts: int) -> int:
     return min(max(ceil_power(parts), 32), 256)
 
 
+@Entry
 @triton.jit(do_not_specialize=["k", "parts", "d"])
 def _response(
     p_places, p_gram, p_system, p_probs, p_g, p_h, p_q, p_total, k, parts, d,
@@ -63,9 +65,9 @@ def _response(
     top = places_up_to(tl.load(p_system + (K + 1) * K + o_k), K)
     gather(p_places, p_g + i_b * d, p_system + K * K, top, parts, BP, BU)
     renew(p_gram, p_system, K, BR)
-    b_on = tl.load(p_system + (K + 1) * K + o_k) >= 0
+    m_on = tl.load(p_system + (K + 1) * K + o_k) >= 0
     b_b = tl.load(p_system + K * K + o_k) + tl.load(p_h + i_b * k + o_k, mask=o_k < k, other=0)
-    b_left = tl.where(b_on, b_b, 0.0)
+    b_left = tl.where(m_on, b_b, 0.0)
     b_q = tl.zeros([K], tl.float64)
     # the second round solves for what the first has left
     for _ in range(2):
@@ -73,11 +75,11 @@ def _response(
         b_step, b_one = product(p_system, p_x, top, K, BR)
         ones = tl.sum(b_one, 0)
         ones = tl.where(ones > 0, ones, 1.0)
-        b_q += tl.where(b_on, b_step - b_one * ((tl.sum(b_q, 0) + tl.sum(b_step, 0)) / ones), 0.0)
+        b_q += tl.where(m_on, b_step - b_one * ((tl.sum(b_q, 0) + tl.sum(b_step, 0)) / ones), 0.0)
         put(p_x, b_q, K)
         b_gone, _ = product(p_gram, p_x, top, K, BR)
         b_left = b_b - b_gone
-        b_left = tl.where(b_on, b_left - tl.sum(b_left * b_one, 0) / ones, 0.0)
+        b_left = tl.where(m_on, b_left - tl.sum(b_left * b_one, 0) / ones, 0.0)
     b_probs = tl.load(p_probs + i_b * k + o_k, mask=o_k < k, other=0)
     b_q = tl.where(b_probs != b_probs, float("nan"), b_q)
     tl.store(p_q + o_k, b_q, mask=o_k < k)
@@ -85,6 +87,7 @@ def _response(
     spread(p_places, p_x, p_total + i_b * d, k, parts, BU)
 
 
+@Entry
 @triton.jit(do_not_specialize=["k", "parts", "d"])
 def _mixture(p_places, p_probs, p_total, k, parts, d, BU: tl.constexpr):
     i_b = tl.program_id(0).to(tl.int64)

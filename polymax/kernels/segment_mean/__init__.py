@@ -4,9 +4,8 @@ The Jacobian of tv_prox and isotonic at their solution z, applied to v; it is sy
 neighbours in that order, which makes it the Jacobian of oscar_prox. -inf entries of z are absent: they get 0, and
 their neighbours are adjacent to each other. NaN in z fills its row.
 
-With `y`, the weights that sparsemax gives z, v first goes through the Jacobian of that: centred on the support, 0
-beside it. That is the Jacobian of fusedmax, or of oscarmax; the two projections commute. An order then is that of
-falling z.
+With `y`, the weights sparsemax gives to z, v first goes through its Jacobian: centred on the support, and 0 beside
+it. That is the Jacobian of fusedmax, or of oscarmax; the two projections commute. An order then is that of falling z.
 
 Shapes: z, v, y `(*batch, n)`, order `(*batch, n)` int32, a permutation of each row; the result like v.
 """

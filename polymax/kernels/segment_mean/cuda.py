@@ -71,24 +71,24 @@ def _segment_mean(
     b_before = previous(tl.associative_scan(b_before, 1, _latest), float("-inf"))
     b_present = tl.zeros([BR, BT], tl.uint32)
     b_begins = tl.zeros([BR, BT], tl.uint32)
-    b_bad = tl.zeros([BR, BT], tl.int32)
+    m_bad = tl.zeros([BR, BT], tl.int32)
     present = ()
     for k in tl.static_range(BE):
-        b_here = zs[k] != float("-inf")
-        b_present = b_present | (b_here.to(tl.uint32) << k)
-        b_begins = b_begins | ((b_here & (zs[k] != b_before)).to(tl.uint32) << k)
-        b_bad = b_bad | (zs[k] != zs[k]).to(tl.int32)
-        b_before = tl.where(b_here, zs[k], b_before)
-        present = present + (tl.where(b_here, vs[k], 0),)
+        m_here = zs[k] != float("-inf")
+        b_present = b_present | (m_here.to(tl.uint32) << k)
+        b_begins = b_begins | ((m_here & (zs[k] != b_before)).to(tl.uint32) << k)
+        m_bad = m_bad | (zs[k] != zs[k]).to(tl.int32)
+        b_before = tl.where(m_here, zs[k], b_before)
+        present = present + (tl.where(m_here, vs[k], 0),)
     # absent entries before the first run make one of their own
     b_begins = b_begins | (tl.arange(0, BT) == 0).to(tl.uint32)[None, :]
     b_ends = (b_begins >> 1) | (following(b_begins & 1, 1) << (BE - 1))
     means, rests = run_means(present, b_present, b_begins, b_ends)
-    b_bad = tl.max(b_bad, 1)[:, None] > 0
+    m_bad = tl.max(m_bad, 1)[:, None] > 0
     out = ()
     for k in tl.static_range(BE):
         b_mean = tl.where(bit(b_present, k), means[k] + rests[k], 0)
-        out = out + (tl.where(b_bad, float("nan"), b_mean),)
+        out = out + (tl.where(m_bad, float("nan"), b_mean),)
     store_row(p_out, p_order, i_r, n, out, ORDERED)
 
 

@@ -7,25 +7,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.cpu_rows import run
+from polymax.kernels.local_max.numba_max import (
+    array,
+    by_smoothing,
+    in_turn,
+    linear,
+    max_and_weights,
+    remaining,
+    smooth_max,
+    weight_changes,
+)
 from polymax.kernels.numba_math import inline, kernel
-from polymax.kernels.numba_smooth import tangent_of_weights
 from polymax.kernels.span_tree import PADDING, chart_like, cpu_linear, cpu_smooth
 
-_linear_inside, _linear_outside, _linear_tangent = cpu_linear.inside, cpu_linear.outside, cpu_linear.tangent
-_smooth_inside, _smooth_outside, _smooth_tangent = cpu_smooth.inside, cpu_smooth.outside, cpu_smooth.tangent
-_smooth = cpu_smooth.smooth
+_inside_tree = by_smoothing(*(cpu_smooth.inside,) * 4, cpu_linear.inside)
+_forward_tree = by_smoothing(*(cpu_smooth.forward,) * 4, cpu_linear.forward)
+_outside_tree = by_smoothing(*(cpu_smooth.outside,) * 4, cpu_linear.outside)
 
 
 def span_tree_inside(scores: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     value, chart = scores.new_empty(scores.shape[:1]), chart_like(scores)
-    _run(_inside, scores, _array(scores), _array(lengths), _flat(chart), _array(value), alpha)
+    _run(_inside, scores, alpha, array(scores), array(lengths), _flat(chart), array(value))
     return value, chart
 
 
 def span_tree_outside(scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, alpha: float) -> Tensor:
     mu = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    _run(_outside, scores, _array(scores), _array(lengths), _flat(chart), _array(g), _array(mu), alpha)
+    _run(_outside, scores, alpha, array(scores), array(lengths), _flat(chart), array(g), array(mu))
     return mu
 
 
@@ -34,130 +43,102 @@ def span_tree_tangent(
 ) -> tuple[Tensor, Tensor]:
     dvalue = scores.new_empty(scores.shape[:1])
     dmu = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    args = _array(scores), _array(lengths), _flat(chart), _array(g), _array(d), _array(dvalue), _array(dmu)
-    _run(_tangent, scores, *args, alpha)
+    args = array(scores), array(lengths), _flat(chart), array(g), array(dmu)
+    _run(_outside, scores, alpha, *args, more=(array(d), array(dvalue)))
     return dvalue, dmu
 
 
-def _run(function, scores, *args):
-    batch, n = scores.shape[:2]
-    parallel(function, torch.Size((batch, n * n)), n // 4 + scores.shape[3], *args)
-
-
-def _array(x: Tensor) -> np.ndarray:
-    return x.detach().contiguous().numpy()
+def _run(function, scores, alpha, *args, more=()):
+    batch, n, _, labels = scores.shape
+    in_turn(alpha, run, function, batch, n * n * (n // 4 + labels), *args, more=more)
 
 
 def _flat(chart: Tensor) -> np.ndarray:
-    return _array(chart).reshape(chart.shape[0], chart.shape[1] * chart.shape[2])
+    return array(chart).reshape(chart.shape[0], chart.shape[1] * chart.shape[2])
 
 
 @kernel
-def _inside(start, stop, scores, lengths, chart, value, alpha):
+def _inside(start, stop, scores, lengths, chart, value, odd, omega):
     n, labels = scores.shape[1], scores.shape[3]
     s = n + PADDING
-    lam, a, p = np.empty(n * s), np.empty(labels), np.empty(labels)
+    lam, a = np.empty(n * s), np.empty(max(n, labels))
     for b in range(start, stop):
-        m = lengths[b]
-        w = chart[b]
-        value[b] = 0
+        m, w = lengths[b], chart[b]
         if m == 0:
-            continue
-        _best_labels(scores[b], m, s, alpha, lam, a, p)
-        if alpha == 1.0:
-            total, shift, fine = _linear_inside(lam, m, s, w)
-            if fine:
-                value[b] = total
-                w[n * s] = shift
-                continue
-        w[n * s] = np.inf
-        value[b] = _smooth_inside(lam, m, s, w, alpha)
+            value[b] = w[n * s] = 0
+        elif not remaining(omega) or w[n * s] == np.inf:
+            _best_labels(scores[b], m, s, lam, a, None, None, omega)
+            total, shift = _inside_tree(lam, m, s, w, a, omega)
+            value[b] = total
+            w[n * s] = shift
+            odd[0] |= shift == np.inf
 
 
 @kernel
-def _outside(start, stop, scores, lengths, chart, g, mu, alpha):
+def _outside(start, stop, scores, lengths, chart, g, out, odd, omega, d=None, dvalue=None):
+    """Expected parts, or where d is not None their derivative along d, and that of the value."""
     n, labels = scores.shape[1], scores.shape[3]
     s = n + PADDING
-    lam, a, p = np.empty(n * s), np.empty(labels), np.empty(labels)
-    o, e = np.empty(n * s), np.empty(n * s)
+    lam, o, e = np.empty(n * s), np.empty(n * s), np.empty(n * s)
+    rows = np.empty((4, max(n, labels)))
+    a, p, da, dp = rows[0], rows[1], rows[2], rows[3]
+    if d is not None:
+        dlam, dw, do, de = np.empty(n * s), np.empty(n * s), np.empty(n * s), np.empty(n * s)
+    else:
+        dlam = dw = do = de = None
     for b in range(start, stop):
-        m = lengths[b]
-        w = chart[b]
-        mu[b] = 0
+        m, w = lengths[b], chart[b]
         if m == 0:
+            out[b] = 0
+            if d is not None:
+                dvalue[b] = 0
             continue
-        _label_weights(scores[b], m, s, alpha, lam, a, p, mu[b])
         shift = w[n * s]
-        if shift < np.inf:
-            _linear_outside(lam, m, s, w, shift, g[b], o, e)
-        else:
-            _smooth_outside(m, s, w, g[b], alpha, o, e)
-        for i in range(m):
-            for j in range(i, m):
-                for k in range(labels):
-                    mu[b, i, j, k] *= e[i * s + j]
-
-
-@kernel
-def _tangent(start, stop, scores, lengths, chart, g, d, dvalue, dmu, alpha):
-    n, labels = scores.shape[1], scores.shape[3]
-    s = n + PADDING
-    a, p, da, dp = np.empty(labels), np.empty(labels), np.empty(labels), np.empty(labels)
-    lam, dlam, dw = np.empty(n * s), np.empty(n * s), np.empty(n * s)
-    o, do, e, de = np.empty(n * s), np.empty(n * s), np.empty(n * s), np.empty(n * s)
-    for b in range(start, stop):
-        m = lengths[b]
-        w = chart[b]
-        dvalue[b] = 0
-        dmu[b] = 0
-        if m == 0:
+        if (shift == np.inf) == linear(omega):
+            odd[0] |= shift == np.inf
             continue
-        _label_weights(scores[b], m, s, alpha, lam, a, p, dmu[b])
+        out[b] = 0
+        _best_labels(scores[b], m, s, lam, a, p, out[b], omega)
+        if d is not None:
+            for i in range(m):
+                for j in range(i, m):
+                    dlam[i * s + j] = _mean(out[b, i, j], d[b, i, j])
+            dvalue[b] = _forward_tree(lam, dlam, m, s, w, shift, dw, a, p, omega)
+        _outside_tree(lam, m, s, w, shift, g[b], o, e, a, p, dlam, dw, do, de, da, dp, omega)
         for i in range(m):
             for j in range(i, m):
-                dlam[i * s + j] = _mean(dmu[b, i, j], d[b, i, j])
-        shift = w[n * s]
-        if shift < np.inf:
-            dvalue[b] = _linear_tangent(lam, dlam, m, s, w, shift, g[b], dw, o, do, e, de)
-        else:
-            dvalue[b] = _smooth_tangent(dlam, m, s, w, g[b], alpha, dw, o, do, e, de)
-        for i in range(m):
-            for j in range(i, m):
-                p[:] = dmu[b, i, j]
-                da[:] = d[b, i, j]
-                tangent_of_weights(p, da, labels, alpha, dp)
-                for k in range(labels):
-                    dmu[b, i, j, k] = de[i * s + j] * p[k] + e[i * s + j] * dp[k]
+                if d is not None and labels == 1:
+                    out[b, i, j, 0] = de[i * s + j]
+                elif d is not None:
+                    for k in range(labels):
+                        p[k], da[k] = out[b, i, j, k], d[b, i, j, k]
+                    weight_changes(p, da, labels, dp, omega)
+                    for k in range(labels):
+                        out[b, i, j, k] = de[i * s + j] * p[k] + e[i * s + j] * dp[k]
+                else:
+                    for k in range(labels):
+                        out[b, i, j, k] *= e[i * s + j]
 
 
 @inline
-def _best_labels(scores, m, s, alpha, lam, a, p):
-    """Smoothed maxima over labels; for a single one, without a call."""
-    if scores.shape[2] == 1:
-        for i in range(m):
-            for j in range(i, m):
-                lam[i * s + j] = scores[i, j, 0]
-        return
+def _best_labels(scores, m, s, lam, a, p, out, omega):
+    """Smoothed maxima over labels and, unless out is None, their weights; for a single one, without a call."""
+    labels = scores.shape[2]
     for i in range(m):
         for j in range(i, m):
-            a[:] = scores[i, j]
-            lam[i * s + j] = _smooth(a, a.size, alpha, p)
-
-
-@inline
-def _label_weights(scores, m, s, alpha, lam, a, p, weights):
-    """The same, and their weights."""
-    if scores.shape[2] == 1:
-        for i in range(m):
-            for j in range(i, m):
+            if labels == 1:
                 lam[i * s + j] = scores[i, j, 0]
-                weights[i, j, 0] = 1
-        return
-    for i in range(m):
-        for j in range(i, m):
-            a[:] = scores[i, j]
-            lam[i * s + j] = _smooth(a, a.size, alpha, p)
-            weights[i, j] = p
+                if out is not None:
+                    out[i, j, 0] = 1
+            else:
+                for k in range(labels):
+                    a[k] = scores[i, j, k]
+                if out is not None:
+                    lam[i * s + j] = max_and_weights(a, labels, p, omega)
+                    for k in range(labels):
+                        out[i, j, k] = p[k]
+                else:
+                    lam[i * s + j] = smooth_max(a, labels, omega)
 
 
 @inline

@@ -12,7 +12,7 @@ splits are still 0, so rows are read to the next multiple of four.
 import numpy as np
 from numba.extending import register_jitable
 
-from polymax.kernels.numba_math import inline, kernel
+from polymax.kernels.numba_math import inline
 
 # a call with arrays costs more than the few products it is made for
 _unrolled = register_jitable(error_model="numpy", forceinline=True)
@@ -107,9 +107,9 @@ def lost(factor, weight, score):
     return not product <= HUGE or (min(product, weight) < TINY and factor > 0 and score > -np.inf)
 
 
-@kernel
-def inside(lam, m, s, w):
-    """Fill the chart w of m leaves, with rows of s entries, from lam. Its value, the shift of inner parts, success."""
+@inline
+def inside(lam, m, s, w, a, omega):
+    """Fill the chart w of m leaves, with rows of s entries, from lam; its value, the shift of inner parts or inf."""
     w[: m * s] = 0
     shift = _centre(lam, m, s)
     leaf = shift + _GROWTH
@@ -129,7 +129,7 @@ def inside(lam, m, s, w):
             fine = _move(w, j + 1, s, np.log(top) / (j + 1))
         if not fine:
             break
-    return np.log(w[m - 1]) + m * leaf + (m - 1) * shift, shift, fine
+    return np.log(w[m - 1]) + m * leaf + (m - 1) * shift, shift if fine else np.inf
 
 
 @inline
@@ -156,53 +156,44 @@ def _move(w, m, s, step):
     return fine
 
 
-@kernel
-def outside(lam, m, s, w, shift, g, o, e):
-    """Fill e with g times the expected parts; o is work space.
-
-    o[i, k] is what a left child (i, k) hears from its parents, o[k, i] what a right child does: derivatives by W.
-    """
-    o[: m * s] = 0
-    o[m - 1] = g / w[m - 1] if w[m - 1] > 0 else 0.0
-    for j in range(m - 1, -1, -1):
-        for i in range(j):
-            here = o[i * s + j] + o[j * s + i]
-            e[i * s + j] = here * w[i * s + j]
-            here *= np.exp(lam[i * s + j] - shift)
-            # what is added past the end of a row goes to spans that are done
-            push(w, i * s + i, w, j * s + i + 1, j - i, here, o, o)
-        e[j * s + j] = o[j * s + j] * w[j * s + j]
-
-
-@kernel
-def tangent(lam, dlam, m, s, w, shift, g, dw, o, do, e, de):
-    """The passes above on dual numbers: fill e and de, and give the derivative of the value along dlam."""
+@inline
+def forward(lam, dlam, m, s, w, shift, dw, a, p, omega):
+    """Fill dw with the derivative of the chart along dlam; that of the value."""
     dw[: m * s] = 0
     for j in range(m):
         dw[j * s + j] = product(w[j * s + j], dlam[j * s + j])
         for i in range(j - 1, -1, -1):
-            left, right = i * s + i, j * s + i + 1
-            splits = dual_dot(w, dw, left, w, dw, right, j - i)
+            splits = dual_dot(w, dw, i * s + i, w, dw, j * s + i + 1, j - i)
             moved = splits * np.exp(lam[i * s + j] - shift) + product(w[i * s + j], dlam[i * s + j])
             dw[i * s + j] = dw[j * s + i] = moved
+    return dw[m - 1] / w[m - 1] if w[m - 1] > 0 else 0.0
+
+
+@inline
+def outside(lam, m, s, w, shift, g, o, e, a, p, dlam, dw, do, de, da, dp, omega):
+    """Fill e with g times the expected parts; o is work space.
+
+    o[i, k] is what a left child (i, k) hears from its parents, o[k, i] what a right child does: derivatives by W.
+    Unless dw is None, the same on dual numbers: fill de, too.
+    """
     o[: m * s] = 0
-    do[: m * s] = 0
-    dvalue = 0.0
-    if w[m - 1] > 0:
-        dvalue = dw[m - 1] / w[m - 1]
-        o[m - 1] = g / w[m - 1]
-        do[m - 1] = -o[m - 1] * dvalue
+    o[m - 1] = g / w[m - 1] if w[m - 1] > 0 else 0.0
+    if dw is not None:
+        do[: m * s] = 0
+        do[m - 1] = -o[m - 1] * dw[m - 1] / w[m - 1] if w[m - 1] > 0 else 0.0
     for j in range(m - 1, -1, -1):
         for i in range(j):
-            here, dhere = o[i * s + j] + o[j * s + i], do[i * s + j] + do[j * s + i]
+            here = o[i * s + j] + o[j * s + i]
             e[i * s + j] = here * w[i * s + j]
-            de[i * s + j] = dhere * w[i * s + j] + here * dw[i * s + j]
             weight = np.exp(lam[i * s + j] - shift)
-            dhere = dhere * weight + here * product(weight, dlam[i * s + j])
-            here *= weight
+            # what is added past the end of a row goes to spans that are done
             left, right = i * s + i, j * s + i + 1
-            push(w, left, w, right, j - i, here, o, o)
-            dual_push(w, dw, left, w, dw, right, j - i, here, dhere, do, do)
+            push(w, left, w, right, j - i, here * weight, o, o)
+            if dw is not None:
+                dhere = do[i * s + j] + do[j * s + i]
+                de[i * s + j] = dhere * w[i * s + j] + here * dw[i * s + j]
+                dhere = dhere * weight + here * product(weight, dlam[i * s + j])
+                dual_push(w, dw, left, w, dw, right, j - i, here * weight, dhere, do, do)
         e[j * s + j] = o[j * s + j] * w[j * s + j]
-        de[j * s + j] = do[j * s + j] * w[j * s + j] + o[j * s + j] * dw[j * s + j]
-    return dvalue
+        if dw is not None:
+            de[j * s + j] = do[j * s + j] * w[j * s + j] + o[j * s + j] * dw[j * s + j]

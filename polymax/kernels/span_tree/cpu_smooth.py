@@ -7,22 +7,24 @@ nothing, so the hard maximum follows its one best tree.
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, kernel
-from polymax.kernels.numba_smooth import smooth_max, tangent_of_weights
-
-
-@kernel
-def smooth(a, count, alpha, p):
-    """Value of the smoothed maximum of a[:count]; its weights go to p."""
-    return smooth_max(a, count, alpha, p)[0]
+from polymax.kernels.local_max.numba_max import smooth_max, weight_changes, weights
+from polymax.kernels.numba_math import inline
 
 
 @inline
-def best(x, i, y, j, count, alpha, a, p):
-    """Smoothed maximum of x[i + k] + y[j + k] over k < count; its weights go to p."""
+def best(x, i, y, j, count, a, omega):
+    """Smoothed maximum of x[i + k] + y[j + k] over k < count."""
     for k in range(count):
         a[k] = x[i + k] + y[j + k]
-    return smooth(a, count, alpha, p)
+    return smooth_max(a, count, omega)
+
+
+@inline
+def shares(x, i, y, j, count, a, p, omega):
+    """The weights of that maximum go to p."""
+    for k in range(count):
+        a[k] = x[i + k] + y[j + k]
+    weights(a, count, p, omega)
 
 
 @inline
@@ -45,68 +47,65 @@ def push(ox, i, oy, j, count, here, p):
 
 
 @inline
-def push_tangent(dx, i, dy, j, count, alpha, here, dhere, p, da, dp, dox, doy):
+def push_change(dx, i, dy, j, count, here, dhere, p, da, dp, dox, doy, omega):
     """The derivative of what is handed on."""
     for k in range(count):
         da[k] = dx[i + k] + dy[j + k]
-    tangent_of_weights(p, da, count, alpha, dp)
+    weight_changes(p, da, count, dp, omega)
     for k in range(count):
         moved = dp[k] * here + p[k] * dhere
         dox[i + k] += moved
         doy[j + k] += moved
 
 
-@kernel
-def inside(lam, m, s, w, alpha):
-    """Fill the chart w of m leaves, with rows of s entries, from lam; its value."""
-    a, p = np.empty(m), np.empty(m)
+@inline
+def inside(lam, m, s, w, a, omega):
+    """Fill the chart w of m leaves, with rows of s entries, from lam; its value, and inf."""
     for j in range(m):
         w[j * s + j] = lam[j * s + j]
         for i in range(j - 1, -1, -1):
-            splits = best(w, i * s + i, w, j * s + i + 1, j - i, alpha, a, p)
+            splits = best(w, i * s + i, w, j * s + i + 1, j - i, a, omega)
             w[i * s + j] = w[j * s + i] = splits + lam[i * s + j]
-    return w[m - 1]
+    return w[m - 1], np.inf
 
 
-@kernel
-def outside(m, s, w, g, alpha, o, e):
-    """Fill e with g times the expected parts; o is work space: o[i, k] is for left children, o[k, i] for right ones."""
-    a, p = np.empty(m), np.empty(m)
-    o[: m * s] = 0
-    o[m - 1] = g if w[m - 1] != -np.inf else 0.0
-    for j in range(m - 1, -1, -1):
-        for i in range(j):
-            here = o[i * s + j] + o[j * s + i]
-            e[i * s + j] = here
-            if here != 0:
-                left, right = i * s + i, j * s + i + 1
-                best(w, left, w, right, j - i, alpha, a, p)
-                push(o, left, o, right, j - i, here, p)
-        e[j * s + j] = o[j * s + j]
-
-
-@kernel
-def tangent(dlam, m, s, w, g, alpha, dw, o, do, e, de):
-    """Fill e, and de with its derivative along dlam; the derivative of the value."""
-    a, p, da, dp = np.empty(m), np.empty(m), np.empty(m), np.empty(m)
+@inline
+def forward(lam, dlam, m, s, w, shift, dw, a, p, omega):
+    """Fill dw with the derivative of the chart along dlam; that of the value."""
     for j in range(m):
         dw[j * s + j] = dlam[j * s + j]
         for i in range(j - 1, -1, -1):
             left, right = i * s + i, j * s + i + 1
-            best(w, left, w, right, j - i, alpha, a, p)
+            shares(w, left, w, right, j - i, a, p, omega)
             dw[i * s + j] = dw[j * s + i] = mean(dw, left, dw, right, j - i, p) + dlam[i * s + j]
+    return dw[m - 1] if w[m - 1] != -np.inf else 0.0
+
+
+@inline
+def outside(lam, m, s, w, shift, g, o, e, a, p, dlam, dw, do, de, da, dp, omega):
+    """Fill e with g times the expected parts; o is work space: o[i, k] is for left children, o[k, i] for right ones.
+
+    Unless dw, the derivative of the chart along a direction, is None, fill de with that of e.
+    """
     o[: m * s] = 0
-    do[: m * s] = 0
-    reached = w[m - 1] != -np.inf
-    o[m - 1] = g if reached else 0.0
+    o[m - 1] = g if w[m - 1] != -np.inf else 0.0
+    if dw is not None:
+        do[: m * s] = 0
     for j in range(m - 1, -1, -1):
         for i in range(j):
-            here, dhere = o[i * s + j] + o[j * s + i], do[i * s + j] + do[j * s + i]
-            e[i * s + j], de[i * s + j] = here, dhere
-            if here != 0 or dhere != 0:
+            here = o[i * s + j] + o[j * s + i]
+            e[i * s + j] = here
+            go = here != 0
+            if dw is not None:
+                dhere = do[i * s + j] + do[j * s + i]
+                de[i * s + j] = dhere
+                go |= dhere != 0
+            if go:
                 left, right = i * s + i, j * s + i + 1
-                best(w, left, w, right, j - i, alpha, a, p)
+                shares(w, left, w, right, j - i, a, p, omega)
                 push(o, left, o, right, j - i, here, p)
-                push_tangent(dw, left, dw, right, j - i, alpha, here, dhere, p, da, dp, do, do)
-        e[j * s + j], de[j * s + j] = o[j * s + j], do[j * s + j]
-    return dw[m - 1] if reached else 0.0
+                if dw is not None:
+                    push_change(dw, left, dw, right, j - i, here, dhere, p, da, dp, do, do, omega)
+        e[j * s + j] = o[j * s + j]
+        if dw is not None:
+            de[j * s + j] = do[j * s + j]

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.kernels.local_max.triton_max import mean_rows, smoothing, tangent_rows, value_rows, weight_rows
 from polymax.kernels.span_tree import PADDING, chart_like
 from polymax.kernels.span_tree.cuda_chart import add_to, clear, load_sums, spans
-from polymax.kernels.span_tree.cuda_smooth import mean_rows, smoothing, tangent_rows, value_rows, weight_rows
 from polymax.kernels.triton_math import ceil_power, on_device
 
 _WARPS = 8

@@ -9,7 +9,7 @@ at most that number for each entry, beside a product of these sums; the value te
 
 import numpy as np
 
-from polymax.kernels.numba_math import add, inline, kernel
+from polymax.kernels.numba_math import add, inline
 from polymax.kernels.spanning_tree.numba_scale import exp, shift_all, swap
 
 # the least log of the sum over trees, each token's heads weighing 1 together, that is trusted, and the least pivot
@@ -18,8 +18,8 @@ _LEAST, _LEAST_PIVOT = -300.0, 1e-130
 _SMALL = 0.1
 
 
-@kernel
-def inside(m, first, c):
+@inline
+def inside(m, first, c, omega):
     """Fill the chart whose c[0] has the scores. Its value, success."""
     x, w = c[0], c[1]
     pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
@@ -85,8 +85,8 @@ def _eliminate(x, k, first, p, sums):
                 sums[j] += row[j]
 
 
-@kernel
-def outside(m, first, c, g, o, mu):
+@inline
+def outside(m, first, c, g, o, mu, omega):
     """Fill mu with g times the probabilities of arcs; o is work space, for the derivatives by weights.
 
     Those of row k are means of rows above, over the heads of k. Those of column k are what children pass on, and by the
@@ -121,8 +121,8 @@ def outside(m, first, c, g, o, mu):
                 mu[u, v] = g * (w[u, v] * o[i, j])
 
 
-@kernel
-def tangent(d, m, first, c, g, space, dmu):
+@inline
+def tangent(d, m, first, c, g, space, dmu, omega):
     """Both passes derived along d: fill dmu; the derivative of the value. The work space is four squares."""
     x, w = c[0], c[1]
     dx, o, do = space[0], space[1], space[2]

@@ -5,16 +5,16 @@ The passes of cpu_linear.py. Derivatives along d are those of logarithms, relati
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, kernel
+from polymax.kernels.numba_math import inline
 from polymax.kernels.spanning_tree.numba_scale import shift_all, swap
 
 # of a probability, what rounding may leave where nothing is: logs of scores are known to that
 _LOST = 1e-11
 
 
-@kernel
-def inside(m, first, c):
-    """Fill the chart whose c[0] has the scores; its value."""
+@inline
+def inside(m, first, c, omega):
+    """Fill the chart whose c[0] has the scores. Its value, success."""
     x, w = c[0], c[1]
     pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
     value = shift_all(x, m, first)
@@ -32,7 +32,7 @@ def inside(m, first, c):
             for j in range(1, k):
                 if i != j:
                     x[i, j] = _log_add(x[i, j], x[i, k] + (x[k, j] - pivots[k]))
-    return value
+    return value, True
 
 
 @inline
@@ -77,8 +77,8 @@ def _log_subtract(a, b):
     return a if b == -np.inf else (a + np.log1p(-np.exp(b - a)) if b < a else -np.inf)
 
 
-@kernel
-def outside(m, first, c, g, o, mu):
+@inline
+def outside(m, first, c, g, o, mu, omega):
     """Fill mu with g times the probabilities of arcs; o is work space, for logs of derivatives by weights."""
     x, w = c[0], c[1]
     pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
@@ -135,8 +135,8 @@ def _passed_on(x, o, i, k):
     return top + np.log(total)
 
 
-@kernel
-def tangent(d, m, first, c, g, space, dmu):
+@inline
+def tangent(d, m, first, c, g, space, dmu, omega):
     """Both passes derived along d: fill dmu; the derivative of the value. The work space is four squares."""
     w = c[1]
     pivots, order = c[0, c.shape[1] - 1], w[w.shape[0] - 1]

@@ -61,24 +61,19 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tens
     new = torch.zeros if call.dead else torch.empty
     notes = torch.empty(call.heads * call.plan.size, dtype=torch.int32, device=q.device)
     tau = torch.full(rows, torch.inf, device=q.device) if call.dead else torch.empty(rows, device=q.device)
-    lists = lists_like(q, options.longest_k) if q.is_cuda else _short_lists(rows)
     if call.empty:
         out, mean, support = _contexts_like(q, v, new)
-        return out, mean, tau, support, notes, lists
+        return out, mean, tau, support, notes, _lists(q, options)
     marks, seed = _marks(q, options), q if options.seed is None else options.seed
     with on_device(q):
-        # maxima of tiles, and then bits
-        scratch = torch.empty(call.scratch, device=q.device)
-        call.launch(scan, call.scan_grid, (q, k, *marks, scratch, tau, notes, *call.scan), call.scan_constants)
-        scratch = scratch.view(torch.int32)
-        call.launch(
-            collect,
-            call.collect_grid,
-            (q, k, *marks, scratch, tau, notes, lists, *call.collect),
-            call.collect_constants,
-        )
+        maxima = torch.empty(call.maxima, device=q.device)
+        call.launch(scan, call.scan_grid, (q, k, *marks, maxima, tau, notes, *call.scan), call.scan_constants)
         # what follows may take its memory
-        del scratch
+        del maxima
+        bits, lists = torch.empty(call.bits, dtype=torch.int32, device=q.device), _lists(q, options)
+        tensors = (q, k, *marks, bits, tau, notes, lists)
+        call.launch(collect, call.collect_grid, (*tensors, *call.collect), call.collect_constants)
+        del bits
         out, mean, support = _contexts_like(q, v, new)
         call.launch(
             listed_contexts,
@@ -176,7 +171,7 @@ class _Call(Launches):
         blocks = -(-longest_q // scan_rows)
         scanning = min(blocks * heads, _programs(q, RESIDENT["scan"]))
         collecting = min(plan.blocks * heads, _programs(q, RESIDENT["collect"]))
-        self.scratch = max(scanning * scan_rows * plan.tiles, collecting * STRETCH * HEIGHT * 2)
+        self.maxima, self.bits = scanning * scan_rows * plan.tiles, collecting * STRETCH * HEIGHT * 2
         self.scan_grid, self.collect_grid = (scanning,), (collecting,)
         # a warp for each row that has a list; the interpreter is faster with more
         list_rows = 1 if q.is_cuda else 16
@@ -256,8 +251,11 @@ def _marks(q: Tensor, options: Options) -> tuple[Tensor, ...]:
     return tuple(q if t is None else t for t in options[1:6])
 
 
-def _short_lists(rows: torch.Size) -> Tensor:
-    return torch.empty(rows.numel() * LONGEST, dtype=torch.int16)
+def _lists(q: Tensor, options: Options) -> Tensor:
+    """Memory for lists; in the interpreter, where operators say that there are none, too."""
+    if q.is_cuda:
+        return lists_like(q, options.longest_k)
+    return torch.empty(q.shape[:-1].numel() * LONGEST, dtype=torch.int16)
 
 
 def _contexts_like(q: Tensor, v: Tensor, new: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -216,14 +216,14 @@ def _short(
     o_x = i_r[:, None] * n + o_n[None, :]
     b_x = tl.load(p_x + o_x, mask=m_n, other=float("-inf")).to(dtype)
     b_top = tl.max(b_x, 1)[:, None]
-    b_dead = b_top == float("-inf")
-    b_z = b_x - tl.where(b_dead, b_top * 0, b_top)
-    b_z = tl.where(b_dead & (b_x == float("-inf")), b_x, b_z)
-    b_bad = tl.max((b_z != b_z).to(tl.int32), 1)[:, None] > 0
-    b_tau = tl.where(b_dead, 0, 0 * b_top) - 1
+    m_dead = b_top == float("-inf")
+    b_z = b_x - tl.where(m_dead, b_top * 0, b_top)
+    b_z = tl.where(m_dead & (b_x == float("-inf")), b_x, b_z)
+    m_bad = tl.max((b_z != b_z).to(tl.int32), 1)[:, None] > 0
+    b_tau = tl.where(m_dead, 0, 0 * b_top) - 1
     # a NaN would keep the loops from ending: it is put back at the end
     b_tau = tl.where(b_tau != b_tau, -1, b_tau)
-    b_z = tl.where(b_bad, -1, b_z)
+    b_z = tl.where(m_bad, -1, b_z)
     if METHOD == SOFTMAX:
         b_y = tl.exp2(b_z * LOG2_E)
     elif METHOD == SPARSEMAX:
@@ -233,13 +233,13 @@ def _short(
         while go > 0:
             # two steps for each look at whether all rows are done
             for _ in tl.static_range(2):
-                b_in = b_z > b_tau
-                b_count = tl.sum(tl.where(b_in, 1.0, 0.0).to(dtype), 1)[:, None]
-                b_sum = tl.sum(tl.where(b_in, b_z, 0), 1)[:, None]
-                b_fell = (b_count < b_before) & (b_count > 0)
-                b_tau = tl.where(b_fell, (b_sum - 1) / tl.where(b_count > 0, b_count, 1), b_tau)
-                b_before = tl.where(b_fell, b_count, b_before)
-            go = tl.max(b_fell.to(tl.int32))
+                m_in = b_z > b_tau
+                b_count = tl.sum(tl.where(m_in, 1.0, 0.0).to(dtype), 1)[:, None]
+                b_sum = tl.sum(tl.where(m_in, b_z, 0), 1)[:, None]
+                m_fell = (b_count < b_before) & (b_count > 0)
+                b_tau = tl.where(m_fell, (b_sum - 1) / tl.where(b_count > 0, b_count, 1), b_tau)
+                b_before = tl.where(m_fell, b_count, b_before)
+            go = tl.max(m_fell.to(tl.int32))
         b_y = tl.maximum(b_z - b_tau, 0)
     elif METHOD == ENTMAX15:
         # sum (u - tau)_+^2 = 1 with u = z / 2: Newton on its square root, from the left
@@ -261,19 +261,19 @@ def _short(
     elif METHOD == POWER:
         b_y = _power(b_z, b_tau * 0, alpha, FAMILY, STEEP, HALF)
     else:
-        b_entropic, b_scale, b_r = exponents(p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_tau * 0)
+        m_entropic, b_scale, b_r = exponents(p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_tau * 0)
         b_low = b_tau * 0
         b_high = highest(b_scale, n)
         b_t = b_low
         go = 1
         i = 0
         while go > 0:
-            b_in, b_d, b_log = log2_distance(b_z, b_t, b_scale, WIDE)
-            b_p = tl.where(b_in, tl.exp2(b_log * (b_r - 2)), 0)
+            m_in, b_d, b_log = log2_distance(b_z, b_t, b_scale, WIDE)
+            b_p = tl.where(m_in, tl.exp2(b_log * (b_r - 2)), 0)
             b_lowest = tl.sum(b_p, 1)[:, None]
             b_lower = tl.sum(b_p * b_d, 1)[:, None]
             b_total = tl.sum(b_p * b_d * b_d, 1)[:, None]
-            b_guess, b_low, b_high, b_convex = step(
+            b_guess, b_low, b_high, m_convex = step(
                 b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY
             )
             b_change = tl.abs((b_guess - b_t) * b_scale)
@@ -281,21 +281,21 @@ def _short(
             i += 1
             # convergence is at least quadratic, cubic with Halley: after a step this small, t is exact to rounding;
             # a bisection must close its bracket
-            b_cubic = (b_r >= 2) & (FAMILY != IS_SQUARED)
+            m_cubic = (b_r >= 2) & (FAMILY != IS_SQUARED)
             if WIDE:
-                b_tol = tl.where(b_convex, tl.where(b_cubic, 1e-6, 1e-8), 1e-16)
+                b_tol = tl.where(m_convex, tl.where(m_cubic, 1e-6, 1e-8), 1e-16)
             else:
-                b_tol = tl.where(b_convex, tl.where(b_cubic, 1e-3, 1e-4), 1e-7)
+                b_tol = tl.where(m_convex, tl.where(m_cubic, 1e-3, 1e-4), 1e-7)
             go = tl.max((b_change > b_tol).to(tl.int32)) * (i < 70).to(tl.int32)
-        b_in, b_d, b_log = log2_distance(b_z, b_t, b_scale, WIDE)
+        m_in, b_d, b_log = log2_distance(b_z, b_t, b_scale, WIDE)
         b_k = b_r if FAMILY == IS_TSALLIS else b_r - 1
-        b_y = tl.where(b_in, tl.exp2(b_log * b_k), 0)
+        b_y = tl.where(m_in, tl.exp2(b_log * b_k), 0)
         if PER_ROW:
-            b_y = tl.where(b_entropic, tl.exp2(b_z * LOG2_E), b_y)
+            b_y = tl.where(m_entropic, tl.exp2(b_z * LOG2_E), b_y)
     b_sum = tl.sum(b_y, 1)[:, None]
-    b_y = b_y * (1 / tl.where(b_dead, 1, b_sum))
-    b_y = tl.where(b_dead, 0, b_y)
-    b_y = tl.where(b_bad, float("nan"), b_y)
+    b_y = b_y * (1 / tl.where(m_dead, 1, b_sum))
+    b_y = tl.where(m_dead, 0, b_y)
+    b_y = tl.where(m_bad, float("nan"), b_y)
     if p_y.dtype.element_ty != tl.float64:
         b_y = b_y.to(tl.float32)
     tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=m_n)

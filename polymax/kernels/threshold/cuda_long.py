@@ -46,15 +46,15 @@ def long_forward(
         b_best = tl.maximum(b_best, b_x)
         b_nan = b_nan | (b_x != b_x).to(tl.int32) | (b_x == float("inf")).to(tl.int32)
     b_top = tl.max(b_best, 1)[:, None]
-    b_bad = tl.max(b_nan, 1)[:, None] > 0
-    b_dead = b_top == float("-inf")
-    b_top = tl.where(b_dead | b_bad, 0, b_top)
+    m_bad = tl.max(b_nan, 1)[:, None] > 0
+    m_dead = b_top == float("-inf")
+    b_top = tl.where(m_dead | m_bad, 0, b_top)
     b_zero = b_top * 0
-    b_entropic, b_scale, b_r = exponents(p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_zero)
+    m_entropic, b_scale, b_r = exponents(p_alpha, i_r, m_r, alpha, FAMILY, PER_ROW, b_zero)
     b_low = b_zero
     b_high = highest(b_scale, n)
     b_t = b_zero
-    go = (tl.max((b_dead | b_bad | b_entropic).to(tl.int32)) == 0).to(tl.int32)
+    go = (tl.max((m_dead | m_bad | m_entropic).to(tl.int32)) == 0).to(tl.int32)
     i_step = 0
     while go > 0:
         b_sums = tl.zeros([1, BN], dtype)
@@ -64,8 +64,8 @@ def long_forward(
             b_x = tl.load(
                 p_x + o_row + i + o_n[None, :], mask=m_r[:, None] & (i + o_n < n)[None, :], other=float("-inf")
             )
-            b_in, b_d, b_log = log2_distance(b_x.to(dtype) - b_top, b_t, b_scale, WIDE)
-            b_p = tl.where(b_in, tl.exp2(b_log * (b_r - 2)), 0)
+            m_in, b_d, b_log = log2_distance(b_x.to(dtype) - b_top, b_t, b_scale, WIDE)
+            b_p = tl.where(m_in, tl.exp2(b_log * (b_r - 2)), 0)
             b_lowests += b_p
             b_sums += b_p * b_d
             b_totals += b_p * b_d * b_d
@@ -86,14 +86,14 @@ def long_forward(
             m_n = m_r[:, None] & (i + o_n < n)[None, :]
             b_x = tl.load(p_x + o_row + i + o_n[None, :], mask=m_n, other=float("-inf")).to(dtype)
             b_z = b_x - b_top
-            b_in, b_d, b_log = log2_distance(b_z, b_t, b_scale, WIDE)
-            b_y = tl.where(b_in, tl.exp2(b_log * b_k), 0)
-            b_y = tl.where(b_entropic, tl.exp2(b_z * LOG2_E), b_y)
+            m_in, b_d, b_log = log2_distance(b_z, b_t, b_scale, WIDE)
+            b_y = tl.where(m_in, tl.exp2(b_log * b_k), 0)
+            b_y = tl.where(m_entropic, tl.exp2(b_z * LOG2_E), b_y)
             b_y = tl.where(b_x == float("-inf"), 0, b_y)
             if i_pass == 0:
                 b_sums += b_y
             else:
-                b_y = tl.where(b_bad, float("nan"), b_y * b_factor)
+                b_y = tl.where(m_bad, float("nan"), b_y * b_factor)
                 if p_y.dtype.element_ty != tl.float64:
                     b_y = b_y.to(tl.float32)
                 tl.store(p_y + o_row + i + o_n[None, :], b_y.to(p_y.dtype.element_ty), mask=m_n)

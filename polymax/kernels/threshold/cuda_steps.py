@@ -21,15 +21,15 @@ def exponents(p_alpha, i_r, m_r, alpha, FAMILY: tl.constexpr, PER_ROW: tl.conste
     b_alpha = b_like * 0 + alpha
     if PER_ROW:
         b_alpha = tl.load(p_alpha + i_r, mask=m_r, other=2.0).to(b_like.dtype)[:, None] + b_like * 0
-    b_entropic = b_alpha == 1
-    b_safe = tl.where(b_entropic, b_like * 0 + 2, b_alpha)
+    m_entropic = b_alpha == 1
+    b_safe = tl.where(m_entropic, b_like * 0 + 2, b_alpha)
     if FAMILY == IS_TSALLIS:
         b_scale = b_safe - 1
         b_r = 1 / (b_safe - 1)
     else:
         b_scale = b_like * 0 + 1
         b_r = b_safe / (b_safe - 1)
-    return b_entropic, b_scale, b_r
+    return m_entropic, b_scale, b_r
 
 
 @triton.jit
@@ -52,8 +52,8 @@ def log2_distance(b_z, b_t, b_scale, WIDE: tl.constexpr):
     """d = 1 + scale (z - t) and its logarithm where d is positive; elsewhere 1 and 0."""
     b_s = b_scale * (b_z - b_t)
     # below alpha = 1 the scale is negative, and what is absent has an infinite distance
-    b_in = (b_s > -1) & (b_s < float("inf"))
-    return b_in, tl.where(b_in, 1 + b_s, 1), log2_1p(tl.where(b_in, b_s, 0), WIDE)
+    m_in = (b_s > -1) & (b_s < float("inf"))
+    return m_in, tl.where(m_in, 1 + b_s, 1), log2_1p(tl.where(m_in, b_s, 0), WIDE)
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def step(b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY: t
     if FAMILY == IS_SQUARED:
         b_log = tl.log2(b_under) + (2 / b_r - 1) * tl.log2(b_safe)
         b_slope = (b_r - 1) * b_lowest / b_under - (b_r - 2) * b_ratio
-        b_convex = b_r >= 2
+        m_convex = b_r >= 2
         b_step = _one_minus_exp2(-b_log) / tl.where(b_slope > 0, b_slope, 1)
     else:
         b_log = tl.log2(b_safe)
@@ -74,13 +74,13 @@ def step(b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY: t
         b_bend = tl.where(b_r >= 2, (b_r - 1) * (b_lowest / b_under - b_ratio), 0)
         b_damp = 1 - 0.5 * b_newton * b_bend
         b_step = b_newton / tl.where(b_damp > 0.5, b_damp, 1) / b_scale
-        b_convex = (b_r >= 1) | (b_r < 0)
-    b_over = (b_log >= 0) & (b_total > 0)
-    b_low = tl.where(b_over, b_t, b_low)
-    b_high = tl.where(b_over, b_high, b_t)
+        m_convex = (b_r >= 1) | (b_r < 0)
+    m_over = (b_log >= 0) & (b_total > 0)
+    b_low = tl.where(m_over, b_t, b_low)
+    b_high = tl.where(m_over, b_high, b_t)
     b_guess = b_t + b_step
-    b_inside = b_convex & (b_low <= b_guess) & (b_guess <= b_high)
-    return tl.where(b_inside, b_guess, 0.5 * (b_low + b_high)), b_low, b_high, b_convex
+    m_inside = m_convex & (b_low <= b_guess) & (b_guess <= b_high)
+    return tl.where(m_inside, b_guess, 0.5 * (b_low + b_high)), b_low, b_high, m_convex
 
 
 @triton.jit
@@ -101,10 +101,10 @@ def weights(b_y, b_alpha, METHOD: tl.constexpr, WIDE: tl.constexpr):
     elif METHOD == ENTMAX15:
         b_w = tl.sqrt(b_y)
     else:
-        b_in = b_y > 0
-        b_safe = tl.where(b_in, b_y, 1.0)
+        m_in = b_y > 0
+        b_safe = tl.where(m_in, b_y, 1.0)
         b_log = tl.log2(b_safe) if WIDE else fast_log2(b_safe)
-        b_w = tl.where(b_in, tl.exp2(b_log * (2 - b_alpha)), b_y)
+        b_w = tl.where(m_in, tl.exp2(b_log * (2 - b_alpha)), b_y)
     return b_w
 
 

@@ -59,11 +59,11 @@ def _tv_prox(
     o_n = tl.arange(0, BT * BE)[None, :]
     b_x = tl.load(p_x + (i_r * n)[:, None] + o_n, mask=o_n < n, other=float("-inf")).to(dtype)
     b_s = tl.load(p_strength + (i_r if MANY else i_r * 0)).to(dtype)[:, None]
-    b_good, b_unit, b_range, b_base = extent(b_x)
-    b_good = b_good & (b_s >= 0)
+    m_good, b_unit, b_range, b_base = extent(b_x)
+    m_good = m_good & (b_s >= 0)
     b_s *= b_unit
     # beyond this the solution is constant
-    b_s = tl.where(b_good, tl.minimum(b_s, n * b_range), 0)
+    b_s = tl.where(m_good, tl.minimum(b_s, n * b_range), 0)
     # what is left in one run after the certain cuts has a range of some 4 strengths a step
     b_limit = b_s + 8 * eps * (b_s + tl.minimum(b_range, 5 * n * b_s))
 
@@ -72,9 +72,9 @@ def _tv_prox(
     ys = ()
     for k in tl.static_range(BE):
         # a NaN would keep the loop from ending: it is put back at the end
-        b_here = b_good & (xs[k] != float("-inf"))
-        b_present |= b_here.to(tl.uint32) << k
-        ys = ys + (tl.where(b_here, xs[k] * b_unit, b_base) - b_base,)
+        m_here = m_good & (xs[k] != float("-inf"))
+        b_present |= m_here.to(tl.uint32) << k
+        ys = ys + (tl.where(m_here, xs[k] * b_unit, b_base) - b_base,)
     b_cut, b_up = _certain_cuts(ys, b_present, b_s)
     b_last = ((tl.arange(0, BT) == BT - 1).to(tl.uint32) << (BE - 1))[None, :]
     zs = ys
@@ -103,7 +103,7 @@ def _tv_prox(
         # a shifted entry may be lower than any finite number
         b_z = tl.maximum((zs[k] + b_back) * (1 / b_unit), LOWEST)
         b_z = tl.where(bit(b_present, k), b_z, float("-inf"))
-        out = out + (tl.where(b_good, b_z, float("nan")),)
+        out = out + (tl.where(m_good, b_z, float("nan")),)
     store_row(p_z, p_z, i_r, n, out, False)
 
 
@@ -173,10 +173,10 @@ def _labels(gs, b_begins, b_ends, b_s, b_limit):
     b_add, b_low, b_high = b_zero, b_zero - b_s, b_zero + b_s
     for k in tl.static_range(BE):
         b_g = gs[BE - 1 - k]
-        b_end = bit(b_ends, BE - 1 - k)
+        m_end = bit(b_ends, BE - 1 - k)
         b_add += b_g
-        b_low = tl.where(b_end, b_g, _clamp(b_low, -b_s, b_s) + b_g)
-        b_high = tl.where(b_end, b_g, _clamp(b_high, -b_s, b_s) + b_g)
+        b_low = tl.where(m_end, b_g, _clamp(b_low, -b_s, b_s) + b_g)
+        b_high = tl.where(m_end, b_g, _clamp(b_high, -b_s, b_s) + b_g)
     _, b_d, _ = tl.associative_scan((b_add, b_low, b_high), 1, _then, reverse=True)
     b_d = following(b_d, 0)
     b_sure = b_begins

@@ -44,9 +44,9 @@ def read_tagged(
     layout = layout_of(path, comments, names=isinstance(token, str) or isinstance(tag, str))
     found = (layout.place(path, name, column) for name, column in (("token", token), ("tag", tag)))
     places = Places(layout.columns, *found)
-    document = 0
+    document, any_before = 0, False
     for block in blocks(path):
-        document += any(begins_document(line.text) for line in block)
+        document += any_before and any(begins_document(line.text) for line in block)
         try:
             sentence = _sentence(path, block, layout, places)
         except ReadError as error:
@@ -55,6 +55,7 @@ def read_tagged(
             skipped.append(error)
             continue
         if sentence.tokens:
+            any_before = True
             yield sentence._replace(document=document)
 
 

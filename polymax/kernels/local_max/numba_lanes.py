@@ -2,7 +2,8 @@
 
 A loop over lanes vectorises only when Numba can show that its arrays do not overlap, and the proof is made again at
 each of these short loops. Here a row of an array is loaded as one value, and `+ - * / < != ...` mean what they say in
-every lane; scalars stand for a value in all lanes. Row -1 of an array is its last.
+every lane; scalars stand for a value in all lanes. Row -1 of an array is its last. `load`, `store`, `select` and the
+others take plain numbers as well, so that one text serves a row of numbers and a block of instances.
 """
 
 import math
@@ -12,9 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
-
-from polymax.kernels.numba_math import inline
+from numba.extending import intrinsic, lower_builtin, models, overload, register_model, type_callable
 
 # two vectors of AVX2
 LANES = 8
@@ -92,26 +91,26 @@ def _integers(i):
 
 
 def _spread(context, builder, x, kind):
-    """Lanes of a scalar; what is lanes already stays."""
-    if kind is lanes:
+    """Lanes of a scalar; what is lanes already stays, and a mask."""
+    if kind in (lanes, mask):
         return x
     x = context.cast(builder, x, kind, types.float64)
     one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), x, ir.Constant(ir.IntType(32), 0))
     return _shuffle(builder, one, one, [0] * LANES)
 
 
-def _operate(function, result, emit):
-    @intrinsic
-    def apply(typing_context, a, b):
-        def codegen(context, builder, signature, args):
-            return emit(builder, *(_spread(context, builder, x, t) for x, t in zip(args, signature.args)))
+def _operate(function, result, emit, of=lanes):
+    """Let an operator of Python take lanes, or lanes and a number."""
 
-        return result(a, b), codegen
+    @type_callable(function)
+    def typer(context):
+        return lambda a, b: result if of in (a, b) else None
 
-    @overload(function)
-    def choose(a, b):
-        if lanes in (a, b):
-            return lambda a, b: apply(a, b)
+    def codegen(context, builder, signature, args):
+        return emit(builder, *(_spread(context, builder, x, t) for x, t in zip(args, signature.args)))
+
+    for kinds in ((of, of),) if of is mask else ((of, of), (of, types.Number), (types.Number, of)):
+        lower_builtin(function, *kinds)(codegen)
 
 
 _operate(operator.add, lanes, lambda builder, a, b: builder.fadd(a, b))
@@ -123,22 +122,15 @@ _operate(operator.lt, mask, lambda builder, a, b: builder.fcmp_ordered("<", a, b
 _operate(operator.gt, mask, lambda builder, a, b: builder.fcmp_ordered(">", a, b))
 _operate(operator.eq, mask, lambda builder, a, b: builder.fcmp_ordered("==", a, b))
 _operate(operator.ne, mask, lambda builder, a, b: builder.fcmp_unordered("!=", a, b))
+_operate(operator.and_, mask, lambda builder, a, b: builder.and_(a, b), mask)
+_operate(operator.or_, mask, lambda builder, a, b: builder.or_(a, b), mask)
 
 
-@overload(operator.or_)
-def _either(a, b):
-    if a is mask and b is mask:
-        return lambda a, b: _or(a, b)
-
-
-@intrinsic
-def _or(typing_context, a, b):
-    return mask(mask, mask), lambda context, builder, signature, args: builder.or_(*args)
-
-
-def _row(context, builder, array_type, array, row):
-    """Pointer to a row of an array (rows, LANES) as lanes."""
+def _place(context, builder, array_type, array, row):
+    """Pointer to a row of an array (rows, LANES), as lanes, or to an entry of an array of numbers."""
     array = context.make_array(array_type)(context, builder, array)
+    if array_type.ndim == 1:
+        return builder.gep(array.data, [row])
     count = builder.extract_value(array.shape, 0)
     negative = builder.icmp_signed("<", row, row.type(0))
     row = builder.select(negative, builder.add(row, count), row)
@@ -147,33 +139,33 @@ def _row(context, builder, array_type, array, row):
 
 @intrinsic
 def load(typing_context, array, row):
-    """A row of an array (rows, LANES)."""
+    """A row of an array (rows, LANES), or an entry of an array of numbers."""
 
     def codegen(context, builder, signature, args):
-        return builder.load(_row(context, builder, signature.args[0], *args), align=8, typ=_FLOATS)
+        return builder.load(_place(context, builder, signature.args[0], *args), align=8)
 
-    return lanes(array, types.int64), codegen
+    return (lanes if array.ndim == 2 else array.dtype)(array, types.int64), codegen
 
 
 @intrinsic
 def store(typing_context, array, row, x):
-    """Overwrite a row of an array (rows, LANES)."""
+    """Overwrite a row of an array (rows, LANES), or an entry of an array of numbers."""
 
     def codegen(context, builder, signature, args):
-        x = _spread(context, builder, args[2], signature.args[2])
-        builder.store(x, _row(context, builder, signature.args[0], *args[:2]), align=8)
+        x = args[2] if signature.args[0].ndim == 1 else _spread(context, builder, args[2], signature.args[2])
+        builder.store(x, _place(context, builder, signature.args[0], *args[:2]), align=8)
 
-    return types.void(array, types.int64, x), codegen
+    return types.void(array, types.int64, x if array.ndim == 2 else array.dtype), codegen
 
 
 @intrinsic
-def fill(typing_context, x):
-    """A scalar in all lanes."""
+def fill(typing_context, array, x):
+    """A number as what `load` gives of an array: in all lanes, or itself."""
 
     def codegen(context, builder, signature, args):
-        return _spread(context, builder, args[0], signature.args[0])
+        return args[1] if signature.args[0].ndim == 1 else _spread(context, builder, args[1], signature.args[1])
 
-    return lanes(x), codegen
+    return (lanes if array.ndim == 2 else types.float64)(array, types.float64), codegen
 
 
 @intrinsic
@@ -181,10 +173,14 @@ def select(typing_context, m, a, b):
     """In each lane a where the mask is set, else b."""
 
     def codegen(context, builder, signature, args):
-        a, b = (_spread(context, builder, x, t) for x, t in zip(args[1:], signature.args[1:]))
+        a, b = args[1:]
+        if signature.args[0] is mask:
+            a, b = (_spread(context, builder, x, t) for x, t in zip(args[1:], signature.args[1:]))
         return builder.select(args[0], a, b)
 
-    return lanes(mask, a, b), codegen
+    if m is mask:
+        return lanes(mask, a, b), codegen
+    return types.float64(types.boolean, types.float64, types.float64), codegen
 
 
 @intrinsic
@@ -192,10 +188,12 @@ def some(typing_context, m):
     """Whether the mask is set anywhere."""
 
     def codegen(context, builder, signature, args):
+        if signature.args[0] is not mask:
+            return args[0]
         bits = builder.bitcast(args[0], ir.IntType(LANES))
         return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
 
-    return types.boolean(mask), codegen
+    return types.boolean(m), codegen
 
 
 @intrinsic
@@ -249,12 +247,6 @@ def _fma(builder, a, b, c):
     return _call(builder, "fma", a, b, c)
 
 
-@intrinsic
-def sqrt(typing_context, x):
-    """Square roots."""
-    return lanes(lanes), lambda context, builder, signature, args: _call(builder, "sqrt", *args)
-
-
 def _polynomial(builder, coefficients, x):
     total = _constant(coefficients[0])
     for c in coefficients[1:]:
@@ -277,16 +269,8 @@ def _exp_bounded(typing_context, x):
     return lanes(lanes), codegen
 
 
-@inline
-def exp(x):
-    """exp(x) for x <= 700; 0 below -700; NaN stays."""
-    return select(x < -700.0, 0.0, _exp_bounded(x))
-
-
 @intrinsic
-def log(typing_context, x):
-    """log(x) for normal numbers x > 0; something finite for other x."""
-
+def _log(typing_context, x):
     def codegen(context, builder, signature, args):
         # x = 2^e (1 + f) with 1 + f between sqrt(1/2) and sqrt(2), and log(1 + f) = 2 atanh(f / (2 + f))
         bits = builder.bitcast(args[0], _INTS)
@@ -304,3 +288,38 @@ def log(typing_context, x):
         return _fma(builder, k, _constant(_LN2_HIGH), _fma(builder, k, _constant(_LN2_LOW), small))
 
     return lanes(lanes), codegen
+
+
+@intrinsic
+def _sqrt(typing_context, x):
+    return lanes(lanes), lambda context, builder, signature, args: _call(builder, "sqrt", *args)
+
+
+def exp(x):
+    """exp(x) for x <= 700; in lanes 0 below -700; NaN stays."""
+    return math.exp(x)
+
+
+def log(x):
+    """log(x) for normal numbers x > 0; in lanes something finite for other x."""
+    return math.log(x)
+
+
+def sqrt(x):
+    """The square root."""
+    return math.sqrt(x)
+
+
+@overload(exp)
+def _exp_of(x):
+    return (lambda x: select(x < -700.0, 0.0, _exp_bounded(x))) if x is lanes else (lambda x: math.exp(x))
+
+
+@overload(log)
+def _log_of(x):
+    return (lambda x: _log(x)) if x is lanes else (lambda x: math.log(x))
+
+
+@overload(sqrt)
+def _sqrt_of(x):
+    return (lambda x: _sqrt(x)) if x is lanes else (lambda x: math.sqrt(x))

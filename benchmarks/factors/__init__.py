@@ -1,0 +1,1 @@
+"""Factor graphs and chains that count: SparseMAP where constraints hold."""

@@ -1,0 +1,76 @@
+"""Units of work of chains on the CPU: ranges of instances that share their transitions. For Numba, and its callers.
+
+A unit sums the gradient of a shared transition in float64, and the units' sums are added in their order, so threads
+change no bit.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymax.kernels.numba_math import inline, kernel
+
+# units in a batch: enough to keep the threads busy, few enough that their sums of s x s are small
+UNITS = 16
+# the transitions without the repetitions of a tensor that is expanded along its first dimension, its second, or both
+_DISTINCT = {(a, b): (slice(1) if a else slice(None), slice(1) if b else slice(None)) for a in (0, 1) for b in (0, 1)}
+
+
+@lru_cache(maxsize=256)
+def units(batch: int, n: int, s: int, distinct: int, steps: int) -> tuple[tuple[int, int, int], int, int]:
+    """Instances that share a transition, units these are cut into, instances to one; all units, and the work of one."""
+    group = batch // max(distinct, 1)
+    # the sums of a transition of every step are as large as the result: one unit writes it
+    cuts = 1 if steps > 1 else max(1, min(group, UNITS // max(distinct, 1)))
+    count = max(distinct * cuts, 1)
+    return (group, cuts, -(-group // cuts)), count, batch * n * s * s // count
+
+
+def distinct(transition: Tensor) -> np.ndarray:
+    """Transitions without repetitions."""
+    shared = transition[_DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]]
+    return shared.detach().contiguous().numpy()
+
+
+def added(sums: Tensor, transition: Tensor) -> Tensor:
+    """The sums of the units that share a transition."""
+    if sums.shape == transition.shape:
+        return sums
+    total = torch.empty_like(transition, memory_format=torch.contiguous_format)
+    _add(sums.numpy(), total.numpy())
+    return total
+
+
+@kernel
+def _add(sums, total):
+    cuts = sums.shape[0] // total.shape[0]
+    for b in range(total.shape[0]):
+        for t in range(total.shape[1]):
+            for i in range(total.shape[2]):
+                for j in range(total.shape[3]):
+                    x = 0.0
+                    for unit in range(b * cuts, (b + 1) * cuts):
+                        x += sums[unit, t, i, j]
+                    total[b, t, i, j] = x
+
+
+@inline
+def span(unit, group, cuts, size):
+    """First and last instance of a unit."""
+    first = unit // cuts * group
+    return min(first + unit % cuts * size, first + group), min(first + (unit % cuts + 1) * size, first + group)
+
+
+@inline
+def clear(x):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            x[i, j] = 0
+
+
+@inline
+def shared(first, batch, transition):
+    """Which transition serves the instances of a unit."""
+    return transition[first // max(batch // transition.shape[0], 1)]
