@@ -19,9 +19,6 @@ from benchmarks.structures import cases as structures
 from benchmarks.structures import oracles as structure_oracles
 from benchmarks.workload import BOTH, FORWARD, FunctionCase, Problems, Size
 
-# every suite runs once, for all tests
-pytestmark = pytest.mark.xdist_group("benchmarks")
-
 FUNCTION_CASES = [
     pytest.param(case, (40, 24) if len(case.problems.quick) == 2 else case.problems.quick, id=f"{suite}-{case.name}")
     for suite, cases in SUITES.items()

@@ -23,9 +23,6 @@ from polymax.recipes.demo.sentence import counts, shown_sentence
 from polymax.recipes.demo.structured import shown_structures
 from polymax.recipes.seq2seq import numbers
 
-# the demo runs once, for all tests
-pytestmark = pytest.mark.xdist_group("demo")
-
 FAST = ((2, 8),)
 SHORT = translation.Lesson(pairs=96, unseen=8, epochs=1)
 

@@ -18,11 +18,7 @@ from polymax.serve.predictions import Served
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install polymax[dev]")
 
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
-    # one page and one browser, for all tests
-    pytest.mark.xdist_group("page"),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
 VIEWS = ("simplex", "structures", "runs", "attention")
 LONG = " ".join(f"w{k}" for k in range(30))
