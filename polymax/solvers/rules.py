@@ -50,7 +50,7 @@ class Solver:
 
         with torch.no_grad():
             undefined = total = None
-            recorded = recording(scores[0])
+            recorded = scores[0].is_cuda and recording(scores[0])
             if not recorded and not all_small(scores):
                 undefined = undefined_parts(structure, scores)
                 if undefined is not None:
