@@ -23,6 +23,8 @@ types: $(READY)
 	$(BIN)/mypy
 
 tests: $(READY)
+	# kernels that most tests need, each by one process: workers of the tests would compile the same ones side by side
+	$(BIN)/python -m polymax warmup --dtype float64
 	$(BIN)/python -m pytest -n 2
 
 bench: $(READY)

@@ -98,13 +98,16 @@ def application() -> Any:
             list[str] | None, typer.Argument(metavar="[NAME]...", help="What to compile; all of it.")
         ] = None,
         device: Annotated[str, typer.Option(help="Where it will be computed: cpu, cuda, ...")] = "cpu",
+        dtype: Annotated[str, typer.Option(help="The type of scores: float32 or float64.")] = "float32",
         jobs: Annotated[int, typer.Option(min=0, help="Compilers at once; 0 for as many as there are cores.")] = 0,
     ) -> None:
         """Compile kernels ahead, so that no first call has to wait for them."""
-        from polymax.warmup import PROBLEMS, warm_up
+        from polymax.warmup import DTYPES, PROBLEMS, warm_up
 
         with plain_errors("stopped; what was compiled is kept", ValueError):
-            for name, seconds in warm_up(names or list(PROBLEMS), device=device, jobs=jobs or None):
+            if dtype not in DTYPES:
+                raise ValueError(f"--dtype must be float32 or float64; got {dtype!r}")
+            for name, seconds in warm_up(names or list(PROBLEMS), DTYPES[dtype], device, jobs or None):
                 rich.get_console().print(f"{name:18} {seconds:6.1f} s", highlight=False)
 
     from polymax.explore.commands import explore

@@ -45,6 +45,28 @@ def _structure(structure: pm.Structure, *shapes: tuple[int, ...]) -> Problem:
     return run
 
 
+def _attention(dtype: torch.dtype, device: str) -> Tensor | None:
+    q = torch.randn(1, 1, 16, 16, dtype=dtype, device=device, requires_grad=True)
+    pm.nn.scaled_dot_product_attention(q, q, q, mapping=pm.entmax).square().sum().backward()
+    return q.grad
+
+
+def _vocabulary(dtype: torch.dtype, device: str) -> Tensor | None:
+    hidden = torch.randn(2, 8, dtype=dtype, device=device, requires_grad=True)
+    weight = torch.randn(64, 8, dtype=dtype, device=device, requires_grad=True)
+    pm.linear_entmax_loss(hidden, weight, torch.tensor([3, 5], device=device)).backward()
+    return hidden.grad
+
+
+def _graph(dtype: torch.dtype, device: str) -> Tensor | None:
+    graph = pm.FactorGraph(4, [pm.factors.xor([0, 1, 2]), pm.factors.budget([1, 2, 3], 1)])
+    x = torch.randn(2, 4, dtype=dtype, device=device, requires_grad=True)
+    pm.SparseMap(graph)(x).variables.square().sum().backward()
+    return x.grad
+
+
+# the types of scores that kernels are compiled for; those of half precision are computed in float32
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # what is compiled, by the name that the command prints
 PROBLEMS: dict[str, Problem] = {
     "softmax": _mapping(pm.softmax),
@@ -61,6 +83,10 @@ PROBLEMS: dict[str, Problem] = {
     "projective trees": _structure(pm.ProjectiveTree(), (2, 4, 4)),
     "spanning trees": _structure(pm.SpanningTree(), (2, 4, 4)),
     "assignments": _structure(pm.Assignment(), (2, 3, 3)),
+    "gaps": _structure(pm.GappedAlignment(), (2, 4, 3), (1, 1), (1, 1)),
+    "factor graphs": _graph,
+    "attention": _attention,
+    "vocabularies": _vocabulary,
 }
 
 

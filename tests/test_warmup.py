@@ -13,7 +13,8 @@ from polymax.warmup import PROBLEMS, warm_up
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_problem_can_be_computed(name):
-    gradient = PROBLEMS[name](torch.float32, "cpu")
+    # the type that other tests have their kernels for
+    gradient = PROBLEMS[name](torch.float64, "cpu")
     assert bool(gradient.isfinite().all())
     assert bool((gradient != 0).any())
 
@@ -21,6 +22,8 @@ def test_every_problem_can_be_computed(name):
 def test_names_are_checked():
     with pytest.raises(ValueError, match="got 'chess'"):
         list(warm_up(["chess"]))
+    result = CliRunner().invoke(application(), ["warmup", "sparsemax", "--dtype", "int8"])
+    assert result.exit_code == 1
 
 
 def test_the_command_prints_what_is_done():
