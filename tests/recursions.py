@@ -165,7 +165,7 @@ def half_trees(maximum, scores, start):
     left = dict(right)
     to_right, to_left = {}, {}
     for width in range(1, size):
-        for i in range(1, size - width):
+        for i in range(start, size - width):
             j = i + width
             joined = maximum(torch.stack([right[i, k] + left[k + 1, j] for k in range(i, j)], -1))
             to_right[i, j], to_left[i, j] = joined + scores[..., i, j], joined + scores[..., j, i]

@@ -243,10 +243,10 @@ class SiblingGrandparentTree(SecondOrderTree):
     Example:
         >>> arcs, siblings, grandparents = torch.zeros(4, 4), torch.zeros(4, 4, 4), torch.zeros(4, 4, 4)
         >>> siblings[1, 2, 3] = 1.0  # 2 and 3 hang from 1
-        >>> grandparents[0, 2, 1] = grandparents[2, 1, 3] = 0.8  # 3 hangs from 1, and 1 from 2, the root
+        >>> grandparents[0, 3, 1] = grandparents[3, 1, 2] = 0.8  # 2 hangs from 1, and 1 from 3, the root
         >>> tree = SiblingGrandparentTree()
         >>> tree.decode(tree.map(arcs, siblings, grandparents))
-        tensor([2, 0, 1])
+        tensor([3, 1, 0])
 
     See: Koo and Collins 2010, Efficient third-order dependency parsers, model 1, without scores of three arcs.
     """

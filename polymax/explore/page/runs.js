@@ -4,7 +4,7 @@ import { drawMatrix } from "./draw/matrix.js";
 import { shape } from "./draw/shapes.js";
 import { clipped, html, scrolling, share, short, svg } from "./draw/svg.js";
 
-const PAIRS = ["word-align", "entail"];
+const PAIRS = ["word-align", "protein-align", "entail"];
 const EXAMPLES = { lm: "The ", listops: "[MAX 2 9 [MIN 4 7 ] 0 ]", series: "0 1 2 1 0", "word-align": "she sings", entail: "A man sleeps." };
 const LISTED = 12;
 const state = { text: null, second: "" };
@@ -43,7 +43,7 @@ export async function runsView() {
   };
   for (const field of [text, second]) field.addEventListener("keydown", enter);
   predict();
-  const names = { "word-align": ["source", "target"], entail: ["premise", "hypothesis"] }[task] || ["input", "second text, where the training had two"];
+  const names = { "word-align": ["source", "target"], "protein-align": ["first", "second"], entail: ["premise", "hypothesis"] }[task] || ["input", "second text, where the training had two"];
   return {
     title: runs.length > 1 ? "Runs, compared" : "A run",
     lead,
@@ -73,7 +73,7 @@ async function predicted(run, number) {
 
 /** What a run found, drawn. */
 export function outputOf(run, output, number) {
-  const parts = { tag: tagged, parse: parsed, bracket: bracketed, seq2seq: translated, "word-align": aligned, entail: entailed, classify: classified, listops: classified, lm: continued, series: measured }[run.task](output);
+  const parts = { tag: tagged, parse: parsed, bracket: bracketed, seq2seq: translated, "word-align": aligned, "protein-align": paired, "speech-align": spoken, entail: entailed, classify: classified, listops: classified, lm: continued, series: measured }[run.task](output);
   return html("section", { class: "output", "aria-label": `${run.name}: ${run.task}` }, html("h2", {}, `${number ? `${number}. ` : ""}${run.name}: ${run.task}`), ...parts.flat());
 }
 
@@ -146,6 +146,15 @@ function translated(output) {
 
 function aligned(output) {
   return [matrix("alignment, the mean of both directions", output.weights, output.source, output.target)];
+}
+
+function paired(output) {
+  return [html("pre", { class: "text-out" }, output.rows.join("\n")), html("p", { class: "pmx-note" }, output.cigar), matrix("probabilities of pairs", output.weights, [...output.first], [...output.second])];
+}
+
+function spoken(output) {
+  const said = output.tokens.map((token, k) => `${token} ${output.starts[k].toFixed(2)} to ${output.ends[k].toFixed(2)} s`).join(", ");
+  return [html("p", { class: "text-out" }, said), matrix("expected alignment", output.weights, output.weights.map((_, k) => String(k)), output.tokens)];
 }
 
 function entailed(output) {

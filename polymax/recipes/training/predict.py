@@ -67,8 +67,12 @@ def _pieces(
     """The units of lines, some at a time, up to the first that is no input, whose error is put into a list."""
     taken: list[Line] = []
     inputs: list[Any] = []
-    for unit in trained.task.units(lines):
+    units = iter(trained.task.units(lines))
+    while True:
         try:
+            unit = next(units, None)
+            if unit is None:
+                break
             given = trained.task.accept(trained, file, unit)
         except ValueError as wrong:
             errors.append(wrong)
