@@ -105,10 +105,12 @@ def _outside(start, stop, scores, lengths, chart, g, out, odd, omega, d=None, dv
                     dlam[i * s + j] = _mean(out[b, i, j], d[b, i, j])
             dvalue[b] = _forward_tree(lam, dlam, m, s, w, shift, dw, a, p, omega)
         _outside_tree(lam, m, s, w, shift, g[b], o, e, a, p, dlam, dw, do, de, da, dp, omega)
+        # the whole span is in every tree, so that no derivative of it passes a NaN on
+        unknown = w[m - 1] if np.isnan(w[m - 1]) else 0.0
         for i in range(m):
             for j in range(i, m):
                 if d is not None and labels == 1:
-                    out[b, i, j, 0] = de[i * s + j]
+                    out[b, i, j, 0] = de[i * s + j] + unknown
                 elif d is not None:
                     for k in range(labels):
                         p[k], da[k] = out[b, i, j, k], d[b, i, j, k]
