@@ -98,9 +98,12 @@ def test_softmax_gives_the_model_s_own_attention(name):
 def test_masked_is_truncated(name):
     inputs = batch(name)
     short = {key: x[1:] if key == "decoder_input_ids" else x[1:, :5] for key, x in inputs.items()}
-    model = make(name)
+    # batches of one and of two round in another order; experts have no float64
+    model = make(name) if name == "gpt-oss" else make(name).double()
     rows = 7 if "decoder_input_ids" in inputs else 5
-    close(model(**inputs).logits[1:, :rows], model(**short).logits, "masked is truncated")
+    found, expected = model(**inputs).logits[1:, :rows], model(**short).logits
+    size = expected.abs().max()
+    close(found / size, expected / size, "masked is truncated")
 
 
 @every
