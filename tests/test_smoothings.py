@@ -115,8 +115,17 @@ def test_gini_is_sparse(row, device):
 
 
 @every(SETS)
-@smoothed([pm.Shannon(), pm.Gini(), pm.Tsallis(1.5), pm.SquaredPNorm(1.5)])
-@pytest.mark.parametrize("ragged", [False, True], ids=["", "ragged"])
+@pytest.mark.parametrize(
+    ("omega", "ragged"),
+    [
+        pytest.param(pm.Shannon(), False, id="Shannon"),
+        pytest.param(pm.Gini(), False, id="Gini"),
+        # lengths are the same to all smoothings
+        pytest.param(pm.Gini(), True, id="Gini-ragged"),
+        pytest.param(pm.Tsallis(1.5), False, id="Tsallis"),
+        pytest.param(pm.SquaredPNorm(1.5), False, id="SquaredPNorm"),
+    ],
+)
 def test_gradients(row, omega, ragged, device):
     """First, second and third derivatives, for a batch."""
     if ragged and row.cut is None:
