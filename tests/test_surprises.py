@@ -190,6 +190,7 @@ def test_public_names():
         "print([name for name in pm.__all__ if isinstance(own[name], types.ModuleType)])\n"
         "print(set(dir(pm)) >= {*pm.__all__, 'plot', 'recipes', 'testing', '__version__'})\n"
         "print([getattr(pm, name).__name__ for name in ('recipes', 'testing', 'structures')])\n"
+        "print([name for name in ('Any', 'top_k', 'sparsemap', 'perturbed') if hasattr(pm, name)])\n"
         "import polymax.smoothing.top_k as module; from polymax.top_k import TopKSparsemax; print(module.__name__)\n"
     )
     place = {**os.environ, "PYTHONPATH": str(Path(pm.__file__).parents[1])}
@@ -201,11 +202,9 @@ def test_public_names():
         "['factors', 'nn']",
         "True",
         "['polymax.recipes', 'polymax.testing', 'polymax.structures']",
+        "[]",
         "polymax.smoothing.top_k",
     ]
-    for name in ("Any", "top_k", "sparsemap", "perturbed"):
-        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
-            getattr(pm, name)
 
 
 def test_star_import():
