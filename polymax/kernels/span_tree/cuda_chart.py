@@ -1,7 +1,22 @@
 """What tree kernels in Triton read from and add to charts, whose rows have s entries."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+INSIDE, OUTSIDE, TANGENT = (tl.constexpr(k) for k in range(3))
+
+
+def pass_arguments(kind: tl.constexpr, chart: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """What a kernel of all three passes takes: the chart, work space of one or three charts, and tensors.
+
+    Pointers that a pass does not use are those of the chart.
+    """
+    chart = chart.contiguous()
+    charts = {OUTSIDE.value: 1, TANGENT.value: 3}.get(kind.value, 0)
+    space = torch.empty((charts, *chart.shape), dtype=chart.dtype, device=chart.device) if charts else chart
+    return [chart, space, *(chart if x is None else x.contiguous() for x in tensors)]
 
 
 @triton.jit
