@@ -19,9 +19,10 @@ from polymax.kernels.span_tree.cuda_chart import (
     TANGENT,
     add_to,
     clear,
-    load_sums,
     pass_arguments,
+    shares,
     spans,
+    values_or_slopes,
 )
 from polymax.kernels.triton_math import ceil_power, on_device
 
@@ -152,12 +153,9 @@ def _up(
     for width in range(1, m):
         for start in range(0, m - width, BI):
             o_i, o_j, m_in, o_left, o_right, m_splits = spans(start, 0, width, m - 1, s, BI, BK)
-            b_a = load_sums(p_w, o_left, p_w, o_right + 1, m_splits, float("-inf"))
-            if TANGENTS:
-                b_p = weight_rows(b_a, KIND, ALPHA)
-                b_t = mean_rows(b_p, load_sums(p_out, o_left, p_out, o_right + 1, m_splits, 0))
-            else:
-                b_t = value_rows(b_a, KIND, ALPHA)
+            b_t = values_or_slopes(
+                p_w, p_w, p_out, p_out, o_left, o_right + 1, m_splits, False, 0.0, TANGENTS, KIND, ALPHA
+            )
             b_t += tl.load(p_out + o_i * s + o_j, mask=m_in, other=0)
             tl.store(p_out + o_i * s + o_j, b_t, mask=m_in)
             tl.store(p_out + o_j * s + o_i, b_t, mask=m_in)
@@ -184,21 +182,18 @@ def _down(
         for start in range(0, m - width, BI):
             o_i, o_j, m_in, o_left, o_right, m_splits = spans(start, 0, width, m - 1, s, BI, BK)
             b_here = _heard(p_o, o_i, o_j, s, m_in)
+            b_dhere = b_here
             m_any = b_here != 0
             if TANGENTS:
                 b_dhere = _heard(p_do, o_i, o_j, s, m_in)
                 m_any |= b_dhere != 0
             # the hard maximum reaches few spans
             if tl.max(m_any.to(tl.int32)) > 0:
-                b_p = weight_rows(load_sums(p_w, o_left, p_w, o_right + 1, m_splits, float("-inf")), KIND, ALPHA)
-                b_q = b_p * b_here[:, None]
-                add_to(p_o + o_left, b_q, m_splits)
-                add_to(p_o + o_right, b_q, m_splits)
-                if TANGENTS:
-                    b_dp = tangent_rows(b_p, load_sums(p_dw, o_left, p_dw, o_right + 1, m_splits, 0), KIND, ALPHA)
-                    b_dq = b_dp * b_here[:, None] + b_p * b_dhere[:, None]
-                    add_to(p_do + o_left, b_dq, m_splits)
-                    add_to(p_do + o_right, b_dq, m_splits)
+                b_q, b_dq = shares(
+                    p_w, p_dw, o_left, p_w, p_dw, o_right + 1, m_splits, b_here, b_dhere, TANGENTS, KIND, ALPHA
+                )
+                add_to(p_o, p_do, o_left, b_q, b_dq, m_splits, TANGENTS)
+                add_to(p_o, p_do, o_right, b_q, b_dq, m_splits, TANGENTS)
         tl.debug_barrier()
 
 
