@@ -24,7 +24,7 @@ from polymax.kernels.span_tree.cuda_chart import (
     INSIDE,
     OUTSIDE,
     TANGENT,
-    add_to,
+    add_both,
     clear,
     pass_arguments,
     shares,
@@ -266,17 +266,17 @@ def _down(
                 )
                 b_right += pick(b_q, o_c == width - 1)
                 b_dright += pick(b_dq, o_c == width - 1)
-                add_to(p_to_v, p_dto_v, o_left + 1, b_q, b_dq, m_on, TANGENTS)
-                add_to(p_to_r, p_dto_r, o_right + 1, b_q, b_dq, m_on & (o_c < width - 1), TANGENTS)
+                add_both(p_to_v, p_dto_v, o_left + 1, b_q, b_dq, m_on, TANGENTS)
+                add_both(p_to_r, p_dto_r, o_right + 1, b_q, b_dq, m_on & (o_c < width - 1), TANGENTS)
                 b_q, b_dq = shares(p_l, p_dl, o_left, p_v, p_dv, o_right, m_on, b_l, b_dl, TANGENTS, KIND, ALPHA)
                 b_left += pick(b_q, o_c == 0)
                 b_dleft += pick(b_dq, o_c == 0)
-                add_to(p_to_l, p_dto_l, o_left, b_q, b_dq, m_on & (o_c > 0), TANGENTS)
-                add_to(p_to_v, p_dto_v, o_right, b_q, b_dq, m_on, TANGENTS)
+                add_both(p_to_l, p_dto_l, o_left, b_q, b_dq, m_on & (o_c > 0), TANGENTS)
+                add_both(p_to_v, p_dto_v, o_right, b_q, b_dq, m_on, TANGENTS)
                 b_gap, b_dgap = b_right + b_left, b_dright + b_dleft
                 b_q, b_dq = shares(
                     p_r, p_dr, o_left, p_l, p_dl, o_right + 1, m_on, b_gap, b_dgap, TANGENTS, KIND, ALPHA
                 )
-                add_to(p_to_r, p_dto_r, o_left, b_q, b_dq, m_on & (o_c > 0), TANGENTS)
-                add_to(p_to_l, p_dto_l, o_right + 1, b_q, b_dq, m_on & (o_c < width - 1), TANGENTS)
+                add_both(p_to_r, p_dto_r, o_left, b_q, b_dq, m_on & (o_c > 0), TANGENTS)
+                add_both(p_to_l, p_dto_l, o_right + 1, b_q, b_dq, m_on & (o_c < width - 1), TANGENTS)
         tl.debug_barrier()

@@ -17,7 +17,7 @@ from polymax.kernels.span_tree.cuda_chart import (
     INSIDE,
     OUTSIDE,
     TANGENT,
-    add_to,
+    add_both,
     clear,
     pass_arguments,
     shares,
@@ -192,8 +192,8 @@ def _down(
                 b_q, b_dq = shares(
                     p_w, p_dw, o_left, p_w, p_dw, o_right + 1, m_splits, b_here, b_dhere, TANGENTS, KIND, ALPHA
                 )
-                add_to(p_o, p_do, o_left, b_q, b_dq, m_splits, TANGENTS)
-                add_to(p_o, p_do, o_right, b_q, b_dq, m_splits, TANGENTS)
+                add_both(p_o, p_do, o_left, b_q, b_dq, m_splits, TANGENTS)
+                add_both(p_o, p_do, o_right, b_q, b_dq, m_splits, TANGENTS)
         tl.debug_barrier()
 
 

@@ -51,11 +51,17 @@ def load_sums(p_x, o_x, p_y, o_y, m_x, absent):
 
 
 @triton.jit
-def add_to(p_x, p_dx, o_x, b_x, b_dx, m_x, TANGENTS: tl.constexpr):
-    """Add x and, with TANGENTS, dx to numbers in memory that nobody else touches until the next barrier."""
-    tl.store(p_x + o_x, tl.load(p_x + o_x, mask=m_x, other=0) + b_x, mask=m_x)
+def add_to(p_x, b_x, m_x):
+    """Add to numbers in memory that nobody else touches until the next barrier."""
+    tl.store(p_x, tl.load(p_x, mask=m_x, other=0) + b_x, mask=m_x)
+
+
+@triton.jit
+def add_both(p_x, p_dx, o_x, b_x, b_dx, m_x, TANGENTS: tl.constexpr):
+    """Add to numbers in memory and, with TANGENTS, to their derivatives."""
+    add_to(p_x + o_x, b_x, m_x)
     if TANGENTS:
-        tl.store(p_dx + o_x, tl.load(p_dx + o_x, mask=m_x, other=0) + b_dx, mask=m_x)
+        add_to(p_dx + o_x, b_dx, m_x)
 
 
 @triton.jit
