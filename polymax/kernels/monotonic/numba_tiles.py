@@ -37,35 +37,33 @@ def walk_tiles(typing_context, x, stride, v, moves, carry, ahead, tiles, real):
 
 def _build(b, real, x, stride, v, moves, carry, ahead, tiles):
     size = 8 if isinstance(real, ir.DoubleType) else 4
-    vector = ir.VectorType(real, TILE)
-    kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(), _INT, _INT, _INT])
-    prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+    vector, byte = ir.VectorType(real, TILE), ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
+    prefetch = b.module.declare_intrinsic("llvm.prefetch", [byte], kind)
 
-    def at(address, index, size=size):
-        return b.inttoptr(b.add(address, b.mul(index, _WORD(size))), ir.PointerType())
-
-    def load(pointer, kind=vector):
-        return b.load(pointer, typ=kind, align=size)
+    def at(address, index, kind, size=size):
+        return b.inttoptr(b.add(address, b.mul(index, _WORD(size))), kind.as_pointer())
 
     before = [cgutils.alloca_once(b, vector) for _ in range(BLOCK)]
     for k in range(BLOCK):
-        last = load(at(carry, _WORD(k)), real)
+        last = b.load(at(carry, _WORD(k), real), align=size)
         b.store(b.insert_element(ir.Constant(vector, ir.Undefined), last, _INT(TILE - 1)), before[k])
     with cgutils.for_range(b, tiles) as loop:
         start, first = b.mul(loop.index, _WORD(TILE)), b.mul(loop.index, _WORD(BLOCK))
-        value = load(at(v, start))
+        value = b.load(at(v, start, vector), align=size)
         for line in range(BLOCK * TILE * size // _LINE):
             place = b.add(b.mul(first, _WORD(TILE * size)), _WORD(line * _LINE))
             # to be read, into the second-level cache, data
-            b.call(prefetch, [at(ahead, place, 1), _INT(0), _INT(2), _INT(1)])
+            b.call(prefetch, [at(ahead, place, ir.IntType(8), 1), _INT(0), _INT(2), _INT(1)])
         for k in range(BLOCK):
-            moved = b.shuffle_vector(load(before[k]), value, _BEFORE)
+            moved = b.shuffle_vector(b.load(before[k]), value, _BEFORE)
             b.store(value, before[k])
             further = b.fcmp_ordered(">", moved, value)
-            b.store(b.bitcast(further, _BITS), at(moves, b.add(first, _WORD(k)), TILE // 8), align=TILE // 8)
-            scores = load(at(x, b.add(start, b.mul(stride, _WORD(k)))))
+            bits = at(moves, b.add(first, _WORD(k)), _BITS, TILE // 8)
+            b.store(b.bitcast(further, _BITS), bits, align=TILE // 8)
+            scores = b.load(at(x, b.add(start, b.mul(stride, _WORD(k))), vector), align=size)
             value = b.fadd(scores, b.select(further, moved, value))
-        b.store(value, at(v, start), align=size)
+        b.store(value, at(v, start, vector), align=size)
     for k in range(BLOCK):
-        last = b.extract_element(load(before[k]), _INT(TILE - 1))
-        b.store(last, at(carry, _WORD(k)), align=size)
+        last = b.extract_element(b.load(before[k]), _INT(TILE - 1))
+        b.store(last, at(carry, _WORD(k), real), align=size)
