@@ -22,9 +22,9 @@ class Set:
     `shapes` are those of the first score tensor, all small enough to enumerate. `events(shape)` are the shapes of all
     score tensors, `count(shape)` the number of structures, `recursion(maximum, *scores)` the value by a plain loop.
     `cut(parts, length)` restricts scores or structures to a shorter problem; sets without lengths have none, and those
-    whose lengths are a pair are `paired`. No structure is shorter than `least`. `can` are its abilities, `sizes(shape)` what `encode` takes besides the
-    compact form, `nothing` the value where all parts are forbidden, and `few` a shape with structures few enough to
-    count draws. `indicators` is False for a set whose structures are not made of 0 and 1.
+    whose lengths are a pair are `paired`. No structure is shorter than `least`. `can` are its abilities, `sizes(shape)`
+    what `encode` takes besides the compact form, `nothing` the value where all parts are forbidden, and `few` a shape
+    with structures few enough to count draws. `indicators` is False for a set whose structures are not made of 0 and 1.
     """
 
     name: str
