@@ -34,7 +34,7 @@ def oscar_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> tuple[Tens
 def _oscar_prox(start, stop, n, x_at, strengths_at, z_at, order_at, real, word, many, shifted, lowest):
     x, z, order = rows_at(x_at, stop, n, real), rows_at(z_at, stop, n, real), rows_at(order_at, stop, n, np.int32(0))
     bits, strengths = rows_at(x_at, stop, n, word), rows_at(strengths_at, 1, stop, 0.0)[0]
-    scratch = np.empty(n, x.dtype), np.empty(n, np.int32), np.empty(n, np.int32)
+    scratch = np.empty(n, x.dtype), np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
     keys = np.empty(n, np.int64), np.empty(n, np.int64)
     counts = np.empty((4, 256), np.uint32)
     y = np.empty(n)
@@ -78,20 +78,30 @@ def _oscar_prox(start, stop, n, x_at, strengths_at, z_at, order_at, real, word, 
 @inline
 def _counting_sort(x, scratch, order):
     """Indices of the entries other than -inf, largest first, into order; their count."""
-    values, index, seen = scratch
+    values, index, seen, larger = scratch
     count = 0
     for j in range(x.size):
         values[count] = x[j]
         index[count] = j
         seen[j] = 0
         count += x[j] != -np.inf
-    values = values[:count]
     for j in range(count):
-        larger = np.int32(0)
-        for k in range(count):
-            larger = np.int32(larger + np.int32(values[k] > values[j]))
-        order[larger + seen[larger]] = index[j]
-        seen[larger] += 1
+        larger[j] = 0
+    # a few at a time, all against each of them: the sums stay in vectors
+    whole = count - count % 4
+    for k in range(0, whole, 4):
+        a, b, c, d = values[k], values[k + 1], values[k + 2], values[k + 3]
+        for j in range(count):
+            e = values[j]
+            larger[j] += np.int32(a > e) + np.int32(b > e) + np.int32(c > e) + np.int32(d > e)
+    for k in range(whole, count):
+        a = values[k]
+        for j in range(count):
+            larger[j] += np.int32(a > values[j])
+    for j in range(count):
+        place = larger[j]
+        order[place + seen[place]] = index[j]
+        seen[place] += 1
     return count
 
 
