@@ -159,7 +159,7 @@ class RoundedCapped(Function):
 
 
 def _capped_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    """Of scores, bounds and total."""
+    """The gradients of scores, bounds and total."""
     x, lower, upper, y = ctx.saved_tensors
     if not any(ctx.needs_input_grad[1:4]) and not torch.is_grad_enabled():
         return capped_backward(y, v, lower, upper, ctx.entropic), None, None, None, None

@@ -22,7 +22,7 @@ from polymax.kernels.span_tree.cuda_chart import add_to
 
 @triton.jit
 def _heard(p_to, o_g, i, j, s, m_in):
-    """As the left and as the right of two."""
+    """What a span heard as the left and as the right of two."""
     b_left = tl.load(p_to + o_g + i * s + j, mask=m_in, other=0)
     return b_left + tl.load(p_to + o_g + j * s + i, mask=m_in, other=0)
 

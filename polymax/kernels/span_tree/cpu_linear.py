@@ -102,7 +102,7 @@ def product(weight, d):
 
 @inline
 def lost(factor, weight, score):
-    """Whether factor * weight, weight the exponential of a shifted score, left the range of numbers it is safe in."""
+    """True if factor * weight, weight the exponential of a shifted score, left the range of numbers it is safe in."""
     product = factor * weight
     return not product <= HUGE or (min(product, weight) < TINY and factor > 0 and score > -np.inf)
 

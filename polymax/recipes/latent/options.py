@@ -33,7 +33,7 @@ BASELINES = ("self-critical", "learned", "moving-average")
 
 @dataclass(frozen=True)
 class LatentOptions:
-    """Of the model, and of how the parser learns."""
+    """The options of the model, and of how the parser learns."""
 
     model: str = option("spinn", "What reads a sentence.", choices=tuple(METHODS))
     method: str = option("default", "How the trees of spinn, gumbel-tree and dependency are learned.", choices=NAMES)
@@ -86,13 +86,13 @@ class LatentOptions:
 
     @property
     def needs_gold(self) -> bool:
-        """Whether training cannot go without gold trees."""
+        """True if training cannot go without gold trees."""
         return self.chosen in ("gold", "supervised") or self.parser == "pretrained" or self.multitask > 0
 
 
 @dataclass(frozen=True)
 class ClassifyOptions(LatentOptions):
-    """Of the words too."""
+    """The options of a classifier of sentences, which has words besides."""
 
     words: int = option(50_000, "Most words in the vocabulary.", least=1)
     lower: bool = option(False, "Read all words in lower case.")
