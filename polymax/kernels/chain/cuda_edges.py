@@ -59,11 +59,11 @@ def edges(chain: Chain, chart: Tensor, mu: Tensor, tangents: Tangents | None = N
     args = *chain.matrices, chain.lengths, chart.contiguous(), mu, *more, out, steps, span, terms, parts, each
     with on_device(mu):
         _edges[(batch * steps * parts, tiles)](*args, TANGENTS=tangents is not None, **options)
-        return out.squeeze(2) if parts == 1 else _added(out)
+        return out.squeeze(2) if parts == 1 else sum_of_parts(out)
 
 
-def _added(parts: Tensor) -> Tensor:
-    """The sum over dim 2."""
+def sum_of_parts(parts: Tensor) -> Tensor:
+    """The sum over the parts, dim 2."""
     batch, steps, count, s, _ = parts.shape
     total = parts.new_empty(batch, steps, s, s)
     _add[(batch * steps, triton.cdiv(s * s, BLOCK))](parts, total, count, s * s, B=BLOCK, num_warps=1)
