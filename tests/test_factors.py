@@ -32,6 +32,18 @@ def test_nearest_point_is_optimal_over_the_relaxation(row, scale):
         assert abs(best - float(reached[i])) < 1e-8 * (1 + scale)
 
 
+@pytest.mark.parametrize("smooth", [pm.HardMax, pm.SparseMap])
+def test_torch_func(smooth):
+    """Derivatives go through; what torch.vmap hides cannot be solved for, and the error says what to do."""
+    op = smooth(GRAPHS[0].graph)
+    (x,) = GRAPHS[0].scores((2,))
+    expected = torch.stack([torch.autograd.functional.jacobian(lambda x: op(x).variables, row) for row in x])
+    found = torch.stack([torch.func.jacrev(lambda x: op(x).variables)(row) for row in x])
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(ValueError, match="give them as a batch"):
+        torch.vmap(lambda x: op(x).variables)(x)
+
+
 @ROWS
 def test_nearest_point_is_that_of_a_quadratic_program(row):
     pytest.importorskip("cvxpy")
