@@ -358,6 +358,26 @@ def test_rnnt_loss(blank):
     close(clamped, g.clamp(-0.05, 0.05), "clamp bounds the gradient")
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_transducer_losses_are_compiled_and_mapped():
+    encoder, predictor = torch.randn(3, 5, 4, requires_grad=True), torch.randn(3, 4, 4, requires_grad=True)
+    given = torch.randint(0, 3, (3, 3)), torch.tensor([5, 4, 1]), torch.tensor([3, 1, 0])
+
+    def losses(e, p):
+        return pm.additive_rnnt_loss(e, p, *given), pm.rnnt_loss(e.unsqueeze(2) + p.unsqueeze(1), *given)
+
+    plain = losses(encoder, predictor)
+    compiled = torch.compile(losses, fullgraph=True, backend="aot_eager")(encoder, predictor)
+    mapped = torch.vmap(losses)(torch.stack([encoder, encoder]), torch.stack([predictor, predictor]))
+    for a, b, c in zip(plain, compiled, mapped, strict=True):
+        close(b, a, "compiled")
+        close(c[1], a, "mapped")
+        for g, h in zip(*(torch.autograd.grad(t, (encoder, predictor)) for t in (a, b)), strict=True):
+            close(g, h, "the gradient of compiled code")
+    slopes = torch.func.jacrev(lambda e: losses(e, predictor.detach())[0])(encoder.detach())
+    close(slopes, torch.autograd.grad(losses(encoder, predictor)[0], encoder)[0], "torch.func's gradient")
+
+
 # the cases in the tests of warp-transducer and warp-rnnt: T = 2 or 3, U = 2, V = 5, labels 1 and 2, blank 0
 FRAME = [[0.1, 0.6, 0.1, 0.1, 0.1], [0.1, 0.1, 0.6, 0.1, 0.1], [0.1, 0.1, 0.2, 0.8, 0.1]]
 OTHER = [[0.1, 0.6, 0.1, 0.1, 0.1], [0.1, 0.1, 0.2, 0.1, 0.1], [0.7, 0.1, 0.2, 0.1, 0.1]]
