@@ -359,23 +359,22 @@ def test_rnnt_loss(blank):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_transducer_losses_are_compiled_and_mapped():
-    encoder, predictor = torch.randn(3, 5, 4, requires_grad=True), torch.randn(3, 4, 4, requires_grad=True)
-    given = torch.randint(0, 3, (3, 3)), torch.tensor([5, 4, 1]), torch.tensor([3, 1, 0])
+def test_additive_loss_is_compiled_and_mapped():
+    terms = torch.randn(2, 3, 3, requires_grad=True), torch.randn(2, 2, 3, requires_grad=True)
+    given = torch.randint(0, 2, (2, 1)), torch.tensor([3, 1]), torch.tensor([1, 0])
 
-    def losses(e, p):
-        return pm.additive_rnnt_loss(e, p, *given), pm.rnnt_loss(e.unsqueeze(2) + p.unsqueeze(1), *given)
+    def loss(*terms):
+        return pm.additive_rnnt_loss(*terms, *given)
 
-    plain = losses(encoder, predictor)
-    compiled = torch.compile(losses, fullgraph=True, backend="aot_eager")(encoder, predictor)
-    mapped = torch.vmap(losses)(torch.stack([encoder, encoder]), torch.stack([predictor, predictor]))
-    for a, b, c in zip(plain, compiled, mapped, strict=True):
-        close(b, a, "compiled")
-        close(c[1], a, "mapped")
-        for g, h in zip(*(torch.autograd.grad(t, (encoder, predictor)) for t in (a, b)), strict=True):
-            close(g, h, "the gradient of compiled code")
-    slopes = torch.func.jacrev(lambda e: losses(e, predictor.detach())[0])(encoder.detach())
-    close(slopes, torch.autograd.grad(losses(encoder, predictor)[0], encoder)[0], "torch.func's gradient")
+    plain = loss(*terms)
+    slopes = torch.autograd.grad(plain, terms)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(*terms)
+    close(compiled, plain, "compiled")
+    for a, b in zip(torch.autograd.grad(compiled, terms), slopes, strict=True):
+        close(a, b, "the gradient of compiled code")
+    close(torch.vmap(loss)(*(torch.stack([t, t]) for t in terms))[1], plain, "mapped")
+    for a, b in zip(torch.func.jacrev(loss, (0, 1))(*terms), slopes, strict=True):
+        close(a, b, "the gradient of torch.func")
 
 
 # the cases in the tests of warp-transducer and warp-rnnt: T = 2 or 3, U = 2, V = 5, labels 1 and 2, blank 0
