@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.alignment.cuda_steps import from_above, from_below
+from polymax.kernels.alignment.cuda_steps import clear, from_above, from_below
 from polymax.kernels.gapped import general, weights_like
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
@@ -43,7 +43,7 @@ def gapped_outside(*args: Any) -> tuple[Tensor, ...]:
     given, (chart, g, alpha) = args[:5], args[5:]
     if not fits(given[0], alpha):
         return general.outside(*given, g, alpha)
-    out = tuple(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in given[:3])
+    out = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given[:3])
     with on_device(g):
         tensors = (*_plain(given[3:]), chart, g.contiguous(), *out)
         _outside[(g.shape[0],)](*tensors, *given[0].shape[1:], **_sizes(given))
@@ -225,7 +225,15 @@ def _outside(
     p_dextend += i_b * (1 if ONE_EXTEND else n * m)
     p_chart += i_b * (m + 1) * 8 * n
     o_r = tl.arange(0, BR)
-    if (rows > 0) & (columns > 0):
+    some = (rows > 0) & (columns > 0)
+    last_row = tl.where(some, rows, 0)
+    last_column = tl.where(some, columns, 0)
+    clear(p_dx, n, m, last_row, last_column, BR)
+    if not ONE_OPEN:
+        clear(p_dopen, n, m, last_row, last_column, BR)
+    if not ONE_EXTEND:
+        clear(p_dextend, n, m, last_row, last_column, BR)
+    if some:
         zero = tl.zeros([BR], tl.float32)
         g = tl.load(p_g + i_b).to(tl.float32)
         # what goes left to M, X and Y, up to M and X, the pairs, and those of the row below one step ago
@@ -281,3 +289,8 @@ def _outside(
             tl.store(p_dopen, tl.sum(b_opens, 0))
         if ONE_EXTEND:
             tl.store(p_dextend, tl.sum(b_extends, 0))
+    else:
+        if ONE_OPEN:
+            tl.store(p_dopen, 0.0)
+        if ONE_EXTEND:
+            tl.store(p_dextend, 0.0)

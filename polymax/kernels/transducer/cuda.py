@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.alignment.cuda_steps import from_above, from_below
+from polymax.kernels.alignment.cuda_steps import clear, from_above, from_below
 from polymax.kernels.transducer import chart_like, general
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
@@ -42,7 +42,7 @@ def transducer_outside(*args: Any) -> tuple[Tensor, ...]:
     blank, label, frames, tokens = given
     if not fits(blank, alpha):
         return general.outside(*given, g, alpha)
-    out = tuple(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (blank, label))
+    out = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (blank, label))
     tensors = (t.contiguous() for t in (frames, tokens, chart, g))
     with on_device(blank):
         _outside[(blank.shape[0],)](*tensors, *out, *blank.shape[1:], **_sizes(blank))
@@ -135,6 +135,8 @@ def _outside(p_frames, p_tokens, p_chart, p_g, p_dblank, p_dlabel, n, states, BU
     p_dblank += i_b * n * states
     p_dlabel += i_b * n * (states - 1)
     o_u = tl.arange(0, BU)
+    clear(p_dblank, n, states, frames, tokens + 1, BU)
+    clear(p_dlabel, n, states - 1, frames, tokens, BU)
     if frames > 0:
         exists = tl.load(p_chart).to(tl.float32) > 0
         g = tl.where(exists, tl.load(p_g + i_b).to(tl.float32), 0.0)
