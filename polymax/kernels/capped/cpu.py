@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, beside, plain, run
+from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
 from polymax.kernels.numba_math import add, exp2, inline, kernel, middle, row_sum, rows_at
 
 # a threshold further than this from the score that it is counted from is counted from a nearer one
@@ -27,26 +27,33 @@ LOG2_E = 1.4426950408889634
 
 
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
-    scores, n = plain(x), x.shape[-1]
-    out = torch.empty_like(scores)
+    scores, n = x if x.dtype in REALS and x.is_contiguous() else plain(x), x.shape[-1]
+    out, count = torch.empty_like(scores), x.numel() // max(n, 1)
     low, high, totals = beside(lower, x.shape), beside(upper, x.shape), beside(total.double(), x.shape[:-1])
-    run(
-        _capped, x.numel() // max(n, 1), 8 * n, n, scores.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(),
-        totals.data_ptr(), REALS[out.dtype], REALS[low.dtype], REALS[high.dtype], low.numel() > 1, high.numel() > 1,
-        totals.numel() > 1, entropic,
+    args = (
+        n, scores.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(), totals.data_ptr(), REALS[out.dtype],
+        REALS[low.dtype], REALS[high.dtype], low.numel() > 1, high.numel() > 1, totals.numel() > 1, entropic,
     )  # fmt: skip
+    if 8 * n * count < SMALL:
+        _capped(0, count, *args)
+    else:
+        run(_capped, count, 8 * n, *args)
     return out
 
 
 def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
     point, direction, n = plain(y), plain(v), y.shape[-1]
-    out = torch.empty_like(point)
+    out, count = torch.empty_like(point), y.numel() // max(n, 1)
     low, high = beside(lower, y.shape), beside(upper, y.shape)
-    run(
-        _capped_backward, y.numel() // max(n, 1), 2 * n, n, point.data_ptr(), direction.data_ptr(), low.data_ptr(),
-        high.data_ptr(), out.data_ptr(), REALS[point.dtype], REALS[direction.dtype], REALS[low.dtype],
-        REALS[high.dtype], low.numel() > 1, high.numel() > 1, entropic,
+    args = (
+        n, point.data_ptr(), direction.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(),
+        REALS[point.dtype], REALS[direction.dtype], REALS[low.dtype], REALS[high.dtype], low.numel() > 1,
+        high.numel() > 1, entropic,
     )  # fmt: skip
+    if 2 * n * count < SMALL:
+        _capped_backward(0, count, *args)
+    else:
+        run(_capped_backward, count, 2 * n, *args)
     return out if out.dtype == v.dtype else out.to(v.dtype)
 
 

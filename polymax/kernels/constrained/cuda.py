@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from polymax.kernels.constrained.cuda_rows import clipped, curvature, dual, ends, gradients, missed, prices, variables
 from polymax.kernels.constrained.reference import DAMPING, FEW, FLAT, GAIN, IDLE, NEARLY, ROUGH, TOLERANCE
@@ -16,6 +17,8 @@ from polymax.kernels.triton_math import ceil_power, on_device
 
 # entries of a tile of rows, variables of a block, and warps
 _TILE, _BLOCK, _WARPS = 4096, 2048, 32
+# by the columns of rows: the signs that they came with, whose identity is no one else's meanwhile, and rows by variable
+_TRANSPOSED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 # lengths of Newton's step that are tried
 _LENGTHS = tl.constexpr(16)
 
@@ -73,7 +76,20 @@ def _tiles(rows: int, width: int, n: int) -> dict[str, int]:
 
 
 def _by_variable(columns: Tensor, signs: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The rows of each variable, and signs, (G, n, degree), in order, -1 after the last."""
+    """The rows of each variable, and signs, (G, n, degree), in order, -1 after the last.
+
+    They are kept as long as the columns are: those of a graph are the same tensors at every call.
+    """
+    # tensors of inference mode do not count how often they were written to
+    key = n, *((id(t), 0 if t.is_inference() else t._version) for t in (columns, signs))
+    known = _TRANSPOSED.get(columns)
+    if known is None or known[0] != key:
+        known = key, signs, _transposed(columns, signs, n)
+        _TRANSPOSED[columns] = known
+    return known[2]
+
+
+def _transposed(columns: Tensor, signs: Tensor, n: int) -> tuple[Tensor, Tensor]:
     graphs, _, width = columns.shape
     key = torch.where(columns < 0, n, columns).flatten(1)
     ordered, order = torch.sort(key, dim=1, stable=True)
