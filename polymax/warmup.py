@@ -77,6 +77,7 @@ PROBLEMS: dict[str, Problem] = {
     "normmax": _mapping(pm.normmax),
     "fusedmax": _mapping(pm.fusedmax),
     "oscarmax": _mapping(pm.oscarmax),
+    "groupedmax": _mapping(lambda x: pm.groupedmax(x, [i // 2 for i in range(x.shape[-1])])),
     "csparsemax": _mapping(lambda x: pm.csparsemax(x, 0.5)),
     "chains": _structure(pm.Chain(), (2, 4, 3), (3, 3)),
     "alignments": _structure(pm.Alignment(), (2, 4, 3)),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import polymax as pm
 from polymax.regularizers.bounded import Budget
+from polymax.regularizers.grouped import _order
 from polymax.testing import generic_scores
 
 
@@ -103,6 +104,24 @@ def oscar_penalty(p, strength):
     return half_square(p) + strength * sum(pairs, torch.zeros_like(p.sum(-1)))
 
 
+def one_group_penalty(p, strength):
+    return half_square(p) + strength * (p.shape[-1] * p.square().sum(-1)).sqrt()
+
+
+@dataclass(frozen=True)
+class OneGroup(pm.Regularizer):
+    """Grouped with all entries in one group, for rows of any length."""
+
+    strength: float | Tensor = 0.1
+    gamma: float | Tensor = 1.0
+
+    def argmax_rows(self, x):
+        return pm.Grouped([0] * x.shape[-1], self.strength).argmax_rows(x)
+
+    def omega_rows(self, p, keep=None):
+        return pm.Grouped([0] * p.shape[-1], self.strength).omega_rows(p, keep)
+
+
 ROWS = [
     Case("zero", pm.Zero, oracles.zero, lambda p: 0 * p.sum(-1), gamma=None),
     Case("shannon", pm.Shannon, oracles.shannon, negative_entropy, forward=True),
@@ -142,6 +161,7 @@ ROWS = [
         Case(f"oscar-{strength}", pm.Oscar, oracles.oscar, oscar_penalty, {"strength": strength}, fuses=True)
         for strength in (0.0, 0.01, 0.3)
     ),
+    Case("one-group", OneGroup, oracles.one_group, one_group_penalty, {"strength": 0.3}, forward=True),
     *(
         Case(
             f"bounded-{name}-{lower}-{upper}",
@@ -253,6 +273,13 @@ def _classes(n):
     return torch.randint(0, n, (2, 3), generator=torch.Generator().manual_seed(n))
 
 
+def _groups(n):
+    """Every fifth entry in no group, the others in three."""
+    groups = [tuple(i for i in range(n) if i % 5 != 4 and i % 3 == g) for g in range(3)]
+    entries, first, *numbers = _order(tuple(g for g in groups if g), n, torch.device("cpu"))
+    return entries[None, None], first[None, None], *numbers
+
+
 def _one(value, dims):
     """A number that stands for one in every place."""
     return torch.full((1,) * dims, value, dtype=torch.float64)
@@ -312,6 +339,9 @@ KERNEL_CALLS = {
     "tv_prox": lambda n: (_rows(n), _per_row(0.25, 1.0, 0.5, 0.0, 50.0)),
     "tv_prox-number": lambda n: (_rows(n), _one(0.25, 2)),
     "oscar_prox-number": lambda n: (_rows(n), _one(0.25, 2)),
+    "grouped": lambda n: (_rows(n), _per_row(0.25, 0.0, 1.0, 0.5), *_groups(n)),
+    "grouped-number": lambda n: (_rows(n), _one(0.125, 2), *_groups(n)),
+    "grouped_backward": lambda n: (_rows(n), _point(n), _direction(n), _per_row(0.25, 0.0, 1.0), *_groups(n)),
     "isotonic": lambda n: (_tailed(n),),
     "isotonic_kl": lambda n: (_rows(n), _direction(n)),
     "oscar_prox": lambda n: (_rows(n), _per_row(0.25, 0.0, 0.03125)),

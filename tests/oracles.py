@@ -105,6 +105,18 @@ def _capped(weights, x, total):
     return weights(bisect(lambda tau: weights(tau).sum() - total, x.min() - reach, x.max() + reach))
 
 
+@rowwise
+def one_group(x, strength):
+    """With the norm r of p, p (1 + c / r) is x - tau on the support: sparsemax of x / t at the right t = 1 + c / r."""
+    price = LONG(strength) * np.sqrt(LONG(x.size))
+
+    def weights(t):
+        return _project((x - x.max()) / t, np.ones(x.size, LONG))
+
+    # the norm is between 1 / sqrt(n) and 1
+    return weights(bisect(lambda t: 1 + price / np.sqrt((weights(t) ** 2).sum()) - t, 1 + price, 1 + price * x.size))
+
+
 def budget(x, k):
     return bounded_gini(x, lower=0.0, upper=1.0, total=k)
 

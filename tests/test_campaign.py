@@ -65,8 +65,8 @@ def test_command(tmp_path):
 def test_every_mapping_and_structure_has_trials():
     names = set(operators())
     functions = {name for name in vars(pm) if name.endswith("max") and callable(getattr(pm, name)) and name.islower()}
-    # a head of words takes states and weights; groups are tried by laws of their own
-    assert functions - {"sq_pnorm_max", "linear_entmax", "groupedmax"} <= names, "a mapping without trials"
+    # a head of words takes states and weights
+    assert functions - {"sq_pnorm_max", "linear_entmax"} <= names, "a mapping without trials"
     assert {"hard/chain", "local/chain", "marginals/spanning-tree", "sparse/assignment", "ragged", "large"} <= names
 
 
@@ -79,6 +79,7 @@ def test_bounds_are_reached():
         for name, parameters in (
             ("fusedmax", {"strength": 0.3}),
             ("oscarmax", {"strength": 0.2}),
+            ("groupedmax", {"strength": 0.2}),
             ("csparsemax", {"lower": 0.05, "upper": 0.4}),
             ("csoftmax", {"lower": 0.05, "upper": 0.4}),
         ):

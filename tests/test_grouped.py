@@ -1,5 +1,6 @@
 """Group lasso on the simplex, by its optimality conditions: groups apart, and groups that overlap."""
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -80,7 +81,7 @@ def test_masks_dims_and_dtypes(groups):
     x = scores(3, seed=5)
     mask = torch.tensor([True, True, True, True, True, False])
     omega = pm.Grouped(groups, 0.1)
-    lists = [list(g) for g in omega.groups]
+    lists = omega._groups_of(6)
     short = pm.Grouped([[i for i in g if i < 5] for g in lists], 0.1)
     torch.testing.assert_close(omega.argmax(x, mask=mask)[:, :5], short.argmax(x[:, :5]))
     torch.testing.assert_close(omega.argmax(x.T, dim=0).T, omega.argmax(x))
@@ -93,10 +94,42 @@ def test_masks_dims_and_dtypes(groups):
 
 
 def test_bad_groups():
-    for groups, error in (([[0, 0]], ValueError), ([[-1]], ValueError), (["ab"], TypeError), ([0.5, 1.0], TypeError)):
+    for groups, error in (
+        ([[0, 0]], ValueError),
+        ([[-1]], ValueError),
+        (["ab"], TypeError),
+        ("ab", TypeError),
+        ([0.5, 1.0], TypeError),
+        ([True, False], TypeError),
+        (torch.tensor(0), TypeError),
+        (3, TypeError),
+    ):
         with pytest.raises(error, match="groups"):
             pm.Grouped(groups)
     with pytest.raises(ValueError, match="below 2"):
-        pm.groupedmax(torch.zeros(2), [0, 0, 1])
-    with pytest.raises(ValueError, match="strength"):
-        pm.groupedmax(torch.zeros(2), [0, 1], -1.0)
+        pm.groupedmax(torch.zeros(2), [[0, 2]])
+    for labels in ([0, 0, 1], torch.tensor([0]), np.array([0, 1, 1])):
+        with pytest.raises(ValueError, match=f"2 integers, one for each entry of x along dim; got {len(labels)}"):
+            pm.groupedmax(torch.zeros(2), labels)
+    for strength in (-1.0, torch.tensor(-1.0), torch.nan):
+        with pytest.raises(ValueError, match="strength"):
+            pm.groupedmax(torch.zeros(2), [0, 1], strength)
+
+
+def test_groups_of_nothing():
+    x = scores(2)
+    for groups in ([], [[]], [[], []]):
+        torch.testing.assert_close(pm.groupedmax(x, groups, 0.3), pm.sparsemax(x))
+    assert pm.groupedmax(torch.zeros(3, 0), []).shape == (3, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_derivatives_in_forward_mode():
+    x, strength = scores(2, seed=3), torch.tensor(0.15, dtype=torch.float64)
+
+    def mapped(x, strength):
+        return pm.groupedmax(x, GROUPS["apart"], strength)
+
+    for argument in (0, 1):
+        forward = torch.func.jacfwd(mapped, argument)(x, strength)
+        torch.testing.assert_close(forward, torch.func.jacrev(mapped, argument)(x, strength))

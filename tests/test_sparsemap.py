@@ -70,6 +70,19 @@ def test_compiled_loop_is_the_lockstep_loop(name, solver):
         assert float((x - y).abs().max()) < max(1e-9, 30 * solver.tol**0.5)
 
 
+@pytest.mark.parametrize("structure", [pm.BudgetChain(9), pm.SegmentChain(2), pm.SegmentChain(8, state=0)], ids=str)
+@pytest.mark.parametrize("states", [2, 3])
+def test_counts_of_several_blocks(structure, states):
+    """Counts stand side by side in blocks, and those of the last may be beyond the limit."""
+    scores = torch.randn(2, 20, states, dtype=torch.float64), torch.randn(19, states, states, dtype=torch.float64)
+    structure = structure.with_lengths(torch.tensor([20, 17]))
+    solver = pm.ActiveSet()
+    plain, _ = lockstep.solve(solver, structure, scores, None, None, whole=False)
+    expected = structure.mean(plain.vertices, plain.probs)
+    for x, y in zip(pm.SparseMap(structure, solver)(*scores), tensors(expected), strict=True):
+        assert float((x - y).abs().max()) < 1e-9
+
+
 def test_known_cases():
     x = torch.randn(7, 6, dtype=torch.float64)
     close(pm.SparseMap(pm.Simplex(), gamma=0.5)(x), pm.sparsemax(x / 0.5), "SparseMap(Simplex) is sparsemax")
@@ -317,6 +330,8 @@ def test_wrong_arguments_are_refused():
         pm.SparseMap(torch.zeros(3))
     with pytest.raises(ValueError, match="gamma"):
         pm.SparseMap(pm.Chain(), gamma=0.0)
+    with pytest.raises(ValueError, match="state 4 and at least one more; got 2 states"):
+        pm.SparseMap(pm.BudgetChain(1, state=4))(torch.zeros(3, 2), torch.zeros(2, 2))
 
 
 class Rook(pm.Structure):

@@ -32,6 +32,13 @@ class Choice(NamedTuple):
     function: Callable[..., Tensor]
     parameters: dict[str, Range]
     has_gamma: bool = True
+    # what the line of Python says between x and the parameters
+    before: tuple[str, ...] = ()
+
+
+def _paired(x: Tensor, strength: float, gamma: float = 1.0) -> Tensor:
+    """Groupedmax of neighbours two by two."""
+    return pm.groupedmax(x, [i // 2 for i in range(x.shape[-1])], strength, gamma=gamma)
 
 
 MAPPINGS: dict[str, Choice] = {
@@ -42,6 +49,7 @@ MAPPINGS: dict[str, Choice] = {
     "sq_pnorm_max": Choice(pm.sq_pnorm_max, {"p": Range(1.5, 1.1, 4.0)}),
     "fusedmax": Choice(pm.fusedmax, {"strength": Range(0.1, 0.0, 2.0)}),
     "oscarmax": Choice(pm.oscarmax, {"strength": Range(0.05, 0.0, 0.5)}),
+    "groupedmax": Choice(_paired, {"strength": Range(0.2, 0.0, 2.0)}, before=("[i // 2 for i in range(len(x))]",)),
     "csoftmax": Choice(pm.csoftmax, {"upper": Range(0.4, 0.05, 1.0)}),
     "csparsemax": Choice(pm.csparsemax, {"upper": Range(0.4, 0.05, 1.0)}),
     "budgetmax": Choice(pm.budgetmax, {"k": Range(2.0, 1.0, 5.0)}),
@@ -58,7 +66,8 @@ def mapping(
 ) -> Picture:
     """A picture of a mapping: weights of scores (n,), their path over temperatures, the triangle of the first three.
 
-    `name` is that of a mapping, and `parameters` are its own: gamma, alpha, p, strength, upper or k.
+    `name` is that of a mapping, and `parameters` are its own: gamma, alpha, p, strength, upper or k. The groups of
+    groupedmax are pairs of neighbours.
 
     Example:
         >>> picture = mapping([-2.0, 0.0, 0.5], "entmax", alpha=2.0)
@@ -91,7 +100,7 @@ def code(name: str, parameters: dict[str, float]) -> str:
     usual = {"gamma": 1.0}
     said = [f"{key}={value:.6g}" for key, value in parameters.items() if usual.get(key) != value]
     texts = [text if "." in text or "e" in text else f"{text}.0" for text in said]
-    return f"pm.{name}({', '.join(['x', *texts])})"
+    return f"pm.{name}({', '.join(['x', *MAPPINGS[name].before, *texts])})"
 
 
 def checked_scores(scores: Sequence[float] | Tensor) -> Tensor:

@@ -1,18 +1,23 @@
 """Group lasso on the simplex: weights of a group shrink together, and whole groups become exactly 0."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from polymax import _check
+from polymax._function import applied, untransformed
+from polymax.kernels import grouped as kernels
+from polymax.kernels.grouped import reference
+from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, positive
 
-# most steps to the threshold: as many as halvings of its interval need for the digits of float64; and when it is there
-_HALVINGS, _CLOSEST = 60, 1e-13
 # rounds of the alternating directions for groups that overlap, when they end, and what counts as no weight
 _ROUNDS, _CLOSE, _NOTHING = 5000, 1e-11, 1e-8
 
@@ -38,11 +43,28 @@ class Grouped(Regularizer):
     gamma: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", _listed(self.groups))
+        object.__setattr__(self, "groups", _plain(self.groups))
         _check.number(self.strength, "strength", "at least 0", lambda s: s >= 0)
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
+        groups = self._groups_of(x.shape[-1])
+        if _disjoint(groups):
+            order = _order(groups, x.shape[-1], x.device)
+            function = Groupedmax if torch.compiler.is_compiling() else ForwardGroupedmax
+            y = applied(function, wide(x), self._per_row(x), *order)
+        else:
+            y = self._by_rounds(x)
+        return y if y.dtype == x.dtype else y.to(x.dtype)
+
+    def _per_row(self, x: Tensor) -> Tensor:
+        """The strength of each row, or one for all of them."""
+        if not isinstance(self.strength, Tensor):
+            return constant(float(self.strength), x.dim() - 1, torch.float64, x.device)
+        return self.strength.double().expand(*x.shape[:-1], 1).squeeze(-1)
+
+    def _by_rounds(self, x: Tensor) -> Tensor:
+        """Weights where groups share entries."""
         members = self._members(x)
         scores = x.double()
         keep = scores != -torch.inf
@@ -50,16 +72,12 @@ class Grouped(Regularizer):
         strength = self.strength.double() if isinstance(self.strength, Tensor) else self.strength
         prices = strength * (keep.double() @ members).sqrt()
         top = torch.where(alive, torch.where(keep, scores.detach(), -torch.inf).amax(-1, keepdim=True), 0)
-        z = torch.where(keep, scores - top, 0)
-        if bool((members.sum(-1) <= 1).all()):
-            p = _apart(z, keep, members, prices)
-        else:
-            p = _overlapping(z, keep, members, prices)
+        p = _overlapping(torch.where(keep, scores - top, 0), keep, members, prices)
         # a row with a NaN is NaN
         bad = scores.isnan().any(-1, keepdim=True)
         # by the factor, derivatives are NaN in its row, and in no other
         p = torch.where(bad, scores * torch.where(bad, torch.nan, 0.0), p)
-        return torch.where(alive & keep, p, 0).to(x.dtype if x.dtype.itemsize >= 4 else torch.float32).to(x.dtype)
+        return torch.where(alive & keep, p, 0).to(wide(x).dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         members = self._members(p)
@@ -74,89 +92,131 @@ class Grouped(Regularizer):
 
     def _members(self, x: Tensor) -> Tensor:
         """(n, groups), 1 where an entry is in a group."""
-        groups: tuple[tuple[int, ...], ...] = self.groups  # type: ignore[assignment]
         n = x.shape[-1]
-        largest = max((i for g in groups for i in g), default=-1)
-        if largest >= n:
-            raise ValueError(f"groups must name entries below {n}, the size of x along dim; got {largest}")
-        return _membership(groups, n).to(x.device)
+        return _membership(self._groups_of(n), n, x.device)
+
+    def _groups_of(self, n: int) -> tuple[tuple[int, ...], ...]:
+        """The entries of each group, in rows of n."""
+        return _listed(self.groups, n)
 
 
-def _listed(groups: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Groups as tuples of their entries."""
-    plain = groups.tolist() if isinstance(groups, Tensor) else [_plain(g) for g in groups]
-    if all(isinstance(g, int) and not isinstance(g, bool) for g in plain):
-        names = sorted(set(plain))
-        return tuple(tuple(i for i, g in enumerate(plain) if g == name) for name in names)
+class Groupedmax(Function):
+    """y = argmax over the simplex of <x, p> - Omega(p), for groups that share no entry."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, strength: Tensor, entries: Tensor, first: Tensor, lone: int, widest: int) -> Tensor:
+        return kernels.grouped(x, strength, entries, first, lone, widest)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, strength, entries, first, ctx.lone, ctx.widest = inputs
+        saved = x, output, strength, entries, first
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, strength, entries, first = ctx.saved_tensors
+        dx = _jacobian(x, y, v, strength, entries, first, ctx.lone, ctx.widest)
+        dstrength = None
+        if ctx.needs_input_grad[1]:
+            dstrength = -(dx.double() * _pull(x, y, entries, first, ctx.lone)).sum(-1)
+            dstrength = dstrength.sum_to_size(strength.shape).to(strength.dtype)
+        return dx, dstrength, None, None, None, None
+
+
+class ForwardGroupedmax(Groupedmax):
+    """Groupedmax with its derivative in forward mode too."""
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, dstrength: Tensor | None, *_: None) -> Tensor:
+        x, y, strength, entries, first = ctx.saved_tensors
+        v = torch.zeros_like(y) if dx is None else torch.where(y == 0, 0, dx)
+        if dstrength is not None:
+            v = v - (dstrength.unsqueeze(-1) * _pull(x, y, entries, first, ctx.lone)).to(v.dtype)
+        return _jacobian(x, y, v, strength, entries, first, ctx.lone, ctx.widest)
+
+
+def _jacobian(x: Tensor, y: Tensor, v: Tensor, *groups: Any) -> Tensor:
+    """J v, with J symmetric; in differentiable torch when a second derivative will be asked for."""
+    if torch.is_grad_enabled():
+        return reference.grouped_backward(x, y, v, *groups)
+    return kernels.grouped_backward(x, y, v, *groups)
+
+
+def _pull(x: Tensor, y: Tensor, entries: Tensor, first: Tensor, lone: int) -> Tensor:
+    """By how much a strength pulls the scores of y down: sqrt(|g|) y_g / norm(y_g), which J0 leaves as it is."""
+    members = reference.membership(entries, first)
+    one = torch.ones((1,) * (x.dim() - 1), dtype=torch.float64, device=x.device)
+    roots = reference.prices(x != -torch.inf, one, members, lone)
+    return reference.units(y.double(), roots, members)[0] * (roots @ members.mT)
+
+
+def _plain(groups: Any) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
+    """The group of each entry, as integers; or the entries of each group, without groups of none."""
+    if isinstance(groups, str) or not isinstance(groups, Iterable) or (isinstance(groups, Tensor) and not groups.dim()):
+        raise TypeError(f"groups must be integers, one for each entry, or lists of entries; got {groups!r}")
+    listed = groups.tolist() if isinstance(groups, Tensor) else list(groups)
+    if listed and all(_whole(g) for g in listed):
+        return tuple(int(g) for g in listed)
     found = []
-    for g in plain:
-        if isinstance(g, str) or not isinstance(g, Sequence) or not all(isinstance(i, int) for i in g):
+    for g in listed:
+        if isinstance(g, str) or not isinstance(g, Iterable):
             raise TypeError(f"groups must be integers, one for each entry, or lists of entries; got {g!r}")
-        if len(set(g)) < len(g) or any(i < 0 for i in g):
-            raise ValueError(f"groups must name entries of at least 0, each once; got {list(g)}")
-        if g:
-            found.append(tuple(g))
+        members = g.tolist() if isinstance(g, Tensor) else list(g)
+        if not all(_whole(i) for i in members):
+            raise TypeError(f"groups must be integers, one for each entry, or lists of entries; got {g!r}")
+        if len(set(members)) < len(members) or any(i < 0 for i in members):
+            raise ValueError(f"groups must name entries of at least 0, each once; got {members}")
+        if members:
+            found.append(tuple(int(i) for i in members))
     return tuple(found)
 
 
-def _plain(group: Tensor | Sequence[int] | int) -> object:
-    return group.tolist() if isinstance(group, Tensor) else group
+def _whole(x: Any) -> bool:
+    return isinstance(x, Integral) and not isinstance(x, bool)
+
+
+@lru_cache(maxsize=64)
+def _listed(groups: tuple[Any, ...], n: int) -> tuple[tuple[int, ...], ...]:
+    """The entries of each group, in rows of n."""
+    if groups and _whole(groups[0]):
+        if len(groups) != n:
+            raise ValueError(f"groups must have {n} integers, one for each entry of x along dim; got {len(groups)}")
+        return tuple(tuple(i for i, g in enumerate(groups) if g == name) for name in sorted(set(groups)))
+    largest = max((i for g in groups for i in g), default=-1)
+    if largest >= n:
+        raise ValueError(f"groups must name entries below {n}, the size of x along dim; got {largest}")
+    return groups
+
+
+def _disjoint(groups: tuple[tuple[int, ...], ...]) -> bool:
+    """True if no entry is in two groups."""
+    return len({i for g in groups for i in g}) == sum(map(len, groups))
+
+
+@lru_cache(maxsize=64)
+def _order(groups: tuple[tuple[int, ...], ...], n: int, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
+    """Entries by group, where groups begin, how many entries are in none, and the size of the largest group."""
+    known = {i for g in groups for i in g}
+    alone = [(i,) for i in range(n) if i not in known]
+    every = [*groups, *alone]
+    sizes = [len(g) for g in every]
+    with untransformed(), torch.inference_mode(False):
+        entries = torch.tensor([i for g in every for i in g], dtype=torch.int64, device=device)
+        first = torch.tensor([0, *sizes], dtype=torch.int64, device=device).cumsum(0)
+    return entries, first, len(alone), max(sizes, default=0)
 
 
 @lru_cache(maxsize=32)
-def _membership(groups: tuple[tuple[int, ...], ...], n: int) -> Tensor:
-    members = torch.zeros(n, max(len(groups), 1), dtype=torch.float64)
-    for k, g in enumerate(groups):
-        members[list(g), k] = 1
-    return members
-
-
-def _shrunk(z: Tensor, tau: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights at a threshold, and how fast their sum falls with it.
-
-    q = (z - tau)_+        p_g = q_g (1 - price / norm(q_g))_+
-    """
-    q = torch.where(keep & (z > tau), z - tau, 0)
-    squares = q.square() @ members
-    norms = torch.where(squares > 0, torch.where(squares > 0, squares, 1).sqrt(), 0)
-    alive = norms > prices
-    safe = torch.where(alive, norms, 1)
-    share = torch.where(alive, 1 - prices / safe, 0)
-    lone = 1 - members.sum(-1)
-    p = q * (share @ members.mT + lone)
-    # the slope of q (1 - c / norm) along -1 is (1 - c / norm) count + c sum(q)^2 / norm^3
-    count, total = (q > 0).double() @ members, q @ members
-    slope = share * count + torch.where(alive, prices * total.square() / safe**3, 0)
-    return p, (slope.sum(-1, keepdim=True) + ((q > 0) * lone).sum(-1, keepdim=True))
-
-
-def _apart(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> Tensor:
-    """Groups that share no entry: one threshold, by Newton's steps within an interval, and by two for autograd.
-
-    Two steps from the root have the first and second derivatives of the root.
-    """
-    with torch.no_grad():
-        fixed, cost = z.detach(), prices.detach()
-        above = fixed.new_zeros(*z.shape[:-1], 1)
-        # the largest entry's group has a sum of at least its norm less its price
-        below = above - 1 - cost.amax(-1, keepdim=True) if cost.shape[-1] else above - 1
-        tau = (below + above) / 2
-        for _ in range(_HALVINGS):
-            p, slope = _shrunk(fixed, tau, keep, members, cost)
-            more = p.sum(-1, keepdim=True) - 1
-            over = more > 0
-            below, above = torch.where(over, tau, below), torch.where(over, above, tau)
-            step = tau + more / torch.where(slope > 0, slope, 1)
-            inside = (slope > 0) & (step > below) & (step < above)
-            close = (slope > 0) & ((step - tau).abs() <= _CLOSEST)
-            tau = torch.where(close, tau, torch.where(inside, step, (below + above) / 2))
-            # a program that is compiled cannot ask
-            if not torch.compiler.is_compiling() and bool(close.all()):
-                break
-    for _ in range(2):
-        p, slope = _shrunk(z, tau, keep, members, prices)
-        tau = tau + (p.sum(-1, keepdim=True) - 1) / torch.where(slope > 0, slope, 1)
-    return _shrunk(z, tau, keep, members, prices)[0]
+def _membership(groups: tuple[tuple[int, ...], ...], n: int, device: torch.device) -> Tensor:
+    with untransformed(), torch.inference_mode(False):
+        members = torch.zeros(n, max(len(groups), 1), dtype=torch.float64)
+        for k, g in enumerate(groups):
+            members[list(g), k] = 1
+        return members.to(device)
 
 
 def _overlapping(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> Tensor:

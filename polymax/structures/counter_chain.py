@@ -43,8 +43,7 @@ class CounterChain(DynamicProgram):
     def derivations(self, *scores: Tensor) -> Derivations:
         unary, transition = self.full(*scores)
         batch, (n, s) = unary.shape[:-2], unary.shape[-2:]
-        if s < 2 or self.state >= s:
-            raise ValueError(f"unary must have state {self.state} and at least one more; got {s} states")
+        self._check_states(s)
         sizes = [n * s, max(n - 1, 0) * s * s]
         flat = torch.cat([x.reshape(batch.numel(), size) for x, size in zip((unary, transition), sizes)], 1)
         most = min(self.k, n)
@@ -61,8 +60,13 @@ class CounterChain(DynamicProgram):
 
     def search(self, *scores: Tensor) -> Search:
         found = self.chain.search(*scores)
+        self._check_states(scores[0].shape[-1])
         most = min(self.k, scores[0].shape[-2])
         return found._replace(kind="counted_tags", options=(most, self.state, self.runs))
+
+    def _check_states(self, states: int) -> None:
+        if states < 2 or self.state >= states:
+            raise ValueError(f"unary must have state {self.state} and at least one more; got {states} states")
 
     @property
     def compact(self) -> CountedTags:

@@ -80,6 +80,10 @@ def _oscar(p, strength):
     return _gini(p) + strength * (np.sort(p)[::-1] * np.arange(p.size - 1, -1, -1)).sum()
 
 
+def _one_group(p, strength):
+    return _gini(p) + strength * np.sqrt(p.size * (p * p).sum())
+
+
 def _exponent(*known):
     def draw_exponent(draw: Draw, n: int) -> float:
         return draw.choice(known) if draw.chance(0.7) else draw.random.uniform(min(k for k in known if k > 1), 4)
@@ -120,6 +124,9 @@ MAPPINGS = {
     ),
     "oscarmax": Mapping(
         pm.Oscar, lambda d, n: {"strength": d.choice((*STRENGTH, 0.01))}, _oscar, best=truths.oscar_bound, rows=100
+    ),
+    "groupedmax": Mapping(
+        cases.OneGroup, lambda d, n: {"strength": d.choice(STRENGTH)}, _one_group, best=truths.one_group_bound, rows=20
     ),
     "csoftmax": Mapping(
         cases.bounded_shannon,

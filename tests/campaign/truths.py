@@ -5,6 +5,7 @@ A bound comes from the dual, so that it holds whatever is wrong with the way to 
 
 import numpy as np
 import oracles
+import torch
 
 LONG = np.longdouble
 
@@ -42,6 +43,12 @@ def fused_bound(x, strength):
     u = np.clip(total - string, -strength, strength)
     u[0] = u[-1] = 0
     return gini_value(x - np.diff(u))
+
+
+def one_group_bound(x, strength):
+    """strength sqrt(n) norm(p) is the largest of strength sqrt(n) <u, p> over unit u: here that of the best weights."""
+    p = oracles.one_group(torch.from_numpy(np.asarray(x - x.max(), np.float64)), strength=strength).numpy().astype(LONG)
+    return gini_value(x - strength * np.sqrt(LONG(x.size)) * p / np.sqrt(p @ p))
 
 
 def oscar_bound(x, strength):

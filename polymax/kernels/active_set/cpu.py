@@ -57,15 +57,17 @@ def solve(
         if not (counts[1] == numba_loop.FULL).any():
             break
         room *= 4
+    iterations, status, held = counts
     # a place for none at all
-    k = max(int(counts[2].max(initial=0)), 1)
-    iterations, status, _ = counts
+    k = max(int(held.max(initial=0)), 1)
+    found = np.empty((count, k, parts), np.int32), np.empty((count, k)), np.empty((count, k, k), overlaps.dtype)
+    run(numba_loop.gather, count, k * (k + parts), held, (places, probs, overlaps), found)
     np.maximum(numbers[1], 0, out=numbers[1])
     # NumPy takes a third of the time that torch takes to look at memory in another shape
     solution = Solution(
-        UsedParts(torch.from_numpy(np.ascontiguousarray(places[:, :k]).reshape(*batch, k, parts)), events),
-        torch.from_numpy(np.ascontiguousarray(probs[:, :k]).reshape(*batch, k)),
-        torch.from_numpy(np.ascontiguousarray(overlaps[:, :k, :k]).reshape(*batch, k, k)),
+        UsedParts(torch.from_numpy(found[0].reshape(*batch, k, parts)), events),
+        torch.from_numpy(found[1].reshape(*batch, k)),
+        torch.from_numpy(found[2].reshape(*batch, k, k)),
         torch.from_numpy(numbers[0].reshape(batch)),
         torch.from_numpy(iterations.reshape(batch)),
         torch.from_numpy(numbers[1].reshape(batch)),
@@ -94,7 +96,7 @@ def _solve(
     given = *problem[:4], np.empty(grid), np.empty(line), np.empty(marks, np.int64)
     held = np.empty((k, parts), np.int32), np.empty((k, k)), np.empty(k), np.empty(k)
     system = np.empty((k, k)), np.empty((3, k)), np.empty((2, k))
-    lists = np.zeros(d, np.bool_), np.empty(parts, np.int32), np.empty(k, np.int64)
+    lists = np.zeros(0 if problem.aligned else d, np.bool_), np.empty(parts, np.int32), np.empty(k, np.int64)
     memory = np.empty(d), np.empty((2, k)), *lists, np.empty((2, d))
     numba_loop.solve(start, stop, *asked, given, held, system, memory, *seeds, out)
 

@@ -1,8 +1,15 @@
-"""Tag sequences that count a state, for SparseMAP on the CPU: Viterbi around mu, all counts side by side."""
+"""Tag sequences that count a state, for SparseMAP on the CPU: Viterbi around mu, all counts side by side.
+
+The values of a state are LANES counts to a block. A step into the counted state moves them on by one count: a shuffle
+of two blocks, since memory that is read one place off what was just written has to wait for it.
+"""
 
 import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
 
 from polymax.kernels.active_set.numba_search import Problem
+from polymax.kernels.local_max.numba_lanes import LANES, fill, lanes, load, select, store
 from polymax.kernels.numba_math import inline, kernel
 
 
@@ -11,82 +18,117 @@ def problem(search):
     unary, transition, lengths = search.tensors
     k, state, runs = search.options
     n, s = unary.shape[1:]
+    blocks = k // LANES + 1
+    # a state chooses among those before it: they stand side by side
+    steps = transition.double().transpose(-1, -2)
     return Problem(
-        np.array([n, s, transition.shape[1], k, *rises(s, state, runs).ravel()]),
+        np.array([n, s, transition.shape[1], k, state, int(runs)]),
         lengths.reshape(-1, 1).contiguous().numpy(),
         unary.double().reshape(len(unary), n * s).numpy(),
-        transition.double().reshape(len(transition), transition.shape[1:].numel()).numpy(),
-        ((max(n * s, 1), k + 1), 1, (1, 2)),
+        steps.reshape(len(steps), steps.shape[1:].numel()).numpy(),
+        ((max(n * s, 1) * blocks, LANES), 1, (1, 2)),
         n * s * s * (k // 4 + 1),
+        aligned=True,
     )
 
 
-def rises(states, state, runs):
-    """By how much a step from one state to the next raises the count, (s + 1, s); the first one is a step from s."""
-    rise = np.zeros((states + 1, states), np.int64)
-    rise[:, state] = 1
-    if runs:
-        rise[state, state] = 0
-    return rise
+@intrinsic
+def _one_on(typing_context, before, block):
+    """A block moved on by one place, the last of the block before it first."""
+
+    def codegen(context, builder, signature, args):
+        order = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [*range(LANES - 1, 2 * LANES - 1)])
+        return builder.shuffle_vector(*args, order)
+
+    return lanes(lanes, lanes), codegen
 
 
 @inline
-def _raise(before, more, row, first):
-    """The best of a row and what is before it, more added."""
-    if first:
-        for c in range(before.size):
-            row[c] = before[c] + more
-    else:
-        for c in range(before.size):
-            a = before[c] + more
-            row[c] = a if a > row[c] else row[c]
+def _larger(x, y):
+    return select(y > x, y, x)
+
+
+@inline
+def _two_states(t, state, runs, blocks, steps, unary, mu, values):
+    """The values of two states at position t: those before are read once."""
+    rest, last, now = 1 - state, (t - 1) * 2, t * 2
+    stay, leave = steps[2 * rest + rest], steps[2 * rest + state]
+    enter, repeat = steps[2 * state + rest], steps[2 * state + state]
+    more, counted = unary[now + rest] - mu[now + rest], unary[now + state] - mu[now + state]
+    before = fill(values, -np.inf)
+    for b in range(blocks):
+        x, y = load(values, (last + rest) * blocks + b), load(values, (last + state) * blocks + b)
+        store(values, (now + rest) * blocks + b, _larger(x + stay, y + leave) + more)
+        raised = x + enter if runs else _larger(x + enter, y + repeat)
+        best = _one_on(before, raised)
+        store(values, (now + state) * blocks + b, (_larger(best, y + repeat) if runs else best) + counted)
+        before = raised
+
+
+@inline
+def _states(t, s, state, runs, blocks, steps, unary, mu, values):
+    """The values of all states at position t."""
+    last, none = (t - 1) * s * blocks, fill(values, -np.inf)
+    for j in range(s):
+        row, before = steps[j * s : (j + 1) * s], none
+        for b in range(blocks):
+            best = none
+            for i in range(s):
+                # a step that goes on with a run does not count
+                if j != state or i != state or not runs:
+                    best = _larger(best, load(values, last + i * blocks + b) + row[i])
+            if j == state:
+                best, before = _one_on(before, best), best
+                if runs:
+                    best = _larger(best, load(values, last + j * blocks + b) + row[j])
+            store(values, (t * s + j) * blocks + b, best + (unary[t * s + j] - mu[t * s + j]))
 
 
 @kernel
 def best(problem, mu, vertex):
     """The best sequence around mu as a list of states, then of steps."""
     table, own, unary, steps, values, _, marks = problem
-    n, s, last_step, room, length = table[0], table[1], table[2] - 1, table[3] + 1, own[0]
-    rise = table[4:]
+    n, s, last_step, most, length = table[0], table[1], table[2] - 1, table[3], own[0]
+    state, runs, blocks = table[4], table[5] != 0, most // LANES + 1
     for u in range(vertex.size):
         vertex[u] = -1
     marks[0, 1] = length
     if length == 0:
         return 0.0
+    for row in range(s * blocks):
+        store(values, row, fill(values, -np.inf))
+    flat, wide = values.reshape(values.size), blocks * LANES
     for j in range(s):
-        for c in range(room):
-            values[j, c] = -np.inf
-        if rise[s * s + j] < room:
-            values[j, rise[s * s + j]] = unary[j] - mu[j]
+        flat[j * wide + (j == state)] = unary[j] - mu[j]
     for t in range(1, length):
-        step = min(t - 1, last_step) * s * s
-        for j in range(s):
-            row, add = values[t * s + j], unary[t * s + j] - mu[t * s + j]
-            for i in range(s):
-                r = rise[i * s + j]
-                _raise(values[(t - 1) * s + i, : room - r], steps[step + i * s + j] + add, row[r:], i == 0)
-                if i == 0 and r > 0:
-                    row[0] = -np.inf
+        here = steps[min(t - 1, last_step) * s * s :]
+        if s == 2:
+            _two_states(t, state, runs, blocks, here, unary, mu, values)
+        else:
+            _states(t, s, state, runs, blocks, here, unary, mu, values)
     tag, count, value = 0, 0, -np.inf
     for j in range(s):
-        for c in range(room):
-            if values[(length - 1) * s + j, c] > value:
-                tag, count, value = j, c, values[(length - 1) * s + j, c]
+        for c in range(most + 1):
+            a = flat[((length - 1) * s + j) * wide + c]
+            if a > value:
+                tag, count, value = j, c, a
     if value == -np.inf:
         return -np.inf
     score = unary[(length - 1) * s + tag]
     vertex[length - 1] = (length - 1) * s + tag
     for t in range(length - 1, 0, -1):
-        step = min(t - 1, last_step) * s * s
+        step, least = (min(t - 1, last_step) * s + tag) * s, count - (tag == state)
         # the first that gave the value
         before, value = 0, -np.inf
         for i in range(s):
-            c = count - rise[i * s + tag]
-            if c >= 0 and values[(t - 1) * s + i, c] + steps[step + i * s + tag] > value:
-                before, value = i, values[(t - 1) * s + i, c] + steps[step + i * s + tag]
-        score += steps[step + before * s + tag] + unary[(t - 1) * s + before]
+            c = count if runs and i == state else least
+            if c >= 0:
+                a = flat[((t - 1) * s + i) * wide + c] + steps[step + i]
+                if a > value:
+                    before, value = i, a
+        score += steps[step + before] + unary[(t - 1) * s + before]
         vertex[t - 1] = (t - 1) * s + before
         vertex[length + t - 1] = (n + (t - 1) * s + before) * s + tag
-        count -= rise[before * s + tag]
+        count = count if runs and before == state else least
         tag = before
     return score

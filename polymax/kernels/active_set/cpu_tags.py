@@ -19,6 +19,7 @@ def problem(search):
         steps.reshape(len(steps), steps.shape[1:].numel()).numpy(),
         ((n, s), 1, (1, 2)),
         n * s * s,
+        aligned=True,
     )
 
 

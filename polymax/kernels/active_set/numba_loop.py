@@ -7,8 +7,8 @@ Shapes:
     held, system, as numba_weights.py has them; memory = mu (d,), work (2, k), mark (d,), vertex (parts,), order (k,),
         nudge (2, d)
     seeds, seed_scores, seed_weights: structures to start from, (B, s, parts), (B, s, 2), (B, s); or None
-    out = places (B, k, parts), probs (B, k), overlaps (B, k, k), means (B, all parts), numbers (2, B): value and gap;
-        counts (3, B): iterations, how the loop ended, and how many structures there are
+    out = places (B, k, parts), probs (B, k) and overlaps (B, k, k), written for the structures there are; means (B, all
+        parts); numbers (2, B): value and gap; counts (3, B): iterations, how the loop ended, and how many structures
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from polymax.kernels.active_set.numba_factor import dot, grow
 from polymax.kernels.active_set.numba_search import ask
 from polymax.kernels.active_set.numba_steps import shift
 from polymax.kernels.active_set.numba_weights import admit, compare, exact_weights, hold, mean, remove, resume
-from polymax.kernels.numba_math import inline, kernel, row_dot
+from polymax.kernels.numba_math import add, inline, kernel, row_dot
 
 GOING, CONVERGED, FULL, INFEASIBLE = 0, 1, 2, 3
 
@@ -99,7 +99,7 @@ def _improve(rule, tol, total, count, vertex, size, score, held, mu, system, wor
     current = dot(p, b, count) - row_dot(mu, mu)
     reach = 0.0
     for u in range(size):
-        reach += mu[vertex[u]]
+        reach = add(reach, mu[np.uint32(vertex[u])])
     gap = score - reach - current
     # the tolerance grows neither with what all structures share nor with what is counted off
     if not gap > tol * (1 + min(abs(current), abs(current + total))):
@@ -141,7 +141,7 @@ def _differ(parts, others):
 
 @inline
 def _finish(count, held, order, places, probs, overlaps, means):
-    """The structures, heaviest first: their parts, -1 after the last; weights, overlaps; and the mean of all parts."""
+    """The structures, heaviest first: their parts, weights and overlaps; and the mean of all parts."""
     used, gram, p = held[0], held[1], held[3]
     for i in range(count):
         r = i
@@ -151,12 +151,26 @@ def _finish(count, held, order, places, probs, overlaps, means):
         order[r] = i
     for u in range(means.size):
         means[u] = 0.0
-    for r in range(probs.size):
-        probs[r] = p[order[r]] if r < count else 0.0
+    for r in range(count):
+        probs[r] = p[order[r]]
         for u in range(places.shape[1]):
-            part = used[order[r], u] if r < count else -1
+            part = used[order[r], u]
             places[r, u] = part
             if part >= 0:
                 means[part] += probs[r]
-        for c in range(probs.size):
-            overlaps[r, c] = gram[order[r], order[c]] if r < count and c < count else 0
+        for c in range(count):
+            overlaps[r, c] = gram[order[r], order[c]]
+
+
+@kernel
+def gather(start, stop, counts, found, gathered):
+    """Copy the structures of each instance, their weights and overlaps, to arrays with room for the most there are."""
+    (places, probs, overlaps), (to_places, to_probs, to_overlaps) = found, gathered
+    for i in range(start, stop):
+        for r in range(to_probs.shape[1]):
+            held = r < counts[i]
+            to_probs[i, r] = probs[i, r] if held else 0.0
+            for u in range(places.shape[2]):
+                to_places[i, r, u] = places[i, r, u] if held else -1
+            for c in range(to_probs.shape[1]):
+                to_overlaps[i, r, c] = overlaps[i, r, c] if held and c < counts[i] else 0

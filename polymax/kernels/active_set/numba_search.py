@@ -26,7 +26,8 @@ from numba.extending import intrinsic
 
 class Problem(NamedTuple):
     """The arrays of a batch of problems, (B, any) where each instance has its own; the shapes of a search's memory
-    (grid, line and marks), and the work of one question in units of a pass over a number.
+    (grid, line and marks), the work of one question in units of a pass over a number, and True if a part that one
+    structure has in a place of its list is in no other place of another's.
     """
 
     table: np.ndarray
@@ -35,6 +36,7 @@ class Problem(NamedTuple):
     others: np.ndarray
     memory: tuple[tuple[int, int], int, tuple[int, int]]
     work: int
+    aligned: bool = False
 
 
 _INTEGERS, _NUMBERS = types.int64[::1], types.float64[::1]

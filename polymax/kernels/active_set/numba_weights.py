@@ -9,7 +9,7 @@ structures are p = x + share y, where (gram + 1) x = b, (gram + 1) y = 1 and the
 Shapes:
     held = used (k, parts), gram (k, k), b and p (k,), of which the first `count` count
     system = factor (k, k), half (3, k) and room for rotations (2, k), as numba_factor has them
-    mu (d,); mark (d,), all False between calls; work (2, k)
+    mu (d,); mark (d,), all False between calls, or (0,) where lists say the same by the same place; work (2, k)
 """
 
 import numpy as np
@@ -21,10 +21,19 @@ from polymax.kernels.numba_math import inline
 
 @inline
 def compare(vertex, size, count, used, gram, overlaps, mark):
-    """The overlaps of a structure with those held; the place of the last that is the same, -1 for none."""
+    """The overlaps of a structure with those held; the place of the last that is the same, -1 for none.
+
+    Without a `mark` lists have what they share in the same places.
+    """
+    place = np.int64(-1)
+    if mark.size == 0:
+        for i in range(count):
+            overlaps[i] = _shared(vertex[:size], used[i])
+            if overlaps[i] == size and gram[i, i] == size:
+                place = i
+        return place
     for u in range(size):
         mark[vertex[u]] = True
-    place = np.int64(-1)
     for i in range(count):
         parts, both = used[i], 0
         for u in range(int(gram[i, i])):
@@ -36,6 +45,16 @@ def compare(vertex, size, count, used, gram, overlaps, mark):
     for u in range(size):
         mark[vertex[u]] = False
     return place
+
+
+@inline
+def _shared(parts, others):
+    """How many parts two lists have in the same places."""
+    # counted in the width of the parts, which vectorises
+    both = np.int32(0)
+    for u in range(parts.size):
+        both = np.int32(both + (parts[u] == others[u]))
+    return both
 
 
 @inline

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, beside, plain, run
-from polymax.kernels.numba_math import add, exp2, inline, kernel, middle, rows_at
+from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
+from polymax.kernels.numba_math import add, exp2, inline, kernel, middle, row_sum, rows_at
 
 # a threshold further than this from the score that it is counted from is counted from a nearer one
 FAR = 1e3
@@ -27,26 +27,33 @@ LOG2_E = 1.4426950408889634
 
 
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
-    scores, n = plain(x), x.shape[-1]
-    out = torch.empty_like(scores)
+    scores, n = x if x.dtype in REALS and x.is_contiguous() else plain(x), x.shape[-1]
+    out, count = torch.empty_like(scores), x.numel() // max(n, 1)
     low, high, totals = beside(lower, x.shape), beside(upper, x.shape), beside(total.double(), x.shape[:-1])
-    run(
-        _capped, x.numel() // max(n, 1), 8 * n, n, scores.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(),
-        totals.data_ptr(), REALS[out.dtype], REALS[low.dtype], REALS[high.dtype], low.numel() > 1, high.numel() > 1,
-        totals.numel() > 1, entropic,
+    args = (
+        n, scores.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(), totals.data_ptr(), REALS[out.dtype],
+        REALS[low.dtype], REALS[high.dtype], low.numel() > 1, high.numel() > 1, totals.numel() > 1, entropic,
     )  # fmt: skip
+    if 8 * n * count < SMALL:
+        _capped(0, count, *args)
+    else:
+        run(_capped, count, 8 * n, *args)
     return out
 
 
 def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
     point, direction, n = plain(y), plain(v), y.shape[-1]
-    out = torch.empty_like(point)
+    out, count = torch.empty_like(point), y.numel() // max(n, 1)
     low, high = beside(lower, y.shape), beside(upper, y.shape)
-    run(
-        _capped_backward, y.numel() // max(n, 1), 2 * n, n, point.data_ptr(), direction.data_ptr(), low.data_ptr(),
-        high.data_ptr(), out.data_ptr(), REALS[point.dtype], REALS[direction.dtype], REALS[low.dtype],
-        REALS[high.dtype], low.numel() > 1, high.numel() > 1, entropic,
+    args = (
+        n, point.data_ptr(), direction.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(),
+        REALS[point.dtype], REALS[direction.dtype], REALS[low.dtype], REALS[high.dtype], low.numel() > 1,
+        high.numel() > 1, entropic,
     )  # fmt: skip
+    if 2 * n * count < SMALL:
+        _capped_backward(0, count, *args)
+    else:
+        run(_capped_backward, count, 2 * n, *args)
     return out if out.dtype == v.dtype else out.to(v.dtype)
 
 
@@ -74,7 +81,7 @@ def _capped(
                 count += 1
             bad |= not (x[i, j] < np.inf)
         slack = 1e-6 * max(total, 1.0)
-        low_sum, high_sum = low[:count].sum(), high[:count].sum()
+        low_sum, high_sum = row_sum(low[:count]), row_sum(high[:count])
         if bad or (count > 0 and not (low_sum <= total + slack and high_sum >= total - slack)):
             y[i, :] = np.nan
         elif count == 0:
@@ -158,7 +165,8 @@ def _scaled(x, index, z, low, high, total):
         return False
     for k in range(z.size):
         z[k] *= factor
-    fixed, free = _exact_parts(z, low, high)
+    # sums in float64 are exact enough for weights in float32
+    fixed, free = _parts(z, low, high) if x.itemsize == 4 else _exact_parts(z, low, high)
     share = (total - fixed) / free if free > 0 else 1.0
     for k in range(z.size):
         weight = z[k] * share if low[k] < z[k] < high[k] else z[k]
@@ -167,8 +175,19 @@ def _scaled(x, index, z, low, high, total):
 
 
 @inline
+def _parts(z, low, high):
+    """Sums of the weights at a bound, clipped, and of the free ones."""
+    fixed = free = 0.0
+    for k in range(z.size):
+        inside = low[k] < z[k] < high[k]
+        free = add(free, z[k] if inside else 0.0)
+        fixed = add(fixed, 0.0 if inside else min(max(z[k], low[k]), high[k]))
+    return fixed, free
+
+
+@inline
 def _exact_parts(z, low, high):
-    """Sums of the weights at a bound, clipped, and of the free ones, with the rounding error carried along."""
+    """The same with the rounding error carried along."""
     fixed = free = fixed_error = free_error = 0.0
     for k in range(z.size):
         if low[k] < z[k] < high[k]:
@@ -206,7 +225,7 @@ def _anchored(x, index, z, low, high, total, entropic):
         if anchor == x[index[nearest]]:
             break
         anchor = np.float64(x[index[nearest]])
-    _share(z, low, high, total, entropic, tau, below, above)
+    _share(z, low, high, total, entropic, tau, below, above, x.itemsize == 8)
 
 
 @inline
@@ -255,9 +274,12 @@ def _threshold(z, low, high, total, entropic):
 
 
 @inline
-def _share(z, low, high, total, entropic, tau, below, above):
-    """Replace the scores z by their weights."""
-    fixed, free, count = _exact_sums(z, low, high, tau, entropic)
+def _share(z, low, high, total, entropic, tau, below, above, exact):
+    """Replace the scores z by their weights; sums in float64 are exact enough for weights in float32."""
+    if exact:
+        fixed, free, count = _exact_sums(z, low, high, tau, entropic)
+    else:
+        fixed, free, count = _sums(z, low, high, tau, entropic)
     # what is left of the total goes to the free entries
     rest = total - fixed
     if count == 0 and abs(rest) > 1e-13 * total:

@@ -49,11 +49,13 @@ def _by_parts(x, strength, shifted):
     if n == 0:
         return x.clone(), torch.empty_like(x, dtype=torch.int32)
     y = wide(x)
-    s = strength.to(y.dtype).unsqueeze(-1)
+    s = strength.double().unsqueeze(-1)
     good = (x < torch.inf).all(-1, keepdim=True) & (s >= 0)
     ordered, order = torch.where(good, y, 0).sort(dim=-1, descending=True, stable=True)
+    # thousands of ranks times the strength leave scores few digits of float32
+    ordered = ordered.double()
     count = (ordered != -torch.inf).sum(-1, keepdim=True)
-    top = ordered.amax(-1, keepdim=True).clamp(min=torch.finfo(y.dtype).min)
+    top = ordered.amax(-1, keepdim=True).clamp(min=torch.finfo(ordered.dtype).min)
     lowest = torch.where(ordered == -torch.inf, top, ordered).amin(-1, keepdim=True)
     scale = unit(lowest, top)
     # beyond this all entries are one cluster
@@ -63,7 +65,7 @@ def _by_parts(x, strength, shifted):
     lowered = (lowered - lowered[..., :1]) / scale if shifted else (lowered - s * (0.5 * (count - 1))) / scale + top
     # a shifted entry may be lower than any finite number
     lowered = torch.where(ordered == -torch.inf, ordered, lowered.clamp(min=torch.finfo(x.dtype).min))
-    z = torch.empty_like(y).scatter_(-1, order, lowered)
+    z = torch.empty_like(ordered).scatter_(-1, order, lowered)
     return torch.where(good, z, torch.nan).to(x.dtype), order.to(torch.int32)
 
 
