@@ -268,16 +268,16 @@ def _bounds(n):
     return torch.full((2, 3, n), 0.3 / count).double(), torch.full((2, 3, n), max(4 / count, 0.25)).double()
 
 
-def _classes(n):
-    """A class of each row."""
-    return torch.randint(0, n, (2, 3), generator=torch.Generator().manual_seed(n))
-
-
 def _groups(n):
     """Every fifth entry in no group, the others in three."""
     groups = [tuple(i for i in range(n) if i % 5 != 4 and i % 3 == g) for g in range(3)]
     entries, first, *numbers = _order(tuple(g for g in groups if g), n, torch.device("cpu"))
     return entries[None, None], first[None, None], *numbers
+
+
+def _classes(n):
+    """A class of each row."""
+    return torch.randint(0, n, (2, 3), generator=torch.Generator().manual_seed(n))
 
 
 def _one(value, dims):
