@@ -154,7 +154,11 @@ TABLE = [
     if has(folder, file) and (file == "cpu" or find_spec("triton") is not None)
     for dtype in (torch.float64, torch.float32)
     for n in sizes(folder, file)
-    if GPU or file == "cpu" or dtype == torch.float32 or n == SIZES["cuda"][-1]
+    if GPU
+    or file == "cpu"
+    or dtype == torch.float32
+    # kernels that leave float64 to the general hypergraph show that by the other smoothings
+    or (n == SIZES["cuda"][-1] and folder not in ("gapped", "transducer"))
 ]
 
 

@@ -159,10 +159,13 @@ def _cells_of(path: Tensor, m: int, dtype: torch.dtype) -> Tensor:
     """Indicators (B, n, m) of the tokens (B, n) of frames, -1 for none."""
     if not m or not _check.readable(path):
         return one_hot(path, m).to(dtype)
-    # pages that NumPy asks for are zero, and are not written to once more
+    # pages that NumPy asks for are zero, and are not written to once more; threads that touch them first wait for
+    # each other
     found = np.zeros((*path.shape, m), np.float64 if dtype == torch.float64 else np.float32)
-    y = torch.from_numpy(found).to(dtype)
-    return y.scatter_(-1, path.clamp(min=0).unsqueeze(-1), (path >= 0).to(dtype).unsqueeze(-1))
+    tokens = path.flatten().numpy()
+    used = np.flatnonzero(tokens >= 0)
+    found.reshape(-1)[used * m + tokens[used]] = 1
+    return torch.from_numpy(found).to(dtype)
 
 
 def _explained(frames: Tensor, tokens: Tensor, none: Tensor, batch: torch.Size) -> str:
