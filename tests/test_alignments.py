@@ -358,6 +358,25 @@ def test_rnnt_loss(blank):
     close(clamped, g.clamp(-0.05, 0.05), "clamp bounds the gradient")
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_additive_loss_is_compiled_and_mapped():
+    terms = torch.randn(2, 3, 3, requires_grad=True), torch.randn(2, 2, 3, requires_grad=True)
+    given = torch.randint(0, 2, (2, 1)), torch.tensor([3, 1]), torch.tensor([1, 0])
+
+    def loss(*terms):
+        return pm.additive_rnnt_loss(*terms, *given)
+
+    plain = loss(*terms)
+    slopes = torch.autograd.grad(plain, terms)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(*terms)
+    close(compiled, plain, "compiled")
+    for a, b in zip(torch.autograd.grad(compiled, terms), slopes, strict=True):
+        close(a, b, "the gradient of compiled code")
+    close(torch.vmap(loss)(*(torch.stack([t, t]) for t in terms))[1], plain, "mapped")
+    for a, b in zip(torch.func.jacrev(loss, (0, 1))(*terms), slopes, strict=True):
+        close(a, b, "the gradient of torch.func")
+
+
 # the cases in the tests of warp-transducer and warp-rnnt: T = 2 or 3, U = 2, V = 5, labels 1 and 2, blank 0
 FRAME = [[0.1, 0.6, 0.1, 0.1, 0.1], [0.1, 0.1, 0.6, 0.1, 0.1], [0.1, 0.1, 0.2, 0.8, 0.1]]
 OTHER = [[0.1, 0.6, 0.1, 0.1, 0.1], [0.1, 0.1, 0.2, 0.1, 0.1], [0.7, 0.1, 0.2, 0.1, 0.1]]

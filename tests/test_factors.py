@@ -1,5 +1,7 @@
 """Factor graphs against enumeration, a linear program of another library, and finite differences."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from graphs import GRAPHS, F, best_value, projected_point, relaxed_value
@@ -30,6 +32,18 @@ def test_nearest_point_is_optimal_over_the_relaxation(row, scale):
     for i in range(2):
         best = relaxed_value(row, tuple(x[i].detach() for x in slope))
         assert abs(best - float(reached[i])) < 1e-8 * (1 + scale)
+
+
+@pytest.mark.parametrize("smooth", [pm.HardMax, pm.SparseMap])
+def test_torch_func(smooth):
+    """Derivatives go through; what torch.vmap hides cannot be solved for, and the error says what to do."""
+    op = smooth(GRAPHS[0].graph)
+    (x,) = GRAPHS[0].scores((2,))
+    expected = torch.stack([torch.autograd.functional.jacobian(lambda x: op(x).variables, row) for row in x])
+    found = torch.stack([torch.func.jacrev(lambda x: op(x).variables)(row) for row in x])
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(ValueError, match="give them as a batch"):
+        torch.vmap(lambda x: op(x).variables)(x)
 
 
 @ROWS
@@ -291,3 +305,50 @@ def test_bad_arguments():
         pm.SparseMap(pm.FactorGraph(2, []))(torch.zeros(3))
     with pytest.raises(TypeError, match="has none"):
         pm.HardMax(pm.Chain()).solve(torch.zeros(2, 2), torch.zeros(2, 2))
+
+
+@pytest.fixture
+def by_triton(monkeypatch):
+    """Tensors of the CPU take the programs of a GPU, which Triton's interpreter runs; which ones they took."""
+    pytest.importorskip("triton")
+    from polymax.kernels import active_set, constrained, response
+    from polymax.kernels.active_set import cuda as loop
+    from polymax.kernels.constrained import cuda as rows
+    from polymax.kernels.response import cuda as moves
+
+    taken = set()
+
+    def noted(function):
+        def call(*args):
+            taken.add(function.__name__)
+            return function(*args)
+
+        return call
+
+    for package, file in ((constrained, rows), (response, moves)):
+        for name in ("constrained", "constrained_response", "response", "mixture"):
+            if hasattr(file, name):
+                monkeypatch.setattr(getattr(package, name), "cpu", noted(getattr(file, name)))
+    programs, other = SimpleNamespace(solve=noted(loop.solve)), active_set._file
+    monkeypatch.setattr(active_set, "_file", lambda name: programs if name == "cpu" else other(name))
+    return taken
+
+
+# the interpreter computes the lanes that a GPU would mask, with NumPy's warnings about them
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton does not interpret where there is a GPU")
+@pytest.mark.parametrize("name", ["logic-cycle", "tree-and-table", "two-kinds"])
+def test_programs_of_a_gpu(name, by_triton, monkeypatch):
+    row = next(row for row in GRAPHS if row.name == name)
+    scores = tuple(x.detach().requires_grad_() for x in row.scores((1,)))
+
+    def solved():
+        mu = pm.SparseMap(row.graph)(*scores).variables
+        return mu, *torch.autograd.grad(mu.square().sum(), scores)
+
+    found = solved()
+    structures = {"solve", "response", "mixture"}
+    assert by_triton == {"constrained", *({"constrained_response"} if name == "logic-cycle" else structures)}
+    monkeypatch.undo()
+    for a, b in zip(found, solved(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=0)

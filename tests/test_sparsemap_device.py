@@ -20,6 +20,8 @@ CASES = {
     "more rows": (pm.Assignment(lengths=(torch.tensor([4, 2]), torch.tensor([2, 3]))), [(2, 4, 3)]),
     "chains": (pm.Chain(lengths=torch.tensor([3, 0, 2])), [(3, 3, 3), (3, 3)]),
     "chains of many steps": (pm.Chain(), [(1, 2, 3, 2), (1, 2, 2, 2, 2)]),
+    "chains with a budget": (pm.BudgetChain(2, lengths=torch.tensor([4, 0, 2])), [(3, 4, 2), (2, 2)]),
+    "chains of few runs": (pm.SegmentChain(1, state=2), [(1, 4, 3), (1, 3, 3, 3)]),
     "alignments": (pm.Alignment(), [(2, 3, 3)]),
     "segments": (pm.SemiMarkov(2), [(2, 3, 2, 2), (2, 2)]),
 }

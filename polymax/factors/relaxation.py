@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import applied, functional
+from polymax._function import applied, constant, functional, untransformed
 from polymax.factors.agreement import Agreed, pair_spread
 from polymax.factors.distribution import GraphDistribution, distributions
 from polymax.factors.factor import Pair
@@ -200,6 +200,14 @@ def linear_relaxation(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Graph
     A step from mu goes to the nearest point to mu + scores / gamma; it stays where mu is best, and gets there in
     finitely many steps.
     """
+    if functional():
+        numbers = _numbers(scores)
+        with untransformed():
+            return _relaxed(graph, numbers)
+    return _relaxed(graph, scores)
+
+
+def _relaxed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
     with torch.no_grad():
         full = graph.full(*scores)
         held = _best(graph, full)
@@ -274,7 +282,22 @@ def _decided(graph: "FactorGraph", scores: tuple[Tensor, ...], held: Held) -> He
     return replace(held, agreed=agreed)
 
 
+def _numbers(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Scores below what torch.func wraps for derivatives; a ValueError where torch.vmap hides them."""
+    mapped = "the solver of a FactorGraph reads the scores, which torch.vmap hides; give them as a batch, (*batch, ...)"
+    return tuple(constant(t.detach(), mapped).detach() for t in scores)
+
+
 def _solved(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Held:
+    """The nearest point to scores of full shape."""
+    if functional():
+        numbers = _numbers(scores)
+        with untransformed():
+            return _agreed(graph, numbers)
+    return _agreed(graph, scores)
+
+
+def _agreed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Held:
     batch = scores[0].shape[:-1]
     if torch.compiler.is_compiling():
         # rounds end where the numbers say so, which a traced program cannot follow

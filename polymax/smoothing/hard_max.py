@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from polymax._parts import checked
 from polymax.smoothing.base import Smoothing
 from polymax.structures.base import Parts, Structure, tensors
-from polymax.structures.dynamic import checked
 
 
 @dataclass(frozen=True, eq=False)

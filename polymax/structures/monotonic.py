@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax._parts import checked
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
 from polymax.kernels.monotonic import monotonic_search
 from polymax.structures.base import checked_pairs
 from polymax.structures.compact import faults
 from polymax.structures.compact.choices import one_hot
 from polymax.structures.compact.ordered import Ordered
-from polymax.structures.dynamic import DynamicProgram, checked
+from polymax.structures.dynamic import DynamicProgram
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ and are imported at their first call, so that `import polymax` pays for neither 
 
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
@@ -53,6 +54,9 @@ def path(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> st
         why = f"no compiled loop for {device} knows the rule of {rule}"
     elif device == "cuda" and not _fits(search):
         why = f"the scores are empty, or have a side of more than {LARGEST}"
+    elif find_spec(f"{__name__}.{device}_{search.kind}") is None:
+        asks = f"and asks {name}.map for the whole batch at each iteration, because"
+        return f"A compiled loop for {device} weighs structures, {asks} none of its programs searches by {search.kind}."
     else:
         return f"A compiled loop for {device} solves each instance, because {name}.search says how: by {search.kind}."
     return f"A loop in torch asks {name}.map for the whole batch at each iteration, because {why}."

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.active_set import numba_loop, numba_steps
-from polymax.kernels.active_set.numba_search import Problem, address
+from polymax.kernels.active_set.numba_search import address
 from polymax.kernels.cpu_rows import run
 from polymax.kernels.exact_sums import halves
 from polymax.solvers.rules import AwayStep, FrankWolfe, Pairwise, Solver
@@ -47,13 +47,14 @@ def solve(
     if start is not None:
         seeds, room = _seeds(structure, scores, search, start), max(room, 2 * start.probs.shape[-1])
     asked = address(kind.best), rule, (solver.max_iter, solver.tol, whole)
+    given = *problem[:4], *problem.memory, problem.aligned
     width = d if len(events) == 1 else sum(map(torch.Size.numel, events))
     while True:
         places, probs = np.empty((count, room, parts), np.int32), np.empty((count, room))
         overlaps = np.empty((count, room, room), np.int16 if parts < 2**15 else np.int32)
         means, numbers, counts = np.empty((count, width)), np.empty((2, count)), np.zeros((3, count), np.int64)
         out = places, probs, overlaps, means, numbers, counts
-        run(_solve, count, problem.work * _WEIGHT, asked, problem, (room, parts, d), seeds, out)
+        run(numba_loop.solve, count, problem.work * _WEIGHT, *asked, given, d, *seeds, out)
         if not (counts[1] == numba_loop.FULL).any():
             break
         room *= 4
@@ -61,7 +62,7 @@ def solve(
     # a place for none at all
     k = max(int(held.max(initial=0)), 1)
     found = np.empty((count, k, parts), np.int32), np.empty((count, k)), np.empty((count, k, k), overlaps.dtype)
-    run(numba_loop.gather, count, k * (k + parts), held, (places, probs, overlaps), found)
+    numba_loop.gather(held, (places, probs, overlaps), found)
     np.maximum(numbers[1], 0, out=numbers[1])
     # NumPy takes a third of the time that torch takes to look at memory in another shape
     solution = Solution(
@@ -80,25 +81,6 @@ def solve(
 def _file(kind: str) -> Any:
     """The file of a kind of search."""
     return import_module(f"{__package__}.cpu_{kind}")
-
-
-def _solve(
-    start: int,
-    stop: int,
-    asked: tuple[Any, ...],
-    problem: Problem,
-    sizes: tuple[int, int, int],
-    seeds: tuple[Any, ...],
-    out: tuple[np.ndarray, ...],
-) -> None:
-    """Solve some of the instances, in memory for `sizes` = structures, parts of each, and parts of the first tensor."""
-    (grid, line, marks), (k, parts, d) = problem.memory, sizes
-    given = *problem[:4], np.empty(grid), np.empty(line), np.empty(marks, np.int64)
-    held = np.empty((k, parts), np.int32), np.empty((k, k)), np.empty(k), np.empty(k)
-    system = np.empty((k, k)), np.empty((3, k)), np.empty((2, k))
-    lists = np.zeros(0 if problem.aligned else d, np.bool_), np.empty(parts, np.int32), np.empty(k, np.int64)
-    memory = np.empty(d), np.empty((2, k)), *lists, np.empty((2, d))
-    numba_loop.solve(start, stop, *asked, given, held, system, memory, *seeds, out)
 
 
 def _seeds(

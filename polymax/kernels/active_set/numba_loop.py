@@ -2,10 +2,10 @@
 
 Shapes:
     settings = the largest number of iterations, the tolerance, and True if structures shall span the face
-    problems = table (any,), own (B, any), scores (B, any), others (B or fewer, any), and the memory of a search, as
-        numba_search.py has them; groups of instances share the others
-    held, system, as numba_weights.py has them; memory = mu (d,), work (2, k), mark (d,), vertex (parts,), order (k,),
-        nudge (2, d)
+    problems = table (any,), own (B, any), scores (B, any), others (B or fewer, any), the shapes of a search's memory,
+        and True if lists are aligned, as numba_search.py has them; groups of instances share the others
+    d, the number of parts of the first tensor
+    held, system, mu, work and mark, as numba_weights.py has them; vertex (parts,), order (k,), nudge (2, d)
     seeds, seed_scores, seed_weights: structures to start from, (B, s, parts), (B, s, 2), (B, s); or None
     out = places (B, k, parts), probs (B, k) and overlaps (B, k, k), written for the structures there are; means (B, all
         parts); numbers (2, B): value and gap; counts (3, B): iterations, how the loop ended, and how many structures
@@ -25,17 +25,22 @@ GOING, CONVERGED, FULL, INFEASIBLE = 0, 1, 2, 3
 
 @kernel
 def solve(
-    start, stop, best, rule, settings, problems, held, system, memory, seeds, seed_scores, seed_weights, out
+    start, stop, best, rule, settings, problems, d, seeds, seed_scores, seed_weights, out
 ):  # fmt: skip
     """Solve the instances from `start` to `stop`; without a `rule` of Frank-Wolfe steps, by exact weights.
 
     Scores are counted from that of the best structure: those of structures that have weight are then small, and so is
     the rounding of sums with them.
     """
-    table, own, scores, others, grid, line, marks = problems
+    table, own, scores, others, grid_shape, line_size, marks_shape, aligned = problems
     max_iter, tol, whole = settings
-    mu, work, mark, vertex, order, nudge = memory
     numbers, counts = out[4], out[5]
+    room, parts = out[0].shape[1:]
+    grid, line, marks = np.empty(grid_shape), np.empty(line_size), np.empty(marks_shape, np.int64)
+    held = np.empty((room, parts), np.int32), np.empty((room, room)), np.empty(room), np.empty(room)
+    system = np.empty((room, room)), np.empty((3, room)), np.empty((2, room))
+    mu, work, nudge = np.empty(d), np.empty((2, room)), np.empty((2, d))
+    mark, vertex, order = np.zeros(0 if aligned else d, np.bool_), np.empty(parts, np.int32), np.empty(room, np.int64)
     shared = max(own.shape[0] // max(others.shape[0], 1), 1)
     for i in range(start, stop):
         problem = table, own[i], scores[i], others[i // shared], grid, line, marks
@@ -163,10 +168,10 @@ def _finish(count, held, order, places, probs, overlaps, means):
 
 
 @kernel
-def gather(start, stop, counts, found, gathered):
+def gather(counts, found, gathered):
     """Copy the structures of each instance, their weights and overlaps, to arrays with room for the most there are."""
     (places, probs, overlaps), (to_places, to_probs, to_overlaps) = found, gathered
-    for i in range(start, stop):
+    for i in range(counts.size):
         for r in range(to_probs.shape[1]):
             held = r < counts[i]
             to_probs[i, r] = probs[i, r] if held else 0.0

@@ -29,8 +29,6 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 NAMES = ("default", *dict.fromkeys(name for names in METHODS.values() for name in names))
 BASELINES = ("self-critical", "learned", "moving-average")
-# trees of dependents, and of two by two
-HEADS, BINARY = ("dependency",), ("tree-lstm", "spinn", "gumbel-tree")
 
 
 @dataclass(frozen=True)
