@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
-from polymax.kernels.numba_math import add, exp2, inline, kernel, middle, row_sum, rows_at
+from polymax.kernels.numba_math import add, exp2, inline, kernel, middle, row_max, row_sum, rows_at
 
 # a threshold further than this from the score that it is counted from is counted from a nearer one
 FAR = 1e3
@@ -32,7 +32,9 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: boo
     low, high, totals = beside(lower, x.shape), beside(upper, x.shape), beside(total.double(), x.shape[:-1])
     args = (
         n, scores.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(), totals.data_ptr(), REALS[out.dtype],
-        REALS[low.dtype], REALS[high.dtype], low.numel() > 1, high.numel() > 1, totals.numel() > 1, entropic,
+        REALS[low.dtype], REALS[high.dtype], low.numel() > 1, high.numel() > 1, totals.numel() > 1,
+        # what is None falls out of the kernel before it is compiled: sums in float64 are exact enough for float32
+        entropic, True if out.dtype == torch.float64 else None,
     )  # fmt: skip
     if 8 * n * count < SMALL:
         _capped(0, count, *args)
@@ -60,7 +62,7 @@ def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic
 @kernel
 def _capped(
     start, stop, n, x_at, lower_at, upper_at, y_at, totals_at, real, real_low, real_high, many_low, many_high,
-    many_totals, entropic,
+    many_totals, entropic, exact,
 ):  # fmt: skip
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     lower, upper = rows_at(lower_at, stop, n, real_low), rows_at(upper_at, stop, n, real_high)
@@ -91,8 +93,8 @@ def _capped(
                 y[i, index[k]] = low[k] if total <= low_sum else high[k]
         else:
             given = x[i], index[:count], z[:count], low[:count], high[:count], total
-            if not (entropic and _scaled(*given)):
-                _anchored(*given, entropic)
+            if not (entropic and _scaled(*given, exact)):
+                _anchored(*given, entropic, exact)
             for k in range(count):
                 y[i, index[k]] = z[k]
 
@@ -121,7 +123,7 @@ def _capped_backward(
 
 
 @inline
-def _scaled(x, index, z, low, high, total):
+def _scaled(x, index, z, low, high, total, exact):
     """Entropic weights z where no score is far below the maximum; False if one is.
 
     Exponentials are then taken once, and the factor is found by which they have the right sum once they are clipped.
@@ -165,8 +167,10 @@ def _scaled(x, index, z, low, high, total):
         return False
     for k in range(z.size):
         z[k] *= factor
-    # sums in float64 are exact enough for weights in float32
-    fixed, free = _parts(z, low, high) if x.itemsize == 4 else _exact_parts(z, low, high)
+    if exact is not None:
+        fixed, free = _exact_parts(z, low, high)
+    else:
+        fixed, free = _parts(z, low, high)
     share = (total - fixed) / free if free > 0 else 1.0
     for k in range(z.size):
         weight = z[k] * share if low[k] < z[k] < high[k] else z[k]
@@ -204,7 +208,7 @@ def _exact_parts(z, low, high):
 
 
 @inline
-def _anchored(x, index, z, low, high, total, entropic):
+def _anchored(x, index, z, low, high, total, entropic, exact):
     """Weights z of the scores x at the indices."""
     anchor = -np.inf
     for j in index:
@@ -225,14 +229,14 @@ def _anchored(x, index, z, low, high, total, entropic):
         if anchor == x[index[nearest]]:
             break
         anchor = np.float64(x[index[nearest]])
-    _share(z, low, high, total, entropic, tau, below, above, x.itemsize == 8)
+    _share(z, low, high, total, entropic, tau, below, above, exact)
 
 
 @inline
 def _threshold(z, low, high, total, entropic):
     """The threshold, and the numbers between which it lies."""
     below, above = np.inf, -np.inf
-    top = z.max()
+    top = row_max(z)
     for k in range(z.size):
         below = min(below, z[k] - (np.log(high[k]) if entropic else high[k]))
         above = max(above, z[k] - (np.log(low[k]) if entropic else low[k]))
@@ -275,8 +279,8 @@ def _threshold(z, low, high, total, entropic):
 
 @inline
 def _share(z, low, high, total, entropic, tau, below, above, exact):
-    """Replace the scores z by their weights; sums in float64 are exact enough for weights in float32."""
-    if exact:
+    """Replace the scores z by their weights."""
+    if exact is not None:
         fixed, free, count = _exact_sums(z, low, high, tau, entropic)
     else:
         fixed, free, count = _sums(z, low, high, tau, entropic)

@@ -15,6 +15,7 @@ from polymax.kernels.threshold.numba_short import SHORT, entmax15_row, sparsemax
 from polymax.kernels.threshold.numba_support import (
     BLOCK,
     entmax15_powers,
+    general_powers,
     pad,
     response_weights,
     sparsemax_powers,
@@ -34,7 +35,7 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
     if alphas is not None:
         kernel = _each
     elif family == TSALLIS:
-        kernel = _SHORT.get(alpha, _general) if n <= SHORT else _LONG.get(alpha, _general)
+        kernel = (_SHORT if n <= SHORT else _LONG).get(alpha, _general if alpha > 1 else _below_1)
     else:
         kernel = _general
     args = (
@@ -128,11 +129,26 @@ def _softmax_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 
 @kernel
 def _general(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
-    """Any family, and any alpha but those of Tsallis entropies that have ways of their own."""
+    """Any family, and any alpha above 1 but those of Tsallis entropies that have ways of their own."""
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
-        _weigh_in_general(x[i], y[i], z, power, index, alpha, family)
+        count = _gather(x[i], x.dtype.type(-1 / (alpha - 1) if family == TSALLIS else -1.0), z, index)
+        if count > 0:
+            count = general_powers(z, index, count, power, alpha, family)
+        _spread(y[i], power, index, count)
+
+
+@kernel
+def _below_1(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    """Tsallis entropies with alpha below 1."""
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
+    for i in range(start, stop):
+        count = _gather(x[i], x.dtype.type(-np.inf), z, index)
+        if count > 0:
+            _dense(z[:count], power, 1 - alpha)
+        _spread(y[i], power, index, count)
 
 
 @kernel

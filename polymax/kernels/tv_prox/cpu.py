@@ -74,7 +74,8 @@ def _tv_prox(start, stop, n, x_at, strengths_at, out_at, real, real_strength, ma
             # a shifted entry may be lower than any finite number
             z[j] = max((z[j] - away) * (1 / unit) + back, lowest)
         if count == n:
-            row[:] = z
+            for j in range(n):
+                row[j] = z[j]
             continue
         count = 0
         for j in range(n):
