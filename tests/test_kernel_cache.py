@@ -215,9 +215,9 @@ def test_other_versions_of_numba_compile_as_they_do():
 @pytest.mark.skipif(compilers(numba.__version__)[0] is Compiler, reason="the insides of this Numba are not known")
 def test_helpers_are_compiled_once_and_have_no_machine_code(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "CACHE_DIR", "")
-    path = tmp_path / "parts.py"
+    path = tmp_path / "parts_of_kernels.py"
     path.write_text(PARTS)
-    spec = importlib.util.spec_from_file_location("parts", path)
+    spec = importlib.util.spec_from_file_location("parts_of_kernels", path)
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     with event.install_recorder("numba:compile") as recorder:
