@@ -73,6 +73,10 @@ def test_empty_batch(row, device):
     scores = row.scores(batch=(0,), device=device)
     assert row.smoothing().max(*scores).shape == (0,)
     assert tensors(row.structure.map(*scores))[0].shape[0] == 0
+    leaves = [x.requires_grad_() for x in scores]
+    expected = tensors(pm.SparseMap(row.structure)(*leaves))
+    gradients = torch.autograd.grad([t.sum() for t in expected], leaves, allow_unused=True, materialize_grads=True)
+    assert [g.shape for g in gradients] == [x.shape for x in leaves]
 
 
 @pytest.mark.parametrize(

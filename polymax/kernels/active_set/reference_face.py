@@ -62,7 +62,8 @@ def _direction(generator: torch.Generator, y: Tensor, overlaps: Tensor, kept: Te
 def _joined(structure: Structure, solution: Solution, more: Tensor, kept: Tensor, overlaps: Tensor) -> Solution:
     """The structures that there are, close together: those with weight, then the others, given flat."""
     dim, found = solution.probs.dim(), solution.found
-    order = torch.sort(~kept, dim=-1, stable=True).indices[..., : max(int(kept.sum(-1).max()), 1)]
+    most = int(kept.sum(-1).max()) if kept.numel() else 0
+    order = torch.sort(~kept, dim=-1, stable=True).indices[..., : max(most, 1)]
     probs = torch.nn.functional.pad(solution.probs, (0, more.shape[-2])).gather(-1, order)
     rows = overlaps.gather(-2, order.unsqueeze(-1).expand(*order.shape, overlaps.shape[-1]))
     overlaps = rows.gather(-1, order.unsqueeze(-2).expand(*rows.shape[:-1], order.shape[-1]))
