@@ -50,10 +50,8 @@ def masked(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def readable(t: Tensor) -> bool:
-    """Whether values can be looked at: not while they are traced, and not at the price of waiting for a device."""
-    return not (
-        t.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(t)
-    )
+    """True if values can be looked at: not while they are traced, and not at the price of waiting for a device."""
+    return not (not t.is_cpu or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(t))
 
 
 def number(value: Any, name: str, expected: str, valid: Any) -> None:

@@ -24,12 +24,12 @@ def applied(function: type[Function], *args: Any) -> Any:
 
 
 def transformed() -> bool:
-    """Whether torch.compile, torch.func or derivatives in forward mode look at the call."""
+    """True if torch.compile, torch.func or derivatives in forward mode look at the call."""
     return torch.compiler.is_compiling() or functional()
 
 
 def functional() -> bool:
-    """Whether torch.func or derivatives in forward mode look at the call: `requires_grad` does not tell all then."""
+    """True if torch.func or derivatives in forward mode look at the call: `requires_grad` does not tell all then."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
@@ -40,7 +40,7 @@ def untransformed() -> AbstractContextManager[Any]:
 
 
 def recording(x: Tensor) -> bool:
-    """Whether a CUDA graph records what is done with x: nothing can be read then."""
+    """True if a CUDA graph records what is done with x: nothing can be read then."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

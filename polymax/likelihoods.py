@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax.hypergraphs import Derivations
+from polymax.hypergraphs.passes import HARD, SHANNON
 from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals
 from polymax.structures import Chain
 from polymax.structures.base import checked_lengths
 from polymax.structures.chain import ChainParts
 from polymax.structures.ctc import checked_targets, lattice, states_of
-from polymax.structures.dynamic import HARD, SHANNON, Derivations
 
 Lengths = Tensor | Sequence[int]
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
+from polymax._function import recording
+from polymax.kernels.two_classes import two_classes, two_classes_backward
 from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals
 from polymax.structures import Transducer
@@ -57,7 +59,7 @@ def rnnt_loss(
         sizes = _sizes(logits.shape[-1], targets, logit_lengths, target_lengths, blank, logits, tuple(logits.shape[:3]))
     else:
         raise ValueError(f"logits must be (N, T, U + 1, V), or packed (rows, V); got {tuple(logits.shape)}")
-    x = wide(_Clamped.apply(logits, clamp) if clamp > 0 else logits)
+    x = _Clamped.apply(logits, clamp) if clamp > 0 else logits
     if logits.dim() == 2:
         ends, labels = _unpacked(x, sizes, fused_log_softmax)
     else:
@@ -179,7 +181,7 @@ def _unpacked(x: Tensor, sizes: _Sizes, normalize: bool) -> tuple[Tensor, Tensor
     inside = (t < sizes.frames[:, None, None]) & (u <= sizes.counts[:, None, None])
     index = torch.nn.functional.pad(sizes.targets, (0, 1), value=sizes.blank)
     ends, labels = _chosen(x, index[:, None].expand(inside.shape)[inside], sizes.blank, normalize)
-    zeros = x.new_zeros(inside.shape)
+    zeros = ends.new_zeros(inside.shape)
     ends, labels = zeros.masked_scatter(inside, ends), zeros.masked_scatter(inside, labels)
     return ends, labels[:, :, :-1]
 
@@ -188,7 +190,7 @@ def _chosen(x: Tensor, at: Tensor, blank: int, normalize: bool) -> tuple[Tensor,
     """Logits (*any, V) of the blank, and of the classes `at` (*any), as log-probabilities if they are to be made so."""
     if normalize:
         return _LogProbabilities.apply(x, at, blank)[:2]
-    return x[..., blank], x.gather(-1, at.unsqueeze(-1)).squeeze(-1)
+    return wide(x[..., blank]), wide(x.gather(-1, at.unsqueeze(-1)).squeeze(-1))
 
 
 class _LogProbabilities(Function):
@@ -198,8 +200,7 @@ class _LogProbabilities(Function):
 
     @staticmethod
     def forward(x: Tensor, at: Tensor, blank: int) -> tuple[Tensor, Tensor, Tensor]:
-        total = x.logsumexp(-1)
-        return x[..., blank] - total, x.gather(-1, at.unsqueeze(-1)).squeeze(-1) - total, total
+        return two_classes(x, at, blank)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, ...]) -> None:
@@ -210,34 +211,42 @@ class _LogProbabilities(Function):
     @staticmethod
     def backward(ctx: Any, g_end: Tensor, g_label: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         x, total, at = ctx.saved_tensors
-        both = (g_end + g_label).unsqueeze(-1)
-        if torch.is_grad_enabled():
-            # the derivative is derived once more: p depends on x
-            p = x.log_softmax(-1).exp()
-            zeros = torch.zeros_like(x)
-            blank = torch.full_like(at, ctx.blank).unsqueeze(-1)
-            g = zeros.scatter_add(-1, blank, g_end.unsqueeze(-1)).scatter_add(
-                -1, at.unsqueeze(-1), g_label.unsqueeze(-1)
-            )
-            return g - both * p, None, None
-        g = torch.sub(x, total.unsqueeze(-1)).exp_().mul_(-both)
-        g[..., ctx.blank] += g_end
-        g.scatter_add_(-1, at.unsqueeze(-1), g_label.unsqueeze(-1))
-        return g, None, None
+        if not torch.is_grad_enabled():
+            return two_classes_backward(x, at, total, g_end, g_label, ctx.blank), None, None
+        # the derivative is derived once more: p depends on x
+        logits = wide(x)
+        p = torch.where(total.unsqueeze(-1) == -torch.inf, 0, logits).log_softmax(-1).exp()
+        p = torch.where(logits == -torch.inf, 0, p)
+        blank = torch.full_like(at, ctx.blank).unsqueeze(-1)
+        g = torch.zeros_like(logits).scatter_add(-1, blank, g_end.unsqueeze(-1))
+        g = g.scatter_add(-1, at.unsqueeze(-1), g_label.unsqueeze(-1))
+        return (g - (g_end + g_label).unsqueeze(-1) * p).to(x.dtype), None, None
 
 
 def _log_product(e: Tensor, p: Tensor) -> Tensor:
     """log sum over v of exp(e[n, t, v] + p[n, u, v]), (N, T, U), by a product of matrices.
 
     Factors are divided by the largest of their rows. A sum that is so small that terms of its size could have been lost
-    to underflow is added up in the logarithm, a few at a time.
+    to underflow is added up in the logarithm, a few at a time; where values cannot be read, while code is compiled or
+    mapped, all are, and it is the compiler that does not form them.
     """
+    if torch.compiler.is_compiling() or recording(e) or _mapped(e) or _mapped(p):
+        return (e.unsqueeze(2) + p.unsqueeze(1)).logsumexp(-1)
     most_e, most_p = (_finite_max(x.detach()) for x in (e, p))
     sums = torch.bmm((e - most_e).exp(), (p - most_p).exp().mT)
     fine = sums.detach() >= SMALL
     total = torch.where(fine, sums, 1).log() + most_e + most_p.mT
     cells = (~fine).nonzero()
     return total.index_put(cells.unbind(1), _CellSums.apply(e, p, cells)) if len(cells) else total
+
+
+def _mapped(t: Tensor) -> bool:
+    """True if torch.vmap maps over t."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        if torch._C._functorch.is_batchedtensor(t):
+            return True
+        t = torch._C._functorch.get_unwrapped(t)
+    return False
 
 
 def _finite_max(x: Tensor) -> Tensor:

@@ -275,6 +275,11 @@ def _groups(n):
     return entries[None, None], first[None, None], *numbers
 
 
+def _classes(n):
+    """A class of each row."""
+    return torch.randint(0, n, (2, 3), generator=torch.Generator().manual_seed(n))
+
+
 def _one(value, dims):
     """A number that stands for one in every place."""
     return torch.full((1,) * dims, value, dtype=torch.float64)
@@ -340,6 +345,14 @@ KERNEL_CALLS = {
     "isotonic": lambda n: (_tailed(n),),
     "isotonic_kl": lambda n: (_rows(n), _direction(n)),
     "oscar_prox": lambda n: (_rows(n), _per_row(0.25, 0.0, 0.03125)),
+    "two_classes": lambda n: (_rows(n + 1), _classes(n + 1), n // 2),
+    "two_classes_backward": lambda n: (
+        _rows(n + 1),
+        _classes(n + 1),
+        _rows(n + 1).logsumexp(-1),
+        *_direction(2).unbind(-1),
+        n // 2,
+    ),
     "segment_mean": lambda n: (_levels(n), _direction(n), None),
     "segment_mean-order": lambda n: (_levels(n), _direction(n), _permutation(n)),
     "segment_mean-centred": lambda n: (_levels(n), _direction(n), None, _supported(_levels(n))),

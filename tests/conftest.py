@@ -1,5 +1,6 @@
 """What all tests share: kernels that run without a GPU, outputs that show what was not written, a seed."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -13,9 +14,17 @@ if not torch.cuda.is_available():
 
 # tensors here are small: threads would only wait for each other. test_surprises asks for more where it counts
 torch.set_num_threads(1)
+# the same for commands and examples that tests start: their threads would spin while others of this machine work
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # tables and oracles are plain modules beside the tests
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_collection_finish():
+    """Leave twenty thousand collected tests out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc):
@@ -26,6 +35,12 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Whatever an earlier test, or a library it called, has made of the number of threads."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -22,9 +22,9 @@ class Set:
     `shapes` are those of the first score tensor, all small enough to enumerate. `events(shape)` are the shapes of all
     score tensors, `count(shape)` the number of structures, `recursion(maximum, *scores)` the value by a plain loop.
     `cut(parts, length)` restricts scores or structures to a shorter problem; sets without lengths have none, and those
-    whose lengths are a pair are `paired`. `can` are its abilities, `sizes(shape)` what `encode` takes besides the
-    compact form, `nothing` the value where all parts are forbidden, and `few` a shape with structures few enough to
-    count draws. `indicators` is False for a set whose structures are not made of 0 and 1.
+    whose lengths are a pair are `paired`. No structure is shorter than `least`. `can` are its abilities, `sizes(shape)`
+    what `encode` takes besides the compact form, `nothing` the value where all parts are forbidden, and `few` a shape
+    with structures few enough to count draws. `indicators` is False for a set whose structures are not made of 0 and 1.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Set:
     cut: Callable | None = None
     can: str = "count sample local"
     paired: bool = False
+    least: int = 0
     # how much longer a score tensor is than the problem: a tree has a root symbol
     extra: int = 0
     sizes: Callable = lambda shape: shape
@@ -78,6 +79,10 @@ class Set:
 
     def with_lengths(self, lengths):
         return self.structure.with_lengths((lengths, lengths) if self.paired else lengths)
+
+    def lengths(self, *wanted, device="cpu"):
+        """These lengths, or the least one that has a structure in the place of those below it."""
+        return torch.tensor([max(n, self.least) for n in wanted], device=device)
 
     def size(self, shape=None):
         """The largest length."""
@@ -127,6 +132,10 @@ def segmentations(n, widths, labels):
 def cut_chain(parts, n):
     unary, transition = parts
     return unary[..., :n, :], transition if transition.dim() == 2 else transition[..., : max(n - 1, 0), :, :]
+
+
+def cut_frames(parts, n):
+    return (parts[0][..., :n, :],)
 
 
 def cut_segments(parts, n):
@@ -266,6 +275,9 @@ TABLE = [
         # one frame less, for the blank between the equal targets
         lambda s: comb(s[0] - 1 + 3, 6),
         recursions.ctc([0, 1, 0, 2, 0, 2, 0]),
+        cut_frames,
+        # three targets, and the blank
+        least=4,
         sizes=lambda s: s[1:],
     ),
     Set(

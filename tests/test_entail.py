@@ -65,6 +65,9 @@ def test_a_batch_is_its_pairs(model, mapping):
 @pytest.mark.parametrize(("model", "mapping"), KINDS)
 def test_every_parameter_learns(model, mapping):
     classifier = made(options(model, mapping))
+    # the small scores of a new model are one cluster for oscarmax, whose weights do not depend on them
+    for parameter in classifier.parameters():
+        parameter.data *= 4
     classifier.loss(batch_of(SOME))["loss"][0].backward()
     assert all(bool((p.grad != 0).any()) for p in classifier.parameters())
 

@@ -73,7 +73,7 @@ def test_padding_is_a_shorter_problem(row, case):
     if not case.fits(row):
         pytest.skip("a set without sums")
     full = leaves(row.structure.full(*row.scores(batch=(3,))))
-    lengths = torch.tensor([row.size(), row.size() - 1, 1])
+    lengths = row.lengths(row.size(), row.size() - 1, 1)
     padded = case.make(row.structure).with_lengths(row.with_lengths(lengths).lengths)
     y = called(case, padded, full)
     g = slopes_like(y)
@@ -96,7 +96,7 @@ def test_padding_has_no_gradient(row, case):
     if not case.fits(row):
         pytest.skip("a set without sums")
     full = leaves(row.structure.full(*row.scores(batch=(3,))))
-    lengths = torch.tensor([row.size(), row.size() - 1, 1])
+    lengths = row.lengths(row.size(), row.size() - 1, 1)
     y = called(case, case.make(row.with_lengths(lengths)), full)
     grads = torch.autograd.grad(y, full, slopes_like(y))
     for b, n in enumerate(lengths.tolist()):

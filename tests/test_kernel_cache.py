@@ -1,5 +1,6 @@
 """Compiled kernels are kept where that is possible, and run where it is not."""
 
+import gc
 import importlib.util
 import os
 import subprocess
@@ -8,12 +9,16 @@ import tempfile
 import warnings
 from pathlib import Path
 
+import numba
+import numpy as np
 import pytest
-from numba.core import config
+from numba.core import config, event
 from numba.core.caching import _CacheLocator
+from numba.core.compiler import Compiler
 
 import polymax
 from polymax.kernels import numba_cache
+from polymax.kernels.numba_compile import compilers
 
 SOURCE = """
 from polymax.kernels.numba_math import kernel
@@ -183,3 +188,43 @@ print(y.tolist(), [w.category.__name__ for w in caught])
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert run.stdout.strip() == "[1.0, 2.0] ['RuntimeWarning']", run.stdout + run.stderr
     assert list(tmp_path.rglob("*.nbi")), "kernels are kept in the temporary directory"
+
+
+PARTS = """
+import numpy as np
+from polymax.kernels.numba_math import inline, kernel
+
+@inline
+def at(x, j):
+    return x[np.int64(j)]
+
+@inline
+def both(x):
+    return at(x, 0) + at(x, 1)
+
+@kernel
+def total(x):
+    return both(x) + at(x, 2)
+"""
+
+
+def test_other_versions_of_numba_compile_as_they_do():
+    assert compilers("0.61.0") == compilers("1.0") == (Compiler, Compiler)
+
+
+@pytest.mark.skipif(compilers(numba.__version__)[0] is Compiler, reason="the insides of this Numba are not known")
+def test_helpers_are_compiled_once_and_have_no_machine_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "CACHE_DIR", "")
+    path = tmp_path / "parts_of_kernels.py"
+    path.write_text(PARTS)
+    spec = importlib.util.spec_from_file_location("parts_of_kernels", path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    with event.install_recorder("numba:compile") as recorder:
+        assert loaded.total(np.arange(3.0)) == 3.0
+    begun = [e.data["dispatcher"] for _, e in recorder.buffer if e.is_start]
+    assert sorted(d.py_func.__name__ for d in begun) == ["at", "both", "total"]
+    code = {d.py_func.__name__: one for d in begun for one in d.overloads.values()}
+    addresses = {name: one.library.get_pointer_to_function(one.fndesc.llvm_func_name) for name, one in code.items()}
+    assert addresses["at"] == addresses["both"] == 0 != addresses["total"]
+    assert gc.isenabled()

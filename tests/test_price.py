@@ -1,5 +1,9 @@
 """The price of a call: how many functions of ours it enters, and by which way it goes."""
 
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -92,3 +96,53 @@ def test_a_number_kept_in_inference_mode_can_be_saved():
     x.requires_grad_()
     pm.csparsemax(x, upper=0.613)[0, 0].backward()
     assert x.grad is not None
+
+
+LAUNCHES = '''
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+launched = []
+
+class Device:
+    """A Hopper GPU for which kernels are compiled, and which notes what it is to run."""
+
+    class utils:
+        load_binary = staticmethod(lambda *_: (1, 2, 0, 0, 1024))
+        get_device_properties = staticmethod(lambda _: {"max_shared_mem": 232448})
+
+    launcher_cls = staticmethod(lambda src, metadata: lambda *args: launched.append(args))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda _: 7)
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+
+driver.set_active(Device())
+torch._C._cuda_getDevice = lambda: 0
+torch._C._cuda_getCurrentRawStream = lambda _: 7
+
+from polymax.kernels import triton_launch
+from polymax.kernels.tsallis_slope.cuda import tsallis_slope
+
+args = torch.randn(3, 5), torch.randn(3, 5), torch.randn(3)
+for known in (True, True, False):
+    triton_launch.KNOWN = known
+    tsallis_slope(*args)
+ours, again, theirs = launched
+# the metadata and hooks of Triton are for profilers; the result is a tensor of each call
+assert len(ours) == len(theirs) == 18, (len(ours), len(theirs))
+for one, other, at in zip(ours, theirs, range(len(ours))):
+    assert at in (6, 7, 8, 12) or one is other or one == other, (at, one, other)
+'''
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_launches_are_those_of_triton():
+    """A version of Triton that is said to have been tried is given the arguments that it gives itself."""
+    from polymax.kernels.triton_launch import TRIED
+
+    if not importlib.metadata.version("triton").startswith(TRIED):
+        pytest.skip("Triton launches its kernels itself")
+    given = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    found = subprocess.run([sys.executable, "-c", LAUNCHES], env=given, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr

@@ -22,13 +22,13 @@ def invoke(*arguments):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("proteins")
-    for seed, (part, count) in enumerate({"train": 60, "dev": 20}.items()):
+    for seed, (part, count) in enumerate({"train": 30, "dev": 10}.items()):
         assert invoke("draw-proteins", folder / f"{part}.fa.gz", "--count", count, "--seed", seed).exit_code == 0
     return {part: [folder / f"{part}.fa.gz"] for part in ("train", "dev")}
 
 
 def test_scores_are_learned(files, tmp_path):
-    options = {"lr": 0.1, "batch_size": 20, "accelerator": "cpu"}
+    options = {"lr": 0.1, "batch_size": 10, "accelerator": "cpu"}
     pairs = read_alignments(files["dev"])
     start = task.vocabularies(pairs, ProteinAlignOptions())
     model = task.model(ProteinAlignOptions(), start)

@@ -133,6 +133,17 @@ def test_cuda_with_several_warps_to_a_row(name, monkeypatch):
         check(name, getattr(module, name), tuple(a[::5].to(GPU) for a in args))
 
 
+@needs_triton
+def test_long_rows_of_oscar_keep_their_digits(monkeypatch):
+    monkeypatch.setattr(import_module("polymax.kernels.oscar_prox.cuda"), "LONGEST_SORTED", 8)
+    x = 2 * torch.randn(2, 33, dtype=torch.float64).float() + torch.tensor([[0.0], [3.0]])
+    strength = torch.tensor([1e3, 2.0])
+    z, _ = implementation("oscar_prox", "cuda")(x.to(GPU), strength.to(GPU))
+    exact, _ = implementation("oscar_prox", "reference")(x.double(), strength.double())
+    # the ranks add up to a hundred times the scores
+    assert (z.cpu() - exact).abs().max() < 1e-6
+
+
 @pytest.mark.skipif(GPU == "cpu", reason="long rows are slow in the interpreter")
 @pytest.mark.parametrize("n", [64, 500, 1000, 1024, 4096])
 @pytest.mark.parametrize("name", OPS)

@@ -11,8 +11,8 @@ from tolerances import close, equal
 from torch.autograd import gradcheck, gradgradcheck
 
 import polymax as pm
+from polymax.hypergraphs.passes import HARD
 from polymax.structures.compact.heads import trees
-from polymax.structures.dynamic import HARD
 from polymax.structures.spanning_tree import SpanningTree
 
 GPU = torch.cuda.is_available()

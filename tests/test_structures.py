@@ -81,7 +81,7 @@ def test_empty_batch(row, device):
 )
 def test_padding_is_a_shorter_problem(row, alone, device):
     size = row.size()
-    lengths = torch.tensor([size, max(size - 1, 0), 2, 1, 0], device=device)
+    lengths = row.lengths(size, max(size - 1, 0), 2, 1, 0, device=device)
     scores = row.scores(batch=(5,), device=device)
     # what lies outside a problem does not matter, whatever it is
     filled = tuple(x.clone() for x in scores)
@@ -342,12 +342,12 @@ def test_what_a_set_does_not_say_has_a_general_answer():
 
 @every(RAGGED)
 def test_log_count_of_lengths(row):
-    lengths = torch.arange(row.size() + 1)
+    lengths = torch.arange(row.least, row.size() + 1)
     counts = row.with_lengths(lengths).log_count(row.shape)
     assert counts.shape == lengths.shape
     longest = tuple(row.cut(row.scores(), row.size())[0].shape)
     close(counts[-1], row.structure.log_count(longest), "the longest is the problem of that size")
-    close(counts[0], 0.0, "nothing is one structure")
+    close(counts[0], 0.0, "the shortest problem is one structure")
 
 
 def test_what_is_too_large_to_count():

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax._function import functional
+from polymax._parts import checked, narrow
 from polymax.noise import Gumbel, Noise
 from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing
 from polymax.structures.base import Parts, Structure, tensors
-from polymax.structures.dynamic import checked, narrow
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax._parts import checked, narrow
 from polymax.estimators.base import NoisyEstimator, checked_samples, chosen, perturbed
 from polymax.regularizers.entropies import positive
 from polymax.structures.base import Parts, tensors
-from polymax.structures.dynamic import checked, narrow
 
 
 @dataclass(frozen=True, eq=False)

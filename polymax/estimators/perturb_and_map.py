@@ -6,12 +6,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from polymax._parts import checked, narrow
 from polymax.estimators.base import NoisyEstimator, checked_noise, perturbed
 from polymax.estimators.straight_through import checked_through, pulled
 from polymax.noise import Gumbel, Noise
 from polymax.smoothing import Smoothing
 from polymax.structures.base import Parts
-from polymax.structures.dynamic import checked, narrow
 
 
 @dataclass(frozen=True, eq=False)

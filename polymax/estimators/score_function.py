@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymax._parts import map_parts
+from polymax._parts import checked, map_parts, narrow
 from polymax.estimators.baselines import Baseline, Situation
 from polymax.estimators.expected_loss import LossFn, checked_reduction, evaluated, reduced, value_with_gradient
 from polymax.estimators.joint import JointLoss, together
@@ -15,7 +15,6 @@ from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
 from polymax.structures.base import Parts, Structure, tensors
-from polymax.structures.dynamic import checked, narrow
 
 
 @dataclass(frozen=True, eq=False)

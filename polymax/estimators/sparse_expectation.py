@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from polymax._parts import map_parts
+from polymax._parts import checked, map_parts, narrow
 from polymax.distributions.finite import Finite
 from polymax.estimators.expected_loss import LossFn, checked_reduction, evaluated, reduced
 from polymax.estimators.joint import JointLoss, combinations, refuse_single
@@ -16,7 +16,6 @@ from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
 from polymax.smoothing.sparse_map import SparseMap
 from polymax.structures.base import Parts, Structure
-from polymax.structures.dynamic import checked, narrow
 
 
 @dataclass(frozen=True, eq=False)

@@ -203,7 +203,7 @@ def _hard(structure: Structure, scores: list[Tensor], candidates: Any) -> list[d
 
 
 def _probabilities(found: Any, candidates: Any, count: int) -> Tensor:
-    """Of each of some structures at each temperature, (structures, temperatures)."""
+    """The probability of each of some structures at each temperature, (structures, temperatures)."""
     return found.log_prob(_map(lambda t: t.unsqueeze(1).expand(-1, count, *t.shape[1:]), candidates)).exp()
 
 

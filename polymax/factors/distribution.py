@@ -48,7 +48,7 @@ class GraphDistribution:
 
 
 def distributions(held: "Held", scores: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Finite | None, ...]:
-    """For each factor, given scores in full shape."""
+    """The distribution of each factor, from scores in full shape."""
     agreed = held.agreed
     derived = functional() or (torch.is_grad_enabled() and any(t.requires_grad for t in scores))
     moved = applied(_Scores, held, *scores) if derived else held.factor_scores()
@@ -72,7 +72,7 @@ def distributions(held: "Held", scores: tuple[Tensor, ...], dtype: torch.dtype) 
 
 
 def _one(solution: Solution, k: int, batch: torch.Size) -> Solution:
-    """That of the k-th structure of a block."""
+    """The solution of the k-th structure of a block."""
 
     def pick(t: Tensor) -> Tensor:
         return t[:, k].reshape(batch + t.shape[2:])

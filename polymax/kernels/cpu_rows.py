@@ -33,6 +33,8 @@ def plain(x: Tensor) -> Tensor:
 
 def beside(numbers: Tensor, shape: torch.Size) -> Tensor:
     """A number for each place of a shape, or the one for all of them."""
+    if numbers.numel() == 1 and numbers.dtype in REALS:
+        return numbers
     return plain(numbers if numbers.numel() == 1 else numbers.expand(shape))
 
 

@@ -11,15 +11,18 @@ from numba import carray, njit, types
 from numba.extending import intrinsic, overload, register_jitable
 
 from polymax.kernels.numba_cache import keep_compiled
+from polymax.kernels.numba_compile import KernelCompiler, PartCompiler
 
 # error_model numpy: a division that may raise is a branch, and a branch stops a loop from vectorising
 OPTIONS = {"error_model": "numpy"}
-inline = register_jitable(**OPTIONS)
+# with the flags of a kernel: Numba compiles a function once more for each set of flags of its callers
+PART = {**OPTIONS, "nogil": True, "no_cpython_wrapper": False, "pipeline_class": PartCompiler}
+inline = register_jitable(**PART)
 
 
 def kernel(function):
     """The function, compiled for each type of its arguments, without the interpreter's lock."""
-    return keep_compiled(njit(nogil=True, **OPTIONS)(function))
+    return keep_compiled(njit(nogil=True, pipeline_class=KernelCompiler, **OPTIONS)(function))
 
 
 @intrinsic
@@ -149,21 +152,21 @@ def _log2_split(bits, t):
     return _fma(np.float32(2) * s * series, _LOG2_E, np.float32(e))
 
 
-@overload(log2_1p, jit_options=OPTIONS)
+@overload(log2_1p, jit_options=PART)
 def _log2_1p(t):
     if t != types.float32:
         return lambda t: math.log1p(t) * (1 / math.log(2))
     return lambda t: _log2_split(_bits(np.float32(1) + t), t)
 
 
-@overload(log2, jit_options=OPTIONS)
+@overload(log2, jit_options=PART)
 def _log2(x):
     if x != types.float32:
         return lambda x: math.log(x) * (1 / math.log(2))
     return lambda x: _log2_split(_bits(x), x - np.float32(1))
 
 
-@overload(exp2, jit_options=OPTIONS)
+@overload(exp2, jit_options=PART)
 def _exp2(x):
     if x != types.float32:
         return lambda x: math.exp(x * math.log(2))
@@ -192,7 +195,7 @@ def rough_power_1p(t, k):
     return (1 + t) ** k
 
 
-@overload(rough_power_1p, jit_options=OPTIONS)
+@overload(rough_power_1p, jit_options=PART)
 def _rough_power_1p(t, k):
     if t != types.float32:
         return lambda t, k: (1 + t) ** k

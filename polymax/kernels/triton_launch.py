@@ -4,8 +4,9 @@ Triton looks at every argument of every launch by Python code, to find what it c
 more than a small kernel takes. The same question has a short answer here: dtypes and the alignment of tensors, and of
 integers whether they are 1, or multiples of 16, or wide. The first launch of a kind asks Triton, through `warmup`.
 
-How a compiled kernel is run belongs to Triton, and may change: versions that were tried are listed, and others launch
-as Triton does, as do hooks, the interpreter, and arguments other than tensors and numbers.
+How a compiled kernel is run belongs to Triton, and may change: versions that run it in this way are listed, which
+tests/test_price.py compares with what Triton does, and others launch as Triton does, as do hooks, the interpreter, and
+arguments other than tensors and numbers.
 """
 
 import os
@@ -17,7 +18,7 @@ import triton
 from torch import Tensor
 
 # versions in which a compiled kernel is run by `run(x, y, z, stream, function, metadata, None, None, None, *arguments)`
-TRIED = ("3.6.",)
+TRIED = ("3.6.", "3.7.")
 KNOWN = triton.__version__.startswith(TRIED) and os.environ.get("TRITON_INTERPRET") != "1"
 
 
@@ -26,7 +27,7 @@ class Entry:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self._compiled: dict[Any, Any] = {}
+        self._launches: dict[Any, Launch] = {}
         self.__doc__ = kernel.__doc__
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
@@ -34,24 +35,49 @@ class Entry:
 
     def launch(self, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         """Run the kernel on the current device and stream."""
+        self.prepared(**options)(grid, *args)
+
+    def prepared(self, **options: Any) -> "Launch":
+        """The kernel with its compile-time arguments; a caller that keeps it saves looking for it."""
+        kind = tuple(options.items())
+        found = self._launches.get(kind)
+        if found is None:
+            found = self._launches[kind] = Launch(self.kernel, options)
+        return found
+
+
+class Launch:
+    """A kernel with its compile-time arguments, to be called with a grid and the others."""
+
+    def __init__(self, kernel: Any, options: dict[str, Any]) -> None:
+        self.kernel = kernel
+        self.options = options
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(self, grid: tuple[int, ...], *args: Any) -> None:
+        """Run the kernel on the current device and stream."""
+        if not KNOWN:
+            self.kernel[grid](*args, **self.options)
+            return
         device = torch._C._cuda_getDevice()
-        key: list[Any] = [device, *options.items()]
+        key: list[Any] = [device]
         for a in args:
-            if type(a) is int:
+            if isinstance(a, Tensor):
+                key.append(a.dtype)
+                key.append(a.data_ptr() & 15 == 0)
+            elif type(a) is int:
                 key.append(1 if a == 1 else (a & 15 == 0, -0x80000000 <= a < 0x80000000))
-            elif isinstance(a, Tensor):
-                key.append((a.dtype, a.data_ptr() & 15 == 0))
             elif type(a) is float or type(a) is bool:
                 key.append(type(a))
             else:
-                self.kernel[grid](*args, **options)
+                self.kernel[grid](*args, **self.options)
                 return
         kind = tuple(key)
         found = self._compiled.get(kind)
         if found is None:
-            found = self._compiled[kind] = compiled(self.kernel, grid, args, options)
+            found = self._compiled[kind] = compiled(self.kernel, grid, args, self.options)
         if self.kernel.pre_run_hooks or hooked():
-            self.kernel[grid](*args, **options)
+            self.kernel[grid](*args, **self.options)
             return
         run, function, metadata, constants = found
         x, y, z = (*grid, 1, 1)[:3]

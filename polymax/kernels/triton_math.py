@@ -13,11 +13,14 @@ from triton.language.extra.cuda import libdevice
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
+_HERE = nullcontext()
+
+
 def on_device(x: Tensor) -> AbstractContextManager[object]:
     """Launches go to the current device: make it that of x. On the CPU (Triton's interpreter) there is none."""
     # to change a device to itself takes as long as some kernels
-    elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
-    return torch.cuda.device(x.device) if elsewhere else nullcontext()
+    elsewhere = x.is_cuda and x.get_device() != torch._C._cuda_getDevice()
+    return torch.cuda.device(x.device) if elsewhere else _HERE
 
 
 def beside(numbers: Tensor, shape: torch.Size) -> Tensor:

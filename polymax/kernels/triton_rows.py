@@ -102,7 +102,7 @@ def stack(xs):
 
 @triton.jit
 def extent(b_x):
-    """Of rows `(R, N)`: whether they are good, without NaN and +inf; their unit, range and offset, as columns.
+    """True for rows of `(R, N)` without NaN and +inf; and the unit, range and offset of rows, as columns.
 
     -inf is absent; rows that are not good count as absent. Range and offset are in the unit.
     """

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from polymax._parts import checked
 from polymax.losses.fenchel_young import fenchel_young
 from polymax.losses.structured import as_tuple, losses, reduced
 from polymax.losses.targets import target_of
@@ -11,7 +12,6 @@ from polymax.regularizers import Regularizer
 from polymax.smoothing import HardMax, LocalMax, Marginals, Smoothing
 from polymax.smoothing.sparse_map import SparseMap
 from polymax.structures import Counted, DynamicProgram, Structure
-from polymax.structures.dynamic import checked
 
 Scores = Tensor | tuple[Tensor, ...]
 

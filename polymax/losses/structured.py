@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax._parts import checked
 from polymax.losses.targets import Target, target_of
 from polymax.smoothing import Smoothing
-from polymax.structures.dynamic import checked
 
 
 def of_structures(

@@ -9,11 +9,11 @@ from torch.nn.utils.rnn import PackedSequence
 from polymax import _check, _ragged
 from polymax._ragged import Ragged
 from polymax.distributions.gibbs import Gibbs
+from polymax.hypergraphs.passes import HARD, SHANNON
 from polymax.kernels.widen import wide
 from polymax.nn.tag_schemes import TagConstraints
 from polymax.structures import Chain
 from polymax.structures.compact.choices import used_index
-from polymax.structures.dynamic import HARD, SHANNON
 
 
 class _Scored(NamedTuple):

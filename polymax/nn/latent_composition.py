@@ -18,15 +18,15 @@ class Composition(nn.Module, ABC):
 
     @abstractmethod
     def along(self, tokens: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
-        """Of trees y (B, n + 1, n + 1), indicators [head, modifier], with a gradient in all arcs."""
+        """Vectors of trees y (B, n + 1, n + 1), indicators [head, modifier], with a gradient in all arcs."""
 
     @abstractmethod
     def several(self, tokens: Tensor, lengths: Tensor, y: Tensor, at: Tensor) -> Tensor:
-        """Of trees y (count, n + 1, n + 1) over the tokens of instances at (count,), each composed once."""
+        """Vectors of trees y (count, n + 1, n + 1) over the tokens of instances at (count,), each composed once."""
 
     @abstractmethod
     def soft(self, tokens: Tensor, lengths: Tensor, mu: Tensor) -> Tensor:
-        """Of arcs that are there to the degree mu (B, n + 1, n + 1)."""
+        """Vectors from arcs that are there to the degree mu (B, n + 1, n + 1)."""
 
 
 class TreeLSTMComposition(Composition):

@@ -123,7 +123,7 @@ def trees_of(method: Method) -> Any:
 
 
 def soft(method: Method) -> bool:
-    """Whether a method gives expected arcs, and not a tree."""
+    """True if a method gives expected arcs, and not a tree."""
     return isinstance(method, Smoothing | Relaxed) and not isinstance(method, HardMax)
 
 

@@ -31,7 +31,7 @@ def bio_constraints(tags: Sequence[str]) -> TagConstraints:
 
 
 def bioes_constraints(tags: Sequence[str]) -> TagConstraints:
-    """As BIO, with "E-X" for the last token of a span and "S-X" for a span of one; L and U, of BILOU, mean the same.
+    """Rules of BIO, with "E-X" for the last token of a span and "S-X" for a span of one; L and U of BILOU are the same.
 
     Example:
         >>> bioes_constraints(["O", "B-PER", "I-PER", "E-PER", "S-PER"]).transitions[1]

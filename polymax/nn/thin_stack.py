@@ -34,7 +34,7 @@ class ThinStack:
         self.seen = self.memory[self._looked_at()]
 
     def allowed(self) -> Tensor:
-        """Whether each parser can shift, and reduce, (R, 2)."""
+        """True where a parser can shift, and where it can reduce, (R, 2)."""
         return torch.stack([self.shifted < self.lengths, self.size > 1], -1)
 
     def keep(self, parsers: Tensor) -> None:

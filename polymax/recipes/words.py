@@ -66,7 +66,7 @@ def words_measured(
 
 
 def word_log_probs(options: Any, scores: Tensor) -> Tensor:
-    """Of all words, -inf for those that a sparse loss leaves out."""
+    """Log-probabilities of all words, -inf for those that a sparse loss leaves out."""
     if options.loss == "cross-entropy":
         return scores.log_softmax(-1)
     return pm.entmax(scores, alpha_of(options)).log()

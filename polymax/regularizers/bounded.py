@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.compiler import is_compiling
 
 from polymax import _check
 from polymax._function import applied
@@ -56,7 +58,7 @@ class Bounded(Regularizer):
         if not numbers or self.lower > self.upper:
             _feasible(x, self.lower, self.upper)
         y = _capped_argmax(x, self.lower, self.upper, 1.0, isinstance(self.base, Shannon))
-        if numbers and _check.readable(x) and math.isnan(y.detach().sum()):
+        if numbers and _check.readable(x) and math.isnan((y.detach() if y.requires_grad else y).sum()):
             _feasible(x, self.lower, self.upper)
         return y
 
@@ -108,11 +110,10 @@ def _capped_argmax(
     x: Tensor, lower: float | Tensor, upper: float | Tensor, total: float | Tensor, entropic: bool
 ) -> Tensor:
     """argmax of <x, p> - Omega(p) over lower <= p <= upper, sum p = total, along the last dimension."""
-    low, high = _bound(lower, x, "lower"), _bound(upper, x, "upper")
-    if isinstance(total, Tensor):
-        totals = total.to(device=x.device).expand(*x.shape[:-1], 1).squeeze(-1)
+    if isinstance(lower, Tensor) or isinstance(upper, Tensor) or isinstance(total, Tensor) or is_compiling():
+        low, high, totals = _bound(lower, x, "lower"), _bound(upper, x, "upper"), _total(total, x)
     else:
-        totals = constant(float(total), x.dim() - 1, torch.float64, x.device)
+        low, high, totals = _numbers(lower, upper, total, x.dim(), x.dtype, x.device)
     if x.dtype in _WIDE:
         return applied(RoundedCapped, x, low, high, totals, entropic)[0]
     return applied(Capped, x, low, high, totals, entropic)
@@ -159,7 +160,7 @@ class RoundedCapped(Function):
 
 
 def _capped_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    """Of scores, bounds and total."""
+    """The gradients of scores, bounds and total."""
     x, lower, upper, y = ctx.saved_tensors
     if not any(ctx.needs_input_grad[1:4]) and not torch.is_grad_enabled():
         return capped_backward(y, v, lower, upper, ctx.entropic), None, None, None, None
@@ -178,6 +179,21 @@ def _capped_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     # one more unit of the total goes to the free entries, in proportion to s
     dtotal = mean.squeeze(-1).to(ctx.total_dtype) if ctx.needs_input_grad[3] else None
     return (s * centred).to(x.dtype), dlower, dupper, dtotal, None
+
+
+@lru_cache(maxsize=512)
+def _numbers(
+    lower: float, upper: float, total: float, dims: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Bounds and a total that are numbers, as tensors."""
+    low, high = (constant(float(bound), dims, _WIDE.get(dtype, dtype), device) for bound in (lower, upper))
+    return low, high, constant(float(total), dims - 1, torch.float64, device)
+
+
+def _total(total: float | Tensor, x: Tensor) -> Tensor:
+    if not isinstance(total, Tensor):
+        return constant(float(total), x.dim() - 1, torch.float64, x.device)
+    return total.to(device=x.device).expand(*x.shape[:-1], 1).squeeze(-1)
 
 
 def _bound(bound: float | Tensor, x: Tensor, name: str) -> Tensor:

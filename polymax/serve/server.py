@@ -237,7 +237,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address at which the server listens."""
         host, port = self.server_address[:2]
         name = host.decode() if isinstance(host, bytes | bytearray) else str(host)
         return f"http://{f'[{name}]' if ':' in name else name}:{port}/"

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from polymax._parts import checked
 from polymax.smoothing.base import Smoothing
 from polymax.structures.base import Parts, Structure, tensors
-from polymax.structures.dynamic import checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class HardMax(Smoothing):
         return self.structure.map(*scores)
 
     def solve(self, *scores: Tensor) -> Any:
-        """For a factor graph, whose maximum is a linear relaxation: the point, and if it is integral and so exact."""
+        """The point of a factor graph, whose maximum is a linear relaxation, and if it is integral and so exact."""
         found = self.structure.relaxed(*checked(scores))
         if found is None:
             name = type(self.structure).__name__

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax._function import constant, functional, untransformed
+from polymax._parts import checked, narrow
 from polymax.distributions.finite import Finite
 from polymax.kernels.active_set import path
 from polymax.regularizers.entropies import positive
@@ -16,7 +17,6 @@ from polymax.solvers import ActiveSet, Solution, Solver
 from polymax.solvers.mixture import best_value, weights_and_mean
 from polymax.solvers.traced import traced
 from polymax.structures.base import Parts, Structure, tensors
-from polymax.structures.dynamic import checked, narrow
 
 
 def _active_set() -> Solver:

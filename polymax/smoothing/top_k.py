@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax._parts import checked
 from polymax.distributions.finite import Finite
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Gini
@@ -15,7 +16,6 @@ from polymax.smoothing.hard_max import HardMax
 from polymax.smoothing.temperature import restore_scale, scaled_scores
 from polymax.solvers.undefined import instances, nan_of, undefined_parts
 from polymax.structures.base import Parts, Sampled, tensors
-from polymax.structures.dynamic import checked
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._parts import Parts
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
 from polymax.structures.base import checked_lengths
 from polymax.structures.compact import faults
 from polymax.structures.compact.choices import one_hot, used_index
-from polymax.structures.compact.tags import OneEach
+from polymax.structures.compact.ordered import Ordered
 from polymax.structures.dynamic import DynamicProgram
 
 
@@ -133,24 +132,12 @@ class CTC(DynamicProgram):
 
 
 @dataclass(frozen=True, eq=False)
-class Labels(OneEach):
+class Labels(Ordered):
     """The label (*batch, frames) of each frame, -1 at padding; `encode` takes the number of labels."""
 
     what, unit, part, count = "labelling that reads as its targets", "frame", "label", "labels"
 
-    def encode(self, index: Tensor, *shape: int) -> Parts:
-        y = super().encode(index, *shape)
-        if _check.readable(index):
-            self._check_reading(index, y)
-        return y
-
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        index = super().check(index, *scores)
-        if _check.readable(index):
-            self._check_reading(index, scores[0])
-        return index
-
-    def _check_reading(self, index: Tensor, like: Tensor) -> None:
+    def check_order(self, index: Tensor, like: Tensor) -> None:
         """Refuse labels (*batch, frames) that do not read as their targets, but for an instance without any."""
         blank = self.structure.blank
         (rows, counts, _), batch = self.structure.with_lengths(None).fitted(like)

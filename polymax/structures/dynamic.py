@@ -6,16 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polymax._parts import Parts, tensors
-from polymax._parts import checked as checked
-from polymax._parts import narrow as narrow
+from polymax._parts import Parts, checked, narrow, tensors
 from polymax.distributions.gibbs import Gibbs
-from polymax.hypergraphs import Derivations as Derivations
+from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.entropy import UnknownOmega, omega_of_choices
-from polymax.hypergraphs.passes import HARD as HARD
-from polymax.hypergraphs.passes import SHANNON as SHANNON
-from polymax.hypergraphs.passes import Problem as Problem
-from polymax.hypergraphs.passes import kernel_passes as kernel_passes
+from polymax.hypergraphs.passes import HARD, SHANNON, Problem
 from polymax.regularizers import Regularizer
 from polymax.solvers.search import Search
 from polymax.structures.base import Sampled

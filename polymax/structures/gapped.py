@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymax._parts import Parts, tensors
+from polymax._parts import Parts, checked, narrow, tensors
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.hypergraphs.passes import SHANNON, Problem, kernel_passes
@@ -17,7 +17,7 @@ from polymax.regularizers import Regularizer
 from polymax.structures.base import checked_pairs, zeros_of
 from polymax.structures.compact.base import indicators
 from polymax.structures.compact.pairs import Pairs
-from polymax.structures.dynamic import DynamicProgram, checked, narrow
+from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.gapped_graph import ends_of, free_ends, graph, used_ends
 from polymax.structures.usable import usable_cells
 

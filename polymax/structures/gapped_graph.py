@@ -22,7 +22,7 @@ def ends_of(rows: Tensor, columns: Tensor, n: int, m: int) -> tuple[Tensor, ...]
 
 
 def used_ends(pairs: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
-    """Those of `ends_of` that alignments of these pairs (*lead, B, n, m) use."""
+    """The ends of `ends_of` that alignments of these pairs (*lead, B, n, m) use."""
     n, m = pairs.shape[-2:]
     place = torch.arange(n * m, device=pairs.device)
     last = torch.where(pairs.flatten(-2) != 0, place, -1).amax(-1, keepdim=True)

@@ -8,41 +8,44 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax._parts import Parts
+from polymax._parts import checked
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
 from polymax.kernels.monotonic import monotonic_search
 from polymax.structures.base import checked_pairs
 from polymax.structures.compact import faults
 from polymax.structures.compact.choices import one_hot
-from polymax.structures.compact.tags import OneEach
-from polymax.structures.dynamic import DynamicProgram, checked
+from polymax.structures.compact.ordered import Ordered
+from polymax.structures.dynamic import DynamicProgram
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens(OneEach):
+class Tokens(Ordered):
     """The token (*batch, frames) of each frame, -1 at padding; `encode` takes the number of tokens."""
 
     what, unit, part, count = "monotonic alignment", "frame", "token", "tokens"
 
-    def encode(self, index: Tensor, *shape: int) -> Parts:
-        y = super().encode(index, *shape)
-        if _check.readable(index):
-            _check_order(index)
-        return y
+    def check_order(self, index: Tensor, like: Tensor) -> None:
+        """Refuse tokens that do not begin with 0, or do not stay or go on by one, up to the padding."""
+        before = torch.nn.functional.pad(index[..., :-1], (min(index.shape[-1], 1), 0), value=-1)
+        step = index - before
+        right = (index < 0) | (step == 1) | ((step == 0) & (before >= 0))
 
-    def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        index = super().check(index, *scores)
-        if _check.readable(index):
-            _check_order(index)
-            (_, _, tokens), batch = checked_pairs(self.structure, *scores)
-            tokens = tokens.reshape(*batch, 1)
-            last = index.amax(-1, keepdim=True) if index.shape[-1] else tokens - 1
+        def explain(instance: tuple[int, ...], frame: int) -> str:
+            came, expected = int(index[(*instance, frame)]), int(before[(*instance, frame)])
+            wanted = f"{expected} or {expected + 1}" if expected >= 0 else "0"
+            return f"frame {frame}{faults.of(instance)} has token {came}, not {wanted}"
 
-            def explain(instance: tuple[int, ...], _: int) -> str:
-                return f"its last token{faults.of(instance)} is {int(last[instance])}, not {int(tokens[instance]) - 1}"
+        faults.refuse(self.what, ~right, explain)
 
-            faults.refuse(self.what, last != tokens - 1, explain)
-        return index
+    def check_end(self, index: Tensor, *scores: Tensor) -> None:
+        (_, _, tokens), batch = checked_pairs(self.structure, *scores)
+        tokens = tokens.reshape(*batch, 1)
+        last = index.amax(-1, keepdim=True) if index.shape[-1] else tokens - 1
+
+        def explain(instance: tuple[int, ...], _: int) -> str:
+            return f"its last token{faults.of(instance)} is {int(last[instance])}, not {int(tokens[instance]) - 1}"
+
+        faults.refuse(self.what, last != tokens - 1, explain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,20 +142,6 @@ class Monotonic(DynamicProgram):
         return y.sum(-2)
 
 
-def _check_order(index: Tensor) -> None:
-    """Refuse tokens (*batch, frames) that do not begin with 0, or do not stay or go on by one, up to the padding."""
-    before = torch.nn.functional.pad(index[..., :-1], (min(index.shape[-1], 1), 0), value=-1)
-    step = index - before
-    right = (index < 0) | (step == 1) | ((step == 0) & (before >= 0))
-
-    def explain(instance: tuple[int, ...], frame: int) -> str:
-        came, expected = int(index[(*instance, frame)]), int(before[(*instance, frame)])
-        wanted = f"{expected} or {expected + 1}" if expected >= 0 else "0"
-        return f"frame {frame}{faults.of(instance)} has token {came}, not {wanted}"
-
-    faults.refuse("monotonic alignment", ~right, explain)
-
-
 @Family
 def _graph(n: int, m: int) -> Graph:
     """Node D(t, j) chooses the cell before (t, j), V(t, j) adds its score; D(0, 0) is the one axiom."""
@@ -170,10 +159,13 @@ def _cells_of(path: Tensor, m: int, dtype: torch.dtype) -> Tensor:
     """Indicators (B, n, m) of the tokens (B, n) of frames, -1 for none."""
     if not m or not _check.readable(path):
         return one_hot(path, m).to(dtype)
-    # pages that NumPy asks for are zero, and are not written to once more
+    # pages that NumPy asks for are zero, and are not written to once more; threads that touch them first wait for
+    # each other
     found = np.zeros((*path.shape, m), np.float64 if dtype == torch.float64 else np.float32)
-    y = torch.from_numpy(found).to(dtype)
-    return y.scatter_(-1, path.clamp(min=0).unsqueeze(-1), (path >= 0).to(dtype).unsqueeze(-1))
+    tokens = path.flatten().numpy()
+    used = np.flatnonzero(tokens >= 0)
+    found.reshape(-1)[used * m + tokens[used]] = 1
+    return torch.from_numpy(found).to(dtype)
 
 
 def _explained(frames: Tensor, tokens: Tensor, none: Tensor, batch: torch.Size) -> str:

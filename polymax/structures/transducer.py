@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax._parts import checked, narrow
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.passes import SHANNON, Problem, kernel_passes
 from polymax.kernels.transducer import transducer_inside, transducer_outside, transducer_tangent
@@ -16,7 +17,7 @@ from polymax.kernels.transducer.reference import recorded
 from polymax.structures.base import checked_lengths, zeros_of
 from polymax.structures.compact import faults
 from polymax.structures.compact.emissions import Emissions
-from polymax.structures.dynamic import DynamicProgram, checked, narrow
+from polymax.structures.dynamic import DynamicProgram
 from polymax.structures.usable import before_end, places
 
 _PASSES = kernel_passes(transducer_inside, transducer_outside, transducer_tangent, recorded=recorded, scores=2)

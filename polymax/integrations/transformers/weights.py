@@ -1,4 +1,4 @@
-"""Whether a model wants the weights of an attention module, which only the matrix of all scores can give."""
+"""A model may want the weights of an attention module, which only the matrix of all scores can give."""
 
 import ast
 import functools

@@ -16,7 +16,7 @@ from torch import Tensor
 from polymax.kernels.alignment.cuda_local import smooth
 from polymax.kernels.alignment.cuda_outside import outside
 from polymax.kernels.alignment.cuda_steps import clear, from_above, skewed
-from polymax.kernels.alignment.cuda_tangent import moved
+from polymax.kernels.alignment.cuda_tangent import tangent
 from polymax.kernels.local_max.triton_max import kind_of
 from polymax.kernels.triton_math import ceil_power, on_device
 
@@ -56,7 +56,7 @@ def alignment_tangent(
     with on_device(scores):
         if count:
             args = d.contiguous(), rows.contiguous(), columns.contiguous(), chart.contiguous(), change, value, above
-            moved[(count,)](*args, n, m, KIND=kind_of(alpha), ALPHA=alpha, **_tile(scores))
+            tangent[(count,)](*args, n, m, KIND=kind_of(alpha), ALPHA=alpha, **_tile(scores))
     return value, _expectation(scores, rows, columns, chart, g, change)
 
 

@@ -11,7 +11,7 @@ from polymax.kernels.local_max.triton_max import SHANNON, slopes
 
 
 @triton.jit
-def moved(
+def tangent(
     p_d,
     p_rows,
     p_columns,

@@ -168,7 +168,7 @@ def _rank(o_j, b_owner, BN: tl.constexpr):
 
 @triton.jit
 def _two_best(best, rank, second, owner, other_best, other_rank, other_second, other_owner):
-    """Of two sets of columns, the best with its owner, and the second best."""
+    """The best of two sets of columns, with its owner, and the second best."""
     other = (other_best > best) | ((other_best == best) & (other_rank < rank))
     next_best = tl.maximum(tl.maximum(second, other_second), tl.where(other, best, other_best))
     best = tl.where(other, other_best, best)
@@ -177,7 +177,7 @@ def _two_best(best, rank, second, owner, other_best, other_rank, other_second, o
 
 @triton.jit
 def _nearest(reach, rank, owner, worth, other_reach, other_rank, other_owner, other_worth):
-    """Of two columns, the nearer."""
+    """The nearer of two columns."""
     other = (other_reach < reach) | ((other_reach == reach) & (other_rank < rank))
     reach, rank = tl.where(other, other_reach, reach), tl.where(other, other_rank, rank)
     return reach, rank, tl.where(other, other_owner, owner), tl.where(other, other_worth, worth)

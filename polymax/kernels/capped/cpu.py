@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, beside, plain, run
-from polymax.kernels.numba_math import add, exp2, inline, kernel, middle, rows_at
+from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
+from polymax.kernels.numba_math import add, exp2, inline, kernel, middle, row_max, row_sum, rows_at
 
 # a threshold further than this from the score that it is counted from is counted from a nearer one
 FAR = 1e3
@@ -27,33 +27,42 @@ LOG2_E = 1.4426950408889634
 
 
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
-    scores, n = plain(x), x.shape[-1]
-    out = torch.empty_like(scores)
+    scores, n = x if x.dtype in REALS and x.is_contiguous() else plain(x), x.shape[-1]
+    out, count = torch.empty_like(scores), x.numel() // max(n, 1)
     low, high, totals = beside(lower, x.shape), beside(upper, x.shape), beside(total.double(), x.shape[:-1])
-    run(
-        _capped, x.numel() // max(n, 1), 8 * n, n, scores.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(),
-        totals.data_ptr(), REALS[out.dtype], REALS[low.dtype], REALS[high.dtype], low.numel() > 1, high.numel() > 1,
-        totals.numel() > 1, entropic,
+    args = (
+        n, scores.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(), totals.data_ptr(), REALS[out.dtype],
+        REALS[low.dtype], REALS[high.dtype], low.numel() > 1, high.numel() > 1, totals.numel() > 1,
+        # what is None falls out of the kernel before it is compiled: sums in float64 are exact enough for float32
+        entropic, True if out.dtype == torch.float64 else None,
     )  # fmt: skip
+    if 8 * n * count < SMALL:
+        _capped(0, count, *args)
+    else:
+        run(_capped, count, 8 * n, *args)
     return out
 
 
 def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
     point, direction, n = plain(y), plain(v), y.shape[-1]
-    out = torch.empty_like(point)
+    out, count = torch.empty_like(point), y.numel() // max(n, 1)
     low, high = beside(lower, y.shape), beside(upper, y.shape)
-    run(
-        _capped_backward, y.numel() // max(n, 1), 2 * n, n, point.data_ptr(), direction.data_ptr(), low.data_ptr(),
-        high.data_ptr(), out.data_ptr(), REALS[point.dtype], REALS[direction.dtype], REALS[low.dtype],
-        REALS[high.dtype], low.numel() > 1, high.numel() > 1, entropic,
+    args = (
+        n, point.data_ptr(), direction.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(),
+        REALS[point.dtype], REALS[direction.dtype], REALS[low.dtype], REALS[high.dtype], low.numel() > 1,
+        high.numel() > 1, entropic,
     )  # fmt: skip
+    if 2 * n * count < SMALL:
+        _capped_backward(0, count, *args)
+    else:
+        run(_capped_backward, count, 2 * n, *args)
     return out if out.dtype == v.dtype else out.to(v.dtype)
 
 
 @kernel
 def _capped(
     start, stop, n, x_at, lower_at, upper_at, y_at, totals_at, real, real_low, real_high, many_low, many_high,
-    many_totals, entropic,
+    many_totals, entropic, exact,
 ):  # fmt: skip
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     lower, upper = rows_at(lower_at, stop, n, real_low), rows_at(upper_at, stop, n, real_high)
@@ -74,7 +83,7 @@ def _capped(
                 count += 1
             bad |= not (x[i, j] < np.inf)
         slack = 1e-6 * max(total, 1.0)
-        low_sum, high_sum = low[:count].sum(), high[:count].sum()
+        low_sum, high_sum = row_sum(low[:count]), row_sum(high[:count])
         if bad or (count > 0 and not (low_sum <= total + slack and high_sum >= total - slack)):
             y[i, :] = np.nan
         elif count == 0:
@@ -84,8 +93,8 @@ def _capped(
                 y[i, index[k]] = low[k] if total <= low_sum else high[k]
         else:
             given = x[i], index[:count], z[:count], low[:count], high[:count], total
-            if not (entropic and _scaled(*given)):
-                _anchored(*given, entropic)
+            if not (entropic and _scaled(*given, exact)):
+                _anchored(*given, entropic, exact)
             for k in range(count):
                 y[i, index[k]] = z[k]
 
@@ -114,7 +123,7 @@ def _capped_backward(
 
 
 @inline
-def _scaled(x, index, z, low, high, total):
+def _scaled(x, index, z, low, high, total, exact):
     """Entropic weights z where no score is far below the maximum; False if one is.
 
     Exponentials are then taken once, and the factor is found by which they have the right sum once they are clipped.
@@ -158,7 +167,10 @@ def _scaled(x, index, z, low, high, total):
         return False
     for k in range(z.size):
         z[k] *= factor
-    fixed, free = _exact_parts(z, low, high)
+    if exact is not None:
+        fixed, free = _exact_parts(z, low, high)
+    else:
+        fixed, free = _parts(z, low, high)
     share = (total - fixed) / free if free > 0 else 1.0
     for k in range(z.size):
         weight = z[k] * share if low[k] < z[k] < high[k] else z[k]
@@ -167,8 +179,19 @@ def _scaled(x, index, z, low, high, total):
 
 
 @inline
+def _parts(z, low, high):
+    """Sums of the weights at a bound, clipped, and of the free ones."""
+    fixed = free = 0.0
+    for k in range(z.size):
+        inside = low[k] < z[k] < high[k]
+        free = add(free, z[k] if inside else 0.0)
+        fixed = add(fixed, 0.0 if inside else min(max(z[k], low[k]), high[k]))
+    return fixed, free
+
+
+@inline
 def _exact_parts(z, low, high):
-    """Sums of the weights at a bound, clipped, and of the free ones, with the rounding error carried along."""
+    """The same with the rounding error carried along."""
     fixed = free = fixed_error = free_error = 0.0
     for k in range(z.size):
         if low[k] < z[k] < high[k]:
@@ -185,7 +208,7 @@ def _exact_parts(z, low, high):
 
 
 @inline
-def _anchored(x, index, z, low, high, total, entropic):
+def _anchored(x, index, z, low, high, total, entropic, exact):
     """Weights z of the scores x at the indices."""
     anchor = -np.inf
     for j in index:
@@ -206,14 +229,14 @@ def _anchored(x, index, z, low, high, total, entropic):
         if anchor == x[index[nearest]]:
             break
         anchor = np.float64(x[index[nearest]])
-    _share(z, low, high, total, entropic, tau, below, above)
+    _share(z, low, high, total, entropic, tau, below, above, exact)
 
 
 @inline
 def _threshold(z, low, high, total, entropic):
     """The threshold, and the numbers between which it lies."""
     below, above = np.inf, -np.inf
-    top = z.max()
+    top = row_max(z)
     for k in range(z.size):
         below = min(below, z[k] - (np.log(high[k]) if entropic else high[k]))
         above = max(above, z[k] - (np.log(low[k]) if entropic else low[k]))
@@ -255,9 +278,12 @@ def _threshold(z, low, high, total, entropic):
 
 
 @inline
-def _share(z, low, high, total, entropic, tau, below, above):
+def _share(z, low, high, total, entropic, tau, below, above, exact):
     """Replace the scores z by their weights."""
-    fixed, free, count = _exact_sums(z, low, high, tau, entropic)
+    if exact is not None:
+        fixed, free, count = _exact_sums(z, low, high, tau, entropic)
+    else:
+        fixed, free, count = _sums(z, low, high, tau, entropic)
     # what is left of the total goes to the free entries
     rest = total - fixed
     if count == 0 and abs(rest) > 1e-13 * total:

@@ -4,6 +4,8 @@ The algorithm is that of cpu.py, in the precision of the result. A bound may be 
 where float32 has no digits left: the threshold is then counted from a score that is near it.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -25,37 +27,46 @@ LAST = tl.constexpr(300)
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
     y = wide_like(x)
     count, n = _sizes(x)
-    if count and n:
-        br, bn, warps = tile(count, n)
+    if count:
         low, high, totals = beside(lower, x.shape), beside(upper, x.shape), beside(total, x.shape[:-1])
-        many = {"MANY_LOW": low.numel() > 1, "MANY_HIGH": high.numel() > 1, "MANY_TOTALS": totals.numel() > 1}
+        launch, grid = _forward(count, n, entropic, low.numel() > 1, high.numel() > 1, totals.numel() > 1)
         with on_device(x):
-            _capped[(triton.cdiv(count, br),)](
-                x.contiguous(), low, high, totals, y, count, n, ENTROPIC=entropic, BR=br, BN=bn, **many, num_warps=warps
-            )
+            launch(grid, x.contiguous(), low, high, totals, y, count, n)
     return y
 
 
 def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    direction = v.contiguous()
+    out = torch.empty_like(direction)
     count, n = _sizes(y)
-    if count and n:
-        br, bn, warps = tile(count, n)
+    if count:
         low, high = beside(lower, y.shape), beside(upper, y.shape)
-        many = {"MANY_LOW": low.numel() > 1, "MANY_HIGH": high.numel() > 1}
+        launch, grid = _backward(count, n, entropic, low.numel() > 1, high.numel() > 1)
         with on_device(y):
-            _capped_backward[(triton.cdiv(count, br),)](
-                y.contiguous(), v.contiguous(), low, high, out, count, n, ENTROPIC=entropic, BR=br, BN=bn, **many,
-                num_warps=warps,
-            )  # fmt: skip
+            launch(grid, y.contiguous(), direction, low, high, out, count, n)
     return out
+
+
+@lru_cache(maxsize=4096)
+def _forward(count, n, entropic, many_low, many_high, many_totals):
+    """The kernel with its compile-time arguments, and its grid."""
+    br, bn, warps = tile(count, n)
+    many = {"MANY_LOW": many_low, "MANY_HIGH": many_high, "MANY_TOTALS": many_totals}
+    return _capped.prepared(ENTROPIC=entropic, **many, BR=br, BN=bn, num_warps=warps), (triton.cdiv(count, br),)
+
+
+@lru_cache(maxsize=4096)
+def _backward(count, n, entropic, many_low, many_high):
+    br, bn, warps = tile(count, n)
+    sizes = {"ENTROPIC": entropic, "MANY_LOW": many_low, "MANY_HIGH": many_high, "BR": br, "BN": bn}
+    return _capped_backward.prepared(**sizes, num_warps=warps), (triton.cdiv(count, br),)
 
 
 def _sizes(x: Tensor) -> tuple[int, int]:
     n = x.shape[-1]
     if n > LONGEST:
         raise ValueError(f"x must have at most {LONGEST} entries along dim on the GPU; got {n}")
-    return x.shape[:-1].numel(), n
+    return x.numel() // max(n, 1), n
 
 
 @Entry

@@ -66,7 +66,7 @@ def exponentiate(x):
 
 @inline
 def _steps(unary, transition, length, e, top, best, flat, x, w, c, chart):
-    """Whether the linear domain was enough, and the value; x_t and c_t go to the chart."""
+    """True if the linear domain was enough, and the value; x_t and c_t go to the chart."""
     s = unary.shape[1]
     real = unary.dtype.type
     smallest = real(SMALLEST if unary.itemsize == 4 else SMALLEST_WIDE)
@@ -118,7 +118,7 @@ def _steps(unary, transition, length, e, top, best, flat, x, w, c, chart):
 
 @inline
 def _zeros_are_forbidden(row, transition, t, x, c, chart, smallest):
-    """Whether every small weight is an exact zero of a state that cannot be; its sum becomes 1, safe to divide by."""
+    """True if every small weight is an exact zero of a state that cannot be; its sum becomes 1, safe to divide by."""
     for j in range(row.size):
         if c[j] == 0:
             step = min(t, transition.shape[0]) - 1

@@ -134,7 +134,7 @@ def _values(chart, t, v):
 
 @inline
 def _hopeless(chart):
-    """Whether the value is -inf or NaN, so that there is nothing to expect."""
+    """True if the value is -inf or NaN, so that there is nothing to expect."""
     high = -np.inf
     for j in range(chart.shape[2]):
         x = np.float64(chart[0, 0, j])

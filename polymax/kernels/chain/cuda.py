@@ -10,17 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.chain.cuda_edges import edges
-from polymax.kernels.chain.cuda_local import (
-    column_max,
-    finite_max,
-    load_matrix,
-    load_states,
-    weights,
-)
-from polymax.kernels.chain.cuda_shapes import Chain
-from polymax.kernels.chain.cuda_tangent import tangent
-from polymax.kernels.local_max.triton_max import HARD
+from polymax.kernels.chain.cuda_edges import Tangents, edges
+from polymax.kernels.chain.cuda_local import column_max, finite_max, load_matrix, load_states
+from polymax.kernels.chain.cuda_outside import walk_back
+from polymax.kernels.chain.cuda_shapes import Chain, distinct
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import on_device
 
@@ -42,10 +35,7 @@ def chain_outside(
 ) -> tuple[Tensor, Tensor]:
     chain = Chain(unary, transition, lengths, alpha)
     mu = torch.empty_like(unary, memory_format=torch.contiguous_format)
-    if mu.numel():
-        with on_device(unary):
-            args = *chain.matrices, chain.lengths, chart.contiguous(), g.contiguous(), mu
-            _outside[(unary.shape[0],)](*args, **chain.options())
+    walk_back(chain, chart, g, mu)
     return mu, edges(chain, chart, mu)
 
 
@@ -60,7 +50,11 @@ def chain_tangent(
     alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     chain = Chain(unary, transition, lengths, alpha)
-    return tangent(chain, unary, chart, g, d_unary, d_transition)
+    value = unary.new_zeros(unary.shape[0])
+    dv, means, mu, dmu = (torch.empty_like(unary, memory_format=torch.contiguous_format) for _ in range(4))
+    tangents = Tangents(dv, means, dmu, *distinct(d_transition))
+    walk_back(chain, chart, g, mu, tangents, d_unary, value)
+    return value, dmu, edges(chain, chart, mu, tangents)
 
 
 @Entry
@@ -120,59 +114,3 @@ def _inside(
     for t in range(length, n):
         tl.store(p_chart + t * 2 * s + o_i, b_zero, mask=m_i)
         tl.store(p_chart + t * 2 * s + s + o_i, b_zero, mask=m_i)
-
-
-@Entry
-@triton.jit
-def _outside(
-    p_w,
-    p_top,
-    stride_wb,
-    stride_wt,
-    group,
-    n,
-    s,
-    p_lengths,
-    p_chart,
-    p_g,
-    p_mu,
-    ALPHA: tl.constexpr,
-    KIND: tl.constexpr,
-    BI: tl.constexpr,
-    BJ: tl.constexpr,
-):
-    i_b = tl.program_id(0).to(tl.int64)
-    length = tl.load(p_lengths + i_b).to(tl.int32)
-    g = tl.load(p_g + i_b)
-    p_chart += i_b * n * 2 * s
-    p_mu += i_b * n * s
-    o_i = tl.arange(0, BI)
-    m_i = o_i < s
-    b_zero = tl.zeros([BI], p_mu.dtype.element_ty)
-    for t in range(length, n):
-        tl.store(p_mu + t * s + o_i, b_zero, mask=m_i)
-    if length > 0:
-        b_v, _ = load_states(p_chart + (length - 1) * 2 * s, s, BI)
-        _, b_theta = column_max(b_v[:, None], ALPHA, KIND)
-        b_p = tl.sum(weights(b_v[:, None], b_theta, ALPHA, KIND), 1)
-        if KIND == HARD:
-            b_p = tl.where(tl.max((b_v != b_v).to(tl.int32), 0) > 0, float("nan"), b_p)
-        tl.store(p_mu + (length - 1) * s + o_i, b_p * g, mask=m_i)
-    for k in range(1, length):
-        t = length - k
-        b_v, _ = load_states(p_chart + (t - 1) * 2 * s, s, BI)
-        i_w = (i_b // group) * stride_wb + (t - 1) * stride_wt
-        b_mu = b_zero
-        # the row of the step after is written by other threads
-        tl.debug_barrier()
-        for i_j in range(0, s, BJ):
-            o_j = i_j + tl.arange(0, BJ)
-            b_w, _ = load_matrix(p_w, p_top, i_w, o_j, s, BI)
-            b_theta = tl.load(p_chart + t * 2 * s + s + o_j, mask=o_j < s, other=0)
-            b_r = tl.load(p_mu + t * s + o_j, mask=o_j < s, other=0)
-            b_mu += tl.sum(weights(b_v[:, None] + b_w, b_theta, ALPHA, KIND) * b_r[None, :], 1)
-        if KIND != HARD:
-            # the expectations of a step add up to g: rounding does not add up over the steps
-            mass = tl.sum(b_mu, 0)
-            b_mu = b_mu * tl.where(mass != 0, g / tl.where(mass != 0, mass, 1), 1)
-        tl.store(p_mu + (t - 1) * s + o_i, b_mu, mask=m_i)

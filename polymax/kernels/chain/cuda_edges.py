@@ -36,6 +36,11 @@ class Tangents(NamedTuple):
     stride_t: int
 
 
+def without_tangents(mu: Tensor) -> Tangents:
+    """What a kernel is handed where it is compiled without tangents, and reads none."""
+    return Tangents(mu, mu, mu, mu, 0, 0)
+
+
 def edges(chain: Chain, chart: Tensor, mu: Tensor, tangents: Tangents | None = None) -> Tensor:
     """A tensor of the transitions' shape, summed over what shares them."""
     batch, steps, s = chain.transition.shape[:3]
@@ -50,15 +55,15 @@ def edges(chain: Chain, chart: Tensor, mu: Tensor, tangents: Tangents | None = N
     parts = min(terms, most, max(1, PROGRAMS // (batch * steps * tiles)))
     each = triton.cdiv(terms, parts)
     out = chain.transition.new_empty(batch, steps, parts, s, s)
-    more = tangents or Tangents(mu, mu, mu, mu, 0, 0)
+    more = tangents or without_tangents(mu)
     args = *chain.matrices, chain.lengths, chart.contiguous(), mu, *more, out, steps, span, terms, parts, each
     with on_device(mu):
-        _edges[(batch * steps * parts, tiles)](*args, TANGENT=tangents is not None, **options)
-        return out.squeeze(2) if parts == 1 else _added(out)
+        _edges[(batch * steps * parts, tiles)](*args, TANGENTS=tangents is not None, **options)
+        return out.squeeze(2) if parts == 1 else sum_of_parts(out)
 
 
-def _added(parts: Tensor) -> Tensor:
-    """The sum over dim 2."""
+def sum_of_parts(parts: Tensor) -> Tensor:
+    """The sum over the parts, dim 2."""
     batch, steps, count, s, _ = parts.shape
     total = parts.new_empty(batch, steps, s, s)
     _add[(batch * steps, triton.cdiv(s * s, BLOCK))](parts, total, count, s * s, B=BLOCK, num_warps=1)
@@ -103,7 +108,7 @@ def _edges(
     terms,
     parts,
     each,
-    TANGENT: tl.constexpr,
+    TANGENTS: tl.constexpr,
     ALPHA: tl.constexpr,
     KIND: tl.constexpr,
     BI: tl.constexpr,
@@ -127,7 +132,7 @@ def _edges(
             b_theta = tl.load(p_chart + i_row * 2 * s + s + o_j, mask=m_j, other=0)
             b_mu = tl.load(p_mu + i_row * s + o_j, mask=m_j, other=0)
             b_p = weights(b_v[:, None] + b_w, b_theta, ALPHA, KIND)
-            if TANGENT:
+            if TANGENTS:
                 b_dv = load_change(p_dv + (i_row - 1) * s, b_v, s, BI)
                 b_dw = load_tile(p_dw, i_m * stride_db + (t - 1) * stride_dt, o_j, s, 0, BI)
                 b_mean = tl.load(p_means + i_row * s + o_j, mask=m_j, other=0)

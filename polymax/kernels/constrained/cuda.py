@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from polymax.kernels.constrained.cuda_rows import clipped, curvature, dual, gradients, missed, prices
+from polymax.kernels.constrained.cuda_rows import clipped, curvature, dual, ends, gradients, missed, prices, variables
 from polymax.kernels.constrained.reference import DAMPING, FEW, FLAT, GAIN, IDLE, NEARLY, ROUGH, TOLERANCE
 from polymax.kernels.triton_math import ceil_power, on_device
 
@@ -141,9 +141,9 @@ def _constrained(
     top = zero
     for start in range(0, n, BV):
         o_v = start + tl.arange(0, BV)
-        b_in = o_v < n
-        b_moves = tl.load(p_lower + o_v, mask=b_in, other=0) < tl.load(p_upper + o_v, mask=b_in, other=0)
-        top = tl.maximum(top, tl.max(tl.where(b_moves, tl.abs(tl.load(p_x + o_v, mask=b_in, other=0)), 0), 0))
+        m_in = o_v < n
+        m_moves = tl.load(p_lower + o_v, mask=m_in, other=0) < tl.load(p_upper + o_v, mask=m_in, other=0)
+        top = tl.maximum(top, tl.max(tl.where(m_moves, tl.abs(tl.load(p_x + o_v, mask=m_in, other=0)), 0), 0))
     warm = zero
     for start in range(0, count, BV):
         o_r = start + tl.arange(0, BV)
@@ -154,9 +154,9 @@ def _constrained(
         scale = scale / 2
     for start in range(0, count, BV):
         o_r = start + tl.arange(0, BV)
-        b_in = o_r < count
-        b_tau = scale * tl.load(p_start + o_r, mask=b_in, other=0)
-        tl.store(p_tau + o_r, b_tau, mask=b_in)
+        m_in = o_r < count
+        b_tau = scale * tl.load(p_start + o_r, mask=m_in, other=0)
+        tl.store(p_tau + o_r, b_tau, mask=m_in)
     tl.debug_barrier()
     miss = zero
     done = 0
@@ -165,11 +165,10 @@ def _constrained(
         steep = scale == 1
         for start in range(0, count, BV):
             o_r = start + tl.arange(0, BV)
-            b_in = o_r < count
-            b_low = scale * tl.load(p_least + o_r, mask=b_in, other=0)
-            b_high = scale * tl.load(p_most + o_r, mask=b_in, other=0)
-            b_tau = tl.minimum(tl.maximum(tl.load(p_tau + o_r, mask=b_in, other=0), b_low), b_high)
-            tl.store(p_tau + o_r, b_tau, mask=b_in)
+            m_in = o_r < count
+            b_low, b_high = ends(p_least, p_most, scale, o_r, m_in)
+            b_tau = tl.minimum(tl.maximum(tl.load(p_tau + o_r, mask=m_in, other=0), b_low), b_high)
+            tl.store(p_tau + o_r, b_tau, mask=m_in)
         tl.debug_barrier()
         goal = tl.where(steep, TOLERANCE * (1 + top), ROUGH)
         limit = tl.where(steep, rounds, FEW)
@@ -239,8 +238,8 @@ def _constrained(
             scale = scale * 2
             for start in range(0, count, BV):
                 o_r = start + tl.arange(0, BV)
-                b_in = o_r < count
-                tl.store(p_tau + o_r, 2 * tl.load(p_tau + o_r, mask=b_in, other=0), mask=b_in)
+                m_in = o_r < count
+                tl.store(p_tau + o_r, 2 * tl.load(p_tau + o_r, mask=m_in, other=0), mask=m_in)
             tl.debug_barrier()
     for start in range(0, n, BV):
         o_v = start + tl.arange(0, BV)
@@ -259,16 +258,13 @@ def _alone(
     o_k = tl.arange(0, BK)[None, :]
     for start in range(0, count, BR):
         o_r = start + tl.arange(0, BR)
-        b_in = o_r < count
-        b_on = b_in[:, None] & (o_k < width)
-        o_v = tl.load(p_columns + o_r[:, None] * width + o_k, mask=b_on, other=-1)
-        b_on = b_on & (o_v >= 0)
-        b_rise = tl.sum(tl.where(b_on, 1 / tl.load(p_weight + o_v, mask=b_on, other=1), 0), 1) * degree
-        b_step = tl.load(p_b + o_r, mask=b_in, other=0) / tl.maximum(b_rise, 1e-300)
-        b_low = scale * tl.load(p_least + o_r, mask=b_in, other=0)
-        b_high = scale * tl.load(p_most + o_r, mask=b_in, other=0)
-        b_tau = tl.minimum(tl.maximum(tl.load(p_tau + o_r, mask=b_in, other=0) + b_step, b_low), b_high)
-        tl.store(p_tau + o_r, b_tau, mask=b_in)
+        m_in = o_r < count
+        o_v, m_on = variables(p_columns, o_r, m_in, o_k, width)
+        b_rise = tl.sum(tl.where(m_on, 1 / tl.load(p_weight + o_v, mask=m_on, other=1), 0), 1) * degree
+        b_step = tl.load(p_b + o_r, mask=m_in, other=0) / tl.maximum(b_rise, 1e-300)
+        b_low, b_high = ends(p_least, p_most, scale, o_r, m_in)
+        b_tau = tl.minimum(tl.maximum(tl.load(p_tau + o_r, mask=m_in, other=0) + b_step, b_low), b_high)
+        tl.store(p_tau + o_r, b_tau, mask=m_in)
     tl.debug_barrier()
 
 
@@ -283,12 +279,11 @@ def _sides(
         tl.store(p_free + o_v, b_free.to(tl.float64), mask=o_v < n)
     for start in range(0, count, BV):
         o_r = start + tl.arange(0, BV)
-        b_in = o_r < count
-        b_tau = tl.load(p_tau + o_r, mask=b_in, other=0)
-        b_low = scale * tl.load(p_least + o_r, mask=b_in, other=0)
-        b_high = scale * tl.load(p_most + o_r, mask=b_in, other=0)
-        b_held = (tl.load(p_b + o_r, mask=b_in, other=0) != 0) | ((b_tau > b_low) & (b_tau < b_high))
-        tl.store(p_held + o_r, b_held.to(tl.float64), mask=b_in)
+        m_in = o_r < count
+        b_tau = tl.load(p_tau + o_r, mask=m_in, other=0)
+        b_low, b_high = ends(p_least, p_most, scale, o_r, m_in)
+        m_held = (tl.load(p_b + o_r, mask=m_in, other=0) != 0) | ((b_tau > b_low) & (b_tau < b_high))
+        tl.store(p_held + o_r, m_held.to(tl.float64), mask=m_in)
     tl.debug_barrier()
 
 
@@ -297,11 +292,10 @@ def _step(p_tau, p_y, length, p_least, p_most, scale, p_out, count, BV: tl.const
     """tau + length y, within the ends of prices."""
     for start in range(0, count, BV):
         o_r = start + tl.arange(0, BV)
-        b_in = o_r < count
-        b_tau = tl.load(p_tau + o_r, mask=b_in, other=0) + length * tl.load(p_y + o_r, mask=b_in, other=0)
-        b_low = scale * tl.load(p_least + o_r, mask=b_in, other=0)
-        b_high = scale * tl.load(p_most + o_r, mask=b_in, other=0)
-        tl.store(p_out + o_r, tl.minimum(tl.maximum(b_tau, b_low), b_high), mask=b_in)
+        m_in = o_r < count
+        b_tau = tl.load(p_tau + o_r, mask=m_in, other=0) + length * tl.load(p_y + o_r, mask=m_in, other=0)
+        b_low, b_high = ends(p_least, p_most, scale, o_r, m_in)
+        tl.store(p_out + o_r, tl.minimum(tl.maximum(b_tau, b_low), b_high), mask=m_in)
     tl.debug_barrier()
 
 
@@ -330,13 +324,11 @@ def _response(
     o_k = tl.arange(0, BK)[None, :]
     for start in range(0, count, BR):
         o_r = start + tl.arange(0, BR)
-        b_in = o_r < count
-        b_on = b_in[:, None] & (o_k < width)
-        o_v = tl.load(p_columns + o_r[:, None] * width + o_k, mask=b_on, other=-1)
-        b_on = b_on & (o_v >= 0)
-        b_g = tl.load(p_g + o_v, mask=b_on, other=0) * tl.load(p_free + o_v, mask=b_on, other=0)
-        b_g = b_g * tl.load(p_signs + o_r[:, None] * width + o_k, mask=b_on, other=0)
-        tl.store(p_b + o_r, tl.sum(b_g / tl.load(p_weight + o_v, mask=b_on, other=1), 1), mask=b_in)
+        m_in = o_r < count
+        o_v, m_on = variables(p_columns, o_r, m_in, o_k, width)
+        b_g = tl.load(p_g + o_v, mask=m_on, other=0) * tl.load(p_free + o_v, mask=m_on, other=0)
+        b_g = b_g * tl.load(p_signs + o_r[:, None] * width + o_k, mask=m_on, other=0)
+        tl.store(p_b + o_r, tl.sum(b_g / tl.load(p_weight + o_v, mask=m_on, other=1), 1), mask=m_in)
     tl.debug_barrier()
     gradients(
         p_b, p_y, p_cg, p_space, p_free, p_diagonal, 0.0, 1e-29, p_columns, p_signs, p_by, p_by_signs, p_weight, n,
@@ -345,6 +337,6 @@ def _response(
     prices(p_g, 1.0, p_y, p_left, p_by, p_by_signs, n, degree, BV)
     for start in range(0, n, BV):
         o_v = start + tl.arange(0, BV)
-        b_in = o_v < n
-        b_moved = tl.load(p_left + o_v, mask=b_in, other=0) * tl.load(p_free + o_v, mask=b_in, other=0)
-        tl.store(p_out + i_b * n + o_v, b_moved / tl.load(p_weight + o_v, mask=b_in, other=1), mask=b_in)
+        m_in = o_v < n
+        b_moved = tl.load(p_left + o_v, mask=m_in, other=0) * tl.load(p_free + o_v, mask=m_in, other=0)
+        tl.store(p_out + i_b * n + o_v, b_moved / tl.load(p_weight + o_v, mask=m_in, other=1), mask=m_in)

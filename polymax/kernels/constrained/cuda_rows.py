@@ -9,31 +9,60 @@ import triton.language as tl
 
 
 @triton.jit
+def variables(p_columns, o_r, m_r, o_k, width):
+    """The variables of rows o_r, (R, K), and where there are some."""
+    m_on = m_r[:, None] & (o_k < width)
+    o_v = tl.load(p_columns + o_r[:, None] * width + o_k, mask=m_on, other=-1)
+    return o_v, m_on & (o_v >= 0)
+
+
+@triton.jit
+def ends(p_least, p_most, scale, o_r, m_r):
+    """The least and the most that prices of rows may be."""
+    b_low = scale * tl.load(p_least + o_r, mask=m_r, other=0)
+    return b_low, scale * tl.load(p_most + o_r, mask=m_r, other=0)
+
+
+@triton.jit
+def paid(p_tau, p_by, p_by_signs, o_v, m_v, degree):
+    """A^T tau of variables o_v: what they pay for their rows."""
+    b_sum = tl.zeros(o_v.shape, tl.float64)
+    for d in range(0, degree):
+        o_r = tl.load(p_by + o_v * degree + d, mask=m_v, other=-1)
+        m_some = o_r >= 0
+        b_sign = tl.load(p_by_signs + o_v * degree + d, mask=m_some, other=0)
+        b_sum += b_sign * tl.load(p_tau + o_r, mask=m_some, other=0)
+    return b_sum
+
+
+@triton.jit
+def divided(b_r, p_diagonal, o_r, m_r):
+    """r divided by the diagonal, or 0 where that is 0."""
+    b_diagonal = tl.load(p_diagonal + o_r, mask=m_r, other=0)
+    return tl.where(b_diagonal > 0, b_r / tl.where(b_diagonal > 0, b_diagonal, 1), 0)
+
+
+@triton.jit
 def prices(p_x, scale, p_tau, p_t, p_by, p_by_signs, n, degree, BV: tl.constexpr):
     """t = scale x - A^T tau, (n,)."""
     for start in range(0, n, BV):
         o_v = start + tl.arange(0, BV)
-        b_in = o_v < n
-        b_t = scale * tl.load(p_x + o_v, mask=b_in, other=0)
-        for d in range(0, degree):
-            o_r = tl.load(p_by + o_v * degree + d, mask=b_in, other=-1)
-            b_some = o_r >= 0
-            b_sign = tl.load(p_by_signs + o_v * degree + d, mask=b_some, other=0)
-            b_t -= b_sign * tl.load(p_tau + o_r, mask=b_some, other=0)
-        tl.store(p_t + o_v, b_t, mask=b_in)
+        m_in = o_v < n
+        b_t = scale * tl.load(p_x + o_v, mask=m_in, other=0) - paid(p_tau, p_by, p_by_signs, o_v, m_in, degree)
+        tl.store(p_t + o_v, b_t, mask=m_in)
     tl.debug_barrier()
 
 
 @triton.jit
-def clipped(p_t, p_weight, p_lower, p_upper, o_v, b_in):
+def clipped(p_t, p_weight, p_lower, p_upper, o_v, m_in):
     """Variables by their scores less prices; 0 where there are none."""
-    b_t = tl.load(p_t + o_v, mask=b_in, other=0)
-    b_w = tl.load(p_weight + o_v, mask=b_in, other=1)
-    b_low = tl.load(p_lower + o_v, mask=b_in, other=0)
-    b_high = tl.load(p_upper + o_v, mask=b_in, other=0)
+    b_t = tl.load(p_t + o_v, mask=m_in, other=0)
+    b_w = tl.load(p_weight + o_v, mask=m_in, other=1)
+    b_low = tl.load(p_lower + o_v, mask=m_in, other=0)
+    b_high = tl.load(p_upper + o_v, mask=m_in, other=0)
     b_mu = tl.minimum(tl.maximum(b_t / b_w, b_low), b_high)
-    b_free = b_in & (b_low < b_t / b_w) & (b_t / b_w < b_high)
-    return b_t, b_w, tl.where(b_in, b_mu, 0), b_free
+    b_free = m_in & (b_low < b_t / b_w) & (b_t / b_w < b_high)
+    return b_t, b_w, tl.where(m_in, b_mu, 0), b_free
 
 
 @triton.jit
@@ -46,20 +75,17 @@ def missed(
     o_k = tl.arange(0, BK)[None, :]
     for start in range(0, count, BR):
         o_r = start + tl.arange(0, BR)
-        b_in = o_r < count
-        b_on = b_in[:, None] & (o_k < width)
-        o_v = tl.load(p_columns + o_r[:, None] * width + o_k, mask=b_on, other=-1)
-        b_on = b_on & (o_v >= 0)
-        b_sign = tl.load(p_signs + o_r[:, None] * width + o_k, mask=b_on, other=0)
-        _, _, b_mu, _ = clipped(p_t, p_weight, p_lower, p_upper, o_v, b_on)
-        b_b = tl.sum(b_sign * b_mu, 1) - tl.load(p_offset + o_r, mask=b_in, other=0)
-        b_tau = tl.load(p_tau + o_r, mask=b_in, other=0)
-        b_low = scale * tl.load(p_least + o_r, mask=b_in, other=0)
-        b_high = scale * tl.load(p_most + o_r, mask=b_in, other=0)
+        m_in = o_r < count
+        o_v, m_on = variables(p_columns, o_r, m_in, o_k, width)
+        b_sign = tl.load(p_signs + o_r[:, None] * width + o_k, mask=m_on, other=0)
+        _, _, b_mu, _ = clipped(p_t, p_weight, p_lower, p_upper, o_v, m_on)
+        b_b = tl.sum(b_sign * b_mu, 1) - tl.load(p_offset + o_r, mask=m_in, other=0)
+        b_tau = tl.load(p_tau + o_r, mask=m_in, other=0)
+        b_low, b_high = ends(p_least, p_most, scale, o_r, m_in)
         # a price at its lower end falls no further, at its upper end it rises no further
-        b_stuck = ((b_tau <= b_low) & (b_b < 0)) | ((b_tau >= b_high) & (b_b > 0))
-        b_b = tl.where(b_stuck | (b_in == 0), 0, b_b)
-        tl.store(p_b + o_r, b_b, mask=b_in)
+        m_stuck = ((b_tau <= b_low) & (b_b < 0)) | ((b_tau >= b_high) & (b_b > 0))
+        b_b = tl.where(m_stuck | (m_in == 0), 0, b_b)
+        tl.store(p_b + o_r, b_b, mask=m_in)
         worst = tl.maximum(worst, tl.max(tl.abs(b_b), 0))
     tl.debug_barrier()
     return worst
@@ -75,8 +101,8 @@ def dual(p_t, p_tau, p_offset, p_weight, p_lower, p_upper, n, count, BV: tl.cons
         b_total += b_mu * (b_t - b_w * b_mu / 2)
     for start in range(0, count, BV):
         o_r = start + tl.arange(0, BV)
-        b_in = o_r < count
-        b_total += tl.load(p_offset + o_r, mask=b_in, other=0) * tl.load(p_tau + o_r, mask=b_in, other=0)
+        m_in = o_r < count
+        b_total += tl.load(p_offset + o_r, mask=m_in, other=0) * tl.load(p_tau + o_r, mask=m_in, other=0)
     return tl.sum(b_total, 0)
 
 
@@ -88,13 +114,11 @@ def curvature(
     o_k = tl.arange(0, BK)[None, :]
     for start in range(0, count, BR):
         o_r = start + tl.arange(0, BR)
-        b_in = o_r < count
-        b_held = tl.load(p_held + o_r, mask=b_in, other=0) != 0
-        b_on = b_held[:, None] & (o_k < width)
-        o_v = tl.load(p_columns + o_r[:, None] * width + o_k, mask=b_on, other=-1)
-        b_on = b_on & (o_v >= 0)
-        b_free = tl.load(p_free + o_v, mask=b_on, other=0)
-        tl.store(p_diagonal + o_r, tl.sum(b_free / tl.load(p_weight + o_v, mask=b_on, other=1), 1), mask=b_in)
+        m_in = o_r < count
+        m_held = tl.load(p_held + o_r, mask=m_in, other=0) != 0
+        o_v, m_on = variables(p_columns, o_r, m_held, o_k, width)
+        b_free = tl.load(p_free + o_v, mask=m_on, other=0)
+        tl.store(p_diagonal + o_r, tl.sum(b_free / tl.load(p_weight + o_v, mask=m_on, other=1), 1), mask=m_in)
     tl.debug_barrier()
 
 
@@ -106,31 +130,24 @@ def product(
     """q = (A D A^T + damping) p, and <p, q> and <p, diagonal p>; p is 0 where the diagonal is."""
     for start in range(0, n, BV):
         o_v = start + tl.arange(0, BV)
-        b_in = o_v < n
-        b_sum = tl.zeros([BV], tl.float64)
-        for d in range(0, degree):
-            o_r = tl.load(p_by + o_v * degree + d, mask=b_in, other=-1)
-            b_some = o_r >= 0
-            b_sign = tl.load(p_by_signs + o_v * degree + d, mask=b_some, other=0)
-            b_sum += b_sign * tl.load(p_p + o_r, mask=b_some, other=0)
-        b_free = tl.load(p_free + o_v, mask=b_in, other=0)
-        tl.store(p_room + o_v, b_free * b_sum / tl.load(p_weight + o_v, mask=b_in, other=1), mask=b_in)
+        m_in = o_v < n
+        b_sum = paid(p_p, p_by, p_by_signs, o_v, m_in, degree)
+        b_free = tl.load(p_free + o_v, mask=m_in, other=0)
+        tl.store(p_room + o_v, b_free * b_sum / tl.load(p_weight + o_v, mask=m_in, other=1), mask=m_in)
     tl.debug_barrier()
     o_k = tl.arange(0, BK)[None, :]
     pq = tl.sum(tl.zeros([BK], tl.float64), 0)
     size = pq
     for start in range(0, count, BR):
         o_r = start + tl.arange(0, BR)
-        b_in = o_r < count
-        b_diagonal = tl.load(p_diagonal + o_r, mask=b_in, other=0)
-        b_on = (b_diagonal > 0)[:, None] & (o_k < width)
-        o_v = tl.load(p_columns + o_r[:, None] * width + o_k, mask=b_on, other=-1)
-        b_on = b_on & (o_v >= 0)
-        b_sign = tl.load(p_signs + o_r[:, None] * width + o_k, mask=b_on, other=0)
-        b_p = tl.load(p_p + o_r, mask=b_in, other=0)
-        b_q = tl.sum(b_sign * tl.load(p_room + o_v, mask=b_on, other=0), 1) + damping * b_p
+        m_in = o_r < count
+        b_diagonal = tl.load(p_diagonal + o_r, mask=m_in, other=0)
+        o_v, m_on = variables(p_columns, o_r, b_diagonal > 0, o_k, width)
+        b_sign = tl.load(p_signs + o_r[:, None] * width + o_k, mask=m_on, other=0)
+        b_p = tl.load(p_p + o_r, mask=m_in, other=0)
+        b_q = tl.sum(b_sign * tl.load(p_room + o_v, mask=m_on, other=0), 1) + damping * b_p
         b_q = tl.where(b_diagonal > 0, b_q, 0)
-        tl.store(p_q + o_r, b_q, mask=b_in)
+        tl.store(p_q + o_r, b_q, mask=m_in)
         pq += tl.sum(b_p * b_q, 0)
         size += tl.sum(b_diagonal * b_p * b_p, 0)
     tl.debug_barrier()
@@ -151,10 +168,10 @@ def gradients(
     p_q = p_work + 2 * count
     for start in range(0, count, BV):
         o_r = start + tl.arange(0, BV)
-        b_in = o_r < count
-        b_on = tl.load(p_diagonal + o_r, mask=b_in, other=0) > 0
-        tl.store(p_r + o_r, tl.where(b_on, tl.load(p_b + o_r, mask=b_in, other=0), 0), mask=b_in)
-        tl.store(p_y + o_r, tl.zeros([BV], tl.float64), mask=b_in)
+        m_in = o_r < count
+        m_on = tl.load(p_diagonal + o_r, mask=m_in, other=0) > 0
+        tl.store(p_r + o_r, tl.where(m_on, tl.load(p_b + o_r, mask=m_in, other=0), 0), mask=m_in)
+        tl.store(p_y + o_r, tl.zeros([BV], tl.float64), mask=m_in)
     tl.debug_barrier()
     zero = tl.sum(tl.zeros([BV], tl.float64), 0)
     enough = zero
@@ -167,19 +184,18 @@ def gradients(
             )  # fmt: skip
             for start in range(0, count, BV):
                 o_r = start + tl.arange(0, BV)
-                b_in = o_r < count
-                b_on = tl.load(p_diagonal + o_r, mask=b_in, other=0) > 0
-                b_left = tl.load(p_b + o_r, mask=b_in, other=0) - tl.load(p_q + o_r, mask=b_in, other=0)
-                tl.store(p_r + o_r, tl.where(b_on, b_left, 0), mask=b_in)
+                m_in = o_r < count
+                m_on = tl.load(p_diagonal + o_r, mask=m_in, other=0) > 0
+                b_left = tl.load(p_b + o_r, mask=m_in, other=0) - tl.load(p_q + o_r, mask=m_in, other=0)
+                tl.store(p_r + o_r, tl.where(m_on, b_left, 0), mask=m_in)
             tl.debug_barrier()
         rz = zero
         for start in range(0, count, BV):
             o_r = start + tl.arange(0, BV)
-            b_in = o_r < count
-            b_diagonal = tl.load(p_diagonal + o_r, mask=b_in, other=0)
-            b_r = tl.load(p_r + o_r, mask=b_in, other=0)
-            b_z = tl.where(b_diagonal > 0, b_r / tl.where(b_diagonal > 0, b_diagonal, 1), 0)
-            tl.store(p_p + o_r, b_z, mask=b_in)
+            m_in = o_r < count
+            b_r = tl.load(p_r + o_r, mask=m_in, other=0)
+            b_z = divided(b_r, p_diagonal, o_r, m_in)
+            tl.store(p_p + o_r, b_z, mask=m_in)
             rz += tl.sum(b_r * b_z, 0)
         tl.debug_barrier()
         # below this, rounding is followed into directions in which rows depend on each other
@@ -195,22 +211,20 @@ def gradients(
             new = zero
             for start in range(0, count, BV):
                 o_r = start + tl.arange(0, BV)
-                b_in = o_r < count
-                b_diagonal = tl.load(p_diagonal + o_r, mask=b_in, other=0)
-                b_y = tl.load(p_y + o_r, mask=b_in, other=0) + rate * tl.load(p_p + o_r, mask=b_in, other=0)
-                b_r = tl.load(p_r + o_r, mask=b_in, other=0) - rate * tl.load(p_q + o_r, mask=b_in, other=0)
-                tl.store(p_y + o_r, b_y, mask=b_in)
-                tl.store(p_r + o_r, b_r, mask=b_in)
-                new += tl.sum(tl.where(b_diagonal > 0, b_r * b_r / tl.where(b_diagonal > 0, b_diagonal, 1), 0), 0)
+                m_in = o_r < count
+                b_y = tl.load(p_y + o_r, mask=m_in, other=0) + rate * tl.load(p_p + o_r, mask=m_in, other=0)
+                b_r = tl.load(p_r + o_r, mask=m_in, other=0) - rate * tl.load(p_q + o_r, mask=m_in, other=0)
+                tl.store(p_y + o_r, b_y, mask=m_in)
+                tl.store(p_r + o_r, b_r, mask=m_in)
+                new += tl.sum(b_r * divided(b_r, p_diagonal, o_r, m_in), 0)
             # each thread reads what it has written itself
             for start in range(0, count, BV):
                 o_r = start + tl.arange(0, BV)
-                b_in = o_r < count
-                b_diagonal = tl.load(p_diagonal + o_r, mask=b_in, other=0)
-                b_r = tl.load(p_r + o_r, mask=b_in, other=0)
-                b_z = tl.where(b_diagonal > 0, b_r / tl.where(b_diagonal > 0, b_diagonal, 1), 0)
-                b_p = b_z + new / rz * tl.load(p_p + o_r, mask=b_in, other=0)
-                tl.store(p_p + o_r, b_p, mask=b_in)
+                m_in = o_r < count
+                b_r = tl.load(p_r + o_r, mask=m_in, other=0)
+                b_z = divided(b_r, p_diagonal, o_r, m_in)
+                b_p = b_z + new / rz * tl.load(p_p + o_r, mask=m_in, other=0)
+                tl.store(p_p + o_r, b_p, mask=m_in)
             tl.debug_barrier()
             rz = tl.where(good, new, 0)
             turn += 1

@@ -15,7 +15,7 @@ from torch import Tensor
 from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.gapped import STRIP, chart_like, general
 from polymax.kernels.gapped.numba_back import collect, collect_border, walk_back
-from polymax.kernels.gapped.numba_strip import LARGEST, WIDEST, border, exponentials, walk
+from polymax.kernels.gapped.numba_strip import LARGEST, WIDEST, border, exponentials, single, walk, walk_with_weights
 from polymax.kernels.numba_math import _bits, kernel
 
 
@@ -71,10 +71,11 @@ def _work(pairs):
 
 @kernel
 def _inside(start, stop, pairs, opened, extended, rows, columns, value, chart):
-    width = pairs.shape[2] + 1
-    lines = np.empty((width + STRIP + 1) * 6 * STRIP, np.float32)
-    weights = np.empty(8 * STRIP, np.float32)
-    state = np.empty(10 * STRIP, np.float32)
+    steps = pairs.shape[2] + STRIP + 2
+    one = single(opened[0], extended[0]) if start < stop else True
+    lines, gaps = np.empty(steps * 2 * STRIP, np.float32), np.empty((1 if one else steps) * 4 * STRIP, np.float32)
+    stride = 0 if one else 4 * STRIP
+    state = np.empty(12 * STRIP, np.float32)
     for b in range(start, stop):
         n, m = rows[b], columns[b]
         value[b] = 0
@@ -83,12 +84,11 @@ def _inside(start, stop, pairs, opened, extended, rows, columns, value, chart):
             continue
         most = border(opened[b], extended[b], m, chart[b, 0])
         for k in range((n + STRIP - 1) // STRIP):
-            size = exponentials(pairs[b], opened[b], extended[b], k * STRIP, n, m, lines, k == 0)
+            size = exponentials(pairs[b], opened[b], extended[b], k * STRIP, n, m, lines, gaps, k == 0)
             # a NaN stays
             most = size if size > most or size != size else most
             tail = min(STRIP, n - k * STRIP) - 1
-            # the row below the last strip is kept nowhere
-            walk(lines, m, tail, chart[b, k], chart[b, k + 1], state, weights, False)
+            walk(lines, gaps, stride, m, tail, chart[b, k], chart[b, k + 1], state)
         last = chart[b, (n + STRIP - 1) // STRIP]
         number, power = last[4, m], _bits(last[5, m])
         value[b] = math.log(np.float64(number)) + power * math.log(2) if number > 0 else -np.inf
@@ -99,28 +99,32 @@ def _inside(start, stop, pairs, opened, extended, rows, columns, value, chart):
 @kernel
 def _outside(start, stop, pairs, opened, extended, rows, columns, chart, g, d_pairs, d_open, d_extend):
     width = pairs.shape[2] + 1
-    lines = np.empty((width + STRIP + 1) * 6 * STRIP, np.float32)
-    weights = np.empty((width + STRIP) * 8 * STRIP, np.float32)
-    state = np.empty(10 * STRIP, np.float32)
-    flow = np.empty(7 * STRIP, np.float32)
-    found = np.empty((width + STRIP) * 3 * STRIP, np.float32)
+    steps = width + STRIP + 1
+    one = single(opened[0], extended[0]) if start < stop else True
+    lines, gaps = np.empty(steps * 2 * STRIP, np.float32), np.empty((1 if one else steps) * 4 * STRIP, np.float32)
+    stride = 0 if one else 4 * STRIP
+    weights = np.empty(steps * 8 * STRIP, np.float32)
+    state = np.empty(12 * STRIP, np.float32)
+    flow = np.empty(6 * STRIP, np.float32)
+    found = np.empty(steps * 3 * STRIP, np.float32)
     # what a strip is given by the one below it, and what it gives to the one above: to M, X and P of each column
     given, gives = np.empty((3, width + 1), np.float32), np.empty((3, width + 1), np.float32)
-    unused = np.empty((6, width), np.float32)
     for b in range(start, stop):
-        d_pairs[b] = 0
         d_open[b] = 0
         d_extend[b] = 0
         n, m = rows[b], columns[b]
         if n == 0 or m == 0 or chart[b, -1, 0, 0] != 1 or chart[b, -1, 0, 1] == 0:
+            d_pairs[b] = 0
             continue
+        d_pairs[b, n:] = 0
+        d_pairs[b, :n, m:] = 0
         given[:] = 0
         given[2, m] = g[b]
         strips = (n + STRIP - 1) // STRIP
         for k in range(strips - 1, -1, -1):
-            exponentials(pairs[b], opened[b], extended[b], k * STRIP, n, m, lines, k == strips - 1)
+            exponentials(pairs[b], opened[b], extended[b], k * STRIP, n, m, lines, gaps, k == strips - 1)
             tail = min(STRIP, n - k * STRIP) - 1
-            walk(lines, m, tail, chart[b, k], unused, state, weights, True)
+            walk_with_weights(lines, gaps, stride, m, tail, chart[b, k], weights, state)
             walk_back(weights, m, tail, given, gives, flow, found)
             given, gives = gives, given
             collect(found, k * STRIP, tail + 1, m, d_pairs[b], d_open[b], d_extend[b])

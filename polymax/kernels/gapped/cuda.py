@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.alignment.cuda_steps import from_above, from_below
+from polymax.kernels.alignment.cuda_steps import clear, from_above, from_below
 from polymax.kernels.gapped import general, weights_like
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
@@ -43,9 +43,9 @@ def gapped_outside(*args: Any) -> tuple[Tensor, ...]:
     given, (chart, g, alpha) = args[:5], args[5:]
     if not fits(given[0], alpha):
         return general.outside(*given, g, alpha)
-    out = tuple(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in given[:3])
+    out = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given[:3])
     with on_device(g):
-        tensors = (*_plain(given), chart, g.contiguous(), *out)
+        tensors = (*_plain(given[3:]), chart, g.contiguous(), *out)
         _outside[(g.shape[0],)](*tensors, *given[0].shape[1:], **_sizes(given))
     return out
 
@@ -67,11 +67,46 @@ def _sizes(given):
 
 
 @triton.jit
-def _gap(p_x, o_r, o_j, m, b_on, ONE: tl.constexpr):
-    """The gap score of each lane; column 0 has that of column 1."""
+def _gap(p_x, number, o_r, o_j, m, b_on, ONE: tl.constexpr):
+    """The gap score of each lane, or the number for all; column 0 has that of column 1."""
     if ONE:
-        return tl.load(p_x).to(tl.float64) + tl.zeros_like(o_j).to(tl.float64)
+        return number + tl.zeros_like(o_j).to(tl.float64)
     return tl.load(p_x + o_r * m + tl.maximum(o_j - 1, 0), mask=b_on, other=float("-inf")).to(tl.float64)
+
+
+@triton.jit
+def _scores(
+    p_x,
+    p_open,
+    p_extend,
+    open_number,
+    extend_number,
+    t,
+    rows,
+    columns,
+    m,
+    o_r,
+    ONE_OPEN: tl.constexpr,
+    ONE_EXTEND: tl.constexpr,
+):
+    """Scores of pairs and gaps that step t takes; -inf where a lane has no cell."""
+    o_j = t - o_r
+    b_on = (o_j >= 0) & (o_j <= columns) & (o_r < rows)
+    b_x = tl.load(p_x + o_r * m + o_j - 1, mask=b_on & (o_j > 0), other=float("-inf")).to(tl.float64)
+    b_open = _gap(p_open, open_number, o_r, o_j, m, b_on, ONE_OPEN)
+    return b_x, b_open, _gap(p_extend, extend_number, o_r, o_j, m, b_on, ONE_EXTEND)
+
+
+@triton.jit
+def _weights(p_chart, t, rows, columns, n, o_r):
+    """The eight weights of the cells of step t, 0 where a lane has none."""
+    o_j = t - o_r
+    b_on = (o_j >= 0) & (o_j <= columns) & (o_r < rows)
+    p_line = p_chart + (t % (columns + 1)).to(tl.int64) * 8 * n + o_r
+    weights = ()
+    for k in tl.static_range(8):
+        weights = weights + (tl.load(p_line + k * n, mask=b_on, other=0.0).to(tl.float32),)
+    return weights
 
 
 @triton.jit
@@ -120,13 +155,20 @@ def _inside(
         b_m, b_d, b_i, b_p, b_diagonal = none, none, none, none, none
         # P above the first row, and what its next insertion scores
         above = tl.full([], 0.0, tl.float64)
+        # read here: the compiler cannot tell that what is stored below does not change them
+        opened = tl.load(p_open).to(tl.float64)
+        extended = tl.load(p_extend).to(tl.float64)
+        b_x, b_open, b_extend = _scores(
+            p_x, p_open, p_extend, opened, extended, 0, rows, columns, m, o_r, ONE_OPEN, ONE_EXTEND
+        )
         for t in range(rows + columns):
             o_j = t - o_r
             b_on = (o_j >= 0) & (o_j <= columns) & (o_r < rows)
-            b_open = _gap(p_open, o_r, o_j, m, b_on, ONE_OPEN)
-            b_extend = _gap(p_extend, o_r, o_j, m, b_on, ONE_EXTEND)
-            b_on_pair = b_on & (o_j > 0)
-            b_x = tl.load(p_x + o_r * m + o_j - 1, mask=b_on_pair, other=float("-inf")).to(tl.float64)
+            # what the next step takes is read while this one is computed
+            after = _scores(p_x, p_open, p_extend, opened, extended, t + 1, rows, columns, m, o_r, ONE_OPEN, ONE_EXTEND)
+            longer = extended
+            if not ONE_EXTEND:
+                longer = tl.load(p_extend + tl.minimum(t, columns - 1)).to(tl.float64)
             first = tl.where(t <= columns, above, float("-inf"))
             b_m_up = from_above(b_m, tl.where(t == 0, 0.0, float("-inf")).to(tl.float64), o_r, BR)
             b_d_up = from_above(b_d, float("-inf"), o_r, BR)
@@ -149,9 +191,8 @@ def _inside(
             tl.store(p_line + 6 * n, b_i1, mask=b_on)
             tl.store(p_line + 7 * n, b_i2, mask=b_on)
             # the first position of a gap is opened, the others are extended
-            o_next = tl.minimum(t, columns - 1)
-            extend = tl.load(p_extend + (0 if ONE_EXTEND else o_next)).to(tl.float64)
-            above += tl.where(t == 0, tl.load(p_open).to(tl.float64), extend)
+            above += tl.where(t == 0, opened, longer)
+            b_x, b_open, b_extend = after
         # after the last step the last row is in the last column
         best = tl.max(tl.where(o_r == rows - 1, b_p, float("-inf")), 0)
         bad = tl.max(((o_r == rows - 1) & (b_p != b_p)).to(tl.int32), 0) > 0
@@ -163,9 +204,6 @@ def _inside(
 @Entry
 @triton.jit
 def _outside(
-    p_x,
-    p_open,
-    p_extend,
     p_rows,
     p_columns,
     p_chart,
@@ -187,7 +225,15 @@ def _outside(
     p_dextend += i_b * (1 if ONE_EXTEND else n * m)
     p_chart += i_b * (m + 1) * 8 * n
     o_r = tl.arange(0, BR)
-    if (rows > 0) & (columns > 0):
+    some = (rows > 0) & (columns > 0)
+    last_row = tl.where(some, rows, 0)
+    last_column = tl.where(some, columns, 0)
+    clear(p_dx, n, m, last_row, last_column, BR)
+    if not ONE_OPEN:
+        clear(p_dopen, n, m, last_row, last_column, BR)
+    if not ONE_EXTEND:
+        clear(p_dextend, n, m, last_row, last_column, BR)
+    if some:
         zero = tl.zeros([BR], tl.float32)
         g = tl.load(p_g + i_b).to(tl.float32)
         # what goes left to M, X and Y, up to M and X, the pairs, and those of the row below one step ago
@@ -195,19 +241,14 @@ def _outside(
         b_opens, b_extends = zero.to(tl.float64), zero.to(tl.float64)
         b_open_kept, b_extend_kept = zero, zero
         b_above = zero
+        weights = _weights(p_chart, rows + columns - 1, rows, columns, n, o_r)
         for back in range(rows + columns):
             t = rows + columns - 1 - back
             o_j = t - o_r
             b_on = (o_j >= 0) & (o_j <= columns) & (o_r < rows)
-            p_line = p_chart + (t % (columns + 1)).to(tl.int64) * 8 * n + o_r
-            b_p0 = tl.load(p_line, mask=b_on, other=0.0).to(tl.float32)
-            b_p1 = tl.load(p_line + n, mask=b_on, other=0.0).to(tl.float32)
-            b_p2 = tl.load(p_line + 2 * n, mask=b_on, other=0.0).to(tl.float32)
-            b_d0 = tl.load(p_line + 3 * n, mask=b_on, other=0.0).to(tl.float32)
-            b_d1 = tl.load(p_line + 4 * n, mask=b_on, other=0.0).to(tl.float32)
-            b_i0 = tl.load(p_line + 5 * n, mask=b_on, other=0.0).to(tl.float32)
-            b_i1 = tl.load(p_line + 6 * n, mask=b_on, other=0.0).to(tl.float32)
-            b_i2 = tl.load(p_line + 7 * n, mask=b_on, other=0.0).to(tl.float32)
+            b_p0, b_p1, b_p2, b_d0, b_d1, b_i0, b_i1, b_i2 = weights
+            # what the next step takes is read while this one is computed
+            weights = _weights(p_chart, t - 1, rows, columns, n, o_r)
             b_p = b_late + tl.where((o_r == rows - 1) & (o_j == columns), g, 0.0)
             b_m = b_lm + from_below(b_um, 0.0, rows - 1, o_r, BR) + b_p * b_p0
             b_d = b_ld + from_below(b_ud, 0.0, rows - 1, o_r, BR) + b_p * b_p1
@@ -248,3 +289,8 @@ def _outside(
             tl.store(p_dopen, tl.sum(b_opens, 0))
         if ONE_EXTEND:
             tl.store(p_dextend, tl.sum(b_extends, 0))
+    else:
+        if ONE_OPEN:
+            tl.store(p_dopen, 0.0)
+        if ONE_EXTEND:
+            tl.store(p_dextend, 0.0)

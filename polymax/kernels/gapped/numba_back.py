@@ -1,6 +1,9 @@
 """One strip of rows backwards, for Numba: how often alignments pass its cells, and what they do there."""
 
+import numpy as np
+
 from polymax.kernels.gapped import STRIP
+from polymax.kernels.gapped.numba_strip import BLOCK
 from polymax.kernels.numba_math import inline
 
 
@@ -23,65 +26,74 @@ def walk_back(weights, m, tail, given, gives, flow, found):
             _split(flow, zero, zero, zero, tail, chosen, line)
         if t <= m:
             # of the first lane, whose numbers are last
-            gives[0, t], gives[1, t] = flow[4 * STRIP - 1], flow[5 * STRIP - 1]
+            gives[0, t], gives[1, t] = flow[3 * STRIP - 1], flow[4 * STRIP - 1]
             if t > 0:
-                gives[2, t - 1] = flow[6 * STRIP - 1]
+                gives[2, t - 1] = flow[5 * STRIP - 1]
 
 
 @inline
 def _split(flow, m_given, x_given, p_given, tail, weights, line):
     """Expectations of a line, those given to its lane `tail` included, split over the choices of each cell.
 
-    flow, from the last lane to the first: what goes left to M, X and Y; to M and X of the row above; the pairs, which
+    flow, from the last lane to the first: what goes left to Q and Y; to M and X of the row above; the pairs, which
     go to P of the row above; and those of the row below, one step later.
     """
     zero = type(p_given)(0)
-    m_below, x_below, p_below = zero, zero, zero
-    for q in range(STRIP):
-        r = STRIP - 1 - q
+    m_last, x_last, p_last = zero, zero, zero
+    for k in range(STRIP):
+        r = STRIP - 1 - k
+        q, y, late = flow[k], flow[STRIP + k], flow[5 * STRIP + k]
+        m_up, x_up, p_up = flow[2 * STRIP + k], flow[3 * STRIP + k], flow[4 * STRIP + k]
+        m_below, x_below, p_below = m_last, x_last, p_last
+        # carried from lane to lane: what the row below gives
+        m_last, x_last, p_last = m_up, x_up, p_up
         here = r == tail
-        p = flow[6 * STRIP + q] + (p_given if here else zero)
-        m = flow[q] + m_below + (m_given if here else zero) + p * weights[r]
-        x = flow[STRIP + q] + x_below + (x_given if here else zero) + p * weights[STRIP + r]
-        y = flow[2 * STRIP + q] + p * weights[2 * STRIP + r]
-        flow[6 * STRIP + q] = p_below
-        m_below, x_below, p_below = flow[3 * STRIP + q], flow[4 * STRIP + q], flow[5 * STRIP + q]
-        to_m, to_x = y * weights[5 * STRIP + r], y * weights[6 * STRIP + r]
-        to_y = y * weights[7 * STRIP + r]
-        up_m, up_x = x * weights[3 * STRIP + r], x * weights[4 * STRIP + r]
-        flow[q], flow[STRIP + q], flow[2 * STRIP + q] = to_m, to_x, to_y
-        flow[3 * STRIP + q], flow[4 * STRIP + q], flow[5 * STRIP + q] = up_m, up_x, m
+        p = late + (p_given if here else zero)
+        q += p * weights[r]
+        y += p * weights[STRIP + r]
+        m = m_below + (m_given if here else zero) + q * weights[2 * STRIP + r]
+        x = x_below + (x_given if here else zero) + q * weights[3 * STRIP + r]
+        flow[5 * STRIP + k] = p_below
+        up_m, up_x = x * weights[4 * STRIP + r], x * weights[5 * STRIP + r]
+        to_q, to_y = y * weights[6 * STRIP + r], y * weights[7 * STRIP + r]
+        flow[k], flow[STRIP + k] = to_q, to_y
+        flow[2 * STRIP + k], flow[3 * STRIP + k], flow[4 * STRIP + k] = up_m, up_x, m
         line[r] = m
-        line[STRIP + r] = up_m + to_m + to_x
+        line[STRIP + r] = up_m + to_q
         line[2 * STRIP + r] = up_x + to_y
 
 
 @inline
 def collect(found, top, lanes, m, d_pairs, d_open, d_extend):
     """What was found of a strip, in the order of rows and columns; sums, where a gap score is that of all cells."""
-    number = d_open.shape[0] == 1 and d_open.shape[1] == 1
-    single = d_extend.shape[0] == 1 and d_extend.shape[1] == 1
-    opens, extends = 0.0, 0.0
-    for r in range(lanes):
-        row = d_pairs[top + r]
-        for j in range(m):
-            row[j] = found[(j + 1 + r) * 3 * STRIP + r]
-        if number:
-            for j in range(m + 1):
-                opens += found[(j + r) * 3 * STRIP + STRIP + r]
+    for left in range(0, m, BLOCK):
+        for r in range(lanes):
+            row = d_pairs[top + r, left : min(left + BLOCK, m)]
+            lane = found[3 * (left + 1 + r) * STRIP + r :]
+            for j in range(row.size):
+                row[j] = lane[3 * j * STRIP]
+    for kind in range(1, 3):
+        matrix = d_open if kind == 1 else d_extend
+        if matrix.shape[0] == 1 and matrix.shape[1] == 1:
+            matrix[0, 0] += _total(found, m + STRIP, kind * STRIP)
         else:
-            for j in range(m + 1):
-                d_open[top + r, max(j - 1, 0)] += found[(j + r) * 3 * STRIP + STRIP + r]
-        if single:
-            for j in range(m + 1):
-                extends += found[(j + r) * 3 * STRIP + 2 * STRIP + r]
-        else:
-            for j in range(m + 1):
-                d_extend[top + r, max(j - 1, 0)] += found[(j + r) * 3 * STRIP + 2 * STRIP + r]
-    if number:
-        d_open[0, 0] += opens
-    if single:
-        d_extend[0, 0] += extends
+            for r in range(lanes):
+                for j in range(m + 1):
+                    matrix[top + r, max(j - 1, 0)] += found[(3 * (j + r) + kind) * STRIP + r]
+
+
+@inline
+def _total(found, count, at):
+    """The sum over all lines and lanes; where there is no cell, there is nothing."""
+    sums = np.zeros(STRIP, found.dtype)
+    for t in range(count):
+        line = found[3 * t * STRIP + at : 3 * t * STRIP + at + STRIP]
+        for r in range(STRIP):
+            sums[r] += line[r]
+    total = 0.0
+    for r in range(STRIP):
+        total += sums[r]
+    return total
 
 
 @inline

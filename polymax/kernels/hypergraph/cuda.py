@@ -52,7 +52,7 @@ def hypergraph_inside(
     value = scores.new_empty(scores.shape[:1])
     shape = chart_shape(scores.shape[0], first.shape[0] - 1, alpha)
     problem = _Problem(scores, first, tails, part, roots, scores.new_zeros(shape, dtype=torch.float64), alpha)
-    problem.walk(_inside, Below.of(first, tails).deepest, value)
+    problem.rise(value, (problem.chart[0],) * 3, tangent=False)
     return value, problem.chart
 
 
@@ -79,7 +79,7 @@ def hypergraph_tangent(
     dvalue = scores.new_empty(scores.shape[:1])
     d = d.contiguous()
     expected, slopes, means, change = (torch.zeros_like(problem.chart[0]) for _ in range(4))
-    problem.walk(_slopes, Below.of(first, tails).deepest, d, slopes, means, dvalue)
+    problem.rise(dvalue, (d, slopes, means), tangent=True)
     # a hard maximum is locally constant
     if alpha == math.inf:
         return dvalue, torch.zeros_like(scores, memory_format=torch.contiguous_format)
@@ -129,6 +129,11 @@ class _Problem:
                 grid = (blocks * triton.cdiv(count, sizes["BB"]),)
                 kernel[grid](*self.tensors, *tensors, *columns, ALPHA=self.alpha, **sizes, **options)
 
+    def rise(self, value: Tensor, tangents: tuple[Tensor, ...], tangent: bool) -> None:
+        """Values of all nodes or, with tangents d, slopes and means, the change of these."""
+        deepest = Below.of(self.first, self.tails).deepest
+        self.walk(_rise, deepest, value, *tangents, TANGENT=tangent)
+
     def fall(self, expected: Tensor, g: Tensor, tangents: tuple[Tensor, ...], tangent: bool) -> None:
         """Expectations of all nodes and, with tangents d, slopes, means and change, the change of these."""
         above = Above.of(self.first, self.tails)
@@ -146,7 +151,7 @@ class _Problem:
 
 
 @triton.jit
-def _inside(
+def _rise(
     p_scores,
     p_first,
     p_tails,
@@ -156,75 +161,57 @@ def _inside(
     p_extra,
     p_deepest,
     p_value,
+    p_d,
+    p_slopes,
+    p_means,
     count,
     parts,
     width,
     ALPHA: tl.constexpr,
+    TANGENT: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
+    """Values of the nodes, or their derivatives along d, with the means of those of the arguments by p^(2 - alpha)."""
     o_b, m_b, b_root, last = instances(p_roots, count, BB)
     at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
     start = last * 0
     while start <= last:
         o_h, m_h, size = wave_up(p_deepest, start, last, BN)
         o_begin, b_count, widest = span(p_first, o_h, m_h)
-        b_value, b_extra = smooth_max(o_begin, b_count, widest, at, ALPHA)
-        put(p_values, o_h, m_h, b_value, o_b, m_b, width)
-        if ALPHA != 1:
-            put(p_extra, o_h, m_h, b_extra, o_b, m_b, width)
+        if TANGENT:
+            b_slope, b_mean = _slopes(p_first, p_extra, p_d, p_slopes, o_h, o_begin, b_count, widest, at, ALPHA)
+            put(p_slopes, o_h, m_h, b_slope, o_b, m_b, width)
+            put(p_means, o_h, m_h, b_mean, o_b, m_b, width)
+        else:
+            b_value, b_extra = smooth_max(o_begin, b_count, widest, at, ALPHA)
+            put(p_values, o_h, m_h, b_value, o_b, m_b, width)
+            if ALPHA != 1:
+                put(p_extra, o_h, m_h, b_extra, o_b, m_b, width)
         tl.debug_barrier()
         start += size
-    b_value = tl.load(p_values + o_b * width + b_root, mask=m_b & (b_root >= 0), other=0)
+    p_row = (p_slopes if TANGENT else p_values) + o_b * width
+    b_value = tl.load(p_row + b_root, mask=m_b & (b_root >= 0), other=0)
     tl.store(p_value + o_b, b_value.to(p_value.dtype.element_ty), mask=m_b)
 
 
 @triton.jit
-def _slopes(
-    p_scores,
-    p_first,
-    p_tails,
-    p_part,
-    p_roots,
-    p_values,
-    p_extra,
-    p_deepest,
-    p_d,
-    p_slopes,
-    p_means,
-    p_dvalue,
-    count,
-    parts,
-    width,
-    ALPHA: tl.constexpr,
-    BN: tl.constexpr,
-    BB: tl.constexpr,
-):
-    """Derivatives of the values along d, and the means of those of the arguments by p^(2 - alpha)."""
-    o_b, m_b, b_root, last = instances(p_roots, count, BB)
-    at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
-    start = last * 0
-    while start <= last:
-        o_h, m_h, size = wave_up(p_deepest, start, last, BN)
-        o_begin, b_count, widest = span(p_first, o_h, m_h)
-        b_slope = tl.zeros([BN, BB], tl.float64)
-        b_mean = tl.zeros([BN, BB], tl.float64)
-        b_sum = tl.zeros([BN, BB], tl.float64)
-        for i in range(0, widest):
-            b_p = weight(p_first, p_extra, o_begin + i, o_h, i < b_count, at, ALPHA)
-            b_da = total_of(p_d, p_slopes, o_begin + i, i < b_count, at)
-            b_da = tl.where(b_p == 0, 0, b_da)
-            b_slope += b_p * b_da
-            if ALPHA != INF:
-                b_s = power(b_p, 2 - ALPHA)
-                b_sum += b_s
-                b_mean += b_s * b_da
-        put(p_slopes, o_h, m_h, b_slope, o_b, m_b, width)
-        put(p_means, o_h, m_h, tl.where(b_sum == 0, 0, b_mean / b_sum), o_b, m_b, width)
-        tl.debug_barrier()
-        start += size
-    b_slope = tl.load(p_slopes + o_b * width + b_root, mask=m_b & (b_root >= 0), other=0)
-    tl.store(p_dvalue + o_b, b_slope.to(p_dvalue.dtype.element_ty), mask=m_b)
+def _slopes(p_first, p_extra, p_d, p_slopes, o_h, o_begin, b_count, widest, at, ALPHA: tl.constexpr):
+    """Derivatives of the values of nodes o_h, and the means of those of their arguments by p^(2 - alpha)."""
+    _, _, _, _, o_b, _, _, _ = at
+    b_slope = tl.zeros([o_h.shape[0], o_b.shape[1]], tl.float64)
+    b_mean = tl.zeros_like(b_slope)
+    b_sum = tl.zeros_like(b_slope)
+    for i in range(0, widest):
+        b_p = weight(p_first, p_extra, o_begin + i, o_h, i < b_count, at, ALPHA)
+        b_da = total_of(p_d, p_slopes, o_begin + i, i < b_count, at)
+        b_da = tl.where(b_p == 0, 0, b_da)
+        b_slope += b_p * b_da
+        if ALPHA != INF:
+            b_s = power(b_p, 2 - ALPHA)
+            b_sum += b_s
+            b_mean += b_s * b_da
+    return b_slope, tl.where(b_sum == 0, 0, b_mean / b_sum)
 
 
 @triton.jit

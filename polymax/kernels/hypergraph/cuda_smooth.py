@@ -8,7 +8,7 @@ at every pass over the edges of a node.
 import triton
 import triton.language as tl
 
-from polymax.kernels.local_max.triton_max import MOST, NEAR_WIDE, power
+from polymax.kernels.local_max.triton_max import MOST, newton_step, power
 
 INF = tl.constexpr(float("inf"))
 
@@ -106,17 +106,13 @@ def weight(p_first, p_extra, o_e, o_h, m_e, at, ALPHA: tl.constexpr):
 
 @triton.jit
 def threshold(o_begin, b_count, widest, b_top, at, ALPHA: tl.constexpr):
-    """The tau at which the weights sum to 1, relative to the largest argument.
-
-    Newton's method on the norm of the bases, which is convex up to alpha = 2; halvings beyond, where the slope is
-    infinite at a base of 0.
-    """
+    """The tau at which the weights sum to 1, relative to the largest argument."""
     p_scores, _, _, p_values, _, _, _, _ = at
     b_tau = tl.full(b_top.shape, -1, tl.float64)
     b_low = b_tau
     # where there is no maximum, or only one argument, there is nothing to search
     m_busy = (b_top - b_top == 0) & (b_count > 1)[:, None]
-    b_high = tl.where(m_busy, 0, b_low)
+    b_high = tl.zeros_like(b_tau)
     go = 1
     i = 0
     while go > 0:
@@ -127,17 +123,10 @@ def threshold(o_begin, b_count, widest, b_top, at, ALPHA: tl.constexpr):
             b_power = power(b_base, 1 / (ALPHA - 1) - 1)
             b_total += b_power * b_base
             b_slope += b_power
-        m_over = b_total > 1
-        b_low = tl.where(m_over, b_tau, b_low)
-        b_high = tl.where(m_over, b_high, b_tau)
-        b_step = 0.5 * (b_low + b_high)
-        if ALPHA <= 2:
-            b_newton = b_tau + (b_total - power(b_total, 2 - ALPHA)) / tl.where(b_slope == 0, 1, b_slope)
-            b_step = tl.where((b_newton >= b_low) & (b_newton <= b_high), b_newton, b_step)
+        b_next, b_low, b_high, m_far = newton_step(b_tau, b_low, b_high, b_total, b_slope, ALPHA)
         # what has arrived stays, however long its neighbours take
-        b_step = tl.where(m_busy, b_step, b_tau)
-        m_busy = tl.abs(b_step - b_tau) > NEAR_WIDE
-        b_tau = b_step
+        b_tau = tl.where(m_busy, b_next, b_tau)
+        m_busy = m_busy & m_far
         i += 1
         go = tl.max(m_busy.to(tl.int32)) * (i < MOST).to(tl.int32)
     return b_tau

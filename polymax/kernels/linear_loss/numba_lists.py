@@ -45,8 +45,8 @@ def scan_rows(start, stop, x, bias, target, first, lists, alpha, softcap):
         if bad > 0 or n + kept > size:
             count[i] = FLAT
             continue
-        values[i, n : n + kept] = fresh[:kept]
-        ids[i, n : n + kept] = places[:kept]
+        for j in range(kept):
+            values[i, n + j], ids[i, n + j] = fresh[j], places[j]
         count[i] = n + kept
         bound[i] = t
 

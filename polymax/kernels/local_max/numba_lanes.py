@@ -15,6 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, overload, register_model, type_callable
 
+from polymax.kernels.numba_math import PART
+
 # two vectors of AVX2
 LANES = 8
 _FLOATS = ir.VectorType(ir.DoubleType(), LANES)
@@ -310,16 +312,16 @@ def sqrt(x):
     return math.sqrt(x)
 
 
-@overload(exp)
+@overload(exp, jit_options=PART)
 def _exp_of(x):
     return (lambda x: select(x < -700.0, 0.0, _exp_bounded(x))) if x is lanes else (lambda x: math.exp(x))
 
 
-@overload(log)
+@overload(log, jit_options=PART)
 def _log_of(x):
     return (lambda x: _log(x)) if x is lanes else (lambda x: math.log(x))
 
 
-@overload(sqrt)
+@overload(sqrt, jit_options=PART)
 def _sqrt_of(x):
     return (lambda x: _sqrt(x)) if x is lanes else (lambda x: math.sqrt(x))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polymax.kernels.local_max import CLOSE, ROUNDS
 from polymax.kernels.local_max.numba_lanes import exp, fill, load, log, select, some, sqrt, store
-from polymax.kernels.numba_math import OPTIONS, inline
+from polymax.kernels.numba_math import PART, inline
 
 _CLOSE = CLOSE[np.dtype(np.float64)]
 
@@ -71,7 +71,7 @@ def by_smoothing(shannon, gini, tsallis, hard, by_sums=None):
     def function(*args):
         return kinds.get(type(args[-1]), tsallis)(*args)
 
-    @overload(function, jit_options=OPTIONS, strict=False)
+    @overload(function, jit_options=PART, strict=False)
     def choose(*args):
         return kinds.get(getattr(args[-1], "instance_class", None), tsallis)
 

@@ -35,7 +35,6 @@ def power(b_x, K: tl.constexpr):
 @triton.jit
 def threshold(b_z, ALPHA: tl.constexpr, KIND: tl.constexpr, AXIS: tl.constexpr):
     """tau in [-1, 0) at which the weights along an axis, whose maximum is 0, sum to 1; -1 where all is -inf."""
-    WIDE: tl.constexpr = b_z.dtype == tl.float64
     b_tau = tl.zeros_like(tl.max(b_z, AXIS)) - 1
     b_low = b_tau
     b_high = tl.zeros_like(b_tau)
@@ -50,19 +49,29 @@ def threshold(b_z, ALPHA: tl.constexpr, KIND: tl.constexpr, AXIS: tl.constexpr):
             b_rise = tl.where(m_in, power(b_base, 1 / (ALPHA - 1) - 1), 0)
         b_total = tl.sum(tl.where(m_in, b_rise * b_base, 0), AXIS)
         b_slope = tl.sum(b_rise, AXIS)
-        b_low = tl.where(b_total > 1, b_tau, b_low)
-        b_high = tl.where(b_total > 1, b_high, b_tau)
-        b_one = b_total * 0 + 1
-        if KIND != GINI:
-            b_one = power(b_total, 2 - ALPHA)
-        b_newton = tl.where(b_slope > 0, b_tau + (b_total - b_one) / tl.where(b_slope > 0, b_slope, 1), b_tau)
-        # at the root Newton's method stands still, on the edge of what is known
-        m_far = tl.abs(b_newton - b_tau) > (NEAR_WIDE if WIDE else NEAR)
-        m_inside = (b_low < b_newton) & (b_newton < b_high)
-        b_tau = tl.where(m_far & (m_inside == 0), 0.5 * (b_low + b_high), b_newton)
+        b_tau, b_low, b_high, m_far = newton_step(b_tau, b_low, b_high, b_total, b_slope, ALPHA)
         i_round += 1
         go = tl.max(m_far.to(tl.int32)) * (i_round < MOST).to(tl.int32)
     return b_tau
+
+
+@triton.jit
+def newton_step(b_tau, b_low, b_high, b_total, b_slope, ALPHA: tl.constexpr):
+    """The next threshold, from the sums of weights and of their powers at this one, and which are still far.
+
+    Newton's method on the norm of the bases; halvings where it would leave the interval that is known.
+    """
+    WIDE: tl.constexpr = b_tau.dtype == tl.float64
+    b_low = tl.where(b_total > 1, b_tau, b_low)
+    b_high = tl.where(b_total > 1, b_high, b_tau)
+    b_one = b_total * 0 + 1
+    if ALPHA != 2:
+        b_one = power(b_total, 2 - ALPHA)
+    b_newton = tl.where(b_slope > 0, b_tau + (b_total - b_one) / tl.where(b_slope > 0, b_slope, 1), b_tau)
+    # at the root Newton's method stands still, on the edge of what is known
+    m_far = tl.abs(b_newton - b_tau) > (NEAR_WIDE if WIDE else NEAR)
+    m_inside = (b_low < b_newton) & (b_newton < b_high)
+    return tl.where(m_far & (m_inside == 0), 0.5 * (b_low + b_high), b_newton), b_low, b_high, m_far
 
 
 @triton.jit

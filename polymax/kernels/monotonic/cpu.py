@@ -1,4 +1,4 @@
-"""The recursion frame by frame, all tokens of a frame in vector lanes, for Numba; the path is read off the values."""
+"""The recursion eight frames at a time, sixteen tokens in vector lanes, for Numba; the path is read off bits."""
 
 import threading
 from typing import Any
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import REALS, plain, run
+from polymax.kernels.monotonic.numba_tiles import BLOCK, TILE, walk_tiles
 from polymax.kernels.numba_math import inline, kernel, rows_at
 
 
@@ -22,62 +23,108 @@ def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor,
     return path, value
 
 
-# memory for values, which each thread keeps: fresh pages cost more than what is written to them
+# bytes from what is read to what is asked for: enough for the memory to answer, and within the second-level cache
+AHEAD = 1 << 16
+# memory for the moves, which each thread keeps: fresh pages cost more than what is written to them
 _kept = threading.local()
 MOST_KEPT = 1 << 20
 
 
 def _walk(start: int, stop: int, n: int, m: int, *args: Any) -> None:
-    # token j lies at j + 1; all values of an instance are kept, which costs less than to keep the moves
-    real = args[-1].dtype
-    v = getattr(_kept, real.name, None)
-    if v is None or v.size < n * (m + 2):
-        v = np.empty(n * (m + 2), real)
-        if v.size <= MOST_KEPT:
-            setattr(_kept, real.name, v)
-    _search(start, stop, n, m, *args, v)
+    tiles = -(-m // TILE)
+    size = -(-n // BLOCK) * tiles
+    moves = getattr(_kept, "moves", None)
+    if moves is None or len(moves) < size:
+        moves = np.empty((size, BLOCK), np.uint16)
+        if moves.nbytes <= MOST_KEPT:
+            _kept.moves = moves
+    v, carry, edge = (np.empty(shape, args[-1].dtype) for shape in (tiles * TILE, BLOCK, BLOCK * TILE))
+    _search(start, stop, n, m, *args, v, carry, edge, moves)
 
 
 @kernel
-def _search(start, stop, n, m, x_at, frames_at, tokens_at, path_at, value_at, real, memory):
+def _search(start, stop, n, m, x_at, frames_at, tokens_at, path_at, value_at, real, v, carry, edge, moves):
     x, path = rows_at(x_at, stop, n * m, real), rows_at(path_at, stop, n, np.int64(0))
     frames, tokens = rows_at(frames_at, stop, 1, np.int64(0)), rows_at(tokens_at, stop, 1, np.int64(0))
     value = rows_at(value_at, stop, 1, np.float64(0))
-    v = memory[: n * (m + 2)].reshape(n, m + 2)
     for i in range(start, stop):
         rows, columns = frames[i, 0], tokens[i, 0]
         path[i] = -1
         if columns == 0 or columns > rows:
             value[i, 0] = 0.0 if rows == columns else -np.inf
         else:
-            value[i, 0] = _best(x[i].reshape(n, m), rows, columns, v)
+            # all that may be read from the first score of the instance on
+            scores = x.reshape(-1)[i * n * m :]
+            value[i, 0] = _best(scores, m, rows, columns, v, carry, edge, moves, real)
             if value[i, 0] > -np.inf:
-                _trace(v, rows, columns, path[i])
+                _trace(moves, v.size // TILE, rows, columns, path[i])
 
 
 @inline
-def _best(x, rows, columns, v):
-    v[0, 0], v[0, 1], v[0, 2] = -np.inf, x[0, 0], -np.inf
+def _best(x, m, rows, columns, v, carry, edge, moves, real):
+    """The value of the best path. Where frames are no whole blocks, the first one begins before the first frame."""
+    v[:] = -np.inf
+    v[0] = 0
+    size = v.itemsize
     bad = False
-    for t in range(1, rows):
-        # cells from which the last one can be reached, and that can be reached from the first
-        low, high = max(0, columns - rows + t), min(t, columns - 1)
-        row, after = x[t, low : high + 1], v[t, low + 1 : high + 2]
-        before, same = v[t - 1, low : high + 1], v[t - 1, low + 1 : high + 2]
-        if low:
+    for block in range((rows + BLOCK - 1) // BLOCK):
+        t = block * BLOCK - -rows % BLOCK
+        # tokens from which the last one can be reached: at the first frame of the block, and after its last one
+        low, after = max(0, columns - rows + t), max(0, columns - rows + t + BLOCK)
+        tile, tiles = low // TILE, (min(t + BLOCK, columns) + TILE - 1) // TILE
+        # tiles up to the diagonal, and to the end of the memory
+        whole = min((t + 1) // TILE, tiles)
+        whole -= (t + BLOCK - 1) * m + whole * TILE > x.size
+        # the token before the first tile: at the frame before the block it may be on a way, after that it is not
+        carry[:] = -np.inf
+        if tile:
+            carry[0] = v[tile * TILE - 1]
+        while tile < tiles:
+            at = t * m + tile * TILE
+            p_x, stride, count = _at(x) + at * size, m, max(whole - tile, 1)
+            if tile >= whole or tile * TILE < after - 1:
+                _copy_edge(x, m, t, tile * TILE, rows, columns, edge)
+                p_x, stride, count = _at(edge), TILE, 1
+            p_v, place = _at(v) + tile * TILE * size, block * (v.size // TILE) + tile
+            p_moves = _at(moves) + place * BLOCK * moves.itemsize
+            ahead = _at(x) + (t * m + tile * TILE * BLOCK) * size + AHEAD
+            walk_tiles(p_x, stride, p_v, p_moves, _at(carry), ahead, count, real)
+            tile += count
+        for j in range(low, min(after, columns)):
             # NaN stays in its column, which ends here
-            bad |= before[0] != before[0]
-        for j in range(row.size):
-            after[j] = row[j] + (before[j] if before[j] > same[j] else same[j])
-        v[t, 0], v[t, high + 2] = -np.inf, -np.inf
-    best = v[rows - 1, columns]
-    return np.nan if bad or best != best else np.float64(best)
+            bad |= v[j] != v[j]
+    return np.nan if bad else np.float64(v[columns - 1])
 
 
 @inline
-def _trace(v, rows, columns, path):
+def _at(array):
+    return np.int64(array.ctypes.data)
+
+
+@inline
+def _copy_edge(x, m, t, first, rows, columns, edge):
+    """A tile whose cells are not all on a way from the first cell to the last; nothing is above the diagonal."""
+    for k in range(BLOCK):
+        low, high, diagonal = columns - rows + t + k - first, min(columns - 1, t + k) - first, max(t + k, 0) - first
+        to = edge[k * TILE : (k + 1) * TILE]
+        place = (t + k) * m + first
+        if place >= 0 and place + TILE <= x.size:
+            row = x[place : place + TILE]
+            for c in range(TILE):
+                to[c] = row[c] if low <= c <= high else (-np.inf if c > diagonal else 0.0)
+        else:
+            for c in range(TILE):
+                to[c] = -np.inf if c > diagonal else 0
+            for c in range(max(low, 0), min(high + 1, TILE)):
+                to[c] = x[place + c]
+
+
+@inline
+def _trace(moves, tiles, rows, columns, path):
     j = columns - 1
+    before = -rows % BLOCK
     for t in range(rows - 1, 0, -1):
         path[t] = j
-        j -= v[t - 1, j] > v[t - 1, j + 1]
+        block, k = divmod(t + before, BLOCK)
+        j -= (moves[block * tiles + j // TILE, k] >> (j % TILE)) & 1
     path[0] = 0

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, beside, plain, run
+from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
 from polymax.kernels.isotonic.cpu import SMALL_UNIT, WIDEST, pool
 from polymax.kernels.numba_math import inline, kernel, rows_at
 
@@ -22,19 +22,25 @@ _BITS = {torch.float32: np.int32(0), torch.float64: np.int64(0)}
 def oscar_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> tuple[Tensor, Tensor]:
     scores, n = plain(x), x.shape[-1]
     z, order = torch.empty_like(scores), torch.empty_like(scores, dtype=torch.int32)
-    strengths = beside(strength.double(), x.shape[:-1])
-    run(
-        _oscar_prox, x.numel() // max(n, 1), 10 * n, n, scores.data_ptr(), strengths.data_ptr(), z.data_ptr(),
-        order.data_ptr(), REALS[z.dtype], _BITS[z.dtype], strengths.numel() > 1, shifted, torch.finfo(x.dtype).min,
+    strengths, count = beside(strength, x.shape[:-1]), x.numel() // max(n, 1)
+    args = (
+        n, scores.data_ptr(), strengths.data_ptr(), z.data_ptr(), order.data_ptr(), REALS[z.dtype], _BITS[z.dtype],
+        REALS[strengths.dtype], strengths.numel() > 1, shifted, torch.finfo(x.dtype).min,
     )  # fmt: skip
+    if 10 * n * count < SMALL:
+        _oscar_prox(0, count, *args)
+    else:
+        run(_oscar_prox, count, 10 * n, *args)
     return z if z.dtype == x.dtype else z.to(x.dtype), order
 
 
 @kernel
-def _oscar_prox(start, stop, n, x_at, strengths_at, z_at, order_at, real, word, many, shifted, lowest):
+def _oscar_prox(
+    start, stop, n, x_at, strengths_at, z_at, order_at, real, word, real_strength, many, shifted, lowest
+):  # fmt: skip
     x, z, order = rows_at(x_at, stop, n, real), rows_at(z_at, stop, n, real), rows_at(order_at, stop, n, np.int32(0))
-    bits, strengths = rows_at(x_at, stop, n, word), rows_at(strengths_at, 1, stop, 0.0)[0]
-    scratch = np.empty(n, x.dtype), np.empty(n, np.int32), np.empty(n, np.int32)
+    bits, strengths = rows_at(x_at, stop, n, word), rows_at(strengths_at, 1, stop, real_strength)[0]
+    scratch = np.empty(n, x.dtype), np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
     keys = np.empty(n, np.int64), np.empty(n, np.int64)
     counts = np.empty((4, 256), np.uint32)
     y = np.empty(n)
@@ -45,7 +51,8 @@ def _oscar_prox(start, stop, n, x_at, strengths_at, z_at, order_at, real, word, 
         bad = 0
         for j in range(n):
             bad += not (row[j] < np.inf)
-        if bad > 0 or not strengths[i if many else 0] >= 0:
+        strength = np.float64(strengths[i if many else 0])
+        if bad > 0 or not strength >= 0:
             z[i] = np.nan
             for j in range(n):
                 order[i, j] = j
@@ -59,7 +66,7 @@ def _oscar_prox(start, stop, n, x_at, strengths_at, z_at, order_at, real, word, 
             base, last = np.float64(row[ranks[0]]), np.float64(row[ranks[count - 1]])
             unit = SMALL_UNIT if base - last > WIDEST else 1.0
             # beyond this all entries are one cluster; a larger strength only loses digits
-            strength = min(strengths[i if many else 0] * unit, base * unit - last * unit)
+            strength = min(strength * unit, base * unit - last * unit)
             for r in range(count):
                 y[r] = row[ranks[r]] * unit - base * unit - strength * (0.5 * (count - 1) - r)
             pool(y[:count], sums, widths)
@@ -78,20 +85,30 @@ def _oscar_prox(start, stop, n, x_at, strengths_at, z_at, order_at, real, word, 
 @inline
 def _counting_sort(x, scratch, order):
     """Indices of the entries other than -inf, largest first, into order; their count."""
-    values, index, seen = scratch
+    values, index, seen, larger = scratch
     count = 0
     for j in range(x.size):
         values[count] = x[j]
         index[count] = j
         seen[j] = 0
         count += x[j] != -np.inf
-    values = values[:count]
     for j in range(count):
-        larger = np.int32(0)
-        for k in range(count):
-            larger = np.int32(larger + np.int32(values[k] > values[j]))
-        order[larger + seen[larger]] = index[j]
-        seen[larger] += 1
+        larger[j] = 0
+    # a few at a time, all against each of them: the sums stay in vectors
+    whole = count - count % 4
+    for k in range(0, whole, 4):
+        a, b, c, d = values[k], values[k + 1], values[k + 2], values[k + 3]
+        for j in range(count):
+            e = values[j]
+            larger[j] += np.int32(a > e) + np.int32(b > e) + np.int32(c > e) + np.int32(d > e)
+    for k in range(whole, count):
+        a = values[k]
+        for j in range(count):
+            larger[j] += np.int32(a > values[j])
+    for j in range(count):
+        place = larger[j]
+        order[place + seen[place]] = index[j]
+        seen[place] += 1
     return count
 
 

@@ -3,6 +3,8 @@
 Scores are sorted as integers: the bits of the float, ordered, above the index, so that ties go by index.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -19,19 +21,26 @@ LONGEST_SORTED = 2048
 
 
 def oscar_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> tuple[Tensor, Tensor]:
-    count, n = x.shape[:-1].numel(), x.shape[-1]
+    n = x.shape[-1]
     if n > LONGEST_SORTED or x.dtype == torch.float64:
         return _by_parts(x, strength, shifted)
-    z = torch.empty_like(x, memory_format=torch.contiguous_format)
-    order = torch.empty_like(z, dtype=torch.int32)
-    if count and n:
-        br, bt, be, warps = tile(count, n)
-        args = x.contiguous(), beside(strength, x.shape[:-1]), z, order, count, n
+    scores = x.contiguous()
+    z, order = torch.empty_like(scores), torch.empty_like(scores, dtype=torch.int32)
+    count = x.numel() // max(n, 1)
+    if count:
+        strengths = beside(strength, x.shape[:-1])
+        launch, grid = _launch(tile, count, n, x.dtype, shifted, strengths.numel() > 1)
         with on_device(x):
-            grid = (triton.cdiv(count, br),)
-            sizes = {"SHIFTED": shifted, "LOWEST": torch.finfo(x.dtype).min, "BR": br, "BT": bt, "BE": be}
-            _oscar_prox[grid](*args, MANY=strength.numel() > 1, HALF=x.dtype.itemsize == 2, **sizes, num_warps=warps)
+            launch(grid, scores, strengths, z, order, count, n)
     return z, order
+
+
+@lru_cache(maxsize=4096)
+def _launch(tiles, count, n, dtype, shifted, many):
+    """The kernel with its compile-time arguments, and its grid."""
+    br, bt, be, warps = tiles(count, n)
+    sizes = {"MANY": many, "HALF": dtype.itemsize == 2, "SHIFTED": shifted, "LOWEST": torch.finfo(dtype).min}
+    return _oscar_prox.prepared(**sizes, BR=br, BT=bt, BE=be, num_warps=warps), (triton.cdiv(count, br),)
 
 
 def tile(count: int, n: int) -> tuple[int, int, int, int]:
@@ -49,11 +58,13 @@ def _by_parts(x, strength, shifted):
     if n == 0:
         return x.clone(), torch.empty_like(x, dtype=torch.int32)
     y = wide(x)
-    s = strength.to(y.dtype).unsqueeze(-1)
+    s = strength.double().unsqueeze(-1)
     good = (x < torch.inf).all(-1, keepdim=True) & (s >= 0)
     ordered, order = torch.where(good, y, 0).sort(dim=-1, descending=True, stable=True)
+    # thousands of ranks times the strength leave scores few digits of float32
+    ordered = ordered.double()
     count = (ordered != -torch.inf).sum(-1, keepdim=True)
-    top = ordered.amax(-1, keepdim=True).clamp(min=torch.finfo(y.dtype).min)
+    top = ordered.amax(-1, keepdim=True).clamp(min=torch.finfo(ordered.dtype).min)
     lowest = torch.where(ordered == -torch.inf, top, ordered).amin(-1, keepdim=True)
     scale = unit(lowest, top)
     # beyond this all entries are one cluster
@@ -63,7 +74,7 @@ def _by_parts(x, strength, shifted):
     lowered = (lowered - lowered[..., :1]) / scale if shifted else (lowered - s * (0.5 * (count - 1))) / scale + top
     # a shifted entry may be lower than any finite number
     lowered = torch.where(ordered == -torch.inf, ordered, lowered.clamp(min=torch.finfo(x.dtype).min))
-    z = torch.empty_like(y).scatter_(-1, order, lowered)
+    z = torch.empty_like(ordered).scatter_(-1, order, lowered)
     return torch.where(good, z, torch.nan).to(x.dtype), order.to(torch.int32)
 
 

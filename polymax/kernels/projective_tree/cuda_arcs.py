@@ -1,4 +1,4 @@
-"""What the kernels of projective trees in Triton read and write beside their charts: arcs and roots."""
+"""What kernels of projective trees in Triton read and write beside spans: arcs, roots, and what is heard."""
 
 import triton
 import triton.language as tl
@@ -24,8 +24,15 @@ def roots(p_scores, p_l, p_r, m, s, absent, BK: tl.constexpr):
 
 
 @triton.jit
-def heard(p_to, o_i, o_j, s, m_in):
-    """What spans (i, j) heard as the left and as the right of two."""
+def all_heard(p_to, square, o_i, o_j, s, m_in):
+    """What R and L of spans (i, j) heard, as the left and as the right of two, and what I[i, j] and I[j, i] did."""
+    b_right = tl.load(p_to + 2 * square + o_i * s + o_j, mask=m_in, other=0)
+    b_left = tl.load(p_to + 2 * square + o_j * s + o_i, mask=m_in, other=0)
+    return _heard(p_to, o_i, o_j, s, m_in), _heard(p_to + square, o_i, o_j, s, m_in), b_right, b_left
+
+
+@triton.jit
+def _heard(p_to, o_i, o_j, s, m_in):
     b_left = tl.load(p_to + o_i * s + o_j, mask=m_in, other=0)
     return b_left + tl.load(p_to + o_j * s + o_i, mask=m_in, other=0)
 

@@ -1,4 +1,7 @@
-"""Segment mean, one run after the other, for Numba; sums in float64."""
+"""Segment mean, one run after the other, for Numba; sums in float64.
+
+Where weights are given, a run is either within their support or gets 0: only the few entries of the support are read.
+"""
 
 import numpy as np
 import torch
@@ -7,81 +10,41 @@ from torch import Tensor
 from polymax.kernels.cpu_rows import REALS, plain, run
 from polymax.kernels.numba_math import add, inline, kernel, rows_at
 
+# entries that are looked at together for support
+BLOCK = 32
+
 
 def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None, y: Tensor | None = None) -> Tensor:
     points, values, n = plain(z), plain(v), z.shape[-1]
     out, count = torch.empty_like(values), z.numel() // max(n, 1)
-    # where there are no weights, the scores stand for them, and are not read as such
-    weights = points if y is None else plain(y)
-    at = (
-        n, points.data_ptr(), values.data_ptr(), weights.data_ptr(), out.data_ptr(), REALS[points.dtype],
-        REALS[out.dtype], REALS[weights.dtype], y is not None,
-    )  # fmt: skip
-    if order is None:
-        run(_segment_mean, count, 3 * n, *at)
+    at = n, points.data_ptr(), values.data_ptr(), out.data_ptr(), REALS[points.dtype], REALS[out.dtype]
+    ranks = None if order is None else order.contiguous()
+    ranks_at = 0 if ranks is None else ranks.data_ptr()
+    if y is None:
+        run(_segment_mean, count, 3 * n, *at, ranks_at)
     else:
-        ranks = order.contiguous()
-        run(_segment_mean_in_order, count, 4 * n, *at, ranks.data_ptr())
+        weights = plain(y)
+        run(_supported_mean, count, n, *at, ranks_at, weights.data_ptr(), REALS[weights.dtype])
     return out if out.dtype == v.dtype else out.to(v.dtype)
 
 
 @kernel
-def _segment_mean(start, stop, n, z_at, v_at, y_at, out_at, real, real_v, real_y, centred):
+def _segment_mean(start, stop, n, z_at, v_at, out_at, real, real_v, order_at):
     z, v, out = rows_at(z_at, stop, n, real), rows_at(v_at, stop, n, real_v), rows_at(out_at, stop, n, real_v)
-    y = rows_at(y_at, stop, n, real_y)
-    index = np.arange(n)
+    order = rows_at(order_at, stop if order_at else 0, n, np.int32(0))
+    index = np.arange(n, dtype=np.int32)
     point, direction = np.empty(n, z.dtype), np.empty(n, v.dtype)
     for i in range(start, stop):
-        absent, bad = _census(z[i])
+        absent = bad = 0
+        for j in range(n):
+            absent += z[i, j] == -np.inf
+            bad += z[i, j] != z[i, j]
         if bad > 0:
             out[i] = np.nan
-            continue
-        if centred:
-            _centre(y[i], v[i], out[i])
-        given = out[i] if centred else v[i]
-        if absent > 0:
-            _average_present(z[i], given, index, point, direction, out[i])
+        elif absent > 0 or order_at:
+            _average_present(z[i], v[i], order[i] if order_at else index, point, direction, out[i])
         else:
-            _average(z[i], given, out[i])
-
-
-@kernel
-def _segment_mean_in_order(start, stop, n, z_at, v_at, y_at, out_at, real, real_v, real_y, centred, order_at):
-    z, v, out = rows_at(z_at, stop, n, real), rows_at(v_at, stop, n, real_v), rows_at(out_at, stop, n, real_v)
-    y = rows_at(y_at, stop, n, real_y)
-    order = rows_at(order_at, stop, n, np.int32(0))
-    point, direction = np.empty(n, z.dtype), np.empty(n, v.dtype)
-    for i in range(start, stop):
-        _, bad = _census(z[i])
-        if bad > 0:
-            out[i] = np.nan
-            continue
-        if centred:
-            _centre(y[i], v[i], out[i])
-        _average_present(z[i], out[i] if centred else v[i], order[i], point, direction, out[i])
-
-
-@inline
-def _census(z):
-    absent = bad = 0
-    for j in range(z.size):
-        absent += z[j] == -np.inf
-        bad += z[j] != z[j]
-    return absent, bad
-
-
-@inline
-def _centre(y, v, out):
-    """v less its mean where y is positive, and 0 elsewhere."""
-    total = 0.0
-    count = 0
-    for j in range(y.size):
-        inside = y[j] > 0
-        total = add(total, np.float64(v[j]) if inside else 0.0)
-        count += inside
-    mean = total / max(count, 1)
-    for j in range(y.size):
-        out[j] = v[j] - mean if y[j] > 0 else 0.0
+            _average(z[i], v[i], out[i])
 
 
 @inline
@@ -110,3 +73,68 @@ def _average(z, v, out):
             stop += 1
         out[first:stop] = total / (stop - first)
         first = stop
+
+
+@kernel
+def _supported_mean(start, stop, n, z_at, v_at, out_at, real, real_v, order_at, y_at, real_y):
+    """The same of v less its mean over the support of y, and 0 beside it."""
+    z, v, out = rows_at(z_at, stop, n, real), rows_at(v_at, stop, n, real_v), rows_at(out_at, stop, n, real_v)
+    y, order = rows_at(y_at, stop, n, real_y), rows_at(order_at, stop if order_at else 0, n, np.int32(0))
+    packed = np.empty(n, np.int32)
+    for i in range(start, stop):
+        bad = count = 0
+        total = 0.0
+        for j in range(n):
+            out[i, j] = 0
+            bad += z[i, j] != z[i, j]
+            inside = y[i, j] > 0
+            total = add(total, np.float64(v[i, j]) if inside else 0.0)
+            count += inside
+        if bad > 0:
+            out[i] = np.nan
+            continue
+        mean = total / max(count, 1)
+        # in the order of falling scores, entries that have weight come first
+        support = order[i] if order_at else packed
+        if not order_at:
+            _pack(y[i], support)
+        elif count > 0 and z[i, support[0]] == z[i, support[count - 1]] and abs(mean) < np.inf:
+            # one run, whose mean is the one that is taken off
+            continue
+        first = 0
+        while first < count:
+            total = v[i, support[first]] - mean
+            last = first + 1
+            while last < count and _fused(z[i], support[last - 1], support[last], order_at):
+                total += v[i, support[last]] - mean
+                last += 1
+            for r in range(first, last):
+                out[i, support[r]] = total / (last - first)
+            first = last
+
+
+@inline
+def _pack(y, support):
+    """Fill `support` with the indices of the entries that have weight."""
+    count = 0
+    for start in range(0, y.size, BLOCK):
+        stop = min(start + BLOCK, y.size)
+        some = 0
+        for j in range(start, stop):
+            some += y[j] > 0
+        if some > 0:
+            for j in range(start, stop):
+                support[count] = j
+                count += y[j] > 0
+
+
+@inline
+def _fused(z, before, after, ordered):
+    """True if two entries that follow each other in the support are of one run: what is between them is absent."""
+    if z[before] != z[after]:
+        return False
+    if not ordered:
+        for j in range(before + 1, after):
+            if z[j] != -np.inf:
+                return False
+    return True

@@ -1,5 +1,7 @@
 """Segment mean by scans over the row in registers, for Triton."""
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -12,20 +14,27 @@ from polymax.kernels.triton_rows import bit, following, load_row, previous, run_
 
 
 def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None, y: Tensor | None = None) -> Tensor:
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    count, n = z.shape[:-1].numel(), z.shape[-1]
+    values = v.contiguous()
+    out, n = torch.empty_like(values), z.shape[-1]
     if n > triton_rows.LONGEST:
         raise ValueError(f"z must have rows of at most {triton_rows.LONGEST} entries on CUDA; got {n}")
-    if count and n:
-        br, bt, be, warps = tile(count, n) if order is None else ordered_tile(count, n)
+    count = z.numel() // max(n, 1)
+    if count:
         # what is not there is not read
-        weights, ranks = (out if t is None else t.contiguous() for t in (y, order))
-        args = z.contiguous(), v.contiguous(), weights, ranks, out, count, n
-        sizes = {"ORDERED": order is not None, "CENTRED": y is not None, "WIDE": v.dtype == torch.float64}
-        sizes |= {"BR": br, "BT": bt, "BE": be}
+        weights, ranks = out if y is None else y.contiguous(), out if order is None else order.contiguous()
+        tiles = tile if order is None else ordered_tile
+        launch, grid = _launch(tiles, count, n, v.dtype, order is not None, y is not None)
         with on_device(z):
-            _segment_mean[(triton.cdiv(count, br),)](*args, **sizes, num_warps=warps)
+            launch(grid, z.contiguous(), values, weights, ranks, out, count, n)
     return out
+
+
+@lru_cache(maxsize=4096)
+def _launch(tiles, count, n, dtype, ordered, centred):
+    """The kernel with its compile-time arguments, and its grid."""
+    br, bt, be, warps = tiles(count, n)
+    sizes = {"ORDERED": ordered, "CENTRED": centred, "WIDE": dtype == torch.float64}
+    return _segment_mean.prepared(**sizes, BR=br, BT=bt, BE=be, num_warps=warps), (triton.cdiv(count, br),)
 
 
 def tile(count: int, n: int) -> tuple[int, int, int, int]:

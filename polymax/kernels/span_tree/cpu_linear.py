@@ -12,10 +12,10 @@ splits are still 0, so rows are read to the next multiple of four.
 import numpy as np
 from numba.extending import register_jitable
 
-from polymax.kernels.numba_math import inline
+from polymax.kernels.numba_math import PART, inline
 
 # a call with arrays costs more than the few products it is made for
-_unrolled = register_jitable(error_model="numpy", forceinline=True)
+_unrolled = register_jitable(**PART, forceinline=True)
 
 # products of two numbers in this range, times the number of splits, neither overflow nor lose digits
 TINY, HUGE = 1e-140, 1e140
@@ -102,7 +102,7 @@ def product(weight, d):
 
 @inline
 def lost(factor, weight, score):
-    """Whether factor * weight, weight the exponential of a shifted score, left the range of numbers it is safe in."""
+    """True if factor * weight, weight the exponential of a shifted score, left the range of numbers it is safe in."""
     product = factor * weight
     return not product <= HUGE or (min(product, weight) < TINY and factor > 0 and score > -np.inf)
 

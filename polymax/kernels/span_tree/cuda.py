@@ -13,7 +13,17 @@ from torch import Tensor
 
 from polymax.kernels.local_max.triton_max import mean_rows, smoothing, tangent_rows, value_rows, weight_rows
 from polymax.kernels.span_tree import PADDING, chart_like
-from polymax.kernels.span_tree.cuda_chart import add_to, clear, load_sums, spans
+from polymax.kernels.span_tree.cuda_chart import (
+    INSIDE,
+    OUTSIDE,
+    TANGENT,
+    add_both,
+    clear,
+    pass_arguments,
+    shares,
+    spans,
+    values_or_slopes,
+)
 from polymax.kernels.triton_math import ceil_power, on_device
 
 _WARPS = 8
@@ -21,14 +31,13 @@ _WARPS = 8
 
 def span_tree_inside(scores: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     value, chart = scores.new_empty(scores.shape[:1]), chart_like(scores)
-    _launch(_inside, scores, alpha, scores.contiguous(), lengths.contiguous(), chart, value)
+    _launch(INSIDE, scores, lengths, chart, alpha, value=value)
     return value, chart
 
 
 def span_tree_outside(scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, alpha: float) -> Tensor:
     mu = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    args = scores.contiguous(), lengths.contiguous(), chart.contiguous(), g.contiguous()
-    _launch(_outside, scores, alpha, *args, torch.empty_like(chart), mu)
+    _launch(OUTSIDE, scores, lengths, chart, alpha, g=g, mu=mu)
     return mu
 
 
@@ -37,9 +46,7 @@ def span_tree_tangent(
 ) -> tuple[Tensor, Tensor]:
     dvalue = scores.new_empty(scores.shape[:1])
     dmu = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    args = scores.contiguous(), lengths.contiguous(), chart.contiguous(), g.contiguous(), d.contiguous()
-    space = torch.empty_like(chart), torch.empty_like(chart), torch.empty_like(chart)
-    _launch(_tangent, scores, alpha, *args, *space, dvalue, dmu)
+    _launch(TANGENT, scores, lengths, chart, alpha, value=dvalue, g=g, d=d, mu=dmu)
     return dvalue, dmu
 
 
@@ -50,22 +57,29 @@ def tiles(n: int, labels: int) -> dict[str, int]:
     return {"BI": spans, "BK": splits, "BS": max(1024 // names, 1), "BL": names, "PAD": PADDING}
 
 
-def _launch(kernel, scores, alpha, *args):
+def _launch(kind, scores, lengths, chart, alpha, value=None, g=None, d=None, mu=None):
     batch, n, _, labels = scores.shape
     if batch == 0:
         return
+    args = pass_arguments(kind, chart, scores, lengths, value, g, d, mu)
     with on_device(scores):
-        kernel[(batch,)](*args, n, labels, **smoothing(alpha), **tiles(n, labels), num_warps=_WARPS, num_stages=1)
+        options = {"PASS": kind.value, **smoothing(alpha), **tiles(n, labels)}
+        _pass[(batch,)](*args, n, labels, **options, num_warps=_WARPS, num_stages=1)
 
 
 @triton.jit
-def _inside(
+def _pass(
+    p_chart,
+    p_space,
     p_scores,
     p_lengths,
-    p_chart,
     p_value,
+    p_g,
+    p_d,
+    p_mu,
     n,
     labels,
+    PASS: tl.constexpr,
     KIND: tl.constexpr,
     ALPHA: tl.constexpr,
     BI: tl.constexpr,
@@ -77,163 +91,143 @@ def _inside(
     i_b = tl.program_id(0).to(tl.int64)
     m = tl.load(p_lengths + i_b).to(tl.int32)
     s = n + PAD
+    square = (n + 1) * s
     p_scores += i_b * n * n * labels
-    p_w = p_chart + i_b * (n + 1) * s
+    p_w = p_chart + i_b * square
+    if PASS == INSIDE:
+        _up(p_scores, p_scores, p_w, p_w, m, n, s, labels, False, KIND, ALPHA, BI, BK, BS, BL)
+        tl.store(p_value + i_b, tl.load(p_w + m - 1, mask=m > 0, other=0))
+    else:
+        p_d += i_b * n * n * labels
+        p_mu += i_b * n * n * labels
+        p_o = p_space + i_b * square * (3 if PASS == TANGENT else 1)
+        p_do = p_o + square
+        p_dw = p_do + square
+        clear(p_o, m * s, BI * BK)
+        if PASS == TANGENT:
+            clear(p_do, m * s, BI * BK)
+            _up(p_scores, p_d, p_w, p_dw, m, n, s, labels, True, KIND, ALPHA, BI, BK, BS, BL)
+        else:
+            tl.debug_barrier()
+        reached = (m > 0) & (tl.load(p_w + m - 1, mask=m > 0, other=0) != float("-inf"))
+        if PASS == TANGENT:
+            b_dvalue = tl.load(p_dw + m - 1, mask=m > 0, other=0)
+            tl.store(p_value + i_b, tl.where(reached, b_dvalue, 0))
+        tl.store(p_o + m - 1, tl.where(reached, tl.load(p_g + i_b), 0).to(tl.float64), mask=m > 0)
+        tl.debug_barrier()
+        _down(p_w, p_dw, p_o, p_do, m, s, PASS == TANGENT, KIND, ALPHA, BI, BK)
+        _parts(p_scores, p_d, p_o, p_do, p_mu, m, n, s, labels, PASS == TANGENT, KIND, ALPHA, BS, BL)
+
+
+@triton.jit
+def _up(
+    p_scores,
+    p_d,
+    p_w,
+    p_out,
+    m,
+    n,
+    s,
+    labels,
+    TANGENTS: tl.constexpr,
+    KIND: tl.constexpr,
+    ALPHA: tl.constexpr,
+    BI: tl.constexpr,
+    BK: tl.constexpr,
+    BS: tl.constexpr,
+    BL: tl.constexpr,
+):
+    """Fill the chart, which is p_w too, from the scores; or, with TANGENTS, its derivative along d."""
     # lam waits where T will be
     for start in range(0, m * m, BS):
         o_i, o_j, m_square = _square(start, m, BS)
         m_in = m_square & (o_i <= o_j)
-        b_scores = _labels(p_scores, o_i * n + o_j, m_in, labels, float("-inf"), BL)
-        b_lam = value_rows(b_scores, KIND, ALPHA)
-        tl.store(p_w + o_i * s + o_j, b_lam, mask=m_in)
+        o_s = o_i * n + o_j
+        b_a = _labels(p_scores, o_s, m_in, labels, float("-inf"), BL)
+        if TANGENTS:
+            b_lam = mean_rows(weight_rows(b_a, KIND, ALPHA), _labels(p_d, o_s, m_in, labels, 0, BL))
+        else:
+            b_lam = value_rows(b_a, KIND, ALPHA)
+        tl.store(p_out + o_i * s + o_j, b_lam, mask=m_in)
     tl.debug_barrier()
     for width in range(1, m):
         for start in range(0, m - width, BI):
             o_i, o_j, m_in, o_left, o_right, m_splits = spans(start, 0, width, m - 1, s, BI, BK)
-            b_a = load_sums(p_w, o_left, p_w, o_right + 1, m_splits, float("-inf"))
-            b_t = value_rows(b_a, KIND, ALPHA)
-            b_t += tl.load(p_w + o_i * s + o_j, mask=m_in, other=0)
-            tl.store(p_w + o_i * s + o_j, b_t, mask=m_in)
-            tl.store(p_w + o_j * s + o_i, b_t, mask=m_in)
+            b_t = values_or_slopes(
+                p_w, p_w, p_out, p_out, o_left, o_right + 1, m_splits, False, 0.0, TANGENTS, KIND, ALPHA
+            )
+            b_t += tl.load(p_out + o_i * s + o_j, mask=m_in, other=0)
+            tl.store(p_out + o_i * s + o_j, b_t, mask=m_in)
+            tl.store(p_out + o_j * s + o_i, b_t, mask=m_in)
         tl.debug_barrier()
-    b_value = tl.load(p_w + m - 1, mask=m > 0, other=0)
-    tl.store(p_value + i_b, b_value)
 
 
 @triton.jit
-def _outside(
-    p_scores,
-    p_lengths,
-    p_chart,
-    p_g,
-    p_space,
-    p_mu,
-    n,
-    labels,
+def _down(
+    p_w,
+    p_dw,
+    p_o,
+    p_do,
+    m,
+    s,
+    TANGENTS: tl.constexpr,
     KIND: tl.constexpr,
     ALPHA: tl.constexpr,
     BI: tl.constexpr,
     BK: tl.constexpr,
-    BS: tl.constexpr,
-    BL: tl.constexpr,
-    PAD: tl.constexpr,
 ):
-    i_b = tl.program_id(0).to(tl.int64)
-    m = tl.load(p_lengths + i_b).to(tl.int32)
-    s = n + PAD
-    p_scores += i_b * n * n * labels
-    p_mu += i_b * n * n * labels
-    p_w = p_chart + i_b * (n + 1) * s
-    p_o = p_space + i_b * (n + 1) * s
-    clear(p_o, m * s, BI * BK)
-    tl.debug_barrier()
-    reached = tl.load(p_w + m - 1, mask=m > 0, other=0) != float("-inf")
-    tl.store(p_o + m - 1, tl.where(reached, tl.load(p_g + i_b), 0).to(tl.float64), mask=m > 0)
-    tl.debug_barrier()
+    """Fill what the spans hear and, with TANGENTS, its derivative."""
     for step in range(1, m):
         width = m - step
         for start in range(0, m - width, BI):
             o_i, o_j, m_in, o_left, o_right, m_splits = spans(start, 0, width, m - 1, s, BI, BK)
             b_here = _heard(p_o, o_i, o_j, s, m_in)
+            b_dhere = b_here
+            m_any = b_here != 0
+            if TANGENTS:
+                b_dhere = _heard(p_do, o_i, o_j, s, m_in)
+                m_any |= b_dhere != 0
             # the hard maximum reaches few spans
-            if tl.max((b_here != 0).to(tl.int32)) > 0:
-                b_a = load_sums(p_w, o_left, p_w, o_right + 1, m_splits, float("-inf"))
-                b_p = weight_rows(b_a, KIND, ALPHA)
-                b_q = b_p * b_here[:, None]
-                add_to(p_o + o_left, b_q, m_splits)
-                add_to(p_o + o_right, b_q, m_splits)
+            if tl.max(m_any.to(tl.int32)) > 0:
+                b_q, b_dq = shares(
+                    p_w, p_dw, o_left, p_w, p_dw, o_right + 1, m_splits, b_here, b_dhere, TANGENTS, KIND, ALPHA
+                )
+                add_both(p_o, p_do, o_left, b_q, b_dq, m_splits, TANGENTS)
+                add_both(p_o, p_do, o_right, b_q, b_dq, m_splits, TANGENTS)
         tl.debug_barrier()
-    for start in range(0, n * n, BS):
-        o_i, o_j, m_square = _square(start, n, BS)
-        m_in = (o_i <= o_j) & (o_j < m)
-        b_e = _heard(p_o, o_i, o_j, s, m_in)
-        o_s = o_i * n + o_j
-        b_p = weight_rows(_labels(p_scores, o_s, m_in, labels, float("-inf"), BL), KIND, ALPHA)
-        _store_labels(p_mu, o_s, m_square, labels, b_p * b_e[:, None])
 
 
 @triton.jit
-def _tangent(
+def _parts(
     p_scores,
-    p_lengths,
-    p_chart,
-    p_g,
     p_d,
-    p_dchart,
-    p_space,
-    p_dspace,
-    p_dvalue,
-    p_dmu,
+    p_o,
+    p_do,
+    p_mu,
+    m,
     n,
+    s,
     labels,
+    TANGENTS: tl.constexpr,
     KIND: tl.constexpr,
     ALPHA: tl.constexpr,
-    BI: tl.constexpr,
-    BK: tl.constexpr,
     BS: tl.constexpr,
     BL: tl.constexpr,
-    PAD: tl.constexpr,
 ):
-    i_b = tl.program_id(0).to(tl.int64)
-    m = tl.load(p_lengths + i_b).to(tl.int32)
-    s = n + PAD
-    p_scores += i_b * n * n * labels
-    p_d += i_b * n * n * labels
-    p_dmu += i_b * n * n * labels
-    p_w = p_chart + i_b * (n + 1) * s
-    p_dw = p_dchart + i_b * (n + 1) * s
-    p_o = p_space + i_b * (n + 1) * s
-    p_do = p_dspace + i_b * (n + 1) * s
-    clear(p_o, m * s, BI * BK)
-    clear(p_do, m * s, BI * BK)
-    for start in range(0, m * m, BS):
-        o_i, o_j, m_square = _square(start, m, BS)
-        m_in = m_square & (o_i <= o_j)
-        o_s = o_i * n + o_j
-        b_p = weight_rows(_labels(p_scores, o_s, m_in, labels, float("-inf"), BL), KIND, ALPHA)
-        b_dlam = mean_rows(b_p, _labels(p_d, o_s, m_in, labels, 0, BL))
-        tl.store(p_dw + o_i * s + o_j, b_dlam, mask=m_in)
-    tl.debug_barrier()
-    for width in range(1, m):
-        for start in range(0, m - width, BI):
-            o_i, o_j, m_in, o_left, o_right, m_splits = spans(start, 0, width, m - 1, s, BI, BK)
-            b_p = weight_rows(load_sums(p_w, o_left, p_w, o_right + 1, m_splits, float("-inf")), KIND, ALPHA)
-            b_dt = mean_rows(b_p, load_sums(p_dw, o_left, p_dw, o_right + 1, m_splits, 0))
-            b_dt += tl.load(p_dw + o_i * s + o_j, mask=m_in, other=0)
-            tl.store(p_dw + o_i * s + o_j, b_dt, mask=m_in)
-            tl.store(p_dw + o_j * s + o_i, b_dt, mask=m_in)
-        tl.debug_barrier()
-    reached = (m > 0) & (tl.load(p_w + m - 1, mask=m > 0, other=0) != float("-inf"))
-    b_dvalue = tl.load(p_dw + m - 1, mask=m > 0, other=0)
-    tl.store(p_dvalue + i_b, tl.where(reached, b_dvalue, 0))
-    tl.store(p_o + m - 1, tl.where(reached, tl.load(p_g + i_b), 0).to(tl.float64), mask=m > 0)
-    tl.debug_barrier()
-    for step in range(1, m):
-        width = m - step
-        for start in range(0, m - width, BI):
-            o_i, o_j, m_in, o_left, o_right, m_splits = spans(start, 0, width, m - 1, s, BI, BK)
-            b_here = _heard(p_o, o_i, o_j, s, m_in)
-            b_dhere = _heard(p_do, o_i, o_j, s, m_in)
-            if tl.max(((b_here != 0) | (b_dhere != 0)).to(tl.int32)) > 0:
-                b_p = weight_rows(load_sums(p_w, o_left, p_w, o_right + 1, m_splits, float("-inf")), KIND, ALPHA)
-                b_dp = tangent_rows(b_p, load_sums(p_dw, o_left, p_dw, o_right + 1, m_splits, 0), KIND, ALPHA)
-                b_q = b_p * b_here[:, None]
-                b_dq = b_dp * b_here[:, None] + b_p * b_dhere[:, None]
-                add_to(p_o + o_left, b_q, m_splits)
-                add_to(p_o + o_right, b_q, m_splits)
-                add_to(p_do + o_left, b_dq, m_splits)
-                add_to(p_do + o_right, b_dq, m_splits)
-        tl.debug_barrier()
+    """Store the expected parts, what spans hear times the weights of labels; or, with TANGENTS, their derivative."""
     for start in range(0, n * n, BS):
         o_i, o_j, m_square = _square(start, n, BS)
         m_in = (o_i <= o_j) & (o_j < m)
         b_e = _heard(p_o, o_i, o_j, s, m_in)
-        b_de = _heard(p_do, o_i, o_j, s, m_in)
         o_s = o_i * n + o_j
         b_p = weight_rows(_labels(p_scores, o_s, m_in, labels, float("-inf"), BL), KIND, ALPHA)
-        b_dp = tangent_rows(b_p, _labels(p_d, o_s, m_in, labels, 0, BL), KIND, ALPHA)
-        b_dmu = b_dp * b_e[:, None] + b_p * b_de[:, None]
-        _store_labels(p_dmu, o_s, m_square, labels, b_dmu)
+        if TANGENTS:
+            b_de = _heard(p_do, o_i, o_j, s, m_in)
+            b_dp = tangent_rows(b_p, _labels(p_d, o_s, m_in, labels, 0, BL), KIND, ALPHA)
+            b_mu = b_dp * b_e[:, None] + b_p * b_de[:, None]
+        else:
+            b_mu = b_p * b_e[:, None]
+        _store_labels(p_mu, o_s, m_square, labels, b_mu)
 
 
 @triton.jit

@@ -1,7 +1,24 @@
 """What tree kernels in Triton read from and add to charts, whose rows have s entries."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels.local_max.triton_max import mean_rows, tangent_rows, value_rows, weight_rows
+
+INSIDE, OUTSIDE, TANGENT = (tl.constexpr(k) for k in range(3))
+
+
+def pass_arguments(kind: tl.constexpr, chart: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """What a kernel of all three passes takes: the chart, work space of one or three charts, and tensors.
+
+    Pointers that a pass does not use are those of the chart.
+    """
+    chart = chart.contiguous()
+    charts = {OUTSIDE.value: 1, TANGENT.value: 3}.get(kind.value, 0)
+    space = torch.empty((charts, *chart.shape), dtype=chart.dtype, device=chart.device) if charts else chart
+    return [chart, space, *(chart if x is None else x.contiguous() for x in tensors)]
 
 
 @triton.jit
@@ -37,3 +54,64 @@ def load_sums(p_x, o_x, p_y, o_y, m_x, absent):
 def add_to(p_x, b_x, m_x):
     """Add to numbers in memory that nobody else touches until the next barrier."""
     tl.store(p_x, tl.load(p_x, mask=m_x, other=0) + b_x, mask=m_x)
+
+
+@triton.jit
+def add_both(p_x, p_dx, o_x, b_x, b_dx, m_x, TANGENTS: tl.constexpr):
+    """Add to numbers in memory and, with TANGENTS, to their derivatives."""
+    add_to(p_x + o_x, b_x, m_x)
+    if TANGENTS:
+        add_to(p_dx + o_x, b_dx, m_x)
+
+
+@triton.jit
+def values_or_slopes(
+    p_x,
+    p_y,
+    p_to_x,
+    p_to_y,
+    o_x,
+    o_y,
+    m_x,
+    m_new,
+    b_new,
+    TANGENTS: tl.constexpr,
+    KIND: tl.constexpr,
+    ALPHA: tl.constexpr,
+):
+    """The smoothed maxima of rows x + y or, with TANGENTS, their derivatives; `new` are entries not yet in memory.
+
+    A pass fills `to`: the chart, which is x and y too, or its derivative.
+    """
+    if TANGENTS:
+        b_p = weight_rows(load_sums(p_x, o_x, p_y, o_y, m_x, float("-inf")), KIND, ALPHA)
+        b_a = load_sums(p_to_x, o_x, p_to_y, o_y, m_x & (m_new == 0), 0)
+        return mean_rows(b_p, tl.where(m_x & m_new, b_new, b_a))
+    else:
+        b_a = load_sums(p_to_x, o_x, p_to_y, o_y, m_x & (m_new == 0), float("-inf"))
+        return value_rows(tl.where(m_x & m_new, b_new, b_a), KIND, ALPHA)
+
+
+@triton.jit
+def shares(
+    p_x,
+    p_dx,
+    o_x,
+    p_y,
+    p_dy,
+    o_y,
+    m_x,
+    b_here,
+    b_dhere,
+    TANGENTS: tl.constexpr,
+    KIND: tl.constexpr,
+    ALPHA: tl.constexpr,
+):
+    """The weights of the smoothed maxima of rows x + y times `here`; with TANGENTS, their derivative too."""
+    b_p = weight_rows(load_sums(p_x, o_x, p_y, o_y, m_x, float("-inf")), KIND, ALPHA)
+    b_q = b_p * b_here[:, None]
+    b_dq = b_q
+    if TANGENTS:
+        b_dp = tangent_rows(b_p, load_sums(p_dx, o_x, p_dy, o_y, m_x, 0), KIND, ALPHA)
+        b_dq = b_dp * b_here[:, None] + b_p * b_dhere[:, None]
+    return b_q, b_dq

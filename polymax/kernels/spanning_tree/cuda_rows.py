@@ -70,9 +70,8 @@ def token_of(p_ranks, step, o_j, size):
 
 
 @triton.jit
-def fill(p_x, p_y, count, value, BLOCK: tl.constexpr):
-    """Set two squares to one value."""
+def fill(p_x, count, value, BLOCK: tl.constexpr):
+    """Set a square to one value."""
     for start in range(0, count, BLOCK):
         o_x = start + tl.arange(0, BLOCK)
         tl.store(p_x + o_x, tl.zeros([BLOCK], tl.float64) + value, mask=o_x < count)
-        tl.store(p_y + o_x, tl.zeros([BLOCK], tl.float64), mask=o_x < count)

@@ -12,8 +12,10 @@ from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-# for functions that only kernels call: without what Python needs to call them, they compile faster
-inner = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+from polymax.kernels.numba_compile import PartCompiler
+
+# for functions that only kernels call
+inner = njit(nogil=True, error_model="numpy", pipeline_class=PartCompiler)
 # bytes of a vector
 BYTES = 64
 # rows of a product in registers: with two AVX registers for each, their sums are as many as can be computed at a time

@@ -41,7 +41,7 @@ def seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED: tl.constexpr, B
 
 @triton.jit
 def part_of_pages(p_lengths, i_s, i_b, L, S, left, right, offset, PAGED: tl.constexpr, BN: tl.constexpr):
-    """As `seen_pages`, of which program i_s of all takes its share."""
+    """The pages of `seen_pages`, of which program i_s of all takes its share."""
     keys, first, begin, end = seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED, BN)
     share = (end - begin + tl.num_programs(0) - 1) // tl.num_programs(0)
     return keys, first, begin + i_s * share, tl.minimum(begin + (i_s + 1) * share, end)

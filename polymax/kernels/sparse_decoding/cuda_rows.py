@@ -96,7 +96,7 @@ def value_sums(
     v_b, v_g, v_p, v_l, table_b, heads, group, L, pages, a1,
     LEARNED: tl.constexpr, PAGED: tl.constexpr, R: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Of every n-th listed page of a row: the sum of values under weights, the sum of these weights, their number."""
+    """The sum of values under weights, over every n-th listed page of a row; the sum of the weights, their number."""
     i_s, i_row = tl.program_id(0), tl.program_id(1)
     parts = tl.num_programs(0)
     i_b, i_h = i_row // (heads * L), (i_row // L) % heads

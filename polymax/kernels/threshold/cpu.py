@@ -11,9 +11,11 @@ from torch import Tensor
 from polymax.kernels.cpu_rows import REALS, SMALL, plain, run
 from polymax.kernels.numba_math import add, exp2, inline, kernel, log2_1p, row_dot, row_max, row_sum, rows_at
 from polymax.kernels.threshold import NORM, TSALLIS
+from polymax.kernels.threshold.numba_short import SHORT, entmax15_row, sparsemax_row
 from polymax.kernels.threshold.numba_support import (
     BLOCK,
     entmax15_powers,
+    general_powers,
     pad,
     response_weights,
     sparsemax_powers,
@@ -21,8 +23,6 @@ from polymax.kernels.threshold.numba_support import (
 )
 
 LOG2_E = np.log2(np.e)
-# longest row on which the threshold is found without gathering
-SHORT = 1024
 
 
 def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
@@ -31,8 +31,13 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
     scores = x if x.dtype in REALS and x.is_contiguous() else plain(x)
     y, n = torch.empty_like(scores), x.shape[-1]
     each = None if alphas is None else alphas.detach().to(torch.float64).contiguous()
-    count, cost = x.numel() // max(n, 1), n if alphas is None and alpha in _QUICK else 3 * n
-    kernel = _each if alphas is not None else _QUICK.get(alpha, _general) if family == TSALLIS else _general
+    count, cost = x.numel() // max(n, 1), n if alphas is None and alpha in _LONG else 3 * n
+    if alphas is not None:
+        kernel = _each
+    elif family == TSALLIS:
+        kernel = (_SHORT if n <= SHORT else _LONG).get(alpha, _general if alpha > 1 else _below_1)
+    else:
+        kernel = _general
     args = (
         n, scores.data_ptr(), y.data_ptr(), REALS[y.dtype], float(alpha), 0 if each is None else each.data_ptr(), family
     )  # fmt: skip
@@ -50,7 +55,11 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
     direction = v if v.dtype == weights.dtype and v.is_contiguous() else v.to(weights.dtype).contiguous()
     out, n = torch.empty_like(weights), y.shape[-1]
     each = None if alphas is None else alphas.detach().to(torch.float64).contiguous()
-    count, kernel = y.numel() // max(n, 1), _tsallis_backward if family == TSALLIS else _threshold_backward
+    count = y.numel() // max(n, 1)
+    if family != TSALLIS:
+        kernel = _threshold_backward
+    else:
+        kernel = _BACKWARD.get(alpha, _tsallis_backward) if alphas is None else _tsallis_backward
     args = (
         n, weights.data_ptr(), direction.data_ptr(), out.data_ptr(), REALS[out.dtype], float(alpha),
         0 if each is None else each.data_ptr(), family,
@@ -77,27 +86,35 @@ def _above_2(function, tensors, alpha, family, alphas):
 
 
 @kernel
-def _sparsemax_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+def _sparsemax_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
-    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
-        if n <= SHORT:
-            _short(x[i], z[:n], y[i], False)
-        else:
-            count = _gather(x[i], x.dtype.type(-1), z, index)
-            _spread(y[i], power, index, sparsemax_powers(z, index, count, power) if count > 0 else count)
+        sparsemax_row(x[i], y[i])
 
 
 @kernel
-def _entmax15_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+def _entmax15_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    for i in range(start, stop):
+        entmax15_row(x[i], y[i])
+
+
+@kernel
+def _sparsemax_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
-        if n <= SHORT:
-            _short(x[i], z[:n], y[i], True)
-        else:
-            count = _gather(x[i], x.dtype.type(-2), z, index)
-            _spread(y[i], power, index, entmax15_powers(z, index, count, power) if count > 0 else count)
+        count = _gather(x[i], x.dtype.type(-1), z, index)
+        _spread(y[i], power, index, sparsemax_powers(z, index, count, power) if count > 0 else count)
+
+
+@kernel
+def _entmax15_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
+    for i in range(start, stop):
+        count = _gather(x[i], x.dtype.type(-2), z, index)
+        _spread(y[i], power, index, entmax15_powers(z, index, count, power) if count > 0 else count)
 
 
 @kernel
@@ -112,11 +129,26 @@ def _softmax_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 
 @kernel
 def _general(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
-    """Any family, and any alpha but those of Tsallis entropies that have ways of their own."""
+    """Any family, and any alpha above 1 but those of Tsallis entropies that have ways of their own."""
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
-        _weigh_in_general(x[i], y[i], z, power, index, alpha, family)
+        count = _gather(x[i], x.dtype.type(-1 / (alpha - 1) if family == TSALLIS else -1.0), z, index)
+        if count > 0:
+            count = general_powers(z, index, count, power, alpha, family)
+        _spread(y[i], power, index, count)
+
+
+@kernel
+def _below_1(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    """Tsallis entropies with alpha below 1."""
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
+    for i in range(start, stop):
+        count = _gather(x[i], x.dtype.type(-np.inf), z, index)
+        if count > 0:
+            _dense(z[:count], power, 1 - alpha)
+        _spread(y[i], power, index, count)
 
 
 @kernel
@@ -127,8 +159,10 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
         a = alphas[i]
-        if family == TSALLIS and (a == 1.5 or a == 2) and n <= SHORT:
-            _short(x[i], z[:n], y[i], a == 1.5)
+        if family == TSALLIS and a == 2 and n <= SHORT:
+            sparsemax_row(x[i], y[i])
+        elif family == TSALLIS and a == 1.5 and n <= SHORT:
+            entmax15_row(x[i], y[i])
         elif family == TSALLIS and a == 1:
             count = _gather(x[i], x.dtype.type(-np.inf), z, index)
             _exponentials(z, count, power)
@@ -138,7 +172,8 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 
 
 # the Tsallis entropies whose powers cost nothing
-_QUICK = {1: _softmax_rows, 1.5: _entmax15_rows, 2: _sparsemax_rows}
+_SHORT = {1: _softmax_rows, 1.5: _entmax15_short, 2: _sparsemax_short}
+_LONG = {1: _softmax_rows, 1.5: _entmax15_long, 2: _sparsemax_long}
 
 
 @inline
@@ -193,57 +228,6 @@ def _gather(x, lowest, z, index):
 
 
 @inline
-def _short(x, z, y, squared):
-    """Sparsemax, or entmax with alpha 1.5, without gathering: passes over a short row are cheaper than packing it."""
-    real = x.dtype.type
-    top = row_max(x)
-    top = top if top > -np.inf else real(0)
-    bad = 0
-    for j in range(x.size):
-        z[j] = (x[j] - top) * real(0.5 if squared else 1.0)
-        bad += z[j] != z[j]
-    tau = -1.0
-    before = x.size + 1
-    while bad == 0:
-        count = 0
-        linear = square = 0.0
-        for j in range(z.size):
-            u = np.float64(z[j] if z[j] > tau else real(0))
-            count += z[j] > tau
-            linear = add(linear, u)
-            square = add(square, u * u)
-        if count == 0:
-            break
-        if squared:
-            root = (linear - np.sqrt(max(linear * linear - count * (square - 1), 0.0))) / count
-            tight = 0
-            for j in range(z.size):
-                tight += z[j] > root
-            mass = square - 2 * tau * linear + count * tau * tau
-            step = (mass - np.sqrt(mass)) / (linear - count * tau)
-            if tight == count:
-                tau = root
-            if tight == count or not step > 0:
-                break
-            tau += step
-        else:
-            # Michelot: the threshold of a superset of the support is a lower bound of tau. A count that does not
-            # fall any more ends it, whatever rounding does to an entry at the threshold
-            if count >= before:
-                break
-            before = count
-            tau = (linear - 1) / count
-    for j in range(z.size):
-        d = z[j] - real(tau)
-        d = d if z[j] > tau else real(0)
-        z[j] = d * d if squared else d
-    total = row_sum(z)
-    factor = real(1) / total if total > 0 else real(0)
-    for j in range(z.size):
-        y[j] = z[j] * factor if bad == 0 else real(np.nan)
-
-
-@inline
 def _dense(z, power, b):
     """power = d^(-1/b), d = 1 + b (t - z) >= 1: the weights below alpha = 1, all of them positive; b = 1 - alpha.
 
@@ -266,6 +250,41 @@ def _dense(z, power, b):
         if not step > tolerance * (1 + t):
             break
         t += step
+
+
+@kernel
+def _sparsemax_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
+    y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real), rows_at(out_at, stop, n, real)
+    for i in range(start, stop):
+        total = mean = y.dtype.type(0)
+        for j in range(n):
+            w = y.dtype.type(1) if y[i, j] > 0 else y[i, j]
+            total = add(total, w)
+            mean = add(mean, w * v[i, j])
+        mean = mean / total if total != 0 else total
+        for j in range(n):
+            d = (y.dtype.type(1) if y[i, j] > 0 else y[i, j]) * (v[i, j] - mean)
+            out[i, j] = 0 if y[i, j] == 0 else d
+
+
+@kernel
+def _entmax15_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
+    y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real), rows_at(out_at, stop, n, real)
+    for i in range(start, stop):
+        total = mean = y.dtype.type(0)
+        for j in range(n):
+            w = np.sqrt(y[i, j])
+            out[i, j] = w
+            total = add(total, w)
+            mean = add(mean, w * v[i, j])
+        mean = mean / total if total != 0 else total
+        for j in range(n):
+            d = out[i, j] * (v[i, j] - mean)
+            out[i, j] = 0 if out[i, j] == 0 else d
+
+
+# of a row without an alpha of its own
+_BACKWARD = {1.5: _entmax15_backward, 2: _sparsemax_backward}
 
 
 @kernel

@@ -52,8 +52,8 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
         alphas = _exact(scores, alpha, family, alphas)
         args = (scores, y, y if alphas is None else alphas.contiguous(), count, n, alpha)
         with on_device(scores):
-            for kernel, grid, options in _forward_launches(count, n, scores.dtype, alpha, family, alphas is not None):
-                kernel[grid](*args, **options)
+            for launch, grid in _forward_launches(count, n, scores.dtype, alpha, family, alphas is not None):
+                launch(grid, *args)
     return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
@@ -63,27 +63,27 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
     count = point.numel() // max(n, 1)
     if count:
         alphas = _exact(point, alpha, family, alphas)
-        direction = v.to(point.dtype).contiguous()
+        direction = v.contiguous() if v.dtype == point.dtype else v.to(point.dtype).contiguous()
         args = (point, direction, out, out if alphas is None else alphas.contiguous(), count, n, alpha)
         with on_device(point):
-            for kernel, grid, options in _backward_launches(count, n, point.dtype, alpha, family, alphas is not None):
-                kernel[grid](*args, **options)
+            for launch, grid in _backward_launches(count, n, point.dtype, alpha, family, alphas is not None):
+                launch(grid, *args)
     return out if out.dtype == y.dtype else out.to(y.dtype)
 
 
 @lru_cache(maxsize=4096)
 def _forward_launches(count, n, dtype, alpha, family, per_row):
-    """Kernels, their grids and compile-time arguments, for rows of this kind."""
+    """Kernels with their compile-time arguments, and their grids, for rows of this kind."""
     found = []
     for part, wide in _parts(dtype, per_row):
         options = {"FAMILY": family, "PER_ROW": per_row, "PART": part, "WIDE": wide}
         if n > LONGEST:
-            found.append((long_forward, (count,), options | {"BN": CHUNK, "num_warps": 16}))
+            found.append((long_forward.prepared(**options, BN=CHUNK, num_warps=16), (count,)))
             continue
         br, bn, warps = tile(count, n)
         options["METHOD"] = _forward_method(wide, alpha, family, per_row)
         options["STEEP"] = alpha < (1.5 if family == TSALLIS else 2)
-        found.append((_short, (triton.cdiv(count, br),), options | {"BR": br, "BN": bn, "num_warps": warps}))
+        found.append((_short.prepared(**options, BR=br, BN=bn, num_warps=warps), (triton.cdiv(count, br),)))
     return tuple(found)
 
 
@@ -94,10 +94,10 @@ def _backward_launches(count, n, dtype, alpha, family, per_row):
         options = {"FAMILY": family, "PER_ROW": per_row, "PART": part, "WIDE": wide}
         options["METHOD"] = _method(alpha, TSALLIS, per_row)
         if n > LONGEST_BACKWARD:
-            found.append((long_backward, (count,), options | {"BN": CHUNK, "num_warps": 16}))
+            found.append((long_backward.prepared(**options, BN=CHUNK, num_warps=16), (count,)))
             continue
         br, bn, warps = tile(count, n)
-        found.append((_short_backward, (triton.cdiv(count, br),), options | {"BR": br, "BN": bn, "num_warps": warps}))
+        found.append((_short_backward.prepared(**options, BR=br, BN=bn, num_warps=warps), (triton.cdiv(count, br),)))
     return tuple(found)
 
 

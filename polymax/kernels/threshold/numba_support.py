@@ -23,7 +23,7 @@ def support_powers(z, index, count, power, alpha, family):
         return sparsemax_powers(z, index, count, power)
     if alpha == 1.5 and family == TSALLIS:
         return entmax15_powers(z, index, count, power)
-    return _general(z, index, count, power, alpha, family)
+    return general_powers(z, index, count, power, alpha, family)
 
 
 @inline
@@ -95,7 +95,7 @@ def entmax15_powers(z, index, count, power):
 
 
 @inline
-def _general(z, index, count, power, alpha, family):
+def general_powers(z, index, count, power, alpha, family):
     """d = 1 + scale (z - t), S_k = sum d_+^k: solve S_r = 1, or S_{r-1} S_r^{2/r-1} = 1, for t >= 0."""
     real = z.dtype.type
     scale = alpha - 1 if family == TSALLIS else 1.0

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.alignment.cuda_steps import from_above, from_below
+from polymax.kernels.alignment.cuda_steps import clear, from_above, from_below
 from polymax.kernels.transducer import chart_like, general
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
@@ -42,7 +42,7 @@ def transducer_outside(*args: Any) -> tuple[Tensor, ...]:
     blank, label, frames, tokens = given
     if not fits(blank, alpha):
         return general.outside(*given, g, alpha)
-    out = tuple(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (blank, label))
+    out = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (blank, label))
     tensors = (t.contiguous() for t in (frames, tokens, chart, g))
     with on_device(blank):
         _outside[(blank.shape[0],)](*tensors, *out, *blank.shape[1:], **_sizes(blank))
@@ -58,6 +58,26 @@ def _sizes(blank):
     return {"BU": size, "num_warps": min(max(size // 64, 1), 16)}
 
 
+@triton.jit
+def _scores(p_blank, p_label, d, frames, tokens, states, o_u):
+    """The blank of the frame before and the emission of the token before, for the cells of step d; -inf for none."""
+    o_t = d - o_u
+    b_on = (o_t >= 0) & (o_t < frames) & (o_u <= tokens)
+    b_blank = tl.load(p_blank + (o_t - 1) * states + o_u, mask=b_on & (o_t > 0), other=float("-inf"))
+    b_label = tl.load(p_label + o_t * (states - 1) + o_u - 1, mask=b_on & (o_u > 0), other=float("-inf"))
+    return b_blank.to(tl.float64), b_label.to(tl.float64)
+
+
+@triton.jit
+def _weights(p_chart, d, frames, tokens, states, o_u):
+    """The weights of both choices of the cells of step d, 0 where a lane has none."""
+    o_t = d - o_u
+    b_on = (o_t >= 0) & (o_t < frames) & (o_u <= tokens)
+    p_line = p_chart + (d % frames).to(tl.int64) * 2 * states + o_u
+    b_back = tl.load(p_line, mask=b_on, other=0.0).to(tl.float32)
+    return b_back, tl.load(p_line + states, mask=b_on, other=0.0).to(tl.float32)
+
+
 @Entry
 @triton.jit
 def _inside(p_blank, p_label, p_frames, p_tokens, p_value, p_chart, n, states, BU: tl.constexpr):
@@ -70,16 +90,12 @@ def _inside(p_blank, p_label, p_frames, p_tokens, p_value, p_chart, n, states, B
     o_u = tl.arange(0, BU)
     if frames > 0:
         b_a = tl.full([BU], float("-inf"), tl.float64)
+        b_blank, b_label = _scores(p_blank, p_label, 0, frames, tokens, states, o_u)
         for d in range(frames + tokens):
             o_t = d - o_u
             b_on = (o_t >= 0) & (o_t < frames) & (o_u <= tokens)
-            # the blank of the frame before, and the emission of the token before
-            b_blank = tl.load(p_blank + (o_t - 1) * states + o_u, mask=b_on & (o_t > 0), other=float("-inf")).to(
-                tl.float64
-            )
-            b_label = tl.load(p_label + o_t * (states - 1) + o_u - 1, mask=b_on & (o_u > 0), other=float("-inf")).to(
-                tl.float64
-            )
+            # what the next step takes is read while this one is computed
+            after = _scores(p_blank, p_label, d + 1, frames, tokens, states, o_u)
             b_first = b_a + b_blank
             b_second = from_above(b_a, float("-inf"), o_u, BU) + b_label
             b_top = tl.maximum(b_first, b_second)
@@ -95,6 +111,7 @@ def _inside(p_blank, p_label, p_frames, p_tokens, p_value, p_chart, n, states, B
             p_line = p_chart + (d % frames).to(tl.int64) * 2 * states + o_u
             tl.store(p_line, b_x * b_scale, mask=b_on)
             tl.store(p_line + states, b_y * b_scale, mask=b_on)
+            b_blank, b_label = after
         # after the last step lane `tokens` is at the last frame
         last = tl.load(p_blank + (frames - 1) * states + tokens).to(tl.float64)
         b_end = o_u == tokens
@@ -118,11 +135,14 @@ def _outside(p_frames, p_tokens, p_chart, p_g, p_dblank, p_dlabel, n, states, BU
     p_dblank += i_b * n * states
     p_dlabel += i_b * n * (states - 1)
     o_u = tl.arange(0, BU)
+    clear(p_dblank, n, states, frames, tokens + 1, BU)
+    clear(p_dlabel, n, states - 1, frames, tokens, BU)
     if frames > 0:
         exists = tl.load(p_chart).to(tl.float32) > 0
         g = tl.where(exists, tl.load(p_g + i_b).to(tl.float32), 0.0)
         # what goes to the frame before, and to the token before
         b_back, b_left = tl.zeros([BU], tl.float32), tl.zeros([BU], tl.float32)
+        weights = _weights(p_chart, frames + tokens - 1, frames, tokens, states, o_u)
         for step in range(frames + tokens):
             d = frames + tokens - 1 - step
             o_t = d - o_u
@@ -131,7 +151,8 @@ def _outside(p_frames, p_tokens, p_chart, p_g, p_dblank, p_dlabel, n, states, BU
             b_label = from_below(b_left, 0.0, tokens, o_u, BU)
             tl.store(p_dblank + o_t * states + o_u, b_blank, mask=b_on)
             tl.store(p_dlabel + o_t * (states - 1) + o_u, b_label, mask=b_on & (o_u < tokens))
-            p_line = p_chart + (d % frames).to(tl.int64) * 2 * states + o_u
             b_flow = b_blank + b_label
-            b_back = b_flow * tl.load(p_line, mask=b_on, other=0.0).to(tl.float32)
-            b_left = b_flow * tl.load(p_line + states, mask=b_on, other=0.0).to(tl.float32)
+            b_first, b_second = weights
+            # what the next step takes is read while this one is computed
+            weights = _weights(p_chart, d - 1, frames, tokens, states, o_u)
+            b_back, b_left = b_flow * b_first, b_flow * b_second

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, beside, plain, run
+from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
 from polymax.kernels.numba_math import inline, kernel, row_max, row_sum, rows_at
 from polymax.kernels.widen import UNITS
 
@@ -25,18 +25,23 @@ CERTAIN = 4.0001
 
 def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
     scores, n = plain(x), x.shape[-1]
-    out, strengths = torch.empty_like(scores), beside(strength.double(), x.shape[:-1])
-    run(
-        _tv_prox, x.numel() // max(n, 1), 8 * n, n, scores.data_ptr(), strengths.data_ptr(), out.data_ptr(),
-        REALS[out.dtype], strengths.numel() > 1, shifted, torch.finfo(x.dtype).min,
+    out, strengths = torch.empty_like(scores), beside(strength, x.shape[:-1])
+    count = x.numel() // max(n, 1)
+    args = (
+        n, scores.data_ptr(), strengths.data_ptr(), out.data_ptr(), REALS[out.dtype], REALS[strengths.dtype],
+        strengths.numel() > 1, shifted, torch.finfo(x.dtype).min,
     )  # fmt: skip
+    if 8 * n * count < SMALL:
+        _tv_prox(0, count, *args)
+    else:
+        run(_tv_prox, count, 8 * n, *args)
     return out if out.dtype == x.dtype else out.to(x.dtype)
 
 
 @kernel
-def _tv_prox(start, stop, n, x_at, strengths_at, out_at, real, many, shifted, lowest):
+def _tv_prox(start, stop, n, x_at, strengths_at, out_at, real, real_strength, many, shifted, lowest):
     x, out = rows_at(x_at, stop, n, real), rows_at(out_at, stop, n, real)
-    strengths = rows_at(strengths_at, 1, stop, 0.0)[0]
+    strengths = rows_at(strengths_at, 1, stop, real_strength)[0]
     y = np.empty(n)
     z = np.empty(n)
     pull = np.empty(n)
@@ -50,7 +55,7 @@ def _tv_prox(start, stop, n, x_at, strengths_at, out_at, real, many, shifted, lo
         unit = 1.0
         count = _gather(x[i], base, unit, y)
         spread = -row_sum(y[:count])
-        strength = strengths[i if many else 0]
+        strength = np.float64(strengths[i if many else 0])
         if not (spread >= 0 and strength >= 0 and base < np.inf):
             row[:] = np.nan
             continue
@@ -69,7 +74,8 @@ def _tv_prox(start, stop, n, x_at, strengths_at, out_at, real, many, shifted, lo
             # a shifted entry may be lower than any finite number
             z[j] = max((z[j] - away) * (1 / unit) + back, lowest)
         if count == n:
-            row[:] = z
+            for j in range(n):
+                row[j] = z[j]
             continue
         count = 0
         for j in range(n):

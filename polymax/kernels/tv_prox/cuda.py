@@ -4,6 +4,8 @@ The algorithm is that of reference.py, from the right to the left. The recursion
 because functions x -> clamp(x + add, low, high) compose to such functions; reading off the labels is one over bits.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -16,18 +18,25 @@ from polymax.kernels.triton_rows import bit, extent, following, load_row, previo
 
 
 def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
-    z = torch.empty_like(x, memory_format=torch.contiguous_format)
-    count, n = x.shape[:-1].numel(), x.shape[-1]
+    scores = x.contiguous()
+    z, n = torch.empty_like(scores), x.shape[-1]
     if n > triton_rows.LONGEST:
         raise ValueError(f"x must have rows of at most {triton_rows.LONGEST} entries on CUDA; got {n}")
-    if count and n:
-        br, bt, be, warps = tile(count, n)
-        args = x.contiguous(), beside(strength, x.shape[:-1]), z, count, n
-        sizes = {"SHIFTED": shifted, "WIDE": x.dtype == torch.float64, "LOWEST": torch.finfo(x.dtype).min}
-        sizes |= {"MANY": strength.numel() > 1, "BR": br, "BT": bt, "BE": be}
+    count = x.numel() // max(n, 1)
+    if count:
+        strengths = beside(strength, x.shape[:-1])
+        launch, grid = _launch(tile, count, n, x.dtype, shifted, strengths.numel() > 1)
         with on_device(x):
-            _tv_prox[(triton.cdiv(count, br),)](*args, **sizes, num_warps=warps)
+            launch(grid, scores, strengths, z, count, n)
     return z
+
+
+@lru_cache(maxsize=4096)
+def _launch(tiles, count, n, dtype, shifted, many):
+    """The kernel with its compile-time arguments, and its grid."""
+    br, bt, be, warps = tiles(count, n)
+    sizes = {"MANY": many, "SHIFTED": shifted, "WIDE": dtype == torch.float64, "LOWEST": torch.finfo(dtype).min}
+    return _tv_prox.prepared(**sizes, BR=br, BT=bt, BE=be, num_warps=warps), (triton.cdiv(count, br),)
 
 
 def tile(count: int, n: int) -> tuple[int, int, int, int]:

@@ -100,7 +100,7 @@ def tree_of(spans: Iterable[Span], words: Sequence[str], tags: Sequence[str]) ->
 
 
 def vocabularies_of(trees: Sequence[Tree], words: int) -> Vocabularies:
-    """Of the words in lower case, the characters, the labels of spans, NONE first, and the parts of speech."""
+    """Vocabularies of words in lower case, characters, labels of spans, NONE first, and parts of speech."""
     labels = {span.label for tree in trees for span in chart_of(tree).spans}
     tags = {tag for tree in trees for tag in tree.tags}
     return {
@@ -144,7 +144,7 @@ class Charts:
 
 
 def _number(label: str, labels: dict[str, int]) -> int:
-    """That of a chain, or of what is on its top."""
+    """The number of a chain of labels, or of the label on its top."""
     for known in (label, label.split(JOINT)[0]):
         if known in labels:
             return labels[known] - len(SPECIALS)

@@ -91,7 +91,7 @@ class Bracketer(Model):
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
-        """Whether sparse inference leaves one tree, (b,)."""
+        """True where sparse inference leaves one tree, (b,)."""
         mu = SMOOTHINGS[self.options.loss](scored.trees)(scored.spans)
         return ((mu == 0) | (mu == 1)).flatten(1).all(1)
 
@@ -112,5 +112,5 @@ def unlabelled(spans: Tensor) -> Tensor:
 
 
 def used_labels(y: Tensor) -> Tensor:
-    """Of trees (..., n, n, labels) the labels of their spans, (..., n, n), -1 where there is none."""
+    """The labels of the spans of trees (..., n, n, labels), (..., n, n), -1 where there is no span."""
     return torch.where(y.amax(-1) > 0, y.argmax(-1), -1)

@@ -30,7 +30,7 @@ Parses = list[tuple[float, Tree]]
 
 @dataclass(frozen=True)
 class BracketOptions(ReaderOptions):
-    """Of the model and of what it writes."""
+    """The options of the model and of what it writes."""
 
     loss: str = option("crf", "Loss of the trees.", choices=tuple(LOSSES))
     spans: int = option(200, "Size of the layer that scores spans.", least=1)

@@ -27,7 +27,7 @@ MODELS: dict[str, type[Reader] | type[Esim]] = {"attention": Reader, "esim": Esi
 
 @dataclass(frozen=True)
 class EntailOptions:
-    """Of the model and of its words."""
+    """The options of the model and of its words."""
 
     model: str = option("attention", "A hypothesis that reads its premise, or ESIM.", choices=tuple(MODELS))
     attention: str = option("softmax", "Mapping of the attention model.", choices=NAMES)
@@ -103,7 +103,7 @@ class EntailTask(Task):
 
 @torch.no_grad()
 def probabilities(trained: Trained, pairs: list[Pair]) -> Tensor:
-    """Of the labels of pairs, in their order, (pairs, labels)."""
+    """The probabilities of the labels of pairs, in their order, (pairs, labels)."""
     encoded = Pairs(pairs, trained.vocabularies["words"])
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     judged = [trained.model(moved(encoded[rows], trained.model)).scores.float().softmax(-1).cpu() for rows in batches]

@@ -78,7 +78,7 @@ class Classifier(Model):
         return self.scores(read.state), read
 
     def scores(self, state: Tensor) -> Tensor:
-        """Of labels (b, labels), from the states (b s, d) of sentences."""
+        """Scores of labels (b, labels), from the states (b s, d) of sentences."""
         if self.sides == 1:
             return self.judge(state).float()
         u, v = state.unflatten(0, (-1, 2)).unbind(1)
@@ -111,5 +111,5 @@ def measured(total: Tensor, scores: Tensor, label: Tensor) -> Measured:
 
 
 def sentences_of(batch: Batch) -> Sentences:
-    """Its sentences, those of one example one after the other."""
+    """The sentences of a batch, those of one example one after the other."""
     return Sentences(*(part.flatten(0, 1) for part in batch[:4]))

@@ -64,7 +64,7 @@ class Pretrained(Disjoint):
         self.parser.requires_grad_(self.parsing_first)
 
     def loss(self, batch: Batch) -> Measured:
-        """In training the loss alone, so that all epochs measure the same."""
+        """The loss; in training nothing else is measured, so that all epochs measure the same."""
         if not self.training:
             return super().loss(batch)
         count = batch.label.new_full((), len(batch.label))
@@ -118,7 +118,7 @@ class Cooperative(Disjoint, Alternating):
             yield {"turn": (surrogate, torch.ones_like(surrogate)), "entropy": (found.entropy.sum(), steps.sum())}
 
     def loss(self, batch: Batch) -> Measured:
-        """In training of a drawn tree, with the gradient of the parser's first step."""
+        """The loss, in training of a drawn tree, with the gradient of the parser's first step."""
         if not self.training:
             return super().loss(batch)
         turns = self.turns(batch)

@@ -42,7 +42,7 @@ class Given(NamedTuple):
     columns: tuple[Sentence, ...]
 
     def error(self, what: str) -> ReadError:
-        """That of the line."""
+        """An error that names the line."""
         return ReadError.at(self.file, self.number, what)
 
 
@@ -75,7 +75,7 @@ def read_classes(file: Path) -> Iterator[Example]:
 
 
 def _columns(file: Path) -> Sequence[str]:
-    """Those of pairs if the first line has three."""
+    """The names of the columns: those of pairs if the first line has three."""
     first = next((line.text for line in lines(file) if not line.blank), "")
     return Pair._fields if first.count("\t") == len(Pair._fields) - 1 else Labelled._fields
 
@@ -158,7 +158,7 @@ def _widened(ragged: Ragged, rows: Tensor, width: int) -> Tensor:
 
 
 def transitions(sentence: Sentence) -> list[int]:
-    """Those of a sentence's binary tree; none where it is not known.
+    """The transitions of a sentence's binary tree; none where it is not known.
 
     Example:
         >>> transitions(Sentence(("a", "b", "c"), ((1, 2), (0, 2))))

@@ -29,13 +29,11 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 NAMES = ("default", *dict.fromkeys(name for names in METHODS.values() for name in names))
 BASELINES = ("self-critical", "learned", "moving-average")
-# trees of dependents, and of two by two
-HEADS, BINARY = ("dependency",), ("tree-lstm", "spinn", "gumbel-tree")
 
 
 @dataclass(frozen=True)
 class LatentOptions:
-    """Of the model, and of how the parser learns."""
+    """The options of the model, and of how the parser learns."""
 
     model: str = option("spinn", "What reads a sentence.", choices=tuple(METHODS))
     method: str = option("default", "How the trees of spinn, gumbel-tree and dependency are learned.", choices=NAMES)
@@ -88,13 +86,13 @@ class LatentOptions:
 
     @property
     def needs_gold(self) -> bool:
-        """Whether training cannot go without gold trees."""
+        """True if training cannot go without gold trees."""
         return self.chosen in ("gold", "supervised") or self.parser == "pretrained" or self.multitask > 0
 
 
 @dataclass(frozen=True)
 class ClassifyOptions(LatentOptions):
-    """Of the words too."""
+    """The options of a classifier of sentences, which has words besides."""
 
     words: int = option(50_000, "Most words in the vocabulary.", least=1)
     lower: bool = option(False, "Read all words in lower case.")

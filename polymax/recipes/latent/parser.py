@@ -13,7 +13,7 @@ from polymax.recipes.training.vocabulary import PAD
 
 
 class Judged(NamedTuple):
-    """Of the actions of each sentence together: their log-probability (b,), and the entropy (b,), summed over steps."""
+    """The log-probability (b,) of the actions of each sentence, and their entropy (b,), summed over steps."""
 
     log_prob: Tensor
     entropy: Tensor

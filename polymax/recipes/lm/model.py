@@ -143,7 +143,7 @@ class LanguageModel(Model):
         return Rotary.of(counted, self.head)
 
     def scores(self, states: Tensor) -> Tensor:
-        """Of all tokens, from states."""
+        """Scores of all tokens, from states."""
         return linear(states, self.embedding.weight)
 
     def loss(self, batch: Batch) -> Measured:
@@ -162,7 +162,7 @@ class LanguageModel(Model):
         return found
 
     def log_probs(self, states: Tensor, temperature: float = 1.0) -> Tensor:
-        """Of all tokens, from states; -inf for those that a sparse loss makes impossible."""
+        """Log-probabilities of all tokens, from states; -inf for those that a sparse loss makes impossible."""
         return word_log_probs(self.options, self.scores(states).float() / temperature)
 
     def optimizer(self, lr: float, weight_decay: float) -> torch.optim.Optimizer:
@@ -174,11 +174,11 @@ class LanguageModel(Model):
 
     @property
     def layers(self) -> list[Block]:
-        """From the first to the last."""
+        """The layers, from the first to the last."""
         return cast(list[Block], list(self.blocks))
 
     def alphas(self) -> Tensor | None:
-        """Of the heads of each layer, (layers, heads), where they are learned."""
+        """The alphas of the heads of each layer, (layers, heads), where they are learned."""
         learned = [layer.mapping for layer in self.layers if isinstance(layer.mapping, pm.nn.AdaptiveEntmax)]
         return torch.stack([mapping.alpha.detach() for mapping in learned]) if learned else None
 

@@ -26,7 +26,7 @@ from polymax.recipes.words import LOSSES
 
 @dataclass(frozen=True)
 class LanguageModelOptions:
-    """Of the transformer, of its tokens, and of how it goes on with a text."""
+    """The options of the transformer, of its tokens, and of how it goes on with a text."""
 
     attention: str = option("softmax", "Mapping of the attention.", choices=(*ATTENTIONS,))
     alpha: float = option(1.5, "Of entmax attention; adaptive-entmax learns one for each head.", least=1)

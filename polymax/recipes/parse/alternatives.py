@@ -35,7 +35,7 @@ class Weighted(NamedTuple):
 
 
 def smoothing(loss: str, trees: Trees, wanted: str) -> Any:
-    """That of a loss with probabilities; a ValueError that names what they were wanted for where it has none."""
+    """The smoothing of a loss that has probabilities; else a ValueError that names what they were wanted for."""
     if loss not in SMOOTHINGS:
         raise ValueError(f"{wanted} needs a loss with probabilities, {', '.join(SMOOTHINGS)}; got {loss}")
     return SMOOTHINGS[loss](trees)
@@ -74,6 +74,6 @@ def alternatives(loss: str, scored: Scored) -> Iterator[Weighted]:
 
 @torch.no_grad()
 def head_probabilities(loss: str, scored: Scored) -> Tensor:
-    """Of each head [head, modifier] of each word, (b, n + 1, n + 1)."""
+    """The probability of each head [head, modifier] of each word, (b, n + 1, n + 1)."""
     mu = smoothing(loss, scored.trees, "ambiguous")(*(t.double() for t in scored.scores))
     return mu if isinstance(mu, Tensor) else mu.arcs

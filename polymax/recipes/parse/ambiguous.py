@@ -74,7 +74,7 @@ def _of_sentence(sentence: Sentence, number: int, mu: torch.Tensor) -> Iterator[
 
 
 def _name(sentence: Sentence, number: int) -> str:
-    """Its `sent_id`, or its number."""
+    """The `sent_id` of a sentence, or its number."""
     for comment in sentence.comments:
         key, _, value = comment.lstrip("# ").partition("=")
         if key.strip() == "sent_id" and value.strip():

@@ -44,7 +44,7 @@ def plot_parse(
 
 
 def arc_probabilities(found: ParseResult) -> list[float]:
-    """Those of the arcs of the best tree, of each token that to its head."""
+    """The probability of the arc from each token to its head in the best tree."""
     assert found.arcs is not None
     # sums of floats may be a little above 1
     return [min(1.0, float(found.arcs[head, word])) for word, head in enumerate(found.heads, 1)]

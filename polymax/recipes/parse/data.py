@@ -38,7 +38,7 @@ def universal(relation: str) -> str:
 
 
 def vocabularies_of(examples: Sequence[Sentence], words: int) -> Vocabularies:
-    """Of the words in lower case, the characters, the relations, and these without subtypes."""
+    """Vocabularies of words in lower case, characters, relations, and relations without subtypes."""
     relations = {relation for sentence in examples for relation in sentence.deprels}
     return {
         **token_vocabularies([sentence.forms for sentence in examples], words),

@@ -100,7 +100,7 @@ class Parser(Model):
         return Scored(trees, self.arcs(tokens).float(), nodes, pairs)
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """Of arcs and of relations, over words; in training how many were lifted, else what is right."""
+        """The losses of arcs and relations, over words; in training how many were lifted, else what is right."""
         scored = self(batch)
         words = batch.lengths.sum()
         named = self.relations(scored.nodes, batch.heads).float()
@@ -153,7 +153,7 @@ class Parser(Model):
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
-        """Whether SparseMAP leaves one tree, (b,)."""
+        """True where SparseMAP leaves one tree, (b,)."""
         # it is the best one, from which the solver starts: another comes at once or never
         with stopping():
             mu = pm.SparseMap(scored.trees, pm.ActiveSet(2, TOLERANCE))(*scored.scores)

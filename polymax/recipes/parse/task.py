@@ -30,7 +30,7 @@ from polymax.recipes.training.vocabulary import stored_words
 
 @dataclass(frozen=True)
 class ParseOptions(ReaderOptions):
-    """Of the model and of what it writes."""
+    """The options of the model and of what it writes."""
 
     hidden: int = option(300, "Size of the LSTM in each direction.", least=1)
     characters: int = option(100, "Size of the vectors of characters, and of what they say of a word.", least=1)
@@ -58,7 +58,7 @@ class ParseOptions(ReaderOptions):
 
 
 class Tree(NamedTuple):
-    """As it is written."""
+    """A tree as it is written."""
 
     heads: list[int]
     relations: list[str]

@@ -24,7 +24,7 @@ from polymax.structures.gapped import MODES
 
 @dataclass(frozen=True)
 class ProteinAlignOptions:
-    """Of the alignments and of their loss."""
+    """The options of the alignments and of their loss."""
 
     loss: str = option("crf", "Loss of the alignments.", choices=tuple(LOSSES))
     mode: str = option("global", "Which gaps are scored.", choices=MODES)

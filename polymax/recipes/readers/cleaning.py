@@ -10,12 +10,12 @@ ROOTS = frozenset({"", "ROOT", "TOP", "S1"})
 
 
 def is_trace(node: Tree) -> bool:
-    """Whether a node is an empty element of the Penn Treebank, (-NONE- *T*-1)."""
+    """True if a node is an empty element of the Penn Treebank, (-NONE- *T*-1)."""
     return node.label == "-NONE-"
 
 
 def is_zero(node: Tree) -> bool:
-    """Whether a node is an empty element of the Keyaki Treebank, (NP-SBJ *pro*), or the id of a tree, (ID 1_law)."""
+    """True if a node is an empty element of the Keyaki Treebank, (NP-SBJ *pro*), or the id of a tree, (ID 1_law)."""
     return node.word is not None and (node.label == "ID" or node.word.startswith("*"))
 
 

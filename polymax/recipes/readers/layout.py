@@ -94,7 +94,7 @@ def begins_document(text: str) -> bool:
 
 
 def layout_of(path: Path, comments: bool | None = None, names: bool = False) -> Layout:
-    """That of a file, by its first token; with `names`, those of the columns are in a comment or the first line."""
+    """The layout of a file, by its first token; with `names`, a comment or the first line names the columns."""
     found: tuple[str, ...] = ()
     marked: Line | None = None
     header = 0

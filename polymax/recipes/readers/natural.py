@@ -26,6 +26,6 @@ def _is_number(name: str) -> bool:
 
 
 def _parts(name: str) -> list[tuple[bool, int, str]]:
-    """Its digits as numbers, before all other characters, and the rest as it is."""
+    """The digits of a text as numbers, before all other characters, and the rest as it is."""
     found = re.findall("[0-9]+|[^0-9]+", name)
     return [(not part[0].isdecimal(), int(part) if part[0].isdecimal() else 0, part) for part in found]

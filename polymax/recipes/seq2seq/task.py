@@ -25,7 +25,7 @@ from polymax.recipes.words import LOSSES
 
 @dataclass(frozen=True)
 class Seq2SeqOptions:
-    """Of the model and of its search."""
+    """The options of the model and of its search."""
 
     attention: str = option("softmax", "Mapping of the attention.", choices=NAMES)
     alpha: float = option(1.5, "Of entmax attention.", least=1)

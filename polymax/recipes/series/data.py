@@ -15,7 +15,7 @@ from polymax.recipes.training.vocabulary import Words, stored_words
 
 
 class Shape(NamedTuple):
-    """Of the centroids: how many points those of each class have, and numbers at each point."""
+    """The shape of the centroids: the points of those of each class, and the numbers at each point."""
 
     sizes: tuple[int, ...]
     dimensions: int

@@ -76,7 +76,7 @@ class Centroids(Model):
         return self.centroids[label, :, : int(self.sizes[label])]
 
     def distances(self, batch: Batch) -> Tensor:
-        """Of each series to every centroid, (b, classes, k)."""
+        """The distance of each series to every centroid, (b, classes, k)."""
         rows, points, dimensions = batch.values.shape
         cells = self.centroids.numel() // dimensions * points
         together = max(1, CELLS // cells) if batch.values.device.type == "cpu" else rows
@@ -85,7 +85,7 @@ class Centroids(Model):
         return torch.cat([self._from(every.expand(len(p.labels), -1, -1, -1, -1), sizes, p) for p in parts])
 
     def _from(self, centroids: Tensor, sizes: Tensor, batch: Batch) -> Tensor:
-        """Of each series to its row of centroids of some sizes: (b, *any, size, d) to (b, *any)."""
+        """The distances of each series to its row of centroids of some sizes: (b, *any, size, d) to (b, *any)."""
         shape = centroids.shape[:-2]
         alone = [1] * (len(shape) - 1)
         values = batch.values.reshape(len(batch.values), *alone, *batch.values.shape[1:])

@@ -24,7 +24,7 @@ from polymax.recipes.training.vocabulary import stored_words
 
 @dataclass(frozen=True)
 class SeriesOptions:
-    """Of the centroids and of how they are learned."""
+    """The options of the centroids and of how they are learned."""
 
     smoothing: str = option("soft", "Of dynamic time warping.", choices=SMOOTHINGS)
     gamma: float = option(0.1, "Strength of the smoothing; hard has none.", least=1e-6)

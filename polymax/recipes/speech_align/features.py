@@ -21,7 +21,7 @@ class Frames(NamedTuple):
 
     @classmethod
     def of(cls, rate: int, bands: int, window: float, hop: float) -> "Frames":
-        """From windows and hops in milliseconds.
+        """Frames by windows and hops in milliseconds.
 
         Example:
             >>> Frames.of(16000, 40, 25.0, 10.0)

@@ -33,7 +33,7 @@ NEAR = 0.02
 
 @dataclass(frozen=True)
 class SpeechAlignOptions:
-    """Of the model and of its frames."""
+    """The options of the model and of its frames."""
 
     smoothing: str = option("marginals", "How alignments are summed.", choices=tuple(SMOOTHINGS))
     hidden: int = option(64, "Size of the layer between frames and tokens.", least=1)

@@ -21,12 +21,12 @@ class Chosen(NamedTuple):
 
     @property
     def plain(self) -> tuple[Column, Column]:
-        """Those of a file of columns: the first and the last by default."""
+        """The columns of words and tags in a file of columns: the first and the last by default."""
         return column("--token-column", self.token or "1"), column("--tag-column", self.tag or "-1")
 
     @property
     def conllu(self) -> tuple[int, int]:
-        """Those of CoNLL-U, places from the left: FORM and UPOS by default."""
+        """The places of words and tags in CoNLL-U, from the left: those of FORM and UPOS by default."""
         chosen = (("--token-column", self.token or "FORM"), ("--tag-column", self.tag or "UPOS"))
         return tuple(conllu_place(flag, text) for flag, text in chosen)  # type: ignore[return-value]
 
@@ -73,11 +73,11 @@ class Remembered(NamedTuple):
 
     @classmethod
     def of(cls, examples: Iterable[Tagged], chosen: Chosen) -> "Remembered":
-        """Of examples, which know where they come from."""
+        """What is remembered of examples, which know where they come from."""
         return cls(chosen, tuple(sorted({sentence.places for sentence in examples})))
 
     def stored(self) -> Words:
-        """As a vocabulary.
+        """The same as a vocabulary.
 
         Example:
             >>> Remembered.of([Tagged(["a"], ["O"])], Chosen("", "-1")).stored().words

@@ -67,7 +67,7 @@ def vocabularies_of(
     chosen: Chosen = FIRST_AND_LAST,
     constraints: str = "",
 ) -> Vocabularies:
-    """Of the words in lower case and the characters, or of an encoder; of the tags; the schemes in which these are
+    """Vocabularies of words in lower case and characters, or of an encoder; of tags; the schemes in which these are
     learned and written, the rules that those that are learned keep, the columns that all came from, and the rules of a
     file of `constraints`.
 
@@ -95,7 +95,7 @@ def vocabularies_of(
 
 
 def _scheme_of(examples: Sequence[Tagged], scheme: str) -> str:
-    """That of the files; BIO where they keep to none."""
+    """The scheme of the files; BIO where they keep to none."""
     if not spell_spans({tag for sentence in examples for tag in sentence.tags}):
         raise ValueError(f"--scheme {scheme} must come with tags such as O and B-PER; these do not spell spans")
     try:

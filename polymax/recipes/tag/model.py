@@ -88,7 +88,7 @@ class Tagger(Model):
         return Scored(chain, _at_ends(unary, batch.lengths, self.begin, self.end), self.transition)
 
     def constrained(self, scored: Scored) -> Scored:
-        """With -inf for what the rules forbid; as it is without rules, without a chain, or where it was asked for."""
+        """Scores with -inf for what rules forbid; as they came without rules, without a chain, or if not wanted."""
         if self.moves is None or self.options.loss == "softmax" or self.options.unconstrained:
             return scored
         assert self.first is not None
@@ -151,7 +151,7 @@ class Tagger(Model):
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
-        """Whether sparse inference leaves one sequence, (b,)."""
+        """True where sparse inference leaves one sequence, (b,)."""
         mu = SMOOTHINGS[self.options.loss](scored.chain)(scored.unary, scored.transition)
         return ((mu.unary > 0).sum(-1) <= 1).all(-1)
 

@@ -14,7 +14,7 @@ UNKNOWN_SPAN = "I-?"
 
 
 def spell_spans(tags: Iterable[str]) -> bool:
-    """Whether all tags are those of a scheme that writes labelled spans.
+    """True if all tags are those of a scheme that writes labelled spans.
 
     Example:
         >>> spell_spans(["O", "B-PER"]), spell_spans(["NOUN"])

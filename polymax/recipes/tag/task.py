@@ -39,7 +39,7 @@ MANY = 1000
 
 @dataclass(frozen=True)
 class TagOptions(ReaderOptions):
-    """Of the model and of what it writes."""
+    """The options of the model and of what it writes."""
 
     encoder: str = option("", "Pretrained encoder of Hugging Face, by name or directory, instead of the LSTM.")
     loss: str = option("crf", "Loss of the chain; softmax has none.", choices=NAMES)

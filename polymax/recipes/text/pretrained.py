@@ -100,7 +100,7 @@ def encoder_vocabularies(encoder: str) -> Vocabularies:
 
 
 def configuration(vocabularies: Vocabularies) -> dict[str, Any]:
-    """Of the encoder, as a run keeps it."""
+    """The configuration of the encoder, as a run keeps it."""
     return json.loads(stored_words(vocabularies, "network").words[0])
 
 

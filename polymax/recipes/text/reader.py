@@ -13,7 +13,7 @@ from polymax.recipes.training.vocabulary import PAD, UNKNOWN
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """Of the reader: the options of a task that has one begin with these."""
+    """The options of the reader, with which those of a task that has one begin."""
 
     hidden: int = option(200, "Size of the LSTM in each direction.", least=1)
     embedding: int = option(100, "Size of word vectors.", least=1)

@@ -44,7 +44,7 @@ class TokenTable:
 
 
 def token_vocabularies(sentences: Sequence[Sequence[str]], words: int) -> Vocabularies:
-    """Of the words in lower case, at most so many of them, and of the characters; of those that come again.
+    """Vocabularies of the words in lower case, at most so many, and of the characters; of those that come again.
 
     Example:
         >>> token_vocabularies([["Rome", "Oslo"], ["rome"]], 1)["words"].words

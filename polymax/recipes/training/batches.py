@@ -36,7 +36,7 @@ class Ragged(NamedTuple):
 
     @property
     def lengths(self) -> Tensor:
-        """Of each sequence, (count,)."""
+        """The length of each sequence, (count,)."""
         return self.offsets.diff()
 
     def padded(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -121,14 +121,14 @@ def known(task: Task, given: dict[str, Any]) -> None:
 
 
 def vocabularies_of(task: Task, config: Config, run: Run, examples: list[Any], resume: bool) -> Vocabularies:
-    """Those of the run where there is one, else from the training examples."""
+    """The vocabularies of the run where there is one, else those of the training examples."""
     if resume and run.vocabulary.exists():
         return read_vocabularies(run.vocabulary)
     return task.vocabularies(examples, config.options)
 
 
 def first_process() -> bool:
-    """Whether this process writes: one of all on all nodes does."""
+    """True if this process writes: one of all on all nodes does."""
     return not any(int(os.environ.get(rank, 0)) for rank in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 

@@ -26,5 +26,5 @@ def moved(batch: Any, model: nn.Module) -> Any:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the parameters are."""
+    """The device of the parameters."""
     return next(model.parameters()).device

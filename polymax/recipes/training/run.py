@@ -87,13 +87,13 @@ class Config:
     digest: str
 
     def write(self, file: Path) -> None:
-        """As JSON."""
+        """Write the configuration as JSON."""
         with recorded(file) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, file: Path) -> "Config":
-        """From JSON; a ValueError that names the file if it is not one of these."""
+        """Read a configuration from JSON; a ValueError that names the file if it is not one of these."""
         stored = _json(file)
         with refused(file, "the configuration of a run"):
             return cls(

@@ -42,7 +42,7 @@ class Running:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether Lightning chooses a GPU of CUDA."""
+        """True if Lightning chooses a GPU of CUDA."""
         return self.accelerator != "cpu" and torch.cuda.is_available()
 
 

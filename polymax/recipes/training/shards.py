@@ -32,7 +32,7 @@ class Shard(NamedTuple):
 
     @classmethod
     def parsed(cls, text: str) -> "Shard":
-        """From I/N, as the flag has it."""
+        """The shard that the flag I/N names."""
         found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
         if found is None or not 1 <= int(found[1]) <= int(found[2]):
             raise ValueError(f"--shard must be I/N, with I from 1 to N; got {text}")

@@ -155,7 +155,7 @@ class Task(ABC):
 
     @abstractmethod
     def vocabularies(self, examples: list[Any], options: Any) -> Vocabularies:
-        """From the examples of the training files."""
+        """The vocabularies of the examples of the training files."""
 
     @abstractmethod
     def encode(self, examples: list[Any], vocabularies: Vocabularies) -> Encoded:

@@ -13,7 +13,7 @@ from polymax.smoothing import Smoothing
 
 
 class Scores(NamedTuple):
-    """Of m words to be explained by n words, or by nothing.
+    """Scores of m words to be explained by n words, or by nothing.
 
     Shapes: words (b, m, n); nothing (b, m); made, given (b,): how many of the m and of the n there are
     """
@@ -33,7 +33,7 @@ class Explanation(Protocol):
     """A smoothed maximum over the alignments of a sentence pair."""
 
     def max(self, scores: Scores) -> Tensor:
-        """Its value, (b,), whose gradient in the scores is the expected alignment."""
+        """The smoothed maximum, (b,), whose gradient in the scores is the expected alignment."""
 
     def argmax(self, scores: Scores) -> Tensor:
         """The expected alignment of words, (b, m, n)."""

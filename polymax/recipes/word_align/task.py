@@ -25,7 +25,7 @@ Links = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class WordAlignOptions:
-    """Of the model, of its words, and of what is a link."""
+    """The options of the model, of its words, and of what is a link."""
 
     attention: str = option("softmax", "How words are explained by others.", choices=tuple(EXPLANATIONS))
     embedding: int = option(64, "Size of word vectors: the rank of the lexicons.", least=1)

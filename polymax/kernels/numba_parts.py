@@ -1,0 +1,82 @@
+"""How kernels are compiled: what a kernel calls becomes a part of it, and is not compiled for itself besides.
+
+Numba makes machine code of every function, and does so again where a function is a part of another. Only kernels are
+called from Python: their helpers are typed, lowered and optimised, and wait to be linked. The code of a kernel is the
+same with it, and takes less time.
+"""
+
+import gc
+from typing import Any
+
+from numba import _dynfunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.compiler_machinery import register_pass
+from numba.core.environment import lookup_environment
+from numba.core.typed_passes import NativeLowering
+
+
+class _Part(JITCodeLibrary):
+    """Optimised code of a helper that is linked into kernels, and is never at an address of its own."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _PartLowering(NativeLowering):
+    """Lowering of a helper: its code, without an address and without wrappers for callers in Python and C."""
+
+    _name = "polymax_part_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        own = state.flags
+        state.flags = own.copy()
+        state.flags.no_compile = state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = True
+        state.library = _Part(state.targetctx.codegen(), state.func_id.func_qualname)
+        try:
+            super().run_pass(state)
+        finally:
+            state.flags = own
+        found = state.cr
+        # callers look for the code by an object: a function of Python, which nobody calls
+        name = found.fndesc.qualname.rpartition(".")[2]
+        key = _dynfunc.make_function(found.fndesc.lookup_module(), name, "", 0, found.env, (state.library,))
+        state.targetctx.insert_user_function(key, found.fndesc, [state.library])
+        state.reload_init.extend(state.library._reload_init)
+        state.cr = found._replace(cfunc=key)
+        return True
+
+
+class PartCompiler(Compiler):
+    """The compiler of helpers."""
+
+    def define_pipelines(self) -> list[Any]:
+        pipelines = super().define_pipelines()
+        for pipeline in pipelines:
+            pipeline.passes = [
+                (_PartLowering if made is NativeLowering else made, why) for made, why in pipeline.passes
+            ]
+        return pipelines
+
+
+class KernelCompiler(Compiler):
+    """The compiler of kernels."""
+
+    def _compile_core(self) -> Any:
+        # a compiler leaves many objects, of which few are garbage: looking for it took an eighth of the time. Numba's
+        # lock is held here, so that one thread at a time does this
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            found = super()._compile_core()
+        finally:
+            if collecting:
+                gc.enable()
+        # constants of Python that helpers refer to, as Numba does it for a kernel that comes from its cache
+        for variable in found.library._final_module.global_variables:
+            environment = lookup_environment(variable.name)
+            if environment is not None:
+                found.library.codegen.set_env(variable.name, environment)
+        return found

@@ -1,0 +1,107 @@
+"""Two classes of each row for Triton: scores are read once for the results, and once for the gradient."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels.triton_launch import Entry
+from polymax.kernels.triton_math import ceil_power, on_device
+
+# entries that a program holds at a time, and the longest stretch of a row
+TILE, WIDEST = 2048, 1024
+
+
+def two_classes(x: Tensor, at: Tensor, blank: int) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    first, second, total = (torch.empty(x.shape[:-1], dtype=dtype, device=x.device) for _ in range(3))
+    count, n = x.shape[:-1].numel(), x.shape[-1]
+    if count:
+        br, bn = _sizes(n)
+        args = x.contiguous(), at.contiguous(), first, second, total, count, n, blank
+        with on_device(x):
+            _forward[(triton.cdiv(count, br),)](*args, WIDE=dtype == torch.float64, BR=br, BN=bn, num_warps=4)
+    return first, second, total
+
+
+def two_classes_backward(x: Tensor, at: Tensor, total: Tensor, g_blank: Tensor, g_label: Tensor, blank: int) -> Tensor:
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    count, n = x.shape[:-1].numel(), x.shape[-1]
+    if count:
+        br, bn = _sizes(n)
+        given = (t.contiguous() for t in (x, at, total, g_blank, g_label))
+        with on_device(x):
+            wide = x.dtype == torch.float64
+            _backward[(triton.cdiv(count, br),)](*given, out, count, n, blank, WIDE=wide, BR=br, BN=bn, num_warps=4)
+    return out
+
+
+def _sizes(n: int) -> tuple[int, int]:
+    """Rows per program, and entries of a row at a time."""
+    bn = min(ceil_power(n), WIDEST)
+    return max(1, min(TILE // bn, 64)), bn
+
+
+@Entry
+@triton.jit
+def _forward(
+    p_x, p_at, p_first, p_second, p_total, count, n, blank, WIDE: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr
+):
+    dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
+    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    m_r = i_r < count
+    b_top = tl.full([BR], float("-inf"), dtype)
+    b_sum = tl.zeros([BR], dtype)
+    for left in range(0, n, BN):
+        o_n = left + tl.arange(0, BN)
+        m_x = m_r[:, None] & (o_n < n)[None, :]
+        b_x = tl.load(p_x + i_r[:, None] * n + o_n[None, :], mask=m_x, other=float("-inf")).to(dtype)
+        b_new = tl.maximum(b_top, tl.max(b_x, 1))
+        b_base = tl.where(b_new > float("-inf"), b_new, 0.0)
+        b_sum = b_sum * tl.exp(b_top - b_base) + tl.sum(tl.exp(b_x - b_base[:, None]), 1)
+        b_top = b_new
+    b_none = b_sum == 0
+    # NaN is in the sum
+    b_total = tl.where(b_none, float("-inf"), tl.where(b_top > float("-inf"), b_top, 0.0) + tl.log(b_sum))
+    b_base = tl.where(b_none, 0.0, b_total)
+    b_at = tl.load(p_at + i_r, mask=m_r, other=0)
+    b_first = tl.load(p_x + i_r * n + blank, mask=m_r, other=0.0).to(dtype)
+    b_second = tl.load(p_x + i_r * n + b_at, mask=m_r, other=0.0).to(dtype)
+    tl.store(p_first + i_r, b_first - b_base, mask=m_r)
+    tl.store(p_second + i_r, b_second - b_base, mask=m_r)
+    tl.store(p_total + i_r, b_total, mask=m_r)
+
+
+@Entry
+@triton.jit
+def _backward(
+    p_x,
+    p_at,
+    p_total,
+    p_g_blank,
+    p_g_label,
+    p_out,
+    count,
+    n,
+    blank,
+    WIDE: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
+):
+    dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
+    i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    m_r = i_r < count
+    b_at = tl.load(p_at + i_r, mask=m_r, other=0)
+    b_total = tl.load(p_total + i_r, mask=m_r, other=0.0).to(dtype)
+    b_base = tl.where(b_total == float("-inf"), 0.0, b_total)
+    b_blank = tl.load(p_g_blank + i_r, mask=m_r, other=0.0).to(dtype)
+    b_label = tl.load(p_g_label + i_r, mask=m_r, other=0.0).to(dtype)
+    for left in range(0, n, BN):
+        o_n = left + tl.arange(0, BN)
+        m_x = m_r[:, None] & (o_n < n)[None, :]
+        o_x = i_r[:, None] * n + o_n[None, :]
+        b_x = tl.load(p_x + o_x, mask=m_x, other=float("-inf")).to(dtype)
+        b_g = -(b_blank + b_label)[:, None] * tl.exp(b_x - b_base[:, None])
+        b_g += tl.where(o_n[None, :] == blank, b_blank[:, None], 0.0)
+        b_g += tl.where(o_n[None, :] == b_at[:, None], b_label[:, None], 0.0)
+        tl.store(p_out + o_x, b_g.to(p_out.dtype.element_ty), mask=m_x)
