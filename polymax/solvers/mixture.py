@@ -25,7 +25,9 @@ def weights_and_mean(
     structure: Structure, solution: Solution, scores: tuple[Tensor, ...], derived: bool = True
 ) -> tuple[Tensor, ...]:
     """p (*batch, k) in float64, and mu, a tensor for each of the scores; differentiable if they are to be derived."""
-    mixed = _mixed(structure, solution)
+    # a call costs microseconds, and the common one is short: `_mixed`, written out
+    found = solution.found
+    mixed = _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)
     if derived:
         return applied(_Mean, mixed, *mixed.full(scores))
     return solution.probs, *mixed.mean(scores[0].dtype)

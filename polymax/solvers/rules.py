@@ -62,7 +62,7 @@ class Solver:
             if total is not None:
                 solution = replace(solution, value=solution.value + total)
         # what a graph will compute is not there to be read
-        if not recorded and not converged.all():
+        if not recorded and converged is not None and not converged.all():
             worst = float(solution.gap[~converged].max())
             warnings.warn(
                 f"{type(self).__name__} stopped after {self.max_iter} iterations with a duality gap of {worst:.2g};"

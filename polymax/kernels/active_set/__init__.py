@@ -6,7 +6,7 @@ reference.py asks `Structure.map` for a whole batch at each iteration, in torch:
 device. Sets that say how they are searched (`Structure.search`) have compiled loops: cpu.py, for all rules, and
 cuda.py, for exact weights. All of them take
 
-    solver, structure, scores, search, start, whole -> Solution, and which instances converged, (*batch,)
+    solver, structure, scores, search, start, whole -> Solution, and which instances converged, (*batch,), None for all
 
 and are imported at their first call, so that `import polymax` pays for neither Numba nor Triton.
 """
@@ -30,8 +30,8 @@ _RULES = {"cpu": (ActiveSet, FrankWolfe, AwayStep, Pairwise), "cuda": (ActiveSet
 
 def solve(
     solver: Solver, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, whole: bool
-) -> tuple[Solution, Tensor]:
-    """The solution by the fastest loop there is, and which instances converged, (*batch,)."""
+) -> tuple[Solution, Tensor | None]:
+    """The solution by the fastest loop there is, and which instances converged, (*batch,), or None for all."""
     device = scores[0].device.type
     search = structure.search(*scores) if type(solver) in _RULES.get(device, ()) else None
     file = device if search is not None and (device == "cpu" or _fits(search)) else "reference"

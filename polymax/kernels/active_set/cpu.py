@@ -36,8 +36,8 @@ def solve(
     search: Search,
     start: Solution | None,
     whole: bool,
-) -> tuple[Solution, Tensor]:
-    """The solution, and which instances converged, (*batch,)."""
+) -> tuple[Solution, Tensor | None]:
+    """The solution, and which instances converged, (*batch,), or None where all have."""
     kind, batch, events, parts = _file(search.kind), search.batch, search.events, search.most
     problem = kind.problem(search)
     count, d, rule = len(problem.own), events[0].numel(), _STEPS.get(type(solver))
@@ -55,15 +55,15 @@ def solve(
         means, numbers, counts = np.empty((count, width)), np.empty((2, count)), np.zeros((3, count), np.int64)
         out = places, probs, overlaps, means, numbers, counts
         run(numba_loop.solve, count, problem.work * _WEIGHT, *asked, given, d, *seeds, out)
-        if not (counts[1] == numba_loop.FULL).any():
+        most, full, done = numba_loop.summary(counts)
+        if not full:
             break
         room *= 4
     iterations, status, held = counts
     # a place for none at all
-    k = max(int(held.max(initial=0)), 1)
+    k = max(most, 1)
     found = np.empty((count, k, parts), np.int32), np.empty((count, k)), np.empty((count, k, k), overlaps.dtype)
     numba_loop.gather(held, (places, probs, overlaps), found)
-    np.maximum(numbers[1], 0, out=numbers[1])
     # NumPy takes a third of the time that torch takes to look at memory in another shape
     solution = Solution(
         UsedParts(torch.from_numpy(found[0].reshape(*batch, k, parts)), events),
@@ -74,7 +74,7 @@ def solve(
         torch.from_numpy(numbers[1].reshape(batch)),
         mean=torch.from_numpy(means),
     )
-    return solution, torch.from_numpy((status > 0).reshape(batch))
+    return solution, None if done else torch.from_numpy((status > 0).reshape(batch))
 
 
 @cache

@@ -78,7 +78,8 @@ def solve(
                 for u in range(vertex.size):
                     if out[0][i, k, u] >= 0:
                         out[3][i, out[0][i, k, u]] = np.nan
-        numbers[1, i], counts[1, i], counts[2, i] = gap, status, count
+        # below 0 there is rounding alone
+        numbers[1, i], counts[1, i], counts[2, i] = 0.0 if gap < 0 else gap, status, count
 
 
 @inline
@@ -165,6 +166,17 @@ def _finish(count, held, order, places, probs, overlaps, means):
                 means[part] += probs[r]
         for c in range(count):
             overlaps[r, c] = gram[order[r], order[c]]
+
+
+@kernel
+def summary(counts):
+    """The most structures of an instance, True if one wanted room for more, and True if all have converged."""
+    most, full, done = np.int64(0), False, True
+    for i in range(counts.shape[1]):
+        most = max(most, counts[2, i])
+        full |= counts[1, i] == FULL
+        done &= counts[1, i] > GOING
+    return most, full, done
 
 
 @kernel
