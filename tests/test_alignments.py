@@ -100,6 +100,9 @@ def test_ctc_of_lengths():
     equal(ctc.encode(ctc.decode(y), 3), y.float(), "labels are indicators")
     drawn = pm.Marginals(ctc).distribution(x).sample((50,))
     assert pm.Marginals(ctc).distribution(x).log_prob(drawn).isfinite().all()
+    inputs = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(pm.Marginals(ctc), inputs, fast_mode=True)
+    assert gradgradcheck(pm.Marginals(ctc).max, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize(
