@@ -220,7 +220,7 @@ class FactorGraph(Structure):
             known[key] = compile_graph(self.variables, self.factors, batch, lead, device)
         return known[key]
 
-    def _agreement(self, scores: tuple[Tensor, ...], scale: float = 1.0) -> Agreement:
+    def _agreement(self, scores: tuple[Tensor, ...]) -> Agreement:
         """The problem in flat tensors of float64, from scores in full shape."""
         batch = scores[0].shape[:-1]
         count = batch.numel()

@@ -32,23 +32,23 @@ def refuse_infeasible(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: T
     """
     batch = scores[0].shape[:-1]
     blank = tuple(torch.zeros_like(t) for t in scores)
-    problem, found, proven = _proof(graph, blank, apart)
+    found, proven = _proof(graph, blank, apart)
     if bool(proven.any()):
         i = int(proven.nonzero()[0, 0])
         instance = tuple(int(k) for k in proven.reshape(batch).nonzero()[0]) if batch else ()
-        f, miss = _worst(problem, found, i)
+        f, miss = _worst(found, i)
         where = f" in instance {instance if len(instance) > 1 else instance[0]}" if instance else ""
         raise Infeasible(
             f"the factors have no point in common{where}: factor {f} ({graph.factors[f]}) is missed by {miss:.2g}", f
         )
     if not any(bool((t == -torch.inf).any()) for t in scores):
         return torch.ones_like(apart)
-    _, _, proven = _proof(graph, tuple(torch.where(t == -torch.inf, t, 0) for t in scores), apart)
+    _, proven = _proof(graph, tuple(torch.where(t == -torch.inf, t, 0) for t in scores), apart)
     return ~proven
 
 
-def _proof(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: Tensor) -> tuple[Agreement, Agreed, Tensor]:
-    """The problem of scores that are 0 or -inf, a solution of it, and which instances are proven to have none, (B,)."""
+def _proof(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: Tensor) -> tuple[Agreed, Tensor]:
+    """A solution for scores that are 0 or -inf, and which instances are proven to have none, (B,)."""
     problem = graph._agreement(scores)
     for rounds in _ROUNDS:
         found = problem.solve(min(rounds, max(graph.max_iter, _ROUNDS[0])))
@@ -56,7 +56,7 @@ def _proof(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: Tensor) -> t
         proven = doubted & ((_most_gain(problem, found) < 0) | _out_of_reach(problem))
         if bool((proven == doubted).all()) or rounds >= graph.max_iter:
             break
-    return problem, found, proven
+    return found, proven
 
 
 def _out_of_reach(problem: Agreement) -> Tensor:
@@ -99,7 +99,7 @@ def _most_gain(problem: Agreement, found: Agreed) -> Tensor:
     return gain + 1e-9 * (1 + size)
 
 
-def _worst(problem: Agreement, found: Agreed, i: int) -> tuple[int, float]:
+def _worst(found: Agreed, i: int) -> tuple[int, float]:
     """The factor that is missed most in instance i, and by how much."""
     rows = found.graph.rows
     most, factor = -1.0, 0
