@@ -104,7 +104,7 @@ def device(tasks: Mapping[str, Sequence[Task]], effort: Effort) -> tuple[dict[st
     for name, own in tasks.items():
         try:
             samplers[name] = sampler(_captured(own), len(own))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             refused[name] = str(error).partition("\n")[0]
             torch.cuda.synchronize()
     return interleaved(samplers, effort), refused

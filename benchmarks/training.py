@@ -22,7 +22,7 @@ from polymax.recipes.seq2seq.attention import NAMES
 from polymax.recipes.seq2seq.data import Pairs
 from polymax.recipes.seq2seq.task import Seq2SeqOptions, task
 from polymax.recipes.training.batches import shuffled_batches
-from polymax.recipes.training.measured import moved
+from polymax.recipes.training.measured import to_device
 
 BASELINE = "torch.softmax"
 
@@ -94,7 +94,7 @@ def _turn(name: str, chosen: Seq2SeqOptions, vocabularies: Any, pairs: Pairs, ba
             batch = pairs[rows]
             words += int(batch.source_lengths.sum() + batch.target_lengths.sum())
             optimizer.zero_grad()
-            total, count = model.loss(moved(batch, model))["loss"]
+            total, count = model.loss(to_device(batch, model))["loss"]
             (total / count).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()

@@ -28,7 +28,7 @@ from polymax.recipes.lm.task import task as lm
 from polymax.recipes.seq2seq.task import Seq2SeqOptions, found_targets, target_words
 from polymax.recipes.seq2seq.task import task as seq2seq
 from polymax.recipes.training.batches import shuffled_batches
-from polymax.recipes.training.measured import means, moved
+from polymax.recipes.training.measured import means, to_device
 from polymax.recipes.training.task import Trained
 from polymax.recipes.words import LOSSES
 
@@ -158,7 +158,7 @@ def steps(model: Any, data: Data, options: argparse.Namespace) -> Iterator[tuple
         for group in optimizer.param_groups:
             group["lr"] = options.lr * min((step + 1) / 50, 1.0) * max(1 - progress, 0.02)
         with torch.autocast(options.device, torch.bfloat16, enabled=options.precision == "bf16"):
-            total, count = model.loss(moved(data.train[rows], model))["loss"]
+            total, count = model.loss(to_device(data.train[rows], model))["loss"]
         optimizer.zero_grad()
         (total / count).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)

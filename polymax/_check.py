@@ -9,7 +9,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def floating(x: Any, name: str) -> None:
-    """A floating-point tensor."""
+    """Refuse x unless it is a floating-point tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor; got {type(x).__name__}")
     if x.dtype not in FLOATS:
@@ -17,7 +17,7 @@ def floating(x: Any, name: str) -> None:
 
 
 def broadcasts(t: Tensor, x: Tensor, name: str) -> None:
-    """A tensor that broadcasts to the shape of the scores."""
+    """Refuse a tensor that does not broadcast to the shape of the scores."""
     if not broadcastable(t.shape, x.shape):
         raise ValueError(f"{name} must broadcast to the scores {tuple(x.shape)}; got {tuple(t.shape)}")
 
@@ -31,7 +31,7 @@ def broadcastable(shape: torch.Size, to: torch.Size) -> bool:
 
 
 def parameter(t: Tensor, x: Tensor, dim: int, name: str, full: bool = False) -> None:
-    """A parameter tensor: it broadcasts to the scores, with size 1 along dim unless it may be `full`."""
+    """Refuse a parameter that does not broadcast to the scores, with size 1 along dim unless it may be `full`."""
     broadcasts(t, x, name)
     along = dim - x.dim() if dim >= 0 else dim
     if not full and t.dim() >= -along and t.shape[along] != 1:
@@ -50,12 +50,12 @@ def masked(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def readable(t: Tensor) -> bool:
-    """True if values can be looked at: not while they are traced, and not at the price of waiting for a device."""
+    """True if the values of a tensor can be read: it is not traced, and nobody has to wait for a device."""
     return not (not t.is_cpu or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(t))
 
 
 def number(value: Any, name: str, expected: str, valid: Any) -> None:
-    """A number, or tensor of numbers, for which `valid` holds.
+    """Refuse what is not a number, or a tensor of numbers, for which `valid` holds.
 
     A tensor on an accelerator, or one that is being traced, is not read: that would wait for the device.
     """

@@ -73,7 +73,7 @@ class Operator:
             or type(x) not in _PLAIN
             or _transforming()
             or _batched(x)
-            or _wrapped(x)
+            or wrapped(x)
             or _modes()
             or _profiling()
             or (x.requires_grad and torch.is_grad_enabled())
@@ -81,7 +81,7 @@ class Operator:
             return self.op(x, *args)
         for a in args:
             # gradients taken many at once, by `is_grads_batched`, come without a sign that functions are transformed
-            if isinstance(a, Tensor) and (_batched(a) or _wrapped(a)):
+            if isinstance(a, Tensor) and (_batched(a) or wrapped(a)):
                 return self.op(x, *args)
         if x.is_cpu:
             return self.cpu(x, *args)
@@ -101,7 +101,18 @@ _modes = torch._C._len_torch_dispatch_stack
 _profiling = torch.autograd._profiler_enabled
 _batched = torch._C._functorch.is_legacy_batchedtensor
 # a tensor that torch.func wrapped outlives the transformation, in what a backward pass has saved
-_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def plain(*tensors: Tensor) -> bool:
+    """True if nothing looks at a call with these tensors: no compiler, transformation, mode or profiler."""
+    if torch.compiler.is_compiling() or _transforming() or _modes() or _profiling():
+        return False
+    # a loop is faster than any() of a generator
+    seen = False
+    for t in tensors:
+        seen = seen or type(t) not in _PLAIN or _batched(t) or wrapped(t)
+    return not seen
 
 
 def _lazily(package: str, file: str, name: str) -> Callable[..., Any]:

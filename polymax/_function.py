@@ -16,7 +16,8 @@ def applied(function: type[Function], *args: Any) -> Any:
     To be ready for both, torch binds the arguments of each call by a signature: dozens of microseconds, more than the
     kernel of a small row takes.
     """
-    if transformed():
+    # `transformed`, written out
+    if torch.compiler.is_compiling() or functional():
         return function.apply(*args)
     if not torch.is_grad_enabled():
         return function.forward(*args)

@@ -45,6 +45,9 @@ class _Moved(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let old names be found, before others: folders that an upgrade has left behind would pass for packages."""
+    """Make the old names of modules importable.
+
+    Ours is asked before the other finders, to which a folder that an upgrade has left behind would be a package.
+    """
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Moved())

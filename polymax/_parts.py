@@ -12,17 +12,17 @@ Parts = Any
 
 
 def tensors(y: Parts) -> tuple[Tensor, ...]:
-    """The tensors of a structure: one, or those of a tuple."""
+    """The tensors of a structure as a tuple, also where there is only one."""
     return (y,) if isinstance(y, Tensor) else tuple(y)
 
 
 def map_parts(change: Callable[[Tensor], Tensor], y: Parts) -> Parts:
-    """The structure with every tensor changed."""
+    """The structure after `change` was applied to each of its tensors."""
     return change(y) if isinstance(y, Tensor) else y._make(change(t) for t in y)
 
 
 def narrow(y: Parts, dtype: torch.dtype) -> Parts:
-    """The structure in the dtype that the scores came in."""
+    """The structure in this dtype, which is that of the scores."""
     return y if tensors(y)[0].dtype == dtype else map_parts(lambda t: t.to(dtype), y)
 
 

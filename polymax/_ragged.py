@@ -19,7 +19,7 @@ def is_ragged(series: object) -> TypeGuard[Ragged]:
 
 
 def padded(series: Ragged, name: str, dims: int) -> tuple[Tensor, Tensor]:
-    """Sequences of `dims` dims as (B, n, ...) with zeros at the end, and their lengths (B,)."""
+    """Sequences of `dims` dims as one tensor (B, n, ...) with zeros at the end, and their lengths (B,)."""
     if isinstance(series, PackedSequence):
         whole, lengths = pad_packed_sequence(series, batch_first=True)
         if whole.dim() != dims + 1:
@@ -41,7 +41,7 @@ def padded(series: Ragged, name: str, dims: int) -> tuple[Tensor, Tensor]:
 
 
 def padded_matrices(matrices: Sequence[Tensor], name: str) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Matrices (n_k, m_k) as (B, n, m) with zeros around, and their rows and columns (B,)."""
+    """Matrices (n_k, m_k) as one tensor (B, n, m), padded with zeros, and their numbers of rows and columns (B,)."""
     if not matrices:
         raise ValueError(f"{name} must be a list of tensors, not an empty one")
     for k, t in enumerate(matrices):
@@ -56,7 +56,7 @@ def padded_matrices(matrices: Sequence[Tensor], name: str) -> tuple[Tensor, tupl
 
 
 def like(whole: Tensor, lengths: Tensor, given: Ragged) -> Ragged:
-    """(B, n, ...) as sequences of the kind that was given, in the same order."""
+    """Split a padded tensor (B, n, ...) into sequences of the kind that was given, in their order."""
     if not isinstance(given, PackedSequence):
         return [t[:n] for t, n in zip(whole, lengths.tolist(), strict=True)]
     order = given.sorted_indices

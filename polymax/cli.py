@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import polymax
-from polymax.recipes.outputs import placed
+from polymax.recipes.outputs import atomic_write
 from polymax.recipes.outputs import writable_file as writable_file
 
 
@@ -84,10 +84,10 @@ def application() -> Any:
             if out is not None:
                 writable_file(out, force=force)
             console = rich.get_console()
-            timings = terminal.measured(console, speed.SHAPES, device=device)
+            timings = terminal.measure_all(console, speed.SHAPES, device=device)
             terminal.print_speed(console, timings)
             if out is not None:
-                with placed(out) as temporary:
+                with atomic_write(out) as temporary:
                     text = json.dumps(speed.results(timings, device), indent=2) + "\n"
                     temporary.write_text(text, encoding="utf-8")
                 console.print(f"wrote {out}", highlight=False, soft_wrap=True)
@@ -128,7 +128,7 @@ def fail(message: object) -> NoReturn:
 
 @contextmanager
 def plain_errors(stopped: str, refused: type[Exception] = OSError) -> Iterator[None]:
-    """Turn what the file system refuses into one line and exit code 1, and Ctrl-C into exit code 130.
+    """Turn errors of the file system into one line and exit code 1, and Ctrl-C into exit code 130.
 
     Errors of the kind `refused` are about what the user gave, and become one line too.
     """

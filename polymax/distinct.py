@@ -18,9 +18,11 @@ from torch import Tensor
 
 from polymax.hypergraphs.graph import Graph
 
+# annotations of generators are strings: np.random is loaded when it is first used, and not by `import polymax`
+
 
 def checked_count(k: Any) -> None:
-    """How many structures are asked for."""
+    """Refuse a number of structures that is no positive integer."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a positive integer; got {k!r}")
 
@@ -38,7 +40,7 @@ def from_list(probs: Tensor, k: int, generator: torch.Generator | None) -> Tenso
     return torch.from_numpy(places).reshape(*probs.shape[:-1], k).to(probs.device)
 
 
-def picked(vertices: Any, probs: Tensor, places: Tensor) -> tuple[Any, Tensor]:
+def structures_at(vertices: Any, probs: Tensor, places: Tensor) -> tuple[Any, Tensor]:
     """Structures (*batch, k, ...) at places (*batch, k) of a list, and their probabilities; 0 at -1."""
     at, there = places.clamp(min=0), places >= 0
 
@@ -54,7 +56,7 @@ def picked(vertices: Any, probs: Tensor, places: Tensor) -> tuple[Any, Tensor]:
 def from_walk(
     p: Tensor, graph: Graph, roots: Tensor, k: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """How often each of k distinct derivations uses the parts, (B, k, parts), and whether there are as many, (B, k).
+    """How often each of k distinct derivations uses each part, (B, k, parts), and which of the k exist, bool (B, k).
 
     Shapes: p (B, edges), the weights of the choices at each node; roots (B,)
     """
@@ -68,9 +70,9 @@ def from_walk(
         drawn = 0
         while drawn < k and frontier:
             total, log, (waiting, edge, used) = frontier.pop()
-            # tails are asked for when a hyperedge comes to its turn, which most do not
+            # the tails of a hyperedge are looked up when it is popped, which most never are
             if edge is not None:
-                waiting, used = _with(waiting, tails[edge]), (edge, used)
+                waiting, used = _with_tails(waiting, tails[edge]), (edge, used)
             # nodes without a choice cost no noise; one without weight has no derivation, and is opened to nothing
             while waiting is not None:
                 node, others = waiting
@@ -79,7 +81,7 @@ def from_walk(
                     break
                 waiting = others
                 for e in own:
-                    waiting, used = _with(waiting, tails[e]), (e, used)
+                    waiting, used = _with_tails(waiting, tails[e]), (e, used)
             if waiting is None:
                 there[b, drawn] = True
                 while used is not None:
@@ -97,7 +99,7 @@ def from_walk(
 class Frontier:
     """Partial structures, the one with the largest sum of log-probability and noise below it first."""
 
-    def __init__(self, random: np.random.Generator, whole: Any) -> None:
+    def __init__(self, random: "np.random.Generator", whole: Any) -> None:
         self._random = random
         self._order = itertools.count()
         self._heap: list[tuple[float, int, float, Any]] = []
@@ -115,15 +117,15 @@ class Frontier:
         """Divide a partial structure by its choices, whose conditional log-probabilities are given."""
         logs = log + choices
         sums = logs - np.log(self._random.exponential(size=len(choices)))
-        for value, own, state in zip(_conditioned(sums, total), logs, states, strict=True):
+        for value, own, state in zip(_gumbels_given_maximum(sums, total), logs, states, strict=True):
             self._push(value, own, state)
 
     def _push(self, total: float, log: float, state: Any) -> None:
         heapq.heappush(self._heap, (-float(total), next(self._order), float(log), state))
 
 
-def _conditioned(sums: np.ndarray, largest: float) -> np.ndarray:
-    """Independent Gumbel variables given that their maximum is `largest`: -log(exp(-largest) - exp(-max) + exp(-sum)).
+def _gumbels_given_maximum(sums: np.ndarray, largest: float) -> np.ndarray:
+    """Gumbel variables conditioned on their maximum, `largest`: -log(exp(-largest) - exp(-max) + exp(-sum)).
 
     See: Kool, van Hoof and Welling 2019, appendix B.3, for the form that does not lose digits.
     """
@@ -135,16 +137,16 @@ def _conditioned(sums: np.ndarray, largest: float) -> np.ndarray:
     return largest - np.maximum(v, 0) - np.log1p(np.exp(-np.abs(v)))
 
 
-def _with(waiting: Any, tails: np.ndarray) -> Any:
-    """The nodes that wait, and those that a hyperedge asks for."""
+def _with_tails(waiting: Any, tails: np.ndarray) -> Any:
+    """The nodes that are still to be derived, after the tails of a hyperedge have joined them."""
     for tail in tails:
         if tail >= 0:
             waiting = (int(tail), waiting)
     return waiting
 
 
-def streams(count: int, generator: torch.Generator | None) -> list[np.random.Generator]:
-    """Random numbers of each instance, which do not depend on the others."""
+def streams(count: int, generator: torch.Generator | None) -> "list[np.random.Generator]":
+    """A random generator for each instance, so that its draws do not depend on the other instances."""
     device = generator.device if generator is not None else "cpu"
     seeds = torch.randint(0, 2**63 - 1, (count,), generator=generator, device=device)
     return [np.random.Generator(np.random.PCG64(seed)) for seed in seeds.tolist()]

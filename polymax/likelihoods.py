@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.hypergraphs import Derivations
-from polymax.hypergraphs.passes import HARD, SHANNON
+from polymax.hypergraphs.passes import SHANNON
+from polymax.kernels.ctc import ctc_search
 from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals
 from polymax.structures import Chain
 from polymax.structures.base import checked_lengths
 from polymax.structures.chain import ChainParts
-from polymax.structures.ctc import checked_targets, lattice, states_of
+from polymax.structures.ctc import checked_targets, lattice
 
 Lengths = Tensor | Sequence[int]
 
@@ -48,8 +48,8 @@ def ctc_loss(
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
-    paths, _, counts = _ctc(log_probs, targets, input_lengths, target_lengths, blank)
-    losses = -paths.problem().value(SHANNON)
+    x, rows, counts, frames = _ctc(log_probs, targets, input_lengths, target_lengths, blank)
+    losses = -lattice(x, rows, counts, frames, blank).problem().value(SHANNON)
     if zero_infinity:
         losses = torch.where(losses == torch.inf, 0, losses)
     if reduction == "mean":
@@ -71,10 +71,7 @@ def ctc_alignment(
         >>> ctc_alignment(torch.tensor([[0.1, 0.9], [0.8, 0.2]]).log(), torch.tensor([1]), [2], [1])
         tensor([1, 0])
     """
-    paths, labels, _ = _ctc(log_probs.detach(), targets, input_lengths, target_lengths, blank)
-    n, states = log_probs.shape[0], labels.shape[1]
-    y = paths.problem().expectation(HARD)[:, : n * states].unflatten(-1, (n, states))
-    labels = torch.where((y == 0).all(-1), -1, labels.gather(1, y.argmax(-1)))
+    labels, _ = ctc_search(*_ctc(log_probs.detach(), targets, input_lengths, target_lengths, blank), blank)
     return labels[0] if log_probs.dim() == 2 else labels
 
 
@@ -134,8 +131,8 @@ def _hmm(initial: Tensor, transition: Tensor, emission: Tensor) -> tuple[Tensor,
 
 def _ctc(
     log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, blank: int
-) -> tuple[Derivations, Tensor, Tensor]:
-    """Paths through the frames, the labels (N, 2 S + 1) of their states, and the lengths of the targets (N,)."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probabilities (N, T, C), targets (N, S), and the numbers of targets and of frames of each instance (N,)."""
     _check.floating(log_probs, "log_probs")
     if log_probs.dim() not in (2, 3) or not log_probs.shape[0]:
         raise ValueError(f"log_probs must be (T, N, C) or (T, C), T > 0; got {tuple(log_probs.shape)}")
@@ -145,8 +142,7 @@ def _ctc(
         raise ValueError(f"blank must be one of {classes} classes; got {blank}")
     frames = _lengths(input_lengths, batch, n, x.device, "input_lengths")
     rows, counts = _rows(targets, target_lengths, batch, x.device, single=log_probs.dim() == 2)
-    rows = checked_targets(rows, counts, classes, blank)
-    return lattice(x, rows, counts, frames, blank), states_of(rows, blank), counts
+    return x, checked_targets(rows, counts, classes, blank), counts, frames
 
 
 def _lengths(lengths: Lengths, batch: int, size: int, device: torch.device, name: str) -> Tensor:
@@ -156,7 +152,7 @@ def _lengths(lengths: Lengths, batch: int, size: int, device: torch.device, name
 
 
 def _rows(targets: Tensor, lengths: Lengths, batch: int, device: torch.device, single: bool) -> tuple[Tensor, Tensor]:
-    """Targets as rows (N, S), and their lengths."""
+    """Targets, also those given one after the other, as rows (N, S), and their lengths."""
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         came = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
         raise TypeError(f"targets must be a tensor of integers; got {came}")

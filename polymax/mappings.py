@@ -69,7 +69,7 @@ def entmax(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Between softmax (alpha = 1) and sparsemax (alpha = 2), and beyond; alpha may be a tensor and be learned.
+    """The family between softmax (alpha = 1) and sparsemax (alpha = 2), and beyond; alpha may be learned.
 
     Below alpha = 1 all weights are positive, with heavier tails than those of softmax.
 
@@ -88,7 +88,7 @@ def normmax(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Regularized by the alpha-norm of p: close to uniform over few entries.
+    """Weights regularized by their alpha-norm: they are close to uniform over few entries.
 
     >>> normmax(torch.tensor([-2.0, 0.0, 0.5]))
     tensor([0.0000, 0.3110, 0.6890])
@@ -105,7 +105,7 @@ def sq_pnorm_max(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Regularized by half the squared p-norm; p = 2 is sparsemax.
+    """Weights regularized by half their squared p-norm; p = 2 is sparsemax.
 
     >>> sq_pnorm_max(torch.tensor([-2.0, 0.0, 0.5]), p=2.0)
     tensor([0.0000, 0.2500, 0.7500])
@@ -122,7 +122,7 @@ def fusedmax(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Sparse, and constant over contiguous segments.
+    """Sparse weights that are constant over contiguous segments.
 
     >>> fusedmax(torch.tensor([1.0, 1.1, 0.0, -1.0]), strength=0.2)
     tensor([0.5000, 0.5000, 0.0000, 0.0000])
@@ -139,7 +139,7 @@ def oscarmax(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Sparse, and constant over clusters of entries anywhere in the row.
+    """Sparse weights that are constant over clusters of entries anywhere in the row.
 
     >>> oscarmax(torch.tensor([1.0, -1.0, 1.05]), strength=0.1)
     tensor([0.5000, 0.0000, 0.5000])
@@ -157,7 +157,7 @@ def groupedmax(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Sparse by groups: weights of a group shrink together, and whole groups become exactly 0.
+    """Weights that are sparse by groups: those of a group shrink together, and whole groups become exactly 0.
 
     >>> groupedmax(torch.tensor([1.0, 0.9, 0.6, -1.0]), [0, 0, 1, 1], strength=0.5)
     tensor([0.5250, 0.4750, 0.0000, 0.0000])

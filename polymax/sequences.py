@@ -70,7 +70,7 @@ def write_fasta(path: str | PathLike[str], rows: Sequence[str], names: Sequence[
 def write_stockholm(path: str | PathLike[str], rows: Sequence[str], names: Sequence[str], name: str = "") -> None:
     """Write rows of letters, as `aligned_strings` gives them, to a file in the Stockholm format, one line each.
 
-    `name` is that of the alignment. Spaces in names become underscores: the format ends a name at the first.
+    `name` is the name of the alignment. Spaces in names become underscores: the format ends a name at the first.
 
     Example:
         >>> import tempfile, pathlib

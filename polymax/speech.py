@@ -85,7 +85,7 @@ def forced_align(
     """
     _check.floating(log_probs, "log_probs")
     ctc = CTC(targets, target_lengths, input_lengths, blank)
-    labels = ctc.decode(ctc.map(log_probs))
+    labels = ctc.labels(log_probs)
     at = log_probs.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     return labels, torch.where(labels < 0, 0, at)
 

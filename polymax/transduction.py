@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import recording
+from polymax._function import applied, recording
 from polymax.kernels.two_classes import two_classes, two_classes_backward
 from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals
@@ -63,8 +63,8 @@ def rnnt_loss(
     if logits.dim() == 2:
         ends, labels = _unpacked(x, sizes, fused_log_softmax)
     else:
-        index = torch.nn.functional.pad(sizes.targets, (0, 1), value=sizes.blank)
-        at = index[:, None, :].expand(x.shape[:3])
+        # what is emitted after the last token is not read: any class will do
+        at = sizes.ahead[:, None, :].expand(x.shape[:3])
         ends, labels = _chosen(x, at, sizes.blank, fused_log_softmax)
         labels = labels[:, :, :-1]
     return _reduced(ends, labels, sizes, reduction, logits.dtype)
@@ -115,9 +115,12 @@ def additive_rnnt_loss(
 
 
 class _Sizes(NamedTuple):
-    """Targets (N, U), 0 at padding, the frames and the tokens of each instance (N,), and the number of the blank."""
+    """Targets, 0 at padding, (N, U) and with one more after them (N, U + 1), which the frames and the tokens of each
+    instance (N,) follow, and the number of the blank.
+    """
 
     targets: Tensor
+    ahead: Tensor
     frames: Tensor
     counts: Tensor
     blank: int
@@ -166,11 +169,13 @@ def _checked(targets: Tensor, frames: Tensor, counts: Tensor, classes: int, blan
     if not -classes <= blank < classes:
         raise ValueError(f"blank must be one of {classes} classes; got {blank}")
     targets = targets.to(device=frames.device, dtype=torch.long)
-    inside = torch.arange(targets.shape[1], device=frames.device) < counts[:, None]
-    targets = torch.where(inside, targets, 0)
+    inside = torch.arange(targets.shape[1] + 1, device=frames.device) < counts[:, None]
+    # one that is not read stands at the end
+    ahead = torch.where(inside, torch.nn.functional.pad(targets, (0, 1)), 0)
+    targets = ahead[:, :-1]
     if _check.readable(targets) and bool(((targets < 0) | (targets >= classes)).any()):
         raise ValueError(f"targets must be in [0, {classes}); got values in [{targets.min()}, {targets.max()}]")
-    return _Sizes(targets, frames, counts, blank % classes)
+    return _Sizes(targets, ahead, frames, counts, blank % classes)
 
 
 def _unpacked(x: Tensor, sizes: _Sizes, normalize: bool) -> tuple[Tensor, Tensor]:
@@ -179,8 +184,7 @@ def _unpacked(x: Tensor, sizes: _Sizes, normalize: bool) -> tuple[Tensor, Tensor
     n = int(sizes.frames.max()) if batch else 0
     t, u = torch.arange(n, device=x.device)[:, None], torch.arange(states, device=x.device)
     inside = (t < sizes.frames[:, None, None]) & (u <= sizes.counts[:, None, None])
-    index = torch.nn.functional.pad(sizes.targets, (0, 1), value=sizes.blank)
-    ends, labels = _chosen(x, index[:, None].expand(inside.shape)[inside], sizes.blank, normalize)
+    ends, labels = _chosen(x, sizes.ahead[:, None].expand(inside.shape)[inside], sizes.blank, normalize)
     zeros = ends.new_zeros(inside.shape)
     ends, labels = zeros.masked_scatter(inside, ends), zeros.masked_scatter(inside, labels)
     return ends, labels[:, :, :-1]
@@ -189,7 +193,7 @@ def _unpacked(x: Tensor, sizes: _Sizes, normalize: bool) -> tuple[Tensor, Tensor
 def _chosen(x: Tensor, at: Tensor, blank: int, normalize: bool) -> tuple[Tensor, Tensor]:
     """Logits (*any, V) of the blank, and of the classes `at` (*any), as log-probabilities if they are to be made so."""
     if normalize:
-        return _LogProbabilities.apply(x, at, blank)[:2]
+        return applied(_LogProbabilities, x, at, blank)[:2]
     return wide(x[..., blank]), wide(x.gather(-1, at.unsqueeze(-1)).squeeze(-1))
 
 

@@ -1,4 +1,4 @@
-"""Sparse distributions over the words of a large vocabulary, and measures that are defined where words have none."""
+"""Sparse distributions over a large vocabulary, and measures that stay finite where a target has probability 0."""
 
 import math
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class WordDistribution:
         return self.probs.square().sum(-1)
 
     def entropy(self) -> Tensor:
-        """In nats, (*batch,)."""
+        """The entropy in nats, (*batch,)."""
         return torch.special.entr(self.probs).sum(-1)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ class WordDistribution:
     def dense(self) -> Tensor:
         """The probabilities of all words, (*batch, words)."""
         rows = self.probs.new_zeros(*self.probs.shape[:-1], self.words + 1)
-        # one more word takes what is -1
+        # places of -1 point to one more word
         return rows.scatter(-1, torch.where(self.ids < 0, self.words, self.ids), self.probs)[..., : self.words]
 
 
@@ -108,7 +108,7 @@ def linear_entmax(
     at = (count < 0).nonzero().squeeze(1)
     if len(at):
         ids, probs = _with_whole_rows(ids, probs, at, rows, matrix, bias, alpha, cap)
-    # of words that are as likely, the first in the vocabulary is the first
+    # words that are equally likely come in the order of the vocabulary
     probs, order = torch.sort(probs, dim=-1, descending=True, stable=True)
     used = max(int((probs > 0).sum(-1).amax()), 1) if len(rows) else 1
     shape = (*hidden.shape[:-1], used)

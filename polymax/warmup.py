@@ -1,7 +1,7 @@
 """Kernels compiled ahead of time: small problems of every kind, computed once with their gradients.
 
-Numba and Triton compile a kernel at its first call, and keep it on the disk for all processes after. Who wants no
-waiting in a first experiment, or builds an image of a machine, runs this before.
+Numba and Triton compile a kernel at its first call, and keep it on disk for all later processes. Run this before a
+first experiment, or while an image of a machine is built, so that nobody has to wait later.
 """
 
 import os
@@ -46,7 +46,7 @@ def _structure(structure: pm.Structure, *shapes: tuple[int, ...]) -> Problem:
 
 
 def _attention(dtype: torch.dtype, device: str) -> Tensor | None:
-    # as many keys as the fused kernel begins with
+    # the fused kernel is taken from this number of keys on
     q = torch.randn(1, 1, 1024, 16, dtype=dtype, device=device, requires_grad=True)
     pm.nn.scaled_dot_product_attention(q, q, q, mapping=pm.entmax).square().sum().backward()
     return q.grad
@@ -95,7 +95,7 @@ PROBLEMS: dict[str, Problem] = {
 def warm_up(
     names: list[str], dtype: torch.dtype = torch.float32, device: str = "cpu", jobs: int | None = None
 ) -> Iterator[tuple[str, float]]:
-    """Compile what the problems of these names need, several at once; each name and its seconds as it is done."""
+    """Compile the kernels of the named problems, several at once; yield each name and its seconds as it is done."""
     unknown = sorted(set(names) - set(PROBLEMS))
     if unknown:
         raise ValueError(f"names must be of {', '.join(PROBLEMS)}; got {unknown[0]!r}")

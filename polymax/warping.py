@@ -56,7 +56,7 @@ def soft_dtw(
     *,
     subsequence: bool = False,
 ) -> Tensor:
-    """Smoothed by the entropy over alignments; its gradient is the expected alignment.
+    """Dynamic time warping smoothed by the entropy over alignments; its gradient is the expected alignment.
 
         - gamma log sum over A of exp(-<cost, A> / gamma)
 
@@ -79,7 +79,7 @@ def smoothed_dtw(
     *,
     subsequence: bool = False,
 ) -> Tensor:
-    """Every minimum in the recursion smoothed by a regularizer: Gini() expects few cells, Shannon() is soft_dtw.
+    """Dynamic time warping, every minimum smoothed by a regularizer: Gini() expects few cells, Shannon() is soft_dtw.
 
     Shapes: cost (*batch, n, m) or a list of (n_k, m_k); lengths a pair of (*batch,), rows and columns; result (*batch,)
 

@@ -11,13 +11,18 @@ from tolerances import close, equal
 from torch.autograd import gradcheck, gradgradcheck
 
 import polymax as pm
-from polymax.kernels.monotonic import monotonic_search
+from polymax.kernels.ctc import ctc_search
+from polymax.kernels.ctc.reference import ctc_search as labelling
+from polymax.kernels.monotonic import monotonic_cells, monotonic_search
+from polymax.kernels.monotonic.reference import monotonic_cells as reference_cells
 from polymax.kernels.monotonic.reference import monotonic_search as reference
 
 # where Triton's file runs: compiled, or in the interpreter
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
-SEARCHES = [(monotonic_search, "cpu")]
+SEARCHES, CELLS, LABELLINGS = [(monotonic_search, "cpu")], [(monotonic_cells, "cpu")], [(ctc_search, "cpu")]
 if find_spec("triton"):
+    CELLS.append((import_module("polymax.kernels.monotonic.cuda").monotonic_cells, GPU))
+    LABELLINGS.append((import_module("polymax.kernels.ctc.cuda").ctc_search, GPU))
     SEARCHES.append((import_module("polymax.kernels.monotonic.cuda").monotonic_search, GPU))
 FRAMES, TOKENS = torch.tensor([7, 5, 5, 3, 1, 0]), torch.tensor([3, 5, 1, 2, 1, 0])
 
@@ -84,6 +89,18 @@ def test_monotonic_search_of_what_is_forbidden_or_undefined():
         pm.monotonic_alignment_search(torch.zeros(2, 3, 2), (torch.tensor([3, 1]), torch.tensor([2, 2])))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_cells_of_monotonic_searches(dtype):
+    scores = torch.randn(6, 7, 5).to(dtype)
+    scores[1, 2, 2] = torch.nan
+    found = reference(scores, FRAMES, TOKENS)
+    given = scores, *found, FRAMES, TOKENS
+    expected = reference_cells(*given)
+    equal(expected[1].isnan(), pm.Monotonic((FRAMES, TOKENS)).usable(scores)[0][1], "NaN is on all ways")
+    for cells, device in CELLS:
+        equal(cells(*(t.to(device) for t in given)).cpu(), expected, "the kernel is its reference")
+
+
 def test_ctc_of_lengths():
     targets = torch.tensor([[1, 2, 2], [2, 1, 0], [1, 1, 0], [0, 0, 0]])
     counts, frames = torch.tensor([3, 2, 2, 0]), torch.tensor([5, 4, 3, 2])
@@ -103,6 +120,32 @@ def test_ctc_of_lengths():
     inputs = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
     assert gradcheck(pm.Marginals(ctc), inputs, fast_mode=True)
     assert gradgradcheck(pm.Marginals(ctc).max, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("forbidden", [False, True])
+@pytest.mark.parametrize("ties", [False, True])
+def test_best_labellings(ties, forbidden):
+    """The search of labellings is the best derivation of the lattice, ties too, on the CPU and by Triton."""
+    targets = torch.tensor([[1, 2, 2, 0], [2, 2, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0], [2, 1, 2, 1], [1, 1, 1, 0]])
+    counts, frames = torch.tensor([3, 3, 1, 0, 4, 3]), torch.tensor([11, 4, 1, 3, 7, 9])
+    x = torch.randint(-1, 2, (6, 11, 3)).double() if ties else torch.randn(6, 11, 3, dtype=torch.float64)
+    if forbidden:
+        x[torch.rand(x.shape) < 0.2] = -torch.inf
+    ctc = pm.CTC(targets, counts, frames)
+    found, value = labelling(x, targets, counts, frames, 0)
+    best = super(pm.CTC, ctc).map(x)
+    equal(found, ctc.decode(best), "the search finds the best derivation")
+    equal(value, ctc.best_score(x), "the search finds the best derivation")
+    equal(ctc.map(x), best, "the search finds the best derivation")
+    # what cannot be: undefined scores, more targets than fit, targets that are no labels
+    hostile = torch.where(torch.rand(x.shape) < 0.1, torch.nan, x)
+    fewer, unknown = frames.clamp(max=4), targets.clone()
+    unknown[0, 1] = 7
+    for given in ((x, targets, counts, frames), (hostile, targets, counts, frames), (x, unknown, counts, fewer)):
+        expected = labelling(*given, 0)
+        for search, device in LABELLINGS:
+            for ours, theirs in zip(search(*(t.to(device) for t in given), 0), expected):
+                equal(ours.cpu(), theirs, "the kernel is its reference")
 
 
 @pytest.mark.parametrize(

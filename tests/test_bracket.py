@@ -13,8 +13,8 @@ import polymax as pm
 from polymax import cli, recipes
 from polymax.recipes.bracket.alternatives import BEST, alternatives
 from polymax.recipes.bracket.data import NONE, Charts, chart_of, cleaned, read_brackets, tree_of, vocabularies_of
-from polymax.recipes.bracket.model import LOSSES, Bracketer, Scored, rooted, used_labels
-from polymax.recipes.bracket.task import BracketOptions, _merged
+from polymax.recipes.bracket.model import LOSSES, Bracketer, Scored, used_labels, with_labelled_root
+from polymax.recipes.bracket.task import BracketOptions, _merge_equal_trees
 from polymax.recipes.bracket.text import sentences, units
 from polymax.recipes.readers import parse_tree, read_trees
 from polymax.recipes.readers.lines import Line
@@ -114,7 +114,7 @@ def charts(scale=1.0):
 
 def test_the_best_trees_are_those_of_enumeration():
     scored = charts()
-    for scores, n, found in zip(rooted(scored), (3, 1), alternatives("crf", scored)):
+    for scores, n, found in zip(with_labelled_root(scored), (3, 1), alternatives("crf", scored)):
         trees = pm.SpanTree().vertices((n, n, 2))
         totals = torch.where(trees > 0, scores[:n, :n], 0).sum((1, 2, 3))
         probabilities, order = totals.softmax(0).sort(descending=True)
@@ -128,7 +128,7 @@ def test_sparse_trees_are_all_there_is():
     scored = charts()
     made = model(replace(TINY, loss="sparsemap"))
     sizes = []
-    for scores, n, found in zip(rooted(scored), (3, 1), alternatives("sparsemap", scored)):
+    for scores, n, found in zip(with_labelled_root(scored), (3, 1), alternatives("sparsemap", scored)):
         assert sum(p for p, _ in found) == pytest.approx(1.0, abs=1e-5)
         mu = sum(p * torch.nn.functional.one_hot(labels + 1, 3)[..., 1:] for p, labels in found)
         close(mu, pm.SparseMap(pm.SpanTree(labelled=True))(scores[:n, :n]))
@@ -148,7 +148,7 @@ def test_the_best_of_a_long_sentence_is_there():
 
 def test_binary_trees_that_are_written_alike_are_one():
     first, second = parse_tree("(X a)"), parse_tree("(Y a)")
-    assert _merged([(0.4, first), (0.3, second), (0.2, second)]) == [(0.5, second), (0.4, first)]
+    assert _merge_equal_trees([(0.4, first), (0.3, second), (0.2, second)]) == [(0.5, second), (0.4, first)]
 
 
 def test_losses_without_probabilities_are_named():

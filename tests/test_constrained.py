@@ -66,9 +66,14 @@ def test_devices_agree(size, scale, device):
 
 # the interpreter computes the lanes that a GPU would mask, with NumPy's warnings about them
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("size", "scale"), [((2, 3, 0, 1, 1), 1.0), ((2, 6, 3, 3, 1), 5.0), ((2, 10, 5, 4, 2), 1.0)])
-def test_triton(size, scale):
+@pytest.mark.parametrize(
+    ("size", "scale", "matrix"),
+    [((2, 3, 0, 1, 1), 1.0, True), ((2, 6, 3, 3, 1), 5.0, False), ((2, 10, 5, 4, 2), 1.0, True)],
+)
+def test_triton(size, scale, matrix, monkeypatch):
     cuda = pytest.importorskip("polymax.kernels.constrained.cuda")
+    if not matrix:
+        monkeypatch.setattr("polymax.kernels.constrained.cuda_lists._MATRIX", 0)
     args = problem(*size, scale, "cuda" if torch.cuda.is_available() else "cpu")
     mu, tau, missed, _rounds = cuda.constrained(*args, 400)
     torch.testing.assert_close(mu, reference.constrained(*args, 400)[0], atol=1e-9 * scale, rtol=0)

@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from polymax import cli
-from polymax.recipes.outputs import placed, save_picture, writable_directory, writable_file
+from polymax.recipes.outputs import atomic_write, save_picture, writable_directory, writable_file
 from polymax.recipes.readers.lines import write
 from polymax.recipes.seq2seq import numbers
 from polymax.recipes.training import fit
-from polymax.recipes.training.digests import recorded
+from polymax.recipes.training.digests import atomic_write_with_digest
 
 pytest.importorskip("lightning", reason="lightning is not installed")
 
@@ -157,8 +157,8 @@ def test_a_fault_says_where_the_rest_is(run, source, monkeypatch):
 
 
 WRITERS = {
-    "placed": lambda file, fault: _placed(placed, file, fault),
-    "recorded": lambda file, fault: _placed(recorded, file, fault),
+    "atomic_write": lambda file, fault: _placed(atomic_write, file, fault),
+    "atomic_write_with_digest": lambda file, fault: _placed(atomic_write_with_digest, file, fault),
     "write": lambda file, fault: write(file, _texts(fault)),
     "picture": lambda file, fault: save_picture(_Figure(fault), file),
 }

@@ -19,7 +19,7 @@ from polymax.recipes.parse.model import NAMES, SPARSE, Parser, Scored
 from polymax.recipes.parse.task import ParseOptions
 from polymax.recipes.readers.conllu import Sentence, read_conllu, tree_fault
 from polymax.recipes.training import fit
-from polymax.recipes.training.measured import moved
+from polymax.recipes.training.measured import to_device
 from polymax.structures.compact.heads import crosses, trees
 
 TINY = ParseOptions(hidden=5, embedding=4, characters=3, layers=1, arcs=4, labels=3, dropout=0.0, turns=0)
@@ -145,7 +145,7 @@ def test_a_batch_is_its_sentences(treebank, loss, projective):
 @pytest.mark.parametrize(("loss", "projective"), KINDS)
 def test_every_parameter_learns(treebank, loss, projective, device):
     made = model(treebank, replace(TINY, loss=loss, projective=projective)).train().to(device)
-    batch = moved(Treebank(*treebank)[torch.arange(6)], made)
+    batch = to_device(Treebank(*treebank)[torch.arange(6)], made)
     measured = made.loss(batch)
     assert set(measured) == ({"loss", "lifted"} if projective else {"loss"})
     measured["loss"][0].backward()

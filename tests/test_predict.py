@@ -234,10 +234,10 @@ def test_copies_keep_the_order_and_the_errors(trained, tmp_path):
     trained.model = torch.nn.Linear(1, 1)
     copies = [replace(trained, model=torch.nn.Linear(1, 1)) for _ in range(2)]
     texts = [part for word in "abcdefghi" for part in (word, "")]
-    alone = [piece.output for piece in predict.predicted(trained, "input", predict.numbered(texts))]
-    assert [piece.output for piece in predict.predicted(trained, "input", predict.numbered(texts), 0, copies)] == alone
+    alone = [piece.output for piece in predict.predicted(trained, "input", predict.as_lines(texts))]
+    assert [piece.output for piece in predict.predicted(trained, "input", predict.as_lines(texts), 0, copies)] == alone
     texts[10] = "bad"
-    pieces, found = predict.predicted(trained, "input", predict.numbered(texts), 0, copies), []
+    pieces, found = predict.predicted(trained, "input", predict.as_lines(texts), 0, copies), []
     with pytest.raises(ReadError, match="input:11: bad"):
         found.extend(piece.output for piece in pieces)
     assert found == [*alone[:2], ["5 E"]]

@@ -121,9 +121,30 @@ driver.set_active(Device())
 torch._C._cuda_getDevice = lambda: 0
 torch._C._cuda_getCurrentRawStream = lambda _: 7
 
+import triton
+import triton.language as tl
+
 from polymax.kernels import triton_launch
 from polymax.kernels.tsallis_slope.cuda import tsallis_slope
 
+@triton_launch.Entry
+@triton.jit
+def add(both, p_out, TWO: tl.constexpr):
+    tl.store(p_out + TWO[0], tl.load(both[0]) + both[1][0] + TWO[1])
+
+x, out = torch.randn(4), torch.randn(4)
+for known in (True, True, False):
+    triton_launch.KNOWN = known
+    add[(1,)]((x, (3, 16)), out, TWO=(1, 2))
+ours, again, theirs = launched
+assert ours[9:] == again[9:] == theirs[9:] == ((x, (3, 16)), out, (1, 2)), (ours, theirs)
+add[(1,)]((x, (1, 16)), out, TWO=(1, 2))
+assert len(add.prepared(TWO=(1, 2))._compiled) == 1, "Triton launches as it does"
+triton_launch.KNOWN = True
+add[(1,)]((x, (1, 16)), out, TWO=(1, 2))
+assert len(add.prepared(TWO=(1, 2))._compiled) == 2, "a 1 in a tuple is compiled for"
+
+launched.clear()
 args = torch.randn(3, 5), torch.randn(3, 5), torch.randn(3)
 for known in (True, True, False):
     triton_launch.KNOWN = known
@@ -133,16 +154,37 @@ ours, again, theirs = launched
 assert len(ours) == len(theirs) == 18, (len(ours), len(theirs))
 for one, other, at in zip(ours, theirs, range(len(ours))):
     assert at in (6, 7, 8, 12) or one is other or one == other, (at, one, other)
+
+from polymax.kernels.threshold.cuda import _forward_bound, threshold
+
+# a launch that is bound to its numbers: asked for, at hand, of scores that are not aligned, and Triton's own
+x = torch.randn(3, 5)
+launched.clear()
+for known, scores in ((True, x), (True, x), (True, torch.randn(16)[1:].view(3, 5)), (False, x)):
+    triton_launch.KNOWN = known
+    threshold(scores, 2.0, 0)
+asked, ready, apart, theirs = launched
+assert len(ready) == len(apart) == len(theirs)
+for one, two, other, at in zip(asked, ready, theirs, range(len(theirs))):
+    assert at in (6, 7, 8, 9, 10, 11) or one is two is other or one == two == other, (at, one, two, other)
+assert asked[9] is theirs[9] is x
+assert ready[9] == x.data_ptr(), "a tensor is its address"
+assert ready[12:15] == apart[12:15] == (3, 5, 2.0), (ready, apart)
+bound = _forward_bound(x.shape, x.dtype, 2.0, 0)
+assert len(bound.launch._compiled) == 2, "scores that are not aligned have a kernel of their own"
 '''
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_launches_are_those_of_triton():
+def test_launches_are_those_of_triton(tmp_path):
     """A version of Triton that is said to have been tried is given the arguments that it gives itself."""
     from polymax.kernels.triton_launch import TRIED
 
     if not importlib.metadata.version("triton").startswith(TRIED):
         pytest.skip("Triton launches its kernels itself")
     given = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    found = subprocess.run([sys.executable, "-c", LAUNCHES], env=given, capture_output=True, text=True)
+    # Triton reads the source of a kernel
+    (tmp_path / "launches.py").write_text(LAUNCHES)
+    given["PYTHONPATH"] = os.pathsep.join((str(Path(pm.__file__).parents[1]), given.get("PYTHONPATH", "")))
+    found = subprocess.run([sys.executable, tmp_path / "launches.py"], env=given, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr

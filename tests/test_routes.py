@@ -1,6 +1,8 @@
 """How many functions of ours a call enters: short routes, each check once, counted by sys.setprofile as a guard."""
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,3 +45,17 @@ def test_routes_are_short(name, derived):
     inputs = tuple(x.clone().requires_grad_(derived) for x in scores)
     entered = functions_entered(lambda: op(*inputs))
     assert 0 < len(entered) <= most, f"{name} enters {len(entered)} functions, not at most {most}: {entered}"
+
+
+def test_no_room_asks_for_the_class_of_a_set():
+    general = {pm.Structure, pm.Counted, pm.Sampled, pm.DynamicProgram}
+    sets = [name for name in pm.__all__ if isinstance(getattr(pm, name), type)]
+    sets = [name for name in sets if issubclass(getattr(pm, name), pm.Structure) and getattr(pm, name) not in general]
+    asked = re.compile(rf"(isinstance\([^)]*|\bcase )\b({'|'.join(sets)})\b")
+    root = Path(pm.__file__).parent
+    # modules of nn whose subject is a set, such as attention by trees, may ask; pictures are of a set each
+    rooms = [folder for folder in root.iterdir() if folder.name not in ("structures", "nn", "plot")]
+    files = [path for room in rooms for path in ([room] if room.suffix == ".py" else room.rglob("*.py"))]
+    assert len(sets) > 20
+    assert len(files) > 100
+    assert not [f"{path.relative_to(root)}: {found[0]}" for path in files for found in asked.finditer(path.read_text())]

@@ -16,8 +16,8 @@ from polymax import recipes
 from polymax.recipes.seq2seq import numbers
 from polymax.recipes.training import fit
 from polymax.recipes.training.checkpoint import check_checkpoint, save_into
-from polymax.recipes.training.digests import recorded
-from polymax.recipes.training.log import measured
+from polymax.recipes.training.digests import atomic_write_with_digest
+from polymax.recipes.training.log import measure_of_run
 from polymax.recipes.training.run import Config, Run
 
 pytest.importorskip("lightning", reason="lightning is not installed")
@@ -54,7 +54,7 @@ USES = {
     "vocabulary.json": lambda run: recipes.load(run.path),
     "weights.pt": lambda run: recipes.load(run.path),
     "last.ckpt": resume,
-    "log.csv": lambda run: measured(run.path, "loss"),
+    "log.csv": lambda run: measure_of_run(run.path, "loss"),
 }
 
 
@@ -297,7 +297,7 @@ def test_a_full_disk_is_an_error_of_the_file_system(tmp_path):
     """Of the kind that is told in one line, whoever writes."""
 
     def write():
-        with recorded(tmp_path / "weights.pt") as temporary:
+        with atomic_write_with_digest(tmp_path / "weights.pt") as temporary:
             temporary.symlink_to("/dev/full")
             with temporary.open("wb") as opened:
                 torch.save({"x": torch.zeros(1_000_000)}, opened)

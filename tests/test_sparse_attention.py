@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import polymax as pm
 from polymax import nn
 from polymax.kernels.sparse_attention import reference
-from polymax.nn import fused_attention
+from polymax.nn import fused_attention, plain_attention
 
 GPU = torch.cuda.is_available()
 FILES = ["cpu", *(["cuda"] if find_spec("triton") is not None else [])]
@@ -105,7 +105,7 @@ def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
     module = import_module(f"polymax.kernels.sparse_attention.{file}")
     if file == "cuda" and name in ("causal", "alphas", "cache", "bias"):
         # gradients of queries from lists, though blocks have few tiles
-        monkeypatch.setattr(module, "FEW", 0)
+        monkeypatch.setattr("polymax.kernels.sparse_attention.cuda_call.FEW", 0)
     *given, options = arguments(name, dtype)
     bias = "bias" in name
     device = "cuda" if file == "cuda" and GPU else "cpu"
@@ -122,6 +122,88 @@ def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
     again, slopes_again = both(module, *on(device, given), on(device, options), bias)
     for a, b in zip((*found, *slopes), (*again, *slopes_again), strict=True):
         equal(a, b, "the same call gives the same bits")
+
+
+@pytest.mark.skipif("cuda" not in FILES, reason="there is no Triton")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_balls_rule_tiles_out(monkeypatch):
+    from polymax.kernels.sparse_attention import cuda, cuda_call
+    from polymax.kernels.sparse_attention.options import Options
+
+    monkeypatch.setattr(cuda_call, "FAR_KEYS", 0)
+    monkeypatch.setattr(cuda_call, "FEW_SEEN", 0)
+    generator = torch.Generator().manual_seed(3)
+    noise = 0.3 * torch.randn(3, 1, 2, 250, 16, generator=generator)
+    # tiles of keys in turn around two centres, of which queries look for the second
+    centres = 4 * torch.eye(16)[(torch.arange(250) // 64) % 2]
+    q, k = (noise[0] + centres[64])[:, :, :70], (noise[1] + centres)[:, :1]
+    v, grad = torch.randn(1, 1, 250, 16, generator=generator), torch.randn(1, 2, 70, 16, generator=generator)
+    options = Options(1.5, None, None, None, None, None, 70, 250, 0.25, 0.0, 240, 191, 0)
+    given = on("cuda" if GPU else "cpu", (q, k, v, grad))
+    call = cuda_call.call_of(*given[:3], None, options)
+    notes = torch.zeros(call.heads, call.plan.size, dtype=torch.int32, device=given[0].device)
+    centre, radius = notes.new_empty(4, 16, dtype=k.dtype), notes.new_empty(4, dtype=torch.float32)
+    call.find_balls(given[1], *[given[0]] * 2, centre, radius)
+    call.find_candidates(*given[:2], *[given[0]] * 5, centre, radius, notes)
+    bounds = notes[:, 8:16].reshape(2, 2, 4)
+    # the last tile is seen by some queries only
+    assert (notes[:, :3] == torch.tensor([1, 3, 0], device=notes.device)).all()
+    assert (bounds[..., 3] == -1).all()
+    assert (bounds[:, 0, :3] == torch.tensor([0, 1, 2], device=notes.device)).all()
+
+    found, slopes = both(cuda, *given, options)
+    true, true_slopes = both(reference, *exact((q, k, v, grad)), options)
+    equal(found[2].cpu(), true[2], "the support is the reference's")
+    for a, b in zip((*found[:2], *slopes), (*true[:2], *true_slopes), strict=True):
+        scale = 4 * max(1.0, b.abs().max().item()) if b.numel() else 1.0
+        close(a.cpu() / scale, b / scale, "what balls rule out has no weight")
+
+
+@pytest.mark.skipif("cuda" not in FILES, reason="there is no Triton")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_plain_calls_are_the_operator():
+    from polymax.kernels.sparse_attention import cuda
+    from polymax.kernels.sparse_attention.cuda_plain import Plain
+    from polymax.kernels.sparse_attention.options import Options
+
+    *given, grad, options = arguments("causal", torch.float32)
+    q, k, v, grad = on("cuda" if GPU else "cpu", (*given, grad))
+    options = Options(*options)
+    known = Plain(q, k, v, q[0].shape, options)
+    for _ in range(2 if GPU else 1):
+        # the second call knows compiled kernels
+        out, notes = known.forward(q[0], k[0], v[0])
+        slopes = known.backward(grad[0], q[0], k[0], v[0], notes)
+    (right, *_), right_slopes = both(cuda, q, k, v, grad, options)
+    for a, b in zip((out, *slopes), (right, *right_slopes[:3]), strict=True):
+        equal(a, b[0], "a plain call is the operator's")
+
+
+@pytest.mark.skipif("cuda" not in FILES, reason="there is no Triton")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_plain_calls_have_derivatives(monkeypatch):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    xs = [torch.randn(1, 20, 16, device="cuda" if GPU else "cpu", requires_grad=True) for _ in range(3)]
+    known = plain_attention.known_call(*xs, pm.entmax, (True, None, False, None, None, 0))
+
+    if GPU:
+        called = nn.scaled_dot_product_attention(*xs, is_causal=True, mapping=pm.entmax)
+        assert type(called.grad_fn).__name__ == "PlainAttentionBackward"
+
+    def attention(*tensors):
+        return plain_attention.attend(*tensors, known)
+
+    wide = [x.detach().double().requires_grad_() for x in xs]
+    right = attend(False, monkeypatch, *wide, is_causal=True, mapping=pm.entmax)
+    first = torch.autograd.grad(right.square().sum(), wide, create_graph=True)
+    second = torch.autograd.grad(sum(s.square().sum() for s in first), wide)
+    once = torch.autograd.grad(attention(*xs).square().sum(), xs)
+    recorded = torch.autograd.grad(attention(*xs).square().sum(), xs, create_graph=True)
+    twice = torch.autograd.grad(sum(s.square().sum() for s in recorded), xs)
+    found = (attention(*xs), *once, *recorded, *twice)
+    for a, b in zip(found, (right, *first, *first, *second), strict=True):
+        size = 20 * max(1.0, b.abs().max().item())
+        close(a / size, b / size, "a plain call is that of all scores")
 
 
 OPTIONS = {
@@ -225,13 +307,41 @@ def test_softmax_is_torch_s_and_has_a_second_derivative(options, device):
         close(a / 4, b / 4, "softmax by torch's kernel is softmax of all scores")
 
 
-def test_checkpointed_softmax_has_its_gradient():
+@pytest.mark.parametrize("mapping", [pm.softmax, pm.entmax], ids=["softmax", "entmax"])
+def test_checkpointed_attention_has_its_gradient(mapping, monkeypatch):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
     q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
-    call = partial(nn.scaled_dot_product_attention, is_causal=True)
+    call = partial(nn.scaled_dot_product_attention, is_causal=True, mapping=mapping)
     whole = torch.autograd.grad(call(q, k, v).square().sum(), (q, k, v))
     out = torch.utils.checkpoint.checkpoint(call, q, k, v, use_reentrant=False)
     for a, b in zip(torch.autograd.grad(out.square().sum(), (q, k, v)), whole, strict=True):
         equal(a, b, "what is computed again is the same")
+
+
+def test_inference_mode_computes_the_same(device, monkeypatch):
+    q, k, v = (torch.randn(1, 2, 70, 16, device=device) for _ in range(3))
+    expected = attend(True, monkeypatch, q, k, v, is_causal=True, mapping=pm.entmax)
+    with torch.inference_mode():
+        found = attend(True, monkeypatch, q, k, v, is_causal=True, mapping=pm.entmax)
+    equal(found, expected, "inference computes the same")
+
+
+def test_replicas_of_a_module_get_its_gradients(monkeypatch):
+    """DistributedDataParallel, with one process: hooks wait for the gradient of every parameter."""
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    module = nn.MultiheadAttention(8, 2, mapping=pm.entmax, batch_first=True)
+    x = torch.randn(2, 7, 8)
+    module(x, x, x, need_weights=False)[0].square().sum().backward()
+    expected = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        replica = torch.nn.parallel.DistributedDataParallel(module)
+        replica(x, x, x, need_weights=False)[0].square().sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    for p, g in zip(module.parameters(), expected, strict=True):
+        close(p.grad, g, "a replica has the gradient of its module")
 
 
 def test_dropped_weights_are_those_of_the_seed(device, monkeypatch):

@@ -182,20 +182,20 @@ def test_response_is_its_reference(name, solver):
     g, u = torch.randn(2, 3, d, generator=generator, dtype=torch.float64)
     h, w = torch.randn(2, 3, found.probs.shape[-1], generator=generator, dtype=torch.float64)
     known = (found.found.places, found.overlaps, found.probs)
-    dmu, dp = response(*known, g, h)
-    for a, b in zip((dmu, dp), reference.response(*known, g, h), strict=True):
+    dmu, dp = response(*known, g, h, d)
+    for a, b in zip((dmu, dp), reference.response(*known, g, h, d), strict=True):
         close(a, b, "the kernel is its reference")
-    for a, b in zip((dmu, dp), response(*known, g.float(), h), strict=True):
+    for a, b in zip((dmu, dp), response(*known, g.float(), h, d), strict=True):
         assert float((a - b).abs().max()) < 1e-5, "float32"
     close(dp.sum(-1), torch.zeros(3), "weights keep their sum")
-    swapped, weights = response(*known, u, w)
+    swapped, weights = response(*known, u, w, d)
     there, back = (dmu * u).sum() + (dp * w).sum(), (swapped * g).sum() + (weights * h).sum()
     close(there, back, "the response is symmetric")
     mean = mixture(found.found.places, found.probs, d, torch.float64)
     close(mean, reference.mixture(found.found.places, found.probs, d, torch.float64), "the kernel is its reference")
     expected = torch.cat([t.flatten(1) for t in tensors(row.structure.mean(found.vertices, found.probs))], 1)
     close(mean, expected, "lists of parts have the mean of dense structures")
-    torch.library.opcheck(response.op, (*known, g, h))
+    torch.library.opcheck(response.op, (*known, g, h, d))
     torch.library.opcheck(mixture.op, (found.found.places, found.probs, d, torch.float32))
 
 
@@ -205,11 +205,11 @@ def test_dependent_structures_have_gradients():
     overlaps = (places.unsqueeze(2) == places.unsqueeze(1)).sum(-1)
     g, h = torch.randn(1, 4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64)
     probs = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64)
-    dmu, dp = response(places, overlaps, probs, g, h)
+    dmu, dp = response(places, overlaps, probs, g, h, 4)
     expected = g - g.reshape(1, 2, 2).mean(-1, keepdim=True).expand(1, 2, 2).reshape(1, 4)
     close(dmu, expected, "the mean moves within the square that the structures span")
     assert dp[0, 3] == 0, "a mix of heavier structures keeps its weight"
-    for a, b in zip((dmu, dp), reference.response(places, overlaps, probs, g, h), strict=True):
+    for a, b in zip((dmu, dp), reference.response(places, overlaps, probs, g, h, 4), strict=True):
         close(a, b, "the kernel is its reference")
 
 

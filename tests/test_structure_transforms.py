@@ -173,7 +173,7 @@ def calls():
         "hypergraph_kbest": (hypergraph_kbest, (p.log(), first, tails, part, tree.roots, 2, 9)),
         "hypergraph_sample": (hypergraph_sample, (p, first, tails, part, tree.roots, seeds, 9)),
         "mixture": (mixture, (places, probs, 3, torch.float64)),
-        "response": (response, (places, overlaps.double(), probs, randn(2, 3), randn(2, 3))),
+        "response": (response, (places, overlaps.double(), probs, randn(2, 3), randn(2, 3), 3)),
     }
 
 

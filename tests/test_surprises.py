@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from cases import ROWS, every
-from tolerances import equal
+from tolerances import close, equal
 from torch.utils.data import DataLoader, Dataset
 
 import polymax as pm
+from polymax.kernels import cpu_rows
 
 
 @every(ROWS)
@@ -74,7 +75,9 @@ def test_repeated_calls_are_bit_equal(case, device):
 
 
 @pytest.fixture
-def thread_count():
+def thread_count(monkeypatch):
+    """Sets the number of threads, among which even few rows are divided."""
+    monkeypatch.setattr(cpu_rows, "GRAIN", 4096)
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -82,8 +85,7 @@ def thread_count():
 
 @every([row for row in ROWS if row.compiles])
 def test_number_of_threads(case, thread_count):
-    # large enough for the rows to be divided
-    x = torch.randn(1200, 200) / 3
+    x = torch.randn(300, 200) / 3
     if case.parameters.get("lower"):
         x = x[:, :9].repeat(20, 1)
     results = []
@@ -112,6 +114,21 @@ def test_python_threads(thread_count):
     for (y, slope), (expected, expected_slope) in zip(together, alone * 2, strict=True):
         equal(y, expected, "Python threads do not disturb each other")
         equal(slope, expected_slope, "Python threads do not disturb each other")
+
+
+def test_errors_leave_the_threads(thread_count):
+    """What goes wrong in one of them is raised where they were asked for, and the next call works."""
+    thread_count(2)
+
+    def kernel(start, stop, rows):
+        if start > 0:
+            raise ValueError(f"row {start}")
+        rows[start:stop] += 1
+
+    with pytest.raises(ValueError, match="row"):
+        cpu_rows.run(kernel, 40, 4096, torch.zeros(40))
+    x = torch.randn(300, 200)
+    close(pm.sparsemax(x).sum(-1), torch.ones(300), "rows sum to 1")
 
 
 class Rows(Dataset):

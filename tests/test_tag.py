@@ -24,7 +24,7 @@ from polymax.recipes.tag.spans import counted_spans
 from polymax.recipes.tag.task import TagOptions
 from polymax.recipes.tag.text import Reader
 from polymax.recipes.text.tokens import LONGEST
-from polymax.recipes.training.predict import numbered
+from polymax.recipes.training.predict import as_lines
 from polymax.recipes.training.vocabulary import PAD, UNKNOWN
 
 TINY = TagOptions(hidden=5, embedding=4, characters=3, dropout=0.0)
@@ -240,7 +240,7 @@ TEXTS = [
 @pytest.mark.parametrize(("lines", "wanted"), TEXTS)
 def test_text_keeps_its_format(lines, wanted):
     tagged = []
-    for block in grouped(numbered(lines)):
+    for block in grouped(as_lines(lines)):
         sentence = Reader().sentence("input", block)
         assert len(sentence.tokens) == len(sentence.rows)
         tagged += sentence.tagged([f"T{k}" for k in range(len(sentence.rows))])
@@ -257,7 +257,7 @@ def test_text_keeps_its_format(lines, wanted):
 )
 def test_text_that_is_no_sentence_is_named(lines, message):
     with pytest.raises(ValueError) as error:
-        [Reader().sentence("input", block) for block in grouped(numbered(lines))]
+        [Reader().sentence("input", block) for block in grouped(as_lines(lines))]
     assert str(error.value) == message
 
 

@@ -14,7 +14,7 @@ from polymax.recipes.tag.data import Sentences, read_tags, vocabularies_of
 from polymax.recipes.tag.task import MANY, TagOptions, task
 from polymax.recipes.tag.text import Reader
 from polymax.recipes.text.tokenizer import sentences, tokens
-from polymax.recipes.training.predict import numbered
+from polymax.recipes.training.predict import as_lines
 
 FIVE = "# text = Anna sings\n1\tAnna\tB-PER\t-\tme\n2\tsings\tO\t-\t-\n\n# text = #x\n1\t#x\tO\t-\t-\n\n"
 WANTED = [["Anna", "sings"], ["#x"]], [["B-PER", "O"], ["O"]]
@@ -42,7 +42,7 @@ def test_columns_are_chosen(layout, tmp_path):
     reader = Reader(Chosen(token, tag), Remembered.of(found, Chosen(token, tag)))
     lines = text.removeprefix("\ufeff").replace("\r", "").split("\n")
     written = []
-    for block in grouped(numbered(lines)):
+    for block in grouped(as_lines(lines)):
         sentence = reader.sentence("input", block)
         written += sentence.tagged(["NEW"] * len(sentence.rows))
     assert [s for s in written if "NEW" in s] == [
@@ -69,7 +69,7 @@ def test_columns_of_conllu_have_their_names(tmp_path):
         with pytest.raises(ValueError, match="--tag-column must be"):
             read(tag_column=wrong)
     reader = Reader(Chosen("", "XPOS"), Remembered.of(read(tag_column="XPOS"), Chosen("", "XPOS")))
-    (block,) = grouped(numbered(CONLLU.split("\n")[:2]))
+    (block,) = grouped(as_lines(CONLLU.split("\n")[:2]))
     assert next(reader.sentence("input", block).tagged(["VB"])) == CONLLU.split("\n")[0].replace("NNS", "VB")
 
 
@@ -171,7 +171,7 @@ TWO = Remembered.of([Tagged([], [])], Chosen())
 def test_columns_unlike_those_of_the_training_are_refused(lines, message):
     reader = Reader(Chosen(), TWO, KNOWN.__contains__)
     with pytest.raises(ReadError) as error:
-        [reader.sentence("input", block) for block in grouped(numbered(lines))]
+        [reader.sentence("input", block) for block in grouped(as_lines(lines))]
     assert str(error.value).startswith(message)
 
 
@@ -186,7 +186,7 @@ def test_columns_unlike_those_of_the_training_are_refused(lines, message):
     ],
 )
 def test_columns_like_those_of_the_training_are_tagged(lines, found):
-    (block,) = grouped(numbered(lines))
+    (block,) = grouped(as_lines(lines))
     sentence = Reader(Chosen(), TWO, KNOWN.__contains__).sentence("input", block)
     assert list(sentence.tagged(["T"] * len(sentence.rows))) == found
 

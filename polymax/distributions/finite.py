@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from polymax._parts import Parts, map_parts, narrow, tensors
-from polymax.distinct import from_list, picked
+from polymax.distinct import from_list, structures_at
 from polymax.solvers.solution import Solution, UsedParts
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Structure
@@ -50,7 +50,7 @@ class Finite(Distribution):
 
     @property
     def probs(self) -> Tensor:
-        """(*batch, k), best first, 0 after the last."""
+        """The probabilities (*batch, k) of the structures, best first, 0 after the last."""
         return self._weights.to(self._dtype)
 
     @cached_property
@@ -90,7 +90,7 @@ class Finite(Distribution):
         """Independent draws, (*sample_shape, *batch, ...)."""
         shape, p = torch.Size(sample_shape), self._weights.detach()
         some = (p > 0).any(-1, keepdim=True)
-        # torch draws from no row without a weight, or with NaN
+        # torch refuses to draw from a row without weight, or with NaN
         rows = torch.where(some, torch.where(p > 0, p, 0), 1).reshape(self.batch_shape.numel(), p.shape[-1])
         drawn = torch.multinomial(rows, max(shape.numel(), 1), replacement=True, generator=generator)
         drawn = drawn.T[: shape.numel()]
@@ -100,7 +100,7 @@ class Finite(Distribution):
 
     def sample_distinct(self, k: int, generator: torch.Generator | None = None) -> tuple[Parts, Tensor]:
         """k structures that differ (*batch, k, ...), drawn without replacement, and probabilities; see `Walk`."""
-        return picked(self.vertices, self.probs, from_list(self._weights, k, generator))
+        return structures_at(self.vertices, self.probs, from_list(self._weights, k, generator))
 
     def log_prob(self, y: Parts) -> Tensor:
         """log p(y), (*lead, *batch); -inf for what is not among the structures, or has no weight."""
@@ -112,11 +112,11 @@ class Finite(Distribution):
         return self._nan_if_undefined(found).to(self._dtype)
 
     def prob(self, y: Parts) -> Tensor:
-        """p(y)."""
+        """The probability p(y), (*lead, *batch)."""
         return self.log_prob(y).exp()
 
     def entropy(self) -> Tensor:
-        """- sum p log p, (*batch,)."""
+        """The entropy - sum p log p, (*batch,)."""
         p = self._weights
         found = -torch.where(p > 0, p * torch.log(torch.where(p > 0, p, 1)), 0).sum(-1)
         return self._nan_if_undefined(found).to(self._dtype)
@@ -140,7 +140,7 @@ class Finite(Distribution):
         return self.vertices, self.probs
 
     def listed(self) -> tuple[Parts, Tensor]:
-        """The structures that have weight one after the other, (count, ...), and `probs`, which are not 0 for these."""
+        """The structures of positive weight in all instances, one after the other, (count, ...), and `probs`."""
         probs, found = self.probs, self._found
         chosen = probs != 0
         # a dense structure of a set with lengths is completed beside its instance
@@ -162,5 +162,5 @@ class Finite(Distribution):
         return narrow(self.structure.named(*whole), self._dtype)
 
     def _nan_if_undefined(self, t: Tensor) -> Tensor:
-        """Numbers (*lead, *batch), NaN for instances whose weights are."""
+        """Numbers (*lead, *batch), with NaN for instances whose weights are NaN."""
         return torch.where(torch.isnan(self._weights).any(-1), torch.nan, t)

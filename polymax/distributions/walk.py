@@ -85,16 +85,16 @@ class Walk(Distribution):
         return torch.where(undefined, torch.nan, found).to(self._dtype)
 
     def prob(self, y: Parts) -> Tensor:
-        """p(y)."""
+        """The probability p(y), (*lead, *batch)."""
         return self.log_prob(y).exp()
 
     def entropy(self) -> Tensor:
-        """-E[log p(y)], (*batch,)."""
-        return -_sum(self._expected, _log_of(self._weights), self._tree).to(self._dtype)
+        """The entropy -E[log p(y)], (*batch,)."""
+        return -_sum(self._expected_uses, _log_of(self._weights), self._tree).to(self._dtype)
 
     def cross_entropy(self, other: "Walk") -> Tensor:
         """-E[log other(y)] for y drawn from this distribution; inf where the other rules out what this draws."""
-        return -_sum(self._expected, _log_of(other._weights), self._tree).to(self._dtype)
+        return -_sum(self._expected_uses, _log_of(other._weights), self._tree).to(self._dtype)
 
     def topk(self, k: int) -> tuple[Parts, Tensor]:
         """The k most probable structures (*batch, k, ...), best first, and their probabilities (*batch, k).
@@ -126,7 +126,7 @@ class Walk(Distribution):
         return self._distinct(map_parts(lambda t: t.movedim(0, len(tree.batch)), found), there.reshape(*tree.batch, k))
 
     def _distinct(self, y: Parts, there: Tensor) -> tuple[Parts, Tensor]:
-        """Structures (*batch, k, ...) and their probabilities, 0 for those that are not there."""
+        """Structures (*batch, k, ...) and their probabilities, 0 for those that do not exist."""
         dim = len(self.batch_shape)
         probs = self.prob(map_parts(lambda t: t.movedim(dim, 0), y)).movedim(0, -1)
         return narrow(y, self._dtype), torch.where(there, probs, 0)
@@ -143,7 +143,7 @@ class Walk(Distribution):
 
     @cached_property
     def _weights(self) -> Tensor:
-        """p (B, edges); recorded by autograd where the scores want gradients."""
+        """The weights p (B, edges) of hyperedges, recorded by autograd where the scores want gradients."""
         tree = self._tree
         with torch.set_grad_enabled(torch.is_grad_enabled() and tree.scores.requires_grad):
             levels = levels_of(tree.graph)
@@ -152,14 +152,14 @@ class Walk(Distribution):
             return levels.weights(a, self._omega).T
 
     @cached_property
-    def _expected(self) -> Tensor:
-        """q (B, edges)."""
+    def _expected_uses(self) -> Tensor:
+        """The expected numbers q (B, edges) of uses of hyperedges."""
         tree = self._tree
         q, _ = levels_of(tree.graph).outside(self._weights.T, tree.roots, self._weights.new_ones(tree.roots.shape))
         return q.T
 
     def _hyperedges(self, y: Parts) -> tuple[Tensor, Tensor]:
-        """How often a derivation of y uses hyperedges, (*lead, B, edges), and bool (*lead, *batch): is there one?"""
+        """How often a derivation of y uses each hyperedge, (*lead, B, edges), and if y has one, (*lead, *batch)."""
         tree = self._tree
         dims = self.structure.event_dims(*tensors(y))
         if tree.flat is not None:

@@ -52,9 +52,9 @@ class Estimator(ABC):
         """
 
     def __call__(self, *scores: Tensor) -> Parts:
-        """The best structure."""
+        """The best structure for the scores, with the gradient of the estimator."""
         full = self.structure.full(*checked(scores))
-        return narrow(chosen(self, self.structure.map(*(x.detach() for x in full)), full), scores[0].dtype)
+        return narrow(with_gradient(self, self.structure.map(*(x.detach() for x in full)), full), scores[0].dtype)
 
     def with_lengths(self, lengths: Any) -> Self:
         """A copy for a batch of these lengths."""
@@ -81,24 +81,26 @@ class NoisyEstimator(Estimator):
 
     def __call__(self, *scores: Tensor, generator: torch.Generator | None = None) -> Parts:
         """The best structure of perturbed scores."""
-        full = perturbed(self.structure, self.noise, self.gamma, self.structure.full(*checked(scores)), generator)
-        return narrow(chosen(self, self.structure.map(*(x.detach() for x in full)), full), scores[0].dtype)
+        full = perturbed_scores(
+            self.structure, self.noise, self.gamma, self.structure.full(*checked(scores)), generator
+        )
+        return narrow(with_gradient(self, self.structure.map(*(x.detach() for x in full)), full), scores[0].dtype)
 
 
 def checked_noise(noise: Noise, gamma: float | Tensor) -> None:
-    """Noise, and a scale that is positive."""
+    """Refuse what is no noise, and a scale gamma that is not positive."""
     if not isinstance(noise, Noise):
         raise TypeError(f"noise must be a Noise, such as Gumbel(); got {type(noise).__name__}")
     positive(gamma, "gamma")
 
 
 def checked_samples(samples: int) -> None:
-    """A positive integer."""
+    """Refuse a number of samples that is no positive integer."""
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples must be a positive integer; got {samples!r}")
 
 
-def perturbed(
+def perturbed_scores(
     structure: Structure,
     noise: Noise,
     gamma: float | Tensor,
@@ -114,14 +116,14 @@ def perturbed(
     return first + gamma * z, *others
 
 
-def each(change: Callable[..., Tensor], y: Parts, *others: Any) -> Parts:
-    """Structures put together tensor by tensor."""
+def combine_parts(change: Callable[..., Tensor], y: Parts, *others: Any) -> Parts:
+    """Structures combined tensor by tensor."""
     if isinstance(y, Tensor):
         return change(y, *(tensors(other)[0] for other in others))
     return y._make(change(*t) for t in zip(y, *others, strict=True))
 
 
-def chosen(estimator: Estimator, y: Parts, scores: tuple[Tensor, ...]) -> Parts:
+def with_gradient(estimator: Estimator, y: Parts, scores: tuple[Tensor, ...]) -> Parts:
     """y, with the gradient of the estimator in the scores."""
     if not (functional() or (torch.is_grad_enabled() and any(x.requires_grad for x in scores))):
         return y

@@ -28,7 +28,7 @@ class Situation:
 
 
 class Baseline(nn.Module, ABC):
-    """Losses in, advantages out.
+    """A function from losses to advantages.
 
     Advantages that have a gradient, in parameters of the baseline, are brought to 0 by least squares when the
     estimator's result is differentiated. What is learned from losses is learned in training mode only.
@@ -63,11 +63,11 @@ class RunningMean(nn.Module):
 
     @property
     def value(self) -> Tensor:
-        """The mean; 0 where there is nothing yet."""
+        """The mean of what was added; 0 before the first call."""
         return self.total / torch.where(self.weight > 0, self.weight, 1)
 
     def add(self, values: Tensor) -> None:
-        """The mean of these values, of which NaN and infinities stay out: they would reach all later calls."""
+        """Add the mean of these values, without NaN and infinities, which would reach all later calls."""
         kept = torch.isfinite(values)
         count = kept.sum()
         mean = torch.where(kept, values, 0).sum() / count.clamp(min=1)

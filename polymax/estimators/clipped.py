@@ -6,20 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymax.estimators.expected_loss import LossFn, reduced
+from polymax.estimators.expected_loss import LossFn, reduce_values
 from polymax.estimators.joint import JointLoss
 from polymax.estimators.score_function import Draws, ScoreFunction
 
 
 def clipped(ratios: Tensor, advantages: Tensor, clip: float) -> Tensor:
-    """max(r a, clip(r, 1 - clip, 1 + clip) a), of any shape."""
+    """The clipped surrogate max(r a, clip(r, 1 - clip, 1 + clip) a), of any shape."""
     bounded = torch.where(advantages > 0, ratios.clamp(min=1 - clip), ratios.clamp(max=1 + clip))
     return torch.where(advantages == 0, 0, advantages * bounded)
 
 
 @dataclass(frozen=True, eq=False)
 class ClippedBatch:
-    """Draws to take steps on."""
+    """Structures that were drawn once, for several steps."""
 
     draws: Draws
     clip: float
@@ -38,7 +38,7 @@ class ClippedBatch:
 
     def surrogate(self, *scores: Tensor) -> Tensor:
         """What to minimize in the scores; its value is no loss."""
-        return reduced(clipped(self.ratios(*scores), self.draws.advantages, self.clip).mean(0), self.reduction)
+        return reduce_values(clipped(self.ratios(*scores), self.draws.advantages, self.clip).mean(0), self.reduction)
 
 
 class Clipped(nn.Module):

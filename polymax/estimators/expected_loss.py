@@ -18,7 +18,7 @@ from polymax.structures.base import Parts
 LossFn = Callable[[Parts, Tensor], Tensor]
 
 
-def evaluated(loss_fn: LossFn, y: Parts, at: Tensor) -> Tensor:
+def losses_of(loss_fn: LossFn, y: Parts, at: Tensor) -> Tensor:
     """The losses (count,) of structures (count, ...), one for each."""
     losses = loss_fn(y, at)
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
@@ -29,8 +29,8 @@ def evaluated(loss_fn: LossFn, y: Parts, at: Tensor) -> Tensor:
     return losses
 
 
-def reduced(values: Tensor, reduction: str) -> Tensor:
-    """Values of instances (*batch,) as `reduction` says."""
+def reduce_values(values: Tensor, reduction: str) -> Tensor:
+    """The mean or the sum of values (*batch,), or all of them, as `reduction` says."""
     match reduction:
         case "mean":
             return values.mean()
@@ -40,7 +40,7 @@ def reduced(values: Tensor, reduction: str) -> Tensor:
 
 
 def checked_reduction(reduction: str) -> str:
-    """One of torch's three."""
+    """Refuse a reduction that is none of torch's three."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
     return reduction

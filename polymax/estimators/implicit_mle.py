@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax._parts import checked, narrow
-from polymax.estimators.base import NoisyEstimator, checked_samples, chosen, perturbed
+from polymax.estimators.base import NoisyEstimator, checked_samples, perturbed_scores, with_gradient
 from polymax.regularizers.entropies import positive
 from polymax.structures.base import Parts, tensors
 
@@ -41,9 +41,9 @@ class ImplicitMLE(NoisyEstimator):
     def __call__(self, *scores: Tensor, generator: torch.Generator | None = None) -> Parts:
         """The best structure of scores with the first draw of noise."""
         full = self.structure.full(*checked(scores))
-        draws, *others = perturbed(self.structure, self.noise, self.gamma, full, generator, (self.samples,))
+        draws, *others = perturbed_scores(self.structure, self.noise, self.gamma, full, generator, (self.samples,))
         y = self.structure.map(draws[0].detach(), *(x.detach() for x in others))
-        return narrow(chosen(self, y, (draws, *others)), scores[0].dtype)
+        return narrow(with_gradient(self, y, (draws, *others)), scores[0].dtype)
 
     def vjp(self, y: Parts, g: Parts, *scores: Tensor) -> Any:
         """The gradient in the draws (samples, ...), each its own, and in the other tensors."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polymax.estimators.base import Estimator, each
+from polymax.estimators.base import Estimator, combine_parts
 from polymax.regularizers.entropies import positive
 from polymax.structures.base import Parts, tensors
 
@@ -37,4 +37,4 @@ class Interpolation(Estimator):
 
     def vjp(self, y: Parts, g: Parts, *scores: Tensor) -> Any:
         moved = (x - self.step * d for x, d in zip(scores, tensors(g), strict=True))
-        return each(lambda z, m: (z - m) / self.step, y, self.structure.map(*moved))
+        return combine_parts(lambda z, m: (z - m) / self.step, y, self.structure.map(*moved))

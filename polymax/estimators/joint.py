@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polymax.estimators.expected_loss import evaluated
+from polymax.estimators.expected_loss import losses_of
 from polymax.structures.base import Parts
 
 
@@ -41,11 +41,11 @@ class JointLoss:
             came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(f"each must return ({len(at)}, ...), values of each structure; got {came}")
         # gradients of a structure are added up in one order on every device
-        return evaluated(self.loss, values[members], groups)
+        return losses_of(self.loss, values[members], groups)
 
 
 def together(log_probs: Tensor, joint: bool) -> Tensor:
-    """Log-probabilities (samples, *batch) of draws, or those of groups where the loss is one of these."""
+    """Log-probabilities (samples, *batch) of draws, added up over groups where the loss is a `JointLoss`."""
     if not joint:
         return log_probs
     refuse_single(log_probs.shape[1:])

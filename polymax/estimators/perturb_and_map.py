@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from polymax._parts import checked, narrow
-from polymax.estimators.base import NoisyEstimator, checked_noise, perturbed
-from polymax.estimators.straight_through import checked_through, pulled
+from polymax.estimators.base import NoisyEstimator, checked_noise, perturbed_scores
+from polymax.estimators.straight_through import checked_through, vector_jacobian
 from polymax.noise import Gumbel, Noise
 from polymax.smoothing import Smoothing
 from polymax.structures.base import Parts
@@ -39,7 +39,7 @@ class PerturbAndMap(NoisyEstimator):
         checked_through(self.through)
 
     def vjp(self, y: Parts, g: Parts, *scores: Tensor) -> Any:
-        return g if self.through is None else pulled(self.through, g, scores)
+        return g if self.through is None else vector_jacobian(self.through, g, scores)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Relaxed:
 
     def __call__(self, *scores: Tensor, generator: torch.Generator | None = None) -> Parts:
         """The smoothing of perturbed scores."""
-        noisy = perturbed(self.smooth.structure, self.noise, self.gamma, checked(scores), generator)
+        noisy = perturbed_scores(self.smooth.structure, self.noise, self.gamma, checked(scores), generator)
         return narrow(self.smooth.argmax(*noisy), scores[0].dtype)
 
     def with_lengths(self, lengths: Any) -> Self:

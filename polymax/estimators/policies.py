@@ -23,7 +23,7 @@ class Actions(Protocol):
         """Independent draws, (*sample_shape, *batch, ...)."""
 
     def log_prob(self, action: Any) -> Tensor:
-        """Their log-probabilities, (*sample_shape, *batch), differentiable in the scores."""
+        """The log-probabilities of actions, (*sample_shape, *batch), differentiable in the scores."""
 
 
 class Policy(ABC):
@@ -51,7 +51,7 @@ class Drawn(Policy):
     smooth: Any
 
     def __post_init__(self) -> None:
-        distributed(self.smooth)
+        check_distribution(self.smooth)
 
     @property
     def structure(self) -> Structure:  # type: ignore[override]
@@ -115,21 +115,21 @@ class Shifted:
     gamma: float | Tensor
 
     def sample(self, sample_shape: tuple[int, ...], generator: torch.Generator | None = None) -> Perturbation:
-        """Independent draws."""
+        """Independent draws of perturbed scores and their best structures."""
         with torch.no_grad():
             u = tuple(
                 x + scale * self.noise.sample(x, sample_shape, generator)
                 for x, scale in zip(self.scores, self._scales, strict=True)
             )
-            return Perturbation(u, self._stacked(u).map(*u))
+            return Perturbation(u, self._stacked_set(u).map(*u))
 
     def log_prob(self, action: Perturbation) -> Tensor:
-        """Up to a constant, (samples, *batch)."""
-        structure = self._stacked(action.scores)
+        """The log-density up to a constant, (samples, *batch)."""
+        structure = self._stacked_set(action.scores)
         dims, masks = structure.event_dims(*action.scores), structure.gradient_mask(action.y)
         total: Tensor | float = 0.0
         for u, x, scale, mask, d in zip(action.scores, self.scores, self._scales, masks, dims, strict=True):
-            # a part that was forbidden when it was drawn, or is, has no say
+            # a part that is forbidden, or was when it was drawn, counts nothing
             free = mask & (u != -torch.inf) & (x != -torch.inf)
             z = (torch.where(free, u, 0) - torch.where(free, x, 0)) / scale
             total = total - torch.where(free, self.noise.nu(z) + torch.log(scale), 0).flatten(-d).sum(-1)
@@ -141,7 +141,7 @@ class Shifted:
         gamma = torch.as_tensor(self.gamma).to(self.scores[0])
         return [gamma.reshape(*gamma.shape, *[1] * d) for d in self.structure.event_dims(*self.scores)]
 
-    def _stacked(self, action: tuple[Tensor, ...]) -> Structure:
+    def _stacked_set(self, action: tuple[Tensor, ...]) -> Structure:
         """The set for (samples, *batch, ...)."""
         return self.structure.stack(action[0].shape[0], *self.scores)
 
@@ -158,7 +158,7 @@ def smoothing_of(structure: Any, default: Callable[[Any], Smoothing]) -> Smoothi
     raise TypeError(f"structure must be a Structure, a Smoothing or a Regularizer; got {type(structure).__name__}")
 
 
-def distributed(smooth: Smoothing) -> None:
+def check_distribution(smooth: Smoothing) -> None:
     """Refuse a smoothing under which structures have no known probabilities."""
     if not hasattr(smooth, "distribution"):
         raise TypeError(f"{type(smooth).__name__} has no distribution over structures")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from polymax._parts import checked, map_parts, narrow
 from polymax.estimators.baselines import Baseline, Situation
-from polymax.estimators.expected_loss import LossFn, checked_reduction, evaluated, reduced, value_with_gradient
+from polymax.estimators.expected_loss import LossFn, checked_reduction, losses_of, reduce_values, value_with_gradient
 from polymax.estimators.joint import JointLoss, together
 from polymax.estimators.policies import Policy, policy_of
 from polymax.kernels.widen import wide
@@ -36,7 +36,7 @@ class Draws:
     loss: Tensor
 
     def log_probs_under(self, *scores: Tensor) -> Tensor:
-        """Their log-probabilities under other scores, (samples, *batch)."""
+        """The log-probabilities of the drawn structures under other scores, (samples, *batch)."""
         return together(self.policy.actions(*checked(scores)).log_prob(self.actions), self.joint)
 
 
@@ -89,7 +89,9 @@ class ScoreFunction(nn.Module):
     ) -> Tensor:
         """The expected loss, ready for backward; `features` are what a baseline sees in place of the scores."""
         draws = self.collect(loss_fn, *scores, features=features, generator=generator)
-        return value_with_gradient(draws.loss, reduced((draws.advantages * draws.log_probs).mean(0), self.reduction))
+        return value_with_gradient(
+            draws.loss, reduce_values((draws.advantages * draws.log_probs).mean(0), self.reduction)
+        )
 
     def collect(
         self,
@@ -133,7 +135,7 @@ class ScoreFunction(nn.Module):
             advantages.detach(),
             torch.where(counted, log_probs, 0),
             counted,
-            reduced(values, self.reduction).to(given.dtype),
+            reduce_values(values, self.reduction).to(given.dtype),
         )
 
     def with_lengths(self, lengths: Any) -> "ScoreFunction":
@@ -153,4 +155,4 @@ def _losses(loss_fn: LossFn | JointLoss, y: Parts, shape: torch.Size) -> Tensor:
         members = torch.arange(at.numel(), device=at.device).reshape(-1, shape[-1])
         groups = at[members[:, 0]] // shape[-1]
         return loss_fn.evaluated(flat, at, members, groups).reshape(shape[:-1])
-    return evaluated(loss_fn, flat, at).reshape(shape)
+    return losses_of(loss_fn, flat, at).reshape(shape)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from polymax._parts import checked, map_parts, narrow
 from polymax.distributions.finite import Finite
-from polymax.estimators.expected_loss import LossFn, checked_reduction, evaluated, reduced
+from polymax.estimators.expected_loss import LossFn, checked_reduction, losses_of, reduce_values
 from polymax.estimators.joint import JointLoss, combinations, refuse_single
-from polymax.estimators.policies import distributed, smoothing_of
+from polymax.estimators.policies import check_distribution, smoothing_of
 from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
@@ -45,7 +45,7 @@ class SparseExpectation:
 
     def __post_init__(self) -> None:
         checked_reduction(self.reduction)
-        distributed(self.smooth)
+        check_distribution(self.smooth)
 
     @property
     def smooth(self) -> Smoothing:
@@ -55,7 +55,7 @@ class SparseExpectation:
     def __call__(self, loss_fn: LossFn | JointLoss, *scores: Tensor) -> Tensor:
         """The expected loss, ready for backward."""
         smooth, dtype = self.smooth, scores[0].dtype
-        y, p = _listed(smooth, checked(scores))
+        y, p = _support_of(smooth, checked(scores))
         y, chosen = narrow(y, dtype), p != 0
         at = chosen.reshape(p.shape[:-1].numel(), p.shape[-1]).nonzero(as_tuple=True)[0]
         if isinstance(loss_fn, JointLoss):
@@ -63,19 +63,19 @@ class SparseExpectation:
             chosen, members, groups = combinations(chosen)
             losses, weights = loss_fn.evaluated(y, at, members, groups), p.unbind(-2)
         else:
-            losses, weights = evaluated(loss_fn, y, at), (p,)
+            losses, weights = losses_of(loss_fn, y, at), (p,)
         # every loss has a place of its own, so that the order of the sum is fixed
         values = wide(losses).new_zeros(chosen.shape).masked_scatter(chosen, wide(losses))
         for i, weight in reversed(list(enumerate(weights))):
             values = (weight.reshape(*weight.shape[:-1], *[1] * i, weight.shape[-1]) * values).sum(-1)
-        return reduced(values.to(losses.dtype), self.reduction)
+        return reduce_values(values.to(losses.dtype), self.reduction)
 
     def with_lengths(self, lengths: Any) -> Self:
         """A copy for a batch of these lengths."""
         return replace(self, structure=self.smooth.with_lengths(lengths))
 
 
-def _listed(smooth: Any, scores: tuple[Tensor, ...]) -> tuple[Parts, Tensor]:
+def _support_of(smooth: Any, scores: tuple[Tensor, ...]) -> tuple[Parts, Tensor]:
     """The structures that have weight, (count, ...), and probabilities (*batch, k), not 0 for these; NaN shows."""
     if smooth.structure.one_part:
         p = smooth.argmax(*scores)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.estimators.base import Estimator, each
+from polymax.estimators.base import Estimator, combine_parts
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.sparse_map import SparseMap
 from polymax.structures.base import Parts, tensors
@@ -40,4 +40,4 @@ class Spigot(Estimator):
         first, *others = (-self.step * d for d in tensors(g))
         aims = (tensors(y)[0] + first, *others)
         allowed = (torch.where(x == -torch.inf, x, aim) for x, aim in zip(scores, aims, strict=True))
-        return each(lambda z, p: (z - p) / self.step, y, SparseMap(self.structure)(*allowed))
+        return combine_parts(lambda z, p: (z - p) / self.step, y, SparseMap(self.structure)(*allowed))

@@ -34,17 +34,17 @@ class StraightThrough(Estimator):
         checked_through(self.through)
 
     def vjp(self, y: Parts, g: Parts, *scores: Tensor) -> Any:
-        return g if self.through is None else pulled(self.through, g, scores)
+        return g if self.through is None else vector_jacobian(self.through, g, scores)
 
 
 def checked_through(through: Smoothing | None) -> None:
-    """A smoothing, or none for the identity."""
+    """Refuse what is neither a smoothing nor None, which stands for the identity."""
     if through is not None and not isinstance(through, Smoothing):
         raise TypeError(f"through must be a smoothing, such as Marginals(structure); got {type(through).__name__}")
 
 
-def pulled(smooth: Smoothing, g: Parts, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """J^T g, J the Jacobian of smooth.argmax at the scores."""
+def vector_jacobian(smooth: Smoothing, g: Parts, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """J^T g, where J is the Jacobian of smooth.argmax at the scores."""
     if functional():
         return torch.func.vjp(lambda *x: tensors(smooth.argmax(*x)), *scores)[1](tensors(g))
     keep = torch.is_grad_enabled()

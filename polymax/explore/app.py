@@ -105,20 +105,20 @@ def _work(jobs: list[Callable[[], Any]]) -> list[Any]:
 
 
 def _mapping(body: dict[str, Any]) -> dict[str, Any]:
-    given = _given(body, scores=list, name=str, parameters=dict, labels=list)
+    given = _fields_of(body, scores=list, name=str, parameters=dict, labels=list)
     return mappings.mapping(
         given["scores"], given["name"], labels=given.get("labels"), **given.get("parameters", {})
     ).data
 
 
 def _scores(body: dict[str, Any]) -> dict[str, Any]:
-    given = _given(body, set=str, rows=list, columns=list)
+    given = _fields_of(body, set=str, rows=list, columns=list)
     rows, columns = ([str(one) for one in given.get(name, [])] for name in ("rows", "columns"))
     return {"scores": [listed(one) for one in scores.initial_scores(given["set"], rows, columns)]}
 
 
 def _structure(body: dict[str, Any]) -> dict[str, Any]:
-    given = _given(body, set=str, scores=list, rows=list, columns=list, temperatures=list, quick=bool)
+    given = _fields_of(body, set=str, scores=list, rows=list, columns=list, temperatures=list, quick=bool)
     if given["set"] not in structures.SETS:
         raise ValueError(f"set must be one of {', '.join(structures.SETS)}; got {given['set']!r}")
     temperatures = given.get("temperatures")
@@ -145,7 +145,7 @@ def _forbidden(values: Any) -> Any:
     return float("-inf") if values is None else values
 
 
-def _given(body: dict[str, Any], **kinds: type) -> dict[str, Any]:
+def _fields_of(body: dict[str, Any], **kinds: type) -> dict[str, Any]:
     """The fields of a body, each of its kind; a ValueError for others."""
     for name, value in body.items():
         if name not in kinds:

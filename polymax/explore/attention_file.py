@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.recipes.outputs import placed
+from polymax.recipes.outputs import atomic_write
 
 FORMAT = "polymax attention 1"
 # the smallest number that float16 has above 0
@@ -70,7 +70,7 @@ def save_attention(
         raise ValueError(f"least must be in [0, 1); got {least}")
     support: list[list[float]] = []
     largest: list[list[int]] = []
-    with placed(Path(file)) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+    with atomic_write(Path(file)) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
         for layer, heads in enumerate(weights):
             support.append([])
             largest.append([])

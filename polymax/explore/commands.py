@@ -10,7 +10,7 @@ import typer
 from polymax.cli import plain_errors
 from polymax.explore.app import server
 from polymax.explore.attention_file import AttentionFile
-from polymax.recipes.training.commands import Device, Late, Threads, loaded
+from polymax.recipes.training.commands import Device, Late, Threads, load_run
 from polymax.recipes.training.settings import use_threads
 from polymax.serve.commands import Host, run_forever
 from polymax.serve.predictions import Served
@@ -33,7 +33,7 @@ def explore(
     """
     with plain_errors("stopped", ValueError), use_threads(threads):
         weights = None if attention is None else AttentionFile.open(attention)
-        served = [Served.of(run, loaded(run, device, options)) for run in runs or ()]
+        served = [Served.of(run, load_run(run, device, options)) for run in runs or ()]
         with server(served, weights, (host, port)) as opened:
             view = "#attention" if weights is not None else "#runs" if served else ""
             if browser:

@@ -19,7 +19,7 @@ COLDEST, WARMEST = 0.05, 20.0
 
 
 class Range(NamedTuple):
-    """A parameter of a mapping: its value unless one is given, and what a slider of it reaches."""
+    """A parameter of a mapping: its default value, and the ends of its slider."""
 
     default: float
     least: float
@@ -36,8 +36,8 @@ class Choice(NamedTuple):
     before: tuple[str, ...] = ()
 
 
-def _paired(x: Tensor, strength: float, gamma: float = 1.0) -> Tensor:
-    """Groupedmax of neighbours two by two."""
+def _groupedmax_of_pairs(x: Tensor, strength: float, gamma: float = 1.0) -> Tensor:
+    """Groupedmax whose groups are pairs of neighbours."""
     return pm.groupedmax(x, [i // 2 for i in range(x.shape[-1])], strength, gamma=gamma)
 
 
@@ -49,7 +49,9 @@ MAPPINGS: dict[str, Choice] = {
     "sq_pnorm_max": Choice(pm.sq_pnorm_max, {"p": Range(1.5, 1.1, 4.0)}),
     "fusedmax": Choice(pm.fusedmax, {"strength": Range(0.1, 0.0, 2.0)}),
     "oscarmax": Choice(pm.oscarmax, {"strength": Range(0.05, 0.0, 0.5)}),
-    "groupedmax": Choice(_paired, {"strength": Range(0.2, 0.0, 2.0)}, before=("[i // 2 for i in range(len(x))]",)),
+    "groupedmax": Choice(
+        _groupedmax_of_pairs, {"strength": Range(0.2, 0.0, 2.0)}, before=("[i // 2 for i in range(len(x))]",)
+    ),
     "csoftmax": Choice(pm.csoftmax, {"upper": Range(0.4, 0.05, 1.0)}),
     "csparsemax": Choice(pm.csparsemax, {"upper": Range(0.4, 0.05, 1.0)}),
     "budgetmax": Choice(pm.budgetmax, {"k": Range(2.0, 1.0, 5.0)}),
@@ -141,7 +143,7 @@ def _path(name: str, parameters: dict[str, float], x: Tensor) -> dict[str, Any] 
 
 
 def _triangle(name: str, parameters: dict[str, float], x: Tensor) -> dict[str, Any] | None:
-    """Where the first three scores land among three, and where a grid of scores around 0 does."""
+    """The weights of the first three scores among themselves, and those of a grid of scores around 0."""
     if len(x) < 3 or name == "budgetmax":
         return None
     apply = partial(MAPPINGS[name].function, **parameters)

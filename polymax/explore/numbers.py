@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def rounded(value: float, digits: int = 5) -> float | None:
-    """A number with so many significant digits; None for what JSON cannot say.
+    """A number rounded to so many significant digits; None for NaN and infinities, which JSON does not have.
 
     Example:
         >>> rounded(1 / 3), rounded(float("inf"))
@@ -18,7 +18,7 @@ def rounded(value: float, digits: int = 5) -> float | None:
 
 
 def listed(values: Tensor | Iterable[Any], digits: int = 5) -> list[Any]:
-    """Nested lists of short numbers.
+    """The numbers of a tensor in nested lists, rounded to so many significant digits.
 
     Example:
         >>> import torch

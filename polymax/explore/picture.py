@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from functools import cache
+from html import escape
 from importlib.resources import files
 from os import PathLike
 from pathlib import Path
@@ -31,16 +32,17 @@ class Picture:
         return f"Picture(kind={self.data['kind']!r})"
 
     def json(self) -> str:
-        """The data as one line."""
+        """The data of the picture as one line of JSON."""
         return json.dumps(self.data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
     def html(self, title: str = "polymax") -> str:
-        """A page that draws it, without anything from elsewhere."""
+        """An HTML page that draws the picture, and needs nothing else."""
         # nothing in the data may end the script that holds it
         data = self.json().replace("<", "\\u003c")
         return (
             f'<!doctype html>\n<html lang="en"><meta charset="utf-8">\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{_escaped(title)}</title>\n'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{escape(title, quote=False)}</title>\n"
             f"<style>body{{margin:0;padding:1.5rem}}\n{drawing_style()}</style>\n"
             f'<body><div class="pmx" id="picture"></div>\n'
             f'<script type="application/json" id="data">{data}</script>\n'
@@ -50,7 +52,7 @@ class Picture:
         )
 
     def write(self, file: str | PathLike[str], title: str = "polymax") -> None:
-        """Write it as one HTML file."""
+        """Write the picture as one HTML file."""
         Path(file).write_text(self.html(title), encoding="utf-8")
 
     def widget(self) -> Any:
@@ -80,14 +82,10 @@ def drawing_module() -> str:
 
 @cache
 def drawing_style() -> str:
-    """The style of what is drawn, light and dark."""
+    """The style sheet of the pictures, for light and dark pages."""
     return page_file("draw.css").decode()
 
 
 def page_file(name: str) -> bytes:
     """A file of the page, which is part of the package."""
     return files("polymax.explore").joinpath("page", *name.split("/")).read_bytes()
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -107,17 +107,17 @@ def checked_scores(structure: Structure, scores: Sequence[Any]) -> list[Tensor]:
             tensors.append(torch.as_tensor(one, dtype=torch.float64).detach().cpu())
         except (TypeError, ValueError, RuntimeError):
             raise ValueError("scores must be numbers in rows of one length") from None
-    wanted = 2 if isinstance(structure, pm.Chain) else 1
+    draws = KINDS[type(structure)].draws
+    wanted = 2 if draws == "tags" else 1
     if len(tensors) != wanted:
         raise ValueError(f"scores of {type(structure).__name__} must be {wanted} tensors; got {len(tensors)}")
     first = tensors[0]
-    square = isinstance(structure, pm.ProjectiveTree | pm.SpanningTree | pm.SpanTree)
+    square, trees = draws in ("arcs", "brackets"), draws == "arcs"
     if first.ndim != 2 or 0 in first.shape or (square and first.shape[0] != first.shape[1]):
         raise ValueError(f"scores must be {'(n, n)' if square else '(n, m)'}, not empty; got {tuple(first.shape)}")
-    trees = isinstance(structure, pm.ProjectiveTree | pm.SpanningTree)
     if trees and first.shape[0] < 2:
         raise ValueError("scores of trees must be (n + 1, n + 1) with n at least 1, for the root comes first")
-    limit = MOST_STATES if isinstance(structure, pm.Chain) else MOST + trees
+    limit = MOST_STATES if draws == "tags" else MOST + trees
     if first.shape[0] > MOST + trees or first.shape[1] > limit:
         raise ValueError(f"scores must be at most {(MOST + trees, limit)}; got {tuple(first.shape)}")
     if wanted == 2 and tensors[1].shape != (first.shape[1],) * 2:
@@ -208,10 +208,10 @@ def _probabilities(found: Any, candidates: Any, count: int) -> Tensor:
 
 
 def _step(mean: Any, probs: Tensor | None, size: int | None = None) -> dict[str, Any]:
-    return {**_expected(mean), "probabilities": None if probs is None else listed(probs, 4), "size": size}
+    return {**_drawn_parts(mean), "probabilities": None if probs is None else listed(probs, 4), "size": size}
 
 
-def _expected(mu: Any) -> dict[str, Any]:
+def _drawn_parts(mu: Any) -> dict[str, Any]:
     """Parts that are drawn, as i, j, p one after the other, the pairs of a chain likewise, and how many are not 0."""
     first = mu[0] if isinstance(mu, tuple) else mu
     drawn = {"parts": _flat(first), "positive": int((first > 0).sum())}

@@ -15,6 +15,7 @@ See: Niculae and Martins 2020, LP-SparseMAP; Martins et al. 2015, AD3.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,10 +43,15 @@ class Compiled:
     # variables that logic names, or no factor at all, are kept in [0, 1]; (G, n)
     boxed: Tensor
 
-    @property
+    @cached_property
     def degree(self) -> Tensor:
         """How many parts of structures each variable is, (G, n)."""
         return (self.by_variable >= 0).sum(-1).double()
+
+    @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """The least and the most that variables can be, (G, n)."""
+        return torch.where(self.boxed, 0.0, -torch.inf).double(), torch.where(self.boxed, 1.0, torch.inf).double()
 
 
 def compile_graph(variables: int, factors: Any, batch: torch.Size, lead: torch.Size, device: torch.device) -> Compiled:
@@ -111,16 +117,13 @@ class Agreement:
         self.graph, self.private, self.pair_scores = graph, private, pairs
         rows, count = graph.rows, len(x)
         self.forbidden = x == -torch.inf
-        self.x = torch.where(self.forbidden, 0, x) + _pair_scores(rows, pairs)
-        boxed = graph.boxed
-        self.lower = torch.where(boxed, 0.0, -torch.inf).expand(count, -1)
-        self.upper = torch.where(boxed, 1.0, torch.inf).expand(count, -1)
         # a forbidden variable is 0
-        self.lower, self.upper = (torch.where(self.forbidden, 0, t) for t in (self.lower, self.upper))
-        least = rows.least.expand(count, -1).clone()
-        most = rows.most.expand(count, -1).clone()
+        self.x, self.lower, self.upper = (torch.where(self.forbidden, 0, t) for t in (x, *graph.bounds))
+        least, most = rows.least.expand(count, -1), rows.most.expand(count, -1)
         number = pairs.shape[1]
         if number:
+            self.x = self.x + _pair_scores(rows, pairs)
+            most = most.clone()
             most[:, -2 * number : -number] = pairs.clamp(min=0)
             most[:, -number:] = (-pairs).clamp(min=0)
         self.ends = least, most
@@ -217,7 +220,7 @@ class Agreement:
 
     def _agreed(self, state: _State, last: _State, rounds: Tensor) -> Agreed:
         mu = state.mu.clamp(self.lower, self.upper)
-        pairs = _both(self.graph.rows, mu, self.pair_scores)
+        pairs = _both(self.graph.rows, mu, self.pair_scores) if self.pair_scores.shape[1] else self.pair_scores
         return Agreed(
             self.graph, mu, state.tau, self.ends, state.projected, pairs, self.pair_scores, state.residual, rounds,
             self.forbidden, (last.tau, last.lam),

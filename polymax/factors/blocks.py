@@ -12,7 +12,7 @@ from polymax.factors.factor import PRIVATE, Factor
 from polymax.factors.shared import Shared
 from polymax.kernels.response.reference import held
 from polymax.solvers import ActiveSet, Solution
-from polymax.solvers.mixture import response_of, weights_and_mean
+from polymax.solvers.mixture import mean, response_of
 from polymax.structures.base import Structure
 
 # directions shorter than this, relative to the longest, are none
@@ -65,7 +65,7 @@ class Block:
         structure, scores = self.problem(private), self.scores(t, private)
         solution = ActiveSet().solve(structure, scores, start, whole=True)
         full = structure.full(*scores)
-        _, first, *others = weights_and_mean(structure, solution, full, derived=False)
+        first, *others = mean(structure, solution, full, derived=False)
         return Projected(self, structure, full, solution, first.reshape(t.shape), tuple(others))
 
 

@@ -18,7 +18,7 @@ from polymax.solvers.solution import Solution, UsedParts
 from polymax.structures.base import Structure
 
 if TYPE_CHECKING:
-    from polymax.factors.relaxation import Held
+    from polymax.factors.held import Held
 
 
 class GraphDistribution:

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from polymax.factors.agreement import Agreement, Compiled, compile_graph
 from polymax.factors.factor import Factor, Logic, Pair
-from polymax.factors.relaxation import GraphSolution, linear_relaxation, nearest, value_of
+from polymax.factors.layout import Layout
+from polymax.factors.linear import linear_relaxation
+from polymax.factors.relaxation import nearest, value_of
+from polymax.factors.solution import GraphSolution
 from polymax.structures.base import Parts, Structure
 from polymax.structures.compact.base import Compact
 
@@ -92,17 +95,22 @@ class FactorGraph(Structure):
         object.__setattr__(self, "_known", {})
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
-        return 1, *(d for factor in self.factors for d in factor.private)
+        return self.layout.dims
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Which factors have private tensors, and in which order."""
+        return Layout(self.factors)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         batch = self._batch(scores)
         given = iter(scores[1:])
         found = [scores[0]]
-        for factor in self.factors:
-            own = [next(given) for _ in factor.private]
+        for f, size in self.layout.owners:
+            factor, own = self.factors[f], [next(given) for _ in range(size)]
             if isinstance(factor, Pair):
                 found.append(own[0].expand(batch))
-            elif own:
+            else:
                 first = own[0] if factor.mixed else scores[0].new_zeros(()).expand(*batch, *factor.event)
                 if factor.mixed:
                     first = first.expand(*batch, *factor.event)
@@ -223,15 +231,6 @@ class FactorGraph(Structure):
     def _agreement(self, scores: tuple[Tensor, ...]) -> Agreement:
         """The problem in flat tensors of float64, from scores in full shape."""
         batch = scores[0].shape[:-1]
-        count = batch.numel()
         graph = self._compiled(batch, scores[0].device)
-        x = scores[0].detach().double().reshape(count, self.variables)
-        private: dict[int, tuple[Tensor, ...]] = {}
-        place = 1
-        for f, factor in enumerate(self.factors):
-            own = scores[place : place + len(factor.private)]
-            place += len(own)
-            private[f] = tuple(t.detach().double().reshape(count, *t.shape[len(batch) :]) for t in own)
-        pairs = [private[f][0] for f, factor in enumerate(self.factors) if isinstance(factor, Pair)]
-        each = [tuple(torch.stack(t, 1) for t in zip(*(private[f] for f in b.members))) for b in graph.blocks]
-        return Agreement(graph, x, each, torch.stack(pairs, 1) if pairs else x.new_zeros(count, 0))
+        x, pairs, private = self.layout.flat([t.detach() for t in scores], batch, graph.blocks)
+        return Agreement(graph, x, private, pairs)

@@ -44,7 +44,7 @@ class Rows:
         return _gathered(x, self.columns, self.signs)
 
     def spread(self, y: Tensor) -> Tensor:
-        """A^T y, (B, n), of rows (B, R)."""
+        """What numbers y (B, R) of the rows add up to at each variable: A^T y, (B, n)."""
         return _gathered(y, self.by_variable, self.variable_signs)
 
 
@@ -119,7 +119,7 @@ def _literal_rows(
 
 
 def _stacked(ats: list[Tensor], lead: torch.Size, k: int) -> Tensor:
-    """(G, F, k)."""
+    """The variables of all factors, (G, F, k), from those of each."""
     if not ats:
         return torch.zeros(lead.numel(), 0, k, dtype=torch.long)
     return torch.stack([at.expand(*lead, k) for at in ats], -2).reshape(lead.numel(), len(ats), k)

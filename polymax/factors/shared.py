@@ -11,7 +11,7 @@ from polymax.structures.base import Parts, Structure, tensors
 
 @dataclass(frozen=True, eq=False)
 class Shared(Structure):
-    """The same set with its first tensor in two: the parts that are shared, 0 elsewhere, and the private ones.
+    """The set of a structure with its first tensor split in two: the shared parts, 0 elsewhere, and the private ones.
 
     Shared parts do not determine a structure; the best one with these shared parts does. `private` are the scores of
     the private parts, of the first tensor and of the others, which say which one that is.

@@ -81,12 +81,12 @@ class Subspace:
         return tuple(torch.linalg.eigh((square + square.mT) / 2))
 
     def missed(self, x: Tensor) -> Tensor:
-        """C x, (B, edges + R)."""
+        """By how much x misses each constraint: C x, (B, edges + R)."""
         parts = [self.outside(k, block.gather(x)).flatten(1) for k, block in enumerate(self.blocks)]
         return torch.cat([*parts, torch.where(self.tight, self.rows.sums(x), 0) / self.sizes], 1)
 
     def pulled(self, y: Tensor) -> Tensor:
-        """C^T y, (B, n)."""
+        """How multipliers y of the constraints pull at the variables: C^T y, (B, n)."""
         *edges, rows = y.split([*(b.edges for b in self.blocks), self.tight.shape[1]], 1)
         total = self.rows.spread(torch.where(self.tight, rows / self.sizes, 0))
         outside = [

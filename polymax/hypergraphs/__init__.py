@@ -8,7 +8,7 @@ graph        hypergraphs in arrays, how they are built, and families of them by 
 derivations  a batch of scores for a hypergraph, with roots and shapes
 passes       the value, the expectation and the tangent of a smoothed recursion as one differentiable function
 levels       the same recursion in torch, level by level, for any regularizer
-smoothed     which of both serves a regularizer
+smoothed     which of the two, passes or levels, serves a regularizer
 entropy      the Omega of a smoothed recursion as a function of expected parts
 """
 

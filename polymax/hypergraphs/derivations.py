@@ -65,29 +65,29 @@ class Derivations:
         if torch.compiler.is_compiling():
             used = derived_parts(*self.graph.arrays, self.roots, self.graph.parts)
         else:
-            used = _used(self.graph, self.roots)
+            used = _used_parts(self.graph, self.roots)
         return self.shaped(used.to(self.scores.dtype))
 
 
-def _recorded(*args: Any) -> Tensor:
+def _recorded_value(*args: Any) -> Tensor:
     # the tape is made of the kernel's reference, which is written in terms of this package
     from polymax.kernels.hypergraph.tape import recorded
 
     return recorded(*args)
 
 
-_PASSES = kernel_passes(hypergraph_inside, hypergraph_outside, hypergraph_tangent, recorded=_recorded)
+_PASSES = kernel_passes(hypergraph_inside, hypergraph_outside, hypergraph_tangent, recorded=_recorded_value)
 
 
-def _used(graph: Graph, roots: Tensor) -> Tensor:
+def _used_parts(graph: Graph, roots: Tensor) -> Tensor:
     """The parts that derivations of the roots (B,) use, bool (B, parts)."""
     distinct, instance = roots.unique(return_inverse=True)
-    each = [_derived(graph, int(root)) for root in distinct]
+    each = [_derivable_parts(graph, int(root)) for root in distinct]
     return torch.from_numpy(np.array(each, bool).reshape(len(each), graph.parts)).to(roots.device)[instance]
 
 
 def _used_of_arrays(first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, parts: int) -> Tensor:
-    return _used(Graph(first, tails, part, parts), roots)
+    return _used_parts(Graph(first, tails, part, parts), roots)
 
 
 def _fake_used(first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, parts: int) -> Tensor:
@@ -105,7 +105,7 @@ derived_parts = torch.ops.polymax.derived_parts.default
 
 
 @lru_cache(maxsize=64)
-def _derived(graph: Graph, root: int) -> np.ndarray:
+def _derivable_parts(graph: Graph, root: int) -> np.ndarray:
     """True for each part that a derivation of the root uses."""
     with untransformed():
         first, tails, part = (t.cpu().numpy() for t in graph.arrays)

@@ -23,7 +23,7 @@ def omega_of_choices(mu: Derivations, omega: Regularizer) -> Tensor | None:
     See: Mensch and Blondel 2018, Differentiable dynamic programming, section 3.2.
     """
     levels = levels_of(mu.graph)
-    if not _determined(mu, levels):
+    if not _parts_determine_choices(mu, levels):
         return None
     q = of_edges(mu.scores, mu.graph.part)
     visits = _visits(q, levels)
@@ -40,8 +40,11 @@ def omega_of_choices(mu: Derivations, omega: Regularizer) -> Tensor | None:
     return total.reshape(mu.batch)
 
 
-def _determined(mu: Derivations, levels: Levels) -> bool:
-    """True if every choice that a derivation has is between parts of its own; the root may choose its end, too."""
+def _parts_determine_choices(mu: Derivations, levels: Levels) -> bool:
+    """True if parts determine derivations: hyperedges of a node with a choice carry parts of their own.
+
+    Those of the root need none, which only choose where a derivation ends.
+    """
     graph, heads = mu.graph, levels.heads
     into = torch.zeros(graph.nodes, dtype=torch.long, device=heads.device).index_add(0, heads, torch.ones_like(heads))
     every = mu.scores.new_ones(graph.edges, mu.roots.shape[0])

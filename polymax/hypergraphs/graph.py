@@ -75,14 +75,14 @@ class Builder:
 
     def build(self, nodes: int) -> Graph:
         """The graph on nodes 0, ..., nodes - 1."""
-        heads = _joined(self._heads, (0,))
-        tails = _joined(self._tails, (0, 2))
+        heads = _concatenate(self._heads, (0,))
+        tails = _concatenate(self._tails, (0, 2))
         if (tails >= heads[:, None]).any():
             raise ValueError("the tails of a hyperedge must have lower numbers than its head")
         order = np.argsort(heads, kind="stable")
         first = np.zeros(nodes + 1, np.int64)
         np.cumsum(np.bincount(heads, minlength=nodes), out=first[1:])
-        part = _joined(self._part, (0,))[order]
+        part = _concatenate(self._part, (0,))[order]
         # torch.func would wrap the arrays, which outlive its call
         with untransformed():
             return Graph(torch.from_numpy(first), torch.from_numpy(tails[order]), torch.from_numpy(part), self.parts)
@@ -127,6 +127,6 @@ torch.library.register_fake("polymax::graph_arrays", _fake_arrays, lib=_LIBRARY)
 graph_arrays = torch.ops.polymax.graph_arrays.default
 
 
-def _joined(blocks: Iterable[np.ndarray], empty: tuple[int, ...]) -> np.ndarray:
+def _concatenate(blocks: Iterable[np.ndarray], empty: tuple[int, ...]) -> np.ndarray:
     blocks = list(blocks)
     return np.concatenate(blocks).astype(np.int64) if blocks else np.zeros(empty, np.int64)

@@ -141,12 +141,12 @@ class Levels:
 
 
 def _sure(a: Tensor) -> Tensor:
-    """The weight of the only argument: 1, but 0 where it is -inf and NaN where it is NaN."""
+    """The weight of the only argument of a maximum: 1, but 0 where it is -inf and NaN where it is NaN."""
     return torch.where(torch.isnan(a), a, (a > -torch.inf).to(a.dtype))
 
 
 def _blank(*tensors: Tensor) -> Tensor:
-    """A tensor without entries, mapped over where one of these is: what is written to must be, too."""
+    """An empty tensor to write into, which torch.vmap maps over if it maps over one of these."""
     return torch.stack([t.flatten()[:0].sum() for t in tensors]).sum()
 
 
@@ -165,7 +165,7 @@ def _jacobian(a: Tensor, da: Tensor, omega: Any) -> Tensor:
 
 
 def _levels(first: np.ndarray, tails: np.ndarray) -> np.ndarray:
-    """How many hyperedges are above one another, at most, from the axioms to each node."""
+    """The largest number of hyperedges on a way from the axioms to each node."""
     starts, pairs = first.tolist(), tails.tolist()
     level = [0] * (len(starts) - 1)
     for h in range(len(level)):

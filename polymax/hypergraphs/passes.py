@@ -11,7 +11,7 @@ See: Mensch and Blondel 2018, Differentiable dynamic programming, section 3.3 an
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -28,6 +28,7 @@ from polymax._parts import Parts
 # the alpha of Tsallis' entropies: that of Shannon's, and that of no smoothing
 SHANNON, HARD = 1.0, math.inf
 _requires_grad = attrgetter("requires_grad")
+_transforming = torch._C._are_functorch_transforms_active
 
 
 class Passes(Protocol):
@@ -96,17 +97,29 @@ class Problem:
     tensors: tuple[Tensor, ...]
     batch: torch.Size
     shaped: Callable[[tuple[Tensor, ...]], Parts]
+    # the shape of the last expectation, where it is larger than scores that instances or steps share
+    full: torch.Size | None = None
 
     def value(self, smoothing: Any) -> Tensor:
         """The smoothed maximum, (*batch,)."""
-        found = _called(_Value, self.passes(smoothing), *self.tensors)[0]
+        passes, tensors = self.passes(smoothing), self.tensors
+        if torch.compiler.is_compiling() or _transforming() or forward_ad._current_level >= 0:
+            found = _called(_Value, passes, *tensors)[0]
+        elif torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
+            found = _PlainValue.apply(passes, *tensors)
+        else:
+            found = passes.inside(tensors)[0]
         return found if len(self.batch) == 1 else found.reshape(self.batch)
 
     def expectation(self, smoothing: Any) -> Parts:
         """The gradient of the value: a structure where nothing is smoothed, expected parts otherwise."""
         passes, tensors = self.passes(smoothing), self.tensors
-        v, chart = passes.inside(tuple(map(Tensor.detach, tensors)))
-        return self.shaped(_called(_Expectation, passes, chart, v.clamp(1, 1), *tensors))
+        if torch.compiler.is_compiling() or _transforming() or forward_ad._current_level >= 0:
+            each = tensors if self.full is None else _expanded(passes, tensors, self.full)
+            v, chart = passes.inside(tuple(map(Tensor.detach, each)))
+            return self.shaped(_called(_Expectation, passes, chart, _one(v), *each))
+        wanted = torch.is_grad_enabled() and any(map(_requires_grad, tensors))
+        return self.shaped((_PlainMean.apply if wanted else _mean)(passes, self.full, *tensors))
 
 
 class _Value(Function):
@@ -130,14 +143,17 @@ class _Value(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
         v, chart, *tensors = ctx.saved_tensors
-        if g is None:
-            return _nothing(1 + len(tensors))
-        g = g * _one(v.detach())
-        if _last():
-            mu = ctx.passes.outside(tuple(tensors), chart, g)
-        else:
-            mu = _called(_Expectation, ctx.passes, chart, g, *tensors)
-        return None, *mu, *_nothing(len(tensors) - len(mu))
+        return _nothing(1 + len(tensors)) if g is None else _value_slope(ctx.passes, v, chart, tensors, g)
+
+
+def _value_slope(passes: Passes, v: Tensor, chart: Tensor, tensors: Sequence[Tensor], g: Tensor) -> tuple[Any, ...]:
+    """g mu, after nothing for the passes and before nothing for what comes after the scores."""
+    if _last():
+        # g, but NaN where the value is: g * _one(v) in one operation
+        mu = passes.outside(tuple(tensors), chart, v.clamp(g, g))
+    else:
+        mu = _called(_Expectation, passes, chart, g * _one(v.detach()), *tensors)
+    return None, *mu, *_nothing(len(tensors) - len(mu))
 
 
 class _Expectation(Function):
@@ -164,6 +180,52 @@ class _Expectation(Function):
         else:
             dv, *dmu = _called(_Tangent, ctx.passes, chart, g, *tensors, *along)
         return None, None, dv, *dmu, *_nothing(len(tensors) - len(dmu))
+
+
+class _PlainValue(Function):
+    """The value alone, in the form that costs least, where nothing transforms the call."""
+
+    @staticmethod
+    def forward(ctx: Any, passes: Passes, *tensors: Tensor) -> Tensor:
+        v, chart = passes.inside(tensors)
+        ctx.passes = passes
+        ctx.save_for_backward(v, chart, *tensors)
+        return v
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        v, chart, *tensors = ctx.saved_tensors
+        return _value_slope(ctx.passes, v, chart, tensors, g)
+
+
+def _mean(passes: Passes, full: torch.Size | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The derivative of v in scores of which the last may be expanded."""
+    v, chart = passes.inside(tensors)
+    return passes.outside(tensors if full is None else _expanded(passes, tensors, full), chart, v.clamp(1, 1))
+
+
+class _PlainMean(Function):
+    """`_mean` in one node, where nothing transforms the call."""
+
+    @staticmethod
+    def forward(ctx: Any, passes: Passes, full: torch.Size | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+        v, chart = passes.inside(tensors)
+        g = v.clamp(1, 1)
+        ctx.passes, ctx.full = passes, full
+        ctx.save_for_backward(chart, g, *tensors)
+        return passes.outside(tensors if full is None else _expanded(passes, tensors, full), chart, g)
+
+    @staticmethod
+    def backward(ctx: Any, *along: Tensor) -> tuple[Any, ...]:
+        chart, g, *tensors = ctx.saved_tensors
+        if _last():
+            # the pass sums over what is shared
+            _, *dmu = ctx.passes.tangent(tuple(tensors), chart, g, along)
+        else:
+            each = tuple(tensors) if ctx.full is None else _expanded(ctx.passes, tuple(tensors), ctx.full)
+            _, *found = _called(_Tangent, ctx.passes, chart, g, *each, *along)
+            dmu = [d.sum_to_size(x.shape) for d, x in zip(found, tensors, strict=False)]
+        return None, None, *dmu, *_nothing(len(tensors) - len(dmu))
 
 
 class _Tangent(Function):
@@ -205,7 +267,7 @@ class _Tangent(Function):
 
 
 class _ForwardValue(_Value):
-    """With its derivative in forward mode."""
+    """`_Value` with its derivative in forward mode too."""
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, None]:
@@ -215,7 +277,7 @@ class _ForwardValue(_Value):
 
 
 class _ForwardExpectation(_Expectation):
-    """With its derivative in forward mode."""
+    """`_Expectation` with its derivative in forward mode too."""
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: Tensor | None, dg: Tensor | None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
@@ -229,7 +291,7 @@ class _ForwardExpectation(_Expectation):
 
 
 class _ForwardTangent(_Tangent):
-    """Without a derivative in forward mode, and a word about it."""
+    """`_Tangent`, which refuses a derivative in forward mode with a message."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
@@ -252,7 +314,7 @@ def _called(function: type[Function], passes: Passes, *tensors: Tensor) -> Any:
         # the compiler refuses functions with a derivative in forward mode, and those that nobody derives
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         return function.apply(passes, *tensors) if wanted else function.forward(passes, *tensors)
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if _transforming() or forward_ad._current_level >= 0:
         return _FORWARD[function].apply(passes, *tensors)
     if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
         return eager(function).apply(passes, *tensors)
@@ -263,6 +325,12 @@ def _materialized(passes: Passes, like: Any, tangents: tuple[Tensor | None, ...]
     """Tangents of the scores, 0 where there are none."""
     count = passes.scores
     return tuple(torch.zeros_like(x) if t is None else t for x, t in zip(like[:count], tangents[:count], strict=True))
+
+
+def _expanded(passes: Passes, tensors: tuple[Tensor, ...], full: torch.Size) -> tuple[Tensor, ...]:
+    """The tensors, of which the last score tensor is expanded."""
+    last = passes.scores - 1
+    return *tensors[:last], tensors[last].expand(full), *tensors[last + 1 :]
 
 
 def _one(v: Tensor) -> Tensor:

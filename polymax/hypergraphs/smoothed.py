@@ -36,7 +36,7 @@ def smoothed_value(structure: Any, omega: Regularizer, scores: tuple[Tensor, ...
     if alpha is not None:
         return structure.problem(*scores).value(alpha)
     problem = _level_problem(structure, scores)
-    if _learned(omega):
+    if _wants_gradients(omega):
         return problem.passes(omega).tape(problem.tensors).to(scores[0].dtype).reshape(problem.batch)
     return problem.value(omega).to(scores[0].dtype)
 
@@ -47,7 +47,7 @@ def smoothed_expectation(structure: Any, omega: Regularizer, scores: tuple[Tenso
     if alpha is not None:
         return structure.problem(*scores).expectation(alpha)
     problem = _level_problem(structure, scores)
-    if not _learned(omega):
+    if not _wants_gradients(omega):
         return problem.expectation(omega)
     x, roots = problem.tensors
 
@@ -66,7 +66,7 @@ def _level_problem(structure: Any, scores: tuple[Tensor, ...]) -> Problem:
     return Problem(passes, (tree.scores.double(), tree.roots), tree.batch, lambda mu: tree.shaped(mu[0].to(dtype)))
 
 
-def _learned(omega: Regularizer) -> bool:
+def _wants_gradients(omega: Regularizer) -> bool:
     """True if the regularizer itself wants gradients, or may want them."""
     return omega.closes_over_tensors or any(functional() or t.requires_grad for t in omega._tensors().values())
 

@@ -1,7 +1,8 @@
 """Rows on the CPU: torch tensors to NumPy rows, and row ranges to threads.
 
 Numba's own threading layers are unsafe when several Python threads call them or after a fork. Our kernels are
-plain nogil functions over a range of rows, and this small pool runs them: as many threads as torch has.
+plain nogil functions over a range of rows. As many threads as torch has run them: torch's own (cpu_team.py) or, where
+those cannot be had, a small pool.
 """
 
 import os
@@ -13,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.kernels.cpu_team import team
 from polymax.kernels.widen import wide
 
-# waking a thread costs some 80 us, so a thread is given at least this many elements of a light kernel
-GRAIN = 65536
+# waking a thread costs some 80 us, as much as a light kernel takes for this many elements: a thread is given no fewer
+GRAIN = 262144
 # less than this is for one thread, whatever their number
 SMALL = 2 * GRAIN
 
@@ -72,6 +74,10 @@ def run(kernel: Callable[..., None], count: int, cost: int, *args: Any) -> None:
                 return
             kernel(start, stop, *args)
 
+    together = team()
+    if together is not None:
+        together(work, threads)
+        return
     waiting = [_threads().submit(work) for _ in range(threads - 1)]
     work()
     for future in waiting:

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between processes, and what happens where they cannot be.
+"""The place where compiled kernels are kept between processes, and what happens where there is none.
 
 Numba keeps machine code beside the source, or in the user's cache directory. It refuses to compile where neither can be
 written, and fails at every start where a file of the cache is damaged. Kernels run in both places: they are kept in a

@@ -79,7 +79,7 @@ def add(typing_context, a, b):
 
 @inline
 def row_sum(x):
-    """Sum of a row."""
+    """The sum of a row."""
     total = x.dtype.type(0)
     # in blocks, so that rounding grows with the block and not with the row
     for start in range(0, x.size, 256):
@@ -92,7 +92,7 @@ def row_sum(x):
 
 @inline
 def row_dot(x, y):
-    """Inner product of two rows."""
+    """The inner product of two rows."""
     total = x.dtype.type(0)
     for j in range(x.size):
         total = add(total, x[j] * y[j])

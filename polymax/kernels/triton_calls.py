@@ -16,23 +16,36 @@ from polymax.kernels.triton_launch import KNOWN, compiled, hooked, stream
 MOST = 512
 
 
-class Launches:
-    """Kernels as they were compiled for a kind of calls."""
+class Prepared:
+    """A kernel with its grid and all that it takes after its tensors: numbers, then compile-time arguments."""
 
-    def __init__(self) -> None:
-        self.compiled: dict[str, tuple[Any, ...]] = {}
+    def __init__(self, kernel: Any, grid: tuple[int, ...], numbers: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        self.kernel = kernel
+        self.grid = grid
+        self.numbers = numbers
+        self.constants = constants
+        self._run: Any = None
+        self._sizes = (*grid, 1, 1)[:3]
+        self._first: tuple[Any, ...] = ()
+        self._last: tuple[Any, ...] = ()
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        """kernel[grid](*args, **constants); the constants of a kernel come after its arguments."""
-        if not KNOWN or hooked():
-            kernel[grid](*args, **constants)
-            return
-        found = self.compiled.get(kernel.__name__)
-        if found is None:
-            found = self.compiled[kernel.__name__] = compiled(kernel, grid, args, constants)
-        run, function, metadata, values = found
-        x, y, z = (*grid, 1, 1)[:3]
-        run(x, y, z, stream(torch._C._cuda_getDevice()), function, metadata, None, None, None, *args, *values)
+    def __call__(self, *tensors: Any) -> None:
+        """Run the kernel on the current device and stream, on tensors, or on their addresses where `ready` is true."""
+        if type(tensors[0]) is not int:
+            if not KNOWN or hooked():
+                self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
+                return
+            if self._run is None:
+                args = (*tensors, *self.numbers)
+                self._run, function, metadata, values = compiled(self.kernel, self.grid, args, self.constants)
+                self._first, self._last = (function, metadata, None, None, None), (*self.numbers, *values)
+            # of an address the launcher does not ask the driver whose it is
+            tensors = tuple([t.data_ptr() for t in tensors])
+        self._run(*self._sizes, stream(torch._C._cuda_getDevice()), *self._first, *tensors, *self._last)
+
+    def ready(self) -> bool:
+        """True if the kernel was compiled, and runs on addresses."""
+        return self._run is not None and not hooked()
 
 
 class Remembered:

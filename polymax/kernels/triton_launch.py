@@ -3,6 +3,7 @@
 Triton looks at every argument of every launch by Python code, to find what it compiled for such arguments: some 30 us,
 more than a small kernel takes. The same question has a short answer here: dtypes and the alignment of tensors, and of
 integers whether they are 1, or multiples of 16, or wide. The first launch of a kind asks Triton, through `warmup`.
+Tuples of such arguments are asked for what is in them.
 
 How a compiled kernel is run belongs to Triton, and may change: versions that run it in this way are listed, which
 tests/test_price.py compares with what Triton does, and others launch as Triton does, as do hooks, the interpreter, and
@@ -60,28 +61,78 @@ class Launch:
             self.kernel[grid](*args, **self.options)
             return
         device = torch._C._cuda_getDevice()
-        key: list[Any] = [device]
-        for a in args:
-            if isinstance(a, Tensor):
-                key.append(a.dtype)
-                key.append(a.data_ptr() & 15 == 0)
-            elif type(a) is int:
-                key.append(1 if a == 1 else (a & 15 == 0, -0x80000000 <= a < 0x80000000))
-            elif type(a) is float or type(a) is bool:
-                key.append(type(a))
-            else:
-                self.kernel[grid](*args, **self.options)
-                return
-        kind = tuple(key)
-        found = self._compiled.get(kind)
-        if found is None:
-            found = self._compiled[kind] = compiled(self.kernel, grid, args, self.options)
-        if self.kernel.pre_run_hooks or hooked():
+        found = self.found(device, grid, args)
+        if found is None or self.kernel.pre_run_hooks or hooked():
             self.kernel[grid](*args, **self.options)
             return
         run, function, metadata, constants = found
         x, y, z = (*grid, 1, 1)[:3]
         run(x, y, z, stream(device), function, metadata, None, None, None, *args, *constants)
+
+    def found(self, device: int, grid: tuple[int, ...], args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What was compiled for arguments like these; None for arguments that Triton has to look at itself."""
+        key: list[Any] = [device]
+        if not told(args, key):
+            return None
+        kind = tuple(key)
+        found = self._compiled.get(kind)
+        if found is None:
+            found = self._compiled[kind] = compiled(self.kernel, grid, args, self.options)
+        return found
+
+
+class Bound:
+    """A launch with its grid and its numbers, to be called with tensors of always the same dtypes.
+
+    Which kernel was compiled for them then depends on the device and on whether they are aligned: calls need not ask
+    for each argument. What keeps a bound launch has to tell shapes and dtypes apart.
+    """
+
+    def __init__(self, launch: Launch, grid: tuple[int, ...], *numbers: float) -> None:
+        self.launch = launch
+        self.grid = grid
+        self.numbers = numbers
+        self._aligned: dict[int, tuple[Any, ...]] = {}
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Run the kernel on the current device and stream."""
+        if KNOWN:
+            # of an address the launcher does not ask the driver whose it is
+            places = [t.data_ptr() for t in tensors]
+            together = 0
+            for place in places:
+                together |= place
+            device = torch._C._cuda_getDevice()
+            ready = self._aligned.get(device)
+            if ready is not None and not together & 15 and not self.launch.kernel.pre_run_hooks and not hooked():
+                run, x, y, z, function, metadata, rest = ready
+                run(x, y, z, stream(device), function, metadata, None, None, None, *places, *rest)
+                return
+            if not together & 15:
+                found = self.launch.found(device, self.grid, (*tensors, *self.numbers))
+                if found is not None:
+                    run, function, metadata, constants = found
+                    self._aligned[device] = (run, *(*self.grid, 1, 1)[:3], function, metadata, self.numbers + constants)
+        self.launch(self.grid, *tensors, *self.numbers)
+
+
+def told(args: tuple[Any, ...], key: list[Any]) -> bool:
+    """Say of each argument what Triton compiles for; False where one is of another kind."""
+    for a in args:
+        if isinstance(a, Tensor):
+            key.append(a.dtype)
+            key.append(a.data_ptr() & 15 == 0)
+        elif type(a) is int:
+            key.append(1 if a == 1 else (a & 15 == 0, -0x80000000 <= a < 0x80000000))
+        elif type(a) is float or type(a) is bool:
+            key.append(type(a))
+        elif type(a) is tuple:
+            key.append(len(a))
+            if not told(a, key):
+                return False
+        else:
+            return False
+    return True
 
 
 def compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:

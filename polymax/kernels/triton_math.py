@@ -23,6 +23,11 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if elsewhere else _HERE
 
 
+def here(x: Tensor) -> bool:
+    """True if launches go to the device of x as it is."""
+    return not x.is_cuda or x.get_device() == torch._C._cuda_getDevice()
+
+
 def beside(numbers: Tensor, shape: torch.Size) -> Tensor:
     """A number for each place of a shape, or the one for all of them."""
     return numbers if numbers.numel() == 1 else numbers.expand(shape).contiguous()

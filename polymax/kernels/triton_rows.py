@@ -28,6 +28,23 @@ def chunks(count: int, n: int) -> tuple[int, int, int, int]:
     return br, bt, be, max(1, br * bt // 32)
 
 
+def quick_chunks(n: int) -> tuple[int, int, int]:
+    """Threads to a row, entries to a thread, and warps of kernels that few rows need: their compilation counts.
+
+    It takes time that grows with the entries to a thread, for which code is written out.
+    """
+    bn = ceil_power(n)
+    be = max(min(8, bn), bn // 1024)
+    return bn // be, be, max(1, bn // be // 32)
+
+
+def flat(n: int) -> tuple[int, int, int]:
+    """Rows per program, padded length and warps of kernels that hold rows in any order."""
+    bn = ceil_power(n)
+    br = max(1, 512 // bn)
+    return br, bn, min(max(1, br * bn // 512), 32)
+
+
 @triton.jit
 def load_row(
     p_x, p_order, i_r, n, other, dtype: tl.constexpr, ORDERED: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr
@@ -136,6 +153,28 @@ def offset(b_top, b_low):
 
 
 @triton.jit
+def projected(b_z):
+    """Sparsemax of rows `(R, N)` whose maximum is 0; zeros for rows of -inf."""
+    BN: tl.constexpr = b_z.shape[1]
+    dtype: tl.constexpr = b_z.dtype
+    b_tau = tl.full([b_z.shape[0], 1], -1, dtype)
+    b_before = tl.full([b_z.shape[0], 1], BN + 1, dtype)
+    go = 1
+    while go > 0:
+        # Michelot: the threshold of a superset of the support is a lower bound; the count falls until it is exact
+        m_in = b_z > b_tau
+        b_size = tl.sum(tl.where(m_in, 1.0, 0.0).to(dtype), 1)[:, None]
+        b_sum = tl.sum(tl.where(m_in, b_z, 0), 1)[:, None]
+        m_fell = (b_size < b_before) & (b_size > 0)
+        b_tau = tl.where(m_fell, (b_sum - 1) / tl.maximum(b_size, 1), b_tau)
+        b_before = tl.where(m_fell, b_size, b_before)
+        go = tl.max(m_fell.to(tl.int32))
+    b_y = tl.maximum(b_z - b_tau, 0)
+    b_sum = tl.sum(b_y, 1)[:, None]
+    return b_y * (1 / tl.where(b_sum > 0, b_sum, 1))
+
+
+@triton.jit
 def bit(b_bits, k: tl.constexpr):
     """Entry k of a bit set."""
     return (b_bits >> k) & 1 != 0
@@ -213,6 +252,19 @@ def run_means(ys, b_present, b_begins, b_ends):
         wide_means = (b_mean,) + wide_means
         wide_rests = (b_rest,) + wide_rests
     return wide_means, wide_rests
+
+
+@triton.jit
+def flat_means(b_y, m_present, m_begins, m_ends):
+    """The mean of each run at every entry of it, as `run_means` has it, of rows `(R, N)`: slower, and less code."""
+    b_tally = m_present.to(tl.int32) + tl.where(m_begins, FLAG, 0)
+    b_sum, b_rest, b_tally = tl.associative_scan((b_y, tl.zeros_like(b_y), b_tally), 1, _accumulate)
+    b_n = tl.maximum(b_tally & (FLAG - 1), 1).to(b_y.dtype)
+    b_inverse = 1 / b_n
+    b_mean = b_sum * b_inverse
+    b_rest = (tl.fma(-b_mean, b_n, b_sum) + b_rest) * b_inverse
+    b_mean, _, _ = tl.associative_scan((b_mean + b_rest, b_rest, m_ends.to(tl.int32)), 1, _nearest, reverse=True)
+    return b_mean
 
 
 @triton.jit

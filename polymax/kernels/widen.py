@@ -1,5 +1,6 @@
 """Room for arithmetic: at least float32, and rows in a unit in which their sums stay finite."""
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -13,10 +14,15 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def wide_like(x: Tensor) -> Tensor:
-    """An empty contiguous tensor of x's shape, at least in float32."""
+def wide_like(x: Tensor, *_: object) -> Tensor:
+    """An empty contiguous tensor of x's shape, at least in float32; also the fake of an operator that returns one."""
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def like_argument(place: int) -> Callable[..., Tensor]:
+    """The fake of an operator whose result is contiguous, and otherwise like the argument in this place."""
+    return lambda *args: torch.empty_like(args[place], memory_format=torch.contiguous_format)
 
 
 def constant(value: float, dims: int, dtype: torch.dtype, device: torch.device) -> Tensor:

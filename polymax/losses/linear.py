@@ -132,10 +132,10 @@ def smoothed_max(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The smoothed maximum of the logits of each row, the logit of its target, and their sum weighted by `spread`.
 
-    All are counted from the largest logit of the row, as a constant: losses do not change by that.
+    The largest logit of the row is subtracted from all of them, as a constant, which changes no loss.
     """
     learned = alpha.reshape(()) if isinstance(alpha, Tensor) else None
-    # 0 is no alpha: the tensor counts
+    # a number of 0 is no alpha: the tensor of alphas counts
     number = 0.0 if isinstance(alpha, Tensor) else float(alpha)
     return applied(LinearLoss, hidden, weight, bias, learned, target, spread, number, softcap)[:3]
 
@@ -196,7 +196,7 @@ def _recorded(
     alpha: float,
     softcap: float,
 ) -> list[Tensor | None]:
-    """The gradients in differentiable torch."""
+    """The gradients, computed in torch so that autograd can differentiate them again."""
     hidden, weight, bias, alphas = inputs
     assert hidden is not None
     assert weight is not None
@@ -214,7 +214,7 @@ def _recorded(
 
 
 def autocast(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as autocast gives them to torch's own linear."""
+    """The hidden vectors and the weight in the dtype in which autocast hands them to torch's own linear."""
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)

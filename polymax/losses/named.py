@@ -6,7 +6,7 @@ from torch import Tensor
 
 from polymax._parts import checked
 from polymax.losses.fenchel_young import fenchel_young
-from polymax.losses.structured import as_tuple, losses, reduced
+from polymax.losses.structured import as_tuple, losses, reduce_losses
 from polymax.losses.targets import target_of
 from polymax.regularizers import Regularizer
 from polymax.smoothing import HardMax, LocalMax, Marginals, Smoothing
@@ -138,4 +138,4 @@ def _with_margin(smooth: Smoothing, scores: Scores, y: Any, cost: Any, reduction
     wide = checked(inputs)
     target = target_of(smooth.structure, wide, y)
     found = losses(smooth, wide, target, target.hamming(smooth.structure, wide))
-    return reduced(found, reduction).to(inputs[0].dtype)
+    return reduce_losses(found, reduction).to(inputs[0].dtype)

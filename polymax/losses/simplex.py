@@ -20,7 +20,7 @@ def of_classes(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """max(scores + cost) + Omega(y) - <scores, y>, classes along `dim`."""
+    """The loss max(scores + cost) + Omega(y) - <scores, y> of classes along `dim`."""
     _check.floating(scores, "scores")
     if not isinstance(y, Tensor):
         raise TypeError(f"y must be a tensor of indices or distributions; got {type(y).__name__}")
@@ -106,7 +106,7 @@ def _to_indices(
             came = int(y[wrong][0])
             raise ValueError(f"y must hold classes in [0, {x.shape[-1]}) or ignore_index; got {came}")
     weights = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
-    # vmap takes no index of a single class by []
+    # under vmap, weights[y] fails where there is a single class
     chosen = torch.where(valid, weights.index_select(0, y.reshape(-1)).reshape(y.shape), 0)
     loss = value - x.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     if not rows.zero_at_vertices:

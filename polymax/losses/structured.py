@@ -14,11 +14,11 @@ from polymax.smoothing import Smoothing
 def of_structures(
     smooth: Smoothing, scores: Any, y: Any, cost: Any, reduction: str, generator: torch.Generator | None
 ) -> Tensor:
-    """max(scores + cost) + Omega(y) - <scores, y>, over instances."""
+    """The loss max(scores + cost) + Omega(y) - <scores, y>, reduced over instances."""
     inputs = as_tuple(scores)
     wide = checked(inputs)
     found = losses(smooth, wide, target_of(smooth.structure, wide, y), cost, generator)
-    return reduced(found, reduction).to(inputs[0].dtype)
+    return reduce_losses(found, reduction).to(inputs[0].dtype)
 
 
 def losses(
@@ -65,8 +65,8 @@ def with_cost(scores: tuple[Tensor, ...], cost: Any) -> tuple[Tensor, ...]:
     return tuple(added)
 
 
-def reduced(losses: Tensor, reduction: str) -> Tensor:
-    """The mean, the sum, or all of the losses."""
+def reduce_losses(losses: Tensor, reduction: str) -> Tensor:
+    """The mean or the sum of the losses, or all of them."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
     if reduction == "none":

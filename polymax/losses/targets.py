@@ -45,7 +45,7 @@ class Whole:
         terms = smooth.structure.compact.terms(self.index, *scores)
         omega = smooth.omega_at(self.index, *scores)
         if isinstance(omega, Tensor) or scores[0].device.type != "cpu":
-            # one more large number to subtract; and elsewhere chains are summed in another order, which rounds
+            # Omega is one more large number to subtract, and other devices sum chains in another order, which rounds
             scores, terms = tuple(x.double() for x in scores), terms.double()
         shifted, gold = smooth.structure.compact.anchored(terms, *scores)
         gold = torch.where((terms == -torch.inf).any(-1), -torch.inf, gold - omega)
@@ -132,7 +132,7 @@ class Partial:
 
 
 def target_of(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Target:
-    """What y says, checked."""
+    """The target that y describes, checked."""
     if isinstance(y, Partial):
         return y
     if isinstance(y, Distribution):
@@ -142,7 +142,7 @@ def target_of(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Targe
     if isinstance(y, Tensor) and not y.is_floating_point():
         return Whole(structure.compact.check(y.long(), *scores))
     mu = _parts(structure, scores, y)
-    # compiled code cannot ask
+    # compiled code cannot read whether y has structures: it takes them for points between
     if torch.compiler.is_compiling() or not structure.compact.whole(mu):
         if isinstance(y, Tensor) and len(scores) > 1:
             raise ValueError(f"y must have {len(scores)} tensors, like the scores: it is between structures")
@@ -152,7 +152,7 @@ def target_of(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Targe
 
 
 def _parts(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Parts:
-    """Indicators, of which only the first tensor may be given."""
+    """Indicators of structures, completed where only the first tensor is given."""
     given = (y,) if isinstance(y, Tensor) else y
     if not isinstance(given, tuple) or not all(isinstance(t, Tensor) and t.is_floating_point() for t in given):
         raise TypeError(

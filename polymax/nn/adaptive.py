@@ -33,7 +33,7 @@ class AdaptiveEntmax(nn.Module):
 
     @property
     def alpha(self) -> Tensor:
-        """(num_heads,), in [1, 2]."""
+        """The alpha of each head, (num_heads,), in [1, 2]."""
         return 1 + torch.sigmoid(self.logits)
 
     def forward(self, x: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.sparse_decoding.options import PAGE
 from polymax.kernels.widen import wide
 from polymax.mappings import softmax
-from polymax.nn import fused_attention
+from polymax.nn import fused_attention, plain_attention
 from polymax.nn.attention_pattern import Pattern, pattern_of
 from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
@@ -66,6 +66,10 @@ def scaled_dot_product_attention(
         return nested_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale, mapping, window, softcap, sinks, causal_offset
         )
+    if query.is_cuda and attn_mask is None and sinks is None and key_boxes is None and dropout_p == 0:
+        more = is_causal, scale, enable_gqa, window, softcap, causal_offset
+        if (known := plain_attention.known_call(query, key, value, mapping, more)) is not None:
+            return plain_attention.attend(query, key, value, known)
     pattern = pattern_of(is_causal, window, causal_offset)
     query, key, value = fused_attention.autocast(query, key, value)
     if key_boxes is not None:

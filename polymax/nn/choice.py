@@ -23,7 +23,7 @@ def checked_policy(policy: Any) -> Policy:
 
 
 def choose(policy: Policy, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """One of n as an indicator, shaped like scores (*batch, n); zeros where all are -inf.
+    """Choose one of n: an indicator shaped like scores (*batch, n), zeros where all scores are -inf.
 
     HardMax takes the best, the first of equals, and Marginals a draw of softmax(scores / gamma); neither has a
     gradient. An estimator has its own.

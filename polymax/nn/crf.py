@@ -68,7 +68,7 @@ class CRF(nn.Module):
             if t is not None and (t.dtype != torch.bool or t.shape != (num_tags,) * dims):
                 shape = (num_tags,) * dims
                 raise ValueError(f"constraints on {name} must be bool {shape}; got {t.dtype} {tuple(t.shape)}")
-            # not saved: what is allowed is said by whoever makes the module
+            # constraints are not saved: whoever makes the module gives them again
             self.register_buffer(f"allowed_{name}", t, persistent=False)
         self.reset_parameters()
 
@@ -214,7 +214,7 @@ class CRF(nn.Module):
 
 
 def _score(unary: Tensor, transition: Tensor, tags: Tensor, kept: Tensor) -> Tensor:
-    """The score of one sequence each, (B,)."""
+    """The score of the given sequence of each instance, (B,)."""
     states = unary.gather(2, tags[..., None])[..., 0]
     steps = transition[tags[:, :-1], tags[:, 1:]]
     return torch.where(kept, states, 0).sum(1) + torch.where(kept[:, 1:], steps, 0).sum(1)

@@ -10,7 +10,7 @@ from polymax import _check
 from polymax.kernels.widen import wide
 from polymax.mappings import csparsemax, softmax
 from polymax.nn.attention import Mapping, checked_mapping, mapped
-from polymax.nn.scorers import paired
+from polymax.nn.scorers import pairwise_scores
 
 
 class Attention(nn.Module):
@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self, query: Tensor, keys: Tensor, values: Tensor | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The context and the weights."""
-        scores = _masked(paired(self.scorer, query, keys), keys, mask)
+        scores = _masked(pairwise_scores(self.scorer, query, keys), keys, mask)
         weights = mapped(self.mapping, scores)
         return _context(weights, keys if values is None else values), weights
 
@@ -90,8 +90,8 @@ class FertilityAttention(nn.Module):
         values: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Attended:
-        """One step for a query (*batch, Q), T of them for (*batch, T, Q)."""
-        scores = _masked(paired(self.scorer, query, keys), keys, mask)
+        """Attend once for a query (*batch, Q), or T times in turn for queries (*batch, T, Q)."""
+        scores = _masked(pairwise_scores(self.scorer, query, keys), keys, mask)
         _check.floating(fertility, "fertility")
         if fertility.shape != keys.shape[:-1]:
             raise ValueError(f"fertility must be {tuple(keys.shape[:-1])}; got {tuple(fertility.shape)}")

@@ -265,7 +265,7 @@ class SparseAttention(Function):
         wanted = ctx.needs_input_grad
         options = _with(ctx.without, alphas, mask, sinks, starts_q, starts_k, seed)
         if torch.is_grad_enabled():
-            return (*_recorded(grad, q, k, v, options, wanted), *[None] * (len(wanted) - 6))
+            return (*recorded(grad, q, k, v, options, wanted), *[None] * (len(wanted) - 6))
         bias = mask is not None and wanted[4]
         dq, dk, dv, dalpha, dsink, dmask = sparse_attention_backward(grad, q, k, v, *notes, bias, *options)
         return (
@@ -285,7 +285,7 @@ def _with(without: Options, *tensors: Tensor | None) -> Options:
     return without._replace(alphas=alphas, mask=mask, sinks=sinks, starts_q=starts_q, starts_k=starts_k, seed=seed)
 
 
-def _recorded(
+def recorded(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, options: Options, wanted: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """The gradients in differentiable torch."""

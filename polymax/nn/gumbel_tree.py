@@ -77,7 +77,7 @@ class GumbelTreeLSTM(nn.Module):
         states = self.leaf(tokens.masked_fill(outside, 0)).masked_fill(outside, 0)
         merges: list[Tensor] = []
         log_p = spread = wide(tokens.new_zeros(tokens.shape[0]))
-        made = self._composed(states[:, :-1], states[:, 1:])
+        made = self._pair_nodes(states[:, :-1], states[:, 1:])
         for step in range(n - 1):
             place = torch.arange(n - 1 - step, device=tokens.device)
             there = place < (sizes - step - 1).unsqueeze(-1)
@@ -85,10 +85,10 @@ class GumbelTreeLSTM(nn.Module):
             y = choose(policy, scores, generator)
             at = torch.where(there.any(-1), y.detach().argmax(-1), -1)
             if isinstance(policy, Estimator):
-                states = _mixed(states, made, y)
-                made = self._composed(states[:, :-1], states[:, 1:])
+                states = _weighted_states(states, made, y)
+                made = self._pair_nodes(states[:, :-1], states[:, 1:])
             else:
-                states, made = self._replaced(states, made, at)
+                states, made = self._after_merge(states, made, at)
             each = log_probs(scores / scale)
             log_p, spread = log_p + chosen_log_prob(each, y), spread + entropy(each)
             merges.append(at)
@@ -97,12 +97,12 @@ class GumbelTreeLSTM(nn.Module):
         steps = transitions_of_merges(order, sizes) if n else order
         return Merged(root, order, steps, log_p, spread)
 
-    def _composed(self, left: Tensor, right: Tensor) -> Tensor:
-        """The nodes (B, m, 2 d) of pairs."""
+    def _pair_nodes(self, left: Tensor, right: Tensor) -> Tensor:
+        """The nodes (B, m, 2 d) that pairs of neighbours would become."""
         h, c = torch.stack([left, right], 2).split(self.cell.hidden_dim, -1)
         return torch.cat(self.cell(h, c), -1)
 
-    def _replaced(self, states: Tensor, made: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    def _after_merge(self, states: Tensor, made: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """States and pairs after the pair at (B,) is one node, none for -1.
 
         Without a gradient in the choice all other pairs are what they were: only the two that the node is in are new.
@@ -111,26 +111,26 @@ class GumbelTreeLSTM(nn.Module):
         place = torch.arange(count, device=at.device)
         at = torch.where(at < 0, count, at).unsqueeze(-1)
         merged = (place == at).unsqueeze(-1)
-        states = torch.where(merged, made, _picked(states, place + (place > at)))
+        states = torch.where(merged, made, _rows_at(states, place + (place > at)))
         if count < 2:
             return states, made[:, :0]
         pairs = place[:-1]
-        made = _picked(made, pairs + (pairs > at))
+        made = _rows_at(made, pairs + (pairs > at))
         # where the node is first or last it is in one pair, which is then composed twice
         around = torch.cat([at - 1, at], 1).clamp(0, count - 2)
-        fresh = self._composed(_picked(states, around), _picked(states, around + 1))
+        fresh = self._pair_nodes(_rows_at(states, around), _rows_at(states, around + 1))
         for k in range(2):
             made = torch.where((pairs == around[:, k : k + 1]).unsqueeze(-1), fresh[:, k : k + 1], made)
         return states, made
 
 
-def _mixed(states: Tensor, made: Tensor, y: Tensor) -> Tensor:
+def _weighted_states(states: Tensor, made: Tensor, y: Tensor) -> Tensor:
     """The states after a merge, as the choice y (B, m) weighs them."""
     weight = y.unsqueeze(-1)
     until = weight.cumsum(1)
     return (1 - until) * states[:, :-1] + weight * made + (until - weight) * states[:, 1:]
 
 
-def _picked(x: Tensor, index: Tensor) -> Tensor:
-    """Rows (B, k, w) of x (B, m, w)."""
+def _rows_at(x: Tensor, index: Tensor) -> Tensor:
+    """The rows of x (B, m, w) at the given places: (B, k, w)."""
     return x[torch.arange(x.shape[0], device=x.device).unsqueeze(-1), index]

@@ -67,7 +67,7 @@ class KeyValueCache:
 
     @property
     def boxes(self) -> Tensor:
-        """(batch, heads, ceil(length / 64), 2, channels): see `key_boxes`."""
+        """The boxes (batch, heads, ceil(length / 64), 2, channels) of the keys, as `key_boxes` describes them."""
         return self._boxes[:, :, : -(-self.length // PAGE)] if self._keys.dim() > 1 else self._boxes
 
     def append(self, key: Tensor, value: Tensor) -> None:
@@ -87,7 +87,7 @@ class KeyValueCache:
         self._box(start, end, key)
 
     def crop(self, length: int) -> None:
-        """Keep the first tokens alone."""
+        """Forget all tokens but the first ones."""
         if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= self.length:
             raise ValueError(f"length must be an integer from 0 to {self.length}; got {length!r}")
         self.length = length
@@ -120,7 +120,7 @@ class KeyValueCache:
 
 
 def _empty_like(key: Tensor, value: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for as many tokens, in whole pages."""
+    """Memory for this number of tokens, rounded up to whole pages."""
     pages = max(-(-length // PAGE), 1)
     keys, values = (t.new_empty(*t.shape[:2], pages * PAGE, t.shape[3]) for t in (key, value))
     return keys, values, key.new_empty(*key.shape[:2], pages, 2, key.shape[3])
@@ -177,7 +177,7 @@ class KeyValuePages:
             raise ValueError(f"boxes must be {expected}; got {tuple(self.boxes.shape)}")
 
     def boxed(self) -> "KeyValuePages":
-        """The same pages with the boxes of all that the pool holds."""
+        """These pages, with the boxes of all that the pool holds."""
         boxes = torch.stack([self.keys.amin(2), self.keys.amax(2)], 2)
         return KeyValuePages(self.keys, self.values, self.table, self.lengths, boxes)
 

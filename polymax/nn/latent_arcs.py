@@ -13,18 +13,18 @@ from polymax._function import applied
 _AT_ONCE = 1 << 21
 
 
-def hung(arcs: Tensor, h: Tensor, c: Tensor, forget: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
-    """Zeros, whose gradient in the arcs is that of the sums over children around the arcs there are.
+def zeros_with_arc_gradient(arcs: Tensor, h: Tensor, c: Tensor, forget: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
+    """Zeros whose gradient in the arcs is that of the sums over children, at the arcs that the trees have.
 
         s_j = sum_m arcs[j, m] h_m,        c_j = sum_m arcs[j, m] sigmoid(forget_j + below_m) c_m
 
-    The sums themselves are left to those who go through the tree; pairs are held in the backward pass alone.
+    The caller computes the sums themselves along the tree; all pairs are in memory in the backward pass alone.
 
     Shapes: arcs (B, n, n); h, c, forget, below (B, n, d), without gradient; both results (B, n, d)
 
     Example:
         >>> arcs, states = torch.zeros(1, 2, 2, requires_grad=True), torch.tensor([[[1.0], [2.0]]])
-        >>> s, c = hung(arcs, states, torch.zeros_like(states), states, states)
+        >>> s, c = zeros_with_arc_gradient(arcs, states, torch.zeros_like(states), states, states)
         >>> torch.autograd.grad(s.sum(), arcs)
         (tensor([[[1., 2.],
                  [1., 2.]]]),)

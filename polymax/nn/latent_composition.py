@@ -85,6 +85,6 @@ def mean_of(states: Tensor, lengths: Tensor) -> Tensor:
 
 
 def before(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Tokens (B, n, d), 0 at padding, whatever was there."""
+    """Tokens (B, n, d) with 0 at padding, whatever the padding held."""
     place = torch.arange(tokens.shape[1], device=tokens.device)
     return tokens.masked_fill((place >= lengths.unsqueeze(-1)).unsqueeze(-1), 0)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from polymax.estimators import Estimator, JointLoss, NoisyEstimator, Relaxed, ScoreFunction, SparseExpectation
-from polymax.estimators.expected_loss import evaluated
+from polymax.estimators.expected_loss import losses_of
 from polymax.estimators.policies import Drawn
 from polymax.nn.latent_composition import Composition, GraphComposition, TreeLSTMComposition, before, mean_of
-from polymax.nn.latent_methods import Given, Method, Trees, fitted, method_of, soft, trees_of
+from polymax.nn.latent_methods import Given, Method, Trees, method_for_batch, method_of, soft, trees_of
 from polymax.nn.scorers import ArcScorer
 from polymax.nn.spinn import checked_sentences
 from polymax.nn.tree_lstm import positive
@@ -115,7 +115,7 @@ class LatentDependency(nn.Module):
         rows those of groups, and there is a loss for each group, under independent trees (see `JointLoss`). A learned
         baseline sees the means side by side.
         """
-        tokens, sizes, method = self._fitted(x, lengths, heads)
+        tokens, sizes, method = self._for_batch(x, lengths, heads)
         batch = (len(x),) if group is None else (_groups(len(x), group), group)
 
         def apart(t: Tensor) -> Tensor:
@@ -136,28 +136,28 @@ class LatentDependency(nn.Module):
             case SparseExpectation():
                 losses = method.with_lengths(apart(sizes))(judged, apart(self._scores(tokens, scores)))
             case _:
-                encodings = apart(self._encoded(tokens, sizes, method, scores, generator))
-                losses = evaluated(loss_fn, encodings, torch.arange(len(encodings), device=x.device))
+                encodings = apart(self._encodings(tokens, sizes, method, scores, generator))
+                losses = losses_of(loss_fn, encodings, torch.arange(len(encodings), device=x.device))
         return Loss(losses, losses.detach())
 
     def encode(
         self, x: Tensor, lengths: Tensor | None = None, *, heads: Tensor | None = None, scores: Tensor | None = None
     ) -> Tensor:
         """Encodings (B, hidden) for prediction, without noise: along expected arcs, or along the best tree."""
-        tokens, sizes, method = self._fitted(x, lengths, heads)
+        tokens, sizes, method = self._for_batch(x, lengths, heads)
         match method:
             case Relaxed():
                 method = method.smooth
             case Estimator() | ScoreFunction() | SparseExpectation():
                 method = HardMax(trees_of(method))
-        return self._encoded(tokens, sizes, method, scores)
+        return self._encodings(tokens, sizes, method, scores)
 
     @torch.no_grad()
     def trees(
         self, x: Tensor, lengths: Tensor | None = None, *, heads: Tensor | None = None, scores: Tensor | None = None
     ) -> Tensor:
         """The heads (B, n) of the best trees, or of those that are given."""
-        tokens, sizes, method = self._fitted(x, lengths, heads)
+        tokens, sizes, method = self._for_batch(x, lengths, heads)
         if isinstance(method, Given):
             return method.heads(sizes, x.shape[1])
         structure = trees_of(method)
@@ -168,7 +168,7 @@ class LatentDependency(nn.Module):
 
         Methods have one that weigh trees or draw them; others are refused.
         """
-        tokens, _, method = self._fitted(x, lengths, None)
+        tokens, _, method = self._for_batch(x, lengths, None)
         smooth: Any = method
         match method:
             case SparseExpectation():
@@ -179,11 +179,11 @@ class LatentDependency(nn.Module):
             raise TypeError(f"{type(method).__name__} has no distribution over trees")
         return smooth.distribution(self._scores(tokens, scores))
 
-    def _fitted(self, x: Tensor, lengths: Tensor | None, heads: Tensor | None) -> tuple[Tensor, Tensor, Method]:
+    def _for_batch(self, x: Tensor, lengths: Tensor | None, heads: Tensor | None) -> tuple[Tensor, Tensor, Method]:
         """Tokens, 0 at padding, their lengths (B,), and the method for them."""
         sizes, _ = checked_sentences(x, lengths)
         method = self.method if heads is None else Given(self.structure, lambda *_: heads)
-        return before(x, sizes), sizes, fitted(method, sizes)
+        return before(x, sizes), sizes, method_for_batch(method, sizes)
 
     def _scores(self, tokens: Tensor, scores: Tensor | None) -> Tensor:
         if scores is None:
@@ -193,7 +193,7 @@ class LatentDependency(nn.Module):
             raise ValueError(f"scores must be {shape}, [head, modifier]; got {tuple(scores.shape)}")
         return scores
 
-    def _encoded(
+    def _encodings(
         self,
         tokens: Tensor,
         sizes: Tensor,
@@ -213,7 +213,7 @@ class LatentDependency(nn.Module):
 
 
 def _groups(count: int, group: int) -> int:
-    """How many groups of this size `count` sentences are."""
+    """The number of groups of this size among `count` sentences."""
     if positive(group, "group") and count % group:
         raise ValueError(f"group must divide the number of sentences, {count}; got {group}")
     return count // group

@@ -94,7 +94,7 @@ METHODS: dict[str, Callable[[Trees], Method]] = {
 
 
 def method_of(method: str | Method, projective: bool) -> Method:
-    """A method, by its name or as it is."""
+    """The method of this name; an object that is a method itself is returned as it is."""
     kind = ProjectiveTree if projective else SpanningTree
     if isinstance(method, str):
         if method not in METHODS:
@@ -127,8 +127,8 @@ def soft(method: Method) -> bool:
     return isinstance(method, Smoothing | Relaxed) and not isinstance(method, HardMax)
 
 
-def fitted(method: Method, lengths: Tensor) -> Method:
-    """The method for a batch of these lengths, an expected loss as a loss of each instance."""
+def method_for_batch(method: Method, lengths: Tensor) -> Method:
+    """The method for a batch of these lengths; where it returns an expected loss, it does so for each instance."""
     match method:
         case Given():
             return method

@@ -71,11 +71,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         elif not self.batch_first:
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
 
-        q, k, v = self._projected(query, key, value)
-        # keys that follow those of the call are seen by all, so that they need a mask; others only the word
+        q, k, v = self._projections(query, key, value)
+        # keys that are added to those of the call are seen by all queries, which takes a mask; else is_causal is enough
         told = is_causal and self.bias_k is None and not self.add_zero_attn
         mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not told)
-        k, v, mask = self._extended(k, v, mask)
+        k, v, mask = self._with_extra_keys(k, v, mask)
         q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
         weights = None
         if need_weights:
@@ -102,7 +102,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         # torch's encoder layer asks this before it takes a path of its own, which knows of softmax alone
         self._qkv_same_embed_dim = False
 
-    def _projected(self, *inputs: Tensor) -> list[Tensor]:
+    def _projections(self, *inputs: Tensor) -> list[Tensor]:
         if self.in_proj_weight is not None:
             matrices = self.in_proj_weight.chunk(3)
         else:
@@ -126,7 +126,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             masks.append(_additive(later(*lengths, q.device), q, "is_causal", lengths))
         return sum(masks[1:], masks[0]) if masks else None
 
-    def _extended(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _with_extra_keys(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values with the learned one, and the one of zeros, that may follow; all may attend to these."""
         columns = k.shape[1]
         if self.bias_k is not None and self.bias_v is not None:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class DotScorer(nn.Module):
-    """Inner products.
+    """Scores that are inner products of queries and keys.
 
         scores[t, s] = scale <query_t, key_s>
 
@@ -30,7 +30,7 @@ class DotScorer(nn.Module):
 
 
 class BilinearScorer(nn.Module):
-    """Inner products in a learned geometry, also of vectors of different sizes.
+    """Scores that are inner products in a learned geometry, also of vectors of different sizes.
 
         scores[t, s] = <query_t, W key_s>
 
@@ -52,7 +52,7 @@ class BilinearScorer(nn.Module):
 
 
 class AdditiveScorer(nn.Module):
-    """A network of one hidden layer.
+    """Scores that a network of one hidden layer computes.
 
         scores[t, s] = <v, tanh(W query_t + U key_s + b)>
 
@@ -101,7 +101,7 @@ class SegmentScorer(nn.Module):
         self.transition = nn.Parameter(torch.zeros(2, 2))
 
     def forward(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        scores = paired(self.scorer, query, keys)
+        scores = pairwise_scores(self.scorer, query, keys)
         return torch.stack([torch.zeros_like(scores), scores], -1), self.transition
 
 
@@ -141,7 +141,7 @@ class ArcScorer(nn.Module):
         return self.pair(heads, modifiers) + self.prior(heads)
 
 
-def paired(scorer: nn.Module, query: Tensor, keys: Tensor) -> Tensor:
+def pairwise_scores(scorer: nn.Module, query: Tensor, keys: Tensor) -> Tensor:
     """Scores (*batch, S) of one query (*batch, Q), or (*batch, T, S) of several."""
     if query.dim() == keys.dim():
         return scorer(query, keys)

@@ -156,7 +156,7 @@ def transitions_of_merges(merges: Tensor, lengths: Tensor | None = None) -> Tens
 
 
 def left_branching(lengths: Tensor) -> Tensor:
-    """((a b) c) d: transitions (*batch, 2 n - 1) for lengths (*batch,), n the longest.
+    """Transitions (*batch, 2 n - 1) of trees like ((a b) c) d, for lengths (*batch,), n the longest.
 
     Example:
         >>> left_branching(torch.tensor([3, 1]))
@@ -168,7 +168,7 @@ def left_branching(lengths: Tensor) -> Tensor:
 
 
 def right_branching(lengths: Tensor) -> Tensor:
-    """a (b (c d)): transitions (*batch, 2 n - 1) for lengths (*batch,), n the longest.
+    """Transitions (*batch, 2 n - 1) of trees like a (b (c d)), for lengths (*batch,), n the longest.
 
     Example:
         >>> right_branching(torch.tensor([3, 1]))
@@ -180,7 +180,7 @@ def right_branching(lengths: Tensor) -> Tensor:
 
 
 def balanced(lengths: Tensor) -> Tensor:
-    """(a b) (c d): halves, of which the left has the odd token; transitions (*batch, 2 n - 1) for lengths (*batch,).
+    """Transitions (*batch, 2 n - 1) of trees like (a b) (c d), whose left half has the odd token, by lengths (*batch,).
 
     Example:
         >>> balanced(torch.tensor([4, 3]))
@@ -250,7 +250,7 @@ def bracket_f1(transitions: Tensor, gold: Tensor, whole: bool = False) -> Tensor
 
 
 def _stack_size(steps: Tensor) -> Tensor:
-    """How many nodes are on the stack after each step."""
+    """The number of nodes on the stack after each step."""
     return torch.where(steps == SHIFT, 1, torch.where(steps == REDUCE, -1, 0)).cumsum(-1)
 
 
@@ -274,7 +274,7 @@ def _places(lengths: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _halves(n: int) -> tuple[int, ...]:
-    """The number of reductions after each of n tokens."""
+    """The number of reductions after each of the n tokens of a balanced tree."""
     if n < 2:
         return (0,) * n
     *before, last = _halves(n // 2)

@@ -88,7 +88,7 @@ class _Inputs(Function):
 def _recorded(
     grad: Tensor, inputs: tuple[Tensor | None, ...], wanted: tuple[bool, ...], seen: _Seen
 ) -> list[Tensor | None]:
-    """The gradients in differentiable torch."""
+    """The gradients, computed in torch so that autograd can differentiate them again."""
     q, k, v, mask = inputs
     assert q is not None
     assert k is not None

@@ -67,7 +67,7 @@ class Reader(nn.Module):
         first, top, second = seen.unbind(1)
         h, c = torch.stack([second, top], 1).split(d, -1)
         node = torch.cat(self.cell(h, c, e), -1)
-        # what cannot be done has no say, also where it is not finite
+        # an action that cannot be done counts nothing, also where its node is not finite
         return torch.stack([first, node], 1).masked_fill(~allowed.unsqueeze(-1), 0)
 
 
@@ -109,7 +109,7 @@ class SPINN(nn.Module):
         """Parse by given transitions, or by a policy."""
         scale = temperature(checked_policy(policy))
         sizes, width = checked_sentences(tokens, lengths)
-        given = None if transitions is None else _given(transitions, sizes, width)
+        given = None if transitions is None else _checked_transitions(transitions, sizes, width)
         leaves = self.reader.leaves(tokens, sizes)
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         machine = ThinStack(leaves, rows, sizes, width)
@@ -128,10 +128,10 @@ class SPINN(nn.Module):
             scores.append(each)
             actions.append(y)
         root = machine.roots()[:, : self.reader.cell.hidden_dim]
-        return parsed(root, _stacked(scores, tokens), _stacked(actions, tokens), scale)
+        return result_of_parse(root, _stack_steps(scores, tokens), _stack_steps(actions, tokens), scale)
 
 
-def parsed(root: Tensor, scores: Tensor, y: Tensor, scale: float | Tensor) -> Parsed:
+def result_of_parse(root: Tensor, scores: Tensor, y: Tensor, scale: float | Tensor) -> Parsed:
     """The result, from scores and choices (B, T, 2)."""
     log_p = log_probs(scores / scale)
     some = y.detach().amax(-1) > 0 if y.shape[1] else y.new_zeros(y.shape[:2], dtype=torch.bool)
@@ -148,12 +148,12 @@ def checked_sentences(tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, i
     return sizes, max(2 * tokens.shape[1] - 1, 0)
 
 
-def _given(transitions: Tensor, lengths: Tensor, width: int) -> Tensor:
+def _checked_transitions(transitions: Tensor, lengths: Tensor, width: int) -> Tensor:
     steps = check_transitions(transitions, lengths)
     if steps.shape != (lengths.shape[0], width):
         raise ValueError(f"transitions must be {(lengths.shape[0], width)}; got {tuple(steps.shape)}")
     return steps.to(lengths.device)
 
 
-def _stacked(rows: list[Tensor], like: Tensor) -> Tensor:
+def _stack_steps(rows: list[Tensor], like: Tensor) -> Tensor:
     return torch.stack(rows, 1) if rows else like.new_zeros(like.shape[0], 0, 2)

@@ -46,23 +46,23 @@ class StructuredAttention(nn.Module):
         parts = (scores,) if isinstance(scores, Tensor) else tuple(scores)
         structure = self.smooth.structure
         if isinstance(structure, Chain):
-            mu = self._masked(mask, parts[0].shape[:-1])(*parts)
-            return _summed(mu.unary[..., 1:].sum(-1), values), mu
+            mu = self._smooth_for_mask(mask, parts[0].shape[:-1])(*parts)
+            return _weighted_sum(mu.unary[..., 1:].sum(-1), values), mu
         if isinstance(structure, ProjectiveTree | SpanningTree):
             *batch, _, nodes = parts[0].shape
-            mu = self._masked(mask, (*batch, nodes - 1))(*parts)
+            mu = self._smooth_for_mask(mask, (*batch, nodes - 1))(*parts)
             heads = mu[..., 1:].transpose(-2, -1)
             return _product(heads if values.shape[-2] == nodes else heads[..., 1:], values), mu
         if structure.event_dims(*parts) != (1,):
             name = type(structure).__name__
             raise TypeError(f"smooth must range over a chain, dependency trees or items; got {name}")
         mu = self.smooth(_check.masked(parts[0], mask))
-        return _summed(mu, values), mu
+        return _weighted_sum(mu, values), mu
 
     def extra_repr(self) -> str:
-        return _named(self.smooth)
+        return _name_of(self.smooth)
 
-    def _masked(self, mask: Tensor | None, shape: tuple[int, ...]) -> Smoothing:
+    def _smooth_for_mask(self, mask: Tensor | None, shape: tuple[int, ...]) -> Smoothing:
         return self.smooth if mask is None else self.smooth.with_lengths(_lengths(mask, shape, "mask"))
 
 
@@ -116,7 +116,7 @@ class AlignmentAttention(nn.Module):
         return Aligned(first @ y, second.transpose(-2, -1) @ x, mu)
 
     def extra_repr(self) -> str:
-        return _named(self.smooth)
+        return _name_of(self.smooth)
 
 
 def _checked(smooth: Smoothing) -> Smoothing:
@@ -125,7 +125,7 @@ def _checked(smooth: Smoothing) -> Smoothing:
     return smooth
 
 
-def _named(smooth: Smoothing) -> str:
+def _name_of(smooth: Smoothing) -> str:
     return f"{type(smooth).__name__}({type(smooth.structure).__name__})"
 
 
@@ -141,7 +141,7 @@ def _lengths(mask: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     return mask.expand(shape).sum(-1)
 
 
-def _summed(weights: Tensor, values: Tensor) -> Tensor:
+def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     return _product(weights.unsqueeze(-2), values).squeeze(-2)
 
 

@@ -41,7 +41,7 @@ def bioes_constraints(tags: Sequence[str]) -> TagConstraints:
 
 
 def _constraints(tags: Sequence[str], prefixes: dict[str, str], closed: bool) -> TagConstraints:
-    """`closed` spans have to reach their end."""
+    """The constraints of a scheme from the names of its tags; `closed` spans have to reach their end."""
     parsed = []
     for tag in tags:
         prefix, _, kind = tag.partition("-")

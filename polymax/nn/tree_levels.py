@@ -62,7 +62,13 @@ def binary_levels(steps):
             links[linked], links[linked + 1] = place[left[nodes[i]]], place[right[nodes[i]]]
             linked += 2
     sizes, made = sizes[:levels], made[:levels]
-    return sizes[::-1], made[::-1], _flipped(nodes[:done], sizes), _flipped(links[:linked], 2 * made), token
+    return (
+        sizes[::-1],
+        made[::-1],
+        _reversed_blocks(nodes[:done], sizes),
+        _reversed_blocks(links[:linked], 2 * made),
+        token,
+    )
 
 
 @kernel
@@ -108,13 +114,13 @@ def heads_levels(heads):
         levels += 1
         sizes[levels] = done - below
     sizes = sizes[:levels]
-    links = _flipped(parents[sizes[0] : done], sizes[1:]) if levels else parents[:0]
-    return sizes[::-1], _flipped(nodes[:done], sizes), links, _flipped(starts[:done], sizes)
+    links = _reversed_blocks(parents[sizes[0] : done], sizes[1:]) if levels else parents[:0]
+    return sizes[::-1], _reversed_blocks(nodes[:done], sizes), links, _reversed_blocks(starts[:done], sizes)
 
 
 @kernel
-def numbered(tokens):
-    """The different ones among numbers (k,), ascending, and which of them each is."""
+def distinct_places(tokens):
+    """The distinct ones among numbers (k,), ascending, and the place of each number among them."""
     if tokens.size == 0:
         return tokens.copy(), tokens.copy()
     seen = np.zeros(tokens.max() + 1, np.int64)
@@ -123,8 +129,8 @@ def numbered(tokens):
 
 
 @kernel
-def _flipped(values, sizes):
-    """Blocks of values in the other order."""
+def _reversed_blocks(values, sizes):
+    """Blocks of values, the last block first."""
     out, end = np.empty_like(values), values.size
     start = 0
     for size in sizes:

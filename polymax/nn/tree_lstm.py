@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from polymax import _check
 from polymax.nn.child_sums import child_sums, for_children
-from polymax.nn.latent_arcs import hung
+from polymax.nn.latent_arcs import zeros_with_arc_gradient
 from polymax.nn.tree_plan import TreePlan, binary_plan, fits, heads_plan
 from polymax.structures.compact.heads import decode_heads
 
@@ -20,7 +20,7 @@ class TreeStates(NamedTuple):
 
 
 class TreeLSTMCell(nn.Module):
-    """Two nodes to one.
+    """A cell that composes two nodes to one.
 
         i, f_l, f_r, o = sigmoid(W [h_l, h_r, e] + b),    g = tanh(...),    all of them one product
         c = f_l c_l + f_r c_r + i g,        h = o tanh(c)
@@ -49,7 +49,7 @@ class TreeLSTMCell(nn.Module):
         d = self.hidden_dim
         pair = h.flatten(-2)
         gates = self.gates(pair if context is None else torch.cat([pair, context], -1))
-        # slices, but their gradients are put together at once
+        # `split` gives slices whose gradients are put together at once
         logits, proposed = gates.split([4 * d, d], -1)
         forget, add, out = torch.sigmoid(logits).split([2 * d, d, d], -1)
         kept = (forget.unflatten(-1, (2, d)) * c).sum(-2)
@@ -88,16 +88,17 @@ class BinaryTreeLSTM(nn.Module):
         _check.floating(tokens, "tokens")
         if isinstance(trees, TreePlan):
             fits(trees, tokens, at)
-        plan = trees if isinstance(trees, TreePlan) else binary_plan(trees, _width(tokens), _fewer(trees, tokens, at))
-        plan = plan.to(tokens.device)
+        else:
+            trees = binary_plan(trees, _width(tokens), _instances_of_trees(trees, tokens, at))
+        plan = trees.to(tokens.device)
         d = self.cell.hidden_dim
-        leaves = _taken(plan, tokens, self.leaf)
+        leaves = _tokens_by_level(plan, tokens, self.leaf)
         leaf_h, leaf_c = leaves.split(d, -1)
         counts = [level.tokens for level in plan.levels]
         below = leaf_h, leaf_c
         blocks = []
         for level, pairs, *block in zip(
-            plan.levels, plan.tied(), leaf_h.split(counts), leaf_c.split(counts), strict=True
+            plan.levels, plan.links_by_level(), leaf_h.split(counts), leaf_c.split(counts), strict=True
         ):
             if level.composed:
                 made = self.cell(*(x.index_select(0, pairs).reshape(level.composed, 2, d) for x in below))
@@ -144,9 +145,9 @@ class ChildSumTreeLSTM(nn.Module):
             fits(trees, tokens, at)
         elif trees.shape[-1] != _width(tokens):
             raise ValueError(f"heads must be (count, {_width(tokens)}); got {tuple(trees.shape)}")
-        plan = trees if isinstance(trees, TreePlan) else heads_plan(trees, _fewer(trees, tokens, at))
+        plan = trees if isinstance(trees, TreePlan) else heads_plan(trees, _instances_of_trees(trees, tokens, at))
         plan = plan.to(tokens.device)
-        blocks = [h for h, _ in self._composed(plan, tokens)]
+        blocks = [h for h, _ in self._states_by_level(plan, tokens)]
         return _states(plan, blocks, tokens.new_zeros(0, self.hidden_dim))
 
     def along(self, tokens: Tensor, y: Tensor) -> Tensor:
@@ -163,22 +164,22 @@ class ChildSumTreeLSTM(nn.Module):
         plan = heads_plan(decode_heads(y.detach())).to(tokens.device)
         none = tokens.new_zeros(0, self.hidden_dim)
         if not (torch.is_grad_enabled() and y.requires_grad):
-            return _states(plan, [h for h, _ in self._composed(plan, tokens)], none).root
+            return _states(plan, [h for h, _ in self._states_by_level(plan, tokens)], none).root
         with torch.no_grad():
-            h, c = (_states(plan, list(blocks), none).nodes for blocks in zip(*self._composed(plan, tokens)))
+            h, c = (_states(plan, list(blocks), none).nodes for blocks in zip(*self._states_by_level(plan, tokens)))
             forget = nn.functional.linear(tokens, *(t[3 * self.hidden_dim :] for t in self.input.parameters()))
             below = self.forget(h)
-        added = hung(y[:, 1:, 1:], h, c, forget, below)
-        root = _states(plan, [h for h, _ in self._composed(plan, tokens, added)], none).root
+        added = zeros_with_arc_gradient(y[:, 1:, 1:], h, c, forget, below)
+        root = _states(plan, [h for h, _ in self._states_by_level(plan, tokens, added)], none).root
         hanging = y[:, 0, 1:]
         return root + ((hanging - hanging.detach()).unsqueeze(1) @ h).squeeze(1)
 
-    def _composed(
+    def _states_by_level(
         self, plan: TreePlan, tokens: Tensor, added: tuple[Tensor, Tensor] | None = None
     ) -> list[tuple[Tensor, Tensor]]:
         """h and c of each level; `added` (B, n, d) are further terms of s and of c of each token."""
         d = self.hidden_dim
-        inputs = _taken(plan, tokens, self.input)
+        inputs = _tokens_by_level(plan, tokens, self.input)
         counts = [level.composed for level in plan.levels]
         more: list[tuple[Tensor, ...]] = [()] * len(counts)
         if added is not None:
@@ -187,7 +188,7 @@ class ChildSumTreeLSTM(nn.Module):
         h = c = inputs[:0, :d]
         blocks = []
         for level, x, parents, starts, terms in zip(
-            plan.levels, inputs.split(counts), plan.tied(), plan.begun(), more, strict=True
+            plan.levels, inputs.split(counts), plan.links_by_level(), plan.starts_by_level(), more, strict=True
         ):
             gates, forget = x.split([3 * d, d], -1)
             total, kept = terms or (None, None)
@@ -232,7 +233,7 @@ class ChildSumTreeLSTM(nn.Module):
         return out * torch.tanh(c), c
 
 
-def _taken(plan: TreePlan, tokens: Tensor, layer: nn.Linear) -> Tensor:
+def _tokens_by_level(plan: TreePlan, tokens: Tensor, layer: nn.Linear) -> Tensor:
     """The tokens of all trees, as levels take them, after a layer that sees each token once."""
     flat = tokens.flatten(0, 1)
     if plan.used.numel() == plan.tokens.numel():
@@ -244,7 +245,7 @@ def _taken(plan: TreePlan, tokens: Tensor, layer: nn.Linear) -> Tensor:
 def _states(plan: TreePlan, blocks: list[Tensor], none: Tensor) -> TreeStates:
     """The states of roots and nodes, from blocks (size, d) of levels."""
     last = blocks[-1] if blocks else none
-    # the row after the last is what is not there
+    # the row after the last stands for nodes that do not exist
     top = nn.functional.pad(last, (0, 0, 0, 1)).index_select(0, plan.roots.flatten())
     nodes = torch.cat([*blocks, none.new_zeros(1, none.shape[1])]).index_select(0, plan.nodes.flatten())
     return TreeStates(
@@ -272,8 +273,8 @@ def _width(tokens: Tensor) -> int:
     return tokens.shape[1]
 
 
-def _fewer(trees: Tensor, tokens: Tensor, at: Tensor | None) -> Tensor | None:
-    """`at`, which may be left out only where every instance has one tree."""
+def _instances_of_trees(trees: Tensor, tokens: Tensor, at: Tensor | None) -> Tensor | None:
+    """The instance `at` of each tree, which may be left out only where every instance has one tree."""
     if at is None and trees.shape[0] != tokens.shape[0]:
         raise ValueError(f"trees must be ({tokens.shape[0]}, ...), or come with at; got {tuple(trees.shape)}")
     if at is not None and _check.readable(at) and at.numel() and not 0 <= int(at.min()) <= int(at.max()) < len(tokens):
@@ -282,7 +283,7 @@ def _fewer(trees: Tensor, tokens: Tensor, at: Tensor | None) -> Tensor | None:
 
 
 def positive(value: int, name: str) -> int:
-    """A positive integer."""
+    """Refuse a size that is no positive integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a positive integer; got {value!r}")
     return value

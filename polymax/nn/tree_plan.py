@@ -60,11 +60,11 @@ class TreePlan:
         moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "levels"}
         return type(self)(self.levels, **moved)
 
-    def tied(self) -> tuple[Tensor, ...]:
+    def links_by_level(self) -> tuple[Tensor, ...]:
         """The links of each level."""
         return self.links.split([level.children for level in self.levels])
 
-    def begun(self) -> tuple[Tensor, ...]:
+    def starts_by_level(self) -> tuple[Tensor, ...]:
         """The starts of each level."""
         return self.starts.split([level.composed for level in self.levels])
 
@@ -101,7 +101,7 @@ def heads_plan(heads: Tensor, at: Tensor | None = None) -> TreePlan:
 
     Example:
         >>> plan = heads_plan(torch.tensor([[2, 0, 2], [0, 1, -1]]))
-        >>> [parents.tolist() for parents in plan.tied()]  # two children of the first root, one of the second
+        >>> [parents.tolist() for parents in plan.links_by_level()]  # two children of the first root, one of the second
         [[], [0, 0, 1]]
     """
     from polymax.nn.tree_levels import heads_levels
@@ -123,11 +123,11 @@ def _plan(
     levels: list[Level], tables: tuple[np.ndarray, np.ndarray], nodes: np.ndarray, taken: np.ndarray, shape: torch.Size
 ) -> TreePlan:
     """A plan from links and starts, the nodes of all blocks, and the tokens that are taken, in this order."""
-    from polymax.nn.tree_levels import numbered
+    from polymax.nn.tree_levels import distinct_places
 
     place = np.full(shape.numel(), nodes.size)
     place[nodes] = np.arange(nodes.size)
-    used, tokens = numbered(taken)
+    used, tokens = distinct_places(taken)
     last = levels[-1].composed + levels[-1].tokens if levels else 0
     top = torch.from_numpy(nodes[nodes.size - last :])
     roots = _rows(torch.arange(last), top // max(shape[1], 1), shape[0])
@@ -168,7 +168,7 @@ def _refuse_long(lengths: Tensor, n: int) -> None:
 
 
 def fits(plan: TreePlan, tokens: Tensor, at: Tensor | None) -> None:
-    """Tokens (B, n, dim) have what the plan takes from them."""
+    """Refuse tokens (B, n, dim) that have not what the plan takes from them."""
     if tokens.dim() != 3:
         raise ValueError(f"tokens must be (B, n, dim); got {tuple(tokens.shape)}")
     if at is not None:

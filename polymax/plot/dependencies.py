@@ -94,7 +94,7 @@ def arc_levels(arcs: Sequence[Arc]) -> dict[Arc, int]:
 
 
 def _places(heads: Sequence[int], tokens: Sequence[str], names: Sequence[str]) -> tuple[list[float], float]:
-    """Where words stand, in points, and how wide all is: neighbours do not touch, and labels fit into their arcs."""
+    """The places of words in points, and the width of the picture: words do not touch, labels fit into their arcs."""
     halves = [text_width(token) / 2 + GAP / 2 for token in tokens]
     gaps = [a + b for a, b in zip(halves, halves[1:])]
     arcs = [(head, word) for word, head in enumerate(heads, 1) if head]
@@ -113,7 +113,7 @@ def _places(heads: Sequence[int], tokens: Sequence[str], names: Sequence[str]) -
 
 
 def _ends(heads: Sequence[int], x: Sequence[float], tokens: Sequence[str]) -> dict[Arc, tuple[float, float]]:
-    """Where arcs begin and end: on the side of a word that they go to, shorter ones farther out, so that none cross."""
+    """The ends of arcs: on the side of a word that an arc goes to, shorter arcs farther out, so that none cross."""
     touching: dict[tuple[int, int], list[Arc]] = {}
     for word, head in enumerate(heads, 1):
         if head:

@@ -101,7 +101,7 @@ def borders(w: np.ndarray) -> tuple[list[Segment], list[Segment]]:
 
 
 def cluster_numbers(w: np.ndarray) -> list[tuple[int, int, int]]:
-    """(row, column, number) of each weight that has an equal one in its row beyond a different weight.
+    """Triples (row, column, number), one for each weight that has an equal one in its row beyond a different weight.
 
     The groups of a row are numbered from 1, the largest weight first.
     """
@@ -130,7 +130,7 @@ def _weights(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> np.nd
 
 
 def _figure_size(rows: Sequence[str], columns: Sequence[str], colorbar: bool) -> tuple[float, float]:
-    """Inches: cells, and the words beside and, slanted, above them."""
+    """The size of the figure in inches: the cells, the words beside them, and the slanted words above them."""
     beside, above = ([text_width(text) / 72 for text in Lettering(words).texts] for words in (rows, columns))
     # a slanted word is as wide as it reaches over the last column
     over = max(width * np.cos(np.radians(SLANT)) - 0.42 * place for place, width in enumerate(reversed(above)))

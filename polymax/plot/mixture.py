@@ -110,7 +110,7 @@ def _draw(structure: Any, parts: list[Any], tokens: Any, others: Any, ax: Any) -
 
 
 def _size(structure: Any, first: Any, tokens: Sequence[str] | None) -> tuple[float, float]:
-    """Inches for one structure."""
+    """The size in inches of the picture of one structure."""
     n = max(first.shape[1:3])
     widest = max((text_width(t) for t in Lettering(tokens).texts), default=0.0) if tokens else 0.0
     height = 0.7 + 0.3 * first.shape[2] if isinstance(structure.compact, Tags) else 1.9

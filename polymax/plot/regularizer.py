@@ -101,9 +101,10 @@ def disc(radius: float = 2.0, rings: int = 20) -> torch.Tensor:
     return points[points.norm(dim=-1) <= radius * (1 + 1e-9)]
 
 
-def _shade(ax: Any, regularizer: Any, side: int = 120) -> None:
+def _shade(ax: Any, regularizer: Any) -> None:
     from matplotlib.tri import Triangulation
 
+    side = 120
     i, j = (index.flatten() for index in np.meshgrid(np.arange(side + 1), np.arange(side + 1), indexing="ij"))
     inside = i + j <= side
     p = np.stack([i, j, side - i - j], -1)[inside] / side

@@ -67,7 +67,7 @@ def sequence(
 
 
 def weights(name: str, values: Any) -> np.ndarray:
-    """Values as an array of finite numbers that are not negative."""
+    """Values as an array; refused unless they are finite and not negative."""
     w = array(name, values)
     if not np.all((w >= 0) & (w < np.inf)):
         raise ValueError(f"{name} must be finite and not negative")
@@ -75,7 +75,7 @@ def weights(name: str, values: Any) -> np.ndarray:
 
 
 def words(name: str, labels: Sequence[str] | None, size: int, first: int = 0) -> list[str]:
-    """As many labels as asked for, as they are drawn, by default the numbers from `first`."""
+    """The given labels, or by default the numbers from `first`, checked and ready to be drawn."""
     if labels is None:
         return [str(k) for k in range(first, first + size)]
     if isinstance(labels, str) or len(labels) != size:

@@ -72,7 +72,7 @@ def _values(layers: list[AttentionStatistics], measure: str) -> np.ndarray:
 
 
 def _short(value: float) -> str:
-    """At most four characters for what is below a thousand.
+    """A number as text, in at most four characters if it is below a thousand.
 
     Example:
         >>> _short(3.14159), _short(25.0), _short(1234.5)

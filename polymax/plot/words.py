@@ -49,7 +49,7 @@ def escaped(word: str) -> str:
 
 
 def shortened(word: str) -> str:
-    """A word of at most 60 characters, its middle left out.
+    """The word in at most 60 characters; the middle of a longer one is left out.
 
     Example:
         >>> len(shortened("x" * 300)), shortened("short")
@@ -83,7 +83,7 @@ def write_title(ax: Any, word: Any, **look: Any) -> None:
 
 
 def write_legend(ax: Any, handles: Sequence[Any], words: Sequence[Any], **options: Any) -> None:
-    """Write what handles stand for; words that begin with an underscore, which matplotlib leaves out, included."""
+    """Write a legend, in which names that begin with an underscore, which matplotlib would leave out, are kept."""
     lettering = Lettering(words)
     legend = ax.legend(handles, [str(k) for k in range(len(handles))], **options)
     for text, word in zip(legend.get_texts(), lettering.texts, strict=True):
@@ -127,7 +127,7 @@ def _plain_fonts() -> list[tuple[str, str]]:
 
 @cache
 def _charmap(file: str) -> frozenset[int]:
-    """The letters that a font has; none of a file that cannot be read."""
+    """The letters that a font has; none where its file cannot be read."""
     from matplotlib.font_manager import get_font
 
     try:

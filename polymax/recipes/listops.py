@@ -67,7 +67,7 @@ class Expression:
 
     @property
     def value(self) -> int:
-        """The digit that it comes to."""
+        """The digit that the expression evaluates to."""
         return self._parsed[0]
 
     @property
@@ -105,7 +105,7 @@ class Expression:
 
     @cached_property
     def _parsed(self) -> tuple[int, int, tuple[tuple[int, int], ...]]:
-        """Value, depth and spans."""
+        """The value, the depth and the spans of the expression."""
         spans: list[tuple[int, int]] = []
         # the outermost frame stands for the whole text
         starts, arguments = [0], [list[int]()]
@@ -193,7 +193,7 @@ class Grammar:
             yield Expression(tokens)
 
     def _tokens(self, uniform: Iterator[float]) -> tuple[str, ...] | None:
-        """One expression; None if it breaks the limits."""
+        """The tokens of one random expression; None if it breaks the limits."""
         tokens: list[str] = []
         # how many arguments each open operator still takes
         open_: list[int] = []

@@ -81,7 +81,7 @@ def part_of(file: Path) -> Path:
 
 
 @contextmanager
-def placed(file: Path) -> Iterator[Path]:
+def atomic_write(file: Path) -> Iterator[Path]:
     """A path to write to; what is there at the end of the block takes the place of the file."""
     if is_special(file):
         yield file
@@ -91,7 +91,7 @@ def placed(file: Path) -> Iterator[Path]:
     temporary.unlink(missing_ok=True)
     try:
         yield temporary
-        put(temporary, file)
+        move_into_place(temporary, file)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         if error.errno in FULL:
@@ -102,7 +102,7 @@ def placed(file: Path) -> Iterator[Path]:
         raise
 
 
-def put(temporary: Path, file: Path) -> None:
+def move_into_place(temporary: Path, file: Path) -> None:
     """Let a file that is whole take the place of another, after it has reached the disk."""
     with temporary.open("rb") as opened:
         os.fsync(opened.fileno())
@@ -114,7 +114,7 @@ def put(temporary: Path, file: Path) -> None:
 
 def save_picture(figure: Any, out: Path, **how: Any) -> None:
     """Save a figure of matplotlib; the ending of the name tells the format, and a name without one is PNG."""
-    with placed(out) as temporary:
+    with atomic_write(out) as temporary:
         figure.savefig(temporary, format=out.suffix.removeprefix(".") or "png", **how)
 
 

@@ -85,7 +85,7 @@ def _column(path: Path, number: int, text: str, group: int) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Entry point of `python -m polymax.recipes.split`."""
     parser = argparse.ArgumentParser(prog="python -m polymax.recipes.split", description=__doc__.split("\n")[0])
     parser.add_argument("file", type=Path, help="trees, sentences or lines, plain or .gz")
     parser.add_argument("--out", type=Path, required=True, help="directory of the parts")

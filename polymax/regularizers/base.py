@@ -73,7 +73,7 @@ class Regularizer(ABC):
         return torch.where(dead, -torch.inf, whole).to(x.dtype)
 
     def omega(self, p: Tensor, dim: int = -1) -> Tensor:
-        """gamma Omega(p)."""
+        """The regularizer's value gamma Omega(p)."""
         _check.floating(p, "p")
         rows, point = self._rows(p, dim)
         return (rows.omega_rows(wide(point)) * rows._gamma_of_rows()).to(p.dtype)

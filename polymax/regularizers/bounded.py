@@ -140,7 +140,7 @@ class Capped(Function):
 
 
 class RoundedCapped(Function):
-    """The same in half precision, and before rounding, by which the backward pass tells what is at a bound."""
+    """`Capped` in half precision: the rounded weights, and those before rounding, which tell what is at a bound."""
 
     generate_vmap_rule = True
 

@@ -64,7 +64,7 @@ def _slope(fn: Callable[[Tensor], Tensor], p: Tensor) -> Tensor:
 
 
 def _number(fn: Callable[[Tensor], Tensor]) -> int:
-    """By which operators find the function."""
+    """The number by which operators find the function."""
     _FUNCTIONS[id(fn)] = fn
     return id(fn)
 
@@ -75,7 +75,7 @@ _number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @contextmanager
 def _with_autograd() -> Iterator[None]:
-    """Where a compiled graph has switched autograd off altogether, let fn be derived nevertheless; nothing else is."""
+    """Switch autograd on for fn alone, where a compiled graph has switched it off altogether."""
     exclude = torch._C._SetExcludeDispatchKeyGuard
     with exclude(torch._C.DispatchKey.AutogradFunctionality, False), torch.no_grad():
         yield

@@ -16,6 +16,7 @@ from polymax.kernels.tv_prox import tv_prox
 from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, positive
+from polymax.regularizers.fused_weights import FusedWeights, OscarWeights, step, weights
 
 # the alpha of Tsallis entropies that is sparsemax
 SPARSEMAX = 2.0
@@ -44,11 +45,13 @@ class Fused(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            return weights(FusedWeights, x, _per_row(self.strength, x))
         y = applied(Fusedmax, wide(x), _per_row(self.strength, x))[0]
         return y if y.dtype == x.dtype else y.to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
-        variation = _step(p, keep).abs().sum(-1)
+        variation = step(p, keep).abs().sum(-1)
         return Gini().omega_rows(p) + _per_row(self.strength, p) * variation
 
 
@@ -73,6 +76,8 @@ class Oscar(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            return weights(OscarWeights, x, _per_row(self.strength, x))
         y = applied(Oscarmax, wide(x), _per_row(self.strength, x))[0]
         return y if y.dtype == x.dtype else y.to(x.dtype)
 
@@ -100,17 +105,20 @@ class Fusedmax(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*output)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, v: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None]:
+        if v is None:
+            return None, None
         y, z = ctx.saved_tensors
         dx = _projected(z, v, None, y)
         dstrength = None
         if ctx.needs_input_grad[1]:
             # x - z = strength D^T sign(D z), so strength moves x by -D^T sign(D z)
             keep = z > -torch.inf
-            dstrength = -(_step(dx, keep) * torch.sign(_step(z.detach(), keep))).sum(-1)
+            dstrength = -(step(dx, keep) * torch.sign(step(z.detach(), keep))).sum(-1)
         return dx, dstrength
 
 
@@ -157,10 +165,13 @@ class Oscarmax(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*output)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, v: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None]:
+        if v is None:
+            return None, None
         y, z, order = ctx.saved_tensors
         dx = _projected(z, v, order, y)
         dstrength = None
@@ -175,15 +186,3 @@ def _per_row(strength: float | Tensor, x: Tensor) -> Tensor:
     if not isinstance(strength, Tensor):
         return constant(float(strength), x.dim() - 1, wide(x).dtype, x.device)
     return strength.to(wide(x).dtype).expand(*x.shape[:-1], 1).squeeze(-1)
-
-
-def _step(p: Tensor, keep: Tensor | None) -> Tensor:
-    """p_i - p_j with j the last entry to keep before i; 0 where there is none."""
-    n = p.shape[-1]
-    index = torch.arange(n, device=p.device).expand(p.shape)
-    if keep is not None:
-        index = torch.where(keep, index, -1)
-    last = torch.cummax(index, -1).values if keep is not None else index
-    before = torch.cat([torch.full_like(last[..., :1], -1), last[..., :-1]], -1) if n else last
-    valid = before >= 0 if keep is None else (before >= 0) & keep
-    return torch.where(valid, p - p.gather(-1, before.clamp(min=0)), 0)

@@ -91,7 +91,7 @@ class Grouped(Regularizer):
         return ((p.double().square().sum(-1) - 1) / 2 + penalty).to(p.dtype)
 
     def _members(self, x: Tensor) -> Tensor:
-        """(n, groups), 1 where an entry is in a group."""
+        """The matrix (n, groups) with 1 where an entry is in a group."""
         n = x.shape[-1]
         return _membership(self._groups_of(n), n, x.device)
 

@@ -14,7 +14,7 @@ from polymax.regularizers.threshold import threshold
 
 @dataclass(frozen=True)
 class Norm(Regularizer):
-    """The alpha-norm: sparse, and less so the larger alpha.
+    """The alpha-norm, whose mapping is sparse, the less so the larger alpha.
 
         Omega(p) = norm_alpha(p) - 1
 

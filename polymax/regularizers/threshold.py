@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from polymax._dispatch import plain, wrapped
 from polymax._function import applied
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
@@ -26,7 +27,7 @@ def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensit
         return _traced().apply(x, None, float(alpha), family, sensitivity)
     # the common call, kept short: it costs microseconds
     if x.requires_grad and torch.is_grad_enabled():
-        return Weights.apply(x, float(alpha), family)
+        return (Weights.apply if wrapped(x) else _weights)(x, float(alpha), family)
     return kernels.threshold(x, float(alpha), family)
 
 
@@ -40,7 +41,12 @@ class Weights(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, family: int) -> Tensor:
-        y = kernels.threshold.cpu(x, alpha, family) if x.is_cpu else kernels.threshold(x, alpha, family)
+        if x.is_cpu:
+            y = kernels.threshold.cpu(x, alpha, family)
+        elif x.is_cuda and plain(x):
+            y = kernels.threshold.cuda(x, alpha, family)
+        else:
+            y = kernels.threshold(x, alpha, family)
         ctx.save_for_backward(y)
         ctx.alpha, ctx.family = alpha, family
         return y
@@ -48,7 +54,13 @@ class Weights(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, None]:
         (y,) = ctx.saved_tensors
+        if y.is_cuda and not torch.is_grad_enabled() and plain(y, v):
+            return kernels.threshold_backward.cuda(y, v, ctx.alpha, ctx.family), None, None
         return jacobian(y, v, ctx.alpha, ctx.family, None), None, None
+
+
+# torch's way to a function looks for torch.func on its way, which `threshold` has done
+_weights = super(Function, Weights).apply
 
 
 class Threshold(Function):

@@ -58,15 +58,15 @@ class Batcher:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            jobs, ended = self._gathered(job)
+            jobs, ended = self._next_batch(job)
             started = [one for one in jobs if one.result.set_running_or_notify_cancel()]
             if started:
                 self._compute(started)
             if ended:
                 return
 
-    def _gathered(self, first: _Job) -> tuple[list[_Job], bool]:
-        """The jobs of a batch, and whether the end was asked for meanwhile."""
+    def _next_batch(self, first: _Job) -> tuple[list[_Job], bool]:
+        """The jobs of the next batch, and True if the thread was asked to end meanwhile."""
         jobs, count, until = [first], len(first.inputs), time.monotonic() + self.wait
         while count < self.most:
             try:

@@ -7,7 +7,7 @@ import rich
 import typer
 
 from polymax.cli import plain_errors
-from polymax.recipes.training.commands import Device, Late, RunDirectory, Threads, loaded
+from polymax.recipes.training.commands import Device, Late, RunDirectory, Threads, load_run
 from polymax.recipes.training.settings import use_threads
 from polymax.serve.predictions import Served, routes
 from polymax.serve.server import Limits, Server
@@ -33,14 +33,14 @@ def serve(
     """
     logging.basicConfig(format="%(levelname)s %(message)s")
     with plain_errors("stopped", ValueError), use_threads(threads):
-        served = Served.of(run, loaded(run, device, options), most)
+        served = Served.of(run, load_run(run, device, options), most)
         limits = Limits(body=body, computing=seconds)
         with Server((host, port), routes([served], limits), limits=limits) as server:
             run_forever(server, f"{run}: {served.trained.task.name} at {server.url}api/predict")
 
 
 def run_forever(server: Server, said: str) -> None:
-    """Answer until Ctrl-C."""
+    """Answer requests until Ctrl-C is pressed."""
     console = rich.get_console()
     console.print(said, highlight=False, soft_wrap=True, markup=False)
     if not server.is_local:

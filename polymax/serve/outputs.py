@@ -13,7 +13,7 @@ from polymax.recipes.training.task import Trained
 
 
 def outputs_of(trained: Trained, inputs: list[Any]) -> list[dict[str, Any]]:
-    """The results of inputs as dicts."""
+    """The results of a model for these inputs, as dicts."""
     return [plain_result(one) for one in trained.results(inputs)]
 
 
@@ -55,9 +55,9 @@ def alternatives_of(trained: Trained, inputs: list[Any]) -> list[list[dict[str, 
 
 
 def _taggings(trained: Trained, sentences: list[list[str]]) -> Iterator[list[dict[str, Any]]]:
-    from polymax.recipes.tag.task import _encoded, taggings_of
+    from polymax.recipes.tag.task import taggings_of, untagged_sentences
 
-    for found in taggings_of(trained, _encoded(trained, sentences)):
+    for found in taggings_of(trained, untagged_sentences(trained, sentences)):
         yield [{"probability": rounded(p, 6), "tags": tags} for p, tags in found]
 
 

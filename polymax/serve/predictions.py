@@ -36,8 +36,8 @@ class Served:
 
         return cls(path.resolve().name, trained, Batcher(compute, most))
 
-    def described(self) -> dict[str, Any]:
-        """What a client needs to know of it."""
+    def description(self) -> dict[str, Any]:
+        """The description of this run that clients are given."""
         task = self.trained.task
         return {
             "name": self.name,
@@ -57,7 +57,7 @@ def routes(runs: Sequence[Served], limits: Limits) -> Mapping[tuple[str, str], R
         "seconds": limits.computing,
     }
     document = Answer.of(schema([run.trained.task.name for run in runs], limits))
-    listed = Answer.of({"runs": [run.described() for run in runs], "limits": bounds})
+    listed = Answer.of({"runs": [run.description() for run in runs], "limits": bounds})
 
     def predict(rest: list[str], body: Any) -> Answer:
         run, inputs, alternatives = checked(runs, limits, body)

@@ -84,7 +84,7 @@ UNKNOWN: dict[str, Any] = {"description": "what the task takes"}
 
 
 def input_schema(task: str) -> dict[str, Any]:
-    """What an input of a task is."""
+    """The JSON schema of an input of a task."""
     return INPUTS.get(task, UNKNOWN)
 
 

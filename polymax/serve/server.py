@@ -42,7 +42,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent back."""
+    """A response: its status, its type and its body."""
 
     body: bytes
     kind: str = JSON
@@ -50,7 +50,7 @@ class Answer:
 
     @classmethod
     def of(cls, data: Any, status: int = 200) -> "Answer":
-        """An answer in JSON."""
+        """The response with this object as JSON."""
         return cls(json.dumps(data, ensure_ascii=False, allow_nan=False).encode(), JSON, status)
 
 
@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer("POST")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class refuses by itself, in JSON like all other errors."""
+        """Send what the base class refuses by itself as JSON, like all other errors."""
         self.close_connection = True
         self._send(Answer.of({"error": message or "the request cannot be read"}, code), "GET")
 
@@ -124,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, method: str) -> None:
         try:
-            answer = self._found(method)
+            answer = self._answer_for(method)
         except Refused as refused:
             answer = Answer.of({"error": str(refused)}, refused.status)
         except (ValueError, TypeError, IndexError) as error:
@@ -136,7 +136,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = Answer.of({"error": "the server failed; its log says why"}, 500)
         self._send(answer, method)
 
-    def _found(self, method: str) -> Answer:
+    def _answer_for(self, method: str) -> Answer:
         # the body is read first: what is left of it would be taken for the next request
         body = self._body() if method == "POST" else None
         self._check_host()
@@ -158,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
         raise Refused(404, f"there is no {path}")
 
     def _check_host(self) -> None:
-        """A page of another site that gives itself this machine's address is refused."""
+        """Refuse a page of another site whose name leads to this machine's address."""
         if not self.server.is_local:
             return
         host = self.headers.get("Host", "")
@@ -208,7 +208,7 @@ class Handler(BaseHTTPRequestHandler):
         self._drain()
 
     def _drain(self) -> None:
-        """Read on for a while, and forget it: a client that is still sending sees no answer before it has sent."""
+        """Read the rest of a body for a while and discard it: a client sees no answer while it is still sending."""
         left, self._unread = min(self._unread, DRAINED), 0
         while left > 0 and (read := self.rfile.read1(min(left, 1 << 16))):
             left -= len(read)
@@ -243,7 +243,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A thread for the connection, or an answer that there are too many."""
+        """Start a thread for the connection, or answer that there are too many."""
         if self._slots.acquire(blocking=False):
             super().process_request(request, client_address)
             return

@@ -15,7 +15,7 @@ from polymax.structures.base import Parts, Structure
 
 
 class Smoothing(ABC):
-    """A set and a smoothing; those with an Omega have a temperature `gamma`, which multiplies it."""
+    """A smoothed maximum over a set of structures; where it has an Omega, the temperature `gamma` multiplies it."""
 
     structure: Structure
 
@@ -45,7 +45,10 @@ class Smoothing(ABC):
         return 0.0
 
     def best_of(self, *scores: Tensor) -> Tensor:
-        """The score, less Omega, of a target known in part: `scores` are -inf where it forbids parts; by MAP here."""
+        """The score, less Omega, of a target of which parts are known: `scores` are -inf at the parts that it forbids.
+
+        Here the target is the best of the structures that are left; sums over all of them are for subclasses.
+        """
         return self.structure.best_score(*scores)
 
     def with_lengths(self, lengths: Any) -> Self:

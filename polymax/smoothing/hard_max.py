@@ -30,7 +30,7 @@ class HardMax(Smoothing):
         return self.structure.map(*scores)
 
     def solve(self, *scores: Tensor) -> Any:
-        """The point of a factor graph, whose maximum is a linear relaxation, and if it is integral and so exact."""
+        """The best point of a factor graph's linear relaxation; where it is integral, it is the best structure."""
         found = self.structure.relaxed(*checked(scores))
         if found is None:
             name = type(self.structure).__name__

@@ -43,12 +43,12 @@ class LocalMax(Smoothing):
         positive(self.gamma, "gamma")
 
     def max(self, *scores: Tensor) -> Tensor:
-        gamma, unit = self._split
+        gamma, unit = self._gamma_and_regularizer
         scaled = scaled_scores(self.structure, checked(scores), gamma)
         return restore_scale(smoothed_value(self.structure, unit, scaled), gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
-        gamma, unit = self._split
+        gamma, unit = self._gamma_and_regularizer
         scaled = scaled_scores(self.structure, self.structure.full(*checked(scores)), gamma)
         return narrow(smoothed_expectation(self.structure, unit, scaled), scores[0].dtype)
 
@@ -59,21 +59,21 @@ class LocalMax(Smoothing):
         return 0.0
 
     def omega(self, mu: Parts) -> Tensor:
-        """Known where expected parts determine the choices of the recursion, and at structures, where it is 0."""
+        """Omega(mu), (*batch,): known at structures, where it is 0, and where mu determines the recursion's choices."""
         return restore_scale(self.structure.omega(mu, self.regularizer), self.gamma)
 
     def best_of(self, *scores: Tensor) -> Tensor:
-        """All that are allowed count, as the recursion smooths them."""
+        """The smoothed maximum over all structures that are allowed."""
         return self.max(*scores)
 
     def distribution(self, *scores: Tensor) -> Walk:
         """The random walk from the root: at each node a hyperedge, drawn by its weight."""
-        gamma, unit = self._split
+        gamma, unit = self._gamma_and_regularizer
         return Walk(self.structure, scaled_scores(self.structure, checked(scores), gamma), unit, scores[0].dtype)
 
     @property
-    def _split(self) -> tuple[float | Tensor, Regularizer]:
-        """What divides the scores, and the regularizer of the scores so divided: the kernels know no gamma."""
+    def _gamma_and_regularizer(self) -> tuple[float | Tensor, Regularizer]:
+        """The gamma that scores are divided by, and the regularizer without it: the kernels know no gamma."""
         alpha = kernel_alpha(self.regularizer)
         if alpha is None or alpha == HARD:
             return self.gamma, self.regularizer

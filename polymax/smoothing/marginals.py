@@ -50,11 +50,11 @@ class Marginals(Smoothing):
         return restore_scale(self.structure.omega(mu, Shannon()), self.gamma)
 
     def best_of(self, *scores: Tensor) -> Tensor:
-        """All that are allowed count, by their probabilities."""
+        """gamma times the log of the sum over all structures that are allowed."""
         return self.max(*scores)
 
     def distribution(self, *scores: Tensor) -> Gibbs:
-        """p(y) = exp(<scores, y> / gamma) / Z."""
+        """The Gibbs distribution p(y) = exp(<scores, y> / gamma) / Z over whole structures."""
         if not isinstance(self.structure, Sampled):
             raise TypeError(f"{type(self.structure).__name__} cannot be sampled: it has no `gibbs`")
         return self.structure.gibbs(scaled_scores(self.structure, checked(scores), self.gamma), scores[0].dtype)

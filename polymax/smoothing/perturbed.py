@@ -58,20 +58,20 @@ class Perturbed(Smoothing):
         return self.argmax(*scores, generator=generator)
 
     def max(self, *scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return applied(_Values, self, *self._drawn(scores, generator)).mean(0).to(scores[0].dtype)
+        return applied(_Values, self, *self._noise_for(scores, generator)).mean(0).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor, generator: torch.Generator | None = None) -> Parts:
-        drawn = self._drawn(scores, generator)
+        drawn = self._noise_for(scores, generator)
         y = self._best(drawn)
         mu = tuple(t.mean(0) for t in applied(_Vertices, self, *tensors(y), *drawn))
         return narrow(mu[0] if isinstance(y, Tensor) else y._make(mu), scores[0].dtype)
 
     def omega(self, mu: Parts) -> Tensor:
-        """Unknown: it is the conjugate of an expectation."""
+        """Refused: Omega, the conjugate of an expectation, has no closed form."""
         raise UnknownOmega("the Omega of Perturbed has no closed form")
 
-    def _drawn(self, scores: tuple[Tensor, ...], generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        """gamma, the scores in the shape of structures, and noise (samples, ...) for each tensor of them."""
+    def _noise_for(self, scores: tuple[Tensor, ...], generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        """gamma, the scores in the shape of structures, and noise (samples, ...) for each of their tensors."""
         full = self.structure.full(*checked(scores))
         gamma = torch.as_tensor(self.gamma, dtype=full[0].dtype, device=full[0].device)
         # a derivative in a score is estimated from the noise on it: transitions get theirs too
@@ -79,7 +79,7 @@ class Perturbed(Smoothing):
 
     def _noisy(self, drawn: tuple[Tensor, ...]) -> tuple[Structure, tuple[Tensor, ...]]:
         """The set for all draws, and scores + gamma z."""
-        gamma, scores, noise = _split(tuple(t.detach() for t in drawn))
+        gamma, scores, noise = _unpack_draws(tuple(t.detach() for t in drawn))
         dims = self.structure.event_dims(*scores)
         noisy = tuple(x + _beside(gamma, d) * z for x, z, d in zip(scores, noise, dims, strict=True))
         return self.structure.stack(self.samples, *scores), noisy
@@ -106,7 +106,7 @@ class _Values(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         drawn = ctx.saved_tensors
-        gamma, scores, noise = _split(drawn)
+        gamma, scores, noise = _unpack_draws(drawn)
         y = tensors(ctx.op._best(drawn))
         if not torch.compiler.is_compiling():
             # a compiled backward pass is not derived again
@@ -134,7 +134,7 @@ class _Vertices(Function):
     def backward(ctx: Any, *g: Tensor) -> tuple[Any, ...]:
         op, count = ctx.op, len(g)
         y = ctx.saved_tensors[:count]
-        gamma, scores, noise = _split(ctx.saved_tensors[count:])
+        gamma, scores, noise = _unpack_draws(ctx.saved_tensors[count:])
         dims = op.structure.event_dims(*scores)
         best = op.structure.map(*scores) if op.control_variate else None
         # the mean of slopes is 0, so that a structure which does not depend on the noise changes nothing
@@ -151,7 +151,7 @@ class _Vertices(Function):
         return None, *(None for _ in y), wider, *grads, *(None for _ in noise)
 
 
-def _split(drawn: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+def _unpack_draws(drawn: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
     count = len(drawn) // 2
     return drawn[0], drawn[1 : 1 + count], drawn[1 + count :]
 
@@ -161,7 +161,7 @@ def _usable(op: Perturbed, y: tuple[Tensor, ...], best: Parts | None) -> tuple[T
 
 
 def _beside(t: Tensor, dims: int) -> Tensor:
-    """A tensor of instances, to stand beside one with `dims` more dimensions."""
+    """A tensor (*batch,) with `dims` dimensions of size 1 appended, so that it broadcasts over events."""
     return t.reshape(*t.shape, *[1] * dims)
 
 

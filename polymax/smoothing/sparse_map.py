@@ -14,7 +14,7 @@ from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
 from polymax.smoothing.temperature import restore_scale, scaled_scores
 from polymax.solvers import ActiveSet, Solution, Solver
-from polymax.solvers.mixture import best_value, weights_and_mean
+from polymax.solvers.mixture import best_value, mean, weights_and_mean
 from polymax.solvers.traced import traced
 from polymax.structures.base import Parts, Structure, tensors
 
@@ -62,14 +62,16 @@ class SparseMap(Smoothing):
         return restore_scale(value, self.gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
-        cold = scaled_scores(self.structure, checked(scores), self.gamma)
+        cold = checked(scores)
+        if type(self.gamma) is not float or self.gamma != 1:
+            cold = scaled_scores(self.structure, cold, self.gamma)
         mu = self.structure.projection(*cold)
         if mu is None:
             if torch.compiler.is_compiling():
-                _, *parts = traced(self.solver, self.structure, cold)
+                parts = traced(self.solver, self.structure, cold)[1:]
             else:
                 derived = _derived(cold)
-                _, *parts = weights_and_mean(self.structure, self._solved(cold, None, derived), cold, derived)
+                parts = mean(self.structure, self._solved(cold, None, derived), cold, derived)
             mu = self.structure.named(*parts)
         return mu if cold[0].dtype == scores[0].dtype else narrow(mu, scores[0].dtype)
 

@@ -10,7 +10,7 @@ def scaled_scores(structure: Structure, scores: tuple[Tensor, ...], gamma: float
     """scores / gamma; gamma is a number, or a tensor that broadcasts to (*batch,)."""
     if not isinstance(gamma, Tensor):
         return scores if gamma == 1 else tuple(x / gamma for x in scores)
-    return tuple(_divided(x, gamma, dims) for x, dims in zip(scores, structure.event_dims(*scores), strict=True))
+    return tuple(_divide(x, gamma, dims) for x, dims in zip(scores, structure.event_dims(*scores), strict=True))
 
 
 def restore_scale(value: Tensor, gamma: float | Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def restore_scale(value: Tensor, gamma: float | Tensor) -> Tensor:
     return torch.where(dead, value, torch.where(dead, 0, value) * gamma)
 
 
-def _divided(x: Tensor, gamma: Tensor, dims: int) -> Tensor:
+def _divide(x: Tensor, gamma: Tensor, dims: int) -> Tensor:
     by = gamma.to(x.dtype).reshape(*gamma.shape, *[1] * dims) if gamma.dim() else gamma.to(x.dtype)
     # a forbidden part stays out of the derivative in gamma, where it would be inf * 0
     keep = x > -torch.inf

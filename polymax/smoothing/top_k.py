@@ -53,7 +53,7 @@ class TopKSparsemax(Smoothing):
         return self.distribution(*scores).mean
 
     def omega(self, mu: Parts) -> Tensor:
-        """Known at structures, where it is 0; in between it has no closed form."""
+        """Omega(mu), (*batch,): it is 0 at structures, and has no closed form between them."""
         if not self.structure.compact.whole(mu):
             raise UnknownOmega("the Omega of TopKSparsemax has no closed form away from structures")
         return HardMax(self.structure).omega(mu)
@@ -71,7 +71,7 @@ class TopKSparsemax(Smoothing):
         """
         cold = scaled_scores(self.structure, checked(scores), self.gamma)
         with torch.no_grad():
-            y, known = self._listed(cold)
+            y, known = self._k_best(cold)
             undefined = undefined_parts(self.structure, cold)
         values = torch.where(known, self.structure.rescore(y, *(x.double() for x in cold)), -torch.inf)
         if undefined is not None:
@@ -80,6 +80,6 @@ class TopKSparsemax(Smoothing):
             values = torch.where(bad, nan_of(self.structure, cold, undefined).unsqueeze(-1), values)
         return y, values, undefined
 
-    def _listed(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def _k_best(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         y, values = self.structure.kbest(scores, self.k)
         return tensors(y)[0].double(), values > -torch.inf

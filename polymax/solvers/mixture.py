@@ -21,15 +21,23 @@ from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Structure, tensors
 
 
+def mean(
+    structure: Structure, solution: Solution, scores: tuple[Tensor, ...], derived: bool = True
+) -> tuple[Tensor, ...]:
+    """mu, a tensor for each of the scores; differentiable if they are to be derived."""
+    # a call costs microseconds, and the common one is short: `_mixed`, written out
+    found = solution.found
+    mixed = _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)
+    return applied(_Mean, mixed, False, *mixed.full(scores)) if derived else mixed.mean(scores[0].dtype)
+
+
 def weights_and_mean(
     structure: Structure, solution: Solution, scores: tuple[Tensor, ...], derived: bool = True
 ) -> tuple[Tensor, ...]:
     """p (*batch, k) in float64, and mu, a tensor for each of the scores; differentiable if they are to be derived."""
-    # a call costs microseconds, and the common one is short: `_mixed`, written out
-    found = solution.found
-    mixed = _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)
+    mixed = _mixed(structure, solution)
     if derived:
-        return applied(_Mean, mixed, *mixed.full(scores))
+        return applied(_Mean, mixed, True, *mixed.full(scores))
     return solution.probs, *mixed.mean(scores[0].dtype)
 
 
@@ -43,7 +51,7 @@ def best_value(structure: Structure, solution: Solution, scores: tuple[Tensor, .
 
 def response_of(structure: Structure, solution: Solution, moved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """How mu follows scores that move along `moved`, in full shape: a symmetric linear map."""
-    return _mixed(structure, solution).response(torch.zeros_like(solution.probs), moved)[1:]
+    return _mixed(structure, solution).response(None, moved)[1:]
 
 
 def _mixed(structure: Structure, solution: Solution) -> "_Lists | _Dense":
@@ -60,7 +68,11 @@ class _Lists:
 
     def full(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Scores in the shape of the structures, to which they broadcast."""
-        return tuple(map(Tensor.expand, scores, map(self.solution.gap.shape.__add__, self.found.events)))
+        batch, full = self.solution.gap.shape, []
+        for x, event in zip(scores, self.found.events, strict=True):
+            # a view is a node of the graph, too
+            full.append(x if x.shape == batch + event else x.expand(batch + event))
+        return tuple(full)
 
     def mean(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """mu, a tensor for each of the scores."""
@@ -70,20 +82,40 @@ class _Lists:
             mu = mixture(places, probs, sum(map(torch.Size.numel, self.found.events)), dtype)
         return self._apart(mu.to(dtype))
 
-    def response(self, h: Tensor, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """How p and mu follow the scores of structures and of parts."""
+    def response(self, h: Tensor | None, g: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+        """How p and mu follow the scores of structures and of parts; None where they do not move."""
         places, probs, overlaps = self._instances
-        count = len(probs)
-        flat = [x.reshape(count, event.numel()) for x, event in zip(g, self.found.events, strict=True)]
-        joined = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
-        dmu, dp = response(places, overlaps, probs, joined, h.reshape(probs.shape))
-        return dp.reshape(h.shape), *self._apart(dmu)
+        count, events, last = len(probs), self.found.events, len(g)
+        # those after the last that moves are not needed
+        while last > 1 and g[last - 1] is None:
+            last -= 1
+        if last == 1 and g[0] is not None:
+            joined = g[0].reshape(count, events[0].numel())
+        else:
+            each = zip(self._moves(g[:last]), events, strict=False)
+            joined = torch.cat([x.reshape(count, event.numel()) for x, event in each], 1)
+        h = None if h is None else h.reshape(probs.shape)
+        dmu, dp = response(places, overlaps, probs, joined, h, sum(map(torch.Size.numel, events)))
+        return dp.reshape(self.solution.probs.shape), *self._apart(dmu)
+
+    def moves(self, h: Tensor | None, g: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+        """The same changes of scores, with zeros for None."""
+        return torch.zeros_like(self.solution.probs) if h is None else h, *self._moves(g)
+
+    def _moves(self, g: tuple[Tensor | None, ...]) -> list[Tensor]:
+        batch, dtype = self.solution.gap.shape, next((x.dtype for x in g if x is not None), torch.float64)
+        return [
+            self.solution.gap.new_zeros(batch + event, dtype=dtype) if x is None else x
+            for x, event in zip(g, self.found.events, strict=False)
+        ]
 
     @property
     def _instances(self) -> tuple[Tensor, Tensor, Tensor]:
         """Places (B, k, parts), weights (B, k) and overlaps (B, k, k)."""
-        count, places, solution = self.solution.gap.numel(), self.found.places, self.solution
-        k, parts = places.shape[-2:]
+        places, solution = self.found.places, self.solution
+        if places.dim() == 3:
+            return places, solution.probs, solution.overlaps
+        count, (k, parts) = solution.gap.numel(), places.shape[-2:]
         return places.reshape(count, k, parts), solution.probs.reshape(count, k), solution.overlaps.reshape(count, k, k)
 
     def _apart(self, flat: Tensor) -> tuple[Tensor, ...]:
@@ -109,13 +141,18 @@ class _Dense:
         """mu, a tensor for each of the scores."""
         return tuple(t.to(dtype) for t in self._mean(self.solution.probs))
 
-    def response(self, h: Tensor, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """How p and mu follow the scores of structures and of parts."""
-        b = h + self.structure.rescore(self.solution.vertices, *(x.double() for x in g))
+    def response(self, h: Tensor | None, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """How p and mu follow the scores of structures and of parts; h is None where the former do not move."""
+        b = self.structure.rescore(self.solution.vertices, *(x.double() for x in g))
+        b = b if h is None else b + h
         b = torch.where(held(self.solution.overlaps, self.solution.probs), b, 0)
         dp = torch.einsum("...kl,...l->...k", self._sensitivity, b)
         dp = torch.where(torch.isnan(self.solution.probs), torch.nan, dp)
         return dp, *(t.to(x.dtype) for t, x in zip(self._mean(dp), g, strict=True))
+
+    def moves(self, h: Tensor | None, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The same changes of scores, with zeros for None."""
+        return torch.zeros_like(self.solution.probs) if h is None else h, *g
 
     def _mean(self, probs: Tensor) -> tuple[Tensor, ...]:
         if self.solution.undefined is not None:
@@ -128,23 +165,28 @@ class _Dense:
 
 
 class _Mean(Function):
-    """p and mu, of scores."""
+    """The mean mu as a function of the scores, after the weights p where these are asked for."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(mixed: _Lists | _Dense, *scores: Tensor) -> tuple[Tensor, ...]:
-        return mixed.solution.probs.clone(), *mixed.mean(scores[0].dtype)
+    def forward(mixed: _Lists | _Dense, weighted: bool, *scores: Tensor) -> tuple[Tensor, ...]:
+        mu = mixed.mean(scores[0].dtype)
+        return (mixed.solution.probs.clone(), *mu) if weighted else mu
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        ctx.mixed = inputs[0]
+        ctx.mixed, ctx.weighted = inputs[:2]
+        # what no one has used is None, not a tensor of zeros
+        if isinstance(ctx.mixed, _Lists):
+            ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, h: Tensor, *g: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *g: Any) -> tuple[Any, ...]:
+        h, g = (g[0], g[1:]) if ctx.weighted else (None, g)
         if torch.is_grad_enabled():
-            return None, *applied(_Response, ctx.mixed, h, *g)[1:]
-        return None, *ctx.mixed.response(h, g)[1:]
+            return None, None, *applied(_Response, ctx.mixed, *ctx.mixed.moves(h, g))[1:]
+        return None, None, *ctx.mixed.response(h, g)[1:]
 
 
 class _Response(Function):
@@ -183,5 +225,5 @@ class _Value(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         scores = ctx.saved_tensors
         again = functional() or torch.is_grad_enabled()
-        mu = applied(_Mean, ctx.mixed, *scores)[1:] if again else ctx.mixed.mean(scores[0].dtype)
+        mu = applied(_Mean, ctx.mixed, False, *scores) if again else ctx.mixed.mean(scores[0].dtype)
         return None, *(m * g.to(m.dtype).reshape(*g.shape, *[1] * (m.dim() - g.dim())) for m in mu)

@@ -16,7 +16,7 @@ _NONE, _BOOL, _INT, _FLOAT, _STR, _TENSOR, _TUPLE, _LIST, _OBJECT = range(9)
 
 
 class Packed(NamedTuple):
-    """An object, taken apart."""
+    """The numbers and tensors of an object that was taken apart."""
 
     code: list[int]
     reals: list[float]
@@ -24,14 +24,14 @@ class Packed(NamedTuple):
 
 
 def packed(thing: Any) -> Packed:
-    """Take an object apart."""
+    """Take an object apart into numbers and tensors."""
     parts = Packed([], [], [])
     _pack(thing, parts)
     return parts
 
 
 def unpacked(code: list[int], reals: list[float], tensors: list[Tensor]) -> Any:
-    """Put it together again; one without tensors is the same object at every call."""
+    """Put an object together again; one without tensors is the same object at every call."""
     if not tensors:
         return _known(tuple(code), tuple(reals))
     return _unpack(iter(code), iter(reals), iter(tensors))

@@ -14,19 +14,19 @@ from torch import Tensor
 from polymax.structures.base import Structure
 
 # with scores of this size, sums err by as much as the solvers' own arithmetic
-_LARGE = 1e3
+LARGEST_SCORE = 1e3
 
 
 def all_small(scores: tuple[Tensor, ...]) -> bool:
     """True if no score is large, infinite or NaN."""
     if scores[0].is_cuda:
         # one read for all of them
-        sizes = torch._foreach_norm([x for x in scores if x.numel()], torch.inf)
-        return not sizes or bool(torch.stack(sizes).amax() <= _LARGE)
+        given = [x for x in scores if x.numel()]
+        return not given or bool(torch.stack(torch._foreach_norm(given, torch.inf)).amax() <= LARGEST_SCORE)
     small = True
     for x in scores:
         # NaN compares as False
-        small = small and (x.numel() == 0 or float(torch.linalg.vector_norm(x, torch.inf)) <= _LARGE)
+        small = small and (x.numel() == 0 or float(torch.linalg.vector_norm(x, torch.inf)) <= LARGEST_SCORE)
     return small
 
 
@@ -35,7 +35,9 @@ def reduced(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[tuple[Ten
     full = tuple(x.double() for x in structure.full(*scores))
     dims = structure.event_dims(*full)
     sizes = [torch.where(x.isfinite(), x, 0).abs().flatten(x.dim() - d) for x, d in zip(full, dims, strict=True)]
-    large = torch.stack([s.amax(-1) > _LARGE for s in sizes if s.shape[-1]], -1).any(-1) if full[0].numel() else None
+    large = (
+        torch.stack([s.amax(-1) > LARGEST_SCORE for s in sizes if s.shape[-1]], -1).any(-1) if full[0].numel() else None
+    )
     found = structure.potentials(*full) if large is not None and bool(large.any()) else None
     if large is None or found is None:
         return None

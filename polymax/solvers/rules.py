@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polymax._function import recording
-from polymax.solvers.reduced import all_small, reduced
+from polymax.solvers.reduced import reduced
 from polymax.solvers.solution import Solution
 from polymax.solvers.solution import UsedParts as UsedParts
 from polymax.solvers.undefined import infeasible_instead, undefined_parts
@@ -51,14 +51,18 @@ class Solver:
         with torch.no_grad():
             undefined = total = None
             recorded = scores[0].is_cuda and recording(scores[0])
-            if not recorded and not all_small(scores):
+            if start is not None and start.undefined is not None:
+                start = replace(start, probs=torch.nan_to_num(start.probs))
+            found = active_set.solve(self, structure, scores, start, whole, not recorded)
+            if found is None:
+                # some are large, or undefined
                 undefined = undefined_parts(structure, scores)
                 if undefined is not None:
                     scores = infeasible_instead(structure, scores, undefined)
                 scores, total = reduced(structure, scores) or (scores, None)
-            if start is not None and start.undefined is not None:
-                start = replace(start, probs=torch.nan_to_num(start.probs))
-            solution, converged = active_set.solve(self, structure, scores, start, whole)
+                found = active_set.solve(self, structure, scores, start, whole, False)
+                assert found is not None, "only who is wary gives none"
+            solution, converged = found
             if total is not None:
                 solution = replace(solution, value=solution.value + total)
         # what a graph will compute is not there to be read

@@ -16,8 +16,12 @@ class Search(NamedTuple):
     counted_tags   the same, of chains that count; the options are the limit, the state, and if its runs are counted
     arcs           scores (B, n + 1, n + 1) and lengths (B,) of spanning trees; the option is `single_root`
     cells          scores (B, n, m), rows (B,) and columns (B,) of assignments
+    spans          scores (B, n, n, labels) and lengths (B,) of span trees; the option gives derivations
+    projective     scores (B, n + 1, n + 1), or with labels after them, and lengths (B,) of trees without crossing arcs;
+                   the options are `single_root`, and what gives derivations
     derivations    scores (B, parts) and roots (B,) of a dynamic program; the option is its graph
 
+    What gives derivations is called without arguments: scores (B, parts), their graph, and roots (B,).
     `batch` and `events` are the shapes of the scores in full, a structure uses `most` parts of all tensors at most.
     """
 

@@ -67,7 +67,7 @@ class Solution:
         return torch.where(used.reshape(*used.shape, *[1] * (found.dim() - dim - 1)), found.narrow(dim, 0, width), 0)
 
     def without(self, structure: Structure, undefined: tuple[Tensor, ...]) -> "Solution":
-        """The same solution, but for instances whose parts are undefined."""
+        """This solution without structures in the instances whose parts are undefined, whose weights are NaN."""
         from polymax.solvers.undefined import instances
 
         bad = instances(structure, undefined)

@@ -71,12 +71,12 @@ def _solve(
     d: int,
     whole: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from polymax.solvers.mixture import weights_and_mean
+    from polymax.solvers.mixture import mean
 
     solver, structure = unpacked(code, reals, held)
     solution = solver.solve(structure, tuple(scores), whole=whole)
     with torch.no_grad():
-        _, *mu = weights_and_mean(structure, solution, structure.full(*scores))
+        mu = mean(structure, solution, structure.full(*scores), derived=False)
     joined = torch.cat([m.reshape(count, m.numel() // max(count, 1)) for m in mu], 1).reshape(count, d)
     state = _state(structure, solution, joined) if whole else joined.new_empty(0, dtype=torch.float64)
     return solution.value.reshape(count).clone(), joined, state
@@ -101,9 +101,9 @@ def _respond(state: Tensor, g: Tensor, h: Tensor) -> Tensor:
     count = len(h)
     k, parts, listed = (int(x) for x in state[:3])
     found, probs, overlaps, mean = state[3:].split([count * k * parts, count * k, count * k * k, h.numel()])
-    known = overlaps.reshape(count, k, k), probs.reshape(count, k), h, h.new_zeros(count, k, dtype=torch.float64)
+    known = overlaps.reshape(count, k, k), probs.reshape(count, k), h
     found, mu = found.reshape(count, k, parts), mean.reshape(h.shape).to(h.dtype)
-    moved = response(found.int(), *known)[0] if listed else dense_response(found, *known)[0]
+    moved = response(found.int(), *known, None, h.shape[1])[0] if listed else dense_response(found, *known)[0]
     # NaN tells the parts of an instance that has NaN among its scores
     return torch.where(torch.isnan(mu), mu, moved) + mu * g.unsqueeze(-1).to(mu.dtype)
 

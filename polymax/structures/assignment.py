@@ -27,7 +27,7 @@ class Duals(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Assignment(Structure):
-    """Each row one column and each column at most one row (n <= m), or the transpose (n > m); the parts are pairs.
+    """Matchings: each row has one column and each column at most one row (n <= m), or the transpose; parts are pairs.
 
     The sum over assignments is a permanent, and #P-complete: the set has no Marginals.
 
@@ -50,10 +50,10 @@ class Assignment(Structure):
 
         An instance that -inf leaves without one is zeros: `feasible` tells. NaN fills its own instance.
         """
-        return self._indicators(*self._solved(*scores)).to(scores[0].dtype)
+        return self._indicators(*self._solution(*scores)).to(scores[0].dtype)
 
     def best_score(self, *scores: Tensor) -> Tensor:
-        match, u, v = self._solved(*scores)
+        match, u, v = self._solution(*scores)
         total = self.score(self._indicators(match, u, v).to(scores[0].dtype), *scores)
         return torch.where((u == -math.inf).any(-1), -math.inf, total)
 
@@ -77,19 +77,19 @@ class Assignment(Structure):
             >>> Assignment().duals(torch.tensor([[3.0, 2.0], [2.0, 0.0]]))
             Duals(rows=tensor([2., 0.]), columns=tensor([2., 0.]))
         """
-        _, u, v = self._solved(*scores)
+        _, u, v = self._solution(*scores)
         return Duals(u.to(scores[0].dtype), v.to(scores[0].dtype))
 
     def feasible(self, *scores: Tensor) -> Tensor:
         """True for instances in which -inf leaves an assignment, bool (*batch,)."""
-        return (self._solved(*scores)[1] != -math.inf).all(-1)
+        return (self._solution(*scores)[1] != -math.inf).all(-1)
 
     def search(self, *scores: Tensor) -> Search:
         (x, rows, columns), batch = checked_pairs(self, *scores)
         return Search("cells", (x, rows, columns), batch, (x.shape[1:],), min(x.shape[1:]))
 
     def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Cells less the dual prices of rows and columns, or, of the smaller side, the scores of the best cells."""
+        """The scores less the dual prices of their rows and columns, and the sum of these prices."""
         (x,) = scores
         n, m = x.shape[-2:]
         u, v = self.duals(x)
@@ -106,7 +106,7 @@ class Assignment(Structure):
         return (exact_sum(x, -u.unsqueeze(-1), -v.unsqueeze(-2)),), exact_total(u, v)
 
     def logsumexp(self, *scores: Tensor) -> NoReturn:
-        """Out of reach."""
+        """Refused: the sum over assignments is a permanent."""
         raise TypeError("the sum over assignments is a permanent (#P-complete): Assignment has no logsumexp")
 
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:
@@ -135,7 +135,7 @@ class Assignment(Structure):
     def why_uncounted(self) -> str:
         return f"{super().why_uncounted()}: the sum over assignments is #P-complete"
 
-    def _solved(self, *scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _solution(self, *scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The column of each row, or -1, (*batch, n), and the duals (*batch, n) and (*batch, m)."""
         for x in scores:
             _check.floating(x, "scores")

@@ -16,6 +16,7 @@ from polymax._parts import tensors as tensors
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Regularizer
 from polymax.structures.compact.base import Compact
+from polymax.structures.full_lengths import full_lengths
 
 if TYPE_CHECKING:
     from polymax.solvers.search import Search
@@ -79,12 +80,13 @@ class Structure(ABC):
         return None
 
     def projected_value(self, *scores: Tensor) -> Tensor | None:
-        """<scores, mu> - 1/2 ||mu||^2 at that point, (*batch,), whose gradient is mu; None for sets without one."""
+        """<scores, mu> - 1/2 ||mu||^2 at the point of `projected`, (*batch,); its gradient is mu. None without one."""
         return None
 
     def search(self, *scores: Tensor) -> "Search | None":
-        """How the compiled loops of SparseMAP find the best structure; None, where the set does not say, leaves it to
-        `map`, which is asked for a whole batch at each iteration.
+        """How the compiled loops of SparseMAP find the best structure.
+
+        None, where the set does not say, leaves it to `map`, which is asked for a whole batch at each iteration.
         """
         return None
 
@@ -101,7 +103,7 @@ class Structure(ABC):
         return first
 
     def complete_each(self, vertices: Tensor, dim: int) -> Parts:
-        """The same for first tensors (*batch, k, ...), where k is dimension `dim`."""
+        """What `complete` gives, for first tensors (*batch, k, ...) whose dimension `dim` is k."""
         return map_parts(lambda t: t.movedim(0, dim), self.complete(vertices.movedim(dim, 0)))
 
     def mean(self, vertices: Tensor, probs: Tensor) -> Parts:
@@ -172,11 +174,11 @@ class Structure(ABC):
         raise TypeError(f"{type(self).__name__} does not count its structures")
 
     def why_uncounted(self) -> str:
-        """What a message says of a set over which sums are out of reach."""
+        """The words by which a message says why sums over this set are out of reach."""
         return f"{type(self).__name__} has no logsumexp, so Marginals are out of reach"
 
     def with_lengths(self, lengths: Any) -> Self:
-        """A copy for a batch of these lengths."""
+        """A copy of this set for a batch of these lengths."""
         if not is_dataclass(self) or "lengths" not in {f.name for f in fields(self)}:
             raise TypeError(f"{type(self).__name__} has no lengths")
         return replace(self, lengths=lengths)
@@ -252,16 +254,16 @@ def zeros_of(structure: Structure, event_shape: tuple[int, ...]) -> Tensor:
 
 
 def summed_at(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
-    """Weights (*batch, k) added up at places (*batch, k, parts) of (*batch, *event); the place after all is off."""
+    """Weights (*batch, k) added up at places (*batch, k, parts) of (*batch, *event); the place after all is ignored."""
     spread = probs.unsqueeze(-1).expand(places.shape).flatten(-2)
     total = probs.new_zeros(*probs.shape[:-1], event.numel() + 1).scatter_add(-1, places.flatten(-2), spread)
     return total[..., :-1].reshape(*probs.shape[:-1], *event)
 
 
 def checked_lengths(lengths: Tensor | None, batch: torch.Size, size: int, device: torch.device, name: str) -> Tensor:
-    """Lengths as int64 (batch,), the full size where none are given."""
+    """Lengths as int64 (batch,), the full size where none are given; they must not be written to."""
     if lengths is None:
-        return torch.full((batch.numel(),), size, dtype=torch.long, device=device)
+        return full_lengths(batch.numel(), size, device)
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         came = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
         raise TypeError(f"{name} must be a tensor of integers; got {came}")
@@ -282,7 +284,7 @@ def checked_pairs(structure: Structure, *scores: Tensor) -> tuple[tuple[Tensor, 
     rows, columns = structure.lengths or (None, None)
     batch, (n, m) = x.shape[:-2], x.shape[-2:]
     return (
-        x.reshape(batch.numel(), n, m),
+        x if len(batch) == 1 else x.reshape(batch.numel(), n, m),
         checked_lengths(rows, batch, n, x.device, "lengths[0]"),
         checked_lengths(columns, batch, m, x.device, "lengths[1]"),
     ), batch

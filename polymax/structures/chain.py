@@ -2,13 +2,15 @@
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymax._parts import checked, narrow
 from polymax.hypergraphs import Derivations
-from polymax.hypergraphs.passes import Problem, kernel_passes
+from polymax.hypergraphs.passes import HARD, SHANNON, KernelPasses, Problem
 from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
 from polymax.kernels.chain.reference import as_graph, recorded
 from polymax.kernels.exact_sums import exact_sum
@@ -17,9 +19,42 @@ from polymax.structures.base import checked_lengths, summed_at, zeros_of
 from polymax.structures.compact.choices import used_index
 from polymax.structures.compact.tags import Tags
 from polymax.structures.dynamic import DynamicProgram
+from polymax.structures.full_lengths import full_lengths
 from polymax.structures.usable import before_end
 
-_PASSES = kernel_passes(chain_inside, chain_outside, chain_tangent, recorded=recorded, scores=2)
+_OPS = chain_inside, chain_outside, chain_tangent
+
+
+class _ChainPasses(KernelPasses):
+    """The passes, for transitions (s, s), too: a view of them made here has no node of autograd."""
+
+    def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        unary, transition, lengths = tensors
+        return chain_inside(unary, _with_dims(transition), lengths, self.alpha)
+
+    def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        unary, transition, lengths = tensors
+        mu, steps = chain_outside(unary, _with_dims(transition), lengths, chart, g, self.alpha)
+        return mu, steps if transition.dim() == 4 else steps.view(transition.shape)
+
+    def tangent(
+        self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        unary, transition, lengths = tensors
+        given = unary, _with_dims(transition), lengths, chart, g, along[0], _with_dims(along[1])
+        value, h, steps = chain_tangent(*given, self.alpha)
+        return value, h, steps if transition.dim() == 4 else steps.view(transition.shape)
+
+    def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
+        unary, transition, lengths = tensors
+        return recorded(unary, _with_dims(transition), lengths, self.alpha)
+
+
+def _with_dims(transition: Tensor) -> Tensor:
+    return transition if transition.dim() == 4 else transition.view(1, 1, *transition.shape)
+
+
+_PASSES = partial(_ChainPasses, _OPS, recorded, 2, ())
 
 
 class ChainParts(NamedTuple):
@@ -52,7 +87,8 @@ class Chain(DynamicProgram):
         problem = self.problem(*scores)
         n, s = scores[0].shape[-2:]
         events = torch.Size((n, s)), torch.Size((max(n - 1, 0), s, s))
-        return Search("tags", problem.tensors, problem.batch, events, max(2 * n - 1, 0))
+        unary, transition, lengths = problem.tensors
+        return Search("tags", (unary, _with_dims(transition), lengths), problem.batch, events, max(2 * n - 1, 0))
 
     def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Steps become  v before + transition + unary - v after,  with the values v of Viterbi's recursion."""
@@ -77,7 +113,8 @@ class Chain(DynamicProgram):
             total = torch.where(self.lengths.to(v.device) == 0, 0, total)
         return (states, moved), total
 
-    def problem(self, *scores: Tensor) -> Problem:
+    def problem(self, *scores: Tensor, each: bool = False) -> Problem:
+        """The scores as the kernels take them; expectations are of `each` instance and step, or of what is shared."""
         if len(scores) != 2:
             raise TypeError(f"a chain has two score tensors, unary and transition; got {len(scores)}")
         unary, transition = scores
@@ -85,16 +122,19 @@ class Chain(DynamicProgram):
             raise ValueError(f"unary must be (*batch, n, s); got {tuple(unary.shape)}")
         *lead, n, s = unary.shape
         want = (*lead, max(n - 1, 0), s, s)
-        if transition.shape != want:
-            transition = fitted_transition(transition, want)
         batch = unary.shape[:-2]
+        # one for all, and a batch of one dim, are as the passes want them
+        if transition.shape != want and not (len(lead) == 1 and transition.shape == (s, s)):
+            transition = fitted_transition(transition, want)
         if self.lengths is None:
-            lengths = torch.full((batch.numel(),), n, device=unary.device)
+            lengths = full_lengths(batch.numel(), n, unary.device)
         else:
             lengths = checked_lengths(self.lengths, batch, n, unary.device, "lengths")
-        # a batch of one dim is as the kernels want it
         if len(batch) == 1:
-            return Problem(_PASSES, (unary, transition, lengths), batch, ChainParts._make)
+            full = torch.Size(want) if each and transition.shape != want else None
+            return Problem(_PASSES, (unary, transition, lengths), batch, ChainParts._make, full)
+        if each:
+            transition = transition.expand(want)
         if transition.shape[:-3].numel() != 1:
             transition = transition.expand(*batch, *transition.shape[-3:])
         transition = transition.reshape(transition.shape[:-3].numel(), *transition.shape[-3:])
@@ -103,6 +143,14 @@ class Chain(DynamicProgram):
             return ChainParts(*(m.reshape(*batch, *m.shape[1:]) for m in mu))
 
         return Problem(_PASSES, (unary.reshape(batch.numel(), n, s), transition, lengths), batch, shaped)
+
+    def map(self, *scores: Tensor) -> ChainParts:
+        with torch.no_grad():
+            return narrow(self.problem(*checked(scores), each=True).expectation(HARD), scores[0].dtype)
+
+    def marginals(self, *scores: Tensor) -> ChainParts:
+        mu = self.problem(*checked(scores), each=True).expectation(SHANNON)
+        return mu if scores[0].dtype.itemsize >= 4 else narrow(mu, scores[0].dtype)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         """Transitions for every instance and step: results do not share them."""
@@ -130,7 +178,8 @@ class Chain(DynamicProgram):
 
     def derivations(self, *scores: Tensor) -> Derivations:
         problem = self.problem(*scores)
-        flat, graph, roots = as_graph(*problem.tensors)
+        unary, transition, lengths = problem.tensors
+        flat, graph, roots = as_graph(unary, _with_dims(transition), lengths)
         n, s = scores[0].shape[-2:]
 
         def shaped(mu: Tensor) -> ChainParts:

@@ -37,7 +37,7 @@ class CounterChain(DynamicProgram):
 
     @property
     def chain(self) -> Chain:
-        """The same sequences without a limit."""
+        """The chain of the same sequences without a limit."""
         return Chain(self.lengths)
 
     def derivations(self, *scores: Tensor) -> Derivations:
@@ -81,7 +81,7 @@ class CounterChain(DynamicProgram):
         return self.chain.full(*scores)
 
     def fitted(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Chain` has it."""
+        """The scores as `Chain.fitted` gives them."""
         return self.chain.fitted(*scores)
 
     def score(self, y: Any, *scores: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from polymax import _check
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
+from polymax.kernels.ctc import ctc_search
 from polymax.structures.base import checked_lengths
 from polymax.structures.compact import faults
 from polymax.structures.compact.choices import one_hot, used_index
@@ -20,7 +21,7 @@ from polymax.structures.dynamic import DynamicProgram
 
 @dataclass(frozen=True, eq=False)
 class CTC(DynamicProgram):
-    """Each frame one label, or the blank, such that the labels read as the targets.
+    """Labellings that give each frame a label or the blank, and read as the targets.
 
     Reading takes repeated labels of neighbouring frames as one, then leaves out blanks; so there is a blank between
     two equal targets. The parts are cells [frame, label]. Targets that do not fit into their frames are refused. The
@@ -60,9 +61,7 @@ class CTC(DynamicProgram):
         (x,) = scores
         (rows, counts, frames), batch = self.fitted(x)
         n, classes = x.shape[-2:]
-        none = missing_frames(rows, counts, frames) > 0
-        if _check.readable(none) and bool(none.any()):
-            raise ValueError(_explained(rows, counts, frames, none, batch))
+        self._check_room(rows, counts, frames, batch)
         labels = states_of(rows, self.blank)
         tree = lattice(x.reshape(batch.numel(), n, classes), rows, counts, frames, self.blank)
         reached = _reached(rows, counts, frames, n)
@@ -77,6 +76,44 @@ class CTC(DynamicProgram):
             return _used_states(y.reshape(*y.shape[: -2 - len(batch)], batch.numel(), n, classes), labels, self.blank)
 
         return Derivations(tree.scores, tree.graph, tree.roots, batch, shaped, flat)
+
+    def labels(self, *scores: Tensor) -> Tensor:
+        """The label (*batch, frames) of each frame of the best labelling: `decode(map(scores))`, without cells.
+
+        It is -1 at padding, and where scores are undefined or forbid every labelling.
+
+        Example:
+            >>> log_probs = torch.tensor([[0.6, 0.4, 0.0], [0.1, 0.8, 0.1], [0.3, 0.1, 0.6]]).log()
+            >>> CTC(torch.tensor([1, 2])).labels(log_probs)
+            tensor([0, 1, 2])
+        """
+        return self._best(*scores)[0].reshape(scores[0].shape[:-1])
+
+    def map(self, *scores: Tensor) -> Tensor:
+        found, value = self._best(*scores)
+        x = scores[0]
+        y = one_hot(found, x.shape[-1]).to(x.dtype).reshape(x.shape)
+        if not _check.readable(value) or bool(value.isnan().any()):
+            bad = value.isnan().reshape(*x.shape[:-2], 1, 1)
+            y = torch.where(bad & self.usable(y)[0], torch.nan, y)
+        return y
+
+    def _best(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The labels (B, frames) of the best labelling, and its value (B,)."""
+        (x,) = scores
+        _check.floating(x, "scores")
+        (rows, counts, frames), batch = self.fitted(x)
+        self._check_room(rows, counts, frames, batch)
+        with torch.no_grad():
+            flat = x.detach().reshape(batch.numel(), *x.shape[-2:])
+            return ctc_search(flat, rows, counts, frames, self.blank)
+
+    def _check_room(self, rows: Tensor, counts: Tensor, frames: Tensor, batch: torch.Size) -> None:
+        """Refuse targets that do not fit into their frames, where values can be read."""
+        if _check.readable(rows) and _check.readable(counts) and _check.readable(frames):
+            none = missing_frames(rows, counts, frames) > 0
+            if bool(none.any()):
+                raise ValueError(_explained(rows, counts, frames, none, batch))
 
     def fitted(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], torch.Size]:
         """Targets (B, s), blanks after their ends, their lengths (B,) and the frames (B,) of scores, and the batch."""

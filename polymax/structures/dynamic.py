@@ -38,7 +38,7 @@ class DynamicProgram(Sampled):
         return Search("derivations", tensors, tree.batch, events, self.most_parts(*events), (tree.graph,))
 
     def most_parts(self, *events: torch.Size) -> int:
-        """How many parts, of tensors of these shapes, a structure can use if it uses each once."""
+        """The largest number of parts that a structure uses, of score tensors of these shapes, if it uses each once."""
         return sum(event.numel() for event in events)
 
     def problem(self, *scores: Tensor) -> Problem:
@@ -53,7 +53,8 @@ class DynamicProgram(Sampled):
             return narrow(self.problem(*self.full(*checked(scores))).expectation(HARD), scores[0].dtype)
 
     def logsumexp(self, *scores: Tensor) -> Tensor:
-        return self.problem(*checked(scores)).value(SHANNON).to(scores[0].dtype)
+        v = self.problem(*checked(scores)).value(SHANNON)
+        return v if v.dtype == scores[0].dtype else v.to(scores[0].dtype)
 
     def marginals(self, *scores: Tensor) -> Parts:
         mu = self.problem(*self.full(*checked(scores))).expectation(SHANNON)
@@ -63,7 +64,7 @@ class DynamicProgram(Sampled):
         return Gibbs(self, scores, dtype)
 
     def kbest(self, scores: tuple[Tensor, ...], k: int) -> tuple[Parts, Tensor]:
-        """As every set has it; derivations that use the same parts count as different."""
+        """The k best structures and their scores; derivations that use the same parts count as different."""
         tree = self.derivations(*checked(scores))
         best, values = tree.kbest(tree.edge_scores(), k)
         moved = self.named(*(t.movedim(0, len(tree.batch)) for t in tensors(best)))

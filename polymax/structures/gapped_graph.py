@@ -35,7 +35,7 @@ def used_ends(pairs: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, ...
 
 @Family
 def free_ends(n: int, m: int, tensors: int) -> Graph:
-    """As `graph`, with gaps before the first pair, L, and after the last, T, apart: the latter begin by a mask."""
+    """The graph of `graph` with gaps before the first pair, L, and after the last, T, apart; T begins by a mask."""
     points, parts = (n + 1) * (m + 1), tensors * n * m
     point = np.arange(points).reshape(n + 1, m + 1)
     cell = np.arange(n * m).reshape(n, m)

@@ -49,15 +49,15 @@ class Hypergraph(DynamicProgram):
         nodes = 1 + max(heads, default=-1)
         if not -nodes <= self.root < max(nodes, 1):
             raise ValueError(f"root must be one of {nodes} nodes; got {self.root}")
-        # computed here: torch.compile cannot follow how
-        _ = self._compiled
+        # the graph is built when the set is made: torch.compile cannot follow that
+        _ = self._binary_graph
 
     def derivations(self, *scores: Tensor) -> Derivations:
         (x,) = scores
         edges = len(self.tails)
         if x.dim() < 1 or x.shape[-1] != edges:
             raise ValueError(f"scores must be (*batch, {edges}), one for each hyperedge; got {tuple(x.shape)}")
-        graph, number = self._compiled
+        graph, number = self._binary_graph
         return _of_rows(x, graph, number[self.root] if number else -1)
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
@@ -73,11 +73,11 @@ class Hypergraph(DynamicProgram):
         return y
 
     def omega_of_structures(self, mu: Parts, regularizer: Regularizer) -> Tensor | None:
-        """Unknown: a derivation that uses parts several times may be a mean of others."""
+        """None: a derivation that uses parts several times may be a mean of others, and its Omega is not known."""
         return None
 
     @cached_property
-    def _compiled(self) -> tuple[Graph, list[int]]:
+    def _binary_graph(self) -> tuple[Graph, list[int]]:
         """The graph with at most two tails a hyperedge, and the number in it of each node."""
         heads = np.array(self.heads, np.int64)
         nodes = int(heads.max(initial=-1)) + 1
@@ -135,9 +135,9 @@ class Dag(DynamicProgram):
             if not -nodes <= getattr(self, name) < nodes:
                 raise ValueError(f"{name} must be one of {nodes} nodes; got {getattr(self, name)}")
             object.__setattr__(self, name, getattr(self, name) % nodes)
-        if self.sink not in self._reached:
+        if self.sink not in self._nodes_from_source:
             raise ValueError(f"there is no path from source {self.source} to sink {self.sink}")
-        # computed here: torch.compile cannot follow how
+        # the graph is built when the set is made: torch.compile cannot follow that
         _ = self._graph
 
     def derivations(self, *scores: Tensor) -> Derivations:
@@ -161,7 +161,7 @@ class Dag(DynamicProgram):
         return self.source == self.sink
 
     @cached_property
-    def _reached(self) -> set[int]:
+    def _nodes_from_source(self) -> set[int]:
         reached = {self.source}
         for u, v in sorted(self.edges):
             if u in reached:
@@ -172,7 +172,7 @@ class Dag(DynamicProgram):
     def _graph(self) -> Graph:
         builder = Builder(parts=len(self.edges))
         # a node that the source does not reach would count as an axiom
-        useful = [(e, u, v) for e, (u, v) in enumerate(self.edges) if u in self._reached and v != self.source]
+        useful = [(e, u, v) for e, (u, v) in enumerate(self.edges) if u in self._nodes_from_source and v != self.source]
         e, u, v = np.array(useful, np.int64).reshape(-1, 3).T
         builder.add(v, e, u)
         return builder.build(1 + max((v for _, v in self.edges), default=0))

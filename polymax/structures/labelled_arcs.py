@@ -26,7 +26,7 @@ from polymax.structures.usable import usable_arcs
 
 @dataclass(frozen=True)
 class LabelledProblem:
-    """Arcs with labels as a problem: x (*batch, n + 1, n + 1, labels), and the problem of arcs without."""
+    """The problem of arcs with labels: scores x (*batch, n + 1, n + 1, labels), and the problem without labels."""
 
     x: Tensor
     arcs: Callable[[Tensor], Problem]
@@ -42,7 +42,7 @@ class LabelledProblem:
 
 
 def arcs_with_labels(lengths: Tensor | None, *scores: Tensor) -> Tensor:
-    """Scores, checked, with 0 at what is no arc of an instance: NaN there is not to reach a maximum over labels."""
+    """Checked scores, with 0 at what is no arc of an instance, so that NaN there reaches no maximum over labels."""
     (x,) = scores
     if x.dim() < 3 or x.shape[-2] != x.shape[-3] or x.shape[-2] == 0:
         raise ValueError(f"scores must be (*batch, n + 1, n + 1, labels); got {tuple(x.shape)}")
@@ -64,7 +64,7 @@ def with_labels(tree: Derivations, x: Tensor) -> Derivations:
 
 @lru_cache(maxsize=64)
 def _labelled_graph(graph: Graph, labels: int) -> tuple[Graph, Tensor]:
-    """The graph with a node for each part, which chooses a label, and the number in it of each node of the other."""
+    """The graph in which a node for each part chooses its label, and the new number of each node of the old graph."""
     # torch.func would wrap the tables, which outlive its call
     with untransformed():
         first, tails, part = (t.cpu().numpy() for t in graph.arrays)
@@ -142,6 +142,6 @@ def best_labellings(heads: Tensor, values: Tensor, x: Tensor, k: int) -> tuple[T
 
 
 def _first(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest along the last dim and their places, of equal ones the first."""
+    """The k largest entries along the last dim and their places; the first of equal ones comes first."""
     ordered, places = values.sort(dim=-1, descending=True, stable=True)
     return ordered[..., :k], places[..., :k]

@@ -10,10 +10,9 @@ from torch import Tensor
 from polymax import _check
 from polymax._parts import checked
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
-from polymax.kernels.monotonic import monotonic_search
+from polymax.kernels.monotonic import monotonic_cells, monotonic_search
 from polymax.structures.base import checked_pairs
 from polymax.structures.compact import faults
-from polymax.structures.compact.choices import one_hot
 from polymax.structures.compact.ordered import Ordered
 from polymax.structures.dynamic import DynamicProgram
 
@@ -92,13 +91,11 @@ class Monotonic(DynamicProgram):
         return monotonic_search(x.detach(), frames, tokens)[0].reshape(scores[0].shape[:-1])
 
     def map(self, *scores: Tensor) -> Tensor:
-        (x, frames, tokens), batch = self._cells(*checked(scores))
+        (x, frames, tokens), _ = self._cells(*checked(scores))
         with torch.no_grad():
-            path, value = monotonic_search(x.detach(), frames, tokens)
-            y = _cells_of(path, x.shape[-1], scores[0].dtype).reshape(scores[0].shape)
-            if not _check.readable(value) or bool(value.isnan().any()):
-                y = torch.where(value.isnan().reshape(*batch, 1, 1) & self.usable(y)[0], torch.nan, y)
-        return y
+            flat = x.detach()
+            y = monotonic_cells(flat, *monotonic_search(flat, frames, tokens), frames, tokens)
+        return y.to(scores[0].dtype).reshape(scores[0].shape)
 
     def most_parts(self, *events: torch.Size) -> int:
         return events[0][0]
@@ -153,19 +150,6 @@ def _graph(n: int, m: int) -> Graph:
     builder.add(2 * cell[stay], -1, 2 * (cell[stay] - m) + 1)
     builder.add(2 * cell[move], -1, 2 * (cell[move] - m - 1) + 1)
     return builder.build(2 * n * m)
-
-
-def _cells_of(path: Tensor, m: int, dtype: torch.dtype) -> Tensor:
-    """Indicators (B, n, m) of the tokens (B, n) of frames, -1 for none."""
-    if not m or not _check.readable(path):
-        return one_hot(path, m).to(dtype)
-    # pages that NumPy asks for are zero, and are not written to once more; threads that touch them first wait for
-    # each other
-    found = np.zeros((*path.shape, m), np.float64 if dtype == torch.float64 else np.float32)
-    tokens = path.flatten().numpy()
-    used = np.flatnonzero(tokens >= 0)
-    found.reshape(-1)[used * m + tokens[used]] = 1
-    return torch.from_numpy(found).to(dtype)
 
 
 def _explained(frames: Tensor, tokens: Tensor, none: Tensor, batch: torch.Size) -> str:

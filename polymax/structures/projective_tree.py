@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polymax.hypergraphs import Derivations
+from polymax.hypergraphs import Derivations, Graph
 from polymax.hypergraphs.passes import Problem, kernel_passes
 from polymax.kernels.projective_tree import (
     projective_tree_inside,
@@ -14,6 +14,8 @@ from polymax.kernels.projective_tree import (
     projective_tree_tangent,
 )
 from polymax.kernels.projective_tree.reference import as_graph, recorded
+from polymax.solvers.search import Search
+from polymax.structures.base import checked_lengths
 from polymax.structures.compact.heads import crosses, trees
 from polymax.structures.compact.trees import Heads
 from polymax.structures.dynamic import DynamicProgram
@@ -27,7 +29,7 @@ from polymax.structures.labelled_arcs import (
 from polymax.structures.usable import usable_arcs
 
 _OPS = (projective_tree_inside, projective_tree_outside, projective_tree_tangent)
-# by single_root
+# the passes of the kernels, by single_root
 _PASSES = [kernel_passes(*_OPS, recorded=recorded, options=(single,)) for single in (False, True)]
 
 
@@ -64,11 +66,23 @@ class ProjectiveTree(DynamicProgram):
 
     def derivations(self, *scores: Tensor) -> Derivations:
         if self.labelled:
-            x = arcs_with_labels(self.lengths, *scores)
-            return with_labels(replace(self, labelled=False).derivations(x.sum(-1)), x)
+            return self._with_labels(arcs_with_labels(self.lengths, *scores))
         tensors, batch = checked_arcs(self.lengths, *scores)
         flat, graph, roots = as_graph(*tensors, self.single_root)
         return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *scores[0].shape))
+
+    def search(self, *scores: Tensor) -> Search:
+        if self.labelled:
+            x = arcs_with_labels(self.lengths, *scores)
+            batch, n = x.shape[:-3], x.shape[-2] - 1
+            lengths = checked_lengths(self.lengths, batch, n, x.device, "lengths")
+            tensors = x.reshape(batch.numel(), *x.shape[-3:]), lengths
+            derived = partial(self._labelled_graph, x)
+        else:
+            tensors, batch = checked_arcs(self.lengths, *scores)
+            derived = partial(as_graph, *tensors, self.single_root)
+        events = (tensors[0].shape[1:],)
+        return Search("projective", tensors, batch, events, self.most_parts(*events), (self.single_root, derived))
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (3,) if self.labelled else (2,)
@@ -82,3 +96,10 @@ class ProjectiveTree(DynamicProgram):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return (usable_arcs(self.lengths, parts[0], self.labelled),)
+
+    def _with_labels(self, x: Tensor) -> Derivations:
+        return with_labels(replace(self, labelled=False).derivations(x.sum(-1)), x)
+
+    def _labelled_graph(self, x: Tensor) -> tuple[Tensor, Graph, Tensor]:
+        tree = self._with_labels(x)
+        return tree.scores, tree.graph, tree.roots

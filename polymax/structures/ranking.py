@@ -71,7 +71,7 @@ def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regulari
 
     See: Blondel et al. 2020, Fast differentiable sorting and ranking, section 4.
     """
-    rows, temperature = _tempered(x, gamma, dim, regularization)
+    rows, temperature = _rows_and_gamma(x, gamma, dim, regularization)
     ranks = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device).expand(rows.shape)
     scores = (rows - _top(rows)) / temperature
     project = permutahedron if regularization == "quadratic" else _kl_ranks
@@ -92,7 +92,7 @@ def soft_sort(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regulari
 
     See: Blondel et al. 2020, Fast differentiable sorting and ranking, section 4.
     """
-    rows, temperature = _tempered(x, gamma, dim, regularization)
+    rows, temperature = _rows_and_gamma(x, gamma, dim, regularization)
     places = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device).expand(rows.shape) / temperature
     ordered = rows.sort(dim=-1, stable=True).values
     project = permutahedron if regularization == "quadratic" else _log_kl_projection
@@ -141,8 +141,8 @@ def _run_logsumexp(x: Tensor, run: Tensor) -> Tensor:
     return torch.log(total) + top
 
 
-def _tempered(x: Tensor, gamma: float | Tensor, dim: int, regularization: str) -> tuple[Tensor, float | Tensor]:
-    """x as rows, at least in float32, and gamma for them."""
+def _rows_and_gamma(x: Tensor, gamma: float | Tensor, dim: int, regularization: str) -> tuple[Tensor, float | Tensor]:
+    """x as rows, at least in float32, and the gamma of each row."""
     _check.floating(x, "x")
     positive(gamma, "gamma")
     if regularization not in ("quadratic", "kl"):
@@ -157,7 +157,7 @@ def _tempered(x: Tensor, gamma: float | Tensor, dim: int, regularization: str) -
 
 
 def _top(x: Tensor) -> Tensor | float:
-    """A shift that leaves ranks as they are, and large scores their digits."""
+    """The number to subtract from each row: ranks do not change by it, and large scores keep their digits."""
     return x.detach().amax(-1, keepdim=True) if x.shape[-1] else 0.0
 
 

@@ -68,7 +68,7 @@ class SecondOrderTree(DynamicProgram):
 
     @property
     def tree(self) -> ProjectiveTree:
-        """The same trees by their arcs alone."""
+        """The set of the same trees, scored by their arcs alone."""
         return ProjectiveTree(self.lengths, self.single_root)
 
     @abstractmethod

@@ -77,7 +77,7 @@ class SemiMarkov(DynamicProgram):
         return segments, transition.expand(*batch, max(n - 1, 0), s, s)
 
     def fitted(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of one instance each, and transitions of as many dims, in which those that are shared are 1."""
+        """Scores with a batch of their own, and transitions of as many dims, of size 1 where they are shared."""
         if len(scores) != 2:
             raise TypeError(f"a segmentation has two score tensors, segments and transition; got {len(scores)}")
         segments, transition = scores

@@ -70,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Subset(DynamicProgram):
-    """k of n, or with `at_most` up to k.
+    """Choices of k of n items, or with `at_most` of up to k.
 
     Shapes: scores (*batch, n)
 
@@ -130,7 +130,7 @@ class Subset(DynamicProgram):
         return torch.where(bad, x * torch.where(bad, torch.nan, 0.0), mu)
 
     def _budget(self, x: Tensor, enough: Tensor) -> Tensor:
-        """The projection with a total of k, of rows that allow one."""
+        """The projection of each row onto weights that sum to k, where -inf leaves at least k entries."""
         return Budget(float(self.k)).argmax(torch.where(enough, x, 0))
 
     @property

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -12,6 +13,7 @@ from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.passes import Problem, kernel_passes
 from polymax.kernels.span_tree import span_tree_inside, span_tree_outside, span_tree_tangent
 from polymax.kernels.span_tree.reference import as_graph, recorded
+from polymax.solvers.search import Search
 from polymax.structures.base import checked_lengths
 from polymax.structures.compact.spans import Spans
 from polymax.structures.dynamic import DynamicProgram
@@ -53,6 +55,11 @@ class SpanTree(DynamicProgram):
         flat, graph, roots = as_graph(*tensors)
         return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *shape))
 
+    def search(self, *scores: Tensor) -> Search:
+        tensors, batch, shape = self._flat(*scores)
+        events = (shape[len(batch) :],)
+        return Search("spans", tensors, batch, events, self.most_parts(*events), (partial(as_graph, *tensors),))
+
     def most_parts(self, *events: torch.Size) -> int:
         return 2 * events[0][0]
 
@@ -73,7 +80,7 @@ class SpanTree(DynamicProgram):
         return stack if len(event_shape) == 3 else stack.squeeze(-1)
 
     def log_count(self, event_shape: tuple[int, ...]) -> Tensor:
-        # (n, n, n) are labels here, and no batch
+        # scores (n, n, n) have labels here, and no batch
         known = replace(self, labelled=len(event_shape) == 3)
         return known.logsumexp(*known.unscored(tuple(event_shape)))
 

@@ -131,7 +131,7 @@ class SpanningTree(Sampled):
     def sample_distinct(
         self, scores: tuple[Tensor, ...], k: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """k trees that differ (*batch, k, ...), drawn without replacement, and which of them there are, (*batch, k)."""
+        """k trees that differ (*batch, k, ...), drawn without replacement, and which of the k exist, (*batch, k)."""
         (x,) = checked(scores)
         if self.labelled:
             x = arcs_with_labels(self.lengths, x)
@@ -156,7 +156,7 @@ class SpanningTree(Sampled):
         return (usable_arcs(self.lengths, parts[0], self.labelled),)
 
     def _sample_labelled(self, scores: tuple[Tensor, ...], shape: Any, generator: torch.Generator | None) -> Tensor:
-        """Trees by the sums over labels, then a label for each arc."""
+        """Draw trees by the sums over labels, then a label for each of their arcs."""
         x = arcs_with_labels(self.lengths, *checked(scores)).detach()
         arcs = replace(self, labelled=False).sample((Shannon().max(x),), shape, generator)
         names = Gumbel().sample(x, tuple(torch.Size(shape)), generator) + x
@@ -214,7 +214,7 @@ class BestPasses:
 
     def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         heads = arborescence(*tensors, self.single_root)
-        total = _picked(tensors[0], heads)
+        total = _sum_at_heads(tensors[0], heads)
         none = (tensors[1] > 0) & (heads < 0).all(-1)
         total = torch.where(none, -torch.inf, total)
         return torch.where((heads == UNDEFINED).any(-1), torch.nan, total), heads
@@ -226,7 +226,7 @@ class BestPasses:
     def tangent(
         self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        slope = torch.where((chart == UNDEFINED).any(-1), torch.nan, _picked(along[0], chart))
+        slope = torch.where((chart == UNDEFINED).any(-1), torch.nan, _sum_at_heads(along[0], chart))
         return slope, torch.zeros_like(tensors[0])
 
     def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
@@ -235,7 +235,7 @@ class BestPasses:
 
 def _passes(single_root: bool, alpha: float) -> Passes:
     if alpha not in (SHANNON, HARD):
-        raise TypeError("spanning trees under another entropy than Shannon's: they are no dynamic program")
+        raise TypeError("the entropy must be Shannon's: spanning trees are no dynamic program")
     return SumPasses(single_root) if alpha == SHANNON else BestPasses(single_root)
 
 
@@ -244,7 +244,7 @@ def _usable(x: Tensor, lengths: Tensor) -> Tensor:
     return usable_arcs(lengths, x, labelled=False)
 
 
-def _picked(x: Tensor, heads: Tensor) -> Tensor:
+def _sum_at_heads(x: Tensor, heads: Tensor) -> Tensor:
     """The sum of x (B, n + 1, n + 1) over the arcs of heads (B, n)."""
     terms = x[:, :, 1:].gather(1, heads.clamp(min=0).unsqueeze(1)).squeeze(1)
     return torch.where(heads < 0, 0, terms).sum(-1)

@@ -68,7 +68,8 @@ class Transducer(DynamicProgram):
         if scores[0].device.type != "cuda" or scores[0].dtype != torch.float32:
             return None
         blank, label = self.full(*scores)
-        frames, tokens, _ = self._refused(blank, label)
+        # lengths on a GPU are not read, and tokens without a frame have no weight there
+        frames, tokens = self._sizes(blank, label)
         batch = blank.shape[:-2]
         rows = (t.reshape(batch.numel(), *t.shape[-2:]) for t in (blank, label))
 

@@ -1,4 +1,4 @@
-"""Spanning trees drawn without replacement: a token chooses its head after the other, then all choose labels."""
+"""Spanning trees drawn without replacement: tokens choose their heads one after the other, then their labels."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from polymax.distinct import Frontier, checked_count, streams
 def distinct_trees(
     tree: Any, x: Tensor, lengths: Tensor, labels: Tensor, k: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """Heads and labels of k distinct trees (B, k, n, 2), -1 at padding, and whether there are as many, (B, k).
+    """Heads and labels of k distinct trees (B, k, n, 2), -1 at padding, and which of the k exist, bool (B, k).
 
     Tokens choose their heads one after the other, then their labels. The probabilities of a token's heads are those
     of arcs, by the SpanningTree `tree`, for scores in which the heads chosen so far are the only ones.
@@ -63,7 +63,7 @@ def distinct_trees(
 
 
 def _possible(chosen: tuple[int, ...], n: int, single_root: bool) -> np.ndarray:
-    """True for the heads (n + 1,) that leave the next token without a cycle, and the tree without a second root."""
+    """True for the heads (n + 1,) that the next token can have without a cycle and without a second root."""
     token = len(chosen) + 1
     possible = np.ones(n + 1, bool)
     possible[0] = not (single_root and 0 in chosen)

@@ -117,7 +117,7 @@ def _dead(r: Regularizer, x: Tensor, total: float) -> str | None:
 
 
 def _dim(r: Regularizer, x: Tensor, total: float) -> str | None:
-    """Any dim can be the row."""
+    """The row can be along any dim."""
     return _apart(r.argmax(x.T, dim=0).T, r.argmax(x)) or _apart(r.max(x.T, dim=0), r.max(x))
 
 

@@ -37,7 +37,7 @@ def check_structure(structure: Structure, *shapes: tuple[int, ...], seed: int = 
             raise AssertionError(f"{structure} breaks a law: {name}; {broken}")
 
 
-def _listed(structure: Structure, scores: tuple[Tensor, ...], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _all_structures(structure: Structure, scores: tuple[Tensor, ...], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """First tensors of all structures (count, ...), and their scores (count, batch)."""
     first = tensors(structure.vertices(shape))[0].double()
     batch = scores[0].shape[0]
@@ -47,7 +47,7 @@ def _listed(structure: Structure, scores: tuple[Tensor, ...], shape: tuple[int, 
 
 def _best_vertex(structure: Structure, scores: tuple[Tensor, ...], shape: tuple[int, ...]) -> str | None:
     """map is the vertex with the highest score."""
-    first, values = _listed(structure, scores, shape)
+    first, values = _all_structures(structure, scores, shape)
     y = tensors(structure.map(*scores))[0]
     for b in range(y.shape[0]):
         if not bool((first == y[b]).flatten(1).all(1).any()):
@@ -70,7 +70,7 @@ def _same_again(structure: Structure, scores: tuple[Tensor, ...], shape: tuple[i
 
 def _optimal(structure: Structure, scores: tuple[Tensor, ...], shape: tuple[int, ...]) -> str | None:
     """No structure improves on the mean that SparseMap finds."""
-    first, values = _listed(structure, scores, shape)
+    first, values = _all_structures(structure, scores, shape)
     found = SparseMap(structure).distribution(*scores)
     mu = tensors(found.mean)[0].flatten(1)
     gains = values - first.flatten(1) @ mu.T

@@ -47,7 +47,7 @@ class AttentionClasses(NamedTuple):
 def attention_classes(file: str) -> AttentionClasses:
     """The attention classes that a Python module defines."""
     # methods of whole models speak of the interface, too
-    classes = [x for x in _defined(file, nn.Module) if not issubclass(x, PreTrainedModel)]
+    classes = [x for x in _subclasses_in(file, nn.Module) if not issubclass(x, PreTrainedModel)]
     return AttentionClasses(
         all=tuple(x.__name__ for x in classes if _is_attention(x)),
         calling=tuple(x.__name__ for x in classes if calls_interface(x)),
@@ -74,7 +74,7 @@ def takes_bool_and_none(file: str) -> tuple[bool, bool]:
     `is_causal` of a module says what is visible: it is right where Transformers supports torch's attention, which
     relies on it, and wrong in some other architectures.
     """
-    classes, models = attention_classes(file), _defined(file, PreTrainedModel)
+    classes, models = attention_classes(file), _subclasses_in(file, PreTrainedModel)
     return bool(classes.calling) and not classes.own, all(x._supports_sdpa for x in models)
 
 
@@ -97,7 +97,7 @@ def attention_mask(*args: Any, config: Any = None, **options: Any) -> Tensor | N
     return (sdpa_mask if takes_bool else eager_mask)(*args, config=config, **options)
 
 
-def _defined(file: str, kind: type[nn.Module]) -> list[type[Any]]:
+def _subclasses_in(file: str, kind: type[nn.Module]) -> list[type[Any]]:
     """The subclasses of a class that a Python module defines."""
     found = (x for x in vars(sys.modules[file]).values() if isinstance(x, type) and issubclass(x, kind))
     return [x for x in found if x.__module__ == file]

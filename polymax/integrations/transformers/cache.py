@@ -23,14 +23,14 @@ class BoxedLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.cache.append(key_states, value_states)
-        return self._shown()
+        return self._views()
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be a negative integer, or 0; got {tokens_to_remove}")
         if self.is_initialized and tokens_to_remove:
             self.cache.crop(max(self.cache.length + tokens_to_remove, 0))
-            self._shown()
+            self._views()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -42,9 +42,9 @@ class BoxedLayer(DynamicLayer):
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.get_seq_length() > 0:
             self.cache.select(indices.to(self.device))
-            self._shown()
+            self._views()
 
-    def _shown(self) -> tuple[Tensor, Tensor]:
+    def _views(self) -> tuple[Tensor, Tensor]:
         self.keys, self.values = self.cache.keys, self.cache.values
         setattr(self.keys, BOXES, self.cache.boxes)
         return self.keys, self.values

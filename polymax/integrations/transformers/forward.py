@@ -48,8 +48,8 @@ def attention(
         raise ValueError("block_indices must be None: attention over selected blocks of keys is not implemented")
     mask, causal = _visible(module, query, key, attention_mask, is_causal)
     if indices is not None:
-        mask = _joined(_selected(indices, key.shape[-2]), mask)
-    mask = _joined(position_bias, mask)
+        mask = _combined_mask(_selection_mask(indices, key.shape[-2]), mask)
+    mask = _combined_mask(position_bias, mask)
     told: dict[str, Any] = {
         "scale": scaling,
         "enable_gqa": key.shape[1] != query.shape[1],
@@ -94,14 +94,14 @@ def _visible(
     return mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf), False
 
 
-def _selected(indices: Tensor, keys: int) -> Tensor:
+def _selection_mask(indices: Tensor, keys: int) -> Tensor:
     """True for the selected keys: bool (N, 1, L, keys)."""
     # one more key takes what is -1
     keep = torch.zeros(*indices.shape[:-1], keys + 1, dtype=torch.bool, device=indices.device)
     return keep.scatter(-1, indices.long().where(indices >= 0, keys), True)[..., :keys].unsqueeze(1)
 
 
-def _joined(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+def _combined_mask(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Two masks, or a bias and a mask, as one: what either forbids is forbidden, and what they add is added."""
     if first is None or second is None:
         return second if first is None else first

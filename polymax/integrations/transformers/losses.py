@@ -41,7 +41,7 @@ class EntmaxLoss:
         self._states: Tensor | None = None
         self._lower: torch.dtype | None = None
         self._layer = head.forward
-        head.forward = self._captured  # type: ignore[method-assign, assignment]
+        head.forward = self._keep_states  # type: ignore[method-assign, assignment]
         try:
             self.scale, self.softcap = self._transformation(model, inputs)
         except BaseException:
@@ -81,7 +81,7 @@ class EntmaxLoss:
         """Give the model its own last layer back."""
         self.head.__dict__.pop("forward", None)
 
-    def _captured(self, states: Tensor) -> Tensor:
+    def _keep_states(self, states: Tensor) -> Tensor:
         """The states are kept; there are no logits in training."""
         kind = states.device.type
         self._states = states

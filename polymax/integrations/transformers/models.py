@@ -193,7 +193,7 @@ def _calls(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, int]:
 
     training = model.training
     try:
-        with _replaced(record), torch.no_grad():
+        with _recording_implementations(record), torch.no_grad():
             model.eval()(**(inputs or _few_tokens(model)))
     finally:
         model.train(training)
@@ -201,7 +201,7 @@ def _calls(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _replaced(record: Any) -> Iterator[None]:
+def _recording_implementations(record: Any) -> Iterator[None]:
     """Our implementations, each called through `record` with its name."""
     before = {name: AttentionInterface()[name] for name in registered()}
     try:

@@ -126,7 +126,7 @@ def _stateless(mapping: Mapping) -> Mapping:
 
 @functools.cache
 def _extend_transformers() -> None:
-    """Once for each process."""
+    """Put our functions around those of Transformers, once for each process."""
     accept, to_dict = PreTrainedModel.get_correct_attn_implementation, PreTrainedConfig.to_dict
 
     @functools.wraps(accept)

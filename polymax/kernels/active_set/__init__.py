@@ -8,7 +8,8 @@ cuda.py, for exact weights. All of them take
 
     solver, structure, scores, search, start, whole -> Solution, and which instances converged, (*batch,), None for all
 
-and are imported at their first call, so that `import polymax` pays for neither Numba nor Triton.
+and are imported at their first call, so that `import polymax` pays for neither Numba nor Triton. The programs of a GPU
+can be wary, too: they look at the scores as they start, and give no solution where one is large.
 """
 
 from functools import cache
@@ -18,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from polymax.solvers.reduced import all_small
 from polymax.solvers.rules import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solver
 from polymax.solvers.search import Search
 from polymax.solvers.solution import Solution
@@ -29,12 +31,19 @@ _RULES = {"cpu": (ActiveSet, FrankWolfe, AwayStep, Pairwise), "cuda": (ActiveSet
 
 
 def solve(
-    solver: Solver, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, whole: bool
-) -> tuple[Solution, Tensor | None]:
-    """The solution by the fastest loop there is, and which instances converged, (*batch,), or None for all."""
+    solver: Solver, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, whole: bool, wary: bool
+) -> tuple[Solution, Tensor | None] | None:
+    """The solution by the fastest loop there is, and which instances converged, (*batch,), or None for all.
+
+    One that is wary is None, instead, if a score is large, NaN or +inf.
+    """
     device = scores[0].device.type
     search = structure.search(*scores) if type(solver) in _RULES.get(device, ()) else None
-    file = device if search is not None and (device == "cpu" or _fits(search)) else "reference"
+    if device == "cuda" and search is not None and _fits(search):
+        return _file(device).solve(solver, structure, scores, search, start, whole, wary)
+    if wary and not all_small(scores):
+        return None
+    file = device if device == "cpu" and search is not None else "reference"
     return _file(file).solve(solver, structure, scores, search, start, whole)
 
 

@@ -26,7 +26,7 @@ _STEPS = {FrankWolfe: numba_steps.FRANK_WOLFE, AwayStep: numba_steps.AWAY_STEP, 
 # room for so many structures at first; more where they do not suffice
 _ROOM = 128
 # some fifty iterations, each of a few passes over the scores
-_WEIGHT = 200
+_WEIGHT = 800
 
 
 def solve(
@@ -47,7 +47,7 @@ def solve(
     if start is not None:
         seeds, room = _seeds(structure, scores, search, start), max(room, 2 * start.probs.shape[-1])
     asked = address(kind.best), rule, (solver.max_iter, solver.tol, whole)
-    given = *problem[:4], *problem.memory, problem.aligned
+    given = *problem[:4], *problem.memory, problem.choices
     width = d if len(events) == 1 else sum(map(torch.Size.numel, events))
     while True:
         places, probs = np.empty((count, room, parts), np.int32), np.empty((count, room))

@@ -10,14 +10,14 @@ from polymax.kernels.numba_math import kernel
 def problem(search):
     """Scores (B, n + 1, n + 1) [head, modifier] and lengths (B,) as the search takes them, with `single_root`."""
     (scores, lengths), (single_root,) = search.tensors, search.options
-    width = scores.shape[1]
+    count, width, _ = scores.shape
     # [modifier, head], as the search takes them
-    rows = scores.double().transpose(1, 2).reshape(len(scores), width * width)
+    rows = np.ascontiguousarray(scores.detach().numpy().swapaxes(1, 2), np.float64).reshape(count, width * width)
     # one row of marks for the loop, one for heads, and those of the arborescence
     return Problem(
         np.array([width, int(single_root)]),
-        lengths.reshape(-1, 1).contiguous().numpy(),
-        rows.numpy(),
+        np.ascontiguousarray(lengths.numpy()).reshape(count, 1),
+        rows,
         np.empty((1, 0)),
         ((2 * width, width), 1 + 2 * width, (10, 2 * width)),
         width * width,

@@ -16,7 +16,7 @@ def problem(search):
     return Problem(
         np.array([n, m]),
         np.stack([rows.numpy(), columns.numpy()], -1),
-        scores.double().reshape(count, n * m).numpy(),
+        np.ascontiguousarray(scores.detach().numpy(), np.float64).reshape(count, n * m),
         np.empty((1, 0)),
         ((n + 7 + m, wide), 1, (6, wide)),
         4 * n * m,

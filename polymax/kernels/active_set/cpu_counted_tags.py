@@ -1,16 +1,21 @@
 """Tag sequences that count a state, for SparseMAP on the CPU: Viterbi around mu, all counts side by side.
 
 The values of a state are LANES counts to a block. A step into the counted state moves them on by one count: a shuffle
-of two blocks, since memory that is read one place off what was just written has to wait for it.
+of two blocks, since memory that is read one place off what was just written has to wait for it. Of two states, which
+one a value came from is a bit, LANES of them to a number in `marks`: on the way back a bit is found sooner than the
+larger of two sums.
 """
 
 import numpy as np
 from llvmlite import ir
+from numba import types
 from numba.extending import intrinsic
 
 from polymax.kernels.active_set.numba_search import Problem
-from polymax.kernels.local_max.numba_lanes import LANES, fill, lanes, load, select, store
+from polymax.kernels.local_max.numba_lanes import LANES, fill, lanes, load, mask, select, store
 from polymax.kernels.numba_math import inline, kernel
+
+_SHIFT = LANES.bit_length() - 1
 
 
 def problem(search):
@@ -26,9 +31,9 @@ def problem(search):
         lengths.reshape(-1, 1).contiguous().numpy(),
         unary.double().reshape(len(unary), n * s).numpy(),
         steps.reshape(len(steps), steps.shape[1:].numel()).numpy(),
-        ((max(n * s, 1) * blocks, LANES), 1, (1, 2)),
+        ((max(n * s, 1) * blocks, LANES), 1, (1 + n * blocks, 2) if s == 2 else (1, 2)),
         n * s * s * (k // 4 + 1),
-        aligned=True,
+        choices=s,
     )
 
 
@@ -43,45 +48,81 @@ def _one_on(typing_context, before, block):
     return lanes(lanes, lanes), codegen
 
 
+@intrinsic
+def _bits(typing_context, chosen):
+    """The lanes of a mask as the bits of a number."""
+
+    def codegen(context, builder, signature, args):
+        return builder.zext(builder.bitcast(args[0], ir.IntType(LANES)), ir.IntType(64))
+
+    return types.int64(mask), codegen
+
+
 @inline
 def _larger(x, y):
     return select(y > x, y, x)
 
 
 @inline
-def _two_states(t, state, runs, blocks, steps, unary, mu, values):
-    """The values of two states at position t: those before are read once."""
+def _from_second(state, rest, counted):
+    """Where the larger of two values came from state 1, of equal ones from state 0, as bits."""
+    return _bits(counted > rest) if state == 1 else _bits(rest > counted)
+
+
+@inline
+def _two_states(t, state, runs, blocks, first, steps, unary, mu, values, marks):
+    """The values of two states at position t: those before are read once. The step's scores begin at `first`."""
     rest, last, now = 1 - state, (t - 1) * 2, t * 2
-    stay, leave = steps[2 * rest + rest], steps[2 * rest + state]
-    enter, repeat = steps[2 * state + rest], steps[2 * state + state]
+    stay, leave = steps[first + 2 * rest + rest], steps[first + 2 * rest + state]
+    enter, repeat = steps[first + 2 * state + rest], steps[first + 2 * state + state]
     more, counted = unary[now + rest] - mu[now + rest], unary[now + state] - mu[now + state]
     before = fill(values, -np.inf)
     for b in range(blocks):
         x, y = load(values, (last + rest) * blocks + b), load(values, (last + state) * blocks + b)
-        store(values, (now + rest) * blocks + b, _larger(x + stay, y + leave) + more)
-        raised = x + enter if runs else _larger(x + enter, y + repeat)
-        best = _one_on(before, raised)
-        store(values, (now + state) * blocks + b, (_larger(best, y + repeat) if runs else best) + counted)
-        before = raised
+        stays, leaves = x + stay, y + leave
+        store(values, (now + rest) * blocks + b, _larger(stays, leaves) + more)
+        enters, repeats = x + enter, y + repeat
+        if runs:
+            # a step that goes on with a run does not count
+            enters, before = _one_on(before, enters), enters
+        best = _larger(enters, repeats)
+        marks[1 + t * blocks + b, rest] = _from_second(state, stays, leaves)
+        marks[1 + t * blocks + b, state] = _from_second(state, enters, repeats)
+        if not runs:
+            best, before = _one_on(before, best), best
+        store(values, (now + state) * blocks + b, best + counted)
 
 
 @inline
-def _states(t, s, state, runs, blocks, steps, unary, mu, values):
-    """The values of all states at position t."""
+def _states(t, s, state, runs, blocks, first, steps, unary, mu, values):
+    """The values of all states at position t; the step's scores begin at `first`."""
     last, none = (t - 1) * s * blocks, fill(values, -np.inf)
     for j in range(s):
-        row, before = steps[j * s : (j + 1) * s], none
+        row, before = first + j * s, none
         for b in range(blocks):
             best = none
             for i in range(s):
                 # a step that goes on with a run does not count
                 if j != state or i != state or not runs:
-                    best = _larger(best, load(values, last + i * blocks + b) + row[i])
+                    best = _larger(best, load(values, last + i * blocks + b) + steps[row + i])
             if j == state:
                 best, before = _one_on(before, best), best
                 if runs:
-                    best = _larger(best, load(values, last + j * blocks + b) + row[j])
+                    best = _larger(best, load(values, last + j * blocks + b) + steps[row + j])
             store(values, (t * s + j) * blocks + b, best + (unary[t * s + j] - mu[t * s + j]))
+
+
+@inline
+def _first_best(t, s, state, runs, wide, step, count, least, values, steps):
+    """The first state at position t - 1 that gave the value of a state with this count, at t."""
+    found, value = 0, -np.inf
+    for i in range(s):
+        c = count if runs and i == state else least
+        if c >= 0:
+            a = values[((t - 1) * s + i) * wide + c] + steps[step + i]
+            if a > value:
+                found, value = i, a
+    return found
 
 
 @kernel
@@ -101,11 +142,12 @@ def best(problem, mu, vertex):
     for j in range(s):
         flat[j * wide + (j == state)] = unary[j] - mu[j]
     for t in range(1, length):
-        here = steps[min(t - 1, last_step) * s * s :]
+        # by its place: a view of the scores would be counted, which takes as long as the step
+        first = min(t - 1, last_step) * s * s
         if s == 2:
-            _two_states(t, state, runs, blocks, here, unary, mu, values)
+            _two_states(t, state, runs, blocks, first, steps, unary, mu, values, marks)
         else:
-            _states(t, s, state, runs, blocks, here, unary, mu, values)
+            _states(t, s, state, runs, blocks, first, steps, unary, mu, values)
     tag, count, value = 0, 0, -np.inf
     for j in range(s):
         for c in range(most + 1):
@@ -118,14 +160,11 @@ def best(problem, mu, vertex):
     vertex[length - 1] = (length - 1) * s + tag
     for t in range(length - 1, 0, -1):
         step, least = (min(t - 1, last_step) * s + tag) * s, count - (tag == state)
-        # the first that gave the value
-        before, value = 0, -np.inf
-        for i in range(s):
-            c = count if runs and i == state else least
-            if c >= 0:
-                a = flat[((t - 1) * s + i) * wide + c] + steps[step + i]
-                if a > value:
-                    before, value = i, a
+        if s == 2:
+            place = count if runs else least
+            before = (marks[1 + t * blocks + (place >> _SHIFT), tag] >> (place & (LANES - 1))) & 1
+        else:
+            before = _first_best(t, s, state, runs, wide, step, count, least, flat, steps)
         score += steps[step + before] + unary[(t - 1) * s + before]
         vertex[t - 1] = (t - 1) * s + before
         vertex[length + t - 1] = (n + (t - 1) * s + before) * s + tag

@@ -9,17 +9,19 @@ from polymax.kernels.numba_math import kernel
 def problem(search):
     """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) and lengths (B,) as the search takes them."""
     unary, transition, lengths = search.tensors
-    n, s = unary.shape[1:]
+    count, n, s = unary.shape
     # a tag chooses among those before it: they stand side by side
-    steps = transition.double().transpose(-1, -2)
+    groups, last, _, _ = transition.shape
+    steps = transition.detach().numpy().swapaxes(2, 3)
     return Problem(
-        np.array([n, s, transition.shape[1]]),
-        lengths.reshape(-1, 1).contiguous().numpy(),
-        unary.double().reshape(len(unary), n * s).numpy(),
-        steps.reshape(len(steps), steps.shape[1:].numel()).numpy(),
+        np.array([n, s, last]),
+        np.ascontiguousarray(lengths.numpy()).reshape(count, 1),
+        np.ascontiguousarray(unary.detach().numpy(), np.float64).reshape(count, n * s),
+        np.ascontiguousarray(steps, np.float64).reshape(groups, last * s * s),
         ((n, s), 1, (1, 2)),
-        n * s * s,
-        aligned=True,
+        # eight sums at once
+        n * s * s // 8 + 1,
+        choices=s,
     )
 
 

@@ -8,6 +8,7 @@ tensors, -inf where there is no structure. Kinds without a file come from `map`,
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -17,7 +18,11 @@ from torch import Tensor
 
 from polymax._function import recording
 from polymax.kernels.active_set import cuda_loop
+from polymax.kernels.active_set.cuda_face import span
+from polymax.kernels.active_set.cuda_solution import ordered
+from polymax.kernels.response.cuda import response
 from polymax.kernels.triton_math import ceil_power, on_device
+from polymax.solvers.reduced import LARGEST_SCORE, all_small
 from polymax.solvers.rules import Solver
 from polymax.solvers.search import Search
 from polymax.solvers.solution import Solution
@@ -25,6 +30,8 @@ from polymax.structures.base import Structure
 
 # room for so many structures at first; more where they do not suffice
 _ROOM = 64
+# the most places for structures that are likely to come
+_LIKELY = 256
 # entries of a tile to a thread
 _ENTRIES = 16
 # iterations before a look at whether all instances are done, where each is a launch; and where none is
@@ -37,6 +44,8 @@ class Plan(NamedTuple):
     """How structures are found: a function for Triton, its tensors and constants.
 
     The event is (height, width), the shape of the first tensor; a structure has `slots`, and a program `warps`.
+    Sequences of `states` have steps, which are listed after them; `others` are the scores of other tensors. Where a
+    slot is a row, it has `columns` at most, a power of two; 0 elsewhere. Places for `likely` structures may suffice.
     """
 
     best: Any
@@ -45,11 +54,15 @@ class Plan(NamedTuple):
     event: tuple[int, int]
     slots: int
     warps: int
+    states: int = 0
+    others: Tensor | None = None
+    columns: int = 0
+    likely: int = 0
 
 
 def room(like: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Memory of a program for each of the instances (B, ...) of a tensor."""
-    return torch.empty(len(like), *shape, dtype=dtype, device=like.device)
+    return torch.empty((len(like), *shape), dtype=dtype, device=like.device)
 
 
 def places_of(vertices: Tensor, dims: int) -> Tensor:
@@ -62,29 +75,59 @@ def places_of(vertices: Tensor, dims: int) -> Tensor:
 class _State:
     """What the programs know, in the shapes of cuda_loop.py."""
 
-    places: Tensor
-    gram: Tensor
-    system: Tensor
+    held: tuple[Tensor, Tensor, Tensor]
+    point: Tensor
     fresh: Tensor
-    point: tuple[Tensor, Tensor, Tensor, Tensor]
-    status: Tensor
-    iterations: Tensor
-    gap: Tensor
+    known: Tensor
+    gaps: Tensor
+
+    @classmethod
+    def empty(cls, given: Tensor, slots: int, room: int) -> "_State":
+        """Memory for instances (B, d), which the first launch writes to."""
+        count, device = len(given), given.device
+        return cls(
+            (
+                torch.empty((count, room, slots), dtype=torch.int32, device=device),
+                torch.empty((count, room, room), dtype=torch.float32, device=device),
+                torch.empty((count, room + 3, room), dtype=torch.float64, device=device),
+            ),
+            torch.empty((4, *given.shape), dtype=torch.float64, device=device),
+            torch.empty((count, slots), dtype=torch.int32, device=device),
+            torch.empty((3, count), dtype=torch.int32, device=device),
+            torch.empty(count, dtype=torch.float64, device=device),
+        )
+
+    def with_seeds(self, places: Tensor, scores: Tensor, probs: Tensor) -> "_State":
+        """The same state with structures to start from, (B, seeds, slots), their scores and weights."""
+        seeds, (held, _, system) = places.shape[1], self.held
+        held[:, :seeds] = places
+        # what the scores forbid is dropped
+        kept = (probs > 0) & (scores > -torch.inf)
+        system[:, -3, :seeds] = torch.where(kept, scores, 0)
+        system[:, -2, :seeds] = torch.where(kept, probs, -1)
+        # the first launch computes what depends on them; the first structure is no iteration
+        self.known[0] = cuda_loop.RENEW.value
+        self.known[1] = kept.any(-1).int() - 1
+        return self
 
     def with_more_places(self) -> "_State":
         """The same state with twice the places; instances that had too few go on."""
-        room, pad = self.places.shape[1], torch.nn.functional.pad
-        system = pad(torch.cat([pad(self.system[:, :room], (0, 0, 0, room)), self.system[:, room:]], 1), (0, room))
+        (places, gram, system), pad = self.held, torch.nn.functional.pad
+        room = places.shape[1]
+        system = pad(torch.cat([pad(system[:, :room], (0, 0, 0, room)), system[:, room:]], 1), (0, room))
         system[:, -2, room:] = -1
-        status = torch.where(self.status == cuda_loop.FULL.value, cuda_loop.GOING.value, self.status)
-        status = torch.where(status == cuda_loop.FACE_FULL.value, cuda_loop.DIRECTION.value, status)
-        return replace(
-            self,
-            places=pad(self.places, (0, 0, 0, room)),
-            gram=pad(self.gram, (0, room, 0, room)),
-            system=system,
-            status=status,
-        )
+        status = self.known[0]
+        status = torch.where(status == cuda_loop.FULL.value, cuda_loop.GOING.value, status)
+        self.known[0] = torch.where(status == cuda_loop.FACE_FULL.value, cuda_loop.DIRECTION.value, status)
+        return replace(self, held=(pad(places, (0, 0, 0, room)), pad(gram, (0, room, 0, room)), system))
+
+
+@cache
+def _kind(name: str) -> tuple[Any, bool]:
+    """The file of a kind of search, and if `map` is asked, for want of one."""
+    file = f"{__package__}.cuda_{name}"
+    asked = find_spec(file) is None
+    return import_module(f"{__package__}.cuda_given" if asked else file), asked
 
 
 def solve(
@@ -94,139 +137,120 @@ def solve(
     search: Search,
     start: Solution | None,
     whole: bool,
-) -> tuple[Solution, Tensor]:
-    """The solution, and which instances converged, (*batch,)."""
-    name = f"{__package__}.cuda_{search.kind}"
-    kind: Any = import_module(name if find_spec(name) else f"{__package__}.cuda_given")
-    asked = not find_spec(name)
-    scores = tuple(x.double() for x in scores)
-    plan = kind.plan(search)
-    count = search.batch.numel()
-    feasible = structure.best_score(*scores).reshape(count) > -torch.inf if asked else None
-    slots = None if start is None else kind.slots(search, start.vertices).reshape(count, -1, plan.slots)
+    wary: bool = False,
+) -> tuple[Solution, Tensor | None] | None:
+    """The solution, and which instances converged, (*batch,), or None for all; if wary, None where scores are large."""
+    kind, asked = _kind(search.kind)
+    plan: Plan = kind.plan(search)
+    # programs look at all scores, or none does
+    looked = not asked and start is None and (len(scores) == 1 or plan.others is not None)
+    if wary and not looked and not all_small(scores):
+        return None
     recorded = recording(scores[0])
     if recorded and solver.max_iter > _RECORDED:
         raise ValueError(
             f"max_iter must be at most {_RECORDED} where a CUDA graph records {type(solver).__name__}; "
             f"got {solver.max_iter}"
         )
-    state = _begin(structure, scores, search, start, slots, plan.slots, solver.max_iter + 1 if recorded else 0)
+    count = search.batch.numel()
+    given = scores[0].reshape(count, search.events[0].numel()).contiguous()
+    seeds = 0 if start is None else start.probs.shape[-1]
+    # a search that may be recorded takes the same programs before: none can be compiled while a graph is recorded
+    recordable = solver.max_iter <= _RECORDED
+    least = solver.max_iter + 1 if recordable else min(plan.likely, _LIKELY)
+    places = max(_ROOM, ceil_power(max(2 * seeds, least)))
+    if recordable and not recorded and whole and not asked:
+        _rehearse(places, search.most, sum(map(torch.Size.numel, search.events)), scores[0].dtype, scores[0].device)
+    state = _State.empty(given, plan.slots, places)
+    launch = _Launcher(solver, given, whole, wary and looked)
+    first = True
+    if asked or start is not None:
+        launch(plan._replace(problem=(state.gaps, state.gaps)) if asked else plan, state, 0, first)
+        first = False
+        scores = tuple(x.double() for x in scores)
+    if start is not None:
+        slots = kind.slots(search, start.vertices).reshape(count, seeds, plan.slots)
+        b = structure.rescore(start.vertices, *scores).reshape(count, seeds)
+        state = state.with_seeds(slots, b, start.probs.reshape(count, seeds).double())
+    ask: Any = kind.Questions(structure, scores, count) if asked else None
     while True:
         if asked:
             # structures that span a face come after the iterations
             for _ in range(2 * solver.max_iter + 2 if recorded else _LAUNCHES):
-                others = kind.question(structure, scores, feasible, state.point[2], state.fresh)
-                _launch(plan._replace(problem=others), state, solver, whole, 1)
+                launch(plan._replace(problem=ask(state.point[2])), state, 1, False)
         else:
-            _launch(plan, state, solver, whole, _ALL)
+            launch(plan, state, _ALL, first)
+        first = False
         if recorded:
             # nothing can be read: places for all structures stay, and no one knows who has converged
-            return _solution(kind, search, state, state.places.shape[1]), state.status >= cuda_loop.CONVERGED.value
-        most, on, largest, least = _progress(state, solver.max_iter)
+            return _solution(kind, search, plan, state, state.held[0].shape[1]), None
+        most, least_status, largest, on = _progress(state, solver.max_iter)
+        if largest == cuda_loop.LARGE.value:
+            return None
         if largest >= cuda_loop.FULL.value:
             state = state.with_more_places()
         elif not on:
             break
-    if least >= cuda_loop.CONVERGED.value:
-        # on the CPU, where to look at it costs nothing
-        converged = torch.ones(search.batch, dtype=torch.bool)
-    else:
-        converged = (state.status >= cuda_loop.CONVERGED.value).reshape(search.batch)
-    return _solution(kind, search, state, max(most, 1)), converged
+    all_done = least_status >= cuda_loop.CONVERGED.value
+    converged = None if all_done else (state.known[0] >= cuda_loop.CONVERGED.value).reshape(search.batch)
+    return _solution(kind, search, plan, state, max(most, 1)), converged
 
 
-def _progress(state: _State, max_iter: int) -> list[int]:
-    """The most structures of an instance, if any is still to go on, and the largest and least status, in one read."""
-    going = (state.status <= cuda_loop.RENEW.value) & (state.iterations < max_iter)
-    face = (state.status >= cuda_loop.DIRECTION.value) & (state.status < cuda_loop.CONVERGED.value)
-    held = (state.system[:, -2] >= 0).sum(-1, dtype=torch.int32)
-    most, on, largest, least = torch.stack([held, (going | face).int(), state.status, -state.status]).amax(1).tolist()
-    return [most, on, largest, -least]
+@cache
+def _rehearse(places: int, parts: int, d: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Respond with all places once, as a recorded call does: its kernel is compiled then."""
+    lists = torch.full((1, places, parts), -1, dtype=torch.int32, device=device)
+    probs, overlaps = torch.zeros(1, places, dtype=torch.float64, device=device), lists.new_zeros(1, places, places)
+    response(lists, overlaps, probs, torch.zeros(1, d, dtype=dtype, device=device), None, d)
 
 
-def _begin(
-    structure: Structure,
-    scores: tuple[Tensor, ...],
-    search: Search,
-    start: Solution | None,
-    given: Tensor | None,
-    slots: int,
-    least: int,
-) -> _State:
-    """No structure, or those of an earlier solution; the first launch computes what depends on them.
-
-    There are places for at least so many structures.
-    """
-    count, device = search.batch.numel(), scores[0].device
-    first = scores[0].reshape(count, search.events[0].numel()).contiguous()
-    seeds = 0 if given is None else given.shape[1]
-    room = max(_ROOM, ceil_power(max(2 * seeds, least)))
-    places = torch.full((count, room, slots), -1, dtype=torch.int32, device=device)
-    system = torch.zeros(count, room + 3, room, dtype=torch.float64, device=device)
-    system[:, -2] = -1
-    if start is not None:
-        places[:, :seeds] = given
-        b = structure.rescore(start.vertices, *scores).reshape(count, seeds)
-        p = start.probs.reshape(count, seeds).double()
-        # what the scores forbid is dropped
-        kept = (p > 0) & (b > -torch.inf)
-        system[:, -3, :seeds] = torch.where(kept, b, 0)
-        system[:, -2, :seeds] = torch.where(kept, p, -1)
-    # the first structure is no iteration
-    iterations = (system[:, -2].amax(-1) >= 0).int() - 1
-    return _State(
-        places=places,
-        gram=torch.zeros(count, room, room, device=device),
-        system=system,
-        fresh=torch.empty(count, slots, dtype=torch.int32, device=device),
-        point=(first, torch.zeros_like(first), first.clone(), torch.empty_like(first)),
-        status=torch.full_like(iterations, cuda_loop.RENEW.value),
-        iterations=iterations,
-        gap=torch.zeros(count, dtype=torch.float64, device=device),
-    )
+def _progress(state: _State, max_iter: int) -> tuple[int, int, int, bool]:
+    """The most structures of an instance, the least and the largest status, and if any is to go on, in one read."""
+    status, iterations, held = state.known.cpu().numpy()
+    least, largest = int(status.min()), int(status.max())
+    on = False
+    if least < cuda_loop.CONVERGED.value:
+        face = (status >= cuda_loop.DIRECTION.value) & (status < cuda_loop.CONVERGED.value)
+        on = bool((face | ((status <= cuda_loop.RENEW.value) & (iterations < max_iter))).any())
+    return int(held.max()), least, largest, on
 
 
-def _launch(plan: Plan, state: _State, solver: Solver, whole: bool, rounds: int) -> None:
-    count, room, slots = state.places.shape
-    # a vector of weights is spread over threads, too
-    warps = max(plan.warps, min(room // 128, 8))
-    width = min(max(ceil_power(slots), 32), 256)
-    rows, some = (max(min(32 * warps * e // n, room), 2) for e, n in ((_ENTRIES, room), (_ENTRIES // 2, width)))
-    held, known = (state.places, state.gram, state.system), (state.status, state.iterations, state.gap)
-    with on_device(state.places):
-        cuda_loop.iterate[(count,)](
-            plan.problem, held, state.point, state.fresh, known, *plan.event, slots, rounds, solver.max_iter,
-            solver.tol, int(whole), BEST=plan.best, SIZES=plan.sizes, K=room, BR=rows, BP=some, BU=width,
-            num_warps=warps, num_stages=1,
-        )  # fmt: skip
+class _Launcher(NamedTuple):
+    """What all launches of a call share."""
+
+    solver: Solver
+    given: Tensor
+    whole: bool
+    wary: bool
+
+    def __call__(self, plan: Plan, state: _State, rounds: int, first: bool) -> None:
+        """Up to so many rounds of each instance; at first, nothing is known."""
+        count, room, slots = state.held[0].shape
+        # a vector of weights is spread over threads, too
+        warps = max(plan.warps, min(room // 64, 8) if room > 64 else 1)
+        width = min(max(ceil_power(slots), 32), 256)
+        # more to a thread where a matrix is far away
+        tile = 32 * warps * _ENTRIES
+        rows, some = max(min(tile * (2 if room > 256 else 1) // room, room), 2), max(min(tile // width, room), 2)
+        others = self.given if plan.others is None else plan.others
+        total = 0 if plan.others is None else others.numel()
+        sizes = {"K": room, "BR": rows, "BP": some, "BU": width, "BS": plan.columns}
+        options = {"BEST": plan.best, "SIZES": plan.sizes, **sizes, "num_warps": warps, "num_stages": 1}
+        with on_device(self.given):
+            cuda_loop.iterate[(count,)](
+                plan.problem, state.held, state.point, state.fresh, state.known, state.gaps, *plan.event, slots,
+                rounds, self.solver.max_iter, self.solver.tol, int(self.whole), int(first), self.given, others,
+                total, int(self.wary), LARGEST_SCORE, **options,
+            )  # fmt: skip
+            if self.whole and rounds:
+                span[(count,)](
+                    plan.problem, state.held, state.point, state.fresh, state.known, *plan.event, slots, rounds,
+                    **options,
+                )  # fmt: skip
 
 
-def _solution(kind: Any, search: Search, state: _State, width: int) -> Solution:
+def _solution(kind: Any, search: Search, plan: Plan, state: _State, width: int) -> Solution:
     """The structures in the first `width` places, heaviest first."""
-    batch = search.batch
-    held, b, gram = state.system[:, -2], state.system[:, -3], state.gram.double()
-    # heaviest first, then those of weight 0
-    held, order = torch.sort(held, dim=-1, descending=True, stable=True)
-    held, order = held[:, :width], order[:, :width]
-    on, p = held >= 0, held.clamp(min=0)
-    # a structure that is alone has weight 1, exactly
-    total = p.sum(-1, keepdim=True)
-    p = p / torch.where(total > 0, total, 1)
-    rows = gram.gather(1, order.unsqueeze(-1).expand(*order.shape, gram.shape[-1]))
-    overlaps = rows.gather(2, order.unsqueeze(1).expand(len(order), width, width))
-    overlaps = torch.where(on.unsqueeze(-1) & on.unsqueeze(-2), overlaps, 0)
-    value = (p * (b.gather(-1, order) - torch.einsum("bkl,bl->bk", overlaps, p) / 2)).sum(-1)
-    value = torch.where(state.status == cuda_loop.INFEASIBLE.value, -torch.inf, value)
-    # MAP passes over NaN, but not where nothing else is left
-    nan = state.gap.isnan()
-    p = torch.where(on & nan.unsqueeze(-1), torch.nan, p)
-    places = state.places.gather(1, order.unsqueeze(-1).expand(*order.shape, state.places.shape[-1]))
-    places = torch.where(on.unsqueeze(-1), places, -1)
-    return Solution(
-        kind.listed(search, places.reshape(*batch, width, places.shape[-1])),
-        p.reshape(*batch, width),
-        overlaps.int().reshape(*batch, width, width),
-        torch.where(nan, torch.nan, value).reshape(batch),
-        state.iterations.clamp(min=0).long().reshape(batch),
-        state.gap.clamp(min=0).reshape(batch),
-    )
+    parts = search.most if plan.states else plan.slots
+    places, *others = ordered(state.held, state.known, state.gaps, search.batch, width, parts, plan.states)
+    return Solution(kind.listed(search, places), *others)

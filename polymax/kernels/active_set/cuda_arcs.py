@@ -16,9 +16,8 @@ def plan(search: Search) -> Plan:
     """Scores (B, n + 1, n + 1) and lengths (B,) as the program takes them, with `single_root`."""
     (x, lengths), (single_root,) = search.tensors, search.options
     n = x.shape[1]
-    heads = torch.full((len(x), n - 1), -1, dtype=torch.long, device=x.device)
     known = room(x, n, n), room(x, n, n, dtype=torch.int32), room(x, FIELDS, 2 * n, dtype=torch.int32)
-    problem = lengths.contiguous(), *known, heads
+    problem = lengths.contiguous(), *known, room(x, n - 1, dtype=torch.long)
     return Plan(best, problem, (single_root, FIELDS, max(ceil_power(n), 32)), (n, n), n - 1, 1)
 
 
@@ -37,10 +36,13 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
     """The best tree; SIZES are the constants of the kernel of trees."""
     p_lengths, p_w, p_to, p_known, p_heads = problem
     size = width
-    trees(p_arounds, p_lengths, p_w, p_to, p_known, p_heads, size, SIZES[0], SIZES[1], SIZES[2])
-    tl.debug_barrier()
     i_b = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, SIZES[2])
+    # the search writes no heads where there is no tree
+    tl.store(p_heads + i_b * (size - 1) + o, tl.full([SIZES[2]], -1, tl.int64), mask=o < size - 1)
+    tl.debug_barrier()
+    trees(p_arounds, p_lengths, p_w, p_to, p_known, p_heads, size, SIZES[0], SIZES[1], SIZES[2])
+    tl.debug_barrier()
     b_head = tl.load(p_heads + i_b * (size - 1) + o, mask=o < size - 1, other=-1).to(tl.int32)
     tl.store(p_fresh + o, tl.where(b_head < 0, -1, b_head * size + o + 1), mask=o < size - 1)
     none = (tl.load(p_lengths + i_b) > 0) & (tl.max(b_head, 0) < 0)

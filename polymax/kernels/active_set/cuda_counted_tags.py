@@ -29,7 +29,7 @@ def plan(search: Search) -> Plan:
     counts = ceil_power(k + 1)
     states = min(ceil_power(s), max(_TILE // counts, 1))
     problem = w, stride_b, stride_t, group, lengths.contiguous(), values, back, k, state, int(runs)
-    return Plan(best, problem, (states, counts), (n, s), n, min(max(states * counts // 128, 1), 8))
+    return Plan(best, problem, (states, counts), (n, s), n, min(max(states * counts // 128, 1), 8), s, w)
 
 
 @triton.jit

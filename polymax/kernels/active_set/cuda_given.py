@@ -14,21 +14,28 @@ from polymax.structures.base import Structure, tensors
 
 
 def plan(search: Search) -> Plan:
-    """No tensors: `question` gives the structures."""
+    """No tensors: `Questions` give the structures."""
     d = search.events[0].numel()
-    return Plan(best, (), (1,), (1, d), d, 4)
+    return Plan(best, (), (512,), (1, d), d, 4)
 
 
-def question(
-    structure: Structure, scores: tuple[Tensor, ...], feasible: Tensor, around: Tensor, fresh: Tensor
-) -> tuple[Tensor]:
-    """Write the best structure for scores less mu, `around` (B, d), to its slots; the scores of its other parts."""
-    count, d = fresh.shape
-    y = structure.map(around.reshape(scores[0].shape), *scores[1:])
-    everywhere = torch.arange(d, dtype=torch.int32, device=fresh.device)
-    fresh.copy_(torch.where(tensors(y)[0].reshape(count, d) != 0, everywhere, -1))
-    others = structure.score(y, torch.zeros_like(scores[0]), *scores[1:]).reshape(count).double()
-    return (torch.where(feasible, others, -torch.inf),)
+class Questions:
+    """Ask `map` for the best structures of a batch of so many instances, again and again."""
+
+    def __init__(self, structure: Structure, scores: tuple[Tensor, ...], count: int) -> None:
+        self._structure = structure
+        self._scores = scores
+        self._none = torch.zeros_like(scores[0]) if len(scores) > 1 else scores[0]
+        self._least = torch.where(structure.best_score(*scores).reshape(count) > -torch.inf, 0.0, -torch.inf).double()
+
+    def __call__(self, around: Tensor) -> tuple[Tensor, Tensor]:
+        """The first tensors of the best structures for scores less mu, `around` (B, d); the scores of other parts."""
+        first, *rest = self._scores
+        y = self._structure.map(around.reshape(first.shape), *rest)
+        others = self._least
+        if rest:
+            others = torch.where(others < 0, others, self._structure.score(y, self._none, *rest).reshape(others.shape))
+        return tensors(y)[0].contiguous(), others
 
 
 def slots(search: Search, vertices: Tensor) -> Tensor:
@@ -44,5 +51,11 @@ def listed(search: Search, places: Tensor) -> Tensor:
 
 @triton.jit
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
-    """A structure that is in `p_fresh` already; the score of its other parts."""
-    return tl.load(problem[0] + tl.program_id(0))
+    """The parts of a structure that is known already; the score of its other parts."""
+    p_ys, p_others = problem
+    i_b = tl.program_id(0).to(tl.int64)
+    for start in range(0, width, SIZES[0]):
+        o_d = start + tl.arange(0, SIZES[0])
+        b_y = tl.load(p_ys + i_b * width + o_d, mask=o_d < width, other=0)
+        tl.store(p_fresh + o_d, tl.where(b_y != 0, o_d, -1), mask=o_d < width)
+    return tl.load(p_others + i_b)

@@ -4,79 +4,104 @@ What a program knows is in memory: it goes on where another launch has stopped, 
 
 Shapes:
     held = places (B, K, slots), structures as cuda.py lists them; gram and system, as triton_weights.py has them
-    point = the scores of the first tensor, mu, scores - mu, and a direction that leaves a face, (B, d) each;
+    point (4, B, d): the scores of the first tensor, mu, scores - mu, and a direction that leaves a face;
     d = height * width
-    fresh (B, slots), the latest structure; state = status, iterations, gap (B,)
-    tiles are BR rows of K, BP structures of BU slots
+    fresh (B, slots), the latest structure; gaps (B,)
+    known (3, B): status, iterations, how many structures have places
+    given (B, d), the scores of the first tensor in their own dtype; others, those of other tensors, `total` numbers
+    tiles are BR rows of K, BP structures of BU slots; BS columns of a row that is a slot, 0 where slots are no rows
 """
 
 import triton
 import triton.language as tl
 
-from polymax.kernels.active_set.triton_face import direction, nudge, widen
-from polymax.kernels.active_set.triton_lists import compare, copy, look, spread
-from polymax.kernels.active_set.triton_weights import admit, exact_weights, places_up_to, put, renew, worth
+from polymax.kernels.active_set.triton_begin import any_large, begin
+from polymax.kernels.active_set.triton_lists import compare, copy, look, spread, spread_rows
+from polymax.kernels.active_set.triton_weights import admit, exact_weights, places_up_to, put, renew
+from polymax.kernels.triton_launch import Entry
 
 # what is next for an instance: a structure, with the inverse as good as it gets or not; an inverse; a direction that
-# leaves its face, structures on one side of it and on the other; nothing; more places, for the two
+# leaves its face, structures on one side of it and on the other; nothing; more places, for the two; smaller scores
 RENEWED, GOING, RENEW, DIRECTION, FACE, OTHER_FACE = (tl.constexpr(i) for i in range(-1, 5))
-CONVERGED, INFEASIBLE, FULL, FACE_FULL = (tl.constexpr(i) for i in range(5, 9))
+CONVERGED, INFEASIBLE, FULL, FACE_FULL, LARGE = (tl.constexpr(i) for i in range(5, 10))
+
+# so many steps go by what is known of the one before
+LATE = tl.constexpr(32)
 
 
-@triton.jit(do_not_specialize=["height", "width", "slots", "rounds", "max_iter", "whole"])
+@Entry
+@triton.jit(do_not_specialize=["height", "width", "slots", "rounds", "max_iter", "whole", "first", "wary", "total"])
 def iterate(
-    problem, held, point, fresh, state, height, width, slots, rounds, max_iter, tol, whole,
+    problem, held, point, fresh, known, gaps, height, width, slots, rounds, max_iter, tol, whole,
+    first, given, others, total, wary, limit,
     BEST: tl.constexpr, SIZES: tl.constexpr, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr,
+    BS: tl.constexpr,
 ):  # fmt: skip
-    """Up to `rounds` steps of each instance; BEST(problem, ...) finds structures."""
+    """Up to `rounds` steps of each instance; BEST(problem, ...) finds structures. If `whole`, cuda_face.py goes on.
+
+    At `first`, nothing is known, and programs that are `wary` give up on scores beyond the limit: each looks at those
+    of its instance, and at a share of the others.
+    """
     i_b = tl.program_id(0).to(tl.int64)
     d = height * width
-    p_status, p_iterations, p_gap = state[0] + i_b, state[1] + i_b, state[2] + i_b
+    n = tl.num_programs(0).to(tl.int64)
+    p_status, p_iterations, p_gap = known + i_b, known + n + i_b, gaps + i_b
     mine = held[0] + i_b * K * slots, held[1] + i_b * K * K, held[2] + i_b * (K + 3) * K
-    here = point[0] + i_b * d, point[1] + i_b * d, point[2] + i_b * d, point[3] + i_b * d
+    arounds = point + 2 * n * d
+    here = point + i_b * d, point + (n + i_b) * d, arounds + i_b * d, arounds + (n + i_b) * d
     p_fresh = fresh + i_b * slots
-    status, iterations, gap = tl.load(p_status), tl.load(p_iterations), tl.load(p_gap)
-    while ((status >= DIRECTION) | (iterations < max_iter)) & (status < CONVERGED) & (rounds > 0):
+    status = tl.load(p_status, mask=first == 0, other=RENEWED)
+    # the first structure is no iteration
+    iterations = tl.load(p_iterations, mask=first == 0, other=-1)
+    gap = tl.load(p_gap, mask=first == 0, other=0.0)
+    if first > 0:
+        begin(given + i_b * d, mine, here, d, K, BR, BU)
+        if wary > 0:
+            share = tl.cdiv(total, tl.num_programs(0))
+            rest = tl.minimum(total - i_b * share, share)
+            large = any_large(given + i_b * d, d, limit, BU) | any_large(others + i_b * share, rest, limit, BU)
+            status = tl.where(large, LARGE, status)
+    tl.debug_barrier()
+    square = _square(here[1], d, BP * BU)
+    # steps since weights were computed from what they leave of the equations; 0 where each launch is a step
+    late = tl.where((first == 0) & (rounds > 1), 1, 0)
+    while (status < DIRECTION) & (iterations < max_iter) & (rounds > 0):
         before = status
+        b_step, b_one = tl.zeros([K], tl.float64), tl.zeros([K], tl.float64)
+        told = status * 0
+        again = status * 0
         b_before = tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0
         if status == RENEW:
             _compare_all(mine, slots, K, BP, BU)
             renew(mine[1], mine[2], K, BR)
             status = status * 0 + RENEWED
-        elif status == DIRECTION:
-            direction(mine[0], mine[2], here[3], d, slots, K, BR, BP, BU)
-            status = status * 0 + FACE
         else:
             tl.debug_barrier()
-            score = BEST(problem, point[2], p_fresh, height, width, SIZES)
+            score = BEST(problem, arounds, p_fresh, height, width, SIZES)
             tl.debug_barrier()
-            if status >= FACE:
-                more = widen(mine, here, p_fresh, score, _side(status), slots, K, BR, BP, BU)
-                none = tl.where(status == FACE, OTHER_FACE, CONVERGED)
-                status = tl.where(more > 0, DIRECTION, tl.where(more < 0, FACE_FULL, none))
-            else:
-                status, gap = _take(mine, here, p_fresh, score, status, slots, tol, K, BR, BP, BU)
-                iterations += tl.where(status == GOING, 1, 0)
-                status = tl.where((whole > 0) & (status == CONVERGED) & (gap == gap), DIRECTION, status)
+            status, gap, b_step, b_one, told = _take(
+                mine, here, p_fresh, score, status, square, slots, tol, K, BR, BP, BU
+            )
+            iterations += tl.where(status == GOING, 1, 0)
+            # the last digits of weights, before they are final
+            again = ((status == CONVERGED) & (late > 0) & (gap == gap)).to(tl.int32)
+            status = tl.where(again > 0, GOING, status)
+            status = tl.where((whole > 0) & (status == CONVERGED) & (gap == gap), DIRECTION, status)
         if status <= GOING:
-            exact_weights(mine[1], mine[2], K, BR)
-            _mean(mine, here, d, slots, K, BU)
+            told = tl.where((late < LATE) & (rounds > 1), told, 0)
+            exact_weights(mine[1], mine[2], b_step, b_one, told, K, BR)
+            late = tl.where(told > 0, late + 1, 0)
+            square = _mean(mine, here, height, width, slots, K, BP, BU, BS)
             m_moved = (tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0) != b_before
-            if (status == GOING) & (tl.max(m_moved.to(tl.int32), 0) == 0):
+            if (status == GOING) & (again == 0) & (tl.max(m_moved.to(tl.int32), 0) == 0):
                 # what has left at once would do so again: the set, and all that follows from it, is what it was
                 end = tl.where(whole > 0, DIRECTION, CONVERGED)
                 status = tl.where(before == RENEWED, end, RENEW)
-        if (status == FACE) | (status == OTHER_FACE):
-            nudge(here, _side(status), d, BU)
         rounds -= 1
     tl.store(p_status, status)
     tl.store(p_iterations, iterations)
     tl.store(p_gap, gap)
-
-
-@triton.jit
-def _side(status):
-    return tl.where(status == FACE, 1.0, -1.0).to(tl.float64)
+    tl.store(known + 2 * n + i_b, tl.sum((tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0).to(tl.int32), 0))
 
 
 @triton.jit
@@ -86,6 +111,7 @@ def _take(
     p_fresh,
     score,
     status,
+    square,
     slots,
     tol,
     K: tl.constexpr,
@@ -93,17 +119,19 @@ def _take(
     BP: tl.constexpr,
     BU: tl.constexpr,
 ):
-    """Give the latest structure a place, if it helps: what is next, and the duality gap before it."""
+    """Give the latest structure a place, if it helps: what is next, the gap before it, and what `admit` knows."""
     p_places, p_gram, p_system = held
     o_k = tl.arange(0, K)
     b_p = tl.load(p_system + (K + 1) * K + o_k)
     m_on = b_p >= 0
     top = places_up_to(b_p, K)
-    current = worth(p_gram, p_system, K, BR)
+    current = tl.sum(tl.where(m_on, tl.load(p_system + K * K + o_k) * b_p, 0.0), 0) - square
     size, own, reach = look(p_fresh, point[0], point[1], slots, BU)
     score += own
     gap = score - reach - current
     place = tl.min(tl.where(m_on, K, o_k), 0)
+    b_step, b_one = tl.zeros([K], tl.float64), tl.zeros([K], tl.float64)
+    known = place * 0
     if score == float("-inf"):
         status = status * 0 + INFEASIBLE
         gap = tl.zeros([], tl.float64)
@@ -125,9 +153,11 @@ def _take(
         else:
             copy(p_fresh, p_places + place * slots, slots, BU)
             tl.store(p_system + K * K + place, score)
-            good = admit(p_gram, p_system, place, status == RENEWED, K, BR)
+            good, b_step, b_one, known = admit(p_gram, p_system, place, gap, status == RENEWED, K, BR)
+            # after a new inverse, or the first structure, weights are not exact yet
+            known = tl.where(status == GOING, known, 0)
             status = tl.where(good, GOING, RENEW)
-    return status, gap
+    return status, gap, b_step, b_one, known
 
 
 @triton.jit
@@ -139,19 +169,37 @@ def _compare_all(held, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexp
 
 
 @triton.jit
-def _mean(held, point, d, slots, K: tl.constexpr, BU: tl.constexpr):
-    """mu, the weighted sum of structures, and what it leaves of the scores."""
+def _mean(held, point, height, width, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BS: tl.constexpr):
+    """mu, the weighted sum of structures, and what it leaves of the scores; ||mu||^2."""
     p_places, _, p_system = held
     p_scores, p_mu, p_around, _ = point
+    d = height * width
     p_x = p_system + (K + 2) * K
     b_p = tl.load(p_system + (K + 1) * K + tl.arange(0, K))
-    for i_d in range(0, d, BU):
-        o_d = i_d + tl.arange(0, BU)
-        tl.store(p_mu + o_d, tl.zeros([BU], tl.float64), mask=o_d < d)
+    top = places_up_to(b_p, K)
+    for i_d in range(0, d, BP * BU):
+        o_d = i_d + tl.arange(0, BP * BU)
+        tl.store(p_mu + o_d, tl.zeros([BP * BU], tl.float64), mask=o_d < d)
     put(p_x, tl.maximum(b_p, 0.0), K)
-    spread(p_places, p_x, p_mu, places_up_to(b_p, K), slots, BU)
-    for i_d in range(0, d, BU):
-        o_d = i_d + tl.arange(0, BU)
-        b_mu = tl.load(p_mu + o_d, mask=o_d < d)
+    if BS:
+        spread_rows(p_places, p_x, p_mu, top, height, width, BU, BS)
+    else:
+        spread(p_places, p_x, p_mu, top, slots, BU)
+    b_square = tl.zeros([BP * BU], tl.float64)
+    for i_d in range(0, d, BP * BU):
+        o_d = i_d + tl.arange(0, BP * BU)
+        b_mu = tl.load(p_mu + o_d, mask=o_d < d, other=0)
         tl.store(p_around + o_d, tl.load(p_scores + o_d, mask=o_d < d) - b_mu, mask=o_d < d)
+        b_square += b_mu * b_mu
     tl.debug_barrier()
+    return tl.sum(b_square, 0)
+
+
+@triton.jit
+def _square(p_x, d, BD: tl.constexpr):
+    b_square = tl.zeros([BD], tl.float64)
+    for i_d in range(0, d, BD):
+        o_d = i_d + tl.arange(0, BD)
+        b_x = tl.load(p_x + o_d, mask=o_d < d, other=0)
+        b_square += b_x * b_x
+    return tl.sum(b_square, 0)

@@ -3,7 +3,7 @@
 Shapes:
     settings = the largest number of iterations, the tolerance, and True if structures shall span the face
     problems = table (any,), own (B, any), scores (B, any), others (B or fewer, any), the shapes of a search's memory,
-        and True if lists are aligned, as numba_search.py has them; groups of instances share the others
+        and from how many parts places of lists choose, as numba_search.py has them; instances may share the others
     d, the number of parts of the first tensor
     held, system, mu, work and mark, as numba_weights.py has them; vertex (parts,), order (k,), nudge (2, d)
     seeds, seed_scores, seed_weights: structures to start from, (B, s, parts), (B, s, 2), (B, s); or None
@@ -32,7 +32,7 @@ def solve(
     Scores are counted from that of the best structure: those of structures that have weight are then small, and so is
     the rounding of sums with them.
     """
-    table, own, scores, others, grid_shape, line_size, marks_shape, aligned = problems
+    table, own, scores, others, grid_shape, line_size, marks_shape, choices = problems
     max_iter, tol, whole = settings
     numbers, counts = out[4], out[5]
     room, parts = out[0].shape[1:]
@@ -40,7 +40,7 @@ def solve(
     held = np.empty((room, parts), np.int32), np.empty((room, room)), np.empty(room), np.empty(room)
     system = np.empty((room, room)), np.empty((3, room)), np.empty((2, room))
     mu, work, nudge = np.empty(d), np.empty((2, room)), np.empty((2, d))
-    mark, vertex, order = np.zeros(0 if aligned else d, np.bool_), np.empty(parts, np.int32), np.empty(room, np.int64)
+    mark, vertex, order = np.zeros(0 if choices else d, np.bool_), np.empty(parts, np.int32), np.empty(room, np.int64)
     shared = max(own.shape[0] // max(others.shape[0], 1), 1)
     for i in range(start, stop):
         problem = table, own[i], scores[i], others[i // shared], grid, line, marks
@@ -53,15 +53,17 @@ def solve(
             status = INFEASIBLE
         else:
             if seeds is not None:
-                count = resume(seeds[i], seed_scores[i], seed_weights[i], base, top, held, mu, system, work, mark)
+                count = resume(
+                    seeds[i], seed_scores[i], seed_weights[i], base, top, held, mu, system, work, mark, choices
+                )
             if count == 0:
-                count = _begin(vertex, marks[0, 1], held, mu, system)
+                count = _begin(vertex, marks[0, 1], held, mu, system, choices)
         asked = 0
         while status == GOING and asked < max_iter:
             counts[0, i] = asked
             score = ask(best, problem, mu, vertex) - top
             count, gap, status = _improve(
-                rule, tol, top + base, count, vertex, marks[0, 1], score, held, mu, system, work, mark
+                rule, tol, top + base, count, vertex, marks[0, 1], score, held, mu, system, work, mark, choices
             )
             asked += 1
         if whole and rule is None and status == CONVERGED:
@@ -83,19 +85,19 @@ def solve(
 
 
 @inline
-def _begin(vertex, size, held, mu, system):
+def _begin(vertex, size, held, mu, system, choices):
     """All weight on the best structure, from which scores are counted."""
     # numbers of one type: Numba compiles for each literal anew
     none, one = np.int64(0), np.int64(1)
     hold(none, vertex, size, 0.0, mu, held)
     held[3][0] = 1.0
     grow(none, held[1], held[2], system[0], system[1])
-    mean(one, held, mu)
+    mean(one, held, mu, choices)
     return one
 
 
 @inline
-def _improve(rule, tol, total, count, vertex, size, score, held, mu, system, work, mark):
+def _improve(rule, tol, total, count, vertex, size, score, held, mu, system, work, mark, choices):
     """Take a structure in: how many have weight after it, the duality gap before it, and whether that was the end.
 
     It is given by its list of parts, how many of them are of the first tensor, and its score less `total`, from which
@@ -132,7 +134,7 @@ def _improve(rule, tol, total, count, vertex, size, score, held, mu, system, wor
             if p[i] == 0:
                 remove(i, count, held)
                 count -= 1
-    mean(count, held, mu)
+    mean(count, held, mu, choices)
     return count, gap, status
 
 

@@ -26,8 +26,8 @@ from numba.extending import intrinsic
 
 class Problem(NamedTuple):
     """The arrays of a batch of problems, (B, any) where each instance has its own; the shapes of a search's memory
-    (grid, line and marks), the work of one question in units of a pass over a number, and True if a part that one
-    structure has in a place of its list is in no other place of another's.
+    (grid, line and marks), the work of one question in units of a pass over a number, and from how many parts each
+    place of a list chooses: place u has one of u * choices and those that follow; 0 where it may have any.
     """
 
     table: np.ndarray
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
     others: np.ndarray
     memory: tuple[tuple[int, int], int, tuple[int, int]]
     work: int
-    aligned: bool = False
+    choices: int = 0
 
 
 _INTEGERS, _NUMBERS = types.int64[::1], types.float64[::1]

@@ -70,15 +70,35 @@ def hold(place, vertex, size, score, overlaps, held):
 
 
 @inline
-def mean(count, held, mu):
-    """mu = the weighted sum of structures."""
+def mean(count, held, mu, choices):
+    """mu = the weighted sum of structures; `choices` is from how many parts a place of a list chooses, 0 for any."""
     used, gram, _, p = held
+    if choices == 2:
+        _mean_of_two(count, used, int(gram[0, 0]), p, mu)
+        return
     for u in range(mu.size):
         mu[u] = 0.0
     for i in range(count):
         parts, weight = used[i], p[i]
         for u in range(int(gram[i, i])):
             mu[np.uint32(parts[u])] += weight
+
+
+@inline
+def _mean_of_two(count, used, size, p, mu):
+    """The same where part u or u + 1 of an even u is in each place: the odd ones in vectors, and what they leave."""
+    total = 0.0
+    for u in range(size):
+        mu[u] = 0.0
+    for i in range(count):
+        parts, weight = used[i], p[i]
+        total += weight
+        for u in range(size):
+            mu[u] += weight if parts[u] & 1 else 0.0
+    # from the last place on, so that none is written before it is read
+    for u in range(size - 1, -1, -1):
+        odd = mu[u]
+        mu[2 * u], mu[2 * u + 1] = total - odd, odd
 
 
 @inline
@@ -152,7 +172,7 @@ def remove(i, count, held):
 
 
 @inline
-def resume(seeds, seed_scores, seed_weights, base, top, held, mu, system, work, mark):
+def resume(seeds, seed_scores, seed_weights, base, top, held, mu, system, work, mark, choices):
     """Hold independent ones among structures (s, parts) that have weight, with their best weights; how many.
 
     Their scores (s, 2), each the sum of two numbers, are counted from base + top.
@@ -177,5 +197,5 @@ def resume(seeds, seed_scores, seed_weights, base, top, held, mu, system, work, 
         for i in range(count):
             p[i] /= total
         count = exact_weights(count, held, system, work)
-        mean(count, held, mu)
+        mean(count, held, mu, choices)
     return count

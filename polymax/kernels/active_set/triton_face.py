@@ -8,16 +8,8 @@ import triton
 import triton.language as tl
 
 from polymax.kernels.active_set import tolerances
-from polymax.kernels.active_set.triton_lists import compare, copy, gather, look, spread
-from polymax.kernels.active_set.triton_weights import (
-    DEPENDENT,
-    insert,
-    nearest,
-    places_up_to,
-    product,
-    put,
-    worth,
-)
+from polymax.kernels.active_set.triton_lists import compare, copy, gather, look, spread, spread_rows
+from polymax.kernels.active_set.triton_weights import DEPENDENT, insert, nearest, places_up_to, product, put
 
 NUDGE, TIED, APART = (tl.constexpr(x) for x in (tolerances.NUDGE, tolerances.TIED, tolerances.APART))
 
@@ -34,16 +26,20 @@ def nudge(point, side, d, BU: tl.constexpr):
 
 @triton.jit
 def widen(
-    held, point, p_fresh, score, side, slots, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr
-):
-    """Take the latest structure in, with no weight, if it adds to the face: 1 if so, else 0, or -1 for want of room."""
+    held, point, p_fresh, score, side, square, slots,
+    K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr,
+):  # fmt: skip
+    """Take the latest structure in, with no weight, if it adds to the face: 1 if so, else 0, or -1 for want of room.
+
+    `square` is ||mu||^2.
+    """
     p_places, p_gram, p_system = held
     p_scores, p_mu, _, p_w = point
     o_k = tl.arange(0, K)
     b_p = tl.load(p_system + (K + 1) * K + o_k)
     m_on = b_p >= 0
     place = tl.min(tl.where(m_on, K, o_k), 0)
-    current = worth(p_gram, p_system, K, BR)
+    current = tl.sum(tl.where(m_on, tl.load(p_system + K * K + o_k) * b_p, 0.0), 0) - square
     _, own, reach = look(p_fresh, p_scores, p_mu, slots, BU)
     _, along, _ = look(p_fresh, p_w, p_w, slots, BU)
     # all structures found have the same product with w
@@ -58,7 +54,7 @@ def widen(
             compare(p_places, p_gram, p_fresh, place, top, slots, K, BP, BU)
             copy(p_fresh, p_places + place * slots, slots, BU)
             tl.store(p_system + K * K + place, score + own)
-            b_mix, distance, size, _ = nearest(p_gram, p_system, place, m_on, top, K, BR)
+            b_mix, _, distance, size, _ = nearest(p_gram, p_system, place, m_on, top, K, BR)
             if distance > size * DEPENDENT:
                 insert(p_system, place, b_mix, distance, top, K, BR)
                 put(p_system + (K + 1) * K, tl.where(o_k == place, 0.0, b_p), K)
@@ -67,8 +63,12 @@ def widen(
 
 
 @triton.jit
-def direction(p_places, p_system, p_w, d, slots, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr):
+def direction(
+    p_places, p_system, p_w, height, width, slots,
+    K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
     """A direction w orthogonal to all differences of structures, drawn afresh for each number of them."""
+    d = height * width
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K
     b_p = tl.load(p_system + (K + 1) * K + o_k)
@@ -85,4 +85,7 @@ def direction(p_places, p_system, p_w, d, slots, K: tl.constexpr, BR: tl.constex
         b_x, b_one = product(p_system, p_x, top, K, BR)
         share = tl.sum(b_x, 0) / tl.sum(b_one, 0)
         put(p_x, tl.where(b_p >= 0, share * b_one - b_x, 0.0), K)
-        spread(p_places, p_x, p_w, top, slots, BU)
+        if BS:
+            spread_rows(p_places, p_x, p_w, top, height, width, BU, BS)
+        else:
+            spread(p_places, p_x, p_w, top, slots, BU)

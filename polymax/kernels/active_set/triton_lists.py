@@ -85,3 +85,25 @@ def spread(p_places, p_weights, p_total, top, slots, BU: tl.constexpr):
             tl.debug_barrier()
             weight = next_weight
             b_at = b_next
+
+
+@triton.jit
+def spread_rows(p_places, p_weights, p_total, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
+    """The same for structures that have one part of each row, (rows, columns), and weights that are 0 up to a multiple
+    of 8.
+
+    A thread has rows, and adds to all of their columns, what is 0 but for one: sums stay in registers.
+    """
+    o_s = tl.arange(0, BS)[:, None]
+    for i_t in range(0, rows, BU):
+        o_t = i_t + tl.arange(0, BU)
+        m_t = o_t < rows
+        b_part = tl.where(o_s < columns, o_t[None, :] * columns + o_s, -2)
+        m_part = m_t[None, :] & (b_part >= 0)
+        b_sum = tl.load(p_total + b_part, mask=m_part, other=0)
+        for i_k in range(0, top, 8):
+            for k in tl.static_range(8):
+                b_at = tl.load(p_places + (i_k + k) * rows + o_t, mask=m_t, other=-1)
+                b_sum += tl.where(b_at[None, :] == b_part, tl.load(p_weights + i_k + k), 0.0)
+        tl.store(p_total + b_part, b_sum, mask=m_part)
+    tl.debug_barrier()

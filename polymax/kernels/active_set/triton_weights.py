@@ -19,26 +19,32 @@ from polymax.kernels.active_set import tolerances
 NOTHING, DEPENDENT = tl.constexpr(tolerances.NOTHING), tl.constexpr(tolerances.DEPENDENT)
 # an inverse that errs by this share, squared, is still good to the last digits
 WORN = tl.constexpr(1e-7)
+# a mix that errs by less is as good as the inverse needs it
+FINE = tl.constexpr(1e-11)
 
 
 @triton.jit
-def exact_weights(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
-    """The best weights of independent structures, dropping those that would become negative."""
+def exact_weights(p_gram, p_system, b_step, b_one, known, K: tl.constexpr, BR: tl.constexpr):
+    """The best weights of independent structures, dropping those that would become negative.
+
+    Where it is `known`, the inverse times what gains differ by is given, and the inverse times 1.
+    """
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K
-    b_b = tl.load(p_system + K * K + o_k)
     b_p = tl.load(p_system + (K + 1) * K + o_k)
     top = places_up_to(b_p, K)
+    if known == 0:
+        b_w = tl.maximum(b_p, 0.0)
+        put(p_x, b_w, K)
+        b_gain, _ = product(p_gram, p_x, top, K, BR)
+        b_gain = tl.load(p_system + K * K + o_k) - b_gain
+        # gains that are all alike leave the weights as they are
+        put(p_x, tl.where(b_p >= 0, b_gain - tl.sum(b_w * b_gain, 0), 0.0), K)
+        b_step, b_one = product(p_system, p_x, top, K, BR)
     going = top > 0
     while going:
         m_on = b_p >= 0
         b_w = tl.where(m_on, b_p, 0.0)
-        put(p_x, b_w, K)
-        b_gain, _ = product(p_gram, p_x, top, K, BR)
-        b_gain = b_b - b_gain
-        # gains that are all alike leave the weights as they are
-        put(p_x, tl.where(m_on, b_gain - tl.sum(b_w * b_gain, 0), 0.0), K)
-        b_step, b_one = product(p_system, p_x, top, K, BR)
         share = (1 - tl.sum(b_w, 0) - tl.sum(b_step, 0)) / tl.sum(b_one, 0)
         b_target = b_w + b_step + share * b_one
         b_fall = b_w - b_target
@@ -49,6 +55,12 @@ def exact_weights(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
         if going:
             gone = tl.argmin(b_length, 0)
             b_p = tl.where(m_on & (o_k != gone), tl.maximum(b_w - length * b_fall, 0.0), -1.0)
+            # gains differ by what is left of the way; what the inverse makes of them loses a structure as it does
+            b_row = tl.load(p_system + gone * K + o_k)
+            b_row /= tl.sum(tl.where(o_k == gone, b_row, 0.0), 0)
+            b_step *= 1 - length
+            b_step = tl.where(o_k == gone, 0.0, b_step - tl.sum(tl.where(o_k == gone, b_step, 0.0), 0) * b_row)
+            b_one = tl.where(o_k == gone, 0.0, b_one - tl.sum(tl.where(o_k == gone, b_one, 0.0), 0) * b_row)
             remove(p_system, gone, top, K, BR)
         else:
             b_p = tl.where(m_on, b_target, -1.0)
@@ -56,20 +68,23 @@ def exact_weights(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
 
 
 @triton.jit
-def admit(p_gram, p_system, place, renewed, K: tl.constexpr, BR: tl.constexpr):
+def admit(p_gram, p_system, place, gap, renewed, K: tl.constexpr, BR: tl.constexpr):
     """Take the structure at a free place in; one that depends on the others takes the weight of one of them.
 
-    Returns whether the inverse was good enough; where it was not, nothing is done.
+    Returns whether the inverse was good enough; where it was not, nothing is done. And what exact weights need to know,
+    if weights were exact and the structure gains more than others by the `gap`: 1 if so, 0 where a weight was taken.
     """
     o_k = tl.arange(0, K)
     b_p = tl.load(p_system + (K + 1) * K + o_k)
     weight = tl.zeros([], tl.float64)
+    b_step, b_one = tl.zeros([K], tl.float64), tl.zeros([K], tl.float64)
+    known = place * 0 + 1
     good = place >= 0
     going = place >= 0
     while going:
         top = tl.maximum(places_up_to(b_p, K), place + 1)
         m_on = b_p >= 0
-        b_mix, distance, size, error = nearest(p_gram, p_system, place, m_on, top, K, BR)
+        b_mix, b_ones, distance, size, error = nearest(p_gram, p_system, place, m_on, top, K, BR)
         going = (distance <= size * DEPENDENT) & (tl.sum(m_on.to(tl.int32), 0) > 0)
         if (error > size * WORN) & (renewed == 0):
             good = place < 0
@@ -82,12 +97,16 @@ def admit(p_gram, p_system, place, renewed, K: tl.constexpr, BR: tl.constexpr):
             gone = tl.argmin(b_length, 0)
             b_p = tl.where(m_on & (o_k != gone), tl.maximum(b_p - length * b_mix, 0.0), -1.0)
             weight += length
+            known = place * 0
             remove(p_system, gone, top, K, BR)
         else:
             insert(p_system, place, b_mix, distance, top, K, BR)
+            b_column = tl.where(o_k == place, 1.0, -b_mix) / distance
+            b_step = gap * b_column
+            b_one = tl.where(m_on, b_ones, 0.0) + (1 - tl.sum(b_mix, 0)) * b_column
     if good:
         put(p_system + (K + 1) * K, tl.where(o_k == place, weight, b_p), K)
-    return good
+    return good, b_step, b_one, known
 
 
 @triton.jit
@@ -102,7 +121,7 @@ def renew(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
     for k in range(top):
         if tl.sum(tl.where(o_k == k, b_p, 0.0), 0) >= 0:
             b_before = (b_p >= 0) & (o_k < k)
-            b_mix, distance, size, _ = nearest(p_gram, p_system, k, b_before, top, K, BR)
+            b_mix, _, distance, size, _ = nearest(p_gram, p_system, k, b_before, top, K, BR)
             if distance > size * DEPENDENT:
                 insert(p_system, k, b_mix, distance, top, K, BR)
             else:
@@ -110,19 +129,6 @@ def renew(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
     b_w = tl.where(b_p >= 0, b_p, 0.0)
     total = tl.sum(b_w, 0)
     put(p_system + (K + 1) * K, tl.where(b_p >= 0, b_w / tl.where(total > 0, total, 1.0), -1.0), K)
-
-
-@triton.jit
-def worth(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
-    """<b, p> - p^T gram p."""
-    o_k = tl.arange(0, K)
-    p_x = p_system + (K + 2) * K
-    b_w = tl.load(p_system + (K + 1) * K + o_k)
-    top = places_up_to(b_w, K)
-    b_w = tl.maximum(b_w, 0.0)
-    put(p_x, b_w, K)
-    b_g, _ = product(p_gram, p_x, top, K, BR)
-    return tl.sum(b_w * (tl.load(p_system + K * K + o_k) - b_g), 0)
 
 
 @triton.jit
@@ -138,13 +144,27 @@ def remove(p_system, gone, top, K: tl.constexpr, BR: tl.constexpr):
 def product(p_matrix, p_x, top, K: tl.constexpr, BR: tl.constexpr):
     """A symmetric matrix times x, and times 1."""
     o_k = tl.arange(0, K)
-    b_sum = tl.zeros([BR, K], tl.float64)
-    b_all = tl.zeros([BR, K], tl.float64)
+    o_r = tl.arange(0, BR)
+    # where a thread has whole columns of a tile, they are added up at once
+    least: tl.constexpr = 512 if p_matrix.dtype.element_ty == tl.float64 else 1024
+    WHOLE: tl.constexpr = least <= K
+    b_sum = tl.zeros([1 if WHOLE else BR, K], tl.float64)
+    b_all = tl.zeros([1 if WHOLE else BR, K], tl.float64)
+    b_m = tl.load(p_matrix + o_r[:, None] * K + o_k[None, :])
+    b_x = tl.load(p_x + o_r)
     for i_r in range(0, top, BR):
-        o_r = i_r + tl.arange(0, BR)
-        b_m = tl.load(p_matrix + o_r[:, None] * K + o_k[None, :]).to(tl.float64)
-        b_sum += b_m * tl.load(p_x + o_r)[:, None]
-        b_all += b_m
+        # the next rows are on their way while these are added
+        p_next = p_matrix + (i_r + BR + o_r)[:, None] * K + o_k[None, :]
+        b_next = tl.load(p_next, mask=(i_r + BR + o_r < top)[:, None], other=0)
+        b_after = tl.load(p_x + i_r + BR + o_r, mask=i_r + BR + o_r < top, other=0)
+        b_wide = b_m.to(tl.float64)
+        if WHOLE:
+            b_sum += tl.sum(b_wide * b_x[:, None], 0)[None, :]
+            b_all += tl.sum(b_wide, 0)[None, :]
+        else:
+            b_sum += b_wide * b_x[:, None]
+            b_all += b_wide
+        b_m, b_x = b_next, b_after
     return tl.sum(b_sum, 0), tl.sum(b_all, 0)
 
 
@@ -164,22 +184,28 @@ def places_up_to(b_p, K: tl.constexpr):
 
 @triton.jit
 def nearest(p_gram, p_system, place, m_on, top, K: tl.constexpr, BR: tl.constexpr):
-    """The affine mix of others that is nearest to a structure, its squared distance, its size, and the error made."""
+    """The affine mix of others that is nearest to a structure, its squared distance, its size, and the error made.
+
+    After the mix comes the inverse times 1.
+    """
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K
     size = tl.load(p_gram + place * K + place).to(tl.float64) + 1
     b_a = tl.where(m_on, tl.load(p_gram + place * K + o_k).to(tl.float64) + 1, 0.0)
     put(p_x, b_a, K)
-    b_mix, _ = product(p_system, p_x, top, K, BR)
+    b_mix, b_ones = product(p_system, p_x, top, K, BR)
     b_mix = tl.where(m_on, b_mix, 0.0)
     put(p_x, b_mix, K)
     b_left, _ = product(p_gram, p_x, top, K, BR)
     b_left = tl.where(m_on, b_a - b_left - tl.sum(b_mix, 0), 0.0)
     # an error of the mix enters squared
     distance = size - tl.sum(b_mix * (b_a + b_left), 0)
-    put(p_x, b_left, K)
-    b_more, _ = product(p_system, p_x, top, K, BR)
-    return b_mix + tl.where(m_on, b_more, 0.0), distance, size, tl.max(tl.abs(b_left), 0)
+    error = tl.max(tl.abs(b_left), 0)
+    if error > size * FINE:
+        put(p_x, b_left, K)
+        b_more, _ = product(p_system, p_x, top, K, BR)
+        b_mix += tl.where(m_on, b_more, 0.0)
+    return b_mix, b_ones, distance, size, error
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from polymax.kernels.alignment.cuda_outside import outside
 from polymax.kernels.alignment.cuda_steps import clear, from_above, skewed
 from polymax.kernels.alignment.cuda_tangent import tangent
 from polymax.kernels.local_max.triton_max import kind_of
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 # one row in each thread of the largest program
@@ -80,6 +81,7 @@ def _tile(scores):
     return {"BR": lanes, "num_warps": max(lanes // 32, 1)}
 
 
+@Entry
 @triton.jit
 def _inside(
     p_s,

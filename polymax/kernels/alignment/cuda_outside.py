@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 
 from polymax.kernels.alignment.cuda_steps import clear, from_below
+from polymax.kernels.triton_launch import Entry
 
 
+@Entry
 @triton.jit
 def outside(
     p_rows,

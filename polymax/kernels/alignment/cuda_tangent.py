@@ -8,8 +8,10 @@ import triton.language as tl
 
 from polymax.kernels.alignment.cuda_steps import from_above, skewed
 from polymax.kernels.local_max.triton_max import SHANNON, slopes
+from polymax.kernels.triton_launch import Entry
 
 
+@Entry
 @triton.jit
 def tangent(
     p_d,

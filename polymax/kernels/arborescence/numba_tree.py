@@ -40,7 +40,7 @@ def best_tree(scores, n, single_root, heads, space):
 
 @kernel
 def best_tree_of_rows(n, single_root, heads, space):
-    """The same, with the scores [modifier, head] in the rows 1..n of space[0]."""
+    """`best_tree` for scores that are already in the rows 1..n of space[0], [modifier, head]."""
     w, cost, marks = space
     # position -> node; node -> what it is part of, its state, its head, where its members begin and end; the walk
     node, above, state, head, begin, end, members, walk = (

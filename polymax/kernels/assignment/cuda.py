@@ -32,7 +32,7 @@ def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, T
 
 
 def tile(n: int, m: int) -> tuple[int, int]:
-    """Columns of a tile, and warps."""
+    """The number of columns of a tile, and the number of warps."""
     size = ceil_power(max(n, m))
     return size, min(max(size // 128, 1), 16)
 

@@ -9,26 +9,14 @@ Shapes: x, y, v `(*batch, n)`; lower, upper `(*batch, n)`, or 1 in every dim; to
 results like x, of half precision the weights in float32; the Jacobian's like v.
 """
 
-import torch
-from torch import Tensor
-
 from polymax._dispatch import declare
-from polymax.kernels.widen import wide_like
+from polymax.kernels.widen import like_argument, wide_like
 
-
-def _fake(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
-    return wide_like(x)
-
-
-capped = declare(__name__, "capped(Tensor x, Tensor lower, Tensor upper, Tensor total, bool entropic) -> Tensor", _fake)
-
-
-def _fake_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
-
-
+capped = declare(
+    __name__, "capped(Tensor x, Tensor lower, Tensor upper, Tensor total, bool entropic) -> Tensor", wide_like
+)
 capped_backward = declare(
     __name__,
     "capped_backward(Tensor y, Tensor v, Tensor lower, Tensor upper, bool entropic) -> Tensor",
-    _fake_backward,
+    like_argument(1),
 )

@@ -191,7 +191,7 @@ def _parts(z, low, high):
 
 @inline
 def _exact_parts(z, low, high):
-    """The same with the rounding error carried along."""
+    """What `_parts` gives, with the rounding errors of the sums carried along."""
     fixed = free = fixed_error = free_error = 0.0
     for k in range(z.size):
         if low[k] < z[k] < high[k]:
@@ -327,7 +327,7 @@ def _sums(z, low, high, tau, entropic):
 
 @inline
 def _exact_sums(z, low, high, tau, entropic):
-    """The same with the rounding error carried along."""
+    """What `_sums` gives, with the rounding errors of the sums carried along."""
     fixed = free = fixed_error = free_error = 0.0
     count = 0
     for k in range(z.size):

@@ -9,7 +9,8 @@ Omega is the Tsallis entropy of `alpha`: 1 is Shannon (the forward algorithm), i
 Instance b reads transition b // (B // Bt); a single step of transitions serves all steps.
 
 Shapes: unary (B, n, s); transition (Bt, Nt, s, s), [previous, next], with Nt 1 or n - 1; lengths, value, g (B,);
-chart (B, n, 2, s), opaque. Gradients and tangents are shaped like the scores, summed over what is shared.
+chart (B, n, 2, s), opaque. Gradients and tangents are shaped like the scores, summed over what is shared. The tangent
+that is taken along may have a transition for each instance and step, (B, n - 1, s, s), whatever the scores share.
 
 See: Mensch and Blondel 2018, Sections 3 and 4.
 """

@@ -40,7 +40,9 @@ def chain_outside(
     if unary.shape[0] == 0 or unary.shape[2] == 0:
         return mu, torch.zeros_like(transition, memory_format=torch.contiguous_format)
     unit, count, work = units(*unary.shape, *transition.shape[:2])
-    sums = transition.new_zeros(transition.shape[0] * unit[1], *transition.shape[1:])
+    # in the linear domain units clear their own sums
+    empty = transition.new_empty if alpha == 1 else transition.new_zeros
+    sums = empty(transition.shape[0] * unit[1], *transition.shape[1:])
     shared = transition[DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]]
     steps, sizes = shared.detach().contiguous(), lengths.contiguous()
     table, slope = chart.detach().contiguous(), g.detach().contiguous()
@@ -76,6 +78,10 @@ def chain_tangent(
     odd = np.full(1, alpha != 1)
     if alpha == 1:
         run(cpu_linear_tangent.tangent, count, 16 * work, *args, odd, *more)
+    if odd[0] and d_transition.shape != transition.shape:
+        every = transition.expand(d_transition.shape)
+        value, h, sums = chain_tangent(unary, every, lengths, chart, g, d_unary, d_transition, alpha)
+        return value, h, sums.sum_to_size(transition.shape)
     if odd[0]:
         run(cpu_local.outside, count, 16 * work, *args, smoothing(alpha), *more)
     return value, h, sums if sums.shape == transition.shape else added(sums, transition)

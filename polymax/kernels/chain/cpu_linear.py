@@ -224,6 +224,8 @@ def outside(start, stop, group, cuts, size, transitions, lengths, chart, g, mu_u
     top, r = np.zeros(width, chart.dtype), np.zeros(width, chart.dtype)
     products = np.zeros((s, width))
     for unit in range(start, stop):
+        # cleared here, the memory of a unit is still in the cache when its sums are added
+        clear(mu_transition[unit])
         first, last = span(unit, group, cuts, size)
         if first == last:
             continue

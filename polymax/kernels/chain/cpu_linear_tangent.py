@@ -17,16 +17,14 @@ from polymax.kernels.numba_math import add, inline, kernel
 
 
 @inline
-def _tilted(transition, d_transition, flat, e, e_t, f, f_t, top):
-    """E and F of one step, and their transposes."""
-    s = transition.shape[0]
-    exponentials(transition, flat, e, top)
+def _tilted(d_transition, e, f, f_t):
+    """F of one step, and its transpose."""
+    s = d_transition.shape[0]
     for i in range(s):
         for j in range(s):
             # a transition without weight may have an infinite tangent
             f[i, j] = e[i, j] * d_transition[i, j] if e[i, j] != 0 else e[i, j]
-    transpose(e, e_t)
-    transpose(f, f_t)
+            f_t[j, i] = f[i, j]
 
 
 @inline
@@ -44,21 +42,25 @@ def _steps(
     blocks,
     lanes,
     sums,
+    alone,
     h,
     h_transition,
 ):
-    """<mu, d>; g H d goes to h, and to h_transition or, where the transitions are shared, as products to the sums."""
+    """<mu, d>; g H d goes to h, and to h_transition or, where the transitions are shared, as products to the sums.
+
+    Where d differs between steps or instances that share a transition, the products with F are added up `alone`, and
+    those without it as products.
+    """
     e, e_t, f, f_t = matrices
     dv, dm = changes[0], changes[1]
     s = d_unary.shape[1]
     real = chart.dtype.type
-    each = transition.shape[0] > 1 or d_transition.shape[0] > 1
+    one = h_transition.shape[0] == 1
     x, y, r, dr, from_f, from_e = lanes[0], lanes[1], lanes[2], lanes[3], lanes[4], lanes[5]
     value = 0.0
     for t in range(length):
         if t > 0:
-            if each:
-                _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top)
+            _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top)
             product(x, f, s, from_f)
             product(y, e, s, from_e)
         mean = 0.0
@@ -79,8 +81,7 @@ def _steps(
     weight = real(g)
     k = 0
     for t in range(length - 1, 0, -1):
-        if each:
-            _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top)
+        _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top)
         for j in range(s):
             h[t, j] = dr[j] * weight
             left[k, j] = chart[t - 1, 0, j]
@@ -101,10 +102,14 @@ def _steps(
         for i in range(r.size):
             r[i] *= inverse
             dr[i] -= excess * r[i]
-        if h_transition.shape[0] == 1:
+        if one:
+            if alone:
+                for i in range(s):
+                    for j in range(s):
+                        sums[0, i, j] += g * np.float64(left[k, i] * f[i, j] * right[k, j])
             k += 1
             if k == STEPS:
-                _sum_products(blocks, k, g, flat, sums)
+                _sum_products(blocks, k, g, flat, sums, alone)
                 k = 0
         else:
             for i in range(s):
@@ -114,20 +119,25 @@ def _steps(
                     h_transition[t - 1, i, j] += weight * term
     for j in range(s):
         h[0, j] = dr[j] * weight
-    _sum_products(blocks, k, g, flat, sums)
+    _sum_products(blocks, k, g, flat, sums, alone)
     return value
 
 
 @inline
 def _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top):
-    step, d_step = min(t, transition.shape[0]) - 1, min(t, d_transition.shape[0]) - 1
-    _tilted(transition[step], d_transition[d_step], flat, e, e_t, f, f_t, top)
+    """E and F of step t, and their transposes, where they are not those of all steps."""
+    if transition.shape[0] > 1:
+        exponentials(transition[t - 1], flat, e, top)
+        transpose(e, e_t)
+    if transition.shape[0] > 1 or d_transition.shape[0] > 1:
+        _tilted(d_transition[min(t, d_transition.shape[0]) - 1], e, f, f_t)
 
 
 @inline
-def _sum_products(blocks, count, g, flat, sums):
-    """Products that F multiplies go to sums[0], those that E does to sums[1]."""
-    outer_products(blocks[0], blocks[1], count, g, flat, sums[0])
+def _sum_products(blocks, count, g, flat, sums, alone):
+    """Products that F multiplies go to sums[0], unless they are there `alone`, and those that E does to sums[1]."""
+    if not alone:
+        outer_products(blocks[0], blocks[1], count, g, flat, sums[0])
     outer_products(blocks[2], blocks[1], count, g, flat, sums[1])
     outer_products(blocks[0], blocks[3], count, g, flat, sums[1])
 
@@ -159,25 +169,32 @@ def tangent(
     e, f = square[0], square[2]
     top, products = np.zeros(width, chart.dtype), np.zeros((2, s, width))
     changes = np.empty((2, n, s), chart.dtype)
+    # instances that share a transition, or steps that do, have tangents of their own
+    alone = h_sums.shape[1] == 1 and (d_transitions.shape[1] > 1 or d_transitions.shape[0] > transitions.shape[0])
     for unit in range(start, stop):
         first, last = span(unit, group, cuts, size)
         if first == last:
             continue
-        transition, d_transition = shared(first, h.shape[0], transitions), shared(first, h.shape[0], d_transitions)
-        if transition.shape[0] == 1 and d_transition.shape[0] == 1:
-            _tilted(transition[0], d_transition[0], flat, *matrices, top)
+        transition = shared(first, h.shape[0], transitions)
+        if transition.shape[0] == 1:
+            exponentials(transition[0], flat, e, top)
+            transpose(e, square[1])
         clear(products[0])
         clear(products[1])
         for k in range(first, last):
             length = lengths[k]
+            d_transition = shared(k, h.shape[0], d_transitions)
+            if transition.shape[0] == 1 and d_transition.shape[0] == 1 and (k == first or alone):
+                _tilted(d_transition[0], e, f, square[3])
             clear(h[k, length:])
             if length > 0 and chart[k, 0, 1, 0] > 0:
                 scores = chart[k], transition, d_unary[k], d_transition, length, g[k]
-                space = matrices, top, flat, changes, blocks, lanes, products
+                space = matrices, top, flat, changes, blocks, lanes, products, alone
                 value[k] = _steps(*scores, *space, h[k], h_sums[unit])
             elif length > 0:
                 odd[0] = True
         if h_sums.shape[1] == 1:
             for i in range(s):
                 for j in range(s):
-                    h_sums[unit, 0, i, j] = products[0, i, j] * f[i, j] + products[1, i, j] * e[i, j]
+                    tilt = 1.0 if alone else np.float64(f[i, j])
+                    h_sums[unit, 0, i, j] = products[0, i, j] * tilt + products[1, i, j] * e[i, j]

@@ -1,8 +1,9 @@
 """Chains with one program per instance, which walks along the steps in one launch. For Triton.
 
 The chart holds v_t, each relative to the maximum of the step before, and the threshold of each state, which gives the
-weights of the transitions into it. So only the states' expectations need the walk back; those of the transitions
-follow from them, all steps at once (cuda_edges.py).
+weights of the transitions into it. Where the transitions are one tile, kernels keep the states in registers
+(cuda_whole.py). Elsewhere only the states' expectations need the walk back; those of the transitions follow from them,
+all steps at once (cuda_edges.py).
 """
 
 import torch
@@ -10,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.kernels.chain import cuda_whole as whole
 from polymax.kernels.chain.cuda_edges import Tangents, edges
 from polymax.kernels.chain.cuda_local import column_max, finite_max, load_matrix, load_states
 from polymax.kernels.chain.cuda_outside import walk_back
@@ -19,6 +21,9 @@ from polymax.kernels.triton_math import on_device
 
 
 def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    shape = whole.shape_of(unary, transition, alpha)
+    if shape is not None:
+        return whole.inside(shape, unary, transition, lengths)
     batch, n, s = unary.shape
     value, chart = unary.new_empty(batch), unary.new_empty(batch, n, 2, s)
     chain = Chain(unary, transition, lengths, alpha)
@@ -33,6 +38,9 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
 def chain_outside(
     unary: Tensor, transition: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
+    shape = whole.shape_of(unary, transition, alpha)
+    if shape is not None and whole.fused(shape):
+        return whole.outside(shape, transition, lengths, chart, g)
     chain = Chain(unary, transition, lengths, alpha)
     mu = torch.empty_like(unary, memory_format=torch.contiguous_format)
     walk_back(chain, chart, g, mu)
@@ -49,6 +57,13 @@ def chain_tangent(
     d_transition: Tensor,
     alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    shape = whole.shape_of(unary, transition, alpha)
+    if shape is not None and whole.fused(shape):
+        return whole.tangent(shape, transition, lengths, chart, g, d_unary, d_transition)
+    if d_transition.shape != transition.shape:
+        every = transition.expand(d_transition.shape)
+        value, du, dw = chain_tangent(unary, every, lengths, chart, g, d_unary, d_transition, alpha)
+        return value, du, dw.sum_to_size(transition.shape)
     chain = Chain(unary, transition, lengths, alpha)
     value = unary.new_zeros(unary.shape[0])
     dv, means, mu, dmu = (torch.empty_like(unary, memory_format=torch.contiguous_format) for _ in range(4))

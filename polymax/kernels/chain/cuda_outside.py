@@ -93,7 +93,7 @@ def _outside(
         tl.store(p_mu + (length - 1) * s + o_i, b_mu * g, mask=m_i)
         if TANGENTS:
             b_da = load_change(p_dv + (length - 1) * s, b_v, s, BI)[:, None]
-            b_dp = change_of_weights(b_p, b_da, _slope_means(b_p, b_da, ALPHA, KIND), ALPHA, KIND)
+            b_dp = change_of_weights(b_p, b_da, slope_means(b_p, b_da, ALPHA, KIND), ALPHA, KIND)
             tl.store(p_dmu + (length - 1) * s + o_i, tl.sum(b_dp, 1) * g, mask=m_i)
             total += tl.sum(tl.sum(tl.where(b_p == 0, 0, b_p * b_da), 0), 0).to(tl.float64)
             # a value of -inf has no weights anywhere
@@ -172,7 +172,7 @@ def _up(
             b_da = b_dv[:, None] + load_tile(p_dw, i_dt, o_j, s, 0, BI)
             b_dm = tl.sum(tl.where(b_p == 0, 0, b_p * b_da), 0)
             b_du = tl.load(p_du + t * s + o_j, mask=o_j < s, other=0)
-            tl.store(p_means + t * s + o_j, _slope_means(b_p, b_da, ALPHA, KIND), mask=o_j < s)
+            tl.store(p_means + t * s + o_j, slope_means(b_p, b_da, ALPHA, KIND), mask=o_j < s)
             tl.store(p_dv + t * s + o_j, b_dm + b_du, mask=o_j < s)
     tl.debug_barrier()
     if length > 0:
@@ -191,7 +191,7 @@ def _weights(p_w, p_top, i_w, p_theta, b_v, o_j, s, ALPHA: tl.constexpr, KIND: t
 
 
 @triton.jit
-def _slope_means(b_p, b_da, ALPHA: tl.constexpr, KIND: tl.constexpr):
+def slope_means(b_p, b_da, ALPHA: tl.constexpr, KIND: tl.constexpr):
     """The means of the columns of da by the slopes of weights p."""
     b_slope = slopes(b_p, ALPHA, KIND)
     b_weight = tl.sum(b_slope, 0)

@@ -35,7 +35,7 @@ def constrained(
     tensors = x, weight, lower, upper, columns, signs, offset, least, most, start, mu, tau, violation, done
     arrays = tuple(t.contiguous().numpy() for t in tensors)
     work = 100 * int(columns.shape[1] * columns.shape[2]) + x.shape[1]
-    parallel(_constrained, torch.Size((len(x), work)), 1, *arrays, rounds)
+    parallel(_constrained, torch.Size((len(x), work)), 4, *arrays, rounds)
     return mu, tau, violation, done
 
 
@@ -45,7 +45,7 @@ def constrained_response(
     out = torch.empty(g.shape, dtype=torch.float64)
     arrays = tuple(t.contiguous().numpy() for t in (free, tight, weight, columns, signs, g, out))
     work = 50 * int(columns.shape[1] * columns.shape[2]) + g.shape[1]
-    parallel(_response, torch.Size((len(g), work)), 1, *arrays)
+    parallel(_response, torch.Size((len(g), work)), 4, *arrays)
     return out
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.gapped import STRIP, chart_like, general
+from polymax.kernels.gapped import STRIP, chart_like
 from polymax.kernels.gapped.numba_back import collect, collect_border, walk_back
 from polymax.kernels.gapped.numba_strip import LARGEST, WIDEST, border, exponentials, single, walk, walk_with_weights
+from polymax.kernels.gapped.reference import general
 from polymax.kernels.numba_math import _bits, kernel
 
 

@@ -1,14 +1,13 @@
 """The recursion as a hypergraph: its specification."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from polymax.hypergraphs.graph import Graph
 from polymax.kernels.gapped import chart_like
 from polymax.kernels.gapped.lattice import graph
-from polymax.kernels.hypergraph import reference, tape
+from polymax.kernels.hypergraph.general import GeneralPasses
+from polymax.kernels.hypergraph.lowered import by_graph
 
 
 def as_graph(
@@ -21,41 +20,20 @@ def as_graph(
     return flat, graph.beside(flat, n, m, 0, 3), roots
 
 
-def gapped_inside(*args: Any) -> tuple[Tensor, Tensor]:
-    *problem, alpha = args
-    x, found, roots = as_graph(*problem)
-    return reference.hypergraph_inside(x, *found.arrays, roots, alpha)[0], chart_like(*args).zero_()
-
-
-def gapped_outside(*args: Any) -> tuple[Tensor, ...]:
-    x, found, roots = as_graph(*args[:5])
-    mu = reference.hypergraph_outside(x, *found.arrays, roots, *args[5:])
-    return parts_of(args[:3], mu)
-
-
-def gapped_tangent(*args: Any) -> tuple[Tensor, ...]:
-    x, found, roots = as_graph(*args[:5])
-    chart, g, *along, alpha = args[5:]
-    slope, dmu = reference.hypergraph_tangent(x, *found.arrays, roots, chart, g, flat_scores(*along), alpha)
-    return slope, *parts_of(args[:3], dmu)
-
-
-def recorded(*args: Any) -> Tensor:
-    """The value on autograd's tape."""
-    *problem, alpha = args
-    x, found, roots = as_graph(*problem)
-    return tape.recorded(x, *found.arrays, roots, alpha)
-
-
 def flat_scores(pairs: Tensor, opened: Tensor, extended: Tensor) -> Tensor:
     """Scores of all parts, (B, 3 n m)."""
     return torch.cat([pairs.flatten(1), *(t.expand(pairs.shape).flatten(1) for t in (opened, extended))], 1)
 
 
-def parts_of(scores: tuple[Tensor, ...], mu: Tensor) -> tuple[Tensor, ...]:
+def parts_of(problem: tuple[Tensor, ...], mu: Tensor) -> tuple[Tensor, ...]:
     """The derivative in each score tensor; that of a number for all cells is the sum."""
+    scores = problem[:3]
     whole = mu.unflatten(1, (3, *scores[0].shape[1:])).unbind(1)
     return tuple(
         t.contiguous() if t.shape == x.shape else t.sum((1, 2), keepdim=True)
         for t, x in zip(whole, scores, strict=True)
     )
+
+
+gapped_inside, gapped_outside, gapped_tangent, recorded = by_graph(as_graph, chart_like, 2, flat_scores, 3)
+general = GeneralPasses(as_graph, flat_scores, parts_of, 5)

@@ -17,33 +17,17 @@ rows, and one row of them is read. The last `lone` groups are entries of no grou
 size of the largest group. Results like x, in half precision the weights in float32; the Jacobian's like v.
 """
 
-import torch
-from torch import Tensor
-
 from polymax._dispatch import declare
-from polymax.kernels.widen import wide_like
-
-
-def _fake(x: Tensor, strength: Tensor, entries: Tensor, first: Tensor, lone: int, widest: int) -> Tensor:
-    return wide_like(x)
-
+from polymax.kernels.widen import like_argument, wide_like
 
 grouped = declare(
     __name__,
     "grouped(Tensor x, Tensor strength, Tensor entries, Tensor first, int lone, int widest) -> Tensor",
-    _fake,
+    wide_like,
 )
-
-
-def _fake_backward(
-    x: Tensor, y: Tensor, v: Tensor, strength: Tensor, entries: Tensor, first: Tensor, lone: int, widest: int
-) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
-
-
 grouped_backward = declare(
     __name__,
     "grouped_backward(Tensor x, Tensor y, Tensor v, Tensor strength, Tensor entries, Tensor first, int lone,"
     " int widest) -> Tensor",
-    _fake_backward,
+    like_argument(2),
 )

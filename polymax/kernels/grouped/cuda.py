@@ -48,7 +48,7 @@ def grouped_backward(
 
 
 def tile(first: Tensor, widest: int) -> tuple[int, int, int]:
-    """Groups and entries of each in a tile, and warps."""
+    """The number of groups in a tile, the number of entries of each, and the number of warps."""
     bg, bw = ceil_power(first.shape[-1] - 1), ceil_power(widest)
     return bg, bw, min(max(bg * bw // 256, 1), 8)
 

@@ -47,7 +47,7 @@ def grouped_backward(
 
 
 def membership(entries: Tensor, first: Tensor) -> Tensor:
-    """(n, groups), 1 where an entry is in a group."""
+    """The matrix (n, groups) with 1 where an entry is in a group."""
     order, begins = (t[(0,) * (t.dim() - 1)] for t in (entries, first))
     group = torch.searchsorted(begins, torch.arange(len(order), device=order.device), right=True) - 1
     members = torch.zeros(len(order), len(begins) - 1, dtype=torch.float64, device=order.device)

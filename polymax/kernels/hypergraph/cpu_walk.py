@@ -5,10 +5,8 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_math import inline, kernel
-
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+from polymax.kernels.numba_draws import STEP, choose, mix
+from polymax.kernels.numba_math import kernel
 
 
 def hypergraph_visits(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:
@@ -77,7 +75,7 @@ def _sample(start, stop, p, first, tails, part, roots, seeds, y):
     waiting = np.empty(len(first), np.int64)
     for row in range(start, stop):
         b, s = row // samples, row % samples
-        state = _mix(np.uint64(seeds[b, s]))
+        state = mix(np.uint64(seeds[b, s]))
         size = 0
         if roots[b] >= 0:
             waiting[0] = roots[b]
@@ -86,8 +84,8 @@ def _sample(start, stop, p, first, tails, part, roots, seeds, y):
             size -= 1
             h = waiting[size]
             if first[h + 1] - first[h] > 1:
-                state += _STEP
-            e = _choose(p[b], first[h], first[h + 1], state)
+                state += STEP
+            e = choose(p[b], first[h], first[h + 1], state)
             if e < 0:
                 continue
             if part[e] >= 0:
@@ -97,30 +95,3 @@ def _sample(start, stop, p, first, tails, part, roots, seeds, y):
                 if tails[e, side] >= 0:
                     waiting[size] = tails[e, side]
                     size += 1
-
-
-@inline
-def _choose(p, begin, end, state):
-    """An edge, with probability proportional to its weight; -1 where no edge has any."""
-    total = 0.0
-    for e in range(begin, end):
-        total += max(np.float64(p[e]), 0.0)
-    # the upper 53 bits, as a fraction
-    target = total * (np.float64(_mix(state) >> np.uint64(11)) * 2.0**-53)
-    chosen = -1
-    for e in range(begin, end):
-        if p[e] > 0:
-            # rounding may leave the target at or beyond the last sum: the last edge with weight takes it
-            chosen = e
-            target -= np.float64(p[e])
-            if target < 0.0:
-                break
-    return chosen
-
-
-@inline
-def _mix(z):
-    """Splitmix64 of a counter."""
-    z = (z ^ (z >> np.uint64(30))) * _MIX[0]
-    z = (z ^ (z >> np.uint64(27))) * _MIX[1]
-    return z ^ (z >> np.uint64(31))

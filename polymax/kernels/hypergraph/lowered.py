@@ -12,14 +12,19 @@ Pass = Callable[..., Any]
 
 
 def by_graph(
-    as_graph: Callable[..., Any], chart: Callable[..., Tensor], index: int, flat: Callable[..., Tensor] | None = None
+    as_graph: Callable[..., Any],
+    chart: Callable[..., Tensor],
+    index: int,
+    flat: Callable[..., Tensor] | None = None,
+    count: int = 2,
 ) -> tuple[Pass, Pass, Pass, Pass]:
     """The three passes, and the value on autograd's tape, of a problem that `as_graph` writes as a hypergraph.
 
-    The arguments are those of kernels/passes.py, with `index` tensors besides the scores. `flat` makes one row of two
-    score tensors for each instance; a single one is flattened. Charts are empty: the passes compute values again.
+    The arguments are those of kernels/passes.py, with `index` tensors besides the scores. `flat` makes one row of
+    `count` score tensors for each instance; without it there is one, which is flattened. Charts are empty: the passes
+    compute values again.
     """
-    count = 1 if flat is None else 2
+    count = 1 if flat is None else count
     rows: Callable[..., Tensor] = flat or (lambda x: x.flatten(1))
 
     def shaped(scores: tuple[Tensor, ...], mu: Tensor) -> tuple[Tensor, ...]:

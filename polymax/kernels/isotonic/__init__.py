@@ -8,14 +8,7 @@ NaN or +inf fills its row with NaN.
 Shapes: x `(*batch, n)`; z like x.
 """
 
-import torch
-from torch import Tensor
-
 from polymax._dispatch import declare
+from polymax.kernels.widen import like_argument
 
-
-def _fake(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-isotonic = declare(__name__, "isotonic(Tensor x) -> Tensor", _fake)
+isotonic = declare(__name__, "isotonic(Tensor x) -> Tensor", like_argument(0))

@@ -31,7 +31,7 @@ FLAT = -1
 
 
 def capacity(words: int) -> int:
-    """Places in the list of a row."""
+    """The number of places in the list of a row."""
     return min(CAPACITY, words)
 
 

@@ -19,7 +19,7 @@ def capped(x: Tensor, softcap: float) -> Tensor:
 
 
 def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float) -> Tensor:
-    """All of them, at least in float32."""
+    """The logits of all words, at least in float32."""
     with torch.autocast(hidden.device.type, enabled=False):
         x = wide(hidden) @ wide(weight).mT
     return capped(x if bias is None else x + bias.to(x.dtype), softcap)

@@ -168,7 +168,7 @@ def _search(a, count, top, omega):
 
 @inline
 def _michelot(a, count, top, omega):
-    """The same for Gini's entropy, where Newton's steps never go too far."""
+    """What `_search` gives for Gini's entropy, where Newton's steps never go too far."""
     shift = _shift(top)
     tau = fill(a, -1.0)
     busy = shift == top
@@ -295,7 +295,7 @@ def _weights_of_sum(a, count, p, omega):
 
 @inline
 def _weights_of_gini(a, count, p, omega):
-    """The same where they sum to 1 as they are."""
+    """The weights of Gini's entropy, which sum to 1 without a division."""
     top = top_of(a, count)
     weigh(a, count, top, threshold(a, count, top, omega), p, omega)
 

@@ -6,6 +6,9 @@ A frame keeps the token of the frame before where both are as good. Values are a
 float32 if that is shorter, in the order of the frames. Only cells on a way from the first cell to the last
 are read. NaN in one of them makes the value NaN; where all ways are forbidden, it is -inf; then no frame has a token.
 
+A second operator makes cells (B, n, m) of tokens: 1 at the token of each frame, 0 elsewhere, and where the value is NaN
+that at every cell on a way from the first to the last.
+
 Shapes: x (B, n, m), frames and tokens (B,); the token of each frame (B, n) int64, -1 for none, and the value (B,)
 """
 
@@ -21,4 +24,15 @@ def _fake(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 monotonic_search = declare_instances(
     __name__, "monotonic_search(Tensor x, Tensor frames, Tensor tokens) -> (Tensor, Tensor)", _fake
+)
+
+
+def _fake_cells(x: Tensor, path: Tensor, value: Tensor, frames: Tensor, tokens: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+monotonic_cells = declare_instances(
+    __name__,
+    "monotonic_cells(Tensor x, Tensor path, Tensor value, Tensor frames, Tensor tokens) -> Tensor",
+    _fake_cells,
 )

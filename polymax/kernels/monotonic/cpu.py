@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import REALS, plain, run
+from polymax.kernels.monotonic import reference
 from polymax.kernels.monotonic.numba_tiles import BLOCK, TILE, walk_tiles
 from polymax.kernels.numba_math import inline, kernel, rows_at
 
@@ -21,6 +22,18 @@ def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor,
     at = (t.data_ptr() for t in (scores, n_of, m_of, path, value))
     run(_walk, batch, n * m, n, m, *at, REALS[scores.dtype])
     return path, value
+
+
+def monotonic_cells(x: Tensor, path: Tensor, value: Tensor, frames: Tensor, tokens: Tensor) -> Tensor:
+    if bool(value.isnan().any()):
+        return reference.monotonic_cells(x, path, value, frames, tokens)
+    # pages that NumPy asks for are zero, and are not written to once more; threads that touch them first wait for
+    # each other
+    found = np.zeros(x.shape, np.float64 if x.dtype == torch.float64 else np.float32)
+    at = path.flatten().numpy()
+    used = np.flatnonzero(at >= 0)
+    found.reshape(-1)[used * x.shape[2] + at[used]] = 1
+    return torch.from_numpy(found).to(x.dtype)
 
 
 # bytes from what is read to what is asked for: enough for the memory to answer, and within the second-level cache

@@ -13,6 +13,8 @@ from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 LARGEST = 8192
+# frames and tokens of the cells that a program writes
+ROWS, WIDEST = 16, 1024
 
 
 def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,6 +30,39 @@ def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor,
         with on_device(x):
             _search[(batch,)](*args, WIDE=x.dtype == torch.float64, BM=size, num_warps=max(1, size // 1024))
     return path, value
+
+
+def monotonic_cells(x: Tensor, path: Tensor, value: Tensor, frames: Tensor, tokens: Tensor) -> Tensor:
+    batch, n, m = x.shape
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.numel():
+        args = path.contiguous(), value.contiguous(), frames.contiguous(), tokens.contiguous(), y, n, m
+        size = min(ceil_power(m), WIDEST)
+        grid = batch * triton.cdiv(n, ROWS), triton.cdiv(m, size)
+        with on_device(x):
+            _cells[grid](*args, BT=ROWS, BM=size, num_warps=4)
+    return y
+
+
+@Entry
+@triton.jit
+def _cells(p_path, p_value, p_frames, p_tokens, p_y, n, m, BT: tl.constexpr, BM: tl.constexpr):
+    blocks = tl.cdiv(n, BT)
+    i_b = (tl.program_id(0) // blocks).to(tl.int64)
+    o_t = (tl.program_id(0) % blocks) * BT + tl.arange(0, BT)
+    o_j = tl.program_id(1) * BM + tl.arange(0, BM)
+    rows = tl.load(p_frames + i_b).to(tl.int32)
+    columns = tl.load(p_tokens + i_b).to(tl.int32)
+    value = tl.load(p_value + i_b)
+    b_path = tl.load(p_path + i_b * n + o_t, mask=o_t < n, other=-1)
+    b_y = tl.where(b_path[:, None] == o_j[None, :], 1.0, 0.0)
+    if value != value:
+        b_ends = ((o_t < rows) & (columns <= rows))[:, None] & (o_j < columns)[None, :]
+        b_low = o_j[None, :] >= (columns - rows + o_t)[:, None]
+        b_y = tl.where(b_ends & b_low & (o_j[None, :] <= o_t[:, None]), float("nan"), 0.0)
+    m_y = (o_t < n)[:, None] & (o_j < m)[None, :]
+    p_cell = p_y + (i_b * n + o_t)[:, None] * m + o_j[None, :]
+    tl.store(p_cell, b_y.to(p_y.dtype.element_ty), mask=m_y)
 
 
 @Entry

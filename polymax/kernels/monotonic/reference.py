@@ -8,10 +8,7 @@ from polymax.kernels.widen import wide
 
 def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     batch, n, m = x.shape
-    t, j = torch.arange(n, device=x.device)[:, None], torch.arange(m, device=x.device)
-    n_of, m_of = frames[:, None, None], tokens[:, None, None]
-    # cells from which the last one can be reached, and that can be reached from the first
-    within = (t < n_of) & (j < m_of) & (j <= t) & (m_of - 1 - j <= n_of - 1 - t) & (m_of <= n_of)
+    within = _ways(n, m, frames, tokens)
     scores = torch.where(within, wide(x), -torch.inf)
     bad = (within & x.isnan()).any(-1).any(-1)
     end = (tokens - 1).clamp(min=0)[:, None]
@@ -31,3 +28,16 @@ def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor,
         path[:, i] = torch.where(inside, at, -1)
         at = torch.where(inside & moves[:, i].gather(1, at[:, None])[:, 0], at - 1, at).clamp(min=0)
     return path, value.double()
+
+
+def monotonic_cells(x: Tensor, path: Tensor, value: Tensor, frames: Tensor, tokens: Tensor) -> Tensor:
+    _, n, m = x.shape
+    y = (path.unsqueeze(-1) == torch.arange(m, device=x.device)).to(x.dtype)
+    return torch.where(value.isnan()[:, None, None] & _ways(n, m, frames, tokens), torch.nan, y)
+
+
+def _ways(n: int, m: int, frames: Tensor, tokens: Tensor) -> Tensor:
+    """True for cells from which the last one can be reached, and that can be reached from the first, (B, n, m)."""
+    t, j = torch.arange(n, device=frames.device)[:, None], torch.arange(m, device=frames.device)
+    n_of, m_of = frames[:, None, None], tokens[:, None, None]
+    return (t < n_of) & (j < m_of) & (j <= t) & (m_of - 1 - j <= n_of - 1 - t) & (m_of <= n_of)

@@ -23,7 +23,7 @@ LONGEST_SORTED = 2048
 def oscar_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> tuple[Tensor, Tensor]:
     n = x.shape[-1]
     if n > LONGEST_SORTED or x.dtype == torch.float64:
-        return _by_parts(x, strength, shifted)
+        return by_parts(x, strength, shifted)
     scores = x.contiguous()
     z, order = torch.empty_like(scores), torch.empty_like(scores, dtype=torch.int32)
     count = x.numel() // max(n, 1)
@@ -53,7 +53,7 @@ def tile(count: int, n: int) -> tuple[int, int, int, int]:
     return br, bt, be, max(1, br * bt // 32)
 
 
-def _by_parts(x, strength, shifted):
+def by_parts(x, strength, shifted):
     n = x.shape[-1]
     if n == 0:
         return x.clone(), torch.empty_like(x, dtype=torch.int32)
@@ -109,7 +109,7 @@ def _oscar_prox(
     # bad rows keep their order; -0.0 is a tie with 0.0
     b_x = tl.where((m_good | (o_n >= n)) & (b_x != 0), b_x, 0.0)
     b_count = tl.sum((b_x != float("-inf")).to(tl.int32), 1)[:, None]
-    b_x, b_index = _sorted(b_x, o_n, p_x.dtype.element_ty, HALF)
+    b_x, b_index = sorted_rows(b_x, o_n, p_x.dtype.element_ty, HALF)
     # x - strength ((m + 1) / 2 - rank) but for a constant, so that the largest scores keep their digits
     b_y = b_x * b_unit - b_base + b_s * o_n
     zs = non_increasing(unstack(tl.reshape(b_y, [BR, BT, BE])))
@@ -126,7 +126,7 @@ def _oscar_prox(
 
 
 @triton.jit
-def _sorted(b_x, o_n, dtype: tl.constexpr, HALF: tl.constexpr):
+def sorted_rows(b_x, o_n, dtype: tl.constexpr, HALF: tl.constexpr):
     """Rows in decreasing order, and where each entry was."""
     BN: tl.constexpr = b_x.shape[1]
     SHIFT: tl.constexpr = 16 if HALF else 32

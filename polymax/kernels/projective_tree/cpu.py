@@ -109,7 +109,7 @@ def _widen(scores, m, s, x):
 
 @inline
 def _narrow(e, m, s, out):
-    """Back, where there are arcs."""
+    """Write flat float64 rows of s entries back to a square, at the places that are arcs."""
     for i in range(m + 1):
         for j in range(1, m + 1):
             if i != j:

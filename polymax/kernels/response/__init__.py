@@ -11,6 +11,7 @@ Shapes:
     places (B, k, parts), the parts of each structure, -1 after the last; overlaps (B, k, k) of M1 M1^T
     probs (B, k) in float64, heaviest first; a structure without weight counts, by its overlap with itself
     g (B, d), h (B, k) in float64; results as g and h, and of the mean (B, d)
+    g may have fewer columns than d, and h be None, for scores that do not move
 """
 
 import torch
@@ -19,8 +20,10 @@ from torch import Tensor
 from polymax._dispatch import declare_instances
 
 
-def _fake(places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(g, memory_format=torch.contiguous_format), torch.empty_like(h)
+def _fake(
+    places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor | None, d: int
+) -> tuple[Tensor, Tensor]:
+    return g.new_empty((len(g), d)), torch.empty_like(probs, memory_format=torch.contiguous_format)
 
 
 def _fake_mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor:
@@ -29,7 +32,7 @@ def _fake_mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> 
 
 response = declare_instances(
     __name__,
-    "response(Tensor places, Tensor overlaps, Tensor probs, Tensor g, Tensor h) -> (Tensor, Tensor)",
+    "response(Tensor places, Tensor overlaps, Tensor probs, Tensor g, Tensor? h, SymInt d) -> (Tensor, Tensor)",
     _fake,
 )
 mixture = declare_instances(

@@ -6,37 +6,41 @@ from torch import Tensor
 
 from polymax.kernels.active_set.numba_factor import dot, grow, solve_above
 from polymax.kernels.active_set.tolerances import DEPENDENT
-from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.cpu_rows import run
 from polymax.kernels.numba_math import inline, kernel
 
 
-def response(places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    out, q = torch.empty(g.shape, dtype=g.dtype), torch.empty(h.shape, dtype=h.dtype)
-    arrays = tuple(t.contiguous().numpy() for t in (places, overlaps, probs, g, h, out, q))
+def response(
+    places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor | None, d: int
+) -> tuple[Tensor, Tensor]:
     count, k, parts = places.shape
-    parallel(_response, torch.Size((count, k * (k + parts))), 4, *arrays)
+    out, q = torch.empty(count, d, dtype=g.dtype), torch.empty(count, k, dtype=torch.float64)
+    arrays = tuple(t.contiguous().numpy() for t in (places, overlaps, probs, g, q if h is None else h, out, q))
+    run(_response, count, 4 * k * (k + parts), *arrays, h is not None)
     return out, q
 
 
 def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor:
     mu = torch.empty(len(probs), d, dtype=dtype)
     arrays = tuple(t.contiguous().numpy() for t in (places, probs, mu))
-    parallel(_mixture, torch.Size((len(probs), places.shape[1:].numel() + d)), 1, *arrays)
+    run(_mixture, len(probs), places.shape[1:].numel() + d, *arrays)
     return mu
 
 
 @kernel
-def _response(start, stop, places, overlaps, probs, g, h, out, q):
+def _response(start, stop, places, overlaps, probs, g, h, out, q, weighted):
     room = probs.shape[1]
     gram, factor, half = np.empty((room, room)), np.empty((room, room)), np.empty((3, room))
     b, x, kept = np.empty(room), np.empty(room), np.empty(room, np.int64)
-    total = np.empty(g.shape[1])
+    total = np.empty(out.shape[1])
     for i in range(start, stop):
         count = np.int64(0)
         for k in range(room):
             if not (probs[i, k] > 0 or overlaps[i, k, k] > 0):
                 break
-            b[count] = h[i, k] + _gathered(places[i, k], g[i])
+            b[count] = _gathered(places[i, k], g[i])
+            if weighted:
+                b[count] += h[i, k]
             kept[count] = k
             for c in range(count + 1):
                 gram[count, c] = overlaps[i, k, kept[c]]
@@ -62,12 +66,13 @@ def _mixture(start, stop, places, probs, mu):
 
 @inline
 def _gathered(parts, x):
-    """The sum of x over parts."""
+    """The sum of x over parts, 0 for those after its last."""
     total = 0.0
     for u in range(parts.size):
         if parts[u] < 0:
             break
-        total += x[parts[u]]
+        if parts[u] < x.size:
+            total += x[parts[u]]
     return total
 
 

@@ -5,74 +5,96 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.kernels.active_set.triton_factor import factorize, solve_both
 from polymax.kernels.active_set.triton_lists import gather, spread
-from polymax.kernels.active_set.triton_weights import places_up_to, product, put, renew
-from polymax.kernels.response.reference import held
+from polymax.kernels.active_set.triton_weights import places_up_to, product, put
+from polymax.kernels.response.triton_rows import round_row, write_row, write_system
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 _WARPS = 4
 # entries of a tile
 _TILE = 2048
+# rows of a block of columns
+_ROWS = 64
 
 
-def response(places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+def response(
+    places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor | None, d: int
+) -> tuple[Tensor, Tensor]:
     count, k, parts = places.shape
-    total = torch.zeros(g.shape, dtype=torch.float64, device=g.device)
-    q = torch.zeros_like(h, memory_format=torch.contiguous_format)
-    if count and k:
-        room, width = max(ceil_power(k), 16), _width(parts)
-        more = room - k
-        gram = torch.nn.functional.pad(overlaps.float(), (0, more, 0, more))
-        system = torch.zeros(count, room + 3, room, dtype=torch.float64, device=g.device)
-        system[:, -2] = torch.nn.functional.pad(torch.where(held(overlaps, probs), 1.0, -1.0), (0, more), value=-1)
-        tensors = places.contiguous(), gram, system, probs.contiguous(), g.contiguous(), h.contiguous(), q, total
-        rows, some = (max(min(_TILE // n, room), 2) for n in (room, width))
-        with on_device(g):
-            _response[(count,)](
-                *tensors, k, parts, g.shape[1], K=room, BR=rows, BP=some, BU=width, num_warps=_WARPS, num_stages=1
-            )
-    return total.to(g.dtype), q
+    device, dtype = g.device, g.dtype
+    out = torch.empty((count, d), dtype=dtype, device=device)
+    q = torch.empty((count, k), dtype=torch.float64, device=device)
+    if not count or not k:
+        return out.zero_(), q
+    room, width = max(ceil_power(k), 16), _width(parts)
+    gram = torch.empty((count, room, room), dtype=torch.float32, device=device)
+    system = torch.empty((count, room + 3, room), dtype=torch.float64, device=device)
+    total = out if dtype == torch.float64 else torch.empty((count, d), dtype=torch.float64, device=device)
+    known = places.contiguous(), overlaps.contiguous(), probs.contiguous()
+    moved = g.contiguous(), q if h is None else h.contiguous()
+    rows, some = (max(min(_TILE // n, room), 2) for n in (room, width))
+    with on_device(g):
+        _response[(count,)](
+            *known, gram, system, *moved, q, total, out, k, parts, g.shape[1], d, int(h is not None),
+            K=room, BR=rows, BP=some, BU=width, BD=_row(d), BM=min(room, _ROWS), num_warps=_WARPS, num_stages=1,
+        )  # fmt: skip
+    return out, q
 
 
 def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor:
     count, k, parts = places.shape
-    total = torch.zeros(count, d, dtype=torch.float64, device=probs.device)
-    if count and k:
-        with on_device(probs):
-            tensors = places.contiguous(), probs.contiguous(), total
-            _mixture[(count,)](*tensors, k, parts, d, BU=_width(parts), num_warps=_WARPS)
-    return total.to(dtype)
+    out = torch.empty((count, d), dtype=dtype, device=probs.device)
+    if not count or not k:
+        return out.zero_()
+    total = out if dtype == torch.float64 else torch.empty((count, d), dtype=torch.float64, device=probs.device)
+    with on_device(probs):
+        tensors = places.contiguous(), probs.contiguous(), total, out
+        _mixture[(count,)](*tensors, k, parts, d, BU=_width(parts), BD=_row(d), num_warps=_WARPS)
+    return out
 
 
 def _width(parts: int) -> int:
     return min(max(ceil_power(parts), 32), 256)
 
 
+def _row(d: int) -> int:
+    return min(max(ceil_power(d), 128), _TILE)
+
+
 @Entry
-@triton.jit(do_not_specialize=["k", "parts", "d"])
+@triton.jit(do_not_specialize=["k", "parts", "size", "d", "weighted"])
 def _response(
-    p_places, p_gram, p_system, p_probs, p_g, p_h, p_q, p_total, k, parts, d,
-    K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr,
+    p_places, p_overlaps, p_probs, p_gram, p_system, p_g, p_h, p_q, p_total, p_out, k, parts, size, d, weighted,
+    K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BD: tl.constexpr,
+    BM: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0).to(tl.int64)
     p_places += i_b * k * parts
     p_gram += i_b * K * K
     p_system += i_b * (K + 3) * K
     p_q += i_b * k
+    p_total += i_b * d
+    write_system(p_overlaps + i_b * k * k, p_probs + i_b * k, p_gram, p_system, k, K, BR)
+    # room for the sum holds what is asked of first
+    write_row(p_g + i_b * size, p_total, size, d, BD)
     p_x = p_system + (K + 2) * K
     o_k = tl.arange(0, K)
-    top = places_up_to(tl.load(p_system + (K + 1) * K + o_k), K)
-    gather(p_places, p_g + i_b * d, p_system + K * K, top, parts, BP, BU)
-    renew(p_gram, p_system, K, BR)
-    m_on = tl.load(p_system + (K + 1) * K + o_k) >= 0
-    b_b = tl.load(p_system + K * K + o_k) + tl.load(p_h + i_b * k + o_k, mask=o_k < k, other=0)
+    p_y, p_p = p_system + K * K, p_system + (K + 1) * K
+    top = places_up_to(tl.load(p_p + o_k), K)
+    gather(p_places, p_total, p_y, top, parts, BP, BU)
+    b_b = tl.load(p_y + o_k) + tl.load(p_h + i_b * k + o_k, mask=(o_k < k) & (weighted > 0), other=0)
+    factorize(p_gram, p_system, p_p, top, K, BM)
+    m_on = tl.load(p_p + o_k) >= 0
     b_left = tl.where(m_on, b_b, 0.0)
     b_q = tl.zeros([K], tl.float64)
     # the second round solves for what the first has left
     for _ in range(2):
         put(p_x, b_left, K)
-        b_step, b_one = product(p_system, p_x, top, K, BR)
+        put(p_y, m_on.to(tl.float64), K)
+        solve_both(p_system, p_x, p_y, top, K, BM)
+        b_step, b_one = tl.load(p_x + o_k, mask=m_on, other=0), tl.load(p_y + o_k, mask=m_on, other=0)
         ones = tl.sum(b_one, 0)
         ones = tl.where(ones > 0, ones, 1.0)
         b_q += tl.where(m_on, b_step - b_one * ((tl.sum(b_q, 0) + tl.sum(b_step, 0)) / ones), 0.0)
@@ -84,11 +106,16 @@ def _response(
     b_q = tl.where(b_probs != b_probs, float("nan"), b_q)
     tl.store(p_q + o_k, b_q, mask=o_k < k)
     put(p_x, b_q, K)
-    spread(p_places, p_x, p_total + i_b * d, k, parts, BU)
+    write_row(p_g, p_total, 0, d, BD)
+    spread(p_places, p_x, p_total, k, parts, BU)
+    round_row(p_total, p_out + i_b * d, d, BD)
 
 
 @Entry
 @triton.jit(do_not_specialize=["k", "parts", "d"])
-def _mixture(p_places, p_probs, p_total, k, parts, d, BU: tl.constexpr):
+def _mixture(p_places, p_probs, p_total, p_out, k, parts, d, BU: tl.constexpr, BD: tl.constexpr):
     i_b = tl.program_id(0).to(tl.int64)
-    spread(p_places + i_b * k * parts, p_probs + i_b * k, p_total + i_b * d, k, parts, BU)
+    p_total += i_b * d
+    write_row(p_probs, p_total, 0, d, BD)
+    spread(p_places + i_b * k * parts, p_probs + i_b * k, p_total, k, parts, BU)
+    round_row(p_total, p_out + i_b * d, d, BD)

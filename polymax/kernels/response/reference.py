@@ -6,20 +6,22 @@ from torch import Tensor
 from polymax.kernels.active_set.tolerances import DEPENDENT
 
 
-def response(places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    d = g.shape[-1]
+def response(
+    places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor | None, d: int
+) -> tuple[Tensor, Tensor]:
     at = torch.where(places < 0, d, places).long()
-    flat = torch.nn.functional.pad(g.double(), (0, 1)).unsqueeze(-2)
-    moved = h + flat.expand(*at.shape[:-1], d + 1).gather(-1, at).sum(-1)
+    flat = torch.nn.functional.pad(g.double(), (0, d + 1 - g.shape[-1])).unsqueeze(-2)
+    moved = flat.expand(*at.shape[:-1], d + 1).gather(-1, at).sum(-1)
+    moved = moved if h is None else moved + h
     q = torch.einsum("...kl,...l->...k", sensitivity(overlaps, probs), moved)
     q = torch.where(torch.isnan(probs), torch.nan, q)
     return mixture(places, q, d, g.dtype), q
 
 
-def dense_response(rows: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for structures of any numbers, the rows of M (B, k, d)."""
+def dense_response(rows: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for structures of any numbers, the rows of M (B, k, d), whose own scores do not move."""
     wide = g.double().unsqueeze(-2)
-    moved = h + torch.where(rows == 0, 0, rows * wide).sum(-1)
+    moved = torch.where(rows == 0, 0, rows * wide).sum(-1)
     moved = torch.where(held(overlaps, probs), moved, 0)
     q = torch.einsum("...kl,...l->...k", sensitivity(overlaps, probs), moved)
     q = torch.where(torch.isnan(probs), torch.nan, q)

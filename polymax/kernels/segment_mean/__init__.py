@@ -10,16 +10,9 @@ it. That is the Jacobian of fusedmax, or of oscarmax; the two projections commut
 Shapes: z, v, y `(*batch, n)`, order `(*batch, n)` int32, a permutation of each row; the result like v.
 """
 
-import torch
-from torch import Tensor
-
 from polymax._dispatch import declare
-
-
-def _fake(z: Tensor, v: Tensor, order: Tensor | None = None, y: Tensor | None = None) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
-
+from polymax.kernels.widen import like_argument
 
 segment_mean = declare(
-    __name__, "segment_mean(Tensor z, Tensor v, Tensor? order=None, Tensor? y=None) -> Tensor", _fake
+    __name__, "segment_mean(Tensor z, Tensor v, Tensor? order=None, Tensor? y=None) -> Tensor", like_argument(1)
 )

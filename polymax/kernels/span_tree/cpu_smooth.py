@@ -29,7 +29,7 @@ def shares(x, i, y, j, count, a, p, omega):
 
 @inline
 def mean(dx, i, dy, j, count, p):
-    """The derivative of that maximum."""
+    """The derivative of the smoothed maximum."""
     total = 0.0
     for k in range(count):
         # a split without weight may have an infinite tangent

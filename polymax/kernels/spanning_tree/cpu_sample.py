@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import parallel
+from polymax.kernels.numba_draws import STEP, choose, mix
 from polymax.kernels.numba_math import inline, kernel
 
 # how a chart was made: no trees, by weights, by their logarithms
 EMPTY, LINEAR, LOG = 0.0, 1.0, 2.0
-
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def spanning_tree_sample(scores: Tensor, lengths: Tensor, seeds: Tensor, single_root: bool) -> Tensor:
@@ -56,9 +54,9 @@ def _tree(m, first, c, seed, head, through, state, terms):
     x, w = c[0], c[1]
     pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
     log = pivots[0] == LOG
-    bits = _mix(seed)
+    bits = mix(seed)
     head[1] = 0
-    bits += _STEP
+    bits += STEP
     through[1] = _way(x, w, pivots, order, 0, 1, m, log, bits, terms)
     for k in range(2, m + 1):
         h = -1
@@ -69,15 +67,15 @@ def _tree(m, first, c, seed, head, through, state, terms):
         if h < 0:
             for i in range(k):
                 terms[i] = x[i, k] if state[i] == 0 and i >= first else (-np.inf if log else 0.0)
-            bits += _STEP
+            bits += STEP
             h = _choose(terms, k, log, bits)
         for j in range(1, k):
             if through[j] == k:
                 head[j] = k
-                bits += _STEP
+                bits += STEP
                 through[j] = _way(x, w, pivots, order, k, j, m, log, bits, terms)
         head[k] = h
-        bits += _STEP
+        bits += STEP
         through[k] = _way(x, w, pivots, order, h, k, m, log, bits, terms)
 
 
@@ -112,32 +110,11 @@ def _way(x, w, pivots, order, i, j, m, log, bits, terms):
 
 @inline
 def _choose(terms, count, log, bits):
-    """A number below count, by weight."""
-    total = 0.0
+    """A number below count, by weights, which replace their logarithms where these are given."""
     if log:
         top = -np.inf
         for i in range(count):
             top = max(top, terms[i])
         for i in range(count):
             terms[i] = np.exp(terms[i] - top)
-    for i in range(count):
-        total += terms[i]
-    # the upper 53 bits, as a fraction
-    target = total * (np.float64(_mix(bits) >> np.uint64(11)) * 2.0**-53)
-    chosen = 0
-    for i in range(count):
-        if terms[i] > 0:
-            # rounding may leave the target at or beyond the last sum: the last with weight takes it
-            chosen = i
-            target -= terms[i]
-            if target < 0.0:
-                break
-    return chosen
-
-
-@inline
-def _mix(z):
-    """Splitmix64 of a counter."""
-    z = (z ^ (z >> np.uint64(30))) * _MIX[0]
-    z = (z ^ (z >> np.uint64(27))) * _MIX[1]
-    return z ^ (z >> np.uint64(31))
+    return max(choose(terms, 0, count, bits), 0)

@@ -3,14 +3,19 @@
 The threshold of any subset of a row's scores is a lower bound of tau. The maxima over tiles of 64 keys hold nearly the
 whole support of a row whose support is spread, so that their threshold is close to tau; a tile whose maximum is below
 it is empty for the row, and is not looked at again.
+
+Of long sequences some blocks come with a list of tiles outside which they have no support: see cuda_candidates.py.
+Their maxima are in the order of the list, those of other blocks in that of tiles.
 """
 
 import triton
 import triton.language as tl
 
+from polymax.kernels.sparse_attention.cuda_candidates import LISTED
 from polymax.kernels.sparse_attention.cuda_tile import (
     BM,
     BN,
+    MARGIN,
     head_start,
     larger,
     load_keys,
@@ -23,9 +28,6 @@ from polymax.kernels.sparse_attention.cuda_tile import (
 )
 from polymax.kernels.sparse_attention.cuda_weights import exponent, raised, sink_units, slope, weight
 
-# far below what rounding of scores in another kernel can do
-MARGIN = tl.constexpr(1e-4)
-
 
 @triton.jit
 def scan(
@@ -34,8 +36,9 @@ def scan(
     plan_head, a1, scale, softcap, left, right, offset,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
     R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr, LONGEST: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    TILES: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """TILES says which blocks are looked at: "all"; "unlisted", of which one at least is not listed; or "listed"."""
     o_r = tl.arange(0, BR)
     o_d = tl.arange(0, BD)
     p_maxima += tl.program_id(0).to(tl.int64) * row_tiles * BR
@@ -47,7 +50,8 @@ def scan(
         i_h = i_bh % heads
         first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
         i_0 = i_m * BR
-        if i_0 < queries:
+        p_head_plan = p_plan + i_bh.to(tl.int64) * plan_head
+        if _awaited(p_head_plan, i_0, queries, longest, row_tiles, BR, TILES):
             o_m = i_0 + o_r
             a = exponent(p_alphas + i_h, a1, LEARNED)
             r = 1 / a
@@ -55,14 +59,20 @@ def scan(
             p_head_k = p_k + head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
             p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
             b_q = load_rows(p_head_q, o_m, o_d, o_m < queries, q_l, D, BD)
-            begin, whole_begin, whole_end, end = reach(i_0, queries, keys, left, right, offset, BR)
+            p_tiles = p_head_plan + i_m * row_tiles
+            if TILES == "listed":
+                p_bounds = p_head_plan + blocks * row_tiles + i_m * 4
+                begin = i_m * 0
+                whole_begin, whole_end, end = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
+            else:
+                begin, whole_begin, whole_end, end = reach(i_0, queries, keys, left, right, offset, BR)
             b_top = tl.full((BR,), float("-inf"), tl.float32)
             for i_p in tl.static_range(0, 3):
                 first, last = part(whole_begin, whole_end, end, i_p)
                 b_top = _maxima(
-                    b_top, b_q, p_head_k, p_head_mask, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d,
+                    b_top, b_q, p_head_k, p_head_mask, p_tiles, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d,
                     tl.maximum(first, begin), last, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
-                    i_p != 1, D, BD, BR, PRECISION, STAGES,
+                    i_p != 1, D, BD, BR, TILES, PRECISION, STAGES,
                 )  # fmt: skip
             b_sink = sink_units(p_sinks + i_h, a, BR, SINKS)
             b_top = larger(b_top, b_sink)
@@ -77,21 +87,40 @@ def scan(
             o_tau = (i_b * heads + i_h) * L + first_q + o_m
             tl.store(p_tau + o_tau, b_t, mask=o_m < queries)
             _note(
-                p_plan + i_bh.to(tl.int64) * plan_head, p_maxima, b_t, o_m, o_r, i_0, begin, end,
-                queries, keys, longest, row_tiles, left, right, offset, BR, LONGEST,
+                p_head_plan, p_tiles, p_maxima, b_t, o_m, o_r, i_0, begin, end, queries, keys, longest, row_tiles, left,
+                right, offset, BR, LONGEST, TILES,
             )  # fmt: skip
             tl.debug_barrier()
 
 
 @triton.jit
+def _awaited(p_plan, i_0, queries, longest, row_tiles, BR: tl.constexpr, TILES: tl.constexpr):
+    """True if this pass looks at queries i_0 .. i_0 + BR."""
+    m_awaited = i_0 < queries
+    if TILES != "all":
+        o_0 = i_0 + tl.arange(0, BR // BM) * BM
+        p_bounds = p_plan + ((longest + BM - 1) // BM) * row_tiles + (o_0 // BM) * 4
+        # where the last block has no queries, it is as the other
+        m_listed = tl.max(tl.load(p_bounds + 3, mask=o_0 < queries, other=LISTED), 0) == LISTED
+        if TILES == "listed":
+            m_awaited = m_awaited & m_listed
+        else:
+            m_awaited = m_awaited & (m_listed == 0)
+    return m_awaited
+
+
+@triton.jit
 def _maxima(
-    b_top, b_q, p_k, p_mask, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d, begin, end, queries, keys, a, scale, softcap,
-    left, right, offset,
+    b_top, b_q, p_k, p_mask, p_tiles, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d, begin, end, queries, keys, a, scale,
+    softcap, left, right, offset,
     MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    TILES: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
-        o_n = i_t * BN + tl.arange(0, BN)
+        if TILES == "listed":
+            o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
+        else:
+            o_n = i_t * BN + tl.arange(0, BN)
         b_k = load_keys(p_k, o_n, o_d, keys, k_l, D, BD, EDGE)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         if MASK > 0 or CAP or EDGE:
@@ -140,9 +169,9 @@ def _load_maxima(p_maxima, i_t, end, o_r, BR: tl.constexpr, BT: tl.constexpr):
 
 @triton.jit
 def _note(
-    p_plan, p_maxima,
+    p_plan, p_tiles, p_maxima,
     b_t, o_m, o_r, i_0, begin, end, queries, keys, longest, row_tiles, left, right, offset,
-    BR: tl.constexpr, LONGEST: tl.constexpr,
+    BR: tl.constexpr, LONGEST: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Write the plan of a block: see tiles.py."""
     PARTS: tl.constexpr = BR // BM
@@ -155,16 +184,27 @@ def _note(
     n_all = tl.zeros((PARTS,), tl.int32)
     b_pairs = tl.zeros((BR,), tl.int32)
     p_words = p_plan + longest_blocks * (row_tiles + 4)
+    n_seen = begin
     for i_w in range(0, (row_tiles + 31) // 32):
-        o_t = i_w * 32 + tl.arange(0, 32)
-        m_t = (o_t >= begin) & (o_t < end)
-        b_m = tl.load(p_maxima + o_t[None, :] * BR + o_r[:, None], mask=m_t[None, :], other=float("-inf"))
+        o_at = i_w * 32 + tl.arange(0, 32)
+        if TILES == "listed":
+            # the next of the list, as far as they belong to the word
+            o_at = n_seen + tl.arange(0, 32)
+            o_t = tl.load(p_tiles + o_at, mask=o_at < end, other=row_tiles)
+            m_t = (o_at < end) & (o_t < i_w * 32 + 32)
+            n_seen += tl.sum(m_t.to(tl.int32), 0)
+            # what is written below comes in the place of what was read
+            tl.debug_barrier()
+        else:
+            o_t = o_at
+            m_t = (o_t >= begin) & (o_t < end)
+        b_m = tl.load(p_maxima + o_at[None, :] * BR + o_r[:, None], mask=m_t[None, :], other=float("-inf"))
         b_on = (b_m > b_t[:, None]).to(tl.int32)
         b_pairs += tl.sum(b_on, 1)
-        b_word = tl.sum(b_on << tl.arange(0, 32)[None, :], 1)
+        b_word = tl.sum(b_on << (o_t % 32)[None, :], 1)
         b_any = tl.max(tl.reshape(b_on, (PARTS, BM, 32)), 1)
-        o_at = n_all[:, None] + tl.cumsum(b_any, 1) - 1
-        tl.store(p_plan + i_p[:, None] * row_tiles + o_at, o_t[None, :] + tl.zeros_like(o_at), mask=b_any > 0)
+        o_to = n_all[:, None] + tl.cumsum(b_any, 1) - 1
+        tl.store(p_plan + i_p[:, None] * row_tiles + o_to, o_t[None, :] + tl.zeros_like(o_to), mask=b_any > 0)
         n_all += tl.sum(b_any, 1)
         n_before += tl.sum(tl.where(o_t[None, :] < whole_begin[:, None], b_any, 0), 1)
         n_whole += tl.sum(tl.where(o_t[None, :] < whole_end[:, None], b_any, 0), 1)

@@ -9,6 +9,8 @@ from polymax.kernels.triton_math import INTERPRETED
 
 # queries of a block, and keys of a tile
 BM, BN = tl.constexpr(tiles.HEIGHT), tl.constexpr(tiles.WIDTH)
+# far above what rounding of scores in another kernel can do
+MARGIN = tl.constexpr(1e-4)
 # a window without an end
 FAR = 1 << 29
 

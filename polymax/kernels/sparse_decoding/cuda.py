@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.kernels.sparse_attention.cuda import processors
+from polymax.kernels.sparse_attention.cuda_call import processors
 from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_decoding.cuda_pages import page_bounds, page_scores
 from polymax.kernels.sparse_decoding.cuda_rows import contexts, thresholds, value_sums
 from polymax.kernels.sparse_decoding.options import PAGE, Cached
-from polymax.kernels.triton_calls import Launches, Remembered, kind
+from polymax.kernels.triton_calls import Prepared, Remembered, kind
 from polymax.kernels.triton_math import ceil_power, on_device
 
 # programs for each multiprocessor that share the pages
@@ -47,16 +47,11 @@ def sparse_decoding(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tenso
     )
     with on_device(q):
         if boxes is not None:
-            tensors = (q, k, boxes, table, lengths, alphas, mask, bounds, seeds)
-            call.launch(page_bounds, call.page_grid, (*tensors, *call.bounding), call.bounding_constants)
-        tensors = (q, k, table, lengths, alphas, mask, sinks, bounds, seeds, lists, scores, maxima)
-        call.launch(page_scores, call.page_grid, (*tensors, *call.scoring), call.scoring_constants)
-        tensors = (alphas, sinks, lengths, scores, maxima, lists, tau, counts)
-        call.launch(thresholds, call.row_grid, (*tensors, *call.finding), call.finding_constants)
-        tensors = (v, table, alphas, scores, lists, tau, counts, sums, masses, sizes)
-        call.launch(value_sums, call.part_grid, (*tensors, *call.summing), call.summing_constants)
-        tensors = (alphas, sinks, tau, sums, masses, sizes, out, support)
-        call.launch(contexts, call.row_grid, (*tensors, *call.joining), call.joining_constants)
+            call.bound(q, k, boxes, table, lengths, alphas, mask, bounds, seeds)
+        call.score(q, k, table, lengths, alphas, mask, sinks, bounds, seeds, lists, scores, maxima)
+        call.find(alphas, sinks, lengths, scores, maxima, lists, tau, counts)
+        call.sum(v, table, alphas, scores, lists, tau, counts, sums, masses, sizes)
+        call.join(alphas, sinks, tau, sums, masses, sizes, out, support)
     return out, tau, support
 
 
@@ -73,11 +68,10 @@ def _call_of(q: Tensor, k: Tensor, v: Tensor, cached: Cached) -> "_Call":
     return _CALLS.get(key) or _CALLS.put(key, _Call(q, k, v, cached))
 
 
-class _Call(Launches):
-    """Grids, numbers and constants of all kernels of a call."""
+class _Call:
+    """All kernels of a call with their grids, numbers and constants."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, cached: Cached) -> None:
-        super().__init__()
         (B, H, L, D), G, V = q.shape, k.shape[1], v.shape[-1]
         boxes, table, mask = cached.boxes, cached.table, cached.mask
         page = PAGE if table is None else k.shape[2]
@@ -91,7 +85,7 @@ class _Call(Launches):
         splits = max(min(-(-programs // (B * G)), MOST_PARTS, pages), 1)
         # the interpreter is faster with few programs
         parts = max(min(PARTS if q.is_cuda else 2, pages), 1)
-        self.page_grid, self.row_grid, self.part_grid = (splits, B * G), (rows,), (parts, rows)
+        page_grid, row_grid, part_grid = (splits, B * G), (rows,), (parts, rows)
         padded = max(ceil_power(group * L), 16)
         BD, BV = max(ceil_power(D), 16), max(ceil_power(V), 16)
         known = boxes is not None
@@ -111,11 +105,11 @@ class _Call(Launches):
         of_table = 0 if table is None else table.stride(0)
         numbers = cached.alpha - 1, cached.scale, cached.softcap, *sides
         tolerance = 1e-3 if cached.alphas is None and cached.alpha <= 1.5 else 2e-6
-        self.bounding = (*of_q, *of_k, *of_boxes, *of_mask, of_table, H, group, L, keys, pages, *numbers)
-        self.scoring = (*of_q, *of_k, *of_mask, of_table, H, group, L, keys, pages, *numbers)
-        self.finding = (H, L, keys, pages, cached.alpha - 1, *sides, tolerance)
-        self.summing = (*of_v, of_table, H, group, L, pages, cached.alpha - 1)
-        self.joining = (H, L, parts, cached.alpha - 1)
+        bounding = (*of_q, *of_k, *of_boxes, *of_mask, of_table, H, group, L, keys, pages, *numbers)
+        scoring = (*of_q, *of_k, *of_mask, of_table, H, group, L, keys, pages, *numbers)
+        finding = (H, L, keys, pages, cached.alpha - 1, *sides, tolerance)
+        summing = (*of_v, of_table, H, group, L, pages, cached.alpha - 1)
+        joining = (H, L, parts, cached.alpha - 1)
 
         learned = {"LEARNED": cached.alphas is not None}
         paged, sunk = {"PAGED": table is not None}, {"SINKS": cached.sinks is not None}
@@ -123,11 +117,16 @@ class _Call(Launches):
         masked = {"MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2, "CAP": cached.softcap > 0}
         depth = {"BR": padded, "D": D, "BD": BD, "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32"}
         size, values = {"BN": page}, {"V": V, "BV": BV}
-        self.bounding_constants = {**learned, **paged, **masked, **power, **depth, **size, "BP": BOXES}
-        self.bounding_constants |= {"num_warps": 4}
-        self.scoring_constants = {**learned, **sunk, **paged, "BOXES": known, **masked, **power, **depth, **size}
-        self.scoring_constants |= {"BP": BOUNDS, "BS": max(ceil_power(splits), 16), "STAGES": 3, "num_warps": 4}
-        self.finding_constants = {**learned, **sunk, **paged, **power, **size, "BP": MAXIMA, "BC": SCORES // page}
-        self.finding_constants |= {"num_warps": 8}
-        self.summing_constants = {**learned, **paged, **power, **values, **size, "num_warps": 4}
-        self.joining_constants = {**learned, **sunk, **power, **values, "BS": ceil_power(parts), "num_warps": 1}
+        bounding_constants = {**learned, **paged, **masked, **power, **depth, **size, "BP": BOXES}
+        bounding_constants |= {"num_warps": 4}
+        scoring_constants = {**learned, **sunk, **paged, "BOXES": known, **masked, **power, **depth, **size}
+        scoring_constants |= {"BP": BOUNDS, "BS": max(ceil_power(splits), 16), "STAGES": 3, "num_warps": 4}
+        finding_constants = {**learned, **sunk, **paged, **power, **size, "BP": MAXIMA, "BC": SCORES // page}
+        finding_constants |= {"num_warps": 8}
+        summing_constants = {**learned, **paged, **power, **values, **size, "num_warps": 4}
+        joining_constants = {**learned, **sunk, **power, **values, "BS": ceil_power(parts), "num_warps": 1}
+        self.bound = Prepared(page_bounds, page_grid, bounding, bounding_constants)
+        self.score = Prepared(page_scores, page_grid, scoring, scoring_constants)
+        self.find = Prepared(thresholds, row_grid, finding, finding_constants)
+        self.sum = Prepared(value_sums, part_grid, summing, summing_constants)
+        self.join = Prepared(contexts, row_grid, joining, joining_constants)

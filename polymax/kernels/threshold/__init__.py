@@ -9,25 +9,15 @@ Three families, all with y proportional to (x - tau)_+ ** (1 / (alpha - 1)), dif
 alpha is one number, or one per row in `alphas`. -inf entries get 0; a row of -inf gets zeros; NaN fills its row.
 """
 
-import torch
-from torch import Tensor
-
 from polymax._dispatch import declare
+from polymax.kernels.widen import like_argument
 
 TSALLIS, NORM, SQUARED_NORM = 0, 1, 2
-
-
-def _fake(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _fake_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
-    return torch.empty_like(y, memory_format=torch.contiguous_format)
-
-
-threshold = declare(__name__, "threshold(Tensor x, float alpha, int family, Tensor? alphas=None) -> Tensor", _fake)
+threshold = declare(
+    __name__, "threshold(Tensor x, float alpha, int family, Tensor? alphas=None) -> Tensor", like_argument(0)
+)
 threshold_backward = declare(
     __name__,
     "threshold_backward(Tensor y, Tensor v, float alpha, int family, Tensor? alphas=None) -> Tensor",
-    _fake_backward,
+    like_argument(0),
 )

@@ -32,8 +32,8 @@ from polymax.kernels.threshold.cuda_steps import (
     step,
     weights,
 )
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import fast_log2, on_device, tile
+from polymax.kernels.triton_launch import Bound, Entry
+from polymax.kernels.triton_math import fast_log2, here, on_device, tile
 
 # the longest rows that fit the registers: forward one row, backward two
 LONGEST = 32768
@@ -42,6 +42,13 @@ CHUNK = 8192
 
 
 def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
+    if alphas is None and x.is_contiguous() and here(x):
+        # the common call, kept short: it costs microseconds
+        launch = _forward_bound(x.shape, x.dtype, alpha, family)
+        if launch is not None:
+            y = torch.empty_like(x)
+            launch(x, y, y)
+            return y
     if family == SQUARED_NORM and alpha == 2:
         # half the squared Euclidean norm has a finite method of its own
         family = TSALLIS
@@ -58,6 +65,12 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
 
 
 def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
+    if alphas is None and y.is_contiguous() and v.is_contiguous() and v.dtype == y.dtype and here(y):
+        launch = _backward_bound(y.shape, y.dtype, alpha, family)
+        if launch is not None:
+            out = torch.empty_like(y)
+            launch(y, v, out, out)
+            return out
     point = _precise(y, alpha, alphas).contiguous()
     out, n = torch.empty_like(point), point.shape[-1]
     count = point.numel() // max(n, 1)
@@ -69,6 +82,29 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
             for launch, grid in _backward_launches(count, n, point.dtype, alpha, family, alphas is not None):
                 launch(grid, *args)
     return out if out.dtype == y.dtype else out.to(y.dtype)
+
+
+@lru_cache(maxsize=4096)
+def _forward_bound(shape, dtype, alpha, family):
+    """The one launch for scores of this kind; None if there is more to do than to launch a kernel."""
+    if family == SQUARED_NORM and alpha == 2:
+        family = TSALLIS
+    return _bound(_forward_launches, shape, dtype, alpha, family)
+
+
+@lru_cache(maxsize=4096)
+def _backward_bound(shape, dtype, alpha, family):
+    return _bound(_backward_launches, shape, dtype, alpha, family)
+
+
+def _bound(launches, shape, dtype, alpha, family):
+    count, n = shape[:-1].numel(), shape[-1]
+    # what `_precise` and `_exact` would change
+    general = _method(alpha, family, False) == GENERAL.value
+    if count * n == 0 or alpha > 2 or (general and (dtype == torch.float64 or abs(alpha - 1) < 1e-7)):
+        return None
+    ((launch, grid),) = launches(count, n, dtype, alpha, family, False)
+    return Bound(launch, grid, count, n, alpha)
 
 
 @lru_cache(maxsize=4096)

@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from polymax.kernels.transducer import chart_like, general
+from polymax.kernels.transducer import chart_like
+from polymax.kernels.transducer.reference import general
 
 
 def transducer_inside(*args: Any) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from polymax.hypergraphs.graph import Graph
+from polymax.kernels.hypergraph.general import GeneralPasses
 from polymax.kernels.hypergraph.lowered import by_graph
 from polymax.kernels.transducer import chart_like
 from polymax.kernels.transducer.lattice import graph
@@ -22,4 +23,12 @@ def as_graph(blank: Tensor, label: Tensor, frames: Tensor, tokens: Tensor) -> tu
     return flat, graph.beside(flat, n, m), roots
 
 
+def parts_of(problem: tuple[Tensor, ...], mu: Tensor) -> tuple[Tensor, ...]:
+    """The derivative in both score tensors."""
+    blank, label = problem[:2]
+    first, second = mu.split([blank[0].numel(), label[0].numel()], 1)
+    return first.reshape(blank.shape).contiguous(), second.reshape(label.shape).contiguous()
+
+
 transducer_inside, transducer_outside, transducer_tangent, recorded = by_graph(as_graph, chart_like, 2, flat_scores)
+general = GeneralPasses(as_graph, flat_scores, parts_of, 4)

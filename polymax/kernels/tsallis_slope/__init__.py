@@ -8,14 +8,7 @@ would. With g the gradient that scores get, that of alpha is the result:
 Shapes: y, g `(*batch, n)`, alphas `(*batch,)`; the result like alphas.
 """
 
-import torch
-from torch import Tensor
-
 from polymax._dispatch import declare
+from polymax.kernels.widen import like_argument
 
-
-def _fake(y: Tensor, g: Tensor, alphas: Tensor) -> Tensor:
-    return torch.empty_like(alphas, memory_format=torch.contiguous_format)
-
-
-tsallis_slope = declare(__name__, "tsallis_slope(Tensor y, Tensor g, Tensor alphas) -> Tensor", _fake)
+tsallis_slope = declare(__name__, "tsallis_slope(Tensor y, Tensor g, Tensor alphas) -> Tensor", like_argument(2))

@@ -9,14 +9,7 @@ no lower than the lowest finite number. NaN or +inf in a row, or a strength that
 Shapes: x `(*batch, n)`, strength `(*batch,)`, or 1 in every dim; z like x.
 """
 
-import torch
-from torch import Tensor
-
 from polymax._dispatch import declare
+from polymax.kernels.widen import like_argument
 
-
-def _fake(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-tv_prox = declare(__name__, "tv_prox(Tensor x, Tensor strength, bool shifted=False) -> Tensor", _fake)
+tv_prox = declare(__name__, "tv_prox(Tensor x, Tensor strength, bool shifted=False) -> Tensor", like_argument(0))

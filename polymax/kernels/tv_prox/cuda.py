@@ -60,7 +60,6 @@ def _tv_prox(
     BT: tl.constexpr,
     BE: tl.constexpr,
 ):
-    ALL: tl.constexpr = (1 << BE) - 1
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     eps = 2.2e-16 if WIDE else 1.2e-7
     # rows past the last do the last again
@@ -84,22 +83,8 @@ def _tv_prox(
         m_here = m_good & (xs[k] != float("-inf"))
         b_present |= m_here.to(tl.uint32) << k
         ys = ys + (tl.where(m_here, xs[k] * b_unit, b_base) - b_base,)
-    b_cut, b_up = _certain_cuts(ys, b_present, b_s)
-    b_last = ((tl.arange(0, BT) == BT - 1).to(tl.uint32) << (BE - 1))[None, :]
-    zs = ys
-    go = 1
-    while go > 0:
-        b_ends = b_cut | b_last
-        b_begins = (b_cut << 1) & ALL | previous(b_cut >> (BE - 1), 1)
-        ps = _pulled(ys, b_cut, b_up, b_s)
-        means, rests = run_means(ps, b_present, b_begins, b_ends)
-        zs = _sums(means, rests)
-        b_above = _labels(_gains(ps, means, rests, b_present), b_begins, b_ends, b_s, b_limit)
-        b_next = (b_above >> 1) | (following(b_above & 1, 0) << (BE - 1))
-        b_new = (b_above ^ b_next) & (b_ends ^ ALL)
-        b_cut = b_cut | b_new
-        b_up = b_up | (b_new & b_next)
-        go = tl.max((b_new != 0).to(tl.int32))
+    b_cut, b_up = certain_cuts(ys, b_present, b_s)
+    zs = split(ys, b_present, b_cut, b_up, b_s, b_limit)
 
     b_back = b_base
     if SHIFTED:
@@ -117,7 +102,31 @@ def _tv_prox(
 
 
 @triton.jit
-def _certain_cuts(ys, b_present, b_s):
+def split(ys, b_present, b_cut, b_up, b_s, b_limit):
+    """The solution, given bits of entries that are parted from the next, and of those that lie below it."""
+    BE: tl.constexpr = len(ys)
+    BT: tl.constexpr = ys[0].shape[1]
+    ALL: tl.constexpr = (1 << BE) - 1
+    b_last = ((tl.arange(0, BT) == BT - 1).to(tl.uint32) << (BE - 1))[None, :]
+    zs = ys
+    go = 1
+    while go > 0:
+        b_ends = b_cut | b_last
+        b_begins = (b_cut << 1) & ALL | previous(b_cut >> (BE - 1), 1)
+        ps = _pulled(ys, b_cut, b_up, b_s)
+        means, rests = run_means(ps, b_present, b_begins, b_ends)
+        zs = _sums(means, rests)
+        b_above = _labels(_gains(ps, means, rests, b_present), b_begins, b_ends, b_s, b_limit)
+        b_next = (b_above >> 1) | (following(b_above & 1, 0) << (BE - 1))
+        b_new = (b_above ^ b_next) & (b_ends ^ ALL)
+        b_cut = b_cut | b_new
+        b_up = b_up | (b_new & b_next)
+        go = tl.max((b_new != 0).to(tl.int32))
+    return zs
+
+
+@triton.jit
+def certain_cuts(ys, b_present, b_s):
     """Bits of entries that are surely parted from the next, and of those that lie below it.
 
     |z - x| <= 2 strength, so neighbours further apart than 4 strength are never fused.

@@ -18,7 +18,8 @@ def two_classes(x: Tensor, at: Tensor, blank: int) -> tuple[Tensor, Tensor, Tens
     count, n = x.shape[:-1].numel(), x.shape[-1]
     if count:
         br, bn = _sizes(n)
-        args = x.contiguous(), at.contiguous(), first, second, total, count, n, blank
+        classes, *rows = chosen(at)
+        args = x.contiguous(), classes, first, second, total, count, n, blank, *rows
         with on_device(x):
             _forward[(triton.cdiv(count, br),)](*args, WIDE=dtype == torch.float64, BR=br, BN=bn, num_warps=4)
     return first, second, total
@@ -29,11 +30,24 @@ def two_classes_backward(x: Tensor, at: Tensor, total: Tensor, g_blank: Tensor, 
     count, n = x.shape[:-1].numel(), x.shape[-1]
     if count:
         br, bn = _sizes(n)
-        given = (t.contiguous() for t in (x, at, total, g_blank, g_label))
+        classes, *rows = chosen(at)
+        given = (t.contiguous() for t in (x, classes, total, g_blank, g_label))
+        args = *given, out, count, n, blank, *rows
         with on_device(x):
             wide = x.dtype == torch.float64
-            _backward[(triton.cdiv(count, br),)](*given, out, count, n, blank, WIDE=wide, BR=br, BN=bn, num_warps=4)
+            _backward[(triton.cdiv(count, br),)](*args, WIDE=wide, BR=br, BN=bn, num_warps=4)
     return out
+
+
+def chosen(at: Tensor) -> tuple[Tensor, int, int]:
+    """The given classes in memory; rows after which they go on, and rows after which they are repeated.
+
+    Row r has class (r // many) * few + r % few. All frames of an utterance have the same classes: an expanded tensor,
+    of which no copy is made.
+    """
+    if at.dim() == 3 and at.stride(1) == 0 and at.stride(2) == 1 and at.stride(0) == at.shape[2]:
+        return at[:, 0], at.shape[1] * at.shape[2], at.shape[2]
+    return at.contiguous(), max(at.numel(), 1), max(at.numel(), 1)
 
 
 def _sizes(n: int) -> tuple[int, int]:
@@ -45,7 +59,19 @@ def _sizes(n: int) -> tuple[int, int]:
 @Entry
 @triton.jit
 def _forward(
-    p_x, p_at, p_first, p_second, p_total, count, n, blank, WIDE: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr
+    p_x,
+    p_at,
+    p_first,
+    p_second,
+    p_total,
+    count,
+    n,
+    blank,
+    many,
+    few,
+    WIDE: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
 ):
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
@@ -64,7 +90,7 @@ def _forward(
     # NaN is in the sum
     b_total = tl.where(b_none, float("-inf"), tl.where(b_top > float("-inf"), b_top, 0.0) + tl.log(b_sum))
     b_base = tl.where(b_none, 0.0, b_total)
-    b_at = tl.load(p_at + i_r, mask=m_r, other=0)
+    b_at = tl.load(p_at + (i_r // many) * few + i_r % few, mask=m_r, other=0)
     b_first = tl.load(p_x + i_r * n + blank, mask=m_r, other=0.0).to(dtype)
     b_second = tl.load(p_x + i_r * n + b_at, mask=m_r, other=0.0).to(dtype)
     tl.store(p_first + i_r, b_first - b_base, mask=m_r)
@@ -84,6 +110,8 @@ def _backward(
     count,
     n,
     blank,
+    many,
+    few,
     WIDE: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
@@ -91,7 +119,7 @@ def _backward(
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     m_r = i_r < count
-    b_at = tl.load(p_at + i_r, mask=m_r, other=0)
+    b_at = tl.load(p_at + (i_r // many) * few + i_r % few, mask=m_r, other=0)
     b_total = tl.load(p_total + i_r, mask=m_r, other=0.0).to(dtype)
     b_base = tl.where(b_total == float("-inf"), 0.0, b_total)
     b_blank = tl.load(p_g_blank + i_r, mask=m_r, other=0.0).to(dtype)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import polymax as pm
-from polymax.recipes.bracket.model import SMOOTHINGS, Scored, rooted, used_labels
+from polymax.recipes.bracket.model import SMOOTHINGS, Scored, used_labels, with_labelled_root
 
 # trees that are listed where every one has a probability
 BEST = 5
@@ -35,7 +35,7 @@ def alternatives(loss: str, scored: Scored) -> Iterator[list[Bracketing]]:
         raise ValueError(f"--distribution needs a loss with probabilities, {', '.join(SMOOTHINGS)}; got {loss}")
     assert scored.trees.lengths is not None
     # one by one: a long sentence among them does not make room for all
-    for scores, length in zip(rooted(scored), scored.trees.lengths.tolist()):
+    for scores, length in zip(with_labelled_root(scored), scored.trees.lengths.tolist()):
         distribution = SMOOTHINGS[loss](pm.SpanTree(labelled=True)).distribution(scores[:length, :length])
         most = min(int(distribution.support_size), LARGEST) if loss == "sparsemap" else BEST
         structures, probabilities = distribution.topk(most)

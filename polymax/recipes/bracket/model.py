@@ -87,7 +87,7 @@ class Bracketer(Model):
     @torch.no_grad()
     def best(self, scored: Scored) -> Tensor:
         """The labels of the best trees, (b, n, n), -1 where they have no span."""
-        return used_labels(scored.trees.map(rooted(scored)))
+        return used_labels(scored.trees.map(with_labelled_root(scored)))
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
@@ -96,7 +96,7 @@ class Bracketer(Model):
         return ((mu == 0) | (mu == 1)).flatten(1).all(1)
 
 
-def rooted(scored: Scored) -> Tensor:
+def with_labelled_root(scored: Scored) -> Tensor:
     """The scores of spans, -inf for a whole sentence without a label; a single word may have none."""
     lengths = scored.trees.lengths
     assert lengths is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polymax.recipes.bracket.alternatives import alternatives
 from polymax.recipes.bracket.data import ESCAPES, Charts, read_brackets, tree_of, vocabularies_of
-from polymax.recipes.bracket.model import LOSSES, SMOOTHINGS, Bracketer, Scored, rooted
+from polymax.recipes.bracket.model import LOSSES, SMOOTHINGS, Bracketer, Scored, with_labelled_root
 from polymax.recipes.bracket.text import sentences, units
 from polymax.recipes.metrics import BracketF1, TokenAccuracy
 from polymax.recipes.readers.lines import Line
@@ -21,7 +21,7 @@ from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.text.tokenizer import RawSentence
 from polymax.recipes.text.tokens import TokenTable
 from polymax.recipes.training.batches import places, sorted_batches
-from polymax.recipes.training.measured import means, moved
+from polymax.recipes.training.measured import means, to_device
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import stored_words
 
@@ -65,7 +65,7 @@ class BracketTask(Task):
         single = 0
         if options.loss == "sparsemap":
             for rows in sorted_batches(encoded.sizes, options.batch):
-                single += int(model.single(model(moved(encoded.tokens[rows], model))).sum())
+                single += int(model.single(model(to_device(encoded.tokens[rows], model))).sum())
         start = perf_counter()
         guessed = [parses[0][1] for parses in parsed(trained, [tree.words for tree in examples], False)]
         seconds = perf_counter() - start
@@ -119,11 +119,11 @@ def parsed(trained: Trained, texts: list[list[str]], distribution: bool) -> list
     batches = sorted_batches(table.sizes, trained.options.batch)
     found: list[Parses] = []
     for rows in batches:
-        scored = model(moved(table[rows], model))
+        scored = model(to_device(table[rows], model))
         tags = scored.tags.argmax(-1).tolist()
         charts = _charts(model, scored, distribution)
         for row, tagged, listed in zip(rows.tolist(), tags, charts):
-            found.append(_merged((p, _tree(trained, texts[row], tagged, labels)) for p, labels in listed))
+            found.append(_merge_equal_trees((p, _tree(trained, texts[row], tagged, labels)) for p, labels in listed))
     return [found[k] for k in places(batches).tolist()]
 
 
@@ -136,9 +136,9 @@ def span_marginals(trained: Trained, texts: list[list[str]]) -> list[Tensor | No
     batches = sorted_batches(table.sizes, trained.options.batch)
     found: list[Tensor | None] = []
     for rows in batches:
-        scored = model(moved(table[rows], model))
+        scored = model(to_device(table[rows], model))
         # the first label is that of no constituent
-        mu = SMOOTHINGS[trained.options.loss](scored.trees)(rooted(scored))[..., 1:].sum(-1).cpu()
+        mu = SMOOTHINGS[trained.options.loss](scored.trees)(with_labelled_root(scored))[..., 1:].sum(-1).cpu()
         found += [part[:n, :n] for part, n in zip(mu, table.sizes[rows].tolist())]
     return [found[k] for k in places(batches).tolist()]
 
@@ -149,7 +149,7 @@ def _charts(model: Bracketer, scored: Scored, distribution: bool) -> Iterable[Se
     return [[(1.0, labels)] for labels in model.best(scored).cpu()]
 
 
-def _merged(parses: Iterable[tuple[float, Tree]]) -> Parses:
+def _merge_equal_trees(parses: Iterable[tuple[float, Tree]]) -> Parses:
     """Trees and their probabilities, most probable first: binary trees that are written alike are one."""
     trees: dict[str, Tree] = {}
     totals: dict[str, float] = {}

@@ -34,7 +34,7 @@ def name(mapping: Callable[[Tensor], Tensor]) -> str:
 
 
 def call(mapping: Callable[[Tensor], Tensor]) -> str:
-    """What to type for a mapping.
+    """The code that one types to call a mapping.
 
     Example:
         >>> call(MAPPINGS[1])

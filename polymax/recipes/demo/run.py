@@ -11,8 +11,8 @@ from polymax.recipes.demo.report import page
 from polymax.recipes.demo.sentence import shown_sentence
 from polymax.recipes.demo.speed import SHAPES
 from polymax.recipes.demo.structured import shown_structures
-from polymax.recipes.demo.terminal import measured, print_speed, print_structures, print_translation, print_weights
-from polymax.recipes.outputs import placed, save_picture, writable_directory
+from polymax.recipes.demo.terminal import measure_all, print_speed, print_structures, print_translation, print_weights
+from polymax.recipes.outputs import atomic_write, save_picture, writable_directory
 
 
 def demo(
@@ -41,7 +41,7 @@ def demo(
         files["tags"] = _save(structure_pictures.tag_panels(tagged), out / "tags.png")
         files["trees"] = _save(structure_pictures.tree_panels(*trees), out / "trees.png")
     print_structures(console, structures)
-    timings = measured(console, shapes, seconds=seconds)
+    timings = measure_all(console, shapes, seconds=seconds)
     print_speed(console, timings)
     files["speed"] = _save(pictures.speed_panel(timings), out / "speed.png")
     report = out / "report.html"
@@ -57,13 +57,13 @@ def demo(
 
 
 def trained(console: Console, lesson: translation.Lesson) -> list[translation.Learned]:
-    """The models of a lesson; none where packages are missing, which is said."""
-    if missing := translation.missing():
+    """The models of a lesson; none, and a line that says so, where packages are missing."""
+    if missing := translation.missing_packages():
         wanted = f"translation is left out; it needs {', '.join(missing)}: pip install polymax[train]"
         console.print(wanted + "\n", style="yellow", highlight=False, markup=False, soft_wrap=True)
         return []
     console.print("Translation of numbers in words, learned three times\n", style="bold")
-    models = list(translation.learned(lesson, console))
+    models = list(translation.train_models(lesson, console))
     console.print()
     return models
 
@@ -74,5 +74,5 @@ def _save(figure: Any, file: Path) -> Path:
 
 
 def _write(report: Path, text: str) -> None:
-    with placed(report) as temporary:
+    with atomic_write(report) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -47,7 +47,7 @@ def counts(row: Sequence[float]) -> tuple[int, int]:
 
 
 def short(weight: float) -> str:
-    """A weight in three characters.
+    """A weight as text of three characters.
 
     Example:
         >>> [short(weight) for weight in (0.0, 0.001, 0.25, 1.0)]

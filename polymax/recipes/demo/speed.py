@@ -87,7 +87,7 @@ def available(device: str) -> str:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """What the times depend on."""
+    """A description of the machine that the times were measured on."""
     on_gpu = torch.device(device).type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else _processor(),

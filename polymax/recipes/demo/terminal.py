@@ -92,7 +92,7 @@ def print_speed(console: Console, timings: Sequence[Timing]) -> None:
     console.print()
 
 
-def measured(
+def measure_all(
     console: Console, shapes: Sequence[tuple[int, ...]], *, device: str = "cpu", seconds: float = 0.2
 ) -> list[Timing]:
     """All timings, with a progress bar while they are taken."""

@@ -71,12 +71,12 @@ class Learned:
         }
 
 
-def missing() -> list[str]:
+def missing_packages() -> list[str]:
     """The packages that training needs and that are not there."""
     return [package for package in ("lightning", "tensorboard", "sacrebleu") if find_spec(package) is None]
 
 
-def learned(lesson: Lesson, console: Console) -> Iterator[Learned]:
+def train_models(lesson: Lesson, console: Console) -> Iterator[Learned]:
     """A model for each attention, one after the other; their runs are kept nowhere."""
     with TemporaryDirectory() as folder:
         parts = numbers.write(Path(folder), lesson.pairs, lesson.unseen)
@@ -92,7 +92,10 @@ def learned(lesson: Lesson, console: Console) -> Iterator[Learned]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Steps are so small that threads would wait for each other, for long where other processes want the cores."""
+    """Let torch use one thread in this block.
+
+    The steps are so small that threads would wait for each other, for long where other processes want the cores.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -28,7 +28,7 @@ class Classifier(Model):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Judged:
-        """Scores and weights."""
+        """The scores of labels, and the weights by which words were compared."""
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         """Cross-entropy, right labels, and weights that are exactly 0."""
@@ -67,5 +67,5 @@ class PaddedLSTM(nn.Module):
 
 
 def inside(words: Tensor, lengths: Tensor) -> Tensor:
-    """Where the words are, before the padding: (b, n) and (b,) to bool (b, n)."""
+    """True for words, False for padding: bool (b, n), from words (b, n) and lengths (b,)."""
     return torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(1)

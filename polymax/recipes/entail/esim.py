@@ -68,13 +68,13 @@ class Esim(Classifier):
         x, y = (self.reading(self.dropout(self.words(words)), lengths)[0] for words, lengths in sides)
         first, second, weights = self.alignment(x @ y.transpose(1, 2), x, y, *masks)
         pooled = [
-            self._pooled(side, aligned, lengths, mask)
+            self._pool(side, aligned, lengths, mask)
             for side, aligned, (_, lengths), mask in zip((x, y), (first, second), sides, masks)
         ]
         hidden = torch.tanh(self.hidden(self.dropout(torch.cat(pooled, -1))))
         return Judged(self.labels(self.dropout(hidden)), weights, masks[0].unsqueeze(2) & masks[1].unsqueeze(1))
 
-    def _pooled(self, x: Tensor, aligned: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
+    def _pool(self, x: Tensor, aligned: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
         """Mean and maximum over the words of what comparison and composition make of them, (b, 2 h)."""
         compared = torch.relu(self.compared(torch.cat([x, aligned, x - aligned, x * aligned], -1)))
         composed, _ = self.composition(self.dropout(compared), lengths)

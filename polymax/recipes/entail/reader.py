@@ -41,7 +41,7 @@ class Reader(Classifier):
         read, _ = self.hypothesis(self.dropout(self.words(batch.hypothesis)), batch.hypothesis_lengths, state)
         mask = inside(batch.premise, batch.premise_lengths)
         source = Source(self.keys(values), values, mask, batch.premise_lengths)
-        found, weights = self._looked(read, source)
+        found, weights = self._attend(read, source)
         rows = torch.arange(len(read), device=read.device)
         last = batch.hypothesis_lengths - 1
         ends = torch.cat([found[rows, last], read[rows, last]], -1)
@@ -49,7 +49,7 @@ class Reader(Classifier):
         steps = inside(batch.hypothesis, batch.hypothesis_lengths)
         return Judged(scores, weights, steps.unsqueeze(2) & mask.unsqueeze(1))
 
-    def _looked(self, read: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+    def _attend(self, read: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """What each word has found (b, m, h), and its weights (b, m, n)."""
         left, found = self.attention.start(source), torch.zeros_like(read[:, :1])
         steps, weights = [], []

@@ -18,7 +18,7 @@ from polymax.recipes.readers.tsv import Pair
 from polymax.recipes.results import EntailResult, two_texts
 from polymax.recipes.seq2seq.attention import NAMES
 from polymax.recipes.training.batches import places, sorted_batches
-from polymax.recipes.training.measured import means, moved
+from polymax.recipes.training.measured import means, to_device
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import END, SPECIALS, Words, stored_words
 
@@ -87,7 +87,7 @@ class EntailTask(Task):
         for pair, row in zip(pairs, probabilities(trained, pairs).tolist()):
             encoded = Pairs([pair], trained.vocabularies["words"])[torch.tensor([0])]
             with torch.no_grad():
-                weights = trained.model(moved(encoded, trained.model)).weights.cpu()
+                weights = trained.model(to_device(encoded, trained.model)).weights.cpu()
             label = LABELS[row.index(max(row))]
             first, second = ([*words.split(text), SPECIALS[END]] for text in (pair.first, pair.second))
             found.append(EntailResult(label, dict(zip(LABELS, row)), first, second, weights.squeeze(-3)))
@@ -106,7 +106,9 @@ def probabilities(trained: Trained, pairs: list[Pair]) -> Tensor:
     """The probabilities of the labels of pairs, in their order, (pairs, labels)."""
     encoded = Pairs(pairs, trained.vocabularies["words"])
     batches = sorted_batches(encoded.sizes, trained.options.batch)
-    judged = [trained.model(moved(encoded[rows], trained.model)).scores.float().softmax(-1).cpu() for rows in batches]
+    judged = [
+        trained.model(to_device(encoded[rows], trained.model)).scores.float().softmax(-1).cpu() for rows in batches
+    ]
     return torch.cat(judged)[places(batches)]
 
 

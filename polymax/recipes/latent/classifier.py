@@ -69,7 +69,7 @@ class Classifier(Model):
         """The states of sentences: in training as the method learns, else along the best trees."""
 
     def parser_parameters(self) -> list[nn.Parameter]:
-        """Those that decide on the trees."""
+        """The parameters that decide on the trees."""
         return []
 
     def forward(self, batch: Batch) -> tuple[Tensor, Read]:
@@ -93,19 +93,19 @@ class Classifier(Model):
         return values.unflatten(0, (-1, self.sides)).sum(1)
 
     def loss(self, batch: Batch) -> Measured:
-        """Cross-entropy and right labels."""
+        """The cross-entropy of labels, and how many are right."""
         scores, read = self(batch)
         losses = self.each(scores, batch.label)
         total = self.minimised(losses, read) if self.training else losses.sum()
-        return measured(total, scores, batch.label)
+        return measures_of(total, scores, batch.label)
 
     def minimised(self, losses: Tensor, read: Read) -> Tensor:
         """What training minimises, a sum over examples."""
         return losses.sum() if read.extra is None else losses.sum() + read.extra.sum()
 
 
-def measured(total: Tensor, scores: Tensor, label: Tensor) -> Measured:
-    """A loss, and right labels."""
+def measures_of(total: Tensor, scores: Tensor, label: Tensor) -> Measured:
+    """The measures of a batch: the sum of losses, and the number of right labels."""
     count = label.new_full((), len(label))
     return {"loss": (total, count), "accuracy": ((scores.argmax(-1) == label).sum(), count)}
 

@@ -16,11 +16,11 @@ from polymax.recipes.latent.classifier import Classifier
 from polymax.recipes.latent.data import Example, Examples, tokens
 from polymax.recipes.latent.draw import draw_listops
 from polymax.recipes.latent.task import LatentTask, fitting
-from polymax.recipes.latent.trees import Found, found, uas
+from polymax.recipes.latent.trees import Found, find_trees, uas
 from polymax.recipes.metrics import self_f1
 from polymax.recipes.outputs import save_picture, writable_file
 from polymax.recipes.readers.lines import Line
-from polymax.recipes.training.commands import Device, Late, RunDirectory, loaded, print_reports
+from polymax.recipes.training.commands import Device, Late, RunDirectory, load_run, print_reports
 from polymax.recipes.training.run import Run
 from polymax.recipes.training.task import Report, Trained
 from polymax.recipes.training.vocabulary import stored_words
@@ -36,7 +36,7 @@ def plot_tree(
     """Draw the tree that a model of latent trees finds, or the words of a rationale, and print the label."""
     with plain_errors("stopped", ValueError):
         writable_file(out, inputs=Run(run).files)
-        trained = loaded(run, device, options)
+        trained = load_run(run, device, options)
         given = latent(trained, run).parse("--source", [Line(1, source, source)])
         if given is None:
             fail("--source must have a word")
@@ -76,7 +76,7 @@ def compare_trees(
 ) -> None:
     """Measure how much the trees of several runs agree, such as those of several seeds."""
     with plain_errors("stopped", ValueError):
-        print_reports({data.name: agreement([loaded(run, device, None) for run in runs], runs, data)})
+        print_reports({data.name: agreement([load_run(run, device, None) for run in runs], runs, data)})
 
 
 def add(app: typer.Typer) -> None:
@@ -109,8 +109,8 @@ def latent(trained: Trained, run: Path) -> LatentTask:
 
 
 def trees(trained: Trained, examples: list[Example]) -> Found:
-    """What a model makes of examples."""
+    """The trees that a model finds in examples."""
     data = trained.task.encode(examples, trained.vocabularies)
     assert isinstance(data, Examples)
     assert isinstance(trained.model, Classifier)
-    return found(trained.model, data, trained.options.batch)
+    return find_trees(trained.model, data, trained.options.batch)

@@ -10,7 +10,7 @@ import polymax as pm
 from polymax.estimators.baselines import Baseline, Learned, MovingAverage, Normalized, SelfCritical
 from polymax.nn.policy_gradient import PolicyGradient, clipped_surrogate
 from polymax.nn.tree_plan import binary_plan
-from polymax.recipes.latent.classifier import Classifier, Read, Sentences, Sizes, measured, sentences_of
+from polymax.recipes.latent.classifier import Classifier, Read, Sentences, Sizes, measures_of, sentences_of
 from polymax.recipes.latent.data import Batch
 from polymax.recipes.latent.merging import MergeParser
 from polymax.recipes.latent.options import LatentOptions
@@ -96,7 +96,7 @@ class Cooperative(Disjoint, Alternating):
 
     def turns(self, batch: Batch) -> Iterator[Measured]:
         sentences = sentences_of(batch)
-        along, scores, losses = self._drawn(sentences, batch.label)
+        along, scores, losses = self._draw_trees(sentences, batch.label)
         advantages = self._advantages(sentences, losses)
         drawn, label = losses[: len(batch.label)], batch.label
         total = drawn.sum()
@@ -104,7 +104,7 @@ class Cooperative(Disjoint, Alternating):
             # only its gradient counts, which fits the baseline
             fit = advantages.square().sum()
             total = total + fit - fit.detach()
-        yield measured(total, scores[: len(label)], label)
+        yield measures_of(total, scores[: len(label)], label)
         old = None
         steps = 2 * sentences.lengths - 1
         for _ in range(self.options.updates):
@@ -127,7 +127,7 @@ class Cooperative(Disjoint, Alternating):
         surrogate = second["turn"][0] * count
         return {**first, "loss": (total + surrogate - surrogate.detach(), count)}
 
-    def _drawn(self, sentences: Sentences, label: Tensor) -> tuple[Any, Tensor, Tensor]:
+    def _draw_trees(self, sentences: Sentences, label: Tensor) -> tuple[Any, Tensor, Tensor]:
         """The walk along drawn trees; scores and losses of all trees, of which those that were drawn come first."""
         count = len(sentences.words)
         times = 2 if self.critical else 1
@@ -155,7 +155,7 @@ class Cooperative(Disjoint, Alternating):
 
 
 def baseline_of(options: LatentOptions, sides: int) -> Baseline:
-    """What losses are compared with."""
+    """The baseline that losses are compared with, by its name."""
     match options.baseline:
         case "self-critical":
             return SelfCritical()

@@ -81,7 +81,7 @@ def _columns(file: Path) -> Sequence[str]:
 
 
 def sentence(text: str, is_tree: bool = False) -> Sentence:
-    """The sentence of a text.
+    """The sentence that a text spells.
 
     Example:
         >>> sentence("( ( a cat ) sleeps )", is_tree=True).spans
@@ -144,13 +144,13 @@ class Examples:
         return Batch(
             words.unflatten(0, shape),
             lengths.unflatten(0, shape),
-            _widened(self.transitions, places, 2 * n - 1).unflatten(0, shape),
-            _widened(self.heads, places, n).unflatten(0, shape),
+            _pad_to_width(self.transitions, places, 2 * n - 1).unflatten(0, shape),
+            _pad_to_width(self.heads, places, n).unflatten(0, shape),
             self.label[rows],
         )
 
 
-def _widened(ragged: Ragged, rows: Tensor, width: int) -> Tensor:
+def _pad_to_width(ragged: Ragged, rows: Tensor, width: int) -> Tensor:
     """Chosen sequences (rows, width), -1 after their ends."""
     found, lengths = ragged.padded(rows)
     found = torch.nn.functional.pad(found, (0, width - found.shape[1]))

@@ -14,7 +14,7 @@ from polymax.recipes.outputs import writable_file
 from polymax.recipes.training.commands import Force
 
 
-def _named(operators: Iterable[str]) -> list[str]:
+def _operator_names(operators: Iterable[str]) -> list[str]:
     return [operator.removeprefix("[") for operator in operators]
 
 
@@ -24,16 +24,16 @@ def draw_listops(
     without: Annotated[list[Path] | None, typer.Option(help="File of expressions to leave out, as of a test.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
     operators: Annotated[
-        str, typer.Option(metavar="A,B,...", help=f"Operators to draw, of {','.join(_named(OPERATORS))}.")
-    ] = ",".join(_named(PUBLISHED)),
+        str, typer.Option(metavar="A,B,...", help=f"Operators to draw, of {','.join(_operator_names(OPERATORS))}.")
+    ] = ",".join(_operator_names(PUBLISHED)),
     force: Force = False,
 ) -> None:
     """Draw different ListOps expressions from the published grammar, and write them in random order."""
     with plain_errors("stopped", ValueError):
         writable_file(out, "FILE", inputs=without or (), force=force)
         chosen = tuple(f"[{name.strip().upper()}" for name in operators.split(","))
-        if unknown := [name for name in _named(chosen) if f"[{name}" not in OPERATORS]:
-            known = ", ".join(_named(OPERATORS))
+        if unknown := [name for name in _operator_names(chosen) if f"[{name}" not in OPERATORS]:
+            known = ", ".join(_operator_names(OPERATORS))
             raise ValueError(f"--operators must be of {known}, with commas between; got {', '.join(unknown)}")
         grammar = Grammar(operators=chosen)
         generator = torch.Generator().manual_seed(seed)

@@ -57,7 +57,7 @@ class MergeParser(nn.Module):
         self.query = nn.Parameter(torch.randn(hidden) / hidden**0.5)
 
     def walk(self, merges: Merges, lengths: Tensor, plan: TreePlan) -> MergeWalk:
-        """What `forward` takes."""
+        """Merges with the plan of their trees, as `forward` takes them."""
         return MergeWalk(plan, merges)
 
     def forward(self, words: Tensor, walk: MergeWalk) -> Judged:
@@ -66,7 +66,7 @@ class MergeParser(nn.Module):
         nodes = self.nodes(self._read(words), walk.plan, memory=True).nodes
         # what is not there is a node of 0 after the last
         nodes = nn.functional.pad(nodes, (0, 0, 0, 1))
-        scores = self._scored(*(_picked(nodes, index) for index in (left, right)))[0]
+        scores = self._score_pairs(*(_nodes_at(nodes, index) for index in (left, right)))[0]
         found = scores.gather(1, there.flatten(1)).reshape(there.shape)
         log_p = log_probs(found.masked_fill(~allowed, -torch.inf))
         return Judged(chosen_log_prob(log_p, y).sum(-1), entropy(log_p).sum(-1))
@@ -86,7 +86,7 @@ class MergeParser(nn.Module):
         # nodes are numbered: tokens first, then as they are merged; and so are pairs
         number, pair = place.clone(), place.clone()
         fresh_pairs = n + 2 + torch.arange(2, device=words.device)
-        scores, made = self._scored(states[:, :-1], states[:, 1:])
+        scores, made = self._score_pairs(states[:, :-1], states[:, 1:])
         scores = nn.functional.pad(scores, (0, 1)).masked_fill(place + 1 >= lengths.unsqueeze(1), -torch.inf)
         made = nn.functional.pad(made, (0, 0, 0, 1))
         lefts, rights = [number.clone()], [following.clone()]
@@ -113,21 +113,21 @@ class MergeParser(nn.Module):
             scores.scatter_(1, after, -torch.inf)
             # the two pairs that the node is in
             first, second = torch.cat([before.gather(1, at), at], 1), torch.cat([at, end], 1)
-            found, fresh = self._scored(states[rows, first], states[rows, second])
+            found, fresh = self._score_pairs(states[rows, first], states[rows, second])
             real = (first <= n) & (second < lengths.unsqueeze(1)) & (at <= n)
             made[rows, first] = fresh
             scores.scatter_(1, first, found.masked_fill(~real, -torch.inf))
             lefts.append(number.gather(1, first))
             rights.append(number.gather(1, second))
             pair.scatter_(1, first, (fresh_pairs + 2 * s).expand(b, 2))
-        transitions, nodes = _numbered(lengths, torch.cat([lengths.new_zeros(b, 0), *ends], 1), n)
+        transitions, nodes = _number_nodes(lengths, torch.cat([lengths.new_zeros(b, 0), *ends], 1), n)
         left, right = (nodes.gather(1, torch.cat(every, 1)) for every in (lefts, rights))
         none = torch.zeros(b, 0, n, dtype=torch.long, device=words.device)
         there, allowed = (torch.stack(every, 1) if every else none for every in (theres, alloweds))
         y = torch.stack(chosen, 1) == place[:, None, :n] if chosen else none
         return Merges(transitions, left, right, there, allowed.bool(), y.bool())
 
-    def _scored(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    def _score_pairs(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """Scores (b, k) of pairs of nodes (b, k, 2 d), and the nodes that they would be."""
         h, c = torch.stack([left, right], 2).split(self.nodes.cell.hidden_dim, -1)
         h, c = self.nodes.cell(h, c)
@@ -139,7 +139,7 @@ class MergeParser(nn.Module):
             return self.lstm(self.words(words))[0]
 
 
-def _numbered(lengths: Tensor, ends: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def _number_nodes(lengths: Tensor, ends: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Transitions, and the step that makes each node: of tokens and two that are none, then of merges.
 
     Shapes: ends (b, S), the token after what was merged, n + 1 for nothing; nodes (b, n + 2 + S)
@@ -157,6 +157,6 @@ def _numbered(lengths: Tensor, ends: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return transitions, torch.cat([shift, torch.where(done, shift.gather(1, last) + 1 + inside, none)], 1)
 
 
-def _picked(nodes: Tensor, index: Tensor) -> Tensor:
-    """Nodes (b, k, d) of (b, m, d)."""
+def _nodes_at(nodes: Tensor, index: Tensor) -> Tensor:
+    """The nodes at the given places: (b, k, d) of (b, m, d)."""
     return nodes.gather(1, index.unsqueeze(-1).expand(-1, -1, nodes.shape[-1]))

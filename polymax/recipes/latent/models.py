@@ -101,7 +101,7 @@ class Spinn(Classifier):
         return Read(parse.root, parse.transitions, parse.log_prob, parse.entropy, extra)
 
     def _parsing(self, words: Tensor, sentences: Sentences, weight: float) -> Tensor | None:
-        """The weighed loss of gold trees."""
+        """The loss of gold trees, times its weight among the options."""
         if not self.training or not weight:
             return None
         return -weight * self.spinn(words, sentences.lengths, sentences.transitions).log_prob

@@ -76,7 +76,7 @@ class LatentOptions:
 
     @property
     def chosen(self) -> str:
-        """The method."""
+        """The method by which trees are learned, the default of the model where none is named."""
         return METHODS[self.model][0] if self.method == "default" else self.method
 
     @property

@@ -20,7 +20,7 @@ class Judged(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What a parser did. Shapes: transitions (b, 2 n - 1), -1 at padding"""
+    """The actions that a parser took. Shapes: transitions (b, 2 n - 1), -1 at padding"""
 
     transitions: Tensor
 
@@ -90,7 +90,7 @@ class TransitionParser(nn.Module):
         self.reduce = nn.Linear(hidden, 1)
 
     def walk(self, drawn: Drawn, lengths: Tensor, plan: TreePlan) -> Walk:
-        """What `forward` takes."""
+        """The walk along transitions, as `forward` takes it."""
         return walk_along(drawn.transitions, lengths, plan)
 
     def forward(self, words: Tensor, walk: Walk) -> Judged:

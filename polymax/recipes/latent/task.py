@@ -13,11 +13,11 @@ from polymax.recipes.latent.dependency import Dependency
 from polymax.recipes.latent.gradients import gradient_measures
 from polymax.recipes.latent.models import Gold, Gumbel, Sequential, Spinn
 from polymax.recipes.latent.options import LatentOptions
-from polymax.recipes.latent.trees import Found, binary_measures, found, head_measures
+from polymax.recipes.latent.trees import Found, binary_measures, find_trees, head_measures
 from polymax.recipes.readers.binary_parses import format_binary
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.results import LatentResult, two_texts
-from polymax.recipes.training.measured import moved
+from polymax.recipes.training.measured import to_device
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies
 from polymax.recipes.training.vocabulary import stored_words
 
@@ -34,11 +34,11 @@ class LatentTask(Task):
     """Examples of one sentence or two, with labels, and with gold trees where they are known."""
 
     def measures(self, made: Found, examples: Sequence[Example]) -> Report:
-        """Measures of a task's own."""
+        """Measures that this task has besides those of all tasks."""
         return {}
 
     def used(self, examples: list[Example], part: str, options: LatentOptions) -> list[Example]:
-        """Those that are not too long, of the training; with gold trees, where the model needs them."""
+        """The examples that training uses: not too long, and with gold trees where the model needs them."""
         if options.needs_gold:
             refuse_treeless(examples, options, f"--{part}")
         if part != "train" or not options.longest:
@@ -79,7 +79,7 @@ class LatentTask(Task):
         if data.sides != sides:
             raise ValueError(f"line 1: examples of {sides} texts expected, as in the training; got {data.sides}")
         start = perf_counter()
-        made = found(model, data, options.batch)
+        made = find_trees(model, data, options.batch)
         seconds = perf_counter() - start
         losses = model.each(made.scores, data.label)
         right = made.scores.argmax(-1) == data.label
@@ -90,7 +90,7 @@ class LatentTask(Task):
         report |= self.measures(made, examples)
         if options.gradients and model.parser_parameters():
             rows = torch.arange(min(options.batch, len(examples)))
-            report |= gradient_measures(model, moved(data[rows], model), options.gradients)
+            report |= gradient_measures(model, to_device(data[rows], model), options.gradients)
         return {**report, "examples_per_second": len(examples) / seconds}
 
     def results(self, trained: Trained, inputs: list[Any]) -> list[LatentResult]:
@@ -100,7 +100,7 @@ class LatentTask(Task):
             raise ValueError(f"inputs must be texts with a word; got {inputs[parsed.index(None)]!r}")
         examples = [fitting(trained, given) for given in parsed]
         data = self.encode(examples, trained.vocabularies)
-        made = found(_classifier(trained), data, trained.options.batch)
+        made = find_trees(_classifier(trained), data, trained.options.batch)
         labels, words = (stored_words(trained.vocabularies, name) for name in ("labels", "words"))
         results = []
         for k, (example, row) in enumerate(zip(examples, made.scores.softmax(-1).tolist())):
@@ -114,13 +114,13 @@ class LatentTask(Task):
     def predict(self, trained: Trained, inputs: list[Given | None], before: int) -> Iterator[str]:
         """The label, its probability, the words of a rationale, and with `trees` the trees; an empty line stays one."""
         full = [fitting(trained, given) for given in inputs if given is not None]
-        written = iter(self._written(trained, full) if full else ())
+        written = iter(self._prediction_lines(trained, full) if full else ())
         for given in inputs:
             yield next(written) if given is not None else ""
 
-    def _written(self, trained: Trained, examples: list[Example]) -> Iterator[str]:
+    def _prediction_lines(self, trained: Trained, examples: list[Example]) -> Iterator[str]:
         data = self.encode(examples, trained.vocabularies)
-        made = found(_classifier(trained), data, trained.options.batch)
+        made = find_trees(_classifier(trained), data, trained.options.batch)
         labels, words = (stored_words(trained.vocabularies, name) for name in ("labels", "words"))
         for k, (example, row) in enumerate(zip(examples, made.scores.softmax(-1).tolist())):
             best = max(range(len(row)), key=row.__getitem__)

@@ -13,7 +13,7 @@ from polymax.recipes.latent.data import Examples, Spans
 from polymax.recipes.metrics import AttachmentScore, TreeF1
 from polymax.recipes.metrics.counts import share
 from polymax.recipes.training.batches import places, sorted_batches
-from polymax.recipes.training.measured import moved
+from polymax.recipes.training.measured import to_device
 from polymax.recipes.training.task import Report
 
 # entries of a table of n by n for each sentence, for those that are parsed at once
@@ -36,16 +36,16 @@ class Found(NamedTuple):
 
 
 @torch.no_grad()
-def found(model: Classifier, data: Examples, batch_size: int) -> Found:
+def find_trees(model: Classifier, data: Examples, batch_size: int) -> Found:
     """The best trees of all sentences, and scores of labels, in the order of the data."""
     batches = [part for rows in sorted_batches(data.sizes, batch_size) for part in _fewer(data.sizes, rows)]
     scores: list[Tensor] = []
     # spans, heads, probabilities and chosen words, each a list of what belongs to one example
     columns: tuple[list[Any], ...] = ([], [], [], [])
     for rows in batches:
-        judged, read = model(moved(data[rows], model))
+        judged, read = model(to_device(data[rows], model))
         scores.append(judged.cpu())
-        for column, values in zip(columns, _listed(read)):
+        for column, values in zip(columns, _trees_as_lists(read)):
             column += [values[k : k + data.sides] for k in range(0, len(values), data.sides)]
     order = places(batches)
     sides = ([side for k in order.tolist() for side in column[k]] if column else [] for column in columns)
@@ -57,7 +57,7 @@ def _fewer(sizes: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
     return rows.split(max(1, LARGEST // int(sizes[rows].max()) ** 2))
 
 
-def _listed(read: Read) -> tuple[list[Any], ...]:
+def _trees_as_lists(read: Read) -> tuple[list[Any], ...]:
     spans = spans_of(read.transitions) if read.transitions is not None else []
     heads = [tuple(h for h in row if h >= 0) for row in read.heads.tolist()] if read.heads is not None else []
     chosen = (

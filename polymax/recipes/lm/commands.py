@@ -10,7 +10,7 @@ from polymax.cli import fail, plain_errors
 from polymax.nn.attention_statistics import MEASURES
 from polymax.recipes.lm.task import attention_of, task
 from polymax.recipes.outputs import save_picture, writable_file
-from polymax.recipes.training.commands import Device, Late, RunDirectory, loaded
+from polymax.recipes.training.commands import Device, Late, RunDirectory, load_run
 from polymax.recipes.training.run import Run
 
 
@@ -29,7 +29,7 @@ def plot_supports(
 
     with plain_errors("stopped", ValueError):
         writable_file(out, inputs=[*data, *Run(run).files])
-        trained = loaded(run, device, options)
+        trained = load_run(run, device, options)
         if trained.task.name != task.name:
             fail(f"{run} is a run of {trained.task.name}; only {task.name} has supports to draw")
         if not trained.options.measured:

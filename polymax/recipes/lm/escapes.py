@@ -7,7 +7,7 @@ READ = {spelled: letter for letter, spelled in LETTERS.items()}
 
 
 def escaped(text: str) -> str:
-    r"""The text in one line.
+    r"""The text in one line, with line ends and backslashes escaped.
 
     Example:
         >>> print(escaped("a\n\\b"))

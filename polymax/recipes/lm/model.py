@@ -38,7 +38,7 @@ class Rotary(NamedTuple):
         angles = positions.unsqueeze(-1) * rates
         return cls(angles.cos(), angles.sin())
 
-    def turned(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor) -> Tensor:
         """Queries or keys (b, heads, n, head) at their positions: inner products depend on differences alone."""
         first, second = x.float().chunk(2, -1)
         cos, sin = (part.unsqueeze(-3) for part in self)
@@ -73,17 +73,17 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(options.dropout)
         self.mapping = ATTENTIONS[options.attention](options)
 
-    def projected(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys, turned, and values: each (b, heads, n, head)."""
+    def queries_keys_values(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, rotated, and values: each (b, heads, n, head)."""
         parts = self.entering(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        return rotary.turned(query), rotary.turned(key), value
+        return rotary.rotate(query), rotary.rotate(key), value
 
     def forward(
         self, x: Tensor, rotary: Rotary, cache: Cache | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
         """States (b, n, size) after the layer, and what it has seen, that of a cache included."""
-        query, key, value = self.projected(x, rotary)
+        query, key, value = self.queries_keys_values(x, rotary)
         if cache is not None:
             key, value = torch.cat([cache.keys, key], -2), torch.cat([cache.values, value], -2)
         context = pm.nn.scaled_dot_product_attention(
@@ -189,7 +189,7 @@ class LanguageModel(Model):
         x = self.embedding(tokens)
         found = []
         for layer in self.layers:
-            query, key, _ = layer.projected(x, rotary)
+            query, key, _ = layer.queries_keys_values(x, rotary)
             found.append(pm.nn.attention_statistics(query, key, is_causal=True, mapping=layer.mapping, tile=tile))
             x, _ = layer(x, rotary)
         return found

@@ -115,20 +115,20 @@ class LanguageModelTask(Task):
             if not isinstance(text, str):
                 raise ValueError(f"inputs must be texts; got {text!r}")
         tokens = tokens_of(trained.vocabularies)
-        found = continued(trained, inputs, 0)
+        found = continuations_of(trained, inputs, 0)
         return [
             ContinuationResult(prompt, tokens.decode(one.tokens), one.tokens, one.log_probs)
             for prompt, one in zip(inputs, found)
         ]
 
     def predict(self, trained: Trained, inputs: list[str], before: int) -> Iterator[str]:
-        """Each prompt with what follows it, in a line."""
+        """Each prompt followed by its continuation, in one line."""
         tokens = tokens_of(trained.vocabularies)
-        for prompt, found in zip(inputs, continued(trained, inputs, before)):
+        for prompt, found in zip(inputs, continuations_of(trained, inputs, before)):
             yield escaped(prompt + tokens.decode(found.tokens))
 
 
-def continued(trained: Trained, prompts: Sequence[str], before: int) -> list[Continuation]:
+def continuations_of(trained: Trained, prompts: Sequence[str], before: int) -> list[Continuation]:
     """What follows prompts, in their order, `before` others; an empty prompt begins a text."""
     options, model, tokens = trained.options, trained.model, tokens_of(trained.vocabularies)
     assert isinstance(model, LanguageModel)

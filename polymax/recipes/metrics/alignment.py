@@ -41,7 +41,7 @@ class AlignmentErrorRate:
     right_possible: int = 0
 
     def add(self, gold: Iterable[Links], predicted: Iterable[Links], possible: Iterable[Links] | None = None) -> None:
-        """Links (source, target) of several sentences: the sure ones, the predicted ones, and possible ones."""
+        """Count the links (source, target) of several sentences: the sure, the predicted and the possible ones."""
         sure = [set(links) for links in gold]
         others = sure if possible is None else [set(links) for links in possible]
         for certain, guess, maybe in sentences(sure, predicted=map(set, predicted), possible=others):

@@ -42,7 +42,7 @@ class AttachmentScore:
         gold_deprels: Iterable[Sequence[str]],
         deprels: Iterable[Sequence[str]],
     ) -> None:
-        """Trees of several sentences."""
+        """Count the trees of several sentences."""
         columns = sentences(gold_heads, heads=heads, gold_deprels=gold_deprels, deprels=deprels)
         for truth, guess, names, guesses in columns:
             check_lengths("heads", len(truth), len(guess))

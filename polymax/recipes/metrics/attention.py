@@ -39,7 +39,7 @@ class AttentionStatistics:
     groups: int = 0
 
     def add(self, weights: Tensor, mask: Tensor | None = None) -> None:
-        """Rows of several sentences, heads and queries."""
+        """Count the rows of several sentences, heads and queries."""
         if weights.dim() == 0 or not weights.is_floating_point():
             raise ValueError(f"weights must be (*batch, n), floating point; got {tuple(weights.shape)} {weights.dtype}")
         if mask is not None and mask.dtype != torch.bool:

@@ -40,11 +40,11 @@ class TreeF1:
     total: float = 0.0
 
     def add(self, gold: Iterable[Spans], predicted: Iterable[Spans]) -> None:
-        """Trees of several sentences."""
+        """Count the trees of several sentences."""
         for truth, guess in sentences(gold, predicted=predicted):
             end = max((last for _, last in [*truth, *guess]), default=-1)
             one = Counts()
-            one.add(self._counted(truth, end), self._counted(guess, end))
+            one.add(self._spans_that_count(truth, end), self._spans_that_count(guess, end))
             if one.gold + one.predicted:
                 self.sentences += 1
                 self.total += one.f1().f1
@@ -55,7 +55,7 @@ class TreeF1:
     def result(self) -> TreeScores:
         return TreeScores(self.counts.f1().f1, share(self.total, self.sentences))
 
-    def _counted(self, spans: Spans, end: int) -> set[tuple[int, int]]:
+    def _spans_that_count(self, spans: Spans, end: int) -> set[tuple[int, int]]:
         return {(a, b) for a, b in spans if a < b and (self.whole or (a, b) != (0, end))}
 
 

@@ -50,7 +50,7 @@ class BracketF1:
     unlabelled: Counts = field(default_factory=Counts)
 
     def add(self, gold: Iterable[Tree], predicted: Iterable[Tree]) -> None:
-        """Trees of several sentences."""
+        """Count the trees of several sentences."""
         for truth, guess in sentences(gold, predicted=predicted):
             if truth.words != guess.words:
                 raise ValueError(f"predicted must be a tree over {' '.join(truth.words)}; got {' '.join(guess.words)}")

@@ -35,7 +35,7 @@ class Counts:
     right: int = 0
 
     def add(self, gold: Iterable[Hashable], predicted: Iterable[Hashable]) -> None:
-        """Things of one sentence; one that is there twice can be found twice."""
+        """Count the things of one sentence; one that is there twice can be found twice."""
         first, second = Counter(gold), Counter(predicted)
         self.gold += first.total()
         self.predicted += second.total()
@@ -50,7 +50,7 @@ class Counts:
 
 
 def share(part: float, whole: float) -> float:
-    """part / whole, and 0 of nothing.
+    """part / whole, and 0 where the whole is 0.
 
     Example:
         >>> share(1, 4), share(0, 0)

@@ -14,7 +14,7 @@ from polymax.recipes.parse.model import Parser
 from polymax.recipes.readers.conllu import Sentence, read_conllu
 from polymax.recipes.text.tokens import TokenTable
 from polymax.recipes.training.batches import sorted_batches
-from polymax.recipes.training.measured import moved
+from polymax.recipes.training.measured import to_device
 from polymax.recipes.training.task import Trained
 
 # sentences that are sorted and parsed together
@@ -55,7 +55,7 @@ def attachments(trained: Trained, sentences: Iterable[Sentence]) -> Iterator[Att
     while chunk := list(islice(waiting, CHUNK)):
         tokens = TokenTable([sentence.forms for sentence in chunk], trained.vocabularies)
         for rows in sorted_batches(tokens.sizes, trained.options.batch):
-            mu = head_probabilities(trained.options.loss, model(moved(tokens[rows], model))).cpu()
+            mu = head_probabilities(trained.options.loss, model(to_device(tokens[rows], model))).cpu()
             for row, parts in zip(rows.tolist(), mu):
                 yield from _of_sentence(chunk[row], before + row + 1, parts)
         before += len(chunk)

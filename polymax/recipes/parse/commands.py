@@ -7,9 +7,9 @@ import rich
 import typer
 
 from polymax.cli import fail, plain_errors
-from polymax.recipes.outputs import placed, save_picture, writable_file
+from polymax.recipes.outputs import atomic_write, save_picture, writable_file
 from polymax.recipes.results import ParseResult
-from polymax.recipes.training.commands import Device, Force, Late, RunDirectory, loaded
+from polymax.recipes.training.commands import Device, Force, Late, RunDirectory, load_run
 from polymax.recipes.training.run import Run
 
 
@@ -27,7 +27,7 @@ def plot_parse(
 
     with plain_errors("stopped", ValueError):
         writable_file(out, inputs=Run(run).files)
-        trained = loaded(run, device, options)
+        trained = load_run(run, device, options)
         if trained.task.name != "parse":
             fail(f"{run} is a run of {trained.task.name}; only parse has dependency trees to draw")
         if not source.strip():
@@ -64,11 +64,11 @@ def ambiguous(
 
     with plain_errors("stopped", ValueError):
         writable_file(output, "--output", inputs=[*data, *Run(run).files], force=force)
-        trained = loaded(run, device, options)
+        trained = load_run(run, device, options)
         if trained.task.name != "parse":
             fail(f"{run} is a run of {trained.task.name}; only parse has attachments")
         found = most_ambiguous(trained, data, most)
-        with placed(output) as temporary:
+        with atomic_write(output) as temporary:
             temporary.write_text("\n".join([HEADER, *map(str, found)]) + "\n", encoding="utf-8")
         rich.get_console().print(f"wrote {len(found)} attachments to {output}", soft_wrap=True, markup=False)
 

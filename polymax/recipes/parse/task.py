@@ -23,7 +23,7 @@ from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.text.tokenizer import RawSentence
 from polymax.recipes.text.tokens import TokenTable
 from polymax.recipes.training.batches import places, sorted_batches
-from polymax.recipes.training.measured import means, moved
+from polymax.recipes.training.measured import means, to_device
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import stored_words
 
@@ -167,7 +167,7 @@ def best_trees(trained: Trained, sentences: Sequence[Sequence[str]]) -> list[Tre
     batches = sorted_batches(tokens.sizes, trained.options.batch)
     trees: list[Tree] = []
     for rows in batches:
-        heads, relations = (part.tolist() for part in model.best(model(moved(tokens[rows], model))))
+        heads, relations = (part.tolist() for part in model.best(model(to_device(tokens[rows], model))))
         trees += [tree_of(trained, *pair) for pair in zip(heads, relations)]
     return [trees[k] for k in places(batches).tolist()]
 
@@ -181,7 +181,7 @@ def arc_marginals(trained: Trained, sentences: Sequence[Sequence[str]]) -> list[
     batches = sorted_batches(tokens.sizes, trained.options.batch)
     found: list[Tensor | None] = []
     for rows in batches:
-        mu = head_probabilities(trained.options.loss, model(moved(tokens[rows], model))).cpu()
+        mu = head_probabilities(trained.options.loss, model(to_device(tokens[rows], model))).cpu()
         found += [part[: n + 1, : n + 1] for part, n in zip(mu, tokens.sizes[rows].tolist())]
     return [found[k] for k in places(batches).tolist()]
 
@@ -193,7 +193,7 @@ def weighted_trees(trained: Trained, sentences: Sequence[Sequence[str]]) -> Iter
     batches = sorted_batches(tokens.sizes, trained.options.batch)
     listed: list[list[tuple[float, Tree]]] = []
     for rows in batches:
-        scored = model(moved(tokens[rows], model))
+        scored = model(to_device(tokens[rows], model))
         for nodes, (probabilities, heads) in zip(scored.nodes, alternatives(trained.options.loss, scored)):
             below = nodes[: heads.shape[1] + 1].expand(len(heads), -1, -1)
             relations = model.named(below, heads.to(nodes.device))

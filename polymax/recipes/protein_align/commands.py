@@ -1,4 +1,4 @@
-"""The command draw-proteins."""
+"""The command draw-proteins: pairs of sequences with known alignments, made by chance."""
 
 from pathlib import Path
 from typing import Annotated

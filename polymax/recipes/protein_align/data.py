@@ -51,7 +51,7 @@ def _pairs(file: Path, records: Iterable[Record]) -> Iterable[tuple[Record, Reco
 
 
 def without_gaps(file: str | os.PathLike[str], record: Record) -> str:
-    """The letters of a record alone."""
+    """The letters of a record, without its gaps."""
     letters = "".join(letter for letter in record.letters if letter not in GAPS)
     if not letters:
         raise ReadError.at(file, record.line, f"letters expected; {record.name!r} has gaps alone")
@@ -74,7 +74,7 @@ def links_of(first: str, second: str) -> Links:
 
 
 def vocabularies_of(pairs: Sequence[Aligned]) -> Vocabularies:
-    """The letters of both sides."""
+    """The vocabulary of the letters of both sequences."""
     return {"letters": Words(tuple(sorted({letter for pair in pairs for letter in pair.first + pair.second})))}
 
 

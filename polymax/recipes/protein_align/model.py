@@ -44,7 +44,7 @@ class Substitutions(Model):
         self.open, self.extend = nn.Parameter(torch.tensor(OPEN)), nn.Parameter(torch.tensor(EXTEND))
 
     def matrix(self) -> Tensor:
-        """S, (letters, letters)."""
+        """The symmetric matrix S of substitution scores, (letters, letters)."""
         return (self.letters + self.letters.T) / 2
 
     def forward(self, batch: Batch) -> tuple[pm.GappedAlignment, tuple[Tensor, Tensor, Tensor]]:

@@ -16,7 +16,7 @@ from polymax.recipes.readers.fasta import GAPS, parse_record, records, two_by_tw
 from polymax.recipes.readers.lines import Line, ReadError
 from polymax.recipes.results import SequenceResult, two_texts
 from polymax.recipes.training.batches import places, sorted_batches
-from polymax.recipes.training.measured import means, moved
+from polymax.recipes.training.measured import means, to_device
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import stored_words
 from polymax.structures.gapped import MODES
@@ -100,7 +100,7 @@ def aligned(trained: Trained, pairs: Sequence[Aligned], expected: bool = False) 
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     found: list[SequenceResult] = []
     for rows in batches:
-        best, mean = model.found(moved(encoded[rows], model), expected)
+        best, mean = model.found(to_device(encoded[rows], model), expected)
         cells = best.cpu()
         weights = None if mean is None else mean.cpu()
         for k, row in enumerate(rows.tolist()):

@@ -29,7 +29,7 @@ class Word(NamedTuple):
 
     @property
     def features(self) -> dict[str, str]:
-        """`feats` by name.
+        """The features of the column `feats` by their names.
 
         Example:
             >>> Word("dogs", "dog", "NOUN", "NNS", "Number=Plur", 0, "root", "_", "_").features
@@ -179,7 +179,7 @@ class _Ids:
         self.begun = False
 
     def fault(self, id: str) -> str | None:
-        """What is wrong with the next id."""
+        """Words that say what is wrong with the next id; nothing where it is right."""
         self.begun = True
         match = re.fullmatch(r"([0-9]{1,9})(?:([-.])([0-9]{1,9}))?", id)
         if not match:

@@ -26,7 +26,7 @@ def read_fasta(path: Path) -> Iterator[Record]:
 
 
 def records(read: Iterable[Line]) -> Iterator[list[Line]]:
-    """Lines up to the next name.
+    """The lines of each record: its name, and all up to the next name.
 
     Example:
         >>> [len(unit) for unit in records(Line(0, text, text) for text in (">a", "AC", "GT", ">b", "A"))]
@@ -43,7 +43,7 @@ def records(read: Iterable[Line]) -> Iterator[list[Line]]:
 
 
 def parse_record(path: Path, unit: list[Line]) -> Record:
-    """The record of its lines.
+    """The record that these lines spell.
 
     Example:
         >>> parse_record("a.fa", [Line(1, ">first of two", ""), Line(2, "ac-", ""), Line(3, "gt", "")])

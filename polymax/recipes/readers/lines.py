@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, NamedTuple
 
-from polymax.recipes.outputs import placed
+from polymax.recipes.outputs import atomic_write
 
 Path = str | os.PathLike[str]
 
@@ -18,7 +18,7 @@ class ReadError(ValueError):
 
     @classmethod
     def at(cls, path: Path, line: int, what: str) -> "ReadError":
-        """The error of a line.
+        """The error that names a line of a file.
 
         Example:
             >>> ReadError.at("train.tsv", 3, "no label")
@@ -79,7 +79,7 @@ def blocks(path: Path) -> Iterator[list[Line]]:
 
 
 def grouped(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """The same of lines that need not be a file's.
+    """What `blocks` gives, for lines that need not come from a file.
 
     Example:
         >>> [len(block) for block in grouped(Line(0, text, text) for text in ("a", "b", "", "", "c"))]
@@ -108,7 +108,7 @@ def write(path: Path, texts: Iterable[str]) -> None:
     The file takes its place when it is whole: texts may come from the file of that name, and an error leaves it be.
     """
     file = pathlib.Path(path)
-    with placed(file) as temporary, temporary.open("wb") as plain:
+    with atomic_write(file) as temporary, temporary.open("wb") as plain:
         if file.name.endswith(".gz"):
             # neither the name nor the time goes into the file
             with gzip.GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:

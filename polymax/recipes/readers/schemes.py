@@ -42,7 +42,7 @@ class Scheme:
         return tags
 
     def convert(self, tags: Sequence[str]) -> list[str]:
-        """Tags of any scheme in this one.
+        """The tags of any scheme, written in this one.
 
         Example:
             >>> BIO.convert(["I-PER", "I-PER", "O", "I-LOC"])
@@ -82,7 +82,7 @@ def spans_of(tags: Sequence[str]) -> list[Span]:
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Prefix and type of a tag.
+    """The prefix and the type of a tag.
 
     Example:
         >>> split_tag("B-creative-work"), split_tag("U-LOC"), split_tag("O")

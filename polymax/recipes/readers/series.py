@@ -56,7 +56,7 @@ def read_ts(path: Path, *, complete: bool = False) -> Iterator[Series]:
             name, *words = text[1:].split() or [""]
             data = name.lower() == "data"
             header[name.lower()] = words
-            if name.lower() == "timestamps" and _said(header, "timestamps"):
+            if name.lower() == "timestamps" and _is_true(header, "timestamps"):
                 raise ReadError.at(path, line.number, "series with time stamps are not read")
         else:
             raise ReadError.at(path, line.number, "the header must end with @data before the first series")
@@ -126,7 +126,7 @@ def read_long_series(path: Path) -> Tensor:
 def _series(path: Path, line: Line, text: str, header: dict[str, list[str]]) -> Series:
     parts = text.split(":")
     label = None
-    if _said(header, "classlabel") or _said(header, "targetlabel"):
+    if _is_true(header, "classlabel") or _is_true(header, "targetlabel"):
         *parts, label = (part.strip() for part in parts)
         classes = header.get("classlabel", [])[1:]
         if classes and label not in classes:
@@ -137,14 +137,14 @@ def _series(path: Path, line: Line, text: str, header: dict[str, list[str]]) -> 
     length = len(rows[0])
     if any(len(row) != length for row in rows):
         raise ReadError.at(path, line.number, f"dimensions must be equally long; got {[len(row) for row in rows]}")
-    dimensions = ["1"] if _said(header, "univariate") else header.get("dimensions", [])
+    dimensions = ["1"] if _is_true(header, "univariate") else header.get("dimensions", [])
     if dimensions and dimensions != [str(len(rows))]:
         raise ReadError.at(path, line.number, f"{' '.join(dimensions)} dimensions expected; got {len(rows)}")
-    lengths = header.get("serieslength", []) if _said(header, "equallength") else []
+    lengths = header.get("serieslength", []) if _is_true(header, "equallength") else []
     if lengths and lengths != [str(length)]:
         raise ReadError.at(path, line.number, f"{' '.join(lengths)} values expected; got {length}")
     return Series(torch.tensor(rows, dtype=torch.float64).T.contiguous(), label)
 
 
-def _said(header: dict[str, list[str]], name: str) -> bool:
+def _is_true(header: dict[str, list[str]], name: str) -> bool:
     return [word.lower() for word in header.get(name, [])[:1]] == ["true"]

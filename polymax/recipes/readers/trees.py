@@ -147,12 +147,12 @@ def numbered_trees(path: Path, text: Iterable[Line]) -> Iterator[tuple[int, Tree
 
 
 def write_trees(path: Path, trees: Iterable[Tree]) -> None:
-    """Write trees, one a line."""
+    """Write trees to a file, one on each line."""
     write(path, (f"{tree}\n" for tree in trees))
 
 
 def parse_tree(text: str) -> Tree:
-    """The tree of a text.
+    """The tree that a text spells.
 
     Example:
         >>> parse_tree("(NP (DT the) (NN dog))").children[1]
@@ -169,7 +169,7 @@ def parse_tree(text: str) -> Tree:
 
 
 class _Builder:
-    """Takes the tokens of one tree."""
+    """Builds one tree from its tokens."""
 
     def __init__(self) -> None:
         # label, children and word of each node that is open
@@ -181,7 +181,7 @@ class _Builder:
         return bool(self.stack)
 
     def add(self, token: str) -> str | None:
-        """What is wrong with this token here."""
+        """Take the next token; words that say what is wrong with it here, nothing where it is right."""
         if token == "(":
             if self.stack and len(self.stack[-1][0]) > 1:
                 return f"a bracket after the word {self.stack[-1][0][1]!r}"

@@ -29,7 +29,7 @@ def read_text_series(path: Path, *, complete: bool = False) -> Iterator[Series]:
 
 
 def parse_text_series(path: Path, line: Line, complete: bool) -> Series:
-    """The series of a line.
+    """The series that a line of plain text holds.
 
     Example:
         >>> parse_text_series("input", Line(1, "  1.0000000e+00  0.5 -2", ""), True)

@@ -22,7 +22,7 @@ class Referenced(NamedTuple):
 
     @property
     def pair(self) -> tuple[str, str]:
-        """What is learned."""
+        """The source and the first target, which is the one that is learned."""
         return self.source, self.targets[0]
 
 

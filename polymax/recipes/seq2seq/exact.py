@@ -64,7 +64,7 @@ def _best(
         if not chosen:
             break
         most -= len(chosen)
-        states, log_probs = _extended(model, encoded, chosen)
+        states, log_probs = _extend(model, encoded, chosen)
         for which, one in enumerate(chosen):
             length = len(one.words) + 1
             row = one.log_prob + log_probs[which]
@@ -85,7 +85,7 @@ def _best(
     return best, score, max([dropped, *(-bound for bound, _, _ in waiting)]) <= score
 
 
-def _extended(model: Seq2Seq, source: Source, chosen: list[Hypothesis]) -> tuple[State, Tensor]:
+def _extend(model: Seq2Seq, source: Source, chosen: list[Hypothesis]) -> tuple[State, Tensor]:
     """The states after the last words of hypotheses were read, and log-probabilities of what follows, (k, words)."""
     parts = zip(*(State(*(part[0, one.which] for part in one.states)) for one in chosen))
     state = State(*(torch.stack(part).unsqueeze(0) for part in parts))

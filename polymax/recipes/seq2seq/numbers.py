@@ -14,7 +14,7 @@ DIZAINES = "vingt trente quarante cinquante soixante"
 
 
 def english(n: int) -> str:
-    """A number below ten thousand.
+    """A number below ten thousand, in English words between spaces.
 
     Example:
         >>> english(1973)
@@ -24,15 +24,15 @@ def english(n: int) -> str:
     if n < 20:
         return words[n]
     if n < 100:
-        return _joined(TENS.split()[n // 10 - 2], english(n % 10) if n % 10 else "")
+        return _join(TENS.split()[n // 10 - 2], english(n % 10) if n % 10 else "")
     if n < 1000:
-        return _joined(words[n // 100], "hundred", f"and {english(n % 100)}" if n % 100 else "")
+        return _join(words[n // 100], "hundred", f"and {english(n % 100)}" if n % 100 else "")
     rest = n % 1000
-    return _joined(english(n // 1000), "thousand", "and" if 0 < rest < 100 else "", english(rest) if rest else "")
+    return _join(english(n // 1000), "thousand", "and" if 0 < rest < 100 else "", english(rest) if rest else "")
 
 
 def french(n: int) -> str:
-    """A number below ten thousand, in words between spaces.
+    """A number below ten thousand, in French words between spaces.
 
     Example:
         >>> french(1973), french(80), french(81), french(171)
@@ -42,17 +42,17 @@ def french(n: int) -> str:
     if n < 17:
         return words[n]
     if n < 20:
-        return _joined("dix", words[n - 10])
+        return _join("dix", words[n - 10])
     if n < 70:
-        return _joined(DIZAINES.split()[n // 10 - 2], "et" if n % 10 == 1 else "", words[n % 10] if n % 10 else "")
+        return _join(DIZAINES.split()[n // 10 - 2], "et" if n % 10 == 1 else "", words[n % 10] if n % 10 else "")
     if n < 80:
-        return _joined("soixante", "et" if n == 71 else "", french(n - 60))
+        return _join("soixante", "et" if n == 71 else "", french(n - 60))
     if n < 100:
-        return "quatre vingts" if n == 80 else _joined("quatre vingt", french(n - 80))
+        return "quatre vingts" if n == 80 else _join("quatre vingt", french(n - 80))
     if n < 1000:
         many = words[n // 100] if n >= 200 else ""
-        return _joined(many, "cents" if many and n % 100 == 0 else "cent", french(n % 100) if n % 100 else "")
-    return _joined(french(n // 1000) if n >= 2000 else "", "mille", french(n % 1000) if n % 1000 else "")
+        return _join(many, "cents" if many and n % 100 == 0 else "cent", french(n % 100) if n % 100 else "")
+    return _join(french(n // 1000) if n >= 2000 else "", "mille", french(n % 1000) if n % 1000 else "")
 
 
 def write(folder: Path, train: int, dev: int, seed: int = 0) -> tuple[Path, Path]:
@@ -71,5 +71,5 @@ def write(folder: Path, train: int, dev: int, seed: int = 0) -> tuple[Path, Path
     return files
 
 
-def _joined(*words: str) -> str:
+def _join(*words: str) -> str:
     return " ".join(word for word in words if word)

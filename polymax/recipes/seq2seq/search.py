@@ -59,7 +59,7 @@ def beam_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search)
         extended = extended.index_fill(2, never, -torch.inf)
         ended = extended[..., END] / length**search.length_penalty
         ends = torch.cat([ends, ended], 1).topk(search.beam, 1).values
-        found = _ended(found, words, ended)
+        found = _better_ending(found, words, ended)
         live = extended.index_fill(2, last, -torch.inf)
         hopeless = live / search.longest**search.length_penalty <= found.scores[:, None, None]
         live = live.masked_fill(hopeless, -torch.inf).flatten(1)
@@ -79,7 +79,7 @@ def beam_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search)
     return found._replace(words=torch.cat([begun, found.words[:, words.shape[2] - 1 :]], 1))
 
 
-def _ended(found: Found, words: Tensor, scores: Tensor) -> Found:
+def _better_ending(found: Found, words: Tensor, scores: Tensor) -> Found:
     """What was found, or a hypothesis that has ended, if it is better: scores are (b, k), words (b, k, m)."""
     score, which = scores.max(1)
     better = score > found.scores

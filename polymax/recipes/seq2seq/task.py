@@ -17,7 +17,7 @@ from polymax.recipes.seq2seq.measures import bleu, rouge
 from polymax.recipes.seq2seq.model import Seq2Seq
 from polymax.recipes.seq2seq.search import Found, Search, beam_search
 from polymax.recipes.training.batches import Ragged, places, sorted_batches
-from polymax.recipes.training.measured import device_of, means, moved
+from polymax.recipes.training.measured import device_of, means, to_device
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import BEGIN, END, PAD, Subwords, Words
 from polymax.recipes.words import LOSSES
@@ -138,13 +138,13 @@ def attended(trained: Trained, source: str) -> tuple[Tensor, list[str], list[str
     target = target_words(found_targets(trained, [source]).words[0])
     row = torch.tensor([[*words, END]]), torch.tensor([len(words) + 1])
     forced = torch.tensor([[BEGIN, *target, END]]), torch.tensor([len(target) + 2])
-    _, weights = trained.model(moved(Batch(*row, *forced), trained.model))
+    _, weights = trained.model(to_device(Batch(*row, *forced), trained.model))
     columns = trained.vocabularies["source"].pieces([*words, END])
     return weights[0].cpu(), trained.vocabularies["target"].pieces([*target, END]), columns
 
 
 def target_words(row: Tensor) -> list[int]:
-    """The numbers before END."""
+    """The numbers of the words before END."""
     numbers = [number for number in row.tolist() if number != PAD]
     return numbers[: numbers.index(END)] if END in numbers else numbers
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import polymax as pm
-from polymax.recipes.outputs import placed
+from polymax.recipes.outputs import atomic_write
 from polymax.recipes.readers.series import read_series, read_steps
 from polymax.recipes.series.warp import discrepancy
 
@@ -63,7 +63,7 @@ def aligned(x: Tensor, y: Tensor, smoothing: str, gamma: float, band: int | None
 
 def write_matrix(file: Path, matrix: Tensor) -> None:
     """An expected alignment as text with commas (.csv) or as numpy's own format (.npy)."""
-    with placed(file) as temporary, temporary.open("wb") as opened:
+    with atomic_write(file) as temporary, temporary.open("wb") as opened:
         if file.suffix == ".npy":
             np.save(opened, matrix.numpy())
         else:

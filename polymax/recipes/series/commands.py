@@ -10,7 +10,7 @@ from polymax.cli import fail, plain_errors
 from polymax.recipes.outputs import save_picture, writable_file
 from polymax.recipes.series.align import MATRICES, aligned, two_series, write_matrix
 from polymax.recipes.series.warp import SMOOTHINGS
-from polymax.recipes.training.commands import Force, RunDirectory, loaded
+from polymax.recipes.training.commands import Force, RunDirectory, load_run
 from polymax.recipes.training.run import Run
 
 
@@ -84,7 +84,7 @@ def plot_centroids(
 
     with plain_errors("stopped", ValueError):
         writable_file(out, inputs=[*([] if data is None else [data]), *Run(run).files])
-        trained = loaded(run, "cpu")
+        trained = load_run(run, "cpu")
         if not isinstance(trained.model, Centroids):
             fail(f"{run} is a run of {trained.task.name}; only series has centroids to draw")
         files = [Path(file) for file in Config.read(Run(run).config).files["train"]] if data is None else [data]

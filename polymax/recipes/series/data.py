@@ -57,7 +57,7 @@ def vocabularies_of(examples: Sequence[Series], size: int) -> Vocabularies:
 
 
 def shape_of(vocabularies: Vocabularies) -> Shape:
-    """What `vocabularies_of` stored; a single size is that of all classes."""
+    """The shape that `vocabularies_of` stored; a single size holds for all classes."""
     *sizes, dimensions = map(int, stored_words(vocabularies, "shape").words)
     classes = len(stored_words(vocabularies, "classes").words)
     return Shape(tuple(sizes) if len(sizes) == classes else (sizes[0],) * classes, dimensions)

@@ -17,7 +17,7 @@ from polymax.recipes.series.given import Given, given_series
 from polymax.recipes.series.model import Centroids
 from polymax.recipes.series.warp import SMOOTHINGS
 from polymax.recipes.training.batches import places, sorted_batches
-from polymax.recipes.training.measured import means, moved
+from polymax.recipes.training.measured import means, to_device
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import stored_words
 
@@ -89,7 +89,7 @@ def nearest(trained: Trained, series: Sequence[Series]) -> Tensor:
     assert isinstance(model, Centroids)
     encoded = LabelledSeries(series, trained.vocabularies)
     batches = sorted_batches(encoded.sizes, trained.options.batch)
-    found = [model.distances(moved(encoded[rows], model)).amin(2).cpu() for rows in batches]
+    found = [model.distances(to_device(encoded[rows], model)).amin(2).cpu() for rows in batches]
     return torch.cat(found)[places(batches)]
 
 

@@ -1,4 +1,4 @@
-"""The command draw-tones."""
+"""The command draw-tones: utterances with known boundaries, made of tones."""
 
 from pathlib import Path
 from typing import Annotated

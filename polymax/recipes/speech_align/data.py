@@ -72,7 +72,7 @@ def vocabularies_of(utterances: Sequence[Utterance], bands: int, window: float, 
 
 
 def frames_of(vocabularies: Vocabularies) -> Frames:
-    """What `vocabularies_of` stored."""
+    """The frames that `vocabularies_of` stored."""
     return Frames(*map(int, stored_words(vocabularies, "frames").words))
 
 

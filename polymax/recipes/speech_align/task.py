@@ -23,7 +23,7 @@ from polymax.recipes.speech_align.data import (
 )
 from polymax.recipes.speech_align.model import SMOOTHINGS, FrameClassifier
 from polymax.recipes.training.batches import places, sorted_batches
-from polymax.recipes.training.measured import means, moved
+from polymax.recipes.training.measured import means, to_device
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import stored_words
 
@@ -118,7 +118,7 @@ def aligned(trained: Trained, utterances: Sequence[Utterance], expected: bool = 
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     found: list[SpeechResult] = []
     for rows in batches:
-        best, mean = (t.cpu() for t in model.found(moved(encoded[rows], model), expected))
+        best, mean = (t.cpu() for t in model.found(to_device(encoded[rows], model), expected))
         for k, row in enumerate(rows.tolist()):
             one = utterances[row]
             n, m = len(encoded.values[row]), len(one.tokens)

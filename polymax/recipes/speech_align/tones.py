@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from polymax.recipes.outputs import placed
+from polymax.recipes.outputs import atomic_write
 from polymax.recipes.readers.sound import Sound, write_wave
 
 RATE = 16000
@@ -63,6 +63,6 @@ def write_tones(folder: pathlib.Path, count: int, seed: int, noise: float) -> pa
         write_wave(folder / f"{k:05}.wav", sound)
         rows.append(f"{k:05}.wav\t{' '.join(tokens)}\t{' '.join(f'{end:.6f}' for end in ends)}\n")
     table = folder / "utterances.tsv"
-    with placed(table) as temporary:
+    with atomic_write(table) as temporary:
         temporary.write_text("".join(rows), encoding="utf-8")
     return table

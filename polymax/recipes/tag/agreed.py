@@ -36,12 +36,12 @@ def agreed_tags(rules: Sequence[Rule], unary: list[Tensor], transition: Tensor) 
         given = [scores.double().cpu().numpy() for scores in unary], transition.double().cpu().numpy()
         exact = exact_tags(rules, *given)
         if exact is None:
-            raise _refused(_needed(rules, *given), sizes)
+            raise _unkept_error(_conflicting_rules(rules, *given), sizes)
         return [torch.from_numpy(tags) for tags in exact]
     return relaxed_tags(rules, unary, transition)
 
 
-def _needed(rules: Sequence[Rule], *scores: Any) -> Sequence[Rule]:
+def _conflicting_rules(rules: Sequence[Rule], *scores: Any) -> Sequence[Rule]:
     """Rules that cannot be kept together, none of which can be left out."""
     kept = list(rules)
     for rule in rules:
@@ -51,14 +51,14 @@ def _needed(rules: Sequence[Rule], *scores: Any) -> Sequence[Rule]:
     return kept
 
 
-def _refused(rules: Sequence[Rule], sizes: list[int]) -> Unkept:
+def _unkept_error(rules: Sequence[Rule], sizes: list[int]) -> Unkept:
     what = "; ".join(f"{rule.where}: '{rule.text}'" for rule in rules) or "the rules of the scheme"
     return Unkept(f"{what} cannot be kept by a text of {len(sizes)} sentences and {sum(sizes)} tokens")
 
 
 @torch.no_grad()
 def relaxed_tags(rules: Sequence[Rule], unary: list[Tensor], transition: Tensor) -> list[Tensor]:
-    """The same by chains and logic that must agree."""
+    """What `agreed_tags` gives, found by a factor graph of chains and logic that must agree."""
     tags = transition.shape[0]
     sizes = [len(scores) for scores in unary]
     longest = max(sizes)
@@ -78,7 +78,7 @@ def relaxed_tags(rules: Sequence[Rule], unary: list[Tensor], transition: Tensor)
     try:
         found = _integral(graph, scores, private, sizes, tags)
     except Infeasible as error:
-        raise _refused([owners[error.factor]] if error.factor in owners else rules, sizes) from None
+        raise _unkept_error([owners[error.factor]] if error.factor in owners else rules, sizes) from None
     return [t.reshape(-1, tags).argmax(-1) for t in found.split([n * tags for n in sizes])]
 
 

@@ -17,7 +17,7 @@ LARGEST = 100
 
 
 class Tagging(NamedTuple):
-    """A whole sequence."""
+    """A whole sequence of tags."""
 
     probability: float
     tags: list[int]

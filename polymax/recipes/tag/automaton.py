@@ -31,7 +31,7 @@ class Memory:
         return self.rule.count + (1 if self.rule.kind == "at least" else 2)
 
     def after(self, tags: int) -> np.ndarray:
-        """The number after each number and tag, (size, tags)."""
+        """The number that is remembered after each number and tag, (size, tags)."""
         now = np.arange(self.size)[:, None]
         left, right = (np.isin(np.arange(tags), labels)[None] for labels in (self.rule.left, self.rule.right))
         if self.rule.kind in ("implies", "excludes"):
@@ -82,21 +82,21 @@ def exact_tags(rules: Sequence[Rule], unary: Sequence[np.ndarray], transition: n
     for scores in unary:
         values = before[-1][None].repeat(tags, 0)
         for row in scores:
-            values = _moved(values, after) + row[:, None]
+            values = _next_values(values, after) + row[:, None]
             table.append(values)
             values = (values[:, None] + transition[:, :, None]).max(0)
-        before.append(_ended(table[-1].max(0), digits, shape, memories, len(scores), document=False))
-    last = _ended(before[-1], digits, shape, memories, total, document=True)
+        before.append(_values_at_end(table[-1].max(0), digits, shape, memories, len(scores), document=False))
+    last = _values_at_end(before[-1], digits, shape, memories, total, document=True)
     if last.max() == -np.inf:
         return None
-    return _followed(before, table, unary, transition, after, (digits, shape, memories, total))
+    return _best_path(before, table, unary, transition, after, (digits, shape, memories, total))
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
     return [prod(shape[k + 1 :]) for k in range(len(shape))]
 
 
-def _moved(values: np.ndarray, after: np.ndarray) -> np.ndarray:
+def _next_values(values: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Values (s, Q) of tags that come next by what is remembered after them."""
     found = np.full_like(values, -np.inf)
     for tag, row in enumerate(values):
@@ -104,7 +104,7 @@ def _moved(values: np.ndarray, after: np.ndarray) -> np.ndarray:
     return found
 
 
-def _ended(
+def _values_at_end(
     values: np.ndarray,
     digits: np.ndarray,
     shape: tuple[int, ...],
@@ -119,7 +119,7 @@ def _ended(
     return found
 
 
-def _followed(
+def _best_path(
     before: list[np.ndarray],
     table: list[np.ndarray],
     unary: Sequence[np.ndarray],

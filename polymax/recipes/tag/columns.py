@@ -77,7 +77,7 @@ class Remembered(NamedTuple):
         return cls(chosen, tuple(sorted({sentence.places for sentence in examples})))
 
     def stored(self) -> Words:
-        """The same as a vocabulary.
+        """What is remembered, in the form of a vocabulary.
 
         Example:
             >>> Remembered.of([Tagged(["a"], ["O"])], Chosen("", "-1")).stored().words
@@ -87,7 +87,7 @@ class Remembered(NamedTuple):
 
     @classmethod
     def restored(cls, words: Words) -> "Remembered":
-        """What `stored` gave."""
+        """The inverse of `stored`."""
         token, tag, *places = words.words
         return cls(Chosen(token, tag), tuple(Places(*map(int, text.split())) for text in places))
 

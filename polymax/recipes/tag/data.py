@@ -76,7 +76,7 @@ def vocabularies_of(
         ('B-LOC',)
     """
     schemes = Words((scheme, _scheme_of(examples, scheme)) if scheme in SCHEMES else ())
-    spelled = [Tagged(sentence.tokens, learned(sentence.tags, schemes)) for sentence in examples]
+    spelled = [Tagged(sentence.tokens, in_learned_scheme(sentence.tags, schemes)) for sentence in examples]
     rules = rules_of(spelled)
     tags = {tag for sentence in spelled for tag in sentence.tags}
     tokens = [sentence.tokens for sentence in examples]
@@ -104,16 +104,16 @@ def _scheme_of(examples: Sequence[Tagged], scheme: str) -> str:
         return BIO.name
 
 
-def learned(tags: Sequence[str], schemes: Words) -> list[str]:
+def in_learned_scheme(tags: Sequence[str], schemes: Words) -> list[str]:
     """Tags in the scheme that a run learns; as they are where it was told none."""
     return SCHEMES[schemes.words[0]].convert(tags) if schemes.words else list(tags)
 
 
-def written(tags: Sequence[str], schemes: Words) -> list[str]:
+def in_written_scheme(tags: Sequence[str], schemes: Words) -> list[str]:
     """Tags in the scheme of the files that a run learned from.
 
     Example:
-        >>> written(["B-PER", "E-PER", "O", "S-LOC"], Words(("BIOES", "BIO")))
+        >>> in_written_scheme(["B-PER", "E-PER", "O", "S-LOC"], Words(("BIOES", "BIO")))
         ['B-PER', 'I-PER', 'O', 'B-LOC']
     """
     return SCHEMES[schemes.words[1]].convert(tags) if schemes.words else list(tags)
@@ -144,7 +144,7 @@ class Sentences:
     def __init__(self, examples: Sequence[Tagged], vocabularies: Vocabularies) -> None:
         tags, schemes = numbers(vocabularies["tags"]), stored_words(vocabularies, "schemes")
         self.tokens = table_of([sentence.tokens for sentence in examples], vocabularies)
-        self.tags = Ragged.of([tags.get(tag, UNKNOWN) for tag in learned(e.tags, schemes)] for e in examples)
+        self.tags = Ragged.of([tags.get(tag, UNKNOWN) for tag in in_learned_scheme(e.tags, schemes)] for e in examples)
         self.sizes = self.tokens.sizes
 
     def __getitem__(self, rows: Tensor) -> Batch | PieceBatch:

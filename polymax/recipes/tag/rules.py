@@ -64,7 +64,7 @@ def read_rules(path: Path) -> tuple[str, ...]:
 
 
 def rules_on(stored: Sequence[str], names: Sequence[str]) -> tuple[Rule, ...]:
-    """What `read_rules` gave as rules on tags of these names; a ReadError names the line that is none.
+    """The lines of `read_rules` as rules on tags of these names; a ReadError names a line that is no rule.
 
     Example:
         >>> rules_on(["rules.txt:1\\tat most 1 B-*"], ["B-LOC", "B-PER", "O"])[0].left

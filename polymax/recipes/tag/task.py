@@ -17,7 +17,7 @@ from polymax.recipes.results import TagResult, token_lists
 from polymax.recipes.tag.agreed import Unkept, agreed_tags
 from polymax.recipes.tag.alternatives import Tagging, alternatives
 from polymax.recipes.tag.columns import Chosen, Remembered, looks_wrong
-from polymax.recipes.tag.data import Sentences, read_tags, vocabularies_of, written
+from polymax.recipes.tag.data import Sentences, in_written_scheme, read_tags, vocabularies_of
 from polymax.recipes.tag.model import NAMES, SMOOTHINGS, SPARSE, Tagger
 from polymax.recipes.tag.rules import Rule
 from polymax.recipes.tag.spans import is_like, spell_spans
@@ -27,7 +27,7 @@ from polymax.recipes.text.raw import conllu_lines
 from polymax.recipes.text.reader import ReaderOptions
 from polymax.recipes.text.tokenizer import RawSentence
 from polymax.recipes.training.batches import places, sorted_batches
-from polymax.recipes.training.measured import moved
+from polymax.recipes.training.measured import to_device
 from polymax.recipes.training.task import Model, Report, Task, Trained, Vocabularies, option
 from polymax.recipes.training.vocabulary import Words, stored_words
 
@@ -89,13 +89,13 @@ class TagTask(Task):
         return found
 
     def used(self, examples: list[Tagged], part: str, options: TagOptions) -> list[Tagged]:
-        """All of them, with a warning where tags look wrong."""
+        """All examples, with a warning where their tags look wrong."""
         if wrong := looks_wrong(examples) if part == "train" else None:
             doubt(f"--{part}: {wrong}")
         return examples
 
     def doubts(self, log: Sequence[dict[str, str]], dev: Sentences) -> Iterator[str]:
-        """An accuracy of 1 after the first epoch, of more than a few tokens."""
+        """A doubt where all of more than a few tokens were right after the first epoch."""
         tokens = int(dev.sizes.sum())
         if log and log[0].get("dev_accuracy") and float(log[0]["dev_accuracy"]) == 1.0 and tokens >= MANY:
             yield (
@@ -127,7 +127,7 @@ class TagTask(Task):
         total, single = 0.0, 0
         batches = sorted_batches(encoded.sizes, trained.options.batch)
         for rows in batches:
-            batch = moved(encoded[rows], model)
+            batch = to_device(encoded[rows], model)
             total += float(model.loss(batch)["loss"][0])
             if trained.options.loss in SPARSE:
                 single += int(model.single(model.constrained(model(batch))).sum())
@@ -136,7 +136,7 @@ class TagTask(Task):
         seconds = perf_counter() - start
         schemes = stored_words(trained.vocabularies, "schemes")
         accuracy = TokenAccuracy()
-        accuracy.add((written(sentence.tags, schemes) for sentence in examples), guessed)
+        accuracy.add((in_written_scheme(sentence.tags, schemes) for sentence in examples), guessed)
         report = {"sentences": len(examples), "accuracy": accuracy.result()}
         if spell_spans({tag for tags in (*guessed, *(example.tags for example in examples)) for tag in tags}):
             spans = EntityF1()
@@ -166,14 +166,14 @@ class TagTask(Task):
 
     def results(self, trained: Trained, inputs: list[str | Sequence[str]]) -> list[TagResult]:
         sentences = token_lists(inputs)
-        encoded = _encoded(trained, sentences)
+        encoded = untagged_sentences(trained, sentences)
         names = stored_words(trained.vocabularies, "tags").words
         found = zip(sentences, best_tags(trained, encoded), tag_probabilities(trained, encoded))
         return [TagResult(tokens, tags, names, probabilities) for tokens, tags, probabilities in found]
 
     def predict(self, trained: Trained, inputs: list[Untagged], before: int) -> Iterator[str]:
         full = [sentence for sentence in inputs if sentence.rows]
-        encoded = _encoded(trained, [sentence.tokens for sentence in full])
+        encoded = untagged_sentences(trained, [sentence.tokens for sentence in full])
         if trained.options.distribution:
             if _tagger(trained).rules:
                 raise ValueError(
@@ -204,7 +204,7 @@ def best_tags(trained: Trained, encoded: Sentences, documents: Sequence[int] | N
     tags: list[list[int]] = []
     unary: list[Tensor] = []
     for rows in batches:
-        scored = model(moved(encoded[rows], model))
+        scored = model(to_device(encoded[rows], model))
         found = model.best(scored).tolist()
         tags += [[tag for tag in row if tag >= 0] for row in found]
         if wide:
@@ -251,7 +251,7 @@ def tag_probabilities(trained: Trained, encoded: Sentences) -> list[Tensor | Non
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     found: list[Tensor | None] = []
     for rows in batches:
-        scored = model.constrained(model(moved(encoded[rows], model)))
+        scored = model.constrained(model(to_device(encoded[rows], model)))
         mu = SMOOTHINGS[trained.options.loss](scored.chain)(scored.unary, scored.transition).unary.cpu()
         found += [part[:length] for part, length in zip(mu, encoded.sizes[rows].tolist())]
     return [found[k] for k in places(batches).tolist()]
@@ -264,7 +264,7 @@ def taggings_of(trained: Trained, encoded: Sentences) -> Iterator[list[tuple[flo
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     listed: list[list[Tagging]] = []
     for rows in batches:
-        scored = model.constrained(model(moved(encoded[rows], model)))
+        scored = model.constrained(model(to_device(encoded[rows], model)))
         listed += alternatives(trained.options.loss, scored)
     for k in places(batches).tolist():
         yield [(probability, _names(trained, tags)) for probability, tags in listed[k]]
@@ -285,10 +285,11 @@ def reader_of_run(trained: Trained) -> Reader:
 
 def _names(trained: Trained, tags: list[int]) -> list[str]:
     names = stored_words(trained.vocabularies, "tags").words
-    return written([names[tag] for tag in tags], stored_words(trained.vocabularies, "schemes"))
+    return in_written_scheme([names[tag] for tag in tags], stored_words(trained.vocabularies, "schemes"))
 
 
-def _encoded(trained: Trained, sentences: Iterable[list[str]]) -> Sentences:
+def untagged_sentences(trained: Trained, sentences: Iterable[list[str]]) -> Sentences:
+    """Sentences whose tags are not known, as a model takes them."""
     # O is a tag in every scheme; nothing reads them
     return Sentences([Tagged(tokens, ["O"] * len(tokens)) for tokens in sentences], trained.vocabularies)
 

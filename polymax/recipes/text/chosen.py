@@ -10,10 +10,10 @@ from polymax.recipes.training.task import Vocabularies
 
 
 def table_of(sentences: Sequence[Sequence[str]], vocabularies: Vocabularies) -> TokenTable | PieceTable:
-    """Sentences as the reader takes them."""
+    """The sentences in the form in which the reader of a run takes them."""
     return (PieceTable if "network" in vocabularies else TokenTable)(sentences, vocabularies)
 
 
 def reader_of(options: Any, vocabularies: Vocabularies) -> TextReader | PretrainedReader:
-    """The module; its random numbers are torch's, and pretrained weights are for `begin` to take."""
+    """The module that reads sentences; it draws its weights from torch, and `begin` takes pretrained ones."""
     return (PretrainedReader if "network" in vocabularies else TextReader)(options, vocabularies)

@@ -7,7 +7,7 @@ from polymax.recipes.text.tokenizer import RawSentence, sentences
 from polymax.recipes.training.task import Trained
 
 
-def tokenized(trained: Trained, lines: Iterable[Line]) -> Iterator[Line]:
+def tokenized_lines(trained: Trained, lines: Iterable[Line]) -> Iterator[Line]:
     """The lines of input of lines of raw text, each with the number of the line that it comes from."""
     for line in lines:
         for sentence in sentences(line.text):

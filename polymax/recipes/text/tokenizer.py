@@ -48,7 +48,7 @@ class _Token(NamedTuple):
 
 
 def tokens(text: str) -> list[str]:
-    """The tokens of a text.
+    """The tokens of a text, in order.
 
     Example:
         >>> tokens("Mr. O'Neil doesn't pay $1,000.50 (yet) to e-mail j.doe@x.org...")

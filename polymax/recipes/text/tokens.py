@@ -30,7 +30,7 @@ class TokenTable:
         words, characters = (numbers(vocabularies[name]) for name in ("words", "characters"))
         forms = {token: k for k, token in enumerate({t: None for sentence in sentences for t in sentence}, 1)}
         # what pads a sentence is the form 0, and its one character pads too
-        spelled = ([characters.get(letter, UNKNOWN) for letter in cut(form)] for form in forms)
+        spelled = ([characters.get(letter, UNKNOWN) for letter in shorten(form)] for form in forms)
         self.letters = Ragged.of(chain([[PAD]], spelled))
         self.forms = Ragged.of([forms[token] for token in sentence] for sentence in sentences)
         self.words = Ragged.of([words.get(token.lower(), UNKNOWN) for token in sentence] for sentence in sentences)
@@ -53,28 +53,28 @@ def token_vocabularies(sentences: Sequence[Sequence[str]], words: int) -> Vocabu
     tokens = [token for sentence in sentences for token in sentence]
     letters = Counter(letter for token in tokens for letter in token)
     return {
-        "words": Words(repeated(Counter(token.lower() for token in tokens))[:words]),
-        "characters": Words(repeated(letters)),
+        "words": Words(repeated_entries(Counter(token.lower() for token in tokens))[:words]),
+        "characters": Words(repeated_entries(letters)),
     }
 
 
-def repeated(counts: Counter[str]) -> tuple[str, ...]:
-    """What is there more than once, ranked.
+def repeated_entries(counts: Counter[str]) -> tuple[str, ...]:
+    """The entries that come more than once, ranked by frequency.
 
     What is there once stands for all that will be met: they share a vector, and it is learned.
 
     Example:
-        >>> repeated(Counter("cabbaab"))
+        >>> repeated_entries(Counter("cabbaab"))
         ('a', 'b')
     """
-    return ranked(Counter({item: count for item, count in counts.items() if count > 1}))
+    return rank_by_frequency(Counter({item: count for item, count in counts.items() if count > 1}))
 
 
-def ranked(counts: Counter[str]) -> tuple[str, ...]:
+def rank_by_frequency(counts: Counter[str]) -> tuple[str, ...]:
     """The most frequent first; among equals, in the order of the alphabet.
 
     Example:
-        >>> ranked(Counter("cabb"))
+        >>> rank_by_frequency(Counter("cabb"))
         ('b', 'a', 'c')
     """
     return tuple(sorted(counts, key=lambda item: (-counts[item], item)))
@@ -91,11 +91,11 @@ def numbers(vocabulary: object) -> dict[str, int]:
     return {word: k for k, word in enumerate(vocabulary.words, len(SPECIALS))}
 
 
-def cut(form: str) -> str:
-    """The first and the last characters of a long form.
+def shorten(form: str) -> str:
+    """A form that is not too long: the first and the last characters of a longer one.
 
     Example:
-        >>> cut("a" * 16 + "b" * 99 + "c" * 16) == "a" * 16 + "c" * 16
+        >>> shorten("a" * 16 + "b" * 99 + "c" * 16) == "a" * 16 + "c" * 16
         True
     """
     return form if len(form) <= LONGEST else form[: LONGEST // 2] + form[-LONGEST // 2 :]

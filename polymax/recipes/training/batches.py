@@ -53,7 +53,7 @@ class Encoded(Protocol):
 
     @property
     def sizes(self) -> Tensor:
-        """What to sort by, (count,)."""
+        """The sizes (count,) by which examples are sorted into batches."""
 
     def __getitem__(self, rows: Tensor) -> tuple[Tensor, ...]:
         """A NamedTuple of tensors, all with a row for each of `rows`."""
@@ -70,7 +70,7 @@ def sorted_batches(sizes: Tensor, batch_size: int) -> list[Tensor]:
 
 
 def places(batches: list[Tensor]) -> Tensor:
-    """Where each row is among those of the batches, one after the other: back to the order of the data.
+    """The place of each row among those of all batches, one after the other: back to the order of the data.
 
     Example:
         >>> places([torch.tensor([1, 2]), torch.tensor([0])])

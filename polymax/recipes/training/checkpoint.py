@@ -11,7 +11,7 @@ from typing import IO, Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from polymax.recipes.training.digests import recorded
+from polymax.recipes.training.digests import atomic_write_with_digest
 from polymax.recipes.training.run import fitting, refused, tensors
 
 
@@ -27,7 +27,7 @@ class Checkpoints(TorchCheckpointIO):
 
 def write_tensors(stored: dict[str, Any], file: Path) -> None:
     """Write a dict of tensors and plain values, by torch.save."""
-    with recorded(file) as temporary, temporary.open("wb") as opened:
+    with atomic_write_with_digest(file) as temporary, temporary.open("wb") as opened:
         save_into(opened, stored)
 
 

@@ -19,9 +19,9 @@ from polymax.cli import fail, plain_errors
 from polymax.recipes.doubts import plain_doubts
 from polymax.recipes.outputs import FULL, part_of, same_file, save_picture, writable_file
 from polymax.recipes.readers.lines import Line, lines
-from polymax.recipes.text.raw import tokenized
+from polymax.recipes.text.raw import tokenized_lines
 from polymax.recipes.training.digests import digest
-from polymax.recipes.training.predict import CHUNK, numbered, predicted, record_of, write_predictions
+from polymax.recipes.training.predict import CHUNK, as_lines, predicted, record_of, write_predictions
 from polymax.recipes.training.progress import progress_of_lines
 from polymax.recipes.training.run import Run, load
 from polymax.recipes.training.settings import Learning, Running, flag, use_threads
@@ -94,7 +94,7 @@ def evaluate(
 ) -> None:
     """Measure a trained model on data."""
     with plain_errors("stopped", ValueError), plain_doubts(), use_threads(threads):
-        print_reports({", ".join(file.name for file in data): loaded(run, device, options).evaluate(*data)})
+        print_reports({", ".join(file.name for file in data): load_run(run, device, options).evaluate(*data)})
 
 
 def predict(
@@ -134,10 +134,10 @@ def predict(
             part = Shard.parsed(shard)
             if part.count > 1 and str(source) == "-":
                 raise ValueError("--shard needs a file: standard input can be read only once")
-            trained, *copies = (loaded(run, place.strip(), options) for place in device.split(","))
+            trained, *copies = (load_run(run, place.strip(), options) for place in device.split(","))
 
             def read() -> Iterable[Line]:
-                return tokenized(trained, _lines(source)) if text else _lines(source)
+                return tokenized_lines(trained, _lines(source)) if text else _lines(source)
 
             before, chosen = shard_lines(trained, read, part, CHUNK) if part.count > 1 else (0, read())
             if output is None:
@@ -146,14 +146,14 @@ def predict(
                 return
             # the name may be that of another model tomorrow
             model = f"{digest([Run(run).weights])} {trained.options}{f' {shard}' if part.count > 1 else ''}"
-            with _told(output), progress_of_lines(source) as advanced:
+            with _errors_with_place(output), progress_of_lines(source) as advanced:
                 write_predictions(
                     trained, model, (str(source), chosen), output, resume, force, advanced, before, copies
                 )
 
 
 @contextmanager
-def _told(output: Path) -> Iterator[None]:
+def _errors_with_place(output: Path) -> Iterator[None]:
     """Errors say where what came before them is."""
     try:
         yield
@@ -176,7 +176,7 @@ def plot_attention(
 
     with plain_errors("stopped", ValueError):
         writable_file(out, inputs=Run(run).files)
-        trained = loaded(run, device, options)
+        trained = load_run(run, device, options)
         attended = getattr(import_module(MODULES[trained.task.name]), "attended", None)
         if attended is None:
             fail(f"{run} is a run of {trained.task.name}, which has no attention to draw")
@@ -213,7 +213,7 @@ def print_reports(reports: dict[str, Report]) -> None:
     rich.get_console().print(table)
 
 
-def loaded(run: Path, device: str = "auto", options: list[str] | None = None) -> Trained:
+def load_run(run: Path, device: str = "auto", options: list[str] | None = None) -> Trained:
     """The model of a run, on a device that is there, with options as flags spell them."""
     given = {}
     for text in options or ():
@@ -230,7 +230,7 @@ def loaded(run: Path, device: str = "auto", options: list[str] | None = None) ->
 
 
 def _lines(source: Path) -> Iterable[Line]:
-    return numbered(line.rstrip("\r\n") for line in sys.stdin) if str(source) == "-" else lines(source)
+    return as_lines(line.rstrip("\r\n") for line in sys.stdin) if str(source) == "-" else lines(source)
 
 
 def _from_field(field: Any) -> Parameter:

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from polymax.recipes.outputs import placed
+from polymax.recipes.outputs import atomic_write
 
 NAME = "digests.json"
 
 
 @contextmanager
-def recorded(file: Path) -> Iterator[Path]:
+def atomic_write_with_digest(file: Path) -> Iterator[Path]:
     """A path to write to; what is there at the end of the block takes the place of the file, and its digest is kept."""
     listed = read_digests(file.parent)
-    with placed(file) as temporary:
+    with atomic_write(file) as temporary:
         yield temporary
         found = digest([temporary])
         _write(file.parent, {**listed, file.name: [*listed.get(file.name, []), found]})
@@ -61,5 +61,5 @@ def digest(files: Sequence[Path]) -> str:
 
 
 def _write(run: Path, listed: dict[str, list[str]]) -> None:
-    with placed(run / NAME) as temporary:
+    with atomic_write(run / NAME) as temporary:
         temporary.write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")

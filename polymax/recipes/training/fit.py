@@ -11,13 +11,13 @@ import torch
 from polymax.recipes.doubts import doubt
 from polymax.recipes.outputs import same_file, writable_directory
 from polymax.recipes.training.digests import digest
-from polymax.recipes.training.log import logged
+from polymax.recipes.training.log import read_log
 from polymax.recipes.training.monitor import check_asked
 from polymax.recipes.training.run import (
     Config,
     Run,
     built,
-    existing,
+    check_run,
     late_options,
     load,
     read_vocabularies,
@@ -38,9 +38,9 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
     The reports are those of the task, on "dev" and, if there is one, on "test"; none in a process other than the first.
     """
     task, run = named(name), Run(out)
-    known(task, given)
+    check_options(task, given)
     check_files(files, run)
-    config = resumed(task, files, run, given) if resume else started(task, files, run, given)
+    config = resumed_configuration(task, files, run, given) if resume else new_configuration(task, files, run, given)
     if first_process():
         writable_directory(out)
     with use_threads(config.running.threads):
@@ -56,7 +56,7 @@ def trained_on(task: Task, config: Config, run: Run, resume: bool) -> dict[str, 
     model = built(task, config.options, vocabularies, run) if resume else task.model(config.options, vocabularies)
     if not run.last.exists():
         task.begin(model, config.options)
-    from polymax.recipes.training.trainer import Data, Steps, fit, prepared
+    from polymax.recipes.training.trainer import Data, Steps, fit, make_trainer
 
     encoded = {part: task.encode(used[part], vocabularies) for part in ("train", "dev")}
     if config.learning.monitor:
@@ -65,7 +65,7 @@ def trained_on(task: Task, config: Config, run: Run, resume: bool) -> dict[str, 
     data = Data(encoded["train"], encoded["dev"], task.tokens(encoded["train"]))
     steps = Steps(model, data, config.learning, config.running.workers)
     # before anything is written: what cannot begin leaves nothing behind
-    trainer = prepared(steps, run, config)
+    trainer = make_trainer(steps, run, config)
     if first_process():
         run.path.mkdir(parents=True, exist_ok=True)
         run.clear()
@@ -74,13 +74,13 @@ def trained_on(task: Task, config: Config, run: Run, resume: bool) -> dict[str, 
     fit(trainer, steps, run)
     if not first_process():
         return {}
-    for strange in task.doubts(logged(run), encoded["dev"]):
+    for strange in task.doubts(read_log(run), encoded["dev"]):
         doubt(strange)
     trained = load(run.path, device="cuda" if config.running.on_cuda else "cpu")
     return {part: task.evaluate(trained, examples) for part, examples in parts.items() if part != "train"}
 
 
-def started(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
+def new_configuration(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
     """The configuration of a run that begins in an empty place."""
     if first_process() and run.begun:
         kind = "has a run already; --resume continues it" if run.config.exists() else "exists and is not empty"
@@ -93,9 +93,9 @@ def started(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config
     return Config(task.name, options, learning, running, _names(files), digest(files["train"]))
 
 
-def resumed(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
+def resumed_configuration(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
     """The configuration of a run that goes on: as it was, except for Running and for what may change at any time."""
-    stored = Config.read(existing(run).config)
+    stored = Config.read(check_run(run).config)
     if stored.task != task.name:
         raise ValueError(f"{run.path} is a run of {stored.task}; got {task.name}")
     free = late_options(task)
@@ -112,7 +112,7 @@ def resumed(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config
     return Config(stored.task, options, stored.learning, running, names, stored.digest)
 
 
-def known(task: Task, given: dict[str, Any]) -> None:
+def check_options(task: Task, given: dict[str, Any]) -> None:
     """A ValueError that names an option which nothing has."""
     names = [field.name for kind in (task.Options, Learning, Running) for field in fields(kind)]
     for name in given:

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polymax.recipes.training.digests import check_digest, recorded
-from polymax.recipes.training.run import Run, existing, refused
+from polymax.recipes.training.digests import atomic_write_with_digest, check_digest
+from polymax.recipes.training.run import Run, check_run, refused
 
 
 def write_log(file: Path, rows: Sequence[dict[str, float]]) -> None:
     """Write a row for each epoch, as CSV."""
-    with recorded(file) as temporary, temporary.open("w", encoding="utf-8", newline="") as opened:
+    with atomic_write_with_digest(file) as temporary, temporary.open("w", encoding="utf-8", newline="") as opened:
         writer = csv.DictWriter(opened, rows[0].keys())
         writer.writeheader()
         writer.writerows(rows)
 
 
-def logged(run: Run) -> list[dict[str, str]]:
+def read_log(run: Run) -> list[dict[str, str]]:
     """The rows of the log of a run, a line for each epoch; none where it has no log."""
     if not run.log.exists():
         return []
@@ -26,12 +26,12 @@ def logged(run: Run) -> list[dict[str, str]]:
         return list(csv.DictReader(opened, strict=True))
 
 
-def measured(run: Path, measure: str) -> tuple[list[int], list[float]]:
+def measure_of_run(run: Path, measure: str) -> tuple[list[int], list[float]]:
     """The epochs of a run and a measure after each: a column of its log, `dev_` before it may be left out."""
-    log = existing(Run(run)).log
+    log = check_run(Run(run)).log
     if not log.exists():
         raise FileNotFoundError(f"{log} is missing: no epoch of this run was finished")
-    rows = logged(Run(run))
+    rows = read_log(Run(run))
     columns = [str(name) for name in rows[0]] if rows else []
     name = measure if measure in columns else f"dev_{measure}"
     if name not in columns:
@@ -45,7 +45,7 @@ def plot_measure(runs: Sequence[Path], measure: str, *, ax: Any = None) -> Any:
     from polymax.plot.canvas import new_axes
     from polymax.plot.words import write_legend
 
-    found = [measured(run, measure) for run in runs]
+    found = [measure_of_run(run, measure) for run in runs]
     ax = new_axes(5.2, 3.4) if ax is None else ax
     for run, (epochs, values) in zip(runs, found):
         ax.plot(epochs, values, marker="o", markersize=3, label=str(run))

@@ -15,16 +15,16 @@ def means(model: Model, data: Encoded, batch_size: int) -> Report:
     totals: dict[str, Tensor] = {}
     zero = torch.zeros(2, dtype=torch.float64)
     for rows in sorted_batches(data.sizes, batch_size):
-        for name, pair in model.loss(moved(data[rows], model)).items():
+        for name, pair in model.loss(to_device(data[rows], model)).items():
             totals[name] = totals.get(name, zero) + torch.stack([number.double() for number in pair]).cpu()
     return {name: float(total / count) for name, (total, count) in totals.items()}
 
 
-def moved(batch: Any, model: nn.Module) -> Any:
+def to_device(batch: Any, model: nn.Module) -> Any:
     """A batch, a NamedTuple of tensors, on the device of a model."""
     return batch._make(part.to(device_of(model)) for part in batch)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of the parameters."""
+    """The device that the parameters of a model are on."""
     return next(model.parameters()).device

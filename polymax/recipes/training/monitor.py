@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from polymax.recipes.training.batches import Encoded
-from polymax.recipes.training.measured import moved
+from polymax.recipes.training.measured import to_device
 from polymax.recipes.training.task import Model, Task
 
 
@@ -42,7 +42,7 @@ def check_asked(asked: str, model: Model, dev: Encoded) -> None:
     """A ValueError if a model has no such measure: one example tells, before hours are spent on an epoch."""
     training = model.training
     shortest = dev.sizes.argsort(stable=True)[:1]
-    names = list(model.eval().loss(moved(dev[shortest], model)))
+    names = list(model.eval().loss(to_device(dev[shortest], model)))
     model.train(training)
     if asked not in names:
         raise ValueError(f"--monitor must be one of {', '.join(names)}; got {asked}")

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polymax.recipes.outputs import is_special, part_of, placed, put
+from polymax.recipes.outputs import atomic_write, is_special, move_into_place, part_of
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.training.run import refused
 from polymax.recipes.training.shards import in_order
@@ -148,10 +148,10 @@ def write_predictions(
                 progress.units += piece.units
                 progress.lines += len(piece.lines)
                 progress.digest, progress.bytes = seen.hexdigest(), opened.tell()
-                with placed(stored) as temporary:
+                with atomic_write(stored) as temporary:
                     temporary.write_text(json.dumps(asdict(progress)), encoding="utf-8")
                 advanced(len(piece.lines))
-        put(part, output)
+        move_into_place(part, output)
     except BaseException:
         # without a record there is nothing to go on with
         if not stored.exists():
@@ -182,11 +182,11 @@ def _text(piece: Predicted) -> bytes:
     return "".join(line + "\n" for line in piece.output).encode()
 
 
-def numbered(texts: Iterable[str]) -> Iterator[Line]:
+def as_lines(texts: Iterable[str]) -> Iterator[Line]:
     """Texts that are no file's as lines.
 
     Example:
-        >>> next(numbered(["a"]))
+        >>> next(as_lines(["a"]))
         Line(number=1, text='a', raw='a\\n')
     """
     return (Line(number, text, text + "\n") for number, text in enumerate(texts, 1))
@@ -194,7 +194,7 @@ def numbered(texts: Iterable[str]) -> Iterator[Line]:
 
 def predictions(trained: Trained, texts: Iterable[str]) -> Iterator[str]:
     """The lines of output of lines of input."""
-    return chain.from_iterable(part.output for part in predicted(trained, "input", numbered(texts)))
+    return chain.from_iterable(part.output for part in predicted(trained, "input", as_lines(texts)))
 
 
 def _read(stored: Path, part: Path, model: str) -> Progress:

@@ -23,14 +23,14 @@ class Clock:
     since: float = field(default_factory=monotonic)
 
     def due(self) -> bool:
-        """True once in a while."""
+        """True if it is time for the next line."""
         if monotonic() - self.since < SECONDS:
             return False
         self.restart()
         return True
 
     def restart(self) -> None:
-        """Count from this moment."""
+        """Begin to count the time from this moment."""
         self.since = monotonic()
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polymax.recipes.outputs import part_of
-from polymax.recipes.training.digests import NAME, check_digest, read_digests, recorded
+from polymax.recipes.training.digests import NAME, atomic_write_with_digest, check_digest, read_digests
 from polymax.recipes.training.settings import Learning, Running, flag, made
 from polymax.recipes.training.task import Model, Task, Trained, Vocabularies, named
 from polymax.recipes.training.vocabulary import restored
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def files(self) -> list[Path]:
-        """All that is written whole: none of it may be the output of another command."""
+        """The files of a run that are written as a whole: no other command may write to them."""
         digests = self.path / NAME
         return [self.config, self.vocabulary, self.weights, self.last, self.log, digests]
 
@@ -88,7 +88,7 @@ class Config:
 
     def write(self, file: Path) -> None:
         """Write the configuration as JSON."""
-        with recorded(file) as temporary:
+        with atomic_write_with_digest(file) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
@@ -115,7 +115,7 @@ def load(run: str | Path, *, device: str = "cpu", **options: Any) -> Trained:
         FileNotFoundError: nowhere is not a run: there is no nowhere/config.json
     """
     directory = Run(Path(run))
-    config = Config.read(existing(directory).config)
+    config = Config.read(check_run(directory).config)
     task = named(config.task)
     vocabularies = read_vocabularies(directory.vocabulary)
     chosen = made(task.Options, late(task, options), config.options)
@@ -126,7 +126,7 @@ def load(run: str | Path, *, device: str = "cpu", **options: Any) -> Trained:
     return Trained(task, chosen, vocabularies, model.to(device).eval())
 
 
-def existing(run: Run) -> Run:
+def check_run(run: Run) -> Run:
     """The run, or a FileNotFoundError."""
     if not run.config.exists():
         raise FileNotFoundError(f"{run.path} is not a run: there is no {run.config}")
@@ -203,7 +203,7 @@ class StoredVocabularies(Vocabularies):
 def write_vocabularies(vocabularies: Vocabularies, file: Path) -> None:
     """All vocabularies of a run, in one JSON file."""
     text = json.dumps({name: words.stored() for name, words in vocabularies.items()}, ensure_ascii=False, indent=1)
-    with recorded(file) as temporary:
+    with atomic_write_with_digest(file) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 

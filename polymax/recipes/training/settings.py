@@ -78,7 +78,7 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 def flag(name: str) -> str:
-    """The flag of a field.
+    """The flag of a field on the command line.
 
     Example:
         >>> flag("batch_size")

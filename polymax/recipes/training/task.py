@@ -217,7 +217,7 @@ def option(default: Any, help: str, *, choices: Sequence[str] = (), least: float
 
 @cache
 def named(name: str) -> Task:
-    """The task of a name.
+    """The task that has this name.
 
     Example:
         >>> named("seq2seq").name

@@ -110,13 +110,13 @@ class Steps(LightningModule):
         if isinstance(self.model, Alternating):
             self._take_turns(self.model.turns(batch))
             return None
-        return self._minimised(self._summed("train", self.model.loss(batch)))
+        return self._mean_loss(self._add_to_sums("train", self.model.loss(batch)))
 
     def _take_turns(self, turns: Iterator[Measured]) -> None:
         first, second = cast(list[Any], self.optimizers())
-        self._step(first, self._minimised(self._summed("train", next(turns))))
+        self._step(first, self._mean_loss(self._add_to_sums("train", next(turns))))
         for measured in turns:
-            total, count = self._summed("train", measured)["turn"]
+            total, count = self._add_to_sums("train", measured)["turn"]
             self._step(second, total / count)
 
     def _step(self, optimizer: Any, loss: Tensor) -> None:
@@ -126,16 +126,16 @@ class Steps(LightningModule):
             self.clip_gradients(optimizer, self.learning.clip, "norm")
         optimizer.step()
 
-    def _minimised(self, measured: Measured) -> Tensor:
+    def _mean_loss(self, measured: Measured) -> Tensor:
         total, count = measured["loss"]
         loss = total / count
         self.log("loss", loss, prog_bar=True, batch_size=1)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._summed("dev", self.model.loss(batch))
+        self._add_to_sums("dev", self.model.loss(batch))
 
-    def _summed(self, part: str, measured: Measured) -> Measured:
+    def _add_to_sums(self, part: str, measured: Measured) -> Measured:
         sums = self.sums.setdefault(part, {})
         for name, pair in measured.items():
             pair_sum = torch.stack([number.detach().double() for number in pair])
@@ -207,7 +207,7 @@ class Record(Callback):
 
     @property
     def best(self) -> int:
-        """The place of the best row."""
+        """The place of the best epoch in the log."""
         return self.monitor.best(self.rows)
 
     @property
@@ -226,7 +226,7 @@ class Record(Callback):
         (module.print if module.trainer.progress_bar_callback else say)(text)
 
 
-def prepared(steps: Steps, run: Run, config: Config) -> Trainer:
+def make_trainer(steps: Steps, run: Run, config: Config) -> Trainer:
     """The Trainer of a run; a ValueError where its devices are not there or its checkpoint does not fit."""
     running, learning = config.running, config.learning
     if not steps.automatic_optimization and running.devices * running.nodes > 1:
@@ -265,7 +265,7 @@ def fit(trainer: Trainer, steps: Steps, run: Run) -> None:
     """Train to the end, from the last checkpoint if the run has one."""
     with quiet():
         try:
-            with restoring(steps, run.last):
+            with blame_checkpoint(steps, run.last):
                 trainer.fit(steps, ckpt_path=run.last if run.last.exists() else None)
         except SystemExit:
             # what Lightning makes of Ctrl-C
@@ -275,7 +275,7 @@ def fit(trainer: Trainer, steps: Steps, run: Run) -> None:
 
 
 @contextmanager
-def restoring(steps: Steps, last: Path) -> Iterator[None]:
+def blame_checkpoint(steps: Steps, last: Path) -> Iterator[None]:
     """What goes wrong before the first step of a run that goes on is the fault of its checkpoint."""
     try:
         yield
@@ -290,7 +290,7 @@ def restoring(steps: Steps, last: Path) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without Lightning's advice on what is decided here."""
+    """Suppress Lightning's advice on what is decided here."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.ERROR)

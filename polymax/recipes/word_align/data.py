@@ -15,7 +15,7 @@ from polymax.recipes.readers.alignments import WordAlignment, read_aligned
 from polymax.recipes.readers.conllu import read_conllu
 from polymax.recipes.readers.lines import Line, ReadError, lines
 from polymax.recipes.seq2seq.data import read_texts
-from polymax.recipes.text.tokens import numbers, ranked
+from polymax.recipes.text.tokens import numbers, rank_by_frequency
 from polymax.recipes.training.batches import Ragged
 from polymax.recipes.training.task import Vocabularies
 from polymax.recipes.training.vocabulary import SPECIALS, UNKNOWN, Vocabulary, Words
@@ -91,7 +91,7 @@ def vocabularies_of(pairs: Sequence[Sides], size: int, punctuation: bool) -> Voc
     counts = {
         name: Counter(word for side in both for word in words_of(side, punctuation)) for name, both in sides.items()
     }
-    return {name: Words(ranked(found)[:size], True, punctuation) for name, found in counts.items()}
+    return {name: Words(rank_by_frequency(found)[:size], True, punctuation) for name, found in counts.items()}
 
 
 class Batch(NamedTuple):
@@ -107,15 +107,15 @@ class Pairs:
     """Pairs in numbers: batches of them on request."""
 
     def __init__(self, pairs: Sequence[Sides], vocabularies: Vocabularies) -> None:
-        self.source = _encoded([pair.source for pair in pairs], vocabularies["source"])
-        self.target = _encoded([pair.target for pair in pairs], vocabularies["target"])
+        self.source = _numbers_of([pair.source for pair in pairs], vocabularies["source"])
+        self.target = _numbers_of([pair.target for pair in pairs], vocabularies["target"])
         self.sizes = self.target.lengths * (self.source.lengths.max() + 1) + self.source.lengths
 
     def __getitem__(self, rows: Tensor) -> Batch:
         return Batch(*self.source.padded(rows), *self.target.padded(rows))
 
 
-def _encoded(sides: Sequence[str | list[str]], vocabulary: Vocabulary) -> Ragged:
+def _numbers_of(sides: Sequence[str | list[str]], vocabulary: Vocabulary) -> Ragged:
     assert isinstance(vocabulary, Words)
     known = numbers(vocabulary)
     return Ragged.of([known.get(word, UNKNOWN) for word in words_of(side, vocabulary.punctuation)] for side in sides)

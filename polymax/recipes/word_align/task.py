@@ -14,7 +14,7 @@ from polymax.recipes.readers.alignments import WordAlignment
 from polymax.recipes.readers.lines import Line
 from polymax.recipes.results import AlignmentResult, two_texts
 from polymax.recipes.training.batches import places, sorted_batches
-from polymax.recipes.training.measured import means, moved
+from polymax.recipes.training.measured import means, to_device
 from polymax.recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax.recipes.word_align.data import Pairs, Sides, parse_sides, read_sides, vocabularies_of, words_of
 from polymax.recipes.word_align.explanations import EXPLANATIONS
@@ -99,7 +99,7 @@ def aligned(trained: Trained, pairs: list[Sides]) -> Iterator[tuple[Links, Tenso
     found: list[tuple[Links, Tensor]] = []
     for rows in batches:
         batch = encoded[rows]
-        weights = torch.stack(model.weights(moved(batch, model))).cpu()
+        weights = torch.stack(model.weights(to_device(batch, model))).cpu()
         for k, (n, m) in enumerate(zip(batch.source_lengths.tolist(), batch.target_lengths.tolist())):
             both = weights[:, k, :n, :m]
             links = [(i, j) for i, j in (both.mean(0) > trained.options.threshold).nonzero().tolist()]
@@ -113,7 +113,7 @@ def attended(trained: Trained, text: str) -> tuple[Tensor, list[str], list[str]]
     pair = parse_sides("--source", Line(1, text, text))
     split = trained.options.punctuation
     batch = Pairs([pair], trained.vocabularies)[torch.tensor([0])]
-    weights = torch.stack(_aligner(trained).weights(moved(batch, trained.model))).mean(0)
+    weights = torch.stack(_aligner(trained).weights(to_device(batch, trained.model))).mean(0)
     return weights[0].T.cpu(), words_of(pair.target, split), words_of(pair.source, split)
 
 

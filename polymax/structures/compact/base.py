@@ -110,7 +110,7 @@ def flat_places(index: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def indicators(index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """(*batch, *shape) with 1 at the rows of index (*batch, used, dims), those of -1 left out; no `dims` where 1."""
+    """Indicators (*batch, *shape), 1 at the rows of index (*batch, used, dims) but those of -1; no `dims` where 1."""
     places = flat_places(index, shape)
     y = torch.zeros(*places.shape[:-1], torch.Size(shape).numel() + 1, device=index.device)
     y.scatter_(-1, torch.where(places >= 0, places, y.shape[-1] - 1), 1.0)
@@ -130,7 +130,7 @@ def used_parts(y: Tensor, dims: int) -> Tensor:
 
 def check_rows(index: Tensor, shape: tuple[int, ...], repeats: bool = False) -> None:
     """Refuse rows (*batch, used, dims), no `dims` where 1, that name no parts of this shape, or one twice."""
-    faults.integers(index)
+    faults.check_integers(index)
     dims = len(shape)
     if index.dim() < min(dims, 2) or (dims > 1 and index.shape[-1] != dims):
         form = f"(*batch, used, {dims})" if dims > 1 else "(*batch, used)"
@@ -148,7 +148,7 @@ def _refuse_parts(rows: Tensor, shape: torch.Size) -> None:
     bad = ~(((rows >= 0) & (rows < sizes)).all(-1) | (rows == -1).all(-1))
 
     def explain(instance: tuple[int, ...], place: int) -> str:
-        return f"part {_worded(rows[(*instance, place)])}{faults.of(instance)} is not one of {tuple(shape)}"
+        return f"part {_plain_row(rows[(*instance, place)])}{faults.of(instance)} is not one of {tuple(shape)}"
 
     faults.refuse("structure", bad, explain)
 
@@ -160,11 +160,11 @@ def refuse_repeats(what: str, rows: Tensor, places: Tensor) -> None:
     bad[..., 1:] = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
 
     def explain(instance: tuple[int, ...], place: int) -> str:
-        part = _worded(rows[(*instance, int(order[(*instance, place)]))])
+        part = _plain_row(rows[(*instance, int(order[(*instance, place)]))])
         return f"part {part}{faults.of(instance)} is listed twice"
 
     faults.refuse(what, bad, explain)
 
 
-def _worded(row: Tensor) -> object:
+def _plain_row(row: Tensor) -> object:
     return tuple(row.tolist()) if row.numel() > 1 else row.item()

@@ -12,12 +12,12 @@ from polymax.structures.compact.base import Compact, refuse_repeats
 
 
 def one_hot(index: Tensor, count: int) -> Tensor:
-    """bool (*batch, count), True at the index (*batch,); none is for a negative one."""
+    """bool (*batch, count), True at the index (*batch,), and nowhere for a negative index."""
     return index.unsqueeze(-1) == torch.arange(count, device=index.device)
 
 
 def one_hot_or_unknown(index: Tensor, count: int) -> Tensor:
-    """bool (*batch, count), True at the index (*batch,), and everywhere for -2, which is not known."""
+    """bool (*batch, count), True at the index (*batch,), and everywhere for -2, an index that is not known."""
     return one_hot(index, count) | (index == -2).unsqueeze(-1)
 
 
@@ -44,7 +44,7 @@ class Classes(Compact):
         return index.unsqueeze(-1)
 
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        faults.shaped(index, scores[0].shape[:-1], "classes (*batch,)")
+        faults.check_shape(index, scores[0].shape[:-1], "classes (*batch,)")
         return _check_choice("class", index, scores[0].shape[-1])
 
     def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Places(Compact):
         return torch.where(y == 0, 0, y * scores[0].double())
 
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        faults.shaped(index, scores[0].shape[:-1], "places (*batch,) in the list")
+        faults.check_shape(index, scores[0].shape[:-1], "places (*batch,) in the list")
         return _check_choice("vertex", index, len(self.structure.listed))
 
     def whole(self, y: Any) -> bool:
@@ -112,7 +112,7 @@ class Ranks(Compact):
     """The rank (*batch, n) of each entry, from 1 to n; an instance of -1 alone is none."""
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
-        faults.integers(index)
+        faults.check_integers(index)
         if index.dim() < 1:
             raise ValueError(f"index must be ranks (*batch, n); got {tuple(index.shape)}")
         none = (index == -1).all(-1, keepdim=True)
@@ -123,11 +123,11 @@ class Ranks(Compact):
         return y.round().long()
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        # products that float32 would round
+        # in float64: float32 would round these products
         return index * scores[0].double()
 
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        faults.shaped(index, scores[0].shape, "ranks (*batch, n)")
+        faults.check_shape(index, scores[0].shape, "ranks (*batch, n)")
         _check_ranks(index)
         return index
 
@@ -140,7 +140,7 @@ class Ranks(Compact):
 
 def _check_choice(what: str, index: Tensor, count: int, none: bool = False) -> Tensor:
     """Refuse what is not one of `count`; with `none`, -1 is taken."""
-    faults.integers(index)
+    faults.check_integers(index)
     if _check.readable(index):
         bad = ((index < -int(none)) | (index >= count)).unsqueeze(-1)
 
@@ -152,7 +152,7 @@ def _check_choice(what: str, index: Tensor, count: int, none: bool = False) -> T
 
 
 def _check_ranks(index: Tensor) -> None:
-    """Refuse ranks (*batch, n) of which one is not given once."""
+    """Refuse ranks (*batch, n) unless each rank is given exactly once."""
     if _check.readable(index):
         n = index.shape[-1]
 

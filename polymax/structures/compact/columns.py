@@ -19,7 +19,7 @@ class Columns(Compact):
     """The columns (*batch, n) of the rows, -1 at unassigned rows; `encode` ends in the number of columns."""
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
-        faults.integers(index)
+        faults.check_integers(index)
         m = shape[-1] if shape else index.shape[-1]
         if _check.readable(index):
             out = (index < -1) | (index >= m)
@@ -41,7 +41,7 @@ class Columns(Compact):
             rows = within.sum(-1, keepdim=True)
             # rows in excess stay without a column
             padded = torch.where(within & (rows > columns) & (index == -1), 0, index)
-            faults.padded(_WHAT, "row", "column", padded, within)
+            faults.check_padding(_WHAT, "row", "column", padded, within)
             _refuse_columns(index, within, columns)
             _refuse_repeated_columns(index)
 
@@ -67,9 +67,9 @@ class Columns(Compact):
         return one_hot_or_unknown(index, scores[0].shape[-1])
 
     def _sizes(self, index: Tensor, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows there are, bool (*batch, n), and the number of columns, (*batch, 1)."""
+        """True for the rows that an instance has, (*batch, n), and its number of columns, (*batch, 1)."""
         *batch, n, m = scores[0].shape
-        faults.shaped(index, (*batch, n), "columns (*batch, n) of the rows")
+        faults.check_shape(index, (*batch, n), "columns (*batch, n) of the rows")
         rows, columns = self.structure.lengths or (None, None)
         within = faults.inside(rows, torch.Size(batch), n, index.device)
         size = index.new_full((*batch, 1), m) if columns is None else columns.to(index.device).unsqueeze(-1)
@@ -77,7 +77,7 @@ class Columns(Compact):
 
 
 def _refuse_columns(index: Tensor, within: Tensor, columns: Tensor) -> None:
-    """Refuse columns (*batch, n) that there are not."""
+    """Refuse columns (*batch, n) that do not exist."""
 
     def explain(instance: tuple[int, ...], row: int) -> str:
         came = int(index[(*instance, row)])
@@ -95,6 +95,6 @@ def _refuse_repeated_columns(index: Tensor) -> None:
     def repeated(instance: tuple[int, ...], place: int) -> str:
         column = int(ordered[(*instance, place)])
         rows = (index[instance] == column).nonzero()[:, 0].tolist()
-        return f"column {column}{faults.of(instance)} belongs to rows {faults.listed(rows)}"
+        return f"column {column}{faults.of(instance)} belongs to rows {faults.in_words(rows)}"
 
     faults.refuse(_WHAT, twice, repeated)

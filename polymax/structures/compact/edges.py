@@ -29,7 +29,7 @@ class Edges(Compact):
         return index
 
     def _check_path(self, index: Tensor, there: Tensor) -> None:
-        """Refuse what enters a node and does not leave it; a path is from source to sink where one is `there`."""
+        """Refuse edges that enter a node and do not leave it, or lead not from source to sink where one is `there`."""
         edges, source, sink = self.structure.edges, self.structure.source, self.structure.sink
         used = indicators(index, (len(edges),)).to(torch.long)
         u, v = torch.tensor(edges, dtype=torch.long).reshape(-1, 2).T

@@ -18,13 +18,13 @@ def of(instance: tuple[int, ...]) -> str:
     return f" of instance {instance}" if instance else ""
 
 
-def listed(things: Sequence[object]) -> str:
+def in_words(things: Sequence[object]) -> str:
     """The things as words: a, b and c."""
     words = [str(t) for t in things]
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def integers(index: Tensor) -> None:
+def check_integers(index: Tensor) -> None:
     """Refuse a compact form that is no tensor of integers."""
     if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
         came = index.dtype if isinstance(index, Tensor) else type(index).__name__
@@ -34,7 +34,7 @@ def integers(index: Tensor) -> None:
 def sizes(shape: tuple[int, ...], *names: str) -> tuple[int, ...]:
     """The sizes that `encode` takes besides the compact form."""
     if len(shape) != len(names):
-        raise TypeError(f"encode takes the index and {listed(names)}; got sizes {shape}")
+        raise TypeError(f"encode takes the index and {in_words(names)}; got sizes {shape}")
     return shape
 
 
@@ -44,7 +44,7 @@ def ends(index: Tensor) -> Tensor:
     return torch.where(index >= 0, places, 0).amax(-1) if index.shape[-1] else index.new_zeros(index.shape[:-1])
 
 
-def shaped(index: Tensor, shape: tuple[int, ...], what: str) -> None:
+def check_shape(index: Tensor, shape: tuple[int, ...], what: str) -> None:
     """Refuse a compact form of another shape."""
     if index.shape != shape:
         raise ValueError(f"y must be {what}, {tuple(shape)}; got {tuple(index.shape)}")
@@ -58,7 +58,7 @@ def inside(lengths: Tensor | None, batch: torch.Size, size: int, device: torch.d
     return place < lengths.to(device).unsqueeze(-1)
 
 
-def padded(what: str, unit: str, part: str, index: Tensor, within: Tensor, start: int = 0) -> None:
+def check_padding(what: str, unit: str, part: str, index: Tensor, within: Tensor, start: int = 0) -> None:
     """Refuse a place within an instance without an entry, and an entry beyond its end."""
 
     def missing(instance: tuple[int, ...], place: int) -> str:

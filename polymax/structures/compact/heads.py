@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.structures.compact.faults import integers
+from polymax.structures.compact.faults import check_integers
 
 
 def encode_heads(heads: Tensor) -> Tensor:
     """Heads (*batch, n) of tokens 1..n, 0 the root symbol, -1 at padding, to arcs (*batch, n + 1, n + 1)."""
-    integers(heads)
+    check_integers(heads)
     if heads.dim() < 1:
         raise ValueError(f"index must be heads (*batch, n) of tokens 1..n; got {tuple(heads.shape)}")
     n = heads.shape[-1]

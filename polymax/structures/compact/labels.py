@@ -33,16 +33,16 @@ def places_with_labels(index: Tensor, labels: int) -> Tensor:
 
 
 def check_form(index: Tensor, shape: torch.Size | None = None) -> None:
-    """Heads and labels (*batch, n, 2), of scores of this shape where it is given."""
-    faults.integers(index)
+    """Refuse what is not heads and labels (*batch, n, 2), or does not fit to scores of a shape that is given."""
+    faults.check_integers(index)
     if index.dim() < 2 or index.shape[-1] != 2:
         raise ValueError(f"index must be heads and labels of tokens, (*batch, n, 2); got {tuple(index.shape)}")
     if shape is not None:
-        faults.shaped(index, (*shape[:-3], shape[-2] - 1, 2), "heads and labels of tokens 1..n, (*batch, n, 2)")
+        faults.check_shape(index, (*shape[:-3], shape[-2] - 1, 2), "heads and labels of tokens 1..n, (*batch, n, 2)")
 
 
 def check_labels(index: Tensor, labels: int, unknown: bool = False) -> None:
-    """Each token with a head has a label, in range, and no other has; with `unknown`, -2 is one."""
+    """Refuse labels unless each token with a head has one, in range, and no other has; `unknown` allows -2."""
     if not _check.readable(index):
         return
     heads, names = index.unbind(-1)

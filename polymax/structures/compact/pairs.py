@@ -46,7 +46,7 @@ class Pairs(Compact):
         return indicators(index, scores[0].shape[-2:]).to(scores[0].dtype)
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """(*batch, parts): the scores of all parts, 0 for those that are not used."""
+        """The scores of all parts, (*batch, parts), 0 for those that are not used."""
         full = self.structure.full(*scores)
         parts = tensors(self.structure.complete(self.first(index, *full)))
         return torch.cat([torch.where(y == 0, 0, y * x).flatten(-2) for y, x in zip(parts, full, strict=True)], -1)

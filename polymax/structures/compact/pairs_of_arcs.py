@@ -32,7 +32,7 @@ class PairedHeads(Compact):
         return self.heads.places(index, scores[0])
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """(*batch, 2 n), or 3 n: the arc of each token, then its pairs."""
+        """The scores (*batch, 2 n), or 3 n, of the arc of each token, then of its pairs."""
         arcs, *pairs = self.structure.full(*scores)
         used = self.structure.pairs(self.first(index, arcs).to(arcs.dtype))
         each = [torch.where(y == 0, 0, y * x).sum((-3, -2))[..., 1:] for y, x in zip(used, pairs, strict=True)]

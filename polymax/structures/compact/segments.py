@@ -22,7 +22,7 @@ class Segments(Compact):
         event = (n, self.structure.max_width, s)
         check_rows(index, event)
         if _check.readable(index):
-            rows = _ordered(index, n)
+            rows = _sorted_by_start(index, n)
             ends = torch.where(rows[..., 0] < n, rows[..., 0] + rows[..., 1] + 1, 0)
             length = ends.amax(-1, keepdim=True) if rows.shape[-2] else ends.new_zeros(*ends.shape[:-1], 1)
             _check_cover(rows, length.clamp(max=n), n)
@@ -32,10 +32,10 @@ class Segments(Compact):
         return indicators(index, scores[0].shape[-3:])
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """(*batch, 2 used - 1): the segments, then the steps between their labels."""
+        """The scores (*batch, 2 used - 1) of the segments, then of the steps between their labels."""
         # not as many transitions as there are instances and steps: they may share one
         segments, transition = self.structure.fitted(*scores)
-        start, width, label = _ordered(index, segments.shape[-3]).unbind(-1)
+        start, width, label = _sorted_by_start(index, segments.shape[-3]).unbind(-1)
         there = start < segments.shape[-3]
         flat = torch.nn.functional.pad(segments.flatten(-3), (0, 1))
         places = (start * segments.shape[-2] + width) * segments.shape[-1] + label
@@ -52,11 +52,11 @@ class Segments(Compact):
         if _check.readable(index):
             batch, n = segments.shape[:-3], segments.shape[-3]
             lengths = checked_lengths(self.structure.lengths, batch, n, index.device, "lengths")
-            _check_cover(_ordered(index, n), lengths.reshape(*batch, 1), n)
+            _check_cover(_sorted_by_start(index, n), lengths.reshape(*batch, 1), n)
         return index
 
 
-def _ordered(index: Tensor, n: int) -> Tensor:
+def _sorted_by_start(index: Tensor, n: int) -> Tensor:
     """Segments (*batch, used, 3) by their start, which is n for rows of -1."""
     rows = torch.where(index < 0, torch.tensor([n, 0, 0], device=index.device), index)
     order = rows[..., 0].argsort(dim=-1, stable=True)

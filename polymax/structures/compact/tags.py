@@ -25,14 +25,14 @@ class OneEach(Compact):
 
     def encode(self, index: Tensor, *shape: int) -> Parts:
         (count,) = faults.sizes(shape, f"the number of {self.count}")
-        faults.integers(index)
+        faults.check_integers(index)
         if _check.readable(index):
             out = (index < -1) | (index >= count)
             if bool(out.any()):
                 came = int(index[out][0])
                 raise ValueError(f"{self.part}s must be in [0, {count}), or -1 at padding; got {came}")
             within = faults.inside(faults.ends(index), index.shape[:-1], index.shape[-1], index.device)
-            faults.padded(self.what, self.unit, self.part, index, within)
+            faults.check_padding(self.what, self.unit, self.part, index, within)
         return self.structure.complete(one_hot(index, count).float())
 
     def decode(self, y: Parts) -> Tensor:
@@ -47,10 +47,10 @@ class OneEach(Compact):
 
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
         x = self.structure.full(*scores)[0]
-        faults.shaped(index, x.shape[:-1], f"{self.part}s (*batch, n)")
+        faults.check_shape(index, x.shape[:-1], f"{self.part}s (*batch, n)")
         within, count = self.within(x), x.shape[-1]
         if _check.readable(index):
-            faults.padded(self.what, self.unit, self.part, index, within)
+            faults.check_padding(self.what, self.unit, self.part, index, within)
 
             def explain(instance: tuple[int, ...], place: int) -> str:
                 came = int(index[(*instance, place)])
@@ -71,7 +71,7 @@ class OneEach(Compact):
 
     def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
         x = self.structure.full(*scores)[0]
-        faults.shaped(index, x.shape[:-1], f"{self.part}s (*batch, n)")
+        faults.check_shape(index, x.shape[:-1], f"{self.part}s (*batch, n)")
         OneEach.check(self, torch.where((index == -2) & self.within(x), 0, index), *scores)
         return one_hot_or_unknown(index, x.shape[-1])
 
@@ -89,7 +89,7 @@ class Tags(OneEach):
     what, unit, part, count = "tag sequence", "position", "tag", "states"
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """(*batch, 2 n - 1): the states, then the steps between them."""
+        """The scores (*batch, 2 n - 1) of the states, then of the steps between them."""
         unary, transition = self.structure.fitted(*scores)
         within = self.within(unary)
         tags = torch.where(within, index, 0)

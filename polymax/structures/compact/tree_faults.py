@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.structures.compact.faults import ends, inside, listed, of, padded, refuse, shaped
+from polymax.structures.compact.faults import check_padding, check_shape, ends, in_words, inside, of, refuse
 
 _WHAT = "tree"
 
 
 def check_heads(heads: Tensor, x: Tensor, lengths: Tensor | None, single_root: bool) -> Tensor:
-    """Heads (*batch, n), which make trees for scores x (*batch, n + 1, n + 1), with -1 at all padding."""
+    """Heads (*batch, n) with -1 at all padding; refused unless they make trees for scores x (*batch, n + 1, n + 1)."""
     within = _within(heads, x, lengths)
     if _check.readable(heads):
         _check_trees(heads, within, single_root)
@@ -18,13 +18,13 @@ def check_heads(heads: Tensor, x: Tensor, lengths: Tensor | None, single_root: b
 
 
 def check_encoded_heads(heads: Tensor, single_root: bool) -> None:
-    """Heads (*batch, n) make trees over the tokens up to the last that has one."""
+    """Refuse heads (*batch, n) that make no trees over the tokens up to the last one with a head."""
     if _check.readable(heads):
         _check_trees(heads, inside(ends(heads), heads.shape[:-1], heads.shape[-1], heads.device), single_root)
 
 
 def _check_trees(heads: Tensor, within: Tensor, single_root: bool) -> None:
-    padded(_WHAT, "token", "head", heads, within, start=1)
+    check_padding(_WHAT, "token", "head", heads, within, start=1)
     _check_range(heads, within)
     up = torch.nn.functional.pad(torch.where(within, heads, 0), (1, 0))
     _check_cycles(heads, up)
@@ -33,21 +33,21 @@ def _check_trees(heads: Tensor, within: Tensor, single_root: bool) -> None:
 
         def many(instance: tuple[int, ...], _: int) -> str:
             tokens = [t + 1 for t in roots[instance].nonzero()[:, 0].tolist()]
-            return f"tokens {listed(tokens)}{of(instance)} all hang from the root, where single_root allows one"
+            return f"tokens {in_words(tokens)}{of(instance)} all hang from the root, where single_root allows one"
 
         refuse(_WHAT, roots.sum(-1, keepdim=True) > 1, many)
 
 
 def check_known_heads(heads: Tensor, x: Tensor, lengths: Tensor | None) -> None:
-    """Heads of which some are -2, not known: the others are tokens, or the root."""
+    """Refuse heads, of which those that are not known are -2, if another one is neither a token nor the root."""
     within = _within(heads, x, lengths)
     if _check.readable(heads):
-        padded(_WHAT, "token", "head", torch.where(within & (heads == -2), 0, heads), within, start=1)
+        check_padding(_WHAT, "token", "head", torch.where(within & (heads == -2), 0, heads), within, start=1)
         _check_range(heads, within)
 
 
 def check_projective(heads: Tensor) -> None:
-    """No two arcs of heads (*batch, n), -1 at padding, cross."""
+    """Refuse heads (*batch, n), -1 at padding, of which two arcs cross."""
     if not _check.readable(heads):
         return
     tokens = torch.arange(1, heads.shape[-1] + 1)
@@ -65,7 +65,7 @@ def check_projective(heads: Tensor) -> None:
 
 
 def check_arcs(y: Tensor) -> None:
-    """No token of arcs (*batch, n + 1, n + 1) has two heads, and the root symbol has none."""
+    """Refuse arcs (*batch, n + 1, n + 1) if a token has two heads, or the root symbol has one."""
     count = (y != 0).sum(-2)
     refuse(_WHAT, count[..., :1] > 0, lambda i, _: f"the root symbol 0{of(i)} has a head")
     refuse(_WHAT, count[..., 1:] > 1, lambda i, m: f"token {m + 1}{of(i)} has {int(count[(*i, m + 1)])} heads, not one")
@@ -73,7 +73,7 @@ def check_arcs(y: Tensor) -> None:
 
 def _within(heads: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
     n = x.shape[-1] - 1
-    shaped(heads, (*x.shape[:-2], n), "heads (*batch, n) of tokens 1..n")
+    check_shape(heads, (*x.shape[:-2], n), "heads (*batch, n) of tokens 1..n")
     return inside(lengths, x.shape[:-2], n, heads.device)
 
 
@@ -88,7 +88,7 @@ def _check_range(heads: Tensor, within: Tensor) -> None:
 
 
 def _check_cycles(heads: Tensor, up: Tensor) -> None:
-    """From every token the heads lead to the root symbol: up (*batch, n + 1) is one step."""
+    """Refuse heads that do not lead from every token to the root symbol: up (*batch, n + 1) is one step."""
     reached = up
     # each round doubles the steps
     for _ in range(heads.shape[-1].bit_length()):

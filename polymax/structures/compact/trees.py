@@ -73,7 +73,7 @@ class Heads(Compact):
         return labels.allowed_arcs(index, scores[0].shape[-1])
 
     def _arcs(self, index: Tensor, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Something shaped like scores of arcs without labels, and the heads."""
+        """A tensor that is shaped like scores of arcs without labels, and the heads."""
         (x,) = scores
         dims = 3 if self.structure.labelled else 2
         if x.dim() < dims or x.shape[-dims] != x.shape[1 - dims] or x.shape[-dims] == 0:

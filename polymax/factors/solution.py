@@ -1,0 +1,56 @@
+"""What a graph's relaxation gives: a point on which the factors agree, and how well."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax.factors.distribution import GraphDistribution, distributions
+from polymax.factors.held import Held
+
+
+@dataclass(frozen=True, eq=False)
+class GraphSolution:
+    """A point on which the factors of a graph agree, and how well.
+
+    Shapes: (*batch,) all but the parts: iterations, the rounds that were taken; residual, how far the factors are
+    apart; integral, True where all variables are 0 or 1; feasible, False where scores of -inf forbid all structures
+    """
+
+    parts: Any
+    iterations: Tensor
+    residual: Tensor
+    feasible: Tensor
+    held: Held = field(repr=False)
+    scores: tuple[Tensor, ...] = field(repr=False)
+
+    @property
+    def variables(self) -> Tensor:
+        return self.parts.variables
+
+    @property
+    def factors(self) -> Any:
+        return self.parts.factors
+
+    @property
+    def integral(self) -> Tensor:
+        variables = self.parts.variables
+        return ((variables == 0) | (variables == 1)).all(-1) & self.feasible
+
+    def distribution(self) -> GraphDistribution:
+        """The distributions over structures of each factor."""
+        return GraphDistribution(self.parts, distributions(self.held, self.scores, self.parts[0].dtype))
+
+    @property
+    def converged(self) -> Tensor:
+        """True where the factors agree; False where the limit of rounds came first."""
+        return self.residual <= 1e-8
+
+
+def solution_of(held: Held, parts: tuple[Tensor, ...], scores: tuple[Tensor, ...]) -> GraphSolution:
+    """The report on a solution, with its parts, from scores in full shape."""
+    agreed = held.agreed
+    shape = held.batch
+    residual = torch.where(held.feasible, agreed.residual.reshape(shape), 0)
+    return GraphSolution(held.graph.named(*parts), agreed.rounds.reshape(shape), residual, held.feasible, held, scores)

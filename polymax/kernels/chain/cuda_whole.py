@@ -1,0 +1,188 @@
+"""Chains whose transitions are one tile: a program walks along an instance with the states in registers. For Triton.
+
+A matrix that all steps share is read once. The walk back sums the expectations of transitions as it goes, in float64,
+so that a gradient takes one launch, and a short second one to add up the sums of instances that share a transition.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymax.kernels.chain.cuda_whole_tangent import walk_tangent
+from polymax.kernels.chain.cuda_whole_walks import walk_down, walk_up
+from polymax.kernels.local_max.triton_max import smoothing
+from polymax.kernels.triton_launch import Bound, Entry
+from polymax.kernels.triton_math import ceil_power, on_device
+
+# states whose transitions are one tile
+MOST_STATES = 64
+# entries of a tile to a thread; a tangent holds twice as many tiles
+ENTRIES, TANGENT_ENTRIES = 16, 8
+# numbers that sums of instances may take, where they would take more than half the memory of the unary scores
+SMALL_SUMS = 1 << 18
+# entries that a program adds up over the sums, and sums that it adds at a time
+BLOCK, TERMS = 32, 32
+
+
+class Shape(NamedTuple):
+    """What plans are made for."""
+
+    batch: int
+    n: int
+    states: int
+    # the transitions: how many instances and steps they have, and have in memory
+    given: tuple[int, int]
+    stored: tuple[int, int]
+    dtype: torch.dtype
+    alpha: float
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers that every kernel takes: group, steps between two instances' matrices, n, states."""
+        group = max(self.batch // max(self.given[0], 1), 1)
+        return group, self.stored[1] if self.stored[0] > 1 else 0, self.n, self.states
+
+    @property
+    def summed(self) -> bool:
+        """True if the steps of an instance share the gradient of one transition."""
+        return self.given[1] == 1
+
+    def constants(self, entries: int) -> dict[str, object]:
+        size = ceil_power(self.states)
+        warps = min(max(size * size // (32 * entries), 1), 16)
+        return {**smoothing(self.alpha), "SHARED": self.stored[1] == 1, "BS": size, "num_warps": warps, "num_stages": 1}
+
+
+def shape_of(unary: Tensor, transition: Tensor, alpha: float) -> Shape | None:
+    """The shape of a problem; None where these kernels do not serve it."""
+    batch, n, s = unary.shape
+    if not 0 < s <= MOST_STATES or not batch or not n or not transition.numel():
+        return None
+    instances, steps = transition.shape[:2]
+    stride_b, stride_t = transition.stride()[:2]
+    stored = 1 if stride_b == 0 else instances, 1 if stride_t == 0 else steps
+    return Shape(batch, n, s, (instances, steps), stored, unary.dtype, alpha)
+
+
+def fused(shape: Shape) -> bool:
+    """True if the walk back sums the expectations of transitions: not where instances share those of each step."""
+    group = shape.batch // shape.given[0]
+    if not shape.summed:
+        return group == 1
+    small = shape.batch * shape.states**2 <= max(SMALL_SUMS, shape.batch * shape.n * shape.states // 2)
+    return group == 1 or small
+
+
+def stored(transition: Tensor) -> Tensor:
+    """Transitions in memory one after the other, without the repetitions of an expanded tensor."""
+    if transition.is_contiguous():
+        return transition
+    for dim in (0, 1):
+        if transition.stride(dim) == 0 and transition.shape[dim] > 1:
+            transition = transition.narrow(dim, 0, 1)
+    return transition.contiguous()
+
+
+@lru_cache(maxsize=512)
+def _inside_plan(shape: Shape) -> Bound:
+    return Bound(walk_up.prepared(**shape.constants(ENTRIES)), (shape.batch,), *shape.numbers)
+
+
+@lru_cache(maxsize=512)
+def _outside_plan(shape: Shape) -> Bound:
+    options = {"SUMMED": shape.summed, **shape.constants(ENTRIES)}
+    return Bound(walk_down.prepared(**options), (shape.batch,), *shape.numbers)
+
+
+@lru_cache(maxsize=512)
+def _tangent_plan(shape: Shape, along: tuple[int, int]) -> Bound:
+    """`along` are the instances and steps that the tangents of the transitions have in memory."""
+    numbers = *shape.numbers, max(shape.batch // along[0], 1), along[1] if along[0] > 1 else 0
+    options = {"SUMMED": shape.summed, "ONE": along[1] == 1, **shape.constants(TANGENT_ENTRIES)}
+    return Bound(walk_tangent.prepared(**options), (shape.batch,), *numbers)
+
+
+@lru_cache(maxsize=512)
+def _add_plan(total: int, count: int, size: int, dtype: torch.dtype) -> Bound:
+    grid = total, triton.cdiv(size, BLOCK)
+    return Bound(_add.prepared(B=BLOCK, K=min(ceil_power(count), TERMS), num_warps=4), grid, count, size)
+
+
+def inside(shape: Shape, unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    value, chart = unary.new_empty(shape.batch), unary.new_empty(shape.batch, shape.n, 2, shape.states)
+    with on_device(unary):
+        _inside_plan(shape)(unary.contiguous(), stored(transition), _whole(lengths), value, chart)
+    return value, chart
+
+
+def outside(shape: Shape, transition: Tensor, lengths: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    batch, n, s = shape[:3]
+    mu, sums = chart.new_empty(batch, n, s), _sums(shape, chart)
+    with on_device(chart):
+        _outside_plan(shape)(stored(transition), _whole(lengths), chart.contiguous(), g.contiguous(), mu, sums)
+        return mu, _added(shape, sums)
+
+
+def tangent(
+    shape: Shape,
+    transition: Tensor,
+    lengths: Tensor,
+    chart: Tensor,
+    g: Tensor,
+    d_unary: Tensor,
+    d_transition: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, n, s = shape[:3]
+    value, dmu, sums = chart.new_empty(batch), chart.new_empty(batch, n, s), _sums(shape, chart)
+    # dv and the means of the Jacobians, for the walk back
+    room = chart.new_empty(batch, n, 2, s)
+    along = stored(d_transition)
+    given = (
+        stored(transition),
+        lengths.long().contiguous(),
+        chart.contiguous(),
+        g.contiguous(),
+        d_unary.contiguous(),
+        along,
+    )
+    with on_device(chart):
+        _tangent_plan(shape, tuple(along.shape[:2]))(*given, room, value, dmu, sums)
+        return value, dmu, _added(shape, sums)
+
+
+def _whole(lengths: Tensor) -> Tensor:
+    return lengths.long().contiguous()
+
+
+def _sums(shape: Shape, like: Tensor) -> Tensor:
+    """Room for what the walk back sums up: for each instance, and each step that has a transition of its own."""
+    return like.new_empty(shape.batch, shape.given[1], shape.states, shape.states)
+
+
+def _added(shape: Shape, sums: Tensor) -> Tensor:
+    """The sums of instances that share a transition, added up in their order."""
+    instances, s = shape.given[0], shape.states
+    if instances == shape.batch:
+        return sums
+    total = sums.new_empty(instances, 1, s, s)
+    _add_plan(instances, shape.batch // instances, s * s, sums.dtype)(sums, total)
+    return total
+
+
+@Entry
+@triton.jit
+def _add(p_parts, p_total, count, size, B: tl.constexpr, K: tl.constexpr):
+    o_x, o_k = tl.program_id(1) * B + tl.arange(0, B), tl.arange(0, K)
+    m_x = o_x < size
+    p_parts += tl.program_id(0).to(tl.int64) * count * size
+    b_sum = tl.zeros([B], tl.float64)
+    for k in range(0, count, K):
+        m_k = (k + o_k < count)[:, None] & m_x[None, :]
+        b_parts = tl.load(p_parts + (k + o_k)[:, None] * size + o_x[None, :], mask=m_k, other=0)
+        b_sum += tl.sum(b_parts.to(tl.float64), 0)
+    p_total += tl.program_id(0).to(tl.int64) * size
+    tl.store(p_total + o_x, b_sum.to(p_total.dtype.element_ty), mask=m_x)

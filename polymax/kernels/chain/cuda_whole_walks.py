@@ -1,0 +1,194 @@
+"""The walks of chains whose transitions are one tile: up for the values, and down for the expectations. For Triton."""
+
+import triton
+import triton.language as tl
+
+from polymax.kernels.chain.cuda_local import column_max, finite_max, weights
+from polymax.kernels.local_max.triton_max import HARD
+from polymax.kernels.triton_launch import Entry
+
+
+@Entry
+@triton.jit
+def walk_up(
+    p_unary,
+    p_w,
+    p_lengths,
+    p_value,
+    p_chart,
+    group,
+    stride_w,
+    n,
+    s,
+    ALPHA: tl.constexpr,
+    KIND: tl.constexpr,
+    SHARED: tl.constexpr,
+    BS: tl.constexpr,
+):
+    i_b = tl.program_id(0).to(tl.int64)
+    length = tl.load(p_lengths + i_b).to(tl.int32)
+    p_unary += i_b * n * s
+    p_chart += i_b * n * 2 * s
+    i_w = (i_b // group) * stride_w
+    o_s = tl.arange(0, BS)
+    m_s = o_s < s
+    b_zero = tl.zeros([BS], p_chart.dtype.element_ty)
+    total = tl.zeros([], tl.float64)
+    if length > 0:
+        b_v = tl.load(p_unary + o_s, mask=m_s, other=float("-inf"))
+        b_next = tl.load(p_unary + s + o_s, mask=m_s & (length > 1), other=float("-inf"))
+        tl.store(p_chart + o_s, b_v, mask=m_s)
+        tl.store(p_chart + s + o_s, b_zero, mask=m_s)
+        b_w, w_top = load_whole(p_w, i_w, s, BS)
+        for t in range(1, length):
+            b_u = b_next
+            # what the next step takes is read while this one is computed
+            b_next = tl.load(p_unary + (t + 1) * s + o_s, mask=m_s & (t + 1 < length), other=float("-inf"))
+            if not SHARED:
+                b_w, w_top = load_whole(p_w, i_w + t - 1, s, BS)
+            unary_top, top = finite_max(b_u), finite_max(b_v)
+            b_m, b_theta = column_max((b_v - top)[:, None] + b_w, ALPHA, KIND)
+            b_v = b_m + (b_u - unary_top)
+            p_row = p_chart + t * 2 * s + o_s
+            tl.store(p_row, b_v, mask=m_s)
+            tl.store(p_row + s, b_theta, mask=m_s)
+            total += top.to(tl.float64) + unary_top.to(tl.float64) + w_top.to(tl.float64)
+        top = finite_max(b_v)
+        b_root, _ = column_max((b_v - top)[:, None], ALPHA, KIND)
+        total += top.to(tl.float64) + tl.sum(b_root, 0).to(tl.float64)
+    tl.store(p_value + i_b, total.to(p_value.dtype.element_ty))
+    for t in range(length, n):
+        tl.store(p_chart + t * 2 * s + o_s, b_zero, mask=m_s)
+        tl.store(p_chart + t * 2 * s + s + o_s, b_zero, mask=m_s)
+
+
+@Entry
+@triton.jit
+def walk_down(
+    p_w,
+    p_lengths,
+    p_chart,
+    p_g,
+    p_mu,
+    p_sums,
+    group,
+    stride_w,
+    n,
+    s,
+    SUMMED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    KIND: tl.constexpr,
+    SHARED: tl.constexpr,
+    BS: tl.constexpr,
+):
+    i_b = tl.program_id(0).to(tl.int64)
+    length = tl.load(p_lengths + i_b).to(tl.int32)
+    g = tl.load(p_g + i_b)
+    p_chart += i_b * n * 2 * s
+    p_mu += i_b * n * s
+    i_w = (i_b // group) * stride_w
+    i_sum = i_b * (1 if SUMMED else n - 1)
+    o_s = tl.arange(0, BS)
+    m_s = o_s < s
+    b_sum = clear(p_mu, p_sums, i_sum, length, n, s, SUMMED, BS)
+    if length > 0:
+        b_mu = last_weights(p_chart + (length - 1) * 2 * s, s, ALPHA, KIND, BS)
+        b_mu = tl.sum(b_mu, 1) * g
+        tl.store(p_mu + (length - 1) * s + o_s, b_mu, mask=m_s)
+        b_w, _ = load_whole(p_w, i_w, s, BS)
+        before, theta = load_row(p_chart, length - 1, s, BS)
+        for k in range(1, length):
+            t = length - k
+            b_v, b_theta = relative(before), theta
+            # what the next step takes is read while this one is computed
+            before, theta = load_row(p_chart, t - 1, s, BS)
+            if not SHARED:
+                b_w, _ = load_whole(p_w, i_w + t - 1, s, BS)
+            b_q = weights(b_v[:, None] + b_w, b_theta, ALPHA, KIND) * b_mu[None, :]
+            b_mu = tl.sum(b_q, 1)
+            if KIND != HARD:
+                # expectations add up to g: rounding does not add up over the steps
+                mass = tl.sum(b_mu, 0)
+                b_mu = b_mu * tl.where(mass != 0, g / tl.where(mass != 0, mass, 1), 1)
+            tl.store(p_mu + (t - 1) * s + o_s, b_mu, mask=m_s)
+            b_sum = put(p_sums, i_sum + t - 1, b_sum, b_q, s, SUMMED, BS)
+    finish(p_sums, i_sum, b_sum, s, SUMMED, BS)
+
+
+@triton.jit
+def load_whole(p_w, i_w, s, BS: tl.constexpr):
+    """Transition matrix i_w less its maximum, and that maximum, or 0 where it is not finite."""
+    b_w = load_square(p_w, i_w, s, float("-inf"), BS)
+    top = finite_max(tl.max(b_w, 0))
+    return b_w - top, top
+
+
+@triton.jit
+def load_square(p_x, i_x, s, other, BS: tl.constexpr):
+    """Matrix i_x."""
+    o_s = tl.arange(0, BS)
+    m_x = (o_s < s)[:, None] & (o_s < s)[None, :]
+    return tl.load(p_x + i_x * s * s + (o_s[:, None] * s + o_s[None, :]), mask=m_x, other=other)
+
+
+@triton.jit
+def store_square(p_x, i_x, b_x, s, BS: tl.constexpr):
+    o_s = tl.arange(0, BS)
+    m_x = (o_s < s)[:, None] & (o_s < s)[None, :]
+    tl.store(p_x + i_x * s * s + (o_s[:, None] * s + o_s[None, :]), b_x.to(p_x.dtype.element_ty), mask=m_x)
+
+
+@triton.jit
+def load_row(p_chart, t, s, BS: tl.constexpr):
+    """v of step t - 1 and the thresholds of step t; of step 0, nothing."""
+    o_s = tl.arange(0, BS)
+    m_s = (o_s < s) & (t > 0)
+    b_v = tl.load(p_chart + (t - 1) * 2 * s + o_s, mask=m_s, other=float("-inf"))
+    return b_v, tl.load(p_chart + t * 2 * s + s + o_s, mask=m_s, other=0)
+
+
+@triton.jit
+def relative(b_v):
+    """v less its maximum."""
+    return b_v - finite_max(b_v)
+
+
+@triton.jit
+def last_weights(p_row, s, ALPHA: tl.constexpr, KIND: tl.constexpr, BS: tl.constexpr):
+    """The weights (BS, 1) of the last states."""
+    o_s = tl.arange(0, BS)
+    b_v = relative(tl.load(p_row + o_s, mask=o_s < s, other=float("-inf")))
+    _, b_theta = column_max(b_v[:, None], ALPHA, KIND)
+    b_p = weights(b_v[:, None], b_theta, ALPHA, KIND)
+    if KIND == HARD:
+        b_p = tl.where(tl.max((b_v != b_v).to(tl.int32), 0) > 0, float("nan"), b_p)
+    return b_p
+
+
+@triton.jit
+def clear(p_states, p_sums, i_sum, length, n, s, SUMMED: tl.constexpr, BS: tl.constexpr):
+    """Zeros at padding, and to begin sums with."""
+    o_s = tl.arange(0, BS)
+    for t in range(length, n):
+        tl.store(p_states + t * s + o_s, tl.zeros([BS], p_states.dtype.element_ty), mask=o_s < s)
+    if not SUMMED:
+        for t in range(tl.maximum(length, 1), n):
+            store_square(p_sums, i_sum + t - 1, tl.zeros([BS, BS], tl.float32), s, BS)
+    return tl.zeros([BS, BS] if SUMMED else [1, 1], tl.float64)
+
+
+@triton.jit
+def put(p_sums, i_sum, b_sum, b_q, s, SUMMED: tl.constexpr, BS: tl.constexpr):
+    """The sum with the expectations of a step; or they are stored, where each step has its own."""
+    if SUMMED:
+        b_sum += b_q.to(tl.float64)
+    else:
+        store_square(p_sums, i_sum, b_q, s, BS)
+    return b_sum
+
+
+@triton.jit
+def finish(p_sums, i_sum, b_sum, s, SUMMED: tl.constexpr, BS: tl.constexpr):
+    """Store the sum over the steps."""
+    if SUMMED:
+        store_square(p_sums, i_sum, b_sum, s, BS)

@@ -1,0 +1,244 @@
+"""What is launched for a call of sparse attention: all kernels with their grids, numbers and constants."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax.kernels.sparse_attention.cuda_candidates import balls, candidates
+from polymax.kernels.sparse_attention.cuda_collect import collect
+from polymax.kernels.sparse_attention.cuda_columns import key_gradients
+from polymax.kernels.sparse_attention.cuda_lists import listed_contexts, listed_gradients
+from polymax.kernels.sparse_attention.cuda_masks import mask_gradients
+from polymax.kernels.sparse_attention.cuda_rows import contexts, query_gradients
+from polymax.kernels.sparse_attention.cuda_scan import scan
+from polymax.kernels.sparse_attention.cuda_tile import FAR
+from polymax.kernels.sparse_attention.dropout import threshold
+from polymax.kernels.sparse_attention.options import Options
+from polymax.kernels.sparse_attention.tiles import HEIGHT, LONGEST, layout
+from polymax.kernels.triton_calls import Prepared, Remembered, kind
+from polymax.kernels.triton_math import ceil_power
+
+# warps, steps of a loop that are loaded ahead, and registers of a thread (0: as the compiler likes), for heads of up to
+# 64 channels and for wider ones
+LAUNCH = {
+    "candidates": ((4, 1, 0), (4, 1, 0)),
+    "scan": ((4, 3, 0), (4, 3, 0)),
+    "listed_scan": ((4, 3, 0), (4, 3, 0)),
+    "collect": ((4, 3, 0), (4, 3, 0)),
+    "contexts": ((4, 3, 0), (4, 2, 0)),
+    "query_gradients": ((4, 2, 0), (4, 2, 0)),
+    "key_gradients": ((4, 2, 0), (4, 2, 0)),
+}
+# programs of a multiprocessor that take one block after the other
+RESIDENT = {"scan": 6, "listed_scan": 8, "collect": 6, "key_gradients": 2}
+# entries of a list whose keys or values are gathered at once
+PART = {"listed_contexts": (16, 8), "listed_gradients": (8, 8)}
+# blocks of no more tiles than this have the gradient of their queries from tiles, though they have lists
+FEW = 16
+# from how many keys on the scan leaves out what balls rule out
+FAR_KEYS = 8192
+# blocks that see no more tiles whole than this, or may have support in more than so many of eight, are scanned whole
+FEW_SEEN, SHARE = 16, 5
+# how many tiles' maxima a step of the bound takes at once
+CHUNK = 64
+# tiles whose bits are expanded at once
+STRETCH = 32
+# of these, tiles in registers
+SLOTS = 8
+# rows of the scan
+SCAN_ROWS = 128
+# rows that are gathered at once for the gradients of keys
+KEY_ROWS = 64
+# rows whose bits are packed at once
+PACK = 512
+
+
+_CALLS = Remembered()
+
+
+def call_of(q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Options) -> "Call":
+    """What is known of calls like this one."""
+    tensors = (q, k, v, grad, *options[1:6], options.seed)
+    # in tests, sizes may be set
+    key = (*(kind(t) for t in tensors), options.alpha, options[6:14], q.device, FEW, FAR_KEYS, FEW_SEEN)
+    return _CALLS.get(key) or _CALLS.put(key, Call(q, k, v, grad, options))
+
+
+class Call:
+    """Launches of all kernels of a call, and sizes of what they write; constants say what a kernel is compiled for."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Options) -> None:
+        (B, H, L, D), G, S, V = q.shape, k.shape[1], k.shape[2], v.shape[-1]
+        alphas, mask, sinks, starts_q, _ = options[1:6]
+        sequences = B if starts_q is None else len(starts_q) - 1
+        self.longest_q, self.longest_k = options.longest_q, options.longest_k
+        self.heads, self.plan = sequences * H, layout(self.longest_q, self.longest_k)
+        self.empty = q.numel() == 0 or self.longest_q == 0 or self.longest_k == 0
+        self.dead = starts_q is not None or self.empty
+        if self.empty:
+            return
+        plan = self.plan
+        left, right = (side if side >= 0 else FAR for side in (options.left, options.right))
+        self.numbers, self.sides = (options.alpha - 1, options.scale, options.softcap), (left, right, options.offset)
+        self.drop = 0 if options.seed is None else threshold(options.dropout)
+        self.strides, self.of_v = (*q.stride()[:3], *k.stride()[:3]), v.stride()[:3]
+        self.masked = (0, 0, 0, 0) if mask is None else mask.expand(B, H, L, S).stride()
+        self.places, self.sizes = (H, H // G, L, S), (plan.blocks, plan.tiles, plan.size)
+        self.flags = {
+            "LEARNED": alphas is not None,
+            "SINKS": sinks is not None,
+            "PACKED": starts_q is not None,
+            "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2,
+            "CAP": options.softcap > 0,
+            "R": {2.0: 1, 1.5: 2}.get(options.alpha, 0) if alphas is None else 0,
+            "D": D,
+            "BD": max(ceil_power(D), 16),
+        }
+        self.more = {**self.flags, "DROP": options.seed is not None, "V": V, "BV": max(ceil_power(V), 16)}
+        self.deep, self.single = max(D, V) > 64, q.dtype == torch.float32
+        # a warp for each row that has a list; the interpreter is faster with more
+        list_rows = 1 if q.is_cuda else 16
+        self.row_grid, self.block_grid = (-(-self.longest_q // list_rows), self.heads), (plan.blocks, self.heads)
+        self.of_lists = {"LONGEST": LONGEST, "BR": list_rows, "num_warps": 1}
+        if grad is None:
+            self._prepare_scans(q, k, sequences * G)
+            # see last_error
+            self._prepare_contexts(q, 1e-3 if alphas is None and options.alpha <= 1.5 else 2e-6)
+        else:
+            self._prepare_gradients(q, grad, sequences * G)
+            if mask is not None:
+                self._prepare_mask_gradient(q, k, mask, grad)
+
+    def scan_all(self, q: Any, k: Any, marks: Any, centres: Any, radii: Any, maxima: Any, tau: Any, plan: Any) -> None:
+        """Bounds of thresholds, and the tiles that matter; as below, of tensors or of their addresses."""
+        if self.balls > 0:
+            self.find_balls(k, *marks[3:], centres, radii)
+            self.find_candidates(q, k, *marks, centres, radii, plan)
+        self.scan(q, k, *marks, maxima, tau, plan)
+        if self.balls > 0:
+            self.scan_lists(q, k, *marks, maxima, tau, plan)
+
+    def sum_values(self, inputs: Any, marks: Any, seed: Any, notes: Any, support: Any, out: Any, mean: Any) -> None:
+        """Thresholds and contexts; `notes` are tau, the plan and lists."""
+        tau, plan, lists = notes
+        self.listed_contexts(*inputs, *marks, seed, plan, lists, tau, support, out, mean)
+        self.contexts(*inputs, *marks, seed, plan, tau, support, out, mean)
+
+    def differentiate(
+        self, grad: Any, inputs: Any, mean: Any, marks: Any, seed: Any, notes: Any, common: Any, rows: Any, slopes: Any
+    ) -> None:
+        """All gradients but that of the mask; `slopes` are those of q, k, v, of alpha and of the sink."""
+        (tau, plan, lists), (dq, dk, dv, dalpha, dsink) = notes, slopes
+        of_alpha, of_mask, _, of_q, of_k = marks
+        self.listed_gradients(grad, *inputs, mean, *marks, seed, plan, lists, tau, common, dq, dalpha, dsink)
+        self.query_gradients(grad, *inputs, mean, *marks, seed, plan, tau, common, dq, dalpha, dsink)
+        self.key_gradients(grad, *inputs, of_alpha, of_mask, of_q, of_k, seed, plan, tau, common, rows, dk, dv)
+
+    def _prepare_scans(self, q: Tensor, k: Tensor, key_heads: int) -> None:
+        plan, heads = self.plan, self.heads
+        rows = SCAN_ROWS if self.longest_q > HEIGHT else HEIGHT
+        blocks = -(-self.longest_q // rows)
+        scanning = min(blocks * heads, _programs(q, RESIDENT["scan"]))
+        listing = min(plan.blocks * heads, _programs(q, RESIDENT["listed_scan"]))
+        # what an added mask adds has no bound
+        looks = self.longest_k >= FAR_KEYS and self.flags["MASK"] < 2
+        self.balls = key_heads * plan.tiles if looks else 0
+        self.maxima = max(scanning * rows, listing * HEIGHT if looks else 0) * plan.tiles
+
+        first, last = (*self.strides, *self.masked, *self.places), (*self.sizes[1:], *self.numbers, *self.sides)
+        constants = {**self.flags, **self._launching("scan"), "BR": rows, "BT": CHUNK, "LONGEST": LONGEST}
+        constants["TILES"] = "unlisted" if looks else "all"
+        numbers = (*first, self.longest_q, blocks * heads, blocks, *last)
+        self.scan = Prepared(scan, (scanning,), numbers, constants)
+        if not looks:
+            return
+        constants = {**constants, **self._launching("listed_scan"), "BR": HEIGHT, "TILES": "listed"}
+        numbers = (*first, self.longest_q, plan.blocks * heads, plan.blocks, *last)
+        self.scan_lists = Prepared(scan, (listing,), numbers, constants)
+        constants = {**self.flags, **self._launching("candidates"), "BT": CHUNK, "SHARE": SHARE}
+        numbers = (*first, plan.blocks, *last, FEW_SEEN)
+        self.find_candidates = Prepared(candidates, self.block_grid, numbers, constants)
+        constants = {name: self.flags[name] for name in ("PACKED", "D", "BD")}
+        numbers = (*k.stride()[:3], k.shape[1], *self.places[2:], plan.tiles)
+        self.find_balls = Prepared(balls, (plan.tiles, key_heads), numbers, constants)
+
+    def _prepare_contexts(self, q: Tensor, tolerance: float) -> None:
+        items = self.plan.blocks * self.heads
+        collecting = min(items, _programs(q, RESIDENT["collect"]))
+        self.bits = collecting * STRETCH * HEIGHT * 2
+        constants = {**self.flags, **self._launching("collect"), "LONGEST": LONGEST, "BT": STRETCH, "BS": SLOTS}
+        numbers = (*self.strides, *self.masked, *self.places, self.longest_q, items, *self.sizes, *self.numbers)
+        self.collect = Prepared(collect, (collecting,), (*numbers, *self.sides), constants)
+
+        first, last = (*self.strides, *self.of_v, *self.masked, *self.places), (self.drop, tolerance)
+        constants = {**self.more, **self.of_lists, "BC": PART["listed_contexts"][self.deep]}
+        numbers = (*first, self.longest_q, *self.sizes, *self.numbers, *last)
+        self.listed_contexts = Prepared(listed_contexts, self.row_grid, numbers, constants)
+        constants = {**self.more, **self._launching("contexts")}
+        numbers = (*first, *self.sizes, *self.numbers, *self.sides, *last)
+        self.contexts = Prepared(contexts, self.block_grid, numbers, constants)
+
+    def _prepare_gradients(self, q: Tensor, grad: Tensor, key_heads: int) -> None:
+        first = (*grad.stride()[:3], *self.strides, *self.of_v, *self.masked, *self.places)
+        constants = {**self.more, **self.of_lists, "BC": PART["listed_gradients"][self.deep]}
+        numbers = (*first, self.longest_q, *self.sizes, *self.numbers, self.drop, FEW)
+        self.listed_gradients = Prepared(listed_gradients, self.row_grid, numbers, constants)
+        constants = {**self.more, **self._launching("query_gradients")}
+        numbers = (*first, *self.sizes, *self.numbers, *self.sides, self.drop, FEW)
+        self.query_gradients = Prepared(query_gradients, self.block_grid, numbers, constants)
+
+        items = key_heads * self.plan.tiles
+        packing = min(items, _programs(q, RESIDENT["key_gradients"]))
+        self.packing = packing * self.longest_q
+        constants = {**_without(self.more, "SINKS"), **self._launching("key_gradients"), "BR": KEY_ROWS, "BP": PACK}
+        numbers = (*first, self.longest_q, items, *self.sizes[1:], *self.numbers, *self.sides, self.drop)
+        self.key_gradients = Prepared(key_gradients, (packing,), numbers, constants)
+
+    def _prepare_mask_gradient(self, q: Tensor, k: Tensor, mask: Tensor, grad: Tensor) -> None:
+        """The gradient of a mask, and how many batches, and heads, one program adds up.
+
+        Where the mask has one row or one column, batches and heads are apart in it, and are added up afterwards: one
+        program for all of them would take long.
+        """
+        batches, heads, rows, columns = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+        if rows == 1 or columns == 1:
+            batches, heads = q.shape[:2]
+        # the kernel knows a size of 1 from others: what is asked for is a number for each query and key, or one for all
+        by_row, by_key = rows > 1, columns > 1
+        self.of_mask = (batches, heads, q.shape[2] if by_row else 1, k.shape[2] if by_key else 1)
+        grid = (self.plan.tiles if by_key else 1, self.plan.blocks if by_row else 1, batches * heads)
+        numbers = (*grad.stride()[:3], *self.strides, *self.of_v, *self.masked, *self.places, *self.sizes)
+        loops = q.shape[0] // batches, q.shape[1] // heads
+        numbers = (*numbers, *self.numbers, *self.sides, self.drop, *loops)
+        constants = {**_without(self.more, "SINKS", "PACKED"), "ROWS": by_row, "KEYS": by_key}
+        constants |= {"PRECISION": self._precision(), "num_warps": 4}
+        self.mask_gradients = Prepared(mask_gradients, grid, numbers, constants)
+
+    def _precision(self) -> str:
+        return "tf32x3" if self.single else "tf32"
+
+    def _launching(self, name: str) -> dict[str, Any]:
+        """Precision, warps, stages and registers of a kernel."""
+        warps, stages, registers = LAUNCH[name][self.deep]
+        found = {
+            "PRECISION": self._precision(),
+            "num_warps": warps,
+            "STAGES": min(stages, 2) if self.single else stages,
+        }
+        return {**found, "maxnreg": registers} if registers else found
+
+
+def _without(constants: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in constants.items() if name not in names}
+
+
+def _programs(q: Tensor, resident: int) -> int:
+    return resident * processors(q.device) if q.is_cuda else 4
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count

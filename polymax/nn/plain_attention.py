@@ -1,0 +1,96 @@
+"""Sparse attention of plain calls on CUDA, which are looked at once for their kind."""
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax._dispatch import plain
+from polymax._function import functional
+from polymax.nn import fused_attention
+from polymax.nn.attention_pattern import pattern_of
+
+if TYPE_CHECKING:
+    from polymax.kernels.sparse_attention.cuda_plain import Plain
+
+# kinds of calls that are remembered
+MOST = 512
+
+_KNOWN: dict[Hashable, "Plain | None"] = {}
+
+
+def known_call(query: Tensor, key: Tensor, value: Tensor, mapping: Any, more: tuple[Any, ...]) -> "Plain | None":
+    """What is known of calls like this one, which has neither mask, sinks, boxes nor dropout; None if it is not plain.
+
+    `more` are is_causal, scale, enable_gqa, window, softcap and causal_offset.
+    """
+    if functional() or not plain(query, key, value):
+        return None
+    # what autocast would convert is not plain
+    if torch.is_autocast_enabled("cuda") and query.dtype != torch.get_autocast_dtype("cuda"):
+        return None
+    alpha = fused_attention.entmax_alpha(mapping)
+    if type(alpha) is not float or type(more[3]) is list or not isinstance(more[1], (float, int, type(None))):
+        return None
+    # in tests, sizes may be set
+    kind = (alpha, more, *[_kind(t) for t in (query, key, value)], fused_attention.CUDA_QUERIES)
+    if kind not in _KNOWN:
+        if len(_KNOWN) >= MOST:
+            _KNOWN.clear()
+        _KNOWN[kind] = _found(query, key, value, mapping, alpha, more)
+    return _KNOWN[kind]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, known: "Plain") -> Tensor:
+    """Attention of a plain call."""
+    if torch.is_grad_enabled():
+        return PlainAttention.apply(query, key, value, known)
+    return known.forward(query, key, value)[0]
+
+
+class PlainAttention(Function):
+    """The context and its gradient; second derivatives go through the matrix of all scores."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, known: "Plain") -> Tensor:
+        out, notes = known.forward(query, key, value)
+        ctx.save_for_backward(query, key, value, notes)
+        ctx.known = known
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, notes = ctx.saved_tensors
+        known = ctx.known
+        if plain(grad) and not torch.is_grad_enabled():
+            return (*known.backward(grad, query, key, value, notes), None)
+        wanted = (*ctx.needs_input_grad[:3], False, False, False)
+        q, k, v = known.four_dims(query, key, value)
+        slopes = fused_attention.recorded(grad.reshape(*q.shape[:-1], -1), q, k, v, known.options, wanted)
+        shapes = query.shape, key.shape, value.shape
+        found = [s if s is None else s.reshape(shape) for s, shape in zip(slopes, shapes, strict=False)]
+        return (*found, None)
+
+
+def _found(
+    query: Tensor, key: Tensor, value: Tensor, mapping: Any, alpha: float, more: tuple[Any, ...]
+) -> "Plain | None":
+    is_causal, scale, enable_gqa, window, softcap, causal_offset = more
+    pattern = pattern_of(is_causal, window, causal_offset)
+    call = fused_attention.Attention(query, key, value, None, 0.0, scale, enable_gqa, mapping, pattern, softcap)
+    tensors = (query, key, value)
+    # queries, keys and values as kernels take them are views, and none is empty
+    views = all(t.dim() <= 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors)
+    if call.obstacle() is not None or query.shape[-2] < fused_attention.CUDA_QUERIES or not views:
+        return None
+    from polymax.kernels.sparse_attention.cuda_plain import Plain
+
+    q, k, v = (t[(None,) * (4 - t.dim())] for t in tensors)
+    shape = torch.Size((*query.shape[:-1], value.shape[-1]))
+    return Plain(q, k, v, shape, call.options(q, k)._replace(alpha=alpha))
+
+
+def _kind(t: Tensor) -> Hashable:
+    return t.dtype, t.shape, t.stride(), t.data_ptr() & 15 == 0, t.get_device()

@@ -1,0 +1,115 @@
+"""Fusedmax and oscarmax where one kernel is the whole mapping: with how the row is divided instead of its prox.
+
+CUDA has such kernels. A row is read once, in its own dtype, and what is kept for the gradient is a byte of each entry,
+or its place in the order.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from polymax._function import applied, transformed
+from polymax.kernels.fusedmax import ABOVE, BELOW, WITHOUT, fusedmax, fusedmax_backward
+from polymax.kernels.oscarmax import oscarmax, oscarmax_backward
+from polymax.kernels.widen import wide
+
+
+def weights(function: "type[FusedWeights] | type[OscarWeights]", x: Tensor, strength: Tensor) -> Tensor:
+    """The weights of a mapping, as a node of the graph where there is one."""
+    if x.requires_grad or strength.requires_grad or transformed():
+        return applied(function, x, strength)[0]
+    return function.forward(x, strength)[0]
+
+
+class FusedWeights(Function):
+    """y = fusedmax(x), and the marks of the entries; piecewise linear."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+        return fusedmax(x, strength)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        # the gradient of marks would be a row of zeros
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None]:
+        if v is None:
+            return None, None
+        (mark,) = ctx.saved_tensors
+        if not ctx.needs_input_grad[1]:
+            return applied(Averaged, mark, v, False), None
+        dx = applied(Averaged, mark, wide(v), False)
+        # the strength pulls an entry towards the one before it, and that one back
+        pull = (mark == ABOVE).to(dx.dtype) - ((mark == BELOW) | (mark == WITHOUT)).to(dx.dtype)
+        return dx.to(v.dtype), -(step(dx, mark >= WITHOUT) * pull).sum(-1)
+
+
+class OscarWeights(Function):
+    """y = oscarmax(x), and the codes of the entries; piecewise linear."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+        return oscarmax(x, strength)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None]:
+        if v is None:
+            return None, None
+        (code,) = ctx.saved_tensors
+        if not ctx.needs_input_grad[1]:
+            return applied(Averaged, code, v, True), None
+        dx = applied(Averaged, code, wide(v), True)
+        # the strength raises the r-th largest score by r, but for a constant, and dx sums to 0
+        rank = torch.arange(code.shape[-1], device=code.device)
+        return dx.to(v.dtype), (dx.gather(-1, (code >> 2).clamp(min=0).long()) * rank).sum(-1)
+
+
+class Averaged(Function):
+    """v centred on the support and averaged over entries of one weight, by marks, or by codes if `ordered`.
+
+    A symmetric projection.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(division: Tensor, v: Tensor, ordered: bool) -> Tensor:
+        return oscarmax_backward(division, v) if ordered else fusedmax_backward(division, v)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        division, _, ctx.ordered = inputs
+        ctx.save_for_backward(division)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor, None]:
+        (division,) = ctx.saved_tensors
+        return None, applied(Averaged, division, u, ctx.ordered), None
+
+
+def step(p: Tensor, keep: Tensor | None) -> Tensor:
+    """p_i - p_j with j the last entry to keep before i; 0 where there is none."""
+    n = p.shape[-1]
+    index = torch.arange(n, device=p.device).expand(p.shape)
+    if keep is not None:
+        index = torch.where(keep, index, -1)
+    last = torch.cummax(index, -1).values if keep is not None else index
+    before = torch.cat([torch.full_like(last[..., :1], -1), last[..., :-1]], -1) if n else last
+    valid = before >= 0 if keep is None else (before >= 0) & keep
+    return torch.where(valid, p - p.gather(-1, before.clamp(min=0)), 0)

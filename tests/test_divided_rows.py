@@ -1,0 +1,142 @@
+"""Fusedmax and oscarmax by one kernel: weights, how the row is divided, and the Jacobian that follows from that."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    # read by triton when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from test_prox_kernels import GPU, INF, score_rows, strengths
+
+import polymax as pm
+from polymax._function import applied
+from polymax.regularizers.fused_weights import FusedWeights, OscarWeights
+
+NAMES = ("fusedmax", "oscarmax")
+FUNCTIONS = {"fusedmax": FusedWeights, "oscarmax": OscarWeights}
+STRENGTHS = {"fusedmax": (0.1, 1.0, 0.0, 1e4), "oscarmax": (0.01, 0.3, 0.0, 0.1)}
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 8e-3}
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+# the interpreter computes the lanes that a GPU would mask, with NumPy's warnings about them
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def both_kernels(monkeypatch):
+    """Rows of any length from 9 on go to the first kernel first, as only longer ones do otherwise."""
+    for name in NAMES if find_spec("triton") else ():
+        module = import_module(f"polymax.kernels.{name}.cuda")
+        monkeypatch.setattr(module, "SHORT", 8)
+        monkeypatch.setattr(module, "_launches", module._launches.__wrapped__)
+
+
+def check(name, x, strength):
+    """cuda.py and reference.py give the same weights and the same gradient for the same rows."""
+    cuda, reference = (import_module(f"polymax.kernels.{name}.{file}") for file in ("cuda", "reference"))
+    tolerance = TOLERANCES[x.dtype]
+    v = torch.randn(x.shape, dtype=torch.float64).to(x.dtype)
+    y, division = getattr(cuda, name)(x.to(GPU), strength.to(GPU))
+    dx = getattr(cuda, f"{name}_backward")(division, v.to(GPU))
+    exact, expected = getattr(reference, name)(x.double(), strength.double())
+    slope = getattr(reference, f"{name}_backward")(expected, v.double())
+    assert y.dtype == dx.dtype == x.dtype
+    torch.testing.assert_close(y.cpu().double(), exact, rtol=tolerance, atol=tolerance, equal_nan=True)
+    # an entry at the threshold has no derivative: either side is right
+    tie = ((exact > 0) & (exact < tolerance)) | ((exact == 0) & (y.cpu() > 0))
+    clear = ~tie.any(-1)
+    torch.testing.assert_close(dx.cpu().double()[clear], slope[clear], rtol=tolerance, atol=tolerance, equal_nan=True)
+    if name == "fusedmax":
+        assert torch.equal(division.cpu()[clear], expected[clear])
+
+
+@needs_triton
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    [(0, torch.float32), (1, torch.float32), (7, torch.bfloat16), (9, torch.float64), (20, torch.float32)]
+    + [(17, torch.bfloat16), *((n, torch.float32) for n in (500, 1024) if GPU == "cuda")],
+)
+def test_kernels_are_the_reference(name, n, dtype):
+    x = score_rows(n, dtype)
+    if n > 100:
+        # sums of many whole numbers are close to ties, which float32 may see on the other side
+        x[1] += torch.randn(n)
+    check(name, x, strengths(dtype, STRENGTHS[name]))
+
+
+@needs_triton
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_both_kernels(name):
+    """Lone peaks, pairs and long runs; one cluster, few and many; masks at the ends and inside."""
+    x = torch.randn(10, 40)
+    x[1] = x[1].cumsum(-1) / 4
+    x[2] /= 8
+    x[3] *= 4
+    x[4, 25:] = -INF
+    x[5, :18] = -INF
+    x[6, ::3] = -INF
+    x[7, 12:14], x[7, 30:33] = 4.0, torch.tensor([4.2, 4.1, 4.25])
+    x[8, 0], x[8, 39], x[8, 38] = 5.0, 5.1, 4.95
+    x[9] = 1e20
+    check(name, x, torch.full((1,), 0.1 if name == "fusedmax" else 0.02))
+
+
+@needs_triton
+@pytest.mark.parametrize("name", NAMES)
+def test_the_largest_numbers(name):
+    m = torch.finfo(torch.float32).max
+    x = torch.zeros(4, 12)
+    x[0, :4] = torch.tensor([m, -m, m, m])
+    x[1] = torch.cat([torch.tensor([1e20, 1e20, 1e20 - 1e14]), torch.full((9,), 9.9e19)])
+    x[2, 2:] = -INF
+    x[2, :2] = -m
+    x[3, 1:3] = torch.tensor([m, 0.5])
+    for strength in ([0.1, 0.1, m / 4, 0.02], [m / 4, 1e13, 0.0, 0.1]):
+        check(name, x, torch.tensor(strength))
+
+
+@needs_triton
+@pytest.mark.parametrize("name", NAMES)
+def test_results_do_not_depend_on_the_batch(name):
+    """A row alone, and the same row beside others that another kernel does, have the same bits."""
+    function = getattr(import_module(f"polymax.kernels.{name}.cuda"), name)
+    x = torch.randn(3, 20)
+    x[2] = x[2].cumsum(-1) / 8
+    strength = torch.full((1,), 0.02)
+    together = function(x.to(GPU), strength.to(GPU))
+    for row in range(3):
+        for whole, part in zip(together, function(x[row].to(GPU), strength.to(GPU)), strict=True):
+            assert torch.equal(whole[row], part)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_derivatives_are_those_of_the_parts(name):
+    """First and second derivatives in the scores and the strength, against the mapping through its prox."""
+    x = torch.randn(4, 9, dtype=torch.float64)
+    x[1, 3:5] = -INF
+    x.requires_grad_()
+    strength = torch.tensor([0.05, 0.1, 0.2, 0.0], dtype=torch.float64, requires_grad=True)
+    y = applied(FUNCTIONS[name], x, strength)[0]
+    parts = getattr(pm, name)(x, strength[:, None])
+    torch.testing.assert_close(y, parts)
+    v, u = torch.randn_like(x).requires_grad_(), torch.randn_like(x)
+    ours, theirs = (torch.autograd.grad(t, (x, strength), v, create_graph=True) for t in (y, parts))
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(t[0], v, u)[0] for t in (ours, theirs)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transforms_see_the_function(name):
+    x, strength = torch.randn(3, 4, 6), torch.full((1,), 0.1)
+
+    def loss(t):
+        return FUNCTIONS[name].apply(t, strength)[0].square().sum()
+
+    mapped = torch.func.vmap(torch.func.grad(loss))(x)
+    torch.testing.assert_close(mapped, torch.stack([torch.func.grad(loss)(t) for t in x]))
