@@ -27,6 +27,8 @@ from polymax.recipes.training.run import Run, read_digests, tensors
 # so large that writing takes a good part of the time
 OPTIONS = {"hidden": 256, "embedding": 256, "batch_size": 16, "longest": 12, "accelerator": "cpu", "lr": 0.003}
 EPOCHS = 12
+# seconds after which a training is taken to hang
+PATIENCE = 240
 ELSEWHERE = Path("/dev/shm")
 
 
@@ -124,7 +126,10 @@ def elsewhere(folder):
 
 def finish(process):
     """Wait for the end, which must be a good one."""
-    process.join()
+    process.join(PATIENCE)
+    if process.is_alive():
+        process.kill()
+        raise AssertionError(f"a training has not ended after {PATIENCE} s")
     assert process.exitcode == 0, f"a training ended with {process.exitcode}"
 
 
