@@ -89,6 +89,37 @@ def test_rows_of_both_kernels(name):
 
 @needs_triton
 @pytest.mark.parametrize("name", NAMES)
+def test_several_warps_to_a_row(name, monkeypatch):
+    """Rows of the second kernel whose entries are spread over two warps."""
+    module = import_module(f"polymax.kernels.{name}.cuda")
+    monkeypatch.setattr(module, "SHORT", 1000)
+    monkeypatch.setattr(*(module, "tile") if name == "oscarmax" else (module.triton_rows, "chunks"), _two_warps)
+    # whole numbers tie, which float32 may see on the other side
+    x = score_rows(100, torch.float32)[[0, 2, 3, 4, 5, 6, 8, 11]]
+    check(name, x, torch.full((1,), 0.1 if name == "fusedmax" else 0.02))
+
+
+def _two_warps(count, n):
+    return 1, 64, 2, 2
+
+
+@needs_triton
+@pytest.mark.parametrize("name", NAMES)
+def test_shifts_and_equal_weights(name):
+    """Scores far from 0 lose no more digits than their own rounding, and entries share a weight to the last bit."""
+    # multiples of 1/16 stay themselves at 1e6 in float32
+    x, strength = (4 * torch.randn(8, 30)).round() / 16, torch.tensor([0.0625 if name == "fusedmax" else 0.015625])
+    function = getattr(import_module(f"polymax.kernels.{name}.cuda"), name)
+    (y, _), (far, _) = (function((x + shift).to(GPU), strength.to(GPU)) for shift in (0.0, 1e6))
+    assert (far - y).abs().max() < 1e-6
+    step = y.cpu().sort(-1).values.diff() if name == "oscarmax" else y.cpu().diff()
+    shared = (step == 0) & (y.cpu()[..., 1:] > 0)
+    assert ((step == 0) | (step.abs() > 1e-4)).all()
+    assert shared.any()
+
+
+@needs_triton
+@pytest.mark.parametrize("name", NAMES)
 def test_the_largest_numbers(name):
     m = torch.finfo(torch.float32).max
     x = torch.zeros(4, 12)

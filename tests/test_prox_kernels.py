@@ -14,15 +14,35 @@ from importlib.util import find_spec
 
 from polymax.kernels.isotonic import isotonic
 from polymax.kernels.oscar_prox import oscar_prox
+from polymax.kernels.oscar_prox.reference import prox_by
 from polymax.kernels.segment_mean import segment_mean
 from polymax.kernels.tv_prox import tv_prox
 
 OPS = {"tv_prox": tv_prox, "isotonic": isotonic, "oscar_prox": oscar_prox, "segment_mean": segment_mean}
+# fusedmax and oscarmax, which need the other two, are one operator each on CUDA
+ON_CUDA = ("isotonic", "segment_mean")
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 INF, NAN = torch.inf, torch.nan
 # where Triton's files run: compiled, or in the interpreter
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+each_file = pytest.mark.parametrize(
+    ("name", "file"),
+    [(name, "cpu") for name in OPS] + [pytest.param(name, "cuda", marks=needs_triton) for name in ON_CUDA],
+)
+
+
+each_prox = pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("tv_prox", "cpu"),
+        ("oscar_prox", "cpu"),
+        ("isotonic", "cpu"),
+        pytest.param("isotonic", "cuda", marks=needs_triton),
+    ],
+)
 
 
 def implementation(name, file):
@@ -99,8 +119,7 @@ def test_cpu_on_long_rows_in_several_threads(name):
         check(name, implementation(name, "cpu"), several)
 
 
-@pytest.mark.parametrize("file", ["cpu", pytest.param("cuda", marks=needs_triton)])
-@pytest.mark.parametrize("name", OPS)
+@each_file
 def test_shapes_and_strides(name, file):
     function = implementation(name, file)
     device = GPU if file == "cuda" else "cpu"
@@ -113,7 +132,7 @@ def test_shapes_and_strides(name, file):
 
 
 @needs_triton
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", ON_CUDA)
 @pytest.mark.parametrize(
     ("n", "dtype"),
     [(0, torch.float32), (1, torch.float32), (2, torch.float16), (7, torch.bfloat16)]
@@ -125,7 +144,7 @@ def test_cuda_is_the_reference(name, n, dtype):
 
 
 @needs_triton
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", ON_CUDA)
 def test_cuda_with_several_warps_to_a_row(name, monkeypatch):
     module = import_module(f"polymax.kernels.{name}.cuda")
     monkeypatch.setattr(module, "tile", lambda count, n: (1, 64, 2, 2))
@@ -134,11 +153,10 @@ def test_cuda_with_several_warps_to_a_row(name, monkeypatch):
 
 
 @needs_triton
-def test_long_rows_of_oscar_keep_their_digits(monkeypatch):
-    monkeypatch.setattr(import_module("polymax.kernels.oscar_prox.cuda"), "LONGEST_SORTED", 8)
+def test_long_rows_of_oscar_keep_their_digits():
     x = 2 * torch.randn(2, 33, dtype=torch.float64).float() + torch.tensor([[0.0], [3.0]])
     strength = torch.tensor([1e3, 2.0])
-    z, _ = implementation("oscar_prox", "cuda")(x.to(GPU), strength.to(GPU))
+    z, _ = prox_by(implementation("isotonic", "cuda"), x.to(GPU), strength.to(GPU), False)
     exact, _ = implementation("oscar_prox", "reference")(x.double(), strength.double())
     # the ranks add up to a hundred times the scores
     assert (z.cpu() - exact).abs().max() < 1e-6
@@ -146,7 +164,7 @@ def test_long_rows_of_oscar_keep_their_digits(monkeypatch):
 
 @pytest.mark.skipif(GPU == "cpu", reason="long rows are slow in the interpreter")
 @pytest.mark.parametrize("n", [64, 500, 1000, 1024, 4096])
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", ON_CUDA)
 def test_cuda_on_long_rows(name, n):
     for args in arguments(name, n, torch.float32):
         # rounding grows with the length of the runs
@@ -154,10 +172,10 @@ def test_cuda_on_long_rows(name, n):
 
 
 @needs_triton
-@pytest.mark.parametrize("name", ["tv_prox", "isotonic", "segment_mean"])
+@pytest.mark.parametrize("name", ON_CUDA)
 def test_cuda_names_its_limit(name):
     x = torch.zeros(1, 40000, device=GPU)
-    args = {"tv_prox": (x, x[:, 0]), "isotonic": (x,), "segment_mean": (x, x)}[name]
+    args = (x,) if name == "isotonic" else (x, x)
     with pytest.raises(ValueError, match=r"at most 32768 entries on CUDA; got 40000"):
         implementation(name, "cuda")(*args)
 
@@ -212,27 +230,25 @@ def test_definition_by_a_general_solver(name):
         torch.testing.assert_close(actual[i], torch.from_numpy(z.value), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("file", ["reference", "cpu", pytest.param("cuda", marks=needs_triton)])
+@pytest.mark.parametrize("file", ["reference", "cpu"])
 @pytest.mark.parametrize("name", ["tv_prox", "oscar_prox"])
 def test_absent_is_deleted(name, file):
     x = torch.randn(4, 9, dtype=torch.float64)
     keep = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0], dtype=torch.bool)
-    device = GPU if file == "cuda" else "cpu"
-    strength = torch.full((4,), 0.1, dtype=torch.float64, device=device)
+    strength = torch.full((4,), 0.1, dtype=torch.float64)
     prox = implementation(name, file)
-    with_gaps = prox(x.masked_fill(~keep, -INF).to(device), strength)
-    without = prox(x[:, keep].to(device), strength)
+    with_gaps = prox(x.masked_fill(~keep, -INF), strength)
+    without = prox(x[:, keep], strength)
     if name == "oscar_prox":
-        order = with_gaps[1].cpu()
-        close(order[:, :5].long(), torch.nonzero(keep).squeeze(-1)[without[1].cpu().long()])
+        order = with_gaps[1]
+        close(order[:, :5].long(), torch.nonzero(keep).squeeze(-1)[without[1].long()])
         assert (order[:, 5:] == torch.tensor([0, 3, 4, 8])).all()
         with_gaps, without = with_gaps[0], without[0]
-    close(with_gaps.cpu()[:, keep], without)
-    assert (with_gaps.cpu()[:, ~keep] == -INF).all()
+    close(with_gaps[:, keep], without)
+    assert (with_gaps[:, ~keep] == -INF).all()
 
 
-@pytest.mark.parametrize("file", ["cpu", pytest.param("cuda", marks=needs_triton)])
-@pytest.mark.parametrize("name", ["tv_prox", "isotonic", "oscar_prox"])
+@each_prox
 def test_shift(name, file):
     """Scores far from 0 lose no more digits than their own rounding."""
     # multiples of 1/16 stay themselves at 1e6 in float32
@@ -248,8 +264,7 @@ def test_shift(name, file):
     assert (run(x + 1e6).double() - 1e6 - run(x).double()).abs().max() < 0.04
 
 
-@pytest.mark.parametrize("file", ["cpu", pytest.param("cuda", marks=needs_triton)])
-@pytest.mark.parametrize("name", ["tv_prox", "isotonic", "oscar_prox"])
+@each_prox
 def test_fused_is_bit_equal(name, file):
     """In float32, neighbours are equal or visibly apart: where they are fused, they are so to the last bit."""
     x = (8 * torch.randn(8, 30)).round() / 8

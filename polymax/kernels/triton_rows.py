@@ -46,48 +46,34 @@ def flat(n: int) -> tuple[int, int, int]:
 
 
 @triton.jit
-def load_row(
-    p_x, p_order, i_r, n, other, dtype: tl.constexpr, ORDERED: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr
-):
-    """Rows i_r of length n as a tuple, in the order of p_order if ORDERED; `other` past their end."""
+def load_row(p_x, i_r, n, other, dtype: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr):
+    """Rows i_r of length n as a tuple; `other` past their end."""
     # a warp reads together and exchanges; between warps that would cost more than reading by fours
     B4: tl.constexpr = BE if BT <= 32 or BE < 4 else 4
     xs = ()
     for k in tl.static_range(0, BE, B4):
-        o_x, m_x = _offsets(p_order, i_r, n, k, ORDERED, BT, BE, B4)
+        o_x, m_x = _offsets(i_r, n, k, BT, BE, B4)
         xs = xs + unstack(tl.load(p_x + o_x, mask=m_x, other=other).to(dtype))
     return xs
 
 
 @triton.jit
-def store_row(p_x, p_order, i_r, n, xs, ORDERED: tl.constexpr):
+def store_row(p_x, i_r, n, xs):
     """The inverse of `load_row`."""
     BE: tl.constexpr = len(xs)
     BT: tl.constexpr = xs[0].shape[1]
     B4: tl.constexpr = BE if BT <= 32 or BE < 4 else 4
     for k in tl.static_range(0, BE, B4):
-        o_x, m_x = _offsets(p_order, i_r, n, k, ORDERED, BT, BE, B4)
+        o_x, m_x = _offsets(i_r, n, k, BT, BE, B4)
         tl.store(p_x + o_x, stack(xs[k : k + B4]).to(p_x.dtype.element_ty), mask=m_x)
 
 
 @triton.jit
-def _offsets(
-    p_order,
-    i_r,
-    n,
-    k: tl.constexpr,
-    ORDERED: tl.constexpr,
-    BT: tl.constexpr,
-    BE: tl.constexpr,
-    B4: tl.constexpr,
-):
+def _offsets(i_r, n, k: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr, B4: tl.constexpr):
     """Offsets `(R, T, B4)` of entries k.. of each thread, and which of them exist."""
     o_r = (i_r * n)[:, None, None]
     o_n = tl.arange(0, BT)[None, :, None] * BE + k + tl.arange(0, B4)[None, None, :]
-    if ORDERED:
-        return o_r + tl.load(p_order + o_r + o_n, mask=o_n < n, other=0), o_n < n
-    else:
-        return o_r + o_n, o_n < n
+    return o_r + o_n, o_n < n
 
 
 @triton.jit

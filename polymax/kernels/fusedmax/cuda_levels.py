@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from polymax.kernels.fusedmax import ABOVE, ABSENT, BAD, BELOW, FIRST, SAME, WITHOUT
+from polymax.kernels.fusedmax.cuda_split import certain_cuts, split
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_rows import bit, extent, following, load_row, previous, store_row
-from polymax.kernels.tv_prox.cuda import certain_cuts, split
 
 # what the first kernel marks rows with that it leaves to this one
 LEFT = tl.constexpr(6)
@@ -72,7 +72,7 @@ def _rows(
     b_range = tl.minimum(b_range, b_unit + 5 * b_s)
     b_limit = b_s + 8 * eps * (b_s + tl.minimum(b_range, 5 * n * b_s))
 
-    xs = load_row(p_x, p_x, i_r, n, float("-inf"), dtype, False, BT, BE)
+    xs = load_row(p_x, i_r, n, float("-inf"), dtype, BT, BE)
     b_present = tl.zeros([BR, BT], tl.uint32)
     b_live = tl.zeros([BR, BT], tl.uint32)
     ys = ()
@@ -157,8 +157,8 @@ def _finish(zs, b_present, m_good, b_unit, p_y, p_mark, i_r, n):
         b_mark = tl.where(b_y > 0, b_kind, tl.where(bit(b_present, k), IS_WITHOUT, IS_ABSENT))
         marks = marks + (tl.where(m_good, b_mark, IS_BAD),)
         b_before = tl.where(bit(b_present, k), levels[k], b_before)
-    store_row(p_y, p_y, i_r, n, weights, False)
-    store_row(p_mark, p_mark, i_r, n, marks, False)
+    store_row(p_y, i_r, n, weights)
+    store_row(p_mark, i_r, n, marks)
 
 
 @triton.jit

@@ -40,7 +40,7 @@ def _isotonic(p_x, p_z, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BT: tl.c
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     # rows past the last do the last again
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
-    xs = load_row(p_x, p_x, i_r, n, float("-inf"), dtype, False, BT, BE)
+    xs = load_row(p_x, i_r, n, float("-inf"), dtype, BT, BE)
     m_good = tl.full([BR, BT], 1, tl.int32)
     b_top = tl.full([BR, BT], float("-inf"), dtype)
     b_low = tl.full([BR, BT], float("inf"), dtype)
@@ -61,7 +61,7 @@ def _isotonic(p_x, p_z, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BT: tl.c
     out = ()
     for k in tl.static_range(BE):
         out = out + (tl.where(m_good, (zs[k] + b_base) * (1 / b_unit), float("nan")),)
-    store_row(p_z, p_z, i_r, n, out, False)
+    store_row(p_z, i_r, n, out)
 
 
 @triton.jit

@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels import triton_rows
-from polymax.kernels.oscar_prox.cuda import LONGEST_SORTED, by_parts, tile
+from polymax.kernels.isotonic.cuda import isotonic
+from polymax.kernels.oscar_prox.reference import prox_by
 from polymax.kernels.oscarmax import BAD, BEGINS, HEAVY
 from polymax.kernels.oscarmax.cuda_sorted import LEFT, clusters, coded_mean
 from polymax.kernels.oscarmax.reference import coded
@@ -24,13 +25,16 @@ from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.cuda import threshold
 from polymax.kernels.triton_divided import SHORT, means, weights
 from polymax.kernels.triton_launch import Bound, Entry
+from polymax.kernels.triton_math import ceil_power
 
+# longer rows, and float64, which has no wider integer to be packed into, are sorted by torch
+LONGEST_SORTED = 2048
 IS_HEAVY, IS_BEGINS, IS_BAD = tl.constexpr(HEAVY), tl.constexpr(BEGINS), tl.constexpr(BAD)
 
 
 def oscarmax(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
     if x.shape[-1] > LONGEST_SORTED or x.dtype == torch.float64:
-        z, order = by_parts(x, strength, True)
+        z, order = prox_by(isotonic, x, strength, True)
         y = threshold(z, 2.0, TSALLIS)
         return y, coded(y, z, order)
     return weights(x, strength, torch.int32, _launches)
@@ -54,6 +58,16 @@ def _launches(count, n, dtype, _, many):
     bt, be, warps = triton_rows.quick_chunks(n)
     rest = clusters.prepared(**options, REST=True, BR=1, BT=bt, BE=be, num_warps=warps)
     return Bound(first, (-(-count // rows),), count, n), Bound(rest, (count,), count, n)
+
+
+def tile(count: int, n: int) -> tuple[int, int, int, int]:
+    """Rows per program, threads to a row, entries to a thread, and warps."""
+    bn = ceil_power(n)
+    # the sort is straight-line code that grows with the entries to a thread and should stay in the instruction cache
+    be = min(16 if bn == 1024 else 8, max(bn // 8, 1))
+    bt = bn // be
+    br = max(1, min(32 // bt, ceil_power(count)))
+    return br, bt, be, max(1, br * bt // 32)
 
 
 @Entry

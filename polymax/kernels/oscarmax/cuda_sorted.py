@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from polymax.kernels.isotonic.cuda import non_increasing
-from polymax.kernels.oscar_prox.cuda import sorted_rows
 from polymax.kernels.oscarmax import BAD, BEGINS, HEAVY
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_rows import extent, flat_means, previous, projected, stack, unstack
@@ -82,6 +81,28 @@ def _rows(
     b_y = tl.where(m_good, b_y, float("nan"))
     tl.store(p_y + o_r + b_index, b_y.to(p_y.dtype.element_ty), mask=b_index < n)
     tl.store(p_code + o_r + o_n, tl.where(m_good, b_code, IS_BAD), mask=o_n < n)
+
+
+@triton.jit
+def sorted_rows(b_x, o_n, dtype: tl.constexpr, HALF: tl.constexpr):
+    """Rows in decreasing order, and where each entry was."""
+    BN: tl.constexpr = b_x.shape[1]
+    SHIFT: tl.constexpr = 16 if HALF else 32
+    LOW: tl.constexpr = (1 << (SHIFT - 1)) - 1
+    if HALF:
+        b_bits = b_x.to(dtype).to(tl.int16, bitcast=True).to(tl.int32)
+    else:
+        b_bits = b_x.to(tl.int32, bitcast=True).to(tl.int64)
+    # the bits of negative floats descend where the floats ascend
+    b_keys = tl.where(b_bits < 0, b_bits ^ LOW, b_bits) << SHIFT
+    b_keys = tl.sort(b_keys | (BN - 1 - o_n), descending=True)
+    b_index = BN - 1 - (b_keys & (2 * LOW + 1)).to(tl.int32)
+    b_bits = b_keys >> SHIFT
+    b_bits = tl.where(b_bits < 0, b_bits ^ LOW, b_bits)
+    if HALF:
+        return b_bits.to(tl.int16).to(dtype, bitcast=True).to(tl.float32), b_index
+    else:
+        return b_bits.to(tl.int32).to(tl.float32, bitcast=True), b_index
 
 
 @Entry

@@ -1,104 +1,14 @@
 """Total-variation prox by level splitting, all runs of a row at once in registers, for Triton.
 
-The algorithm is that of reference.py, from the right to the left. The recursion d <- clamp(d, -s, s) + g is a scan,
-because functions x -> clamp(x + add, low, high) compose to such functions; reading off the labels is one over bits.
+The algorithm is that of tv_prox/reference.py, from the right to the left. The recursion d <- clamp(d, -s, s) + g is a
+scan, because functions x -> clamp(x + add, low, high) compose to such functions; reading off the labels is one over
+bits.
 """
 
-from functools import lru_cache
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from polymax.kernels import triton_rows
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import beside, on_device
-from polymax.kernels.triton_rows import bit, extent, following, load_row, previous, run_means, store_row
-
-
-def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
-    scores = x.contiguous()
-    z, n = torch.empty_like(scores), x.shape[-1]
-    if n > triton_rows.LONGEST:
-        raise ValueError(f"x must have rows of at most {triton_rows.LONGEST} entries on CUDA; got {n}")
-    count = x.numel() // max(n, 1)
-    if count:
-        strengths = beside(strength, x.shape[:-1])
-        launch, grid = _launch(tile, count, n, x.dtype, shifted, strengths.numel() > 1)
-        with on_device(x):
-            launch(grid, scores, strengths, z, count, n)
-    return z
-
-
-@lru_cache(maxsize=4096)
-def _launch(tiles, count, n, dtype, shifted, many):
-    """The kernel with its compile-time arguments, and its grid."""
-    br, bt, be, warps = tiles(count, n)
-    sizes = {"MANY": many, "SHIFTED": shifted, "WIDE": dtype == torch.float64, "LOWEST": torch.finfo(dtype).min}
-    return _tv_prox.prepared(**sizes, BR=br, BT=bt, BE=be, num_warps=warps), (triton.cdiv(count, br),)
-
-
-def tile(count: int, n: int) -> tuple[int, int, int, int]:
-    """Rows per program, threads to a row, entries to a thread, and warps."""
-    return triton_rows.chunks(count, n)
-
-
-@Entry
-@triton.jit
-def _tv_prox(
-    p_x,
-    p_strength,
-    p_z,
-    count,
-    n,
-    MANY: tl.constexpr,
-    SHIFTED: tl.constexpr,
-    WIDE: tl.constexpr,
-    LOWEST: tl.constexpr,
-    BR: tl.constexpr,
-    BT: tl.constexpr,
-    BE: tl.constexpr,
-):
-    dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
-    eps = 2.2e-16 if WIDE else 1.2e-7
-    # rows past the last do the last again
-    i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
-    o_n = tl.arange(0, BT * BE)[None, :]
-    b_x = tl.load(p_x + (i_r * n)[:, None] + o_n, mask=o_n < n, other=float("-inf")).to(dtype)
-    b_s = tl.load(p_strength + (i_r if MANY else i_r * 0)).to(dtype)[:, None]
-    m_good, b_unit, b_range, b_base = extent(b_x)
-    m_good = m_good & (b_s >= 0)
-    b_s *= b_unit
-    # beyond this the solution is constant
-    b_s = tl.where(m_good, tl.minimum(b_s, n * b_range), 0)
-    # what is left in one run after the certain cuts has a range of some 4 strengths a step
-    b_limit = b_s + 8 * eps * (b_s + tl.minimum(b_range, 5 * n * b_s))
-
-    xs = load_row(p_x, p_x, i_r, n, float("-inf"), dtype, False, BT, BE)
-    b_present = tl.zeros([BR, BT], tl.uint32)
-    ys = ()
-    for k in tl.static_range(BE):
-        # a NaN would keep the loop from ending: it is put back at the end
-        m_here = m_good & (xs[k] != float("-inf"))
-        b_present |= m_here.to(tl.uint32) << k
-        ys = ys + (tl.where(m_here, xs[k] * b_unit, b_base) - b_base,)
-    b_cut, b_up = certain_cuts(ys, b_present, b_s)
-    zs = split(ys, b_present, b_cut, b_up, b_s, b_limit)
-
-    b_back = b_base
-    if SHIFTED:
-        b_high = tl.full(zs[0].shape, float("-inf"), dtype)
-        for k in tl.static_range(BE):
-            b_high = tl.maximum(b_high, tl.where(bit(b_present, k), zs[k], float("-inf")))
-        b_back = -tl.max(b_high, 1)[:, None]
-    out = ()
-    for k in tl.static_range(BE):
-        # a shifted entry may be lower than any finite number
-        b_z = tl.maximum((zs[k] + b_back) * (1 / b_unit), LOWEST)
-        b_z = tl.where(bit(b_present, k), b_z, float("-inf"))
-        out = out + (tl.where(m_good, b_z, float("nan")),)
-    store_row(p_z, p_z, i_r, n, out, False)
+from polymax.kernels.triton_rows import bit, following, previous, run_means
 
 
 @triton.jit
