@@ -11,6 +11,7 @@ from polymax.losses.targets import target_of
 from polymax.regularizers import Regularizer
 from polymax.smoothing import HardMax, LocalMax, Marginals, Smoothing
 from polymax.smoothing.sparse_map import SparseMap
+from polymax.solvers import Solver
 from polymax.structures import Counted, DynamicProgram, Structure
 
 Scores = Tensor | tuple[Tensor, ...]
@@ -69,11 +70,19 @@ def crf_loss(
 
 
 def sparsemap_loss(
-    structure: Structure, scores: Scores, y: Any, reduction: str = "mean", *, gamma: float | Tensor = 1.0
+    structure: Structure,
+    scores: Scores,
+    y: Any,
+    reduction: str = "mean",
+    *,
+    gamma: float | Tensor = 1.0,
+    solver: Solver | None = None,
 ) -> Tensor:
     """The loss of SparseMAP: 0 as soon as y is better than every other structure by a margin.
 
         max over mu of <scores, mu> - gamma / 2 ||mu||^2 + gamma / 2 ||y||^2 - <scores, y>
+
+    The solver is `ActiveSet()` unless it is given; `WarmStart().at(keys)` starts from what an earlier step has found.
 
     Example:
         >>> scores = torch.tensor([[1.0, 0.0], [0.0, 0.5]]), torch.zeros(2, 2)
@@ -82,7 +91,7 @@ def sparsemap_loss(
 
     See: Niculae, Martins, Blondel and Cardie 2018, SparseMAP, section 4.
     """
-    return fenchel_young(SparseMap(structure, gamma=gamma), scores, y, reduction=reduction)
+    return fenchel_young(_sparse_map(structure, solver, gamma), scores, y, reduction=reduction)
 
 
 def margin_sparsemap_loss(
@@ -93,10 +102,13 @@ def margin_sparsemap_loss(
     reduction: str = "mean",
     *,
     gamma: float | Tensor = 1.0,
+    solver: Solver | None = None,
 ) -> Tensor:
     """The loss of SparseMAP with costs inside its maximum, Hamming's unless they are given.
 
         max over mu of <scores + cost, mu> - gamma / 2 ||mu||^2 + gamma / 2 ||y||^2 - <scores, y>
+
+    The solver is as in `sparsemap_loss`.
 
     Example:
         >>> scores = torch.tensor([[2.0, 0.0], [0.0, 1.5]]), torch.zeros(2, 2)
@@ -105,7 +117,7 @@ def margin_sparsemap_loss(
 
     See: Niculae, Martins, Blondel and Cardie 2018, SparseMAP, section 4.
     """
-    return _with_margin(SparseMap(structure, gamma=gamma), scores, y, cost, reduction)
+    return _with_margin(_sparse_map(structure, solver, gamma), scores, y, cost, reduction)
 
 
 def smoothed_dp_loss(
@@ -129,6 +141,10 @@ def smoothed_dp_loss(
     See: Mensch and Blondel 2018, Differentiable dynamic programming, section 3.
     """
     return fenchel_young(LocalMax(structure, regularizer, gamma), scores, y, reduction=reduction)
+
+
+def _sparse_map(structure: Structure, solver: Solver | None, gamma: float | Tensor) -> SparseMap:
+    return SparseMap(structure, gamma=gamma) if solver is None else SparseMap(structure, solver, gamma)
 
 
 def _with_margin(smooth: Smoothing, scores: Scores, y: Any, cost: Any, reduction: str) -> Tensor:

@@ -6,6 +6,7 @@ solution    structures and their weights
 mixture     weights and mean as differentiable functions of the scores
 reduced     large scores with what all structures share taken off
 undefined   instances with NaN among their scores
+warm_start  a memory of what was found for each example of a data set
 traced      SparseMAP as operators of torch, for torch.compile
 packed      structures and solvers as lists of numbers and tensors, which operators take
 """
@@ -17,3 +18,4 @@ from polymax.solvers.rules import Pairwise as Pairwise
 from polymax.solvers.rules import Solver as Solver
 from polymax.solvers.search import Search as Search
 from polymax.solvers.solution import Solution as Solution
+from polymax.solvers.warm_start import WarmStart as WarmStart

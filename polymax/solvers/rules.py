@@ -36,6 +36,11 @@ class Solver:
         if not self.tol >= 0:
             raise ValueError(f"tol must not be negative; got {self.tol!r}")
 
+    @property
+    def rule(self) -> "Solver":
+        """The solver whose steps are taken: this one, but for solvers that look up where it starts."""
+        return self
+
     def solve(
         self, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None = None, whole: bool = False
     ) -> Solution:

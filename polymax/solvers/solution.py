@@ -57,6 +57,20 @@ class Solution:
         """The first tensor of each structure, (*batch, k, *event); zeros where there are fewer than k."""
         return self.found.dense() if isinstance(self.found, UsedParts) else self.found
 
+    def rescored(self, structure: Structure, *scores: Tensor) -> Tensor:
+        """What other scores give the structures, (*batch, k), -inf for those that they forbid."""
+        if not isinstance(self.found, UsedParts):
+            return structure.rescore(self.found, *scores)
+        places, before = self.found.places.long(), 0
+        total = torch.zeros(places.shape[:-1], dtype=scores[0].dtype, device=places.device)
+        for x, event in zip(structure.full(*scores), self.found.events, strict=True):
+            flat = torch.nn.functional.pad(x.flatten(x.dim() - len(event)), (0, 1))
+            # what is of another tensor, or no part at all, has a score of 0 after the last
+            at = torch.where((places >= before) & (places < before + event.numel()), places - before, event.numel())
+            total = total + flat.unsqueeze(-2).expand(*places.shape[:-1], flat.shape[-1]).gather(-1, at).sum(-1)
+            before += event.numel()
+        return total
+
     def with_weight(self) -> Tensor | UsedParts:
         """The structures that have weight, as many as the instance with the most has; none in the place of others."""
         used, dim, found = self.probs != 0, self.probs.dim() - 1, self.found

@@ -55,11 +55,11 @@ def _file(name: str) -> Any:
 
 def path(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> str:
     """Which loop `solve` takes, and why, in one sentence."""
-    device, name, rule = scores[0].device.type, type(structure).__name__, type(solver).__name__
+    device, name, rule = scores[0].device.type, type(structure).__name__, type(solver.rule).__name__
     search = structure.search(*scores)
     if search is None:
         why = f"{name}.search says nothing of how the set is searched"
-    elif type(solver) not in _RULES.get(device, ()):
+    elif type(solver.rule) not in _RULES.get(device, ()):
         why = f"no compiled loop for {device} knows the rule of {rule}"
     elif device == "cuda" and not _fits(search):
         why = f"the scores are empty, or have a side of more than {LARGEST}"
