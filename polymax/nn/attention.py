@@ -185,7 +185,7 @@ def _weights(
     cap = fused_attention.checked_softcap(softcap)
     if cap > 0:
         scores = cap * torch.tanh(scores / cap)
-    scores = masked(scores, attn_mask)
+    scores = _masked(scores, attn_mask)
     if not pattern.sees_all():
         left, right, offset = pattern
         sees = allowed(scores.shape[-2], scores.shape[-1], None, None, left, right, offset, scores.device)
@@ -228,20 +228,15 @@ def checked_mapping(mapping: Mapping) -> Mapping:
     return mapping
 
 
-def masked(scores: Tensor, attn_mask: Tensor | None, is_causal: bool = False) -> Tensor:
+def _masked(scores: Tensor, attn_mask: Tensor | None) -> Tensor:
     """Scores (*batch, L, S) with -inf where attention is not allowed, and with what a float mask adds."""
-    if attn_mask is not None:
-        if not isinstance(attn_mask, Tensor) or attn_mask.dtype not in (torch.bool, *_check.FLOATS):
-            came = attn_mask.dtype if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
-            raise TypeError(f"attn_mask must be a bool tensor (True = keep) or a float tensor; got {came}")
-        _check.broadcasts(attn_mask, scores, "attn_mask")
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -torch.inf)
-        else:
-            scores = scores + attn_mask
-    if is_causal:
-        scores = scores.masked_fill(later(scores.shape[-2], scores.shape[-1], scores.device), -torch.inf)
-    return scores
+    if attn_mask is None:
+        return scores
+    if not isinstance(attn_mask, Tensor) or attn_mask.dtype not in (torch.bool, *_check.FLOATS):
+        came = attn_mask.dtype if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
+        raise TypeError(f"attn_mask must be a bool tensor (True = keep) or a float tensor; got {came}")
+    _check.broadcasts(attn_mask, scores, "attn_mask")
+    return scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
 
 
 def later(queries: int, keys: int, device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ from polymax.kernels.tv_prox import tv_prox
 from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, positive
-from polymax.regularizers.fused_weights import FusedWeights, OscarWeights, step, weights
+from polymax.regularizers.fused_weights import step, weights
 
 # the alpha of Tsallis entropies that is sparsemax
 SPARSEMAX = 2.0
@@ -46,7 +46,7 @@ class Fused(Regularizer):
 
     def argmax_rows(self, x: Tensor) -> Tensor:
         if x.is_cuda:
-            return weights(FusedWeights, x, _per_row(self.strength, x))
+            return weights(x, _per_row(self.strength, x), ordered=False)
         y = applied(Fusedmax, wide(x), _per_row(self.strength, x))[0]
         return y if y.dtype == x.dtype else y.to(x.dtype)
 
@@ -77,7 +77,7 @@ class Oscar(Regularizer):
 
     def argmax_rows(self, x: Tensor) -> Tensor:
         if x.is_cuda:
-            return weights(OscarWeights, x, _per_row(self.strength, x))
+            return weights(x, _per_row(self.strength, x), ordered=True)
         y = applied(Oscarmax, wide(x), _per_row(self.strength, x))[0]
         return y if y.dtype == x.dtype else y.to(x.dtype)
 

@@ -16,68 +16,54 @@ from polymax.kernels.oscarmax import oscarmax, oscarmax_backward
 from polymax.kernels.widen import wide
 
 
-def weights(function: "type[FusedWeights] | type[OscarWeights]", x: Tensor, strength: Tensor) -> Tensor:
-    """The weights of a mapping, as a node of the graph where there is one."""
+def weights(x: Tensor, strength: Tensor, ordered: bool) -> Tensor:
+    """The weights of fusedmax, or of oscarmax if `ordered`, as a node of the graph where there is one."""
     if x.requires_grad or strength.requires_grad or transformed():
-        return applied(function, x, strength)[0]
-    return function.forward(x, strength)[0]
+        return applied(DividedWeights, x, strength, ordered)[0]
+    return DividedWeights.forward(x, strength, ordered)[0]
 
 
-class FusedWeights(Function):
-    """y = fusedmax(x), and the marks of the entries; piecewise linear."""
+class DividedWeights(Function):
+    """The weights, and how the row is divided: marks of the entries, or codes if `ordered`; piecewise linear."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
-        return fusedmax(x, strength)
+    def forward(x: Tensor, strength: Tensor, ordered: bool) -> tuple[Tensor, Tensor]:
+        return oscarmax(x, strength) if ordered else fusedmax(x, strength)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        ctx.ordered = inputs[2]
         ctx.mark_non_differentiable(output[1])
         # the gradient of marks would be a row of zeros
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, v: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None]:
         if v is None:
-            return None, None
-        (mark,) = ctx.saved_tensors
+            return None, None, None
+        (division,) = ctx.saved_tensors
         if not ctx.needs_input_grad[1]:
-            return applied(Averaged, mark, v, False), None
-        dx = applied(Averaged, mark, wide(v), False)
-        # the strength pulls an entry towards the one before it, and that one back
-        pull = (mark == ABOVE).to(dx.dtype) - ((mark == BELOW) | (mark == WITHOUT)).to(dx.dtype)
-        return dx.to(v.dtype), -(step(dx, mark >= WITHOUT) * pull).sum(-1)
+            return applied(Averaged, division, v, ctx.ordered), None, None
+        dx = applied(Averaged, division, wide(v), ctx.ordered)
+        return dx.to(v.dtype), (_slope_by_codes if ctx.ordered else _slope_by_marks)(dx, division), None
 
 
-class OscarWeights(Function):
-    """y = oscarmax(x), and the codes of the entries; piecewise linear."""
+def _slope_by_marks(dx: Tensor, mark: Tensor) -> Tensor:
+    """The gradient of the strength of fusedmax: it pulls an entry towards the one before it, and that one back."""
+    pull = (mark == ABOVE).to(dx.dtype) - ((mark == BELOW) | (mark == WITHOUT)).to(dx.dtype)
+    return -(step(dx, mark >= WITHOUT) * pull).sum(-1)
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
-        return oscarmax(x, strength)
+def _slope_by_codes(dx: Tensor, code: Tensor) -> Tensor:
+    """The gradient of the strength of oscarmax: it raises the r-th largest score by r, but for a constant.
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None]:
-        if v is None:
-            return None, None
-        (code,) = ctx.saved_tensors
-        if not ctx.needs_input_grad[1]:
-            return applied(Averaged, code, v, True), None
-        dx = applied(Averaged, code, wide(v), True)
-        # the strength raises the r-th largest score by r, but for a constant, and dx sums to 0
-        rank = torch.arange(code.shape[-1], device=code.device)
-        return dx.to(v.dtype), (dx.gather(-1, (code >> 2).clamp(min=0).long()) * rank).sum(-1)
+    The sum of dx is 0, so that the constant does not matter.
+    """
+    rank = torch.arange(code.shape[-1], device=code.device)
+    return (dx.gather(-1, (code >> 2).clamp(min=0).long()) * rank).sum(-1)
 
 
 class Averaged(Function):

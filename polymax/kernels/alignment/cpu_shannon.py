@@ -13,20 +13,21 @@ import numpy as np
 
 from polymax.kernels.alignment import STRIP
 from polymax.kernels.alignment.strips import skew
-from polymax.kernels.numba_math import _bits, _fma, _from_bits, inline, kernel
-
-_INT, _REAL = np.int32, np.float32
-_ZERO, _ONE, _FORBIDDEN = _REAL(0), _REAL(1), _REAL(-np.inf)
-# log2(e) in two parts: the first times a score less an integer is exact but for one rounding
-_LOG2_E = _REAL(np.log2(np.e))
-_LOG2_E_REST = _REAL(np.log2(np.e) - float(_LOG2_E))
-# 1.5 * 2^23: adding it rounds to an integer, which is then in the last bits
-_ROUND = _REAL(12582912)
-_ROUND_BITS = _INT(0x4B400000)
-_ONE_BITS, _MANTISSA = _INT(0x3F800000), _INT(0x007FFFFF)
-# the exponent of 0, below that of any number; sums of scores stay within a quarter of it
-_LOWEST = _INT(-(1 << 30))
-_WIDEST, _LARGEST = float(1 << 28), float(1 << 20)
+from polymax.kernels.numba_exponents import (
+    FORBIDDEN,
+    INT,
+    LARGEST,
+    LOWEST,
+    ONE,
+    WIDEST,
+    ZERO,
+    bits,
+    exponential,
+    from_bits,
+    normal,
+    shifted,
+)
+from polymax.kernels.numba_math import inline, kernel
 
 
 @kernel
@@ -46,7 +47,7 @@ def inside_shannon(start, stop, scores, rows, columns, value, chart, odd):
         if strips == 0:
             continue
         above[:] = 0
-        powers[:] = _LOWEST
+        powers[:] = LOWEST
         # what stands diagonally before the first cell is 1
         above[0], powers[0] = 1, 0
         state[4 * STRIP :] = 0
@@ -54,11 +55,11 @@ def inside_shannon(start, stop, scores, rows, columns, value, chart, odd):
             skew(scores[b], k * STRIP, n, m, -np.inf, lines)
             _walk(lines, m, min(STRIP, n - k * STRIP) - 1, above, powers, state, chart[b, k])
             chart[b, k, (m + STRIP - 1) * 3 * STRIP :] = 0
-            above[0], powers[0] = 0, _LOWEST
+            above[0], powers[0] = 0, LOWEST
         exists = above[m] > 0
         value[b] = math.log(np.float64(above[m])) + powers[m] * math.log(2) if exists else -np.inf
         chart[b, 0, 0] = 1 if exists else 0
-        most = min(_LARGEST, _WIDEST / (n + m))
+        most = min(LARGEST, WIDEST / (n + m))
         for size in state[4 * STRIP :]:
             odd[b] |= not size <= most
 
@@ -68,13 +69,13 @@ def _walk(lines, m, tail, above, powers, state, chart):
     """One strip: its weights go to the chart, and the numbers of its row `tail` replace those of the row above."""
     for half in range(0, 4, 2):
         state[half * STRIP : (half + 1) * STRIP] = 0
-        state[(half + 1) * STRIP : (half + 2) * STRIP] = _from_bits(_LOWEST)
-    state[2 * STRIP], state[3 * STRIP] = above[0], _from_bits(powers[0])
+        state[(half + 1) * STRIP : (half + 2) * STRIP] = from_bits(LOWEST)
+    state[2 * STRIP], state[3 * STRIP] = above[0], from_bits(powers[0])
     for t in range(m + STRIP - 1):
-        number, power = (above[t + 1], powers[t + 1]) if t < m else (_ZERO, _LOWEST)
+        number, power = (above[t + 1], powers[t + 1]) if t < m else (ZERO, LOWEST)
         _step(state, number, power, lines[t * STRIP : (t + 1) * STRIP], chart[3 * t * STRIP : 3 * (t + 1) * STRIP])
         if 0 <= t - tail < m:
-            above[t - tail + 1], powers[t - tail + 1] = state[tail], _bits(state[STRIP + tail])
+            above[t - tail + 1], powers[t - tail + 1] = state[tail], bits(state[STRIP + tail])
 
 
 @inline
@@ -82,46 +83,24 @@ def _step(state, number, power, scores, weights):
     # carried from lane to lane, not read from the neighbour's place: a vector that spans two stores waits for both
     before, before_power = number, power
     for r in range(STRIP):
-        diagonal, diagonal_power = state[2 * STRIP + r], _bits(state[3 * STRIP + r])
+        diagonal, diagonal_power = state[2 * STRIP + r], bits(state[3 * STRIP + r])
         down, down_power = before, before_power
-        right, right_power = state[r], _bits(state[STRIP + r])
+        right, right_power = state[r], bits(state[STRIP + r])
         before, before_power = right, right_power
-        state[2 * STRIP + r], state[3 * STRIP + r] = down, _from_bits(down_power)
+        state[2 * STRIP + r], state[3 * STRIP + r] = down, from_bits(down_power)
         top = diagonal_power if diagonal_power > down_power else down_power
         top = top if top > right_power else right_power
-        a = _shifted(diagonal, diagonal_power, top)
-        b = _shifted(down, down_power, top)
-        c = _shifted(right, right_power, top)
+        a = shifted(diagonal, INT(diagonal_power - top))
+        b = shifted(down, INT(down_power - top))
+        c = shifted(right, INT(right_power - top))
         total = a + b + c
-        scale = _ONE / (total if total > _ZERO else _ONE)
+        scale = ONE / (total if total > ZERO else ONE)
         weights[r] = a * scale
         weights[STRIP + r] = b * scale
         weights[2 * STRIP + r] = c * scale
-        # 2^k 2^f with |f| <= 1/2, the second factor by a minimax polynomial
-        score = scores[r]
-        x = _ZERO if score == _FORBIDDEN else score
-        k = x * _LOG2_E + _ROUND
-        f = _fma(x, _LOG2_E_REST, _fma(x, _LOG2_E, -(k - _ROUND)))
-        series = _fma(f, _REAL(1.5353362e-4), _REAL(1.3398875e-3))
-        series = _fma(f, series, _REAL(9.6184369e-3))
-        series = _fma(f, series, _REAL(5.5503324e-2))
-        series = _fma(f, series, _REAL(2.4022648e-1))
-        series = _fma(f, series, _REAL(6.9314718e-1))
-        series = _fma(f, series, _ONE)
-        product = total * (_ZERO if score == _FORBIDDEN else series)
-        bits = _bits(product)
-        exponent = _INT(_INT(bits >> _INT(23)) - _INT(127)) + _INT(_bits(k) - _ROUND_BITS)
-        exists = product > _ZERO
-        state[r] = _from_bits(_INT(_INT(bits & _MANTISSA) | _ONE_BITS)) if exists else _ZERO
-        state[STRIP + r] = _from_bits(_INT(top + _INT(exponent)) if exists else _LOWEST)
+        factor, shift = exponential(scores[r])
+        state[r], exponent = normal(total * factor, INT(top + shift))
+        state[STRIP + r] = from_bits(exponent)
         # a NaN stays: nothing is at least as large
-        size, largest = abs(x), state[4 * STRIP + r]
+        size, largest = ZERO if scores[r] == FORBIDDEN else abs(scores[r]), state[4 * STRIP + r]
         state[4 * STRIP + r] = largest if largest >= size or largest != largest else size
-
-
-@inline
-def _shifted(number, power, top):
-    """number 2^(power - top), 0 where it is below the normal numbers."""
-    shift = _INT(power - top)
-    shift = shift if shift > _INT(-127) else _INT(-127)
-    return number * _from_bits(_INT(_INT(shift + _INT(127)) << _INT(23)))
