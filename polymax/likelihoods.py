@@ -32,7 +32,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """- log of the probability of all labellings of frames that read as the targets: torch's ctc_loss.
+    """CTC: minus the log-probability that the frames read as the targets, with the arguments of torch's ctc_loss.
 
         - log sum over labellings that read as the target of exp(sum_t log_probs[t, label_t])
 
@@ -65,7 +65,7 @@ def ctc_loss(
 def ctc_alignment(
     log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths, blank: int = 0
 ) -> Tensor:
-    """The most probable label of every frame, (N, T), that reads as the targets; -1 at padding, and where none does.
+    """The most probable labelling of frames that reads as the targets, (N, T); -1 at padding, and where there is none.
 
     Example:
         >>> ctc_alignment(torch.tensor([[0.1, 0.9], [0.8, 0.2]]).log(), torch.tensor([1]), [2], [1])

@@ -9,7 +9,7 @@ from polymax._parts import Parts, tensors
 
 
 def aligned_strings(y: Parts, first: str, second: str) -> tuple[str, str]:
-    """Both sequences in columns, "-" in gaps, from the first pair to the last and all that is before and after.
+    """Both sequences in full, as two rows of one length with "-" in gaps.
 
     Shapes: y one alignment of `GappedAlignment`, or its pairs (n, m); n and m are the lengths of the sequences
 

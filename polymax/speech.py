@@ -29,11 +29,11 @@ class TokenSpan(NamedTuple):
 def monotonic_alignment_search(
     scores: Tensor, lengths: tuple[Tensor, Tensor] | None = None, output: str = "path"
 ) -> Tensor:
-    """The best path of frames through tokens, as 0 and 1: each frame one token, in order, none skipped.
+    """The best monotonic path through frames and tokens, as 0 and 1: each frame has one token, and none is skipped.
 
     It is `pm.Monotonic(lengths).map(scores)`, by the name it has in text-to-speech. The sum over tokens is 1 for each
-    frame, that over frames the durations. Where keeping a token and moving on are as good, the path that is read from
-    the last frame backwards keeps its token: the rule of `monotonic_align`, so that both give the same path.
+    frame, that over frames the durations. Where keeping a token and moving on are equally good, the path, read from the
+    last frame backwards, keeps its token. That is the rule of `monotonic_align`, so that both give the same path.
 
     To write the path takes longer than to find it: `output="tokens"` gives the token of each frame instead, -1 at
     padding, and "durations" the number of frames of each token.
@@ -69,11 +69,11 @@ def forced_align(
     target_lengths: Tensor | None = None,
     blank: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The most probable label of each frame that reads as the targets, and its score there.
+    """The most probable labelling of frames that reads as the targets, and the score of each label.
 
-    A batch at once. -inf forbids a label in a frame; a wildcard is a further label whose scores are the largest of all
-    labels, or 0. Labels are -1 and scores 0 at padding, and where -inf forbid every labelling; targets that need more
-    frames than there are raise a ValueError.
+    It takes a whole batch. A score of -inf forbids a label in a frame; a wildcard is a further label whose scores are
+    the largest of all labels, or 0. Labels are -1 and scores 0 at padding, and where -inf forbid every labelling;
+    targets that need more frames than there are raise a ValueError.
 
     Shapes: log_probs (*batch, frames, labels); targets (*batch, s) or (s,); lengths (*batch,); two of (*batch, frames)
 

@@ -33,7 +33,7 @@ def rnnt_loss(
     reduction: str = "mean",
     fused_log_softmax: bool = True,
 ) -> Tensor:
-    """- log of the probability of the targets by a transducer, summed over all alignments: torchaudio's rnnt_loss.
+    """RNN-T: minus the log-probability of targets over all alignments, with the arguments of torchaudio's rnnt_loss.
 
     Without `fused_log_softmax`, logits are log-probabilities. A positive `clamp` bounds the entries of the gradient in
     the logits. "mean" is that of the batch. Packed logits have the rows (t, u) of all instances one after the other,
@@ -79,7 +79,7 @@ def additive_rnnt_loss(
     blank: int = -1,
     reduction: str = "mean",
 ) -> Tensor:
-    """`rnnt_loss` of logits that are a sum of two terms, which are never added up for all of them.
+    """`rnnt_loss` of logits that are sums of two terms; the sums are never formed.
 
         logits[t, u, v] = encoder[t, v] + predictor[u, v]
         log sum over v of exp(logits[t, u, v]) = log of the product of exp(encoder) and exp(predictor)

@@ -143,7 +143,7 @@ def _with_whole_rows(
 
 
 def epsilon_perplexity(probs: Tensor | WordDistribution, target: Tensor, epsilon: float = 1e-6) -> Tensor:
-    """The perplexity of targets after epsilon is added to the probability of every word: finite where some have none.
+    """The perplexity of targets after epsilon is added to every probability: it is finite also where a target has none.
 
         exp(-mean log((p_target + epsilon) / (1 + epsilon words)))
 

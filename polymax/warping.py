@@ -79,7 +79,7 @@ def smoothed_dtw(
     *,
     subsequence: bool = False,
 ) -> Tensor:
-    """Dynamic time warping, every minimum smoothed by a regularizer: Gini() expects few cells, Shannon() is soft_dtw.
+    """Dynamic time warping with every minimum smoothed by a regularizer: Gini() is sparse, Shannon() is soft_dtw.
 
     Shapes: cost (*batch, n, m) or a list of (n_k, m_k); lengths a pair of (*batch,), rows and columns; result (*batch,)
 
@@ -142,7 +142,7 @@ def soft_dtw_barycenter(
     max_iter: int = 500,
     tol: float = 1e-4,
 ) -> Tensor:
-    """A series x near all of the series, by L-BFGS from `init`; `debiased` puts the divergence in place of soft_dtw.
+    """The barycenter of series under soft_dtw, by L-BFGS from `init`; if `debiased`, under soft_dtw_divergence.
 
         minimize over x  sum_k w_k soft_dtw(squared_euclidean(x, series_k))
 

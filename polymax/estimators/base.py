@@ -20,11 +20,11 @@ from polymax.structures.base import Parts, Structure, tensors
 
 @dataclass(frozen=True, eq=False)
 class Estimator(ABC):
-    """The best structure, with a gradient in its scores that is not the true one, which is 0 almost everywhere.
+    """Returns the best structure, with a surrogate for its gradient in the scores, which is 0 almost everywhere.
 
-    An estimator of your own is a class with one method, `vjp`. Padding, parts that no structure uses and parts of
-    score -inf get a gradient of 0 whatever it returns, shared scores the sum, half precision is computed in float32.
-    MAP being piecewise constant, the second derivative is that of the formula in `vjp`.
+    An estimator of your own is a class with one method, `vjp`. Whatever it returns, padding, parts that no structure
+    uses and parts of score -inf get a gradient of 0, and shared scores get the sum. Half precision is computed in
+    float32. MAP being piecewise constant, the second derivative is that of the formula in `vjp`.
 
     Example:
         >>> class Signs(Estimator):
@@ -66,10 +66,10 @@ class Estimator(ABC):
 
 @dataclass(frozen=True, eq=False)
 class NoisyEstimator(Estimator):
-    """An estimator that draws: the best structure of perturbed scores, at which `vjp` is called too.
+    """An estimator that returns the best structure of perturbed scores; `vjp` is called at these scores, too.
 
-    Noise is added to the first score tensor, gamma times a draw for each part. For chains that are states: without
-    transitions the draws are then those of independent softmaxes, which more noise, on pairs, would flatten.
+    Noise is added to the first score tensor, gamma times a draw for each part. For chains these parts are the states:
+    without transition scores, the draws are then those of independent softmaxes, which noise on pairs would flatten.
     """
 
     noise: Noise = Gumbel()  # noqa: RUF009

@@ -80,7 +80,7 @@ class RunningMean(nn.Module):
 
 
 class MovingAverage(Baseline):
-    """b is a running mean of the losses of earlier calls; 0 at the first.
+    """The baseline b is a running mean of the losses of earlier calls, and 0 at the first.
 
     Example:
         >>> estimator = pm.ScoreFunction(pm.Simplex(), MovingAverage(decay=0.9))
@@ -101,7 +101,7 @@ class MovingAverage(Baseline):
 
 
 class SelfCritical(Baseline):
-    """b is the loss of the best structure, MAP of the scores: draws are to be better than what a test would use.
+    """The baseline b is the loss of the best structure, so that draws must do better than what a test would use.
 
     Example:
         >>> estimator = pm.ScoreFunction(pm.Chain(), SelfCritical())
@@ -114,7 +114,7 @@ class SelfCritical(Baseline):
 
 
 class LeaveOneOut(Baseline):
-    """b is the mean loss of the other draws for the same instance, of which there must be at least one.
+    """The baseline b is the mean loss of the other draws for the same instance, of which there must be at least one.
 
     Example:
         >>> estimator = pm.ScoreFunction(pm.Chain(), LeaveOneOut(), samples=4)
@@ -130,7 +130,7 @@ class LeaveOneOut(Baseline):
 
 
 class Learned(Baseline):
-    """b is predicted from the input, by a module that learns to predict the loss.
+    """The baseline b is what a module predicts from the input; the module learns to predict the loss.
 
         b = module(*scores), or module(features) where the estimator is given features; (*batch,)
 

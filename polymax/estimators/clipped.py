@@ -46,9 +46,9 @@ class Clipped(nn.Module):
 
         surrogate = mean of max(r a, clip(r, 1 - clip, 1 + clip) a),   r = p(y) / p_old(y),   a = L(y) - b
 
-    Called, it is the estimator itself. `collect` draws once, and each step then minimizes `surrogate` of the scores as
-    they are. Its gradient in the first step is the estimator's; a draw better than the baseline that has become more
-    probable by more than `clip`, or a worse one that has become less probable, has none.
+    Calling it is calling the estimator itself. `collect` draws once, and each step then minimizes `surrogate` of the
+    scores as they are. Its gradient in the first step is the estimator's; a draw better than the baseline that has
+    become more probable by more than `clip`, or a worse one that has become less probable, has none.
 
     Example:
         >>> estimator = Clipped(pm.ScoreFunction(pm.Simplex(), pm.SelfCritical(), samples=4), clip=0.2)

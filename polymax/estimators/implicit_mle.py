@@ -14,7 +14,7 @@ from polymax.structures.base import Parts, tensors
 
 @dataclass(frozen=True, eq=False)
 class ImplicitMLE(NoisyEstimator):
-    """A random structure, whose gradient is that of the likelihood of structures that a step along -g would give.
+    """A random structure; its gradient is that of the likelihood of structures to which a step along -g would lead.
 
         y = map(scores + gamma z_1),    vjp(g) = mean over i of (map(x_i) - map(x_i - step g)) / step,
         x_i = scores + gamma z_i,  i = 1, ..., samples

@@ -12,13 +12,14 @@ from polymax.structures.base import Parts
 
 @dataclass(frozen=True, eq=False)
 class JointLoss:
-    """A loss of groups of structures, in place of a loss function: estimators then expect it under the product.
+    """A loss of groups of structures, which estimators take in place of a loss function; structures are independent.
 
         E[L] = sum over y_1, ..., y_g of p(y_1) ... p(y_g) loss(f(y_1), ..., f(y_g)),        f = each
 
-    Instances along the last dimension of the batch are a group. f is evaluated once for each structure, the loss for
-    each combination: of these SparseExpectation has as many as the supports of a group multiply to, and holds all at
-    once; ScoreFunction draws one structure for each instance, and SelfCritical compares them with the best of each.
+    Instances along the last dimension of the batch are a group. f is evaluated once for each structure, the loss once
+    for each combination. SparseExpectation has as many combinations as the product of the support sizes in a group, and
+    holds all of them at once; ScoreFunction draws one structure for each instance, and SelfCritical compares them with
+    the best of each.
 
     Shapes: scores (*batch, g, ...); each(y (count, ...), at (count,)) -> (count, ...), as a loss function, but values
     of any shape; loss(values (m, g, ...), at (m,)) -> (m,), `at` the groups in the flattened batch; the estimator's

@@ -41,14 +41,14 @@ class Draws:
 
 
 class ScoreFunction(nn.Module):
-    """The expected loss under a distribution over structures, from draws: REINFORCE.
+    """REINFORCE: the expected loss under a distribution over structures, estimated from draws.
 
         value: mean of L(y),        gradient: mean of dL(y) + (L(y) - b) d log p(y),        y ~ p
 
-    A smoothing stands for its distribution, a regularizer for its mapping on the simplex, a structure for Marginals or,
-    where these cannot be drawn from (Assignment, a set with `map` alone), for Perturbed: then what is drawn, and what p
-    is the density of, are the perturbed scores. `baseline` is None for b = 0. Of a `JointLoss` y are the
-    structures of a group, each drawn by itself.
+    Given a smoothing, p is its distribution; given a regularizer, its mapping on the simplex; given a structure, its
+    Marginals. Where these cannot be drawn from (Assignment, a set with `map` alone), a structure stands for Perturbed:
+    scores are perturbed, and p is the density of the perturbed scores. `baseline` is None for b = 0. With a
+    `JointLoss`, y are the structures of a group, each drawn by itself.
 
     Shapes: loss_fn(y (count, ...), at (count,)) -> (count,), `at` the instances in the flattened batch that structures
     y are drawn for; the result (), or (*batch,), with 0 for an instance without a structure

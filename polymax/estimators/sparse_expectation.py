@@ -26,7 +26,7 @@ class SparseExpectation:
 
     A structure stands for its SparseMap, a smoothing for its distribution, which must be small enough to list, and a
     regularizer for its mapping on the simplex. The loss is evaluated once, on all structures of positive probability
-    together and on no others; gradients are exact on both sides. Of a `JointLoss` it is the sum over all combinations.
+    together and on no others; gradients are exact on both sides. With a `JointLoss` the sum is over all combinations.
 
     Shapes: loss_fn(y (count, ...), at (count,)) -> (count,), `at` the instances in the flattened batch that structures
     y belong to; the result (), or (*batch,), with 0 for an instance without a structure
@@ -49,7 +49,7 @@ class SparseExpectation:
 
     @property
     def smooth(self) -> Smoothing:
-        """The smoothing whose distribution it is."""
+        """The smoothing under whose distribution the loss is expected."""
         return smoothing_of(self.structure, SparseMap)
 
     def __call__(self, loss_fn: LossFn | JointLoss, *scores: Tensor) -> Tensor:

@@ -58,12 +58,12 @@ class GraphPoints(Compact):
 
 @dataclass(frozen=True, eq=False)
 class FactorGraph(Structure):
-    """Variables that are on or off, and factors that share them: what all factors allow.
+    """The settings of variables, each on or off, that all factors allow; a variable may be in several factors.
 
-    Over each factor inference is exact, over all of them it is a relaxation: the factors agree on how much each
-    variable is on, and not on which structures that is made of. `SparseMap` finds the nearest such point to the scores
-    (LP-SparseMAP), `HardMax` the best one, the linear relaxation, which is the best structure where it is integral. On
-    a tree of factors it always is. A variable that no factor names is free in [0, 1].
+    Inference is exact over each factor, and a relaxation over all of them: the factors agree on how much each variable
+    is on, but not on the structures of which that is the mean. `SparseMap` finds the point nearest to the scores
+    (LP-SparseMAP). `HardMax` finds the best point, the linear relaxation; where it is integral, as it always is if the
+    factors form a tree, it is the best structure. A variable that no factor names is free in [0, 1].
 
     Factors are a `Factor` for each structure, and the logic of `polymax.factors`.
 
@@ -145,7 +145,7 @@ class FactorGraph(Structure):
         return nearest(self, scores)
 
     def projected_value(self, *scores: Tensor) -> Tensor:
-        """<scores, mu> - 1/2 ||mu||^2 there, (*batch,); its gradient is mu."""
+        """<scores, mu> - 1/2 ||mu||^2 at the point of `projected`, (*batch,); its gradient is mu."""
         return value_of(self, scores)
 
     def complete(self, first: Tensor) -> GraphParts:

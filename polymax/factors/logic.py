@@ -91,7 +91,7 @@ def pair(i: int | Tensor, j: int | Tensor, negated: Flags = None) -> Pair:
 def table(at: Numbers) -> Factor:
     """A score for each of the 2^k settings of k variables, private to the factor: (*batch, 2^k).
 
-    Setting number c has variable at[i] on where bit k - 1 - i of c is: the order of itertools.product.
+    In setting number c the variable at[i] is on where bit k - 1 - i of c is 1: the order of itertools.product.
     """
     found = numbers(at, "at", 0)
     _distinct("table", found)

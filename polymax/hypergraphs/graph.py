@@ -91,7 +91,7 @@ class Builder:
 class Family:
     """Graphs that follow from a few sizes, built once for each; a decorator of the function that builds them.
 
-    A function in NumPy is nothing that torch.compile can follow: to it, a graph comes from an operator.
+    torch.compile cannot follow a function in NumPy, so it sees an operator that returns the graph.
     """
 
     def __init__(self, build: Callable[..., Graph]) -> None:

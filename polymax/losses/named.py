@@ -104,7 +104,7 @@ def margin_sparsemap_loss(
     gamma: float | Tensor = 1.0,
     solver: Solver | None = None,
 ) -> Tensor:
-    """The loss of SparseMAP with costs inside its maximum, Hamming's unless they are given.
+    """The SparseMAP loss with costs inside its maximum; the cost is Hamming's unless another one is given.
 
         max over mu of <scores + cost, mu> - gamma / 2 ||mu||^2 + gamma / 2 ||y||^2 - <scores, y>
 

@@ -91,12 +91,12 @@ class Between:
 
 @dataclass(frozen=True, eq=False)
 class Partial:
-    """Structures of which some parts are known: the loss is that of all that agree with them.
+    """A target of which some parts are known: the loss is that of all structures that agree with them.
 
         loss = max(scores) - max(scores of what is allowed)
 
-    With Marginals those that agree are summed over, with LocalMax smoothed over, with other smoothings the best of them
-    is the target. `known` is bool, True where a part of the first score tensor is allowed; or integers as
+    Marginals sums over the structures that agree, LocalMax takes their smoothed maximum, and with other smoothings the
+    best of them is the target. `known` is bool, True where a part of the first score tensor is allowed; or integers as
     `encode` takes them, with -2 where nothing is known: tags, heads, columns, a class.
 
     Example:

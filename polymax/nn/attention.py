@@ -38,7 +38,7 @@ def scaled_dot_product_attention(
     causal_offset: int = 0,
     key_boxes: Tensor | None = None,
 ) -> Tensor:
-    """torch's function of this name, with a mapping.
+    """torch's scaled_dot_product_attention, with any mapping in the place of softmax.
 
         mapping(softcap tanh(scale query key^T / softcap) + attn_mask) value
 

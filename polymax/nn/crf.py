@@ -27,7 +27,7 @@ class _Scored(NamedTuple):
 
 
 class CRF(nn.Module):
-    """Distributions over tag sequences, of emission scores and learned scores of tags that meet.
+    """A linear-chain conditional random field: emission scores, and learned scores of neighbouring tags.
 
         log p(y) = start[y_1] + sum_t emissions[t, y_t] + sum_t transitions[y_(t-1), y_t] + end[y_n] - log Z
 
@@ -84,10 +84,11 @@ class CRF(nn.Module):
         mask: Tensor | None = None,
         reduction: str = "mean",
     ) -> Tensor:
-        """- log p(tags), over sequences: "mean", "sum", "none" (B,), or "token_mean", the sum by the number of tokens.
+        """The negative log-likelihood of tags, reduced over sequences.
 
-        A tag of -1 is not known, and summed over; so are the tags left by a bool tensor of allowed ones, (B, n, s).
-        An empty sequence has loss 0, tags that are not allowed inf.
+        The reduction is "mean", "sum", "none" (B,), or "token_mean", the sum divided by the number of tokens. A tag of
+        -1 is unknown, and all tags are summed over; a bool tensor (B, n, s) says which tags to sum over. An empty
+        sequence has the loss 0, and tags that are not allowed have the loss inf.
         """
         if reduction not in ("mean", "sum", "none", "token_mean"):
             raise ValueError(f"reduction must be 'mean', 'sum', 'none' or 'token_mean'; got {reduction!r}")

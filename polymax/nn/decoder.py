@@ -14,7 +14,7 @@ from polymax.nn.scorers import pairwise_scores
 
 
 class Attention(nn.Module):
-    """Attention by a learned score: Bahdanau's, Luong's, and any mapping.
+    """Attention for decoders, by a learned score (Bahdanau's, Luong's) and any mapping.
 
         context = sum_s weights_s value_s        weights = mapping(scorer(query, keys))
 
@@ -61,8 +61,8 @@ class FertilityAttention(nn.Module):
         weights_t = mapping(scores_t + exhaustion left_t, upper=left_t)        left_(t+1) = left_t - weights_t
 
     The mapping is csparsemax or csoftmax. What is left after a step is given to the next. Where less than 1 is left in
-    all, a step takes what there is, and its weights sum to that; a sink, a word of infinite fertility, avoids it.
-    `exhaustion` prefers words of which much is left; it says nothing of infinite fertility.
+    all, a step takes what there is, and its weights sum to that; a sink, a word of infinite fertility, avoids it. A
+    positive `exhaustion` prefers words of which much is left; it does not change words of infinite fertility.
 
     Shapes: as Attention; fertility (*batch, S), at least 0
 

@@ -7,7 +7,7 @@ from polymax.nn.tree_lstm import kept_tokens, positive
 
 
 class GraphConvolution(nn.Module):
-    """States of tokens from those of their heads and their modifiers, to the degree that mu says they are.
+    """A graph convolution along expected arcs: a token hears from its heads and modifiers, weighted by mu.
 
         x_j <- relu(W x_j + w + sum_h mu[h, j] (V x_h + v) + mu[0, j] r + sum_m mu[j, m] (U x_m + u))
 

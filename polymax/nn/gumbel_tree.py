@@ -33,7 +33,7 @@ class Merged(NamedTuple):
 
 
 class GumbelTreeLSTM(nn.Module):
-    """Binary trees from scores of pairs, and their states.
+    """Grows binary trees by merging chosen pairs of neighbours, and computes their states.
 
         token   s_i = [h, c] = W x + b
         pair    t_i = TreeLSTMCell(s_i, s_(i+1)),    score_i = <q, h of t_i>,    y = policy(scores)

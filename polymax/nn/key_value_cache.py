@@ -14,7 +14,7 @@ from polymax.kernels.sparse_decoding.options import PAGE
 
 
 def key_boxes(key: Tensor) -> Tensor:
-    """The boxes of pages of 64 keys, which `scaled_dot_product_attention` takes: least numbers, then largest ones.
+    """The boxes of pages of 64 keys: the least and the largest number of each channel.
 
     Shapes: key (*batch, S, E); boxes (*batch, ceil(S / 64), 2, E)
 

@@ -31,7 +31,7 @@ class Loss(NamedTuple):
 
 
 class LatentDependency(nn.Module):
-    """Vectors of sentences, composed along dependency trees that nobody gave.
+    """Encodes sentences by composing their tokens along latent dependency trees.
 
         scores = ArcScorer(x),    encoding = composition(x, tree),    tree by the method, from the scores
 

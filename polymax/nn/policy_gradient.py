@@ -69,7 +69,7 @@ class PolicyGradient(nn.Module):
 
 
 def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip: float = 0.2) -> Tensor:
-    """What to minimize for several steps on the same actions, as `Clipped` does; its value is no loss.
+    """The surrogate to minimize for several steps on the same actions, as in `Clipped`; its value is not the loss.
 
         mean of max(r a, clip(r, 1 - clip, 1 + clip) a),    r = exp(log_prob - old_log_prob),    a = L - b
 

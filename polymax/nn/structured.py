@@ -12,7 +12,7 @@ from polymax.structures.base import Parts
 
 
 class StructuredAttention(nn.Module):
-    """The context of expected structures: mu = smooth(scores), and values summed by what it says of them.
+    """Attention by an expected structure: values are summed with the weights mu = smooth(scores).
 
         chain      context = sum_i mu(state of i is not 0) value_i        not normalised: several are attended to
         trees      context_m = sum_h mu(h is the head of m) value_h

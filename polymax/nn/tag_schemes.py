@@ -21,7 +21,7 @@ class TagConstraints(NamedTuple):
 
 
 def bio_constraints(tags: Sequence[str]) -> TagConstraints:
-    """I-X follows B-X or I-X: B-X is the first token of a span of type X, I-X any other, O is outside of spans.
+    """The rules of BIO: I-X follows B-X or I-X. B-X is the first token of a span of type X, O is outside of spans.
 
     Example:
         >>> bio_constraints(["O", "B-PER", "I-PER"]).transitions[0]
@@ -31,7 +31,7 @@ def bio_constraints(tags: Sequence[str]) -> TagConstraints:
 
 
 def bioes_constraints(tags: Sequence[str]) -> TagConstraints:
-    """Rules of BIO, with "E-X" for the last token of a span and "S-X" for a span of one; L and U of BILOU are the same.
+    """The rules of BIO with "E-X" for the last token of a span and "S-X" for a span of one; BILOU calls these L and U.
 
     Example:
         >>> bioes_constraints(["O", "B-PER", "I-PER", "E-PER", "S-PER"]).transitions[1]

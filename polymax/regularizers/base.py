@@ -52,7 +52,7 @@ class Regularizer(ABC):
         return _back(y, x, dim)
 
     def max(self, x: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        """The smoothed max: its gradient is argmax(x). -inf for a row of -inf."""
+        """The smoothed max, whose gradient is argmax(x); it is -inf for a row of -inf."""
         _check.floating(x, "x")
         rows, scores = self._rows(_check.masked(x, mask), dim)
         keep = scores != -torch.inf

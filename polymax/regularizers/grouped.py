@@ -24,7 +24,7 @@ _ROUNDS, _CLOSE, _NOTHING = 5000, 1e-11, 1e-8
 
 @dataclass(frozen=True)
 class Grouped(Regularizer):
-    """Gini plus the norms of groups of entries, each times the root of its size. The mapping is groupedmax.
+    """Gini plus the norm of each group of entries, times the square root of its size. The mapping is groupedmax.
 
         Omega(p) = 1/2 (sum p^2 - 1) + strength sum over groups g of sqrt(|g|) norm_2(p_g)
 

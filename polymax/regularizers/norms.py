@@ -14,7 +14,7 @@ from polymax.regularizers.threshold import threshold
 
 @dataclass(frozen=True)
 class Norm(Regularizer):
-    """The alpha-norm, whose mapping is sparse, the less so the larger alpha.
+    """The alpha-norm. Its mapping, normmax, is sparse; the larger alpha is, the less sparse.
 
         Omega(p) = norm_alpha(p) - 1
 
@@ -42,7 +42,7 @@ class Norm(Regularizer):
 
 @dataclass(frozen=True)
 class SquaredPNorm(Regularizer):
-    """Half the squared p-norm: p = 2 is sparsemax.
+    """Half the squared p-norm. Its mapping is sq_pnorm_max, which for p = 2 is sparsemax.
 
         Omega(q) = (norm_p(q)^2 - 1) / 2
 

@@ -45,9 +45,9 @@ class Smoothing(ABC):
         return 0.0
 
     def best_of(self, *scores: Tensor) -> Tensor:
-        """The score, less Omega, of a target of which parts are known: `scores` are -inf at the parts that it forbids.
+        """The value of a target of which parts are known: `scores` are -inf at the parts that it forbids.
 
-        Here the target is the best of the structures that are left; sums over all of them are for subclasses.
+        Here it is the score, less Omega, of the best structure that is left; subclasses sum over all that are left.
         """
         return self.structure.best_score(*scores)
 

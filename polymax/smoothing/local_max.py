@@ -18,7 +18,7 @@ from polymax.structures.dynamic import DynamicProgram
 
 @dataclass(frozen=True, eq=False)
 class LocalMax(Smoothing):
-    """Every maximum in the recursion smoothed by a regularizer: differentiable dynamic programming.
+    """Differentiable dynamic programming: a regularizer smooths every maximum in the recursion.
 
         v_h = max_Omega over hyperedges e of (score_e + sum of v over its tails)
 

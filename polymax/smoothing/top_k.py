@@ -20,7 +20,7 @@ from polymax.structures.base import Parts, Sampled, tensors
 
 @dataclass(frozen=True, eq=False)
 class TopKSparsemax(Smoothing):
-    """Sparsemax over whole structures, of which the k best compete.
+    """Sparsemax over the k best whole structures.
 
         argmax over p in the simplex of Y, at most k of them not 0, of  sum_y p_y <scores, y> - gamma / 2 (sum p^2 - 1)
 

@@ -83,9 +83,10 @@ class Solver:
 
 @dataclass(frozen=True)
 class ActiveSet(Solver):
-    """Exact weights for the structures found so far, before the next is asked for: Wolfe's min-norm-point method.
+    """The exact solver, Wolfe's min-norm-point method: after each new structure, all found so far get exact weights.
 
-    Ends after finitely many iterations, at the solution up to rounding, or where one leaves the structures as they are.
+    It ends after finitely many iterations, at the solution up to rounding, or where an iteration leaves the set of
+    structures as it is.
 
     Example:
         >>> unary, transition = torch.tensor([[0.3, 0.0], [0.0, 0.2]]), torch.zeros(2, 2)
@@ -103,7 +104,7 @@ class ActiveSet(Solver):
 
 @dataclass(frozen=True)
 class FrankWolfe(Solver):
-    """A step towards the best structure, as long as it pays; many steps for few digits.
+    """Frank-Wolfe's method: each iteration is a step towards the best structure. It needs many steps for few digits.
 
     Example:
         >>> unary, transition = torch.tensor([[0.3, 0.0], [0.0, 0.2]]), torch.zeros(2, 2)
@@ -119,7 +120,7 @@ class FrankWolfe(Solver):
 
 @dataclass(frozen=True)
 class AwayStep(Solver):
-    """A step towards the best structure, or away from the worst that has weight, whichever promises more.
+    """Frank-Wolfe with away steps: towards the best structure, or away from the worst one, whichever promises more.
 
     Example:
         >>> unary, transition = torch.tensor([[0.3, 0.0], [0.0, 0.2]]), torch.zeros(2, 2)
@@ -135,7 +136,7 @@ class AwayStep(Solver):
 
 @dataclass(frozen=True)
 class Pairwise(Solver):
-    """Weight goes from the worst structure that has any straight to the best.
+    """Pairwise Frank-Wolfe: each iteration moves weight from the worst structure that has any to the best one.
 
     Example:
         >>> unary, transition = torch.tensor([[0.3, 0.0], [0.0, 0.2]]), torch.zeros(2, 2)

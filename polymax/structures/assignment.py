@@ -48,7 +48,8 @@ class Assignment(Structure):
     def map(self, *scores: Tensor) -> Tensor:
         """The best assignment as indicators (*batch, n, m).
 
-        An instance that -inf leaves without one is zeros: `feasible` tells. NaN fills its own instance.
+        An instance in which -inf forbids every assignment gets zeros; `feasible` says which ones these are. NaN fills
+        its own instance.
         """
         return self._indicators(*self._solution(*scores)).to(scores[0].dtype)
 

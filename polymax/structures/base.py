@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Structure(ABC):
     """A finite set Y of structures, each an indicator of the parts it uses, shaped like the scores.
 
-    `map` and `event_dims` are all that a structure must have; `vertices` defines the set, for tests to enumerate.
-    Everything else says more about the set, and has a correct answer for a set that does not say it.
+    `map` and `event_dims` are all that a structure must have; `vertices` defines the set, for tests to enumerate. Every
+    other method says more about the set, and has a default that is correct for any set.
     """
 
     # the length of each instance, (*batch,), or a pair of them: a field of sets whose instances may differ in size
@@ -165,7 +165,7 @@ class Structure(ABC):
         return self.compact.decode(y)
 
     def log_count(self, event_shape: tuple[int, ...]) -> Tensor:
-        """log of the number of structures for scores of this shape (of the first tensor), (*batch,) as lengths have.
+        """The log of the number of structures for scores of this shape (of the first tensor), for each of the lengths.
 
         Example:
             >>> pm.SpanningTree().log_count((31, 31))  # 30 tokens
@@ -174,7 +174,7 @@ class Structure(ABC):
         raise TypeError(f"{type(self).__name__} does not count its structures")
 
     def why_uncounted(self) -> str:
-        """The words by which a message says why sums over this set are out of reach."""
+        """The sentence with which an error says why sums over this set are out of reach."""
         return f"{type(self).__name__} has no logsumexp, so Marginals are out of reach"
 
     def with_lengths(self, lengths: Any) -> Self:
@@ -185,7 +185,7 @@ class Structure(ABC):
 
 
 class Counted(Structure):
-    """A structure over which sums are tractable."""
+    """A set of structures over which sums are tractable."""
 
     @abstractmethod
     def logsumexp(self, *scores: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class Counted(Structure):
 
 
 class Sampled(Counted):
-    """A structure that can be drawn by its probability, and whose best structures can be ranked."""
+    """A set whose structures can be drawn by their probability, and whose k best structures can be listed."""
 
     @abstractmethod
     def gibbs(self, scores: tuple[Tensor, ...], dtype: torch.dtype) -> Any:

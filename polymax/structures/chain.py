@@ -153,7 +153,7 @@ class Chain(DynamicProgram):
         return mu if scores[0].dtype.itemsize >= 4 else narrow(mu, scores[0].dtype)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
-        """Transitions for every instance and step: results do not share them."""
+        """The scores with transitions expanded to every instance and step, as results have them."""
         if len(scores) != 2 or scores[0].dim() < 2 or scores[1].shape != scores[0].shape[-1:] * 2:
             unary, transition = self.fitted(*scores)
         else:
@@ -162,7 +162,7 @@ class Chain(DynamicProgram):
         return unary, transition.expand(*batch, max(n - 1, 0), s, s)
 
     def fitted(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of one instance each, and transitions of as many dims, in which those that are shared are 1."""
+        """Scores with a batch of their own, and transitions of as many dims, of size 1 where they are shared."""
         if len(scores) != 2:
             raise TypeError(f"a chain has two score tensors, unary and transition; got {len(scores)}")
         unary, transition = scores

@@ -43,13 +43,14 @@ class AffineGaps(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GappedAlignment(DynamicProgram):
-    """Pairs of positions in order, and gaps: rows that no column is paired with are deleted, such columns inserted.
+    """Alignments of two sequences: pairs of positions, in order, and gaps; unpaired rows are deleted, columns inserted.
 
-    A gap of length L scores open + (L - 1) extend, with gap="linear" L extend: scores, negative for penalties. Between
-    two pairs deletions come before insertions, so that the pairs determine the alignment. Mode "global" scores all
-    gaps, mode "local" those between the first pair and the last: it has the empty alignment, of score 0. So has mode
-    "semi-global", in which an end is free: of the positions before the first pair, and of those after the last, the
-    gap of the sequence that has fewer is scored (deletions if they are equally many), the other one is not.
+    A gap of length L scores open + (L - 1) extend, or L extend with gap="linear"; for penalties these scores are
+    negative. Between two pairs deletions come before insertions, so that the pairs determine the alignment. Mode
+    "global" scores all gaps. Mode "local" scores those between the first pair and the last, and contains the empty
+    alignment, of score 0. So does mode "semi-global", in which a sequence may begin before the other one, or end after
+    it, for free: of the positions before the first pair, and of those after the last, only the gap of the sequence that
+    has fewer is scored (deletions if both have equally many).
 
     A gap score may differ by position. That of row i, deleted after j columns, is in cell (i, max(j - 1, 0)); that of
     column j, inserted after i rows, in cell (max(i - 1, 0), j). With an empty sequence there is no cell, and the score

@@ -49,7 +49,8 @@ class Tokens(Ordered):
 
 @dataclass(frozen=True, eq=False)
 class Monotonic(DynamicProgram):
-    """Each frame one token, from the first to the last: a frame keeps the token of the one before, or has the next one.
+    """Monotonic alignments: each frame keeps the token of the frame before it, or moves on to the next; none is
+    skipped.
 
     The parts are cells [frame, token]. Instances with more tokens than frames have no alignment, and are refused.
     The compact form is the token of each frame, -1 at padding.

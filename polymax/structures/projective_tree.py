@@ -35,7 +35,7 @@ _PASSES = [kernel_passes(*_OPS, recorded=recorded, options=(single,)) for single
 
 @dataclass(frozen=True, eq=False)
 class ProjectiveTree(DynamicProgram):
-    """Trees over tokens 1..n below the root symbol 0, no two arcs crossing; the parts are arcs [head, modifier].
+    """Dependency trees over tokens 1..n below the root symbol 0, without crossings; parts are arcs [head, modifier].
 
     With `single_root` exactly one token hangs from the root symbol. Lengths count tokens. With `labelled` each arc
     carries one of the labels, and the compact form is head and label of each token.

@@ -19,7 +19,7 @@ from polymax.structures.compact.choices import Ranks
 
 @dataclass(frozen=True, eq=False)
 class Ranking(Structure):
-    """Permutations of (1, ..., n): a higher score, a higher rank. Ties rank the later entry higher.
+    """Permutations of (1, ..., n): the higher the score, the higher the rank; of equal scores the later ranks higher.
 
     Shapes: scores (*batch, n)
 

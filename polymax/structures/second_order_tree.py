@@ -204,7 +204,7 @@ class SiblingTree(SecondOrderTree):
 
 @dataclass(frozen=True, eq=False)
 class GrandparentTree(SecondOrderTree):
-    """Projective trees that score each arc together with the arc to its head: half trees know their head's head.
+    """Projective trees that score each arc together with the arc to its head.
 
     grandparents [g, h, m] counts where g is the head of h and h that of m; a token that hangs from the root symbol has
     no such part. O(n^4) steps.

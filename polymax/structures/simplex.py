@@ -19,7 +19,7 @@ from polymax.structures.dynamic import DynamicProgram
 
 @dataclass(frozen=True, eq=False)
 class Simplex(DynamicProgram):
-    """One of n: Marginals is softmax, SparseMap is sparsemax, LocalMax is the regularizer itself.
+    """One of n items: Marginals is softmax, SparseMap is sparsemax, LocalMax is the regularizer itself.
 
     Shapes: scores (*batch, n)
 
@@ -146,7 +146,7 @@ class Subset(DynamicProgram):
 
 @dataclass(frozen=True, eq=False)
 class Explicit(DynamicProgram):
-    """One of the listed vertices, which may be any vectors.
+    """A set that is given by the list of its vertices, which may be any vectors.
 
     Shapes: vertices (count, d); scores (*batch, d)
 

@@ -41,7 +41,7 @@ from polymax.structures.usable import usable_arcs
 
 @dataclass(frozen=True, eq=False)
 class SpanningTree(Sampled):
-    """Trees over tokens 1..n below the root symbol 0, arcs crossing or not; the parts are arcs [head, modifier].
+    """Dependency trees over tokens 1..n below the root symbol 0, whose arcs may cross; parts are arcs [head, modifier].
 
     With `single_root` exactly one token hangs from the root symbol. Lengths count tokens. With `labelled` each arc
     carries one of the labels, and the compact form is head and label of each token.

@@ -32,7 +32,7 @@ class TransducerParts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Transducer(DynamicProgram):
-    """Each frame emits none, one or several of the tokens, in order, and ends with a blank; the last one ends the path.
+    """Paths of a transducer: each frame emits any number of tokens, in order, and then a blank.
 
     The parts are blanks, by frame and the number of tokens emitted before, and emissions, by frame and token. Instances
     with tokens and no frame are refused. The compact form is the number of tokens that have been emitted at the blank

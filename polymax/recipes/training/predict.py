@@ -193,7 +193,7 @@ def as_lines(texts: Iterable[str]) -> Iterator[Line]:
 
 
 def predictions(trained: Trained, texts: Iterable[str]) -> Iterator[str]:
-    """The lines of output of lines of input."""
+    """The lines that `polymax predict` writes for lines of input."""
     return chain.from_iterable(part.output for part in predicted(trained, "input", as_lines(texts)))
 
 

@@ -21,7 +21,7 @@ MODULES: dict[str, str] = {}
 
 
 def register(name: str, module: str) -> None:
-    """Let a task be known by its name; its module is imported when the task is asked for.
+    """Register a task under a name; its module is imported when the task is first asked for.
 
     Example:
         >>> register("tag", "polymax.recipes.tag.task")
@@ -82,7 +82,7 @@ class Alternating(Model):
 
 @dataclass
 class Trained:
-    """A model with all it needs to be used: what `polymax.recipes.load` gives.
+    """A trained model, ready for use, as `polymax.recipes.load` returns it.
 
     Example:
         >>> from polymax.recipes import load
@@ -116,7 +116,7 @@ class Trained:
         return predictions(self, lines)
 
     def results(self, inputs: Iterable[Any]) -> list[Any]:
-        """What is found for each input, as objects of `polymax.recipes.results`: structures and probabilities.
+        """The prediction for each input, as objects of `polymax.recipes.results`: structures and probabilities.
 
         Inputs are texts or lists of tokens for tag, parse and bracket, texts for seq2seq, lm and listops, pairs of
         texts for entail, word-align and protein-align, either for classify, arrays (n,) or (n, d) for series, and
