@@ -5,6 +5,9 @@ A kind of search has a file of its own, cuda_<kind>.py, with `best`, a function 
 has in another slot, and a slot that is not used has -1. `best(problem, p_arounds, p_fresh, height, width, SIZES)` gets
 the tensors of all instances and scores less mu, (B, d); it writes to `p_fresh`, and gives the score of parts in other
 tensors, -inf where there is no structure. Kinds without a file come from `map`, as cuda_given.py has it.
+
+Functions that take and give numbers and addresses alone are `noinline`: the time in which Triton compiles a function
+grows with more than the square of its size, and what is called twice is compiled once.
 """
 
 from dataclasses import dataclass, replace

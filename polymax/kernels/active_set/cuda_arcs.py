@@ -18,7 +18,7 @@ def plan(search: Search) -> Plan:
     n = x.shape[1]
     known = room(x, n, n), room(x, n, n, dtype=torch.int32), room(x, FIELDS, 2 * n, dtype=torch.int32)
     problem = lengths.contiguous(), *known, room(x, n - 1, dtype=torch.long)
-    return Plan(best, problem, (single_root, FIELDS, max(ceil_power(n), 32)), (n, n), n - 1, 1)
+    return Plan(best, problem, (single_root, FIELDS, max(ceil_power(n), 32)), (n, n), n - 1, 1, likely=2 * n)
 
 
 def slots(search: Search, vertices: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def listed(search: Search, places: Tensor) -> UsedParts:
     return UsedParts(places, search.events)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
     """The best tree; SIZES are the constants of the kernel of trees."""
     p_lengths, p_w, p_to, p_known, p_heads = problem

@@ -18,7 +18,8 @@ def plan(search: Search) -> Plan:
     n, m = x.shape[1:]
     width = max(ceil_power(max(n, m)), 32)
     problem = rows.contiguous(), columns.contiguous(), room(x, n, dtype=torch.long), room(x, n), room(x, m)
-    return Plan(best, problem, (width,), (n, m), min(n, m), min(max(width // 128, 1), 16))
+    warps = min(max(width // 128, 1), 16)
+    return Plan(best, problem, (width,), (n, m), min(n, m), warps, likely=2 * min(n, m))
 
 
 def slots(search: Search, vertices: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ def listed(search: Search, places: Tensor) -> UsedParts:
     return UsedParts(places, search.events)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
     """The best assignment; SIZES of a row."""
     p_rows, p_columns, p_match, p_u, p_v = problem

@@ -32,7 +32,7 @@ def plan(search: Search) -> Plan:
     return Plan(best, problem, (states, counts), (n, s), n, min(max(states * counts // 128, 1), 8), s, w)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
     """The best sequence; SIZES of a tile of states and counts."""
     p_w, stride_wb, stride_wt, group, p_lengths, p_values, p_back, k, state, runs = problem

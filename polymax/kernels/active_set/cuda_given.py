@@ -49,7 +49,7 @@ def listed(search: Search, places: Tensor) -> Tensor:
     return (places >= 0).double().reshape(*places.shape[:-1], *search.events[0])
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
     """The parts of a structure that is known already; the score of its other parts."""
     p_ys, p_others = problem

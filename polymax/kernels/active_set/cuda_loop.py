@@ -160,7 +160,7 @@ def _take(
     return status, gap, b_step, b_one, known
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _compare_all(held, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr):
     p_places, p_gram, p_system = held
     top = places_up_to(tl.load(p_system + (K + 1) * K + tl.arange(0, K)), K)
@@ -168,7 +168,7 @@ def _compare_all(held, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexp
         compare(p_places, p_gram, p_places + k * slots, k, top, slots, K, BP, BU)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _mean(held, point, height, width, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BS: tl.constexpr):
     """mu, the weighted sum of structures, and what it leaves of the scores; ||mu||^2."""
     p_places, _, p_system = held

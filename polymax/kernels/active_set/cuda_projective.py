@@ -28,7 +28,7 @@ def plan(search: Search) -> Plan:
     cells = (n, n) if labels != 1 else (0, 0)
     known = room(x, 3, n, n), room(x, 3, n, n, dtype=torch.int32), room(x, *cells), room(x, *cells, dtype=torch.int32)
     problem = lengths.contiguous(), *known
-    return Plan(best, problem, sizes(n, labels, single_root), (n, n * labels), n - 1, warps(n))
+    return Plan(best, problem, sizes(n, labels, single_root), (n, n * labels), n - 1, warps(n), likely=2 * n)
 
 
 def sizes(n: int, labels: int, single_root: bool) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ def listed(search: Search, places: Tensor) -> UsedParts:
     return UsedParts(places, search.events)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
     """The best tree; SIZES of tiles."""
     p_lengths, p_charts, p_backs, p_lams, p_labels = problem

@@ -67,7 +67,7 @@ def _first_slots(n: int, device: torch.device) -> Tensor:
     return (n // torch.arange(1, n + 1, device=device)).cumsum(0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
     """The best tree; SIZES of tiles."""
     p_lengths, p_slots, p_charts, p_backs, p_lams, p_labels = problem

@@ -45,7 +45,7 @@ def listed(search: Search, places: Tensor) -> UsedParts:
     return UsedParts(places, search.events)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
     """The best sequence; SIZES of a tile of transitions, how lanes have states, and steps of a tile."""
     p_w, stride_wb, stride_wt, group, p_lengths, p_values, p_back = problem

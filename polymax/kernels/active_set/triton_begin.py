@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def begin(p_given, held, point, d, K: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr):
     """No structure has weight, mu is 0; the places of structures are left as they are."""
     _, p_gram, p_system = held
@@ -29,7 +29,7 @@ def begin(p_given, held, point, d, K: tl.constexpr, BR: tl.constexpr, BU: tl.con
     tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def any_large(p_x, count, limit, BU: tl.constexpr):
     """True if one of the scores is NaN or +inf, or finite and larger than the limit."""
     b_found = tl.zeros([BU], tl.int32)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def look(p_one, p_scores, p_mu, slots, BU: tl.constexpr):
     """How many parts a structure has, and what scores and mu add up to over them."""
     b_size = tl.zeros([BU], tl.float32)
@@ -23,7 +23,7 @@ def look(p_one, p_scores, p_mu, slots, BU: tl.constexpr):
     return tl.sum(b_size, 0), tl.sum(b_own, 0), tl.sum(b_reach, 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def copy(p_one, p_to, slots, BU: tl.constexpr):
     """Write a list to a place."""
     for i_u in range(0, slots, BU):
@@ -31,7 +31,7 @@ def copy(p_one, p_to, slots, BU: tl.constexpr):
         tl.store(p_to + o_u, tl.load(p_one + o_u, mask=o_u < slots, other=-1), mask=o_u < slots)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def compare(p_places, p_gram, p_one, place, top, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr):
     """Write the overlaps of one structure with others, and with itself at its place, to gram (K, K).
 
@@ -52,7 +52,7 @@ def compare(p_places, p_gram, p_one, place, top, slots, K: tl.constexpr, BP: tl.
     tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def gather(p_places, p_x, p_out, top, slots, BP: tl.constexpr, BU: tl.constexpr):
     """Write what x adds up to over the parts of each structure."""
     for i_r in range(0, top, BP):
@@ -67,7 +67,7 @@ def gather(p_places, p_x, p_out, top, slots, BP: tl.constexpr, BU: tl.constexpr)
     tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def spread(p_places, p_weights, p_total, top, slots, BU: tl.constexpr):
     """Add the weighted sum of structures to `p_total`, one after the other: the same bits at every call."""
     for i_u in range(0, slots, BU):
@@ -87,7 +87,7 @@ def spread(p_places, p_weights, p_total, top, slots, BU: tl.constexpr):
             b_at = b_next
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def spread_rows(p_places, p_weights, p_total, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
     """The same for structures that have one part of each row, (rows, columns), and weights that are 0 up to a multiple
     of 8.

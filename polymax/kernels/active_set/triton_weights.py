@@ -109,7 +109,7 @@ def admit(p_gram, p_system, place, gap, renewed, K: tl.constexpr, BR: tl.constex
     return good, b_step, b_one, known
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def renew(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
     """The inverse from the start; structures that depend on those before lose their places."""
     o_k = tl.arange(0, K)
@@ -214,7 +214,7 @@ def insert(p_system, place, b_mix, distance, top, K: tl.constexpr, BR: tl.conste
     _add_outer(p_system, 1 / distance, -1, top, K, BR)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _add_outer(p_system, scale, gone, top, K: tl.constexpr, BR: tl.constexpr):
     """Add x x^T scale to the inverse, and clear the row and the column of `gone`."""
     o_k = tl.arange(0, K)
