@@ -49,8 +49,7 @@ class Tokens(Ordered):
 
 @dataclass(frozen=True, eq=False)
 class Monotonic(DynamicProgram):
-    """Monotonic alignments: each frame keeps the token of the frame before it, or moves on to the next; none is
-    skipped.
+    """Monotonic alignments: each frame keeps the token of the frame before it, or has the next one; none is skipped.
 
     The parts are cells [frame, token]. Instances with more tokens than frames have no alignment, and are refused.
     The compact form is the token of each frame, -1 at padding.
