@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax._function import has_values
+
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -50,8 +52,13 @@ def masked(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def readable(t: Tensor) -> bool:
-    """True if the values of a tensor can be read: it is not traced, and nobody has to wait for a device."""
-    return not (not t.is_cpu or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(t))
+    """True if the values of a tensor can be read: it has values, is not traced, and nobody has to wait for a device."""
+    return not (
+        not t.is_cpu
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.is_functorch_wrapped_tensor(t)
+        or not has_values(t)
+    )
 
 
 def number(value: Any, name: str, expected: str, valid: Any) -> None:

@@ -70,11 +70,11 @@ class Operator:
     def __call__(self, x: Tensor, *args: Any) -> Any:
         if (
             torch.compiler.is_compiling()
-            or type(x) not in _PLAIN
+            or type(x) not in PLAIN
             or _transforming()
             or _batched(x)
             or wrapped(x)
-            or _modes()
+            or modes()
             or _profiling()
             or (x.requires_grad and torch.is_grad_enabled())
         ):
@@ -95,9 +95,9 @@ class Operator:
 
 
 # what may look at a call, asked for in tens of nanoseconds
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 _transforming = torch._C._are_functorch_transforms_active
-_modes = torch._C._len_torch_dispatch_stack
+modes = torch._C._len_torch_dispatch_stack
 _profiling = torch.autograd._profiler_enabled
 _batched = torch._C._functorch.is_legacy_batchedtensor
 # a tensor that torch.func wrapped outlives the transformation, in what a backward pass has saved
@@ -106,12 +106,12 @@ wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 def plain(*tensors: Tensor) -> bool:
     """True if nothing looks at a call with these tensors: no compiler, transformation, mode or profiler."""
-    if torch.compiler.is_compiling() or _transforming() or _modes() or _profiling():
+    if torch.compiler.is_compiling() or _transforming() or modes() or _profiling():
         return False
     # a loop is faster than any() of a generator
     seen = False
     for t in tensors:
-        seen = seen or type(t) not in _PLAIN or _batched(t) or wrapped(t)
+        seen = seen or type(t) not in PLAIN or _batched(t) or wrapped(t)
     return not seen
 
 

@@ -1,13 +1,16 @@
 """Functions with derivatives of their own, called at the least cost."""
 
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function, forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def applied(function: type[Function], *args: Any) -> Any:
@@ -35,9 +38,60 @@ def functional() -> bool:
 
 
 def untransformed() -> AbstractContextManager[Any]:
-    """A context in which torch.func does not look: for tables that outlive its call, and solvers that read numbers."""
+    """A context in which neither torch.func nor a dispatch mode looks.
+
+    It is for tables that outlive the call, which fake tensors must not be, and for solvers that read numbers.
+    """
     # the compiler does not follow it, and has nothing to leave
-    return nullcontext() if torch.compiler.is_compiling() else temporarily_clear_interpreter_stack()
+    return nullcontext() if torch.compiler.is_compiling() else _untransformed()
+
+
+def may_keep(device: torch.device) -> bool:
+    """True if a tensor that is made during this call has a value of its own, and may be kept for later calls.
+
+    One that torch.compile, a dispatch mode (fake tensors) or a CUDA graph sees being made belongs to them.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator for functions that make tensors for a device, which is their last argument, and may be kept."""
+
+    def decorate(make: Callable[..., Any]) -> Callable[..., Any]:
+        @lru_cache(maxsize=most)
+        def kept(*args: Any) -> Any:
+            # they outlive the call, and may be saved for a gradient
+            with untransformed(), torch.inference_mode(False):
+                return make(*args)
+
+        return lambda *args: (kept if may_keep(args[-1]) else make)(*args)
+
+    return decorate
+
+
+@contextmanager
+def _untransformed() -> Iterator[None]:
+    with temporarily_clear_interpreter_stack(), _disable_current_modes():
+        yield
+
+
+def has_values(x: Tensor) -> bool:
+    """False for fake tensors and those on the meta device, which have a shape alone."""
+    return not (x.is_meta or isinstance(x, FakeTensor))
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context without torch.autocast for such a device; it does not know all of them."""
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
+
+
+def autocasts(device: torch.device) -> bool:
+    """True if torch.autocast is on for such a device; it does not know all of them."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def recording(x: Tensor) -> bool:

@@ -1,12 +1,11 @@
 """Room for arithmetic: at least float32, and rows in a unit in which their sums stay finite."""
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from polymax._function import untransformed
+from polymax._function import keep_tensors
 
 
 def wide(x: Tensor) -> Tensor:
@@ -25,18 +24,10 @@ def like_argument(place: int) -> Callable[..., Tensor]:
     return lambda *args: torch.empty_like(args[place], memory_format=torch.contiguous_format)
 
 
+@keep_tensors(512)
 def constant(value: float, dims: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number as a tensor of size 1 in every dim, to stand for one of any shape; it must not be written to."""
-    if torch.compiler.is_compiling():
-        return torch.full((1,) * dims, value, dtype=dtype, device=device)
-    return _kept(value, dims, dtype, device)
-
-
-@lru_cache(maxsize=512)
-def _kept(value: float, dims: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    # it outlives the call, and may be saved for a gradient
-    with untransformed(), torch.inference_mode(False):
-        return torch.full((1,) * dims, value, dtype=dtype, device=device)
+    return torch.full((1,) * dims, value, dtype=dtype, device=device)
 
 
 # by dtype, the range from which on a row is computed in a smaller unit, and that unit

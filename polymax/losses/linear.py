@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied, functional
+from polymax._function import applied, autocasts, functional
 from polymax.kernels.linear_loss import linear_loss, linear_loss_backward
 from polymax.kernels.linear_loss.reference import capped, logits, shift
 from polymax.kernels.widen import wide
@@ -215,9 +215,8 @@ def _recorded(
 
 def autocast(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The hidden vectors and the weight in the dtype in which autocast hands them to torch's own linear."""
-    kind = hidden.device.type
-    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(kind)
+    if autocasts(hidden.device) and hidden.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(hidden.device.type)
         return hidden.to(dtype), weight.to(dtype)
     return hidden, weight
 
@@ -237,7 +236,7 @@ def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float
         raise ValueError(
             f"hidden must be (*batch, d) and weight (words, d); got {tuple(hidden.shape)} and {tuple(weight.shape)}"
         )
-    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
+    if hidden.dtype != weight.dtype and not autocasts(hidden.device):
         raise TypeError(f"hidden and weight must have one dtype; got {hidden.dtype} and {weight.dtype}")
     if len(weight) == 0:
         raise ValueError("weight must have at least one word; got none")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax._function import transformed
+from polymax._function import transformed, without_autocast
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.sparse_decoding.options import PAGE
 from polymax.kernels.widen import wide
@@ -199,7 +199,7 @@ def _weights(
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product in float32, or float64."""
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a.device):
         if a.dtype == b.dtype and _multiplies_wide(a, b):
             found = torch.bmm(a.flatten(0, -3), b.flatten(0, -3), out_dtype=torch.float32)
             return found.unflatten(0, a.shape[:-2])

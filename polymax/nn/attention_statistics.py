@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from polymax import _check
+from polymax._function import without_autocast
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.mappings import softmax
 from polymax.nn.attention import Mapping, attention_weights
@@ -137,7 +138,7 @@ def attention_statistics(
         return _block_mask(attn_mask, pattern, rows, query.new_empty(()).expand(shape))
 
     def weights(rows: slice) -> Tensor:
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device):
             block = query[..., rows, :].to(exact)
             seen = mask(rows)
             return attention_weights(

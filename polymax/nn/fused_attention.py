@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied, functional
+from polymax._function import applied, autocasts, functional
 from polymax.kernels.sparse_attention import reference, sparse_attention, sparse_attention_backward
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_decoding import sparse_decoding
@@ -322,10 +322,9 @@ def entmax_alpha(mapping: Any) -> float | Tensor | None:
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors as autocast gives them to torch's own attention."""
-    kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
-    if not torch.is_autocast_enabled(kind):
+    if not isinstance(tensors[0], Tensor) or not autocasts(tensors[0].device):
         return tensors
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
 
 

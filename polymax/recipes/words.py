@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 import polymax as pm
+from polymax._function import autocasts
 from polymax.recipes.training.task import Measured
 
 LOSSES = ("cross-entropy", "entmax", "sparsemax")
@@ -29,7 +30,7 @@ def words_loss(
     if options.loss == "cross-entropy":
         scores = linear(states, weight, bias).float()
         return cross_entropy(scores, wanted, ignore_index=ignored, reduction="sum"), scores
-    states = states.to(weight.dtype) if not torch.is_autocast_enabled(states.device.type) else states
+    states = states.to(weight.dtype) if not autocasts(states.device) else states
     alpha = alpha_of(options)
     total = pm.linear_entmax_loss(
         states, weight, wanted, bias, alpha=alpha, ignore_index=ignored, reduction="sum"

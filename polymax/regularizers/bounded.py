@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Self
 
 import torch
@@ -11,7 +10,7 @@ from torch.autograd import Function
 from torch.compiler import is_compiling
 
 from polymax import _check
-from polymax._function import applied
+from polymax._function import applied, keep_tensors
 from polymax.kernels.capped import capped, capped_backward
 from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer
@@ -181,7 +180,7 @@ def _capped_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     return (s * centred).to(x.dtype), dlower, dupper, dtotal, None
 
 
-@lru_cache(maxsize=512)
+@keep_tensors(512)
 def _numbers(
     lower: float, upper: float, total: float, dims: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
+from polymax._function import has_values
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold import threshold as project
 from polymax.kernels.widen import wide
@@ -48,7 +49,7 @@ class Custom(Regularizer):
         _check.number(self.max_iter, "max_iter", "positive", lambda m: m > 0)
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not has_values(x):
             return traced_argmax(self, x)
         if torch.is_inference_mode_enabled():
             # the solver needs the derivatives of fn

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied, untransformed
+from polymax._function import applied, keep_tensors
 from polymax.kernels import grouped as kernels
 from polymax.kernels.grouped import reference
 from polymax.kernels.widen import constant, wide
@@ -197,26 +197,24 @@ def _disjoint(groups: tuple[tuple[int, ...], ...]) -> bool:
     return len({i for g in groups for i in g}) == sum(map(len, groups))
 
 
-@lru_cache(maxsize=64)
+@keep_tensors(64)
 def _order(groups: tuple[tuple[int, ...], ...], n: int, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
     """Entries by group, where groups begin, how many entries are in none, and the size of the largest group."""
     known = {i for g in groups for i in g}
     alone = [(i,) for i in range(n) if i not in known]
     every = [*groups, *alone]
     sizes = [len(g) for g in every]
-    with untransformed(), torch.inference_mode(False):
-        entries = torch.tensor([i for g in every for i in g], dtype=torch.int64, device=device)
-        first = torch.tensor([0, *sizes], dtype=torch.int64, device=device).cumsum(0)
+    entries = torch.tensor([i for g in every for i in g], dtype=torch.int64, device=device)
+    first = torch.tensor([0, *sizes], dtype=torch.int64, device=device).cumsum(0)
     return entries, first, len(alone), max(sizes, default=0)
 
 
-@lru_cache(maxsize=32)
+@keep_tensors(32)
 def _membership(groups: tuple[tuple[int, ...], ...], n: int, device: torch.device) -> Tensor:
-    with untransformed(), torch.inference_mode(False):
-        members = torch.zeros(n, max(len(groups), 1), dtype=torch.float64)
-        for k, g in enumerate(groups):
-            members[list(g), k] = 1
-        return members.to(device)
+    members = torch.zeros(n, max(len(groups), 1), dtype=torch.float64)
+    for k, g in enumerate(groups):
+        members[list(g), k] = 1
+    return members.to(device)
 
 
 def _overlapping(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from polymax._dispatch import plain, wrapped
+from polymax._dispatch import PLAIN, modes, plain, wrapped
 from polymax._function import applied
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
@@ -41,7 +41,8 @@ class Weights(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, family: int) -> Tensor:
-        if x.is_cpu:
+        # a fake tensor has no memory to compute on
+        if x.is_cpu and type(x) in PLAIN and not modes():
             y = kernels.threshold.cpu(x, alpha, family)
         elif x.is_cuda and plain(x):
             y = kernels.threshold.cuda(x, alpha, family)

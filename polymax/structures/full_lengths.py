@@ -12,10 +12,12 @@ _known: dict[tuple[int, int, torch.device], Tensor] = {}
 
 def full_lengths(count: int, size: int, device: torch.device) -> Tensor:
     """`size` for each instance, int64 (count,); the tensor is shared, and must not be written to."""
-    if torch.compiler.is_compiling():
-        return torch.full((count,), size, dtype=torch.long, device=device)
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # what a graph fills has no value before it is replayed, and what it reads must not be forgotten
+    # `may_keep`, written out: every call of a dynamic program comes through here
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    ):
         return torch.full((count,), size, dtype=torch.long, device=device)
     found = _known.get((count, size, device))
     if found is None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, PreTrainedModel
 
 from polymax import _check
+from polymax._function import autocasts
 from polymax.losses.linear import linear_entmax_loss
 from polymax.mappings import entmax
 
@@ -83,9 +84,8 @@ class EntmaxLoss:
 
     def _keep_states(self, states: Tensor) -> Tensor:
         """The states are kept; there are no logits in training."""
-        kind = states.device.type
         self._states = states
-        self._lower = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self._lower = torch.get_autocast_dtype(states.device.type) if autocasts(states.device) else None
         return states[..., :0] if self.head.training else self._layer(states)
 
     @torch.no_grad()

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax._function import without_autocast
 from polymax.kernels.linear_loss import FLAT, capacity
 from polymax.kernels.linear_loss.problem import backward_of, problem_of
 from polymax.kernels.threshold import TSALLIS
@@ -20,7 +21,7 @@ def capped(x: Tensor, softcap: float) -> Tensor:
 
 def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float) -> Tensor:
     """The logits of all words, at least in float32."""
-    with torch.autocast(hidden.device.type, enabled=False):
+    with without_autocast(hidden.device):
         x = wide(hidden) @ wide(weight).mT
     return capped(x if bias is None else x + bias.to(x.dtype), softcap)
 
@@ -88,7 +89,7 @@ def linear_loss_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
         dx = torch.where(target.unsqueeze(-1) < 0, 0, dx)
     if softcap:
         dx = dx * (1 - (x / softcap).square())
-    with torch.autocast(hidden.device.type, enabled=False):
+    with without_autocast(hidden.device):
         dh = dx @ wide(weight) if of_hidden else dx.new_empty(0)
         dw = dx.mT @ wide(hidden) if of_words else dx.new_empty(0)
     return dh.to(hidden.dtype), dw.to(weight.dtype), dx.sum(0) if of_words else dx.new_empty(0)
