@@ -13,7 +13,7 @@ from torch.autograd import Function, forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
 
-def applied(function: type[Function], *args: Any) -> Any:
+def apply_function(function: type[Function], *args: Any) -> Any:
     """function.apply(*args), without the price of torch.func and torch.compile where neither looks at the call.
 
     To be ready for both, torch binds the arguments of each call by a signature: dozens of microseconds, more than the
@@ -27,7 +27,7 @@ def applied(function: type[Function], *args: Any) -> Any:
     return eager(function).apply(*args)
 
 
-def transformed() -> bool:
+def under_transform() -> bool:
     """True if torch.compile, torch.func or derivatives in forward mode look at the call."""
     return torch.compiler.is_compiling() or functional()
 
@@ -37,7 +37,7 @@ def functional() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def untransformed() -> AbstractContextManager[Any]:
+def outside_transforms() -> AbstractContextManager[Any]:
     """A context in which neither torch.func nor a dispatch mode looks.
 
     It is for tables that outlive the call, which fake tensors must not be, and for solvers that read numbers.
@@ -65,7 +65,7 @@ def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Callable[..., Any]
         @lru_cache(maxsize=most)
         def kept(*args: Any) -> Any:
             # they outlive the call, and may be saved for a gradient
-            with untransformed(), torch.inference_mode(False):
+            with outside_transforms(), torch.inference_mode(False):
                 return make(*args)
 
         return lambda *args: (kept if may_keep(args[-1]) else make)(*args)

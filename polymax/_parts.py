@@ -26,7 +26,7 @@ def narrow(y: Parts, dtype: torch.dtype) -> Parts:
     return y if tensors(y)[0].dtype == dtype else map_parts(lambda t: t.to(dtype), y)
 
 
-def checked(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def checked_scores(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Scores of one floating-point type, at least in float32; numbers after the first are tensors of its type."""
     for x in scores:
         if not isinstance(x, Tensor) or x.dtype not in _check.FLOATS:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied, recording
+from polymax._function import apply_function, recording
 from polymax.kernels.two_classes import two_classes, two_classes_backward
 from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals
@@ -193,7 +193,7 @@ def _unpacked(x: Tensor, sizes: _Sizes, normalize: bool) -> tuple[Tensor, Tensor
 def _chosen(x: Tensor, at: Tensor, blank: int, normalize: bool) -> tuple[Tensor, Tensor]:
     """Logits (*any, V) of the blank, and of the classes `at` (*any), as log-probabilities if they are to be made so."""
     if normalize:
-        return applied(_LogProbabilities, x, at, blank)[:2]
+        return apply_function(_LogProbabilities, x, at, blank)[:2]
     return wide(x[..., blank]), wide(x.gather(-1, at.unsqueeze(-1)).squeeze(-1))
 
 

@@ -221,7 +221,7 @@ def squared_euclidean(x: Tensor, y: Tensor) -> Tensor:
     return _SquaredEuclidean.apply(a, b).to(dtype)
 
 
-def stretched(series: Tensor, size: int) -> Tensor:
+def resample(series: Tensor, size: int) -> Tensor:
     """A series at `size` points, by lines between its own.
 
     Shapes: series (n, d); result (size, d)
@@ -286,7 +286,7 @@ def _clean(series: Tensor, lengths: Tensor | None, name: str) -> Pair:
 def _resampled_mean(y: Tensor, lengths: Tensor, weights: Tensor, size: int | None) -> Tensor:
     """The mean of the series after each is stretched to `size` points."""
     size = int(lengths.max()) if size is None else size
-    points = torch.stack([stretched(t[:n], size) for t, n in zip(y, lengths.tolist())])
+    points = torch.stack([resample(t[:n], size) for t, n in zip(y, lengths.tolist())])
     return torch.einsum("k,knd->nd", weights, points)
 
 

@@ -12,7 +12,7 @@ from sets import BY_NAME, TABLE, every
 from tolerances import close, equal
 
 import polymax as pm
-from polymax.solvers.packed import packed, unpacked
+from polymax.solvers.packed import pack, unpack
 from polymax.solvers.traced import sparsemap, sparsemap_response
 from polymax.structures.base import tensors
 
@@ -135,7 +135,7 @@ def test_operators_pass_opcheck():
     row = BY_NAME["chain"]
     scores = row.scores(batch=(2,))
     d = sum(x[0].numel() for x in row.structure.full(*scores))
-    parts = packed((pm.ActiveSet(), pm.Chain(torch.tensor([5, 3]))))
+    parts = pack((pm.ActiveSet(), pm.Chain(torch.tensor([5, 3]))))
     args = (list(scores), parts.tensors, parts.code, parts.reals, 2, d, True)
     torch.library.opcheck(sparsemap, args)
     _, mu, state = sparsemap(*args)
@@ -144,7 +144,7 @@ def test_operators_pass_opcheck():
 
 @every(TABLE)
 def test_packing(row):
-    again = unpacked(*(list(part) for part in packed(row.structure)))
+    again = unpack(*(list(part) for part in pack(row.structure)))
     scores = row.scores(batch=(2,))
     for a, b in zip(tensors(again.map(*scores)), tensors(row.structure.map(*scores)), strict=True):
         equal(a, b, "a structure is put together as it was")
@@ -155,7 +155,7 @@ def test_what_cannot_be_packed():
         pass
 
     with pytest.raises(TypeError, match="top of a module"):
-        packed(Local())
+        pack(Local())
 
 
 FIRST = """

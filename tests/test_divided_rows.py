@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from test_prox_kernels import GPU, INF, score_rows, strengths
 
 import polymax as pm
-from polymax._function import applied
+from polymax._function import apply_function
 from polymax.regularizers.fused_weights import DividedWeights
 
 NAMES = ("fusedmax", "oscarmax")
@@ -152,7 +152,7 @@ def test_derivatives_are_those_of_the_parts(name):
     x[1, 3:5] = -INF
     x.requires_grad_()
     strength = torch.tensor([0.05, 0.1, 0.2, 0.0], dtype=torch.float64, requires_grad=True)
-    y = applied(DividedWeights, x, strength, name == "oscarmax")[0]
+    y = apply_function(DividedWeights, x, strength, name == "oscarmax")[0]
     parts = getattr(pm, name)(x, strength[:, None])
     torch.testing.assert_close(y, parts)
     v, u = torch.randn_like(x).requires_grad_(), torch.randn_like(x)

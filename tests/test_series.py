@@ -17,7 +17,7 @@ from polymax.recipes.series.task import SeriesOptions, task
 from polymax.recipes.series.warp import SMOOTHINGS, discrepancy
 from polymax.recipes.training import fit
 from polymax.recipes.training.vocabulary import Words
-from polymax.warping import stretched
+from polymax.warping import resample
 
 CLASSES = ("bump", "step", "wave")
 
@@ -78,9 +78,9 @@ def test_what_is_compared_together_changes_nothing(monkeypatch):
 
 
 def test_centroids_begin_at_the_means_of_groups():
-    values = [stretched(series.values.float(), 21) for series in SOME if series.label == "bump"]
+    values = [resample(series.values.float(), 21) for series in SOME if series.label == "bump"]
     close(made().points(0)[0], torch.stack(values).mean(0))
-    values = [stretched(series.values.float(), 22) for series in SOME if series.label == "bump"]
+    values = [resample(series.values.float(), 22) for series in SOME if series.label == "bump"]
     # as many groups as series: each is its own
     own = made(centroids=3, size=22).centroids[0].detach()
     assert all(any(torch.allclose(mean, value) for mean in own) for value in values)

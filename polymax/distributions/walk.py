@@ -29,7 +29,7 @@ from polymax.kernels.hypergraph import (
     hypergraph_weights,
 )
 from polymax.kernels.hypergraph.reference import of_edges
-from polymax.kernels.hypergraph.tape import used
+from polymax.kernels.hypergraph.tape import usable_scores
 from polymax.regularizers import Regularizer
 
 # a support larger than this is not listed
@@ -147,7 +147,7 @@ class Walk(Distribution):
         tree = self._tree
         with torch.set_grad_enabled(torch.is_grad_enabled() and tree.scores.requires_grad):
             levels = levels_of(tree.graph)
-            scores = used(levels, tree.scores.double(), tree.roots)
+            scores = usable_scores(levels, tree.scores.double(), tree.roots)
             _, a = levels.inside(of_edges(scores, tree.graph.part), self._omega)
             return levels.weights(a, self._omega).T
 

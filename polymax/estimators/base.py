@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax._function import functional
-from polymax._parts import checked, narrow
+from polymax._parts import checked_scores, narrow
 from polymax.noise import Gumbel, Noise
 from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing
@@ -53,7 +53,7 @@ class Estimator(ABC):
 
     def __call__(self, *scores: Tensor) -> Parts:
         """The best structure for the scores, with the gradient of the estimator."""
-        full = self.structure.full(*checked(scores))
+        full = self.structure.full(*checked_scores(scores))
         return narrow(with_gradient(self, self.structure.map(*(x.detach() for x in full)), full), scores[0].dtype)
 
     def with_lengths(self, lengths: Any) -> Self:
@@ -82,7 +82,7 @@ class NoisyEstimator(Estimator):
     def __call__(self, *scores: Tensor, generator: torch.Generator | None = None) -> Parts:
         """The best structure of perturbed scores."""
         full = perturbed_scores(
-            self.structure, self.noise, self.gamma, self.structure.full(*checked(scores)), generator
+            self.structure, self.noise, self.gamma, self.structure.full(*checked_scores(scores)), generator
         )
         return narrow(with_gradient(self, self.structure.map(*(x.detach() for x in full)), full), scores[0].dtype)
 

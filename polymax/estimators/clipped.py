@@ -11,7 +11,7 @@ from polymax.estimators.joint import JointLoss
 from polymax.estimators.score_function import Draws, ScoreFunction
 
 
-def clipped(ratios: Tensor, advantages: Tensor, clip: float) -> Tensor:
+def clipped_objective(ratios: Tensor, advantages: Tensor, clip: float) -> Tensor:
     """The clipped surrogate max(r a, clip(r, 1 - clip, 1 + clip) a), of any shape."""
     bounded = torch.where(advantages > 0, ratios.clamp(min=1 - clip), ratios.clamp(max=1 + clip))
     return torch.where(advantages == 0, 0, advantages * bounded)
@@ -38,7 +38,9 @@ class ClippedBatch:
 
     def surrogate(self, *scores: Tensor) -> Tensor:
         """What to minimize in the scores; its value is no loss."""
-        return reduce_values(clipped(self.ratios(*scores), self.draws.advantages, self.clip).mean(0), self.reduction)
+        return reduce_values(
+            clipped_objective(self.ratios(*scores), self.draws.advantages, self.clip).mean(0), self.reduction
+        )
 
 
 class Clipped(nn.Module):

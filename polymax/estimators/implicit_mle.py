@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._parts import checked, narrow
+from polymax._parts import checked_scores, narrow
 from polymax.estimators.base import NoisyEstimator, checked_samples, perturbed_scores, with_gradient
 from polymax.regularizers.entropies import positive
 from polymax.structures.base import Parts, tensors
@@ -40,7 +40,7 @@ class ImplicitMLE(NoisyEstimator):
 
     def __call__(self, *scores: Tensor, generator: torch.Generator | None = None) -> Parts:
         """The best structure of scores with the first draw of noise."""
-        full = self.structure.full(*checked(scores))
+        full = self.structure.full(*checked_scores(scores))
         draws, *others = perturbed_scores(self.structure, self.noise, self.gamma, full, generator, (self.samples,))
         y = self.structure.map(draws[0].detach(), *(x.detach() for x in others))
         return narrow(with_gradient(self, y, (draws, *others)), scores[0].dtype)

@@ -35,7 +35,7 @@ class JointLoss:
     each: Callable[[Parts, Tensor], Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
 
-    def evaluated(self, y: Parts, at: Tensor, members: Tensor, groups: Tensor) -> Tensor:
+    def combination_losses(self, y: Parts, at: Tensor, members: Tensor, groups: Tensor) -> Tensor:
         """The losses (m,) of combinations members (m, g), places in y (count, ...), for groups (m,)."""
         values = self.each(y, at)
         if not isinstance(values, Tensor) or values.shape[:1] != at.shape:

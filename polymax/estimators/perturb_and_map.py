@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from polymax._parts import checked, narrow
+from polymax._parts import checked_scores, narrow
 from polymax.estimators.base import NoisyEstimator, checked_noise, perturbed_scores
 from polymax.estimators.straight_through import checked_through, vector_jacobian
 from polymax.noise import Gumbel, Noise
@@ -72,7 +72,7 @@ class Relaxed:
 
     def __call__(self, *scores: Tensor, generator: torch.Generator | None = None) -> Parts:
         """The smoothing of perturbed scores."""
-        noisy = perturbed_scores(self.smooth.structure, self.noise, self.gamma, checked(scores), generator)
+        noisy = perturbed_scores(self.smooth.structure, self.noise, self.gamma, checked_scores(scores), generator)
         return narrow(self.smooth.argmax(*noisy), scores[0].dtype)
 
     def with_lengths(self, lengths: Any) -> Self:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymax._parts import checked, map_parts, narrow
+from polymax._parts import checked_scores, map_parts, narrow
 from polymax.estimators.baselines import Baseline, Situation
 from polymax.estimators.expected_loss import LossFn, checked_reduction, losses_of, reduce_values, value_with_gradient
 from polymax.estimators.joint import JointLoss, together
@@ -37,7 +37,7 @@ class Draws:
 
     def log_probs_under(self, *scores: Tensor) -> Tensor:
         """The log-probabilities of the drawn structures under other scores, (samples, *batch)."""
-        return together(self.policy.actions(*checked(scores)).log_prob(self.actions), self.joint)
+        return together(self.policy.actions(*checked_scores(scores)).log_prob(self.actions), self.joint)
 
 
 class ScoreFunction(nn.Module):
@@ -101,7 +101,7 @@ class ScoreFunction(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Draws:
         """Draws with their losses, of which `forward` is made."""
-        x = checked(scores)
+        x = checked_scores(scores)
         found = self.policy.actions(*x)
         actions = found.sample((self.samples,), generator=generator)
         y = narrow(self.policy.chosen(actions), scores[0].dtype)
@@ -154,5 +154,5 @@ def _losses(loss_fn: LossFn | JointLoss, y: Parts, shape: torch.Size) -> Tensor:
     if isinstance(loss_fn, JointLoss):
         members = torch.arange(at.numel(), device=at.device).reshape(-1, shape[-1])
         groups = at[members[:, 0]] // shape[-1]
-        return loss_fn.evaluated(flat, at, members, groups).reshape(shape[:-1])
+        return loss_fn.combination_losses(flat, at, members, groups).reshape(shape[:-1])
     return losses_of(loss_fn, flat, at).reshape(shape)

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from polymax._parts import checked, map_parts, narrow
+from polymax._parts import checked_scores, map_parts, narrow
 from polymax.distributions.finite import Finite
 from polymax.estimators.expected_loss import LossFn, checked_reduction, losses_of, reduce_values
 from polymax.estimators.joint import JointLoss, combinations, refuse_single
@@ -55,13 +55,13 @@ class SparseExpectation:
     def __call__(self, loss_fn: LossFn | JointLoss, *scores: Tensor) -> Tensor:
         """The expected loss, ready for backward."""
         smooth, dtype = self.smooth, scores[0].dtype
-        y, p = _support_of(smooth, checked(scores))
+        y, p = _support_of(smooth, checked_scores(scores))
         y, chosen = narrow(y, dtype), p != 0
         at = chosen.reshape(p.shape[:-1].numel(), p.shape[-1]).nonzero(as_tuple=True)[0]
         if isinstance(loss_fn, JointLoss):
             refuse_single(p.shape[:-1])
             chosen, members, groups = combinations(chosen)
-            losses, weights = loss_fn.evaluated(y, at, members, groups), p.unbind(-2)
+            losses, weights = loss_fn.combination_losses(y, at, members, groups), p.unbind(-2)
         else:
             losses, weights = losses_of(loss_fn, y, at), (p,)
         # every loss has a place of its own, so that the order of the sum is fixed

@@ -7,7 +7,7 @@ from typing import Any
 import polymax as pm
 from polymax.explore import mappings, scores, structures
 from polymax.explore.attention_file import AttentionFile
-from polymax.explore.numbers import listed
+from polymax.explore.numbers import to_lists
 from polymax.recipes.training.settings import use_threads
 from polymax.serve.batches import Batcher
 from polymax.serve.predictions import Served
@@ -114,7 +114,7 @@ def _mapping(body: dict[str, Any]) -> dict[str, Any]:
 def _scores(body: dict[str, Any]) -> dict[str, Any]:
     given = _fields_of(body, set=str, rows=list, columns=list)
     rows, columns = ([str(one) for one in given.get(name, [])] for name in ("rows", "columns"))
-    return {"scores": [listed(one) for one in scores.initial_scores(given["set"], rows, columns)]}
+    return {"scores": [to_lists(one) for one in scores.initial_scores(given["set"], rows, columns)]}
 
 
 def _structure(body: dict[str, Any]) -> dict[str, Any]:

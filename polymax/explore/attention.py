@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.explore.numbers import rounded
+from polymax.explore.numbers import round_digits
 from polymax.explore.picture import Picture
 
 MOST = 400
@@ -37,5 +37,5 @@ def matrix_data(weights: Tensor, rows: list[str], columns: list[str], title: str
     """The data of a picture of weights: cells that are not zero, as i, j, p one after the other."""
     places = (weights > 0).nonzero()
     values = weights[tuple(places.T)].tolist()
-    cells = [number for (i, j), p in zip(places.tolist(), values) for number in (i, j, rounded(p, 4))]
+    cells = [number for (i, j), p in zip(places.tolist(), values) for number in (i, j, round_digits(p, 4))]
     return {"kind": "matrix", "title": title, "rows": rows, "columns": columns, "cells": cells}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import polymax as pm
-from polymax.explore.numbers import listed
+from polymax.explore.numbers import to_lists
 from polymax.explore.picture import Picture
 
 # as many bars as can be told apart
@@ -87,8 +87,8 @@ def mapping(
         "kind": "mapping",
         "name": name,
         "labels": words,
-        "scores": listed(x),
-        "weights": listed(weights),
+        "scores": to_lists(x),
+        "weights": to_lists(weights),
         "support": int((weights > 0).sum()),
         "path": _path(name, chosen, x),
         "triangle": _triangle(name, chosen, x),
@@ -139,7 +139,7 @@ def _path(name: str, parameters: dict[str, float], x: Tensor) -> dict[str, Any] 
     gammas = torch.logspace(torch.tensor(COLDEST).log10(), torch.tensor(WARMEST).log10(), STEPS, dtype=torch.float64)
     colder = {key: value for key, value in parameters.items() if key != "gamma"}
     weights = MAPPINGS[name].function(x / gammas.unsqueeze(-1), **colder)
-    return {"gamma": parameters["gamma"], "gammas": listed(gammas, 4), "weights": listed(weights, 4)}
+    return {"gamma": parameters["gamma"], "gammas": to_lists(gammas, 4), "weights": to_lists(weights, 4)}
 
 
 def _triangle(name: str, parameters: dict[str, float], x: Tensor) -> dict[str, Any] | None:
@@ -157,4 +157,4 @@ def _triangle(name: str, parameters: dict[str, float], x: Tensor) -> dict[str, A
     except ValueError:
         # bounds that leave no weights for three classes
         return None
-    return {"point": listed(point, 4), "dots": listed(dots, 3), "path": listed(line, 4)}
+    return {"point": to_lists(point, 4), "dots": to_lists(dots, 3), "path": to_lists(line, 4)}

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 
-def rounded(value: float, digits: int = 5) -> float | None:
+def round_digits(value: float, digits: int = 5) -> float | None:
     """A number rounded to so many significant digits; None for NaN and infinities, which JSON does not have.
 
     Example:
@@ -17,7 +17,7 @@ def rounded(value: float, digits: int = 5) -> float | None:
     return float(f"{value:.{digits}g}") if isfinite(value) else None
 
 
-def listed(values: Tensor | Iterable[Any], digits: int = 5) -> list[Any]:
+def to_lists(values: Tensor | Iterable[Any], digits: int = 5) -> list[Any]:
     """The numbers of a tensor in nested lists, rounded to so many significant digits.
 
     Example:
@@ -26,4 +26,4 @@ def listed(values: Tensor | Iterable[Any], digits: int = 5) -> list[Any]:
         [[0.25, 0.33333]]
     """
     found = values.detach().tolist() if isinstance(values, Tensor) else values
-    return [rounded(one, digits) if isinstance(one, float | int) else listed(one, digits) for one in found]
+    return [round_digits(one, digits) if isinstance(one, float | int) else to_lists(one, digits) for one in found]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import polymax as pm
-from polymax.explore.numbers import listed, rounded
+from polymax.explore.numbers import round_digits, to_lists
 from polymax.explore.picture import Picture
 from polymax.structures import Structure
 
@@ -91,7 +91,7 @@ def structure(
             "noun": kind.noun,
             "rows": tokens,
             "columns": names,
-            "temperatures": listed(gammas, 4),
+            "temperatures": to_lists(gammas, 4),
             "at": int((gammas.log().abs()).argmin()),
             "parts": kind.parts(first),
             **_panels(structure, values, gammas, quick),
@@ -208,7 +208,7 @@ def _probabilities(found: Any, candidates: Any, count: int) -> Tensor:
 
 
 def _step(mean: Any, probs: Tensor | None, size: int | None = None) -> dict[str, Any]:
-    return {**_drawn_parts(mean), "probabilities": None if probs is None else listed(probs, 4), "size": size}
+    return {**_drawn_parts(mean), "probabilities": None if probs is None else to_lists(probs, 4), "size": size}
 
 
 def _drawn_parts(mu: Any) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _drawn_parts(mu: Any) -> dict[str, Any]:
 def _flat(mu: Tensor) -> list[Any]:
     places = (mu > FAINTEST).nonzero()
     values = mu[tuple(places.T)].tolist()
-    return [number for place, p in zip(places.tolist(), values) for number in (*place, rounded(p, 4))]
+    return [number for place, p in zip(places.tolist(), values) for number in (*place, round_digits(p, 4))]
 
 
 def _at(y: Any, k: int) -> Any:

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from polymax.factors.blocks import Block, Projected, blocks
-from polymax.factors.rows import Rows, compiled, places_of
-from polymax.factors.subspace import Subspace, collected
+from polymax.factors.rows import Rows, compile_rows, places_of
+from polymax.factors.subspace import Subspace, sum_edges
 from polymax.kernels.constrained import constrained
 
 # rounds of the rows alone, and how far the factors may be apart, relative to the scores
@@ -57,7 +57,7 @@ class Compiled:
 def compile_graph(variables: int, factors: Any, batch: torch.Size, lead: torch.Size, device: torch.device) -> Compiled:
     """Rows and blocks of the factors; `lead` is the batch where graphs differ, and empty where they do not."""
     numbered = list(enumerate(factors))
-    rows = compiled(numbered, variables, lead)
+    rows = compile_rows(numbered, variables, lead)
     found = blocks(numbered, batch, lead)
     edges = torch.cat([b.at.flatten(1) for b in found], 1) if found else torch.zeros(lead.numel(), 0, dtype=torch.long)
     by_variable = places_of(edges, variables)
@@ -168,7 +168,7 @@ class Agreement:
         """One round of ADMM."""
         graph = self.graph
         z = [p.z for p in state.projected]
-        pull = collected([a - b for a, b in zip(z, state.lam, strict=True)], graph.by_variable)
+        pull = sum_edges([a - b for a, b in zip(z, state.lam, strict=True)], graph.by_variable)
         mu, tau, _, _ = self._nearest(self.x + pull, 1 + graph.degree.expand(self.x.shape), state.tau)
         lam = tuple(
             torch.where(b.shared, a + b.gather(mu) - zf, 0) for a, b, zf in zip(state.lam, graph.blocks, z, strict=True)
@@ -189,7 +189,7 @@ class Agreement:
             for b, p in zip(graph.blocks, found, strict=True)
         ]
         still, tau, missed, _ = self._nearest(
-            self.x - collected(list(lam), graph.by_variable), torch.ones_like(mu), tau
+            self.x - sum_edges(list(lam), graph.by_variable), torch.ones_like(mu), tau
         )
         apart += [(still - mu).abs().amax(1) if mu.shape[1] else missed, missed]
         return _State(mu, tau, lam, found, torch.stack(apart).amax(0))
@@ -206,13 +206,13 @@ class Agreement:
             along = b.gather(state.mu) + a - p.z
             away.append(space.outside(k, a))
             kept.append(torch.where(b.shared, along, 0) - space.outside(k, along) + away[-1])
-        c = self.x - collected(kept, graph.by_variable) - graph.rows.spread(state.tau)
+        c = self.x - sum_edges(kept, graph.by_variable) - graph.rows.spread(state.tau)
         fixed = state.mu.clamp(self.lower, self.upper)
         start = torch.where(free, c, fixed)
         target = [space.outside(k, p.z).flatten(1) for k, p in enumerate(state.projected)]
         offset = torch.where(tight, graph.rows.offset, 0) / space.sizes
-        y = space.multipliers(space.missed(start) - torch.cat([*target, offset], 1))
-        mu = start - torch.where(free, space.pulled(y), 0)
+        y = space.multipliers(space.violation(start) - torch.cat([*target, offset], 1))
+        mu = start - torch.where(free, space.adjoint(y), 0)
         *edges, prices = y.split([*(b.edges for b in graph.blocks), tight.shape[1]], 1)
         lam = tuple(a + space.outside(k, e.reshape(a.shape)) for k, (a, e) in enumerate(zip(kept, edges, strict=True)))
         tau = (state.tau + torch.where(tight, prices / space.sizes, 0)).clamp(*self.ends)

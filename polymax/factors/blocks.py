@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polymax.factors.factor import PRIVATE, Factor
 from polymax.factors.shared import Shared
-from polymax.kernels.response.reference import held
+from polymax.kernels.response.reference import existing
 from polymax.solvers import ActiveSet, Solution
 from polymax.solvers.mixture import mean, response_of
 from polymax.structures.base import Structure
@@ -91,7 +91,7 @@ class Projected:
     def basis(self) -> Tensor:
         """Orthonormal directions (B, F, d, k) of the faces, in shared parts; zeros for those there are fewer."""
         solution = self.solution
-        some = held(solution.overlaps, solution.probs)
+        some = existing(solution.overlaps, solution.probs)
         rows = solution.vertices.double().flatten(3)
         shared = self.block.shared.unsqueeze(2)
         rows = torch.where(some.unsqueeze(-1) & shared, rows - self.z.unsqueeze(2), 0)

@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import applied, functional
+from polymax._function import apply_function, functional
 from polymax.distributions.finite import Finite
 from polymax.factors.blocks import Projected
 from polymax.factors.factor import Factor
 from polymax.factors.shared import Shared
-from polymax.factors.subspace import collected
+from polymax.factors.subspace import sum_edges
 from polymax.solvers.mixture import weights_and_mean
 from polymax.solvers.solution import Solution, UsedParts
 from polymax.structures.base import Structure
 
 if TYPE_CHECKING:
-    from polymax.factors.held import Held
+    from polymax.factors.solved_graph import SolvedGraph
 
 
 class GraphDistribution:
@@ -47,23 +47,23 @@ class GraphDistribution:
         return self.whole.support()
 
 
-def distributions(held: "Held", scores: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Finite | None, ...]:
+def distributions(solved: "SolvedGraph", scores: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Finite | None, ...]:
     """The distribution of each factor, from scores in full shape."""
-    agreed = held.agreed
+    agreed = solved.agreed
     derived = functional() or (torch.is_grad_enabled() and any(t.requires_grad for t in scores))
-    moved = applied(_Scores, held, *scores) if derived else held.factor_scores()
-    found: list[Finite | None] = [None] * len(held.graph.factors)
+    moved = apply_function(_Scores, solved, *scores) if derived else solved.factor_scores()
+    found: list[Finite | None] = [None] * len(solved.graph.factors)
     own: dict[int, tuple[Tensor, ...]] = {}
     place = 1
-    for f, factor in enumerate(held.graph.factors):
+    for f, factor in enumerate(solved.graph.factors):
         own[f] = scores[place : place + len(factor.private)]
         place += len(factor.private)
     for projected, t in zip(agreed.projected, moved, strict=True):
         block = projected.block
         for k, f in enumerate(block.members):
-            first = t[:, k].reshape(held.batch + block.event)
-            solution = _one(projected.solution, k, held.batch)
-            structure = _structure(projected, k, held.graph.factors[f], held.batch)
+            first = t[:, k].reshape(solved.batch + block.event)
+            solution = _one(projected.solution, k, solved.batch)
+            structure = _structure(projected, k, solved.graph.factors[f], solved.batch)
             p, *mu = weights_and_mean(structure, solution, (first, *(s.double() for s in own[f])), derived)
             used = solution.with_weight()
             width = (used if isinstance(used, Tensor) else used.places).shape[p.dim() - 1]
@@ -89,11 +89,11 @@ def _one(solution: Solution, k: int, batch: torch.Size) -> Solution:
 
 
 def _structure(projected: Projected, k: int, factor: Factor, batch: torch.Size) -> Structure:
-    held = projected.structure
-    if not isinstance(held, Shared):
+    solved = projected.structure
+    if not isinstance(solved, Shared):
         return factor.structure
-    parts = tuple(t[:, k].reshape(batch + t.shape[2:]) for t in (held.shared, *held.private))
-    return replace(held, structure=factor.structure, shared=parts[0], private=parts[1:])
+    parts = tuple(t[:, k].reshape(batch + t.shape[2:]) for t in (solved.shared, *solved.private))
+    return replace(solved, structure=factor.structure, shared=parts[0], private=parts[1:])
 
 
 class _Scores(Function):
@@ -103,21 +103,21 @@ class _Scores(Function):
     """
 
     @staticmethod
-    def forward(held: "Held", *scores: Tensor) -> tuple[Tensor, ...]:
-        return held.factor_scores()
+    def forward(solved: "SolvedGraph", *scores: Tensor) -> tuple[Tensor, ...]:
+        return solved.factor_scores()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        ctx.held = inputs[0]
+        ctx.solved = inputs[0]
         ctx.shapes = [t.shape for t in inputs[1:]]
         ctx.dtype = inputs[1].dtype
 
     @staticmethod
     def backward(ctx: Any, *w: Tensor) -> tuple[Any, ...]:
-        held = ctx.held
-        total = collected(list(w), held.agreed.graph.by_variable).reshape(ctx.shapes[0])
+        solved = ctx.solved
+        total = sum_edges(list(w), solved.agreed.graph.by_variable).reshape(ctx.shapes[0])
         none = [w[0].new_zeros(shape) for shape in ctx.shapes[1:]]
-        found = held.response_with_grad((total, *none))
-        back = held.private_of_blocks(w)
+        found = solved.response_with_grad((total, *none))
+        back = solved.private_of_blocks(w)
         moved = (found[0], *(a - b for a, b in zip(found[1:], back, strict=True)))
         return None, *(t.to(ctx.dtype) for t in moved)

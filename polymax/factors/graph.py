@@ -126,26 +126,26 @@ class FactorGraph(Structure):
 
     def map(self, *scores: Tensor) -> GraphParts:
         """The best point of the relaxation: a structure where `HardMax(graph).solve` says that it is integral."""
-        return self.relaxed(*scores).parts
+        return self.linear_relaxation(*scores).parts
 
-    def relaxed(self, *scores: Tensor) -> GraphSolution:
+    def linear_relaxation(self, *scores: Tensor) -> GraphSolution:
         """The linear relaxation: the best point on which the factors agree."""
         return linear_relaxation(self, scores)
 
     def best_score(self, *scores: Tensor) -> Tensor:
-        y = self.relaxed(*scores)
+        y = self.linear_relaxation(*scores)
         found = self.score(y.parts, *scores)
         return torch.where(y.feasible, found, -torch.inf)
 
     def projection(self, *scores: Tensor) -> Parts:
-        return self.projected(*scores).parts
+        return self.relaxed_projection(*scores).parts
 
-    def projected(self, *scores: Tensor) -> GraphSolution:
+    def relaxed_projection(self, *scores: Tensor) -> GraphSolution:
         """LP-SparseMAP: the nearest point on which the factors agree, differentiable in the scores."""
         return nearest(self, scores)
 
-    def projected_value(self, *scores: Tensor) -> Tensor:
-        """<scores, mu> - 1/2 ||mu||^2 at the point of `projected`, (*batch,); its gradient is mu."""
+    def relaxed_projection_value(self, *scores: Tensor) -> Tensor:
+        """<scores, mu> - 1/2 ||mu||^2 at the point of `relaxed_projection`, (*batch,); its gradient is mu."""
         return value_of(self, scores)
 
     def complete(self, first: Tensor) -> GraphParts:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax.factors.agreement import Agreed, Agreement
-from polymax.factors.subspace import collected
+from polymax.factors.subspace import sum_edges
 
 if TYPE_CHECKING:
     from polymax.factors.graph import FactorGraph
@@ -82,7 +82,7 @@ def _most_gain(problem: Agreement, found: Agreed) -> Tensor:
     """
     tau, lam = found.last
     graph = found.graph
-    total = graph.rows.spread(tau) + collected(list(lam), graph.by_variable)
+    total = graph.rows.spread(tau) + sum_edges(list(lam), graph.by_variable)
     gain = torch.where(problem.forbidden, 0, (-total).clamp(min=0)).sum(1)
     gain = gain + (graph.rows.offset * tau).sum(1)
     size = total.abs().sum(1) + tau.abs().sum(1)

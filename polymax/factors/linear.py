@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polymax._function import functional, untransformed
-from polymax.factors.held import Held
-from polymax.factors.relaxation import numbers_of, solved
+from polymax._function import functional, outside_transforms
+from polymax.factors.relaxation import numbers_of, solve
 from polymax.factors.solution import GraphSolution, solution_of
+from polymax.factors.solved_graph import SolvedGraph
 
 if TYPE_CHECKING:
     from polymax.factors.graph import FactorGraph
@@ -28,7 +28,7 @@ def linear_relaxation(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Graph
     """
     if functional():
         numbers = numbers_of(scores)
-        with untransformed():
+        with outside_transforms():
             return _relaxed(graph, numbers)
     return _relaxed(graph, scores)
 
@@ -36,17 +36,17 @@ def linear_relaxation(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Graph
 def _relaxed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
     with torch.no_grad():
         full = graph.full(*scores)
-        held = _best(graph, full)
-        mu = held.agreed.mu
+        solved = _best(graph, full)
+        mu = solved.agreed.mu
         wavering = ((mu > _INTEGRAL) & (mu < 1 - _INTEGRAL)).any(-1)
         if bool(wavering.any()):
-            held = _decided(graph, full, held)
-        parts = held.parts(torch.float64)
+            solved = _decided(graph, full, solved)
+        parts = solved.parts(torch.float64)
         whole = _integral(parts[0])
         rounded = tuple(
             torch.where(whole.reshape((*whole.shape, *[1] * (t.dim() - whole.dim()))), t.round(), t) for t in parts
         )
-    return solution_of(held, tuple(t.to(scores[0].dtype) for t in rounded), full)
+    return solution_of(solved, tuple(t.to(scores[0].dtype) for t in rounded), full)
 
 
 def _integral(variables: Tensor) -> Tensor:
@@ -58,40 +58,42 @@ def _size(scores: tuple[Tensor, ...]) -> Tensor:
     return torch.stack([t.double() for t in tops]).amax() if tops else torch.ones(())
 
 
-def _best(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Held:
+def _best(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:
     size = _size(scores)
     rate = _SIZE / float(size) if float(size) > 0 else 1.0
     steep = tuple(t.double() * rate for t in scores)
-    held = solved(graph, steep)
-    rounds = held.agreed.rounds
+    solved = solve(graph, steep)
+    rounds = solved.agreed.rounds
     for _ in range(_STEPS):
-        before = held.agreed.mu
+        before = solved.agreed.mu
         ahead = steep[0] + before.reshape(steep[0].shape)
-        held = solved(graph, (ahead, *steep[1:]))
-        rounds = rounds + held.agreed.rounds
-        if not before.numel() or bool(((held.agreed.mu - before).abs() <= 1e-9).all()):
+        solved = solve(graph, (ahead, *steep[1:]))
+        rounds = rounds + solved.agreed.rounds
+        if not before.numel() or bool(((solved.agreed.mu - before).abs() <= 1e-9).all()):
             break
-    return replace(held, agreed=replace(held.agreed, rounds=rounds))
+    return replace(solved, agreed=replace(solved.agreed, rounds=rounds))
 
 
-def _decided(graph: "FactorGraph", scores: tuple[Tensor, ...], held: Held) -> Held:
+def _decided(graph: "FactorGraph", scores: tuple[Tensor, ...], solved: SolvedGraph) -> SolvedGraph:
     """The point itself if it is the only best one; else one that a nudge of the scores prefers, if it is as good."""
     generator = torch.Generator().manual_seed(0)
     size = float(_size(scores)) or 1.0
     nudge = torch.rand(scores[0].shape[-1], generator=generator, dtype=torch.float64).to(scores[0].device)
     nudged = _best(graph, (scores[0].double() + 1e-3 * size * nudge, *scores[1:]))
-    values = [graph.score(graph.named(*h.parts(torch.float64)), *(t.double() for t in scores)) for h in (held, nudged)]
+    values = [
+        graph.score(graph.named(*h.parts(torch.float64)), *(t.double() for t in scores)) for h in (solved, nudged)
+    ]
     # as good as the rounding of the scores can tell
     good = values[1] >= values[0] - (1e-9 + 8 * torch.finfo(scores[0].dtype).eps) * (1 + size)
     better = good & _integral(nudged.parts(torch.float64)[0])
     if not bool(better.any()):
-        return held
+        return solved
     mask = better.reshape(-1)
 
     def pick(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(mask.reshape(-1, *[1] * (a.dim() - 1)), a, b)
 
-    a, b = nudged.agreed, held.agreed
+    a, b = nudged.agreed, solved.agreed
     projected = tuple(
         replace(p, z=pick(p.z, q.z), private=tuple(pick(s, t) for s, t in zip(p.private, q.private, strict=True)))
         for p, q in zip(a.projected, b.projected, strict=True)
@@ -105,4 +107,4 @@ def _decided(graph: "FactorGraph", scores: tuple[Tensor, ...], held: Held) -> He
         residual=pick(a.residual, b.residual),
         rounds=pick(a.rounds, b.rounds),
     )
-    return replace(held, agreed=agreed)
+    return replace(solved, agreed=agreed)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import applied, constant, functional, untransformed
-from polymax.factors.held import Held, Response
+from polymax._function import apply_function, constant, functional, outside_transforms
 from polymax.factors.infeasible import refuse_infeasible
 from polymax.factors.solution import GraphSolution, solution_of
+from polymax.factors.solved_graph import Response, SolvedGraph
 
 if TYPE_CHECKING:
     from polymax.factors.graph import FactorGraph
@@ -24,18 +24,18 @@ _DOUBT = 100
 def nearest(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
     """The nearest point on which the factors agree (LP-SparseMAP), differentiable in the scores."""
     full = graph.full(*scores)
-    held = solved(graph, full)
+    solved = solve(graph, full)
     if functional() or (torch.is_grad_enabled() and any(t.requires_grad for t in full)):
-        parts = applied(_Mean, held, *full)
+        parts = apply_function(_Mean, solved, *full)
     else:
-        parts = held.parts(full[0].dtype)
-    return solution_of(held, parts, full)
+        parts = solved.parts(full[0].dtype)
+    return solution_of(solved, parts, full)
 
 
 def value_of(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Tensor:
     """<scores, mu> - 1/2 ||mu||^2, (*batch,), -inf where scores forbid all; its gradient is mu."""
     full = graph.full(*scores)
-    return applied(_Value, solved(graph, full), *full)
+    return apply_function(_Value, solve(graph, full), *full)
 
 
 def numbers_of(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -44,16 +44,16 @@ def numbers_of(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(constant(t.detach(), mapped).detach() for t in scores)
 
 
-def solved(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Held:
+def solve(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:
     """The nearest point to scores of full shape."""
     if functional():
         numbers = numbers_of(scores)
-        with untransformed():
+        with outside_transforms():
             return _agreed(graph, numbers)
     return _agreed(graph, scores)
 
 
-def _agreed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Held:
+def _agreed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:
     batch = scores[0].shape[:-1]
     if torch.compiler.is_compiling():
         # rounds end where the numbers say so, which a traced program cannot follow
@@ -89,7 +89,7 @@ def _agreed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Held:
                     " a larger max_iter of the graph brings them closer",
                     stacklevel=4,
                 )
-    return Held(graph, agreed, batch, feasible, undefined, plain)
+    return SolvedGraph(graph, agreed, batch, feasible, undefined, plain)
 
 
 class _Mean(Function):
@@ -98,18 +98,18 @@ class _Mean(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(held: Held, *scores: Tensor) -> tuple[Tensor, ...]:
-        return held.parts(scores[0].dtype)
+    def forward(solved: SolvedGraph, *scores: Tensor) -> tuple[Tensor, ...]:
+        return solved.parts(scores[0].dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        ctx.held = inputs[0]
+        ctx.solved = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *g: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
-            return None, *applied(Response, ctx.held, *g)
-        return None, *ctx.held.response(g)
+            return None, *apply_function(Response, ctx.solved, *g)
+        return None, *ctx.solved.response(g)
 
 
 class _Value(Function):
@@ -118,22 +118,22 @@ class _Value(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(held: Held, *scores: Tensor) -> Tensor:
+    def forward(solved: SolvedGraph, *scores: Tensor) -> Tensor:
         exact = tuple(t.double() for t in scores)
-        parts = held.parts(torch.float64)
-        value = held.graph.score(held.graph.named(*parts), *exact) - parts[0].square().sum(-1) / 2
-        return torch.where(held.feasible, value, -torch.inf)
+        parts = solved.parts(torch.float64)
+        value = solved.graph.score(solved.graph.named(*parts), *exact) - parts[0].square().sum(-1) / 2
+        return torch.where(solved.feasible, value, -torch.inf)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.held, *scores = inputs
+        ctx.solved, *scores = inputs
         ctx.save_for_backward(*scores)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         scores = ctx.saved_tensors
         if torch.is_grad_enabled():
-            mu = applied(_Mean, ctx.held, *scores)
+            mu = apply_function(_Mean, ctx.solved, *scores)
         else:
-            mu = ctx.held.parts(scores[0].dtype)
+            mu = ctx.solved.parts(scores[0].dtype)
         return None, *(m * g.to(m.dtype).reshape(*g.shape, *[1] * (m.dim() - g.dim())) for m in mu)

@@ -56,7 +56,7 @@ def _gathered(x: Tensor, places: Tensor, signs: Tensor) -> Tensor:
     return (flat.gather(1, at).reshape(places.shape) * signs).sum(-1)
 
 
-def compiled(factors: Sequence[tuple[int, Any]], n: int, lead: torch.Size) -> Rows:
+def compile_rows(factors: Sequence[tuple[int, Any]], n: int, lead: torch.Size) -> Rows:
     """The rows of logic and pairs, each with its number among the factors; `lead` is the batch where they differ."""
     groups: dict[Any, list[tuple[int, Logic]]] = defaultdict(list)
     pairs = [(f, factor) for f, factor in factors if isinstance(factor, Pair)]

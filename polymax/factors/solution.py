@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax.factors.distribution import GraphDistribution, distributions
-from polymax.factors.held import Held
+from polymax.factors.solved_graph import SolvedGraph
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class GraphSolution:
     iterations: Tensor
     residual: Tensor
     feasible: Tensor
-    held: Held = field(repr=False)
+    solved: SolvedGraph = field(repr=False)
     scores: tuple[Tensor, ...] = field(repr=False)
 
     @property
@@ -40,7 +40,7 @@ class GraphSolution:
 
     def distribution(self) -> GraphDistribution:
         """The distributions over structures of each factor."""
-        return GraphDistribution(self.parts, distributions(self.held, self.scores, self.parts[0].dtype))
+        return GraphDistribution(self.parts, distributions(self.solved, self.scores, self.parts[0].dtype))
 
     @property
     def converged(self) -> Tensor:
@@ -48,9 +48,11 @@ class GraphSolution:
         return self.residual <= 1e-8
 
 
-def solution_of(held: Held, parts: tuple[Tensor, ...], scores: tuple[Tensor, ...]) -> GraphSolution:
+def solution_of(solved: SolvedGraph, parts: tuple[Tensor, ...], scores: tuple[Tensor, ...]) -> GraphSolution:
     """The report on a solution, with its parts, from scores in full shape."""
-    agreed = held.agreed
-    shape = held.batch
-    residual = torch.where(held.feasible, agreed.residual.reshape(shape), 0)
-    return GraphSolution(held.graph.named(*parts), agreed.rounds.reshape(shape), residual, held.feasible, held, scores)
+    agreed = solved.agreed
+    shape = solved.batch
+    residual = torch.where(solved.feasible, agreed.residual.reshape(shape), 0)
+    return GraphSolution(
+        solved.graph.named(*parts), agreed.rounds.reshape(shape), residual, solved.feasible, solved, scores
+    )

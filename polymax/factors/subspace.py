@@ -42,7 +42,7 @@ class Subspace:
     def projection(self, b: Tensor) -> Tensor:
         """The nearest point (B, n) to b."""
         start = torch.where(self.free, b, 0)
-        return start - torch.where(self.free, self.pulled(self.multipliers(self.missed(start))), 0)
+        return start - torch.where(self.free, self.adjoint(self.multipliers(self.violation(start))), 0)
 
     def multipliers(self, missed: Tensor) -> Tensor:
         """y with C D C^T y = missed; where constraints depend on each other, the one without a part in vain."""
@@ -59,7 +59,7 @@ class Subspace:
             # on a device the question waits for an answer
             if turn % 8 == 0 and not bool(running.any()):
                 break
-            q = self.missed(torch.where(self.free, self.pulled(p), 0))
+            q = self.violation(torch.where(self.free, self.adjoint(p), 0))
             pq = (p * q).sum(1)
             # what constraints that depend on each other leave of rounding has no curvature
             running = running & (pq > 1e-14 * p.square().sum(1))
@@ -76,16 +76,16 @@ class Subspace:
         """Eigenvalues (B, edges + R) and vectors of C D C^T, by its columns."""
         count, size = len(self.free), sum(b.edges for b in self.blocks) + self.tight.shape[1]
         units = torch.eye(size, dtype=torch.float64, device=self.free.device).unsqueeze(1).expand(size, count, size)
-        columns = torch.vmap(lambda y: self.missed(torch.where(self.free, self.pulled(y), 0)))(units)
+        columns = torch.vmap(lambda y: self.violation(torch.where(self.free, self.adjoint(y), 0)))(units)
         square = columns.permute(1, 2, 0)
         return tuple(torch.linalg.eigh((square + square.mT) / 2))
 
-    def missed(self, x: Tensor) -> Tensor:
+    def violation(self, x: Tensor) -> Tensor:
         """By how much x misses each constraint: C x, (B, edges + R)."""
         parts = [self.outside(k, block.gather(x)).flatten(1) for k, block in enumerate(self.blocks)]
         return torch.cat([*parts, torch.where(self.tight, self.rows.sums(x), 0) / self.sizes], 1)
 
-    def pulled(self, y: Tensor) -> Tensor:
+    def adjoint(self, y: Tensor) -> Tensor:
         """How multipliers y of the constraints pull at the variables: C^T y, (B, n)."""
         *edges, rows = y.split([*(b.edges for b in self.blocks), self.tight.shape[1]], 1)
         total = self.rows.spread(torch.where(self.tight, rows / self.sizes, 0))
@@ -93,7 +93,7 @@ class Subspace:
             self.outside(k, e.reshape(len(y), *block.at.shape[1:]))
             for k, (e, block) in enumerate(zip(edges, self.blocks, strict=True))
         ]
-        return total + collected(outside, self.by_variable)
+        return total + sum_edges(outside, self.by_variable)
 
     def outside(self, k: int, w: Tensor) -> Tensor:
         """The part of w (B, F, d) that leaves the faces of block k."""
@@ -107,7 +107,7 @@ class Subspace:
         return (self.rows.signs != 0).sum(-1).clamp(min=1).double().sqrt()
 
 
-def collected(edges: list[Tensor], by_variable: Tensor) -> Tensor:
+def sum_edges(edges: list[Tensor], by_variable: Tensor) -> Tensor:
     """M^T, (B, n): what the edges (B, F, d) of all blocks add up to at each variable."""
     if not edges:
         return torch.zeros((), dtype=torch.float64, device=by_variable.device)

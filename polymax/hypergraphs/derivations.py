@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polymax._dispatch import _LIBRARY
-from polymax._function import untransformed
+from polymax._function import outside_transforms
 from polymax._parts import Parts
 from polymax.hypergraphs.graph import Graph
 from polymax.hypergraphs.passes import Problem, kernel_passes
@@ -71,9 +71,9 @@ class Derivations:
 
 def _recorded_value(*args: Any) -> Tensor:
     # the tape is made of the kernel's reference, which is written in terms of this package
-    from polymax.kernels.hypergraph.tape import recorded
+    from polymax.kernels.hypergraph.tape import taped_value
 
-    return recorded(*args)
+    return taped_value(*args)
 
 
 _PASSES = kernel_passes(hypergraph_inside, hypergraph_outside, hypergraph_tangent, recorded=_recorded_value)
@@ -107,7 +107,7 @@ derived_parts = torch.ops.polymax.derived_parts.default
 @lru_cache(maxsize=64)
 def _derivable_parts(graph: Graph, root: int) -> np.ndarray:
     """True for each part that a derivation of the root uses."""
-    with untransformed():
+    with outside_transforms():
         first, tails, part = (t.cpu().numpy() for t in graph.arrays)
     used, seen = np.zeros(graph.parts + 1, bool), np.zeros(graph.nodes + 1, bool)
     seen[root] = True

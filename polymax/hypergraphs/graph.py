@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polymax._dispatch import _LIBRARY
-from polymax._function import untransformed
+from polymax._function import outside_transforms
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Graph:
             return self
         if device not in self._elsewhere:
             # torch.func would wrap the copies, which outlive its call
-            with untransformed():
+            with outside_transforms():
                 first, tails, part = (t.to(device) for t in self.arrays)
             self._elsewhere[device] = Graph(first, tails, part, self.parts)
         return self._elsewhere[device]
@@ -84,7 +84,7 @@ class Builder:
         np.cumsum(np.bincount(heads, minlength=nodes), out=first[1:])
         part = _concatenate(self._part, (0,))[order]
         # torch.func would wrap the arrays, which outlive its call
-        with untransformed():
+        with outside_transforms():
             return Graph(torch.from_numpy(first), torch.from_numpy(tails[order]), torch.from_numpy(part), self.parts)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax._function import constant, transformed, untransformed
+from polymax._function import constant, outside_transforms, under_transform
 from polymax.hypergraphs.graph import Graph
 
 
@@ -54,7 +54,7 @@ class Levels:
         first, tails, part = (constant(t, mapped) for t in graph.arrays)
         self.graph = Graph(first, tails, part, graph.parts)
         # torch.func would wrap the tables, which are kept for other calls
-        with untransformed():
+        with outside_transforms():
             self._build()
 
     def _build(self) -> None:
@@ -152,7 +152,7 @@ def _blank(*tensors: Tensor) -> Tensor:
 
 def _jacobian(a: Tensor, da: Tensor, omega: Any) -> Tensor:
     """J da along dim 1; the Jacobian of a gradient is symmetric, so the backward pass of argmax applies it."""
-    if transformed():
+    if under_transform():
         return torch.func.vjp(lambda x: omega.argmax(x, dim=1), a)[1](da)[0]
     keep_graph = torch.is_grad_enabled() and (a.requires_grad or da.requires_grad)
     with torch.enable_grad():

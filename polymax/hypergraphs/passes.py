@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 
-from polymax._function import eager, transformed
+from polymax._function import eager, under_transform
 from polymax._parts import Parts
 
 # the alpha of Tsallis' entropies: that of Shannon's, and that of no smoothing
@@ -340,7 +340,7 @@ def _one(v: Tensor) -> Tensor:
 
 def _last() -> bool:
     """True if nobody derives what a backward pass computes: torch.compile never does."""
-    return torch.compiler.is_compiling() or not (torch.is_grad_enabled() or transformed())
+    return torch.compiler.is_compiling() or not (torch.is_grad_enabled() or under_transform())
 
 
 def _split(passes: Passes, joined: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

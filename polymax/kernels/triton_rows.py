@@ -139,7 +139,7 @@ def offset(b_top, b_low):
 
 
 @triton.jit
-def projected(b_z):
+def sparsemax_rows(b_z):
     """Sparsemax of rows `(R, N)` whose maximum is 0; zeros for rows of -inf."""
     BN: tl.constexpr = b_z.shape[1]
     dtype: tl.constexpr = b_z.dtype

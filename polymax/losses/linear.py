@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied, autocasts, functional
+from polymax._function import apply_function, autocasts, functional
 from polymax.kernels.linear_loss import linear_loss, linear_loss_backward
-from polymax.kernels.linear_loss.reference import capped, logits, shift
+from polymax.kernels.linear_loss.reference import capped_logits, logits, shift
 from polymax.kernels.widen import wide
 from polymax.losses.simplex import entmax_loss
 from polymax.regularizers import Tsallis
@@ -58,7 +58,7 @@ def linear_entmax_loss(
     rows, matrix = autocast(hidden, weight)
     if functional():
         # torch.func looks at every operation: the logits are there as a whole
-        x = capped(torch.nn.functional.linear(rows, matrix, None if bias is None else bias.to(rows.dtype)), cap)
+        x = capped_logits(torch.nn.functional.linear(rows, matrix, None if bias is None else bias.to(rows.dtype)), cap)
         return entmax_loss(
             x, target, alpha, reduction, weight=class_weights, ignore_index=ignore_index,
             label_smoothing=label_smoothing,
@@ -137,7 +137,7 @@ def smoothed_max(
     learned = alpha.reshape(()) if isinstance(alpha, Tensor) else None
     # a number of 0 is no alpha: the tensor of alphas counts
     number = 0.0 if isinstance(alpha, Tensor) else float(alpha)
-    return applied(LinearLoss, hidden, weight, bias, learned, target, spread, number, softcap)[:3]
+    return apply_function(LinearLoss, hidden, weight, bias, learned, target, spread, number, softcap)[:3]
 
 
 class LinearLoss(Function):

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polymax._parts import checked
+from polymax._parts import checked_scores
 from polymax.losses.fenchel_young import fenchel_young
 from polymax.losses.structured import as_tuple, losses, reduce_losses
 from polymax.losses.targets import target_of
@@ -151,7 +151,7 @@ def _with_margin(smooth: Smoothing, scores: Scores, y: Any, cost: Any, reduction
     if cost is not None:
         return fenchel_young(smooth, scores, y, cost, reduction)
     inputs = as_tuple(scores)
-    wide = checked(inputs)
+    wide = checked_scores(inputs)
     target = target_of(smooth.structure, wide, y)
     found = losses(smooth, wide, target, target.hamming(smooth.structure, wide))
     return reduce_losses(found, reduction).to(inputs[0].dtype)

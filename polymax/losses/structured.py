@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax._parts import checked
+from polymax._parts import checked_scores
 from polymax.losses.targets import Target, target_of
 from polymax.smoothing import Smoothing
 
@@ -16,7 +16,7 @@ def of_structures(
 ) -> Tensor:
     """The loss max(scores + cost) + Omega(y) - <scores, y>, reduced over instances."""
     inputs = as_tuple(scores)
-    wide = checked(inputs)
+    wide = checked_scores(inputs)
     found = losses(smooth, wide, target_of(smooth.structure, wide, y), cost, generator)
     return reduce_losses(found, reduction).to(inputs[0].dtype)
 
@@ -29,7 +29,7 @@ def losses(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """One loss for each instance, (*batch,)."""
-    compared = target.compared(smooth, scores)
+    compared = target.two_sides(smooth, scores)
     gold = torch.where(compared.gold == -torch.inf, 0, compared.gold)
     # only a maximum that draws noise takes a generator
     noise: Any = {} if generator is None else {"generator": generator}

@@ -28,7 +28,7 @@ class Compared(NamedTuple):
 class Target(Protocol):
     """A target of a loss."""
 
-    def compared(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
+    def two_sides(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
         """The two sides of the loss."""
 
     def hamming(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
@@ -41,13 +41,13 @@ class Whole:
 
     index: Tensor
 
-    def compared(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
+    def two_sides(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
         terms = smooth.structure.compact.terms(self.index, *scores)
         omega = smooth.omega_at(self.index, *scores)
         if isinstance(omega, Tensor) or scores[0].device.type != "cpu":
             # Omega is one more large number to subtract, and other devices sum chains in another order, which rounds
             scores, terms = tuple(x.double() for x in scores), terms.double()
-        shifted, gold = smooth.structure.compact.anchored(terms, *scores)
+        shifted, gold = smooth.structure.compact.shift_to_target(terms, *scores)
         gold = torch.where((terms == -torch.inf).any(-1), -torch.inf, gold - omega)
         return Compared(shifted, gold, terms.detach().double().abs().sum(-1) + omega)
 
@@ -66,7 +66,7 @@ class Between:
     mu: Parts
     teacher: Any = None
 
-    def compared(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
+    def two_sides(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
         exact = tuple(x.double() for x in scores)
         mu = tuple(m.double() for m in tensors(self.mu))
         point = smooth.structure.named(*mu)
@@ -114,7 +114,7 @@ class Partial:
             came = self.known.dtype if isinstance(self.known, Tensor) else type(self.known).__name__
             raise TypeError(f"known must be a tensor of bool or integers; got {came}")
 
-    def compared(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
+    def two_sides(self, smooth: Smoothing, scores: tuple[Tensor, ...]) -> Compared:
         exact = tuple(x.double() for x in scores)
         forbidden = ~self.allowed(smooth.structure, scores)
         gold = smooth.best_of(exact[0].masked_fill(forbidden, -torch.inf), *exact[1:])

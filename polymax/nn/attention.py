@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax._function import transformed, without_autocast
+from polymax._function import under_transform, without_autocast
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.sparse_decoding.options import PAGE
 from polymax.kernels.widen import wide
@@ -82,7 +82,7 @@ def scaled_dot_product_attention(
     weights = _weights(query, key, attn_mask, pattern, scale, enable_gqa, mapping, softcap, sinks)
     if dropout_p > 0:
         weights = torch.nn.functional.dropout(weights, dropout_p)
-    value = grouped(value, query, "value") if enable_gqa else value
+    value = repeat_heads(value, query, "value") if enable_gqa else value
     if _multiplies_wide(weights, value):
         return _product(weights.to(value.dtype), value).to(value.dtype)
     return _product(weights, value).to(value.dtype)
@@ -179,7 +179,7 @@ def _weights(
     _check.floating(key, "key")
     mapping = checked_mapping(mapping)
     if enable_gqa:
-        key = grouped(key, query, "key")
+        key = repeat_heads(key, query, "key")
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = _product(query, key.transpose(-2, -1)) * factor
     cap = fused_attention.checked_softcap(softcap)
@@ -191,10 +191,10 @@ def _weights(
         sees = allowed(scores.shape[-2], scores.shape[-1], None, None, left, right, offset, scores.device)
         scores = scores.masked_fill(~sees, -torch.inf)
     if sinks is None:
-        return mapped(mapping, scores)
+        return apply_mapping(mapping, scores)
     column = fused_attention.checked_sinks(sinks, query).to(scores.dtype)[:, None, None]
     joint = torch.cat([scores, column.expand(*scores.shape[:-1], 1)], -1)
-    return mapped(mapping, joint)[..., :-1]
+    return apply_mapping(mapping, joint)[..., :-1]
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -211,10 +211,10 @@ def _multiplies_wide(a: Tensor, b: Tensor) -> bool:
     recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     batched = a.dim() > 2 and a.shape[:-2] == b.shape[:-2]
     half = b.dtype in (torch.float16, torch.bfloat16)
-    return b.is_cuda and half and batched and not recorded and not transformed()
+    return b.is_cuda and half and batched and not recorded and not under_transform()
 
 
-def mapped(mapping: Mapping, scores: Tensor) -> Tensor:
+def apply_mapping(mapping: Mapping, scores: Tensor) -> Tensor:
     """Weights of scores along the last dimension; -inf is a forbidden entry."""
     if isinstance(mapping, Regularizer):
         return mapping.argmax(scores)
@@ -239,12 +239,12 @@ def _masked(scores: Tensor, attn_mask: Tensor | None) -> Tensor:
     return scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
 
 
-def later(queries: int, keys: int, device: torch.device) -> Tensor:
+def keys_after(queries: int, keys: int, device: torch.device) -> Tensor:
     """True where the key is after the query, both counted from the first: bool (queries, keys)."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)
 
 
-def grouped(key: Tensor, query: Tensor, name: str) -> Tensor:
+def repeat_heads(key: Tensor, query: Tensor, name: str) -> Tensor:
     """Keys (*batch, heads, S, E) for as many heads as the query has: neighbouring ones share a key."""
     if key.dim() < 3 or query.dim() < 3 or key.shape[-3] == 0 or query.shape[-3] % key.shape[-3]:
         raise ValueError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import applied
+from polymax._function import apply_function
 
 
 def child_sums(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def child_sums(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
                 [0.],
                 [6.]])
     """
-    return applied(_Sums, x, parents, starts)
+    return apply_function(_Sums, x, parents, starts)
 
 
 def for_children(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def for_children(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
                 [2.],
                 [2.]])
     """
-    return applied(_ForChildren, x, parents, starts)
+    return apply_function(_ForChildren, x, parents, starts)
 
 
 class _Sums(Function):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polymax import _check
 from polymax.kernels.widen import wide
 from polymax.mappings import csparsemax, softmax
-from polymax.nn.attention import Mapping, checked_mapping, mapped
+from polymax.nn.attention import Mapping, apply_mapping, checked_mapping
 from polymax.nn.scorers import pairwise_scores
 
 
@@ -43,7 +43,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The context and the weights."""
         scores = _masked(pairwise_scores(self.scorer, query, keys), keys, mask)
-        weights = mapped(self.mapping, scores)
+        weights = apply_mapping(self.mapping, scores)
         return _context(weights, keys if values is None else values), weights
 
 

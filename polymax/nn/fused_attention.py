@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied, autocasts, functional
+from polymax._function import apply_function, autocasts, functional
 from polymax.kernels.sparse_attention import reference, sparse_attention, sparse_attention_backward
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_decoding import sparse_decoding
@@ -214,7 +214,7 @@ def fused_heads(q: Tensor, k: Tensor, v: Tensor, mapping: Any, options: Options)
     options = options._replace(alpha=alpha, alphas=alphas)
     tensors = (options.alphas, options.mask, options.sinks, options.starts_q, options.starts_k, options.seed)
     without = options._replace(alphas=None, mask=None, sinks=None, starts_q=None, starts_k=None, seed=None)
-    return applied(SparseAttention, q, k, v, *tensors, without)[0]
+    return apply_function(SparseAttention, q, k, v, *tensors, without)[0]
 
 
 def _alphas(mapping: Any, heads: int) -> tuple[float, Tensor | None]:
@@ -295,7 +295,7 @@ def recorded(
         x = torch.cat([x, options.sinks.to(x.dtype)[:, None, None].expand(*x.shape[:-1], 1)], -1)
     weights = entmax(x, options.alpha if options.alphas is None else options.alphas[:, None, None])[..., : k.shape[2]]
     weights = weights * reference.dropout_factors(weights, options)
-    out = (weights @ reference.grouped(wide(v), q)).to(v.dtype)
+    out = (weights @ reference.repeat_heads(wide(v), q)).to(v.dtype)
     chosen = [t for t, wants in zip(inputs, wanted, strict=False) if wants and t is not None]
     slopes = iter(torch.autograd.grad(out, chosen, grad, create_graph=True))
     return [next(slopes) if wants and t is not None else None for t, wants in zip(inputs, wanted, strict=False)]

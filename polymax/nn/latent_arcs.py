@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from polymax._function import applied
+from polymax._function import apply_function
 
 # how many numbers of pairs of tokens are held at once: few enough for caches, enough for a launch
 _AT_ONCE = 1 << 21
@@ -29,7 +29,7 @@ def zeros_with_arc_gradient(arcs: Tensor, h: Tensor, c: Tensor, forget: Tensor, 
         (tensor([[[1., 2.],
                  [1., 2.]]]),)
     """
-    return applied(_Hung, arcs, h, c, forget, below)
+    return apply_function(_Hung, arcs, h, c, forget, below)
 
 
 class _Hung(Function):

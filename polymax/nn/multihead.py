@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, pad
 
 from polymax.mappings import softmax
-from polymax.nn.attention import Mapping, attention_weights, checked_mapping, later, scaled_dot_product_attention
+from polymax.nn.attention import Mapping, attention_weights, checked_mapping, keys_after, scaled_dot_product_attention
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -123,7 +123,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             added = _additive(attn_mask, q, "attn_mask", lengths if attn_mask.dim() == 2 else heads)
             masks.append(added if attn_mask.dim() == 2 else added.unflatten(0, (n, self.num_heads)))
         if is_causal:
-            masks.append(_additive(later(*lengths, q.device), q, "is_causal", lengths))
+            masks.append(_additive(keys_after(*lengths, q.device), q, "is_causal", lengths))
         return sum(masks[1:], masks[0]) if masks else None
 
     def _with_extra_keys(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

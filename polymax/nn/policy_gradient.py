@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from polymax.estimators.baselines import Baseline, Situation
-from polymax.estimators.clipped import clipped
+from polymax.estimators.clipped import clipped_objective
 from polymax.estimators.expected_loss import value_with_gradient
 
 
@@ -86,4 +86,4 @@ def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
     """
     if not 0 < clip < 1:
         raise ValueError(f"clip must be between 0 and 1; got {clip!r}")
-    return clipped(torch.exp(log_prob - old_log_prob.detach()), advantages.detach(), clip).mean()
+    return clipped_objective(torch.exp(log_prob - old_log_prob.detach()), advantages.detach(), clip).mean()

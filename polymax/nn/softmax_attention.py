@@ -8,7 +8,7 @@ from torch.autograd import Function
 from torch.nn.functional import scaled_dot_product_attention
 
 from polymax.kernels.sparse_attention.geometry import allowed
-from polymax.kernels.sparse_attention.reference import grouped
+from polymax.kernels.sparse_attention.reference import repeat_heads
 from polymax.kernels.widen import wide
 from polymax.nn.attention_pattern import Pattern
 
@@ -30,7 +30,7 @@ def softmax_attention(
             mask = mask.expand(*mask.shape[:-1], k.shape[2]).contiguous()
         if q.is_cuda:
             # with a mask, torch's kernels do not share keys between heads
-            k, v = grouped(k, q), grouped(v, q)
+            k, v = repeat_heads(k, q), repeat_heads(v, q)
     inputs = q, k, v, mask
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     # a compiled backward pass has no derivative in any case
@@ -94,13 +94,13 @@ def _recorded(
     assert k is not None
     assert v is not None
     scale = q.shape[-1] ** -0.5 if seen.scale is None else seen.scale
-    x = (wide(q) * scale) @ grouped(wide(k), q).mT
+    x = (wide(q) * scale) @ repeat_heads(wide(k), q).mT
     if mask is not None:
         x = x.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else x + mask
     if seen.causal:
         sees = allowed(q.shape[2], k.shape[2], None, None, -1, 0, 0, q.device)
         x = x.masked_fill(~sees, -torch.inf)
-    out = (x.softmax(-1) @ grouped(wide(v), q)).to(v.dtype)
+    out = (x.softmax(-1) @ repeat_heads(wide(v), q)).to(v.dtype)
     chosen = [t for t, wants in zip(inputs, wanted, strict=True) if wants and t is not None]
     slopes = iter(torch.autograd.grad(out, chosen, grad, create_graph=True))
     return [next(slopes) if wants and t is not None else None for t, wants in zip(inputs, wanted, strict=True)]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied, functional
+from polymax._function import apply_function, functional
 from polymax.kernels.widen import wide
 
 
@@ -65,7 +65,7 @@ class Regularizer(ABC):
         else:
             # the compiler refuses functions with a forward-mode derivative
             function = SmoothedMax if torch.compiler.is_compiling() else ForwardSmoothedMax
-            value = applied(function, scaled, y, rows.omega_rows(y.detach(), keep))
+            value = apply_function(function, scaled, y, rows.omega_rows(y.detach(), keep))
         # a row of -inf has no derivative in gamma either
         dead = (scores == -torch.inf).all(-1)
         # what weights sum to is known, so that a shift by the maximum moves out of the sum, where it would cost digits

@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.compiler import is_compiling
 
 from polymax import _check
-from polymax._function import applied, keep_tensors
+from polymax._function import apply_function, keep_tensors
 from polymax.kernels.capped import capped, capped_backward
 from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer
@@ -114,8 +114,8 @@ def _capped_argmax(
     else:
         low, high, totals = _numbers(lower, upper, total, x.dim(), x.dtype, x.device)
     if x.dtype in _WIDE:
-        return applied(RoundedCapped, x, low, high, totals, entropic)[0]
-    return applied(Capped, x, low, high, totals, entropic)
+        return apply_function(RoundedCapped, x, low, high, totals, entropic)[0]
+    return apply_function(Capped, x, low, high, totals, entropic)
 
 
 class Capped(Function):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied
+from polymax._function import apply_function
 from polymax.kernels.oscar_prox import oscar_prox
 from polymax.kernels.segment_mean import segment_mean
 from polymax.kernels.threshold import TSALLIS, threshold
@@ -47,7 +47,7 @@ class Fused(Regularizer):
     def argmax_rows(self, x: Tensor) -> Tensor:
         if x.is_cuda:
             return weights(x, _per_row(self.strength, x), ordered=False)
-        y = applied(Fusedmax, wide(x), _per_row(self.strength, x))[0]
+        y = apply_function(Fusedmax, wide(x), _per_row(self.strength, x))[0]
         return y if y.dtype == x.dtype else y.to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -78,7 +78,7 @@ class Oscar(Regularizer):
     def argmax_rows(self, x: Tensor) -> Tensor:
         if x.is_cuda:
             return weights(x, _per_row(self.strength, x), ordered=True)
-        y = applied(Oscarmax, wide(x), _per_row(self.strength, x))[0]
+        y = apply_function(Oscarmax, wide(x), _per_row(self.strength, x))[0]
         return y if y.dtype == x.dtype else y.to(x.dtype)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -146,7 +146,7 @@ class SegmentMean(Function):
 
 
 def _projected(z: Tensor, v: Tensor, order: Tensor | None, y: Tensor | None) -> Tensor:
-    return applied(SegmentMean, z, v, order, y)
+    return apply_function(SegmentMean, z, v, order, y)
 
 
 class Oscarmax(Function):

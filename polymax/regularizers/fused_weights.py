@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import applied, transformed
+from polymax._function import apply_function, under_transform
 from polymax.kernels.fusedmax import ABOVE, BELOW, WITHOUT, fusedmax, fusedmax_backward
 from polymax.kernels.oscarmax import oscarmax, oscarmax_backward
 from polymax.kernels.widen import wide
@@ -18,8 +18,8 @@ from polymax.kernels.widen import wide
 
 def weights(x: Tensor, strength: Tensor, ordered: bool) -> Tensor:
     """The weights of fusedmax, or of oscarmax if `ordered`, as a node of the graph where there is one."""
-    if x.requires_grad or strength.requires_grad or transformed():
-        return applied(DividedWeights, x, strength, ordered)[0]
+    if x.requires_grad or strength.requires_grad or under_transform():
+        return apply_function(DividedWeights, x, strength, ordered)[0]
     return DividedWeights.forward(x, strength, ordered)[0]
 
 
@@ -46,8 +46,8 @@ class DividedWeights(Function):
             return None, None, None
         (division,) = ctx.saved_tensors
         if not ctx.needs_input_grad[1]:
-            return applied(Averaged, division, v, ctx.ordered), None, None
-        dx = applied(Averaged, division, wide(v), ctx.ordered)
+            return apply_function(Averaged, division, v, ctx.ordered), None, None
+        dx = apply_function(Averaged, division, wide(v), ctx.ordered)
         return dx.to(v.dtype), (_slope_by_codes if ctx.ordered else _slope_by_marks)(dx, division), None
 
 
@@ -86,7 +86,7 @@ class Averaged(Function):
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor, None]:
         (division,) = ctx.saved_tensors
-        return None, applied(Averaged, division, u, ctx.ordered), None
+        return None, apply_function(Averaged, division, u, ctx.ordered), None
 
 
 def step(p: Tensor, keep: Tensor | None) -> Tensor:

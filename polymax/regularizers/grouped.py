@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import applied, keep_tensors
+from polymax._function import apply_function, keep_tensors
 from polymax.kernels import grouped as kernels
 from polymax.kernels.grouped import reference
 from polymax.kernels.widen import constant, wide
@@ -52,7 +52,7 @@ class Grouped(Regularizer):
         if _disjoint(groups):
             order = _order(groups, x.shape[-1], x.device)
             function = Groupedmax if torch.compiler.is_compiling() else ForwardGroupedmax
-            y = applied(function, wide(x), self._per_row(x), *order)
+            y = apply_function(function, wide(x), self._per_row(x), *order)
         else:
             y = self._by_rounds(x)
         return y if y.dtype == x.dtype else y.to(x.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from polymax._dispatch import PLAIN, modes, plain, wrapped
-from polymax._function import applied
+from polymax._function import apply_function
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
 from polymax.kernels.tsallis_slope import tsallis_slope
@@ -22,7 +22,7 @@ def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensit
     """Argmax of <x, p> - Omega(p) for the family of Omega and alpha, a number or a tensor of size 1 along the row."""
     if isinstance(alpha, Tensor):
         alphas = alpha.expand(*x.shape[:-1], 1).squeeze(-1)
-        return applied(_traced(), x, alphas, 0.0, family, sensitivity)
+        return apply_function(_traced(), x, alphas, 0.0, family, sensitivity)
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return _traced().apply(x, None, float(alpha), family, sensitivity)
     # the common call, kept short: it costs microseconds

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polymax.explore.numbers import listed, rounded
+from polymax.explore.numbers import round_digits, to_lists
 from polymax.recipes.readers.trees import Tree
 from polymax.recipes.results import token_lists
 from polymax.recipes.training.task import Trained
@@ -30,9 +30,9 @@ def plain_result(result: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return listed(value)
+        return to_lists(value)
     if isinstance(value, float):
-        return rounded(value, 6)
+        return round_digits(value, 6)
     if isinstance(value, Tree):
         return str(value)
     if isinstance(value, dict):
@@ -58,7 +58,7 @@ def _taggings(trained: Trained, sentences: list[list[str]]) -> Iterator[list[dic
     from polymax.recipes.tag.task import taggings_of, untagged_sentences
 
     for found in taggings_of(trained, untagged_sentences(trained, sentences)):
-        yield [{"probability": rounded(p, 6), "tags": tags} for p, tags in found]
+        yield [{"probability": round_digits(p, 6), "tags": tags} for p, tags in found]
 
 
 def _trees(trained: Trained, sentences: list[list[str]]) -> Iterator[list[dict[str, Any]]]:
@@ -66,7 +66,7 @@ def _trees(trained: Trained, sentences: list[list[str]]) -> Iterator[list[dict[s
 
     for found in weighted_trees(trained, sentences):
         rows = ((p, list(tree.heads), list(tree.relations)) for p, tree in found)
-        yield [{"probability": rounded(p, 6), "heads": heads, "relations": names} for p, heads, names in rows]
+        yield [{"probability": round_digits(p, 6), "heads": heads, "relations": names} for p, heads, names in rows]
 
 
 def _brackets(trained: Trained, sentences: list[list[str]]) -> Iterator[list[dict[str, Any]]]:
@@ -75,7 +75,7 @@ def _brackets(trained: Trained, sentences: list[list[str]]) -> Iterator[list[dic
     for found in parsed(trained, sentences, True):
         yield [
             {
-                "probability": rounded(p, 6),
+                "probability": round_digits(p, 6),
                 "tree": str(tree),
                 "brackets": [[span.start, span.last, span.label] for span in tree.spans],
             }

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polymax._parts import checked
+from polymax._parts import checked_scores
 from polymax.smoothing.base import Smoothing
 from polymax.structures.base import Parts, Structure, tensors
 
@@ -31,7 +31,7 @@ class HardMax(Smoothing):
 
     def solve(self, *scores: Tensor) -> Any:
         """The best point of a factor graph's linear relaxation; where it is integral, it is the best structure."""
-        found = self.structure.relaxed(*checked(scores))
+        found = self.structure.linear_relaxation(*checked_scores(scores))
         if found is None:
             name = type(self.structure).__name__
             raise TypeError(f"solve reports on a relaxation, and {name} has none: argmax is its best structure")

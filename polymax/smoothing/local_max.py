@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from polymax._parts import checked, narrow
+from polymax._parts import checked_scores, narrow
 from polymax.distributions.walk import Walk
 from polymax.hypergraphs.passes import HARD
 from polymax.hypergraphs.smoothed import kernel_alpha, smoothed_expectation, smoothed_value
@@ -44,12 +44,12 @@ class LocalMax(Smoothing):
 
     def max(self, *scores: Tensor) -> Tensor:
         gamma, unit = self._gamma_and_regularizer
-        scaled = scaled_scores(self.structure, checked(scores), gamma)
+        scaled = scaled_scores(self.structure, checked_scores(scores), gamma)
         return restore_scale(smoothed_value(self.structure, unit, scaled), gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
         gamma, unit = self._gamma_and_regularizer
-        scaled = scaled_scores(self.structure, self.structure.full(*checked(scores)), gamma)
+        scaled = scaled_scores(self.structure, self.structure.full(*checked_scores(scores)), gamma)
         return narrow(smoothed_expectation(self.structure, unit, scaled), scores[0].dtype)
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> float:
@@ -69,7 +69,7 @@ class LocalMax(Smoothing):
     def distribution(self, *scores: Tensor) -> Walk:
         """The random walk from the root: at each node a hyperedge, drawn by its weight."""
         gamma, unit = self._gamma_and_regularizer
-        return Walk(self.structure, scaled_scores(self.structure, checked(scores), gamma), unit, scores[0].dtype)
+        return Walk(self.structure, scaled_scores(self.structure, checked_scores(scores), gamma), unit, scores[0].dtype)
 
     @property
     def _gamma_and_regularizer(self) -> tuple[float | Tensor, Regularizer]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polymax._parts import checked, narrow
+from polymax._parts import checked_scores, narrow
 from polymax.distributions.gibbs import Gibbs
 from polymax.regularizers import Shannon
 from polymax.regularizers.entropies import positive
@@ -37,13 +37,13 @@ class Marginals(Smoothing):
     def max(self, *scores: Tensor) -> Tensor:
         if not isinstance(self.gamma, Tensor) and self.gamma == 1:
             return self.structure.logsumexp(*scores)
-        scaled = scaled_scores(self.structure, checked(scores), self.gamma)
+        scaled = scaled_scores(self.structure, checked_scores(scores), self.gamma)
         return restore_scale(self.structure.logsumexp(*scaled), self.gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
         if not isinstance(self.gamma, Tensor) and self.gamma == 1:
             return self.structure.marginals(*scores)
-        scaled = scaled_scores(self.structure, self.structure.full(*checked(scores)), self.gamma)
+        scaled = scaled_scores(self.structure, self.structure.full(*checked_scores(scores)), self.gamma)
         return narrow(self.structure.marginals(*scaled), scores[0].dtype)
 
     def omega(self, mu: Parts) -> Tensor:
@@ -57,4 +57,4 @@ class Marginals(Smoothing):
         """The Gibbs distribution p(y) = exp(<scores, y> / gamma) / Z over whole structures."""
         if not isinstance(self.structure, Sampled):
             raise TypeError(f"{type(self.structure).__name__} cannot be sampled: it has no `gibbs`")
-        return self.structure.gibbs(scaled_scores(self.structure, checked(scores), self.gamma), scores[0].dtype)
+        return self.structure.gibbs(scaled_scores(self.structure, checked_scores(scores), self.gamma), scores[0].dtype)

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from polymax._function import applied
-from polymax._parts import checked, narrow, tensors
+from polymax._function import apply_function
+from polymax._parts import checked_scores, narrow, tensors
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.noise import Gumbel, SmoothNoise
 from polymax.regularizers.entropies import positive
@@ -58,12 +58,12 @@ class Perturbed(Smoothing):
         return self.argmax(*scores, generator=generator)
 
     def max(self, *scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return applied(_Values, self, *self._noise_for(scores, generator)).mean(0).to(scores[0].dtype)
+        return apply_function(_Values, self, *self._noise_for(scores, generator)).mean(0).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor, generator: torch.Generator | None = None) -> Parts:
         drawn = self._noise_for(scores, generator)
         y = self._best(drawn)
-        mu = tuple(t.mean(0) for t in applied(_Vertices, self, *tensors(y), *drawn))
+        mu = tuple(t.mean(0) for t in apply_function(_Vertices, self, *tensors(y), *drawn))
         return narrow(mu[0] if isinstance(y, Tensor) else y._make(mu), scores[0].dtype)
 
     def omega(self, mu: Parts) -> Tensor:
@@ -72,7 +72,7 @@ class Perturbed(Smoothing):
 
     def _noise_for(self, scores: tuple[Tensor, ...], generator: torch.Generator | None) -> tuple[Tensor, ...]:
         """gamma, the scores in the shape of structures, and noise (samples, ...) for each of their tensors."""
-        full = self.structure.full(*checked(scores))
+        full = self.structure.full(*checked_scores(scores))
         gamma = torch.as_tensor(self.gamma, dtype=full[0].dtype, device=full[0].device)
         # a derivative in a score is estimated from the noise on it: transitions get theirs too
         return gamma, *full, *(self.noise.sample(x, (self.samples,), generator) for x in full)
@@ -110,7 +110,7 @@ class _Values(Function):
         y = tensors(ctx.op._best(drawn))
         if not torch.compiler.is_compiling():
             # a compiled backward pass is not derived again
-            y = applied(_Vertices, ctx.op, *y, *drawn)
+            y = apply_function(_Vertices, ctx.op, *y, *drawn)
         dims = ctx.op.structure.event_dims(*scores)
         grads = tuple((_beside(g, d) * v).sum(0) for v, d in zip(y, dims, strict=True))
         reach = _inner(noise, y, dims)

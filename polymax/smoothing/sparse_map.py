@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._function import constant, functional, untransformed
-from polymax._parts import checked, narrow
+from polymax._function import constant, functional, outside_transforms
+from polymax._parts import checked_scores, narrow
 from polymax.distributions.finite import Finite
 from polymax.kernels.active_set import path
 from polymax.regularizers.entropies import positive
@@ -15,7 +15,7 @@ from polymax.smoothing.base import Smoothing
 from polymax.smoothing.temperature import restore_scale, scaled_scores
 from polymax.solvers import ActiveSet, Solution, Solver
 from polymax.solvers.mixture import best_value, mean, weights_and_mean
-from polymax.solvers.traced import traced
+from polymax.solvers.traced import traced_value_and_mean
 from polymax.structures.base import Parts, Structure, tensors
 
 
@@ -50,25 +50,25 @@ class SparseMap(Smoothing):
             positive(self.gamma, "gamma")
 
     def max(self, *scores: Tensor) -> Tensor:
-        cold = scaled_scores(self.structure, checked(scores), self.gamma)
-        relaxed = self.structure.projected_value(*cold)
+        cold = scaled_scores(self.structure, checked_scores(scores), self.gamma)
+        relaxed = self.structure.relaxed_projection_value(*cold)
         if relaxed is not None:
             value = relaxed
         elif torch.compiler.is_compiling():
-            value = traced(self.solver, self.structure, cold)[0]
+            value = traced_value_and_mean(self.solver, self.structure, cold)[0]
         else:
             derived = _derived(cold)
             value = best_value(self.structure, self._solved(cold, None, derived), cold, derived)
         return restore_scale(value, self.gamma).to(scores[0].dtype)
 
     def argmax(self, *scores: Tensor) -> Parts:
-        cold = checked(scores)
+        cold = checked_scores(scores)
         if type(self.gamma) is not float or self.gamma != 1:
             cold = scaled_scores(self.structure, cold, self.gamma)
         mu = self.structure.projection(*cold)
         if mu is None:
             if torch.compiler.is_compiling():
-                parts = traced(self.solver, self.structure, cold)[1:]
+                parts = traced_value_and_mean(self.solver, self.structure, cold)[1:]
             else:
                 derived = _derived(cold)
                 parts = mean(self.structure, self._solved(cold, None, derived), cold, derived)
@@ -91,8 +91,8 @@ class SparseMap(Smoothing):
 
     def solve(self, *scores: Tensor, start: Solution | None = None) -> Any:
         """The structures and their weights, from those of an earlier solution; for a graph, how its factors agree."""
-        cold = scaled_scores(self.structure, checked(scores), self.gamma)
-        relaxed = self.structure.projected(*cold)
+        cold = scaled_scores(self.structure, checked_scores(scores), self.gamma)
+        relaxed = self.structure.relaxed_projection(*cold)
         return self._solved(cold, start, whole=False) if relaxed is None else relaxed
 
     def distribution(self, *scores: Tensor, start: Solution | None = None) -> Any:
@@ -100,8 +100,8 @@ class SparseMap(Smoothing):
 
         `start` is for a warm start.
         """
-        cold = scaled_scores(self.structure, checked(scores), self.gamma)
-        relaxed = self.structure.projected(*cold)
+        cold = scaled_scores(self.structure, checked_scores(scores), self.gamma)
+        relaxed = self.structure.relaxed_projection(*cold)
         if relaxed is not None:
             return relaxed.distribution()
         derived = _derived(cold)
@@ -127,7 +127,7 @@ class SparseMap(Smoothing):
             'argmax is the closed form of Ranking.projection; what else is asked for: a loop in torch asks Ranking.map \
 for the whole batch at each iteration, because Ranking.search says nothing of how the set is searched.'
         """
-        cold = scaled_scores(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked_scores(scores), self.gamma)
         loop = path(self.solver, self.structure, cold)
         if self.structure.projection(*cold) is None:
             return loop
@@ -140,7 +140,7 @@ for the whole batch at each iteration, because Ranking.search says nothing of ho
         # the solver reads numbers: those below what torch.func.jacrev wraps; torch.vmap hides them
         mapped = "SparseMap's solver reads the scores, which torch.vmap hides; give them as a batch, (*batch, ...)"
         values = tuple(constant(x.detach(), mapped).detach() for x in cold)
-        with untransformed():
+        with outside_transforms():
             return self.solver.solve(self.structure, values, start, whole)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._parts import checked
+from polymax._parts import checked_scores
 from polymax.distributions.finite import Finite
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Gini
@@ -69,7 +69,7 @@ class TopKSparsemax(Smoothing):
         Where there are fewer, zeros of score -inf follow. The parts of instances with NaN among their scores are the
         third; there, structures are zeros and scores NaN.
         """
-        cold = scaled_scores(self.structure, checked(scores), self.gamma)
+        cold = scaled_scores(self.structure, checked_scores(scores), self.gamma)
         with torch.no_grad():
             y, known = self._k_best(cold)
             undefined = undefined_parts(self.structure, cold)

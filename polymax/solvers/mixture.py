@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import applied, functional
+from polymax._function import apply_function, functional
 from polymax.kernels.response import mixture, response
-from polymax.kernels.response.reference import held, sensitivity
+from polymax.kernels.response.reference import existing, sensitivity
 from polymax.solvers.solution import Solution, UsedParts
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Structure, tensors
@@ -28,7 +28,7 @@ def mean(
     # a call costs microseconds, and the common one is short: `_mixed`, written out
     found = solution.found
     mixed = _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)
-    return applied(_Mean, mixed, False, *mixed.full(scores)) if derived else mixed.mean(scores[0].dtype)
+    return apply_function(_Mean, mixed, False, *mixed.full(scores)) if derived else mixed.mean(scores[0].dtype)
 
 
 def weights_and_mean(
@@ -37,7 +37,7 @@ def weights_and_mean(
     """p (*batch, k) in float64, and mu, a tensor for each of the scores; differentiable if they are to be derived."""
     mixed = _mixed(structure, solution)
     if derived:
-        return applied(_Mean, mixed, True, *mixed.full(scores))
+        return apply_function(_Mean, mixed, True, *mixed.full(scores))
     return solution.probs, *mixed.mean(scores[0].dtype)
 
 
@@ -46,7 +46,7 @@ def best_value(structure: Structure, solution: Solution, scores: tuple[Tensor, .
     if not derived:
         return solution.value
     mixed = _mixed(structure, solution)
-    return applied(_Value, mixed, *mixed.full(scores))
+    return apply_function(_Value, mixed, *mixed.full(scores))
 
 
 def response_of(structure: Structure, solution: Solution, moved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -145,7 +145,7 @@ class _Dense:
         """How p and mu follow the scores of structures and of parts; h is None where the former do not move."""
         b = self.structure.rescore(self.solution.vertices, *(x.double() for x in g))
         b = b if h is None else b + h
-        b = torch.where(held(self.solution.overlaps, self.solution.probs), b, 0)
+        b = torch.where(existing(self.solution.overlaps, self.solution.probs), b, 0)
         dp = torch.einsum("...kl,...l->...k", self._sensitivity, b)
         dp = torch.where(torch.isnan(self.solution.probs), torch.nan, dp)
         return dp, *(t.to(x.dtype) for t, x in zip(self._mean(dp), g, strict=True))
@@ -185,7 +185,7 @@ class _Mean(Function):
     def backward(ctx: Any, *g: Any) -> tuple[Any, ...]:
         h, g = (g[0], g[1:]) if ctx.weighted else (None, g)
         if torch.is_grad_enabled():
-            return None, None, *applied(_Response, ctx.mixed, *ctx.mixed.moves(h, g))[1:]
+            return None, None, *apply_function(_Response, ctx.mixed, *ctx.mixed.moves(h, g))[1:]
         return None, None, *ctx.mixed.response(h, g)[1:]
 
 
@@ -204,7 +204,7 @@ class _Response(Function):
 
     @staticmethod
     def backward(ctx: Any, h: Tensor, *g: Tensor) -> tuple[Any, ...]:
-        return None, *applied(_Response, ctx.mixed, h, *g)
+        return None, *apply_function(_Response, ctx.mixed, h, *g)
 
 
 class _Value(Function):
@@ -225,5 +225,5 @@ class _Value(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         scores = ctx.saved_tensors
         again = functional() or torch.is_grad_enabled()
-        mu = applied(_Mean, ctx.mixed, False, *scores) if again else ctx.mixed.mean(scores[0].dtype)
+        mu = apply_function(_Mean, ctx.mixed, False, *scores) if again else ctx.mixed.mean(scores[0].dtype)
         return None, *(m * g.to(m.dtype).reshape(*g.shape, *[1] * (m.dim() - g.dim())) for m in mu)

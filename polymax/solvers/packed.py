@@ -23,14 +23,14 @@ class Packed(NamedTuple):
     tensors: list[Tensor]
 
 
-def packed(thing: Any) -> Packed:
+def pack(thing: Any) -> Packed:
     """Take an object apart into numbers and tensors."""
     parts = Packed([], [], [])
     _pack(thing, parts)
     return parts
 
 
-def unpacked(code: list[int], reals: list[float], tensors: list[Tensor]) -> Any:
+def unpack(code: list[int], reals: list[float], tensors: list[Tensor]) -> Any:
     """Put an object together again; one without tensors is the same object at every call."""
     if not tensors:
         return _known(tuple(code), tuple(reals))

@@ -30,7 +30,7 @@ def all_small(scores: tuple[Tensor, ...]) -> bool:
     return small
 
 
-def reduced(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor] | None:
+def reduce_scores(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor] | None:
     """Scores with the same solution, and how much less structures have by them, (*batch,); None where none is large."""
     full = tuple(x.double() for x in structure.full(*scores))
     dims = structure.event_dims(*full)

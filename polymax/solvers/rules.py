@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polymax._function import recording
-from polymax.solvers.reduced import reduced
+from polymax.solvers.reduced import reduce_scores
 from polymax.solvers.solution import Solution
 from polymax.solvers.solution import UsedParts as UsedParts
 from polymax.solvers.undefined import infeasible_instead, undefined_parts
@@ -64,7 +64,7 @@ class Solver:
                 undefined = undefined_parts(structure, scores)
                 if undefined is not None:
                     scores = infeasible_instead(structure, scores, undefined)
-                scores, total = reduced(structure, scores) or (scores, None)
+                scores, total = reduce_scores(structure, scores) or (scores, None)
                 found = active_set.solve(self, structure, scores, start, whole, False)
                 assert found is not None, "only who is wary gives none"
             solution, converged = found

@@ -57,7 +57,7 @@ class Solution:
         """The first tensor of each structure, (*batch, k, *event); zeros where there are fewer than k."""
         return self.found.dense() if isinstance(self.found, UsedParts) else self.found
 
-    def rescored(self, structure: Structure, *scores: Tensor) -> Tensor:
+    def rescore(self, structure: Structure, *scores: Tensor) -> Tensor:
         """What other scores give the structures, (*batch, k), -inf for those that they forbid."""
         if not isinstance(self.found, UsedParts):
             return structure.rescore(self.found, *scores)

@@ -17,13 +17,13 @@ from torch.autograd import Function
 from polymax._dispatch import _LIBRARY
 from polymax.kernels.response import response
 from polymax.kernels.response.reference import dense_response
-from polymax.solvers.packed import packed, unpacked
+from polymax.solvers.packed import pack, unpack
 from polymax.solvers.rules import Solver
 from polymax.solvers.solution import Solution, UsedParts
 from polymax.structures.base import Structure, tensors
 
 
-def traced(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def traced_value_and_mean(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The value (*batch,) in float64, and the tensors of mu; both differentiable once."""
     full = structure.full(*scores)
     dims = structure.event_dims(*full)
@@ -31,7 +31,7 @@ def traced(solver: Solver, structure: Structure, scores: tuple[Tensor, ...]) -> 
     events = [x.shape[x.dim() - d :] for x, d in zip(full, dims, strict=True)]
     sizes = [event.numel() for event in events]
     derived = torch.is_grad_enabled() and any(x.requires_grad for x in full)
-    parts = packed((solver, structure))
+    parts = pack((solver, structure))
     value, mu, state = sparsemap(
         [x.detach() for x in scores], parts.tensors, parts.code, parts.reals, batch.numel(), sum(sizes), derived
     )
@@ -73,7 +73,7 @@ def _solve(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from polymax.solvers.mixture import mean
 
-    solver, structure = unpacked(code, reals, held)
+    solver, structure = unpack(code, reals, held)
     solution = solver.solve(structure, tuple(scores), whole=whole)
     with torch.no_grad():
         mu = mean(structure, solution, structure.full(*scores), derived=False)

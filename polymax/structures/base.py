@@ -71,16 +71,16 @@ class Structure(ABC):
         """The point of the hull nearest to the scores, where it has a closed form."""
         return None
 
-    def relaxed(self, *scores: Tensor) -> Any:
+    def linear_relaxation(self, *scores: Tensor) -> Any:
         """The best point of a relaxation of the hull, for sets that have no `map` of their own; None for others."""
         return None
 
-    def projected(self, *scores: Tensor) -> Any:
+    def relaxed_projection(self, *scores: Tensor) -> Any:
         """The nearest point of a relaxation of the hull, with what a solver reports; None for sets without one."""
         return None
 
-    def projected_value(self, *scores: Tensor) -> Tensor | None:
-        """<scores, mu> - 1/2 ||mu||^2 at the point of `projected`, (*batch,); its gradient is mu. None without one."""
+    def relaxed_projection_value(self, *scores: Tensor) -> Tensor | None:
+        """<scores, mu> - 1/2 ||mu||^2 at the point of `relaxed_projection`, (*batch,), or None; its gradient is mu."""
         return None
 
     def search(self, *scores: Tensor) -> "Search | None":
@@ -192,9 +192,9 @@ class Counted(Structure):
         """log of the sum over y in Y of exp(<scores, y>), (*batch,)."""
 
     def log_count(self, event_shape: tuple[int, ...]) -> Tensor:
-        return self.logsumexp(*self.unscored(tuple(event_shape)))
+        return self.logsumexp(*self.zero_scores(tuple(event_shape)))
 
-    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def zero_scores(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Scores of 0, one instance for each of the lengths."""
         return (zeros_of(self, event_shape),)
 

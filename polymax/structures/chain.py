@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymax._parts import checked, narrow
+from polymax._parts import checked_scores, narrow
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.passes import HARD, SHANNON, KernelPasses, Problem
 from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
@@ -146,22 +146,22 @@ class Chain(DynamicProgram):
 
     def map(self, *scores: Tensor) -> ChainParts:
         with torch.no_grad():
-            return narrow(self.problem(*checked(scores), each=True).expectation(HARD), scores[0].dtype)
+            return narrow(self.problem(*checked_scores(scores), each=True).expectation(HARD), scores[0].dtype)
 
     def marginals(self, *scores: Tensor) -> ChainParts:
-        mu = self.problem(*checked(scores), each=True).expectation(SHANNON)
+        mu = self.problem(*checked_scores(scores), each=True).expectation(SHANNON)
         return mu if scores[0].dtype.itemsize >= 4 else narrow(mu, scores[0].dtype)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         """The scores with transitions expanded to every instance and step, as results have them."""
         if len(scores) != 2 or scores[0].dim() < 2 or scores[1].shape != scores[0].shape[-1:] * 2:
-            unary, transition = self.fitted(*scores)
+            unary, transition = self.broadcast_scores(*scores)
         else:
             unary, transition = scores
         *batch, n, s = unary.shape
         return unary, transition.expand(*batch, max(n - 1, 0), s, s)
 
-    def fitted(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
+    def broadcast_scores(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
         """Scores with a batch of their own, and transitions of as many dims, of size 1 where they are shared."""
         if len(scores) != 2:
             raise TypeError(f"a chain has two score tensors, unary and transition; got {len(scores)}")
@@ -227,7 +227,7 @@ class Chain(DynamicProgram):
         sequences = list(itertools.product(range(s), repeat=n))
         return self.encode(torch.tensor(sequences, dtype=torch.long).reshape(len(sequences), n), s)
 
-    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def zero_scores(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         first = zeros_of(self, event_shape)
         return first, first.new_zeros(event_shape[-1], event_shape[-1])
 

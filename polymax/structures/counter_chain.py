@@ -80,9 +80,9 @@ class CounterChain(DynamicProgram):
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         return self.chain.full(*scores)
 
-    def fitted(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores as `Chain.fitted` gives them."""
-        return self.chain.fitted(*scores)
+    def broadcast_scores(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores as `Chain.broadcast_scores` gives them."""
+        return self.chain.broadcast_scores(*scores)
 
     def score(self, y: Any, *scores: Tensor) -> Tensor:
         return self.chain.score(y, *scores)
@@ -102,8 +102,8 @@ class CounterChain(DynamicProgram):
     def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
         return self.chain.rescore(vertices, *scores)
 
-    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        return self.chain.unscored(event_shape)
+    def zero_scores(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return self.chain.zero_scores(event_shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,7 +59,7 @@ class CTC(DynamicProgram):
 
     def derivations(self, *scores: Tensor) -> Derivations:
         (x,) = scores
-        (rows, counts, frames), batch = self.fitted(x)
+        (rows, counts, frames), batch = self.broadcast_targets(x)
         n, classes = x.shape[-2:]
         self._check_room(rows, counts, frames, batch)
         labels = states_of(rows, self.blank)
@@ -102,7 +102,7 @@ class CTC(DynamicProgram):
         """The labels (B, frames) of the best labelling, and its value (B,)."""
         (x,) = scores
         _check.floating(x, "scores")
-        (rows, counts, frames), batch = self.fitted(x)
+        (rows, counts, frames), batch = self.broadcast_targets(x)
         self._check_room(rows, counts, frames, batch)
         with torch.no_grad():
             flat = x.detach().reshape(batch.numel(), *x.shape[-2:])
@@ -115,7 +115,7 @@ class CTC(DynamicProgram):
             if bool(none.any()):
                 raise ValueError(_explained(rows, counts, frames, none, batch))
 
-    def fitted(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], torch.Size]:
+    def broadcast_targets(self, x: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], torch.Size]:
         """Targets (B, s), blanks after their ends, their lengths (B,) and the frames (B,) of scores, and the batch."""
         if x.dim() < 2:
             raise ValueError(f"scores must be (*batch, frames, labels); got {tuple(x.shape)}")
@@ -141,7 +141,7 @@ class CTC(DynamicProgram):
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         (x,) = parts
-        (rows, counts, frames), _ = self.fitted(x)
+        (rows, counts, frames), _ = self.broadcast_targets(x)
         n, classes = x.shape[-2:]
         labels = states_of(rows, self.blank)
         used = _spread(_reached(rows, counts, frames, n).float(), labels, classes) > 0
@@ -150,7 +150,7 @@ class CTC(DynamicProgram):
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
         return (2,)
 
-    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def zero_scores(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         like = self.lengths if self.lengths is not None else self.target_lengths
         batch = self.targets.shape[:-1] if like is None else like.shape
         return (torch.zeros(*batch, *event_shape, dtype=torch.float64, device=self.targets.device),)
@@ -177,7 +177,7 @@ class Labels(Ordered):
     def check_order(self, index: Tensor, like: Tensor) -> None:
         """Refuse labels (*batch, frames) that do not read as their targets, but for an instance without any."""
         blank = self.structure.blank
-        (rows, counts, _), batch = self.structure.with_lengths(None).fitted(like)
+        (rows, counts, _), batch = self.structure.with_lengths(None).broadcast_targets(like)
         labels = states_of(rows, blank)
         states, right = _states(index.reshape(batch.numel(), index.shape[-1]), labels, blank)
         last = states.amax(-1) if states.shape[-1] else counts.new_full(counts.shape, -1)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polymax._parts import Parts, checked, narrow, tensors
+from polymax._parts import Parts, checked_scores, narrow, tensors
 from polymax.distributions.gibbs import Gibbs
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.entropy import UnknownOmega, omega_of_choices
@@ -46,18 +46,18 @@ class DynamicProgram(Sampled):
         return self.derivations(*scores).problem()
 
     def best_score(self, *scores: Tensor) -> Tensor:
-        return self.problem(*checked(scores)).value(HARD).to(scores[0].dtype)
+        return self.problem(*checked_scores(scores)).value(HARD).to(scores[0].dtype)
 
     def map(self, *scores: Tensor) -> Parts:
         with torch.no_grad():
-            return narrow(self.problem(*self.full(*checked(scores))).expectation(HARD), scores[0].dtype)
+            return narrow(self.problem(*self.full(*checked_scores(scores))).expectation(HARD), scores[0].dtype)
 
     def logsumexp(self, *scores: Tensor) -> Tensor:
-        v = self.problem(*checked(scores)).value(SHANNON)
+        v = self.problem(*checked_scores(scores)).value(SHANNON)
         return v if v.dtype == scores[0].dtype else v.to(scores[0].dtype)
 
     def marginals(self, *scores: Tensor) -> Parts:
-        mu = self.problem(*self.full(*checked(scores))).expectation(SHANNON)
+        mu = self.problem(*self.full(*checked_scores(scores))).expectation(SHANNON)
         return mu if scores[0].dtype.itemsize >= 4 else narrow(mu, scores[0].dtype)
 
     def gibbs(self, scores: tuple[Tensor, ...], dtype: torch.dtype) -> Gibbs:
@@ -65,7 +65,7 @@ class DynamicProgram(Sampled):
 
     def kbest(self, scores: tuple[Tensor, ...], k: int) -> tuple[Parts, Tensor]:
         """The k best structures and their scores; derivations that use the same parts count as different."""
-        tree = self.derivations(*checked(scores))
+        tree = self.derivations(*checked_scores(scores))
         best, values = tree.kbest(tree.edge_scores(), k)
         moved = self.named(*(t.movedim(0, len(tree.batch)) for t in tensors(best)))
         return narrow(moved, scores[0].dtype), values.to(scores[0].dtype)

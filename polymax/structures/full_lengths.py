@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polymax._function import untransformed
+from polymax._function import outside_transforms
 
 # sizes that are remembered; all are forgotten when there are more
 MOST = 512
@@ -22,7 +22,7 @@ def full_lengths(count: int, size: int, device: torch.device) -> Tensor:
     found = _known.get((count, size, device))
     if found is None:
         # it outlives the call and may be saved for a gradient; a copy from the host is complete for every stream
-        with untransformed(), torch.inference_mode(False):
+        with outside_transforms(), torch.inference_mode(False):
             found = torch.full((count,), size, dtype=torch.long).to(device)
         if len(_known) >= MOST:
             _known.clear()

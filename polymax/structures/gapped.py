@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymax._parts import Parts, checked, narrow, tensors
+from polymax._parts import Parts, checked_scores, narrow, tensors
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.hypergraphs.passes import SHANNON, Problem, kernel_passes
@@ -116,12 +116,12 @@ class GappedAlignment(DynamicProgram):
         return Derivations(flat, found, roots, batch, shaped)
 
     def logsumexp(self, *scores: Tensor) -> Tensor:
-        problem = self._sums(*checked(scores))
+        problem = self._sums(*checked_scores(scores))
         return super().logsumexp(*scores) if problem is None else problem.value(SHANNON).to(scores[0].dtype)
 
     def marginals(self, *scores: Tensor) -> Parts:
         # expectations of gaps are those of cells
-        problem = self._sums(*self.full(*checked(scores)))
+        problem = self._sums(*self.full(*checked_scores(scores)))
         return super().marginals(*scores) if problem is None else narrow(problem.expectation(SHANNON), scores[0].dtype)
 
     def _sums(self, *scores: Tensor) -> Problem | None:
@@ -175,7 +175,7 @@ class GappedAlignment(DynamicProgram):
     def named(self, *parts: Tensor) -> Parts:
         return AffineGaps(*parts) if self.gap == "affine" else LinearGaps(*parts)
 
-    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def zero_scores(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         first = zeros_of(self, event_shape)
         return (first,) * (3 if self.gap == "affine" else 2)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax._function import untransformed
+from polymax._function import outside_transforms
 from polymax.hypergraphs import Builder, Derivations, Graph
 from polymax.hypergraphs.passes import Problem
 from polymax.kernels.hypergraph.reference import smoothing
@@ -66,7 +66,7 @@ def with_labels(tree: Derivations, x: Tensor) -> Derivations:
 def _labelled_graph(graph: Graph, labels: int) -> tuple[Graph, Tensor]:
     """The graph in which a node for each part chooses its label, and the new number of each node of the old graph."""
     # torch.func would wrap the tables, which outlive its call
-    with untransformed():
+    with outside_transforms():
         first, tails, part = (t.cpu().numpy() for t in graph.arrays)
     heads = np.repeat(np.arange(graph.nodes), np.diff(first))
     # a hyperedge with two tails has no room for a third: a node of its own, before its head, joins two of them
@@ -83,7 +83,7 @@ def _labelled_graph(graph: Graph, labels: int) -> tuple[Graph, Tensor]:
     builder.add(joined[wide], -1, moved[wide, 1], part[wide])
     chosen = np.where(wide, joined, np.where(part >= 0, part, moved[:, 1]))
     builder.add(number[heads], -1, moved[:, 0], chosen)
-    with untransformed():
+    with outside_transforms():
         return builder.build(graph.parts + graph.nodes + int(extra.sum())), torch.from_numpy(number)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax._parts import checked
+from polymax._parts import checked_scores
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
 from polymax.kernels.monotonic import monotonic_cells, monotonic_search
 from polymax.structures.base import checked_pairs
@@ -87,11 +87,11 @@ class Monotonic(DynamicProgram):
             >>> Monotonic().tokens(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 1.0]]))
             tensor([0, 1, 1])
         """
-        (x, frames, tokens), _ = self._cells(*checked(scores))
+        (x, frames, tokens), _ = self._cells(*checked_scores(scores))
         return monotonic_search(x.detach(), frames, tokens)[0].reshape(scores[0].shape[:-1])
 
     def map(self, *scores: Tensor) -> Tensor:
-        (x, frames, tokens), _ = self._cells(*checked(scores))
+        (x, frames, tokens), _ = self._cells(*checked_scores(scores))
         with torch.no_grad():
             flat = x.detach()
             y = monotonic_cells(flat, *monotonic_search(flat, frames, tokens), frames, tokens)

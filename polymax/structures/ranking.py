@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax._function import applied
+from polymax._function import apply_function
 from polymax.kernels.isotonic import isotonic
 from polymax.kernels.isotonic_kl import isotonic_kl
 from polymax.kernels.widen import wide
@@ -111,7 +111,9 @@ def permutahedron(x: Tensor, w: Tensor) -> Tensor:
     scores, falling = x.gather(-1, order), w.flip(-1)
     v = isotonic((scores - falling).detach())
     # on a run, v is the mean of scores - falling: kept apart, large scores do not swallow w
-    mu = (scores - applied(SegmentMean, v, scores, None, None)) + applied(SegmentMean, v, falling, None, None)
+    mu = (scores - apply_function(SegmentMean, v, scores, None, None)) + apply_function(
+        SegmentMean, v, falling, None, None
+    )
     return torch.zeros_like(mu).scatter(-1, order, mu)
 
 

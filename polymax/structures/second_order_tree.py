@@ -134,7 +134,7 @@ class SecondOrderTree(DynamicProgram):
     def vertices(self, event_shape: tuple[int, ...]) -> Any:
         return self.complete(self.tree.vertices(event_shape))
 
-    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def zero_scores(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         first = zeros_of(self, event_shape)
         pairs = first.new_zeros(*event_shape, event_shape[-1])
         return first, *[pairs] * (len(self.event_dims()) - 1)

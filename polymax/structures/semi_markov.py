@@ -72,11 +72,11 @@ class SemiMarkov(DynamicProgram):
         return Derivations(flat, _graph.beside(flat, n, widths, s), roots, batch, shaped)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
-        segments, transition = self.fitted(*scores)
+        segments, transition = self.broadcast_scores(*scores)
         *batch, n, _, s = segments.shape
         return segments, transition.expand(*batch, max(n - 1, 0), s, s)
 
-    def fitted(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
+    def broadcast_scores(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
         """Scores with a batch of their own, and transitions of as many dims, of size 1 where they are shared."""
         if len(scores) != 2:
             raise TypeError(f"a segmentation has two score tensors, segments and transition; got {len(scores)}")
@@ -112,7 +112,7 @@ class SemiMarkov(DynamicProgram):
             index[k, : len(row)] = torch.tensor(row, dtype=torch.long).reshape(-1, 3)
         return self.complete(indicators(index, event_shape))
 
-    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def zero_scores(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         first = zeros_of(self, event_shape)
         return first, first.new_zeros(event_shape[-1], event_shape[-1])
 

@@ -82,7 +82,7 @@ class SpanTree(DynamicProgram):
     def log_count(self, event_shape: tuple[int, ...]) -> Tensor:
         # scores (n, n, n) have labels here, and no batch
         known = replace(self, labelled=len(event_shape) == 3)
-        return known.logsumexp(*known.unscored(tuple(event_shape)))
+        return known.logsumexp(*known.zero_scores(tuple(event_shape)))
 
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         (x,) = parts

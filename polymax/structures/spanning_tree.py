@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax._parts import checked, narrow
+from polymax._parts import checked_scores, narrow
 from polymax.distributions.gibbs import TreeGibbs
 from polymax.hypergraphs.passes import HARD, SHANNON, Passes, Problem
 from polymax.kernels.arborescence import UNDEFINED, arborescence
@@ -65,19 +65,19 @@ class SpanningTree(Sampled):
     def map(self, *scores: Tensor) -> Tensor:
         if self.labelled:
             with torch.no_grad():
-                return narrow(self.problem(*checked(scores)).expectation(HARD), scores[0].dtype)
-        (x, lengths), _ = checked_arcs(self.lengths, *checked(scores))
+                return narrow(self.problem(*checked_scores(scores)).expectation(HARD), scores[0].dtype)
+        (x, lengths), _ = checked_arcs(self.lengths, *checked_scores(scores))
         heads = arborescence(x.detach(), lengths, self.single_root)
         return narrow(_best_arcs(heads, x).reshape(scores[0].shape), scores[0].dtype)
 
     def best_score(self, *scores: Tensor) -> Tensor:
-        return self.problem(*checked(scores)).value(HARD).to(scores[0].dtype)
+        return self.problem(*checked_scores(scores)).value(HARD).to(scores[0].dtype)
 
     def logsumexp(self, *scores: Tensor) -> Tensor:
-        return self.problem(*checked(scores)).value(SHANNON).to(scores[0].dtype)
+        return self.problem(*checked_scores(scores)).value(SHANNON).to(scores[0].dtype)
 
     def marginals(self, *scores: Tensor) -> Tensor:
-        return narrow(self.problem(*checked(scores)).expectation(SHANNON), scores[0].dtype)
+        return narrow(self.problem(*checked_scores(scores)).expectation(SHANNON), scores[0].dtype)
 
     def problem(self, *scores: Tensor) -> Problem:
         """The scores as the kernels take them; a maximum that is hard, or smoothed by Shannon's entropy."""
@@ -111,7 +111,7 @@ class SpanningTree(Sampled):
         """Independent draws of p(y) = exp(<scores, y>) / Z, (*shape, *batch, n + 1, n + 1), with labels labelled."""
         if self.labelled:
             return self._sample_labelled(scores, shape, generator)
-        (x, lengths), batch = checked_arcs(self.lengths, *checked(scores))
+        (x, lengths), batch = checked_arcs(self.lengths, *checked_scores(scores))
         lead = torch.Size(shape)
         device = generator.device if generator is not None else "cpu"
         seeds = torch.randint(-(2**63), 2**63 - 1, (len(lengths), lead.numel()), generator=generator, device=device)
@@ -123,7 +123,7 @@ class SpanningTree(Sampled):
             raise ValueError(f"k must be a positive integer; got {k!r}")
         if self.labelled:
             return self._kbest_labelled(scores, k)
-        (x, lengths), batch = checked_arcs(self.lengths, *checked(scores))
+        (x, lengths), batch = checked_arcs(self.lengths, *checked_scores(scores))
         values, heads = spanning_tree_kbest(x.detach(), lengths, k, self.single_root)
         y = _arcs(heads, x).reshape(*batch, k, *x.shape[1:])
         return narrow(y, scores[0].dtype), values.reshape(*batch, k).to(scores[0].dtype)
@@ -132,7 +132,7 @@ class SpanningTree(Sampled):
         self, scores: tuple[Tensor, ...], k: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """k trees that differ (*batch, k, ...), drawn without replacement, and which of the k exist, (*batch, k)."""
-        (x,) = checked(scores)
+        (x,) = checked_scores(scores)
         if self.labelled:
             x = arcs_with_labels(self.lengths, x)
         arcs, flat = replace(self, labelled=False), x.detach().double()
@@ -157,13 +157,13 @@ class SpanningTree(Sampled):
 
     def _sample_labelled(self, scores: tuple[Tensor, ...], shape: Any, generator: torch.Generator | None) -> Tensor:
         """Draw trees by the sums over labels, then a label for each of their arcs."""
-        x = arcs_with_labels(self.lengths, *checked(scores)).detach()
+        x = arcs_with_labels(self.lengths, *checked_scores(scores)).detach()
         arcs = replace(self, labelled=False).sample((Shannon().max(x),), shape, generator)
         names = Gumbel().sample(x, tuple(torch.Size(shape)), generator) + x
         return narrow(arcs.unsqueeze(-1) * Zero().argmax(names), scores[0].dtype)
 
     def _kbest_labelled(self, scores: tuple[Tensor, ...], k: int) -> tuple[Tensor, Tensor]:
-        x = arcs_with_labels(self.lengths, *checked(scores)).detach()
+        x = arcs_with_labels(self.lengths, *checked_scores(scores)).detach()
         batch = x.shape[:-3]
         found, values = replace(self, labelled=False).kbest((Zero().max(x),), k)
         heads = decode_heads(found).reshape(batch.numel(), k, x.shape[-2] - 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax._parts import checked, narrow
+from polymax._parts import checked_scores, narrow
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.passes import SHANNON, Problem, kernel_passes
 from polymax.kernels.transducer import transducer_inside, transducer_outside, transducer_tangent
@@ -56,11 +56,11 @@ class Transducer(DynamicProgram):
     parts_once = True
 
     def logsumexp(self, *scores: Tensor) -> Tensor:
-        problem = self._sums(*checked(scores))
+        problem = self._sums(*checked_scores(scores))
         return super().logsumexp(*scores) if problem is None else problem.value(SHANNON).to(scores[0].dtype)
 
     def marginals(self, *scores: Tensor) -> TransducerParts:
-        problem = self._sums(*checked(scores))
+        problem = self._sums(*checked_scores(scores))
         return super().marginals(*scores) if problem is None else narrow(problem.expectation(SHANNON), scores[0].dtype)
 
     def _sums(self, *scores: Tensor) -> Problem | None:
@@ -148,7 +148,7 @@ class Transducer(DynamicProgram):
     def named(self, *parts: Tensor) -> TransducerParts:
         return TransducerParts(*parts)
 
-    def unscored(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def zero_scores(self, event_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         first = zeros_of(self, event_shape)
         return first, first[..., :-1]
 

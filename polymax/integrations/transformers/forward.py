@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from polymax.integrations.transformers.cache import BOXES
 from polymax.integrations.transformers.weights import weights_wanted
-from polymax.nn.attention import Mapping, attention_weights, grouped, scaled_dot_product_attention
+from polymax.nn.attention import Mapping, attention_weights, repeat_heads, scaled_dot_product_attention
 
 
 def attention(
@@ -63,7 +63,7 @@ def attention(
         context = scaled_dot_product_attention(query, key, value, mask, drop, causal, key_boxes=boxes, **told)
         return context.transpose(1, 2).contiguous(), None
     weights = nn.functional.dropout(attention_weights(query, key, mask, causal, **told), drop)
-    values = grouped(value, query, "value") if told["enable_gqa"] else value
+    values = repeat_heads(value, query, "value") if told["enable_gqa"] else value
     return (weights @ values).transpose(1, 2).contiguous(), weights
 
 

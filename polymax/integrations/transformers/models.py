@@ -19,7 +19,7 @@ from polymax.integrations.transformers.names import (
     checked_name,
     learned_mappings,
     register,
-    registered,
+    registered_names,
     saved_choice,
 )
 from polymax.mappings import softmax
@@ -100,10 +100,10 @@ def load(pretrained: Any, model_class: Any = None, **options: Any) -> Any:
     if "attn_implementation" in options:
         raise TypeError("load gives a model the attention it was saved with; from_pretrained takes attn_implementation")
     for key in DEFAULTS:
-        if PREFIX + key not in registered():
+        if PREFIX + key not in registered_names():
             register(key, DEFAULTS[key])
     for key in LEARNED:
-        if PREFIX + key not in registered():
+        if PREFIX + key not in registered_names():
             register(key, learned=LEARNED[key])
     config = options.pop("config", None)
     if config is None:
@@ -203,7 +203,7 @@ def _calls(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, int]:
 @contextlib.contextmanager
 def _recording_implementations(record: Any) -> Iterator[None]:
     """Our implementations, each called through `record` with its name."""
-    before = {name: AttentionInterface()[name] for name in registered()}
+    before = {name: AttentionInterface()[name] for name in registered_names()}
     try:
         for name, fn in before.items():
             AttentionInterface.register(name, partial(record, name, fn))

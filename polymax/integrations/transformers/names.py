@@ -86,24 +86,24 @@ def register(name: str | None = None, mapping: Mapping | None = None, *, learned
     _extend_transformers()
 
 
-def registered() -> list[str]:
+def registered_names() -> list[str]:
     """The whole names that models take."""
     return sorted(key for key in AttentionInterface().valid_keys() if key.startswith(PREFIX))
 
 
 def checked_name(name: str) -> str:
     """A registered name, or a ValueError that says which there are."""
-    if name in registered():
+    if name in registered_names():
         return name
-    if PREFIX + str(name) in registered():
+    if PREFIX + str(name) in registered_names():
         raise ValueError(f"the attention implementation {name!r} is named {PREFIX + name!r} in models")
     if str(name).startswith(PREFIX):
         own = name.removeprefix(PREFIX)
         raise ValueError(
             f"there is no attention implementation {name!r}: add it by polymax.integrations.transformers.register("
-            f"{own!r}, mapping), without the prefix; there are {', '.join(registered())}"
+            f"{own!r}, mapping), without the prefix; there are {', '.join(registered_names())}"
         )
-    raise ValueError(f"there is no attention implementation {name!r}; there are {', '.join(registered())}")
+    raise ValueError(f"there is no attention implementation {name!r}; there are {', '.join(registered_names())}")
 
 
 def saved_choice(config: PreTrainedConfig) -> str | dict[str, Any] | None:
@@ -132,7 +132,7 @@ def _extend_transformers() -> None:
     @functools.wraps(accept)
     def accept_or_refuse(self: PreTrainedModel, requested_attention: str | None, *args: Any, **options: Any) -> str:
         name = requested_attention
-        if isinstance(name, str) and (name.startswith(PREFIX) or PREFIX + name in registered()):
+        if isinstance(name, str) and (name.startswith(PREFIX) or PREFIX + name in registered_names()):
             classes = ignoring_classes(type(self))
             if classes and checked_name(name):
                 raise ValueError(

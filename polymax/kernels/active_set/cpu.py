@@ -89,7 +89,7 @@ def _seeds(
     """Structures to start from: the parts they use, their scores as sums of two numbers, and their weights."""
     count, k = search.batch.numel(), start.probs.shape[-1]
     both = halves(tuple(x.double() for x in scores))
-    b = torch.stack([start.rescored(structure, *part) for part in both], -1)
+    b = torch.stack([start.rescore(structure, *part) for part in both], -1)
     parts = start.found.places if isinstance(start.found, UsedParts) else parts_of(structure, start.vertices)
     # a negative pad cuts off what is -1 in all of them
     parts = torch.nn.functional.pad(parts, (0, search.most - parts.shape[-1]), value=-1)

@@ -173,7 +173,7 @@ def solve(
         scores = tuple(x.double() for x in scores)
     if start is not None:
         slots = kind.slots(search, start.vertices).reshape(count, seeds, plan.slots)
-        b = start.rescored(structure, *scores).reshape(count, seeds)
+        b = start.rescore(structure, *scores).reshape(count, seeds)
         state = state.with_seeds(slots, b, start.probs.reshape(count, seeds).double())
     ask: Any = kind.Questions(structure, scores, count) if asked else None
     while True:

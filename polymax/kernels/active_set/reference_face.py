@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.active_set.tolerances import APART, NUDGE, TIED
-from polymax.kernels.response.reference import held, sensitivity
+from polymax.kernels.response.reference import existing, sensitivity
 from polymax.solvers.solution import Solution, UsedParts, parts_of
 from polymax.structures.base import Structure
 
@@ -20,7 +20,7 @@ def spanned(structure: Structure, solution: Solution, best: Best) -> Solution:
     probs, y = solution.probs, solution.vertices.double()
     batch, event = probs.shape[:-1], y.shape[probs.dim() :]
     y = y.reshape(*probs.shape, event.numel())
-    kept = held(solution.overlaps, probs)
+    kept = existing(solution.overlaps, probs)
     overlaps = solution.overlaps.double()
     mu = (probs.unsqueeze(-1) * y).sum(-2)
     # what <scores - mu, y> is for all structures that have weight

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.chain import cpu_linear, cpu_linear_tangent, cpu_local
-from polymax.kernels.chain.numba_units import DISTINCT, added, units
+from polymax.kernels.chain.numba_units import DISTINCT, sum_shared, units
 from polymax.kernels.cpu_rows import run
 from polymax.kernels.local_max.numba_max import array, smoothing
 
@@ -53,7 +53,7 @@ def chain_outside(
     if odd[0]:
         local = cpu_local.best_sequences if alpha == np.inf else cpu_local.outside
         run(local, count, 2 * work, *args, smoothing(alpha))
-    return mu, sums if sums.shape == transition.shape else added(sums, transition)
+    return mu, sums if sums.shape == transition.shape else sum_shared(sums, transition)
 
 
 def chain_tangent(
@@ -84,4 +84,4 @@ def chain_tangent(
         return value, h, sums.sum_to_size(transition.shape)
     if odd[0]:
         run(cpu_local.outside, count, 16 * work, *args, smoothing(alpha), *more)
-    return value, h, sums if sums.shape == transition.shape else added(sums, transition)
+    return value, h, sums if sums.shape == transition.shape else sum_shared(sums, transition)

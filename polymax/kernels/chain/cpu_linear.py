@@ -10,7 +10,7 @@ break, because scores differ by more than the dtype can hold, the steps give up,
 import numpy as np
 
 from polymax.kernels.chain.cpu_product import padded, product
-from polymax.kernels.chain.numba_units import clear, shared, span
+from polymax.kernels.chain.numba_units import clear, span, unit_transition
 from polymax.kernels.numba_math import add, exp2, inline, kernel
 
 LOG2_E = np.log2(np.e)
@@ -197,7 +197,7 @@ def inside(start, stop, group, cuts, size, unary, transitions, lengths, value, c
         first, last = span(unit, group, cuts, size)
         if first == last:
             continue
-        transition = shared(first, unary.shape[0], transitions)
+        transition = unit_transition(first, unary.shape[0], transitions)
         best = unary.dtype.type(0)
         if transition.shape[0] == 1:
             best = exponentials(transition[0], flat, e, top)
@@ -229,7 +229,7 @@ def outside(start, stop, group, cuts, size, transitions, lengths, chart, g, mu_u
         first, last = span(unit, group, cuts, size)
         if first == last:
             continue
-        transition = shared(first, mu_unary.shape[0], transitions)
+        transition = unit_transition(first, mu_unary.shape[0], transitions)
         if transition.shape[0] == 1:
             exponentials(transition[0], flat, e, top)
             transpose(e, e_t)

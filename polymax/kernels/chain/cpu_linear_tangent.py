@@ -12,7 +12,7 @@ import numpy as np
 
 from polymax.kernels.chain.cpu_linear import BLOCK, STEPS, exponentials, outer_products, transpose
 from polymax.kernels.chain.cpu_product import padded, product
-from polymax.kernels.chain.numba_units import clear, shared, span
+from polymax.kernels.chain.numba_units import clear, span, unit_transition
 from polymax.kernels.numba_math import add, inline, kernel
 
 
@@ -175,7 +175,7 @@ def tangent(
         first, last = span(unit, group, cuts, size)
         if first == last:
             continue
-        transition = shared(first, h.shape[0], transitions)
+        transition = unit_transition(first, h.shape[0], transitions)
         if transition.shape[0] == 1:
             exponentials(transition[0], flat, e, top)
             transpose(e, square[1])
@@ -183,7 +183,7 @@ def tangent(
         clear(products[1])
         for k in range(first, last):
             length = lengths[k]
-            d_transition = shared(k, h.shape[0], d_transitions)
+            d_transition = unit_transition(k, h.shape[0], d_transitions)
             if transition.shape[0] == 1 and d_transition.shape[0] == 1 and (k == first or alone):
                 _tilted(d_transition[0], e, f, square[3])
             clear(h[k, length:])

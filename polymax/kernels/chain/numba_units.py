@@ -27,7 +27,7 @@ def units(batch: int, n: int, s: int, distinct: int, steps: int) -> tuple[tuple[
     return (group, cuts, -(-group // cuts)), count, batch * n * s * s // count
 
 
-def added(sums: Tensor, transition: Tensor) -> Tensor:
+def sum_shared(sums: Tensor, transition: Tensor) -> Tensor:
     """The sums of the units that share a transition."""
     total = torch.empty_like(transition, memory_format=torch.contiguous_format)
     _add(sums.numpy(), total.numpy())
@@ -62,6 +62,6 @@ def clear(x):
 
 
 @inline
-def shared(first, batch, transition):
+def unit_transition(first, batch, transition):
     """Which transition serves the instances of a unit."""
     return transition[first // max(batch // transition.shape[0], 1)]

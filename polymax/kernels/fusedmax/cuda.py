@@ -21,7 +21,7 @@ from polymax.kernels.fusedmax.cuda_back import marked_mean
 from polymax.kernels.fusedmax.cuda_levels import LEFT, levels
 from polymax.kernels.triton_divided import SHORT, means, weights
 from polymax.kernels.triton_launch import Bound, Entry
-from polymax.kernels.triton_rows import projected
+from polymax.kernels.triton_rows import sparsemax_rows
 
 IS_ABSENT, IS_WITHOUT, IS_SAME, IS_ABOVE, IS_BELOW, IS_FIRST, IS_BAD = (
     tl.constexpr(mark) for mark in (ABSENT, WITHOUT, SAME, ABOVE, BELOW, FIRST, BAD)
@@ -121,7 +121,7 @@ def _peaks(
     b_z = tl.where(m_live & (m_hard == 0), b_z, float("-inf"))
     b_high = tl.max(b_z, 1)[:, None]
     b_z = b_z - tl.where(b_high == float("-inf"), 0, b_high)
-    b_y = projected(b_z)
+    b_y = sparsemax_rows(b_z)
 
     b_kind = tl.where(b_gap > 0, IS_ABOVE, IS_BELOW)
     b_kind = tl.where(m_left, tl.where(m_fused, IS_SAME, b_kind), tl.where(o_n > b_first, IS_ABOVE, IS_FIRST))

@@ -52,6 +52,6 @@ def by_graph(
     def recorded(*args: Any) -> Tensor:
         *problem, alpha = args
         x, graph, roots = as_graph(*problem)
-        return tape.recorded(x, *graph.arrays, roots, alpha)
+        return tape.taped_value(x, *graph.arrays, roots, alpha)
 
     return inside, outside, tangent, recorded

@@ -10,18 +10,18 @@ from polymax.hypergraphs.levels import Levels
 from polymax.kernels.hypergraph.reference import at_roots, of_edges, of_parts, smoothing
 
 
-def recorded(scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, alpha: float) -> Tensor:
+def taped_value(scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, alpha: float) -> Tensor:
     """The value of each root, (batch,)."""
     return recorded_by(Levels(Graph(first, tails, part, scores.shape[1])), scores, roots, smoothing(alpha))
 
 
 def recorded_by(levels: Levels, scores: Tensor, roots: Tensor, omega: Any) -> Tensor:
     """The value of each root, every maximum smoothed by `omega`."""
-    v, _ = levels.inside(of_edges(used(levels, scores, roots), levels.graph.part), omega)
+    v, _ = levels.inside(of_edges(usable_scores(levels, scores, roots), levels.graph.part), omega)
     return at_roots(v, roots)
 
 
-def used(levels: Levels, scores: Tensor, roots: Tensor) -> Tensor:
+def usable_scores(levels: Levels, scores: Tensor, roots: Tensor) -> Tensor:
     """The scores, with 0 for parts that no derivation of the root uses: a NaN there would reach the tape."""
     with torch.no_grad():
         every = torch.ones(levels.graph.edges, scores.shape[0], dtype=scores.dtype, device=scores.device)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polymax.kernels.linear_loss.reference import capped, shift, solved
+from polymax.kernels.linear_loss.reference import capped_logits, shift, value_tau_slope
 from polymax.kernels.linear_loss.steps import FlatRows
 from polymax.kernels.threshold import TSALLIS, threshold
 
@@ -12,9 +12,9 @@ def solve_in_torch(
     x: Tensor, bias: Tensor | None, alpha: float, softcap: float, sloped: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """top, value, tau and slope of whole rows, from their weights."""
-    x = capped(x if bias is None else x + bias, softcap)
+    x = capped_logits(x if bias is None else x + bias, softcap)
     top = shift(x)
-    return top, *solved(x, threshold(x, alpha, TSALLIS), top, alpha, sloped)
+    return top, *value_tau_slope(x, threshold(x, alpha, TSALLIS), top, alpha, sloped)
 
 
 def slopes_in_torch(
@@ -30,7 +30,7 @@ def slopes_in_torch(
     x = x if bias is None else x.add_(bias)
     factor = None
     if softcap:
-        x = capped(x, softcap)
+        x = capped_logits(x, softcap)
         factor = 1 - (x / softcap).square()
     # powers below 1 amplify rounding near the edge of the support
     z = (x.double() if alpha > 2 else x).sub_(rows.top.unsqueeze(1))

@@ -14,7 +14,7 @@ from torch import Tensor
 from polymax.kernels.linear_loss import FLAT, capacity
 from polymax.kernels.linear_loss.linear_mean import linear_mean
 from polymax.kernels.linear_loss.problem import Problem, problem_of
-from polymax.kernels.linear_loss.reference import capped, solved
+from polymax.kernels.linear_loss.reference import capped_logits, value_tau_slope
 from polymax.kernels.linear_loss.steps import Lists, Steps, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
 from polymax.kernels.widen import wide
@@ -78,7 +78,7 @@ def _finished(lists: Lists, count: Tensor, problem: Problem) -> tuple[Tensor, Te
     inside = torch.arange(lists.values.shape[1], device=count.device) < count.unsqueeze(1)
     x = torch.where(inside, lists.values, -torch.inf)
     probs = threshold(x, problem.alpha, TSALLIS)
-    return *solved(x, probs, torch.where(count > 0, lists.top, 0), problem.alpha, problem.sloped), probs
+    return *value_tau_slope(x, probs, torch.where(count > 0, lists.top, 0), problem.alpha, problem.sloped), probs
 
 
 def _whole_rows(steps: Steps, problem: Problem, at: Tensor) -> list[Tensor]:
@@ -94,9 +94,9 @@ def _whole_rows(steps: Steps, problem: Problem, at: Tensor) -> list[Tensor]:
         if target is not None:
             y = target[rows].clamp(min=0)
             chosen = x.gather(1, y.unsqueeze(1)).squeeze(1)
-            chosen = capped(chosen if bias is None else chosen + bias[y], softcap) - top
+            chosen = capped_logits(chosen if bias is None else chosen + bias[y], softcap) - top
         if spread is not None:
-            z = capped(x if bias is None else x + bias, softcap) - top.unsqueeze(1)
+            z = capped_logits(x if bias is None else x + bias, softcap) - top.unsqueeze(1)
             mean = z @ spread.to(z.dtype)
         parts.append((value, chosen, mean, top, tau, slope))
     return [torch.cat(column) for column in zip(*parts)]

@@ -14,7 +14,7 @@ from polymax.kernels.tsallis_slope.reference import sensitivity
 from polymax.kernels.widen import wide
 
 
-def capped(x: Tensor, softcap: float) -> Tensor:
+def capped_logits(x: Tensor, softcap: float) -> Tensor:
     """softcap tanh(x / softcap); x itself where there is none."""
     return softcap * torch.tanh(x / softcap) if softcap else x
 
@@ -23,7 +23,7 @@ def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float) 
     """The logits of all words, at least in float32."""
     with without_autocast(hidden.device):
         x = wide(hidden) @ wide(weight).mT
-    return capped(x if bias is None else x + bias.to(x.dtype), softcap)
+    return capped_logits(x if bias is None else x + bias.to(x.dtype), softcap)
 
 
 def shift(x: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def shift(x: Tensor) -> Tensor:
     return torch.where(top.isfinite(), top, 0)
 
 
-def solved(x: Tensor, p: Tensor, top: Tensor, alpha: float, sloped: bool) -> tuple[Tensor, Tensor, Tensor]:
+def value_tau_slope(x: Tensor, p: Tensor, top: Tensor, alpha: float, sloped: bool) -> tuple[Tensor, Tensor, Tensor]:
     """value, tau and slope of rows x with the weights p.
 
     On the support p^(alpha-1) = z - tau with z = (alpha-1) (x - top), so that sum p^alpha = <z, p> - tau.
@@ -61,7 +61,7 @@ def linear_loss(*given: Any) -> tuple[Tensor, ...]:
     x = logits(hidden, weight, bias, softcap)
     top = shift(x)
     p = weights_reference.threshold(x, alpha, TSALLIS)
-    value, tau, slope = solved(x, p, top, alpha, problem.sloped)
+    value, tau, slope = value_tau_slope(x, p, top, alpha, problem.sloped)
     z = x - top.unsqueeze(-1)
     chosen = mean = torch.zeros_like(value)
     if spread is not None:

@@ -6,7 +6,7 @@ import triton.language as tl
 from polymax.kernels.isotonic.cuda import non_increasing
 from polymax.kernels.oscarmax import BAD, BEGINS, HEAVY
 from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_rows import extent, flat_means, previous, projected, stack, unstack
+from polymax.kernels.triton_rows import extent, flat_means, previous, sparsemax_rows, stack, unstack
 
 # what the first kernel marks rows with that it leaves to the second
 LEFT = tl.constexpr(-2)
@@ -76,7 +76,7 @@ def _rows(
     b_begins = tl.reshape(stack(begins), [BR, BN])
     b_high = tl.max(b_z, 1)[:, None]
     b_z = (b_z - tl.where(b_high == float("-inf"), 0, b_high)) * (1 / b_unit)
-    b_y = projected(tl.where(b_x == float("-inf"), b_x, b_z))
+    b_y = sparsemax_rows(tl.where(b_x == float("-inf"), b_x, b_z))
     b_code = 4 * b_index + tl.where(b_y > 0, IS_HEAVY + IS_BEGINS * b_begins, 0)
     b_y = tl.where(m_good, b_y, float("nan"))
     tl.store(p_y + o_r + b_index, b_y.to(p_y.dtype.element_ty), mask=b_index < n)

@@ -22,7 +22,7 @@ def dense_response(rows: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor) -> 
     """The same for structures of any numbers, the rows of M (B, k, d), whose own scores do not move."""
     wide = g.double().unsqueeze(-2)
     moved = torch.where(rows == 0, 0, rows * wide).sum(-1)
-    moved = torch.where(held(overlaps, probs), moved, 0)
+    moved = torch.where(existing(overlaps, probs), moved, 0)
     q = torch.einsum("...kl,...l->...k", sensitivity(overlaps, probs), moved)
     q = torch.where(torch.isnan(probs), torch.nan, q)
     return torch.where(rows == 0, 0, rows * q.unsqueeze(-1)).sum(-2).to(g.dtype), q
@@ -37,7 +37,7 @@ def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor
 
 def sensitivity(overlaps: Tensor, probs: Tensor) -> Tensor:
     """Z, (*batch, k, k), 0 at structures that depend on heavier ones, and where there is none."""
-    kept = held(overlaps, probs)
+    kept = existing(overlaps, probs)
     factor, info = torch.linalg.cholesky_ex(_among(kept, overlaps))
     if not bool((info == 0).all()) or not bool((factor.diagonal(dim1=-2, dim2=-1) > 1e-4).all()):
         kept = _independent(overlaps, kept)
@@ -48,7 +48,7 @@ def sensitivity(overlaps: Tensor, probs: Tensor) -> Tensor:
     return inverse - row.unsqueeze(-1) * row.unsqueeze(-2) / torch.where(total == 0, 1, total)
 
 
-def held(overlaps: Tensor, probs: Tensor) -> Tensor:
+def existing(overlaps: Tensor, probs: Tensor) -> Tensor:
     """Where there is a structure, (*batch, k): it has weight, or at least parts."""
     return (probs > 0) | (overlaps.diagonal(dim1=-2, dim2=-1) > 0)
 

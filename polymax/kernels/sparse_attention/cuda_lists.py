@@ -13,7 +13,7 @@ from polymax.kernels.sparse_attention.cuda_weights import (
     exponent,
     kept,
     last_error,
-    raised,
+    newton_step,
     row_states,
     sink_units,
     slope,
@@ -106,7 +106,7 @@ def listed_contexts(
             b_w = tl.maximum(b_u - b_t[:, None], 0.0)
             b_f = weight(b_over, r, R) + tl.sum(weight(b_w, r, R), 1)
             b_g = slope(b_over, r, R) + tl.sum(slope(b_w, r, R), 1)
-            b_t = raised(b_t, b_f, b_g, a, R)
+            b_t = newton_step(b_t, b_f, b_g, a, R)
             worst = tl.max(b_f, 0)
             turn += 1
         b_w = tl.maximum(b_u - b_t[:, None], 0.0)

@@ -19,7 +19,7 @@ from polymax.kernels.sparse_attention.cuda_weights import (
     exponent,
     kept,
     last_error,
-    raised,
+    newton_step,
     row_states,
     sink_units,
     slope,
@@ -72,7 +72,7 @@ def contexts(
                     b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end, queries, keys,
                     a, r, scale, softcap, left, right, offset, MASK, CAP, i_p != 1, R, D, BD, PRECISION, STAGES,
                 )  # fmt: skip
-            b_t = raised(b_t, b_f, b_g, a, R)
+            b_t = newton_step(b_t, b_f, b_g, a, R)
             worst = tl.max(b_f, 0)
             turn += 1
 

@@ -26,7 +26,7 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     sequence,
     units,
 )
-from polymax.kernels.sparse_attention.cuda_weights import exponent, raised, sink_units, slope, weight
+from polymax.kernels.sparse_attention.cuda_weights import exponent, newton_step, sink_units, slope, weight
 
 
 @triton.jit
@@ -145,7 +145,7 @@ def _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R: tl.constexpr, BR: tl
         b_m = _load_maxima(p_maxima, i_t, end, o_r, BR, BT)
         for _ in range(3):
             b_x = tl.maximum(b_m - b_t[:, None], 0.0)
-            b_t = raised(b_t, tl.sum(weight(b_x, r, R), 1), tl.sum(slope(b_x, r, R), 1), a, R)
+            b_t = newton_step(b_t, tl.sum(weight(b_x, r, R), 1), tl.sum(slope(b_x, r, R), 1), a, R)
     worst = 2.0
     turn = 0
     while (worst > 1.02) & (turn < 6):
@@ -155,7 +155,7 @@ def _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R: tl.constexpr, BR: tl
             b_x = tl.maximum(_load_maxima(p_maxima, i_t, end, o_r, BR, BT) - b_t[:, None], 0.0)
             b_f += tl.sum(weight(b_x, r, R), 1)
             b_g += tl.sum(slope(b_x, r, R), 1)
-        b_t = raised(b_t, b_f, b_g, a, R)
+        b_t = newton_step(b_t, b_f, b_g, a, R)
         worst = tl.max(b_f, 0)
         turn += 1
     return b_t

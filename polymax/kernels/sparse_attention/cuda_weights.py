@@ -39,7 +39,7 @@ def weight(b_w, r, R: tl.constexpr):
 
 
 @triton.jit
-def raised(b_t, b_f, b_g, a, R: tl.constexpr):
+def newton_step(b_t, b_f, b_g, a, R: tl.constexpr):
     """Newton's step on the r-norm: it never passes the threshold from below. f = sum w^r, g = sum w^(r - 1)."""
     if R == 1:
         b_step = (b_f - 1) / b_g

@@ -19,7 +19,7 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tens
     a = exponents(q, options)
     p, p_sink, tau = _weights(x, a, options.sinks)
     s, s_sink = p ** (2 - a) * (p > 0), p_sink ** (2 - a) * (p_sink > 0)
-    values = grouped(wide(v), q)
+    values = repeat_heads(wide(v), q)
     total = s.sum(-1, keepdim=True) + s_sink
     factor = dropout_factors(p, options)
     mean = ((factor * s) @ values) / torch.where(total == 0, 1, total)
@@ -37,7 +37,7 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     s, s_sink = p ** (2 - a) * (p > 0), p_sink ** (2 - a) * (p_sink > 0)
     g, groups = wide(grad), q.shape[1] // k.shape[1]
     common = (g * wide(mean)).sum(-1, keepdim=True)
-    dx = s * (factor * (g @ grouped(wide(v), q).mT) - common)
+    dx = s * (factor * (g @ repeat_heads(wide(v), q).mT) - common)
     dsink = -s_sink * common
     # x = p^(a - 1) / (a - 1) + a constant: a change of alpha moves p as if it moved the scores the other way
     dalpha = torch.zeros_like(tau)
@@ -47,7 +47,7 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     if options.mask is not None and mask_gradient:
         dmask = dx.sum_to_size(options.mask.shape)
     dx = dx * slope * options.scale
-    dq = dx @ grouped(wide(k), q)
+    dq = dx @ repeat_heads(wide(k), q)
     dk, dv = (t.unflatten(1, (-1, groups)).sum(2) for t in (dx.mT @ wide(q), (factor * p).mT @ g))
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dalpha, dsink.squeeze(-1), dmask
 
@@ -55,7 +55,7 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
 def scores(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """Scores (B, H, L, S), -inf where a query does not see a key, and their slope in scale q k^T."""
     scale, softcap, mask = options.scale, options.softcap, options.mask
-    x = (wide(q) * scale) @ grouped(wide(k), q).mT
+    x = (wide(q) * scale) @ repeat_heads(wide(k), q).mT
     slope = torch.ones_like(x)
     if softcap > 0:
         bent = torch.tanh(x / softcap)
@@ -82,7 +82,7 @@ def dropout_factors(p: Tensor, options: Options) -> Tensor:
     return kept(options.seed, options.dropout, p.shape[:-1].numel(), p.shape[-1]).to(p.dtype).reshape(p.shape)
 
 
-def grouped(x: Tensor, q: Tensor) -> Tensor:
+def repeat_heads(x: Tensor, q: Tensor) -> Tensor:
     """Keys or values for as many heads as queries have: neighbouring heads share one."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from polymax.kernels.sparse_attention.cuda_tile import capped_units, larger, load_rows, row_top, units
-from polymax.kernels.sparse_attention.cuda_weights import raised, slope, weight
+from polymax.kernels.sparse_attention.cuda_weights import newton_step, slope, weight
 
 # far below what rounding of scores in another kernel can do
 MARGIN = tl.constexpr(1e-4)
@@ -199,5 +199,5 @@ def _threshold(b_u, b_sink, b_t, a, R: tl.constexpr):
         b_x = tl.maximum(b_u - b_t[:, None], 0.0)
         b_f = weight(b_over, r, R) + tl.sum(weight(b_x, r[:, None], R), 1)
         b_g = slope(b_over, r, R) + tl.sum(slope(b_x, r[:, None], R), 1)
-        b_t = raised(b_t, b_f, b_g, a, R)
+        b_t = newton_step(b_t, b_f, b_g, a, R)
     return b_t

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_weights import exponent, raised, slope, weight
+from polymax.kernels.sparse_attention.cuda_weights import exponent, newton_step, slope, weight
 from polymax.kernels.sparse_decoding.cuda_pages import MARGIN, page_start, seen_pages
 
 
@@ -52,7 +52,7 @@ def thresholds(
             b_x = tl.maximum(_maxima(p_maxima + o_row, i_c, end, BP) - t, 0.0)
             f += tl.sum(weight(b_x, r, R), 0)
             g += tl.sum(slope(b_x, r, R), 0)
-        t = raised(t, f, g, a, R)
+        t = newton_step(t, f, g, a, R)
         worst = f
         turn += 1
     t = tl.where(t < float("inf"), t - MARGIN * (1 + tl.abs(t)), t)
@@ -77,7 +77,7 @@ def thresholds(
             b_x = tl.maximum(tl.load(p_tile, mask=m_tile, other=float("-inf")) - t, 0.0)
             f += tl.sum(tl.sum(weight(b_x, r, R), 1), 0)
             g += tl.sum(tl.sum(slope(b_x, r, R), 1), 0)
-        t = raised(t, f, g, a, R)
+        t = newton_step(t, f, g, a, R)
         worst = f
         turn += 1
     tl.store(p_tau + i_row, tl.where(bad > 0, float("nan"), t))

@@ -9,7 +9,7 @@ import polymax as pm
 from polymax.recipes.series.data import Batch, LabelledSeries, Shape
 from polymax.recipes.series.warp import discrepancy
 from polymax.recipes.training.task import Model
-from polymax.warping import stretched
+from polymax.warping import resample
 
 # of Lloyd's algorithm, which splits a class before its centroids are learned
 ROUNDS = 10
@@ -66,7 +66,7 @@ class Centroids(Model):
         apart = 0.0
         for c, size in enumerate(self.sizes.tolist()):
             rows = torch.nonzero(data.labels == c).flatten().tolist()
-            points = torch.stack([stretched(data.values[row], size) for row in rows])
+            points = torch.stack([resample(data.values[row], size) for row in rows])
             self.centroids[c, :, :size] = grouped_means(points, self.centroids.shape[1])
             apart += float((points - points.mean(0)).square().sum())
         self.scale = apart / len(data.labels)

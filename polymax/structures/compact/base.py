@@ -77,7 +77,7 @@ class Compact:
         places = self.places(index, x)
         return flat.gather(-1, torch.where(places < 0, flat.shape[-1] - 1, places))
 
-    def anchored(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    def shift_to_target(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Scores, all structures shifted alike, and that of the one whose terms are given, (*batch,).
 
         Their maximum less that score is to be a small difference of small numbers; without a shift that all

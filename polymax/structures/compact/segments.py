@@ -34,7 +34,7 @@ class Segments(Compact):
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
         """The scores (*batch, 2 used - 1) of the segments, then of the steps between their labels."""
         # not as many transitions as there are instances and steps: they may share one
-        segments, transition = self.structure.fitted(*scores)
+        segments, transition = self.structure.broadcast_scores(*scores)
         start, width, label = _sorted_by_start(index, segments.shape[-3]).unbind(-1)
         there = start < segments.shape[-3]
         flat = torch.nn.functional.pad(segments.flatten(-3), (0, 1))
@@ -47,7 +47,7 @@ class Segments(Compact):
         return torch.cat([whole, torch.where(there[..., 1:], steps, 0)], -1)
 
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        segments, _ = self.structure.fitted(*scores)
+        segments, _ = self.structure.broadcast_scores(*scores)
         super().check(index, *scores)
         if _check.readable(index):
             batch, n = segments.shape[:-3], segments.shape[-3]

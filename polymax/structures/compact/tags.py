@@ -90,14 +90,14 @@ class Tags(OneEach):
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
         """The scores (*batch, 2 n - 1) of the states, then of the steps between them."""
-        unary, transition = self.structure.fitted(*scores)
+        unary, transition = self.structure.broadcast_scores(*scores)
         within = self.within(unary)
         tags = torch.where(within, index, 0)
         states = torch.where(within, unary.gather(-1, tags.unsqueeze(-1)).squeeze(-1), 0)
         steps = torch.where(within[..., 1:], steps_at(transition, tags[..., :-1], tags[..., 1:]), 0)
         return torch.cat([states, steps], -1)
 
-    def anchored(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    def shift_to_target(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Each position shifted by what the given sequence scores there: every sequence has one state at each."""
         unary, transition = scores
         n = unary.shape[-2]

@@ -1,4 +1,4 @@
-"""A solution of a graph that is held for its derivatives: how parts follow scores, a symmetric linear map."""
+"""A solution of a factor graph, kept for its derivatives: how parts follow scores, a symmetric linear map."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import applied
+from polymax._function import apply_function
 from polymax.factors.agreement import Agreed, pair_spread
-from polymax.factors.subspace import collected
+from polymax.factors.subspace import sum_edges
 from polymax.kernels.constrained import constrained_response
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class SolvedGraph:
     """A solution and its response: how parts follow scores, a symmetric linear map."""
 
     graph: "FactorGraph"
@@ -42,7 +42,7 @@ class Held:
         slopes = self._slopes() if pairs.shape[1] else None
         total = b if slopes is None else b + pair_spread(graph.rows, pairs.unsqueeze(-1) * slopes)
         if shifts:
-            total = total + collected(shifts, graph.by_variable)
+            total = total + sum_edges(shifts, graph.by_variable)
             x = space.projection(total)
         else:
             rows = graph.rows
@@ -58,7 +58,7 @@ class Held:
 
     def response_with_grad(self, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The response, whose own derivative autograd may ask for."""
-        return applied(Response, self, *g) if torch.is_grad_enabled() else self.response(g)
+        return apply_function(Response, self, *g) if torch.is_grad_enabled() else self.response(g)
 
     def factor_scores(self) -> tuple[Tensor, ...]:
         """The scores of shared parts by which each structure was solved, (B, F, d) for each block."""
@@ -112,13 +112,13 @@ class Response(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(held: Held, *g: Tensor) -> tuple[Tensor, ...]:
-        return held.response(g)
+    def forward(solved: SolvedGraph, *g: Tensor) -> tuple[Tensor, ...]:
+        return solved.response(g)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-        ctx.held = inputs[0]
+        ctx.solved = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *g: Tensor) -> tuple[Any, ...]:
-        return None, *applied(Response, ctx.held, *g)
+        return None, *apply_function(Response, ctx.solved, *g)
