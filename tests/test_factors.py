@@ -237,6 +237,58 @@ def test_ties_are_integral_where_a_structure_is_as_good():
     assert torch.equal(found.variables, again.variables)
 
 
+@pytest.mark.parametrize("gap", [1e-2, 1e-6])
+@pytest.mark.parametrize("name", ["logic", "structure"])
+def test_a_small_difference_decides_beside_any_other_instance(gap, name):
+    """The best of two, whatever the scores of a third variable, or of another instance, are."""
+    one = F.xor([0, 1]) if name == "logic" else pm.Factor(pm.Simplex(), torch.tensor([0, 1]))
+    op = pm.HardMax(pm.FactorGraph(3, [one]))
+    x = torch.tensor([[1.0, 1.0 - gap, 1.0], [0.5, 1e5, -1.0], [1.0, 1.0 + gap, 30.0]], dtype=torch.float64)
+    found = op.solve(x)
+    assert found.variables.tolist() == [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 1.0, 1.0]]
+    assert bool(found.integral.all())
+    assert bool(found.converged.all())
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e7, 1e30])
+@pytest.mark.parametrize("name", ["chain-and-logic", "chains-that-cross", "ising-cycle"])
+def test_large_scores(name, scale):
+    """Scores that are so large leave the quadratic term no say: the nearest point is the best one."""
+    (row,) = [r for r in GRAPHS if r.name == name]
+    scores = row.scores((2,), seed=8)
+    found = pm.SparseMap(row.graph).solve(*(scale * x for x in scores))
+    assert bool((found.residual < 1e-6).all())
+    best = pm.HardMax(row.graph).solve(*scores)
+    torch.testing.assert_close(score(row, found.parts, scores), score(row, best.parts, scores), atol=1e-7, rtol=0)
+
+
+def test_a_large_score_beside_small_ones():
+    """A score of 1e30 decides first, and leaves the others their say."""
+    graph = pm.FactorGraph(6, [pm.Factor(pm.Chain(), torch.arange(6).reshape(3, 2)), F.at_least([1, 3, 5], 1)])
+    x = torch.tensor([0.3, -1.0, 0.2, 0.4, 0.1, 0.0], dtype=torch.float64)
+    transition = torch.tensor([[0.1, -0.2], [0.3, 0.0]], dtype=torch.float64)
+    for op in (pm.SparseMap(graph), pm.HardMax(graph)):
+        large, forbidden = x.clone(), x.clone()
+        large[1], forbidden[1] = -1e30, -torch.inf
+        torch.testing.assert_close(op(large, transition).variables, op(forbidden, transition).variables)
+
+
+def test_variables_that_no_structure_has_are_exactly_zero():
+    graph = pm.FactorGraph(6, [pm.Factor(pm.Chain(), torch.arange(6).reshape(3, 2)), F.budget([0, 2, 4], 1)])
+    x = torch.randn(64, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = pm.SparseMap(graph).solve(x, torch.zeros(2, 2, dtype=torch.float64))
+    mu = found.variables
+    assert bool(((mu == 0) | (mu > 1e-9)).all())
+    assert bool(((mu == 1) | (mu < 1 - 1e-9)).all())
+    assert bool(found.integral.any())
+
+
+def test_undefined_scores_without_a_batch():
+    op = pm.SparseMap(pm.FactorGraph(3, [F.pair(0, 1), F.xor([1, 2])]))
+    for variables, both in (([torch.nan, 0.0, 0.0], 1.0), ([1.0, 0.0, 0.0], torch.nan)):
+        assert bool(op(torch.tensor(variables), torch.tensor(both)).variables.isnan().all())
+
+
 def test_estimators_take_graphs():
     graph = pm.FactorGraph(6, [pm.Factor(pm.Chain(), torch.arange(6).reshape(3, 2)), F.budget([0, 2, 4], 1)])
     x = torch.randn(2, 6, generator=torch.Generator().manual_seed(0), requires_grad=True)

@@ -4,24 +4,28 @@
 
 ADMM alternates the projections of the structures with that of the variables onto the rows of logic:
 
-    z_f = projection of M_f mu + lambda_f        mu = nearest point to (x + M^T (z - lambda)) / (1 + degree)
-    lambda_f = lambda_f + M_f mu - z_f
+    z_f = projection of M_f mu + lambda_f / rho, of private scores s_f / rho
+    mu = nearest point to (x + M^T (rho z - lambda)) / (1 + rho degree)        lambda_f = lambda_f + rho (M_f mu - z_f)
 
-After each turn it tries Newton's step: the faces that structures lie on, the variables that are free and the rows that
-are tight stay as they are, and the best point among these is one linear system. Where they are the right ones the point
-is exact; where the residual is not smaller, the step is not taken. Without structures the rows alone are solved.
+The rate rho begins with the size of the scores, which multipliers must reach, and follows what is missed. After each
+turn it tries Newton's step: the faces that structures lie on, the variables that are free and the rows that are tight
+stay as they are, and the best point among these is one linear system. Where they are the right ones the point is exact;
+where the residual is not smaller, the step is not taken. Without structures the rows alone are solved.
 
 See: Niculae and Martins 2020, LP-SparseMAP; Martins et al. 2015, AD3.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polymax.factors.blocks import Block, Projected, blocks
+from polymax.factors.magnitudes import largest
 from polymax.factors.rows import Rows, compile_rows, places_of
 from polymax.factors.subspace import Subspace, sum_edges
 from polymax.kernels.constrained import constrained
@@ -30,6 +34,10 @@ from polymax.kernels.constrained import constrained
 ROUNDS, TOLERANCE = 500, 1e-12
 # after so many rounds without gain, this much is enough
 IDLE, ENOUGH = 12, 1e-8
+# variables that are so near to 0 or 1 are there
+ROUNDING = 1e-13
+# the size of scores for which rho is 1; how many times as much one side must miss before rho follows it
+ORDINARY, UNEVEN = 8.0, 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +116,7 @@ class _State:
     lam: tuple[Tensor, ...]
     projected: tuple[Projected, ...]
     residual: Tensor
+    rho: Tensor
 
 
 class Agreement:
@@ -127,8 +136,9 @@ class Agreement:
             most[:, -2 * number : -number] = pairs.clamp(min=0)
             most[:, -number:] = (-pairs).clamp(min=0)
         self.ends = least, most
-        finite = torch.where(x.isfinite(), x.abs(), 0).amax(1) if x.shape[1] else x.new_zeros(count)
-        self.goal = TOLERANCE * (1 + finite / 100)
+        size = largest([x, *(t for own in private for t in own)], [t.dim() - 1 for t in (x, *chain(*private))])
+        self.goal = TOLERANCE * (1 + size / 100)
+        self.rho = (size / ORDINARY).clamp(min=1)
 
     def solve(self, limit: int) -> Agreed:
         """Rounds until the factors agree, at most `limit`."""
@@ -136,10 +146,10 @@ class Agreement:
         tau = torch.zeros(count, graph.rows.columns.shape[1], dtype=torch.float64, device=self.x.device)
         mu, tau, missed, turns = self._nearest(self.x, torch.ones_like(self.x), tau)
         if not graph.blocks:
-            alone = _State(mu, tau, (), (), missed)
+            alone = _State(mu, tau, (), (), missed, torch.ones_like(self.rho))
             return self._agreed(alone, alone, turns)
         share = (self.x - graph.rows.spread(tau) - mu) / graph.degree.clamp(min=1)
-        state = self._measured(mu, tau, tuple(b.gather(share) for b in graph.blocks), None)
+        state = self._measured(mu, tau, tuple(b.gather(share) for b in graph.blocks), None, self.rho)
         best, rounds = state, torch.zeros(count, dtype=torch.long, device=mu.device)
         idle, least = torch.zeros_like(rounds), best.residual
         for _ in range(limit):
@@ -168,31 +178,39 @@ class Agreement:
         """One round of ADMM."""
         graph = self.graph
         z = [p.z for p in state.projected]
-        pull = sum_edges([a - b for a, b in zip(z, state.lam, strict=True)], graph.by_variable)
-        mu, tau, _, _ = self._nearest(self.x + pull, 1 + graph.degree.expand(self.x.shape), state.tau)
-        lam = tuple(
-            torch.where(b.shared, a + b.gather(mu) - zf, 0) for a, b, zf in zip(state.lam, graph.blocks, z, strict=True)
-        )
-        return self._measured(mu, tau, lam, state.projected)
+        rho, each = state.rho.unsqueeze(-1), state.rho.reshape(-1, 1, 1)
+        pull = sum_edges([each * a - b for a, b in zip(z, state.lam, strict=True)], graph.by_variable)
+        mu, tau, _, _ = self._nearest(self.x + pull, 1 + rho * graph.degree.expand(self.x.shape), state.tau)
+        apart = [torch.where(b.shared, b.gather(mu) - zf, 0) for b, zf in zip(graph.blocks, z, strict=True)]
+        lam = tuple(a + each * r for a, r in zip(state.lam, apart, strict=True))
+        # what variables miss of the structures, and what prices miss of the scores, relative to their sizes
+        missed = _largest(apart)
+        moved = state.rho * (mu - state.mu).abs().amax(1) / _largest(lam).clamp(min=1) if mu.shape[1] else missed
+        rho = torch.where(missed > UNEVEN * moved, 2 * state.rho, state.rho)
+        rho = torch.where(moved > UNEVEN * missed, state.rho / 2, rho).clamp(min=1)
+        return self._measured(mu, tau, lam, state.projected, rho)
 
     def _measured(
-        self, mu: Tensor, tau: Tensor, lam: tuple[Tensor, ...], before: tuple[Projected, ...] | None
+        self, mu: Tensor, tau: Tensor, lam: tuple[Tensor, ...], before: tuple[Projected, ...] | None, rho: Tensor
     ) -> _State:
         """The projections at a point, and how far all conditions are from being met."""
         graph = self.graph
         found = tuple(
-            b.solve(b.gather(mu) + a, s, before[k].solution if before is not None else None)
-            for k, (b, a, s) in enumerate(zip(graph.blocks, lam, self.private, strict=True))
+            b.solve(b.gather(mu) + _over(a, rho), own, before[k].solution if before is not None else None)
+            for k, (b, a, own) in enumerate(zip(graph.blocks, lam, self._private(rho), strict=True))
         )
-        apart = [
-            torch.where(b.shared, p.z - b.gather(mu), 0).abs().flatten(1).amax(1)
-            for b, p in zip(graph.blocks, found, strict=True)
-        ]
+        edges = [torch.where(b.shared, p.z - b.gather(mu), 0) for b, p in zip(graph.blocks, found, strict=True)]
         still, tau, missed, _ = self._nearest(
             self.x - sum_edges(list(lam), graph.by_variable), torch.ones_like(mu), tau
         )
-        apart += [(still - mu).abs().amax(1) if mu.shape[1] else missed, missed]
-        return _State(mu, tau, lam, found, torch.stack(apart).amax(0))
+        apart = [_largest(edges), (still - mu).abs().amax(1) if mu.shape[1] else missed, missed]
+        return _State(mu, tau, lam, found, torch.stack(apart).amax(0), rho)
+
+    def _private(self, rho: Tensor) -> list[tuple[Tensor, ...]]:
+        """Private scores, divided by rho (B,)."""
+        if bool((rho == 1).all()):
+            return self.private
+        return [tuple(_over(t, rho) for t in own) for own in self.private]
 
     def _newton(self, state: _State) -> _State:
         """The best point on the faces, sides and rows of the state."""
@@ -203,7 +221,7 @@ class Agreement:
         kept, away = [], []
         for k, (b, a, p) in enumerate(zip(graph.blocks, state.lam, state.projected, strict=True)):
             # the scores of the projection less the projection: what is along the face stays
-            along = b.gather(state.mu) + a - p.z
+            along = state.rho.reshape(-1, 1, 1) * (b.gather(state.mu) - p.z) + a
             away.append(space.outside(k, a))
             kept.append(torch.where(b.shared, along, 0) - space.outside(k, along) + away[-1])
         c = self.x - sum_edges(kept, graph.by_variable) - graph.rows.spread(state.tau)
@@ -216,10 +234,22 @@ class Agreement:
         *edges, prices = y.split([*(b.edges for b in graph.blocks), tight.shape[1]], 1)
         lam = tuple(a + space.outside(k, e.reshape(a.shape)) for k, (a, e) in enumerate(zip(kept, edges, strict=True)))
         tau = (state.tau + torch.where(tight, prices / space.sizes, 0)).clamp(*self.ends)
-        return self._measured(mu, tau, lam, state.projected)
+        return self._measured(mu, tau, lam, state.projected, state.rho)
+
+    def _exact(self, state: _State) -> Tensor:
+        """The variables: 0 and 1 where only rounding keeps them from it, 0 where no structure with weight has them."""
+        whole = state.mu.round()
+        near = (state.mu - whole).abs() <= ROUNDING * (1 + self.goal.unsqueeze(-1) / TOLERANCE)
+        # adding 0 makes 0 of what is rounded to -0
+        mu = torch.where(near & (whole >= 0) & (whole <= 1), whole + 0.0, state.mu)
+        if not state.projected:
+            return mu
+        unused = [b.shared & (p.z == 0) for b, p in zip(self.graph.blocks, state.projected, strict=True)]
+        none = sum_edges([t.double() for t in unused], self.graph.by_variable) > 0
+        return torch.where(none & (mu.abs() <= ENOUGH), 0, mu)
 
     def _agreed(self, state: _State, last: _State, rounds: Tensor) -> Agreed:
-        mu = state.mu.clamp(self.lower, self.upper)
+        mu = self._exact(state).clamp(self.lower, self.upper)
         pairs = _both(self.graph.rows, mu, self.pair_scores) if self.pair_scores.shape[1] else self.pair_scores
         return Agreed(
             self.graph, mu, state.tau, self.ends, state.projected, pairs, self.pair_scores, state.residual, rounds,
@@ -247,7 +277,18 @@ def _chosen(mask: Tensor, a: _State, b: _State) -> _State:
 
     lam = tuple(pick(x, y) for x, y in zip(a.lam, b.lam, strict=True))
     projected = tuple(_joined(mask, x, y) for x, y in zip(a.projected, b.projected, strict=True))
-    return _State(pick(a.mu, b.mu), pick(a.tau, b.tau), lam, projected, pick(a.residual, b.residual))
+    return _State(
+        pick(a.mu, b.mu), pick(a.tau, b.tau), lam, projected, pick(a.residual, b.residual), pick(a.rho, b.rho)
+    )
+
+
+def _over(t: Tensor, rho: Tensor) -> Tensor:
+    return t / rho.reshape(-1, *[1] * (t.dim() - 1))
+
+
+def _largest(edges: Sequence[Tensor]) -> Tensor:
+    """The largest absolute value of all edges (B, F, d) of each instance, (B,)."""
+    return torch.stack([t.abs().flatten(1).amax(1) for t in edges]).amax(0)
 
 
 def _joined(mask: Tensor, a: Projected, b: Projected) -> Projected:

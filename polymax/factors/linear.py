@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax._function import functional, outside_transforms
+from polymax.factors.magnitudes import largest, without_gaps
 from polymax.factors.relaxation import numbers_of, solve
 from polymax.factors.solution import GraphSolution, solution_of
 from polymax.factors.solved_graph import SolvedGraph
@@ -16,15 +17,20 @@ if TYPE_CHECKING:
 
 # how near to 0 and 1 integral variables are
 _INTEGRAL = 1e-7
-# steps towards the best point, and the size of scores on which they are taken
-_STEPS, _SIZE = 200, 4.0
+# steps towards the best point: their number, the largest score of the first ones, by how much the next ones are longer
+# where the point still moves, and the longest
+_STEPS, _FIRST, _LONGER, _LONGEST = 200, 4.0, 8.0, 5e5
+# a step that moves no variable by more than this, and for each unit of the scores, has moved none
+_STILL, _ROUNDING = 1e-9, 1e-14
+# by how much of the largest score a tie is broken, and what is tried if that is too much
+_NUDGES = 1e-3, 1e-6
 
 
 def linear_relaxation(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
     """The best point: nearest points to ever further ones in the direction of the scores, until none is better.
 
-    A step from mu goes to the nearest point to mu + scores / gamma; it stays where mu is best, and gets there in
-    finitely many steps.
+    A step from mu goes to the nearest point to mu + rate * scores; it stays where mu is best, and gets there in
+    finitely many steps, the fewer the larger the rate is. The last step is a short one, which rounding moves least.
     """
     if functional():
         numbers = numbers_of(scores)
@@ -36,16 +42,19 @@ def linear_relaxation(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Graph
 def _relaxed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
     with torch.no_grad():
         full = graph.full(*scores)
-        solved = _best(graph, full)
-        mu = solved.agreed.mu
-        wavering = ((mu > _INTEGRAL) & (mu < 1 - _INTEGRAL)).any(-1)
-        if bool(wavering.any()):
-            solved = _decided(graph, full, solved)
+        even = without_gaps(full, graph.event_dims())
+        solved = _best(graph, even)
+        for nudge in _NUDGES:
+            mu = solved.agreed.mu
+            wavering = ((mu > _INTEGRAL) & (mu < 1 - _INTEGRAL)).any(-1)
+            if not bool(wavering.any()):
+                break
+            solved = _decided(graph, even, solved, nudge, torch.finfo(full[0].dtype).eps)
         parts = solved.parts(torch.float64)
         whole = _integral(parts[0])
-        rounded = tuple(
-            torch.where(whole.reshape((*whole.shape, *[1] * (t.dim() - whole.dim()))), t.round(), t) for t in parts
-        )
+        masks = [whole.reshape((*whole.shape, *[1] * (t.dim() - whole.dim()))) for t in parts]
+        # adding 0 makes 0 of what is rounded to -0
+        rounded = tuple(torch.where(m, t.round() + 0.0, t) for m, t in zip(masks, parts, strict=True))
     return solution_of(solved, tuple(t.to(scores[0].dtype) for t in rounded), full)
 
 
@@ -53,39 +62,60 @@ def _integral(variables: Tensor) -> Tensor:
     return ((variables - variables.round()).abs() <= _INTEGRAL).all(-1)
 
 
-def _size(scores: tuple[Tensor, ...]) -> Tensor:
-    tops = [torch.where(t.isfinite(), t.abs(), 0).amax() for t in scores if t.numel()]
-    return torch.stack([t.double() for t in tops]).amax() if tops else torch.ones(())
+def _best(graph: "FactorGraph", scores: tuple[Tensor, ...], start: Tensor | None = None) -> SolvedGraph:
+    """The best point, by steps from `start`, (B, n)."""
+    dims = graph.event_dims()
+    batch = scores[0].shape[:-1]
+    size = largest(scores, dims)
+    size = torch.where(size > 0, size, 1)
 
+    def step(mu: Tensor | None, length: Tensor) -> SolvedGraph:
+        rate = (length.reshape(batch) / size).double()
+        ahead = [t.double() * rate.reshape((*batch, *[1] * d)) for t, d in zip(scores, dims, strict=True)]
+        if mu is not None:
+            ahead[0] = ahead[0] + mu.reshape(ahead[0].shape)
+        return solve(graph, tuple(ahead))
 
-def _best(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:
-    size = _size(scores)
-    rate = _SIZE / float(size) if float(size) > 0 else 1.0
-    steep = tuple(t.double() * rate for t in scores)
-    solved = solve(graph, steep)
-    rounds = solved.agreed.rounds
+    first = torch.full((batch.numel(),), _FIRST, dtype=torch.float64, device=size.device)
+    solved = step(start, first)
+    mu, length, rounds = solved.agreed.mu, first, solved.agreed.rounds
+    moved = torch.full_like(first, torch.inf)
     for _ in range(_STEPS):
-        before = solved.agreed.mu
-        ahead = steep[0] + before.reshape(steep[0].shape)
-        solved = solve(graph, (ahead, *steep[1:]))
-        rounds = rounds + solved.agreed.rounds
-        if not before.numel() or bool(((solved.agreed.mu - before).abs() <= 1e-9).all()):
+        running = moved > _STILL + _ROUNDING * length
+        if not mu.numel() or not bool(running.any()):
             break
-    return replace(solved, agreed=replace(solved.agreed, rounds=rounds))
+        solved = step(mu, length)
+        far = (solved.agreed.mu - mu).abs().amax(-1)
+        moved = torch.where(running, far, moved)
+        mu = torch.where(running.unsqueeze(-1), solved.agreed.mu, mu)
+        rounds = rounds + torch.where(running, solved.agreed.rounds, 0)
+        running = moved > _STILL + _ROUNDING * length
+        length = torch.where(running, (length * _LONGER).clamp(max=_LONGEST), length)
+    if bool((length > _FIRST).any()):
+        solved = step(mu, first)
+        rounds = rounds + solved.agreed.rounds
+    # a point that has not come to rest when steps end is not said to be the best one
+    short = torch.where(moved > _STILL + _ROUNDING * length, moved, 0) if mu.numel() else solved.agreed.residual
+    residual = torch.maximum(solved.agreed.residual, short)
+    return replace(solved, agreed=replace(solved.agreed, rounds=rounds, residual=residual))
 
 
-def _decided(graph: "FactorGraph", scores: tuple[Tensor, ...], solved: SolvedGraph) -> SolvedGraph:
+def _decided(
+    graph: "FactorGraph", scores: tuple[Tensor, ...], solved: SolvedGraph, nudge: float, eps: float
+) -> SolvedGraph:
     """The point itself if it is the only best one; else one that a nudge of the scores prefers, if it is as good."""
     generator = torch.Generator().manual_seed(0)
-    size = float(_size(scores)) or 1.0
-    nudge = torch.rand(scores[0].shape[-1], generator=generator, dtype=torch.float64).to(scores[0].device)
-    nudged = _best(graph, (scores[0].double() + 1e-3 * size * nudge, *scores[1:]))
+    size = largest(scores, graph.event_dims())
+    size = torch.where(size > 0, size, 1).double()
+    tilt = torch.rand(scores[0].shape[-1], generator=generator, dtype=torch.float64).to(scores[0].device)
+    tilted = scores[0].double() + nudge * size.unsqueeze(-1) * tilt
+    nudged = _best(graph, (tilted, *scores[1:]), solved.agreed.mu)
     values = [
         graph.score(graph.named(*h.parts(torch.float64)), *(t.double() for t in scores)) for h in (solved, nudged)
     ]
     # as good as the rounding of the scores can tell
-    good = values[1] >= values[0] - (1e-9 + 8 * torch.finfo(scores[0].dtype).eps) * (1 + size)
-    better = good & _integral(nudged.parts(torch.float64)[0])
+    good = values[1] >= values[0] - (1e-9 + 8 * eps) * (1 + size)
+    better = good & _integral(nudged.parts(torch.float64)[0]) & ~_integral(solved.parts(torch.float64)[0])
     if not bool(better.any()):
         return solved
     mask = better.reshape(-1)

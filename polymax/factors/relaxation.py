@@ -9,6 +9,7 @@ from torch.autograd import Function
 
 from polymax._function import apply_function, constant, functional, outside_transforms
 from polymax.factors.infeasible import refuse_infeasible
+from polymax.factors.magnitudes import largest, without_gaps
 from polymax.factors.solution import GraphSolution, solution_of
 from polymax.factors.solved_graph import Response, SolvedGraph
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # factors that are further apart than this after all rounds may have no common point
 _APART = 1e-5
+# scores above this leave too few digits for the others, and for the quadratic term, to which scores of this size count
+_LARGE, _ORDINARY = 1e6, 10.0
 # rounds after which it is asked whether there is a common point at all
 _DOUBT = 100
 
@@ -68,9 +71,11 @@ def _agreed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:
         plain = not bool(undefined.any())
         if not plain:
             clean = tuple(
-                torch.where(undefined.reshape(*batch, *[1] * d), 0, t.detach())
+                torch.where(undefined.reshape((*batch, *[1] * d)), 0, t.detach())
                 for t, d in zip(scores, dims, strict=True)
             )
+        if bool((largest(clean, dims) > _LARGE).any()):
+            clean = without_gaps(clean, dims, _ORDINARY, _LARGE)
         problem = graph._agreement(clean)
         agreed = problem.solve(min(graph.max_iter, _DOUBT))
         feasible = torch.ones(batch, dtype=torch.bool, device=scores[0].device)
@@ -136,4 +141,4 @@ class _Value(Function):
             mu = apply_function(_Mean, ctx.solved, *scores)
         else:
             mu = ctx.solved.parts(scores[0].dtype)
-        return None, *(m * g.to(m.dtype).reshape(*g.shape, *[1] * (m.dim() - g.dim())) for m in mu)
+        return None, *(m * g.to(m.dtype).reshape((*g.shape, *[1] * (m.dim() - g.dim()))) for m in mu)
