@@ -7,6 +7,7 @@ Powers of float32 are polynomials written out here, because a call into libm sto
 import math
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload, register_jitable
 
@@ -47,24 +48,43 @@ _ULP = np.float32(2**-23)
 _LOG2_E = np.float32(1 / math.log(2))
 
 
+@intrinsic
+def place(typing_context, x):
+    """The place of a number in the order of all numbers, an integer as wide; NaN are before or after all others."""
+
+    def codegen(context, builder, signature, args):
+        return _flipped(builder, builder.bitcast(args[0], ir.IntType(x.bitwidth)))
+
+    return (types.int32 if x == types.float32 else types.int64)(x), codegen
+
+
+@intrinsic
+def number_at(typing_context, place, real):
+    """The number at a place, of the type of `real`."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(_flipped(builder, args[0]), context.get_value_type(real))
+
+    return real(place, real), codegen
+
+
+def _flipped(builder, bits):
+    # the bits of a negative number count down
+    width = bits.type.width
+    sign = builder.ashr(bits, ir.Constant(bits.type, width - 1))
+    return builder.xor(bits, builder.and_(sign, ir.Constant(bits.type, (1 << (width - 1)) - 1)))
+
+
 @inline
 def row_max(x):
     """Maximum of a row; NaN are ignored; -inf when empty."""
-    low = x.dtype.type(-np.inf)
-    m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = low
-    whole = x.size - x.size % 8
-    for j in range(0, whole, 8):
-        m0 = x[j] if x[j] > m0 else m0
-        m1 = x[j + 1] if x[j + 1] > m1 else m1
-        m2 = x[j + 2] if x[j + 2] > m2 else m2
-        m3 = x[j + 3] if x[j + 3] > m3 else m3
-        m4 = x[j + 4] if x[j + 4] > m4 else m4
-        m5 = x[j + 5] if x[j + 5] > m5 else m5
-        m6 = x[j + 6] if x[j + 6] > m6 else m6
-        m7 = x[j + 7] if x[j + 7] > m7 else m7
-    for j in range(whole, x.size):
-        m0 = x[j] if x[j] > m0 else m0
-    return max(max(max(m0, m1), max(m2, m3)), max(max(m4, m5), max(m6, m7)))
+    # by their places: LLVM takes a maximum of integers in vector lanes, and refuses one of floats, because of NaN
+    lowest = place(x.dtype.type(-np.inf))
+    top = lowest
+    for j in range(x.size):
+        here = place(x[j]) if x[j] == x[j] else lowest
+        top = here if here > top else top
+    return number_at(top, x.dtype.type(0))
 
 
 @intrinsic
@@ -215,17 +235,7 @@ def _rough_power_1p(t, k):
     return rough_power_1p_float32
 
 
-_order = _bitcast(types.float64, types.int64)
-_from_order = _bitcast(types.int64, types.float64)
-
-
 @inline
 def middle(a, b):
     """The number halfway from a to b in the order of all float64 numbers: 64 halvings end any search."""
-    # the bits of a negative number count down
-    p = _order(a)
-    q = _order(b)
-    p = p if p >= 0 else np.int64(0x7FFFFFFFFFFFFFFF) ^ p
-    q = q if q >= 0 else np.int64(0x7FFFFFFFFFFFFFFF) ^ q
-    m = (p >> 1) + (q >> 1)
-    return _from_order(m if m >= 0 else np.int64(0x7FFFFFFFFFFFFFFF) ^ m)
+    return number_at((place(a) >> 1) + (place(b) >> 1), a)

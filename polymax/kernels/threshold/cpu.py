@@ -23,6 +23,8 @@ from polymax.kernels.threshold.numba_support import (
 )
 
 LOG2_E = np.log2(np.e)
+# entries that are passed over together where none of them can be in the support
+PASSED = 64
 
 
 def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
@@ -104,7 +106,7 @@ def _sparsemax_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
-        count = _gather(x[i], x.dtype.type(-1), z, index)
+        count = _gather_few(x[i], x.dtype.type(-1), z, index)
         _spread(y[i], power, index, sparsemax_powers(z, index, count, power) if count > 0 else count)
 
 
@@ -210,17 +212,51 @@ def _spread(row, power, index, count):
 @inline
 def _gather(x, lowest, z, index):
     """Pack entries with x - max > lowest to the front of z, with their index; their count, or -1 with a NaN."""
-    top = row_max(x)
-    if top == -np.inf:
-        # all entries are -inf or NaN
-        top = x.dtype.type(0)
+    top = _top(x)
     count = 0
     for j in range(x.size):
         d = x[j] - top
         z[count] = d
         index[count] = j
         # a NaN is not below anything, and so is found among the few
-        count += not (d <= lowest)
+        count += not d <= lowest
+    return _checked(z, count)
+
+
+@inline
+def _gather_few(x, lowest, z, index):
+    """The same where few entries are packed: the others are passed over many at a time."""
+    top = _top(x)
+    count = 0
+    whole = x.size - x.size % PASSED
+    for start in range(0, whole, PASSED):
+        some = False
+        for k in range(PASSED):
+            some = some | (not x[start + k] - top <= lowest)
+        if some:
+            count = _pack(x, start, start + PASSED, top, lowest, z, index, count)
+    return _checked(z, _pack(x, whole, x.size, top, lowest, z, index, count))
+
+
+@inline
+def _pack(x, start, stop, top, lowest, z, index, count):
+    for j in range(start, stop):
+        d = x[j] - top
+        z[count] = d
+        index[count] = j
+        count += not d <= lowest
+    return count
+
+
+@inline
+def _top(x):
+    top = row_max(x)
+    # -inf if all entries are -inf or NaN
+    return top if top > -np.inf else x.dtype.type(0)
+
+
+@inline
+def _checked(z, count):
     bad = 0
     for j in range(count):
         bad += z[j] != z[j]
