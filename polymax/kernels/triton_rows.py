@@ -1,7 +1,9 @@
 """Rows for scans in Triton: each thread holds consecutive entries, so that most of a scan needs no exchange.
 
 A tile of R rows, T threads to a row and E entries to a thread is a tuple of E tensors `(R, T)`: entry k of thread t
-is position t E + k. Yes or no for each entry is a bit of one tensor `(R, T)` of uint32, so E is at most 32.
+is position t E + k. Yes or no for each entry is a bit of one tensor `(R, T)` of uint32, so E is at most 32. Code is
+written out for each of the E entries, and its compilation takes more than the square of that: rows of more than 1,024
+threads have fewer threads that do the work of several, and no more entries.
 """
 
 import torch
@@ -22,20 +24,17 @@ def chunks(count: int, n: int) -> tuple[int, int, int, int]:
     """Rows per program, threads to a row, entries to a thread, and warps."""
     bn = ceil_power(n)
     # one warp to a row as long as it can; beyond, more threads rather than more registers
-    be = 32 if bn in (1024, LONGEST) else min(16, max(bn // 8, 1))
+    be = 32 if bn == 1024 else min(16, max(bn // 8, 1))
     bt = bn // be
     br = max(1, min(32 // bt, ceil_power(count)))
-    return br, bt, be, max(1, br * bt // 32)
+    return br, bt, be, min(max(1, br * bt // 32), 32)
 
 
 def quick_chunks(n: int) -> tuple[int, int, int]:
-    """Threads to a row, entries to a thread, and warps of kernels that few rows need: their compilation counts.
-
-    It takes time that grows with the entries to a thread, for which code is written out.
-    """
+    """Threads to a row, entries to a thread, and warps of kernels that few rows need: their compilation counts."""
     bn = ceil_power(n)
-    be = max(min(8, bn), bn // 1024)
-    return bn // be, be, max(1, bn // be // 32)
+    be = min(8, bn)
+    return bn // be, be, min(max(1, bn // be // 32), 32)
 
 
 def flat(n: int) -> tuple[int, int, int]:

@@ -72,7 +72,7 @@ def non_increasing(ys):
     for level in tl.static_range(5):
         if 1 << level < BE:
             ys = _merge_entries(ys, 1 << level)
-    for level in tl.static_range(10):
+    for level in tl.static_range(12):
         if 1 << level < BT:
             ys = _merge_threads(ys, 1 << level)
     return ys

@@ -93,10 +93,10 @@ def long_forward(
             if i_pass == 0:
                 b_sums += b_y
             else:
-                b_y = tl.where(m_bad, float("nan"), b_y * b_factor)
+                b_out = tl.where(m_bad, float("nan"), b_y * b_factor)
                 if p_y.dtype.element_ty != tl.float64:
-                    b_y = b_y.to(tl.float32)
-                tl.store(p_y + o_row + i + o_n[None, :], b_y.to(p_y.dtype.element_ty), mask=m_n)
+                    b_out = b_out.to(tl.float32)
+                tl.store(p_y + o_row + i + o_n[None, :], b_out.to(p_y.dtype.element_ty), mask=m_n)
 
 
 @Entry
