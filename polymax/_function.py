@@ -40,7 +40,8 @@ def functional() -> bool:
 def outside_transforms() -> AbstractContextManager[Any]:
     """A context in which neither torch.func nor a dispatch mode looks.
 
-    It is for tables that outlive the call, which fake tensors must not be, and for solvers that read numbers.
+    It is for tables that outlive the call, which must be neither fake nor tensors of inference mode, and for solvers
+    that read numbers.
     """
     # the compiler does not follow it, and has nothing to leave
     return nullcontext() if torch.compiler.is_compiling() else _untransformed()
@@ -64,8 +65,7 @@ def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Callable[..., Any]
     def decorate(make: Callable[..., Any]) -> Callable[..., Any]:
         @lru_cache(maxsize=most)
         def kept(*args: Any) -> Any:
-            # they outlive the call, and may be saved for a gradient
-            with outside_transforms(), torch.inference_mode(False):
+            with outside_transforms():
                 return make(*args)
 
         return lambda *args: (kept if may_keep(args[-1]) else make)(*args)
@@ -75,7 +75,7 @@ def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 @contextmanager
 def _untransformed() -> Iterator[None]:
-    with temporarily_clear_interpreter_stack(), _disable_current_modes():
+    with temporarily_clear_interpreter_stack(), _disable_current_modes(), torch.inference_mode(False):
         yield
 
 

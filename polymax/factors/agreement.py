@@ -67,7 +67,11 @@ def compile_graph(variables: int, factors: Any, batch: torch.Size, lead: torch.S
     numbered = list(enumerate(factors))
     rows = compile_rows(numbered, variables, lead)
     found = blocks(numbered, batch, lead)
-    edges = torch.cat([b.at.flatten(1) for b in found], 1) if found else torch.zeros(lead.numel(), 0, dtype=torch.long)
+    edges = (
+        torch.cat([b.at.flatten(1) for b in found], 1)
+        if found
+        else torch.zeros(lead.numel(), 0, dtype=torch.long, device="cpu")
+    )
     by_variable = places_of(edges, variables)
     boxed = (rows.by_variable >= 0).any(-1) | ~(by_variable >= 0).any(-1)
     moved = tuple(replace(b, at=b.at.to(device), structure=_on(b.structure, device)) for b in found)

@@ -107,7 +107,7 @@ def _decided(
     generator = torch.Generator().manual_seed(0)
     size = largest(scores, graph.event_dims())
     size = torch.where(size > 0, size, 1).double()
-    tilt = torch.rand(scores[0].shape[-1], generator=generator, dtype=torch.float64).to(scores[0].device)
+    tilt = torch.rand(scores[0].shape[-1], generator=generator, dtype=torch.float64, device="cpu").to(scores[0].device)
     tilted = scores[0].double() + nudge * size.unsqueeze(-1) * tilt
     nudged = _best(graph, (tilted, *scores[1:]), solved.agreed.mu)
     values = [

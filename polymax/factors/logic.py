@@ -54,8 +54,13 @@ def or_out(at: Numbers, out: int | Tensor, negated: Flags = None) -> Logic:
     inputs, flags = _literals("or_out", at, negated)
     k = inputs.shape[-1]
     # each input is at most the output, and the output at most their sum
-    rows = torch.cat([torch.cat([torch.eye(k), -torch.ones(k, 1)], 1), torch.tensor([[-1.0] * k + [1.0]])])
-    zeros = torch.zeros(k + 1)
+    rows = torch.cat(
+        [
+            torch.cat([torch.eye(k, device="cpu"), -torch.ones(k, 1, device="cpu")], 1),
+            torch.tensor([[-1.0] * k + [1.0]], device="cpu"),
+        ]
+    )
+    zeros = torch.zeros(k + 1, device="cpu")
     return _with_output("or_out", inputs, out, flags, rows, zeros, zeros)
 
 
@@ -64,8 +69,13 @@ def and_out(at: Numbers, out: int | Tensor, negated: Flags = None) -> Logic:
     inputs, flags = _literals("and_out", at, negated)
     k = inputs.shape[-1]
     # the output is at most each input, and their sum is at most the output and one less than their number
-    rows = torch.cat([torch.cat([-torch.eye(k), torch.ones(k, 1)], 1), torch.tensor([[1.0] * k + [-1.0]])])
-    counts = torch.zeros(k + 1)
+    rows = torch.cat(
+        [
+            torch.cat([-torch.eye(k, device="cpu"), torch.ones(k, 1, device="cpu")], 1),
+            torch.tensor([[1.0] * k + [-1.0]], device="cpu"),
+        ]
+    )
+    counts = torch.zeros(k + 1, device="cpu")
     counts[k] = 1
     return _with_output("and_out", inputs, out, flags, rows, -counts, counts)
 
@@ -73,8 +83,17 @@ def and_out(at: Numbers, out: int | Tensor, negated: Flags = None) -> Logic:
 def implies(a: int | Tensor, b: int | Tensor, negated: Flags = None) -> Logic:
     """If the variable a is on, so is b."""
     at, flags = _literals("implies", _two(a, b), negated)
-    both = torch.ones(1, 2, dtype=torch.bool)
-    return Logic("implies", at, flags, torch.tensor([[1.0, -1.0]]), ("<=",), torch.zeros(1), torch.zeros(1), both)
+    both = torch.ones(1, 2, dtype=torch.bool, device="cpu")
+    return Logic(
+        "implies",
+        at,
+        flags,
+        torch.tensor([[1.0, -1.0]], device="cpu"),
+        ("<=",),
+        torch.zeros(1, device="cpu"),
+        torch.zeros(1, device="cpu"),
+        both,
+    )
 
 
 def pair(i: int | Tensor, j: int | Tensor, negated: Flags = None) -> Pair:
@@ -102,8 +121,17 @@ def table(at: Numbers) -> Factor:
 
 def _counted(name: str, at: Numbers, negated: Flags, kind: str, bound: int) -> Logic:
     inputs, flags = _literals(name, at, negated)
-    rows = torch.ones(1, inputs.shape[-1])
-    return Logic(name, inputs, flags, rows, (kind,), torch.tensor([float(bound)]), torch.zeros(1), rows == 0)
+    rows = torch.ones(1, inputs.shape[-1], device="cpu")
+    return Logic(
+        name,
+        inputs,
+        flags,
+        rows,
+        (kind,),
+        torch.tensor([float(bound)], device="cpu"),
+        torch.zeros(1, device="cpu"),
+        rows == 0,
+    )
 
 
 def _with_output(
@@ -113,7 +141,7 @@ def _with_output(
     lead = torch.broadcast_shapes(inputs.shape[:-1], last.shape[:-1])
     at = torch.cat([inputs.expand(*lead, inputs.shape[-1]), last.expand(*lead, 1)], -1)
     _distinct(name, at)
-    flags = torch.cat([flags, torch.zeros(1, dtype=torch.bool)])
+    flags = torch.cat([flags, torch.zeros(1, dtype=torch.bool, device="cpu")])
     # the row of all inputs can do without some of them
     needed = rows != 0
     needed[-1, :-1] = False
@@ -129,7 +157,11 @@ def _literals(name: str, at: Any, negated: Flags) -> tuple[Tensor, Tensor]:
     if found.dim() < 1 or found.shape[-1] == 0:
         raise ValueError(f"{name}: at must be the numbers of at least one variable; got {tuple(found.shape)}")
     _distinct(name, found)
-    flags = torch.zeros(found.shape[-1], dtype=torch.bool) if negated is None else torch.as_tensor(negated).cpu()
+    flags = (
+        torch.zeros(found.shape[-1], dtype=torch.bool, device="cpu")
+        if negated is None
+        else torch.as_tensor(negated).cpu()
+    )
     if flags.dtype != torch.bool or flags.shape != found.shape[-1:]:
         raise ValueError(
             f"{name}: negated must be bool, one for each of {found.shape[-1]} inputs; "

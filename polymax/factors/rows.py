@@ -66,14 +66,24 @@ def compile_rows(factors: Sequence[tuple[int, Any]], n: int, lead: torch.Size) -
             groups[key].append((f, factor))
     parts = [_group(members, lead) for members in groups.values()]
     at = _stacked([p.at for _, p in pairs], lead, 2)
-    turned = torch.stack([p.negated for _, p in pairs]) if pairs else torch.zeros(0, 2, dtype=torch.bool)
-    owners = torch.tensor([f for f, _ in pairs], dtype=torch.long)
-    zero = torch.zeros(len(pairs), dtype=torch.float64)
-    both = torch.ones(len(pairs), 1, 2, dtype=torch.bool)
+    turned = torch.stack([p.negated for _, p in pairs]) if pairs else torch.zeros(0, 2, dtype=torch.bool, device="cpu")
+    owners = torch.tensor([f for f, _ in pairs], dtype=torch.long, device="cpu")
+    zero = torch.zeros(len(pairs), dtype=torch.float64, device="cpu")
+    both = torch.ones(len(pairs), 1, 2, dtype=torch.bool, device="cpu")
     # the second literal less the first, which may not exceed 0; and their sum, which may not exceed 1
-    for coefficients, bound in ((torch.tensor([[-1.0, 1.0]]), 0.0), (torch.tensor([[1.0, 1.0]]), 1.0)):
+    for coefficients, bound in (
+        (torch.tensor([[-1.0, 1.0]], device="cpu"), 0.0),
+        (torch.tensor([[1.0, 1.0]], device="cpu"), 1.0),
+    ):
         spread = coefficients.expand(len(pairs), 1, 2)
-        rows = _literal_rows(at, turned, spread, torch.full((len(pairs), 1), bound), torch.zeros(len(pairs), 1), both)
+        rows = _literal_rows(
+            at,
+            turned,
+            spread,
+            torch.full((len(pairs), 1), bound, device="cpu"),
+            torch.zeros(len(pairs), 1, device="cpu"),
+            both,
+        )
         parts.append((*rows, zero, zero, owners))
     width = max([p[0].shape[-1] for p in parts], default=0)
     padded = [_wide(p[0], width, -1) for p in parts], [_wide(p[1], width, 0) for p in parts]
@@ -92,8 +102,8 @@ def _group(members: list[tuple[int, Logic]], lead: torch.Size) -> tuple[Tensor, 
     rows = first.rows.expand(count, *first.rows.shape)
     bound, counts = (torch.stack([getattr(m, name) for _, m in members]) for name in ("bound", "counts"))
     found = _literal_rows(at, flags, rows, bound, counts, first.needed.expand(count, *first.needed.shape))
-    ends = torch.tensor([_ENDS[kind] for kind in first.kind], dtype=torch.float64)
-    owner = torch.tensor([f for f, _ in members], dtype=torch.long)
+    ends = torch.tensor([_ENDS[kind] for kind in first.kind], dtype=torch.float64, device="cpu")
+    owner = torch.tensor([f for f, _ in members], dtype=torch.long, device="cpu")
     return (*found, *(ends.repeat(count, 1).T), owner.repeat_interleave(r))
 
 
@@ -121,7 +131,7 @@ def _literal_rows(
 def _stacked(ats: list[Tensor], lead: torch.Size, k: int) -> Tensor:
     """The variables of all factors, (G, F, k), from those of each."""
     if not ats:
-        return torch.zeros(lead.numel(), 0, k, dtype=torch.long)
+        return torch.zeros(lead.numel(), 0, k, dtype=torch.long, device="cpu")
     return torch.stack([at.expand(*lead, k) for at in ats], -2).reshape(lead.numel(), len(ats), k)
 
 
@@ -133,10 +143,12 @@ def places_of(edges: Tensor, n: int) -> Tensor:
     """Where each variable stands in lists (G, E) of variables: (G, n, degree), in order, -1 after the last."""
     key = torch.where(edges < 0, n, edges)
     order = torch.sort(key, dim=1, stable=True).indices
-    begin = torch.searchsorted(key.gather(1, order), torch.arange(n + 1).expand(len(edges), n + 1).contiguous())
+    begin = torch.searchsorted(
+        key.gather(1, order), torch.arange(n + 1, device="cpu").expand(len(edges), n + 1).contiguous()
+    )
     size = begin[:, 1:] - begin[:, :-1]
     degree = int(size.max()) if size.numel() else 0
-    step = torch.arange(degree)
+    step = torch.arange(degree, device="cpu")
     there = step < size.unsqueeze(-1)
     place = torch.where(there, begin[:, :-1].unsqueeze(-1) + step, 0).flatten(1)
     entry = order.gather(1, place) if order.shape[1] else place

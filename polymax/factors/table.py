@@ -53,7 +53,7 @@ class Table(Structure):
         return 1, 1
 
     def vertices(self, event_shape: tuple[int, ...] = ()) -> TableParts:
-        return TableParts(self._listed, torch.eye(2**self.k))
+        return TableParts(self._listed, torch.eye(2**self.k, device="cpu"))
 
     def complete(self, first: Tensor) -> TableParts:
         powers = 2 ** torch.arange(self.k - 1, -1, -1, device=first.device)
@@ -68,7 +68,7 @@ class Table(Structure):
 
     @cached_property
     def _listed(self) -> Tensor:
-        return torch.tensor(list(product((0.0, 1.0), repeat=self.k)))
+        return torch.tensor(list(product((0.0, 1.0), repeat=self.k)), device="cpu")
 
 
 def _times(y: Tensor, x: Tensor) -> Tensor:

@@ -60,7 +60,9 @@ class Levels:
     def _build(self) -> None:
         graph = self.graph
         first, tails = graph.first.cpu().numpy(), graph.tails.cpu().numpy()
-        self.heads = torch.repeat_interleave(torch.arange(graph.nodes), graph.first.cpu().diff()).to(graph.part.device)
+        self.heads = torch.repeat_interleave(torch.arange(graph.nodes, device="cpu"), graph.first.cpu().diff()).to(
+            graph.part.device
+        )
         level = _levels(first, tails)
         self.rises = [self._rise(nodes, first, tails) for nodes in _groups(level, np.diff(first)) if level[nodes[0]]]
         outgoing, start = _outgoing(tails, graph.nodes)

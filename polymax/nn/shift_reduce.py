@@ -110,7 +110,9 @@ def transitions_of_spans(y: Tensor) -> Tensor:
         spans = tree_spans(steps)
         # padding writes beyond the end
         places = torch.where(steps < 0, n * n, spans[..., 0] * n + spans[..., 1])
-        found = torch.zeros(*steps.shape[:-1], n * n + 1, dtype=torch.bool).scatter(-1, places, True)[..., :-1]
+        found = torch.zeros(*steps.shape[:-1], n * n + 1, dtype=torch.bool, device="cpu").scatter(-1, places, True)[
+            ..., :-1
+        ]
 
         def explain(instance: tuple[int, ...], place: int) -> str:
             return f"span [{place // n}, {place % n}]{of(instance)} does not fit the others"

@@ -110,7 +110,7 @@ def heads_plan(heads: Tensor, at: Tensor | None = None) -> TreePlan:
         raise ValueError(f"heads must be (count, n); got {tuple(heads.shape)}")
     heads = heads.cpu().long().contiguous()
     count, n = heads.shape
-    shape_only = torch.zeros(()).expand(count, n + 1, n + 1)
+    shape_only = torch.zeros((), device="cpu").expand(count, n + 1, n + 1)
     check_heads(heads, shape_only, (heads >= 0).sum(-1), single_root=False)
     sizes, nodes, links, starts = heads_levels(heads.numpy())
     below = [0, *sizes.tolist()]
@@ -130,7 +130,7 @@ def _plan(
     used, tokens = distinct_places(taken)
     last = levels[-1].composed + levels[-1].tokens if levels else 0
     top = torch.from_numpy(nodes[nodes.size - last :])
-    roots = _rows(torch.arange(last), top // max(shape[1], 1), shape[0])
+    roots = _rows(torch.arange(last, device="cpu"), top // max(shape[1], 1), shape[0])
     return TreePlan(
         tuple(levels),
         torch.from_numpy(tables[0]),
@@ -146,15 +146,15 @@ def _rows(values: Tensor, row: Tensor, count: int) -> Tensor:
     """Values (k,) put into rows (count, most), in their order, -1 where a row has fewer."""
     sizes = torch.bincount(row, minlength=count)
     order = row.argsort(stable=True)
-    column = torch.arange(row.numel()) - (sizes.cumsum(0) - sizes)[row[order]]
-    out = torch.full((count, int(sizes.max()) if count else 0), -1, dtype=torch.long)
+    column = torch.arange(row.numel(), device="cpu") - (sizes.cumsum(0) - sizes)[row[order]]
+    out = torch.full((count, int(sizes.max()) if count else 0), -1, dtype=torch.long, device="cpu")
     out[row[order], column] = values[order]
     return out
 
 
 def _instances(at: Tensor | None, count: int) -> Tensor:
     if at is None:
-        return torch.arange(count)
+        return torch.arange(count, device="cpu")
     if not isinstance(at, Tensor) or at.is_floating_point() or at.shape != (count,):
         came = tuple(at.shape) if isinstance(at, Tensor) else type(at).__name__
         raise ValueError(f"at must be integers ({count},), the instance of each tree; got {came}")

@@ -101,7 +101,9 @@ class Chain(DynamicProgram):
             values.append((before + step + state).amax(-2))
             steps.append(exact_sum(before, step, state, -values[-1].unsqueeze(-2)))
         v = torch.stack(values, -2)
-        last = torch.full(v.shape[:-2], n - 1) if self.lengths is None else (self.lengths - 1).clamp(min=0)
+        last = (
+            torch.full(v.shape[:-2], n - 1, device="cpu") if self.lengths is None else (self.lengths - 1).clamp(min=0)
+        )
         last = last.to(v.device).reshape(*last.shape, 1, 1)
         ends = torch.arange(n, device=v.device).reshape(n, 1) == last
         final = v.gather(-2, last.expand(*v.shape[:-2], 1, v.shape[-1]))

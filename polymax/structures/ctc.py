@@ -133,7 +133,7 @@ class CTC(DynamicProgram):
         counts = checked_lengths(counts, batch, size, x.device, "target_lengths")
         frames = checked_lengths(self.lengths, batch, n, x.device, "lengths")
         if _check.readable(rows):
-            blanks = (rows == self.blank) & (torch.arange(size) < counts[:, None])
+            blanks = (rows == self.blank) & (torch.arange(size, device=rows.device) < counts[:, None])
             if bool(blanks.any()):
                 instance = tuple(blanks.any(-1).reshape(batch).nonzero()[0].tolist())
                 raise ValueError(f"targets must not be the blank, {self.blank}; got one{faults.of(instance)}")
@@ -186,7 +186,7 @@ class Labels(Ordered):
 
         def explain(instance: tuple[int, ...], _: int) -> str:
             came = _read([t for t in index[instance].tolist() if t >= 0], blank)
-            at = int(torch.arange(batch.numel()).reshape(batch)[instance])
+            at = int(torch.arange(batch.numel(), device="cpu").reshape(batch)[instance])
             return f"the labels{faults.of(instance)} read as {came}, not as {rows[at, : int(counts[at])].tolist()}"
 
         faults.refuse(self.what, wrong.reshape(*batch, 1), explain)

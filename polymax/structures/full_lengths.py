@@ -22,8 +22,8 @@ def full_lengths(count: int, size: int, device: torch.device) -> Tensor:
     found = _known.get((count, size, device))
     if found is None:
         # it outlives the call and may be saved for a gradient; a copy from the host is complete for every stream
-        with outside_transforms(), torch.inference_mode(False):
-            found = torch.full((count,), size, dtype=torch.long).to(device)
+        with outside_transforms():
+            found = torch.full((count,), size, dtype=torch.long, device="cpu").to(device)
         if len(_known) >= MOST:
             _known.clear()
         _known[count, size, device] = found

@@ -22,8 +22,8 @@ def distinct_trees(
     checked_count(k)
     batch, n = len(x), x.shape[-1] - 1
     sizes, names = lengths.tolist(), labels.cpu().double().numpy()
-    found = torch.full((batch, k, n, 2), -1)
-    there = torch.zeros(batch, k, dtype=torch.bool)
+    found = torch.full((batch, k, n, 2), -1, device="cpu")
+    there = torch.zeros(batch, k, dtype=torch.bool, device="cpu")
     frontiers = [Frontier(random, ()) for random in streams(batch, generator)]
     drawn = [0] * batch
     while True:
@@ -40,7 +40,7 @@ def distinct_trees(
                     (some,) = (logs > -np.inf).nonzero()
                     frontier.open(total, log, logs[some], [(*chosen, int(label)) for label in some])
                     continue
-                found[b, drawn[b], :size] = torch.tensor(chosen, dtype=torch.long).reshape(2, size).T
+                found[b, drawn[b], :size] = torch.tensor(chosen, dtype=torch.long, device="cpu").reshape(2, size).T
                 there[b, drawn[b]] = True
                 drawn[b] += 1
         if not opened:

@@ -49,7 +49,7 @@ def spanned(structure: Structure, solution: Solution, best: Best) -> Solution:
 
 def _direction(generator: torch.Generator, y: Tensor, overlaps: Tensor, kept: Tensor) -> Tensor:
     """A random direction that makes no difference among the structures."""
-    w = (2 * torch.rand(y.shape[-1], generator=generator, dtype=torch.float64) - 1).to(y)
+    w = (2 * torch.rand(y.shape[-1], generator=generator, dtype=torch.float64, device="cpu") - 1).to(y)
     w = w.expand(*y.shape[:-2], y.shape[-1])
     z = sensitivity(overlaps, kept.to(w))
     # twice is enough

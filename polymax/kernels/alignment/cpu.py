@@ -22,8 +22,8 @@ from polymax.kernels.numba_math import inline, kernel
 
 
 def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    value = torch.empty(scores.shape[:1], dtype=scores.dtype)
-    chart = torch.empty(chart_shape(scores), dtype=scores.dtype)
+    value = torch.empty(scores.shape[:1], dtype=scores.dtype, device="cpu")
+    chart = torch.empty(chart_shape(scores), dtype=scores.dtype, device="cpu")
     args = array(scores), array(rows), array(columns), array(value), _flat(chart)
     if alpha == 1 and scores.dtype == torch.float32:
         odd = np.empty(len(value), np.bool_)
@@ -36,7 +36,7 @@ def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float
 
 
 def alignment_outside(scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, alpha: float) -> Tensor:
-    mu = torch.empty(scores.shape, dtype=scores.dtype)
+    mu = torch.empty(scores.shape, dtype=scores.dtype, device="cpu")
     args = array(rows), array(columns), _flat(chart), array(g), array(mu)
     parallel(_path if alpha == np.inf else _outside, _work(scores), 4, *args)
     return mu
@@ -49,8 +49,8 @@ def alignment_tangent(
         # one path, that does not move
         y = alignment_outside(scores, rows, columns, chart, torch.ones_like(g), alpha)
         return torch.where(y == 0, 0, y * d).sum((1, 2), dtype=torch.float64).to(d.dtype), torch.zeros_like(y)
-    value = torch.empty(scores.shape[:1], dtype=scores.dtype)
-    out = torch.empty(scores.shape, dtype=scores.dtype)
+    value = torch.empty(scores.shape[:1], dtype=scores.dtype, device="cpu")
+    out = torch.empty(scores.shape, dtype=scores.dtype, device="cpu")
     args = array(rows), array(columns), _flat(chart), array(g), array(d), array(value), array(out)
     parallel(tangent, _work(scores), 16, *args, alpha)
     return value, out

@@ -10,7 +10,7 @@ from polymax.kernels.numba_math import inline, kernel
 
 def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
     batch, size = scores.shape[:2]
-    heads = torch.empty((batch, size - 1), dtype=torch.long)
+    heads = torch.empty((batch, size - 1), dtype=torch.long, device="cpu")
     args = scores.detach().contiguous().numpy(), lengths.contiguous().numpy(), single_root, heads.numpy()
     parallel(_trees, torch.Size((batch, size * size)), 8, *args)
     return heads

@@ -10,7 +10,7 @@ Arcs = dict[int, dict[int, tuple[float, tuple[int, int]]]]
 
 
 def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
-    heads = torch.full((scores.shape[0], scores.shape[1] - 1), -1, dtype=torch.long)
+    heads = torch.full((scores.shape[0], scores.shape[1] - 1), -1, dtype=torch.long, device="cpu")
     for b, n in enumerate(lengths.tolist()):
         own = scores[b, : n + 1, : n + 1]
         if bool(torch.isnan(own.detach().clone().fill_diagonal_(0)[:, 1:]).any()):

@@ -31,8 +31,8 @@ def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, T
         for short, long in enumerate(own):
             i, j = (short, long) if n <= m else (long, short)
             match[b, i] = j
-        u[b, :n] = torch.tensor(row_duals, dtype=torch.float64)
-        v[b, :m] = torch.tensor(column_duals, dtype=torch.float64)
+        u[b, :n] = torch.tensor(row_duals, dtype=torch.float64, device="cpu")
+        v[b, :m] = torch.tensor(column_duals, dtype=torch.float64, device="cpu")
     return match, u, v
 
 

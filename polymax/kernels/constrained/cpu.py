@@ -30,8 +30,14 @@ def constrained(
     x: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, columns: Tensor, signs: Tensor, offset: Tensor,
     least: Tensor, most: Tensor, start: Tensor, rounds: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    mu, tau = torch.empty(x.shape, dtype=torch.float64), torch.empty(start.shape, dtype=torch.float64)
-    violation, done = torch.empty(len(x), dtype=torch.float64), torch.zeros(len(x), dtype=torch.long)
+    mu, tau = (
+        torch.empty(x.shape, dtype=torch.float64, device="cpu"),
+        torch.empty(start.shape, dtype=torch.float64, device="cpu"),
+    )
+    violation, done = (
+        torch.empty(len(x), dtype=torch.float64, device="cpu"),
+        torch.zeros(len(x), dtype=torch.long, device="cpu"),
+    )
     tensors = x, weight, lower, upper, columns, signs, offset, least, most, start, mu, tau, violation, done
     arrays = tuple(t.contiguous().numpy() for t in tensors)
     work = 100 * int(columns.shape[1] * columns.shape[2]) + x.shape[1]
@@ -42,7 +48,7 @@ def constrained(
 def constrained_response(
     free: Tensor, tight: Tensor, weight: Tensor, columns: Tensor, signs: Tensor, g: Tensor
 ) -> Tensor:
-    out = torch.empty(g.shape, dtype=torch.float64)
+    out = torch.empty(g.shape, dtype=torch.float64, device="cpu")
     arrays = tuple(t.contiguous().numpy() for t in (free, tight, weight, columns, signs, g, out))
     work = 50 * int(columns.shape[1] * columns.shape[2]) + g.shape[1]
     parallel(_response, torch.Size((len(g), work)), 4, *arrays)

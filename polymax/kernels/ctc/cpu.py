@@ -13,7 +13,10 @@ def ctc_search(x: Tensor, targets: Tensor, counts: Tensor, frames: Tensor, blank
     size = targets.shape[1]
     scores = plain(x)
     rows, m_of, n_of = (t.long().contiguous() for t in (targets, counts, frames))
-    found, value = torch.empty((batch, n), dtype=torch.long), torch.empty(batch, dtype=torch.float64)
+    found, value = (
+        torch.empty((batch, n), dtype=torch.long, device="cpu"),
+        torch.empty(batch, dtype=torch.float64, device="cpu"),
+    )
     at = (t.data_ptr() for t in (scores, rows, m_of, n_of, found, value))
     run(_search, batch, 4 * n * (size + 1), n, classes, size, blank, *at, REALS[scores.dtype])
     return found, value

@@ -28,7 +28,7 @@ def gapped_inside(
     chart = chart_like(pairs)
     if alpha != 1 or pairs.dtype != torch.float32:
         return general.inside(*given, alpha), chart.zero_()
-    value = torch.empty(pairs.shape[0])
+    value = pairs.new_empty(pairs.shape[0])
     parallel(_inside, _work(pairs), 16, *map(_array, given), _array(value), _array(chart))
     odd = chart[:, -1, 0, 0] != 1
     if bool(odd.any()):
@@ -47,7 +47,7 @@ def gapped_outside(
     alpha: float,
 ) -> tuple[Tensor, ...]:
     given = pairs, opened, extended, rows, columns
-    out = tuple(torch.empty(x.shape, dtype=x.dtype) for x in given[:3])
+    out = tuple(torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in given[:3])
     odd = chart[:, -1, 0, 0] != 1
     if not bool(odd.all()):
         parallel(_outside, _work(pairs), 32, *map(_array, (*given, chart, g, *out)))

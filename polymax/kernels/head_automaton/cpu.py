@@ -32,8 +32,8 @@ def head_automaton_inside(
 def head_automaton_outside(
     arcs: Tensor, pairs: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, single_root: bool, order: int, alpha: float
 ) -> tuple[Tensor, Tensor]:
-    mu_arcs = torch.zeros(arcs.shape, dtype=torch.float64)
-    mu_pairs = torch.zeros(pairs.shape, dtype=torch.float64)
+    mu_arcs = torch.zeros(arcs.shape, dtype=torch.float64, device="cpu")
+    mu_pairs = torch.zeros(pairs.shape, dtype=torch.float64, device="cpu")
     scores = _array(arcs.double()), *_pairs(pairs, order)
     outputs = _array(mu_arcs), _array(mu_pairs)
     args = *scores, _array(lengths), _flat(chart), _array(g.double()), *outputs, int(single_root), order

@@ -83,7 +83,7 @@ def hypergraph_visits(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) ->
 def hypergraph_sample(
     p: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, seeds: Tensor, parts: int
 ) -> Tensor:
-    y = torch.zeros(*seeds.shape, parts, dtype=p.dtype)
+    y = torch.zeros(*seeds.shape, parts, dtype=p.dtype, device="cpu")
     starts, below, carried = first.tolist(), tails.tolist(), part.tolist()
     for b, s in itertools.product(*map(range, seeds.shape)):
         generator = torch.Generator().manual_seed(int(seeds[b, s]) % 2**63)

@@ -9,7 +9,7 @@ from polymax.kernels.numba_math import inline, kernel
 
 
 def isotonic_kl(s: Tensor, w: Tensor) -> Tensor:
-    out = torch.empty(s.shape, dtype=torch.int64)
+    out = torch.empty(s.shape, dtype=torch.int64, device="cpu")
     parallel(_isotonic_kl, s.shape, 20, rows(s), rows(w), rows(out))
     return out
 

@@ -40,7 +40,7 @@ def _fake(*given: Any) -> tuple[Tensor, ...]:
     n, wide = hidden.shape[0], torch.promote_types(hidden.dtype, torch.float32)
     rows = [hidden.new_empty(n, dtype=wide) for _ in range(6)]
     lists = [hidden.new_empty((n, capacity(weight.shape[0])), dtype=dtype) for dtype in (torch.int32, wide)]
-    return (*rows, *lists, hidden.new_empty(n, dtype=torch.int32), torch.empty(2, dtype=torch.int64))
+    return (*rows, *lists, hidden.new_empty(n, dtype=torch.int32), torch.empty(2, dtype=torch.int64, device="cpu"))
 
 
 def _fake_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:

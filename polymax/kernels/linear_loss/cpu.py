@@ -41,14 +41,14 @@ def scan(
     nothing = x.new_zeros(0)
     parallel(
         scan_rows, x.shape, 1, x.numpy(), (nothing if bias is None else bias.to(x.dtype)).numpy(),
-        (torch.zeros(0, dtype=torch.int64) if target is None else target).numpy(), first,
+        (torch.zeros(0, dtype=torch.int64, device="cpu") if target is None else target).numpy(), first,
         tuple(t.numpy() for t in lists), alpha, softcap,
     )  # fmt: skip
 
 
 def row_sums(words: Tensor, coefs: Tensor, sizes: Tensor, weight: Tensor) -> Tensor:
-    out = torch.zeros(len(words), weight.shape[1], dtype=weight.dtype)
-    inside = torch.arange(words.shape[1]) < sizes.unsqueeze(1)
+    out = torch.zeros(len(words), weight.shape[1], dtype=weight.dtype, device="cpu")
+    inside = torch.arange(words.shape[1], device="cpu") < sizes.unsqueeze(1)
     words, coefs = torch.where(inside, words, 0), torch.where(inside, coefs, 0)
     for rows in pieces(len(words), GATHERED):
         longest = int(sizes[rows].amax())

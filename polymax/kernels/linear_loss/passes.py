@@ -43,7 +43,7 @@ def value_and_lists(steps: Steps, *given: Any) -> tuple[Tensor, ...]:
     top = torch.where(lists.top.isfinite(), lists.top, 0)
     chosen = lists.chosen - top
     mean = torch.zeros_like(value)
-    extent = torch.stack([flat.sum(), count.amax()]).cpu() if n else torch.zeros(2, dtype=torch.int64)
+    extent = torch.stack([flat.sum(), count.amax()]).cpu() if n else torch.zeros(2, dtype=torch.int64, device="cpu")
     if extent[0]:
         at = flat.nonzero().squeeze(1)
         for all_rows, some in zip((value, chosen, mean, top, tau, slope), _whole_rows(steps, problem, at)):

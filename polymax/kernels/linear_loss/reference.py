@@ -72,7 +72,7 @@ def linear_loss(*given: Any) -> tuple[Tensor, ...]:
     n, size = len(hidden), capacity(len(weight))
     count = torch.full((n,), FLAT, dtype=torch.int32, device=x.device)
     ids, probs = count.new_zeros(n, size), value.new_zeros(n, size)
-    extent = torch.tensor([n, 0])
+    extent = torch.tensor([n, 0], device="cpu")
     return value, chosen.clone(), mean.clone(), top, tau, slope, ids, probs, count, extent
 
 

@@ -17,8 +17,8 @@ def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor,
     scores, n_of, m_of = plain(x), frames.long().contiguous(), tokens.long().contiguous()
     batch, n, m = x.shape
     # filled by the kernel: torch's threads, once called, wait on cores that the search needs
-    path = torch.empty((batch, n), dtype=torch.long)
-    value = torch.empty(batch, dtype=torch.float64)
+    path = torch.empty((batch, n), dtype=torch.long, device="cpu")
+    value = torch.empty(batch, dtype=torch.float64, device="cpu")
     at = (t.data_ptr() for t in (scores, n_of, m_of, path, value))
     run(_walk, batch, n * m, n, m, *at, REALS[scores.dtype])
     return path, value

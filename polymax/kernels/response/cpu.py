@@ -14,14 +14,17 @@ def response(
     places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor | None, d: int
 ) -> tuple[Tensor, Tensor]:
     count, k, parts = places.shape
-    out, q = torch.empty(count, d, dtype=g.dtype), torch.empty(count, k, dtype=torch.float64)
+    out, q = (
+        torch.empty(count, d, dtype=g.dtype, device="cpu"),
+        torch.empty(count, k, dtype=torch.float64, device="cpu"),
+    )
     arrays = tuple(t.contiguous().numpy() for t in (places, overlaps, probs, g, q if h is None else h, out, q))
     run(_response, count, 4 * k * (k + parts), *arrays, h is not None)
     return out, q
 
 
 def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor:
-    mu = torch.empty(len(probs), d, dtype=dtype)
+    mu = torch.empty(len(probs), d, dtype=dtype, device="cpu")
     arrays = tuple(t.contiguous().numpy() for t in (places, probs, mu))
     run(_mixture, len(probs), places.shape[1:].numel() + d, *arrays)
     return mu

@@ -21,7 +21,7 @@ from polymax.kernels.numba_math import inline, kernel
 def spanning_tree_kbest(scores: Tensor, lengths: Tensor, k: int, single_root: bool) -> tuple[Tensor, Tensor]:
     batch, size = scores.shape[:2]
     values = scores.new_empty((batch, k))
-    heads = torch.empty((batch, k, size - 1), dtype=torch.long)
+    heads = torch.empty((batch, k, size - 1), dtype=torch.long, device="cpu")
     args = scores.detach().contiguous().numpy(), lengths.contiguous().numpy(), single_root
     parallel(_kbest, torch.Size((batch, size * size)), 8 * size * k, *args, values.numpy(), heads.numpy())
     return values, heads

@@ -27,7 +27,7 @@ def spanning_tree_sample(scores: Tensor, lengths: Tensor, seeds: Tensor, single_
     if seeds.shape[0] != scores.shape[0]:
         raise ValueError(f"seeds must be ({scores.shape[0]}, samples); got {tuple(seeds.shape)}")
     _, chart = torch.ops.polymax.spanning_tree_inside(scores, lengths, single_root)
-    heads = torch.empty((*seeds.shape, scores.shape[1] - 1), dtype=torch.long)
+    heads = torch.empty((*seeds.shape, scores.shape[1] - 1), dtype=torch.long, device="cpu")
     args = lengths.contiguous().numpy(), chart.numpy(), seeds.contiguous().numpy(), heads.numpy(), int(single_root)
     parallel(_sample, torch.Size((seeds.numel(), scores.shape[1] ** 2)), 4, *args)
     return heads

@@ -81,7 +81,7 @@ def _expectation(x: Tensor, lengths: Tensor, g: Tensor, single_root: bool) -> Te
 
 
 def spanning_tree_sample(scores: Tensor, lengths: Tensor, seeds: Tensor, single_root: bool) -> Tensor:
-    heads = torch.full((*seeds.shape, scores.shape[1] - 1), -1, dtype=torch.long)
+    heads = torch.full((*seeds.shape, scores.shape[1] - 1), -1, dtype=torch.long, device="cpu")
     for b, n in enumerate(lengths.tolist()):
         values, trees = _listed(scores[b], n, single_root)
         if not trees or n == 0:
@@ -89,20 +89,20 @@ def spanning_tree_sample(scores: Tensor, lengths: Tensor, seeds: Tensor, single_
         for s in range(seeds.shape[1]):
             generator = torch.Generator().manual_seed(int(seeds[b, s]) % 2**63)
             chosen = int(torch.multinomial(values.softmax(0), 1, generator=generator))
-            heads[b, s, :n] = torch.tensor(trees[chosen])
+            heads[b, s, :n] = torch.tensor(trees[chosen], device="cpu")
     return heads.to(scores.device)
 
 
 def spanning_tree_kbest(scores: Tensor, lengths: Tensor, k: int, single_root: bool) -> tuple[Tensor, Tensor]:
     batch, size = scores.shape[:2]
     values = scores.new_full((batch, k), -torch.inf)
-    heads = torch.full((batch, k, size - 1), -1, dtype=torch.long)
+    heads = torch.full((batch, k, size - 1), -1, dtype=torch.long, device="cpu")
     for b, n in enumerate(lengths.tolist()):
         listed, trees = _listed(scores[b], n, single_root)
         best = torch.sort(listed, descending=True, stable=True).indices[:k].tolist()
         for place, chosen in enumerate(best):
             values[b, place] = listed[chosen]
-            heads[b, place, :n] = torch.tensor(trees[chosen], dtype=torch.long)
+            heads[b, place, :n] = torch.tensor(trees[chosen], dtype=torch.long, device="cpu")
     return values, heads.to(scores.device)
 
 
@@ -112,7 +112,7 @@ def _listed(scores: Tensor, n: int, single_root: bool) -> tuple[Tensor, list[tup
     options = [[h for h in range(n + 1) if h != m and x[h][m] > -torch.inf] for m in range(1, n + 1)]
     trees = [heads for heads in itertools.product(*options) if _is_tree(heads, single_root)]
     values = [sum(x[h][m] for m, h in enumerate(heads, 1)) for heads in trees]
-    return torch.tensor(values, dtype=torch.float64), trees
+    return torch.tensor(values, dtype=torch.float64, device="cpu"), trees
 
 
 def _is_tree(heads: tuple[int, ...], single_root: bool) -> bool:

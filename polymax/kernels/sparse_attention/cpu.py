@@ -28,8 +28,8 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tens
     options = Options(*given)
     real, rows = wide(q).dtype, q.shape[:-1]
     keys, values = _vectors(k, real, filled=True), _vectors(v, real)
-    out, mean = (torch.empty(*rows, values.shape[-1], dtype=real) for _ in range(2))
-    tau, support = torch.empty(rows, dtype=real), torch.empty(rows, dtype=torch.int32)
+    out, mean = (torch.empty(*rows, values.shape[-1], dtype=real, device="cpu") for _ in range(2))
+    tau, support = torch.empty(rows, dtype=real, device="cpu"), torch.empty(rows, dtype=torch.int32, device="cpu")
     places = _places(q.shape[2], k.shape[2], options)
     items = len(places[2]) * q.shape[0] * q.shape[1]
     parallel(
@@ -38,7 +38,7 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tens
         _alphas(options, q), _sinks(options.sinks, q), options.scale, options.softcap, _finite(values), _drop(options),
     )  # fmt: skip
     out, mean = (t[..., : v.shape[-1]].to(q.dtype).contiguous() for t in (out, mean))
-    notes = torch.empty(0, dtype=torch.int32)
+    notes = torch.empty(0, dtype=torch.int32, device="cpu")
     return out, mean, tau, support, notes, notes.to(torch.int16)
 
 
@@ -55,7 +55,9 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     parts = max(min(ITEMS // max(runs, 1), len(places[2])), 1)
     real = wide(q).dtype
     rows, keys = [_vectors(t, real) for t in (grad, q, mean)], [_vectors(t, real, filled=True) for t in (k, v)]
-    dq, dalpha, dsink = (torch.empty(*q.shape[:3], *more, dtype=real) for more in (rows[1].shape[2:], (), ()))
+    dq, dalpha, dsink = (
+        torch.empty(*q.shape[:3], *more, dtype=real, device="cpu") for more in (rows[1].shape[2:], (), ())
+    )
     dk, dv = (np.zeros((parts, *t.shape), t.dtype) for t in keys)
     dmask = np.zeros((parts if masks[2][2] == 0 else 1, mask.numel() if wanted else 0), dk.dtype)
     cost = HEIGHT * k.shape[2] * max(len(places[2]) * batch_run * head_run // parts, 1)
@@ -119,14 +121,18 @@ def _drop(options: Options) -> tuple[int, int, float]:
 
 
 def _sinks(sinks: Tensor | None, q: Tensor) -> np.ndarray:
-    found = torch.full((q.shape[1],), -torch.inf) if sinks is None else sinks.detach()
+    found = torch.full((q.shape[1],), -torch.inf, device="cpu") if sinks is None else sinks.detach()
     return found.to(wide(q).dtype).contiguous().numpy()
 
 
 def _masks(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
     """What a mask keeps, and what it adds, flat, one of them empty; and the strides by which all scores read it."""
     real = wide(q).dtype
-    keep, bias, strides = torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=real), (0, 0, 0, 0)
+    keep, bias, strides = (
+        torch.zeros(0, dtype=torch.bool, device="cpu"),
+        torch.zeros(0, dtype=real, device="cpu"),
+        (0, 0, 0, 0),
+    )
     if mask is not None:
         mask = mask.detach().contiguous()
         strides = mask.expand(*q.shape[:3], k.shape[2]).stride()
@@ -141,7 +147,7 @@ def _places(queries: int, keys: int, options: Options) -> tuple[np.ndarray, np.n
     """
     starts_q, starts_k = options.starts_q, options.starts_k
     left, right, offset = options.left, options.right, options.offset
-    i = torch.arange(queries)
+    i = torch.arange(queries, device="cpu")
     begin, end = torch.zeros_like(i), torch.full_like(i, keys)
     if starts_q is not None and starts_k is not None:
         of = torch.bucketize(i, starts_q[1:], right=True)

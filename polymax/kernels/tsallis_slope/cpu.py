@@ -18,7 +18,7 @@ SERIES = np.array([(k + 1) / math.factorial(k + 2) for k in range(14, -1, -1)])
 
 
 def tsallis_slope(y: Tensor, g: Tensor, alphas: Tensor) -> Tensor:
-    out = torch.empty(alphas.shape, dtype=torch.float64)
+    out = torch.empty(alphas.shape, dtype=torch.float64, device="cpu")
     known = alphas.detach().to(torch.float64).reshape(-1).numpy()
     parallel(_tsallis_slope, y.shape, 2, rows(y), rows(g.to(y.dtype)), known, out.view(-1).numpy())
     return out.to(alphas.dtype)

@@ -52,7 +52,7 @@ class Compact:
             wrong = (part != expected.to(part)).flatten(part.dim() - d)
 
             def explain(instance: tuple[int, ...], place: int, shape: torch.Size = part.shape[-d:]) -> str:
-                at = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), shape))
+                at = tuple(int(i) for i in torch.unravel_index(torch.tensor(place, device="cpu"), shape))
                 return f"part {at}{faults.of(instance)} does not go with the others"
 
             faults.refuse("structure", wrong, explain)

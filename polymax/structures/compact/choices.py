@@ -159,4 +159,4 @@ def _check_ranks(index: Tensor) -> None:
         def explain(instance: tuple[int, ...], place: int) -> str:
             return f"rank {place + 1}{faults.of(instance)} is not given once; ranks are 1 to {n}"
 
-        faults.refuse("ranking", index.sort(-1).values != torch.arange(1, n + 1), explain)
+        faults.refuse("ranking", index.sort(-1).values != torch.arange(1, n + 1, device="cpu"), explain)

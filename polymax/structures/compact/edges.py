@@ -25,14 +25,14 @@ class Edges(Compact):
         super().check(index, *scores)
         if _check.readable(index):
             refuse_repeats("path", index.unsqueeze(-1), index)
-            self._check_path(index, torch.ones(1, dtype=torch.bool))
+            self._check_path(index, torch.ones(1, dtype=torch.bool, device="cpu"))
         return index
 
     def _check_path(self, index: Tensor, there: Tensor) -> None:
         """Refuse edges that enter a node and do not leave it, or lead not from source to sink where one is `there`."""
         edges, source, sink = self.structure.edges, self.structure.source, self.structure.sink
         used = indicators(index, (len(edges),)).to(torch.long)
-        u, v = torch.tensor(edges, dtype=torch.long).reshape(-1, 2).T
+        u, v = torch.tensor(edges, dtype=torch.long, device="cpu").reshape(-1, 2).T
         nodes = 1 + max((v for _, v in edges), default=0)
         surplus = used.new_zeros(*used.shape[:-1], nodes).index_add(-1, u, used).index_add(-1, v, -used)
         surplus[..., source] -= there.squeeze(-1).long()
@@ -66,7 +66,7 @@ class Hyperedges(Compact):
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
         super().check(index, *scores)
         if _check.readable(index):
-            self._check_derivation(index, torch.ones(1, dtype=torch.bool))
+            self._check_derivation(index, torch.ones(1, dtype=torch.bool, device="cpu"))
         return index
 
     def whole(self, y: Any) -> bool:
@@ -85,7 +85,7 @@ class Hyperedges(Compact):
     def _check_derivation(self, index: Tensor, there: Tensor) -> None:
         """Refuse a node that is not derived as often as it is asked for: the root once where an instance is `there`."""
         tails, root = self.structure.tails, self.structure.root
-        heads = torch.tensor(self.structure.heads, dtype=torch.long)
+        heads = torch.tensor(self.structure.heads, dtype=torch.long, device="cpu")
         nodes = 1 + max(self.structure.heads, default=-1)
         if not nodes:
             return
@@ -94,9 +94,9 @@ class Hyperedges(Compact):
         asked = torch.zeros_like(derived)
         asked[..., root] += there.squeeze(-1)
         edge = [e for e, tail in enumerate(tails) for _ in tail]
-        node = torch.tensor([t for tail in tails for t in tail], dtype=torch.long)
+        node = torch.tensor([t for tail in tails for t in tail], dtype=torch.long, device="cpu")
         asked = asked.index_add(-1, node, used[..., edge])
-        axiom = torch.ones(nodes, dtype=torch.bool).index_fill(0, heads, False)
+        axiom = torch.ones(nodes, dtype=torch.bool, device="cpu").index_fill(0, heads, False)
 
         def explain(instance: tuple[int, ...], place: int) -> str:
             ways, times = int(derived[(*instance, place)]), int(asked[(*instance, place)])

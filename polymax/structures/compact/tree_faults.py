@@ -50,7 +50,7 @@ def check_projective(heads: Tensor) -> None:
     """Refuse heads (*batch, n), -1 at padding, of which two arcs cross."""
     if not _check.readable(heads):
         return
-    tokens = torch.arange(1, heads.shape[-1] + 1)
+    tokens = torch.arange(1, heads.shape[-1] + 1, device="cpu")
     left, right = torch.minimum(heads, tokens), torch.maximum(heads, tokens)
     a, b, c, d = left.unsqueeze(-1), right.unsqueeze(-1), left.unsqueeze(-2), right.unsqueeze(-2)
     # padding has an arc from -1, which is not to cross anything
