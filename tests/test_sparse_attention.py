@@ -1,6 +1,7 @@
 """Sparse attention: every kernel of sparse_attention against its reference, and the fused path against all scores."""
 
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tolerances import close, equal
+from torch._dynamo.testing import CompileCounter
 from torch.autograd import gradcheck, gradgradcheck
 
 import polymax as pm
@@ -393,7 +395,34 @@ def test_a_learned_alpha_comes_back_from_its_limit(monkeypatch):
     out = nn.scaled_dot_product_attention(q, k, v, mapping=partial(pm.entmax, alpha=alpha))
     (slope,) = torch.autograd.grad(out.square().sum(), alpha)
     assert slope != 0
-    assert (out - nn.scaled_dot_product_attention(q, k, v)).abs().max() < 1e-2, "alpha 1.001 is nearly softmax"
+    assert (out - nn.scaled_dot_product_attention(q, k, v)).abs().max() < 1e-6, "the least alpha is softmax"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("alpha", [1.00001, 1.002, 1.05, 1.9])
+def test_alpha_has_its_gradient_near_1(alpha, dtype, monkeypatch):
+    q, k, v, grad = (torch.randn(2, 12, 8).to(dtype) for _ in range(4))
+    alphas = torch.full((2, 1, 1), alpha, dtype=torch.promote_types(dtype, torch.float32), requires_grad=True)
+    found = [
+        torch.autograd.grad(attend(fused, monkeypatch, q, k, v, mapping=partial(pm.entmax, alpha=alphas)), alphas, grad)
+        for fused in (True, False)
+    ]
+    scale = 4 * max(1.0, found[1][0].abs().max().item())
+    close(found[0][0].to(dtype) / scale, found[1][0].double() / scale, "alpha of the kernel is that of all scores")
+
+
+def test_alpha_above_2_is_never_wrong(monkeypatch):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    q, k, v = (torch.randn(2, 12, 8) for _ in range(3))
+    alpha = torch.tensor([3.0, 1.5])[:, None, None]
+    out = nn.scaled_dot_product_attention(q, k, v, mapping=partial(pm.entmax, alpha=alpha))
+    weights = pm.entmax(q @ k.mT / 8**0.5, alpha)
+    close(out, weights @ v, "all scores at once take any alpha")
+    # where values cannot be read, as on an accelerator, the head is NaN
+    monkeypatch.setattr(fused_attention._check, "readable", lambda t: False)
+    out = nn.scaled_dot_product_attention(q, k, v, mapping=partial(pm.entmax, alpha=alpha))
+    assert out[0].isnan().all()
+    close(out[1], (weights @ v)[1], "other heads are what they are")
 
 
 def test_alpha_of_each_head_has_a_gradient(monkeypatch):
@@ -429,6 +458,34 @@ def test_nested_tensors(device):
     for a, part in zip(out.unbind(), parts, strict=True):
         x = part.transpose(0, 1)
         close(a, nn.scaled_dot_product_attention(x, x, x, is_causal=True, mapping=pm.sparsemax), "nested is ragged")
+    assert "each sequence by itself" in nn.attention_path(nested, nested, nested, mapping=pm.softmax)
+    # sequences with holes between them
+    starts, lengths = (torch.tensor(t, device=device) for t in ([0, 2], [3, 5]))
+    padded = torch.randn(2, 8, 2, 8, device=device)
+    narrow = torch.nested.narrow(padded, 1, starts, lengths, layout=torch.jagged).transpose(1, 2)
+    out = nn.scaled_dot_product_attention(narrow, narrow, narrow, mapping=pm.sparsemax)
+    for a, row, start, length in zip(out.unbind(), padded, starts, lengths, strict=True):
+        x = row[start : start + length].transpose(0, 1)
+        close(a, nn.scaled_dot_product_attention(x, x, x, mapping=pm.sparsemax), "what is between is not read")
+
+
+def test_sinks_without_a_batch(monkeypatch):
+    q, k, v = (torch.randn(n, 4) for n in (3, 5, 5))
+    sinks = torch.tensor([0.3])
+    whole = nn.scaled_dot_product_attention(q[None], k[None], v[None], sinks=sinks, mapping=pm.sparsemax)[0]
+    for fused in (True, False):
+        close(attend(fused, monkeypatch, q, k, v, sinks=sinks, mapping=pm.sparsemax), whole, "no batch is a batch of 1")
+
+
+@pytest.mark.parametrize("mapping", [pm.entmax, pm.softmax], ids=["entmax", "softmax"])
+def test_scores_of_0_are_a_mean(mapping, monkeypatch):
+    q, k, v = (torch.randn(1, 1, 5, 3, dtype=torch.float64) for _ in range(3))
+    means = v.cumsum(2) / torch.arange(1, 6)[:, None]
+    for keys in (0, 1 << 30):
+        monkeypatch.setattr(fused_attention, "CPU_KEYS", keys)
+        for given, scale in (((q, k), 0.0), ((q[..., :0], k[..., :0]), None)):
+            out = nn.scaled_dot_product_attention(*given, v, is_causal=True, scale=scale, mapping=mapping)
+            close(out, means, "a scale of 0, or vectors without channels, give equal weights")
 
 
 def test_multihead_attention_without_weights_is_fused(monkeypatch):
@@ -465,6 +522,22 @@ def test_compiled_call(monkeypatch):
         close(a, b, "compiled is eager")
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_one_graph_serves_all_lengths(monkeypatch):
+    monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
+    graphs = CompileCounter()
+    compiled = torch.compile(
+        lambda x: nn.scaled_dot_product_attention(x, x, x, dropout_p=0.1, is_causal=True, mapping=pm.entmax),
+        fullgraph=True,
+        backend=graphs,
+    )
+    for length in (5, 6, 7, 9):
+        # one tensor for queries, keys and values, as in self-attention
+        assert compiled(torch.randn(1, 2, length, 4, requires_grad=True)).shape[2] == length
+    assert graphs.frame_count == 2, "the second length makes the graph a general one"
+
+
 def test_operators_pass_opcheck():
     q, k, v, grad, options = arguments("causal", torch.float32)
     torch.library.opcheck(torch.ops.polymax.sparse_attention.default, (q, k, v, *options))
@@ -486,6 +559,8 @@ REASONS = {
     "alpha is 2.5": {"mapping": pm.Tsallis(2.5)},
     "none of softmax": {"mapping": pm.fusedmax},
     "scale is not positive": {"scale": -1.0},
+    "scale is a tensor": {"scale": torch.tensor(0.5)},
+    "alpha is not in [1, 2] for all heads": {"mapping": partial(pm.entmax, alpha=torch.tensor([[[1.5]], [[2.5]]]))},
     "fewer than": {},
 }
 
@@ -509,6 +584,33 @@ def test_statistics_count_zeros_tiles_and_supports():
     assert torch.equal(found.max_support.long(), (weights != 0).sum(-1).amax((0, 2)))
 
 
+REFUSED = {
+    "query must be a tensor; got list": lambda q: ([1.0], q, q, {}),
+    "value must be a tensor; got list": lambda q: (q, q, [1.0], {}),
+    "query must be (*batch, L, E); got (8,)": lambda q: (q[0, 0], q, q, {}),
+    "key must be (*batch, S, 8), as query has it; got (2, 9, 7)": lambda q: (q, q[..., :7], q, {}),
+    "value must be (*batch, 9, V), one for each key; got (2, 4, 8)": lambda q: (q, q, q[:, :4], {}),
+    "that of query (2, 9, 8); got (3, 9, 8); enable_gqa=True": lambda q: (q, q[:1].repeat(3, 1, 1), q, {}),
+    "value must have a batch that broadcasts": lambda q: (q, q, q[:1].repeat(3, 1, 1), {}),
+    "key must have the dtype of query, torch.float32; got torch.float64": lambda q: (q, q.double(), q, {}),
+    "value must have the dtype of query, torch.float32; got torch.float64": lambda q: (q, q, q.double(), {}),
+    "dropout_p must be a number from 0 to 1; got -0.5": lambda q: (q, q, q, {"dropout_p": -0.5}),
+    "dropout_p must be a number from 0 to 1; got nan": lambda q: (q, q, q, {"dropout_p": torch.nan}),
+    "scale must be finite; got nan": lambda q: (q, q, q, {"scale": torch.nan}),
+    "scale must be a number or None; got str": lambda q: (q, q, q, {"scale": "1"}),
+    "attn_mask must broadcast to the scores (2, 9, 9); got (9, 8)": lambda q: (q, q, q, {"attn_mask": q[0]}),
+}
+
+
+@pytest.mark.parametrize("mapping", [pm.entmax, pm.softmax], ids=["entmax", "softmax"])
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_refused(message, mapping):
+    query, key, value, options = REFUSED[message](torch.randn(2, 9, 8))
+    for call in (nn.scaled_dot_product_attention, nn.attention_path):
+        with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+            call(query, key, value, mapping=mapping, **options)
+
+
 def test_errors():
     q = torch.randn(2, 9, 8)
     call = partial(nn.scaled_dot_product_attention, q, q, q, mapping=pm.entmax)
@@ -524,5 +626,16 @@ def test_errors():
         nn.varlen_attention(q[0], q, q, torch.tensor([0, 9]), torch.tensor([0, 9]))
     with pytest.raises(ValueError, match=r"cu_seqlens_q must be \(sequences \+ 1,\) integers"):
         nn.varlen_attention(q, q, q, torch.tensor([0.0, 9.0]), torch.tensor([0, 9]))
+    starts = torch.tensor([0, 2])
+    for wrong in ([0, 3], [1, 2], [0, 2, 1]):
+        with pytest.raises(ValueError, match=r"cu_seqlens_q .*from 0 on, in order, up to at most 2; got \["):
+            nn.varlen_attention(q, q, q, torch.tensor(wrong), starts)
+    with pytest.raises(ValueError, match=r"value must have the 2 tokens of key; got \(1, 9, 8\)"):
+        nn.varlen_attention(q, q, q[:1], starts, starts)
+    nested = [
+        torch.nested.nested_tensor([torch.ones(n, 1, 2) for n in m], layout=torch.jagged) for m in ((3, 4), (5, 2))
+    ]
+    with pytest.raises(ValueError, match=r"value must have sequences as long as those of key; got \[5, 2\]"):
+        nn.scaled_dot_product_attention(*(nested[i].transpose(1, 2) for i in (0, 0, 1)), mapping=pm.entmax)
     with pytest.raises(ValueError, match=r"tile must be a positive integer; got 0"):
         nn.attention_statistics(q, q, tile=0)

@@ -1,18 +1,27 @@
 """Scaled dot-product attention with any mapping in the place of softmax."""
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from polymax import _check
 from polymax._function import under_transform, without_autocast
 from polymax.kernels.sparse_attention.geometry import allowed
-from polymax.kernels.sparse_decoding.options import PAGE
 from polymax.kernels.widen import wide
 from polymax.mappings import softmax
 from polymax.nn import fused_attention, plain_attention
+from polymax.nn.attention_checks import (
+    check_boxes,
+    check_keys,
+    check_mask,
+    check_values,
+    checked_dropout,
+    checked_scale,
+    checked_sinks,
+    checked_softcap,
+    default_scale,
+    score_batch,
+)
 from polymax.nn.attention_pattern import Pattern, pattern_of
 from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
@@ -59,6 +68,8 @@ def scaled_dot_product_attention(
         >>> scaled_dot_product_attention(query, key, value, mapping=pm.sparsemax)
         tensor([[0.7500, 0.2500, 0.0000]])
     """
+    if not isinstance(query, Tensor):
+        raise TypeError(f"query must be a tensor; got {type(query).__name__}")
     if query.is_nested:
         # packed sequences are attended to one by one by this very function
         from polymax.nn.packed_attention import nested_attention
@@ -71,15 +82,17 @@ def scaled_dot_product_attention(
         if (known := plain_attention.known_call(query, key, value, mapping, more)) is not None:
             return plain_attention.attend(query, key, value, known)
     pattern = pattern_of(is_causal, window, causal_offset)
+    scale, dropout_p = checked_scale(scale), checked_dropout(dropout_p)
     query, key, value = fused_attention.autocast(query, key, value)
     if key_boxes is not None:
-        _check_boxes(key_boxes, key)
+        check_boxes(key_boxes, key)
     attention = fused_attention.Attention(
         query, key, value, attn_mask, dropout_p, scale, enable_gqa, mapping, pattern, softcap, sinks, key_boxes
     )
     if attention.obstacle() is None:
         return attention.fused()
     weights = _weights(query, key, attn_mask, pattern, scale, enable_gqa, mapping, softcap, sinks)
+    check_values(query, key, value, enable_gqa)
     if dropout_p > 0:
         weights = torch.nn.functional.dropout(weights, dropout_p)
     value = repeat_heads(value, query, "value") if enable_gqa else value
@@ -114,15 +127,32 @@ def attention_path(
         >>> attention_path(q, q, q, mapping=pm.fusedmax)
         'all scores at once: the mapping is none of softmax, sparsemax and entmax'
     """
+    if not isinstance(query, Tensor):
+        raise TypeError(f"query must be a tensor; got {type(query).__name__}")
+    if query.is_nested:
+        from polymax.nn.packed_attention import nested_path
+
+        return nested_path(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, mapping, window, softcap, sinks, causal_offset
+        )
     pattern = pattern_of(is_causal, window, causal_offset)
+    scale, dropout_p = checked_scale(scale), checked_dropout(dropout_p)
     query, key, value = fused_attention.autocast(query, key, value)
     if key_boxes is not None:
-        _check_boxes(key_boxes, key)
+        check_boxes(key_boxes, key)
     attention = fused_attention.Attention(
         query, key, value, attn_mask, dropout_p, scale, enable_gqa, mapping, pattern, softcap, sinks, key_boxes
     )
+    checked_mapping(mapping)
+    checked_softcap(softcap)
+    if sinks is not None:
+        checked_sinks(sinks, query)
     obstacle = attention.obstacle()
     if obstacle is not None:
+        check_keys(query, key, enable_gqa)
+        check_values(query, key, value, enable_gqa)
+        if attn_mask is not None:
+            check_mask(attn_mask, torch.Size((*score_batch(query, key, enable_gqa), query.shape[-2], key.shape[-2])))
         return f"all scores at once: {obstacle}"
     if attention.is_softmax():
         return "fused: torch's scaled_dot_product_attention, for the mapping is softmax"
@@ -156,13 +186,6 @@ def attention_weights(
     return weights.to(query.dtype)
 
 
-def _check_boxes(boxes: Tensor, key: Tensor) -> None:
-    shape = (*key.shape[:-2], -(-key.shape[-2] // PAGE), 2, key.shape[-1])
-    if not isinstance(boxes, Tensor) or boxes.shape != shape or boxes.dtype != key.dtype:
-        came = f"{boxes.dtype} {tuple(boxes.shape)}" if isinstance(boxes, Tensor) else type(boxes).__name__
-        raise ValueError(f"key_boxes must be {key.dtype} {shape}, as pm.nn.key_boxes(key) is; got {came}")
-
-
 def _weights(
     query: Tensor,
     key: Tensor,
@@ -175,14 +198,13 @@ def _weights(
     sinks: Tensor | None,
 ) -> Tensor:
     """Weights, at least in float32."""
-    _check.floating(query, "query")
-    _check.floating(key, "key")
-    mapping = checked_mapping(mapping)
+    check_keys(query, key, enable_gqa)
+    mapping, scale = checked_mapping(mapping), checked_scale(scale)
     if enable_gqa:
         key = repeat_heads(key, query, "key")
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    factor = default_scale(query.shape[-1]) if scale is None else scale
     scores = _product(query, key.transpose(-2, -1)) * factor
-    cap = fused_attention.checked_softcap(softcap)
+    cap = checked_softcap(softcap)
     if cap > 0:
         scores = cap * torch.tanh(scores / cap)
     scores = _masked(scores, attn_mask)
@@ -192,7 +214,8 @@ def _weights(
         scores = scores.masked_fill(~sees, -torch.inf)
     if sinks is None:
         return apply_mapping(mapping, scores)
-    column = fused_attention.checked_sinks(sinks, query).to(scores.dtype)[:, None, None]
+    column = checked_sinks(sinks, query).to(scores.dtype)
+    column = column[:, None, None] if scores.dim() > 2 else column[:, None]
     joint = torch.cat([scores, column.expand(*scores.shape[:-1], 1)], -1)
     return apply_mapping(mapping, joint)[..., :-1]
 
@@ -232,10 +255,7 @@ def _masked(scores: Tensor, attn_mask: Tensor | None) -> Tensor:
     """Scores (*batch, L, S) with -inf where attention is not allowed, and with what a float mask adds."""
     if attn_mask is None:
         return scores
-    if not isinstance(attn_mask, Tensor) or attn_mask.dtype not in (torch.bool, *_check.FLOATS):
-        came = attn_mask.dtype if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
-        raise TypeError(f"attn_mask must be a bool tensor (True = keep) or a float tensor; got {came}")
-    _check.broadcasts(attn_mask, scores, "attn_mask")
+    check_mask(attn_mask, scores.shape)
     return scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
 
 

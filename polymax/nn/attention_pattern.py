@@ -1,6 +1,7 @@
 """Which keys a query sees by its position."""
 
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
 
 class Pattern(NamedTuple):
@@ -16,12 +17,23 @@ class Pattern(NamedTuple):
 
 def pattern_of(is_causal: bool, window: tuple[int, int] | None, causal_offset: int) -> Pattern:
     """The pattern that the arguments of attention ask for, checked."""
-    if isinstance(causal_offset, bool) or not isinstance(causal_offset, int):
+    offset = _integer(causal_offset)
+    if offset is None:
         raise TypeError(f"causal_offset must be an integer; got {causal_offset!r}")
     left, right = -1, -1
     if window is not None:
-        sides = tuple(window) if isinstance(window, (tuple, list)) else ()
-        if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, int) or side < -1 for side in sides):
+        sides = [_integer(side) for side in window] if isinstance(window, (tuple, list)) else []
+        if len(sides) != 2 or any(side is None or side < -1 for side in sides):
             raise ValueError(f"window must be (left, right), integers from -1 (no limit) on; got {window!r}")
-        left, right = sides
-    return Pattern(left, 0 if is_causal else right, causal_offset)
+        left, right = sides  # type: ignore[assignment]
+    return Pattern(left, 0 if is_causal else right, offset)
+
+
+def _integer(value: Any) -> int | None:
+    """An integer of Python, NumPy or torch as one of Python; None if it is none."""
+    if type(value) is int:
+        return value
+    try:
+        return None if isinstance(value, bool) else index(value)
+    except TypeError:
+        return None

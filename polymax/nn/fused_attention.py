@@ -18,6 +18,7 @@ from polymax.kernels.sparse_decoding.options import Cached
 from polymax.kernels.widen import wide
 from polymax.mappings import entmax, softmax, sparsemax
 from polymax.nn.adaptive import AdaptiveEntmax
+from polymax.nn.attention_checks import checked_sinks, checked_softcap, default_scale
 from polymax.nn.attention_pattern import Pattern
 from polymax.nn.softmax_attention import softmax_attention
 from polymax.regularizers import Gini, Shannon, Tsallis
@@ -27,8 +28,9 @@ CPU_KEYS = 1024
 CUDA_QUERIES = 16
 # queries times the heads that share a key: the most that the kernel for a few queries takes
 DECODED_ROWS = 64
-# powers of 1 / (alpha - 1) have few digits left below
+# powers of 1 / (alpha - 1) have few digits left below; the CPU takes them from the largest score on, and has more
 LEAST_ALPHA = 1.001
+LEAST_ON_CPU = 1 + 1e-8
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,11 @@ class Attention:
         alpha = entmax_alpha(self.mapping)
         if alpha is None:
             return "the mapping is none of softmax, sparsemax and entmax"
-        if not isinstance(alpha, Tensor) and not 1 < alpha <= 2:
-            return f"alpha is {alpha}, not in (1, 2]"
+        if not isinstance(alpha, Tensor):
+            if not 1 < alpha <= 2:
+                return f"alpha is {alpha}, not in (1, 2]"
+        elif _check.readable(alpha) and not bool(((alpha >= 1) & (alpha <= 2)).all()):
+            return "alpha is not in [1, 2] for all heads"
         return self._shape_obstacle(alpha) or self._device_obstacle()
 
     def _softmax_obstacle(self) -> str | None:
@@ -95,8 +100,11 @@ class Attention:
             return "the heads of key do not divide those of query"
         if isinstance(alpha, Tensor) and alpha.shape not in ((heads, 1, 1), (1,), (), (1, 1, 1)):
             return f"alpha has the shape {tuple(alpha.shape)}, not a number for each head"
-        if alpha is not None and self.scale is not None and not self.scale > 0:
-            return "scale is not positive"
+        if self.scale is not None:
+            if isinstance(self.scale, Tensor):
+                return "scale is a tensor"
+            if not self.scale > 0:
+                return "scale is not positive"
         mask = self.attn_mask
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, *_check.FLOATS):
@@ -119,6 +127,8 @@ class Attention:
             return f"there is no kernel for {q.device.type}"
         if q.dtype == torch.float64:
             return "float64 has no kernel on CUDA"
+        if _few_digits(entmax_alpha(self.mapping)):
+            return f"alpha is below {LEAST_ALPHA}, where powers in float32 have few digits left"
         if max(q.shape[-1], v.shape[-1]) > 256:
             return "heads have more than 256 channels"
         if q.shape[-2] >= CUDA_QUERIES or self.decodes():
@@ -141,10 +151,12 @@ class Attention:
         alpha = entmax_alpha(self.mapping)
         if functional() or (self.query.dtype == torch.float64 and self.query.is_cuda):
             return "torch.func transforms the call, or it is one of float64"
+        if self.query.is_cuda and _few_digits(alpha):
+            return f"alpha is below {LEAST_ALPHA}, where powers in float32 have few digits left"
         if alpha is None or (not isinstance(alpha, Tensor) and not 1 < alpha <= 2):
             return "the mapping is neither sparsemax nor entmax with alpha in (1, 2]"
-        if self.scale is not None and not self.scale > 0:
-            return "scale is not positive"
+        if isinstance(self.scale, Tensor) or (self.scale is not None and not self.scale > 0):
+            return "scale is a tensor, or not positive"
         if not self._same_kind() or max(self.query.shape[-1], self.value.shape[-1]) > 256:
             return "query, key and value differ in dtype or device, or have more than 256 channels"
         return None if self.decodes() else "a gradient is asked for, or there are more than 64 rows"
@@ -174,13 +186,13 @@ class Attention:
             starts_k=None,
             longest_q=q.shape[2],
             longest_k=k.shape[2],
-            scale=1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale,
+            scale=default_scale(q.shape[-1]) if self.scale is None else self.scale,
             softcap=checked_softcap(self.softcap),
             left=self.pattern.left,
             right=self.pattern.right,
             offset=self.pattern.offset,
             dropout=self.dropout_p,
-            seed=torch.empty(1, dtype=torch.int64, device=q.device).random_() if self.dropout_p > 0 else None,
+            seed=torch.randint(1 << 62, (1,), device=q.device) if self.dropout_p > 0 else None,
         )
 
     def cached(self, k: Tensor, mask: Tensor | None = None) -> Cached:
@@ -194,7 +206,7 @@ class Attention:
             alphas=None,
             mask=mask,
             sinks=None if self.sinks is None else checked_sinks(self.sinks, self.query),
-            scale=1 / math.sqrt(k.shape[-1]) if self.scale is None else self.scale,
+            scale=default_scale(k.shape[-1]) if self.scale is None else self.scale,
             softcap=checked_softcap(self.softcap),
             left=self.pattern.left,
             right=self.pattern.right,
@@ -214,6 +226,9 @@ def fused_heads(q: Tensor, k: Tensor, v: Tensor, mapping: Any, options: Options)
     options = options._replace(alpha=alpha, alphas=alphas)
     tensors = (options.alphas, options.mask, options.sinks, options.starts_q, options.starts_k, options.seed)
     without = options._replace(alphas=None, mask=None, sinks=None, starts_q=None, starts_k=None, seed=None)
+    if torch.compiler.is_compiling():
+        # the compiler refuses a function that is given one tensor twice, as attention of a sequence to itself may be
+        q, k, v = (t.view_as(t) for t in (q, k, v))
     return apply_function(SparseAttention, q, k, v, *tensors, without)[0]
 
 
@@ -222,13 +237,23 @@ def _alphas(mapping: Any, heads: int) -> tuple[float, Tensor | None]:
     alpha = entmax_alpha(mapping)
     assert alpha is not None, "the mapping is sparsemax or entmax"
     if isinstance(alpha, Tensor):
-        return 0.0, _at_least(alpha, LEAST_ALPHA).reshape(-1).expand(heads).contiguous()
+        return 0.0, _in_range(alpha).reshape(-1).expand(heads).contiguous()
     return alpha, None
 
 
-def _at_least(alpha: Tensor, least: float) -> Tensor:
-    """alpha, or `least` where it is less: the gradient passes, so that what is learned comes back."""
-    return alpha + (alpha.clamp(min=least) - alpha).detach()
+def _in_range(alpha: Tensor) -> Tensor:
+    """alpha, or the least that kernels take: the gradient passes, so that what is learned comes back.
+
+    Above 2, where values could not be read, it is NaN: kernels would give weights that are none.
+    """
+    if alpha.device.type == "cpu":
+        # in float32 the least one is 1
+        alpha, least = alpha.double(), LEAST_ON_CPU
+    else:
+        least = LEAST_ALPHA
+    known = alpha.detach()
+    taken = known.clamp(min=least)
+    return alpha + (torch.where(known > 2, torch.nan, taken) - known)
 
 
 class SparseAttention(Function):
@@ -317,6 +342,7 @@ def entmax_alpha(mapping: Any) -> float | Tensor | None:
         alpha = mapping.alpha[:, None, None]
     else:
         return None
+    _check.number(alpha, "alpha", "positive and finite", lambda v: (v > 0) & (v < math.inf))
     return alpha if isinstance(alpha, Tensor) else float(alpha)
 
 
@@ -326,24 +352,6 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
-
-
-def checked_softcap(softcap: float | None) -> float:
-    """softcap as a number, 0 for none."""
-    if softcap is None:
-        return 0.0
-    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf:
-        raise ValueError(f"softcap must be a positive number or None; got {softcap!r}")
-    return float(softcap)
-
-
-def checked_sinks(sinks: Tensor, query: Tensor) -> Tensor:
-    """Scores of sinks, one for each head of the query."""
-    _check.floating(sinks, "sinks")
-    heads = query.shape[-3] if query.dim() > 2 else 1
-    if sinks.shape != (heads,):
-        raise ValueError(f"sinks must be ({heads},), a score for each head; got {tuple(sinks.shape)}")
-    return sinks
 
 
 def _four_dims(t: Tensor) -> Tensor:
@@ -359,6 +367,11 @@ def _mask_four_dims(mask: Tensor, dims: int, batch: torch.Size) -> Tensor:
     if all(size == 1 for size in mask.shape[:-3]):
         return mask.flatten(0, -4)
     return mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
+
+
+def _few_digits(alpha: float | Tensor | None) -> bool:
+    """True if alpha is a number so close to 1 that the kernels of CUDA, which have float32 alone, are not exact."""
+    return isinstance(alpha, float) and 1 < alpha < LEAST_ALPHA
 
 
 def _is_one(gamma: Any) -> bool:

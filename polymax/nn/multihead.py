@@ -61,10 +61,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The context (N, L, E), or (L, N, E) without batch_first, and the weights if they are needed."""
+        self._check_inputs(query, key, value)
         batched = query.dim() == 3
-        if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
-            shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
-            raise ValueError(f"query, key and value must all have 3 dims, or 2 without a batch; got {shapes}")
         if not batched:
             query, key, value = query[None], key[None], value[None]
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
@@ -96,6 +94,27 @@ class MultiheadAttention(nn.MultiheadAttention):
         weights = weights if batched else weights[0]
         return out, weights.mean(-3) if average_attn_weights else weights
 
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        given = (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim))
+        for name, t, channels in given:
+            if not isinstance(t, Tensor):
+                raise TypeError(f"{name} must be a tensor; got {type(t).__name__}")
+            if t.dim() == 0 or t.shape[-1] != channels:
+                raise ValueError(f"{name} must have {channels} channels in its last dim; got {tuple(t.shape)}")
+        if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
+            shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
+            raise ValueError(f"query, key and value must all have 3 dims, or 2 without a batch; got {shapes}")
+        if query.is_nested:
+            return
+        if key.shape[:-1] != value.shape[:-1]:
+            shape = (*key.shape[:-1], self.vdim)
+            raise ValueError(f"value must be {shape}, one for each key; got {tuple(value.shape)}")
+        batch = 0 if self.batch_first else 1
+        if query.dim() == 3 and query.shape[batch] != key.shape[batch]:
+            raise ValueError(
+                f"key must have the batch of query, {query.shape[batch]} in dim {batch}; got {tuple(key.shape)}"
+            )
+
     def _reset_parameters(self) -> None:
         self._qkv_same_embed_dim = self.in_proj_weight is not None
         super()._reset_parameters()
@@ -119,9 +138,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         if key_padding_mask is not None:
             masks.append(_additive(key_padding_mask, q, "key_padding_mask", (n, lengths[1]))[:, None, None])
         if attn_mask is not None:
-            heads = (n * self.num_heads, *lengths)
-            added = _additive(attn_mask, q, "attn_mask", lengths if attn_mask.dim() == 2 else heads)
-            masks.append(added if attn_mask.dim() == 2 else added.unflatten(0, (n, self.num_heads)))
+            flat = not isinstance(attn_mask, Tensor) or attn_mask.dim() == 2
+            added = _additive(attn_mask, q, "attn_mask", lengths if flat else (n * self.num_heads, *lengths))
+            masks.append(added if flat else added.unflatten(0, (n, self.num_heads)))
         if is_causal:
             masks.append(_additive(keys_after(*lengths, q.device), q, "is_causal", lengths))
         return sum(masks[1:], masks[0]) if masks else None
@@ -137,8 +156,9 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _additive(mask: Tensor, q: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"{name} must be a bool tensor (True = not allowed) or a float tensor; got {mask.dtype}")
+    if not isinstance(mask, Tensor) or (mask.dtype != torch.bool and not mask.is_floating_point()):
+        came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{name} must be a bool tensor (True = not allowed) or a float tensor; got {came}")
     if mask.shape != shape:
         raise ValueError(f"{name} must be {shape}; got {tuple(mask.shape)}")
     return q.new_zeros(shape).masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else mask

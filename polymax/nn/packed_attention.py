@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polymax import _check
 from polymax.mappings import softmax
-from polymax.nn.attention import scaled_dot_product_attention
+from polymax.nn.attention import attention_path, scaled_dot_product_attention
 from polymax.nn.attention_pattern import pattern_of
 from polymax.nn.fused_attention import Attention, autocast, fused_heads
 
@@ -47,7 +47,9 @@ def varlen_attention(
         _check.floating(t, name)
         if t.dim() != 3:
             raise ValueError(f"{name} must be (tokens, heads, channels); got {tuple(t.shape)}")
-    starts_q, starts_k = _starts(cu_seqlens_q, "cu_seqlens_q"), _starts(cu_seqlens_k, "cu_seqlens_k")
+    if len(key) != len(value):
+        raise ValueError(f"value must have the {len(key)} tokens of key; got {tuple(value.shape)}")
+    starts_q, starts_k = _starts(cu_seqlens_q, query, "cu_seqlens_q"), _starts(cu_seqlens_k, key, "cu_seqlens_k")
     if len(starts_q) != len(starts_k):
         raise ValueError(
             f"cu_seqlens_q and cu_seqlens_k must be of one length; got {len(starts_q)} and {len(starts_k)}"
@@ -89,20 +91,68 @@ def nested_attention(
     causal_offset: int,
 ) -> Tensor:
     """Attention of nested jagged tensors (batch, heads, tokens of each, channels), as torch's takes them."""
-    if attn_mask is not None or dropout_p > 0:
-        raise ValueError("attn_mask must be None, and dropout_p 0, where query is a nested tensor")
-    if not (key.is_nested and value.is_nested and query.layout == key.layout == value.layout == torch.jagged):
-        raise ValueError("query, key and value must all be nested tensors of the layout torch.jagged, or none of them")
-    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    starts: list[Tensor] = [t.offsets() for t in (q, k)]  # type: ignore[attr-defined]
+    q, k, v = _tokens_first(query, key, value, attn_mask, dropout_p)
+    starts: list[Tensor] = [t.offsets() for t in (q, k)]
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "mapping": mapping, "window": window}
     options |= {"softcap": softcap, "sinks": sinks, "causal_offset": causal_offset}
     out = varlen_attention(q.values(), k.values(), v.values(), *starts, **options)
     return torch.nested.nested_tensor_from_jagged(out.contiguous(), starts[0]).transpose(1, 2)
 
 
-def _starts(starts: Tensor, name: str) -> Tensor:
+def nested_path(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    mapping: Any,
+    window: tuple[int, int] | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    causal_offset: int,
+) -> str:
+    """How nested tensors are computed: on CUDA as one, elsewhere each sequence by itself."""
+    q, k, v = _tokens_first(query, key, value, attn_mask, dropout_p)
+    told: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "mapping": mapping, "window": window}
+    told |= {"softcap": softcap, "sinks": sinks, "causal_offset": causal_offset, "enable_gqa": True}
+    if query.is_cuda:
+        packed = attention_path(*(t.values().transpose(0, 1)[None] for t in (q, k, v)), **told)
+        if packed.startswith("fused: the kernel"):
+            return f"{packed}, in one launch for all sequences"
+    # the sequence with the most keys
+    at = int(k.offsets().diff().argmax())
+    path = attention_path(*(t[at].transpose(0, 1) for t in (q, k, v)), **told)
+    return f"each sequence by itself; the longest one {path}"
+
+
+def _tokens_first(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float
+) -> tuple[Any, Any, Any]:
+    """Nested tensors (batch, tokens of each, heads, channels) without holes between sequences."""
+    if attn_mask is not None or dropout_p > 0:
+        raise ValueError("attn_mask must be None, and dropout_p 0, where query is a nested tensor")
+    if not (key.is_nested and value.is_nested and query.layout == key.layout == value.layout == torch.jagged):
+        raise ValueError("query, key and value must all be nested tensors of the layout torch.jagged, or none of them")
+    turned: list[Any] = [t.transpose(1, 2) for t in (query, key, value)]
+    q, k, v = (t if t.lengths() is None else t.contiguous() for t in turned)
+    if k.offsets() is not v.offsets() and not torch.equal(k.offsets(), v.offsets()):
+        raise ValueError(f"value must have sequences as long as those of key; got {v.offsets().diff().tolist()}")
+    return q, k, v
+
+
+def _starts(starts: Tensor, tokens: Tensor, name: str) -> Tensor:
+    expected = f"{name} must be (sequences + 1,) integers, where sequences start and the last one ends"
     if not isinstance(starts, Tensor) or starts.dtype not in (torch.int32, torch.int64) or starts.dim() != 1:
         came = f"{starts.dtype} {tuple(starts.shape)}" if isinstance(starts, Tensor) else type(starts).__name__
-        raise ValueError(f"{name} must be (sequences + 1,) integers, where sequences start; got {came}")
+        raise ValueError(f"{expected}; got {came}")
+    if len(starts) == 0:
+        raise ValueError(f"{expected}; got none")
+    if torch.compiler.is_compiling():
+        return starts
+    # all conditions at once: a device is waited for a single time
+    steps = torch.cat([starts[:1] == 0, starts.diff() >= 0, starts[-1:] <= len(tokens)])
+    if not bool(steps.all()):
+        raise ValueError(f"{expected}, from 0 on, in order, up to at most {len(tokens)}; got {starts.tolist()}")
     return starts

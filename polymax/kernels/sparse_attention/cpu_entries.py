@@ -11,19 +11,27 @@ import math
 
 import numpy as np
 
-from polymax.kernels.numba_math import log2
 from polymax.kernels.sparse_attention.cpu_dropout import kept
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT
 from polymax.kernels.sparse_attention.numba_vectors import ROWS, add_scaled, dot, inner, product
-
-LOG_2 = math.log(2)
+from polymax.kernels.tsallis_slope.cpu import SERIES
 
 
 @inner
-def alpha_slope(p, s, alpha):
-    """The derivative of p^(alpha - 1) / (alpha - 1) in alpha, where s = p^(2 - alpha)."""
-    r = 1 / (alpha - 1)
-    return np.float64(p) / s * (np.float64(log2(p)) * LOG_2 - r) * r
+def alpha_slope(p, alpha):
+    """The derivative of p^a / a in a = alpha - 1, plus 1 / a^2: what is added up by it has the sum 0, which cancels.
+
+    It is log(p)^2 f(a log p) with f(t) = (exp(t) (t - 1) + 1) / t^2.
+    """
+    log = math.log(np.float64(p))
+    t = (alpha - 1) * log
+    if not -0.5 < t < 0.5:
+        return (math.exp(t) * (t - 1) + 1) / ((alpha - 1) * (alpha - 1))
+    # near 0 the formula cancels
+    series = 0.0
+    for k in range(SERIES.size):
+        series = series * t + SERIES[k]
+    return log * log * series
 
 
 @inner
@@ -50,7 +58,7 @@ def add_entries(lists, bounds, keys, a, g, common, k, v, to, strides, settings):
             factor = a.dtype.type(kept(states[i], key, drop) if drop[1] > 0 else 1.0)
             d = s * (factor * dot(g, i * size, v, at_v, size) - common[i])
             if learned:
-                slant[i] += d * alpha_slope(p, s, alpha)
+                slant[i] += d * alpha_slope(p, alpha)
             if dmask.size > 0:
                 dmask[strides[0] + i * strides[1] + key * strides[2]] += d
             if cap > 0:
@@ -102,7 +110,7 @@ def add_tile(lists, bounds, keys, a, g, common, k, v, to, strides, settings, mem
                 key = index[i, j]
                 e = d[key - begin, i]
                 if learned:
-                    slant[i] += e * alpha_slope(powers[i, j], slopes[i, j], alpha)
+                    slant[i] += e * alpha_slope(powers[i, j], alpha)
                 if dmask.size > 0:
                     dmask[strides[0] + i * strides[1] + key * strides[2]] += e
                 if cap > 0:

@@ -64,7 +64,7 @@ def gradients(
                     s = np.float64(p) ** (2 - alphas[h])
                     d = -s * common[i] if p != 0 else 0.0
                     dsink[of, row] = d
-                    slant[i] = d * alpha_slope(p, s, alphas[h]) if p != 0 else 0.0
+                    slant[i] = d * alpha_slope(p, alphas[h]) if p != 0 else 0.0
                     for c in range(a.shape[1]):
                         of_rows[i, c] = 0 if p == p else np.nan
                     seen[i] = 0

@@ -97,7 +97,7 @@ def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
     count_tops = -(-x.size // (TILE * lanes)) * lanes
     top = max(row_max(tops[:count_tops]), sink)
     # inf - inf is no number
-    if bad or top == np.inf or sink != sink:
+    if bad or top == np.inf or sink != sink or alpha != alpha:
         return -1, real(np.nan), real(np.nan)
     if top == -np.inf:
         return 0, real(0), real(np.inf)

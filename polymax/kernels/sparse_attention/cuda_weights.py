@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from polymax.kernels.tsallis_slope.cuda import curve
+
 
 @triton.jit
 def exponent(p_alpha, a1, LEARNED: tl.constexpr):
@@ -60,8 +62,9 @@ def last_error(tolerance, a, LEARNED: tl.constexpr):
 
 @triton.jit
 def alpha_slope(b_w, a):
-    """The derivative of p^(alpha - 1) / (alpha - 1) in alpha, where p^(alpha - 1) = w."""
-    return tl.where(b_w > 0, b_w * (tl.log(tl.where(b_w > 0, b_w, 1.0)) - 1) / (a * a), 0.0)
+    """The derivative of p^a / a in a, plus 1 / a^2, where p^a = w: what is added up by it has the sum 0."""
+    b_log = tl.log(tl.where(b_w > 0, b_w, 1.0))
+    return tl.where(b_w > 0, b_log * b_log * curve(b_log, False) / (a * a), 0.0)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ from torch import Tensor
 
 SCHEMA = (
     "float alpha, Tensor? alphas, Tensor? mask, Tensor? sinks, Tensor? starts_q, Tensor? starts_k, "
-    "int longest_q, int longest_k, float scale, float softcap, int left, int right, int offset, "
+    "SymInt longest_q, SymInt longest_k, float scale, float softcap, SymInt left, SymInt right, SymInt offset, "
     "float dropout, Tensor? seed"
 )
 # what the gradient is given beside the gradient of the context

@@ -10,6 +10,7 @@ from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.sparse_attention.options import Options, of_backward
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.reference import threshold
+from polymax.kernels.tsallis_slope.reference import sensitivity
 from polymax.kernels.widen import wide
 
 
@@ -42,7 +43,7 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     # x = p^(a - 1) / (a - 1) + a constant: a change of alpha moves p as if it moved the scores the other way
     dalpha = torch.zeros_like(tau)
     if options.alphas is not None:
-        dalpha = -(dx * _alpha_slope(p, a)).sum(-1) - (dsink * _alpha_slope(p_sink, a)).squeeze(-1)
+        dalpha = -(dx * sensitivity(p, a)).sum(-1) - (dsink * sensitivity(p_sink, a)).squeeze(-1)
     dmask = tau.new_empty(0)
     if options.mask is not None and mask_gradient:
         dmask = dx.sum_to_size(options.mask.shape)
@@ -97,9 +98,3 @@ def _weights(x: Tensor, a: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor
     # the largest weight is (u - tau)^(1 / (alpha - 1)) too; a query that sees nothing has no threshold
     tau = torch.where(top == -torch.inf, torch.inf, (a - 1) * top - p.gather(-1, at) ** (a - 1))
     return p[..., :-1], p[..., -1:], tau.squeeze(-1)
-
-
-def _alpha_slope(p: Tensor, a: Tensor) -> Tensor:
-    """The derivative of p^(a - 1) / (a - 1) in a."""
-    logs = torch.log(torch.where(p > 0, p, 1))
-    return torch.where(p > 0, p ** (a - 1) * (logs / (a - 1) - 1 / (a - 1) ** 2), 0)

@@ -9,7 +9,7 @@ PAGE = 64
 
 SCHEMA = (
     "Tensor? boxes, Tensor? table, Tensor? lengths, float alpha, Tensor? alphas, Tensor? mask, Tensor? sinks, "
-    "float scale, float softcap, int left, int right, int offset"
+    "float scale, float softcap, SymInt left, SymInt right, SymInt offset"
 )
 
 

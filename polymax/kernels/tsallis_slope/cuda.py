@@ -40,12 +40,12 @@ def _tsallis_slope(p_y, p_g, p_alpha, p_out, count, n, WIDE: tl.constexpr, BR: t
         b_y = tl.load(p_y + o_y, mask=m_n, other=1).to(dtype)
         b_g = tl.load(p_g + o_y, mask=m_n, other=0).to(dtype)
         b_log = tl.log(tl.where(b_y > 0, b_y, 1))
-        b_total += tl.sum(b_g * b_log * b_log * _curve(b_a * b_log, WIDE), 1)
+        b_total += tl.sum(b_g * b_log * b_log * curve(b_a * b_log, WIDE), 1)
     tl.store(p_out + i_r, (-b_total).to(p_out.dtype.element_ty), mask=m_r)
 
 
 @triton.jit
-def _curve(b_t, WIDE: tl.constexpr):
+def curve(b_t, WIDE: tl.constexpr):
     """(exp(t) (t - 1) + 1) / t^2, by its series near 0, where the formula cancels."""
     b_near = tl.abs(b_t) < 0.5
     b_s = 1 / 5760 + b_t * (1 / 45360 + b_t * (1 / 403200 + b_t / 3991680))
