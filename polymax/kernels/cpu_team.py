@@ -1,6 +1,6 @@
 """The threads of torch's own OpenMP library, which run our kernels beside the calling thread.
 
-After an operation, torch's threads wait for the next one with open eyes, for a millisecond or so, and keep their cores.
+After an operation, torch's threads wait for the next one in a busy loop, for a millisecond or so, and keep their cores.
 Threads of another pool would share these cores with them, and take twice as long; torch's threads, asked for by the
 same library, come at once. It is asked as compilers ask it, by `GOMP_parallel`. There is no team where torch has
 another library, nor in a process that was forked: its parent's threads are not there, which the library does not know.
