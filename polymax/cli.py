@@ -2,14 +2,16 @@
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import polymax
+from polymax.recipes.doubts import plain_doubts
 from polymax.recipes.outputs import atomic_write
 from polymax.recipes.outputs import writable_file as writable_file
 
@@ -18,8 +20,13 @@ def main() -> None:
     """Entry point of the command."""
     missing = [package for package in ("typer", "rich", "matplotlib") if find_spec(package) is None]
     if missing:
-        fail(f"the command polymax needs {', '.join(missing)}: pip install polymax[cli]")
-    application()()
+        fail(f"the command polymax needs {', '.join(missing)}: pip install 'polymax[cli]'")
+    # what is printed reaches its file or pipe inside: nothing is left to fail when Python ends
+    with plain_errors("stopped"), plain_doubts():
+        try:
+            application()()
+        finally:
+            sys.stdout.flush()
 
 
 def application() -> Any:
@@ -122,18 +129,37 @@ def application() -> Any:
 
 def fail(message: object) -> NoReturn:
     """Print one line and leave with exit code 1."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {message_of(message) if isinstance(message, Exception) else message}", file=sys.stderr)
     sys.exit(1)
+
+
+def message_of(error: Exception) -> str:
+    """What an error says; an error of the system is told by its file, without its number.
+
+    Example:
+        >>> message_of(FileNotFoundError(2, "No such file or directory", "train.txt"))
+        'train.txt: no such file or directory'
+    """
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror[0].lower()}{error.strerror[1:]}"
 
 
 @contextmanager
 def plain_errors(stopped: str, refused: type[Exception] = OSError) -> Iterator[None]:
     """Turn errors of the file system into one line and exit code 1, and Ctrl-C into exit code 130.
 
-    Errors of the kind `refused` are about what the user gave, and become one line too.
+    Errors of the kind `refused` are about what the user gave, and become one line too. Who reads what is printed may
+    leave early, as `head` does: then there is nobody to tell.
     """
     try:
         yield
+    except BrokenPipeError:
+        # Python would try once more to hand over what is left
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (OSError, refused) as error:
         fail(error)
     except KeyboardInterrupt:

@@ -58,6 +58,12 @@ def test_trees_are_cleaned(text, wanted):
     assert str(cleaned(parse_tree(text))) == wanted
 
 
+def test_a_file_of_traces_alone_is_refused(tmp_path):
+    (tmp_path / "a.ptb").write_text("(S (-NONE- *T*))\n")
+    with pytest.raises(ValueError, match=r"a\.ptb: no tree has a word"):
+        read_brackets([tmp_path / "a.ptb"])
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_batch_is_its_sentences(loss):
     made = model(replace(TINY, loss=loss, layers=2 if loss == "crf" else 1))

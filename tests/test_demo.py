@@ -2,10 +2,12 @@
 
 import io
 import json
+import os
 import re
 import sys
 from dataclasses import replace
 from math import comb
+from pathlib import Path
 
 import pytest
 import torch
@@ -122,7 +124,7 @@ def test_translation_is_left_out_where_packages_are_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning", None)
     printed = io.StringIO()
     assert recipe.trained(Console(file=printed, width=40), SHORT) == []
-    assert printed.getvalue() == "translation is left out; it needs lightning: pip install polymax[train]\n\n"
+    assert printed.getvalue() == "translation is left out; it needs lightning: pip install 'polymax[train]'\n\n"
 
 
 def test_interrupting_the_training_leaves_a_report_of_the_rest(tmp_path, monkeypatch):
@@ -277,10 +279,38 @@ def test_interrupting_leaves_what_was_written(tmp_path, monkeypatch):
     assert (tmp_path / "attention.png").exists()
 
 
+def full_disk():
+    """A file that takes nothing."""
+    return Path("/dev/full").open("w")
+
+
+def closed_pipe():
+    """A file whose reader has gone."""
+    read, write = os.pipe()
+    os.close(read)
+    return os.fdopen(write, "w")
+
+
+@pytest.mark.parametrize(
+    ("stdout", "said"),
+    [(full_disk, "error: no space left on device\n"), (closed_pipe, "")],
+)
+def test_what_cannot_be_printed_is_one_line_or_none(stdout, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["polymax", "--help"])
+    with stdout() as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == said
+
+
 def test_missing_packages_are_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "typer", None)
     monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 1
-    assert capsys.readouterr().err == "error: the command polymax needs typer, rich: pip install polymax[cli]\n"
+    assert capsys.readouterr().err == "error: the command polymax needs typer, rich: pip install 'polymax[cli]'\n"

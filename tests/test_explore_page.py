@@ -16,7 +16,8 @@ from polymax.explore.attention_file import AttentionFile, save_attention
 from polymax.serve.outputs import outputs_of
 from polymax.serve.predictions import Served
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install polymax[dev]")
+MISSING = "playwright is not installed: pip install 'polymax[dev]'"
+playwright = pytest.importorskip("playwright.sync_api", reason=MISSING)
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 

@@ -424,7 +424,7 @@ FAULTS = [
     ((*TRAIN, "DATA/train", "--size", 18, "--heads", 4), "--size must be a multiple of 8"),
     ((*TRAIN, "DATA/train", "--subwords", 9), "--subwords must be at least 257"),
     ((*TRAIN, "DATA/train", "--attention", "hope"), "--attention must be one of"),
-    ((*TRAIN, "DATA/none"), "[Errno 2]"),
+    ((*TRAIN, "DATA/none"), "DATA/none: no such file or directory"),
     ((*TRAIN, "DATA/empty"), "DATA/empty:1: the file is empty"),
     ((*TRAIN, "DATA/latin"), "DATA/latin:2: UTF-8 expected"),
     (("predict", "RUN", "DATA/prompt", "--set", "escaped=true"), "DATA/prompt:1: \\t must be one of"),

@@ -163,5 +163,5 @@ def test_the_default_scores_fill_a_disc():
 
 def test_missing_matplotlib_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install polymax\[plot\]"):
+    with pytest.raises(ImportError, match=r"pip install 'polymax\[plot\]'"):
         plot.attention(WEIGHTS, ROWS, COLUMNS)

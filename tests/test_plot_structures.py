@@ -230,6 +230,7 @@ def test_numbers_are_left_out_where_they_say_nothing():
 @pytest.mark.parametrize(
     "tokens", [WORDS, ["東京都", "は", "大きな都市", "です"] * 2, ["antidisestablishment"] * 40, ["a"] * 90]
 )
+@pytest.mark.filterwarnings("ignore:no font that is installed")
 def test_tokens_stay_apart(tokens):
     n = len(tokens)
     ax = plot.arcs(np.eye(n + 1, k=1), tokens)

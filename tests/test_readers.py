@@ -91,7 +91,7 @@ FORMATS = [
         [r.Tagged(["Anna", "sings"], ["B-PER", "O"]), r.Tagged(["#"], ["O"])],
         [
             ("a O\n\nb x O\n", 3, "2 columns expected, as above; got 3", 1),
-            ("a\n", 1, "does not exist", 0),
+            ("a\n", 1, "columns of tokens and tags expected; got 1", 0),
             ("a\tO\n\n\tO\n", 3, "empty", 1),
             ("-DOCSTART- O\n\n", 1, "no tokens", 0),
         ],
@@ -101,7 +101,7 @@ FORMATS = [
         partial(r.read_tagged, token=1, tag=2, comments=True),
         "# text = Anna sings\n1\tAnna\tB-PER\t-\tme\n2\tsings\tO\t-\t-\n\n",
         [r.Tagged(["Anna", "sings"], ["B-PER", "O"], (5, 1, 2))],
-        [("1\ta\n", 1, "column tag=2 of 2", 0)],
+        [("1\ta\n", 1, "no column 3 for the tag; there are 2", 0)],
     ),
     Format(
         "columns by name",
@@ -109,7 +109,7 @@ FORMATS = [
         "# global.columns = ID FORM NER\n# text = # Anna\n1\t#\tO\n#2\tAnna\tB-PER\n\n",
         [r.Tagged(["#", "Anna"], ["O", "B-PER"], (3, 1, 2))],
         [
-            ("# global.columns = ID FORM\n1\ta\n", 1, "column tag=NER is not among the names: ID, FORM", 0),
+            ("# global.columns = ID FORM\n1\ta\n", 1, "no column 'NER' for the tag; there are ID, FORM", 0),
             ("FORM\tNER\na\tO\n\na\n", 4, "2 columns expected, as above; got 1", 1),
         ],
     ),
@@ -118,7 +118,7 @@ FORMATS = [
         partial(r.read_tagged, token="word", tag=-1),
         "word NN O\n\n# NN O\n\n",
         [r.Tagged(["word"], ["O"], (3, 0, 2)), r.Tagged(["#"], ["O"], (3, 0, 2))],
-        [("a O\nb O\n", 1, "column token=word is not among the names: a, O", 0)],
+        [("a O\nb O\n", 1, "no column 'word' for the token; there are a, O", 0)],
         head="word  pos NER\n",
     ),
     Format(

@@ -380,7 +380,7 @@ def test_mistakes_are_one_line(two, data, tmp_path):
         (two[0], two[1], "--matrix", text): f"--matrix must end in .csv or .npy; got {text}",
         (two[0], tmp_path / "one.csv"): "series must have one number of dimensions; got 2 and 1",
         (train, "--index", 0, 24): f"--index must be from 0 to 23, the series of {train}; got 24",
-        (two[0], tmp_path / "none.csv"): f"[Errno 2] No such file or directory: '{tmp_path / 'none.csv'}'",
+        (two[0], tmp_path / "none.csv"): f"{tmp_path / 'none.csv'}: no such file or directory",
     }
     for given, message in mistakes.items():
         result = invoke("align", *given, "--out", tmp_path / "a.png")

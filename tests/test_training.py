@@ -18,6 +18,7 @@ from polymax.recipes.training.monitor import Monitor
 from polymax.recipes.training.settings import Learning, Running, made
 
 pytest.importorskip("lightning", reason="lightning is not installed")
+from polymax.recipes.training.trainer import Record
 
 TINY = ("--hidden", 8, "--embedding", 6, "--batch-size", 16, "--longest", 12, "--accelerator", "cpu", "--lr", 0.01)
 SMALL = {"hidden": 8, "embedding": 6, "batch_size": 16, "longest": 12, "accelerator": "cpu", "lr": 0.01}
@@ -372,12 +373,12 @@ FAULTS = [
     (fewer_words, EVALUATE, "RUN/vocabulary.json is damaged, or was changed after it was written"),
     (damaged("last.ckpt"), (*RESUME, "--epochs", 4), "RUN/last.ckpt is damaged, or was changed after it was written"),
     (damaged("digests.json"), EVALUATE, "RUN/digests.json: not a list of digests, or a damaged one"),
-    (nothing, ("evaluate", "RUN", "DATA/none.tsv"), "[Errno 2] No such file or directory: 'DATA/none.tsv'"),
+    (nothing, ("evaluate", "RUN", "DATA/none.tsv"), "DATA/none.tsv: no such file or directory"),
     (nothing, (*EVALUATE, "--set", "hidden=9"), "--hidden cannot change after training; --beam"),
     (nothing, (*EVALUATE, "--set", "beam"), "--set must be NAME=VALUE; got beam"),
     (nothing, (*EVALUATE, "--set", "beam=many"), "--beam must be int; got 'many'"),
     (nothing, (*EVALUATE, "--device", "abacus"), "--device: 'abacus' cannot be used here"),
-    (nothing, ("predict", "RUN", "DATA"), "[Errno 21] Is a directory: 'DATA'"),
+    (nothing, ("predict", "RUN", "DATA"), "DATA: is a directory"),
     (nothing, ("predict", "RUN", "DATA/dev.tsv", "--output", "DATA"), "--output must be a file; DATA is a directory"),
     (nothing, ("plot-attention", "RUN", "--source", " ", "--out", "DATA/a.png"), "--source must have a word"),
     (nothing, (*TRAIN, "RUN"), "--out: RUN has a run already; --resume continues it"),
@@ -385,7 +386,7 @@ FAULTS = [
     (nothing, (*TRAIN, "DATA/new", "--resume"), "DATA/new is not a run"),
     (nothing, (*RESUME, "--hidden", 9), "--hidden was 8 when RUN began and cannot change; got 9"),
     (other_text, (*TRAIN, "RUN", "--resume"), "DATA/train.tsv: not the text that RUN began with"),
-    (other_text, (*TRAIN[:3], "DATA/none", *TRAIN[4:], "DATA/new"), "[Errno 2] No such file or directory: 'DATA/none'"),
+    (other_text, (*TRAIN[:3], "DATA/none", *TRAIN[4:], "DATA/new"), "DATA/none: no such file or directory"),
     (nothing, (*TRAIN[:4], "--out", "DATA/new"), "--dev must be given"),
     (nothing, (*TRAIN, "DATA/new", "--attention", "hope"), "--attention must be one of softmax, sparsemax"),
     (
@@ -452,7 +453,25 @@ def test_training_without_lightning_says_what_to_install(data, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "lightning", None)
     result = invoke("train", "seq2seq", "--out", tmp_path / "run")
     assert result.exit_code == 1
-    assert result.stderr == "error: training needs the package lightning: pip install polymax[train]\n"
+    assert result.stderr == "error: training needs the package lightning: pip install 'polymax[train]'\n"
+
+
+def test_a_loss_of_nan_ends_the_training_and_keeps_what_was_good(data, tmp_path, monkeypatch):
+    out, whole = tmp_path / "run", Record.on_train_epoch_end
+
+    def on_train_epoch_end(self, trainer, steps):
+        if trainer.current_epoch == 1:
+            steps.sums["dev"]["loss"][0] = float("nan")
+        whole(self, trainer, steps)
+
+    monkeypatch.setattr(Record, "on_train_epoch_end", on_train_epoch_end)
+    files = ("--train", data["train"][0], "--dev", data["dev"][0])
+    result = invoke("train", "seq2seq", *files, "--out", out, *TINY, "--epochs", 3)
+    assert result.exit_code == 1
+    said = f"dev_loss of epoch 2 is NaN, so training ends here; {out} keeps the best epoch before it"
+    assert f"error: {said}, and a new run with a smaller --lr may do better\n" in result.stderr
+    assert [row["best"] for row in rows(out)] == ["1"]
+    assert recipes.load(out).evaluate(*data["dev"])["loss"] > 0
 
 
 @pytest.mark.parametrize("name", task.MODULES)
@@ -473,3 +492,5 @@ def test_an_unknown_task_and_option_are_named(data, tmp_path):
         made(Learning, {"speed": 3})
     with pytest.raises(ValueError, match="--lr must be at least 0 and finite; got nan"):
         made(Learning, {"lr": float("nan")})
+    with pytest.raises(ValueError, match=r"--dropout must be from 0 to 1; got 1\.5"):
+        made(task.named("tag").Options, {"dropout": 1.5})

@@ -15,7 +15,7 @@ from website.stage import mathematics
 @plain_failure
 def test_the_site():
     """All in one test: parallel tests would build it twice, in one place."""
-    pytest.importorskip("zensical", reason="zensical is not installed: pip install polymax[docs]")
+    pytest.importorskip("zensical", reason="zensical is not installed: pip install 'polymax[docs]'")
     root, start = Path(__file__).parents[1], time.monotonic()
     built = subprocess.run([sys.executable, "-m", "website"], cwd=root, capture_output=True, text=True, check=False)
     said = built.stdout + built.stderr

@@ -4,7 +4,7 @@ from typing import Any
 
 from polymax.explore.picture import Picture, drawing_module, drawing_style
 
-MISSING = "a picture in a notebook needs anywidget: pip install polymax[explore]"
+MISSING = "a picture in a notebook needs anywidget: pip install 'polymax[explore]'"
 
 # anywidget asks for a default export with a function `render`
 RENDER = """

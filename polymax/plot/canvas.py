@@ -9,7 +9,7 @@ import torch
 ZERO = "#d2d2d2"
 FAINT = "#f2f2f2"
 INK = "#333333"
-MISSING = "polymax.plot needs matplotlib: pip install polymax[plot]"
+MISSING = "polymax.plot needs matplotlib: pip install 'polymax[plot]'"
 
 
 def new_axes(width: float, height: float, rows: int = 1, columns: int = 1) -> Any:

@@ -45,7 +45,7 @@ def attention(
     if vmax is not None and not 0 < top < np.inf:
         raise ValueError(f"vmax must be positive and finite; got {vmax}")
     if ax is None:
-        ax = new_axes(*_figure_size(rows, columns, colorbar))
+        ax = new_axes(*figure_size(rows, columns, colorbar))
     from matplotlib import colormaps
     from matplotlib.collections import LineCollection
     from matplotlib.colors import Normalize
@@ -129,7 +129,7 @@ def _weights(weights: Any, rows: Sequence[str], columns: Sequence[str]) -> np.nd
     return w
 
 
-def _figure_size(rows: Sequence[str], columns: Sequence[str], colorbar: bool) -> tuple[float, float]:
+def figure_size(rows: Sequence[str], columns: Sequence[str], colorbar: bool = False) -> tuple[float, float]:
     """The size of the figure in inches: the cells, the words beside them, and the slanted words above them."""
     beside, above = ([text_width(text) / 72 for text in Lettering(words).texts] for words in (rows, columns))
     # a slanted word is as wide as it reaches over the last column

@@ -1,5 +1,6 @@
 """Words in pictures as they are spelled: no formulas, no line breaks, and in fonts that have their letters."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
@@ -11,6 +12,8 @@ from polymax.plot.canvas import MISSING
 SIZE = 10.0
 # longer words are shortened in their middle: one address on the web must not make a picture a metre wide
 LONGEST = 60
+# what stands for a letter that no font has, and how many such letters a warning shows
+BOX, SHOWN = "□", 10
 # fonts of symbols, whose letters are others than their numbers say
 ODD = ("cm", "STIXNonUnicode", "STIXSize", "Last Resort")
 
@@ -19,7 +22,7 @@ class Lettering:
     """Words that are drawn together, and how: `texts` one for each word, `look` for matplotlib's texts.
 
     Line ends and other control characters are escaped. Letters that the default font lacks come from another font that
-    is installed, and are boxes where there is none.
+    is installed, and are boxes, with a warning, where there is none.
 
     Example:
         >>> words = Lettering(["$x$", "two\\nlines", 7])
@@ -32,6 +35,12 @@ class Lettering:
         letters = {ord(letter) for text in spelled for letter in text}
         families, known = _families(letters)
         self.texts = ["".join(c if ord(c) in known else _stand_in(c) for c in text) for text in spelled]
+        if boxes := "".join(sorted({chr(c) for c in letters - known if _stand_in(chr(c)) == BOX})):
+            some = boxes if len(boxes) <= SHOWN else f"{boxes[:SHOWN]}..."
+            warnings.warn(
+                f"no font that is installed has the letters {some}, and boxes stand for them; the Noto fonts have most",
+                stacklevel=2,
+            )
         self.look: dict[str, Any] = {"parse_math": False, "usetex": False}
         if families:
             self.look["fontfamily"] = families
@@ -93,7 +102,7 @@ def write_legend(ax: Any, handles: Sequence[Any], words: Sequence[Any], **option
 def _stand_in(letter: str) -> str:
     """What is drawn for a letter that no font has: a space for spaces, nothing for marks on others, else a box."""
     kind = category(letter)
-    return " " if kind == "Zs" else "" if kind in ("Mn", "Me", "Cf") else "□"
+    return " " if kind == "Zs" else "" if kind in ("Mn", "Me", "Cf") else BOX
 
 
 def _families(letters: set[int]) -> tuple[list[str], set[int]]:

@@ -34,7 +34,7 @@ def train(
         ValueError: --train must be given
     """
     if find_spec("lightning") is None:
-        raise ImportError("training needs the package lightning: pip install polymax[train]")
+        raise ImportError("training needs the package lightning: pip install 'polymax[train]'")
     from polymax.recipes.training.fit import train as fit
 
     files = {part: _paths(given) for part, given in (("train", train), ("dev", dev), ("test", test))}

@@ -4,10 +4,12 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 # of what was left out so many are listed
 LISTED = 20
+PACKAGE = Path(__file__).parents[1]
 
 
 class Doubt(UserWarning):
@@ -29,16 +31,19 @@ def doubt_skipped(skipped: Sequence[ValueError], total: int) -> None:
 
 @contextmanager
 def plain_doubts() -> Iterator[None]:
-    """Print doubts as `warning: ...`, without the line of code that warns; other warnings are as they were."""
+    """Print doubts and other warnings of polymax as `warning: ...`, without the line of code that warns.
+
+    Warnings of other packages are as they were.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("always", Doubt)
         show = warnings.showwarning
 
-        def shown(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
-            if issubclass(category, Doubt):
+        def shown(message: Any, category: type[Warning], filename: str, *rest: Any, **named: Any) -> None:
+            if issubclass(category, Doubt) or Path(filename).is_relative_to(PACKAGE):
                 print(f"warning: {message}", file=sys.stderr)
             else:
-                show(message, category, *rest, **named)
+                show(message, category, filename, *rest, **named)
 
         warnings.showwarning = shown
         yield

@@ -36,7 +36,10 @@ def read_brackets(files: Sequence[Path]) -> list[Tree]:
     """The trees of files, cleaned; those of traces alone are left out."""
     if not files:
         raise ValueError("trees come in one file or more; got 0")
-    return list(chain.from_iterable(map(_read, files)))
+    trees = list(chain.from_iterable(map(_read, files)))
+    if not trees:
+        raise ValueError(f"{', '.join(map(str, files))}: no tree has a word")
+    return trees
 
 
 def _read(file: Path) -> Iterator[Tree]:

@@ -59,7 +59,7 @@ def demo(
 def trained(console: Console, lesson: translation.Lesson) -> list[translation.Learned]:
     """The models of a lesson; none, and a line that says so, where packages are missing."""
     if missing := translation.missing_packages():
-        wanted = f"translation is left out; it needs {', '.join(missing)}: pip install polymax[train]"
+        wanted = f"translation is left out; it needs {', '.join(missing)}: pip install 'polymax[train]'"
         console.print(wanted + "\n", style="yellow", highlight=False, markup=False, soft_wrap=True)
         return []
     console.print("Translation of numbers in words, learned three times\n", style="bold")

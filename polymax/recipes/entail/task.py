@@ -38,7 +38,7 @@ class EntailOptions:
     alignment: str = option("softmax", "Of premise and hypothesis in the esim model.", choices=ALIGNMENTS)
     hidden: int = option(128, "Size of the LSTMs.", least=1)
     embedding: int = option(128, "Size of word vectors.", least=1)
-    dropout: float = option(0.2, "Probability of dropping an entry.")
+    dropout: float = option(0.2, "Probability of dropping an entry.", most=1)
     words: int = option(50_000, "Most words in the vocabulary.", least=1)
     lower: bool = option(False, "Read all words in lower case.")
     punctuation: bool = option(False, "Read punctuation as words, where no space is before it too.")

@@ -12,6 +12,7 @@ import typer
 import polymax as pm
 from polymax.cli import fail, plain_errors
 from polymax.plot.canvas import new_axes
+from polymax.plot.matrix import figure_size
 from polymax.recipes.latent.classifier import Classifier
 from polymax.recipes.latent.data import Example, Examples, tokens
 from polymax.recipes.latent.draw import draw_listops
@@ -48,7 +49,8 @@ def plot_tree(
         sides = [tokens(side, words) for side in example.sides]
         # as wide as the longer sentence needs
         width = max(6.4, 0.45 * max(map(len, sides)))
-        axes = np.atleast_1d(new_axes(width, 4.8 * len(sides), rows=len(sides)))
+        height = max(figure_size(["chosen"], read)[1] for read in sides) if made.chosen else 4.8
+        axes = np.atleast_1d(new_axes(width, height * len(sides), rows=len(sides)))
         for k, read in enumerate(sides):
             n = len(read)
             if made.chosen:

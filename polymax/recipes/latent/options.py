@@ -45,7 +45,7 @@ class LatentOptions:
     hidden: int = option(128, "Size of states.", least=1)
     embedding: int = option(128, "Size of word vectors.", least=1)
     tracker: int = option(64, "Size of the tracker of spinn.", least=1)
-    dropout: float = option(0.0, "Probability of dropping an entry of word vectors and sentence vectors.")
+    dropout: float = option(0.0, "Probability of dropping an entry of word vectors and sentence vectors.", most=1)
     entropy: float = option(0.1, "Weight of the mean entropy of a step, in reinforce and cooperative.")
     baseline: str = option("self-critical", "What losses are compared with, in cooperative.", choices=BASELINES)
     updates: int = option(5, "Steps of the parser for each of the composition, in cooperative.", least=1)

@@ -36,7 +36,7 @@ class LanguageModelOptions:
     size: int = option(256, "Size of the states.", least=2)
     layers: int = option(4, "Layers of the transformer.", least=1)
     heads: int = option(4, "Heads of the attention in each layer.", least=1)
-    dropout: float = option(0.0, "Probability of dropping an entry.")
+    dropout: float = option(0.0, "Probability of dropping an entry.", most=1)
     subwords: int = option(0, "Learn a byte-pair encoding with so many pieces; 0 for bytes.")
     window: int = option(0, "Context of evaluate and predict; 0 for that of the training.", late=True)
     longest: int = option(200, "Most tokens that predict adds to a prompt.", late=True)

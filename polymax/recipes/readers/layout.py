@@ -66,10 +66,14 @@ class Layout:
         if isinstance(column, str):
             if column not in self.names:
                 there = ", ".join(self.names)
-                raise ReadError.at(path, self.header or 1, f"column {what}={column} is not among the names: {there}")
+                raise ReadError.at(path, self.header or 1, f"no column {column!r} for the {what}; there are {there}")
             return self.names.index(column)
-        if self.columns < 2 or not -self.columns <= column < self.columns:
-            raise ReadError.at(path, self.first, f"column {what}={column} of {self.columns} does not exist")
+        if self.columns < 2:
+            raise ReadError.at(path, self.first, f"columns of tokens and tags expected; got {self.columns}")
+        if not -self.columns <= column < self.columns:
+            # people count from 1
+            number = column + 1 if column >= 0 else column
+            raise ReadError.at(path, self.first, f"no column {number} for the {what}; there are {self.columns}")
         return column % self.columns
 
 

@@ -60,7 +60,8 @@ def lines(path: Path) -> Iterator[Line]:
             try:
                 kept = raw.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise ReadError.at(path, number, f"UTF-8 expected: {error}") from error
+                place = f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
+                raise ReadError.at(path, number, f"UTF-8 expected; {place}") from error
             text = kept.removesuffix("\n").removesuffix("\r")
             line = Line(number, text.removeprefix("\ufeff") if number == 1 else text, kept)
             found = found or not line.blank

@@ -55,4 +55,4 @@ def _package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise ValueError(f"this measure needs the package {package}: pip install polymax[train]") from None
+        raise ValueError(f"this measure needs the package {package}: pip install 'polymax[train]'") from None

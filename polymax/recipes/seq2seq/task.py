@@ -37,7 +37,7 @@ class Seq2SeqOptions:
     hidden: int = option(256, "Size of the LSTMs.", least=1)
     embedding: int = option(256, "Size of word vectors.", least=1)
     layers: int = option(1, "Layers of each LSTM.", least=1)
-    dropout: float = option(0.1, "Probability of dropping an entry.")
+    dropout: float = option(0.1, "Probability of dropping an entry.", most=1)
     subwords: int = option(0, "Learn a byte-pair encoding with so many pieces for each language; 0 for words.")
     words: int = option(50_000, "Most words in each vocabulary, where there are no subwords.", least=1)
     beam: int = option(5, "Hypotheses in beam search.", least=1, late=True)

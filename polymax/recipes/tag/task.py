@@ -1,6 +1,7 @@
 """Tagging as a task of the command."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -79,10 +80,17 @@ class TagTask(Task):
     def read_as(self, files: Sequence[Path], options: TagOptions) -> list[Tagged]:
         """The examples of files whose columns are as the options say."""
         skipped: list[ReadError] | None = [] if options.skip_bad else None
+        chosen, comments = chosen_columns(options), COMMENTS[options.comments]
         try:
-            found = read_tags(files, chosen_columns(options), COMMENTS[options.comments], skipped)
+            found = read_tags(files, chosen, comments, skipped)
         except ReadError as error:
-            raise ValueError(f"{error}; --skip-bad leaves out what cannot be read") from None
+            if options.skip_bad:
+                raise
+            # advice that helps: some files have nothing that can be read
+            with suppress(ReadError):
+                if read_tags(files, chosen, comments, []):
+                    raise ValueError(f"{error}; --skip-bad leaves out what cannot be read") from None
+            raise
         if not found:
             raise ValueError(f"{', '.join(map(str, files))}: no sentence can be read")
         doubt_skipped(skipped or (), len(found) + len(skipped or ()))

@@ -135,5 +135,5 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise ValueError("--encoder needs the package transformers: pip install polymax[transformers]") from None
+        raise ValueError("--encoder needs the package transformers: pip install 'polymax[transformers]'") from None
     return transformers

@@ -15,7 +15,7 @@ import torch
 import typer
 from rich.table import Table
 
-from polymax.cli import fail, plain_errors
+from polymax.cli import fail, message_of, plain_errors
 from polymax.recipes.doubts import plain_doubts
 from polymax.recipes.outputs import FULL, part_of, same_file, save_picture, writable_file
 from polymax.recipes.readers.lines import Line, lines
@@ -58,7 +58,7 @@ def train_command(task: Task) -> Callable[..., None]:
 
     def command(out: Path, resume: bool, **given: Any) -> None:
         if find_spec("lightning") is None:
-            fail("training needs the package lightning: pip install polymax[train]")
+            fail("training needs the package lightning: pip install 'polymax[train]'")
         files = {part: [Path(file) for file in given.pop(part) or ()] for part in ("train", "dev", "test")}
         chosen = {name: value for name, value in given.items() if value is not None}
         with plain_errors(f"stopped; --resume continues {out}", ValueError):
@@ -71,7 +71,7 @@ def train_command(task: Task) -> Callable[..., None]:
                 if error.errno not in FULL:
                     raise
                 how = f"--resume continues {out}" if Run(out).config.exists() else "start again"
-                raise OSError(f"{error.strerror}: make room, then {how}") from error
+                raise OSError(f"{message_of(error)}: make room, then {how}") from error
 
     twice = "twice where source and target are parallel files"
     parts = {"train": f"Training data; {twice}.", "dev": "Data that decide which epoch is best.", "test": "Test data."}
@@ -161,7 +161,7 @@ def _errors_with_place(output: Path) -> Iterator[None]:
         if not record_of(output).exists() or isinstance(error, FileExistsError):
             raise
         kind = OSError if isinstance(error, OSError) else ValueError
-        raise kind(f"{error}; what comes before is in {part_of(output)}, and --resume goes on") from error
+        raise kind(f"{message_of(error)}; what comes before is in {part_of(output)}, and --resume goes on") from error
 
 
 def plot_attention(

@@ -96,9 +96,10 @@ def _valid(field: Any, value: Any) -> Any:
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise ValueError(f"{flag(field.name)} must be one of {', '.join(choices)}; got {value}")
-    least = field.metadata["least"]
-    if kind in (int, float) and not least <= value < inf:
-        raise ValueError(f"{flag(field.name)} must be at least {least} and finite; got {value}")
+    least, most = field.metadata["least"], field.metadata["most"]
+    if kind in (int, float) and not (least <= value <= most and value < inf):
+        bounds = f"at least {least} and finite" if most == inf else f"from {least} to {most}"
+        raise ValueError(f"{flag(field.name)} must be {bounds}; got {value}")
     return value
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,9 +211,12 @@ class Task(ABC):
         """The lines of output of parsed units, in their order; `before` is how many came before them."""
 
 
-def option(default: Any, help: str, *, choices: Sequence[str] = (), least: float = 0, late: bool = False) -> Any:
+def option(
+    default: Any, help: str, *, choices: Sequence[str] = (), least: float = 0, most: float = inf, late: bool = False
+) -> Any:
     """A field of Options: a flag with its help; a `late` one may be another at each use of a trained model."""
-    return field(default=default, metadata={"help": help, "choices": tuple(choices), "least": least, "late": late})
+    known = {"help": help, "choices": tuple(choices), "least": least, "most": most, "late": late}
+    return field(default=default, metadata=known)
 
 
 @cache

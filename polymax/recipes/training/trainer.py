@@ -5,6 +5,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isnan
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -194,6 +195,7 @@ class Record(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Steps)
         means = {**pl_module.means("train"), **pl_module.means("dev")}
+        self.check_loss(means, trainer.current_epoch + 1)
         seconds, dev_seconds = self.trained - self.began, perf_counter() - self.trained
         times = {"seconds": round(seconds, 3), "seconds_of_dev": round(dev_seconds, 3), **pl_module.speeds(seconds)}
         row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **means}
@@ -204,6 +206,14 @@ class Record(Callback):
         trainer.should_stop = self.exhausted
         for logger in trainer.loggers:
             logger.log_metrics(means, trainer.global_step)
+
+    def check_loss(self, means: dict[str, float], epoch: int) -> None:
+        """A ValueError where a loss is NaN: no later epoch would be better, and this one is not kept."""
+        for name in ("train_loss", "dev_loss"):
+            if isnan(means[name]):
+                kept = f"{self.run.path} keeps the best epoch before it" if self.rows else "no epoch is kept"
+                advice = "a new run with a smaller --lr may do better"
+                raise ValueError(f"{name} of epoch {epoch} is NaN, so training ends here; {kept}, and {advice}")
 
     @property
     def best(self) -> int:

@@ -156,5 +156,5 @@ def tokenizers_package() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise ValueError("subwords need the package tokenizers: pip install polymax[train]") from None
+        raise ValueError("subwords need the package tokenizers: pip install 'polymax[train]'") from None
     return tokenizers
