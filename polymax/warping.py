@@ -227,7 +227,7 @@ def resample(series: Tensor, size: int) -> Tensor:
     Shapes: series (n, d); result (size, d)
 
     Example:
-        >>> stretched(torch.tensor([[0.0], [2.0]]), 3).T
+        >>> resample(torch.tensor([[0.0], [2.0]]), 3).T
         tensor([[0., 1., 2.]])
     """
     columns = series.T.unsqueeze(0)

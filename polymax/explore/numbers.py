@@ -11,7 +11,7 @@ def round_digits(value: float, digits: int = 5) -> float | None:
     """A number rounded to so many significant digits; None for NaN and infinities, which JSON does not have.
 
     Example:
-        >>> rounded(1 / 3), rounded(float("inf"))
+        >>> round_digits(1 / 3), round_digits(float("inf"))
         (0.33333, None)
     """
     return float(f"{value:.{digits}g}") if isfinite(value) else None
@@ -22,7 +22,7 @@ def to_lists(values: Tensor | Iterable[Any], digits: int = 5) -> list[Any]:
 
     Example:
         >>> import torch
-        >>> listed(torch.tensor([[0.25, 1 / 3]], dtype=torch.float64))
+        >>> to_lists(torch.tensor([[0.25, 1 / 3]], dtype=torch.float64))
         [[0.25, 0.33333]]
     """
     found = values.detach().tolist() if isinstance(values, Tensor) else values
