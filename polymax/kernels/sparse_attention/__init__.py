@@ -10,13 +10,16 @@ divided by 1 - dropout.
 
 The operator gives the context `out`, and for its gradient the mean of values under s = p^(2 - alpha), `tau`, the size
 of the support, and a `plan` and `lists`, in which a device notes where weights are not zero: no other code reads them.
+`tau` is two numbers for each row, since one would have no digits left where scores are huge: the largest score, in a
+unit of the device's, and how far the threshold is below it in u. A row that sees nothing has the numbers inf and 0.
 
     dx = s (dp - <s, dp> / sum s)        dp_j = grad . v_j, so that <s, dp> / sum s = grad . mean
 
 Where weights are dropped, both v_j here and in the mean are times the factor of the weight: 0 or 1 / (1 - dropout).
 
 Shapes: q (B, H, L, D); k (B, G, S, D) and v (B, G, S, V), where G divides H; mask broadcasts to (B, H, L, S), bool
-(True = keep) or float (is added); sinks and alphas (H,); out and mean (B, H, L, V); tau and support (B, H, L)
+(True = keep) or float (is added); sinks and alphas (H,); out and mean (B, H, L, V); tau (2, B, H, L); support
+(B, H, L)
 """
 
 from typing import Any
@@ -37,7 +40,7 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, ...]:
     return (
         q.new_empty(*rows, v.shape[-1]),
         q.new_empty(*rows, v.shape[-1]),
-        q.new_empty(rows, dtype=wide),
+        q.new_empty((2, *rows), dtype=wide),
         q.new_empty(rows, dtype=torch.int32),
         q.new_empty(plan_size(q, sequences * q.shape[1], options.longest_q, options.longest_k), dtype=torch.int32),
         lists_like(q, options.longest_k),
@@ -51,8 +54,8 @@ def _fake_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
         q.new_empty(q.shape),
         k.new_empty(k.shape),
         v.new_empty(v.shape),
-        torch.empty_like(tau),
-        torch.empty_like(tau),
+        torch.empty_like(tau[0]),
+        torch.empty_like(tau[0]),
         tau.new_empty(mask.shape if mask is not None and mask_gradient else 0),
     )
 

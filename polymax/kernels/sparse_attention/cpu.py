@@ -29,13 +29,14 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tens
     real, rows = wide(q).dtype, q.shape[:-1]
     keys, values = _vectors(k, real, filled=True), _vectors(v, real)
     out, mean = (torch.empty(*rows, values.shape[-1], dtype=real, device="cpu") for _ in range(2))
-    tau, support = torch.empty(rows, dtype=real, device="cpu"), torch.empty(rows, dtype=torch.int32, device="cpu")
+    tau, support = torch.empty(2, *rows, dtype=real, device="cpu"), torch.empty(rows, dtype=torch.int32, device="cpu")
     places = _places(q.shape[2], k.shape[2], options)
     items = len(places[2]) * q.shape[0] * q.shape[1]
     parallel(
         contexts, torch.Size((items, HEIGHT * k.shape[2])), 1 + q.shape[3] // 8, _vectors(q, real), _panels(keys),
-        values, tuple(_heads(t) for t in (out, mean, tau, support)), places, _masks(options.mask, q, k),
-        _alphas(options, q), _sinks(options.sinks, q), options.scale, options.softcap, _finite(values), _drop(options),
+        values, (_heads(out), _heads(mean), tau.flatten(1, 2).numpy(), _heads(support)), places,
+        _masks(options.mask, q, k), _alphas(options, q), _sinks(options.sinks, q), options.scale, options.softcap,
+        _finite(values), _drop(options),
     )  # fmt: skip
     out, mean = (t[..., : v.shape[-1]].to(q.dtype).contiguous() for t in (out, mean))
     notes = torch.empty(0, dtype=torch.int32, device="cpu")

@@ -38,10 +38,10 @@ def contexts(start, stop, q, panels, v, results, places, masks, alphas, sinks, s
             full[i] = False
         for i in range(min(HEIGHT, q.shape[1] - block * HEIGHT)):
             row = block * HEIGHT + i
-            count, of_sink, threshold = row_weights(
+            count, of_sink, peak, depth = row_weights(
                 x[i, :width], tops[i], bad[i], lanes, begin, sinks[h], alphas[h], z, power, index
             )
-            tau[of, row] = threshold
+            tau[0, of, row], tau[1, of, row] = peak, depth
             support[of, row] = max(count, 0) + (of_sink > 0)
             fill = np.nan if count < 0 else 0.0
             for c in range(v.shape[2]):

@@ -102,7 +102,7 @@ def _list_row(i, lists, width, tops, bad, lanes, begin, sink, alpha, sees, scrat
     """
     index, powers, slopes = lists
     z, power, slope, keys = scratch
-    count, of_sink, _ = row_weights(powers[i, :width], tops, bad, lanes, begin, sink, alpha, z, power, keys)
+    count, of_sink, _, _ = row_weights(powers[i, :width], tops, bad, lanes, begin, sink, alpha, z, power, keys)
     if count < 0:
         count = max(sees[1] - sees[0], 0)
         for j in range(count):

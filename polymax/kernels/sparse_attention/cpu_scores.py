@@ -89,7 +89,7 @@ def _bend(x, cap):
 
 @inner
 def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
-    """Weights of a row of scores: how many keys have one, or -1 for NaN; the weight of the sink; and the threshold.
+    """Weights of a row of scores: how many keys have one, or -1 for NaN; the weight of the sink; and tau, two numbers.
 
     The keys are index[:count] in their order by tile, and their weights power[:count]; `begin` is the key of x[0].
     """
@@ -98,9 +98,9 @@ def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
     top = max(row_max(tops[:count_tops]), sink)
     # inf - inf is no number
     if bad or top == np.inf or sink != sink or alpha != alpha:
-        return -1, real(np.nan), real(np.nan)
+        return -1, real(np.nan), real((alpha - 1) * top), real(np.nan)
     if top == -np.inf:
-        return 0, real(0), real(np.inf)
+        return 0, real(0), real(np.inf), real(0)
     for j in range(count_tops):
         z[j] = tops[j] - top
     edge = _bound(z, count_tops, power, alpha)
@@ -119,10 +119,10 @@ def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
         index[kept] = index[j]
         kept += p > 0
         largest = max(largest, p)
-    tau = real((alpha - 1) * top - np.float64(largest) ** (alpha - 1))
+    peak, depth = real((alpha - 1) * top), real(np.float64(largest) ** (alpha - 1))
     if kept > 0 and index[kept - 1] == np.iinfo(np.int32).max:
-        return kept - 1, power[kept - 1], tau
-    return kept, real(0), tau
+        return kept - 1, power[kept - 1], peak, depth
+    return kept, real(0), peak, depth
 
 
 @inner

@@ -24,7 +24,9 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tens
     # tokens after the last packed sequence are queries that see nothing
     new = torch.zeros if call.dead else torch.empty
     notes = torch.empty(call.heads * call.plan.size, dtype=torch.int32, device=q.device)
-    tau = torch.full(rows, torch.inf, device=q.device) if call.dead else torch.empty(rows, device=q.device)
+    tau = torch.empty((2, *rows), device=q.device)
+    if call.dead:
+        tau[0], tau[1] = torch.inf, 0.0
     if call.empty:
         out, mean, support = _contexts_like(q, v, new)
         return out, mean, tau, support, notes, _lists(q, options)
@@ -33,7 +35,7 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tens
         _scan(call, q, k, marks, tau, notes)
         # what follows the scan may take the memory of its maxima
         bits, lists = torch.empty(call.bits, dtype=torch.int32, device=q.device), _lists(q, options)
-        call.collect(q, k, *marks, bits, tau, notes, lists)
+        call.collect(q, k, *marks, bits, *tau, notes, lists)
         del bits
         out, mean, support = _contexts_like(q, v, new)
         call.sum_values((q, k, v), marks, seed, (tau, notes, lists), support, out, mean)
@@ -53,19 +55,19 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     call = call_of(q, k, v, grad, options)
     new = torch.zeros if call.dead else torch.empty
     dq, dk, dv = (new(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    dalpha, dsink, common = (new(tau.shape, device=q.device) for _ in range(3))
+    dalpha, dsink, common = (new(q.shape[:-1], device=q.device) for _ in range(3))
     mask = options.mask if mask_gradient else None
     if call.empty:
         return dq, dk, dv, dalpha, dsink, tau.new_zeros(0 if mask is None else mask.shape)
     marks, seed = _marks(q, options), q if options.seed is None else options.seed
     with on_device(q):
-        rows = torch.empty(call.packing, dtype=torch.int32, device=q.device)
+        rows = torch.empty(call.packing, dtype=call.row_numbers, device=q.device)
         slopes = dq, dk, dv, dalpha, dsink
         call.differentiate(grad, (q, k, v), mean, marks, seed, (tau, notes, lists), common, rows, slopes)
         if mask is None:
             return dq, dk, dv, dalpha, dsink, tau.new_empty(0)
         dmask = torch.empty(call.of_mask, device=q.device)
-        call.mask_gradients(grad, q, k, v, *marks[:2], seed, notes, tau, common, dmask)
+        call.mask_gradients(grad, q, k, v, *marks[:2], seed, notes, *tau, common, dmask)
     return dq, dk, dv, dalpha, dsink, dmask.sum_to_size(mask.shape)
 
 

@@ -11,7 +11,7 @@ from polymax.kernels.sparse_attention.cuda_collect import collect
 from polymax.kernels.sparse_attention.cuda_columns import key_gradients
 from polymax.kernels.sparse_attention.cuda_lists import listed_contexts, listed_gradients
 from polymax.kernels.sparse_attention.cuda_masks import mask_gradients
-from polymax.kernels.sparse_attention.cuda_rows import contexts, query_gradients
+from polymax.kernels.sparse_attention.cuda_rows import contexts, query_gradients, thresholds
 from polymax.kernels.sparse_attention.cuda_scan import scan
 from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_attention.dropout import threshold
@@ -25,19 +25,20 @@ from polymax.kernels.triton_math import ceil_power
 LAUNCH = {
     "candidates": ((4, 1, 0), (4, 1, 0)),
     "scan": ((4, 3, 0), (4, 3, 0)),
-    "listed_scan": ((4, 3, 0), (4, 3, 0)),
+    "listed_scan": ((4, 3, 128), (4, 3, 0)),
     "collect": ((4, 3, 0), (4, 3, 0)),
-    "contexts": ((4, 3, 0), (4, 2, 0)),
-    "query_gradients": ((4, 2, 0), (4, 2, 0)),
-    "key_gradients": ((4, 2, 0), (4, 2, 0)),
+    "thresholds": ((4, 3, 0), (4, 2, 0)),
+    "contexts": ((4, 3, 168), (4, 2, 0)),
+    "query_gradients": ((4, 2, 168), (4, 2, 0)),
+    "key_gradients": ((4, 3, 0), (4, 2, 0)),
 }
 # programs of a multiprocessor that take one block after the other
-RESIDENT = {"scan": 6, "listed_scan": 8, "collect": 6, "key_gradients": 2}
+RESIDENT = {"scan": 6, "listed_scan": 8, "collect": 6, "key_gradients": 4}
 # entries of a list whose keys or values are gathered at once
 PART = {"listed_contexts": (16, 8), "listed_gradients": (8, 8)}
-# blocks of no more tiles than this have the gradient of their queries from tiles, though they have lists
-FEW = 16
-# from how many keys on the scan leaves out what balls rule out
+# heads whose blocks all have no more tiles than this have no lists; in long sequences, nor have blocks of at most FEW
+FEW_IN_ALL, FEW = 24, 12
+# from how many keys on sequences are long: the scan leaves out what balls rule out
 FAR_KEYS = 8192
 # blocks that see no more tiles whole than this, or may have support in more than so many of eight, are scanned whole
 FEW_SEEN, SHARE = 16, 5
@@ -47,6 +48,8 @@ CHUNK = 64
 STRETCH = 32
 # of these, tiles in registers
 SLOTS = 8
+# rows that have lists and are one program's, one after the other, and registers of a thread
+RUN, LIST_REGISTERS = 4, 64
 # rows of the scan
 SCAN_ROWS = 128
 # rows that are gathered at once for the gradients of keys
@@ -62,7 +65,7 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Optio
     """What is known of calls like this one."""
     tensors = (q, k, v, grad, *options[1:6], options.seed)
     # in tests, sizes may be set
-    key = (*(kind(t) for t in tensors), options.alpha, options[6:14], q.device, FEW, FAR_KEYS, FEW_SEEN)
+    key = (*(kind(t) for t in tensors), options.alpha, options[6:14], q.device, FEW_IN_ALL, FEW, FAR_KEYS, FEW_SEEN)
     return _CALLS.get(key) or _CALLS.put(key, Call(q, k, v, grad, options))
 
 
@@ -92,6 +95,8 @@ class Call:
             "PACKED": starts_q is not None,
             "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2,
             "CAP": options.softcap > 0,
+            # u is a factor times the products of queries and keys
+            "PLAIN": options.softcap <= 0 and sinks is None and (mask is None or mask.dtype == torch.bool),
             "R": {2.0: 1, 1.5: 2}.get(options.alpha, 0) if alphas is None else 0,
             "D": D,
             "BD": max(ceil_power(D), 16),
@@ -99,9 +104,10 @@ class Call:
         self.more = {**self.flags, "DROP": options.seed is not None, "V": V, "BV": max(ceil_power(V), 16)}
         self.deep, self.single = max(D, V) > 64, q.dtype == torch.float32
         # a warp for each row that has a list; the interpreter is faster with more
-        list_rows = 1 if q.is_cuda else 16
-        self.row_grid, self.block_grid = (-(-self.longest_q // list_rows), self.heads), (plan.blocks, self.heads)
-        self.of_lists = {"LONGEST": LONGEST, "BR": list_rows, "num_warps": 1}
+        list_rows, run = (1, RUN) if q.is_cuda else (16, 2)
+        self.row_grid = -(-self.longest_q // (list_rows * run)), self.heads
+        self.block_grid = plan.blocks, self.heads
+        self.of_lists = {"LONGEST": LONGEST, "RUN": run, "BR": list_rows, "num_warps": 1}
         if grad is None:
             self._prepare_scans(q, k, sequences * G)
             # see last_error
@@ -116,15 +122,16 @@ class Call:
         if self.balls > 0:
             self.find_balls(k, *marks[3:], centres, radii)
             self.find_candidates(q, k, *marks, centres, radii, plan)
-        self.scan(q, k, *marks, maxima, tau, plan)
+        self.scan(q, k, *marks, maxima, *tau, plan)
         if self.balls > 0:
-            self.scan_lists(q, k, *marks, maxima, tau, plan)
+            self.scan_lists(q, k, *marks, maxima, *tau, plan)
 
     def sum_values(self, inputs: Any, marks: Any, seed: Any, notes: Any, support: Any, out: Any, mean: Any) -> None:
-        """Thresholds and contexts; `notes` are tau, the plan and lists."""
+        """Thresholds and contexts; `notes` are tau (the tops and depths of rows), the plan and lists."""
         tau, plan, lists = notes
-        self.listed_contexts(*inputs, *marks, seed, plan, lists, tau, support, out, mean)
-        self.contexts(*inputs, *marks, seed, plan, tau, support, out, mean)
+        self.listed_contexts(*inputs, *marks, seed, plan, lists, *tau, support, out, mean)
+        self.thresholds(*inputs[:2], *marks, plan, *tau)
+        self.contexts(*inputs, *marks, seed, plan, *tau, support, out, mean)
 
     def differentiate(
         self, grad: Any, inputs: Any, mean: Any, marks: Any, seed: Any, notes: Any, common: Any, rows: Any, slopes: Any
@@ -132,14 +139,17 @@ class Call:
         """All gradients but that of the mask; `slopes` are those of q, k, v, of alpha and of the sink."""
         (tau, plan, lists), (dq, dk, dv, dalpha, dsink) = notes, slopes
         of_alpha, of_mask, _, of_q, of_k = marks
-        self.listed_gradients(grad, *inputs, mean, *marks, seed, plan, lists, tau, common, dq, dalpha, dsink)
-        self.query_gradients(grad, *inputs, mean, *marks, seed, plan, tau, common, dq, dalpha, dsink)
-        self.key_gradients(grad, *inputs, of_alpha, of_mask, of_q, of_k, seed, plan, tau, common, rows, dk, dv)
+        self.listed_gradients(grad, *inputs, mean, *marks, seed, plan, lists, *tau, common, dq, dalpha, dsink)
+        self.query_gradients(grad, *inputs, mean, *marks, seed, plan, *tau, common, dq, dalpha, dsink)
+        self.key_gradients(grad, *inputs, of_alpha, of_mask, of_q, of_k, seed, plan, *tau, common, rows, dk, dv)
 
     def _prepare_scans(self, q: Tensor, k: Tensor, key_heads: int) -> None:
         plan, heads = self.plan, self.heads
-        rows = SCAN_ROWS if self.longest_q > HEIGHT else HEIGHT
+        # where rows are few, more programs share them
+        many = self.longest_q * heads >= _programs(q, RESIDENT["listed_scan"]) * SCAN_ROWS
+        rows = SCAN_ROWS if self.longest_q > HEIGHT and many else HEIGHT
         blocks = -(-self.longest_q // rows)
+        few = FEW if self.longest_k >= FAR_KEYS else 0
         scanning = min(blocks * heads, _programs(q, RESIDENT["scan"]))
         listing = min(plan.blocks * heads, _programs(q, RESIDENT["listed_scan"]))
         # what an added mask adds has no bound
@@ -149,13 +159,13 @@ class Call:
 
         first, last = (*self.strides, *self.masked, *self.places), (*self.sizes[1:], *self.numbers, *self.sides)
         constants = {**self.flags, **self._launching("scan"), "BR": rows, "BT": CHUNK, "LONGEST": LONGEST}
-        constants["TILES"] = "unlisted" if looks else "all"
-        numbers = (*first, self.longest_q, blocks * heads, blocks, *last)
+        constants |= {"TILES": "unlisted" if looks else "all"}
+        numbers = (*first, self.longest_q, blocks * heads, blocks, *last, few)
         self.scan = Prepared(scan, (scanning,), numbers, constants)
         if not looks:
             return
         constants = {**constants, **self._launching("listed_scan"), "BR": HEIGHT, "TILES": "listed"}
-        numbers = (*first, self.longest_q, plan.blocks * heads, plan.blocks, *last)
+        numbers = (*first, self.longest_q, plan.blocks * heads, plan.blocks, *last, few)
         self.scan_lists = Prepared(scan, (listing,), numbers, constants)
         constants = {**self.flags, **self._launching("candidates"), "BT": CHUNK, "SHARE": SHARE}
         numbers = (*first, plan.blocks, *last, FEW_SEEN)
@@ -170,28 +180,34 @@ class Call:
         self.bits = collecting * STRETCH * HEIGHT * 2
         constants = {**self.flags, **self._launching("collect"), "LONGEST": LONGEST, "BT": STRETCH, "BS": SLOTS}
         numbers = (*self.strides, *self.masked, *self.places, self.longest_q, items, *self.sizes, *self.numbers)
-        self.collect = Prepared(collect, (collecting,), (*numbers, *self.sides), constants)
+        self.collect = Prepared(collect, (collecting,), (*numbers, *self.sides, FEW_IN_ALL), constants)
 
-        first, last = (*self.strides, *self.of_v, *self.masked, *self.places), (self.drop, tolerance)
+        first = *self.strides, *self.of_v, *self.masked, *self.places
         constants = {**self.more, **self.of_lists, "BC": PART["listed_contexts"][self.deep]}
-        numbers = (*first, self.longest_q, *self.sizes, *self.numbers, *last)
+        # many rows wait for memory at the same time
+        constants |= {} if self.deep or self.single else {"maxnreg": LIST_REGISTERS}
+        numbers = (*first, self.longest_q, *self.sizes, *self.numbers, self.drop, tolerance)
         self.listed_contexts = Prepared(listed_contexts, self.row_grid, numbers, constants)
+        constants = {**self.flags, **self._launching("thresholds")}
+        numbers = (*self.strides, *self.masked, *self.places, *self.sizes, *self.numbers, *self.sides, tolerance)
+        self.thresholds = Prepared(thresholds, self.block_grid, numbers, constants)
         constants = {**self.more, **self._launching("contexts")}
-        numbers = (*first, *self.sizes, *self.numbers, *self.sides, *last)
+        numbers = (*first, *self.sizes, *self.numbers, *self.sides, self.drop)
         self.contexts = Prepared(contexts, self.block_grid, numbers, constants)
 
     def _prepare_gradients(self, q: Tensor, grad: Tensor, key_heads: int) -> None:
         first = (*grad.stride()[:3], *self.strides, *self.of_v, *self.masked, *self.places)
         constants = {**self.more, **self.of_lists, "BC": PART["listed_gradients"][self.deep]}
-        numbers = (*first, self.longest_q, *self.sizes, *self.numbers, self.drop, FEW)
+        numbers = (*first, self.longest_q, *self.sizes, *self.numbers, self.drop)
         self.listed_gradients = Prepared(listed_gradients, self.row_grid, numbers, constants)
         constants = {**self.more, **self._launching("query_gradients")}
-        numbers = (*first, *self.sizes, *self.numbers, *self.sides, self.drop, FEW)
+        numbers = (*first, *self.sizes, *self.numbers, *self.sides, self.drop)
         self.query_gradients = Prepared(query_gradients, self.block_grid, numbers, constants)
 
         items = key_heads * self.plan.tiles
         packing = min(items, _programs(q, RESIDENT["key_gradients"]))
         self.packing = packing * self.longest_q
+        self.row_numbers = torch.int16 if self.longest_q <= 1 << 16 else torch.int32
         constants = {**_without(self.more, "SINKS"), **self._launching("key_gradients"), "BR": KEY_ROWS, "BP": PACK}
         numbers = (*first, self.longest_q, items, *self.sizes[1:], *self.numbers, *self.sides, self.drop)
         self.key_gradients = Prepared(key_gradients, (packing,), numbers, constants)

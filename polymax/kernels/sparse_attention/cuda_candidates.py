@@ -15,12 +15,13 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     MARGIN,
     capped_units,
     head_start,
+    heights,
     larger,
     load_rows,
     reach,
     row_top,
     sequence,
-    units,
+    unit,
 )
 from polymax.kernels.sparse_attention.cuda_weights import exponent, sink_units
 
@@ -61,7 +62,7 @@ def candidates(
     q_b, q_h, q_l, k_b, k_h, k_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S, blocks, row_tiles, plan_head,
     a1, scale, softcap, left, right, offset, few,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
-    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, SHARE: tl.constexpr,
+    PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, SHARE: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Write the tiles that a block of queries may have support in as its plan: see tiles.py.
@@ -94,7 +95,8 @@ def candidates(
             i_best = _best(tl.sum(b_wide, 0), p_centres, o_d, whole_begin, whole_end, D, BD, BT)
             b_t = _least(
                 b_q, p_k, p_mask, p_sinks + i_h, k_l, mask_l, mask_s, o_m, i_best * BN + tl.arange(0, BN), o_d,
-                queries, keys, a, scale, softcap, left, right, offset, SINKS, MASK, CAP, D, BD, PRECISION,
+                queries, keys, a, scale, softcap, left, right, offset, SINKS, MASK, CAP, PLAIN, D, BD,
+                PRECISION,
             )  # fmt: skip
             n_all, n_whole = 0, 0
             i_t = begin
@@ -140,16 +142,17 @@ def _best(b_sum, p_centres, o_d, begin, end, D: tl.constexpr, BD: tl.constexpr, 
 @triton.jit
 def _least(
     b_q, p_k, p_mask, p_sink, k_l, mask_l, mask_s, o_m, o_n, o_d, queries, keys, a, scale, softcap, left, right, offset,
-    SINKS: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    SINKS: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A lower bound of each row's threshold, from the maximum of its scores in a tile that it sees whole."""
     b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
     b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-    b_u = units(
-        b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, False
+    b_z = heights(
+        b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
+        PLAIN, False,
     )  # fmt: skip
-    b_top = larger(row_top(b_u), sink_units(p_sink, a, BM, SINKS)) - 1
+    b_top = larger(row_top(b_z) * unit(a, scale, PLAIN), sink_units(p_sink, a, BM, SINKS)) - 1
     b_top = tl.where(b_top > float("-inf"), b_top - MARGIN * (1 + tl.abs(b_top)), b_top)
     # rows after the last see nothing
     return tl.where(o_m < queries, b_top, float("inf"))

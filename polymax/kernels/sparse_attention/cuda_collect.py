@@ -7,21 +7,37 @@ block with a row that does not fit into its list keeps to tiles.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import libdevice
 
-from polymax.kernels.sparse_attention.cuda_tile import BM, BN, head_start, load_keys, load_rows, part, sequence, units
+from polymax.kernels.sparse_attention.cuda_tile import (
+    BM,
+    BN,
+    head_start,
+    heights,
+    load_keys,
+    load_rows,
+    load_thresholds,
+    part,
+    sequence,
+    unit,
+)
 from polymax.kernels.sparse_attention.cuda_weights import exponent
+from polymax.kernels.triton_math import INTERPRETED
 
 
 @triton.jit
 def collect(
-    p_q, p_k, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_bits, p_tau, p_plan, p_lists,
+    p_q, p_k, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_bits, p_top, p_depth, p_plan, p_lists,
     q_b, q_h, q_l, k_b, k_h, k_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S, longest, items, blocks, row_tiles,
-    plan_head, a1, scale, softcap, left, right, offset,
+    plan_head, a1, scale, softcap, left, right, offset, few,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
-    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, LONGEST: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, LONGEST: tl.constexpr, BT: tl.constexpr,
+    BS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write the list of each row, its length, and for each block whether all of its rows have one."""
+    """Write the list of each row, its length, and for each block whether all of its rows have one.
+
+    A head of which all blocks have few tiles has no lists.
+    """
     o_r = tl.arange(0, BM)
     o_d = tl.arange(0, BD)
     p_bits += tl.program_id(0).to(tl.int64) * BT * (BM * 2)
@@ -33,7 +49,11 @@ def collect(
         first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
         p_head_plan = p_plan + i_bh.to(tl.int64) * plan_head
         p_bounds = p_head_plan + blocks * row_tiles + i_m * 4
-        if (i_m * BM < queries) & (tl.load(p_bounds + 3) == 1):
+        m_listed = (i_m * BM < queries) & (tl.load(p_bounds + 3) == 1)
+        if m_listed:
+            m_listed = _most(p_head_plan + blocks * row_tiles, (queries + BM - 1) // BM) > few
+            tl.store(p_bounds + 3, m_listed.to(tl.int32))
+        if m_listed:
             o_m = i_m * BM + o_r
             m_rows = o_m < queries
             a = exponent(p_alphas + i_h, a1, LEARNED)
@@ -43,7 +63,8 @@ def collect(
             p_tiles = p_head_plan + i_m * row_tiles
             n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
             o_row = (i_b * heads + i_h) * L + first_q + o_m
-            b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+            b_top, b_depth = load_thresholds(p_top, p_depth, o_row, m_rows)
+            b_bound = b_top - b_depth / unit(a, scale, PLAIN)
             b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD)
             b_n = tl.zeros((BM,), tl.int32)
             for i_s in range(0, n_all, BT):
@@ -51,9 +72,9 @@ def collect(
                 for i_p in tl.static_range(0, 3):
                     first, last = part(n_before, n_whole, n_all, i_p)
                     _mark(
-                        b_t, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
+                        b_bound, b_q, p_head_k, p_head_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, i_s,
                         tl.maximum(i_s, first), tl.minimum(i_e, last), queries, keys, a, scale, softcap, left, right,
-                        offset, MASK, CAP, i_p != 1, D, BD, PRECISION, STAGES,
+                        offset, MASK, CAP, PLAIN, i_p != 1, D, BD, PRECISION, STAGES,
                     )  # fmt: skip
                 # what other threads wrote is read below
                 tl.debug_barrier()
@@ -64,30 +85,34 @@ def collect(
 
 
 @triton.jit
+def _most(p_bounds, blocks):
+    """The largest number of tiles that a block of a head has."""
+    b_most = tl.zeros((128,), tl.int32)
+    for i_m in range(0, blocks, 128):
+        o_m = i_m + tl.arange(0, 128)
+        b_most = tl.maximum(b_most, tl.load(p_bounds + o_m * 4 + 2, mask=o_m < blocks, other=0))
+    return tl.max(b_most, 0)
+
+
+@triton.jit
 def _mark(
-    b_t, b_q, p_k, p_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, base, begin, end, queries, keys, a,
+    b_bound, b_q, p_k, p_mask, p_tiles, p_bits, k_l, mask_l, mask_s, o_m, o_r, o_d, base, begin, end, queries, keys, a,
     scale, softcap, left, right, offset,
-    MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Two words of bits for each row and tile: scores above the row's bound."""
     o_bit = tl.arange(0, BN) % 32
     o_w = tl.arange(0, 2)
-    b_bound = b_t / (scale * a)
     for i_t in tl.range(begin, end, num_stages=STAGES):
         o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
         b_k = load_keys(p_k, o_n, o_d, keys, k_l, D, BD, EDGE)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        if MASK > 0 or CAP or EDGE:
-            b_u = units(
-                b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
-                CAP, EDGE
-            )  # fmt: skip
-            m_above = b_u > b_t[:, None]
-        else:
-            # the scale is positive, and the bound has a margin
-            m_above = b_raw > b_bound[:, None]
-        b_on = tl.where(m_above, (1 << o_bit)[None, :], 0)
+        b_z = heights(
+            b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
+            PLAIN, EDGE,
+        )  # fmt: skip
+        b_on = tl.where(b_z > b_bound[:, None], (1 << o_bit)[None, :], 0)
         b_words = tl.reduce(tl.reshape(b_on, (BM, 2, 32)), 2, _both)
         tl.store(p_bits + (i_t - base) * (BM * 2) + o_r[:, None] * 2 + o_w[None, :], b_words)
 
@@ -127,8 +152,12 @@ def _expand(b_n, p_bits, p_tiles, p_lists, o_row, n_all, LONGEST: tl.constexpr, 
 @triton.jit
 def _ones(b_x):
     """How many bits are set."""
-    b_x = b_x.to(tl.uint32, bitcast=True)
-    b_x = b_x - ((b_x >> 1) & 0x55555555)
-    b_x = (b_x & 0x33333333) + ((b_x >> 2) & 0x33333333)
-    b_x = (b_x + (b_x >> 4)) & 0x0F0F0F0F
-    return ((b_x * 0x01010101) >> 24).to(tl.int32)
+    if INTERPRETED:
+        b_x = b_x.to(tl.uint32, bitcast=True)
+        b_x = b_x - ((b_x >> 1) & 0x55555555)
+        b_x = (b_x & 0x33333333) + ((b_x >> 2) & 0x33333333)
+        b_x = (b_x + (b_x >> 4)) & 0x0F0F0F0F
+        b_n = ((b_x * 0x01010101) >> 24).to(tl.int32)
+    else:
+        b_n = libdevice.popc(b_x)
+    return b_n

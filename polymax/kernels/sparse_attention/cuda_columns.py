@@ -15,6 +15,7 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     excess,
     head_start,
     load_rows,
+    load_thresholds,
     score_slopes,
     sequence,
 )
@@ -23,13 +24,13 @@ from polymax.kernels.sparse_attention.cuda_weights import exponent, kept, row_st
 
 @triton.jit
 def key_gradients(
-    p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_starts_q, p_starts_k, p_seed, p_plan, p_tau, p_common, p_list, p_dk,
-    p_dv,
+    p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_starts_q, p_starts_k, p_seed, p_plan, p_top, p_depth, p_common, p_list,
+    p_dk, p_dv,
     g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
     longest, items, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop,
     LEARNED: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
-    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr,
-    BP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    BR: tl.constexpr, BP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
     p_list += tl.program_id(0).to(tl.int64) * longest
@@ -60,48 +61,84 @@ def key_gradients(
                 first = tl.maximum(i_t * BN - offset - right, 0) // BP * BP
                 last = tl.minimum(i_t * BN + BN - offset + left, queries)
                 tl.debug_barrier()
-                count = 0
+                count, n_edge = 0, 0
                 for i_r in range(first, last, BP):
                     o_r = i_r + tl.arange(0, BP)
                     b_word = tl.load(p_words + o_r, mask=o_r < queries, other=0)
                     b_on = (b_word >> (i_t % 32)) & 1
-                    tl.store(p_list + count + tl.cumsum(b_on, 0) - 1, o_r, mask=b_on > 0)
+                    p_at = p_list + count + tl.cumsum(b_on, 0) - 1
+                    tl.store(p_at, o_r.to(p_list.dtype.element_ty), mask=b_on > 0)
                     count += tl.sum(b_on, 0)
+                    n_edge += tl.sum(tl.where(o_r + offset + right < i_t * BN + BN - 1, b_on, 0), 0)
+                # the first rows may not see the tile whole; of the others all do, unless it or a window ends
+                m_whole = (i_t * BN + BN <= keys) & (last - 1 + offset - left <= i_t * BN)
+                n_edge = tl.where(m_whole, tl.minimum((n_edge + BR - 1) // BR * BR, count), count)
                 # what other threads wrote is read below
                 tl.debug_barrier()
                 p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
                 p_head_g = p_grad + head_start(i_b, i_h, first_q, g_b, g_h, g_l)
                 p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
                 o_head = (i_b * heads + i_h) * L + first_q
-                # the numbers of the next rows are loaded while these are worked on
-                o_c = tl.arange(0, BR)
-                o_next = tl.load(p_list + o_c, mask=o_c < count, other=0)
-                for i_c in tl.range(0, count, BR, num_stages=STAGES):
-                    o_c = i_c + tl.arange(0, BR)
-                    o_m = o_next
-                    o_next = tl.load(p_list + o_c + BR, mask=o_c + BR < count, other=0)
-                    b_q = load_rows(p_head_q, o_m, o_d, o_c < count, q_l, D, BD)
-                    b_g = load_rows(p_head_g, o_m, o_v, o_c < count, g_l, V, BV)
-                    b_t = tl.load(p_tau + o_head + o_m, mask=o_c < count, other=float("inf"))
-                    b_common = tl.load(p_common + o_head + o_m, mask=o_c < count, other=0.0)
-                    b_state = row_states(p_seed, o_head + o_m) if DROP else o_m
-                    b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-                    b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
-                    b_w = excess(
-                        b_raw, b_t, o_m, o_n, p_head_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left,
-                        right, offset, MASK, CAP, True,
+                for i_p in tl.static_range(0, 2):
+                    begin, end = (n_edge, count) if i_p else (n_edge * 0, n_edge)
+                    b_dk, b_dv = _column_slopes(
+                        b_dk, b_dv, b_k, b_v, p_head_g, p_head_q, p_head_mask, p_seed, p_top, p_depth, p_common, p_list,
+                        g_l, q_l, mask_l, mask_s, o_head, o_n, o_d, o_v, begin, end, queries, keys, a, r, scale,
+                        softcap, left, right, offset, drop, MASK, CAP, DROP, PLAIN, i_p == 0, R, D, BD, V, BV, BR,
+                        PRECISION, STAGES,
                     )  # fmt: skip
-                    b_p = weight(b_w, r, R)
-                    if DROP:
-                        b_p *= kept(b_state, o_n[None, :], drop)
-                    b_dx = score_slopes(b_w, b_dp, b_common, b_state, o_n, r, drop, DROP, R)
-                    if CAP:
-                        b_dx *= cap_slope(b_raw, scale, softcap)
-                    b_dv = tl.dot(tl.trans(b_p.to(b_g.dtype)), b_g, b_dv, input_precision=PRECISION)
-                    b_dk = tl.dot(tl.trans(b_dx.to(b_q.dtype)), b_q, b_dk, input_precision=PRECISION)
             o_key = (i_b * shared + i_g) * S + first_k + o_n
             m_n = (o_n < keys)[:, None]
             p_tile = p_dk + o_key[:, None] * D + o_d[None, :]
             tl.store(p_tile, (b_dk * scale).to(p_dk.dtype.element_ty), mask=m_n & (o_d < D)[None, :])
             p_tile = p_dv + o_key[:, None] * V + o_v[None, :]
             tl.store(p_tile, b_dv.to(p_dv.dtype.element_ty), mask=m_n & (o_v < V)[None, :])
+
+
+@triton.jit
+def _column_slopes(
+    b_dk, b_dv, b_k, b_v, p_grad, p_q, p_mask, p_seed, p_top, p_depth, p_common, p_list, g_l, q_l, mask_l, mask_s,
+    o_head, o_n, o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+    MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a tile's keys and values with the share of packed rows begin .. end."""
+    # the numbers of the next rows are loaded while these are worked on
+    o_next = _packed(p_list, begin + tl.arange(0, BR), end)
+    for i_c in tl.range(begin, end, BR, num_stages=STAGES):
+        o_c = i_c + tl.arange(0, BR)
+        o_m = o_next
+        o_next = _packed(p_list, o_c + BR, end)
+        b_q = load_rows(p_q, o_m, o_d, o_c < end, q_l, D, BD)
+        b_g = load_rows(p_grad, o_m, o_v, o_c < end, g_l, V, BV)
+        b_top, b_depth = load_thresholds(p_top, p_depth, o_head + o_m, o_c < end)
+        b_common = tl.load(p_common + o_head + o_m, mask=o_c < end, other=0.0)
+        b_state = row_states(p_seed, o_head + o_m) if DROP else o_m
+        b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
+        b_w = excess(
+            b_raw, b_top, b_depth, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right,
+            offset, MASK, CAP, PLAIN, EDGE,
+        )  # fmt: skip
+        b_p = weight(b_w, r, R)
+        if DROP:
+            b_p *= kept(b_state, o_n[None, :], drop)
+        b_dx = score_slopes(b_w, b_dp, b_common, b_state, o_n, r, drop, DROP, R)
+        if CAP:
+            b_dx *= cap_slope(b_raw, scale, softcap)
+        b_dv = tl.dot(tl.trans(b_p.to(b_g.dtype)), b_g, b_dv, input_precision=PRECISION)
+        b_dk = tl.dot(tl.trans(b_dx.to(b_q.dtype)), b_q, b_dk, input_precision=PRECISION)
+    return b_dk, b_dv
+
+
+@triton.jit
+def _packed(p_list, o_c, end):
+    """The numbers of packed rows."""
+    o_m = tl.load(p_list + o_c, mask=o_c < end, other=0)
+    # those of short sequences are kept in 16 bits, without a sign
+    if p_list.dtype.element_ty == tl.int16:
+        o_row = o_m.to(tl.int32) & 0xFFFF
+    else:
+        o_row = o_m
+    return o_row

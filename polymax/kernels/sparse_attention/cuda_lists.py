@@ -1,13 +1,21 @@
 """Attention on lists: the threshold, the context and the gradient of a query from listed keys and values, gathered.
 
-A program takes a row, and parts of its list one after the other.
+A program takes rows one after the other, and parts of a row's list one after the other.
 """
 
 import triton
 import triton.language as tl
 
 from polymax.kernels.sparse_attention.cuda_rows import sink_slopes, store_contexts, store_query_gradients
-from polymax.kernels.sparse_attention.cuda_tile import BM, cap_slope, capped_units, head_start, load_rows, sequence
+from polymax.kernels.sparse_attention.cuda_tile import (
+    BM,
+    cap_slope,
+    capped_units,
+    head_start,
+    load_rows,
+    load_thresholds,
+    sequence,
+)
 from polymax.kernels.sparse_attention.cuda_weights import (
     alpha_slope,
     exponent,
@@ -23,14 +31,18 @@ from polymax.kernels.sparse_attention.cuda_weights import (
 
 @triton.jit
 def listed_units(
-    b_raw, o_m, o_j, m_list, p_mask, mask_l, mask_s, a, scale, softcap,
-    MASK: tl.constexpr, CAP: tl.constexpr,
+    b_raw, b_top, o_m, o_j, m_list, p_mask, mask_l, mask_s, a, scale, softcap,
+    MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """u of listed keys o_j (rows, entries), -inf past the end of a list."""
-    b_u = capped_units(b_raw, a, scale, softcap, CAP)
-    if MASK == 2:
-        p_entry = p_mask + o_m.to(tl.int64)[:, None] * mask_l + o_j.to(tl.int64) * mask_s
-        b_u += tl.load(p_entry, mask=m_list, other=0.0).to(tl.float32) * a
+    """How far u of listed keys o_j (rows, entries) is above that of the largest; -inf past the end of a list."""
+    if PLAIN:
+        b_u = (b_raw - b_top[:, None]) * (scale * a)
+    else:
+        b_u = capped_units(b_raw, a, scale, softcap, CAP)
+        if MASK == 2:
+            p_entry = p_mask + o_m.to(tl.int64)[:, None] * mask_l + o_j.to(tl.int64) * mask_s
+            b_u += tl.load(p_entry, mask=m_list, other=0.0).to(tl.float32) * a
+        b_u -= b_top[:, None]
     return tl.where(m_list, b_u, float("-inf"))
 
 
@@ -59,76 +71,77 @@ def gather(p_x, o_j, m_list, o_d, stride_l, D: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def listed_contexts(
-    p_q, p_k, p_v, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_lists, p_tau, p_support, p_out,
-    p_mean,
+    p_q, p_k, p_v, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_lists, p_top, p_depth,
+    p_support, p_out, p_mean,
     q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S, longest, blocks,
     row_tiles, plan_head, a1, scale, softcap, drop, tolerance,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
-    DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    LONGEST: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    PLAIN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr,
+    BV: tl.constexpr, LONGEST: tl.constexpr, RUN: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """As `contexts`, for rows with lists."""
+    """As `contexts`, for RUN times BR rows with lists."""
     i_bh = tl.program_id(1)
-    i_0 = tl.program_id(0) * BR
+    i_0 = tl.program_id(0) * (RUN * BR)
     i_h = i_bh % heads
     first_q, first_k, queries, _, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (i_0 // BM) * 4
     if (i_0 < queries) & (tl.load(p_bounds + 3) == 1):
-        o_m = i_0 + tl.arange(0, BR)
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
-        m_rows = o_m < queries
-        o_row = (i_b * heads + i_h) * L + first_q + o_m
         a = exponent(p_alphas + i_h, a1, LEARNED)
+        r = 1 / a
         p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
         p_head_k = p_k + head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
         p_head_v = p_v + head_start(i_b, i_h // group, first_k, v_b, v_h, v_l)
         p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
-        b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
-        b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
-        b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
         b_sink = sink_units(p_sinks + i_h, a, BR, SINKS)
-        longest_list = tl.max(b_n, 0)
-        b_u = tl.full((BR, LONGEST), float("-inf"), tl.float32)
-        for i_c in range(0, longest_list, BC):
-            o_c = i_c + tl.arange(0, BC)
-            m_list = o_c[None, :] < b_n[:, None]
-            o_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
-            b_raw = tl.sum(gather(p_head_k, o_j, m_list, o_d, k_l, D, BD) * b_q[:, None, :], 2)
-            b_part = listed_units(
-                b_raw, o_m, o_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
+        for i_k in range(0, RUN):
+            o_m = i_0 + i_k * BR + tl.arange(0, BR)
+            m_rows = o_m < queries
+            o_row = (i_b * heads + i_h) * L + first_q + o_m
+            b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
+            b_top, b_depth = load_thresholds(p_top, p_depth, o_row, m_rows)
+            b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
+            longest_list = tl.max(b_n, 0)
+            b_u = tl.full((BR, LONGEST), float("-inf"), tl.float32)
+            for i_c in range(0, longest_list, BC):
+                o_c = i_c + tl.arange(0, BC)
+                m_list = o_c[None, :] < b_n[:, None]
+                o_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
+                b_raw = tl.sum(gather(p_head_k, o_j, m_list, o_d, k_l, D, BD) * b_q[:, None, :], 2)
+                b_part = listed_units(
+                    b_raw, b_top, o_m, o_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP, PLAIN
+                )  # fmt: skip
+                b_u = _with_part(b_u, b_part, i_c, BC)
+            worst = 2.0
+            turn = 0
+            while (worst > 1 + last_error(tolerance, a, LEARNED)) & (turn < 24):
+                b_over = tl.maximum((b_sink - b_top) + b_depth, 0.0)
+                b_w = tl.maximum(b_u + b_depth[:, None], 0.0)
+                b_f = weight(b_over, r, R) + tl.sum(weight(b_w, r, R), 1)
+                b_g = slope(b_over, r, R) + tl.sum(slope(b_w, r, R), 1)
+                b_depth = newton_step(b_depth, b_f, b_g, a, R)
+                worst = tl.max(b_f, 0)
+                turn += 1
+            b_w = tl.maximum(b_u + b_depth[:, None], 0.0)
+            b_over = tl.maximum((b_sink - b_top) + b_depth, 0.0)
+            b_size = tl.sum((b_w > 0).to(tl.int32), 1) + (b_over > 0).to(tl.int32)
+            b_p = tl.sum(weight(b_w, r, R), 1) + weight(b_over, r, R)
+            b_s = tl.sum(slope(b_w, r, R), 1) + slope(b_over, r, R)
+            b_state = row_states(p_seed, o_row) if DROP else o_m
+            b_o = tl.zeros((BR, BV), tl.float32)
+            b_mean = tl.zeros((BR, BV), tl.float32)
+            for i_c in range(0, longest_list, BC):
+                o_c = i_c + tl.arange(0, BC)
+                b_x = _part(b_w, i_c, BC)
+                o_j = listed_keys(p_lists, o_row, o_c, b_x > 0, LONGEST)
+                b_v = gather(p_head_v, o_j, b_x > 0, o_v, v_l, V, BV)
+                if DROP:
+                    b_v *= kept(b_state, o_j, drop)[:, :, None]
+                b_o += tl.sum(weight(b_x, r, R)[:, :, None] * b_v, 1)
+                b_mean += tl.sum(slope(b_x, r, R)[:, :, None] * b_v, 1)
+            store_contexts(
+                p_depth, p_support, p_out, p_mean, o_row, o_v, m_rows, b_depth, b_size, b_p, b_s, b_o, b_mean, V
             )  # fmt: skip
-            b_u = _with_part(b_u, b_part, i_c, BC)
-        r = 1 / a
-        worst = 2.0
-        turn = 0
-        while (worst > 1 + last_error(tolerance, a, LEARNED)) & (turn < 24):
-            b_over = tl.maximum(b_sink - b_t, 0.0)
-            b_w = tl.maximum(b_u - b_t[:, None], 0.0)
-            b_f = weight(b_over, r, R) + tl.sum(weight(b_w, r, R), 1)
-            b_g = slope(b_over, r, R) + tl.sum(slope(b_w, r, R), 1)
-            b_t = newton_step(b_t, b_f, b_g, a, R)
-            worst = tl.max(b_f, 0)
-            turn += 1
-        b_w = tl.maximum(b_u - b_t[:, None], 0.0)
-        b_over = tl.maximum(b_sink - b_t, 0.0)
-        b_size = tl.sum((b_w > 0).to(tl.int32), 1) + (b_over > 0).to(tl.int32)
-        b_p = tl.sum(weight(b_w, r, R), 1) + weight(b_over, r, R)
-        b_s = tl.sum(slope(b_w, r, R), 1) + slope(b_over, r, R)
-        b_state = row_states(p_seed, o_row) if DROP else o_m
-        b_o = tl.zeros((BR, BV), tl.float32)
-        b_mean = tl.zeros((BR, BV), tl.float32)
-        for i_c in range(0, longest_list, BC):
-            o_c = i_c + tl.arange(0, BC)
-            b_x = _part(b_w, i_c, BC)
-            o_j = listed_keys(p_lists, o_row, o_c, b_x > 0, LONGEST)
-            b_v = gather(p_head_v, o_j, b_x > 0, o_v, v_l, V, BV)
-            if DROP:
-                b_v *= kept(b_state, o_j, drop)[:, :, None]
-            b_o += tl.sum(weight(b_x, r, R)[:, :, None] * b_v, 1)
-            b_mean += tl.sum(slope(b_x, r, R)[:, :, None] * b_v, 1)
-        store_contexts(
-            p_tau, p_support, p_out, p_mean, o_row, o_v, m_rows, b_t, b_size, b_p, b_s, b_o, b_mean, V
-        )  # fmt: skip
 
 
 @triton.jit
@@ -152,25 +165,22 @@ def _part(b_all, i_c, BC: tl.constexpr):
 
 @triton.jit
 def listed_gradients(
-    p_grad, p_q, p_k, p_v, p_mean, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_lists, p_tau,
-    p_common, p_dq, p_dalpha, p_dsink,
+    p_grad, p_q, p_k, p_v, p_mean, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_lists, p_top,
+    p_depth, p_common, p_dq, p_dalpha, p_dsink,
     g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
-    longest, blocks, row_tiles, plan_head, a1, scale, softcap, drop, few,
+    longest, blocks, row_tiles, plan_head, a1, scale, softcap, drop,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
-    DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    LONGEST: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    PLAIN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr,
+    BV: tl.constexpr, LONGEST: tl.constexpr, RUN: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """As `query_gradients`, for rows with lists in blocks of more than `few` tiles."""
+    """As `query_gradients`, for RUN times BR rows with lists."""
     i_bh = tl.program_id(1)
-    i_0 = tl.program_id(0) * BR
+    i_0 = tl.program_id(0) * (RUN * BR)
     i_h = i_bh % heads
     first_q, first_k, queries, _, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_bounds = p_plan + i_bh.to(tl.int64) * plan_head + blocks * row_tiles + (i_0 // BM) * 4
-    if (i_0 < queries) & (tl.load(p_bounds + 3) == 1) & (tl.load(p_bounds + 2) > few):
-        o_m = i_0 + tl.arange(0, BR)
+    if (i_0 < queries) & (tl.load(p_bounds + 3) == 1):
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
-        m_rows = o_m < queries
-        o_row = (i_b * heads + i_h) * L + first_q + o_m
         a = exponent(p_alphas + i_h, a1, LEARNED)
         r = 1 / a
         p_head_g = p_grad + head_start(i_b, i_h, first_q, g_b, g_h, g_l)
@@ -178,34 +188,38 @@ def listed_gradients(
         p_head_k = p_k + head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
         p_head_v = p_v + head_start(i_b, i_h // group, first_k, v_b, v_h, v_l)
         p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
-        b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
-        b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
-        b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
-        b_g = load_rows(p_head_g, o_m, o_v, m_rows, g_l, V, BV).to(tl.float32)
-        b_common = tl.sum(b_g * load_rows(p_mean, o_row, o_v, m_rows, V, V, BV).to(tl.float32), 1)
-        b_dsink, b_da = sink_slopes(p_sinks + i_h, b_t, b_common, a, r, LEARNED, SINKS, R, BR)
-        b_state = row_states(p_seed, o_row) if DROP else o_m
-        b_dq = tl.zeros((BR, BD), tl.float32)
-        for i_c in range(0, tl.max(b_n, 0), BC):
-            o_c = i_c + tl.arange(0, BC)
-            m_list = o_c[None, :] < b_n[:, None]
-            o_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
-            b_k = gather(p_head_k, o_j, m_list, o_d, k_l, D, BD)
-            b_v = gather(p_head_v, o_j, m_list, o_v, v_l, V, BV)
-            b_raw = tl.sum(b_k * b_q[:, None, :], 2)
-            b_dp = tl.sum(b_v * b_g[:, None, :], 2)
-            if DROP:
-                b_dp *= kept(b_state, o_j, drop)
-            b_u = listed_units(
-                b_raw, o_m, o_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP
+        for i_k in range(0, RUN):
+            o_m = i_0 + i_k * BR + tl.arange(0, BR)
+            m_rows = o_m < queries
+            o_row = (i_b * heads + i_h) * L + first_q + o_m
+            b_n = tl.load(p_plan + (i_bh.to(tl.int64) + 1) * plan_head - longest + o_m, mask=m_rows, other=0)
+            b_top, b_depth = load_thresholds(p_top, p_depth, o_row, m_rows)
+            b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
+            b_g = load_rows(p_head_g, o_m, o_v, m_rows, g_l, V, BV).to(tl.float32)
+            b_common = tl.sum(b_g * load_rows(p_mean, o_row, o_v, m_rows, V, V, BV).to(tl.float32), 1)
+            b_dsink, b_da = sink_slopes(p_sinks + i_h, b_top, b_depth, b_common, a, r, LEARNED, SINKS, R, BR)
+            b_state = row_states(p_seed, o_row) if DROP else o_m
+            b_dq = tl.zeros((BR, BD), tl.float32)
+            for i_c in range(0, tl.max(b_n, 0), BC):
+                o_c = i_c + tl.arange(0, BC)
+                m_list = o_c[None, :] < b_n[:, None]
+                o_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
+                b_k = gather(p_head_k, o_j, m_list, o_d, k_l, D, BD)
+                b_v = gather(p_head_v, o_j, m_list, o_v, v_l, V, BV)
+                b_raw = tl.sum(b_k * b_q[:, None, :], 2)
+                b_dp = tl.sum(b_v * b_g[:, None, :], 2)
+                if DROP:
+                    b_dp *= kept(b_state, o_j, drop)
+                b_u = listed_units(
+                    b_raw, b_top, o_m, o_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP, PLAIN
+                )  # fmt: skip
+                b_w = tl.maximum(b_u + b_depth[:, None], 0.0)
+                b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
+                if LEARNED:
+                    b_da += tl.sum(b_dx * alpha_slope(b_w, a), 1)
+                if CAP:
+                    b_dx *= cap_slope(b_raw, scale, softcap)
+                b_dq += tl.sum(b_dx[:, :, None] * b_k, 1)
+            store_query_gradients(
+                p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_depth, b_dq, b_common, b_da, b_dsink, scale, D
             )  # fmt: skip
-            b_w = tl.maximum(b_u - b_t[:, None], 0.0)
-            b_dx = slope(b_w, r, R) * (b_dp - b_common[:, None])
-            if LEARNED:
-                b_da += tl.sum(b_dx * alpha_slope(b_w, a), 1)
-            if CAP:
-                b_dx *= cap_slope(b_raw, scale, softcap)
-            b_dq += tl.sum(b_dx[:, :, None] * b_k, 1)
-        store_query_gradients(
-            p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_t, b_dq, b_common, b_da, b_dsink, scale, D
-        )  # fmt: skip

@@ -8,18 +8,18 @@ One program owns an entry, and adds up in order, so that sums are the same from 
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import BM, BN, excess, load_rows, score_slopes
+from polymax.kernels.sparse_attention.cuda_tile import BM, BN, excess, load_rows, load_thresholds, score_slopes
 from polymax.kernels.sparse_attention.cuda_weights import exponent, row_states
 
 
 @triton.jit
 def mask_gradients(
-    p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_seed, p_plan, p_tau, p_common, p_dmask,
+    p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_seed, p_plan, p_top, p_depth, p_common, p_dmask,
     g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
     blocks, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop, batch_run, head_run,
-    LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
-    BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, PLAIN: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """ROWS and KEYS are true where the mask has a row for each query, and a column for each key."""
     i_n, i_r, i_o = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -55,14 +55,14 @@ def mask_gradients(
                     b_g = load_rows(p_head_g, o_m, o_v, m_rows, g_l, V, BV)
                     b_k = load_rows(p_head_k, o_n, o_d, o_n < S, k_l, D, BD)
                     b_v = load_rows(p_head_v, o_n, o_v, o_n < S, v_l, V, BV)
-                    b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+                    b_top, b_depth = load_thresholds(p_top, p_depth, o_row, m_rows)
                     b_common = tl.load(p_common + o_row, mask=m_rows, other=0.0)
                     b_state = row_states(p_seed, o_row) if DROP else o_m
                     b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
                     b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
                     b_w = excess(
-                        b_raw, b_t, o_m, o_n, p_head_mask, mask_l, mask_s, L, S, a, scale, softcap, left, right, offset,
-                        MASK, CAP, True,
+                        b_raw, b_top, b_depth, o_m, o_n, p_head_mask, mask_l, mask_s, L, S, a, scale, softcap, left,
+                        right, offset, MASK, CAP, PLAIN, True,
                     )  # fmt: skip
                     b_sum += score_slopes(b_w, b_dp, b_common, b_state, o_n, r, drop, DROP, R)
     o_m, o_n = i_r * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)

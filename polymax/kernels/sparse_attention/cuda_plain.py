@@ -49,9 +49,9 @@ class Plain:
         self.back = 0
         rows = q.shape[:-1].numel()
         key = torch.int16 if options.longest_k <= 1 << 16 else torch.int32
-        self.kept = _after(0, (rows, torch.float32), (call.heads * call.plan.size, torch.int32))
+        self.kept = _after(0, (rows, torch.float32), (rows, torch.float32), (call.heads * call.plan.size, torch.int32))
         free = self.kept[-1].end()
-        # tau, the plan, lists, supports and means
+        # tops and depths of rows, the plan, lists, supports and means
         late = (rows * LONGEST, key), (rows, torch.int32), (rows * v.shape[-1], q.dtype)
         self.kept += _after(free, *late)
         # maxima, centres and radii, which are forgotten when lists are written, and bits, when means are
@@ -75,12 +75,12 @@ class Plain:
         kept, passing = _places(notes, self.kept, ready), _places(scratch, self.passing, ready)
         inputs = [t.data_ptr() for t in (q, k, v)] if ready else (q, k, v)
         first = inputs[0]
-        (tau, plan, lists, support, mean), (maxima, centres, radii, bits) = kept, passing
+        (*tau, plan, lists, support, mean), (maxima, centres, radii, bits) = kept, passing
         # there are none, and any tensor stands for them
         marks = (first,) * 5
         with on_device(q):
             call.scan_all(first, inputs[1], marks, centres, radii, maxima, tau, plan)
-            call.collect(first, inputs[1], *marks, bits, tau, plan, lists)
+            call.collect(first, inputs[1], *marks, bits, *tau, plan, lists)
             context = out.data_ptr() if ready else out
             call.sum_values(inputs, marks, first, (tau, plan, lists), support, context, mean)
         return out, notes
@@ -94,7 +94,7 @@ class Plain:
         slopes = [torch.empty(t.shape, dtype=t.dtype, device=device) for t in (q, k, v)]
         scratch = torch.empty(self.back, dtype=torch.uint8, device=device)
         ready = call.key_gradients.ready()
-        tau, plan, lists, _, mean = _places(notes, self.kept, ready)
+        *tau, plan, lists, _, mean = _places(notes, self.kept, ready)
         common, rows, unread = _places(scratch, places, ready)
         tensors = (grad, q, k, v, *slopes)
         g, *given = [t.data_ptr() for t in tensors] if ready else tensors
@@ -112,7 +112,8 @@ class Plain:
         grad = grad.view(*self.shapes[0][:-1], grad.shape[-1])
         call = call_of(*self.four_dims(q, k, v), grad, self.options)
         rows = self.kept[0].count
-        places = _after(0, (rows, torch.float32), (max(call.packing, rows), torch.int32))
+        size = max(call.packing, rows * 4 // call.row_numbers.itemsize)
+        places = _after(0, (rows, torch.float32), (size, call.row_numbers))
         self.back = places[-1].end()
         # gradients of alpha and sinks, which nobody reads, lie where the numbers of rows come later
         places += (Place(places[-1].at, rows, torch.float32),)

@@ -10,6 +10,7 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     excess,
     head_start,
     load_rows,
+    load_thresholds,
     part,
     score_slopes,
     sequence,
@@ -19,24 +20,103 @@ from polymax.kernels.sparse_attention.cuda_weights import (
     exponent,
     kept,
     last_error,
-    newton_step,
+    quick_step,
     row_states,
     sink_units,
     slope,
     weight,
 )
 
+# the depth of a row in which one key has all weight: the least number above 1
+ALONE = tl.constexpr(1.00000011920928955078125)
+
+
+@triton.jit
+def thresholds(
+    p_q, p_k, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_plan, p_top, p_depth,
+    q_b, q_h, q_l, k_b, k_h, k_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S, blocks, row_tiles, plan_head, a1,
+    scale, softcap, left, right, offset, tolerance,
+    LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
+    PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """tau by Newton's method from the bound of the scan, over the tiles that matter to a block."""
+    i_m = blocks - 1 - tl.program_id(0)
+    i_bh = tl.program_id(1)
+    i_h = i_bh % heads
+    first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
+    p_plan += i_bh.to(tl.int64) * plan_head
+    p_bounds = p_plan + blocks * row_tiles + i_m * 4
+    if (i_m * BM < queries) & (tl.load(p_bounds + 3) == 0):
+        o_m = i_m * BM + tl.arange(0, BM)
+        o_d = tl.arange(0, BD)
+        m_rows = o_m < queries
+        a = exponent(p_alphas + i_h, a1, LEARNED)
+        r = 1 / a
+        p_q += head_start(i_b, i_h, first_q, q_b, q_h, q_l)
+        p_k += head_start(i_b, i_h // group, first_k, k_b, k_h, k_l)
+        p_mask += i_b * mask_b + i_h.to(tl.int64) * mask_h
+        p_tiles = p_plan + i_m * row_tiles
+        n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
+        o_row = (i_b * heads + i_h) * L + first_q + o_m
+        b_top, b_depth = load_thresholds(p_top, p_depth, o_row, m_rows)
+        # the bound has a margin for what rounds otherwise, which scores here do not
+        b_depth = tl.where(b_depth > 1, 1.0, b_depth)
+        b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
+        b_sink = sink_units(p_sinks + i_h, a, BM, SINKS)
+        worst = 2.0
+        turn = 0
+        while (worst > 1 + last_error(tolerance, a, LEARNED)) & (turn < 24):
+            b_w = tl.maximum((b_sink - b_top) + b_depth, 0.0)
+            b_f, b_g, b_n = weight(b_w, r, R), slope(b_w, r, R), (b_w > 0).to(tl.float32)
+            for i_p in tl.static_range(0, 3):
+                begin, end = part(n_before, n_whole, n_all, i_p)
+                b_f, b_g, b_n = _moments(
+                    b_f, b_g, b_n, b_top, b_depth, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end,
+                    queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, PLAIN, i_p != 1, R, D, BD,
+                    PRECISION, STAGES,
+                )  # fmt: skip
+            b_depth = quick_step(b_depth, b_f, b_g, b_n, a, R)
+            # a row that sees nothing, or NaN, has no weights
+            worst = 1 + tl.max(tl.where(b_g > 0, tl.abs(b_f - 1), 0.0), 0)
+            turn += 1
+        tl.store(p_depth + o_row, b_depth, mask=m_rows)
+
+
+@triton.jit
+def _moments(
+    b_f, b_g, b_n, b_top, b_depth, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end, queries, keys,
+    a, r, scale, softcap, left, right, offset,
+    MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BD: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Sums of p and of s, and for alpha 1.5 their number, with those of tiles begin .. end."""
+    for i_t in tl.range(begin, end, num_stages=STAGES):
+        o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
+        b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
+        b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        b_w = excess(
+            b_raw, b_top, b_depth, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right,
+            offset, MASK, CAP, PLAIN, EDGE,
+        )  # fmt: skip
+        b_f += tl.sum(weight(b_w, r, R), 1)
+        b_g += tl.sum(slope(b_w, r, R), 1)
+        if R == 2:
+            b_n += tl.sum((b_w > 0).to(tl.float32), 1)
+    return b_f, b_g, b_n
+
 
 @triton.jit
 def contexts(
-    p_q, p_k, p_v, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_tau, p_support, p_out, p_mean,
+    p_q, p_k, p_v, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_top, p_depth, p_support, p_out,
+    p_mean,
     q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S, blocks, row_tiles,
-    plan_head, a1, scale, softcap, left, right, offset, drop, tolerance,
+    plan_head, a1, scale, softcap, left, right, offset, drop,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
-    DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PLAIN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr,
+    BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """tau by Newton's method from the bound of the scan; then sums of values under p and under s."""
+    """Sums of values under p and under s, over the tiles that matter to a block."""
     i_m = blocks - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
     i_h = i_bh % heads
@@ -56,27 +136,10 @@ def contexts(
         p_tiles = p_plan + i_m * row_tiles
         n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
         o_row = (i_b * heads + i_h) * L + first_q + o_m
-        b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+        b_top, b_depth = load_thresholds(p_top, p_depth, o_row, m_rows)
         b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
-        b_sink = sink_units(p_sinks + i_h, a, BM, SINKS)
         b_state = row_states(p_seed, o_row) if DROP else o_m
-
-        worst = 2.0
-        turn = 0
-        while (worst > 1 + last_error(tolerance, a, LEARNED)) & (turn < 24):
-            b_w = tl.maximum(b_sink - b_t, 0.0)
-            b_f, b_g = weight(b_w, r, R), slope(b_w, r, R)
-            for i_p in tl.static_range(0, 3):
-                begin, end = part(n_before, n_whole, n_all, i_p)
-                b_f, b_g = _moments(
-                    b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end, queries, keys,
-                    a, r, scale, softcap, left, right, offset, MASK, CAP, i_p != 1, R, D, BD, PRECISION, STAGES,
-                )  # fmt: skip
-            b_t = newton_step(b_t, b_f, b_g, a, R)
-            worst = tl.max(b_f, 0)
-            turn += 1
-
-        b_w = tl.maximum(b_sink - b_t, 0.0)
+        b_w = tl.maximum((sink_units(p_sinks + i_h, a, BM, SINKS) - b_top) + b_depth, 0.0)
         b_p, b_s = weight(b_w, r, R), slope(b_w, r, R)
         b_n = (b_w > 0).to(tl.int32)
         b_o = tl.zeros((BM, BV), tl.float32)
@@ -84,23 +147,27 @@ def contexts(
         for i_p in tl.static_range(0, 3):
             begin, end = part(n_before, n_whole, n_all, i_p)
             b_o, b_mean, b_p, b_s, b_n = _sums(
-                b_o, b_mean, b_p, b_s, b_n, b_t, b_q, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m,
-                o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop, MASK, CAP, DROP,
-                i_p != 1, R, D, BD, V, BV, PRECISION, STAGES,
+                b_o, b_mean, b_p, b_s, b_n, b_top, b_depth, b_q, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l,
+                mask_s, o_m, o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop, MASK,
+                CAP, PLAIN, DROP, i_p != 1, R, D, BD, V, BV, PRECISION, STAGES,
             )  # fmt: skip
         store_contexts(
-            p_tau, p_support, p_out, p_mean, o_row, o_v, m_rows, b_t, b_n, b_p, b_s, b_o, b_mean, V
+            p_depth, p_support, p_out, p_mean, o_row, o_v, m_rows, b_depth, b_n, b_p, b_s, b_o, b_mean, V
         )  # fmt: skip
 
 
 @triton.jit
 def store_contexts(
-    p_tau, p_support, p_out, p_mean, o_row, o_v, m_rows, b_t, b_n, b_p, b_s, b_o, b_mean, V: tl.constexpr
+    p_depth, p_support, p_out, p_mean, o_row, o_v, m_rows, b_depth, b_n, b_p, b_s, b_o, b_mean, V: tl.constexpr
 ):  # fmt: skip
-    """Contexts and means are sums of values, to be divided by the sums of p and s; NaN where tau is."""
-    b_o *= tl.where(b_t == b_t, 1 / tl.where(b_p > 0, b_p, 1.0), float("nan"))[:, None]
+    """Contexts and means are sums of values, to be divided by the sums of p and s; NaN where tau is.
+
+    The depth of a row with one key alone is ALONE.
+    """
+    b_o *= tl.where(b_depth == b_depth, 1 / tl.where(b_p > 0, b_p, 1.0), float("nan"))[:, None]
     b_mean /= tl.where(b_s > 0, b_s, 1.0)[:, None]
-    tl.store(p_tau + o_row, b_t, mask=m_rows)
+    b_depth = tl.where(b_n == 1, ALONE, tl.where(b_depth > 1, 1.0, b_depth))
+    tl.store(p_depth + o_row, b_depth, mask=m_rows)
     tl.store(p_support + o_row, b_n, mask=m_rows)
     o_tile = o_row[:, None] * V + o_v[None, :]
     m_tile = m_rows[:, None] & (o_v < V)[None, :]
@@ -109,31 +176,11 @@ def store_contexts(
 
 
 @triton.jit
-def _moments(
-    b_f, b_g, b_t, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end, queries, keys, a, r, scale,
-    softcap, left, right, offset,
-    MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    for i_t in tl.range(begin, end, num_stages=STAGES):
-        o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
-        b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
-        b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_w = excess(
-            b_raw, b_t, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
-            CAP, EDGE,
-        )  # fmt: skip
-        b_f += tl.sum(weight(b_w, r, R), 1)
-        b_g += tl.sum(slope(b_w, r, R), 1)
-    return b_f, b_g
-
-
-@triton.jit
 def _sums(
-    b_o, b_mean, b_p, b_s, b_n, b_t, b_q, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-    begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
-    MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
-    BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    b_o, b_mean, b_p, b_s, b_n, b_top, b_depth, b_q, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m,
+    o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+    MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
         o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
@@ -141,8 +188,8 @@ def _sums(
         b_v = load_rows(p_v, o_n, o_v, o_n < keys, v_l, V, BV)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_w = excess(
-            b_raw, b_t, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
-            CAP, EDGE,
+            b_raw, b_top, b_depth, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right,
+            offset, MASK, CAP, PLAIN, EDGE,
         )  # fmt: skip
         b_weight, b_slope = weight(b_w, r, R), slope(b_w, r, R)
         b_p += tl.sum(b_weight, 1)
@@ -158,13 +205,13 @@ def _sums(
 
 @triton.jit
 def query_gradients(
-    p_grad, p_q, p_k, p_v, p_mean, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_tau, p_common,
-    p_dq, p_dalpha, p_dsink,
+    p_grad, p_q, p_k, p_v, p_mean, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_top, p_depth,
+    p_common, p_dq, p_dalpha, p_dsink,
     g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
-    blocks, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop, few,
+    blocks, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
-    DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PLAIN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr,
+    BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dq = scale dx k with dx = s (grad . v - common), common = grad . mean; and of alpha and the sink by row."""
     i_m = blocks - 1 - tl.program_id(0)
@@ -173,7 +220,7 @@ def query_gradients(
     first_q, first_k, queries, keys, i_b = sequence(p_starts_q, p_starts_k, i_bh // heads, L, S, PACKED)
     p_plan += i_bh.to(tl.int64) * plan_head
     p_bounds = p_plan + blocks * row_tiles + i_m * 4
-    if (i_m * BM < queries) & ((tl.load(p_bounds + 3) == 0) | (tl.load(p_bounds + 2) <= few)):
+    if (i_m * BM < queries) & (tl.load(p_bounds + 3) == 0):
         o_m = i_m * BM + tl.arange(0, BM)
         o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
         m_rows = o_m < queries
@@ -187,32 +234,33 @@ def query_gradients(
         p_tiles = p_plan + i_m * row_tiles
         n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
         o_row = (i_b * heads + i_h) * L + first_q + o_m
-        b_t = tl.load(p_tau + o_row, mask=m_rows, other=float("inf"))
+        b_top, b_depth = load_thresholds(p_top, p_depth, o_row, m_rows)
         b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
         b_g = load_rows(p_grad, o_m, o_v, m_rows, g_l, V, BV)
         b_mean = load_rows(p_mean, o_row, o_v, m_rows, V, V, BV)
         b_common = tl.sum(b_g.to(tl.float32) * b_mean.to(tl.float32), 1)
-        b_dsink, b_da = sink_slopes(p_sinks + i_h, b_t, b_common, a, r, LEARNED, SINKS, R, BM)
+        b_dsink, b_da = sink_slopes(p_sinks + i_h, b_top, b_depth, b_common, a, r, LEARNED, SINKS, R, BM)
         b_state = row_states(p_seed, o_row) if DROP else o_m
         b_dq = tl.zeros((BM, BD), tl.float32)
         for i_p in tl.static_range(0, 3):
             begin, end = part(n_before, n_whole, n_all, i_p)
             b_dq, b_da = _row_slopes(
-                b_dq, b_da, b_t, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m,
-                o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop, LEARNED, MASK,
-                CAP, DROP, i_p != 1, R, D, BD, V, BV, PRECISION, STAGES,
+                b_dq, b_da, b_top, b_depth, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l,
+                mask_s, o_m, o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+                LEARNED, MASK, CAP, PLAIN, DROP, i_p != 1, R, D, BD, V, BV, PRECISION, STAGES,
             )  # fmt: skip
         store_query_gradients(
-            p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_t, b_dq, b_common, b_da, b_dsink, scale, D
+            p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_depth, b_dq, b_common, b_da, b_dsink, scale, D
         )  # fmt: skip
 
 
 @triton.jit
 def sink_slopes(
-    p_sink, b_t, b_common, a, r, LEARNED: tl.constexpr, SINKS: tl.constexpr, R: tl.constexpr, BR: tl.constexpr
+    p_sink, b_top, b_depth, b_common, a, r,
+    LEARNED: tl.constexpr, SINKS: tl.constexpr, R: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the sink by row, whose value is 0, and its part in that of -alpha."""
-    b_w = tl.maximum(sink_units(p_sink, a, BR, SINKS) - b_t, 0.0)
+    b_w = tl.maximum((sink_units(p_sink, a, BR, SINKS) - b_top) + b_depth, 0.0)
     b_dsink = -slope(b_w, r, R) * b_common
     b_da = tl.zeros((BR,), tl.float32)
     if LEARNED:
@@ -222,9 +270,13 @@ def sink_slopes(
 
 @triton.jit
 def store_query_gradients(
-    p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_t, b_dq, b_common, b_da, b_dsink, scale, D: tl.constexpr
+    p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_depth, b_dq, b_common, b_da, b_dsink, scale,
+    D: tl.constexpr,
 ):  # fmt: skip
-    b_dq = tl.where((b_t == b_t)[:, None], b_dq * scale, float("nan"))
+    # a weight of 1 does not move, where rounding would leave a little of a huge key
+    b_live = tl.where(b_depth > 1, 0.0, 1.0)
+    b_da *= b_live
+    b_dq = tl.where((b_depth == b_depth)[:, None], b_dq * (scale * b_live)[:, None], float("nan"))
     m_tile = m_rows[:, None] & (o_d < D)[None, :]
     tl.store(p_dq + o_row[:, None] * D + o_d[None, :], b_dq.to(p_dq.dtype.element_ty), mask=m_tile)
     tl.store(p_common + o_row, b_common, mask=m_rows)
@@ -234,11 +286,11 @@ def store_query_gradients(
 
 @triton.jit
 def _row_slopes(
-    b_dq, b_da, b_t, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m, o_d, o_v,
-    begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
-    LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr, EDGE: tl.constexpr,
-    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    b_dq, b_da, b_top, b_depth, b_common, b_q, b_g, b_state, p_k, p_v, p_mask, p_tiles, k_l, v_l, mask_l, mask_s, o_m,
+    o_d, o_v, begin, end, queries, keys, a, r, scale, softcap, left, right, offset, drop,
+    LEARNED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, DROP: tl.constexpr,
+    EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
         o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
@@ -247,8 +299,8 @@ def _row_slopes(
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
         b_w = excess(
-            b_raw, b_t, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
-            CAP, EDGE,
+            b_raw, b_top, b_depth, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right,
+            offset, MASK, CAP, PLAIN, EDGE,
         )  # fmt: skip
         b_dx = score_slopes(b_w, b_dp, b_common, b_state, o_n, r, drop, DROP, R)
         if LEARNED:

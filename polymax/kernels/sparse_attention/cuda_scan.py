@@ -17,6 +17,7 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     BN,
     MARGIN,
     head_start,
+    heights,
     larger,
     load_keys,
     load_rows,
@@ -24,19 +25,24 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     reach,
     row_top,
     sequence,
-    units,
+    unit,
 )
 from polymax.kernels.sparse_attention.cuda_weights import exponent, newton_step, sink_units, slope, weight
+
+# how far above 1 the weights of maxima may sum up: a few more keys pass a bound that is a little lower
+NEAR = tl.constexpr(1.1)
+# u from which on a product of matrices and a sum of products differ by too much
+LARGE = tl.constexpr(1024.0)
 
 
 @triton.jit
 def scan(
-    p_q, p_k, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_maxima, p_tau, p_plan,
+    p_q, p_k, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_maxima, p_top, p_depth, p_plan,
     q_b, q_h, q_l, k_b, k_h, k_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S, longest, items, blocks, row_tiles,
-    plan_head, a1, scale, softcap, left, right, offset,
+    plan_head, a1, scale, softcap, left, right, offset, few,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr,
-    R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr, LONGEST: tl.constexpr,
-    TILES: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr,
+    LONGEST: tl.constexpr, TILES: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """TILES says which blocks are looked at: "all"; "unlisted", of which one at least is not listed; or "listed"."""
     o_r = tl.arange(0, BR)
@@ -72,23 +78,26 @@ def scan(
                 b_top = _maxima(
                     b_top, b_q, p_head_k, p_head_mask, p_tiles, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d,
                     tl.maximum(first, begin), last, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
-                    i_p != 1, D, BD, BR, TILES, PRECISION, STAGES,
+                    PLAIN, i_p != 1, D, BD, BR, TILES, PRECISION, STAGES,
                 )  # fmt: skip
             b_sink = sink_units(p_sinks + i_h, a, BR, SINKS)
             b_top = larger(b_top, b_sink)
             # what other threads wrote is read below
             tl.debug_barrier()
 
-            # a row that sees nothing has no threshold; NaN stays
-            b_t = tl.where(b_top == float("-inf"), float("inf"), b_top - 1)
-            b_t = tl.where(o_m < queries, b_t, float("inf"))
-            b_t = _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R, BR, BT)
-            b_t = tl.where(b_t < float("inf"), b_t - MARGIN * (1 + tl.abs(b_t)), b_t)
-            o_tau = (i_b * heads + i_h) * L + first_q + o_m
-            tl.store(p_tau + o_tau, b_t, mask=o_m < queries)
+            # inf - inf is no number, and NaN stays; over a row that sees nothing there is no threshold
+            b_depth = tl.where(b_top < float("inf"), 1.0, float("nan"))
+            m_blind = (b_top == float("-inf")) | (o_m >= queries)
+            b_top, b_depth = tl.where(m_blind, float("inf"), b_top), tl.where(m_blind, 0.0, b_depth)
+            factor = unit(a, scale, PLAIN)
+            b_depth = _bound(b_top, b_depth, b_sink, p_maxima, o_r, begin, end, factor, a, r, R, BR, BT)
+            b_depth = tl.where(b_depth > 0, b_depth + MARGIN * (1 + tl.abs(b_top * factor)), b_depth)
+            o_row = (i_b * heads + i_h) * L + first_q + o_m
+            tl.store(p_top + o_row, b_top, mask=o_m < queries)
+            tl.store(p_depth + o_row, b_depth, mask=o_m < queries)
             _note(
-                p_head_plan, p_tiles, p_maxima, b_t, o_m, o_r, i_0, begin, end, queries, keys, longest, row_tiles, left,
-                right, offset, BR, LONGEST, TILES,
+                p_head_plan, p_tiles, p_maxima, b_top, b_depth, o_m, o_r, i_0, begin, end, queries, keys, longest,
+                row_tiles, left, right, offset, factor, few, BR, LONGEST, TILES,
             )  # fmt: skip
             tl.debug_barrier()
 
@@ -113,8 +122,8 @@ def _awaited(p_plan, i_0, queries, longest, row_tiles, BR: tl.constexpr, TILES: 
 def _maxima(
     b_top, b_q, p_k, p_mask, p_tiles, p_maxima, k_l, mask_l, mask_s, o_m, o_r, o_d, begin, end, queries, keys, a, scale,
     softcap, left, right, offset,
-    MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
-    TILES: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    BR: tl.constexpr, TILES: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     for i_t in tl.range(begin, end, num_stages=STAGES):
         if TILES == "listed":
@@ -123,54 +132,57 @@ def _maxima(
             o_n = i_t * BN + tl.arange(0, BN)
         b_k = load_keys(p_k, o_n, o_d, keys, k_l, D, BD, EDGE)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        if MASK > 0 or CAP or EDGE:
-            b_u = units(
+        b_max = row_top(
+            heights(
                 b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK,
-                CAP, EDGE
-            )  # fmt: skip
-            b_max = row_top(b_u)
-        else:
-            # the scale is positive
-            b_max = row_top(b_raw) * (scale * a)
+                CAP, PLAIN, EDGE,
+            )
+        )  # fmt: skip
         tl.store(p_maxima + i_t * BR + o_r, b_max)
         b_top = larger(b_top, b_max)
     return b_top
 
 
 @triton.jit
-def _bound(b_t, b_sink, p_maxima, o_r, begin, end, a, r, R: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr):
-    """The threshold of the maxima, nearly; each step keeps below it."""
+def _bound(
+    b_top, b_depth, b_sink, p_maxima, o_r, begin, end, factor, a, r, R: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr
+):  # fmt: skip
+    """How far the threshold of the maxima is below the top, nearly; each step keeps below it."""
     # first by chunks: the threshold of any of them is a bound
     for i_t in range(begin, end, BT):
-        b_m = _load_maxima(p_maxima, i_t, end, o_r, BR, BT)
+        b_u = _load_maxima(p_maxima, b_top, i_t, end, o_r, factor, BR, BT)
         for _ in range(3):
-            b_x = tl.maximum(b_m - b_t[:, None], 0.0)
-            b_t = newton_step(b_t, tl.sum(weight(b_x, r, R), 1), tl.sum(slope(b_x, r, R), 1), a, R)
+            b_x = tl.maximum(b_u + b_depth[:, None], 0.0)
+            b_depth = newton_step(b_depth, tl.sum(weight(b_x, r, R), 1), tl.sum(slope(b_x, r, R), 1), a, R)
     worst = 2.0
     turn = 0
-    while (worst > 1.02) & (turn < 6):
-        b_over = tl.maximum(b_sink - b_t, 0.0)
+    while (worst > NEAR) & (turn < 6):
+        b_over = tl.maximum((b_sink - b_top) + b_depth, 0.0)
         b_f, b_g = weight(b_over, r, R), slope(b_over, r, R)
         for i_t in range(begin, end, BT):
-            b_x = tl.maximum(_load_maxima(p_maxima, i_t, end, o_r, BR, BT) - b_t[:, None], 0.0)
+            b_u = _load_maxima(p_maxima, b_top, i_t, end, o_r, factor, BR, BT)
+            b_x = tl.maximum(b_u + b_depth[:, None], 0.0)
             b_f += tl.sum(weight(b_x, r, R), 1)
             b_g += tl.sum(slope(b_x, r, R), 1)
-        b_t = newton_step(b_t, b_f, b_g, a, R)
+        b_depth = newton_step(b_depth, b_f, b_g, a, R)
         worst = tl.max(b_f, 0)
         turn += 1
-    return b_t
+    return b_depth
 
 
 @triton.jit
-def _load_maxima(p_maxima, i_t, end, o_r, BR: tl.constexpr, BT: tl.constexpr):
+def _load_maxima(p_maxima, b_top, i_t, end, o_r, factor, BR: tl.constexpr, BT: tl.constexpr):
+    """How far u of the maxima of tiles is above that of the largest: 0 or less."""
     o_t = i_t + tl.arange(0, BT)
-    return tl.load(p_maxima + o_t[None, :] * BR + o_r[:, None], mask=(o_t < end)[None, :], other=float("-inf"))
+    b_m = tl.load(p_maxima + o_t[None, :] * BR + o_r[:, None], mask=(o_t < end)[None, :], other=float("-inf"))
+    return (b_m - b_top[:, None]) * factor
 
 
 @triton.jit
 def _note(
     p_plan, p_tiles, p_maxima,
-    b_t, o_m, o_r, i_0, begin, end, queries, keys, longest, row_tiles, left, right, offset,
+    b_top, b_depth, o_m, o_r, i_0, begin, end, queries, keys, longest, row_tiles, left, right, offset, factor,
+    few,
     BR: tl.constexpr, LONGEST: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Write the plan of a block: see tiles.py."""
@@ -184,6 +196,8 @@ def _note(
     n_all = tl.zeros((PARTS,), tl.int32)
     b_pairs = tl.zeros((BR,), tl.int32)
     p_words = p_plan + longest_blocks * (row_tiles + 4)
+    # the margin in the depth is more than what rounding of a huge top takes away
+    b_bound = b_top - b_depth / factor
     n_seen = begin
     for i_w in range(0, (row_tiles + 31) // 32):
         o_at = i_w * 32 + tl.arange(0, 32)
@@ -199,7 +213,7 @@ def _note(
             o_t = o_at
             m_t = (o_t >= begin) & (o_t < end)
         b_m = tl.load(p_maxima + o_at[None, :] * BR + o_r[:, None], mask=m_t[None, :], other=float("-inf"))
-        b_on = (b_m > b_t[:, None]).to(tl.int32)
+        b_on = (b_m > b_bound[:, None]).to(tl.int32)
         b_pairs += tl.sum(b_on, 1)
         b_word = tl.sum(b_on << (o_t % 32)[None, :], 1)
         b_any = tl.max(tl.reshape(b_on, (PARTS, BM, 32)), 1)
@@ -214,6 +228,8 @@ def _note(
     tl.store(p_bounds, n_before, mask=m_in)
     tl.store(p_bounds + 1, n_whole, mask=m_in)
     tl.store(p_bounds + 2, n_all, mask=m_in)
-    # a row with more tiles than its list is long has no list
-    n_most = tl.max(tl.reshape(b_pairs, (PARTS, BM)), 1)
-    tl.store(p_bounds + 3, (n_most <= LONGEST).to(tl.int32), mask=m_in)
+    # a row with more tiles than its list is long has no list, nor one whose scores lists would round otherwise; a few
+    # tiles are faster than lists
+    b_long = (b_pairs > LONGEST) | ((tl.abs(b_top) * factor > LARGE) & (b_top < float("inf")))
+    n_long = tl.max(tl.reshape(b_long.to(tl.int32), (PARTS, BM)), 1)
+    tl.store(p_bounds + 3, ((n_long == 0) & (n_all > few)).to(tl.int32), mask=m_in)

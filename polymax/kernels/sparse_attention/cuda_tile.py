@@ -98,36 +98,60 @@ def capped_units(b_raw, a, scale, softcap, CAP: tl.constexpr):
 
 
 @triton.jit
-def units(
+def unit(a, scale, PLAIN: tl.constexpr):
+    """How much of u is one of z: see `heights`."""
+    return scale * a if PLAIN else scale * 0 + 1
+
+
+@triton.jit
+def heights(
     b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset,
-    MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr,
+    MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """u = (alpha - 1) x of products q k^T (rows o_m, keys o_n), -inf where a query does not see a key."""
-    b_u = capped_units(b_raw, a, scale, softcap, CAP)
+    """z of products q k^T (rows o_m, keys o_n), -inf where a query does not see a key.
+
+    z are the products themselves where u = (alpha - 1) x is a factor times them (PLAIN), and u elsewhere. All kernels
+    find the same bits, so that differences of two z are exact, however large both are.
+    """
+    b_z = b_raw
+    if not PLAIN:
+        # rounded in one way, whatever is done next
+        if CAP:
+            b_z = tl.fma(tanh(b_raw * (scale / softcap)), softcap * a, 0.0)
+        else:
+            b_z = tl.fma(b_raw, scale * a, 0.0)
     if MASK > 0:
         m_in = (o_m < queries)[:, None] & (o_n < keys)[None, :]
         p_tile = p_mask + o_m.to(tl.int64)[:, None] * mask_l + o_n.to(tl.int64)[None, :] * mask_s
         if MASK == 1:
-            b_u = tl.where(tl.load(p_tile, mask=m_in, other=0) != 0, b_u, float("-inf"))
+            b_z = tl.where(tl.load(p_tile, mask=m_in, other=0) != 0, b_z, float("-inf"))
         else:
-            b_u += tl.load(p_tile, mask=m_in, other=0.0).to(tl.float32) * a
+            b_z = tl.fma(tl.load(p_tile, mask=m_in, other=0.0).to(tl.float32), a, b_z)
     if EDGE:
         o_ahead = o_n[None, :] - (o_m[:, None] + offset)
         m_seen = (o_ahead >= -left) & (o_ahead <= right) & (o_n < keys)[None, :]
-        b_u = tl.where(m_seen, b_u, float("-inf"))
-    return b_u
+        b_z = tl.where(m_seen, b_z, float("-inf"))
+    return b_z
 
 
 @triton.jit
 def excess(
-    b_raw, b_t, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset,
-    MASK: tl.constexpr, CAP: tl.constexpr, EDGE: tl.constexpr,
+    b_raw, b_top, b_depth, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset,
+    MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """w = (u - tau)_+ of products q k^T."""
-    b_u = units(
-        b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP, EDGE
+    """w = (u - tau)_+ of products q k^T; tau is b_depth below the u of the row's largest z, b_top."""
+    b_z = heights(
+        b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
+        PLAIN, EDGE,
     )  # fmt: skip
-    return tl.maximum(b_u - b_t[:, None], 0.0)
+    return tl.maximum((b_z - b_top[:, None]) * unit(a, scale, PLAIN) + b_depth[:, None], 0.0)
+
+
+@triton.jit
+def load_thresholds(p_top, p_depth, o_row, m_rows):
+    """The largest z of rows, and how far tau is below it; nothing exceeds tau in rows that are not there."""
+    b_top = tl.load(p_top + o_row, mask=m_rows, other=float("inf"))
+    return b_top, tl.load(p_depth + o_row, mask=m_rows, other=0.0)
 
 
 @triton.jit

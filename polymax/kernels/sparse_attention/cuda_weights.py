@@ -41,7 +41,7 @@ def weight(b_w, r, R: tl.constexpr):
 
 
 @triton.jit
-def newton_step(b_t, b_f, b_g, a, R: tl.constexpr):
+def newton_step(b_depth, b_f, b_g, a, R: tl.constexpr):
     """Newton's step on the r-norm: it never passes the threshold from below. f = sum w^r, g = sum w^(r - 1)."""
     if R == 1:
         b_step = (b_f - 1) / b_g
@@ -49,7 +49,20 @@ def newton_step(b_t, b_f, b_g, a, R: tl.constexpr):
         b_step = (b_f - tl.sqrt(b_f)) / b_g
     else:
         b_step = (b_f - tl.exp2((1 - a) * tl.log2(tl.maximum(b_f, 1.0)))) / b_g
-    return tl.where(b_f > 1, b_t + b_step, b_t)
+    return tl.where(b_f > 1, b_depth - b_step, b_depth)
+
+
+@triton.jit
+def quick_step(b_depth, b_f, b_g, b_n, a, R: tl.constexpr):
+    """Halley's step where alpha is 1.5, which may pass the threshold a little, and Newton's elsewhere; n = sum w^0."""
+    b_newton = newton_step(b_depth, b_f, b_g, a, R)
+    if R == 2:
+        b_far = 4 * b_g * b_g
+        b_bend = b_n * (b_f - 1)
+        b_halley = b_depth - 2 * (b_f - 1) * b_g / (b_far - b_bend)
+        # where the step is long, the curve is another one at its end
+        b_newton = tl.where((b_far > 2 * b_bend) & (b_halley > 0.5 * b_depth), b_halley, b_newton)
+    return b_newton
 
 
 @triton.jit

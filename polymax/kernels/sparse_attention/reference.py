@@ -41,7 +41,7 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     dx = s * (factor * (g @ repeat_heads(wide(v), q).mT) - common)
     dsink = -s_sink * common
     # x = p^(a - 1) / (a - 1) + a constant: a change of alpha moves p as if it moved the scores the other way
-    dalpha = torch.zeros_like(tau)
+    dalpha = torch.zeros_like(tau[0])
     if options.alphas is not None:
         dalpha = -(dx * sensitivity(p, a)).sum(-1) - (dsink * sensitivity(p_sink, a)).squeeze(-1)
     dmask = tau.new_empty(0)
@@ -89,12 +89,13 @@ def repeat_heads(x: Tensor, q: Tensor) -> Tensor:
 
 
 def _weights(x: Tensor, a: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights of the keys (B, H, L, S) and of the sink (B, H, L, 1), and tau (B, H, L)."""
+    """Weights of the keys (B, H, L, S) and of the sink (B, H, L, 1), and tau (2, B, H, L)."""
     rows = x.shape[:-1]
     sink = x.new_full((1,), -torch.inf) if sinks is None else sinks.to(x.dtype)
     joint = torch.cat([x, sink.reshape(1, -1, 1, 1).expand(*rows, 1)], -1)
     p = threshold(joint, 0.0, TSALLIS, a.squeeze(-1).expand(rows))
     top, at = joint.max(-1, keepdim=True)
-    # the largest weight is (u - tau)^(1 / (alpha - 1)) too; a query that sees nothing has no threshold
-    tau = torch.where(top == -torch.inf, torch.inf, (a - 1) * top - p.gather(-1, at) ** (a - 1))
-    return p[..., :-1], p[..., -1:], tau.squeeze(-1)
+    # the largest weight is (u - tau)^(1 / (alpha - 1)) too
+    tau = torch.stack([(a - 1) * top, p.gather(-1, at) ** (a - 1)])
+    blind = torch.stack([torch.full_like(top, torch.inf), torch.zeros_like(top)])
+    return p[..., :-1], p[..., -1:], torch.where(top == -torch.inf, blind, tau).squeeze(-1)

@@ -16,8 +16,8 @@ and the queries are the last of the lengths[b] keys of the sequence. A query see
 `right` after it; -1 is no limit.
 
 Shapes: q (B, H, L, D); boxes (B, G, pages, 2, D), or (blocks, G, 2, D) with a table; lengths (B,); mask broadcasts to
-(B, H, L, S), without a table; sinks and alphas (H,); the context (B, H, L, V), tau and the size of the support
-(B, H, L)
+(B, H, L, S), without a table; sinks and alphas (H,); the context (B, H, L, V), tau (2, B, H, L), as in
+kernels/sparse_attention, and the size of the support (B, H, L)
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Ten
     wide = torch.promote_types(q.dtype, torch.float32)
     return (
         q.new_empty(*rows, v.shape[-1]),
-        q.new_empty(rows, dtype=wide),
+        q.new_empty((2, *rows), dtype=wide),
         q.new_empty(rows, dtype=torch.int32),
     )
 

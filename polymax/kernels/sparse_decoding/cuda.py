@@ -34,10 +34,11 @@ def sparse_decoding(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tenso
         boxes = None
     rows = q.shape[:-1]
     out, support = (torch.empty(shape, dtype=d, device=q.device) for shape, d in _results(q, v))
-    tau = torch.empty(rows, device=q.device)
+    tau = torch.empty((2, *rows), device=q.device)
     call = _call_of(q, k, v, cached._replace(boxes=boxes))
     if call.empty:
-        return out.zero_(), tau.fill_(torch.inf), support.zero_()
+        tau[0], tau[1] = torch.inf, 0.0
+        return out.zero_(), tau, support.zero_()
     # bounds and maxima of pages, scores, lists; sums, masses and sizes in parts; seeds
     scratch = torch.empty(call.scratch, device=q.device)
     bounds, maxima, scores, lists, counts, sums, masses, sizes, seeds = scratch.split(call.splits)
@@ -49,9 +50,9 @@ def sparse_decoding(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tenso
         if boxes is not None:
             call.bound(q, k, boxes, table, lengths, alphas, mask, bounds, seeds)
         call.score(q, k, table, lengths, alphas, mask, sinks, bounds, seeds, lists, scores, maxima)
-        call.find(alphas, sinks, lengths, scores, maxima, lists, tau, counts)
-        call.sum(v, table, alphas, scores, lists, tau, counts, sums, masses, sizes)
-        call.join(alphas, sinks, tau, sums, masses, sizes, out, support)
+        call.find(alphas, sinks, lengths, scores, maxima, lists, *tau, counts)
+        call.sum(v, table, alphas, scores, lists, *tau, counts, sums, masses, sizes)
+        call.join(alphas, sinks, *tau, sums, masses, sizes, out, support)
     return out, tau, support
 
 

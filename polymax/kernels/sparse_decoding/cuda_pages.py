@@ -6,7 +6,7 @@ A program takes a part of the pages of a head of keys, with all rows that share 
 import triton
 import triton.language as tl
 
-from polymax.kernels.sparse_attention.cuda_tile import capped_units, larger, load_rows, row_top, units
+from polymax.kernels.sparse_attention.cuda_tile import capped_units, heights, larger, load_rows, row_top
 from polymax.kernels.sparse_attention.cuda_weights import newton_step, slope, weight
 
 # far below what rounding of scores in another kernel can do
@@ -103,17 +103,17 @@ def page_bounds(
     b_k = load_rows(p_k + o_k, o_n, o_d, (o_key < keys) & m_some, k_l, D, BD)
     p_rows = p_mask + (i_b.to(tl.int64) * mask_b + i_h.to(tl.int64) * mask_h)[:, None]
     b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-    b_u = units(
+    b_u = heights(
         b_raw, i_q, o_key, p_rows, mask_l, mask_s, L, keys, a[:, None], scale, softcap,
-        left, right, first, MASK, CAP, True,
+        left, right, first, MASK, CAP, False, True,
     )  # fmt: skip
     b_u = tl.where(m_some & m_r[:, None], b_u, float("-inf"))
     b_top = row_top(b_u)
     b_none = tl.full((BR,), float("-inf"), tl.float32)
     p_seed = p_seeds + (i_bg * tl.num_programs(0) + i_s) * (2 * BR) + o_r
     tl.store(p_seed, b_top)
-    b_page = _threshold(b_u, b_none, tl.where(b_top == float("-inf"), 0.0, b_top - 1), a, R)
-    tl.store(p_seed + BR, tl.where(b_top == float("-inf"), float("-inf"), b_page))
+    b_depth = _depth(b_u, b_none, tl.where(b_top == float("-inf"), 0.0, b_top), tl.full((BR,), 1.0, tl.float32), a, R)
+    tl.store(p_seed + BR, b_top - b_depth)
 
 
 @triton.jit
@@ -165,9 +165,9 @@ def page_scores(
         o_key = i_p * BN + o_n
         b_k = load_rows(p_k + o_k, o_n, o_d, o_key < keys, k_l, D, BD)
         b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_u = units(
+        b_u = heights(
             b_raw, i_q, o_key, p_rows, mask_l, mask_s, L, keys, a[:, None], scale,
-            softcap, left, right, first, MASK, CAP, True,
+            softcap, left, right, first, MASK, CAP, False, True,
         )  # fmt: skip
         p_tile = p_scores + (o_row[:, None] * pages + i_p) * BN + o_n[None, :]
         tl.store(p_tile, b_u, mask=m_r[:, None])
@@ -183,21 +183,21 @@ def _seed_bound(p_seeds, parts, b_sink, a, R: tl.constexpr, BR: tl.constexpr, BS
     b_m = tl.load(p_seed, mask=m_seed, other=float("-inf"))
     b_top = larger(row_top(b_m), b_sink)
     b_page = tl.max(tl.load(p_seed + BR, mask=m_seed, other=float("-inf")), 1)
-    # Newton's steps need a number to start from
-    b_t = tl.where(b_top == float("-inf"), 0.0, larger(b_top - 1, b_page))
-    b_t = _threshold(b_m, b_sink, b_t, a, R)
-    b_t -= MARGIN * (1 + tl.abs(b_t))
-    return tl.where(b_top == float("-inf"), float("-inf"), b_t)
+    # Newton's steps need a number to start from; NaN stays
+    m_none = b_top == float("-inf")
+    b_depth = tl.where(m_none, 1.0, 1 - larger(b_page - (b_top - 1), tl.zeros((BR,), tl.float32)))
+    b_depth = _depth(b_m, b_sink, tl.where(m_none, 0.0, b_top), b_depth, a, R)
+    return b_top - (b_depth + MARGIN * (1 + tl.abs(b_top)))
 
 
 @triton.jit
-def _threshold(b_u, b_sink, b_t, a, R: tl.constexpr):
-    """The threshold of rows of scores and their sink, nearly, from one below it."""
+def _depth(b_u, b_sink, b_top, b_depth, a, R: tl.constexpr):
+    """How far the threshold of rows of scores and their sink is below the largest, nearly, from more than that."""
     r = 1 / a
     for _ in range(8):
-        b_over = tl.maximum(b_sink - b_t, 0.0)
-        b_x = tl.maximum(b_u - b_t[:, None], 0.0)
+        b_over = tl.maximum((b_sink - b_top) + b_depth, 0.0)
+        b_x = tl.maximum((b_u - b_top[:, None]) + b_depth[:, None], 0.0)
         b_f = weight(b_over, r, R) + tl.sum(weight(b_x, r[:, None], R), 1)
         b_g = slope(b_over, r, R) + tl.sum(slope(b_x, r[:, None], R), 1)
-        b_t = newton_step(b_t, b_f, b_g, a, R)
-    return b_t
+        b_depth = newton_step(b_depth, b_f, b_g, a, R)
+    return b_depth

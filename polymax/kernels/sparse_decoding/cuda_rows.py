@@ -22,7 +22,7 @@ def _row(p_alphas, p_sinks, p_lengths, i_row, heads, L, S, a1, left, right, offs
 
 @triton.jit
 def thresholds(
-    p_alphas, p_sinks, p_lengths, p_scores, p_maxima, p_list, p_tau, p_count,
+    p_alphas, p_sinks, p_lengths, p_scores, p_maxima, p_list, p_top, p_depth, p_count,
     heads, L, S, pages, a1, left, right, offset, tolerance,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PAGED: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
@@ -42,23 +42,25 @@ def thresholds(
         top = tl.maximum(top, tl.max(b_m, 0))
         bad += tl.sum((b_m != b_m).to(tl.int32), 0)
     # a row that sees nothing has no threshold
-    t = tl.where(top == float("-inf"), float("inf"), top - 1)
+    depth = tl.where(top == float("-inf"), 0.0, 1.0)
+    top = tl.where(top == float("-inf"), float("inf"), top)
     worst = 2.0
     turn = 0
     while (worst > 1.02) & (turn < 8):
-        over = tl.maximum(sink - t, 0.0)
+        over = tl.maximum((sink - top) + depth, 0.0)
         f, g = weight(over, r, R), slope(over, r, R)
         for i_c in range(begin, end, BP):
-            b_x = tl.maximum(_maxima(p_maxima + o_row, i_c, end, BP) - t, 0.0)
+            b_x = tl.maximum((_maxima(p_maxima + o_row, i_c, end, BP) - top) + depth, 0.0)
             f += tl.sum(weight(b_x, r, R), 0)
             g += tl.sum(slope(b_x, r, R), 0)
-        t = newton_step(t, f, g, a, R)
+        depth = newton_step(depth, f, g, a, R)
         worst = f
         turn += 1
-    t = tl.where(t < float("inf"), t - MARGIN * (1 + tl.abs(t)), t)
+    # more than what rounding of a huge top takes away
+    bound = top - tl.where(depth > 0, depth + MARGIN * (1 + tl.abs(top)), depth)
     count = 0
     for i_c in range(begin, end, BP):
-        b_on = (_maxima(p_maxima + o_row, i_c, end, BP) > t).to(tl.int32)
+        b_on = (_maxima(p_maxima + o_row, i_c, end, BP) > bound).to(tl.int32)
         tl.store(p_list + count + tl.cumsum(b_on, 0) - 1, i_c + tl.arange(0, BP), mask=b_on > 0)
         count += tl.sum(b_on, 0)
     # what other threads wrote is read below
@@ -67,20 +69,23 @@ def thresholds(
     worst = 2.0
     turn = 0
     while (worst > 1 + tolerance) & (turn < 24):
-        over = tl.maximum(sink - t, 0.0)
+        over = tl.maximum((sink - top) + depth, 0.0)
         f, g = weight(over, r, R), slope(over, r, R)
         for i_c in range(0, count, BC):
             o_c = i_c + tl.arange(0, BC)
             o_p = tl.load(p_list + o_c, mask=o_c < count, other=0)
             p_tile = p_scores + (o_row + o_p)[:, None] * BN + o_n[None, :]
             m_tile = (o_c < count)[:, None] & (o_n >= 0)[None, :]
-            b_x = tl.maximum(tl.load(p_tile, mask=m_tile, other=float("-inf")) - t, 0.0)
+            b_x = tl.maximum((tl.load(p_tile, mask=m_tile, other=float("-inf")) - top) + depth, 0.0)
             f += tl.sum(tl.sum(weight(b_x, r, R), 1), 0)
             g += tl.sum(tl.sum(slope(b_x, r, R), 1), 0)
-        t = newton_step(t, f, g, a, R)
+        depth = newton_step(depth, f, g, a, R)
         worst = f
         turn += 1
-    tl.store(p_tau + i_row, tl.where(bad > 0, float("nan"), t))
+    tl.store(p_top + i_row, top)
+    # inf - inf is no number
+    m_known = (bad == 0) & ((top < float("inf")) | (depth == 0))
+    tl.store(p_depth + i_row, tl.where(m_known, depth, float("nan")))
     tl.store(p_count + i_row, count)
 
 
@@ -92,7 +97,7 @@ def _maxima(p_maxima, i_c, end, BP: tl.constexpr):
 
 @triton.jit
 def value_sums(
-    p_v, p_table, p_alphas, p_scores, p_list, p_tau, p_count, p_sums, p_mass, p_size,
+    p_v, p_table, p_alphas, p_scores, p_list, p_top, p_depth, p_count, p_sums, p_mass, p_size,
     v_b, v_g, v_p, v_l, table_b, heads, group, L, pages, a1,
     LEARNED: tl.constexpr, PAGED: tl.constexpr, R: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -103,7 +108,7 @@ def value_sums(
     a = exponent(p_alphas + i_h, a1, LEARNED)
     r = 1 / a
     o_row = i_row.to(tl.int64) * pages
-    t = tl.load(p_tau + i_row)
+    top, depth = tl.load(p_top + i_row), tl.load(p_depth + i_row)
     count = tl.load(p_count + i_row)
     o_n, o_v = tl.arange(0, BN), tl.arange(0, BV)
     b_sum = tl.zeros((BV,), tl.float32)
@@ -111,7 +116,7 @@ def value_sums(
     b_size = tl.zeros((BN,), tl.int32)
     for i_c in range(i_s, count, parts):
         i_p = tl.load(p_list + o_row + i_c)
-        b_w = tl.maximum(tl.load(p_scores + (o_row + i_p) * BN + o_n) - t, 0.0)
+        b_w = tl.maximum((tl.load(p_scores + (o_row + i_p) * BN + o_n) - top) + depth, 0.0)
         b_p = weight(b_w, r, R)
         o_page = page_start(p_table, i_b, i_p, i_c < count, table_b, v_b, v_p, PAGED)
         p_tile = p_v + o_page + (i_h // group).to(tl.int64) * v_g + o_n.to(tl.int64)[:, None] * v_l + o_v[None, :]
@@ -127,7 +132,7 @@ def value_sums(
 
 @triton.jit
 def contexts(
-    p_alphas, p_sinks, p_tau, p_sums, p_mass, p_size, p_out, p_support, heads, L, parts, a1,
+    p_alphas, p_sinks, p_top, p_depth, p_sums, p_mass, p_size, p_out, p_support, heads, L, parts, a1,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, R: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BS: tl.constexpr,
 ):  # fmt: skip
@@ -135,17 +140,17 @@ def contexts(
     i_row = tl.program_id(0)
     i_h = (i_row // L) % heads
     a = exponent(p_alphas + i_h, a1, LEARNED)
-    t = tl.load(p_tau + i_row)
+    top, depth = tl.load(p_top + i_row), tl.load(p_depth + i_row)
     o_s, o_v = tl.arange(0, BS), tl.arange(0, BV)
     o_part = i_row.to(tl.int64) * parts + o_s
     mass = tl.sum(tl.load(p_mass + o_part, mask=o_s < parts, other=0.0), 0)
     size = tl.sum(tl.load(p_size + o_part, mask=o_s < parts, other=0), 0)
     if SINKS:
-        over = tl.maximum(tl.load(p_sinks + i_h).to(tl.float32) * a - t, 0.0)
+        over = tl.maximum((tl.load(p_sinks + i_h).to(tl.float32) * a - top) + depth, 0.0)
         mass += weight(over, 1 / a, R)
         size += (over > 0).to(tl.int32)
     m_tile = (o_s < parts)[:, None] & (o_v >= 0)[None, :]
     b_sum = tl.sum(tl.load(p_sums + o_part[:, None] * BV + o_v[None, :], mask=m_tile, other=0.0), 0)
-    b_out = b_sum * tl.where(t == t, 1 / tl.where(mass > 0, mass, 1.0), float("nan"))
+    b_out = b_sum * tl.where(depth == depth, 1 / tl.where(mass > 0, mass, 1.0), float("nan"))
     tl.store(p_out + i_row.to(tl.int64) * V + o_v, b_out.to(p_out.dtype.element_ty), mask=o_v < V)
     tl.store(p_support + i_row, size)
