@@ -44,7 +44,14 @@ def passes(module, g, q, k, v, given, mask_gradient=False):
     out, mean, tau, support, *notes = module.sparse_attention(q, k, v, *given)
     grads = module.sparse_attention_backward(g, q, k, v, mean, tau, *notes, mask_gradient, *given)
     names = ("dq", "dk", "dv", "dalpha", "dsink", "dmask")
-    return {"out": out, "mean": mean, "tau": tau, "support": support, **dict(zip(names, grads, strict=True))}
+    return {
+        "out": out,
+        "mean": mean,
+        "top": tau[0],
+        "depth": tau[1],
+        "support": support,
+        **dict(zip(names, grads, strict=True)),
+    }
 
 
 def exact(x):
@@ -177,7 +184,7 @@ def test_no_number_stays_in_its_rows():
     # key 69 is seen by the last query alone
     expected[:2, 69] = found["support"][0, :2, 69] == 0
     assert torch.equal(bad[:, :69], expected[:, :69])
-    assert torch.equal(found["tau"].isnan()[0, :, :69], expected[:, :69])
+    assert torch.equal(found["depth"].isnan()[0, :, :69], expected[:, :69])
     assert torch.equal(found["dq"].isnan().any(-1)[0][:, :69], expected[:, :69])
     assert not found["dk"][0, 0, 6:69].isnan().any()
     assert found["dk"][0, 0, :6].isnan().all()
@@ -227,7 +234,7 @@ def test_row_does_not_depend_on_its_block():
     g, q, k, v = inputs(HEIGHT + 9, 200, batch=1)
     whole = passes(cpu, g, q, k, v, options(q, k))
     part = passes(cpu, g[:, :, 7:], q[:, :, 7:], k, v, options(q[:, :, 7:], k))
-    for name in ("out", "mean", "tau", "support", "dq"):
+    for name in ("out", "mean", "top", "depth", "support", "dq"):
         equal(part[name], whole[name][:, :, 7:], f"a query is attention of its own: {name}")
 
 
