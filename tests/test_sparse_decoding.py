@@ -110,6 +110,40 @@ def test_nan_stays_in_its_row():
         assert out.isnan().sum() == 24
 
 
+@needs_triton
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_cache_that_grows_is_of_one_kind():
+    from polymax.kernels.sparse_decoding import cuda
+
+    cache, keys, values = filled([150], DEVICE, channels=16)
+    q = torch.randn(2, 4, 1, 16, device=DEVICE)
+    kinds = set()
+    for _ in range(3):
+        cache.append(keys[:, :, :20], values[:, :, :20])
+        told = Cached(cache.boxes, None, None, 1.5, None, None, None, 0.25, 0.0, -1, 0, cache.length - 1)
+        kinds.add(cuda._call_of(q, cache.keys, cache.values, told))
+        found = cuda.sparse_decoding(q, cache.keys, cache.values, *told)[0]
+        close(found, reference.sparse_decoding(q, cache.keys, cache.values, *told)[0], "cuda.py == reference.py")
+    assert len(kinds) == 1, "kernels are compiled and prepared once"
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("size", [1e10, 1e30])
+def test_huge_keys(size):
+    """A huge key takes all weight of the queries that like it, and none of others."""
+    from polymax.kernels.sparse_decoding import cuda
+
+    (q, k, v), cached, _ = arguments("plain")
+    k[:, :, 20] *= size
+    for b in (None, nn.key_boxes(k)):
+        told = on(DEVICE, cached._replace(boxes=b))
+        found = cuda.sparse_decoding(*on(DEVICE, (q, k, v)), *told)
+        true = reference.sparse_decoding(*(t.double() for t in (q, k, v)), *cached)
+        equal(found[2].cpu(), true[2], "the support is the reference's")
+        close(found[0].cpu(), true[0], "cuda.py == reference.py")
+
+
 def test_operator_passes_opcheck():
     for name in ("sinks", "paged"):
         tensors, cached, boxes = arguments(name)

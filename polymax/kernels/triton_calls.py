@@ -16,36 +16,46 @@ from polymax.kernels.triton_launch import KNOWN, compiled, hooked, stream
 MOST = 512
 
 
-class Prepared:
-    """A kernel with its grid and all that it takes after its tensors: numbers, then compile-time arguments."""
+class Compiled:
+    """A kernel with its compile-time arguments, for calls that Triton compiles the same for: it is asked once."""
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], numbers: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    def __init__(self, kernel: Any, constants: dict[str, Any]) -> None:
         self.kernel = kernel
-        self.grid = grid
-        self.numbers = numbers
         self.constants = constants
         self._run: Any = None
-        self._sizes = (*grid, 1, 1)[:3]
         self._first: tuple[Any, ...] = ()
         self._last: tuple[Any, ...] = ()
 
-    def __call__(self, *tensors: Any) -> None:
+    def launch(self, grid: tuple[int, int, int], tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> None:
         """Run the kernel on the current device and stream, on tensors, or on their addresses where `ready` is true."""
         if type(tensors[0]) is not int:
             if not KNOWN or hooked():
-                self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
+                self.kernel[grid](*tensors, *numbers, **self.constants)
                 return
             if self._run is None:
-                args = (*tensors, *self.numbers)
-                self._run, function, metadata, values = compiled(self.kernel, self.grid, args, self.constants)
-                self._first, self._last = (function, metadata, None, None, None), (*self.numbers, *values)
+                self._run, function, metadata, self._last = compiled(
+                    self.kernel, grid, (*tensors, *numbers), self.constants
+                )
+                self._first = function, metadata, None, None, None
             # of an address the launcher does not ask the driver whose it is
             tensors = tuple([t.data_ptr() for t in tensors])
-        self._run(*self._sizes, stream(torch._C._cuda_getDevice()), *self._first, *tensors, *self._last)
+        self._run(*grid, stream(torch._C._cuda_getDevice()), *self._first, *tensors, *numbers, *self._last)
 
     def ready(self) -> bool:
         """True if the kernel was compiled, and runs on addresses."""
         return self._run is not None and not hooked()
+
+
+class Prepared(Compiled):
+    """A kernel with its grid and all that it takes after its tensors: numbers, then compile-time arguments."""
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], numbers: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        super().__init__(kernel, constants)
+        self.grid = (*grid, 1, 1)[:3]
+        self.numbers = numbers
+
+    def __call__(self, *tensors: Any) -> None:
+        self.launch(self.grid, tensors, self.numbers)
 
 
 class Remembered:
@@ -69,3 +79,10 @@ def kind(t: Tensor | None) -> Hashable:
     if t is None:
         return None
     return t.dtype, t.shape, t.stride(), t.data_ptr() & 15 == 0
+
+
+def layout_kind(t: Tensor | None) -> Hashable:
+    """What a kernel is compiled for of a tensor whose strides are numbers of a launch."""
+    if t is None:
+        return None
+    return t.dtype, t.data_ptr() & 15 == 0, *[1 if n == 1 else n & 15 == 0 for n in t.stride()]
