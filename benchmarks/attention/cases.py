@@ -1,4 +1,7 @@
-"""Causal entmax attention of 16 heads, forward and backward, by how many tiles of scores hold support."""
+"""Causal entmax attention of 16 heads, forward and backward, by how many tiles of scores hold support; and decoding.
+
+Decoding is one query of each of 32 heads over a cache, of which all pages of keys matter, or one in twenty.
+"""
 
 from functools import partial
 
@@ -7,10 +10,11 @@ from torch import Tensor
 
 import polymax as pm
 from benchmarks.attention import oracles
-from benchmarks.attention.peers import ADASPLASH, SDPA
+from benchmarks.attention.peers import ADASPLASH, SDPA, SDPA_DECODING
 from benchmarks.baselines import Tensors, ours
 from benchmarks.record import Bar
-from benchmarks.workload import BOTH, Case, FunctionCase, Problems, Shape, Signature, Size
+from benchmarks.structures.cases import nothing
+from benchmarks.workload import BOTH, FORWARD, Case, FunctionCase, Problems, Shape, Signature, Size
 
 # queries and keys of a tile share a cluster, and look for keys of their own
 TILE = 64
@@ -49,8 +53,36 @@ def case(name: str, clusters: int, bars: dict[tuple[int, int], float]) -> Functi
     return FunctionCase(name, ours(call, oracles.entmax15), problems, (ADASPLASH,), base=SDPA)
 
 
+def decoding(name: str, clusters: int, bar: float) -> FunctionCase:
+    sizes = {"cuda": (Size((32, 131072, 64), torch.bfloat16, Bar(bar)),)}
+    problems = Problems(sizes, (FORWARD,), Signature(partial(cached, clusters), nothing), quick=(2, 200, 16))
+    return FunctionCase(name, ours(_decoded, oracles.decoded_entmax15), problems, base=SDPA_DECODING)
+
+
+def cached(clusters: int, shape: Shape, generator: torch.Generator) -> Tensors:
+    """A query, keys and values for each head, and boxes of keys; pages around centres, the query around the first."""
+
+    def noise(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=generator.device)
+
+    heads, n, d = shape
+    q, k = noise(heads, 1, d), noise(*shape)
+    if clusters > 0:
+        centre = noise(heads, clusters, d)
+        centre = 1.5 * d**0.5 * centre / centre.norm(dim=-1, keepdim=True)
+        of_page = (torch.arange(n, device=generator.device) // TILE) % clusters
+        q, k = centre[:, :1] + 0.3 * q, centre[:, of_page] + 0.3 * k
+    return q, k, noise(*shape), pm.nn.key_boxes(k)
+
+
+def _decoded(q: Tensor, k: Tensor, v: Tensor, boxes: Tensor) -> Tensor:
+    return pm.nn.scaled_dot_product_attention(q, k, v, mapping=pm.entmax, key_boxes=boxes)
+
+
 ATTENTION: list[Case] = [
     case("gaussian scores", 0, {(4096, 64): 1.5, (16384, 64): 1.0, (16384, 128): 1.3, (65536, 64): 0.9}),
     case("a third of the tiles", 3, {(4096, 64): 1.0, (16384, 64): 0.75, (16384, 128): 0.975, (65536, 64): 0.6}),
     case("15 % of the tiles", 7, {(4096, 64): 0.8, (16384, 64): 0.5, (16384, 128): 0.65, (65536, 64): 0.35}),
+    decoding("decoding", 0, 1.0),
+    decoding("decoding, 5 % of the pages", 20, 0.5),
 ]

@@ -1,4 +1,4 @@
-"""Causal attention once more: float64, from all scores, without any kernel of polymax."""
+"""Causal attention, and that of one query, once more: float64, from all scores, without any kernel of polymax."""
 
 from functools import partial
 
@@ -37,3 +37,12 @@ def _attention(mapping: Mapping, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 softmax = partial(_attention, oracles.softmax)
 sparsemax = partial(_attention, oracles.sparsemax)
 entmax15 = partial(_attention, oracles.entmax(1.5))
+
+
+def _decoded(mapping: Mapping, q: Tensor, k: Tensor, v: Tensor, boxes: Tensor) -> Tensor:
+    heads = zip(q, k, v, strict=True)
+    return torch.stack([mapping(one @ keys.mT / q.shape[-1] ** 0.5) @ values for one, keys, values in heads])
+
+
+decoded_softmax = partial(_decoded, oracles.softmax)
+decoded_entmax15 = partial(_decoded, oracles.entmax(1.5))
