@@ -371,7 +371,11 @@ def test_samples_are_interleaved_and_the_slow_get_fewer():
     ("arguments", "message"),
     [
         (["run", "simplex", "--only", "median"], "has no case 'median'"),
-        (["run", "latency", "--device", "cuda"], "cuda"),
+        pytest.param(
+            ["run", "latency", "--device", "cuda"],
+            "cuda",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
         (["show", "nowhere.json"], "nowhere.json"),
     ],
 )
