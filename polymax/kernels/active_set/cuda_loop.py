@@ -20,9 +20,9 @@ from polymax.kernels.active_set.triton_lists import compare, copy, look, spread,
 from polymax.kernels.active_set.triton_weights import admit, exact_weights, places_up_to, put, renew
 from polymax.kernels.triton_launch import Entry
 
-# what is next for an instance: a structure, with the inverse as good as it gets or not; an inverse; a direction that
-# leaves its face, structures on one side of it and on the other; nothing; more places, for the two; smaller scores
-RENEWED, GOING, RENEW, DIRECTION, FACE, OTHER_FACE = (tl.constexpr(i) for i in range(-1, 5))
+# what is next for an instance: weights; a structure, with the inverse as good as it gets or not; an inverse; a direction
+# that leaves its face, structures on one side of it and on the other; nothing; more places, for the two; smaller scores
+WEIGH, RENEWED, GOING, RENEW, DIRECTION, FACE, OTHER_FACE = (tl.constexpr(i) for i in range(-2, 5))
 CONVERGED, INFEASIBLE, FULL, FACE_FULL, LARGE = (tl.constexpr(i) for i in range(5, 10))
 
 # so many steps go by what is known of the one before
@@ -71,9 +71,10 @@ def iterate(
         told = status * 0
         again = status * 0
         b_before = tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0
-        if status == RENEW:
-            _compare_all(mine, slots, K, BP, BU)
-            renew(mine[1], mine[2], K, BR)
+        if (status == RENEW) | (status == WEIGH):
+            if status == RENEW:
+                _compare_all(mine, slots, K, BP, BU)
+                renew(mine[1], mine[2], K, BR)
             status = status * 0 + RENEWED
         else:
             tl.debug_barrier()

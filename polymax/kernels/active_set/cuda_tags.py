@@ -9,7 +9,7 @@ from polymax.kernels.active_set.cuda import Plan, places_of, room
 from polymax.kernels.chain.cuda_shapes import distinct
 from polymax.kernels.triton_math import ceil_power
 from polymax.solvers.search import Search
-from polymax.solvers.solution import UsedParts
+from polymax.solvers.solution import Solution, UsedParts
 
 # entries of a tile to a thread, and the most states of which a program adds up all at once
 _ENTRIES, _COLUMNS = 8, 64
@@ -35,9 +35,13 @@ def plan(search: Search) -> Plan:
     return Plan(best, problem, sizes, (n, s), n, warps, s, w, columns, n + 1)
 
 
-def slots(search: Search, vertices: Tensor) -> Tensor:
-    """Sequences by their states, (*batch, k, n, s), as the program lists them: (*batch, k, n)."""
-    return places_of(vertices, 2).amax(-1)
+def slots(search: Search, start: Solution) -> Tensor:
+    """Sequences as the program lists them: (*batch, k, n)."""
+    if not isinstance(start.found, UsedParts):
+        return places_of(start.vertices, 2).amax(-1)
+    (n, s), places = search.events[0], start.found.places
+    states = torch.where(places < n * s, places, -1)
+    return torch.nn.functional.pad(states, (0, n - states.shape[-1]), value=-1)
 
 
 def listed(search: Search, places: Tensor) -> UsedParts:
