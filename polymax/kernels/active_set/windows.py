@@ -25,7 +25,7 @@ from polymax.solvers.search import Search
 from polymax.solvers.solution import Solution, UsedParts
 
 # positions of a core, and of a window on either side of it
-CORE, HALO = 32, 32
+CORE, HALO = 24, 24
 # the least positions of a chain, and the most states, for which this pays
 LONG, STATES = 192, 64
 # a number that weights are multiples of
