@@ -157,8 +157,7 @@ def solve(
     recorded = recording(scores[0])
     if recorded and solver.max_iter > FEW:
         raise ValueError(
-            f"max_iter must be at most {FEW} where a CUDA graph records {type(solver).__name__}; "
-            f"got {solver.max_iter}"
+            f"max_iter must be at most {FEW} where a CUDA graph records {type(solver).__name__}; got {solver.max_iter}"
         )
     count = search.batch.numel()
     given = scores[0].reshape(count, search.events[0].numel()).contiguous()

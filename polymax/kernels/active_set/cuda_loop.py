@@ -20,8 +20,9 @@ from polymax.kernels.active_set.triton_lists import compare, copy, look, spread,
 from polymax.kernels.active_set.triton_weights import admit, exact_weights, places_up_to, put, renew
 from polymax.kernels.triton_launch import Entry
 
-# what is next for an instance: weights; a structure, with the inverse as good as it gets or not; an inverse; a direction
-# that leaves its face, structures on one side of it and on the other; nothing; more places, for the two; smaller scores
+# what is next for an instance: weights; a structure, with the inverse as good as it gets or not; an inverse; a
+# direction that leaves its face, structures on one side of it and on the other; nothing; more places, for the two;
+# smaller scores
 WEIGH, RENEWED, GOING, RENEW, DIRECTION, FACE, OTHER_FACE = (tl.constexpr(i) for i in range(-2, 5))
 CONVERGED, INFEASIBLE, FULL, FACE_FULL, LARGE = (tl.constexpr(i) for i in range(5, 10))
 

@@ -43,7 +43,9 @@ def sizes(n: int, labels: int) -> tuple[int, ...]:
 def slots(search: Search, start: Solution) -> Tensor:
     """Trees (*batch, k, n, n) or (*batch, k, n, n, labels) as the program lists them: (*batch, k, slots)."""
     dims, n = len(search.events[0]), search.events[0][0]
-    places = places_of(start.vertices, dims).flatten(2 - dims).amax(-1) if dims == 3 else places_of(start.vertices, dims)
+    places = (
+        places_of(start.vertices, dims).flatten(2 - dims).amax(-1) if dims == 3 else places_of(start.vertices, dims)
+    )
     i, j = torch.triu_indices(n, n, device=places.device)
     before = torch.nn.functional.pad(_first_slots(n, places.device), (1, 0))
     mine = before[j - i] + i // (j - i + 1)

@@ -10,8 +10,8 @@ nothing is missing.
 
 Shapes:
     problems (C, B, ...), of C windows or cores of B instances, which go to a loop as C * B instances
-    strands (B, k), the sequences of an instance up to a position: their last state, their weight (0 for none), and
-    picks (B, k, c), which sequence of each core they consist of
+    strands (rows, k), sequences of some neighbouring cores; their weights are 0 for none, and their picks (rows, k, c)
+    are which sequence of each core they consist of
 """
 
 from collections.abc import Callable
@@ -151,113 +151,113 @@ def _messages(cut: _Cut, around: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Strands(NamedTuple):
-    """Sequences up to a position, or of a core: their first and last state, their weights, and their picks."""
+    """Sequences of some neighbouring cores: their first and last states, weights and picks."""
 
     first: Tensor
     last: Tensor
     weights: Tensor
     picks: Tensor
 
+    def chosen(self, at: Tensor) -> "_Strands":
+        """Those at places (rows, m)."""
+        picks = self.picks.gather(1, at.unsqueeze(-1).expand(*at.shape, self.picks.shape[-1]))
+        return _Strands(*(x.gather(1, at) for x in self[:3]), picks)
+
+    def with_weight(self) -> "_Strands":
+        """As many as the row with the most has, those without weight last."""
+        used = self.weights > 0
+        width = max(int(used.sum(-1).amax()), 1)
+        return self.chosen((~used).byte().sort(dim=1, stable=True).indices[:, :width])
+
 
 def _coupled(cut: _Cut, found: Solution, search: Search) -> Solution:
-    """The sequences of cores, coupled to those of whole chains."""
+    """The sequences of cores, coupled to those of whole chains: of pairs of neighbours, pairs of pairs, and so on."""
     n, k = cut.size + 1, found.probs.shape[-1]
     states = _states(found, n, cut.states).reshape(cut.count, cut.batch, k, n)
-    tags = torch.where(states >= 0, states % cut.states, -1)
-    weights = found.probs.nan_to_num().reshape(cut.count, cut.batch, k)
+    tags = torch.where(states >= 0, states % cut.states, -1).long()
     # one of weight 0 spans a face
-    weights = torch.where(tags[..., 0] >= 0, weights + _UNIT, 0)
+    probs = found.probs.nan_to_num().reshape(cut.count, cut.batch, k) + _UNIT
+    weights = torch.where(tags[..., 0] >= 0, probs, 0)
     ends = torch.where(tags >= 0, torch.arange(n, device=tags.device), 0).amax(-1, keepdim=True)
     lasts = tags.gather(-1, ends).squeeze(-1)
-    numbers = torch.arange(k, device=tags.device).expand(cut.batch, k).unsqueeze(-1)
-    strands = _Strands(tags[0, ..., 0], lasts[0], weights[0], numbers)
-    for c in range(1, cut.count):
-        strands = _couple(strands, _Strands(tags[c, ..., 0], lasts[c], weights[c], numbers), cut.states)
-    width = max(int((strands.weights > 0).sum(-1).amax()), 1)
-    picks, probs = strands.picks[:, :width], strands.weights[:, :width]
+    picks = torch.arange(k, device=tags.device).expand(weights.shape).unsqueeze(-1)
+    # chains that have ended have no sequences in the cores after
+    more = (1 << (cut.count - 1).bit_length()) - cut.count
+    given = (tags[..., 0], lasts, weights, picks)
+    level = _Strands(*(torch.cat([x, x.new_zeros(more, *x.shape[1:])]).flatten(0, 1) for x in given))
+    while len(level.weights) > cut.batch:
+        pairs = [x.reshape(-1, 2, cut.batch, *x.shape[1:]) for x in level]
+        left, right = (_Strands(*(x[:, side].flatten(0, 1) for x in pairs)) for side in (0, 1))
+        level = _couple(left, right, cut.states).with_weight()
     parts = []
     for c in range(cut.count):
-        chosen = tags[c].gather(1, picks[..., c : c + 1].expand(*picks.shape[:2], n))
-        parts.append(chosen[..., min(c, 1) :])
-    whole = torch.cat(parts, -1)[..., : search.events[0][0]]
-    return _solution(torch.where((probs > 0).unsqueeze(-1), whole, -1), probs, search)
+        of_core = tags[c].gather(1, level.picks[..., c : c + 1].expand(*level.weights.shape, n))
+        parts.append(of_core[..., min(c, 1) :])
+    return _solution(torch.cat(parts, -1)[..., : search.events[0][0]], level.weights, cut.lengths, search)
 
 
 def _couple(left: _Strands, right: _Strands, states: int) -> _Strands:
-    """The strands that go on with a core's sequences: those that share a state, in the order of their weights.
+    """The strands of both sides: those that share a state go on, in the order of their weights.
 
     Each has a stretch of the unit after its state, as long as its share of the state's weight. Where one of either side
     ends, a strand does, too.
     """
-    keys, shares, orders = zip(*(_stretches(*side, states) for side in ((left.last, left.weights), (right.first, right.weights))), strict=True)
-    count, more = keys[0].shape[1], keys[1].shape[1]
-    ends, order = torch.cat(keys, 1).sort(dim=1, stable=True)
+    left_ends, totals, left_order = _stretches(left.last, left.weights, states)
+    right_ends, _, right_order = _stretches(right.first, right.weights, states)
+    count, more = left_ends.shape[1], right_ends.shape[1]
+    ends, order = torch.cat([left_ends, right_ends], 1).sort(dim=1, stable=True)
     of_left = (order < count).long()
-    at_left = (of_left.cumsum(1) - of_left).clamp(max=count - 1)
-    at_right = ((1 - of_left).cumsum(1) - (1 - of_left)).clamp(max=more - 1)
-    at_left, at_right = orders[0].gather(1, at_left), orders[1].gather(1, at_right)
-    state = left.last.gather(1, at_left)
-    good = (state == right.first.gather(1, at_right)) & ends.isfinite()
-    good &= (left.weights.gather(1, at_left) > 0) & (right.weights.gather(1, at_right) > 0)
-    begins = torch.maximum(torch.nn.functional.pad(ends[:, :-1], (1, 0)), state.double())
-    share = shares[0].gather(1, state.clamp(min=0))
-    weights = torch.where(good, (ends - begins).clamp(min=0) * share + _UNIT, 0)
-    picks = torch.cat(
-        [
-            left.picks.gather(1, at_left.unsqueeze(-1).expand(*at_left.shape, left.picks.shape[-1])),
-            right.picks.gather(1, at_right.unsqueeze(-1)),
-        ],
-        -1,
-    )
-    coupled = _Strands(left.first.gather(1, at_left), right.last.gather(1, at_right), weights, picks)
-    # a chain that has ended before goes on with nothing
-    ended = (right.weights == 0).all(1, keepdim=True)
-    pad = torch.nn.functional.pad
-    kept = _Strands(
-        pad(left.first, (0, more)),
-        pad(left.last, (0, more)),
-        pad(left.weights, (0, more)),
-        pad(left.picks, (0, 1, 0, more)),
-    )
-    both = [
-        torch.where(ended.reshape(-1, *[1] * (x.dim() - 1)), y, x) for x, y in zip(coupled, kept, strict=True)
-    ]
-    # those without weight come last
-    order = (both[2] == 0).long().sort(dim=1, stable=True).indices
-    return _Strands(*(x.gather(1, order) for x in both[:3]), both[3].gather(1, order.unsqueeze(-1).expand(both[3].shape)))
+    passed = of_left.cumsum(1) - of_left, (1 - of_left).cumsum(1) - (1 - of_left)
+    one = left.chosen(left_order.gather(1, passed[0].clamp(max=count - 1)))
+    other = right.chosen(right_order.gather(1, passed[1].clamp(max=more - 1)))
+    # a stretch without one of the other side belongs to no strand
+    good = (one.last == other.first) & (one.weights > 0) & (other.weights > 0) & ends.isfinite()
+    begins = torch.maximum(torch.nn.functional.pad(ends[:, :-1], (1, 0)), one.last.double())
+    lengths = (ends - begins).clamp(min=0) * totals.gather(1, one.last.clamp(min=0))
+    picks = torch.cat([one.picks, other.picks], -1)
+    coupled = _Strands(one.first, other.last, torch.where(good, lengths + _UNIT, 0), picks)
+    # a chain that has ended goes on with nothing
+    ended = (right.weights == 0).all(1)
+    kept = (torch.nn.functional.pad(x, (0, more)) for x in left[:3])
+    kept_picks = torch.nn.functional.pad(left.picks, (0, right.picks.shape[-1], 0, more))
+    both = zip(coupled, (*kept, kept_picks), strict=True)
+    return _Strands(*(torch.where(ended.reshape(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both))
 
 
 def _stretches(state: Tensor, weights: Tensor, states: int) -> tuple[Tensor, Tensor, Tensor]:
     """Where stretches end, in the order of states, infinity for those of no weight; weights of states; the order."""
-    used = weights > 0
-    order = torch.where(used, state, states).sort(dim=1, stable=True).indices
-    state, used = state.gather(1, order), used.gather(1, order)
-    # whole numbers add up to the same on every device
-    mass = torch.where(used, (weights.gather(1, order) / _UNIT).long().clamp(min=1), 0)
+    order = torch.where(weights > 0, state, states).sort(dim=1, stable=True).indices
+    state, weights = state.gather(1, order).clamp(min=0), weights.gather(1, order)
+    # whole numbers add up to the same in any order
+    mass = torch.where(weights > 0, (weights / _UNIT).long().clamp(min=1), 0)
     of_state = state.unsqueeze(-1) == torch.arange(states, device=state.device)
     totals = torch.where(of_state, mass.unsqueeze(-1), 0).sum(1)
-    before, at = totals.cumsum(1) - totals, state.clamp(min=0)
-    within, total = mass.cumsum(1) - before.gather(1, at), totals.gather(1, at)
+    before, total = (totals.cumsum(1) - totals).gather(1, state), totals.gather(1, state)
+    within = mass.cumsum(1) - before
     # the last of a state ends with it, and no other does
-    share = torch.where(within == total, 1.0, (within.double() / total.clamp(min=1)).clamp(max=1 - 2.0**-40))
-    return torch.where(used, state + share, torch.inf), totals.double() * _UNIT, order
+    share = (within.double() / total.clamp(min=1)).clamp(max=1 - 2.0**-40)
+    ends = state + torch.where(within == total, torch.ones_like(share), share)
+    return torch.where(weights > 0, ends, torch.inf), totals.double() * _UNIT, order
 
 
-def _solution(tags: Tensor, probs: Tensor, search: Search) -> Solution:
-    """Sequences of tags (B, k, n), -1 after the last, with their weights."""
-    (n, s), (_, k) = search.events[0], probs.shape
-    at = torch.arange(n, device=tags.device)
-    states = torch.where(tags >= 0, at * s + tags, -1)
-    steps = torch.where(tags[..., 1:] >= 0, (n + at[:-1] * s + tags[..., :-1]) * s + tags[..., 1:], -1)
+def _solution(tags: Tensor, probs: Tensor, lengths: Tensor, search: Search) -> Solution:
+    """Sequences of tags (B, k, n), -1 after the last, with their weights; those that have gaps are left out."""
+    (n, s), (_, k), batch = search.events[0], probs.shape, search.batch
+    at, last = torch.arange(2 * n - 1, device=tags.device), lengths.reshape(-1, 1)
+    good = ((tags >= 0) == (at[:n] < last).unsqueeze(1)).all(-1) & (probs > 0)
+    states = at[:n] * s + tags
+    places = torch.cat([states, (n + states[..., :-1]) * s + tags[..., 1:]], -1)
     # steps follow the last state
-    places = torch.cat([states, steps], -1)
-    order = (places < 0).sort(dim=-1, stable=True).indices
-    places = places.gather(-1, order).int()
-    none = probs.new_zeros(search.batch)
-    batch = search.batch
+    order = torch.where(at < last, at, (n + at - last).clamp(max=2 * n - 2)).unsqueeze(1)
+    used = good.unsqueeze(-1) & (at < 2 * last - 1).unsqueeze(1)
+    places = torch.where(used, places.gather(-1, order.expand(places.shape)), -1).int()
+    probs = torch.where(good, probs, 0)
+    none = probs.new_zeros(batch)
     return Solution(
         UsedParts(places.reshape(*batch, k, 2 * n - 1), search.events),
         (probs / probs.sum(-1, keepdim=True).clamp(min=_UNIT)).reshape(*batch, k),
-        probs.new_zeros((*batch, k, k), dtype=torch.int32),
-        none, none.long(), none,
+        places.new_zeros((*batch, 1, 1)).expand(*batch, k, k),
+        none,
+        none.long(),
+        none,
     )
