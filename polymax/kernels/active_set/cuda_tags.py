@@ -103,13 +103,26 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
         m_v = m_s & ((o_end == 0) | (o_t >= half))
         b_u = tl.load(p_around + o_t * s + o_s, mask=m_v, other=float("-inf"))
         b_c = tl.permute(tl.reshape(b_v, [2, S // 4, 4]), (1, 0, 2))[:, :, None, :] + b_w
-        b_part, b_x = tl.max(b_c, 0, return_indices=True, return_indices_tie_break_left=False)
-        b_top, b_q = tl.max(b_part, 2, return_indices=True, return_indices_tie_break_left=False)
-        b_x = tl.sum(tl.where(o_q == b_q[:, :, None], b_x, 0), 2)
+        b_top = _largest(b_c, S)
         b_v = tl.where(m_v, b_top + b_u, b_v)
-        tl.store(p_back + o_t * s + o_s, b_x * 4 + b_q, mask=m_v)
+        # the next step does not wait for the first that gives the value
+        b_x = tl.min(tl.min(tl.where(b_c == b_top[None, :, :, None], o_x, s - 1), 0), 2)
+        tl.store(p_back + o_t * s + o_s, b_x, mask=m_v)
     # the two rows in the middle
     tl.store(p_values + (half - 1 + o_end) * s + o_s, b_v, mask=m_s & (half - 1 + o_end < length) & (length > 0))
+
+
+@triton.jit
+def _largest(b_c, S: tl.constexpr):
+    """The maxima over the first and the last dim of (S // 4, 2, S, 4), those of pairs first: few wait for others."""
+    b_top = b_c
+    for i in tl.static_range(4):
+        if S >> i > 4:
+            b_top = tl.reshape(b_top, [2, S >> (i + 3), 2, S, 4])
+            # with an index that no one looks at, a maximum takes a third of the instructions of one that knows of NaN
+            b_top, _ = tl.max(b_top, 0, return_indices=True, return_indices_tie_break_left=False)
+    b_top, _ = tl.max(tl.reshape(b_top, [2, S, 4]), 2, return_indices=True, return_indices_tie_break_left=False)
+    return b_top
 
 
 @triton.jit
