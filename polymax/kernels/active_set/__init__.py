@@ -19,12 +19,15 @@ from typing import Any
 
 from torch import Tensor
 
+from polymax.kernels.active_set import windows
 from polymax.solvers.reduced import all_small
 from polymax.solvers.rules import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solver
 from polymax.solvers.search import Search
 from polymax.solvers.solution import Solution
 from polymax.structures.base import Structure
 
+# a search of so few iterations may be recorded by a CUDA graph, and finds all of its structures by itself
+FEW = 255
 # the largest side of the first tensor that one program of a GPU holds
 LARGEST = 4096
 _RULES = {"cpu": (ActiveSet, FrankWolfe, AwayStep, Pairwise), "cuda": (ActiveSet,)}
@@ -40,11 +43,27 @@ def solve(
     device = scores[0].device.type
     search = structure.search(*scores) if type(solver) in _RULES.get(device, ()) else None
     if device == "cuda" and search is not None and _fits(search):
+        if start is None and solver.max_iter > FEW and windows.is_long(search):
+            return _from_windows(solver, structure, scores, search, whole, wary)
         return _file(device).solve(solver, structure, scores, search, start, whole, wary)
     if wary and not all_small(scores):
         return None
     file = device if device == "cpu" and search is not None else "reference"
     return _file(file).solve(solver, structure, scores, search, start, whole)
+
+
+def _from_windows(
+    solver: Solver, structure: Structure, scores: tuple[Tensor, ...], search: Search, whole: bool, wary: bool
+) -> tuple[Solution, Tensor | None] | None:
+    """The same for long chains on a GPU, whose windows are solved first."""
+    if wary and not all_small(scores):
+        return None
+    solve_all = _file("cuda").solve
+
+    def solve_parts(search: Search, whole: bool) -> Solution:
+        return solve_all(solver, structure, search.tensors[:2], search, None, whole)[0]
+
+    return solve_all(solver, structure, scores, search, windows.start(search, solve_parts, whole), whole)
 
 
 @cache

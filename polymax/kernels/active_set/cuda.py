@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from polymax._function import recording
-from polymax.kernels.active_set import cuda_loop
+from polymax.kernels.active_set import FEW, cuda_loop
 from polymax.kernels.active_set.cuda_face import span
 from polymax.kernels.active_set.cuda_solution import ordered
+from polymax.kernels.active_set.cuda_start import prepare
 from polymax.kernels.response.cuda import response
 from polymax.kernels.triton_math import ceil_power, on_device
 from polymax.solvers.reduced import LARGEST_SCORE, all_small
@@ -39,8 +40,6 @@ _LIKELY = 256
 _ENTRIES = 16
 # iterations before a look at whether all instances are done, where each is a launch; and where none is
 _LAUNCHES, _ALL = 8, 2**30
-# the most iterations of a search that a CUDA graph records: it has places for all structures from the start
-_RECORDED = 255
 
 
 class Plan(NamedTuple):
@@ -101,15 +100,21 @@ class _State:
         )
 
     def with_seeds(self, places: Tensor, scores: Tensor, probs: Tensor) -> "_State":
-        """The same state with structures to start from, (B, seeds, slots), their scores and weights."""
+        """The same state with structures to start from, (B, seeds, slots), their scores and weights.
+
+        Those that depend on others before them are dropped.
+        """
         seeds, (held, _, system) = places.shape[1], self.held
         held[:, :seeds] = places
         # what the scores forbid is dropped
         kept = (probs > 0) & (scores > -torch.inf)
         system[:, -3, :seeds] = torch.where(kept, scores, 0)
         system[:, -2, :seeds] = torch.where(kept, probs, -1)
-        # the first launch computes what depends on them; the first structure is no iteration
-        self.known[0] = cuda_loop.RENEW.value
+        prepare(self.held, seeds)
+        weights = system[:, -2, :seeds]
+        system[:, -2, :seeds] = torch.where(weights >= 0, weights / weights.clamp(min=0).sum(-1, keepdim=True), -1)
+        # weights are next; the first structure is no iteration
+        self.known[0] = cuda_loop.WEIGH.value
         self.known[1] = kept.any(-1).int() - 1
         return self
 
@@ -150,18 +155,17 @@ def solve(
     if wary and not looked and not all_small(scores):
         return None
     recorded = recording(scores[0])
-    if recorded and solver.max_iter > _RECORDED:
+    if recorded and solver.max_iter > FEW:
         raise ValueError(
-            f"max_iter must be at most {_RECORDED} where a CUDA graph records {type(solver).__name__}; "
-            f"got {solver.max_iter}"
+            f"max_iter must be at most {FEW} where a CUDA graph records {type(solver).__name__}; got {solver.max_iter}"
         )
     count = search.batch.numel()
     given = scores[0].reshape(count, search.events[0].numel()).contiguous()
     seeds = 0 if start is None else start.probs.shape[-1]
     # a search that may be recorded takes the same programs before: none can be compiled while a graph is recorded
-    recordable = solver.max_iter <= _RECORDED
+    recordable = solver.max_iter <= FEW
     least = solver.max_iter + 1 if recordable else min(plan.likely, _LIKELY)
-    places = max(_ROOM, ceil_power(max(2 * seeds, least)))
+    places = max(_ROOM, ceil_power(max(seeds + min(seeds, _ROOM), least)))
     if recordable and not recorded and whole and not asked:
         _rehearse(places, search.most, sum(map(torch.Size.numel, search.events)), scores[0].dtype, scores[0].device)
     state = _State.empty(given, plan.slots, places)
@@ -172,7 +176,7 @@ def solve(
         first = False
         scores = tuple(x.double() for x in scores)
     if start is not None:
-        slots = kind.slots(search, start.vertices).reshape(count, seeds, plan.slots)
+        slots = kind.slots(search, start).reshape(count, seeds, plan.slots)
         b = start.rescore(structure, *scores).reshape(count, seeds)
         state = state.with_seeds(slots, b, start.probs.reshape(count, seeds).double())
     ask: Any = kind.Questions(structure, scores, count) if asked else None

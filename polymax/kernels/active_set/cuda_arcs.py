@@ -9,7 +9,7 @@ from polymax.kernels.active_set.cuda import Plan, places_of, room
 from polymax.kernels.arborescence.cuda import FIELDS, trees
 from polymax.kernels.triton_math import ceil_power
 from polymax.solvers.search import Search
-from polymax.solvers.solution import UsedParts
+from polymax.solvers.solution import Solution, UsedParts
 
 
 def plan(search: Search) -> Plan:
@@ -21,9 +21,9 @@ def plan(search: Search) -> Plan:
     return Plan(best, problem, (single_root, FIELDS, max(ceil_power(n), 32)), (n, n), n - 1, 1, likely=2 * n)
 
 
-def slots(search: Search, vertices: Tensor) -> Tensor:
+def slots(search: Search, start: Solution) -> Tensor:
     """Trees (*batch, k, n + 1, n + 1) as the program lists them: (*batch, k, n)."""
-    return places_of(vertices, 2).amax(-2)[..., 1:]
+    return places_of(start.vertices, 2).amax(-2)[..., 1:]
 
 
 def listed(search: Search, places: Tensor) -> UsedParts:

@@ -9,7 +9,7 @@ from polymax.kernels.active_set.cuda import Plan, places_of, room
 from polymax.kernels.assignment.cuda import match_instance
 from polymax.kernels.triton_math import ceil_power
 from polymax.solvers.search import Search
-from polymax.solvers.solution import UsedParts
+from polymax.solvers.solution import Solution, UsedParts
 
 
 def plan(search: Search) -> Plan:
@@ -22,10 +22,10 @@ def plan(search: Search) -> Plan:
     return Plan(best, problem, (width,), (n, m), min(n, m), warps, likely=2 * min(n, m))
 
 
-def slots(search: Search, vertices: Tensor) -> Tensor:
+def slots(search: Search, start: Solution) -> Tensor:
     """Assignments (*batch, k, n, m) as the program lists them: (*batch, k, the smaller of n and m)."""
     _, rows, columns = search.tensors
-    places, fewer = places_of(vertices, 2), min(search.events[0])
+    places, fewer = places_of(start.vertices, 2), min(search.events[0])
     by_row, by_column = (places.amax(dim)[..., :fewer] for dim in (-1, -2))
     return torch.where((rows > columns).reshape(*search.batch, 1, 1), by_column, by_row)
 

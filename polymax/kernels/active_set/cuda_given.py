@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polymax.kernels.active_set.cuda import Plan, places_of
 from polymax.solvers.search import Search
+from polymax.solvers.solution import Solution
 from polymax.structures.base import Structure, tensors
 
 
@@ -38,10 +39,10 @@ class Questions:
         return tensors(y)[0].contiguous(), others
 
 
-def slots(search: Search, vertices: Tensor) -> Tensor:
+def slots(search: Search, start: Solution) -> Tensor:
     """Structures (*batch, k, *event) as the program lists them: (*batch, k, d)."""
     dims = len(search.events[0])
-    return places_of(vertices, dims).flatten(-dims)
+    return places_of(start.vertices, dims).flatten(-dims)
 
 
 def listed(search: Search, places: Tensor) -> Tensor:

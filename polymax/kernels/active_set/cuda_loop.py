@@ -16,13 +16,14 @@ import triton
 import triton.language as tl
 
 from polymax.kernels.active_set.triton_begin import any_large, begin
-from polymax.kernels.active_set.triton_lists import compare, copy, look, spread, spread_rows
+from polymax.kernels.active_set.triton_lists import compare, copy, look, mean_rows, spread
 from polymax.kernels.active_set.triton_weights import admit, exact_weights, places_up_to, put, renew
 from polymax.kernels.triton_launch import Entry
 
-# what is next for an instance: a structure, with the inverse as good as it gets or not; an inverse; a direction that
-# leaves its face, structures on one side of it and on the other; nothing; more places, for the two; smaller scores
-RENEWED, GOING, RENEW, DIRECTION, FACE, OTHER_FACE = (tl.constexpr(i) for i in range(-1, 5))
+# what is next for an instance: weights; a structure, with the inverse as good as it gets or not; an inverse; a
+# direction that leaves its face, structures on one side of it and on the other; nothing; more places, for the two;
+# smaller scores
+WEIGH, RENEWED, GOING, RENEW, DIRECTION, FACE, OTHER_FACE = (tl.constexpr(i) for i in range(-2, 5))
 CONVERGED, INFEASIBLE, FULL, FACE_FULL, LARGE = (tl.constexpr(i) for i in range(5, 10))
 
 # so many steps go by what is known of the one before
@@ -71,9 +72,10 @@ def iterate(
         told = status * 0
         again = status * 0
         b_before = tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0
-        if status == RENEW:
-            _compare_all(mine, slots, K, BP, BU)
-            renew(mine[1], mine[2], K, BR)
+        if (status == RENEW) | (status == WEIGH):
+            if status == RENEW:
+                _compare_all(mine, slots, K, BP, BU)
+                renew(mine[1], mine[2], K, BR)
             status = status * 0 + RENEWED
         else:
             tl.debug_barrier()
@@ -168,23 +170,27 @@ def _compare_all(held, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexp
         compare(p_places, p_gram, p_places + k * slots, k, top, slots, K, BP, BU)
 
 
-@triton.jit(noinline=True)
+@triton.jit
 def _mean(held, point, height, width, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BS: tl.constexpr):
     """mu, the weighted sum of structures, and what it leaves of the scores; ||mu||^2."""
     p_places, _, p_system = held
-    p_scores, p_mu, p_around, _ = point
-    d = height * width
     p_x = p_system + (K + 2) * K
     b_p = tl.load(p_system + (K + 1) * K + tl.arange(0, K))
-    top = places_up_to(b_p, K)
+    put(p_x, tl.maximum(b_p, 0.0), K)
+    if BS:
+        return mean_rows(p_places, p_x, point, places_up_to(b_p, K), height, width, BU, BS)
+    else:
+        return _mean_of_lists(p_places, p_x, point, places_up_to(b_p, K), height * width, slots, BP, BU)
+
+
+@triton.jit(noinline=True)
+def _mean_of_lists(p_places, p_weights, point, top, d, slots, BP: tl.constexpr, BU: tl.constexpr):
+    p_scores, p_mu, p_around, _ = point
     for i_d in range(0, d, BP * BU):
         o_d = i_d + tl.arange(0, BP * BU)
         tl.store(p_mu + o_d, tl.zeros([BP * BU], tl.float64), mask=o_d < d)
-    put(p_x, tl.maximum(b_p, 0.0), K)
-    if BS:
-        spread_rows(p_places, p_x, p_mu, top, height, width, BU, BS)
-    else:
-        spread(p_places, p_x, p_mu, top, slots, BU)
+    tl.debug_barrier()
+    spread(p_places, p_weights, p_mu, top, slots, BU)
     b_square = tl.zeros([BP * BU], tl.float64)
     for i_d in range(0, d, BP * BU):
         o_d = i_d + tl.arange(0, BP * BU)

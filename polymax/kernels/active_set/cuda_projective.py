@@ -14,7 +14,7 @@ from polymax.kernels.active_set.cuda_spans import warps
 from polymax.kernels.active_set.triton_choices import best_labels, best_of, better_of, none_of
 from polymax.kernels.triton_math import ceil_power
 from polymax.solvers.search import Search
-from polymax.solvers.solution import UsedParts
+from polymax.solvers.solution import Solution, UsedParts
 
 # choices of a tile, of which the first six also write what follows, and its spans to a warp
 _CHOICES, _SPANS = 8, 8
@@ -40,10 +40,10 @@ def sizes(n: int, labels: int, single_root: bool) -> tuple[int, ...]:
     return _SPANS * warps(n), _CHOICES, tokens, 512 // names, 0 if labels == 1 else names, int(single_root)
 
 
-def slots(search: Search, vertices: Tensor) -> Tensor:
+def slots(search: Search, start: Solution) -> Tensor:
     """Trees (*batch, k, n + 1, n + 1) or (..., labels) as the program lists them: (*batch, k, n)."""
     dims = len(search.events[0])
-    places = places_of(vertices, dims)
+    places = places_of(start.vertices, dims)
     return (places.amax(-1) if dims == 3 else places).amax(-2)[..., 1:]
 
 

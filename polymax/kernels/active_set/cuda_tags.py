@@ -9,10 +9,10 @@ from polymax.kernels.active_set.cuda import Plan, places_of, room
 from polymax.kernels.chain.cuda_shapes import distinct
 from polymax.kernels.triton_math import ceil_power
 from polymax.solvers.search import Search
-from polymax.solvers.solution import UsedParts
+from polymax.solvers.solution import Solution, UsedParts
 
-# entries of a tile to a thread, and the most states of which a program adds up all at once
-_ENTRIES, _COLUMNS = 8, 64
+# entries of a tile to a thread; the most states of which a program adds up all at once, and has two matrices
+_ENTRIES, _COLUMNS, _BOTH = 8, 64, 32
 
 
 def plan(search: Search) -> Plan:
@@ -22,22 +22,24 @@ def plan(search: Search) -> Plan:
     w, stride_b, stride_t = distinct(transition.double())
     group = max(count // max(len(transition), 1), 1) if stride_b else 1
     height = max(ceil_power(s), 16)
-    values = room(unary, n, s)
-    # the tags before 16 tags or fewer are one word
-    back = room(unary, n, dtype=torch.long) if height == 16 else room(unary, n, s, dtype=torch.int32)
+    values, back = room(unary, n, s), room(unary, n, s, dtype=torch.int32)
     width = max(min(height, 4096 // height), 2)
     problem = w, stride_b, stride_t, group, lengths.contiguous(), values, back
     warps = min(max(height * width // 512, 4 if n > 32 else 1), 8)
-    # states to a lane, where one matrix is for all steps
-    lanes = (2 if s == height else 1) if stride_t == 0 and height <= 32 and hasattr(tl, "gather") else 0
-    sizes = height, width, lanes, max(32 * warps * _ENTRIES // height, 2)
+    # a matrix for each end is in registers
+    both = int(height <= _BOTH and stride_t == 0)
+    sizes = height, width, both, max(32 * warps * _ENTRIES // height, 2)
     columns = height if height <= _COLUMNS else 0
     return Plan(best, problem, sizes, (n, s), n, warps, s, w, columns, n + 1)
 
 
-def slots(search: Search, vertices: Tensor) -> Tensor:
-    """Sequences by their states, (*batch, k, n, s), as the program lists them: (*batch, k, n)."""
-    return places_of(vertices, 2).amax(-1)
+def slots(search: Search, start: Solution) -> Tensor:
+    """Sequences as the program lists them: (*batch, k, n)."""
+    if not isinstance(start.found, UsedParts):
+        return places_of(start.vertices, 2).amax(-1)
+    (n, s), places = search.events[0], start.found.places
+    states = torch.where(places < n * s, places, -1)
+    return torch.nn.functional.pad(states, (0, n - states.shape[-1]), value=-1)
 
 
 def listed(search: Search, places: Tensor) -> UsedParts:
@@ -47,30 +49,28 @@ def listed(search: Search, places: Tensor) -> UsedParts:
 
 @triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
-    """The best sequence; SIZES of a tile of transitions, how lanes have states, and steps of a tile."""
+    """The best sequence; SIZES of a tile of transitions, 1 to start from both ends, and steps of a tile."""
     p_w, stride_wb, stride_wt, group, p_lengths, p_values, p_back = problem
     n, s = height, width
     i_b = tl.program_id(0).to(tl.int64)
     length = tl.load(p_lengths + i_b).to(tl.int32)
     p_w += (i_b // group) * stride_wb * s * s
-    p_around, p_values = p_arounds + i_b * n * s, p_values + i_b * n * s
-    p_back += i_b * n * (1 if SIZES[0] == 16 else s)
-    o_i = tl.arange(0, SIZES[0])
-    m_i = o_i < s
+    p_around, p_values, p_back = p_arounds + i_b * n * s, p_values + i_b * n * s, p_back + i_b * n * s
     if SIZES[2]:
-        _climb(p_w, p_around, p_values, length, s, SIZES[0], SIZES[2] == 2)
+        _climb(p_w, p_around, p_values, p_back, length, s, SIZES[0])
+        tl.debug_barrier()
+        top, before, after = _meet(p_w, p_values, length, s, SIZES[0])
+        _unwind_both(p_back, p_fresh, before, after, length, s, SIZES[0])
     else:
         _climb_tiles(p_w, stride_wt, p_around, p_values, length, s, SIZES)
-    tl.debug_barrier()
-    last = tl.maximum(length - 1, 0)
-    b_v = tl.load(p_values + last * s + o_i, mask=m_i, other=float("-inf"))
-    top = tl.max(b_v, 0)
-    tag = tl.min(tl.where((b_v == top) & m_i, o_i, s - 1), 0)
-    _origins(p_w, stride_wt, p_values, p_back, length, s, SIZES)
-    tl.debug_barrier()
-    if SIZES[0] == 16:
-        _unwind_words(p_back, p_fresh, tag, length, s)
-    else:
+        tl.debug_barrier()
+        o_i = tl.arange(0, SIZES[0])
+        m_i = o_i < s
+        b_v = tl.load(p_values + tl.maximum(length - 1, 0) * s + o_i, mask=m_i, other=float("-inf"))
+        top = tl.max(b_v, 0)
+        tag = tl.min(tl.where((b_v == top) & m_i, o_i, s - 1), 0)
+        _origins(p_w, stride_wt, p_values, p_back, length, s, SIZES)
+        tl.debug_barrier()
         _unwind(p_back, p_fresh, tag, length, s, SIZES[0])
     for t in range(length, n):
         tl.store(p_fresh + t, -1)
@@ -80,52 +80,100 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
 
 
 @triton.jit
-def _climb(p_w, p_around, p_values, length, s, S: tl.constexpr, FULL: tl.constexpr):
-    """Write the values of Viterbi's recursion (n, s), which go from step to step in registers; FULL if s is S.
+def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
+    """Write which states come before and after others (n, s), and the values of Viterbi's recursion in the middle.
 
-    Each warp has all of them, and computes all that follow: none waits for another.
+    The first half of the positions, and one more of an odd number, knows what comes before, the second what comes
+    after. Both take a step at once, and four lanes share a state: each looks at a quarter of those it may come from.
     """
-    o_j = tl.arange(0, S)
-    m_j = o_j < s
-    b_v = tl.load(p_around + o_j, mask=m_j, other=float("-inf"))
-    tl.store(p_values + o_j, b_v, mask=m_j)
-    # scores are on their way two steps before they are added
-    b_u = tl.load(p_around + s + o_j, mask=m_j & (length > 1), other=float("-inf"))
-    b_u1 = tl.load(p_around + 2 * s + o_j, mask=m_j & (length > 2), other=float("-inf"))
-    for t in range(1, length):
-        b_u2 = tl.load(p_around + (t + 2) * s + o_j, mask=m_j & (t + 2 < length), other=float("-inf"))
-        b_0, b_1 = _through(b_v, p_w, 0, m_j, s, S, FULL), _through(b_v, p_w, 1, m_j, s, S, FULL)
-        b_2, b_3 = _through(b_v, p_w, 2, m_j, s, S, FULL), _through(b_v, p_w, 3, m_j, s, S, FULL)
-        for i in tl.static_range(4, S, 4):
-            # four in flight: a maximum waits for the one before it
-            b_0 = _larger(b_0, _through(b_v, p_w, i, m_j, s, S, FULL))
-            b_1 = _larger(b_1, _through(b_v, p_w, i + 1, m_j, s, S, FULL))
-            b_2 = _larger(b_2, _through(b_v, p_w, i + 2, m_j, s, S, FULL))
-            b_3 = _larger(b_3, _through(b_v, p_w, i + 3, m_j, s, S, FULL))
-        b_v = _larger(_larger(b_0, b_1), _larger(b_2, b_3)) + b_u
-        tl.store(p_values + t * s + o_j, b_v, mask=m_j)
-        b_u, b_u1 = b_u1, b_u2
+    half = (length + 1) // 2
+    o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
+    m_s = o_s < s
+    o_q = tl.arange(0, 4)[None, None, :]
+    o_x = tl.arange(0, S // 4)[:, None, None, None] * 4 + o_q[None, :, :, :]
+    o_y = tl.arange(0, S)[None, None, :, None]
+    p_both = p_w + tl.where(tl.arange(0, 2)[None, :, None, None] == 0, o_x * s + o_y, o_y * s + o_x)
+    b_w = tl.load(p_both, mask=(o_x < s) & (o_y < s), other=float("-inf"))
+    # positions go up from the first, and down from the last
+    o_t, step = o_end * (length - 1), 1 - 2 * o_end
+    m_v = m_s & (o_t < length) & ((o_end == 0) | (o_t >= half))
+    b_v = tl.load(p_around + o_t * s + o_s, mask=m_v, other=float("-inf"))
+    for _ in range(1, half):
+        o_t += step
+        m_v = m_s & ((o_end == 0) | (o_t >= half))
+        b_u = tl.load(p_around + o_t * s + o_s, mask=m_v, other=float("-inf"))
+        b_c = tl.permute(tl.reshape(b_v, [2, S // 4, 4]), (1, 0, 2))[:, :, None, :] + b_w
+        b_top = _largest(b_c, S)
+        b_v = tl.where(m_v, b_top + b_u, b_v)
+        # the next step does not wait for the first that gives the value
+        b_x = tl.min(tl.min(tl.where(b_c == b_top[None, :, :, None], o_x, s - 1), 0), 2)
+        tl.store(p_back + o_t * s + o_s, b_x, mask=m_v)
+    # the two rows in the middle
+    tl.store(p_values + (half - 1 + o_end) * s + o_s, b_v, mask=m_s & (half - 1 + o_end < length) & (length > 0))
 
 
 @triton.jit
-def _larger(b_a, b_b):
-    """The maximum, in a third of the instructions that one takes which knows of NaN."""
-    return tl.where(b_b > b_a, b_b, b_a)
+def _largest(b_c, S: tl.constexpr):
+    """The maxima over the first and the last dim of (S // 4, 2, S, 4), those of pairs first: few wait for others."""
+    b_top = b_c
+    for i in tl.static_range(4):
+        if S >> i > 4:
+            b_top = tl.reshape(b_top, [2, S >> (i + 3), 2, S, 4])
+            # with an index that no one looks at, a maximum takes a third of the instructions of one that knows of NaN
+            b_top, _ = tl.max(b_top, 0, return_indices=True, return_indices_tie_break_left=False)
+    b_top, _ = tl.max(tl.reshape(b_top, [2, S, 4]), 2, return_indices=True, return_indices_tie_break_left=False)
+    return b_top
 
 
 @triton.jit
-def _through(b_v, p_w, i: tl.constexpr, m_j, s, S: tl.constexpr, FULL: tl.constexpr):
-    """The values of states that come after state i."""
-    if FULL:
-        b_w = tl.load(p_w + i * S + tl.arange(0, S))
-    else:
-        b_w = tl.load(p_w + i * s + tl.arange(0, S), mask=m_j & (i < s), other=float("-inf"))
-    return tl.gather(b_v, tl.full([S], i, tl.int32), 0) + b_w
+def _meet(p_w, p_values, length, s, S: tl.constexpr):
+    """The value of the best sequence, and its states where the halves meet."""
+    half = (length + 1) // 2
+    o_s = tl.arange(0, S)
+    m_s = o_s < s
+    b_before = tl.load(p_values + (half - 1) * s + o_s, mask=m_s & (length > 0), other=float("-inf"))
+    b_after = tl.load(p_values + half * s + o_s, mask=m_s & (length > 1), other=0.0)
+    m_w = m_s[:, None] & m_s[None, :]
+    b_w = tl.load(p_w + o_s[:, None] * s + o_s[None, :], mask=m_w & (length > 1), other=0.0)
+    b_both = tl.where(m_w, b_before[:, None] + b_w + b_after[None, :], float("-inf"))
+    b_top = tl.max(b_both, 1)
+    top = tl.max(b_top, 0)
+    before = tl.min(tl.where((b_top == top) & m_s, o_s, s - 1), 0)
+    b_row = tl.max(tl.where((o_s == before)[:, None], b_both, float("-inf")), 0)
+    return top, before, tl.min(tl.where((b_row == top) & m_s, o_s, s - 1), 0)
+
+
+@triton.jit
+def _unwind_both(p_back, p_fresh, before, after, length, s, S: tl.constexpr):
+    """Write the sequence that has two states in the middle, towards both ends."""
+    half = (length + 1) // 2
+    o_end, o_s = tl.arange(0, 2), tl.arange(0, S)[None, :]
+    step = 2 * o_end - 1
+    o_t = half + o_end - 1
+    b_tag = tl.where(o_end == 0, before, after)
+    # what comes next does not wait for the tag
+    b_from = tl.load(p_back + o_t[:, None] * s + o_s, mask=_inside(o_t, o_end, length, s, S), other=0)
+    o_t1 = o_t + step
+    b_from1 = tl.load(p_back + o_t1[:, None] * s + o_s, mask=_inside(o_t1, o_end, length, s, S), other=0)
+    for _ in range(0, half):
+        tl.store(p_fresh + o_t, o_t * s + b_tag, mask=o_t < length)
+        o_t2 = o_t + 2 * step
+        b_from2 = tl.load(p_back + o_t2[:, None] * s + o_s, mask=_inside(o_t2, o_end, length, s, S), other=0)
+        b_tag = tl.sum(tl.where(o_s == b_tag[:, None], b_from, 0), 1)
+        b_from, b_from1 = b_from1, b_from2
+        o_t += step
+
+
+@triton.jit
+def _inside(o_t, o_end, length, s, S: tl.constexpr):
+    """Which states have others that they come from, (2, S): not those at the ends."""
+    m_t = tl.where(o_end == 0, o_t > 0, o_t + 1 < length)
+    return m_t[:, None] & (tl.arange(0, S) < s)[None, :]
 
 
 @triton.jit
 def _climb_tiles(p_w, stride_wt, p_around, p_values, length, s, SIZES: tl.constexpr):
-    """The same for transitions that are read at each step."""
+    """Write the values of Viterbi's recursion (n, s), with transitions that are read at each step."""
     o_i = tl.arange(0, SIZES[0])
     m_i = o_i < s
     tl.store(p_values + o_i, tl.load(p_around + o_i, mask=m_i), mask=m_i)
@@ -143,7 +191,7 @@ def _climb_tiles(p_w, stride_wt, p_around, p_values, length, s, SIZES: tl.conste
 
 @triton.jit
 def _origins(p_w, stride_wt, p_values, p_back, length, s, SIZES: tl.constexpr):
-    """Write the tag before each tag (n, s), for many steps at once; 16 of them or fewer are the digits of a word."""
+    """Write the tag before each tag (n, s), for many steps at once."""
     o_j = tl.arange(0, SIZES[0])[None, :]
     m_j = o_j < s
     for i_t in range(1, length, SIZES[3]):
@@ -153,50 +201,11 @@ def _origins(p_w, stride_wt, p_values, p_back, length, s, SIZES: tl.constexpr):
         b_best = tl.full([SIZES[3], SIZES[0]], float("-inf"), tl.float64)
         b_from = tl.full([SIZES[3], SIZES[0]], 0, tl.int32)
         for i in tl.range(0, s, loop_unroll_factor=4):
-            if SIZES[2]:
-                b_w = tl.load(p_w + i * s + o_j, mask=m_j, other=float("-inf"))
-            else:
-                b_w = tl.load(p_step + i * s, mask=m_t & m_j, other=float("-inf"))
-            b_c = tl.load(p_before + i, mask=m_t) + b_w
+            b_c = tl.load(p_before + i, mask=m_t) + tl.load(p_step + i * s, mask=m_t & m_j, other=float("-inf"))
             # the first that gives the value
             b_from = tl.where(b_c > b_best, i, b_from)
             b_best = tl.where(b_c > b_best, b_c, b_best)
-        if SIZES[0] == 16:
-            b_word = tl.sum(tl.where(m_j, b_from, 0).to(tl.int64) << (o_j * 4).to(tl.int64), 1)
-            tl.store(p_back + o_t, b_word, mask=o_t < length)
-        else:
-            tl.store(p_back + o_t[:, None] * s + o_j, b_from, mask=m_t & m_j)
-
-
-@triton.jit
-def _unwind_words(p_words, p_fresh, tag, length, s):
-    """Write the sequence that ends with a tag, from words."""
-    last = tl.maximum(length - 1, 0)
-    word = tl.load(p_words + last, mask=last > 0, other=0)
-    word1 = tl.load(p_words + last - 1, mask=last > 1, other=0)
-    word2 = tl.load(p_words + last - 2, mask=last > 2, other=0)
-    word3 = tl.load(p_words + last - 3, mask=last > 3, other=0)
-    for k in range(0, length, 4):
-        t = last - k
-        # what comes next does not wait for the tag
-        next0 = tl.load(p_words + t - 4, mask=t > 4, other=0)
-        next1 = tl.load(p_words + t - 5, mask=t > 5, other=0)
-        next2 = tl.load(p_words + t - 6, mask=t > 6, other=0)
-        next3 = tl.load(p_words + t - 7, mask=t > 7, other=0)
-        tag1 = _digit(word, tag)
-        tag2 = _digit(word1, tag1)
-        tag3 = _digit(word2, tag2)
-        tl.store(p_fresh + t, t * s + tag)
-        tl.store(p_fresh + t - 1, (t - 1) * s + tag1, mask=t > 0)
-        tl.store(p_fresh + t - 2, (t - 2) * s + tag2, mask=t > 1)
-        tl.store(p_fresh + t - 3, (t - 3) * s + tag3, mask=t > 2)
-        tag = _digit(word3, tag3)
-        word, word1, word2, word3 = next0, next1, next2, next3
-
-
-@triton.jit
-def _digit(word, tag):
-    return ((word >> (tag * 4).to(tl.int64)) & 15).to(tl.int32)
+        tl.store(p_back + o_t[:, None] * s + o_j, b_from, mask=m_t & m_j)
 
 
 @triton.jit

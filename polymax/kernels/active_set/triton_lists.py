@@ -89,21 +89,46 @@ def spread(p_places, p_weights, p_total, top, slots, BU: tl.constexpr):
 
 @triton.jit(noinline=True)
 def spread_rows(p_places, p_weights, p_total, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
-    """The same for structures that have one part of each row, (rows, columns), and weights that are 0 up to a multiple
-    of 8.
-
-    A thread has rows, and adds to all of their columns, what is 0 but for one: sums stay in registers.
-    """
-    o_s = tl.arange(0, BS)[:, None]
+    """The same for structures that have one part of each row, (rows, columns)."""
     for i_t in range(0, rows, BU):
-        o_t = i_t + tl.arange(0, BU)
-        m_t = o_t < rows
-        b_part = tl.where(o_s < columns, o_t[None, :] * columns + o_s, -2)
-        m_part = m_t[None, :] & (b_part >= 0)
-        b_sum = tl.load(p_total + b_part, mask=m_part, other=0)
-        for i_k in range(0, top, 8):
-            for k in tl.static_range(8):
-                b_at = tl.load(p_places + (i_k + k) * rows + o_t, mask=m_t, other=-1)
-                b_sum += tl.where(b_at[None, :] == b_part, tl.load(p_weights + i_k + k), 0.0)
-        tl.store(p_total + b_part, b_sum, mask=m_part)
+        b_sum, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS)
+        b_sum += tl.load(p_total + o_part, mask=m_part, other=0)
+        tl.store(p_total + o_part, b_sum, mask=m_part)
     tl.debug_barrier()
+
+
+@triton.jit(noinline=True)
+def mean_rows(p_places, p_weights, point, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
+    """Write the weighted sum of such structures, mu, and what it leaves of the scores; ||mu||^2."""
+    p_scores, p_mu, p_around, _ = point
+    b_square = tl.zeros([BU], tl.float64)
+    for i_t in range(0, rows, BU):
+        b_mu, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS)
+        tl.store(p_mu + o_part, b_mu, mask=m_part)
+        tl.store(p_around + o_part, tl.load(p_scores + o_part, mask=m_part) - b_mu, mask=m_part)
+        b_square += tl.sum(tl.sum(b_mu * b_mu, 0), 0)
+    tl.debug_barrier()
+    return tl.sum(b_square, 0)
+
+
+@triton.jit
+def _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
+    """What weights, 0 up to a multiple of 8, add up to in BU rows; where these parts are, and which of them there are.
+
+    A thread has a row, and adds to all of its columns, what is 0 but for one: sums stay in registers. A column is one
+    of a group of columns: to look for the group, and for its place in the group, is less than to look for the column.
+    """
+    GROUPS: tl.constexpr = 4 if BS <= 32 else 8
+    EACH: tl.constexpr = BS // GROUPS
+    o_g, o_e = tl.arange(0, GROUPS)[:, None], tl.arange(0, EACH)[:, None]
+    o_t = i_t + tl.arange(0, BU)
+    m_t = o_t < rows
+    b_sum = tl.zeros([GROUPS, EACH, BU], tl.float64)
+    for i_k in range(0, top, 8):
+        for k in tl.static_range(8):
+            b_at = tl.load(p_places + (i_k + k) * rows + o_t, mask=m_t, other=0) - o_t * columns
+            b_group = tl.where((b_at // EACH)[None, :] == o_g, tl.load(p_weights + i_k + k), 0.0)
+            b_each = tl.where((b_at % EACH)[None, :] == o_e, 1.0, 0.0).to(tl.float64)
+            b_sum += b_group[:, None, :] * b_each[None, :, :]
+    o_s = o_g[:, :, None] * EACH + o_e[None, :, :]
+    return b_sum, o_t[None, None, :] * columns + o_s, m_t[None, None, :] & (o_s < columns)

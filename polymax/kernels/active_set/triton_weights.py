@@ -218,11 +218,19 @@ def insert(p_system, place, b_mix, distance, top, K: tl.constexpr, BR: tl.conste
 def _add_outer(p_system, scale, gone, top, K: tl.constexpr, BR: tl.constexpr):
     """Add x x^T scale to the inverse, and clear the row and the column of `gone`."""
     o_k = tl.arange(0, K)
+    o_r = tl.arange(0, BR)
     p_x = p_system + (K + 2) * K
     b_x = tl.load(p_x + o_k)
+    p_rows = p_system + o_r[:, None] * K + o_k[None, :]
+    b_m = tl.load(p_rows)
+    b_y = tl.load(p_x + o_r)
     for i_r in range(0, top, BR):
-        o_r = i_r + tl.arange(0, BR)
-        p_rows = p_system + o_r[:, None] * K + o_k[None, :]
-        b_m = tl.load(p_rows) + (scale * tl.load(p_x + o_r))[:, None] * b_x[None, :]
-        tl.store(p_rows, tl.where((o_r == gone)[:, None] | (o_k == gone)[None, :], 0.0, b_m))
+        # the next rows are on their way while these are written
+        m_next = i_r + BR + o_r < top
+        b_next = tl.load(p_rows + BR * K, mask=m_next[:, None], other=0)
+        b_after = tl.load(p_x + i_r + BR + o_r, mask=m_next, other=0)
+        b_m += (scale * b_y)[:, None] * b_x[None, :]
+        tl.store(p_rows, tl.where((i_r + o_r == gone)[:, None] | (o_k == gone)[None, :], 0.0, b_m))
+        b_m, b_y = b_next, b_after
+        p_rows += BR * K
     tl.debug_barrier()

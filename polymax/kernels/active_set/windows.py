@@ -1,0 +1,263 @@
+"""Where SparseMAP of long chains starts: windows solved side by side, whose middles are coupled to whole sequences.
+
+A search finds one sequence after the other, and the support grows with the length. But what is far off hardly moves the
+mean of a position: a window knows the mean of its middle, the core, up to what its ends make of it, which falls off
+exponentially. So each window is solved alone. Then its core is, with the values of Viterbi's recursion around the
+window's mean added to the scores at its ends: the mean of the whole solves it, and so it has as many sequences as the
+core needs. Neighbours share a position. They are coupled there, state by state, in the order of their weights, so that
+k and l sequences that agree on one state become k + l - 1. The search goes on from these: most often it finds that
+nothing is missing.
+
+Shapes:
+    problems (C, B, ...), of C windows or cores of B instances, which go to a loop as C * B instances
+    strands (rows, k), sequences of some neighbouring cores; their weights are 0 for none, and their picks (rows, k, c)
+    are which sequence of each core they consist of
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymax.kernels.response import mixture
+from polymax.solvers.search import Search
+from polymax.solvers.solution import Solution, UsedParts
+
+# positions of a core, and of a window on either side of it
+CORE, HALO = 24, 24
+# the least positions of a chain, and the most states, for which this pays
+LONG, STATES = 192, 64
+# a number that weights are multiples of
+_UNIT = 2.0**-52
+
+# what solves the problems of a search; if True, with structures that span the faces
+Loop = Callable[[Search, bool], Solution]
+
+
+def is_long(search: Search) -> bool:
+    """True for chains that should start from windows."""
+    return search.kind == "tags" and search.events[0][0] >= LONG and search.events[0][1] <= STATES
+
+
+def start(search: Search, loop: Loop, whole: bool) -> Solution:
+    """Sequences with their weights, as if from an earlier solution; none where the scores of a window forbid all."""
+    cut = _Cut.of(search)
+    windows = _problem(cut, cut.first_of_windows, cut.size + 2 * HALO + 1, cut.ends + HALO)
+    unary = windows.tensors[0].reshape(cut.count, cut.batch, -1, cut.states)
+    found = loop(windows, False)
+    states = _states(found, *windows.events[0])
+    means = mixture(states, found.probs.nan_to_num(), unary[0, 0].numel(), torch.float64).reshape(unary.shape)
+    before, after = _messages(cut, unary - means)
+    cores = _problem(cut, cut.starts, cut.size + 1, cut.ends)
+    scores = cores.tensors[0].reshape(cut.count, cut.batch, -1, cut.states)
+    scores[:, :, 0] += before
+    scores[:-1, :, -1] += after[:-1]
+    return _coupled(cut, loop(cores, whole), search)
+
+
+class _Cut(NamedTuple):
+    """Chains cut into cores of `size` steps: (C,) the first and the last position of each, which neighbours share."""
+
+    unary: Tensor
+    transition: Tensor
+    lengths: Tensor
+    size: int
+    starts: Tensor
+    ends: Tensor
+
+    @classmethod
+    def of(cls, search: Search) -> "_Cut":
+        unary, transition, lengths = search.tensors
+        for dim in (0, 1):
+            if transition.shape[dim] > 1 and transition.stride(dim) == 0:
+                transition = transition.narrow(dim, 0, 1)
+        steps = unary.shape[1] - 1
+        count = -(-steps // CORE)
+        size = -(-steps // count)
+        starts = torch.arange(0, steps, size, device=unary.device)
+        return cls(unary.double(), transition.double(), lengths, size, starts, (starts + size).clamp(max=steps))
+
+    @property
+    def count(self) -> int:
+        return len(self.starts)
+
+    @property
+    def batch(self) -> int:
+        return self.unary.shape[0]
+
+    @property
+    def states(self) -> int:
+        return self.unary.shape[2]
+
+    @property
+    def first_of_windows(self) -> Tensor:
+        return (self.starts - HALO).clamp(min=0)
+
+    def steps(self, at: Tensor) -> Tensor:
+        """The scores of the steps after positions (C,): (C or 1, groups, 1, s, s), for groups of instances."""
+        given = self.transition
+        chosen = given[:, at.clamp(0, given.shape[1] - 1)] if given.shape[1] > 1 else given[:, :1]
+        return chosen.transpose(0, 1).unsqueeze(2)
+
+    def through(self, v: Tensor, at: Tensor, back: bool) -> Tensor:
+        """Values (C, B, s) one step on, from positions (C,), or back to them: of each state that of the best way."""
+        steps = self.steps(at)
+        grouped = v.reshape(self.count, steps.shape[1], -1, self.states)
+        moved = (grouped.unsqueeze(-2) + steps).amax(-1) if back else (grouped.unsqueeze(-1) + steps).amax(-2)
+        # only differences count, and they stay small
+        top = moved.amax(-1, keepdim=True)
+        return (moved - torch.where(top > -torch.inf, top, 0)).reshape(v.shape)
+
+
+def _problem(cut: _Cut, first: Tensor, n: int, last: Tensor) -> Search:
+    """The parts of all chains from positions `first` (C,) to `last`, at most n of them, as instances of a search."""
+    at = (first.unsqueeze(-1) + torch.arange(n, device=first.device)).clamp(max=cut.unary.shape[1] - 1)
+    unary = cut.unary[:, at].transpose(0, 1).reshape(-1, n, cut.states)
+    transition = cut.transition
+    if transition.shape[1] > 1:
+        transition = transition[:, at[:, :-1].clamp(max=transition.shape[1] - 1)].transpose(0, 1).flatten(0, 1)
+    elif len(transition) > 1:
+        transition = transition.repeat(cut.count, 1, 1, 1)
+    stop = torch.minimum(last.unsqueeze(-1) + 1, cut.lengths)
+    # the one position that is left at an end is that of the part before
+    left = (stop - first.unsqueeze(-1)).clamp(min=0, max=n)
+    alone = (left == 1) & (first > 0).unsqueeze(-1)
+    lengths = torch.where(alone, 0, left).reshape(-1)
+    events = torch.Size((n, cut.states)), torch.Size((n - 1, cut.states, cut.states))
+    return Search("tags", (unary, transition, lengths), torch.Size((len(unary),)), events, 2 * n - 1)
+
+
+def _states(found: Solution, n: int, s: int) -> Tensor:
+    """The parts of sequences that are states, (instances, k, n), -1 after the last."""
+    assert isinstance(found.found, UsedParts), "loops list parts"
+    places = found.found.places[..., :n]
+    return torch.where(places < n * s, places, -1)
+
+
+def _messages(cut: _Cut, around: Tensor) -> tuple[Tensor, Tensor]:
+    """What the rest of a window adds to the first and to the last state of its core, (C, B, s), by scores less mean."""
+    index, first = torch.arange(cut.count, device=around.device), cut.first_of_windows
+    before, after = around.new_zeros(2, cut.count, cut.batch, cut.states)
+    for t in range(HALO):
+        moved = cut.through(before + around[:, :, t], first + t, back=False)
+        before = torch.where((first + t < cut.starts).reshape(-1, 1, 1), moved, before)
+    for t in range(HALO, 0, -1):
+        at = cut.ends + t
+        inside = (at.unsqueeze(-1) < cut.lengths).unsqueeze(-1)
+        values = around[index, :, (at - first).clamp(max=around.shape[2] - 1)]
+        after = torch.where(inside, cut.through(after + values, at - 1, back=True), 0)
+    return before, after
+
+
+class _Strands(NamedTuple):
+    """Sequences of some neighbouring cores: their first and last states, weights and picks."""
+
+    first: Tensor
+    last: Tensor
+    weights: Tensor
+    picks: Tensor
+
+    def chosen(self, at: Tensor) -> "_Strands":
+        """Those at places (rows, m)."""
+        picks = self.picks.gather(1, at.unsqueeze(-1).expand(*at.shape, self.picks.shape[-1]))
+        return _Strands(*(x.gather(1, at) for x in self[:3]), picks)
+
+    def with_weight(self) -> "_Strands":
+        """As many as the row with the most has, those without weight last."""
+        used = self.weights > 0
+        width = max(int(used.sum(-1).amax()), 1)
+        return self.chosen((~used).byte().sort(dim=1, stable=True).indices[:, :width])
+
+
+def _coupled(cut: _Cut, found: Solution, search: Search) -> Solution:
+    """The sequences of cores, coupled to those of whole chains: of pairs of neighbours, pairs of pairs, and so on."""
+    n, k = cut.size + 1, found.probs.shape[-1]
+    states = _states(found, n, cut.states).reshape(cut.count, cut.batch, k, n)
+    tags = torch.where(states >= 0, states % cut.states, -1).long()
+    # one of weight 0 spans a face
+    probs = found.probs.nan_to_num().reshape(cut.count, cut.batch, k) + _UNIT
+    weights = torch.where(tags[..., 0] >= 0, probs, 0)
+    ends = torch.where(tags >= 0, torch.arange(n, device=tags.device), 0).amax(-1, keepdim=True)
+    lasts = tags.gather(-1, ends).squeeze(-1)
+    picks = torch.arange(k, device=tags.device).expand(weights.shape).unsqueeze(-1)
+    # chains that have ended have no sequences in the cores after
+    more = (1 << (cut.count - 1).bit_length()) - cut.count
+    given = (tags[..., 0], lasts, weights, picks)
+    level = _Strands(*(torch.cat([x, x.new_zeros(more, *x.shape[1:])]).flatten(0, 1) for x in given))
+    while len(level.weights) > cut.batch:
+        pairs = [x.reshape(-1, 2, cut.batch, *x.shape[1:]) for x in level]
+        left, right = (_Strands(*(x[:, side].flatten(0, 1) for x in pairs)) for side in (0, 1))
+        level = _couple(left, right, cut.states).with_weight()
+    parts = []
+    for c in range(cut.count):
+        of_core = tags[c].gather(1, level.picks[..., c : c + 1].expand(*level.weights.shape, n))
+        parts.append(of_core[..., min(c, 1) :])
+    return _solution(torch.cat(parts, -1)[..., : search.events[0][0]], level.weights, cut.lengths, search)
+
+
+def _couple(left: _Strands, right: _Strands, states: int) -> _Strands:
+    """The strands of both sides: those that share a state go on, in the order of their weights.
+
+    Each has a stretch of the unit after its state, as long as its share of the state's weight. Where one of either side
+    ends, a strand does, too.
+    """
+    left_ends, totals, left_order = _stretches(left.last, left.weights, states)
+    right_ends, _, right_order = _stretches(right.first, right.weights, states)
+    count, more = left_ends.shape[1], right_ends.shape[1]
+    ends, order = torch.cat([left_ends, right_ends], 1).sort(dim=1, stable=True)
+    of_left = (order < count).long()
+    passed = of_left.cumsum(1) - of_left, (1 - of_left).cumsum(1) - (1 - of_left)
+    one = left.chosen(left_order.gather(1, passed[0].clamp(max=count - 1)))
+    other = right.chosen(right_order.gather(1, passed[1].clamp(max=more - 1)))
+    # a stretch without one of the other side belongs to no strand
+    good = (one.last == other.first) & (one.weights > 0) & (other.weights > 0) & ends.isfinite()
+    begins = torch.maximum(torch.nn.functional.pad(ends[:, :-1], (1, 0)), one.last.double())
+    lengths = (ends - begins).clamp(min=0) * totals.gather(1, one.last.clamp(min=0))
+    picks = torch.cat([one.picks, other.picks], -1)
+    coupled = _Strands(one.first, other.last, torch.where(good, lengths + _UNIT, 0), picks)
+    # a chain that has ended goes on with nothing
+    ended = (right.weights == 0).all(1)
+    kept = (torch.nn.functional.pad(x, (0, more)) for x in left[:3])
+    kept_picks = torch.nn.functional.pad(left.picks, (0, right.picks.shape[-1], 0, more))
+    both = zip(coupled, (*kept, kept_picks), strict=True)
+    return _Strands(*(torch.where(ended.reshape(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both))
+
+
+def _stretches(state: Tensor, weights: Tensor, states: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where stretches end, in the order of states, infinity for those of no weight; weights of states; the order."""
+    order = torch.where(weights > 0, state, states).sort(dim=1, stable=True).indices
+    state, weights = state.gather(1, order).clamp(min=0), weights.gather(1, order)
+    # whole numbers add up to the same in any order
+    mass = torch.where(weights > 0, (weights / _UNIT).long().clamp(min=1), 0)
+    of_state = state.unsqueeze(-1) == torch.arange(states, device=state.device)
+    totals = torch.where(of_state, mass.unsqueeze(-1), 0).sum(1)
+    before, total = (totals.cumsum(1) - totals).gather(1, state), totals.gather(1, state)
+    within = mass.cumsum(1) - before
+    # the last of a state ends with it, and no other does
+    share = (within.double() / total.clamp(min=1)).clamp(max=1 - 2.0**-40)
+    ends = state + torch.where(within == total, torch.ones_like(share), share)
+    return torch.where(weights > 0, ends, torch.inf), totals.double() * _UNIT, order
+
+
+def _solution(tags: Tensor, probs: Tensor, lengths: Tensor, search: Search) -> Solution:
+    """Sequences of tags (B, k, n), -1 after the last, with their weights; those that have gaps are left out."""
+    (n, s), (_, k), batch = search.events[0], probs.shape, search.batch
+    at, last = torch.arange(2 * n - 1, device=tags.device), lengths.reshape(-1, 1)
+    good = ((tags >= 0) == (at[:n] < last).unsqueeze(1)).all(-1) & (probs > 0)
+    states = at[:n] * s + tags
+    places = torch.cat([states, (n + states[..., :-1]) * s + tags[..., 1:]], -1)
+    # steps follow the last state
+    order = torch.where(at < last, at, (n + at - last).clamp(max=2 * n - 2)).unsqueeze(1)
+    used = good.unsqueeze(-1) & (at < 2 * last - 1).unsqueeze(1)
+    places = torch.where(used, places.gather(-1, order.expand(places.shape)), -1).int()
+    probs = torch.where(good, probs, 0)
+    none = probs.new_zeros(batch)
+    return Solution(
+        UsedParts(places.reshape(*batch, k, 2 * n - 1), search.events),
+        (probs / probs.sum(-1, keepdim=True).clamp(min=_UNIT)).reshape(*batch, k),
+        places.new_zeros((*batch, 1, 1)).expand(*batch, k, k),
+        none,
+        none.long(),
+        none,
+    )
