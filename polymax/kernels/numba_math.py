@@ -89,7 +89,11 @@ def row_max(x):
 
 @intrinsic
 def add(typing_context, a, b):
-    """a + b as a term of a sum whose order is free: the one licence LLVM needs to sum in vector lanes."""
+    """a + b as a term of a sum whose order is free: the one licence LLVM needs to sum in vector lanes.
+
+    No loop may both sum and store: where the two arrays lie close to each other, by chance, such a loop runs without
+    lanes, in another order, and the sum has other bits.
+    """
 
     def codegen(context, builder, signature, args):
         return builder.fadd(*args, flags=("reassoc",))
@@ -103,9 +107,11 @@ def row_sum(x):
     total = x.dtype.type(0)
     # in blocks, so that rounding grows with the block and not with the row
     for start in range(0, x.size, 256):
+        # of a part, whose first place is 0: places that might be negative are gathered one by one
+        part = x[start : start + 256]
         block = x.dtype.type(0)
-        for j in range(start, min(start + 256, x.size)):
-            block = add(block, x[j])
+        for j in range(part.size):
+            block = add(block, part[j])
         total += block
     return total
 

@@ -79,7 +79,7 @@ def _letter(t: Any) -> str | None:
 
 @cache
 def _caller(context: Any, result: Any, types: tuple[Any, ...]) -> int:
-    """The address of a function of a job, which calls a kernel, with arguments of these types, for piece after piece."""
+    """The address of a function of a job: it calls a kernel with arguments of these types for piece after piece."""
     with global_compiler_lock:
         library = context.codegen().create_library("polymax_team")
         module = library.create_ir_module("polymax_team")

@@ -12,17 +12,16 @@ from polymax.kernels.cpu_rows import REALS, SMALL, plain, run
 from polymax.kernels.numba_math import add, exp2, inline, kernel, log2_1p, row_dot, row_max, row_sum, rows_at
 from polymax.kernels.threshold import NORM, TSALLIS
 from polymax.kernels.threshold.numba_short import SHORT, entmax15_row, sparsemax_row
+from polymax.kernels.threshold.numba_softmax import softmax_row
 from polymax.kernels.threshold.numba_support import (
     BLOCK,
     entmax15_powers,
     general_powers,
-    pad,
     response_weights,
     sparsemax_powers,
     support_powers,
 )
 
-LOG2_E = np.log2(np.e)
 # entries that are passed over together where none of them can be in the support
 PASSED = 64
 
@@ -122,11 +121,8 @@ def _entmax15_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 @kernel
 def _softmax_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
-    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
-        count = _gather(x[i], x.dtype.type(-np.inf), z, index)
-        _exponentials(z, count, power)
-        _spread(y[i], power, index, count)
+        softmax_row(x[i], y[i])
 
 
 @kernel
@@ -166,9 +162,7 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
         elif family == TSALLIS and a == 1.5 and n <= SHORT:
             entmax15_row(x[i], y[i])
         elif family == TSALLIS and a == 1:
-            count = _gather(x[i], x.dtype.type(-np.inf), z, index)
-            _exponentials(z, count, power)
-            _spread(y[i], power, index, count)
+            softmax_row(x[i], y[i])
         else:
             _weigh_in_general(x[i], y[i], z, power, index, a, family)
 
@@ -191,12 +185,6 @@ def _weigh_in_general(x, row, z, power, index, alpha, family):
         else:
             count = support_powers(z, index, count, power, alpha, family)
     _spread(row, power, index, count)
-
-
-@inline
-def _exponentials(z, count, power):
-    for j in range(pad(z, count) if count > 0 else 0):
-        power[j] = exp2(z[j] * z.dtype.type(LOG2_E))
 
 
 @inline
@@ -289,6 +277,20 @@ def _dense(z, power, b):
 
 
 @kernel
+def _softmax_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
+    y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real), rows_at(out_at, stop, n, real)
+    for i in range(start, stop):
+        total = mean = y.dtype.type(0)
+        for j in range(n):
+            total = add(total, y[i, j])
+            mean = add(mean, y[i, j] * v[i, j])
+        mean = mean / total if total != 0 else total
+        for j in range(n):
+            d = y[i, j] * (v[i, j] - mean)
+            out[i, j] = 0 if y[i, j] == 0 else d
+
+
+@kernel
 def _sparsemax_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
     y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real), rows_at(out_at, stop, n, real)
     for i in range(start, stop):
@@ -309,10 +311,10 @@ def _entmax15_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_a
     for i in range(start, stop):
         total = mean = y.dtype.type(0)
         for j in range(n):
-            w = np.sqrt(y[i, j])
-            out[i, j] = w
-            total = add(total, w)
-            mean = add(mean, w * v[i, j])
+            out[i, j] = np.sqrt(y[i, j])
+        for j in range(n):
+            total = add(total, out[i, j])
+            mean = add(mean, out[i, j] * v[i, j])
         mean = mean / total if total != 0 else total
         for j in range(n):
             d = out[i, j] * (v[i, j] - mean)
@@ -320,7 +322,7 @@ def _entmax15_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_a
 
 
 # of a row without an alpha of its own
-_BACKWARD = {1.5: _entmax15_backward, 2: _sparsemax_backward}
+_BACKWARD = {1: _softmax_backward, 1.5: _entmax15_backward, 2: _sparsemax_backward}
 
 
 @kernel
