@@ -19,6 +19,8 @@ OPTIONS = {"error_model": "numpy"}
 # with the flags of a kernel: Numba compiles a function once more for each set of flags of its callers
 PART = {**OPTIONS, "nogil": True, "no_cpython_wrapper": False, "pipeline_class": PartCompiler}
 inline = register_jitable(**PART)
+# for a helper that is called for each short row: a call, with arrays to hand over, costs as much as the row
+within = register_jitable(**PART, forceinline=True)
 
 
 def kernel(function):
@@ -54,6 +56,16 @@ def place(typing_context, x):
 
     def codegen(context, builder, signature, args):
         return _flipped(builder, builder.bitcast(args[0], ir.IntType(x.bitwidth)))
+
+    return (types.int32 if x == types.float32 else types.int64)(x), codegen
+
+
+@intrinsic
+def positive_place(typing_context, x):
+    """The place of a number that is not negative, which is its bits."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(x.bitwidth))
 
     return (types.int32 if x == types.float32 else types.int64)(x), codegen
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from polymax.kernels.cpu_rows import REALS, SMALL, plain, run
 from polymax.kernels.numba_math import add, exp2, inline, kernel, log2_1p, row_dot, row_max, row_sum, rows_at
 from polymax.kernels.threshold import NORM, TSALLIS
-from polymax.kernels.threshold.numba_short import SHORT, entmax15_row, sparsemax_row
+from polymax.kernels.threshold.numba_short import SHORT, entmax15_rows, room, sparsemax_rows
 from polymax.kernels.threshold.numba_softmax import softmax_row
 from polymax.kernels.threshold.numba_support import (
     BLOCK,
@@ -32,7 +32,7 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
     scores = x if x.dtype in REALS and x.is_contiguous() else plain(x)
     y, n = torch.empty_like(scores), x.shape[-1]
     each = None if alphas is None else alphas.detach().to(torch.float64).contiguous()
-    count, cost = x.numel() // max(n, 1), n if alphas is None and alpha in _LONG else 3 * n
+    count, cost = x.numel() // max(n, 1), n * (_PASSES.get(alpha, 12) if alphas is None else 12)
     if alphas is not None:
         kernel = _each
     elif family == TSALLIS:
@@ -89,15 +89,13 @@ def _above_2(function, tensors, alpha, family, alphas):
 @kernel
 def _sparsemax_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
-    for i in range(start, stop):
-        sparsemax_row(x[i], y[i])
+    sparsemax_rows(x[start:stop], y[start:stop], room(x.dtype))
 
 
 @kernel
 def _entmax15_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
-    for i in range(start, stop):
-        entmax15_row(x[i], y[i])
+    entmax15_rows(x[start:stop], y[start:stop], room(x.dtype))
 
 
 @kernel
@@ -155,12 +153,13 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     alphas = rows_at(alphas_at, 1, stop, 0.0)[0]
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
+    space = room(x.dtype)
     for i in range(start, stop):
         a = alphas[i]
         if family == TSALLIS and a == 2 and n <= SHORT:
-            sparsemax_row(x[i], y[i])
+            sparsemax_rows(x[i : i + 1], y[i : i + 1], space)
         elif family == TSALLIS and a == 1.5 and n <= SHORT:
-            entmax15_row(x[i], y[i])
+            entmax15_rows(x[i : i + 1], y[i : i + 1], space)
         elif family == TSALLIS and a == 1:
             softmax_row(x[i], y[i])
         else:
@@ -170,6 +169,8 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 # the Tsallis entropies whose powers cost nothing
 _SHORT = {1: _softmax_rows, 1.5: _entmax15_short, 2: _sparsemax_short}
 _LONG = {1: _softmax_rows, 1.5: _entmax15_long, 2: _sparsemax_long}
+# about how many passes over a row their time is that of
+_PASSES = {1: 2, 1.5: 4, 2: 2}
 
 
 @inline
