@@ -1,0 +1,75 @@
+"""Entries of a row that can have weight, where no lower bound gives weight to all, for Numba.
+
+With one upper bound for all entries, k of them can hold the total, and the threshold is at least the k-th largest score
+less the bound: entries that are lower have weight 0. The k-th largest of some maxima, each over a part of the row, is
+cheap to find, and no larger.
+"""
+
+import numpy as np
+
+from polymax.kernels.numba_math import inline
+
+# parts of a row whose maxima are compared, few where few entries can hold the total
+FEW, MANY = 16, 64
+# entries that are passed over together where none of them can have weight
+PASSED = 64
+
+
+@inline
+def survey(x, peaks):
+    """Fill peaks with the maxima of MANY parts of a row; the entries other than -inf, and whether all are below inf."""
+    peaks[:] = -np.inf
+    whole = x.size - x.size % MANY
+    present = below = np.int32(0)
+    for start in range(0, whole, MANY):
+        part = x[start : start + MANY]
+        for k in range(MANY):
+            peaks[k] = part[k] if part[k] > peaks[k] else peaks[k]
+    part = x[whole:]
+    for k in range(part.size):
+        peaks[k] = part[k] if part[k] > peaks[k] else peaks[k]
+    for j in range(x.size):
+        present = np.int32(present + np.int32(x[j] > -np.inf))
+        below = np.int32(below + np.int32(x[j] < np.inf))
+    return present, below == x.size
+
+
+@inline
+def lowest_score(peaks, ranks, upper, total):
+    """A score below which entries have weight 0; -inf if the maxima of a row, which are overwritten, do not tell."""
+    k = int(min(np.ceil(total / upper), MANY)) if upper > 0 else MANY
+    # one more, for rounding
+    k += k * upper < total
+    parts = FEW if 2 * k <= FEW else MANY
+    if 2 * k > MANY:
+        return -np.inf
+    if parts == FEW:
+        for start in range(FEW, MANY, FEW):
+            for j in range(FEW):
+                peaks[j] = peaks[start + j] if peaks[start + j] > peaks[j] else peaks[j]
+    ranks[:] = 0
+    for i in range(parts):
+        for j in range(parts):
+            ranks[j] += np.int32(peaks[i] > peaks[j])
+    # fewer than k are larger than it
+    found = np.inf
+    for j in range(parts):
+        found = min(found, peaks[j]) if ranks[j] < k else found
+    # beyond rounding
+    return found - upper - 4 * np.finfo(peaks.dtype).eps * (abs(found) + upper)
+
+
+@inline
+def pack_above(x, lowest, index):
+    """Fill index with the places of entries that are at least `lowest`; their count."""
+    count = 0
+    for start in range(0, x.size, PASSED):
+        part = x[start : start + PASSED]
+        some = np.int32(0)
+        for k in range(part.size):
+            some = np.int32(some + np.int32(part[k] >= lowest))
+        if some > 0:
+            for k in range(part.size):
+                index[count] = start + k
+                count += part[k] >= lowest
+    return count
