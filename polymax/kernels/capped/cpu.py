@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.capped.numba_few import MANY, lowest_score, pack_above, survey
+from polymax.kernels.capped.numba_few import lowest_score, pack_above, survey
 from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
 from polymax.kernels.numba_math import add, exp2, inline, kernel, middle, row_max, row_sum, rows_at
+from polymax.kernels.numba_peaks import PEAKS, set_peaks
 
 # a threshold further than this from the score that it is counted from is counted from a nearer one
 FAR = 1e3
@@ -71,7 +72,7 @@ def _capped(
     # bounds reached far below the maximum need the digits
     z, low, high = np.empty(n), np.empty(n), np.empty(n)
     index = np.empty(n, np.int32)
-    peaks, ranks = np.empty(MANY, x.dtype), np.empty(MANY, np.int32)
+    peaks, ranks = np.empty(PEAKS, x.dtype), np.empty(PEAKS, np.int32)
     # an entry has weight 0 far below the others, unless a bound gives it more
     few = n > 0 and not (entropic or many_low or many_high) and lower[0, 0] == 0
     for i in range(start, stop):
@@ -79,7 +80,8 @@ def _capped(
         y[i, :] = 0
         count, lowest = 0, -np.inf
         if few:
-            present, good = survey(x[i], peaks)
+            present, good = survey(x[i])
+            set_peaks(x[i], peaks)
             low_sum, high_sum = 0.0, present * np.float64(upper[0, 0])
             lowest = lowest_score(peaks, ranks, np.float64(upper[0, 0]), total)
         if few and lowest > -np.inf and low_sum < total < high_sum and good:

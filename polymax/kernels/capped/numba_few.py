@@ -8,26 +8,18 @@ cheap to find, and no larger.
 import numpy as np
 
 from polymax.kernels.numba_math import inline
+from polymax.kernels.numba_peaks import PEAKS
 
-# parts of a row whose maxima are compared, few where few entries can hold the total
-FEW, MANY = 16, 64
+# maxima that are compared where few entries can hold the total
+FEW = 16
 # entries that are passed over together where none of them can have weight
 PASSED = 64
 
 
 @inline
-def survey(x, peaks):
-    """Fill peaks with the maxima of MANY parts of a row; the entries other than -inf, and whether all are below inf."""
-    peaks[:] = -np.inf
-    whole = x.size - x.size % MANY
+def survey(x):
+    """How many entries are other than -inf, and whether all are below inf."""
     present = below = np.int32(0)
-    for start in range(0, whole, MANY):
-        part = x[start : start + MANY]
-        for k in range(MANY):
-            peaks[k] = part[k] if part[k] > peaks[k] else peaks[k]
-    part = x[whole:]
-    for k in range(part.size):
-        peaks[k] = part[k] if part[k] > peaks[k] else peaks[k]
     for j in range(x.size):
         present = np.int32(present + np.int32(x[j] > -np.inf))
         below = np.int32(below + np.int32(x[j] < np.inf))
@@ -37,14 +29,14 @@ def survey(x, peaks):
 @inline
 def lowest_score(peaks, ranks, upper, total):
     """A score below which entries have weight 0; -inf if the maxima of a row, which are overwritten, do not tell."""
-    k = int(min(np.ceil(total / upper), MANY)) if upper > 0 else MANY
+    k = int(min(np.ceil(total / upper), PEAKS)) if upper > 0 else PEAKS
     # one more, for rounding
     k += k * upper < total
-    parts = FEW if 2 * k <= FEW else MANY
-    if 2 * k > MANY:
+    parts = FEW if 2 * k <= FEW else PEAKS
+    if 2 * k > PEAKS:
         return -np.inf
     if parts == FEW:
-        for start in range(FEW, MANY, FEW):
+        for start in range(FEW, PEAKS, FEW):
             for j in range(FEW):
                 peaks[j] = peaks[start + j] if peaks[start + j] > peaks[j] else peaks[j]
     ranks[:] = 0

@@ -11,6 +11,7 @@ from torch import Tensor
 from polymax.kernels.cpu_rows import REALS, SMALL, plain, run
 from polymax.kernels.numba_math import add, exp2, inline, kernel, log2_1p, row_dot, row_max, row_sum, rows_at
 from polymax.kernels.threshold import NORM, TSALLIS
+from polymax.kernels.threshold.numba_general import LONGEST, WIDE, general_room, general_rows
 from polymax.kernels.threshold.numba_short import SHORT, entmax15_rows, room, sparsemax_rows
 from polymax.kernels.threshold.numba_softmax import softmax_row
 from polymax.kernels.threshold.numba_support import (
@@ -36,7 +37,7 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
     if alphas is not None:
         kernel = _each
     elif family == TSALLIS:
-        kernel = (_SHORT if n <= SHORT else _LONG).get(alpha, _general if alpha > 1 else _below_1)
+        kernel = (_SHORT if n <= SHORT else _LONG).get(alpha) or _other(alpha, n)
     else:
         kernel = _general
     args = (
@@ -70,6 +71,13 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
     else:
         run(kernel, count, n, *args)
     return out if out.dtype == y.dtype else out.to(y.dtype)
+
+
+def _other(alpha, n):
+    """The kernel of a Tsallis entropy without one of its own."""
+    if alpha < 1:
+        return _below_1
+    return _between if alpha < 2 and (n <= LONGEST or alpha < WIDE) else _general
 
 
 def _above_2(function, tensors, alpha, family, alphas):
@@ -124,6 +132,13 @@ def _softmax_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 
 
 @kernel
+def _between(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    """Tsallis entropies with alpha between 1 and 2, of rows too short to gather from, or with too much to gather."""
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    general_rows(x[start:stop], y[start:stop], alpha, general_room(x.dtype, n))
+
+
+@kernel
 def _general(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     """Any family, and any alpha above 1 but those of Tsallis entropies that have ways of their own."""
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
@@ -153,7 +168,7 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     alphas = rows_at(alphas_at, 1, stop, 0.0)[0]
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
-    space = room(x.dtype)
+    space, wide_space = room(x.dtype), general_room(x.dtype, n)
     for i in range(start, stop):
         a = alphas[i]
         if family == TSALLIS and a == 2 and n <= SHORT:
@@ -162,6 +177,8 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
             entmax15_rows(x[i : i + 1], y[i : i + 1], space)
         elif family == TSALLIS and a == 1:
             softmax_row(x[i], y[i])
+        elif family == TSALLIS and 1 < a < 2 and (n <= LONGEST or a < WIDE):
+            general_rows(x[i : i + 1], y[i : i + 1], a, wide_space)
         else:
             _weigh_in_general(x[i], y[i], z, power, index, a, family)
 
@@ -333,8 +350,11 @@ def _tsallis_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at
     w = np.empty(n, y.dtype)
     for i in range(start, stop):
         response_weights(y[i], alphas[i] if alphas_at else alpha, w)
-        total = row_sum(w)
-        mean = row_dot(w, v[i]) / total if total != 0 else total
+        total = mean = y.dtype.type(0)
+        for j in range(n):
+            total = add(total, w[j])
+            mean = add(mean, w[j] * v[i, j])
+        mean = mean / total if total != 0 else total
         for j in range(n):
             d = w[j] * (v[i, j] - mean)
             out[i, j] = 0 if w[j] == 0 else d

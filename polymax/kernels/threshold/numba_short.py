@@ -1,4 +1,4 @@
-"""Sparsemax and entmax with alpha 1.5 of short rows, for Numba: passes over them are cheaper than packing their support.
+"""Sparsemax and entmax with alpha 1.5 of short rows, for Numba: passes over a row are cheaper than packing its support.
 
 An entry has weight if it lies less than `reach` below the maximum, by w = reach - (max - x) > 0. The reach falls from a
 bound, by Newton's method, and what rounding leaves at the end is put right by a shift of all w: a sum of weights is
@@ -22,7 +22,7 @@ NEAR = 4
 
 @inline
 def room(real):
-    """What rows that are taken together need: their maxima, reaches and shifts, how many have weight, and which go on."""
+    """What rows that are taken together need: maxima, reaches and shifts, how many entries have weight, which go on."""
     return np.empty((3, TOGETHER), real), np.empty((2, TOGETHER), np.int32)
 
 
