@@ -8,6 +8,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numba
+import numpy as np
 import pytest
 import torch
 from cases import ROWS, every
@@ -15,7 +17,9 @@ from tolerances import close, equal
 from torch.utils.data import DataLoader, Dataset
 
 import polymax as pm
-from polymax.kernels import cpu_rows
+from polymax.kernels import cpu_rows, numba_team
+from polymax.kernels.numba_compile import KNOWN
+from polymax.kernels.numba_math import kernel, rows_at
 
 
 @every(ROWS)
@@ -129,6 +133,28 @@ def test_errors_leave_the_threads(thread_count):
         cpu_rows.run(kernel, 40, 4096, torch.zeros(40))
     x = torch.randn(300, 200)
     close(pm.sparsemax(x).sum(-1), torch.ones(300), "rows sum to 1")
+
+
+def test_threads_call_kernels_by_address(thread_count):
+    """A kernel of numbers is divided among torch's threads without the interpreter, and one that fails is run by it."""
+    thread_count(2)
+
+    @kernel
+    def fill(start, stop, at, most, real, nothing):
+        if stop > most:
+            raise ValueError("too far")
+        out = rows_at(at, 1, stop, real)[0]
+        for i in range(start, stop):
+            out[i] = i + (1 if nothing is None else 0)
+
+    out = torch.zeros(4000)
+    args = out.data_ptr(), 4000, np.float32(0), None
+    assert numba_team.task(fill, args) is not None or not numba.__version__.startswith(KNOWN)
+    cpu_rows.run(fill, 4000, 4096, *args)
+    equal(out, torch.arange(1, 4001).float(), "every piece is done once")
+    with pytest.raises(ValueError, match="too far"):
+        cpu_rows.run(fill, 4000, 4096, out.data_ptr(), 3000, np.float32(0), None)
+    assert numba_team.task(fill, (np.zeros(3), 4000, np.float32(0), None)) is None, "an array is no number"
 
 
 class Rows(Dataset):

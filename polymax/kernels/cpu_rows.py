@@ -1,8 +1,8 @@
 """Rows on the CPU: torch tensors to NumPy rows, and row ranges to threads.
 
 Numba's own threading layers are unsafe when several Python threads call them or after a fork. Our kernels are
-plain nogil functions over a range of rows. As many threads as torch has run them: torch's own (cpu_team.py) or, where
-those cannot be had, a small pool.
+plain nogil functions over a range of rows. As many threads as torch has run them: torch's own (cpu_team.py), which call
+a kernel of numbers by its address (numba_team.py), or, where those cannot be had, a small pool.
 """
 
 import os
@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_team import team
+from polymax.kernels.cpu_team import Team, team
+from polymax.kernels.numba_team import failed, job, task
 from polymax.kernels.widen import wide
 
-# waking a thread costs some 80 us, as much as a light kernel takes for this many elements: a thread is given no fewer
-GRAIN = 262144
+# torch's threads, which are awake between its operations, come in microseconds: a thread is given no fewer elements
+GRAIN = 65536
+# so many times that where threads need the interpreter, or sleep: some 80 us, as a light kernel takes for them
+HEAVY = 4
 # less than this is for one thread, whatever their number
 SMALL = 2 * GRAIN
 
@@ -64,6 +67,29 @@ def run(kernel: Callable[..., None], count: int, cost: int, *args: Any) -> None:
         return
     # more pieces than threads: a thread that wakes late, or shares its core, is given fewer
     pieces = min(count, 4 * threads)
+    together = team()
+    if together is None or not _run_code(together, pieces, kernel, count, *args):
+        _run_python(together, min(threads, count * cost // (HEAVY * GRAIN)), pieces, kernel, count, *args)
+
+
+def _run_code(together: Team, pieces: int, kernel: Callable[..., None], count: int, *args: Any) -> bool:
+    """Run a kernel of numbers in torch's threads; False where it is none, or has failed."""
+    made = task(kernel, args)
+    if made is None:
+        return False
+    memory = job(made, count, pieces, args)
+    # all of torch's threads, as torch asks for them: the library ends those that a smaller team leaves out
+    together.run_code(made[0], memory, torch.get_num_threads())
+    return not failed(memory)
+
+
+def _run_python(
+    together: Team | None, threads: int, pieces: int, kernel: Callable[..., None], count: int, *args: Any
+) -> None:
+    """Run a kernel in threads that call it by way of the interpreter."""
+    if threads <= 1:
+        kernel(0, count, *args)
+        return
     left = [(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces)]
 
     def work() -> None:
@@ -74,9 +100,8 @@ def run(kernel: Callable[..., None], count: int, cost: int, *args: Any) -> None:
                 return
             kernel(start, stop, *args)
 
-    together = team()
     if together is not None:
-        together(work, threads)
+        together.run(work, threads)
         return
     waiting = [_threads().submit(work) for _ in range(threads - 1)]
     work()

@@ -18,39 +18,44 @@ import torch
 _forked = False
 
 
-def team() -> "Callable[[Callable[[], None], int], None] | None":
+def team() -> "Team | None":
     """What runs a function in several threads at once, the calling one among them; None where there is no team."""
     return None if _forked else _team()
 
 
 @cache
-def _team() -> "Callable[[Callable[[], None], int], None] | None":
+def _team() -> "Team | None":
     here = Path(torch.__file__).parent
     for place in (*here.glob("lib/libgomp*.so*"), *here.parent.glob("torch.libs/libgomp*.so*")):
         try:
             # the library that torch has loaded, not another one
-            return _runner(ctypes.CDLL(str(place), mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
+            return Team(ctypes.CDLL(str(place), mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
         except (AttributeError, OSError):
             continue
     return None
 
 
-def _runner(library: Any) -> "Callable[[Callable[[], None], int], None]":
-    task = ctypes.CFUNCTYPE(None, ctypes.py_object)
-    parallel = library.GOMP_parallel
-    parallel.argtypes, parallel.restype = (task, ctypes.py_object, ctypes.c_uint, ctypes.c_uint), None
+class Team:
+    """The threads of an OpenMP library."""
 
-    @task
-    def call(job: "_Job") -> None:
-        job.run()
+    def __init__(self, library: Any) -> None:
+        # looked up by name, each is a function of its own
+        self._numbers, self._objects = library["GOMP_parallel"], library["GOMP_parallel"]
+        task = ctypes.CFUNCTYPE(None, ctypes.py_object)
+        self._numbers.argtypes, self._numbers.restype = (*[ctypes.c_void_p] * 2, *[ctypes.c_uint] * 2), None
+        self._objects.argtypes, self._objects.restype = (task, ctypes.py_object, *[ctypes.c_uint] * 2), None
+        self._call = task(lambda job: job.run())
 
-    def run(work: Callable[[], None], threads: int) -> None:
+    def run_code(self, address: int, memory: Any, threads: int) -> None:
+        """Call the machine code at an address with the address of the memory, in every thread."""
+        self._numbers(address, ctypes.addressof(memory), threads, 0)
+
+    def run(self, work: Callable[[], None], threads: int) -> None:
+        """Call a function of Python in every thread."""
         job = _Job(work)
-        parallel(call, job, threads, 0)
+        self._objects(self._call, job, threads, 0)
         if job.error is not None:
             raise job.error
-
-    return run
 
 
 class _Job:

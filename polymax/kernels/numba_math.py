@@ -19,6 +19,8 @@ OPTIONS = {"error_model": "numpy"}
 # with the flags of a kernel: Numba compiles a function once more for each set of flags of its callers
 PART = {**OPTIONS, "nogil": True, "no_cpython_wrapper": False, "pipeline_class": PartCompiler}
 inline = register_jitable(**PART)
+# for a helper that is called for each short row: a call, with arrays to hand over, costs as much as the row
+within = register_jitable(**PART, forceinline=True)
 
 
 def kernel(function):
@@ -44,8 +46,8 @@ def rows_at(address, count, n, real):
 
 _ONE_BITS = np.int32(0x3F800000)
 _SQRT_HALF_BITS = np.int32(0x3F3504F3)
-_ULP = np.float32(2**-23)
-_LOG2_E = np.float32(1 / math.log(2))
+# 1.5 * 2^23: adding it rounds to an integer, which is then in the last bits
+_ROUND = np.float32(12582912)
 
 
 @intrinsic
@@ -54,6 +56,16 @@ def place(typing_context, x):
 
     def codegen(context, builder, signature, args):
         return _flipped(builder, builder.bitcast(args[0], ir.IntType(x.bitwidth)))
+
+    return (types.int32 if x == types.float32 else types.int64)(x), codegen
+
+
+@intrinsic
+def positive_place(typing_context, x):
+    """The place of a number that is not negative, which is its bits."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(x.bitwidth))
 
     return (types.int32 if x == types.float32 else types.int64)(x), codegen
 
@@ -89,7 +101,11 @@ def row_max(x):
 
 @intrinsic
 def add(typing_context, a, b):
-    """a + b as a term of a sum whose order is free: the one licence LLVM needs to sum in vector lanes."""
+    """a + b as a term of a sum whose order is free: the one licence LLVM needs to sum in vector lanes.
+
+    No loop may both sum and store: where the two arrays lie close to each other, by chance, such a loop runs without
+    lanes, in another order, and the sum has other bits.
+    """
 
     def codegen(context, builder, signature, args):
         return builder.fadd(*args, flags=("reassoc",))
@@ -103,9 +119,11 @@ def row_sum(x):
     total = x.dtype.type(0)
     # in blocks, so that rounding grows with the block and not with the row
     for start in range(0, x.size, 256):
+        # of a part, whose first place is 0: places that might be negative are gathered one by one
+        part = x[start : start + 256]
         block = x.dtype.type(0)
-        for j in range(start, min(start + 256, x.size)):
-            block = add(block, x[j])
+        for j in range(part.size):
+            block = add(block, part[j])
         total += block
     return total
 
@@ -159,17 +177,19 @@ def _fma(typing_context, a, b, c):
 
 @inline
 def _log2_split(bits, t):
-    # the number is 2^e (1 + f) with |f| small, and log(1 + f) = 2 atanh(f / (2 + f)); where e is 0, f is t
+    # the number is 2^e (1 + f) with |f| small, where e is 0 f is t, and log2(1 + f) / f is a minimax polynomial
     e = np.int32(np.int32(bits - _SQRT_HALF_BITS) >> np.int32(23))
     mantissa = _from_bits(np.int32(bits - np.int32(e << np.int32(23))))
     f = t if e == np.int32(0) else mantissa - np.float32(1)
-    s = f / (np.float32(2) + f)
-    q = s * s
-    series = _fma(q, np.float32(1 / 9), np.float32(1 / 7))
-    series = _fma(q, series, np.float32(1 / 5))
-    series = _fma(q, series, np.float32(1 / 3))
-    series = _fma(q, series, np.float32(1))
-    return _fma(np.float32(2) * s * series, _LOG2_E, np.float32(e))
+    series = _fma(f, np.float32(0.12583537), np.float32(-0.20726894))
+    series = _fma(f, series, np.float32(0.21571584))
+    series = _fma(f, series, np.float32(-0.23894495))
+    series = _fma(f, series, np.float32(0.28791624))
+    series = _fma(f, series, np.float32(-0.36070368))
+    series = _fma(f, series, np.float32(0.48091063))
+    series = _fma(f, series, np.float32(-0.72134733))
+    series = _fma(f, series, np.float32(1.44269502))
+    return _fma(f, series, np.float32(e))
 
 
 @overload(log2_1p, jit_options=PART)
@@ -196,15 +216,16 @@ def _exp2(x):
         small = np.float32(-126)
         clipped = x if x > small else small
         clipped = clipped if clipped < np.float32(127) else np.float32(127)
-        k = np.int32(clipped + (np.float32(0.5) if clipped > np.float32(0) else np.float32(-0.5)))
-        f = clipped - np.float32(k)
+        k = clipped + _ROUND
+        f = clipped - (k - _ROUND)
         series = _fma(f, np.float32(1.5403530e-4), np.float32(1.3333558e-3))
         series = _fma(f, series, np.float32(9.6181291e-3))
         series = _fma(f, series, np.float32(5.5504109e-2))
         series = _fma(f, series, np.float32(2.4022651e-1))
         series = _fma(f, series, np.float32(6.9314718e-1))
         series = _fma(f, series, np.float32(1))
-        scale = _from_bits(np.int32(np.int32(k + np.int32(127)) << np.int32(23)))
+        # the last bits of k are those of an integer; the others leave on the left
+        scale = _from_bits(np.int32(np.int32(_bits(k) << np.int32(23)) + _ONE_BITS))
         return series * scale if x > small else np.float32(0)
 
     return exp2_float32
@@ -221,15 +242,18 @@ def _rough_power_1p(t, k):
         return lambda t, k: (1 + t) ** k
 
     def rough_power_1p_float32(t, k):
-        # the bits of a float, as an integer, are 2^23 (log2(x) + a bump over the mantissa); the same backwards
-        log = np.float32(np.int32(_bits(np.float32(1) + t) - _ONE_BITS)) * _ULP
-        # what is above the next integer down; log <= 0
-        g = log - np.float32(np.int32(log - np.float32(1)))
-        log = k * _fma(g, np.float32(0.344) * (np.float32(1) - g), log)
+        # as in log2 and exp2, with polynomials of a lower degree
+        bits = _bits(np.float32(1) + t)
+        e = np.int32(np.int32(bits - _SQRT_HALF_BITS) >> np.int32(23))
+        f = _from_bits(np.int32(bits - np.int32(e << np.int32(23)))) - np.float32(1)
+        series = _fma(f, _fma(f, np.float32(-0.32777), np.float32(0.51127)), np.float32(-0.72430))
+        series = _fma(f, series, np.float32(1.44227))
+        log = k * _fma(f, series, np.float32(e))
         log = log if log > np.float32(-126) else np.float32(-126)
-        g = log - np.float32(np.int32(log - np.float32(1)))
-        log = _fma(g, np.float32(-0.337) * (np.float32(1) - g), log)
-        power = _from_bits(np.int32(np.int32(log * (np.float32(1) / _ULP)) + _ONE_BITS))
+        whole = log + _ROUND
+        f = log - (whole - _ROUND)
+        series = _fma(f, _fma(f, np.float32(0.2384), np.float32(0.7034)), np.float32(1.0004))
+        power = series * _from_bits(np.int32(np.int32(_bits(whole) << np.int32(23)) + _ONE_BITS))
         return power if t > np.float32(-1) else np.float32(0)
 
     return rough_power_1p_float32

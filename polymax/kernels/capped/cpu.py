@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.kernels.capped.numba_few import lowest_score, pack_above, survey
 from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
 from polymax.kernels.numba_math import add, exp2, inline, kernel, middle, row_max, row_sum, rows_at
+from polymax.kernels.numba_peaks import PEAKS, set_peaks
 
 # a threshold further than this from the score that it is counted from is counted from a nearer one
 FAR = 1e3
@@ -70,21 +72,36 @@ def _capped(
     # bounds reached far below the maximum need the digits
     z, low, high = np.empty(n), np.empty(n), np.empty(n)
     index = np.empty(n, np.int32)
+    peaks, ranks = np.empty(PEAKS, x.dtype), np.empty(PEAKS, np.int32)
+    # an entry has weight 0 far below the others, unless a bound gives it more
+    few = n > 0 and not (entropic or many_low or many_high) and lower[0, 0] == 0
     for i in range(start, stop):
         total = totals[i if many_totals else 0]
-        count = 0
-        bad = not total >= 0
-        for j in range(n):
-            y[i, j] = 0
-            if x[i, j] > -np.inf:
-                low[count] = lower[i, j] if many_low else lower[0, 0]
-                high[count] = upper[i, j] if many_high else upper[0, 0]
-                index[count] = j
-                count += 1
-            bad |= not (x[i, j] < np.inf)
+        y[i, :] = 0
+        count, lowest = 0, -np.inf
+        if few:
+            present, good = survey(x[i])
+            set_peaks(x[i], peaks)
+            low_sum, high_sum = 0.0, present * np.float64(upper[0, 0])
+            lowest = lowest_score(peaks, ranks, np.float64(upper[0, 0]), total)
+        if few and lowest > -np.inf and low_sum < total < high_sum and good:
+            count = pack_above(x[i], x.dtype.type(lowest), index)
+            low[:count] = 0
+            high[:count] = upper[0, 0]
+            high_sum = count * np.float64(upper[0, 0])
+        else:
+            good = True
+            for j in range(n):
+                if x[i, j] > -np.inf:
+                    low[count] = lower[i, j] if many_low else lower[0, 0]
+                    high[count] = upper[i, j] if many_high else upper[0, 0]
+                    index[count] = j
+                    count += 1
+                good &= x[i, j] < np.inf
+            low_sum, high_sum = row_sum(low[:count]), row_sum(high[:count])
         slack = 1e-6 * max(total, 1.0)
-        low_sum, high_sum = row_sum(low[:count]), row_sum(high[:count])
-        if bad or (count > 0 and not (low_sum <= total + slack and high_sum >= total - slack)):
+        good &= total >= 0
+        if not good or (count > 0 and not (low_sum <= total + slack and high_sum >= total - slack)):
             y[i, :] = np.nan
         elif count == 0:
             continue
@@ -94,7 +111,7 @@ def _capped(
         else:
             given = x[i], index[:count], z[:count], low[:count], high[:count], total
             if not (entropic and _scaled(*given, exact)):
-                _anchored(*given, entropic, exact)
+                _anchored(*given, entropic, exact, lowest)
             for k in range(count):
                 y[i, index[k]] = z[k]
 
@@ -106,20 +123,31 @@ def _capped_backward(
 ):  # fmt: skip
     y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real_v), rows_at(out_at, stop, n, real)
     lower, upper = rows_at(lower_at, stop, n, real_low), rows_at(upper_at, stop, n, real_high)
+    zero = y.dtype.type(0)
     for i in range(start, stop):
+        if many_low or many_high:
+            for j in range(n):
+                low, high = lower[i, j] if many_low else lower[0, 0], upper[i, j] if many_high else upper[0, 0]
+                out[i, j] = _share_of(y[i, j], y.dtype.type(low), y.dtype.type(high), entropic)
+        else:
+            low, high = y.dtype.type(lower[0, 0]), y.dtype.type(upper[0, 0])
+            for j in range(n):
+                out[i, j] = _share_of(y[i, j], low, high, entropic)
         mass = moment = 0.0
         for j in range(n):
-            weight = y[i, j]
-            low = y.dtype.type(lower[i, j] if many_low else lower[0, 0])
-            high = y.dtype.type(upper[i, j] if many_high else upper[0, 0])
-            # a row of NaN stays one
-            share = (weight if entropic else weight * 0 + 1) if not (weight <= low or weight >= high) else weight * 0
-            out[i, j] = share
-            mass += share
-            moment += share * v[i, j]
+            mass = add(mass, np.float64(out[i, j]))
+            moment = add(moment, np.float64(out[i, j]) * np.float64(v[i, j]))
         mean = moment / mass if mass != 0 else 0.0
         for j in range(n):
-            out[i, j] = out[i, j] * (v[i, j] - mean) if out[i, j] != 0 else 0
+            d = y.dtype.type(np.float64(out[i, j]) * (np.float64(v[i, j]) - mean))
+            out[i, j] = d if out[i, j] != zero else zero
+
+
+@inline
+def _share_of(weight, low, high, entropic):
+    """How much a weight moves with its score, less the mean: nothing at a bound. A row of NaN stays one."""
+    free = weight if entropic else weight * 0 + 1
+    return weight * 0 if weight <= low or weight >= high else free
 
 
 @inline
@@ -208,15 +236,15 @@ def _exact_parts(z, low, high):
 
 
 @inline
-def _anchored(x, index, z, low, high, total, entropic, exact):
-    """Weights z of the scores x at the indices."""
+def _anchored(x, index, z, low, high, total, entropic, exact, lowest):
+    """Weights z of the scores x at the indices; the threshold is at least `lowest`, and looked for from there on."""
     anchor = -np.inf
     for j in index:
         anchor = max(anchor, np.float64(x[j]))
     for _ in range(ROUNDS):
         for k in range(z.size):
             z[k] = min(max(np.float64(x[index[k]]) - anchor, -LARGEST), LARGEST)
-        tau, below, above = _threshold(z, low, high, total, entropic)
+        tau, below, above = _threshold(z, low, high, total, entropic, lowest - anchor)
         if abs(tau) <= FAR:
             break
         # where differences of the largest scores are clipped, halves of them decide
@@ -233,7 +261,7 @@ def _anchored(x, index, z, low, high, total, entropic, exact):
 
 
 @inline
-def _threshold(z, low, high, total, entropic):
+def _threshold(z, low, high, total, entropic, lowest):
     """The threshold, and the numbers between which it lies."""
     below, above = np.inf, -np.inf
     top = row_max(z)
@@ -246,7 +274,7 @@ def _threshold(z, low, high, total, entropic):
     # beyond rounding
     below = max(below - 4e-16 * abs(below), -LARGEST)
     above = min(above + 4e-16 * abs(above), LARGEST)
-    start = top - 1.0
+    start = max(top - 1.0, lowest)
     if entropic:
         # the threshold without bounds
         start = 0.0

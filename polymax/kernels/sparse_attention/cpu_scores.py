@@ -12,7 +12,8 @@ import numpy as np
 from polymax.kernels.numba_math import exp2, row_max, row_sum
 from polymax.kernels.sparse_attention.numba_vectors import ROWS, inner, lane_maxima, product
 from polymax.kernels.threshold import TSALLIS
-from polymax.kernels.threshold.numba_support import pad, power_sums, support_powers
+from polymax.kernels.threshold.numba_general import set_powers, sums
+from polymax.kernels.threshold.numba_support import pad, support_powers
 
 # queries of a block, a multiple of ROWS and of the lanes of a vector
 HEIGHT = 64
@@ -159,7 +160,8 @@ def _bound(z, count, power, alpha):
     padded = pad(z, count)
     t = 0.0
     for _ in range(4):
-        _, lower, total = power_sums(z[:padded], real(alpha - 1), real(t), real(r - 1), power)
+        set_powers(z[:padded], real(0), real(t), real(alpha - 1), real(r), power)
+        _, lower, total = sums(z[:padded], real(0), real(t), real(alpha - 1), power)
         norm = np.float64(total) ** (1 - alpha)
         step = (1 - norm) * np.float64(total) / np.float64(lower)
         if not step > 1e-2:

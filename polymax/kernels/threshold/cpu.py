@@ -11,18 +11,18 @@ from torch import Tensor
 from polymax.kernels.cpu_rows import REALS, SMALL, plain, run
 from polymax.kernels.numba_math import add, exp2, inline, kernel, log2_1p, row_dot, row_max, row_sum, rows_at
 from polymax.kernels.threshold import NORM, TSALLIS
-from polymax.kernels.threshold.numba_short import SHORT, entmax15_row, sparsemax_row
+from polymax.kernels.threshold.numba_general import LONGEST, WIDE, general_room, general_rows
+from polymax.kernels.threshold.numba_short import SHORT, entmax15_rows, room, sparsemax_rows
+from polymax.kernels.threshold.numba_softmax import softmax_row
 from polymax.kernels.threshold.numba_support import (
     BLOCK,
     entmax15_powers,
     general_powers,
-    pad,
     response_weights,
     sparsemax_powers,
     support_powers,
 )
 
-LOG2_E = np.log2(np.e)
 # entries that are passed over together where none of them can be in the support
 PASSED = 64
 
@@ -33,11 +33,11 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
     scores = x if x.dtype in REALS and x.is_contiguous() else plain(x)
     y, n = torch.empty_like(scores), x.shape[-1]
     each = None if alphas is None else alphas.detach().to(torch.float64).contiguous()
-    count, cost = x.numel() // max(n, 1), n if alphas is None and alpha in _LONG else 3 * n
+    count, cost = x.numel() // max(n, 1), n * (_PASSES.get(alpha, 12) if alphas is None else 12)
     if alphas is not None:
         kernel = _each
     elif family == TSALLIS:
-        kernel = (_SHORT if n <= SHORT else _LONG).get(alpha, _general if alpha > 1 else _below_1)
+        kernel = (_SHORT if n <= SHORT else _LONG).get(alpha) or _other(alpha, n)
     else:
         kernel = _general
     args = (
@@ -73,6 +73,13 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
     return out if out.dtype == y.dtype else out.to(y.dtype)
 
 
+def _other(alpha, n):
+    """The kernel of a Tsallis entropy without one of its own."""
+    if alpha < 1:
+        return _below_1
+    return _between if alpha < 2 and (n <= LONGEST or alpha < WIDE) else _general
+
+
 def _above_2(function, tensors, alpha, family, alphas):
     """In float64, where an alpha is above 2: powers below 1 amplify rounding near the edge of the support."""
     wide = [t.double() for t in tensors]
@@ -90,15 +97,13 @@ def _above_2(function, tensors, alpha, family, alphas):
 @kernel
 def _sparsemax_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
-    for i in range(start, stop):
-        sparsemax_row(x[i], y[i])
+    sparsemax_rows(x[start:stop], y[start:stop], room(x.dtype))
 
 
 @kernel
 def _entmax15_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
-    for i in range(start, stop):
-        entmax15_row(x[i], y[i])
+    entmax15_rows(x[start:stop], y[start:stop], room(x.dtype))
 
 
 @kernel
@@ -122,11 +127,15 @@ def _entmax15_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 @kernel
 def _softmax_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
-    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
-        count = _gather(x[i], x.dtype.type(-np.inf), z, index)
-        _exponentials(z, count, power)
-        _spread(y[i], power, index, count)
+        softmax_row(x[i], y[i])
+
+
+@kernel
+def _between(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    """Tsallis entropies with alpha between 1 and 2, of rows too short to gather from, or with too much to gather."""
+    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
+    general_rows(x[start:stop], y[start:stop], alpha, general_room(x.dtype, n))
 
 
 @kernel
@@ -159,16 +168,17 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     alphas = rows_at(alphas_at, 1, stop, 0.0)[0]
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
+    space, wide_space = room(x.dtype), general_room(x.dtype, n)
     for i in range(start, stop):
         a = alphas[i]
         if family == TSALLIS and a == 2 and n <= SHORT:
-            sparsemax_row(x[i], y[i])
+            sparsemax_rows(x[i : i + 1], y[i : i + 1], space)
         elif family == TSALLIS and a == 1.5 and n <= SHORT:
-            entmax15_row(x[i], y[i])
+            entmax15_rows(x[i : i + 1], y[i : i + 1], space)
         elif family == TSALLIS and a == 1:
-            count = _gather(x[i], x.dtype.type(-np.inf), z, index)
-            _exponentials(z, count, power)
-            _spread(y[i], power, index, count)
+            softmax_row(x[i], y[i])
+        elif family == TSALLIS and 1 < a < 2 and (n <= LONGEST or a < WIDE):
+            general_rows(x[i : i + 1], y[i : i + 1], a, wide_space)
         else:
             _weigh_in_general(x[i], y[i], z, power, index, a, family)
 
@@ -176,6 +186,8 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 # the Tsallis entropies whose powers cost nothing
 _SHORT = {1: _softmax_rows, 1.5: _entmax15_short, 2: _sparsemax_short}
 _LONG = {1: _softmax_rows, 1.5: _entmax15_long, 2: _sparsemax_long}
+# about how many passes over a row their time is that of
+_PASSES = {1: 2, 1.5: 4, 2: 2}
 
 
 @inline
@@ -191,12 +203,6 @@ def _weigh_in_general(x, row, z, power, index, alpha, family):
         else:
             count = support_powers(z, index, count, power, alpha, family)
     _spread(row, power, index, count)
-
-
-@inline
-def _exponentials(z, count, power):
-    for j in range(pad(z, count) if count > 0 else 0):
-        power[j] = exp2(z[j] * z.dtype.type(LOG2_E))
 
 
 @inline
@@ -289,6 +295,20 @@ def _dense(z, power, b):
 
 
 @kernel
+def _softmax_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
+    y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real), rows_at(out_at, stop, n, real)
+    for i in range(start, stop):
+        total = mean = y.dtype.type(0)
+        for j in range(n):
+            total = add(total, y[i, j])
+            mean = add(mean, y[i, j] * v[i, j])
+        mean = mean / total if total != 0 else total
+        for j in range(n):
+            d = y[i, j] * (v[i, j] - mean)
+            out[i, j] = 0 if y[i, j] == 0 else d
+
+
+@kernel
 def _sparsemax_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
     y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real), rows_at(out_at, stop, n, real)
     for i in range(start, stop):
@@ -309,10 +329,10 @@ def _entmax15_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_a
     for i in range(start, stop):
         total = mean = y.dtype.type(0)
         for j in range(n):
-            w = np.sqrt(y[i, j])
-            out[i, j] = w
-            total = add(total, w)
-            mean = add(mean, w * v[i, j])
+            out[i, j] = np.sqrt(y[i, j])
+        for j in range(n):
+            total = add(total, out[i, j])
+            mean = add(mean, out[i, j] * v[i, j])
         mean = mean / total if total != 0 else total
         for j in range(n):
             d = out[i, j] * (v[i, j] - mean)
@@ -320,7 +340,7 @@ def _entmax15_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_a
 
 
 # of a row without an alpha of its own
-_BACKWARD = {1.5: _entmax15_backward, 2: _sparsemax_backward}
+_BACKWARD = {1: _softmax_backward, 1.5: _entmax15_backward, 2: _sparsemax_backward}
 
 
 @kernel
@@ -330,8 +350,11 @@ def _tsallis_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at
     w = np.empty(n, y.dtype)
     for i in range(start, stop):
         response_weights(y[i], alphas[i] if alphas_at else alpha, w)
-        total = row_sum(w)
-        mean = row_dot(w, v[i]) / total if total != 0 else total
+        total = mean = y.dtype.type(0)
+        for j in range(n):
+            total = add(total, w[j])
+            mean = add(mean, w[j] * v[i, j])
+        mean = mean / total if total != 0 else total
         for j in range(n):
             d = w[j] * (v[i, j] - mean)
             out[i, j] = 0 if w[j] == 0 else d

@@ -1,96 +1,152 @@
-"""Sparsemax and entmax with alpha 1.5 of a short row, for Numba: passes over it are cheaper than packing its support.
+"""Sparsemax and entmax with alpha 1.5 of short rows, for Numba: passes over a row are cheaper than packing its support.
 
 An entry has weight if it lies less than `reach` below the maximum, by w = reach - (max - x) > 0. The reach falls from a
 bound, by Newton's method, and what rounding leaves at the end is put right by a shift of all w: a sum of weights is
 close to 1 then, and its error small, in the precision of the row.
+
+A step of a short row is over before its sums are known. Some rows are taken together, therefore, a step of each after
+the other: a processor begins with the next while it waits for the sums of the last.
 """
 
 import numpy as np
 
-from polymax.kernels.numba_math import add, inline, number_at, place, row_max
+from polymax.kernels.numba_math import add, inline, number_at, positive_place, row_max, row_sum, within
 
 # longest row on which the threshold is found without gathering
 SHORT = 1024
+# rows taken together, and entries of them, so that they stay in the nearest cache
+TOGETHER, NEAREST = 64, 4096
 # with a sum above this, the rounding of the sum would show in the weights
 NEAR = 4
 
 
 @inline
-def sparsemax_row(x, y):
-    """Fill the row y with the weights of the scores x, without gathering."""
-    real = x.dtype.type
-    zero, one = real(0), real(1)
-    top = row_max(x)
-    top = top if top > -np.inf else zero
-    reach = one
-    before = x.size + 1
-    while True:
-        # Michelot: a superset of the support reaches too far
-        count = np.int32(0)
-        total = zero
-        for j in range(x.size):
-            w = reach - (top - x[j])
-            # a NaN is not below anything, and makes the total NaN
-            inside = not w <= zero
-            w = w if inside else zero
-            y[j] = w
-            total = add(total, w)
-            count = np.int32(count + np.int32(inside))
-        shift = (one - total) / real(max(count, 1))
-        # a count that does not fall any more ends it, whatever rounding does to an entry at the threshold
-        if count == 0 or count >= before or total != total:
-            break
-        before = count
-        reach += shift
-    outside = zero if total == total else real(np.nan)
-    for j in range(x.size):
-        w = y[j] + shift
-        y[j] = outside if y[j] == zero or w <= zero else w
+def room(real):
+    """What rows that are taken together need: maxima, reaches and shifts, how many entries have weight, which go on."""
+    return np.empty((3, TOGETHER), real), np.empty((2, TOGETHER), np.int32)
 
 
 @inline
-def entmax15_row(x, y):
-    """Fill the row y with the weights of the scores x for alpha 1.5, without gathering."""
+def sparsemax_rows(x, y, space):
+    """Fill the rows y with the weights of the scores x, without gathering."""
+    (tops, reaches, shifts), (counts, going) = space
+    together = min(TOGETHER, max(NEAREST // max(x.shape[1], 1), 1))
+    for first in range(0, len(x), together):
+        group, weights = x[first : first + together], y[first : first + together]
+        left = len(group)
+        for i in range(left):
+            tops[i], reaches[i], counts[i], going[i] = _top(group[i]), 1, x.shape[1] + 1, i
+        while left > 0:
+            kept = 0
+            for k in range(left):
+                i = going[k]
+                count, shift = _sparsemax_step(group[i], tops[i], reaches[i])
+                shifts[i] = shift
+                # a count that does not fall any more ends it, whatever rounding does to an entry at the threshold
+                goes_on = count > 0 and count < counts[i] and shift == shift
+                counts[i] = count
+                reaches[i] += shift if goes_on else x.dtype.type(0)
+                going[kept] = i
+                kept += goes_on
+            left = kept
+        for i in range(len(group)):
+            _sparsemax_weights(group[i], tops[i], reaches[i], shifts[i], weights[i])
+
+
+@inline
+def entmax15_rows(x, y, space):
+    """Fill the rows y with the weights of the scores x for alpha 1.5, without gathering."""
+    (tops, reaches, shifts), (_, going) = space
+    together = min(TOGETHER, max(NEAREST // max(x.shape[1], 1), 1))
+    for first in range(0, len(x), together):
+        group, weights = x[first : first + together], y[first : first + together]
+        left = len(group)
+        for i in range(left):
+            tops[i], reaches[i], going[i] = _top(group[i]), 1, i
+        while left > 0:
+            kept = 0
+            for k in range(left):
+                i = going[k]
+                reach, shifts[i] = _entmax15_step(group[i], tops[i], reaches[i])
+                going[kept] = i
+                kept += reach < reaches[i]
+                reaches[i] = reach
+            left = kept
+        for i in range(len(group)):
+            _entmax15_weights(group[i], tops[i], reaches[i], shifts[i], weights[i])
+
+
+@within
+def _top(x):
+    top = row_max(x)
+    return top if top > -np.inf else x.dtype.type(0)
+
+
+@within
+def _sparsemax_step(x, top, reach):
+    """How many entries are within reach, and the shift with which their weights sum to 1; NaN if an entry is."""
+    zero, one = x.dtype.type(0), x.dtype.type(1)
+    # Michelot: a superset of the support reaches too far
+    count = np.int32(0)
+    total = zero
+    for j in range(x.size):
+        w = reach - (top - x[j])
+        # a NaN is not below anything, and makes the total NaN
+        inside = not w <= zero
+        total = add(total, w if inside else zero)
+        count = np.int32(count + np.int32(inside))
+    return count, (one - total) / x.dtype.type(max(count, 1))
+
+
+@within
+def _sparsemax_weights(x, top, reach, shift, y):
+    zero = x.dtype.type(0)
+    outside = zero if shift == shift else x.dtype.type(np.nan)
+    for j in range(x.size):
+        w = reach - (top - x[j])
+        y[j] = outside if w <= zero or w + shift <= zero else w + shift
+
+
+@within
+def _entmax15_step(x, top, reach):
+    """A smaller reach, or the same at the end, and the shift with which the squares of w sum to 1 then."""
     real = x.dtype.type
     zero, half, one = real(0), real(0.5), real(1)
-    last = place(real(np.inf))
-    top = row_max(x)
-    top = top if top > -np.inf else zero
-    reach = one
-    shift = zero
-    while True:
-        count = np.int32(0)
-        linear = square = zero
-        least = last
-        for j in range(x.size):
-            w = reach - (top - x[j]) * half
-            inside = not w <= zero
-            here = place(w) if inside else last
-            least = here if here < least else least
-            w = w if inside else zero
-            linear = add(linear, w)
-            square = add(square, w * w)
-            count = np.int32(count + np.int32(inside))
-        if count == 0 or square != square:
-            break
-        # the sum of (w + shift)^2 is 1, if none of these entries leaves
-        under = linear * linear - real(count) * (square - one)
-        shift = (one - square) / (linear + np.sqrt(max(under, zero)))
-        stays = number_at(least, one) + shift > zero
-        if stays and square < NEAR:
-            break
-        # Newton on the square root of the sum otherwise
-        new = reach + shift if stays else reach - (square - np.sqrt(square)) / linear
-        if not new < reach:
-            break
-        reach = new
-    total = zero
+    last = positive_place(real(np.inf))
+    count = np.int32(0)
+    linear = square = zero
+    least = last
+    for j in range(x.size):
+        w = reach - (top - x[j]) * half
+        inside = not w <= zero
+        here = positive_place(w) if inside else last
+        least = here if here < least else least
+        w = w if inside else zero
+        linear = add(linear, w)
+        square = add(square, w * w)
+        count = np.int32(count + np.int32(inside))
+    # none of these entries leaves if the least w is above -shift, with the shift by which the sum of (w + shift)^2 is 1
+    under = linear * linear - real(count) * (square - one)
+    smallest = number_at(least, one)
+    excess = (square - one) - smallest * linear
+    stays = excess < zero or smallest * smallest * under > excess * excess
+    # that shift, or Newton's step on the square root of the sum: with one root and one division, and without a branch
+    root = np.sqrt(max(under if stays else square, zero))
+    step = ((one if stays else root) - square) / (linear + (root if stays else zero))
+    ends = count == 0 or (stays and square < NEAR) or not step < zero
+    return reach if ends else reach + step, step if count > 0 else zero
+
+
+@within
+def _entmax15_weights(x, top, reach, shift, y):
+    real = x.dtype.type
+    zero, half, one = real(0), real(0.5), real(1)
     for j in range(x.size):
         w = reach - (top - x[j]) * half
         w = zero if w <= zero else w + shift
         w = zero if w <= zero else w
         y[j] = w * w
-        total = add(total, y[j])
+    total = row_sum(y)
     factor = one / total if total != zero else one
     for j in range(x.size):
         y[j] *= factor

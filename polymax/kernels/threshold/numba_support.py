@@ -6,8 +6,9 @@ guards the cases where convexity is not given. Entries that a bound of the thres
 
 import numpy as np
 
-from polymax.kernels.numba_math import add, exp2, inline, log2, log2_1p, rough_power_1p
+from polymax.kernels.numba_math import add, exp2, inline, log2, within
 from polymax.kernels.threshold import SQUARED_NORM, TSALLIS
+from polymax.kernels.threshold.numba_general import halley, near_root, rough_root, rough_sums, set_powers, sums
 
 # vector loops run over a whole number of blocks, so that they need no scalar tail
 BLOCK = 32
@@ -104,22 +105,23 @@ def general_powers(z, index, count, power, alpha, family):
     # with powers below 1 the slope is unbounded at the edge of the support, where Newton stalls: bisect
     convex = r >= 2 if family == SQUARED_NORM else r >= 1
     tolerance = 4 * np.finfo(z.dtype).eps
-    # a step this small changes y as its second-order expansion does, to the precision of float32
-    expand = min(6e-3 / r, 1e-7 ** (1 / r)) if family == TSALLIS and r >= 2 and z.itemsize == 4 else 0.0
+    expand = near_root(r, z.itemsize) if family == TSALLIS else 0.0
     padded = pad(z, count)
-    t = _rough_root(z[:padded], scale, r) if convex and family != SQUARED_NORM else 0.0
+    t = 0.0
+    # a start that is cheap
+    for _ in range(2 if convex and family != SQUARED_NORM else 0):
+        lower, total = rough_sums(z[:padded], real(0), real(t), real(scale), real(r))
+        t = rough_root(lower, total, t, scale, r)
     for _ in range(100):
-        lowest, lower, total = power_sums(z[:padded], real(scale), real(t), real(r - 1), power)
+        set_powers(z[:padded], real(0), real(t), real(scale), real(r), power)
+        lowest, lower, total = sums(z[:padded], real(0), real(t), real(scale), power)
         if family == SQUARED_NORM:
             value = lower * total ** (2 / r - 1)
             slope = value * ((r - 1) * lowest / lower - (r - 2) * lower / total)
             step = (value - 1) / slope
         else:
-            # Halley on the r-norm, in units of 1 / scale
             value = total
-            newton = (1 - exp2(-log2(total) / real(r))) * total / lower
-            bend = (r - 1) * (lowest * total / (lower * lower) - 1) * lower / total
-            step = newton / (1 - 0.5 * newton * bend) / scale
+            step = halley(lowest, lower, total, r) / scale
         if value >= 1:
             low = t
         else:
@@ -131,36 +133,17 @@ def general_powers(z, index, count, power, alpha, family):
         if abs(change) < expand:
             _expand(z, count, power, real(scale), real(t), real(change), real(r))
             return count
-        if abs(change) <= tolerance:
-            break
         t = guess
+        if abs(change) <= tolerance:
+            # entries at the edge of the support feel the last step as well
+            set_powers(z[:padded], real(0), real(t), real(scale), real(r), power)
+            break
         count = _keep_above(z, index, count, low - 1 / scale)
         padded = pad(z, count)
     if family == TSALLIS:
         for j in range(count):
             power[j] *= max(real(1) + real(scale) * (z[j] - real(t)), real(0))
     return count
-
-
-@inline
-def power_sums(z, scale, t, k, power):
-    """power = d_+^k, and S_{k-1}, S_k, S_{k+1}."""
-    one, zero = z.dtype.type(1), z.dtype.type(0)
-    # two loops: in one, the polynomials of both functions do not fit the registers
-    for j in range(z.size):
-        s = scale * (z[j] - t)
-        power[j] = log2_1p(s if s > -one else -one) * k
-    lowest = lower = total = zero
-    for j in range(z.size):
-        d = one + scale * (z[j] - t)
-        inside = d > zero
-        p = exp2(power[j])
-        p = p if inside else zero
-        power[j] = p
-        lowest = add(lowest, p / (d if inside else one))
-        lower = add(lower, p)
-        total = add(total, p * d if inside else zero)
-    return lowest, lower, total
 
 
 @inline
@@ -176,27 +159,7 @@ def _expand(z, count, power, scale, t, change, r):
         power[j] = y if inside and y > zero else zero
 
 
-@inline
-def _rough_root(z, scale, r):
-    """A cheap start for t: two Newton steps with powers good to about one per cent."""
-    real = z.dtype.type
-    one, zero = real(1), real(0)
-    t = 0.0
-    for _ in range(2):
-        lower = total = zero
-        for j in range(z.size):
-            s = real(scale) * (z[j] - real(t))
-            s = s if s > -one else -one
-            p = rough_power_1p(s, real(r - 1))
-            lower = add(lower, p)
-            total = add(total, p * (one + s))
-        if not (total > 0 and lower > 0):
-            break
-        t += (1 - exp2(-log2(total) / real(r))) * total / (scale * lower)
-    return min(max(t, 0.0), 1 / scale)
-
-
-@inline
+@within
 def response_weights(y, alpha, w):
     """y^(2 - alpha) on the support, 0 elsewhere; NaN stays."""
     real = y.dtype.type
@@ -210,7 +173,9 @@ def response_weights(y, alpha, w):
         for j in range(y.size):
             w[j] = y[j]
     else:
+        # two loops: in one, the polynomials of both functions do not fit the registers
         for j in range(y.size):
-            inside = y[j] > 0
-            p = exp2(log2(y[j] if inside else real(1)) * real(2 - alpha))
-            w[j] = p if inside else y[j]
+            w[j] = log2(y[j] if y[j] > 0 else real(1)) * real(2 - alpha)
+        for j in range(y.size):
+            p = exp2(w[j])
+            w[j] = p if y[j] > 0 else y[j]

@@ -1,0 +1,67 @@
+"""Entries of a row that can have weight, where no lower bound gives weight to all, for Numba.
+
+With one upper bound for all entries, k of them can hold the total, and the threshold is at least the k-th largest score
+less the bound: entries that are lower have weight 0. The k-th largest of some maxima, each over a part of the row, is
+cheap to find, and no larger.
+"""
+
+import numpy as np
+
+from polymax.kernels.numba_math import inline
+from polymax.kernels.numba_peaks import PEAKS
+
+# maxima that are compared where few entries can hold the total
+FEW = 16
+# entries that are passed over together where none of them can have weight
+PASSED = 64
+
+
+@inline
+def survey(x):
+    """How many entries are other than -inf, and whether all are below inf."""
+    present = below = np.int32(0)
+    for j in range(x.size):
+        present = np.int32(present + np.int32(x[j] > -np.inf))
+        below = np.int32(below + np.int32(x[j] < np.inf))
+    return present, below == x.size
+
+
+@inline
+def lowest_score(peaks, ranks, upper, total):
+    """A score below which entries have weight 0; -inf if the maxima of a row, which are overwritten, do not tell."""
+    k = int(min(np.ceil(total / upper), PEAKS)) if upper > 0 else PEAKS
+    # one more, for rounding
+    k += k * upper < total
+    parts = FEW if 2 * k <= FEW else PEAKS
+    if 2 * k > PEAKS:
+        return -np.inf
+    if parts == FEW:
+        for start in range(FEW, PEAKS, FEW):
+            for j in range(FEW):
+                peaks[j] = peaks[start + j] if peaks[start + j] > peaks[j] else peaks[j]
+    ranks[:] = 0
+    for i in range(parts):
+        for j in range(parts):
+            ranks[j] += np.int32(peaks[i] > peaks[j])
+    # fewer than k are larger than it
+    found = np.inf
+    for j in range(parts):
+        found = min(found, peaks[j]) if ranks[j] < k else found
+    # beyond rounding
+    return found - upper - 4 * np.finfo(peaks.dtype).eps * (abs(found) + upper)
+
+
+@inline
+def pack_above(x, lowest, index):
+    """Fill index with the places of entries that are at least `lowest`; their count."""
+    count = 0
+    for start in range(0, x.size, PASSED):
+        part = x[start : start + PASSED]
+        some = np.int32(0)
+        for k in range(part.size):
+            some = np.int32(some + np.int32(part[k] >= lowest))
+        if some > 0:
+            for k in range(part.size):
+                index[count] = start + k
+                count += part[k] >= lowest
+    return count

@@ -1,0 +1,175 @@
+"""Entmax with any alpha between 1 and 2, for Numba: Halley's steps on the r-norm, by passes over whole rows.
+
+With d = 1 + scale (x - max - t) and S_k = sum d_+^k, weights are d_+^r at the t where S_r = 1; r = 1 / (alpha - 1) and
+scale = alpha - 1. The r-norm is convex and decreasing in t. Some rows take their steps together, as in numba_short.py.
+"""
+
+import numpy as np
+
+from polymax.kernels.numba_math import add, exp2, inline, log2, log2_1p, rough_power_1p, row_max, row_sum, within
+from polymax.kernels.numba_peaks import PEAKS, set_peaks
+
+# longest row of which no entries are gathered, and the alpha below which most entries would be
+LONGEST, WIDE = 2048, 1.2
+# rows longer than this are begun with the maxima of their parts
+PARTED = 128
+# rows taken together, and entries of them, so that they stay in the nearest cache
+TOGETHER, NEAREST = 32, 2048
+# steps after which a row that is not done stays as it is
+STEPS = 100
+
+
+@inline
+def general_room(real, n):
+    """What rows that are taken together need: maxima and sums, thresholds and bounds, which go on, powers, peaks."""
+    powers, peaks = np.empty(max(NEAREST, n), real), np.empty((TOGETHER, PEAKS), real)
+    return np.empty((4, TOGETHER), real), np.empty((4, TOGETHER)), np.empty(TOGETHER, np.int32), powers, peaks
+
+
+@inline
+def general_rows(x, y, alpha, space):
+    """Fill the rows y with the weights of the scores x."""
+    (tops, lowest, lower, total), (ts, lows, highs, changes), going, powers, peaks = space
+    real, n = x.dtype.type, x.shape[1]
+    scale, r = alpha - 1, 1 / (alpha - 1)
+    tolerance = 4 * np.finfo(x.dtype).eps
+    near = near_root(r, x.itemsize)
+    together = min(TOGETHER, max(NEAREST // max(n, 1), 1))
+    for first in range(0, len(x), together):
+        group, weights = x[first : first + together], y[first : first + together]
+        left = len(group)
+        for i in range(left):
+            top = row_max(group[i])
+            tops[i] = top if top > -np.inf else real(0)
+            ts[i], lows[i], highs[i], going[i] = 0, 0, 1 / scale, i
+        if n > PARTED:
+            for i in range(left):
+                set_peaks(group[i], peaks[i])
+        begun = peaks[:left] if n > PARTED else group
+        _rough_step(begun, tops, lower, total, ts, scale, r)
+        _rough_step(begun, tops, lower, total, ts, scale, r)
+        if n > PARTED:
+            _rough_step(group, tops, lower, total, ts, scale, r)
+        step = 0
+        while left > 0 and step < STEPS:
+            for k in range(left):
+                i = going[k]
+                power = powers[i * n : (i + 1) * n]
+                set_powers(group[i], tops[i], real(ts[i]), real(scale), real(r), power)
+                lowest[i], lower[i], total[i] = sums(group[i], tops[i], real(ts[i]), real(scale), power)
+            # of all rows, done or not: so many at a time
+            for i in range(len(group)):
+                t = ts[i]
+                lows[i], highs[i] = t if total[i] >= 1 else lows[i], highs[i] if total[i] >= 1 else t
+                guess = t + halley(lowest[i], lower[i], total[i], r) / scale
+                guess = guess if lows[i] <= guess <= highs[i] else 0.5 * (lows[i] + highs[i])
+                change = (guess - t) * scale
+                # a sum of 0 is that of a row of -inf
+                changes[i] = change if total[i] != 0 else 0.0
+            kept = 0
+            for k in range(left):
+                i = going[k]
+                size = abs(changes[i])
+                goes_on = size >= near and size > tolerance and total[i] == total[i]
+                ts[i] += changes[i] / scale if size >= near else 0.0
+                going[kept] = i
+                kept += goes_on
+            left = kept
+            step += 1
+        for i in range(len(group)):
+            change = changes[i] if abs(changes[i]) < near else 0.0
+            power = powers[i * n : (i + 1) * n]
+            if near == 0:
+                # entries at the edge of the support feel the last step as well
+                set_powers(group[i], tops[i], real(ts[i]), real(scale), real(r), power)
+            _weights(group[i], tops[i], real(ts[i]), real(change), real(scale), real(r), power, weights[i])
+            if total[i] != total[i]:
+                weights[i, :] = np.nan
+
+
+@inline
+def _rough_step(x, tops, lower, total, ts, scale, r):
+    """Newton's step of all rows, with powers that are cheap, and good to about one per cent."""
+    real = x.dtype.type
+    for i in range(len(x)):
+        lower[i], total[i] = rough_sums(x[i], tops[i], real(ts[i]), real(scale), real(r))
+    for i in range(len(x)):
+        ts[i] = rough_root(lower[i], total[i], ts[i], scale, r)
+
+
+@inline
+def near_root(r, itemsize):
+    """A step this small changes y as its second-order expansion does, to the precision of float32."""
+    return min(6e-3 / r, 1e-7 ** (1 / r)) if r >= 2 and itemsize == 4 else 0.0
+
+
+@within
+def rough_sums(x, top, t, scale, r):
+    """S_{r-1} and S_r, to about one per cent."""
+    one, zero = x.dtype.type(1), x.dtype.type(0)
+    lower = total = zero
+    for j in range(x.size):
+        s = scale * ((x[j] - top) - t)
+        s = s if s > -one else -one
+        p = rough_power_1p(s, r - one)
+        lower = add(lower, p)
+        total = add(total, p * (one + s))
+    return lower, total
+
+
+@within
+def rough_root(lower, total, t, scale, r):
+    """Newton's step on the r-norm, within the bounds of t."""
+    new = t + (1 - exp2(-log2(total) / type(total)(r))) * total / (scale * lower)
+    return min(max(new, 0.0), 1 / scale) if total > 0 and lower > 0 else t
+
+
+@within
+def set_powers(x, top, t, scale, r, power):
+    """Fill power with d_+^(r-1); in two loops, since the polynomials of both functions do not fit the registers."""
+    one, zero = x.dtype.type(1), x.dtype.type(0)
+    for j in range(x.size):
+        s = scale * ((x[j] - top) - t)
+        power[j] = log2_1p(s if s > -one else -one) * (r - one)
+    for j in range(x.size):
+        p = exp2(power[j])
+        # a NaN is not below anything
+        power[j] = zero if one + scale * ((x[j] - top) - t) <= zero else p
+
+
+@within
+def sums(x, top, t, scale, power):
+    """S_{r-2}, S_{r-1} and S_r from d^(r-1); NaN if an entry is."""
+    one, zero = x.dtype.type(1), x.dtype.type(0)
+    lowest = lower = total = zero
+    for j in range(x.size):
+        d = one + scale * ((x[j] - top) - t)
+        inside = not d <= zero
+        lowest = add(lowest, power[j] / (d if inside else one))
+        lower = add(lower, power[j])
+        total = add(total, power[j] * d if inside else zero)
+    return lowest, lower, total
+
+
+@within
+def halley(lowest, lower, total, r):
+    """Halley's step on the r-norm, in units of d."""
+    newton = (1 - exp2(-log2(total) / type(total)(r))) * total / lower
+    bend = (r - 1) * (lowest * total / (lower * lower) - 1) * lower / total
+    return newton / (1 - 0.5 * newton * bend)
+
+
+@within
+def _weights(x, top, t, change, scale, r, power, y):
+    """Fill y with the weights, (d - change)_+^r to second order in the change."""
+    one, half, zero = x.dtype.type(1), x.dtype.type(0.5), x.dtype.type(0)
+    linear, curved = r * change, half * r * (r - one) * change * change
+    for j in range(x.size):
+        d = one + scale * ((x[j] - top) - t)
+        inside = d > max(change, zero)
+        weight = power[j] * ((d - linear) + curved / (d if inside else one))
+        y[j] = weight if inside and weight > zero else zero
+    total = row_sum(y)
+    factor = one / total if total != zero else one
+    for j in range(x.size):
+        y[j] *= factor
