@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -52,14 +53,20 @@ class Bounded(Regularizer):
         return self.base.gamma
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        numbers = not isinstance(self.lower, Tensor) and not isinstance(self.upper, Tensor)
+        numbers, entropic = self._kind
         # numbers that do not fit leave NaN, which is looked for after; of tensors, each entry is looked at before
         if not numbers or self.lower > self.upper:
             _feasible(x, self.lower, self.upper)
-        y = _capped_argmax(x, self.lower, self.upper, 1.0, isinstance(self.base, Shannon))
-        if numbers and _check.readable(x) and math.isnan((y.detach() if y.requires_grad else y).sum()):
+        y = _capped_argmax(x, self.lower, self.upper, 1.0, entropic)
+        if numbers and x.is_cpu and _check.readable(x) and math.isnan((y.detach() if y.requires_grad else y).sum()):
             _feasible(x, self.lower, self.upper)
         return y
+
+    @cached_property
+    def _kind(self) -> tuple[bool, bool]:
+        """True if the bounds are numbers, and if the entropy is Shannon's."""
+        numbers = not isinstance(self.lower, Tensor) and not isinstance(self.upper, Tensor)
+        return numbers, isinstance(self.base, Shannon)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         return self.base.omega_rows(p, keep)

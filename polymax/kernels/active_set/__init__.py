@@ -8,8 +8,8 @@ cuda.py, for exact weights. All of them take
 
     solver, structure, scores, search, start, whole -> Solution, and which instances converged, (*batch,), None for all
 
-and are imported at their first call, so that `import polymax` pays for neither Numba nor Triton. The programs of a GPU
-can be wary, too: they look at the scores as they start, and give no solution where one is large.
+and are imported at their first call, so that `import polymax` pays for neither Numba nor Triton. The compiled loops can
+be wary, too: they look at the scores as they start, and give no solution where one is large.
 """
 
 from functools import cache
@@ -39,12 +39,11 @@ def solve(
     """
     device = scores[0].device.type
     search = structure.search(*scores) if type(solver) in _RULES.get(device, ()) else None
-    if device == "cuda" and search is not None and _fits(search):
+    if search is not None and (device == "cpu" or (device == "cuda" and _fits(search))):
         return _file(device).solve(solver, structure, scores, search, start, whole, wary)
     if wary and not all_small(scores):
         return None
-    file = device if device == "cpu" and search is not None else "reference"
-    return _file(file).solve(solver, structure, scores, search, start, whole)
+    return _file("reference").solve(solver, structure, scores, search, start, whole)
 
 
 @cache

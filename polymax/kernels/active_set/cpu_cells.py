@@ -13,13 +13,16 @@ def problem(search):
     count, n, m = scores.shape
     wide = max(n, m) + 1
     # in the grid: scores less mu, five rows for the assignment, duals of rows and of columns, room for a transpose
+    both = np.empty((count, 2), np.int64)
+    both[:, 0], both[:, 1] = rows.numpy(), columns.numpy()
     return Problem(
         np.array([n, m]),
-        np.stack([rows.numpy(), columns.numpy()], -1),
+        both,
         np.ascontiguousarray(scores.detach().numpy(), np.float64).reshape(count, n * m),
         np.empty((1, 0)),
         ((n + 7 + m, wide), 1, (6, wide)),
         4 * n * m,
+        as_given=True,
     )
 
 
