@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -53,20 +52,16 @@ class Bounded(Regularizer):
         return self.base.gamma
 
     def argmax_rows(self, x: Tensor) -> Tensor:
-        numbers, entropic = self._kind
+        numbers = not isinstance(self.lower, Tensor) and not isinstance(self.upper, Tensor)
         # numbers that do not fit leave NaN, which is looked for after; of tensors, each entry is looked at before
         if not numbers or self.lower > self.upper:
             _feasible(x, self.lower, self.upper)
+        # an abstract class takes its time to say what is an instance of it
+        entropic = type(self.base) is not Gini and isinstance(self.base, Shannon)
         y = _capped_argmax(x, self.lower, self.upper, 1.0, entropic)
         if numbers and x.is_cpu and _check.readable(x) and math.isnan((y.detach() if y.requires_grad else y).sum()):
             _feasible(x, self.lower, self.upper)
         return y
-
-    @cached_property
-    def _kind(self) -> tuple[bool, bool]:
-        """True if the bounds are numbers, and if the entropy is Shannon's."""
-        numbers = not isinstance(self.lower, Tensor) and not isinstance(self.upper, Tensor)
-        return numbers, isinstance(self.base, Shannon)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         return self.base.omega_rows(p, keep)

@@ -49,7 +49,7 @@ def chain_outside(
     distinct, out_steps = _counts(transition)
     unit, count, work = units(batch, n, s, distinct, out_steps)
     # in the linear domain units clear their own sums
-    sums = _sums(transition, unit[1], torch.empty if alpha == 1 else torch.zeros)
+    sums = _sums(transition, unit[1], transition.new_empty if alpha == 1 else transition.new_zeros)
     steps, sizes = _without_repetitions(transition), lengths.contiguous()
     table, slope = chart.contiguous(), g.contiguous()
     if alpha == 1:
@@ -82,7 +82,7 @@ def chain_tangent(
         return value, h, torch.zeros_like(transition, memory_format=torch.contiguous_format)
     distinct, out_steps = _counts(transition)
     unit, count, work = units(batch, n, s, distinct, out_steps)
-    sums = _sums(transition, unit[1], torch.zeros)
+    sums = _sums(transition, unit[1], transition.new_zeros)
     steps, along = _without_repetitions(transition), _without_repetitions(d_transition)
     sizes, table, slope, moved = lengths.contiguous(), chart.contiguous(), g.contiguous(), d_unary.contiguous()
     if alpha == 1:
@@ -115,9 +115,9 @@ def _counts(transition: Tensor) -> tuple[int, int]:
 def _sums(transition: Tensor, cuts: int, made: Callable[..., Tensor]) -> Tensor:
     """Memory for the gradient of the transitions, by each of the cuts of the instances that share one."""
     if cuts == 1:
-        return made(transition.shape, dtype=transition.dtype)
+        return made(*transition.shape)
     distinct, steps = _counts(transition)
-    return made(distinct * cuts, steps, *transition.shape[-2:], dtype=transition.dtype)
+    return made(distinct * cuts, steps, *transition.shape[-2:])
 
 
 def _with_dims(transition: Tensor) -> Tensor:
