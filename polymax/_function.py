@@ -73,7 +73,7 @@ def may_keep(device: torch.device) -> bool:
     )
 
 
-def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Any]:
     """A decorator for functions that make tensors for a device, which is their last argument, and may be kept."""
 
     def decorate(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +82,12 @@ def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Callable[..., Any]
             with outside_transforms():
                 return make(*args)
 
-        return lambda *args: (kept if may_keep(args[-1]) else make)(*args)
+        def call(*args: Any) -> Any:
+            return (kept if may_keep(args[-1]) else make)(*args)
+
+        # for a caller who knows that they may be kept
+        call.kept = kept  # type: ignore[attr-defined]
+        return call
 
     return decorate
 

@@ -146,7 +146,7 @@ def source_stamp(path: str) -> bytes:
     """
     digest = hashlib.sha256()
     # how kernels are compiled is a part of what they are
-    for file in (*compiled_with(Path(path)), _PACKAGE / "kernels" / "numba_parts.py"):
+    for file in (*compiled_with(Path(path)), Path(__file__).with_name("numba_parts.py")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.digest()
 

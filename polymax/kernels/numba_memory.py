@@ -2,7 +2,7 @@
 
 Numba counts the references to an array that it has allocated, whenever the array, a row of it or a tuple that holds it
 is handed on: by an atomic instruction, which takes longer than the arithmetic on a short row, and which is compiled in
-all of these places. A lean kernel allocates no array, and counts none; another one may take the counts off its arrays.
+all of these places. A lean kernel allocates no array, and counts none; what it is given lives as long as its call.
 """
 
 from llvmlite import ir
@@ -19,7 +19,7 @@ _WORD, _BYTES = ir.IntType(64), ir.IntType(8).as_pointer()
 
 
 def lean_kernel(function):
-    """The function, compiled for each type of its arguments, numbers all of them; it cannot allocate an array."""
+    """The function, compiled for each type of its arguments; neither it nor its helpers can make or return an array."""
     return keep_compiled(njit(nogil=True, _nrt=False, pipeline_class=KernelCompiler, **OPTIONS)(function))
 
 
@@ -32,7 +32,7 @@ def array_at(typing_context, address, shape, real):
     def codegen(context, builder, signature, args):
         made = make_array(array)(context, builder)
         sizes = cgutils.unpack_tuple(builder, args[1])
-        bytes_of_one = context.get_constant(types.intp, number.bitwidth // 8)
+        bytes_of_one = context.get_constant(types.intp, 1 if number == types.boolean else number.bitwidth // 8)
         strides = [bytes_of_one]
         for size in reversed(sizes[1:]):
             strides.insert(0, builder.mul(strides[0], size))
@@ -44,43 +44,23 @@ def array_at(typing_context, address, shape, real):
 
 
 @intrinsic
-def uncounted(typing_context, x):
-    """An array, or a tuple of arrays and other things, without the count of references: another name must keep them."""
-
-    def without(context, builder, kind, value):
-        if isinstance(kind, types.BaseTuple):
-            each = zip(kind.types, cgutils.unpack_tuple(builder, value), strict=True)
-            return context.make_tuple(builder, kind, [without(context, builder, k, v) for k, v in each])
-        if not isinstance(kind, types.Array):
-            return value
-        made = make_array(kind)(context, builder, value)
-        made.meminfo = cgutils.get_null_value(made.meminfo.type)
-        made.parent = cgutils.get_null_value(made.parent.type)
-        return made._getvalue()
-
-    def codegen(context, builder, signature, args):
-        return without(context, builder, signature.args[0], args[0])
-
-    return x(x), codegen
-
-
-@intrinsic
-def keep(typing_context, x):
-    """Nothing: memory is still needed here."""
-
-    def codegen(context, builder, signature, args):
-        return context.get_dummy_value()
-
-    return types.none(x), codegen
-
-
-@intrinsic
 def taken(typing_context, count):
     """The address of memory for so many bytes, all of them 0; it must be given back."""
 
     def codegen(context, builder, signature, args):
         take = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BYTES, [_WORD, _WORD]), "calloc")
         return builder.ptrtoint(builder.call(take, [args[0], _WORD(1)]), _WORD)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def taken_as_is(typing_context, count):
+    """The address of memory for so many bytes, whatever they are; it must be given back."""
+
+    def codegen(context, builder, signature, args):
+        take = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BYTES, [_WORD]), "malloc")
+        return builder.ptrtoint(builder.call(take, args), _WORD)
 
     return types.int64(types.int64), codegen
 

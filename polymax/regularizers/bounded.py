@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.compiler import is_compiling
 
 from polymax import _check
+from polymax._dispatch import bare
 from polymax._function import apply_function, keep_tensors
 from polymax.kernels.capped import capped, capped_backward
 from polymax.kernels.widen import constant, wide
@@ -58,8 +59,12 @@ class Bounded(Regularizer):
             _feasible(x, self.lower, self.upper)
         # an abstract class takes its time to say what is an instance of it
         entropic = type(self.base) is not Gini and isinstance(self.base, Shannon)
-        y = _capped_argmax(x, self.lower, self.upper, 1.0, entropic)
-        if numbers and x.is_cpu and _check.readable(x) and math.isnan((y.detach() if y.requires_grad else y).sum()):
+        if numbers and bare(x) and x.dtype.itemsize >= 4:
+            bounds = _numbers.kept(self.lower, self.upper, 1.0, x.dim(), x.dtype, x.device)
+            y, read = capped.cpu(x, *bounds, entropic), True
+        else:
+            y, read = _capped_argmax(x, self.lower, self.upper, 1.0, entropic), numbers and _check.readable(x)
+        if read and math.isnan((y.detach() if y.requires_grad else y).sum()):
             _feasible(x, self.lower, self.upper)
         return y
 

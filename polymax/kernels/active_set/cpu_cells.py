@@ -4,7 +4,7 @@ import numpy as np
 
 from polymax.kernels.active_set.numba_search import Problem
 from polymax.kernels.assignment.numba_match import MATCHED, best_match
-from polymax.kernels.numba_math import kernel
+from polymax.kernels.numba_memory import lean_kernel
 
 
 def problem(search):
@@ -26,7 +26,7 @@ def problem(search):
     )
 
 
-@kernel
+@lean_kernel
 def best(problem, mu, vertex):
     """The best assignment around mu as a list of cells."""
     table, own, cells, _, grid, _, marks = problem

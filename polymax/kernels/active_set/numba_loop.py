@@ -20,12 +20,12 @@ from polymax.kernels.active_set.numba_search import ask
 from polymax.kernels.active_set.numba_steps import shift
 from polymax.kernels.active_set.numba_weights import admit, compare, exact_weights, hold, mean, remove, resume
 from polymax.kernels.numba_math import add, inline, kernel, row_dot
-from polymax.kernels.numba_memory import keep, uncounted
+from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken_as_is
 
 GOING, CONVERGED, FULL, INFEASIBLE, LARGE = 0, 1, 2, 3, 4
 
 
-@kernel
+@lean_kernel
 def solve(
     start, stop, best, rule, settings, problems, d, seeds, seed_scores, seed_weights, out
 ):  # fmt: skip
@@ -34,18 +34,31 @@ def solve(
     Scores are counted from that of the best structure: those of structures that have weight are then small, and so is
     the rounding of sums with them.
     """
-    table, own, scores, others, grid_shape, line_size, marks_shape, choices = uncounted(problems)
+    table, own, scores, others, grid_shape, line_size, marks_shape, choices = problems
     max_iter, tol, whole, limit = settings
-    places, probs, overlaps, means, numbers, counts = uncounted(out)
+    places, probs, overlaps, means, numbers, counts = out
     room, parts = places.shape[1:]
-    kept = (
-        np.empty(grid_shape), np.empty(line_size), np.empty(marks_shape, np.int64),
-        (np.empty((room, parts), np.int32), np.empty((room, room)), np.empty(room), np.empty(room)),
-        (np.empty((room, room)), np.empty((3, room)), np.empty((2, room))),
-        np.empty(d), np.empty((2, room)), np.empty((2, d)),
-        np.zeros(0 if choices else d, np.bool_), np.empty(parts, np.int32), np.empty(room, np.int64),
-    )  # fmt: skip
-    grid, line, marks, held, system, mu, work, nudge, mark, vertex, order = uncounted(kept)
+    high, wide = grid_shape
+    lines, marked = marks_shape
+    reals = high * wide + line_size + 2 * room * room + 9 * room + 3 * d
+    memory = taken_as_is(8 * (reals + lines * marked + room) + 4 * (room + 1) * parts + d)
+    grid, line = array_at(memory, grid_shape, 0.0), array_at(memory + 8 * high * wide, (line_size,), 0.0)
+    rest = memory + 8 * (high * wide + line_size)
+    gram, factor = array_at(rest, (room, room), 0.0), array_at(rest + 8 * room * room, (room, room), 0.0)
+    rest += 16 * room * room
+    half, system_rows = array_at(rest, (3, room), 0.0), array_at(rest + 24 * room, (2, room), 0.0)
+    work, b = array_at(rest + 40 * room, (2, room), 0.0), array_at(rest + 56 * room, (room,), 0.0)
+    p = array_at(rest + 64 * room, (room,), 0.0)
+    rest += 72 * room
+    mu, nudge = array_at(rest, (d,), 0.0), array_at(rest + 8 * d, (2, d), 0.0)
+    rest += 24 * d
+    marks, order = array_at(rest, marks_shape, np.int64(0)), array_at(rest + 8 * lines * marked, (room,), np.int64(0))
+    rest += 8 * (lines * marked + room)
+    used, vertex = array_at(rest, (room, parts), np.int32(0)), array_at(rest + 4 * room * parts, (parts,), np.int32(0))
+    mark = array_at(rest + 4 * (room + 1) * parts, (0 if choices else d,), False)
+    for u in range(mark.size):
+        mark[u] = False
+    held, system = (used, gram, b, p), (factor, half, system_rows)
     shared = max(own.shape[0] // max(others.shape[0], 1), 1)
     for i in range(start, stop):
         problem = table, own[i], scores[i], others[i // shared], grid, line, marks
@@ -90,7 +103,7 @@ def solve(
                         means[i, places[i, k, u]] = np.nan
         # below 0 there is rounding alone
         numbers[1, i], counts[1, i], counts[2, i] = 0.0 if gap < 0 else gap, status, count
-    keep(kept)
+    give_back(memory)
 
 
 @inline

@@ -8,7 +8,7 @@ from polymax.kernels.active_set.numba_factor import dot, grow, solve_above
 from polymax.kernels.active_set.tolerances import DEPENDENT
 from polymax.kernels.cpu_rows import REALS, run
 from polymax.kernels.numba_math import inline, kernel
-from polymax.kernels.numba_memory import array_at, keep, uncounted
+from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken_as_is
 
 # what tells a kernel how overlaps are counted
 _COUNTS = {torch.int16: np.int16(0), torch.int32: np.int32(0), torch.float64: np.float64(0)}
@@ -41,7 +41,7 @@ def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor
     return mu
 
 
-@kernel
+@lean_kernel
 def _response(
     start, stop, size, room, parts, moved, d, places_at, overlaps_at, probs_at, g_at, h_at, out_at, q_at, whole, real,
     weighted,
@@ -56,11 +56,15 @@ def _response(
         array_at(h_at, (size, room), 0.0),
     )
     g, out = array_at(g_at, (size, moved), real), array_at(out_at, (size, d), real)
-    memory = (
-        np.empty((room, room)), np.empty((room, room)), np.empty((3, room)), np.empty(room), np.empty(room),
-        np.empty(room, np.int64), np.empty(d),
-    )  # fmt: skip
-    gram, factor, half, b, x, kept, total = uncounted(memory)
+    memory = taken_as_is(8 * (2 * room * room + 6 * room + d))
+    gram, factor = array_at(memory, (room, room), 0.0), array_at(memory + 8 * room * room, (room, room), 0.0)
+    rest = memory + 16 * room * room
+    half, b, x = (
+        array_at(rest, (3, room), 0.0),
+        array_at(rest + 24 * room, (room,), 0.0),
+        array_at(rest + 32 * room, (room,), 0.0),
+    )
+    kept, total = array_at(rest + 40 * room, (room,), np.int64(0)), array_at(rest + 48 * room, (d,), 0.0)
     for i in range(start, stop):
         count = np.int64(0)
         for k in range(room):
@@ -83,7 +87,7 @@ def _response(
         for c in range(count):
             q[i, kept[c]] = x[c]
         _spread(places[i], q[i], total, out[i])
-    keep(memory)
+    give_back(memory)
 
 
 @kernel
