@@ -39,7 +39,9 @@ def solve(
     """
     device = scores[0].device.type
     search = structure.search(*scores) if type(solver) in _RULES.get(device, ()) else None
-    if search is not None and (device == "cpu" or (device == "cuda" and _fits(search))):
+    if device == "cuda" and search is not None and _fits(search):
+        return _file(device).solve(solver, structure, scores, search, start, whole, wary)
+    if device == "cpu" and search is not None:
         return _file(device).solve(solver, structure, scores, search, start, whole, wary)
     if wary and not all_small(scores):
         return None

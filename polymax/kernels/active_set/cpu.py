@@ -24,6 +24,8 @@ from polymax.structures.base import Structure
 
 # exact weights need no step rule
 _STEPS = {FrankWolfe: numba_steps.FRANK_WOLFE, AwayStep: numba_steps.AWAY_STEP, Pairwise: numba_steps.PAIRWISE}
+# kinds of search whose problems hold all scores as they were given: the loop looks at their size itself
+_AS_GIVEN = ("tags", "arcs", "cells")
 # room for so many structures at first; more where they do not suffice
 _ROOM = 128
 # some fifty iterations, each of a few passes over the scores
@@ -42,7 +44,8 @@ def solve(
     """The solution, and which instances converged, (*batch,), or None where all have; None if it is wary of scores."""
     kind, batch, events, parts = _file(search.kind), search.batch, search.events, search.most
     problem = kind.problem(search)
-    if wary and not problem.as_given and not all_small(scores):
+    as_given = search.kind in _AS_GIVEN
+    if wary and not as_given and not all_small(scores):
         return None
     count, d, rule = len(problem.own), events[0].numel(), _STEPS.get(type(solver))
     # as many as can be independent, and one more
@@ -50,7 +53,7 @@ def solve(
     seeds: tuple[Any, Any, Any] = (None, None, None)
     if start is not None:
         seeds, room = _seeds(structure, scores, search, start), max(room, 2 * start.probs.shape[-1])
-    limit = LARGEST_SCORE if wary and problem.as_given else np.nan
+    limit = LARGEST_SCORE if wary and as_given else np.nan
     asked = address(kind.best), rule, (solver.max_iter, solver.tol, whole, limit)
     given = *problem[:4], *problem.memory, problem.choices
     width = d if len(events) == 1 else sum(map(torch.Size.numel, events))

@@ -21,7 +21,6 @@ def problem(search):
         np.empty((1, 0)),
         ((2 * width, width), 1 + 2 * width, (10, 2 * width)),
         width * width,
-        as_given=True,
     )
 
 

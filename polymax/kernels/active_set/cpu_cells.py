@@ -22,7 +22,6 @@ def problem(search):
         np.empty((1, 0)),
         ((n + 7 + m, wide), 1, (6, wide)),
         4 * n * m,
-        as_given=True,
     )
 
 

@@ -22,7 +22,6 @@ def problem(search):
         # eight sums at once
         n * s * s // 8 + 1,
         choices=s,
-        as_given=True,
     )
 
 

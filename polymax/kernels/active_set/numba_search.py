@@ -27,8 +27,7 @@ from numba.extending import intrinsic
 class Problem(NamedTuple):
     """The arrays of a batch of problems, (B, any) where each instance has its own; the shapes of a search's memory
     (grid, line and marks), the work of one question in units of a pass over a number, and from how many parts each
-    place of a list chooses: place u has one of u * choices and those that follow; 0 where it may have any. `as_given`
-    says that scores and others are all of the scores that the set was given, so that the loop can look at their size.
+    place of a list chooses: place u has one of u * choices and those that follow; 0 where it may have any.
     """
 
     table: np.ndarray
@@ -38,7 +37,6 @@ class Problem(NamedTuple):
     memory: tuple[tuple[int, int], int, tuple[int, int]]
     work: int
     choices: int = 0
-    as_given: bool = False
 
 
 _INTEGERS, _NUMBERS = types.int64[::1], types.float64[::1]
