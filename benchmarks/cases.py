@@ -3,16 +3,17 @@
 from benchmarks.alignments.cases import ALIGNMENTS
 from benchmarks.attention.cases import ATTENTION
 from benchmarks.factors.cases import FACTORS
+from benchmarks.latency.cases import LATENCY
 from benchmarks.linear_loss.cases import LINEAR_LOSS
 from benchmarks.series.cases import SERIES
-from benchmarks.simplex.cases import LATENCY, SIMPLEX
-from benchmarks.sparsemap.cases import SMALL, SPARSEMAP, THROUGHPUT
+from benchmarks.simplex.cases import SIMPLEX
+from benchmarks.sparsemap.cases import SPARSEMAP, THROUGHPUT
 from benchmarks.structures.cases import MEMORY, STRUCTURES
 from benchmarks.workload import Case
 
 SUITES: dict[str, list[Case]] = {
     "simplex": SIMPLEX,
-    "latency": [*LATENCY, *SMALL],
+    "latency": LATENCY,
     "structures": STRUCTURES,
     "sparsemap": SPARSEMAP,
     "factors": FACTORS,

@@ -69,6 +69,25 @@ def wall(tasks: Mapping[str, Sequence[Task]], effort: Effort) -> dict[str, Times
     return interleaved({name: sampler(own) for name, own in tasks.items()}, effort)
 
 
+def calls(tasks: Mapping[str, Sequence[Task]], effort: Effort, wait: Task) -> dict[str, Times]:
+    """The time of the host for a call: a sample makes every call once, then reads the clock, then waits."""
+
+    def sampler(own: Sequence[Task]) -> Sampler:
+        def sample(place: int) -> float:
+            start = perf_counter()
+            for task in own:
+                task()
+            took = perf_counter() - start
+            wait()
+            return 1e6 * took / len(own)
+
+        # what is loaded, compiled or set aside at first use is no part of a sample
+        sample(0)
+        return Sampler(sample, _seconds(lambda: sample(0)))
+
+    return interleaved({name: sampler(own) for name, own in tasks.items()}, effort)
+
+
 def eager(tasks: Mapping[str, Sequence[Task]], effort: Effort) -> dict[str, Times]:
     """The time between device events around one call on an idle GPU: launches count."""
     flush = _flush()

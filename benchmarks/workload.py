@@ -130,14 +130,14 @@ class FunctionCase(Case):
             checked = gate(self.name, competitors, size, pool[0], self.problems.signature)
             fit = [c for c in competitors if checked[c.name].status == OK]
             for timed in self.problems.timed:
-                tasks = {c.name: _tasks(c, timed, pool) for c in fit}
+                tasks = {c.name: tasks_of(c, timed, pool) for c in fit}
                 others = Others()
                 with others.watched():
                     found, devices, refused = _measured(tasks, device, effort)
                 for competitor in competitors:
                     known = asdict(checked[competitor.name]) | {"timed": timed, "others": others.share}
                     if competitor in fit:
-                        known |= _times(competitor.name, base.name, found, devices)
+                        known |= times_of(competitor.name, base.name, found, devices)
                         known["note"] = refused.get(competitor.name, "")
                     yield Row(**known | judged(self._bar(competitor, device, timed, size, known["status"]), known))
 
@@ -211,7 +211,8 @@ class ImportCase(Case):
             yield Row(self.name, "import", package, (), "", **known | judged(bar, known))
 
 
-def _tasks(competitor: Competitor, timed: str, pool: list[tuple[Tensors, Tensors]]) -> list[Task]:
+def tasks_of(competitor: Competitor, timed: str, pool: list[tuple[Tensors, Tensors]]) -> list[Task]:
+    """Calls of a competitor, one for each problem."""
     function = competitor.function
     run = function.forward if timed == FORWARD else function.both
 
@@ -232,7 +233,8 @@ def _measured(
     return found, devices, {name: f"no graph: {reason}" for name, reason in refused.items()}
 
 
-def _times(name: str, base: str, found: Mapping[str, Times], devices: Mapping[str, Times]) -> dict[str, Any]:
+def times_of(name: str, base: str, found: Mapping[str, Times], devices: Mapping[str, Times]) -> dict[str, Any]:
+    """The figures of a competitor, and its ratio to the baseline."""
     known: dict[str, Any] = {
         "eager_us": found[name].median_us,
         "eager_spread_us": found[name].spread_us,

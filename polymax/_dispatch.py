@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 # the library object owns the registrations: they live as long as it does
 _LIBRARY = torch.library.Library("polymax", "DEF")
@@ -102,6 +103,20 @@ _profiling = torch.autograd._profiler_enabled
 _batched = torch._C._functorch.is_legacy_batchedtensor
 # a tensor that torch.func wrapped outlives the transformation, in what a backward pass has saved
 wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def bare(x: Tensor) -> bool:
+    """True if a call with this tensor can go to the function of the CPU at once: nothing looks at it or derives it."""
+    return (
+        not torch.compiler.is_compiling()
+        and x.is_cpu
+        and type(x) in PLAIN
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and not (_transforming() or modes() or _profiling())
+        and forward_ad._current_level < 0
+        and not _batched(x)
+        and not wrapped(x)
+    )
 
 
 def plain(*tensors: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache
+from types import NoneType
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function, forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
+# arguments that hold no tensors
+_CONSTANTS = int, float, NoneType
+
 
 def apply_function(function: type[Function], *args: Any) -> Any:
     """function.apply(*args), without the price of torch.func and torch.compile where neither looks at the call.
@@ -19,12 +23,22 @@ def apply_function(function: type[Function], *args: Any) -> Any:
     To be ready for both, torch binds the arguments of each call by a signature: dozens of microseconds, more than the
     kernel of a small row takes.
     """
-    # `transformed`, written out
-    if torch.compiler.is_compiling() or functional():
+    # `under_transform`, written out
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return function.apply(*args)
     if not torch.is_grad_enabled():
         return function.forward(*args)
-    return eager(function).apply(*args)
+    derived = outlived = False
+    for a in args:
+        if isinstance(a, Tensor):
+            derived = derived or a.requires_grad
+            outlived = outlived or torch._C._functorch.is_functorch_wrapped_tensor(a)
+        elif not isinstance(a, _CONSTANTS):
+            # an object may hold tensors that require a gradient, which is not for what happens inside the function
+            derived = True
+    if not derived:
+        return function.forward(*args)
+    return (eager(function).apply if outlived else straight(function))(*args)
 
 
 def under_transform() -> bool:
@@ -59,7 +73,7 @@ def may_keep(device: torch.device) -> bool:
     )
 
 
-def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Any]:
     """A decorator for functions that make tensors for a device, which is their last argument, and may be kept."""
 
     def decorate(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +82,12 @@ def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Callable[..., Any]
             with outside_transforms():
                 return make(*args)
 
-        return lambda *args: (kept if may_keep(args[-1]) else make)(*args)
+        def call(*args: Any) -> Any:
+            return (kept if may_keep(args[-1]) else make)(*args)
+
+        # for a caller who knows that they may be kept
+        call.kept = kept  # type: ignore[attr-defined]
+        return call
 
     return decorate
 
@@ -106,6 +125,12 @@ def constant(t: Tensor, mapped: str) -> Tensor:
             raise ValueError(mapped)
         t = torch._C._functorch.get_unwrapped(t)
     return t
+
+
+@cache
+def straight(function: type[Function]) -> Callable[..., Any]:
+    """`eager(function).apply` without a look for tensors that outlived a transformation of torch.func."""
+    return super(Function, eager(function)).apply  # type: ignore[misc]
 
 
 @cache

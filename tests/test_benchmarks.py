@@ -14,6 +14,7 @@ from benchmarks import memory, parity, record, timing, workload
 from benchmarks.__main__ import RESULTS, main
 from benchmarks.baselines import Competitor, Peer, TorchFunction, ours
 from benchmarks.cases import SUITES
+from benchmarks.latency.call import CALLS, CallCase
 from benchmarks.simplex import oracles, peers
 from benchmarks.structures import cases as structures
 from benchmarks.structures import oracles as structure_oracles
@@ -106,7 +107,7 @@ def test_bars_are_judged(quick):
         ("sparsemax", BOTH, 4.0),
         ("sq_pnorm_max", BOTH, 8.0),
         ("oscarmax", BOTH, 20.0),
-        ("sparsemax", FORWARD, 40.0),
+        ("sparsemax", FORWARD, 5.0),
         ("import", "import", 0.5e6),
     }
     for row in rows:
@@ -230,6 +231,42 @@ def test_oracles_agree_with_float64(case, shape):
         found = parity.check(competitor, *problem, expected)
         assert found.holds, f"{competitor.name}: {found}"
         assert found.rows == shape[0]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in SUITES["latency"] if isinstance(case, CallCase)], ids=lambda c: c.name
+)
+def test_small_calls_agree_with_float64(case):
+    size = Size(case.shape, torch.float64)
+    problem = case.signature.problem(size, torch.Generator().manual_seed(1))
+    assert workload.gate(case.name, [case.ours], size, problem, case.signature)["polymax"].status == record.OK
+
+
+def test_small_calls_are_made_in_a_row_and_awaited_once():
+    made = []
+    tasks = {name: [lambda i=i, name=name: made.append((name, i)) for i in range(CALLS)] for name in "ab"}
+    found = timing.calls(tasks, timing.Effort(seconds=0.0, least=2, most=2), lambda: made.append("wait"))
+    assert set(found) == {"a", "b"}
+    turns = [made[i : i + CALLS + 1] for i in range(0, len(made), CALLS + 1)]
+    # two samples before the first that counts
+    assert len(turns) == 2 * (2 + 2)
+    for turn in turns:
+        assert turn == [(turn[0][0], i) for i in range(CALLS)] + ["wait"]
+
+
+def test_small_calls_have_bars_on_both_devices():
+    bars = {case.name: case.bars for case in SUITES["latency"] if isinstance(case, CallCase)}
+    assert bars["sparsemax"]["cuda", FORWARD] == record.Bar(3.0)
+    assert bars["oscarmax"]["cpu", BOTH] == record.Bar(4.0)
+    assert {
+        name: limits["cuda", BOTH].limit for name, limits in bars.items() if ("cuda", FORWARD) not in limits and limits
+    } == {
+        "chain": 3.0,
+        "chain expectation": 4.0,
+        "sparsemap chain": 8.0,
+        "sparsemap tree": 8.0,
+        "sparsemap assignment": 8.0,
+    }
 
 
 def test_kinks_are_left_out_of_the_gradient():

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,16 +35,98 @@ def entered(call):
     return found
 
 
-@pytest.mark.parametrize("gradient", [False, True])
+def bounded(x):
+    return pm.csparsemax(x, upper=0.15)
+
+
 @pytest.mark.parametrize(
-    ("mapping", "most"),
-    [(pm.sparsemax, 8), (pm.entmax, 8), (pm.softmax, 8), (pm.fusedmax, 24), (pm.oscarmax, 24)],
+    ("mapping", "most", "most_derived"),
+    [(pm.sparsemax, 8, 8), (pm.entmax, 8, 8), (pm.softmax, 8, 8)]
+    + [(pm.fusedmax, 14, 22), (pm.oscarmax, 14, 22), (bounded, 14, 22)],
     ids=lambda f: getattr(f, "__name__", None),
 )
-def test_routes_are_short(mapping, most, gradient):
-    x = torch.randn(8, 32, requires_grad=gradient)
+def test_routes_are_short(mapping, most, most_derived):
+    x = torch.randn(8, 32)
     found = entered(lambda: mapping(x))
     assert len(found) <= most, found
+    found = entered(lambda: mapping(x.requires_grad_()))
+    assert len(found) <= most_derived, found
+
+
+CHAIN = torch.randn(8, 10, 5), torch.randn(5, 5)
+SQUARE = (torch.randn(8, 5, 5),)
+
+
+@pytest.mark.parametrize(
+    ("function", "scores", "most"),
+    [
+        (lambda *x: pm.Marginals(pm.Chain()).max(*x), CHAIN, 40),
+        (lambda *x: pm.Marginals(pm.Chain())(*x).unary, CHAIN, 58),
+        (pm.soft_dtw, SQUARE, 55),
+        (lambda *x: pm.SparseMap(pm.Chain())(*x).unary, CHAIN, 45),
+        (lambda *x: pm.SparseMap(pm.SpanningTree())(*x), SQUARE, 45),
+        (lambda *x: pm.SparseMap(pm.Assignment())(*x), SQUARE, 45),
+    ],
+    ids=["chain", "chain expectation", "soft-dtw", "sparsemap chain", "sparsemap tree", "sparsemap assignment"],
+)
+def test_routes_of_structures_are_short(function, scores, most):
+    """Forward and backward together."""
+    leaves = tuple(x.clone().requires_grad_() for x in scores)
+
+    def call():
+        y = function(*leaves)
+        torch.autograd.grad(y, leaves, torch.ones_like(y))
+
+    found = entered(call)
+    assert len(found) <= most, found
+
+
+def test_functions_record_what_their_arguments_hold_no_more_than_torch_does():
+    """A gradient of what an object holds is not recorded inside a function that is given the object."""
+    from polymax._function import apply_function
+
+    class Times(torch.autograd.Function):
+        @staticmethod
+        def forward(held, x):
+            return held[0] * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+    weight = torch.ones((), requires_grad=True)
+    assert not apply_function(Times, [weight], torch.ones(2)).requires_grad
+
+
+def test_kernels_give_their_memory_back():
+    unary, transition = torch.randn(1, 4, 200), torch.randn(200, 200)
+    chain = pm.Marginals(pm.Chain())
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("memory is read from /proc")
+    chain.max(unary, transition)
+    before = resident()
+    # 160 kB each
+    for _ in range(500):
+        chain.max(unary, transition)
+    assert resident() - before < 40e6
+
+
+def test_threads_have_flags_of_their_own():
+    """What one thread leaves to the kernels in logarithms does not send another one there, nor stay undone."""
+    easy, transition = torch.randn(4, 12, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
+    wide = 1e4 * easy
+    chain = pm.Marginals(pm.Chain())
+    expected = [[chain.max(x, transition), *chain(x, transition)] for x in (easy, wide)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(
+            pool.map(lambda k: (chain.max(x := (easy, wide)[k % 2], transition), *chain(x, transition)), range(200))
+        )
+    for k, results in enumerate(found):
+        assert all(map(torch.equal, results, expected[k % 2]))
 
 
 def test_straight_calls_are_operators_where_something_looks():

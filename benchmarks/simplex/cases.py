@@ -10,7 +10,7 @@ import polymax as pm
 from benchmarks.baselines import ours
 from benchmarks.record import Bar
 from benchmarks.simplex import oracles, peers
-from benchmarks.workload import BOTH, FORWARD, Bars, Case, FunctionCase, ImportCase, Problems, Shape, Size
+from benchmarks.workload import BOTH, FORWARD, Bars, Case, FunctionCase, Problems, Shape, Size
 
 MappingCase = partial(FunctionCase, base=peers.SOFTMAX)
 
@@ -70,19 +70,4 @@ SIMPLEX: list[Case] = [
     MappingCase("oscarmax", ours(pm.oscarmax, oracles.oscarmax(0.01)), SHORT, bars=GROUPED),
     MappingCase("csparsemax", ours(partial(pm.csparsemax, upper=0.15), oracles.csparsemax(0.15)), LONG),
     MappingCase("csoftmax", ours(csoftmax, oracles.csoftmax(2.0)), LONG),
-]
-
-TINY = Problems({"cpu": (Size((8, 32)),)}, timed=(FORWARD,), quick=(8, 32))
-
-LATENCY: list[Case] = [
-    MappingCase(
-        "sparsemax",
-        ours(pm.sparsemax, oracles.sparsemax),
-        TINY,
-        peers.SPARSEMAX,
-        {("cpu", FORWARD): Bar(40.0, "eager_us")},
-    ),
-    MappingCase("entmax 1.5", ours(pm.entmax, oracles.entmax(1.5)), TINY, peers.ENTMAX15),
-    MappingCase("fusedmax", ours(pm.fusedmax, oracles.fusedmax(0.1)), TINY),
-    ImportCase("import", Bar(0.5e6, "eager_us")),
 ]

@@ -121,17 +121,6 @@ SPARSEMAP: list[Case] = [
     ),
 ]
 
-# bars are twelve times what torch.softmax takes for (8, 32) with its gradient on two quiet cores
-SMALL: list[Case] = [
-    FunctionCase(name, competitor, both(signature, shape, cpu=(within(0.36, *shape),), cuda=(Size(shape),)))
-    for name, competitor, signature, shape in (
-        ("sparsemap chain", SPARSE_CHAIN, TAG_MEANS, (8, 10, 5)),
-        ("sparsemap tree", SPARSE_TREE, PART_MEANS, (8, 5, 5)),
-        ("sparsemap assignment", SPARSE_ASSIGNMENT, PART_MEANS, (8, 5, 5)),
-    )
-]
-
-
 BATCHES = (1, 4, 16, 64, 256, 1024)
 
 

@@ -19,6 +19,10 @@ def chain(unary: Tensor, transition: Tensor) -> Tensor:
     return pm.Marginals(pm.Chain()).max(unary, transition)
 
 
+def chain_means(unary: Tensor, transition: Tensor) -> Tensor:
+    return pm.Marginals(pm.Chain())(unary, transition).unary
+
+
 def tag_score(unary: Tensor, transition: Tensor, y: Tensor) -> Tensor:
     return unary.gather(2, y[..., None]).sum((1, 2)) + transition[y[:, :-1], y[:, 1:]].sum(1)
 
@@ -75,6 +79,7 @@ DECODED = Signature(chain_scores, nothing, shared=1, compared=score_alone)
 TREES = Signature(gaussian, one_each)
 ALIGNMENTS = Signature(costs, one_each)
 
+CHAIN_MEANS = ours(chain_means, oracles.chain_means)
 CHAIN, SPAN_TREE = ours(chain, oracles.chain), ours(span_tree, oracles.span_tree)
 PROJECTIVE_TREE, SOFT_DTW = ours(projective_tree, oracles.projective_tree), ours(pm.soft_dtw, oracles.soft_dtw)
 CRF_LOSS = ours(partial(crf_loss, chain), partial(crf_loss, oracles.chain))

@@ -14,6 +14,12 @@ def chain(unary: Tensor, transition: Tensor) -> Tensor:
     return torch.logsumexp(value, -1)
 
 
+def chain_means(unary: Tensor, transition: Tensor) -> Tensor:
+    """The probability of each tag at each position: the gradient of the log-sum-exp."""
+    (means,) = torch.autograd.grad(chain(unary, transition).sum(), unary, create_graph=True)
+    return means
+
+
 def best_tags(unary: Tensor, transition: Tensor) -> Tensor:
     """The best tag sequence, by Viterbi."""
     value, before = unary[:, 0], []

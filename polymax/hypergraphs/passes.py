@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 
+from polymax._dispatch import wrapped
 from polymax._function import eager, under_transform
 from polymax._parts import Parts
 
@@ -53,7 +54,8 @@ class Passes(Protocol):
         """Value (batch,), recorded by autograd."""
 
 
-@dataclass(frozen=True)
+# these two are made at every call, and not frozen: that takes four times as long to make
+@dataclass(eq=False)
 class KernelPasses:
     """The passes of a kernel folder, for one alpha."""
 
@@ -86,7 +88,7 @@ def kernel_passes(
     return partial(KernelPasses, ops, recorded, scores, options)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Problem:
     """Scores of a batch in the form that passes take, and how to give results their shape.
 
@@ -106,7 +108,7 @@ class Problem:
         if torch.compiler.is_compiling() or _transforming() or forward_ad._current_level >= 0:
             found = _called(_Value, passes, *tensors)[0]
         elif torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
-            found = _PlainValue.apply(passes, *tensors)
+            found = (_PlainValue.apply if any(map(wrapped, tensors)) else _plain_value)(passes, *tensors)
         else:
             found = passes.inside(tensors)[0]
         return found if len(self.batch) == 1 else found.reshape(self.batch)
@@ -118,8 +120,10 @@ class Problem:
             each = tensors if self.full is None else _expanded(passes, tensors, self.full)
             v, chart = passes.inside(tuple(map(Tensor.detach, each)))
             return self.shaped(_called(_Expectation, passes, chart, _one(v), *each))
-        wanted = torch.is_grad_enabled() and any(map(_requires_grad, tensors))
-        return self.shaped((_PlainMean.apply if wanted else _mean)(passes, self.full, *tensors))
+        call = _mean
+        if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
+            call = _PlainMean.apply if any(map(wrapped, tensors)) else _plain_mean
+        return self.shaped(call(passes, self.full, *tensors))
 
 
 class _Value(Function):
@@ -198,6 +202,10 @@ class _PlainValue(Function):
         return _value_slope(ctx.passes, v, chart, tensors, g)
 
 
+# torch's way to a function looks for torch.func on its way, which `Problem` has done
+_plain_value = super(Function, _PlainValue).apply
+
+
 def _mean(passes: Passes, full: torch.Size | None, *tensors: Tensor) -> tuple[Tensor, ...]:
     """The derivative of v in scores of which the last may be expanded."""
     v, chart = passes.inside(tensors)
@@ -212,20 +220,27 @@ class _PlainMean(Function):
         v, chart = passes.inside(tensors)
         g = v.clamp(1, 1)
         ctx.passes, ctx.full = passes, full
+        # where one of several expectations is used, no zeros are filled in for the others
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(chart, g, *tensors)
         return passes.outside(tensors if full is None else _expanded(passes, tensors, full), chart, g)
 
     @staticmethod
-    def backward(ctx: Any, *along: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *along: Tensor | None) -> tuple[Any, ...]:
         chart, g, *tensors = ctx.saved_tensors
         if _last():
             # the pass sums over what is shared
-            _, *dmu = ctx.passes.tangent(tuple(tensors), chart, g, along)
+            given = _materialized(ctx.passes, tensors, along)
+            _, *dmu = ctx.passes.tangent(tuple(tensors), chart, g, given)
         else:
             each = tuple(tensors) if ctx.full is None else _expanded(ctx.passes, tuple(tensors), ctx.full)
-            _, *found = _called(_Tangent, ctx.passes, chart, g, *each, *along)
+            given = _materialized(ctx.passes, each, along)
+            _, *found = _called(_Tangent, ctx.passes, chart, g, *each, *given)
             dmu = [d.sum_to_size(x.shape) for d, x in zip(found, tensors, strict=False)]
         return None, None, *dmu, *_nothing(len(tensors) - len(dmu))
+
+
+_plain_mean = super(Function, _PlainMean).apply
 
 
 class _Tangent(Function):

@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.compiler import is_compiling
 
 from polymax import _check
+from polymax._dispatch import bare
 from polymax._function import apply_function, keep_tensors
 from polymax.kernels.capped import capped, capped_backward
 from polymax.kernels.widen import constant, wide
@@ -56,8 +57,14 @@ class Bounded(Regularizer):
         # numbers that do not fit leave NaN, which is looked for after; of tensors, each entry is looked at before
         if not numbers or self.lower > self.upper:
             _feasible(x, self.lower, self.upper)
-        y = _capped_argmax(x, self.lower, self.upper, 1.0, isinstance(self.base, Shannon))
-        if numbers and _check.readable(x) and math.isnan((y.detach() if y.requires_grad else y).sum()):
+        # an abstract class takes its time to say what is an instance of it
+        entropic = type(self.base) is not Gini and isinstance(self.base, Shannon)
+        if numbers and bare(x) and x.dtype.itemsize >= 4:
+            bounds = _numbers.kept(self.lower, self.upper, 1.0, x.dim(), x.dtype, x.device)
+            y, read = capped.cpu(x, *bounds, entropic), True
+        else:
+            y, read = _capped_argmax(x, self.lower, self.upper, 1.0, entropic), numbers and _check.readable(x)
+        if read and math.isnan((y.detach() if y.requires_grad else y).sum()):
             _feasible(x, self.lower, self.upper)
         return y
 

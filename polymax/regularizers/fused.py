@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
+from polymax._dispatch import bare
 from polymax._function import apply_function
 from polymax.kernels.oscar_prox import oscar_prox
 from polymax.kernels.segment_mean import segment_mean
@@ -45,6 +46,9 @@ class Fused(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
+        if bare(x) and type(self.strength) is float and x.dtype.itemsize >= 4:
+            strength = constant.kept(self.strength, x.dim() - 1, x.dtype, x.device)
+            return threshold.cpu(tv_prox.cpu(x, strength, True), SPARSEMAX, TSALLIS)
         if x.is_cuda:
             return weights(x, _per_row(self.strength, x), ordered=False)
         y = apply_function(Fusedmax, wide(x), _per_row(self.strength, x))[0]
@@ -76,6 +80,9 @@ class Oscar(Regularizer):
         positive(self.gamma, "gamma")
 
     def argmax_rows(self, x: Tensor) -> Tensor:
+        if bare(x) and type(self.strength) is float and x.dtype.itemsize >= 4:
+            strength = constant.kept(self.strength, x.dim() - 1, x.dtype, x.device)
+            return threshold.cpu(oscar_prox.cpu(x, strength, True)[0], SPARSEMAX, TSALLIS)
         if x.is_cuda:
             return weights(x, _per_row(self.strength, x), ordered=True)
         y = apply_function(Oscarmax, wide(x), _per_row(self.strength, x))[0]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymax._dispatch import plain
 from polymax._parts import checked_scores, narrow
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.passes import HARD, SHANNON, KernelPasses, Problem
@@ -26,14 +27,21 @@ _OPS = chain_inside, chain_outside, chain_tangent
 
 
 class _ChainPasses(KernelPasses):
-    """The passes, for transitions (s, s), too: a view of them made here has no node of autograd."""
+    """The passes, for transitions (s, s), too: a view of them made here has no node of autograd.
+
+    The kernels of the CPU take them as they are, in calls that nothing looks at.
+    """
 
     def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         unary, transition, lengths = tensors
+        if unary.is_cpu and plain(*tensors):
+            return chain_inside.cpu(unary, transition, lengths, self.alpha)
         return chain_inside(unary, _with_dims(transition), lengths, self.alpha)
 
     def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         unary, transition, lengths = tensors
+        if unary.is_cpu and plain(*tensors, chart, g):
+            return chain_outside.cpu(unary, transition, lengths, chart, g, self.alpha)
         mu, steps = chain_outside(unary, _with_dims(transition), lengths, chart, g, self.alpha)
         return mu, steps if transition.dim() == 4 else steps.view(transition.shape)
 
@@ -41,6 +49,8 @@ class _ChainPasses(KernelPasses):
         self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         unary, transition, lengths = tensors
+        if unary.is_cpu and plain(*tensors, chart, g, *along):
+            return chain_tangent.cpu(*tensors, chart, g, *along, self.alpha)
         given = unary, _with_dims(transition), lengths, chart, g, along[0], _with_dims(along[1])
         value, h, steps = chain_tangent(*given, self.alpha)
         return value, h, steps if transition.dim() == 4 else steps.view(transition.shape)

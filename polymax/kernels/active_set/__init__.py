@@ -8,8 +8,8 @@ cuda.py, for exact weights. All of them take
 
     solver, structure, scores, search, start, whole -> Solution, and which instances converged, (*batch,), None for all
 
-and are imported at their first call, so that `import polymax` pays for neither Numba nor Triton. The programs of a GPU
-can be wary, too: they look at the scores as they start, and give no solution where one is large.
+and are imported at their first call, so that `import polymax` pays for neither Numba nor Triton. The compiled loops can
+be wary, too: they look at the scores as they start, and give no solution where one is large.
 """
 
 from functools import cache
@@ -46,10 +46,11 @@ def solve(
         if start is None and solver.max_iter > FEW and windows.is_long(search):
             return _from_windows(solver, structure, scores, search, whole, wary)
         return _file(device).solve(solver, structure, scores, search, start, whole, wary)
+    if device == "cpu" and search is not None:
+        return _file(device).solve(solver, structure, scores, search, start, whole, wary)
     if wary and not all_small(scores):
         return None
-    file = device if device == "cpu" and search is not None else "reference"
-    return _file(file).solve(solver, structure, scores, search, start, whole)
+    return _file("reference").solve(solver, structure, scores, search, start, whole)
 
 
 def _from_windows(

@@ -16,6 +16,7 @@ from polymax.kernels.active_set import numba_loop, numba_steps
 from polymax.kernels.active_set.numba_search import address
 from polymax.kernels.cpu_rows import run
 from polymax.kernels.exact_sums import halves
+from polymax.solvers.reduced import LARGEST_SCORE, all_small
 from polymax.solvers.rules import AwayStep, FrankWolfe, Pairwise, Solver
 from polymax.solvers.search import Search
 from polymax.solvers.solution import Solution, UsedParts, parts_of
@@ -23,6 +24,8 @@ from polymax.structures.base import Structure
 
 # exact weights need no step rule
 _STEPS = {FrankWolfe: numba_steps.FRANK_WOLFE, AwayStep: numba_steps.AWAY_STEP, Pairwise: numba_steps.PAIRWISE}
+# kinds of search whose problems hold all scores as they were given: the loop looks at their size itself
+_AS_GIVEN = ("tags", "arcs", "cells")
 # room for so many structures at first; more where they do not suffice
 _ROOM = 128
 # some fifty iterations, each of a few passes over the scores
@@ -36,17 +39,22 @@ def solve(
     search: Search,
     start: Solution | None,
     whole: bool,
-) -> tuple[Solution, Tensor | None]:
-    """The solution, and which instances converged, (*batch,), or None where all have."""
+    wary: bool,
+) -> tuple[Solution, Tensor | None] | None:
+    """The solution, and which instances converged, (*batch,), or None where all have; None if it is wary of scores."""
     kind, batch, events, parts = _file(search.kind), search.batch, search.events, search.most
     problem = kind.problem(search)
+    as_given = search.kind in _AS_GIVEN
+    if wary and not as_given and not all_small(scores):
+        return None
     count, d, rule = len(problem.own), events[0].numel(), _STEPS.get(type(solver))
     # as many as can be independent, and one more
     room = min(_ROOM, d + 2) if rule is None else _ROOM
     seeds: tuple[Any, Any, Any] = (None, None, None)
     if start is not None:
         seeds, room = _seeds(structure, scores, search, start), max(room, 2 * start.probs.shape[-1])
-    asked = address(kind.best), rule, (solver.max_iter, solver.tol, whole)
+    limit = LARGEST_SCORE if wary and as_given else np.nan
+    asked = address(kind.best), rule, (solver.max_iter, solver.tol, whole, limit)
     given = *problem[:4], *problem.memory, problem.choices
     width = d if len(events) == 1 else sum(map(torch.Size.numel, events))
     while True:
@@ -55,7 +63,9 @@ def solve(
         means, numbers, counts = np.empty((count, width)), np.empty((2, count)), np.zeros((3, count), np.int64)
         out = places, probs, overlaps, means, numbers, counts
         run(numba_loop.solve, count, problem.work * _WEIGHT, *asked, given, d, *seeds, out)
-        most, full, done = numba_loop.summary(counts)
+        most, large, full, done = numba_loop.summary(counts)
+        if large:
+            return None
         if not full:
             break
         room *= 4

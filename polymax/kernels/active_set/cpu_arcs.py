@@ -4,7 +4,7 @@ import numpy as np
 
 from polymax.kernels.active_set.numba_search import Problem
 from polymax.kernels.arborescence.numba_tree import best_tree_of_rows
-from polymax.kernels.numba_math import kernel
+from polymax.kernels.numba_memory import lean_kernel
 
 
 def problem(search):
@@ -24,7 +24,7 @@ def problem(search):
     )
 
 
-@kernel
+@lean_kernel
 def best(problem, mu, vertex):
     """The best tree around mu as a list of arcs."""
     table, own, arcs, _, rows, line, marks = problem

@@ -4,7 +4,7 @@ import numpy as np
 
 from polymax.kernels.active_set.numba_search import Problem
 from polymax.kernels.assignment.numba_match import MATCHED, best_match
-from polymax.kernels.numba_math import kernel
+from polymax.kernels.numba_memory import lean_kernel
 
 
 def problem(search):
@@ -13,9 +13,11 @@ def problem(search):
     count, n, m = scores.shape
     wide = max(n, m) + 1
     # in the grid: scores less mu, five rows for the assignment, duals of rows and of columns, room for a transpose
+    both = np.empty((count, 2), np.int64)
+    both[:, 0], both[:, 1] = rows.numpy(), columns.numpy()
     return Problem(
         np.array([n, m]),
-        np.stack([rows.numpy(), columns.numpy()], -1),
+        both,
         np.ascontiguousarray(scores.detach().numpy(), np.float64).reshape(count, n * m),
         np.empty((1, 0)),
         ((n + 7 + m, wide), 1, (6, wide)),
@@ -23,7 +25,7 @@ def problem(search):
     )
 
 
-@kernel
+@lean_kernel
 def best(problem, mu, vertex):
     """The best assignment around mu as a list of cells."""
     table, own, cells, _, grid, _, marks = problem

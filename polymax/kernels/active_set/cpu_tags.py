@@ -3,7 +3,7 @@
 import numpy as np
 
 from polymax.kernels.active_set.numba_search import Problem
-from polymax.kernels.numba_math import kernel
+from polymax.kernels.numba_memory import lean_kernel
 
 
 def problem(search):
@@ -25,7 +25,7 @@ def problem(search):
     )
 
 
-@kernel
+@lean_kernel
 def best(problem, mu, vertex):
     """The best sequence around mu as a list of states, then of steps."""
     table, own, unary, steps, values, _, marks = problem

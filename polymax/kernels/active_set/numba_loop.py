@@ -1,7 +1,8 @@
 """The SparseMAP loop in Numba, one instance after the other: ask for a structure, weigh it, until none does better.
 
 Shapes:
-    settings = the largest number of iterations, the tolerance, and True if structures shall span the face
+    settings = the largest number of iterations, the tolerance, True if structures shall span the face, and the size of
+        a score, or NaN for any, from which on an instance is not solved
     problems = table (any,), own (B, any), scores (B, any), others (B or fewer, any), the shapes of a search's memory,
         and from how many parts places of lists choose, as numba_search.py has them; instances may share the others
     d, the number of parts of the first tensor
@@ -19,11 +20,12 @@ from polymax.kernels.active_set.numba_search import ask
 from polymax.kernels.active_set.numba_steps import shift
 from polymax.kernels.active_set.numba_weights import admit, compare, exact_weights, hold, mean, remove, resume
 from polymax.kernels.numba_math import add, inline, kernel, row_dot
+from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken_as_is
 
-GOING, CONVERGED, FULL, INFEASIBLE = 0, 1, 2, 3
+GOING, CONVERGED, FULL, INFEASIBLE, LARGE = 0, 1, 2, 3, 4
 
 
-@kernel
+@lean_kernel
 def solve(
     start, stop, best, rule, settings, problems, d, seeds, seed_scores, seed_weights, out
 ):  # fmt: skip
@@ -33,17 +35,36 @@ def solve(
     the rounding of sums with them.
     """
     table, own, scores, others, grid_shape, line_size, marks_shape, choices = problems
-    max_iter, tol, whole = settings
-    numbers, counts = out[4], out[5]
-    room, parts = out[0].shape[1:]
-    grid, line, marks = np.empty(grid_shape), np.empty(line_size), np.empty(marks_shape, np.int64)
-    held = np.empty((room, parts), np.int32), np.empty((room, room)), np.empty(room), np.empty(room)
-    system = np.empty((room, room)), np.empty((3, room)), np.empty((2, room))
-    mu, work, nudge = np.empty(d), np.empty((2, room)), np.empty((2, d))
-    mark, vertex, order = np.zeros(0 if choices else d, np.bool_), np.empty(parts, np.int32), np.empty(room, np.int64)
+    max_iter, tol, whole, limit = settings
+    places, probs, overlaps, means, numbers, counts = out
+    room, parts = places.shape[1:]
+    high, wide = grid_shape
+    lines, marked = marks_shape
+    reals = high * wide + line_size + 2 * room * room + 9 * room + 3 * d
+    memory = taken_as_is(8 * (reals + lines * marked + room) + 4 * (room + 1) * parts + d)
+    grid, line = array_at(memory, grid_shape, 0.0), array_at(memory + 8 * high * wide, (line_size,), 0.0)
+    rest = memory + 8 * (high * wide + line_size)
+    gram, factor = array_at(rest, (room, room), 0.0), array_at(rest + 8 * room * room, (room, room), 0.0)
+    rest += 16 * room * room
+    half, system_rows = array_at(rest, (3, room), 0.0), array_at(rest + 24 * room, (2, room), 0.0)
+    work, b = array_at(rest + 40 * room, (2, room), 0.0), array_at(rest + 56 * room, (room,), 0.0)
+    p = array_at(rest + 64 * room, (room,), 0.0)
+    rest += 72 * room
+    mu, nudge = array_at(rest, (d,), 0.0), array_at(rest + 8 * d, (2, d), 0.0)
+    rest += 24 * d
+    marks, order = array_at(rest, marks_shape, np.int64(0)), array_at(rest + 8 * lines * marked, (room,), np.int64(0))
+    rest += 8 * (lines * marked + room)
+    used, vertex = array_at(rest, (room, parts), np.int32(0)), array_at(rest + 4 * room * parts, (parts,), np.int32(0))
+    mark = array_at(rest + 4 * (room + 1) * parts, (0 if choices else d,), False)
+    for u in range(mark.size):
+        mark[u] = False
+    held, system = (used, gram, b, p), (factor, half, system_rows)
     shared = max(own.shape[0] // max(others.shape[0], 1), 1)
     for i in range(start, stop):
         problem = table, own[i], scores[i], others[i // shared], grid, line, marks
+        if _large(scores[i], limit) or _large(others[i // shared], limit):
+            counts[1, i] = LARGE
+            continue
         marks[0, 0], line[0] = 0, 0.0
         for u in range(mu.size):
             mu[u] = 0.0
@@ -69,19 +90,29 @@ def solve(
         if whole and rule is None and status == CONVERGED:
             found = span_face(best, problem, top, count, held, mu, system, work, mark, vertex, nudge)
             count, status = (count, FULL) if found < 0 else (found, CONVERGED)
-        _finish(count, held, order, out[0][i], out[1][i], out[2][i], out[3][i])
+        _finish(count, held, order, places[i], probs[i], overlaps[i], means[i])
         numbers[0, i] = (dot(held[3], held[2], count) - row_dot(mu, mu) / 2) + top + base
         if status == INFEASIBLE:
             numbers[0, i] = -np.inf
         elif np.isnan(numbers[0, i]):
             # MAP passes over NaN, but not where nothing else is left
             for k in range(count):
-                out[1][i, k] = np.nan
+                probs[i, k] = np.nan
                 for u in range(vertex.size):
-                    if out[0][i, k, u] >= 0:
-                        out[3][i, out[0][i, k, u]] = np.nan
+                    if places[i, k, u] >= 0:
+                        means[i, places[i, k, u]] = np.nan
         # below 0 there is rounding alone
         numbers[1, i], counts[1, i], counts[2, i] = 0.0 if gap < 0 else gap, status, count
+    give_back(memory)
+
+
+@inline
+def _large(x, limit):
+    """True if a number is larger than the limit, or NaN; without a limit, which is NaN, none is."""
+    within = 0
+    for u in range(x.size):
+        within += abs(x[u]) <= limit
+    return within < x.size and limit == limit
 
 
 @inline
@@ -172,13 +203,14 @@ def _finish(count, held, order, places, probs, overlaps, means):
 
 @kernel
 def summary(counts):
-    """The most structures of an instance, True if one wanted room for more, and True if all have converged."""
-    most, full, done = np.int64(0), False, True
+    """The most structures of an instance, and True if one has large scores, wanted room for more; if all converged."""
+    most, large, full, done = np.int64(0), False, False, True
     for i in range(counts.shape[1]):
         most = max(most, counts[2, i])
+        large |= counts[1, i] == LARGE
         full |= counts[1, i] == FULL
         done &= counts[1, i] > GOING
-    return most, full, done
+    return most, large, full, done
 
 
 @kernel

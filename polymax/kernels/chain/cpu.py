@@ -2,15 +2,21 @@
 
 Shannon's entropy runs in the linear domain as long as its probabilities do not underflow (cpu_linear.py); everything
 else, and what does, in logarithms (cpu_local.py), whose kernels are compiled when they are first needed.
+
+A call that comes straight here may have transitions (s, s), for all instances and steps: a view of four dims takes a
+good part of the time of a small chain.
 """
 
-import numpy as np
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from polymax.kernels.chain import cpu_linear, cpu_linear_tangent, cpu_local
 from polymax.kernels.chain.numba_units import DISTINCT, sum_shared, units
-from polymax.kernels.cpu_rows import run
+from polymax.kernels.cpu_flag import flag_is_up, lowered_flag
+from polymax.kernels.cpu_rows import REALS, run
 from polymax.kernels.local_max.numba_max import array, smoothing
 
 
@@ -20,15 +26,15 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
     if s == 0:
         return value.copy_(torch.where(lengths > 0, -torch.inf, 0.0)), chart
     if batch:
-        unit, count, work = units(batch, n, s, *transition.shape[:2])
-        # what torch is asked for is written out: each function on the way costs time
-        shared = transition[DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]]
-        x, steps, sizes = unary.detach().contiguous(), shared.detach().contiguous(), lengths.contiguous()
-        args = *unit, x.numpy(), steps.numpy(), sizes.numpy(), value.numpy(), chart.numpy()
-        odd = np.full(1, alpha != 1)
+        unit, count, work = units(batch, n, s, *_counts(transition))
+        x, steps, sizes = unary.contiguous(), _without_repetitions(transition), lengths.contiguous()
         if alpha == 1:
-            run(cpu_linear.inside, count, work, *args, odd)
-        if odd[0]:
+            run(
+                cpu_linear.inside, count, work, *unit, batch, n, s, *_counts(steps), x.data_ptr(), steps.data_ptr(),
+                sizes.data_ptr(), value.data_ptr(), chart.data_ptr(), lowered_flag(), REALS[unary.dtype],
+            )  # fmt: skip
+        if alpha != 1 or flag_is_up():
+            args = *unit, array(x), array(_with_dims(steps)), array(sizes), value.numpy(), chart.numpy()
             run(cpu_local.inside, count, work, *args, smoothing(alpha))
     return value, chart
 
@@ -37,23 +43,26 @@ def chain_outside(
     unary: Tensor, transition: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
     mu = torch.empty_like(unary, memory_format=torch.contiguous_format)
-    if unary.shape[0] == 0 or unary.shape[2] == 0:
+    batch, n, s = unary.shape
+    if batch == 0 or s == 0:
         return mu, torch.zeros_like(transition, memory_format=torch.contiguous_format)
-    unit, count, work = units(*unary.shape, *transition.shape[:2])
+    distinct, out_steps = _counts(transition)
+    unit, count, work = units(batch, n, s, distinct, out_steps)
     # in the linear domain units clear their own sums
-    empty = transition.new_empty if alpha == 1 else transition.new_zeros
-    sums = empty(transition.shape[0] * unit[1], *transition.shape[1:])
-    shared = transition[DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]]
-    steps, sizes = shared.detach().contiguous(), lengths.contiguous()
-    table, slope = chart.detach().contiguous(), g.detach().contiguous()
-    args = *unit, steps.numpy(), sizes.numpy(), table.numpy(), slope.numpy(), mu.numpy(), sums.numpy()
-    odd = np.full(1, alpha != 1)
+    sums = _sums(transition, unit[1], transition.new_empty if alpha == 1 else transition.new_zeros)
+    steps, sizes = _without_repetitions(transition), lengths.contiguous()
+    table, slope = chart.contiguous(), g.contiguous()
     if alpha == 1:
-        run(cpu_linear.outside, count, 2 * work, *args, odd)
-    if odd[0]:
-        local = cpu_local.best_sequences if alpha == np.inf else cpu_local.outside
-        run(local, count, 2 * work, *args, smoothing(alpha))
-    return mu, sums if sums.shape == transition.shape else sum_shared(sums, transition)
+        run(
+            cpu_linear.outside, count, 2 * work, *unit, batch, n, s, *_counts(steps), steps.data_ptr(),
+            sizes.data_ptr(), table.data_ptr(), slope.data_ptr(), mu.data_ptr(), sums.data_ptr(), distinct * unit[1],
+            out_steps, lowered_flag(), REALS[unary.dtype],
+        )  # fmt: skip
+    if alpha != 1 or flag_is_up():
+        args = array(_with_dims(steps)), array(sizes), array(table), array(slope), mu.numpy(), array(_with_dims(sums))
+        local = cpu_local.best_sequences if alpha == math.inf else cpu_local.outside
+        run(local, count, 2 * work, *unit, *args, smoothing(alpha))
+    return mu, sums if unit[1] == 1 else sum_shared(sums, transition)
 
 
 def chain_tangent(
@@ -66,22 +75,59 @@ def chain_tangent(
     d_transition: Tensor,
     alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    value = unary.new_zeros(unary.shape[0])
+    batch, n, s = unary.shape
+    value = unary.new_zeros(batch)
     h = torch.empty_like(unary, memory_format=torch.contiguous_format)
-    if unary.shape[0] == 0 or unary.shape[2] == 0:
+    if batch == 0 or s == 0:
         return value, h, torch.zeros_like(transition, memory_format=torch.contiguous_format)
-    unit, count, work = units(*unary.shape, *transition.shape[:2])
-    sums = transition.new_zeros(transition.shape[0] * unit[1], *transition.shape[1:])
-    steps, along = (x[DISTINCT[x.stride(0) == 0, x.stride(1) == 0]] for x in (transition, d_transition))
-    args = *unit, array(steps), array(lengths), array(chart), array(g), h.numpy(), sums.numpy()
-    more = array(d_unary), array(along), value.numpy()
-    odd = np.full(1, alpha != 1)
+    distinct, out_steps = _counts(transition)
+    unit, count, work = units(batch, n, s, distinct, out_steps)
+    sums = _sums(transition, unit[1], transition.new_zeros)
+    steps, along = _without_repetitions(transition), _without_repetitions(d_transition)
+    sizes, table, slope, moved = lengths.contiguous(), chart.contiguous(), g.contiguous(), d_unary.contiguous()
     if alpha == 1:
-        run(cpu_linear_tangent.tangent, count, 16 * work, *args, odd, *more)
-    if odd[0] and d_transition.shape != transition.shape:
+        run(
+            cpu_linear_tangent.tangent, count, 16 * work, *unit, batch, n, s, *_counts(steps), steps.data_ptr(),
+            sizes.data_ptr(), table.data_ptr(), slope.data_ptr(), h.data_ptr(), sums.data_ptr(), distinct * unit[1],
+            out_steps, lowered_flag(), REALS[unary.dtype], moved.data_ptr(), along.data_ptr(), *_counts(along),
+            value.data_ptr(),
+        )  # fmt: skip
+    if alpha == 1 and not flag_is_up():
+        return value, h, sums if unit[1] == 1 else sum_shared(sums, transition)
+    if _with_dims(d_transition).shape != _with_dims(transition).shape:
         every = transition.expand(d_transition.shape)
         value, h, sums = chain_tangent(unary, every, lengths, chart, g, d_unary, d_transition, alpha)
         return value, h, sums.sum_to_size(transition.shape)
-    if odd[0]:
-        run(cpu_local.outside, count, 16 * work, *args, smoothing(alpha), *more)
-    return value, h, sums if sums.shape == transition.shape else sum_shared(sums, transition)
+    args = array(_with_dims(steps)), array(sizes), array(table), array(slope), h.numpy(), array(_with_dims(sums))
+    more = array(moved), array(_with_dims(along)), value.numpy()
+    run(cpu_local.outside, count, 16 * work, *unit, *args, smoothing(alpha), *more)
+    return value, h, sums if unit[1] == 1 else sum_shared(sums, transition)
+
+
+def _counts(transition: Tensor) -> tuple[int, int]:
+    """How many transitions differ between instances, and between steps."""
+    if transition.dim() == 2:
+        return 1, 1
+    distinct, steps, _, _ = transition.shape
+    return distinct, steps
+
+
+def _sums(transition: Tensor, cuts: int, made: Callable[..., Tensor]) -> Tensor:
+    """Memory for the gradient of the transitions, by each of the cuts of the instances that share one."""
+    if cuts == 1:
+        return made(*transition.shape)
+    distinct, steps = _counts(transition)
+    return made(distinct * cuts, steps, *transition.shape[-2:])
+
+
+def _with_dims(transition: Tensor) -> Tensor:
+    return transition if transition.dim() == 4 else transition.view(1, 1, *transition.shape)
+
+
+def _without_repetitions(transition: Tensor) -> Tensor:
+    """The transitions, one after the other in memory, without the repetitions of a tensor that is expanded."""
+    if transition.is_contiguous():
+        return transition
+    if transition.dim() == 2:
+        return transition.contiguous()
+    return transition[DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]].contiguous()

@@ -10,8 +10,9 @@ break, because scores differ by more than the dtype can hold, the steps give up,
 import numpy as np
 
 from polymax.kernels.chain.cpu_product import padded, product
-from polymax.kernels.chain.numba_units import clear, span, unit_transition
-from polymax.kernels.numba_math import add, exp2, inline, kernel
+from polymax.kernels.chain.numba_units import clear, shared_index, span
+from polymax.kernels.numba_math import add, exp2, inline
+from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken
 
 LOG2_E = np.log2(np.e)
 # weights below this are too close to underflow to go on with: in float32, and in float64
@@ -185,19 +186,25 @@ def outer_products(a, b, count, g, row, sums):
             sums[i, j] += g * np.float64(row[j])
 
 
-@kernel
-def inside(start, stop, group, cuts, size, unary, transitions, lengths, value, chart, odd):
-    s = unary.shape[2]
-    width = padded(s)
-    flat = np.zeros(-(-s * s // BLOCK) * BLOCK, unary.dtype)
-    e = np.zeros((s, width), unary.dtype)
-    lanes = np.zeros((4, width), unary.dtype)
-    top, x, w, c = lanes[0], lanes[1], lanes[2], lanes[3]
+@lean_kernel
+def inside(
+    start, stop, group, cuts, size, batch, n, s, distinct, steps, unary_at, transition_at, lengths_at, value_at,
+    chart_at, odd_at, real,
+):  # fmt: skip
+    unary, transitions = array_at(unary_at, (batch, n, s), real), array_at(transition_at, (distinct, steps, s, s), real)
+    value, chart = array_at(value_at, (batch,), real), array_at(chart_at, (batch, n, 2, s), real)
+    lengths, odd = array_at(lengths_at, (batch,), np.int64(0)), array_at(odd_at, (1,), np.int64(0))
+    width, entries = padded(s), -(-s * s // BLOCK) * BLOCK
+    row = width * unary.itemsize
+    memory = taken(entries * unary.itemsize + (s + 4) * row)
+    flat, e = array_at(memory + (s + 4) * row, (entries,), real), array_at(memory, (s, width), real)
+    top, x = array_at(memory + s * row, (width,), real), array_at(memory + (s + 1) * row, (width,), real)
+    w, c = array_at(memory + (s + 2) * row, (width,), real), array_at(memory + (s + 3) * row, (width,), real)
     for unit in range(start, stop):
         first, last = span(unit, group, cuts, size)
         if first == last:
             continue
-        transition = unit_transition(first, unary.shape[0], transitions)
+        transition = transitions[shared_index(first, unary.shape[0], transitions.shape[0])]
         best = unary.dtype.type(0)
         if transition.shape[0] == 1:
             best = exponentials(transition[0], flat, e, top)
@@ -211,25 +218,35 @@ def inside(start, stop, group, cuts, size, unary, transitions, lengths, value, c
                 value[b] = total
                 if not fine:
                     chart[b, 0, 1, 0] = 0
-                    odd[0] = True
+                    odd[0] = 1
+    give_back(memory)
 
 
-@kernel
-def outside(start, stop, group, cuts, size, transitions, lengths, chart, g, mu_unary, mu_transition, odd):
-    s = mu_unary.shape[2]
-    width = padded(s)
-    flat = np.zeros(-(-s * s // BLOCK) * BLOCK, chart.dtype)
-    e, e_t = np.zeros((s, width), chart.dtype), np.zeros((s, width), chart.dtype)
-    a, b = np.zeros((STEPS, width), chart.dtype), np.zeros((STEPS, width), chart.dtype)
-    top, r = np.zeros(width, chart.dtype), np.zeros(width, chart.dtype)
-    products = np.zeros((s, width))
+@lean_kernel
+def outside(
+    start, stop, group, cuts, size, batch, n, s, distinct, steps, transition_at, lengths_at, chart_at, g_at, mu_at,
+    sums_at, units, sum_steps, odd_at, real,
+):  # fmt: skip
+    transitions, g = array_at(transition_at, (distinct, steps, s, s), real), array_at(g_at, (batch,), real)
+    chart, mu_unary = array_at(chart_at, (batch, n, 2, s), real), array_at(mu_at, (batch, n, s), real)
+    mu_transition = array_at(sums_at, (units, sum_steps, s, s), real)
+    lengths, odd = array_at(lengths_at, (batch,), np.int64(0)), array_at(odd_at, (1,), np.int64(0))
+    width, entries = padded(s), -(-s * s // BLOCK) * BLOCK
+    row = width * chart.itemsize
+    memory = taken(8 * s * width + entries * chart.itemsize + (2 * s + 2 * STEPS + 2) * row)
+    products, rest = array_at(memory, (s, width), 0.0), memory + 8 * s * width
+    top, r = array_at(rest, (width,), real), array_at(rest + row, (width,), real)
+    e, e_t = array_at(rest + 2 * row, (s, width), real), array_at(rest + (2 + s) * row, (s, width), real)
+    rest += (2 + 2 * s) * row
+    a, b = array_at(rest, (STEPS, width), real), array_at(rest + STEPS * row, (STEPS, width), real)
+    flat = array_at(rest + 2 * STEPS * row, (entries,), real)
     for unit in range(start, stop):
         # cleared here, the memory of a unit is still in the cache when its sums are added
         clear(mu_transition[unit])
         first, last = span(unit, group, cuts, size)
         if first == last:
             continue
-        transition = unit_transition(first, mu_unary.shape[0], transitions)
+        transition = transitions[shared_index(first, mu_unary.shape[0], transitions.shape[0])]
         if transition.shape[0] == 1:
             exponentials(transition[0], flat, e, top)
             transpose(e, e_t)
@@ -241,8 +258,9 @@ def outside(start, stop, group, cuts, size, transitions, lengths, chart, g, mu_u
                 args = mu_unary[k], mu_transition[unit]
                 _steps_back(chart[k], transition, length, g[k], e, e_t, top, flat, a, b, r, products, *args)
             elif length > 0:
-                odd[0] = True
+                odd[0] = 1
         if mu_transition.shape[1] == 1:
             for i in range(s):
                 for j in range(s):
                     mu_transition[unit, 0, i, j] = products[i, j] * e[i, j]
+    give_back(memory)

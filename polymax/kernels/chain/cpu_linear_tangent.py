@@ -12,8 +12,9 @@ import numpy as np
 
 from polymax.kernels.chain.cpu_linear import BLOCK, STEPS, exponentials, outer_products, transpose
 from polymax.kernels.chain.cpu_product import padded, product
-from polymax.kernels.chain.numba_units import clear, span, unit_transition
-from polymax.kernels.numba_math import add, inline, kernel
+from polymax.kernels.chain.numba_units import clear, shared_index, span
+from polymax.kernels.numba_math import add, inline
+from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken
 
 
 @inline
@@ -43,13 +44,14 @@ def _steps(
     lanes,
     sums,
     alone,
+    tilts,
     h,
     h_transition,
 ):
     """<mu, d>; g H d goes to h, and to h_transition or, where the transitions are shared, as products to the sums.
 
     Where d differs between steps or instances that share a transition, the products with F are added up `alone`, and
-    those without it as products.
+    those without it as products. Without `tilts` all of F is 0, and what it multiplies is left out.
     """
     e, e_t, f, f_t = matrices
     dv, dm = changes[0], changes[1]
@@ -61,7 +63,8 @@ def _steps(
     for t in range(length):
         if t > 0:
             _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top)
-            product(x, f, s, from_f)
+            if tilts:
+                product(x, f, s, from_f)
             product(y, e, s, from_e)
         mean = 0.0
         for j in range(s):
@@ -89,7 +92,8 @@ def _steps(
             right[k, j] = r[j] / chart[t, 1, j]
             right_h[k, j] = (dr[j] - dm[t, j] * r[j]) / chart[t, 1, j]
         product(right[k], e_t, s, r)
-        product(right[k], f_t, s, from_f)
+        if tilts:
+            product(right[k], f_t, s, from_f)
         product(right_h[k], e_t, s, from_e)
         total = excess = real(0)
         for i in range(r.size):
@@ -103,13 +107,13 @@ def _steps(
             r[i] *= inverse
             dr[i] -= excess * r[i]
         if one:
-            if alone:
+            if tilts and alone:
                 for i in range(s):
                     for j in range(s):
                         sums[0, i, j] += g * np.float64(left[k, i] * f[i, j] * right[k, j])
             k += 1
             if k == STEPS:
-                _sum_products(blocks, k, g, flat, sums, alone)
+                _sum_products(blocks, k, g, flat, sums, tilts and not alone)
                 k = 0
         else:
             for i in range(s):
@@ -119,7 +123,7 @@ def _steps(
                     h_transition[t - 1, i, j] += weight * term
     for j in range(s):
         h[0, j] = dr[j] * weight
-    _sum_products(blocks, k, g, flat, sums, alone)
+    _sum_products(blocks, k, g, flat, sums, tilts and not alone)
     return value
 
 
@@ -134,67 +138,68 @@ def _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top):
 
 
 @inline
-def _sum_products(blocks, count, g, flat, sums, alone):
-    """Products that F multiplies go to sums[0], unless they are there `alone`, and those that E does to sums[1]."""
-    if not alone:
+def _sum_products(blocks, count, g, flat, sums, tilted):
+    """Products that F multiplies go to sums[0], if they are wanted, and those that E does to sums[1]."""
+    if tilted:
         outer_products(blocks[0], blocks[1], count, g, flat, sums[0])
     outer_products(blocks[2], blocks[1], count, g, flat, sums[1])
     outer_products(blocks[0], blocks[3], count, g, flat, sums[1])
 
 
-@kernel
+@lean_kernel
 def tangent(
-    start,
-    stop,
-    group,
-    cuts,
-    size,
-    transitions,
-    lengths,
-    chart,
-    g,
-    h,
-    h_sums,
-    odd,
-    d_unary,
-    d_transitions,
-    value,
-):
-    n, s = d_unary.shape[1:]
-    width = padded(s)
-    flat = np.zeros(-(-s * s // BLOCK) * BLOCK, chart.dtype)
-    lanes, blocks = np.zeros((6, width), chart.dtype), np.zeros((4, STEPS, width), chart.dtype)
-    square = np.zeros((4, s, width), chart.dtype)
-    matrices = square[0], square[1], square[2], square[3]
-    e, f = square[0], square[2]
-    top, products = np.zeros(width, chart.dtype), np.zeros((2, s, width))
-    changes = np.empty((2, n, s), chart.dtype)
+    start, stop, group, cuts, size, batch, n, s, distinct, steps, transition_at, lengths_at, chart_at, g_at, h_at,
+    sums_at, units, sum_steps, odd_at, real, d_unary_at, d_transition_at, d_distinct, d_steps, value_at,
+):  # fmt: skip
+    transitions, g = array_at(transition_at, (distinct, steps, s, s), real), array_at(g_at, (batch,), real)
+    chart, h = array_at(chart_at, (batch, n, 2, s), real), array_at(h_at, (batch, n, s), real)
+    h_sums, value = array_at(sums_at, (units, sum_steps, s, s), real), array_at(value_at, (batch,), real)
+    lengths, odd = array_at(lengths_at, (batch,), np.int64(0)), array_at(odd_at, (1,), np.int64(0))
+    d_unary = array_at(d_unary_at, (batch, n, s), real)
+    d_transitions = array_at(d_transition_at, (d_distinct, d_steps, s, s), real)
+    width, entries = padded(s), -(-s * s // BLOCK) * BLOCK
+    row = width * chart.itemsize
+    memory = taken(16 * s * width + (entries + 2 * n * s) * chart.itemsize + (7 + 4 * s + 4 * STEPS) * row)
+    products, rest = array_at(memory, (2, s, width), 0.0), memory + 16 * s * width
+    top, lanes = array_at(rest, (width,), real), array_at(rest + row, (6, width), real)
+    e, e_t = array_at(rest + 7 * row, (s, width), real), array_at(rest + (7 + s) * row, (s, width), real)
+    f, f_t = array_at(rest + (7 + 2 * s) * row, (s, width), real), array_at(rest + (7 + 3 * s) * row, (s, width), real)
+    rest += (7 + 4 * s) * row
+    blocks = array_at(rest, (4, STEPS, width), real)
+    rest += 4 * STEPS * row
+    flat, changes = array_at(rest, (entries,), real), array_at(rest + entries * chart.itemsize, (2, n, s), real)
+    matrices = e, e_t, f, f_t
     # instances that share a transition, or steps that do, have tangents of their own
     alone = h_sums.shape[1] == 1 and (d_transitions.shape[1] > 1 or d_transitions.shape[0] > transitions.shape[0])
+    # expectations of states alone are often all that is derived
+    tilts = False
+    for x in d_transitions.flat:
+        tilts |= x != 0
     for unit in range(start, stop):
         first, last = span(unit, group, cuts, size)
         if first == last:
             continue
-        transition = unit_transition(first, h.shape[0], transitions)
+        transition = transitions[shared_index(first, h.shape[0], transitions.shape[0])]
         if transition.shape[0] == 1:
             exponentials(transition[0], flat, e, top)
-            transpose(e, square[1])
+            transpose(e, e_t)
         clear(products[0])
         clear(products[1])
         for k in range(first, last):
             length = lengths[k]
-            d_transition = unit_transition(k, h.shape[0], d_transitions)
+            d_transition = d_transitions[shared_index(k, h.shape[0], d_transitions.shape[0])]
             if transition.shape[0] == 1 and d_transition.shape[0] == 1 and (k == first or alone):
-                _tilted(d_transition[0], e, f, square[3])
+                _tilted(d_transition[0], e, f, f_t)
             clear(h[k, length:])
             if length > 0 and chart[k, 0, 1, 0] > 0:
                 scores = chart[k], transition, d_unary[k], d_transition, length, g[k]
-                space = matrices, top, flat, changes, blocks, lanes, products, alone
+                space = matrices, top, flat, changes, blocks, lanes, products, alone, tilts
                 value[k] = _steps(*scores, *space, h[k], h_sums[unit])
             elif length > 0:
-                odd[0] = True
+                odd[0] = 1
         if h_sums.shape[1] == 1:
             for i in range(s):
                 for j in range(s):
                     tilt = 1.0 if alone else np.float64(f[i, j])
                     h_sums[unit, 0, i, j] = products[0, i, j] * tilt + products[1, i, j] * e[i, j]
+    give_back(memory)

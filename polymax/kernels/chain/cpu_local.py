@@ -8,7 +8,7 @@ numbers of the scores' dtype, whose sum has almost the digits of float64. Its fi
 
 import numpy as np
 
-from polymax.kernels.chain.numba_units import clear, span, unit_transition
+from polymax.kernels.chain.numba_units import clear, shared_index, span
 from polymax.kernels.local_max.numba_lanes import LANES, fill, load, select, store
 from polymax.kernels.local_max.numba_max import (
     by_smoothing,
@@ -32,7 +32,7 @@ def inside(start, stop, group, cuts, size, unary, transitions, lengths, value, c
         first, last = span(unit, group, cuts, size)
         if first == last:
             continue
-        transition = unit_transition(first, unary.shape[0], transitions)
+        transition = transitions[shared_index(first, unary.shape[0], transitions.shape[0])]
         if transition.shape[0] == 1 and smooth(omega):
             _spread(transition[0], -np.inf, w)
         for b in range(first, last):
@@ -164,7 +164,7 @@ def best_sequences(start, stop, group, cuts, size, transitions, lengths, chart, 
         first, last = span(unit, group, cuts, size)
         for b in range(first, last):
             length, mu, out = lengths[b], mu_unary[b], mu_transition[unit]
-            transition = unit_transition(first, mu_unary.shape[0], transitions)
+            transition = transitions[shared_index(first, mu_unary.shape[0], transitions.shape[0])]
             clear(mu)
             if length == 0:
                 continue
@@ -217,11 +217,11 @@ def outside(
         first, last = span(unit, group, cuts, size)
         if first == last:
             continue
-        transition = unit_transition(first, out_unary.shape[0], transitions)
+        transition = transitions[shared_index(first, out_unary.shape[0], transitions.shape[0])]
         if transition.shape[0] == 1:
             _spread(transition[0], -np.inf, w)
         if d_unary is not None and d_transitions.shape[1] == 1:
-            _spread(unit_transition(first, out_unary.shape[0], d_transitions)[0], 0.0, dw)
+            _spread(d_transitions[shared_index(first, out_unary.shape[0], d_transitions.shape[0])][0], 0.0, dw)
         clear(sums)
         for b in range(first, last):
             length = lengths[b]
@@ -236,7 +236,7 @@ def outside(
                     value[b] = x
                 continue
             if d_unary is not None:
-                d_transition = unit_transition(first, out_unary.shape[0], d_transitions)
+                d_transition = d_transitions[shared_index(first, out_unary.shape[0], d_transitions.shape[0])]
                 _forward(chart[b], transition, d_unary[b], d_transition, length, w, dw, dv, space, r[0], v, omega)
             slope = _root(chart[b], length, g[b], dv, space, r, v, d_unary, omega)
             if d_unary is not None:
@@ -318,7 +318,7 @@ def _steps_back(
         if transition.shape[0] > 1:
             _spread(transition[t - 1], -np.inf, w)
         if d is not None and d.shape[1] > 1:
-            _spread(unit_transition(first, batch, d)[t - 1], 0.0, dw)
+            _spread(d[shared_index(first, batch, d.shape[0])][t - 1], 0.0, dw)
         before[:] = 0.0
         d_before[:] = 0.0
         for k in range(mass.shape[0]):

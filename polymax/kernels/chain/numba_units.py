@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from polymax.kernels.cpu_rows import GRAIN
 from polymax.kernels.numba_math import inline, kernel
 
 # units in a batch: enough to keep the threads busy, few enough that their sums of s x s are small
@@ -21,8 +22,9 @@ DISTINCT = {(a, b): (slice(1) if a else slice(None), slice(1) if b else slice(No
 def units(batch: int, n: int, s: int, distinct: int, steps: int) -> tuple[tuple[int, int, int], int, int]:
     """Instances that share a transition, units these are cut into, instances to one; all units, and the work of one."""
     group = batch // max(distinct, 1)
-    # the sums of a transition of every step are as large as the result: one unit writes it
-    cuts = 1 if steps > 1 else max(1, min(group, UNITS // max(distinct, 1)))
+    # the sums of a transition of every step are as large as the result: one unit writes it, as where all is too little
+    # work for a second thread
+    cuts = 1 if steps > 1 or batch * n * s * s < GRAIN // 8 else max(1, min(group, UNITS // max(distinct, 1)))
     count = max(distinct * cuts, 1)
     return (group, cuts, -(-group // cuts)), count, batch * n * s * s // count
 
@@ -30,7 +32,7 @@ def units(batch: int, n: int, s: int, distinct: int, steps: int) -> tuple[tuple[
 def sum_shared(sums: Tensor, transition: Tensor) -> Tensor:
     """The sums of the units that share a transition."""
     total = torch.empty_like(transition, memory_format=torch.contiguous_format)
-    _add(sums.numpy(), total.numpy())
+    _add(sums.numpy(), total.view(-1, *sums.shape[1:]).numpy())
     return total
 
 
@@ -62,6 +64,6 @@ def clear(x):
 
 
 @inline
-def unit_transition(first, batch, transition):
-    """Which transition serves the instances of a unit."""
-    return transition[first // max(batch // transition.shape[0], 1)]
+def shared_index(instance, batch, distinct):
+    """Which of the distinct transitions serves an instance."""
+    return instance // max(batch // distinct, 1)

@@ -6,8 +6,12 @@ from torch import Tensor
 
 from polymax.kernels.active_set.numba_factor import dot, grow, solve_above
 from polymax.kernels.active_set.tolerances import DEPENDENT
-from polymax.kernels.cpu_rows import run
+from polymax.kernels.cpu_rows import REALS, run
 from polymax.kernels.numba_math import inline, kernel
+from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken_as_is
+
+# what tells a kernel how overlaps are counted
+_COUNTS = {torch.int16: np.int16(0), torch.int32: np.int32(0), torch.float64: np.float64(0)}
 
 
 def response(
@@ -18,8 +22,15 @@ def response(
         torch.empty(count, d, dtype=g.dtype, device="cpu"),
         torch.empty(count, k, dtype=torch.float64, device="cpu"),
     )
-    arrays = tuple(t.contiguous().numpy() for t in (places, overlaps, probs, g, q if h is None else h, out, q))
-    run(_response, count, 4 * k * (k + parts), *arrays, h is not None)
+    lists, gram, weights, along = places.int().contiguous(), overlaps.contiguous(), probs.contiguous(), g.contiguous()
+    if gram.dtype not in _COUNTS:
+        gram = gram.double()
+    own = q if h is None else h.contiguous()
+    run(
+        _response, count, 4 * k * (k + parts), count, k, parts, g.shape[1], d, lists.data_ptr(), gram.data_ptr(),
+        weights.data_ptr(), along.data_ptr(), own.data_ptr(), out.data_ptr(), q.data_ptr(), _COUNTS[gram.dtype],
+        REALS[g.dtype], h is not None,
+    )  # fmt: skip
     return out, q
 
 
@@ -30,12 +41,30 @@ def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor
     return mu
 
 
-@kernel
-def _response(start, stop, places, overlaps, probs, g, h, out, q, weighted):
-    room = probs.shape[1]
-    gram, factor, half = np.empty((room, room)), np.empty((room, room)), np.empty((3, room))
-    b, x, kept = np.empty(room), np.empty(room), np.empty(room, np.int64)
-    total = np.empty(out.shape[1])
+@lean_kernel
+def _response(
+    start, stop, size, room, parts, moved, d, places_at, overlaps_at, probs_at, g_at, h_at, out_at, q_at, whole, real,
+    weighted,
+):  # fmt: skip
+    places, overlaps = (
+        array_at(places_at, (size, room, parts), np.int32(0)),
+        array_at(overlaps_at, (size, room, room), whole),
+    )
+    probs, q, h = (
+        array_at(probs_at, (size, room), 0.0),
+        array_at(q_at, (size, room), 0.0),
+        array_at(h_at, (size, room), 0.0),
+    )
+    g, out = array_at(g_at, (size, moved), real), array_at(out_at, (size, d), real)
+    memory = taken_as_is(8 * (2 * room * room + 6 * room + d))
+    gram, factor = array_at(memory, (room, room), 0.0), array_at(memory + 8 * room * room, (room, room), 0.0)
+    rest = memory + 16 * room * room
+    half, b, x = (
+        array_at(rest, (3, room), 0.0),
+        array_at(rest + 24 * room, (room,), 0.0),
+        array_at(rest + 32 * room, (room,), 0.0),
+    )
+    kept, total = array_at(rest + 40 * room, (room,), np.int64(0)), array_at(rest + 48 * room, (d,), 0.0)
     for i in range(start, stop):
         count = np.int64(0)
         for k in range(room):
@@ -58,6 +87,7 @@ def _response(start, stop, places, overlaps, probs, g, h, out, q, weighted):
         for c in range(count):
             q[i, kept[c]] = x[c]
         _spread(places[i], q[i], total, out[i])
+    give_back(memory)
 
 
 @kernel
