@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from polymax._function import refuse_trace, tracing
+
 # the library object owns the registrations: they live as long as it does
 _LIBRARY = torch.library.Library("polymax", "DEF")
 _FILES = {"CPU": "cpu", "CUDA": "cuda"}
@@ -77,8 +79,11 @@ class Operator:
             or wrapped(x)
             or modes()
             or _profiling()
+            or tracing()
             or (x.requires_grad and torch.is_grad_enabled())
         ):
+            if tracing():
+                refuse_trace()
             return self.op(x, *args)
         for a in args:
             # gradients taken many at once, by `is_grads_batched`, come without a sign that functions are transformed
@@ -121,7 +126,7 @@ def bare(x: Tensor) -> bool:
 
 def plain(*tensors: Tensor) -> bool:
     """True if nothing looks at a call with these tensors: no compiler, transformation, mode or profiler."""
-    if torch.compiler.is_compiling() or _transforming() or modes() or _profiling():
+    if torch.compiler.is_compiling() or _transforming() or modes() or _profiling() or tracing():
         return False
     # a loop is faster than any() of a generator
     seen = False

@@ -51,6 +51,18 @@ def functional() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+# what torch.jit.trace has recorded, None where it does not look; the compiler knows this function
+tracing = torch._C._get_tracing_state
+
+
+def refuse_trace() -> None:
+    """The error of a call under torch.jit.trace, which sees operations of torch alone: results would be constants."""
+    raise RuntimeError(
+        "torch.jit.trace cannot record the kernels and solvers of polymax: it would keep their results for the example "
+        "inputs as constants; torch.compile and torch.export record them"
+    )
+
+
 def outside_transforms() -> AbstractContextManager[Any]:
     """A context in which neither torch.func nor a dispatch mode looks.
 

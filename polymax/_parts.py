@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax._function import refuse_trace, tracing
 
 Parts = Any
 
@@ -28,6 +29,8 @@ def narrow(y: Parts, dtype: torch.dtype) -> Parts:
 
 def checked_scores(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Scores of one floating-point type, at least in float32; numbers after the first are tensors of its type."""
+    if tracing():
+        refuse_trace()
     for x in scores:
         if not isinstance(x, Tensor) or x.dtype not in _check.FLOATS:
             scores = _with_numbers(scores)

@@ -109,11 +109,13 @@ def application() -> Any:
         jobs: Annotated[int, typer.Option(min=0, help="Compilers at once; 0 for as many as there are cores.")] = 0,
     ) -> None:
         """Compile kernels ahead, so that no first call has to wait for them."""
+        from polymax.recipes.demo import speed
         from polymax.warmup import DTYPES, PROBLEMS, warm_up
 
         with plain_errors("stopped; what was compiled is kept", ValueError):
             if dtype not in DTYPES:
                 raise ValueError(f"--dtype must be float32 or float64; got {dtype!r}")
+            speed.available(device)
             for name, seconds in warm_up(names or list(PROBLEMS), DTYPES[dtype], device, jobs or None):
                 rich.get_console().print(f"{name:18} {seconds:6.1f} s", highlight=False)
 

@@ -228,6 +228,20 @@ def test_compiled_programs_leave_graphs_as_they_are():
         whole(x)
 
 
+@pytest.mark.parametrize("smoothing", [pm.SparseMap, pm.HardMax])
+def test_graphs_say_that_they_cannot_be_exported(smoothing):
+    op = smoothing(pm.FactorGraph(3, [F.xor([0, 1, 2])]))
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return op(x).variables
+
+    with pytest.raises(RuntimeError, match="the solver of a FactorGraph reads the scores, which"):
+        torch.export.export(Module(), (torch.randn(2, 3),), strict=False)
+    with pytest.raises(RuntimeError, match="tensors without values hide"):
+        Module()(torch.empty(2, 3, device="meta"))
+
+
 def test_ties_are_integral_where_a_structure_is_as_good():
     graph = pm.FactorGraph(3, [F.xor([0, 1, 2])])
     found = pm.HardMax(graph).solve(torch.zeros(3))

@@ -213,6 +213,8 @@ def test_places_that_cannot_be_written_are_named(tmp_path, monkeypatch):
     file.write_text("")
     with pytest.raises(IsADirectoryError, match=r"--out must be a file; .* is a directory"):
         writable_file(tmp_path)
+    with pytest.raises(ValueError, match=r"--output: .*tags.gz would not be compressed"):
+        writable_file(tmp_path / "tags.gz", "--output")
     with pytest.raises(FileNotFoundError, match=r"--matrix: there is no directory .*none"):
         writable_file(tmp_path / "none" / "file", "--matrix")
     with pytest.raises(NotADirectoryError, match=r"--out must be a directory; .* is a file"):

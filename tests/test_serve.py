@@ -248,3 +248,10 @@ def test_a_connection_brings_several_requests(server):
         connection.request("GET", "/api/health")
         assert json.loads(connection.getresponse().read()) == {"status": "ok"}
     connection.close()
+
+
+def test_an_address_that_cannot_be_had_is_named(server):
+    _, port = server.server_address[:2]
+    with pytest.raises(OSError, match="in use") as caught:
+        Server(("127.0.0.1", port), {})
+    assert caught.value.filename == f"127.0.0.1:{port}"

@@ -222,8 +222,16 @@ def test_errors():
         cache.append(torch.randn(1, 2, 1, 8, requires_grad=True), torch.randn(1, 2, 1, 4))
     with pytest.raises(ValueError, match="length must be an integer from 0 to 3; got 4"):
         cache.crop(4)
-    with pytest.raises(ValueError, match=r"query must be \(batch, heads, tokens, channels\), with heads that the 2"):
+    with pytest.raises(ValueError, match=r"query must be \(batch, heads, tokens, 8\), with heads that the 2"):
         nn.cache_attention(torch.randn(1, 3, 1, 8), cache)
+    with pytest.raises(ValueError, match=r"value must be \(1, 2, tokens, 4\), as the cache holds; got \(1, 2, 1, 5\)"):
+        cache.append(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 5))
+    with pytest.raises(TypeError, match=r"key must be torch.float32 on cpu, as the cache holds; got torch.float64"):
+        cache.append(torch.randn(1, 2, 1, 8).double(), torch.randn(1, 2, 1, 4).double())
+    with pytest.raises(ValueError, match="cache must hold keys and values: append those of the first tokens"):
+        nn.cache_attention(torch.randn(1, 2, 1, 8), nn.KeyValueCache())
+    with pytest.raises(TypeError, match="query must be a tensor; got list"):
+        nn.cache_attention([1.0], cache)
     with pytest.raises(TypeError, match="cache must be a KeyValueCache or KeyValuePages; got Tensor"):
         nn.cache_attention(torch.randn(1, 3, 1, 8), torch.randn(3))
     pool, table = torch.randn(4, 2, 16, 8), torch.zeros(2, 2, dtype=torch.long)
@@ -231,6 +239,23 @@ def test_errors():
         nn.KeyValuePages(pool[:, :, :9], pool[:, :, :9], table, table[:, 0])
     with pytest.raises(ValueError, match=r"lengths must be \(batch,\) integers; got torch.int64 \(2, 2\)"):
         nn.KeyValuePages(pool, pool, table, table)
+    with pytest.raises(TypeError, match="table must be a tensor; got list"):
+        nn.KeyValuePages(pool, pool, [[0, 1]], table[:, 0])
+    with pytest.raises(ValueError, match=r"lengths must be from 0 to 32, for 2 pages of 16 tokens; got \[33, 0\]"):
+        nn.KeyValuePages(pool, pool, table, torch.tensor([33, 0]))
+    with pytest.raises(ValueError, match="table must have numbers of the 4 blocks of the pool, from 0 on"):
+        nn.KeyValuePages(pool, pool, table - 1, torch.tensor([3, 0]))
+    with pytest.raises(ValueError, match=r"boxes must be torch\.float32"):
+        nn.KeyValuePages(pool, pool, table, table[:, 0], torch.zeros(4, 2, 2, 8).double())
+    # numbers behind the end of a sequence are not looked at
+    full = nn.KeyValuePages(pool, pool, torch.tensor([[0, 1], [3, 999]]), torch.tensor([32, 16]))
+    assert nn.cache_attention(torch.randn(2, 2, 1, 8), full, mapping=pm.entmax).isfinite().all()
+    with pytest.raises(ValueError, match=r"lengths must be from 0 to 32, for 2 pages of 16 tokens; got \[33, 17\]"):
+        full.append(torch.randn(2, 2, 1, 8), torch.randn(2, 2, 1, 8))
+    with pytest.raises(ValueError, match=r"key must be \(2, 2, tokens, 8\), as the cache holds; got \(1, 2, 1, 8\)"):
+        full.append(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8))
+    with pytest.raises(ValueError, match=r"query must be of the 2 sequences of the cache; got \(1, 2, 1, 8\)"):
+        nn.cache_attention(torch.randn(1, 2, 1, 8), full)
     q = torch.randn(1, 2, 3, 8)
     with pytest.raises(ValueError, match=r"key_boxes must be torch.float32 \(1, 2, 1, 2, 8\)"):
         nn.scaled_dot_product_attention(q, q, q, mapping=pm.entmax, key_boxes=torch.zeros(3))

@@ -237,3 +237,29 @@ def test_tables_made_under_a_transform_serve_other_calls(structure):
     jacrev(grad(lambda y: pm.Marginals(structure)(y).square().sum()))(x)
     close(jacrev(probs)(x), jacobian(probs, x), "another transform, and none")
     close(jacrev(pm.StraightThrough(structure))(x), jacobian(pm.StraightThrough(structure), x), "an estimator")
+
+
+@every(
+    [
+        row
+        for row in COUNTED
+        if row.name in ("chain", "budget-chain", "segments", "alignment", "gapped", "spanning-tree")
+    ]
+)
+def test_an_exported_program_takes_any_batch(row):
+    class Module(torch.nn.Module):
+        def forward(self, *scores):
+            return tensors(pm.Marginals(row.structure)(*scores))[0], tensors(pm.SparseMap(row.structure)(*scores))[0]
+
+    def scores(batch):
+        first, *others = row.events(row.shape)
+        return torch.randn(batch, *first), *map(torch.randn, others)
+
+    example = scores(2)
+    any_batch = {0: torch.export.Dim("batch", min=1, max=64)}
+    dynamic = ((any_batch, *[None] * (len(example) - 1)),)
+    program = torch.export.export(Module(), example, dynamic_shapes=dynamic).module()
+    for batch in (1, 5):
+        x = scores(batch)
+        for found, expected in zip(program(*x), Module()(*x), strict=True):
+            close(found, expected, "an exported program is the call")

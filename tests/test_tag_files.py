@@ -254,5 +254,11 @@ def test_a_run_keeps_its_columns(tmp_path):
     assert "raw.txt:1: 5 columns expected, as in the training, or a token alone; got 4; --text" in result.output
     other = tmp_path / "two.txt"
     other.write_text("Anna B-PER\n")
-    assert invoke("evaluate", run, other, "--set", "token_column=1", "--set", "tag_column=2").exit_code == 0
+    result = invoke("evaluate", run, other, "--set", "token_column=1", "--set", "tag_column=2")
+    assert result.exit_code == 0
+    assert "warning" not in result.output
+    other.write_text("Anna PROPN\n")
+    result = invoke("evaluate", run, other, "--set", "token_column=1", "--set", "tag_column=2")
+    assert "warning: the training had none of these tags, such as 'PROPN'; are --token-column and" in result.output
+    other.write_text("Anna B-PER\n")
     assert read_tags([other]) == [Tagged(["Anna"], ["B-PER"])]

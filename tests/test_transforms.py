@@ -195,3 +195,35 @@ def test_forward_mode_in_alpha(device):
         forward = jacfwd(lambda a, make=make: make(a).argmax(x))(alpha)
         reverse = jacrev(lambda a, make=make: make(a).argmax(x))(alpha)
         close(forward, reverse, f"forward and reverse derivatives of {make.__name__} in alpha")
+
+
+TRACED = {
+    "custom": pm.Custom(lambda p: p.square().sum(-1)).argmax,
+    "marginals": pm.Marginals(pm.Alignment()),
+    "set": pm.SparseMap(pm.Assignment()),
+    "relaxation": lambda x: pm.SparseMap(pm.FactorGraph(4, [pm.factors.xor([0, 1, 2, 3])]))(x).variables,
+    "program": pm.HardMax(pm.FactorGraph(4, [pm.factors.xor([0, 1, 2, 3])])),
+    "warping": pm.soft_dtw,
+    "gaps": lambda x: pm.Marginals(pm.GappedAlignment(gap="linear"))(x, -1.0).pairs,
+    "loss": lambda x: pm.sparsemax_loss(x, torch.tensor([0, 3])),
+    "attention": lambda x: pm.nn.scaled_dot_product_attention(x, x, x),
+    "straight": lambda x: pm.StraightThrough(pm.Subset(2))(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("name", [*MAPPINGS, *TRACED])
+def test_torch_s_tracer_is_right_or_refused(name, gradient):
+    """torch.jit.trace sees operations of torch: what kernels computed for the example would be constants."""
+    call = {**MAPPINGS, **TRACED}[name]
+    shape = (2, 3, 4) if name in ("marginals", "set", "warping", "gaps", "attention") else (2, 4)
+    example, x = torch.randn(2, *shape)
+    example.requires_grad_(gradient)
+    if name == "hardmax":
+        traced = torch.jit.trace(call, example, check_trace=False)
+        close(traced(x), call(x), "a traced mapping is the mapping")
+        return
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace cannot record the kernels and solvers of polymax"):
+        torch.jit.trace(lambda x: call(x), example, check_trace=False)

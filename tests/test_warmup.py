@@ -24,6 +24,9 @@ def test_names_are_checked():
         list(warm_up(["chess"]))
     result = CliRunner().invoke(application(), ["warmup", "sparsemax", "--dtype", "int8"])
     assert result.exit_code == 1
+    result = CliRunner().invoke(application(), ["warmup", "sparsemax", "--device", "abacus"])
+    assert result.exit_code == 1
+    assert "error: device 'abacus' cannot be used" in result.output
 
 
 def test_the_command_prints_what_is_done():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polymax._function import functional, outside_transforms
 from polymax.factors.magnitudes import largest, without_gaps
-from polymax.factors.relaxation import numbers_of, solve
+from polymax.factors.relaxation import leave_program, numbers_of, solve
 from polymax.factors.solution import GraphSolution, solution_of
 from polymax.factors.solved_graph import SolvedGraph
 
@@ -40,6 +40,7 @@ def linear_relaxation(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Graph
 
 
 def _relaxed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
+    leave_program(scores)
     with torch.no_grad():
         full = graph.full(*scores)
         even = without_gaps(full, graph.event_dims())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import apply_function, constant, functional, outside_transforms
+from polymax._function import apply_function, constant, functional, has_values, outside_transforms
 from polymax.factors.infeasible import refuse_infeasible
 from polymax.factors.magnitudes import largest, without_gaps
 from polymax.factors.solution import GraphSolution, solution_of
@@ -22,6 +22,8 @@ _APART = 1e-5
 _LARGE, _ORDINARY = 1e6, 10.0
 # rounds after which it is asked whether there is a common point at all
 _DOUBT = 100
+# torch 2.6 does not say it
+_EXPORTING = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def nearest(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
@@ -47,6 +49,20 @@ def numbers_of(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(constant(t.detach(), mapped).detach() for t in scores)
 
 
+def leave_program(scores: tuple[Tensor, ...]) -> None:
+    """End what torch.compile has recorded: rounds end where the numbers say so, which a program cannot follow.
+
+    One of torch.export cannot be left, and tensors without values say nothing.
+    """
+    if _EXPORTING() or not (torch.compiler.is_compiling() or has_values(scores[0])):
+        raise RuntimeError(
+            "the solver of a FactorGraph reads the scores, which torch.export and tensors without values hide; export "
+            "the module that gives the scores, and solve for these outside of it"
+        )
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break()
+
+
 def solve(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:
     """The nearest point to scores of full shape."""
     if functional():
@@ -58,9 +74,7 @@ def solve(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:
 
 def _agreed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:
     batch = scores[0].shape[:-1]
-    if torch.compiler.is_compiling():
-        # rounds end where the numbers say so, which a traced program cannot follow
-        torch._dynamo.graph_break()
+    leave_program(scores)
     with torch.no_grad():
         dims = graph.event_dims()
         # +inf leaves no point that is best, as NaN does

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from polymax import _check
 from polymax.kernels.sparse_decoding import reference
 from polymax.mappings import softmax
 from polymax.nn.attention import scaled_dot_product_attention
@@ -37,16 +38,21 @@ def cache_attention(
     """
     if not isinstance(cache, (KeyValueCache, KeyValuePages)):
         raise TypeError(f"cache must be a KeyValueCache or KeyValuePages; got {type(cache).__name__}")
-    heads = cache.keys.shape[1] if cache.keys.dim() == 4 else 0
-    if query.dim() != 4 or heads == 0 or query.shape[1] % heads:
+    _check.floating(query, "query")
+    if cache.keys.dim() != 4:
+        raise ValueError("cache must hold keys and values: append those of the first tokens before attending to it")
+    heads, channels = cache.keys.shape[1], cache.keys.shape[3]
+    if query.dim() != 4 or heads == 0 or query.shape[1] % heads or query.shape[3] != channels:
         raise ValueError(
-            f"query must be (batch, heads, tokens, channels), with heads that the {heads} of the cache divide; got "
+            f"query must be (batch, heads, tokens, {channels}), with heads that the {heads} of the cache divide; got "
             f"{tuple(query.shape)}"
         )
     told: dict[str, Any] = {"scale": scale, "mapping": mapping, "softcap": softcap, "sinks": sinks, "enable_gqa": True}
     if isinstance(cache, KeyValueCache):
         told |= {"is_causal": True, "causal_offset": cache.length - query.shape[2], "window": window}
         return scaled_dot_product_attention(query, cache.keys, cache.values, key_boxes=cache.boxes, **told)
+    if len(query) != len(cache.table):
+        raise ValueError(f"query must be of the {len(cache.table)} sequences of the cache; got {tuple(query.shape)}")
     pattern = pattern_of(True, window, 0)
     attention = Attention(query, cache.keys, cache.values, None, 0.0, scale, True, mapping, pattern, softcap, sinks)
     cached = attention.cached(cache.keys)._replace(boxes=cache.boxes, table=cache.table, lengths=cache.lengths)

@@ -75,9 +75,8 @@ class KeyValueCache:
         _check_tokens(key, value)
         if self.length == 0 and self._keys.dim() == 1:
             self._keys, self._values, self._boxes = _empty_like(key, value, key.shape[2])
-        elif (key.shape[:2], key.shape[3]) != (self._keys.shape[:2], self._keys.shape[3]):
-            held = (*self._keys.shape[:2], "tokens", self._keys.shape[3])
-            raise ValueError(f"key must be ({', '.join(map(str, held))}), as the cache holds; got {tuple(key.shape)}")
+        _check_same(key, self._keys, "key")
+        _check_same(value, self._values, "value")
         start, end = self.length, self.length + key.shape[2]
         if end > self._keys.shape[2]:
             self._grow(max(end, start + start // 2))
@@ -126,6 +125,16 @@ def _empty_like(key: Tensor, value: Tensor, length: int) -> tuple[Tensor, Tensor
     return keys, values, key.new_empty(*key.shape[:2], pages, 2, key.shape[3])
 
 
+def _check_same(new: Tensor, held: Tensor, name: str) -> None:
+    """Refuse tokens that are not of the batch, heads, channels and dtype of those that a cache holds."""
+    if (new.shape[:2], new.shape[3]) != (held.shape[:2], held.shape[3]):
+        expected = ", ".join(map(str, (*held.shape[:2], "tokens", held.shape[3])))
+        raise ValueError(f"{name} must be ({expected}), as the cache holds; got {tuple(new.shape)}")
+    if new.dtype != held.dtype or new.device != held.device:
+        came = f"{new.dtype} on {new.device}"
+        raise TypeError(f"{name} must be {held.dtype} on {held.device}, as the cache holds; got {came}")
+
+
 def _check_tokens(key: Tensor, value: Tensor) -> None:
     _check.floating(key, "key")
     _check.floating(value, "value")
@@ -169,12 +178,16 @@ class KeyValuePages:
         if self.keys.shape[2] not in (16, 32, 64, 128, 256):
             raise ValueError(f"keys must have pages of 16, 32, 64, 128 or 256 tokens; got {tuple(self.keys.shape)}")
         for name, t, dims in (("table", self.table, 2), ("lengths", self.lengths, 1)):
+            if not isinstance(t, Tensor):
+                raise TypeError(f"{name} must be a tensor; got {type(t).__name__}")
             if t.dtype not in (torch.int32, torch.int64) or t.dim() != dims or len(t) != len(self.table):
                 shape = "(batch, pages)" if dims == 2 else "(batch,)"
                 raise ValueError(f"{name} must be {shape} integers; got {t.dtype} {tuple(t.shape)}")
         expected = (*self.keys.shape[:2], 2, self.keys.shape[3])
-        if self.boxes is not None and self.boxes.shape != expected:
-            raise ValueError(f"boxes must be {expected}; got {tuple(self.boxes.shape)}")
+        if self.boxes is not None and (self.boxes.shape != expected or self.boxes.dtype != self.keys.dtype):
+            came = f"{self.boxes.dtype} {tuple(self.boxes.shape)}"
+            raise ValueError(f"boxes must be {self.keys.dtype} {expected}; got {came}")
+        self._check_room(0)
 
     def boxed(self) -> "KeyValuePages":
         """These pages, with the boxes of all that the pool holds."""
@@ -184,6 +197,9 @@ class KeyValuePages:
     def append(self, key: Tensor, value: Tensor) -> None:
         """Write tokens, key (batch, heads, tokens, channels), behind the last ones of each sequence."""
         _check_tokens(key, value)
+        for new, held, name in ((key, self.keys, "key"), (value, self.values, "value")):
+            _check_same(new, held[:1].expand(len(self.table), -1, -1, -1), name)
+        self._check_room(key.shape[2])
         for i in range(key.shape[2]):
             at, slot = self.lengths // self.keys.shape[2], self.lengths % self.keys.shape[2]
             block = self.table.gather(1, at[:, None].long())[:, 0].long()
@@ -196,3 +212,20 @@ class KeyValuePages:
                 high = torch.where(first, new, torch.maximum(high, new))
                 self.boxes[block] = torch.stack([low, high], 2)
             self.lengths.add_(1)
+
+    def _check_room(self, more: int) -> None:
+        """Refuse sequences that the table has no pages for, when `more` tokens are added, if numbers can be read."""
+        if not (_check.readable(self.table) and _check.readable(self.lengths)):
+            return
+        blocks, page, pages = len(self.keys), self.keys.shape[2], self.table.shape[1]
+        lengths = self.lengths + more
+        if bool(((self.lengths < 0) | (lengths > page * pages)).any()):
+            raise ValueError(
+                f"lengths must be from 0 to {page * pages}, for {pages} pages of {page} tokens; got {lengths.tolist()}"
+            )
+        used = torch.arange(pages) * page < lengths[:, None]
+        if bool((used & ((self.table < 0) | (self.table >= blocks))).any()):
+            raise ValueError(
+                f"table must have numbers of the {blocks} blocks of the pool, from 0 on, where sequences of "
+                f"{lengths.tolist()} tokens have pages; got {self.table.tolist()}"
+            )

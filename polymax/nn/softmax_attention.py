@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import scaled_dot_product_attention
 
+from polymax._function import refuse_trace, tracing
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.sparse_attention.reference import repeat_heads
 from polymax.kernels.widen import wide
@@ -17,6 +18,8 @@ def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pattern: Pattern, scale: float | None
 ) -> Tensor:
     """softmax(scale q k^T + mask) v of (B, H, L, D); a query that sees nothing gets zeros."""
+    if tracing():
+        refuse_trace()
     causal = pattern == Pattern(-1, 0, 0)
     dead = None
     if mask is not None or not (causal or pattern.sees_all()):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import has_values
+from polymax._function import has_values, refuse_trace, tracing
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold import threshold as project
 from polymax.kernels.widen import wide
@@ -51,6 +51,8 @@ class Custom(Regularizer):
     def argmax_rows(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or not has_values(x):
             return traced_argmax(self, x)
+        if tracing():
+            refuse_trace()
         if torch.is_inference_mode_enabled():
             # the solver needs the derivatives of fn
             with torch.inference_mode(False), torch.no_grad():

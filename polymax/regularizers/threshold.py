@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from polymax._dispatch import PLAIN, modes, plain, wrapped
-from polymax._function import apply_function
+from polymax._function import apply_function, tracing
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
 from polymax.kernels.tsallis_slope import tsallis_slope
@@ -42,7 +42,7 @@ class Weights(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, family: int) -> Tensor:
         # a fake tensor has no memory to compute on
-        if x.is_cpu and type(x) in PLAIN and not modes():
+        if x.is_cpu and type(x) in PLAIN and not (modes() or tracing()):
             y = kernels.threshold.cpu(x, alpha, family)
         elif x.is_cuda and plain(x):
             y = kernels.threshold.cuda(x, alpha, family)

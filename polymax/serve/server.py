@@ -233,7 +233,11 @@ class Server(ThreadingHTTPServer):
         self._slots = threading.BoundedSemaphore(self.limits.connections)
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
-        super().__init__(address, Handler)
+        try:
+            super().__init__(address, Handler)
+        except OSError as error:
+            # the system does not say which address cannot be had
+            raise OSError(error.errno, error.strerror, f"{address[0]}:{address[1]}") from None
 
     @property
     def url(self) -> str:

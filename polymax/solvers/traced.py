@@ -7,6 +7,7 @@ a size that no one knows before. In eager mode nothing of this is needed; see mi
     sparsemap_response   state, cotangents of the value (B,) and of mu (B, d) -> that of the scores of parts
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -33,10 +34,10 @@ def traced_value_and_mean(solver: Solver, structure: Structure, scores: tuple[Te
     derived = torch.is_grad_enabled() and any(x.requires_grad for x in full)
     parts = pack((solver, structure))
     value, mu, state = sparsemap(
-        [x.detach() for x in scores], parts.tensors, parts.code, parts.reals, batch.numel(), sum(sizes), derived
+        [x.detach() for x in scores], parts.tensors, parts.code, parts.reals, math.prod(batch), sum(sizes), derived
     )
     if derived:
-        flat = [x.reshape(batch.numel(), size) for x, size in zip(full, sizes, strict=True)]
+        flat = [x.reshape(math.prod(batch), size) for x, size in zip(full, sizes, strict=True)]
         joined = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
         value, mu = _Traced.apply(joined, value, mu, state)
     return value.reshape(batch), *(

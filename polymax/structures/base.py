@@ -1,5 +1,6 @@
 """What a set of structures offers: its best element, its enumeration, and for some the sum over all."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -263,7 +264,7 @@ def summed_at(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
 def checked_lengths(lengths: Tensor | None, batch: torch.Size, size: int, device: torch.device, name: str) -> Tensor:
     """Lengths as int64 (batch,), the full size where none are given; they must not be written to."""
     if lengths is None:
-        return full_lengths(batch.numel(), size, device)
+        return full_lengths(math.prod(batch), size, device)
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         came = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
         raise TypeError(f"{name} must be a tensor of integers; got {came}")
@@ -284,7 +285,7 @@ def checked_pairs(structure: Structure, *scores: Tensor) -> tuple[tuple[Tensor, 
     rows, columns = structure.lengths or (None, None)
     batch, (n, m) = x.shape[:-2], x.shape[-2:]
     return (
-        x if len(batch) == 1 else x.reshape(batch.numel(), n, m),
+        x if len(batch) == 1 else x.reshape(math.prod(batch), n, m),
         checked_lengths(rows, batch, n, x.device, "lengths[0]"),
         checked_lengths(columns, batch, m, x.device, "lengths[1]"),
     ), batch

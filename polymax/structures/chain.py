@@ -1,6 +1,7 @@
 """Tag sequences: the linear chain, by the forward-backward recursion and Viterbi's."""
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -135,26 +136,28 @@ class Chain(DynamicProgram):
         *lead, n, s = unary.shape
         want = (*lead, max(n - 1, 0), s, s)
         batch = unary.shape[:-2]
+        # sizes are compared only if there are as many: a compiler would note that a batch is not of the size of a state
+        whole = transition.dim() == len(want) and transition.shape == want
         # one for all, and a batch of one dim, are as the passes want them
-        if transition.shape != want and not (len(lead) == 1 and transition.shape == (s, s)):
+        if not whole and not (len(lead) == 1 and transition.dim() == 2 and transition.shape == (s, s)):
             transition = fitted_transition(transition, want)
         if self.lengths is None:
-            lengths = full_lengths(batch.numel(), n, unary.device)
+            lengths = full_lengths(math.prod(batch), n, unary.device)
         else:
             lengths = checked_lengths(self.lengths, batch, n, unary.device, "lengths")
         if len(batch) == 1:
-            full = torch.Size(want) if each and transition.shape != want else None
+            full = torch.Size(want) if each and not whole else None
             return Problem(_PASSES, (unary, transition, lengths), batch, ChainParts._make, full)
         if each:
             transition = transition.expand(want)
-        if transition.shape[:-3].numel() != 1:
+        if math.prod(transition.shape[:-3]) != 1:
             transition = transition.expand(*batch, *transition.shape[-3:])
-        transition = transition.reshape(transition.shape[:-3].numel(), *transition.shape[-3:])
+        transition = transition.reshape(math.prod(transition.shape[:-3]), *transition.shape[-3:])
 
         def shaped(mu: tuple[Tensor, ...]) -> ChainParts:
             return ChainParts(*(m.reshape(*batch, *m.shape[1:]) for m in mu))
 
-        return Problem(_PASSES, (unary.reshape(batch.numel(), n, s), transition, lengths), batch, shaped)
+        return Problem(_PASSES, (unary.reshape(math.prod(batch), n, s), transition, lengths), batch, shaped)
 
     def map(self, *scores: Tensor) -> ChainParts:
         with torch.no_grad():
@@ -166,10 +169,11 @@ class Chain(DynamicProgram):
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         """The scores with transitions expanded to every instance and step, as results have them."""
-        if len(scores) != 2 or scores[0].dim() < 2 or scores[1].shape != scores[0].shape[-1:] * 2:
-            unary, transition = self.broadcast_scores(*scores)
-        else:
+        shared = len(scores) == 2 and scores[0].dim() >= 2 and scores[1].dim() == 2
+        if shared and scores[1].shape == scores[0].shape[-1:] * 2:
             unary, transition = scores
+        else:
+            unary, transition = self.broadcast_scores(*scores)
         *batch, n, s = unary.shape
         return unary, transition.expand(*batch, max(n - 1, 0), s, s)
 

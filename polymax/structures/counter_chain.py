@@ -1,5 +1,6 @@
 """Tag sequences in which a state may be taken only so often, or in so many runs: a chain that counts."""
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +46,7 @@ class CounterChain(DynamicProgram):
         batch, (n, s) = unary.shape[:-2], unary.shape[-2:]
         self._check_states(s)
         sizes = [n * s, max(n - 1, 0) * s * s]
-        flat = torch.cat([x.reshape(batch.numel(), size) for x, size in zip((unary, transition), sizes)], 1)
+        flat = torch.cat([x.reshape(math.prod(batch), size) for x, size in zip((unary, transition), sizes)], 1)
         most = min(self.k, n)
         graph = _counters.beside(flat, n, s, most, self.state, int(self.runs))
         lengths = checked_lengths(self.lengths, batch, n, unary.device, "lengths")

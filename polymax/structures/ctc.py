@@ -1,6 +1,7 @@
 """Labellings of frames that read as given targets: connectionist temporal classification."""
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,7 @@ class CTC(DynamicProgram):
         n, classes = x.shape[-2:]
         self._check_room(rows, counts, frames, batch)
         labels = states_of(rows, self.blank)
-        tree = lattice(x.reshape(batch.numel(), n, classes), rows, counts, frames, self.blank)
+        tree = lattice(x.reshape(math.prod(batch), n, classes), rows, counts, frames, self.blank)
         reached = _reached(rows, counts, frames, n)
 
         def shaped(mu: Tensor) -> Tensor:
@@ -73,7 +74,8 @@ class CTC(DynamicProgram):
             return _spread(cells, labels, classes).reshape(*mu.shape[:-2], *batch, n, classes)
 
         def flat(y: Tensor) -> Tensor:
-            return _used_states(y.reshape(*y.shape[: -2 - len(batch)], batch.numel(), n, classes), labels, self.blank)
+            rows = y.reshape(*y.shape[: -2 - len(batch)], math.prod(batch), n, classes)
+            return _used_states(rows, labels, self.blank)
 
         return Derivations(tree.scores, tree.graph, tree.roots, batch, shaped, flat)
 
@@ -105,7 +107,7 @@ class CTC(DynamicProgram):
         (rows, counts, frames), batch = self.broadcast_targets(x)
         self._check_room(rows, counts, frames, batch)
         with torch.no_grad():
-            flat = x.detach().reshape(batch.numel(), *x.shape[-2:])
+            flat = x.detach().reshape(math.prod(batch), *x.shape[-2:])
             return ctc_search(flat, rows, counts, frames, self.blank)
 
     def _check_room(self, rows: Tensor, counts: Tensor, frames: Tensor, batch: torch.Size) -> None:
@@ -126,7 +128,7 @@ class CTC(DynamicProgram):
             expected = (*batch, self.targets.shape[-1])
             raise ValueError(f"targets must be {expected}, or broadcast to it; got {tuple(self.targets.shape)}")
         size = self.targets.shape[-1]
-        rows = self.targets.to(device=x.device, dtype=torch.long).expand(*batch, size).reshape(batch.numel(), size)
+        rows = self.targets.to(device=x.device, dtype=torch.long).expand(*batch, size).reshape(math.prod(batch), size)
         counts = self.target_lengths
         if isinstance(counts, Tensor) and _check.broadcastable(counts.shape, batch):
             counts = counts.expand(batch)
@@ -179,14 +181,14 @@ class Labels(Ordered):
         blank = self.structure.blank
         (rows, counts, _), batch = self.structure.with_lengths(None).broadcast_targets(like)
         labels = states_of(rows, blank)
-        states, right = _states(index.reshape(batch.numel(), index.shape[-1]), labels, blank)
+        states, right = _states(index.reshape(math.prod(batch), index.shape[-1]), labels, blank)
         last = states.amax(-1) if states.shape[-1] else counts.new_full(counts.shape, -1)
         empty = (last < 0) & ((counts > 0) | (index.shape[-1] > 0))
         wrong = ~empty & (~right.all(-1) | ((last + 1) // 2 != counts))
 
         def explain(instance: tuple[int, ...], _: int) -> str:
             came = _read([t for t in index[instance].tolist() if t >= 0], blank)
-            at = int(torch.arange(batch.numel(), device="cpu").reshape(batch)[instance])
+            at = int(torch.arange(math.prod(batch), device="cpu").reshape(batch)[instance])
             return f"the labels{faults.of(instance)} read as {came}, not as {rows[at, : int(counts[at])].tolist()}"
 
         faults.refuse(self.what, wrong.reshape(*batch, 1), explain)

@@ -1,6 +1,7 @@
 """Alignments of two sequences with gaps: Needleman-Wunsch and Smith-Waterman, with linear and affine gap scores."""
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ class GappedAlignment(DynamicProgram):
             x = torch.where((row < rows[:, None, None]) & (column < columns[:, None, None]), x, -torch.inf)
             roots = torch.full_like(rows, (4 if self.mode == "local" else 10) * points)
         roots = torch.where((rows > 0) & (columns > 0), roots, -1)
-        flat = torch.cat([x.flatten(1), *(t.reshape(batch.numel(), n * m) for t in full[1:])], 1)
+        flat = torch.cat([x.flatten(1), *(t.reshape(math.prod(batch), n * m) for t in full[1:])], 1)
         if self.mode == "semi-global":
             ends = torch.cat([t.flatten(1) for t in ends_of(rows, columns, n, m)], 1)
             flat = torch.cat([flat, torch.where(ends, 0.0, -torch.inf).to(x.dtype)], 1)
@@ -104,7 +105,7 @@ class GappedAlignment(DynamicProgram):
 
         def with_ends(y: Parts) -> Tensor:
             parts = [t.flatten(-2) for t in tensors(y)]
-            pairs = parts[0].reshape(*parts[0].shape[: -1 - len(batch)], batch.numel(), n, m)
+            pairs = parts[0].reshape(*parts[0].shape[: -1 - len(batch)], math.prod(batch), n, m)
             ends = [t.flatten(-t.dim() + pairs.dim() - 2) for t in used_ends(pairs, rows, columns)]
             shape = parts[0].shape[:-1]
             return torch.cat([*parts, *(t.reshape(*shape, t.shape[-1]).to(parts[0].dtype) for t in ends)], -1)
@@ -134,7 +135,7 @@ class GappedAlignment(DynamicProgram):
             return None
         full = self.full(*scores)
         (x, rows, columns), batch = checked_pairs(self, pairs)
-        count = batch.numel()
+        count = math.prod(batch)
         gaps = []
         for given, whole in zip(scores[1:], full[1:], strict=True):
             single = not isinstance(given, Tensor) or given.numel() == 1

@@ -1,6 +1,7 @@
 """A dynamic program of the user's own: derivations of the root of an acyclic hypergraph, and paths in a DAG."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -189,8 +190,8 @@ class Dag(DynamicProgram):
 
 def _of_rows(x: Tensor, graph: Graph, root: int) -> Derivations:
     batch = x.shape[:-1]
-    roots = torch.full((batch.numel(),), root, dtype=torch.long, device=x.device)
-    flat = x.reshape(batch.numel(), x.shape[-1])
+    roots = torch.full((math.prod(batch),), root, dtype=torch.long, device=x.device)
+    flat = x.reshape(math.prod(batch), x.shape[-1])
     return Derivations(
         flat, graph.to(x.device), roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, x.shape[-1])
     )

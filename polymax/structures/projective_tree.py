@@ -1,5 +1,6 @@
 """Dependency trees without crossing arcs: Eisner's algorithm."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -76,7 +77,7 @@ class ProjectiveTree(DynamicProgram):
             x = arcs_with_labels(self.lengths, *scores)
             batch, n = x.shape[:-3], x.shape[-2] - 1
             lengths = checked_lengths(self.lengths, batch, n, x.device, "lengths")
-            tensors = x.reshape(batch.numel(), *x.shape[-3:]), lengths
+            tensors = x.reshape(math.prod(batch), *x.shape[-3:]), lengths
             derived = partial(self._labelled_graph, x)
         else:
             tensors, batch = checked_arcs(self.lengths, *scores)

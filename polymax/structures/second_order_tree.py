@@ -1,5 +1,6 @@
 """Projective dependency trees that score pairs of arcs: neighbouring siblings, and grandparents."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,8 +104,8 @@ class SecondOrderTree(DynamicProgram):
         arcs, *pairs = self.full(*scores)
         batch, size = arcs.shape[:-2], arcs.shape[-1]
         lengths = checked_lengths(self.lengths, batch, size - 1, arcs.device, "lengths")
-        each = torch.stack(pairs, -4).reshape(batch.numel(), len(pairs), size, size, size)
-        return (arcs.reshape(batch.numel(), size, size), each, lengths), batch
+        each = torch.stack(pairs, -4).reshape(math.prod(batch), len(pairs), size, size, size)
+        return (arcs.reshape(math.prod(batch), size, size), each, lengths), batch
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
         kinds = len(self.event_dims()) - 1

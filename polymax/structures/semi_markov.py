@@ -1,6 +1,7 @@
 """Labelled segmentations: the semi-Markov chain."""
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -60,9 +61,9 @@ class SemiMarkov(DynamicProgram):
         batch = segments.shape[:-3]
         n, widths, s = segments.shape[-3:]
         lengths = checked_lengths(self.lengths, batch, n, segments.device, "lengths")
-        flat = torch.cat([x.reshape(batch.numel(), x.shape[len(batch) :].numel()) for x in (segments, transition)], 1)
-        roots = torch.where(lengths > 0, 2 * s * (n + 1) + lengths, -1)
         sizes = [n * widths * s, max(n - 1, 0) * s * s]
+        flat = torch.cat([x.reshape(math.prod(batch), size) for x, size in zip((segments, transition), sizes)], 1)
+        roots = torch.where(lengths > 0, 2 * s * (n + 1) + lengths, -1)
 
         def shaped(mu: Tensor) -> SegmentParts:
             spans, steps = mu.split(sizes, -1)

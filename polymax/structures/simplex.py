@@ -1,5 +1,6 @@
 """One of n, k of n, and one of a list."""
 
+import math
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -93,10 +94,10 @@ class Subset(DynamicProgram):
         x = self._checked(scores)
         n = x.shape[-1]
         batch = x.shape[:-1]
-        flat = x.reshape(batch.numel(), n)
+        flat = x.reshape(math.prod(batch), n)
         k = min(self.k, n)
         graph = _subsets.beside(flat, n, k, int(self.at_most))
-        roots = torch.full((batch.numel(),), (n + 1) * (k + 1), dtype=torch.long, device=x.device)
+        roots = torch.full((math.prod(batch),), (n + 1) * (k + 1), dtype=torch.long, device=x.device)
         return Derivations(flat, graph, roots, batch, lambda mu: mu.reshape(*mu.shape[:-2], *batch, n))
 
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
@@ -191,7 +192,7 @@ class Explicit(DynamicProgram):
 
 def of_choices(each: Tensor, batch: torch.Size, shaped: object, flat: object = None) -> Derivations:
     """A root that chooses one of the columns of `each` (*batch, count)."""
-    count = batch.numel()
+    count = math.prod(batch)
     graph = _star.beside(each, each.shape[-1])
     # without a hyperedge the root would be an axiom, and the problem is empty
     roots = torch.full((count,), 0 if each.shape[-1] else -1, dtype=torch.long, device=each.device)

@@ -1,6 +1,7 @@
 """Binary bracketings of a sentence, with or without labels: CKY."""
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -119,7 +120,7 @@ class SpanTree(DynamicProgram):
         n = x.shape[-dims]
         labels = x.shape[-1] if dims == 3 else 1
         lengths = checked_lengths(self.lengths, batch, n, x.device, "lengths")
-        return (x.reshape(batch.numel(), n, n, labels), lengths), batch, x.shape
+        return (x.reshape(math.prod(batch), n, n, labels), lengths), batch, x.shape
 
 
 def _bracketings(i: int, j: int) -> Iterator[list[tuple[int, int]]]:

@@ -1,5 +1,6 @@
 """Dependency trees whose arcs may cross: maximum spanning arborescences and the matrix-tree theorem."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -166,9 +167,9 @@ class SpanningTree(Sampled):
         x = arcs_with_labels(self.lengths, *checked_scores(scores)).detach()
         batch = x.shape[:-3]
         found, values = replace(self, labelled=False).kbest((Zero().max(x),), k)
-        heads = decode_heads(found).reshape(batch.numel(), k, x.shape[-2] - 1)
-        rows = x.reshape(batch.numel(), *x.shape[-3:])
-        index, best = best_labellings(heads, values.reshape(batch.numel(), k), rows, k)
+        heads = decode_heads(found).reshape(math.prod(batch), k, x.shape[-2] - 1)
+        rows = x.reshape(math.prod(batch), *x.shape[-3:])
+        index, best = best_labellings(heads, values.reshape(math.prod(batch), k), rows, k)
         y = encode_labels(index, x.shape[-1]).reshape(*batch, k, *x.shape[-3:])
         return y.to(scores[0].dtype), best.reshape(*batch, k).to(scores[0].dtype)
 

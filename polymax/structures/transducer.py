@@ -1,6 +1,7 @@
 """Paths of a transducer: at each frame it emits tokens, then a blank that leads to the next frame."""
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -71,7 +72,7 @@ class Transducer(DynamicProgram):
         # lengths on a GPU are not read, and tokens without a frame have no weight there
         frames, tokens = self._sizes(blank, label)
         batch = blank.shape[:-2]
-        rows = (t.reshape(batch.numel(), *t.shape[-2:]) for t in (blank, label))
+        rows = (t.reshape(math.prod(batch), *t.shape[-2:]) for t in (blank, label))
 
         def shaped(mu: tuple[Tensor, ...]) -> TransducerParts:
             return TransducerParts(mu[0].reshape(blank.shape), mu[1].reshape(label.shape))
@@ -93,7 +94,7 @@ class Transducer(DynamicProgram):
         frames, tokens, none = self._refused(blank, label)
         roots = n * (m + 1) + (frames - 1) * (m + 1) + tokens
         roots = torch.where(frames > 0, roots, -1)
-        flat = torch.cat([blank.reshape(batch.numel(), n * (m + 1)), label.reshape(batch.numel(), n * m)], 1)
+        flat = torch.cat([blank.reshape(math.prod(batch), n * (m + 1)), label.reshape(math.prod(batch), n * m)], 1)
         if n and not _check.readable(none):
             # where lengths cannot be read, tokens without a frame have no finite score
             roots, flat = torch.where(none, n * (m + 1), roots), torch.where(none[:, None], -torch.inf, flat)

@@ -24,7 +24,8 @@ def sparse_decoding(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tenso
 
 def in_order(pages: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
     """The keys of each sequence, (B, G, S, D), from pages of a pool; 0 behind its end, where may be anything."""
-    found = pages[table.long()].transpose(1, 2).flatten(2, 3)
+    # numbers of pages behind the end of a sequence may be anything, too
+    found = pages[table.long().clamp(0, len(pages) - 1)].transpose(1, 2).flatten(2, 3)
     held = torch.arange(found.shape[2], device=found.device) < lengths[:, None]
     return torch.where(held[:, None, :, None], found, 0)
 

@@ -30,7 +30,7 @@ from polymax.recipes.text.tokenizer import RawSentence
 from polymax.recipes.training.batches import places, sorted_batches
 from polymax.recipes.training.measured import to_device
 from polymax.recipes.training.task import Model, Report, Task, Trained, Vocabularies, option
-from polymax.recipes.training.vocabulary import Words, stored_words
+from polymax.recipes.training.vocabulary import UNKNOWN, Words, stored_words
 
 # of lines that begin with #
 COMMENTS = {"auto": None, "yes": True, "no": False}
@@ -132,6 +132,9 @@ class TagTask(Task):
     @torch.no_grad()
     def evaluate(self, trained: Trained, examples: list[Tagged]) -> Report:
         encoded, model = self.encode(examples, trained.vocabularies), _tagger(trained)
+        if len(encoded.tags.values) and bool((encoded.tags.values == UNKNOWN).all()):
+            tag = next(tag for sentence in examples for tag in sentence.tags)
+            doubt(f"the training had none of these tags, such as {tag!r}; are --token-column and --tag-column right?")
         total, single = 0.0, 0
         batches = sorted_batches(encoded.sizes, trained.options.batch)
         for rows in batches:
