@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ CPU_KEYS = 1024
 CUDA_QUERIES = 16
 # queries times the heads that share a key: the most that the kernel for a few queries takes
 DECODED_ROWS = 64
+# bytes of shared memory that a program may have on every GPU, and on those that have most
+LEAST_SHARED, MOST_SHARED = 99 << 10, 227 << 10
 # powers of 1 / (alpha - 1) have few digits left below; the CPU takes them from the largest score on, and has more
 LEAST_ALPHA = 1.001
 LEAST_ON_CPU = 1 + 1e-8
@@ -129,9 +131,15 @@ class Attention:
             return "float64 has no kernel on CUDA"
         if _few_digits(entmax_alpha(self.mapping)):
             return f"alpha is below {LEAST_ALPHA}, where powers in float32 have few digits left"
-        if max(q.shape[-1], v.shape[-1]) > 256:
+        channels = max(q.shape[-1], v.shape[-1])
+        if channels > 256:
             return "heads have more than 256 channels"
-        if q.shape[-2] >= CUDA_QUERIES or self.decodes():
+        if q.shape[-2] < CUDA_QUERIES and self.decodes():
+            return None
+        if q.shape[-2] >= CUDA_QUERIES:
+            needed = shared_bytes(q.dtype, channels)
+            if needed > LEAST_SHARED and needed > shared_memory(q.device):
+                return f"{q.dtype} heads of {channels} channels need more shared memory than the GPU has"
             return None
         return f"there are fewer than {CUDA_QUERIES} queries, which have no gradient, dropout, or more than 64 rows"
 
@@ -367,6 +375,23 @@ def _mask_four_dims(mask: Tensor, dims: int, batch: torch.Size) -> Tensor:
     if all(size == 1 for size in mask.shape[:-3]):
         return mask.flatten(0, -4)
     return mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
+
+
+def shared_bytes(dtype: torch.dtype, channels: int) -> int:
+    """The most shared memory that a kernel of attention takes, as it was compiled for compute capability 9.0."""
+    sizes = (164_608, 229_376, 557_824) if dtype == torch.float32 else (92_160, 115_712, 214_016)
+    return sizes[0 if channels <= 64 else 1 if channels <= 128 else 2]
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have on a GPU; a compiled graph takes it for one that has most."""
+    return MOST_SHARED if torch.compiler.is_compiling() else _shared_memory(device)
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", MOST_SHARED))
 
 
 def _few_digits(alpha: float | Tensor | None) -> bool:

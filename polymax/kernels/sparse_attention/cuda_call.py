@@ -20,8 +20,8 @@ from polymax.kernels.sparse_attention.tiles import HEIGHT, LONGEST, layout
 from polymax.kernels.triton_calls import Prepared, Remembered, kind
 from polymax.kernels.triton_math import ceil_power
 
-# warps, steps of a loop that are loaded ahead, and registers of a thread (0: as the compiler likes), for heads of up to
-# 64 channels and for wider ones
+# warps, steps of a loop that are loaded ahead, and registers of a thread in half precision (0: as the compiler likes),
+# for heads of up to 64 channels and for wider ones
 LAUNCH = {
     "candidates": ((4, 1, 0), (4, 1, 0)),
     "scan": ((4, 3, 0), (4, 3, 0)),
@@ -241,9 +241,10 @@ class Call:
         found = {
             "PRECISION": self._precision(),
             "num_warps": warps,
-            "STAGES": min(stages, 2) if self.single else stages,
+            # products of float32 keep their operands twice
+            "STAGES": min(stages, 1 if self.deep else 2) if self.single else stages,
         }
-        return {**found, "maxnreg": registers} if registers else found
+        return {**found, "maxnreg": registers} if registers and not self.single else found
 
 
 def _without(constants: dict[str, Any], *names: str) -> dict[str, Any]:
