@@ -75,10 +75,11 @@ def test_forbidden_parts():
 def test_coupled_strands_keep_the_weights_of_both_sides():
     weights = torch.tensor([[0.3, 0.25, 0.25, 0.2, 0.0], [0.5, 0.5, 0.0, 0.0, 0.0]], dtype=torch.float64)
     states = torch.tensor([[2, 0, 2, 1, 0], [1, 1, 0, 0, 0]])
-    other_weights = torch.tensor([[0.2, 0.15, 0.25, 0.4], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
-    other_states = torch.tensor([[1, 2, 0, 2], [0, 0, 0, 0]])
-    left = windows._Strands(states, states, weights, torch.arange(5).expand(2, 5).unsqueeze(-1))
-    right = windows._Strands(other_states, other_states, other_weights, torch.arange(4).expand(2, 4).unsqueeze(-1))
+    other_weights = torch.tensor([[0.2, 0.15, 0.25, 0.4, 0.0], [0.0] * 5], dtype=torch.float64)
+    other_states = torch.tensor([[1, 2, 0, 2, 1], [0] * 5])
+    numbers = torch.arange(5).expand(2, 5).unsqueeze(-1)
+    left = windows._Strands(states, states, weights, numbers)
+    right = windows._Strands(other_states, other_states, other_weights, numbers)
     both = windows._couple(left, right, 3).with_weight()
     picks = both.picks[0]
     for side, expected in enumerate((weights[0], other_weights[0])):

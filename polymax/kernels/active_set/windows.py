@@ -15,6 +15,8 @@ Shapes:
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -56,7 +58,8 @@ def start(search: Search, loop: Loop, whole: bool) -> Solution:
     return _coupled(cut, loop(cores, whole), search)
 
 
-class _Cut(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Cut:
     """Chains cut into cores of `size` steps: (C,) the first and the last position of each, which neighbours share."""
 
     unary: Tensor
@@ -94,20 +97,17 @@ class _Cut(NamedTuple):
     def first_of_windows(self) -> Tensor:
         return (self.starts - HALO).clamp(min=0)
 
-    def steps(self, at: Tensor) -> Tensor:
-        """The scores of the steps after positions (C,): (C or 1, groups, 1, s, s), for groups of instances."""
-        given = self.transition
-        chosen = given[:, at.clamp(0, given.shape[1] - 1)] if given.shape[1] > 1 else given[:, :1]
-        return chosen.transpose(0, 1).unsqueeze(2)
+    @cached_property
+    def _matrices(self) -> Tensor:
+        return torch.stack([self.transition[:, :1], self.transition[:, :1].mT]).transpose(1, 2).unsqueeze(3)
 
-    def through(self, v: Tensor, at: Tensor, back: bool) -> Tensor:
-        """Values (C, B, s) one step on, from positions (C,), or back to them: of each state that of the best way."""
-        steps = self.steps(at)
-        grouped = v.reshape(self.count, steps.shape[1], -1, self.states)
-        moved = (grouped.unsqueeze(-2) + steps).amax(-1) if back else (grouped.unsqueeze(-1) + steps).amax(-2)
-        # only differences count, and they stay small
-        top = moved.amax(-1, keepdim=True)
-        return (moved - torch.where(top > -torch.inf, top, 0)).reshape(v.shape)
+    def steps(self, up: Tensor, down: Tensor) -> Tensor:
+        """Scores of the steps after positions (C,), up and down: (2, C or 1, groups of instances, 1, s, s)."""
+        given, last = self.transition, self.transition.shape[1] - 1
+        if last <= 0:
+            return self._matrices
+        chosen = torch.stack([given[:, up.clamp(0, last)], given[:, down.clamp(0, last)].mT])
+        return chosen.transpose(1, 2).unsqueeze(3)
 
 
 def _problem(cut: _Cut, first: Tensor, n: int, last: Tensor) -> Search:
@@ -135,19 +135,27 @@ def _states(found: Solution, n: int, s: int) -> Tensor:
     return torch.where(places < n * s, places, -1)
 
 
-def _messages(cut: _Cut, around: Tensor) -> tuple[Tensor, Tensor]:
-    """What the rest of a window adds to the first and to the last state of its core, (C, B, s), by scores less mean."""
-    index, first = torch.arange(cut.count, device=around.device), cut.first_of_windows
-    before, after = around.new_zeros(2, cut.count, cut.batch, cut.states)
-    for t in range(HALO):
-        moved = cut.through(before + around[:, :, t], first + t, back=False)
-        before = torch.where((first + t < cut.starts).reshape(-1, 1, 1), moved, before)
-    for t in range(HALO, 0, -1):
-        at = cut.ends + t
-        inside = (at.unsqueeze(-1) < cut.lengths).unsqueeze(-1)
-        values = around[index, :, (at - first).clamp(max=around.shape[2] - 1)]
-        after = torch.where(inside, cut.through(after + values, at - 1, back=True), 0)
-    return before, after
+def _messages(cut: _Cut, around: Tensor) -> Tensor:
+    """What the rest of a window adds to the first and to the last state of its core, (2, C, B, s), by scores less mean:
+    values of Viterbi's recursion up to the one, and down to the other.
+    """
+    first, t = cut.first_of_windows.unsqueeze(-1), torch.arange(HALO, device=around.device)
+    # positions whose values are added, (2, C, steps)
+    at = torch.stack([first + t, cut.ends.unsqueeze(-1) + HALO - t])
+    before = (at[0] < cut.starts.unsqueeze(-1)).unsqueeze(1).expand(*around.shape[:2], HALO)
+    inside = torch.stack([before, at[1].unsqueeze(1) < cut.lengths.unsqueeze(-1)]).unsqueeze(-1)
+    index = (at - first).clamp(max=around.shape[2] - 1).reshape(2, cut.count, 1, HALO, 1)
+    values = around.expand(2, *around.shape).gather(3, index.expand(*inside.shape[:-1], cut.states))
+    v = around.new_zeros(2, *around.shape[:2], cut.states)
+    for good, value, from_, to in zip(
+        inside.unbind(3), values.unbind(3), at[0].unbind(1), at[1].unbind(1), strict=True
+    ):
+        steps = cut.steps(from_, to - 1)
+        moved = ((v + value).reshape(2, cut.count, steps.shape[2], -1, cut.states, 1) + steps).amax(-2)
+        v = torch.where(good, moved.reshape(v.shape), v)
+    # only differences count
+    top = v.amax(-1, keepdim=True)
+    return v - torch.where(top > -torch.inf, top, 0)
 
 
 class _Strands(NamedTuple):
@@ -202,38 +210,41 @@ def _couple(left: _Strands, right: _Strands, states: int) -> _Strands:
     Each has a stretch of the unit after its state, as long as its share of the state's weight. Where one of either side
     ends, a strand does, too.
     """
-    left_ends, totals, left_order = _stretches(left.last, left.weights, states)
-    right_ends, _, right_order = _stretches(right.first, right.weights, states)
-    count, more = left_ends.shape[1], right_ends.shape[1]
-    ends, order = torch.cat([left_ends, right_ends], 1).sort(dim=1, stable=True)
+    count = left.weights.shape[1]
+    shared, weights = torch.stack([left.last, right.first]), torch.stack([left.weights, right.weights])
+    stretches, totals, first_to_last = _stretches(shared, weights, states)
+    ends, order = torch.cat([*stretches], 1).sort(dim=1, stable=True)
     of_left = (order < count).long()
-    passed = of_left.cumsum(1) - of_left, (1 - of_left).cumsum(1) - (1 - of_left)
-    one = left.chosen(left_order.gather(1, passed[0].clamp(max=count - 1)))
-    other = right.chosen(right_order.gather(1, passed[1].clamp(max=more - 1)))
+    passed = of_left.cumsum(1) - of_left
+    one = left.chosen(first_to_last[0].gather(1, passed.clamp(max=count - 1)))
+    passed = torch.arange(2 * count, device=order.device) - passed
+    other = right.chosen(first_to_last[1].gather(1, passed.clamp(max=count - 1)))
     # a stretch without one of the other side belongs to no strand
     good = (one.last == other.first) & (one.weights > 0) & (other.weights > 0) & ends.isfinite()
     begins = torch.maximum(torch.nn.functional.pad(ends[:, :-1], (1, 0)), one.last.double())
-    lengths = (ends - begins).clamp(min=0) * totals.gather(1, one.last.clamp(min=0))
+    lengths = (ends - begins).clamp(min=0) * totals[0].gather(1, one.last.clamp(min=0))
     picks = torch.cat([one.picks, other.picks], -1)
     coupled = _Strands(one.first, other.last, torch.where(good, lengths + _UNIT, 0), picks)
     # a chain that has ended goes on with nothing
     ended = (right.weights == 0).all(1)
-    kept = (torch.nn.functional.pad(x, (0, more)) for x in left[:3])
-    kept_picks = torch.nn.functional.pad(left.picks, (0, right.picks.shape[-1], 0, more))
+    kept = (torch.nn.functional.pad(x, (0, count)) for x in left[:3])
+    kept_picks = torch.nn.functional.pad(left.picks, (0, right.picks.shape[-1], 0, count))
     both = zip(coupled, (*kept, kept_picks), strict=True)
     return _Strands(*(torch.where(ended.reshape(-1, *[1] * (x.dim() - 1)), y, x) for x, y in both))
 
 
 def _stretches(state: Tensor, weights: Tensor, states: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where stretches end, in the order of states, infinity for those of no weight; weights of states; the order."""
-    order = torch.where(weights > 0, state, states).sort(dim=1, stable=True).indices
-    state, weights = state.gather(1, order).clamp(min=0), weights.gather(1, order)
+    """Where the stretches (2, rows, k) of both sides end, in the order of states, infinity for those of no weight;
+    weights of states (2, rows, s); the order.
+    """
+    order = torch.where(weights > 0, state, states).sort(dim=2, stable=True).indices
+    state, weights = state.gather(2, order).clamp(min=0), weights.gather(2, order)
     # whole numbers add up to the same in any order
     mass = torch.where(weights > 0, (weights / _UNIT).long().clamp(min=1), 0)
     of_state = state.unsqueeze(-1) == torch.arange(states, device=state.device)
-    totals = torch.where(of_state, mass.unsqueeze(-1), 0).sum(1)
-    before, total = (totals.cumsum(1) - totals).gather(1, state), totals.gather(1, state)
-    within = mass.cumsum(1) - before
+    totals = torch.where(of_state, mass.unsqueeze(-1), 0).sum(2)
+    before, total = (totals.cumsum(2) - totals).gather(2, state), totals.gather(2, state)
+    within = mass.cumsum(2) - before
     # the last of a state ends with it, and no other does
     share = (within.double() / total.clamp(min=1)).clamp(max=1 - 2.0**-40)
     ends = state + torch.where(within == total, torch.ones_like(share), share)
