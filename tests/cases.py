@@ -325,6 +325,7 @@ KERNEL_CALLS = {
     "threshold_backward-rows": lambda n: (_point(n), _direction(n), 0.0, 0, _per_row(1.0, 1.25, 0.5, 2.0, 2.5)),
     "tsallis_slope": lambda n: (_point(n), _direction(n), _per_row(1.0, 1.25, 0.5, 2.0, 1.0078125, 2.5)),
     "capped-numbers": lambda n: (_rows(n), _one(0.0, 3), _one(max(4 / max(n, 1), 0.25), 3), _one(1.0, 2), False),
+    "capped-many": lambda n: (_rows(n), _one(0.0, 3), _one(max(2 / max(n, 1), 0.04), 3), _one(1.0, 2), False),
     "capped-gini": lambda n: (_rows(n), *_bounds(n), _per_row(1.0), False),
     "capped-shannon": lambda n: (_rows(n), *_bounds(n), _per_row(1.0), True),
     "capped-budget": lambda n: (

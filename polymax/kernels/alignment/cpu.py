@@ -18,7 +18,7 @@ from polymax.kernels.alignment.strips import clear_padding, skew, unskew
 from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.local_max.numba_lanes import LANES
 from polymax.kernels.local_max.numba_max import array, smoothing
-from polymax.kernels.numba_math import inline, kernel
+from polymax.kernels.numba_math import inline, kernel, within
 
 
 def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ def _walk(lines, m, tail, above, wide, line, lanes, space, chart, omega):
             above[t - tail + 1] = wide[tail]
 
 
-@inline
+@within
 def _differences(wide, above, line):
     """Values of the three predecessors less their maximum."""
     # carried from lane to lane, not read from the neighbour's place: a vector that spans two stores waits for both
@@ -126,7 +126,7 @@ def _differences(wide, above, line):
         line[3 * STRIP + r] = right - top
 
 
-@inline
+@within
 def _advance(wide, line, scores):
     for r in range(STRIP):
         wide[r] = wide[2 * STRIP + r] + (np.float64(scores[r]) + np.float64(line[r]))
@@ -164,7 +164,7 @@ def _walk_back(chart, m, tail, given, flow, lines):
             given[t] = flow[2 * STRIP - 1]
 
 
-@inline
+@within
 def _split(flow, given, tail, weights, line):
     """Expectations of a line, `given` to its lane `tail`, split over the predecessors of each cell.
 
@@ -173,12 +173,13 @@ def _split(flow, given, tail, weights, line):
     zero = type(given)(0)
     below = zero
     for q in range(STRIP):
-        r = STRIP - 1 - q
+        # without a sign: a place that might be negative is gathered
+        r = np.uint64(STRIP - 1 - q)
         expectation = flow[q] + below + (given if r == tail else zero)
         below = flow[STRIP + q]
         line[r] = expectation
-        flow[q] = expectation * weights[2 * STRIP + r]
-        flow[STRIP + q] = flow[2 * STRIP + q] + expectation * weights[STRIP + r]
+        flow[q] = expectation * weights[np.uint64(2 * STRIP) + r]
+        flow[STRIP + q] = flow[2 * STRIP + q] + expectation * weights[np.uint64(STRIP) + r]
         flow[2 * STRIP + q] = expectation * weights[r]
 
 

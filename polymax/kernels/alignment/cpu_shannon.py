@@ -27,7 +27,7 @@ from polymax.kernels.numba_exponents import (
     normal,
     shifted,
 )
-from polymax.kernels.numba_math import inline, kernel
+from polymax.kernels.numba_math import inline, kernel, within
 
 
 @kernel
@@ -78,7 +78,7 @@ def _walk(lines, m, tail, above, powers, state, chart):
             above[t - tail + 1], powers[t - tail + 1] = state[tail], bits(state[STRIP + tail])
 
 
-@inline
+@within
 def _step(state, number, power, scores, weights):
     # carried from lane to lane, not read from the neighbour's place: a vector that spans two stores waits for both
     before, before_power = number, power

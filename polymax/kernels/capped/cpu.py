@@ -170,6 +170,7 @@ def _scaled(x, index, z, low, high, total, exact):
             z[k] = np.float64(exp2(np.float32(whole)) * exp2(np.float32(power - whole)))
         else:
             z[k] = np.exp(np.float64(x[index[k]]) - top)
+    for k in range(z.size):
         mass = add(mass, z[k])
     factor, below, above = total / mass, 0.0, np.inf
     for iteration in range(300):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import REALS, plain, run
-from polymax.kernels.numba_math import add, inline, kernel, rows_at
+from polymax.kernels.numba_math import add, inline, kernel, rows_at, within
 
 # entries that are looked at together for support
 BLOCK = 32
@@ -82,14 +82,14 @@ def _supported_mean(start, stop, n, z_at, v_at, out_at, real, real_v, order_at, 
     y, order = rows_at(y_at, stop, n, real_y), rows_at(order_at, stop if order_at else 0, n, np.int32(0))
     packed = np.empty(n, np.int32)
     for i in range(start, stop):
-        bad = count = 0
+        bad = count = np.int32(0)
         total = 0.0
+        out[i] = 0
         for j in range(n):
-            out[i, j] = 0
-            bad += z[i, j] != z[i, j]
-            inside = y[i, j] > 0
-            total = add(total, np.float64(v[i, j]) if inside else 0.0)
-            count += inside
+            bad = np.int32(bad + np.int32(z[i, j] != z[i, j]))
+            count = np.int32(count + np.int32(y[i, j] > 0))
+        for j in range(n):
+            total = add(total, np.float64(v[i, j]) if y[i, j] > 0 else 0.0)
         if bad > 0:
             out[i] = np.nan
             continue
@@ -113,22 +113,22 @@ def _supported_mean(start, stop, n, z_at, v_at, out_at, real, real_v, order_at, 
             first = last
 
 
-@inline
+@within
 def _pack(y, support):
     """Fill `support` with the indices of the entries that have weight."""
     count = 0
     for start in range(0, y.size, BLOCK):
-        stop = min(start + BLOCK, y.size)
-        some = 0
-        for j in range(start, stop):
-            some += y[j] > 0
+        part = y[start : start + BLOCK]
+        some = np.int32(0)
+        for k in range(part.size):
+            some = np.int32(some + np.int32(part[k] > 0))
         if some > 0:
-            for j in range(start, stop):
-                support[count] = j
-                count += y[j] > 0
+            for k in range(part.size):
+                support[count] = start + k
+                count += part[k] > 0
 
 
-@inline
+@within
 def _fused(z, before, after, ordered):
     """True if two entries that follow each other in the support are of one run: what is between them is absent."""
     if z[before] != z[after]:

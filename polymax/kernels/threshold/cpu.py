@@ -168,7 +168,7 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     alphas = rows_at(alphas_at, 1, stop, 0.0)[0]
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
-    space, wide_space = room(x.dtype), general_room(x.dtype, n)
+    space = room(x.dtype)
     for i in range(start, stop):
         a = alphas[i]
         if family == TSALLIS and a == 2 and n <= SHORT:
@@ -177,8 +177,6 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
             entmax15_rows(x[i : i + 1], y[i : i + 1], space)
         elif family == TSALLIS and a == 1:
             softmax_row(x[i], y[i])
-        elif family == TSALLIS and 1 < a < 2 and (n <= LONGEST or a < WIDE):
-            general_rows(x[i : i + 1], y[i : i + 1], a, wide_space)
         else:
             _weigh_in_general(x[i], y[i], z, power, index, a, family)
 
@@ -282,12 +280,12 @@ def _dense(z, power, b):
     for _ in range(100):
         for j in range(z.size):
             power[j] = log2_1p(real(b) * (real(t) - z[j])) * real(-1 / b)
+        for j in range(z.size):
+            power[j] = exp2(power[j])
         lower = total = zero
         for j in range(z.size):
-            p = exp2(power[j])
-            power[j] = p
-            total = add(total, p)
-            lower = add(lower, p / (one + real(b) * (real(t) - z[j])))
+            total = add(total, power[j])
+            lower = add(lower, power[j] / (one + real(b) * (real(t) - z[j])))
         step = np.expm1(b * np.log(np.float64(total))) * total / (b * lower)
         if not step > tolerance * (1 + t):
             break

@@ -23,13 +23,13 @@ STEPS = 100
 def general_room(real, n):
     """What rows that are taken together need: maxima and sums, thresholds and bounds, which go on, powers, peaks."""
     powers, peaks = np.empty(max(NEAREST, n), real), np.empty((TOGETHER, PEAKS), real)
-    return np.empty((4, TOGETHER), real), np.empty((4, TOGETHER)), np.empty(TOGETHER, np.int32), powers, peaks
+    return np.empty((4, TOGETHER), real), np.empty((4, TOGETHER)), np.empty((2, TOGETHER), np.int32), powers, peaks
 
 
 @inline
 def general_rows(x, y, alpha, space):
     """Fill the rows y with the weights of the scores x."""
-    (tops, lowest, lower, total), (ts, lows, highs, changes), going, powers, peaks = space
+    (tops, lowest, lower, total), (ts, lows, highs, changes), (going, settled), powers, peaks = space
     real, n = x.dtype.type, x.shape[1]
     scale, r = alpha - 1, 1 / (alpha - 1)
     tolerance = 4 * np.finfo(x.dtype).eps
@@ -41,7 +41,7 @@ def general_rows(x, y, alpha, space):
         for i in range(left):
             top = row_max(group[i])
             tops[i] = top if top > -np.inf else real(0)
-            ts[i], lows[i], highs[i], going[i] = 0, 0, 1 / scale, i
+            ts[i], lows[i], highs[i], going[i], settled[i] = 0, 0, 1 / scale, i, False
         if n > PARTED:
             for i in range(left):
                 set_peaks(group[i], peaks[i])
@@ -70,8 +70,10 @@ def general_rows(x, y, alpha, space):
             for k in range(left):
                 i = going[k]
                 size = abs(changes[i])
-                goes_on = size >= near and size > tolerance and total[i] == total[i]
-                ts[i] += changes[i] / scale if size >= near else 0.0
+                # entries at the edge of the support feel the last step as well: powers are taken once more
+                goes_on = size >= near and not settled[i] and total[i] == total[i]
+                settled[i] = size <= tolerance
+                ts[i] += changes[i] / scale if goes_on else 0.0
                 going[kept] = i
                 kept += goes_on
             left = kept
@@ -79,9 +81,6 @@ def general_rows(x, y, alpha, space):
         for i in range(len(group)):
             change = changes[i] if abs(changes[i]) < near else 0.0
             power = powers[i * n : (i + 1) * n]
-            if near == 0:
-                # entries at the edge of the support feel the last step as well
-                set_powers(group[i], tops[i], real(ts[i]), real(scale), real(r), power)
             _weights(group[i], tops[i], real(ts[i]), real(change), real(scale), real(r), power, weights[i])
             if total[i] != total[i]:
                 weights[i, :] = np.nan

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
-from polymax.kernels.numba_math import inline, kernel, row_max, row_sum, rows_at
+from polymax.kernels.numba_math import inline, kernel, row_max, row_sum, rows_at, within
 from polymax.kernels.widen import UNITS
 
 # rows that reach further are computed in a smaller unit, so that sums stay finite
@@ -46,8 +46,8 @@ def _tv_prox(start, stop, n, x_at, strengths_at, out_at, real, real_strength, ma
     z = np.empty(n)
     pull = np.empty(n)
     edges = np.empty(n, np.int32)
-    knots = np.empty((3, 2 * n))
-    limits = np.empty((2, n))
+    knots = np.empty(2 * n), np.empty(2 * n), np.empty(2 * n)
+    limits = np.empty(n), np.empty(n)
     for i in range(start, stop):
         row = out[i]
         top = np.float64(row_max(x[i]))
@@ -95,7 +95,7 @@ def _gather(x, base, unit, y):
     return count
 
 
-@inline
+@within
 def _solve(y, n, strength, z, pull, edges, knots, limits):
     # pull[j] is the dual variable between j and j + 1 where it is certain, else 0
     far = CERTAIN * strength
@@ -128,7 +128,7 @@ def _solve(y, n, strength, z, pull, edges, knots, limits):
             _fuse(z[first : last + 1], strength, knots, limits)
 
 
-@inline
+@within
 def _fuse(y, strength, knots, limits):
     """Replace y, of at least two entries, by its prox.
 
@@ -174,7 +174,7 @@ def _fuse(y, strength, knots, limits):
         y[k] = value + base
 
 
-@inline
+@within
 def _rise(at, slope, intercept, left, right, score, level):
     """Slope and intercept where the derivative, which begins as z - score, comes to the level; and the next knot."""
     a, b = 1.0, -score
