@@ -78,8 +78,9 @@ def solve(
     if len(batch) != 1:
         # NumPy takes a third of the time that torch takes to look at memory in another shape
         arrays = tuple(x.reshape(*batch, *x.shape[1:]) for x in arrays)
-    lists, *others = map(torch.from_numpy, arrays)
-    solution = Solution(UsedParts(lists, events), *others, mean=torch.from_numpy(means))
+    lists, weights, gram, value, taken, gap = map(torch.from_numpy, arrays)
+    mean = torch.from_numpy(means)
+    solution = Solution(UsedParts(lists, events), weights, gram, value, taken, gap, mean=mean)
     return solution, None if done else torch.from_numpy((status > 0).reshape(batch))
 
 
