@@ -74,7 +74,7 @@ def solve(
     k = max(most, 1)
     found = np.empty((count, k, parts), np.int32), np.empty((count, k)), np.empty((count, k, k), overlaps.dtype)
     numba_loop.gather(held, (places, probs, overlaps), found)
-    arrays = *found, numbers[0], iterations, numbers[1]
+    arrays: tuple[np.ndarray, ...] = (*found, numbers[0], iterations, numbers[1])
     if len(batch) != 1:
         # NumPy takes a third of the time that torch takes to look at memory in another shape
         arrays = tuple(x.reshape(*batch, *x.shape[1:]) for x in arrays)
