@@ -77,7 +77,7 @@ def solve(
     arrays: tuple[np.ndarray, ...] = (*found, numbers[0], iterations, numbers[1])
     if len(batch) != 1:
         # NumPy takes a third of the time that torch takes to look at memory in another shape
-        arrays = tuple(x.reshape(*batch, *x.shape[1:]) for x in arrays)
+        arrays = tuple(x.reshape((*batch, *x.shape[1:])) for x in arrays)
     lists, weights, gram, value, taken, gap = map(torch.from_numpy, arrays)
     mean = torch.from_numpy(means)
     solution = Solution(UsedParts(lists, events), weights, gram, value, taken, gap, mean=mean)
