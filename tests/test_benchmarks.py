@@ -10,7 +10,7 @@ from dataclasses import asdict, fields, replace
 import pytest
 import torch
 
-from benchmarks import memory, parity, record, timing, workload
+from benchmarks import layers, memory, parity, record, timing, workload
 from benchmarks.__main__ import RESULTS, main
 from benchmarks.baselines import Competitor, Peer, TorchFunction, ours
 from benchmarks.cases import SUITES
@@ -267,6 +267,18 @@ def test_small_calls_have_bars_on_both_devices():
         "sparsemap tree": 8.0,
         "sparsemap assignment": 8.0,
     }
+
+
+def test_layers_are_shown_for_each_kind_of_call(monkeypatch, capsys):
+    def once(call):
+        call()
+        return 1.0
+
+    monkeypatch.setattr(layers, "_host_time", once)
+    assert main(["layers"]) == 0
+    printed = capsys.readouterr().out
+    for title in ("sparsemax (8, 32)", "log-partition of a chain", "SparseMAP of a chain", "torch.softmax"):
+        assert title in printed
 
 
 def test_kinks_are_left_out_of_the_gradient():

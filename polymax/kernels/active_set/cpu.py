@@ -74,16 +74,13 @@ def solve(
     k = max(most, 1)
     found = np.empty((count, k, parts), np.int32), np.empty((count, k)), np.empty((count, k, k), overlaps.dtype)
     numba_loop.gather(held, (places, probs, overlaps), found)
-    # NumPy takes a third of the time that torch takes to look at memory in another shape
-    solution = Solution(
-        UsedParts(torch.from_numpy(found[0].reshape(*batch, k, parts)), events),
-        torch.from_numpy(found[1].reshape(*batch, k)),
-        torch.from_numpy(found[2].reshape(*batch, k, k)),
-        torch.from_numpy(numbers[0].reshape(batch)),
-        torch.from_numpy(iterations.reshape(batch)),
-        torch.from_numpy(numbers[1].reshape(batch)),
-        mean=torch.from_numpy(means),
-    )
+    arrays: tuple[np.ndarray, ...] = (*found, numbers[0], iterations, numbers[1])
+    if len(batch) != 1:
+        # NumPy takes a third of the time that torch takes to look at memory in another shape
+        arrays = tuple(x.reshape((*batch, *x.shape[1:])) for x in arrays)
+    lists, weights, gram, value, taken, gap = map(torch.from_numpy, arrays)
+    mean = torch.from_numpy(means)
+    solution = Solution(UsedParts(lists, events), weights, gram, value, taken, gap, mean=mean)
     return solution, None if done else torch.from_numpy((status > 0).reshape(batch))
 
 

@@ -1,5 +1,7 @@
 """Tag sequences for SparseMAP on the CPU: Viterbi around mu."""
 
+from functools import lru_cache
+
 import numpy as np
 
 from polymax.kernels.active_set.numba_search import Problem
@@ -14,15 +16,20 @@ def problem(search):
     groups, last, _, _ = transition.shape
     steps = transition.detach().numpy().swapaxes(2, 3)
     return Problem(
-        np.array([n, s, last]),
-        np.ascontiguousarray(lengths.numpy()).reshape(count, 1),
-        np.ascontiguousarray(unary.detach().numpy(), np.float64).reshape(count, n * s),
-        np.ascontiguousarray(steps, np.float64).reshape(groups, last * s * s),
+        _table(n, s, last),
+        lengths.numpy().reshape(count, 1),
+        unary.detach().numpy().astype(np.float64, "C", copy=False).reshape(count, n * s),
+        steps.astype(np.float64, "C", copy=False).reshape(groups, last * s * s),
         ((n, s), 1, (1, 2)),
         # eight sums at once
         n * s * s // 8 + 1,
         choices=s,
     )
+
+
+@lru_cache(maxsize=256)
+def _table(n, s, last):
+    return np.array([n, s, last])
 
 
 @lean_kernel
