@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -149,8 +149,8 @@ def message_of(error: Exception) -> str:
 
 
 @contextmanager
-def plain_errors(stopped: str, refused: type[Exception] = OSError) -> Iterator[None]:
-    """Turn errors of the file system into one line and exit code 1, and Ctrl-C into exit code 130.
+def plain_errors(stopped: str | Callable[[], str], refused: type[Exception] = OSError) -> Iterator[None]:
+    """Turn errors of the file system into one line and exit code 1, and Ctrl-C into `stopped` and exit code 130.
 
     Errors of the kind `refused` are about what the user gave, and become one line too. Who reads what is printed may
     leave early, as `head` does: then there is nobody to tell.
@@ -165,5 +165,5 @@ def plain_errors(stopped: str, refused: type[Exception] = OSError) -> Iterator[N
     except (OSError, refused) as error:
         fail(error)
     except KeyboardInterrupt:
-        print(stopped, file=sys.stderr)
+        print(stopped if isinstance(stopped, str) else stopped(), file=sys.stderr)
         sys.exit(130)

@@ -138,6 +138,8 @@ def test_attention_errors():
     attend = nn.scaled_dot_product_attention
     with pytest.raises(TypeError, match=r"mapping must be a function, a Regularizer or a Smoothing; got str"):
         attend(q, k, v, mapping="sparsemax")
+    with pytest.raises(TypeError, match=r"mapping must be a function, .*; got the class Gini"):
+        attend(q, k, v, mapping=pm.Gini)
     with pytest.raises(TypeError, match=r"attn_mask must be a bool tensor .* or a float tensor; got torch.int64"):
         attend(q, k, v, KEEP.long())
     with pytest.raises(ValueError, match=r"attn_mask must broadcast to the scores \(2, 2, 4, 5\); got \(3, 5\)"):

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,26 @@ def test_docstrings_become_markdown():
     assert "**Shapes:** x (n,)" in text
     assert "```pycon\n>>> 1 + 1\n2\n```" in text
     assert "**See:** A, 2000." in text
+
+
+def test_commands_that_are_shown_can_be_given():
+    """Every `polymax ...` in the documents has the arguments and options of its command."""
+    typer = pytest.importorskip("typer")
+    from polymax.cli import application
+
+    program = typer.main.get_command(application())
+    shown = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in re.findall(r"^ {4}polymax (.*)$", text, re.MULTILINE):
+            # what stands for a choice of words is no command
+            if re.search(r"\.\.\.|\bTASK\b|\[(--|RUN)", line):
+                continue
+            command, words, above = program, shlex.split(line, comments=True), None
+            while command is not None:
+                above = command.make_context(command.name, words, parent=above)
+                words = [*getattr(above, "_protected_args", ()), *above.args]
+                command = command.resolve_command(above, words)[1] if hasattr(command, "resolve_command") else None
+                words = words[1:]
+            shown += 1
+    assert shown > 50

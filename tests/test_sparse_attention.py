@@ -304,6 +304,26 @@ def test_fused_is_all_scores(options, mapping, device, monkeypatch):
         close(a / scale, b / scale, "the fused path is the other path")
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_positions_may_be_as_far_away_as_integers_go(fused, monkeypatch):
+    q = torch.randn(1, 2, 5, 8)
+    full = attend(fused, monkeypatch, q, q, q, mapping=pm.entmax)
+    for far in (2**62, sys.maxsize, 2**70):
+        for options in ({"window": (far, far)}, {"is_causal": True, "causal_offset": far}):
+            equal(attend(fused, monkeypatch, q, q, q, mapping=pm.entmax, **options), full, "all keys are seen")
+        out = attend(fused, monkeypatch, q, q, q, mapping=pm.entmax, is_causal=True, causal_offset=-far)
+        equal(out, torch.zeros_like(out), "no key is seen")
+
+
+@pytest.mark.parametrize("mapping", [pm.softmax, pm.entmax, pm.fusedmax])
+def test_a_bias_may_have_more_digits_than_scores(mapping):
+    q, bias = torch.randn(1, 2, 5, 8), torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
+    out = nn.scaled_dot_product_attention(q, q, q, bias, mapping=mapping)
+    close(out, nn.scaled_dot_product_attention(q, q, q, bias.float(), mapping=mapping), "a bias is added to scores")
+    out.square().sum().backward()
+    assert bias.grad.dtype == torch.float64
+
+
 @pytest.mark.parametrize("alpha", [1.5, 2.0, 1.3])
 def test_derivatives(alpha, monkeypatch):
     monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)

@@ -360,6 +360,7 @@ FAULTS = [
         EVALUATE,
         "RUN/weights.pt does not fit the vocabularies and the configuration beside it: target.weight",
     ),
+    (missing("last.ckpt"), (*RESUME, "--epochs", 4), "RUN/last.ckpt is missing: 3 epochs were finished, and cannot go"),
     (without_digests(fewer_words), (*RESUME, "--epochs", 4), "RUN/last.ckpt does not fit the vocabularies"),
     (
         without_digests(damaged("last.ckpt")),
@@ -447,6 +448,10 @@ def test_ctrl_c_says_how_to_go_on(data, tmp_path, monkeypatch):
     result = invoke("train", "seq2seq", *files, "--out", tmp_path / "run", *TINY)
     assert result.exit_code == 130
     assert result.stderr == f"stopped; --resume continues {tmp_path / 'run'}\n"
+    # a run that has not begun leaves nothing to go on with
+    monkeypatch.setattr("polymax.recipes.training.fit.trained_on", stopped)
+    result = invoke("train", "seq2seq", *files, "--out", tmp_path / "other", *TINY)
+    assert result.stderr == "stopped; nothing was written\n"
 
 
 def test_training_without_lightning_says_what_to_install(data, tmp_path, monkeypatch):

@@ -246,8 +246,9 @@ def apply_mapping(mapping: Mapping, scores: Tensor) -> Tensor:
 
 def checked_mapping(mapping: Mapping) -> Mapping:
     """What stands for softmax, or a TypeError."""
-    if not (callable(mapping) or isinstance(mapping, Regularizer)):
-        raise TypeError(f"mapping must be a function, a Regularizer or a Smoothing; got {type(mapping).__name__}")
+    if isinstance(mapping, type) or not (callable(mapping) or isinstance(mapping, Regularizer)):
+        came = f"the class {mapping.__name__}" if isinstance(mapping, type) else type(mapping).__name__
+        raise TypeError(f"mapping must be a function, a Regularizer or a Smoothing; got {came}")
     return mapping
 
 
@@ -256,7 +257,9 @@ def _masked(scores: Tensor, attn_mask: Tensor | None) -> Tensor:
     if attn_mask is None:
         return scores
     check_mask(attn_mask, scores.shape)
-    return scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    if attn_mask.dtype == torch.bool:
+        return scores.masked_fill(~attn_mask, -torch.inf)
+    return scores + attn_mask.to(scores.dtype)
 
 
 def keys_after(queries: int, keys: int, device: torch.device) -> Tensor:

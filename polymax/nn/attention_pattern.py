@@ -3,6 +3,9 @@
 from operator import index
 from typing import Any, NamedTuple
 
+# further away than any key: sums of positions stay within 64 bits
+FAR = 2**40
+
 
 class Pattern(NamedTuple):
     """Query i stands at key i + offset, and sees `left` keys before and `right` keys after it; -1 is no limit."""
@@ -25,7 +28,10 @@ def pattern_of(is_causal: bool, window: tuple[int, int] | None, causal_offset: i
         sides = [_integer(side) for side in window] if isinstance(window, (tuple, list)) else []
         if len(sides) != 2 or any(side is None or side < -1 for side in sides):
             raise ValueError(f"window must be (left, right), integers from -1 (no limit) on; got {window!r}")
-        left, right = sides  # type: ignore[assignment]
+        # a side that is so far away is no limit
+        left, right = (-1 if side is None or side > 2 * FAR else side for side in sides)
+    if offset > FAR or offset < -FAR:
+        offset = FAR if offset > 0 else -FAR
     return Pattern(left, 0 if is_causal else right, offset)
 
 

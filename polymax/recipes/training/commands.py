@@ -61,7 +61,11 @@ def train_command(task: Task) -> Callable[..., None]:
             fail("training needs the package lightning: pip install 'polymax[train]'")
         files = {part: [Path(file) for file in given.pop(part) or ()] for part in ("train", "dev", "test")}
         chosen = {name: value for name, value in given.items() if value is not None}
-        with plain_errors(f"stopped; --resume continues {out}", ValueError):
+
+        def stopped() -> str:
+            return f"stopped; --resume continues {out}" if Run(out).config.exists() else "stopped; nothing was written"
+
+        with plain_errors(stopped, ValueError):
             from polymax.recipes.training.fit import train
 
             try:

@@ -107,6 +107,13 @@ def resumed_configuration(task: Task, files: Files, run: Run, given: dict[str, A
     names = {**stored.files, **_names(files)}
     if digest([Path(file) for file in names["train"]]) != stored.digest:
         raise ValueError(f"{', '.join(names['train'])}: not the text that {run.path} began with")
+    # a process that is killed in its first epoch leaves no checkpoint; later there is always one
+    epochs = 0 if run.last.exists() else len(read_log(run))
+    if epochs > 1:
+        raise FileNotFoundError(
+            f"{run.last} is missing: {epochs} epochs were finished, and cannot go on without it; put back a copy, or "
+            "train with another --out"
+        )
     options = made(task.Options, _own(task.Options, given), stored.options)
     running = made(Running, _own(Running, given), stored.running)
     return Config(stored.task, options, stored.learning, running, names, stored.digest)
