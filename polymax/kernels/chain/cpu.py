@@ -10,6 +10,7 @@ good part of the time of a small chain.
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,14 +28,15 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
         return value.copy_(torch.where(lengths > 0, -torch.inf, 0.0)), chart
     if batch:
         unit, count, work = units(batch, n, s, *_counts(transition))
-        x, steps, sizes = unary.contiguous(), _without_repetitions(transition), lengths.contiguous()
+        x, sizes = unary.contiguous(), lengths.contiguous()
+        steps, stored = _in_memory(transition)
         if alpha == 1:
             run(
-                cpu_linear.inside, count, work, *unit, batch, n, s, *_counts(steps), x.data_ptr(), steps.data_ptr(),
+                cpu_linear.inside, count, work, *unit, batch, n, s, *stored, x.data_ptr(), steps.data_ptr(),
                 sizes.data_ptr(), value.data_ptr(), chart.data_ptr(), lowered_flag(), REALS[unary.dtype],
             )  # fmt: skip
         if alpha != 1 or flag_is_up():
-            args = *unit, array(x), array(_with_dims(steps)), array(sizes), value.numpy(), chart.numpy()
+            args = *unit, array(x), _array(steps), array(sizes), value.numpy(), chart.numpy()
             run(cpu_local.inside, count, work, *args, smoothing(alpha))
     return value, chart
 
@@ -50,16 +52,16 @@ def chain_outside(
     unit, count, work = units(batch, n, s, distinct, out_steps)
     # in the linear domain units clear their own sums
     sums = _sums(transition, unit[1], transition.new_empty if alpha == 1 else transition.new_zeros)
-    steps, sizes = _without_repetitions(transition), lengths.contiguous()
-    table, slope = chart.contiguous(), g.contiguous()
+    steps, stored = _in_memory(transition)
+    sizes, table, slope = lengths.contiguous(), chart.contiguous(), g.contiguous()
     if alpha == 1:
         run(
-            cpu_linear.outside, count, 2 * work, *unit, batch, n, s, *_counts(steps), steps.data_ptr(),
+            cpu_linear.outside, count, 2 * work, *unit, batch, n, s, *stored, steps.data_ptr(),
             sizes.data_ptr(), table.data_ptr(), slope.data_ptr(), mu.data_ptr(), sums.data_ptr(), distinct * unit[1],
             out_steps, lowered_flag(), REALS[unary.dtype],
         )  # fmt: skip
     if alpha != 1 or flag_is_up():
-        args = array(_with_dims(steps)), array(sizes), array(table), array(slope), mu.numpy(), array(_with_dims(sums))
+        args = _array(steps), array(sizes), array(table), array(slope), mu.numpy(), _array(sums)
         local = cpu_local.best_sequences if alpha == math.inf else cpu_local.outside
         run(local, count, 2 * work, *unit, *args, smoothing(alpha))
     return mu, sums if unit[1] == 1 else sum_shared(sums, transition)
@@ -83,13 +85,13 @@ def chain_tangent(
     distinct, out_steps = _counts(transition)
     unit, count, work = units(batch, n, s, distinct, out_steps)
     sums = _sums(transition, unit[1], transition.new_zeros)
-    steps, along = _without_repetitions(transition), _without_repetitions(d_transition)
+    (steps, stored), (along, along_stored) = _in_memory(transition), _in_memory(d_transition)
     sizes, table, slope, moved = lengths.contiguous(), chart.contiguous(), g.contiguous(), d_unary.contiguous()
     if alpha == 1:
         run(
-            cpu_linear_tangent.tangent, count, 16 * work, *unit, batch, n, s, *_counts(steps), steps.data_ptr(),
+            cpu_linear_tangent.tangent, count, 16 * work, *unit, batch, n, s, *stored, steps.data_ptr(),
             sizes.data_ptr(), table.data_ptr(), slope.data_ptr(), h.data_ptr(), sums.data_ptr(), distinct * unit[1],
-            out_steps, lowered_flag(), REALS[unary.dtype], moved.data_ptr(), along.data_ptr(), *_counts(along),
+            out_steps, lowered_flag(), REALS[unary.dtype], moved.data_ptr(), along.data_ptr(), *along_stored,
             value.data_ptr(),
         )  # fmt: skip
     if alpha == 1 and not flag_is_up():
@@ -98,8 +100,8 @@ def chain_tangent(
         every = transition.expand(d_transition.shape)
         value, h, sums = chain_tangent(unary, every, lengths, chart, g, d_unary, d_transition, alpha)
         return value, h, sums.sum_to_size(transition.shape)
-    args = array(_with_dims(steps)), array(sizes), array(table), array(slope), h.numpy(), array(_with_dims(sums))
-    more = array(moved), array(_with_dims(along)), value.numpy()
+    args = _array(steps), array(sizes), array(table), array(slope), h.numpy(), _array(sums)
+    more = array(moved), _array(along), value.numpy()
     run(cpu_local.outside, count, 16 * work, *unit, *args, smoothing(alpha), *more)
     return value, h, sums if unit[1] == 1 else sum_shared(sums, transition)
 
@@ -124,10 +126,23 @@ def _with_dims(transition: Tensor) -> Tensor:
     return transition if transition.dim() == 4 else transition.view(1, 1, *transition.shape)
 
 
-def _without_repetitions(transition: Tensor) -> Tensor:
-    """The transitions, one after the other in memory, without the repetitions of a tensor that is expanded."""
+def _in_memory(transition: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """Transitions that lie one after the other, and how many differ between instances and steps: none is there twice.
+
+    A tensor that is expanded may be given as it is: it begins where what it repeats does.
+    """
     if transition.is_contiguous():
-        return transition
+        return transition, _counts(transition)
     if transition.dim() == 2:
-        return transition.contiguous()
-    return transition[DISTINCT[transition.stride(0) == 0, transition.stride(1) == 0]].contiguous()
+        return transition.contiguous(), (1, 1)
+    strides, s = transition.stride(), transition.shape[3]
+    if strides == (0, 0, s, 1):
+        return transition, (1, 1)
+    few = transition[DISTINCT[strides[0] == 0, strides[1] == 0]].contiguous()
+    return few, _counts(few)
+
+
+def _array(transition: Tensor) -> np.ndarray:
+    """The same for kernels that take arrays."""
+    whole = _with_dims(transition)
+    return array(whole[DISTINCT[whole.stride(0) == 0, whole.stride(1) == 0]])

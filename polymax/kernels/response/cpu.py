@@ -18,10 +18,7 @@ def response(
     places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor | None, d: int
 ) -> tuple[Tensor, Tensor]:
     count, k, parts = places.shape
-    out, q = (
-        torch.empty(count, d, dtype=g.dtype, device="cpu"),
-        torch.empty(count, k, dtype=torch.float64, device="cpu"),
-    )
+    out, q = g.new_empty(count, d), probs.new_empty(count, k)
     lists, gram, weights, along = places.int().contiguous(), overlaps.contiguous(), probs.contiguous(), g.contiguous()
     if gram.dtype not in _COUNTS:
         gram = gram.double()
