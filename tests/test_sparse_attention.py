@@ -668,9 +668,7 @@ def test_errors():
     with pytest.raises(ValueError, match="key must have the 2 sequences of query; got 3"):
         nn.scaled_dot_product_attention(heads[0], more, more)
     flat = torch.nested.nested_tensor([torch.ones(n, 4) for n in (2, 3)], layout=torch.jagged)
-    with pytest.raises(
-        ValueError, match=r"query must be \(batch, heads, tokens of each, channels\) where it"
-    ):
+    with pytest.raises(ValueError, match=r"query must be \(batch, heads, tokens of each, channels\) where it"):
         nn.scaled_dot_product_attention(flat, flat, flat)
     with pytest.raises(ValueError, match="need_weights must be False where query is a nested tensor"):
         nn.MultiheadAttention(4, 2, batch_first=True)(flat, flat, flat)
