@@ -696,5 +696,20 @@ def test_errors():
     ]
     with pytest.raises(ValueError, match=r"value must have sequences as long as those of key; got \[5, 2\]"):
         nn.scaled_dot_product_attention(*(nested[i].transpose(1, 2) for i in (0, 0, 1)), mapping=pm.entmax)
+    heads = [t.transpose(1, 2) for t in nested]
+    plain = torch.randn(2, 1, 4, 2)
+    for mapping in (pm.softmax, pm.entmax):
+        with pytest.raises(ValueError, match="query, key and value must all be nested tensors"):
+            nn.scaled_dot_product_attention(plain, heads[0], heads[0], mapping=mapping)
+        with pytest.raises(ValueError, match="query, key and value must all be nested tensors"):
+            nn.scaled_dot_product_attention(plain, plain, heads[0], mapping=mapping)
+    more = torch.nested.nested_tensor([torch.ones(1, 1, 2)] * 3, layout=torch.jagged).transpose(1, 2)
+    with pytest.raises(ValueError, match="key must have the 2 sequences of query; got 3"):
+        nn.scaled_dot_product_attention(heads[0], more, more)
+    flat = torch.nested.nested_tensor([torch.ones(n, 4) for n in (2, 3)], layout=torch.jagged)
+    with pytest.raises(ValueError, match=r"query must be \(batch, heads, tokens of each, channels\) where it"):
+        nn.scaled_dot_product_attention(flat, flat, flat)
+    with pytest.raises(ValueError, match="need_weights must be False where query is a nested tensor"):
+        nn.MultiheadAttention(4, 2, batch_first=True)(flat, flat, flat)
     with pytest.raises(ValueError, match=r"tile must be a positive integer; got 0"):
         nn.attention_statistics(q, q, tile=0)

@@ -56,6 +56,8 @@ def check_keys(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
     """Refuse queries and keys that have no products."""
     _check.floating(query, "query")
     _check.floating(key, "key")
+    if key.is_nested:
+        raise ValueError("query, key and value must all be nested tensors of the layout torch.jagged, or none of them")
     if query.dim() < 2:
         raise ValueError(f"query must be (*batch, L, E); got {tuple(query.shape)}")
     if key.dim() < 2 or key.shape[-1] != query.shape[-1]:
@@ -73,6 +75,8 @@ def check_keys(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
 def check_values(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     """Refuse values that are not one for each key."""
     _check.floating(value, "value")
+    if value.is_nested:
+        raise ValueError("query, key and value must all be nested tensors of the layout torch.jagged, or none of them")
     if value.dim() < 2 or value.shape[-2] != key.shape[-2]:
         raise ValueError(f"value must be (*batch, {key.shape[-2]}, V), one for each key; got {tuple(value.shape)}")
     if (query.dtype == torch.float64) != (value.dtype == torch.float64):

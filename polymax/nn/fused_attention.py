@@ -93,6 +93,8 @@ class Attention:
         q, k, v = self.query, self.key, self.value
         if not self._same_kind():
             return "query, key and value differ in dtype or device"
+        if k.is_nested or v.is_nested:
+            return "key and value are nested tensors, and query is not"
         if min(q.dim(), k.dim(), v.dim()) < 2 or not q.dim() == k.dim() == v.dim():
             return "query, key and value differ in their number of dims"
         if k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1] or q.shape[:-3] != k.shape[:-3]:

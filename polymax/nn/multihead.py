@@ -62,6 +62,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """The context (N, L, E), or (L, N, E) without batch_first, and the weights if they are needed."""
         self._check_inputs(query, key, value)
+        if query.is_nested and need_weights:
+            raise ValueError("need_weights must be False where query is a nested tensor: its weights have no one shape")
         batched = query.dim() == 3
         if not batched:
             query, key, value = query[None], key[None], value[None]

@@ -135,6 +135,12 @@ def _tokens_first(
         raise ValueError("attn_mask must be None, and dropout_p 0, where query is a nested tensor")
     if not (key.is_nested and value.is_nested and query.layout == key.layout == value.layout == torch.jagged):
         raise ValueError("query, key and value must all be nested tensors of the layout torch.jagged, or none of them")
+    for t, name in ((query, "query"), (key, "key"), (value, "value")):
+        if t.dim() != 4:
+            shape = "(batch, heads, tokens of each, channels)"
+            raise ValueError(f"{name} must be {shape} where it is a nested tensor; got {t.dim()} dims")
+    if len(key) != len(query):
+        raise ValueError(f"key must have the {len(query)} sequences of query; got {len(key)}")
     turned: list[Any] = [t.transpose(1, 2) for t in (query, key, value)]
     q, k, v = (t if t.lengths() is None else t.contiguous() for t in turned)
     if k.offsets() is not v.offsets() and not torch.equal(k.offsets(), v.offsets()):
