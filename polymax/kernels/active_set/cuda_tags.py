@@ -25,7 +25,8 @@ def plan(search: Search) -> Plan:
     values, back = room(unary, n, s), room(unary, n, s, dtype=torch.int32)
     width = max(min(height, 4096 // height), 2)
     problem = w, stride_b, stride_t, group, lengths.contiguous(), values, back
-    warps = min(max(height * width // 512, 4 if n > 32 else 1), 8)
+    # each warp walks Viterbi's recursion by itself, so that more of them share its time only in what comes after
+    warps = min(max(height * width // 512, 4 if n > 64 else 2 if n > 32 else 1), 8)
     # a matrix for each end is in registers
     both = int(height <= _BOTH and stride_t == 0)
     sizes = height, width, both, max(32 * warps * _ENTRIES // height, 2)
