@@ -64,7 +64,7 @@ class Bounded(Regularizer):
             y, read = capped.cpu(x, *bounds, entropic), True
         else:
             y, read = _capped_argmax(x, self.lower, self.upper, 1.0, entropic), numbers and _check.readable(x)
-        if read and math.isnan((y.detach() if y.requires_grad else y).sum()):
+        if read and math.isnan((y.detach() if y.requires_grad else y).sum().item()):
             _feasible(x, self.lower, self.upper)
         return y
 
