@@ -22,7 +22,7 @@ def started(structure, scores, solve=cpu.solve):
     search = structure.search(*scores)
 
     def loop(search, whole):
-        return solve(pm.ActiveSet(), structure, search.tensors[:2], search, None, whole)[0]
+        return solve(pm.ActiveSet(), structure, search.tensors[:2], search, None, whole, False)[0]
 
     start = windows.start(search, loop, True)
     return start, solve(pm.ActiveSet(), structure, scores, search, start, True)[0]

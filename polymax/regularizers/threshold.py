@@ -7,8 +7,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+<<<<<<< HEAD
 from polymax._dispatch import PLAIN, modes, plain, wrapped
 from polymax._function import apply_function, tracing
+=======
+from polymax._dispatch import PLAIN, bare, modes, plain, wrapped
+from polymax._function import apply_function
+>>>>>>> calls
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
 from polymax.kernels.tsallis_slope import tsallis_slope
@@ -23,9 +28,11 @@ def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensit
     if isinstance(alpha, Tensor):
         alphas = alpha.expand(*x.shape[:-1], 1).squeeze(-1)
         return apply_function(_traced(), x, alphas, 0.0, family, sensitivity)
+    # the common calls, kept short: they cost microseconds
+    if not x.requires_grad and bare(x):
+        return kernels.threshold.cpu(x, float(alpha), family)
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return _traced().apply(x, None, float(alpha), family, sensitivity)
-    # the common call, kept short: it costs microseconds
     if x.requires_grad and torch.is_grad_enabled():
         return (Weights.apply if wrapped(x) else _weights)(x, float(alpha), family)
     return kernels.threshold(x, float(alpha), family)
