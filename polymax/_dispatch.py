@@ -117,7 +117,7 @@ def bare(x: Tensor) -> bool:
         and x.is_cpu
         and type(x) in PLAIN
         and not (x.requires_grad and torch.is_grad_enabled())
-        and not (_transforming() or modes() or _profiling())
+        and not (_transforming() or modes() or _profiling() or tracing())
         and forward_ad._current_level < 0
         and not _batched(x)
         and not wrapped(x)

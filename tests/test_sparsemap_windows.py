@@ -25,7 +25,7 @@ def started(structure, scores, solve=cpu.solve):
         return solve(pm.ActiveSet(), structure, search.tensors[:2], search, None, whole, False)[0]
 
     start = windows.start(search, loop, True)
-    return start, solve(pm.ActiveSet(), structure, scores, search, start, True)[0]
+    return start, solve(pm.ActiveSet(), structure, scores, search, start, True, False)[0]
 
 
 def mean(solution):

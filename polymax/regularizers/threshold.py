@@ -7,13 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-<<<<<<< HEAD
-from polymax._dispatch import PLAIN, modes, plain, wrapped
-from polymax._function import apply_function, tracing
-=======
 from polymax._dispatch import PLAIN, bare, modes, plain, wrapped
-from polymax._function import apply_function
->>>>>>> calls
+from polymax._function import apply_function, tracing
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
 from polymax.kernels.tsallis_slope import tsallis_slope
