@@ -13,15 +13,5 @@ class _Flag(threading.local):
         self.address = self.number.ctypes.data
 
 
-_flag = _Flag()
-
-
-def lowered_flag() -> int:
-    """The address of the flag of this thread, which is 0."""
-    _flag.number[0] = 0
-    return _flag.address
-
-
-def flag_is_up() -> bool:
-    """True if a kernel raised the flag of this thread since it was lowered."""
-    return bool(_flag.number[0])
+# a caller sets the number to 0, gives a kernel its address, and looks whether it is still 0
+FLAG = _Flag()

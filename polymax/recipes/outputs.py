@@ -16,15 +16,17 @@ from typing import Any
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def writable_file(out: Path, flag: str = "--out", inputs: Iterable[Path] = (), force: bool = True) -> None:
+def writable_file(
+    out: Path, flag: str = "--out", inputs: Iterable[Path] = (), force: bool = True, packs: bool = False
+) -> None:
     """Raise an error that says why the file cannot be written, before any time is spent.
 
     A file that is among the inputs, by whatever name, is refused; "-" is standard input. Without `force`, so is a file
-    that exists. Nothing is compressed, so that a name that says so is refused too.
+    that exists. Unless the command `packs` what it writes, a name that ends in .gz is refused too.
     """
     if out.is_dir():
         raise IsADirectoryError(f"{flag} must be a file; {out} is a directory")
-    if out.suffix == ".gz":
+    if out.suffix == ".gz" and not packs:
         raise ValueError(f"{flag}: {out} would not be compressed, and its name must not end in .gz")
     for file in inputs:
         for written in (out, part_of(out)):

@@ -8,7 +8,6 @@ good part of the time of a small chain.
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from polymax.kernels.chain import cpu_linear, cpu_linear_tangent, cpu_local
 from polymax.kernels.chain.numba_units import DISTINCT, sum_shared, units
-from polymax.kernels.cpu_flag import flag_is_up, lowered_flag
+from polymax.kernels.cpu_flag import FLAG
 from polymax.kernels.cpu_rows import REALS, run
 from polymax.kernels.local_max.numba_max import array, smoothing
 
@@ -27,15 +26,16 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
     if s == 0:
         return value.copy_(torch.where(lengths > 0, -torch.inf, 0.0)), chart
     if batch:
-        unit, count, work = units(batch, n, s, *_counts(transition))
+        steps, stored, distinct, out_steps = _layout(transition)
+        unit, count, work = units(batch, n, s, distinct, out_steps)
         x, sizes = unary.contiguous(), lengths.contiguous()
-        steps, stored = _in_memory(transition)
+        FLAG.number[0] = 0
         if alpha == 1:
             run(
                 cpu_linear.inside, count, work, *unit, batch, n, s, *stored, x.data_ptr(), steps.data_ptr(),
-                sizes.data_ptr(), value.data_ptr(), chart.data_ptr(), lowered_flag(), REALS[unary.dtype],
+                sizes.data_ptr(), value.data_ptr(), chart.data_ptr(), FLAG.address, REALS[unary.dtype],
             )  # fmt: skip
-        if alpha != 1 or flag_is_up():
+        if alpha != 1 or FLAG.number[0]:
             args = *unit, array(x), _array(steps), array(sizes), value.numpy(), chart.numpy()
             run(cpu_local.inside, count, work, *args, smoothing(alpha))
     return value, chart
@@ -48,19 +48,20 @@ def chain_outside(
     batch, n, s = unary.shape
     if batch == 0 or s == 0:
         return mu, torch.zeros_like(transition, memory_format=torch.contiguous_format)
-    distinct, out_steps = _counts(transition)
+    steps, stored, distinct, out_steps = _layout(transition)
     unit, count, work = units(batch, n, s, distinct, out_steps)
-    # in the linear domain units clear their own sums
-    sums = _sums(transition, unit[1], transition.new_empty if alpha == 1 else transition.new_zeros)
-    steps, stored = _in_memory(transition)
+    # one of each cut of the instances that share a transition; in the linear domain units clear their own sums
+    shape = transition.shape if unit[1] == 1 else (distinct * unit[1], out_steps, s, s)
+    sums = transition.new_empty(shape) if alpha == 1 else transition.new_zeros(shape)
     sizes, table, slope = lengths.contiguous(), chart.contiguous(), g.contiguous()
+    FLAG.number[0] = 0
     if alpha == 1:
         run(
             cpu_linear.outside, count, 2 * work, *unit, batch, n, s, *stored, steps.data_ptr(),
             sizes.data_ptr(), table.data_ptr(), slope.data_ptr(), mu.data_ptr(), sums.data_ptr(), distinct * unit[1],
-            out_steps, lowered_flag(), REALS[unary.dtype],
+            out_steps, FLAG.address, REALS[unary.dtype],
         )  # fmt: skip
-    if alpha != 1 or flag_is_up():
+    if alpha != 1 or FLAG.number[0]:
         args = _array(steps), array(sizes), array(table), array(slope), mu.numpy(), _array(sums)
         local = cpu_local.best_sequences if alpha == math.inf else cpu_local.outside
         run(local, count, 2 * work, *unit, *args, smoothing(alpha))
@@ -82,19 +83,20 @@ def chain_tangent(
     h = torch.empty_like(unary, memory_format=torch.contiguous_format)
     if batch == 0 or s == 0:
         return value, h, torch.zeros_like(transition, memory_format=torch.contiguous_format)
-    distinct, out_steps = _counts(transition)
+    steps, stored, distinct, out_steps = _layout(transition)
+    along, along_stored, _, _ = _layout(d_transition)
     unit, count, work = units(batch, n, s, distinct, out_steps)
-    sums = _sums(transition, unit[1], transition.new_zeros)
-    (steps, stored), (along, along_stored) = _in_memory(transition), _in_memory(d_transition)
+    sums = transition.new_zeros(transition.shape if unit[1] == 1 else (distinct * unit[1], out_steps, s, s))
     sizes, table, slope, moved = lengths.contiguous(), chart.contiguous(), g.contiguous(), d_unary.contiguous()
+    FLAG.number[0] = 0
     if alpha == 1:
         run(
             cpu_linear_tangent.tangent, count, 16 * work, *unit, batch, n, s, *stored, steps.data_ptr(),
             sizes.data_ptr(), table.data_ptr(), slope.data_ptr(), h.data_ptr(), sums.data_ptr(), distinct * unit[1],
-            out_steps, lowered_flag(), REALS[unary.dtype], moved.data_ptr(), along.data_ptr(), *along_stored,
+            out_steps, FLAG.address, REALS[unary.dtype], moved.data_ptr(), along.data_ptr(), *along_stored,
             value.data_ptr(),
         )  # fmt: skip
-    if alpha == 1 and not flag_is_up():
+    if alpha == 1 and not FLAG.number[0]:
         return value, h, sums if unit[1] == 1 else sum_shared(sums, transition)
     if _with_dims(d_transition).shape != _with_dims(transition).shape:
         every = transition.expand(d_transition.shape)
@@ -106,40 +108,25 @@ def chain_tangent(
     return value, h, sums if unit[1] == 1 else sum_shared(sums, transition)
 
 
-def _counts(transition: Tensor) -> tuple[int, int]:
-    """How many transitions differ between instances, and between steps."""
-    if transition.dim() == 2:
-        return 1, 1
-    distinct, steps, _, _ = transition.shape
-    return distinct, steps
-
-
-def _sums(transition: Tensor, cuts: int, made: Callable[..., Tensor]) -> Tensor:
-    """Memory for the gradient of the transitions, by each of the cuts of the instances that share one."""
-    if cuts == 1:
-        return made(*transition.shape)
-    distinct, steps = _counts(transition)
-    return made(distinct * cuts, steps, *transition.shape[-2:])
-
-
 def _with_dims(transition: Tensor) -> Tensor:
     return transition if transition.dim() == 4 else transition.view(1, 1, *transition.shape)
 
 
-def _in_memory(transition: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Transitions that lie one after the other, and how many differ between instances and steps: none is there twice.
+def _layout(transition: Tensor) -> tuple[Tensor, tuple[int, int], int, int]:
+    """Transitions one after the other in memory, their numbers of instances and steps there, and those as given.
 
-    A tensor that is expanded may be given as it is: it begins where what it repeats does.
+    None is there twice: a tensor that is expanded may be given as it is, since it begins where what it repeats does.
     """
-    if transition.is_contiguous():
-        return transition, _counts(transition)
     if transition.dim() == 2:
-        return transition.contiguous(), (1, 1)
-    strides, s = transition.stride(), transition.shape[3]
+        return transition.contiguous(), (1, 1), 1, 1
+    distinct, steps, _, s = transition.shape
+    if transition.is_contiguous():
+        return transition, (distinct, steps), distinct, steps
+    strides = transition.stride()
     if strides == (0, 0, s, 1):
-        return transition, (1, 1)
+        return transition, (1, 1), distinct, steps
     few = transition[DISTINCT[strides[0] == 0, strides[1] == 0]].contiguous()
-    return few, _counts(few)
+    return few, (few.shape[0], few.shape[1]), distinct, steps
 
 
 def _array(transition: Tensor) -> np.ndarray:

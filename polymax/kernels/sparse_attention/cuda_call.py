@@ -37,7 +37,7 @@ RESIDENT = {"scan": 6, "listed_scan": 8, "collect": 6, "key_gradients": 4}
 # entries of a list whose keys or values are gathered at once
 PART = {"listed_contexts": (16, 8), "listed_gradients": (8, 8)}
 # heads whose blocks all have no more tiles than this have no lists; in long sequences, nor have blocks of at most FEW
-FEW_IN_ALL, FEW = 24, 12
+FEW_IN_ALL, FEW = 20, 12
 # from how many keys on sequences are long: the scan leaves out what balls rule out
 FAR_KEYS = 8192
 # blocks that see no more tiles whole than this, or may have support in more than so many of eight, are scanned whole

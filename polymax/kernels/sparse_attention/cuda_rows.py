@@ -20,7 +20,7 @@ from polymax.kernels.sparse_attention.cuda_weights import (
     exponent,
     kept,
     last_error,
-    quick_step,
+    newton_step,
     row_states,
     sink_units,
     slope,
@@ -68,29 +68,28 @@ def thresholds(
         turn = 0
         while (worst > 1 + last_error(tolerance, a, LEARNED)) & (turn < 24):
             b_w = tl.maximum((b_sink - b_top) + b_depth, 0.0)
-            b_f, b_g, b_n = weight(b_w, r, R), slope(b_w, r, R), (b_w > 0).to(tl.float32)
+            b_f, b_g = weight(b_w, r, R), slope(b_w, r, R)
             for i_p in tl.static_range(0, 3):
                 begin, end = part(n_before, n_whole, n_all, i_p)
-                b_f, b_g, b_n = _moments(
-                    b_f, b_g, b_n, b_top, b_depth, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end,
+                b_f, b_g = _moments(
+                    b_f, b_g, b_top, b_depth, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end,
                     queries, keys, a, r, scale, softcap, left, right, offset, MASK, CAP, PLAIN, i_p != 1, R, D, BD,
                     PRECISION, STAGES,
                 )  # fmt: skip
-            b_depth = quick_step(b_depth, b_f, b_g, b_n, a, R)
-            # a row that sees nothing, or NaN, has no weights
-            worst = 1 + tl.max(tl.where(b_g > 0, tl.abs(b_f - 1), 0.0), 0)
+            b_depth = newton_step(b_depth, b_f, b_g, a, R)
+            worst = tl.max(b_f, 0)
             turn += 1
         tl.store(p_depth + o_row, b_depth, mask=m_rows)
 
 
 @triton.jit
 def _moments(
-    b_f, b_g, b_n, b_top, b_depth, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end, queries, keys,
-    a, r, scale, softcap, left, right, offset,
+    b_f, b_g, b_top, b_depth, b_q, p_k, p_mask, p_tiles, k_l, mask_l, mask_s, o_m, o_d, begin, end, queries, keys, a, r,
+    scale, softcap, left, right, offset,
     MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
     BD: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of p and of s, and for alpha 1.5 their number, with those of tiles begin .. end."""
+    """Sums of p and of s, with those of tiles begin .. end."""
     for i_t in tl.range(begin, end, num_stages=STAGES):
         o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
         b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
@@ -101,9 +100,7 @@ def _moments(
         )  # fmt: skip
         b_f += tl.sum(weight(b_w, r, R), 1)
         b_g += tl.sum(slope(b_w, r, R), 1)
-        if R == 2:
-            b_n += tl.sum((b_w > 0).to(tl.float32), 1)
-    return b_f, b_g, b_n
+    return b_f, b_g
 
 
 @triton.jit

@@ -151,7 +151,7 @@ def _bound(
     # first by chunks: the threshold of any of them is a bound
     for i_t in range(begin, end, BT):
         b_u = _load_maxima(p_maxima, b_top, i_t, end, o_r, factor, BR, BT)
-        for _ in range(5):
+        for _ in range(3):
             b_x = tl.maximum(b_u + b_depth[:, None], 0.0)
             b_depth = newton_step(b_depth, tl.sum(weight(b_x, r, R), 1), tl.sum(slope(b_x, r, R), 1), a, R)
     worst = 2.0

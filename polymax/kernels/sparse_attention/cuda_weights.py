@@ -53,19 +53,6 @@ def newton_step(b_depth, b_f, b_g, a, R: tl.constexpr):
 
 
 @triton.jit
-def quick_step(b_depth, b_f, b_g, b_n, a, R: tl.constexpr):
-    """Halley's step where alpha is 1.5, which may pass the threshold a little, and Newton's elsewhere; n = sum w^0."""
-    b_newton = newton_step(b_depth, b_f, b_g, a, R)
-    if R == 2:
-        b_far = 4 * b_g * b_g
-        b_bend = b_n * (b_f - 1)
-        b_halley = b_depth - 2 * (b_f - 1) * b_g / (b_far - b_bend)
-        # where the step is long, the curve is another one at its end
-        b_newton = tl.where((b_far > 2 * b_bend) & (b_halley > 0.5 * b_depth), b_halley, b_newton)
-    return b_newton
-
-
-@triton.jit
 def last_error(tolerance, a, LEARNED: tl.constexpr):
     """How far the sum of weights may be from 1 before the last of Newton's steps, which squares it for alpha <= 1.5."""
     if LEARNED:

@@ -98,9 +98,11 @@ class _Call:
         (_, H, L, _), page = q.shape, self.page
         pages = -(-k.shape[2] // page) if table is None else table.shape[1]
         keys = k.shape[2] if table is None else pages * page
+        # from a row to the next: kernels are compiled for a multiple of 16
+        row_pages = -(-pages // 16) * 16
         splits = max(min(-(-self.programs // self.key_heads), MOST_PARTS, pages), 1)
         parts = min(self.most_parts, pages)
-        sizes = self._sizes(pages, splits, parts)
+        sizes = self._sizes(row_pages, splits, parts)
         scratch = torch.empty(sum(sizes), device=q.device)
         ready = self.join.ready()
         bounds, maxima, scores, lists, counts, sums, masses, counted, seeds = _places(scratch, sizes, ready)
@@ -121,7 +123,7 @@ class _Call:
         of_q, of_mask = q.stride()[:3], (0, 0, 0, 0) if mask is None else mask.stride()
         of_k, of_v = ((t.stride(0), t.stride(1), page * t.stride(2), t.stride(2)) for t in (k, v))
         of_table = 0 if table is None else table.stride(0)
-        common = (*of_mask, of_table, H, self.group, L, keys, pages, *numbers)
+        common = (*of_mask, of_table, H, self.group, L, keys, row_pages, *numbers)
         grid = splits, self.key_heads, 1
         if boxes is not None:
             tensors = first, k_, boxes_, table_, lengths_, alphas_, mask_, bounds, seeds
@@ -129,10 +131,10 @@ class _Call:
         tensors = first, k_, table_, lengths_, alphas_, mask_, sinks_, bounds, seeds, lists, scores, maxima
         self.score.launch(grid, tensors, (*of_q, *of_k, *common))
         tensors = alphas_, sinks_, lengths_, scores, maxima, lists, top, depth, counts
-        finding = H, L, keys, pages, a1, *sides, cached.offset, self.tolerance
+        finding = H, L, keys, row_pages, a1, *sides, cached.offset, self.tolerance
         self.find.launch((self.rows, 1, 1), tensors, finding)
         tensors = v_, table_, alphas_, scores, lists, top, depth, counts, sums, masses, counted
-        self.sum.launch((parts, self.rows, 1), tensors, (*of_v, of_table, H, self.group, L, pages, a1))
+        self.sum.launch((parts, self.rows, 1), tensors, (*of_v, of_table, H, self.group, L, row_pages, a1))
         tensors = alphas_, sinks_, top, depth, sums, masses, counted, out_, support_
         self.join.launch((self.rows, 1, 1), tensors, (H, L, parts, a1))
 

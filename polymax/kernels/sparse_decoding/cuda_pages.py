@@ -57,7 +57,7 @@ def page_start(p_table, i_b, i_p, m_p, table_b, s_b, s_p, PAGED: tl.constexpr):
     return at
 
 
-@triton.jit(do_not_specialize=["L", "S", "pages", "offset"])
+@triton.jit(do_not_specialize=["S", "offset"])
 def page_bounds(
     p_q, p_k, p_boxes, p_table, p_lengths, p_alphas, p_mask, p_bounds, p_seeds,
     q_b, q_h, q_l, k_b, k_g, k_p, k_l, x_b, x_g, x_p, mask_b, mask_h, mask_l, mask_s, table_b,
@@ -116,7 +116,7 @@ def page_bounds(
     tl.store(p_seed + BR, b_top - b_depth)
 
 
-@triton.jit(do_not_specialize=["L", "S", "pages", "offset"])
+@triton.jit(do_not_specialize=["S", "offset"])
 def page_scores(
     p_q, p_k, p_table, p_lengths, p_alphas, p_mask, p_sinks, p_bounds, p_seeds, p_list, p_scores, p_maxima,
     q_b, q_h, q_l, k_b, k_g, k_p, k_l, mask_b, mask_h, mask_l, mask_s, table_b,

@@ -20,7 +20,7 @@ def _row(p_alphas, p_sinks, p_lengths, i_row, heads, L, S, a1, left, right, offs
     return a, sink, i_b, i_h, begin, end
 
 
-@triton.jit(do_not_specialize=["L", "S", "pages", "offset"])
+@triton.jit(do_not_specialize=["S", "offset"])
 def thresholds(
     p_alphas, p_sinks, p_lengths, p_scores, p_maxima, p_list, p_top, p_depth, p_count,
     heads, L, S, pages, a1, left, right, offset, tolerance,
@@ -95,7 +95,7 @@ def _maxima(p_maxima, i_c, end, BP: tl.constexpr):
     return tl.load(p_maxima + o_c, mask=o_c < end, other=float("-inf"))
 
 
-@triton.jit(do_not_specialize=["L", "pages"])
+@triton.jit
 def value_sums(
     p_v, p_table, p_alphas, p_scores, p_list, p_top, p_depth, p_count, p_sums, p_mass, p_size,
     v_b, v_g, v_p, v_l, table_b, heads, group, L, pages, a1,
@@ -130,7 +130,7 @@ def value_sums(
     tl.store(p_size + o_part, tl.sum(b_size, 0))
 
 
-@triton.jit(do_not_specialize=["L", "parts"])
+@triton.jit(do_not_specialize=["parts"])
 def contexts(
     p_alphas, p_sinks, p_top, p_depth, p_sums, p_mass, p_size, p_out, p_support, heads, L, parts, a1,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, R: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,

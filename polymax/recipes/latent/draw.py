@@ -30,7 +30,7 @@ def draw_listops(
 ) -> None:
     """Draw different ListOps expressions from the published grammar, and write them in random order."""
     with plain_errors("stopped", ValueError):
-        writable_file(out, "FILE", inputs=without or (), force=force)
+        writable_file(out, "FILE", inputs=without or (), force=force, packs=True)
         chosen = tuple(f"[{name.strip().upper()}" for name in operators.split(","))
         if unknown := [name for name in _operator_names(chosen) if f"[{name}" not in OPERATORS]:
             known = ", ".join(_operator_names(OPERATORS))

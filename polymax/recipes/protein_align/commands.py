@@ -28,7 +28,7 @@ def draw_proteins(
 ) -> None:
     """Draw pairs of aligned sequences by a model of evolution: substitutions of 20 letters, and gaps of any length."""
     with plain_errors("stopped", ValueError):
-        writable_file(out, "FILE", force=force)
+        writable_file(out, "FILE", force=force, packs=True)
         rows = enumerate(evolved(count, seed, distance, gaps))
         write(out, (f">{k} ancestor\n{first}\n>{k} descendant\n{second}\n" for k, (first, second) in rows))
         rich.get_console().print(f"wrote {out}", highlight=False, soft_wrap=True, markup=False)
