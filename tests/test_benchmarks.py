@@ -104,9 +104,9 @@ def test_every_competitor_passes_the_gate_and_is_measured(quick):
 def test_bars_are_judged(quick):
     rows = [row for run in record.load(quick[0]) for row in run.rows if row.bar is not None]
     assert {(row.case, row.timed, row.bar) for row in rows} >= {
-        ("sparsemax", BOTH, 4.0),
+        ("sparsemax", BOTH, 2.5),
         ("sq_pnorm_max", BOTH, 8.0),
-        ("oscarmax", BOTH, 20.0),
+        ("oscarmax", BOTH, 10.0),
         ("sparsemax", FORWARD, 5.0),
         ("import", "import", 0.5e6),
     }

@@ -39,8 +39,7 @@ def csoftmax(x: Tensor) -> Tensor:
 
 SHORT = Problems(simplex_sizes(CUDA_SHAPES[:2]))
 LONG = Problems(simplex_sizes())
-CHEAP = ratios(cpu=4.0, cuda=1.1, cuda_forward=1.5)
-GROUPED = ratios(cpu=20.0, cuda=6.0)
+CHEAP = ratios(cpu=2.5, cuda=1.1, cuda_forward=1.5)
 
 SIMPLEX: list[Case] = [
     MappingCase("softmax", ours(pm.softmax, oracles.softmax), LONG),
@@ -66,8 +65,10 @@ SIMPLEX: list[Case] = [
         bars=ratios(cpu=8.0, cuda=1.1, cuda_forward=1.5),
     ),
     MappingCase("normmax", ours(pm.normmax, oracles.normmax(2.0)), LONG, peers.NORMMAX),
-    MappingCase("fusedmax", ours(pm.fusedmax, oracles.fusedmax(0.1)), SHORT, bars=GROUPED),
-    MappingCase("oscarmax", ours(pm.oscarmax, oracles.oscarmax(0.01)), SHORT, bars=GROUPED),
-    MappingCase("csparsemax", ours(partial(pm.csparsemax, upper=0.15), oracles.csparsemax(0.15)), LONG),
-    MappingCase("csoftmax", ours(csoftmax, oracles.csoftmax(2.0)), LONG),
+    MappingCase("fusedmax", ours(pm.fusedmax, oracles.fusedmax(0.1)), SHORT, bars=ratios(10.0, 3.0)),
+    MappingCase("oscarmax", ours(pm.oscarmax, oracles.oscarmax(0.01)), SHORT, bars=ratios(10.0, 6.0)),
+    MappingCase(
+        "csparsemax", ours(partial(pm.csparsemax, upper=0.15), oracles.csparsemax(0.15)), LONG, bars=ratios(10.0, 4.0)
+    ),
+    MappingCase("csoftmax", ours(csoftmax, oracles.csoftmax(2.0)), LONG, bars=ratios(20.0, 4.0)),
 ]

@@ -78,7 +78,7 @@ SPARSEMAP: list[Case] = [
     FunctionCase(
         "sparsemap chain",
         SPARSE_CHAIN,
-        both(TAG_MEANS, (3, 5, 4), cpu=(within(2.9, 16, 25, 9),), cuda=(within(20, 256, 64, 32),)),
+        both(TAG_MEANS, (3, 5, 4), cpu=(within(2.9, 16, 25, 9),), cuda=(within(8, 256, 64, 32),)),
     ),
     FunctionCase(
         "sparsemap tree",
