@@ -713,3 +713,16 @@ def test_errors():
         nn.MultiheadAttention(4, 2, batch_first=True)(flat, flat, flat)
     with pytest.raises(ValueError, match=r"tile must be a positive integer; got 0"):
         nn.attention_statistics(q, q, tile=0)
+
+
+def test_wide_heads_of_float32_do_not_fit_into_any_gpu(monkeypatch):
+    from polymax.kernels.sparse_attention import shared_memory
+
+    monkeypatch.setattr(shared_memory, "_bytes_of", lambda device: 100_000)
+    device = torch.device("cuda")
+    assert shared_memory.fits(torch.bfloat16, 64, device)
+    assert not shared_memory.fits(torch.bfloat16, 128, device)
+    assert not shared_memory.fits(torch.float32, 64, device)
+    monkeypatch.setattr(shared_memory, "_bytes_of", lambda device: shared_memory.MOST)
+    assert shared_memory.fits(torch.float32, 128, device)
+    assert not shared_memory.fits(torch.float32, 129, device)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from polymax import _check
 from polymax._function import apply_function, autocasts, functional
 from polymax.kernels.sparse_attention import reference, sparse_attention, sparse_attention_backward
 from polymax.kernels.sparse_attention.options import Options
+from polymax.kernels.sparse_attention.shared_memory import fits
 from polymax.kernels.sparse_decoding import sparse_decoding
 from polymax.kernels.sparse_decoding.options import Cached
 from polymax.kernels.widen import wide
@@ -28,8 +29,6 @@ CPU_KEYS = 1024
 CUDA_QUERIES = 16
 # queries times the heads that share a key: the most that the kernel for a few queries takes
 DECODED_ROWS = 64
-# bytes of shared memory that a program may have on every GPU, and on those that have most
-LEAST_SHARED, MOST_SHARED = 99 << 10, 227 << 10
 # powers of 1 / (alpha - 1) have few digits left below; the CPU takes them from the largest score on, and has more
 LEAST_ALPHA = 1.001
 LEAST_ON_CPU = 1 + 1e-8
@@ -139,8 +138,7 @@ class Attention:
         if q.shape[-2] < CUDA_QUERIES and self.decodes():
             return None
         if q.shape[-2] >= CUDA_QUERIES:
-            needed = shared_bytes(q.dtype, channels)
-            if needed > LEAST_SHARED and needed > shared_memory(q.device):
+            if not fits(q.dtype, channels, q.device):
                 return f"{q.dtype} heads of {channels} channels need more shared memory than the GPU has"
             return None
         return f"there are fewer than {CUDA_QUERIES} queries, which have no gradient, dropout, or more than 64 rows"
@@ -377,23 +375,6 @@ def _mask_four_dims(mask: Tensor, dims: int, batch: torch.Size) -> Tensor:
     if all(size == 1 for size in mask.shape[:-3]):
         return mask.flatten(0, -4)
     return mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
-
-
-def shared_bytes(dtype: torch.dtype, channels: int) -> int:
-    """The most shared memory that a kernel of attention takes, as it was compiled for compute capability 9.0."""
-    sizes = (164_608, 229_376, 557_824) if dtype == torch.float32 else (92_160, 115_712, 214_016)
-    return sizes[0 if channels <= 64 else 1 if channels <= 128 else 2]
-
-
-def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have on a GPU; a compiled graph takes it for one that has most."""
-    return MOST_SHARED if torch.compiler.is_compiling() else _shared_memory(device)
-
-
-@cache
-def _shared_memory(device: torch.device) -> int:
-    properties = torch.cuda.get_device_properties(device)
-    return int(getattr(properties, "shared_memory_per_block_optin", MOST_SHARED))
 
 
 def _few_digits(alpha: float | Tensor | None) -> bool:
