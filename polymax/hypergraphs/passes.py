@@ -84,7 +84,7 @@ class Slopes:
         That is a chart, and for each instance its value, or 1, or NaN where the value is.
         """
         v, chart = self.inside(tensors)
-        g = _one(v)
+        g = v.clamp(1, 1)
         return (chart, g), self.outside(tensors if full is None else _expanded(self, tensors, full), chart, g)
 
     def mean_slope(

@@ -73,7 +73,12 @@ class _ChainPasses(KernelPasses):
     def mean(
         self, tensors: tuple[Tensor, ...], full: torch.Size | None
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
-        if tensors[0].is_cuda and plain(*tensors):
+        unary, transition, lengths = tensors
+        if unary.is_cpu and plain(*tensors):
+            v, chart = chain_inside.cpu(unary, transition, lengths, self.alpha)
+            g, each = v.clamp(1, 1), transition if full is None else transition.expand(full)
+            return (chart, g), chain_outside.cpu(unary, each, lengths, chart, g, self.alpha)
+        if unary.is_cuda and plain(*tensors):
             found = _cuda().mean(*tensors, full is not None, self.alpha)
             if found is not None:
                 return found
