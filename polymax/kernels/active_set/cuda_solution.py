@@ -14,6 +14,7 @@ from torch import Tensor
 from polymax.kernels.active_set.cuda_loop import INFEASIBLE
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
+from polymax.kernels.triton_ready import Room
 
 _WARPS = 4
 # entries of a tile
@@ -28,32 +29,35 @@ def ordered(
     k: int,
     parts: int,
     states: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Lists of parts, weights, overlaps, value, iterations and gap, of the first k structures in order.
 
     Sequences of so many `states` list their steps, too, after their states.
     """
-    device, (count, room, slots) = held[0].device, held[0].shape
-    lists = torch.empty((*batch, k, parts), dtype=torch.int32, device=device)
-    probs = torch.empty((*batch, k), dtype=torch.float64, device=device)
-    overlaps = torch.empty((*batch, k, k), dtype=torch.int32, device=device)
-    value = torch.empty(batch, dtype=torch.float64, device=device)
-    iterations = torch.empty(batch, dtype=torch.long, device=device)
-    gap = torch.empty(batch, dtype=torch.float64, device=device)
-    out = lists, probs, overlaps, value, iterations, gap
+    out = tuple(room.new(known.device) for room in rooms_of_solution(batch, k, parts))
+    count, room, slots = held[0].shape
+    with on_device(known):
+        order[(count,)](*held, known, gaps, *out, slots, parts, k, states, **options_of_order(room, parts, states))
+    return out
+
+
+def rooms_of_solution(batch: torch.Size, k: int, parts: int) -> list[Room]:
+    """The tensors of `ordered`."""
+    shapes = (*batch, k, parts), (*batch, k), (*batch, k, k), batch, batch, batch
+    dtypes = torch.int32, torch.float64, torch.int32, torch.float64, torch.long, torch.float64
+    return [Room(dtype, tuple(shape)) for dtype, shape in zip(dtypes, shapes, strict=True)]
+
+
+def options_of_order(room: int, parts: int, states: int) -> dict[str, int | bool]:
     width = min(max(ceil_power(parts), 32), 256)
     rows, some = (max(min(_TILE // n, room), 2) for n in (room, width))
-    with on_device(lists):
-        _order[(count,)](
-            *held, known, gaps, *out, slots, parts, k, states, STEPS=states > 0, K=room, BR=rows, BP=some, BU=width,
-            num_warps=_WARPS, num_stages=1,
-        )  # fmt: skip
-    return out
+    sizes = {"STEPS": states > 0, "K": room, "BR": rows, "BP": some, "BU": width}
+    return {**sizes, "num_warps": _WARPS, "num_stages": 1}
 
 
 @Entry
 @triton.jit(do_not_specialize=["slots", "parts", "k", "states"])
-def _order(
+def order(
     p_places, p_gram, p_system, p_known, p_gaps, p_lists, p_probs, p_overlaps, p_value, p_iterations, p_gap,
     slots, parts, k, states,
     STEPS: tl.constexpr, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr,

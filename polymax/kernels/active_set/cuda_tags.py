@@ -19,7 +19,7 @@ def plan(search: Search) -> Plan:
     """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) and lengths (B,) as the program takes them."""
     unary, transition, lengths = search.tensors
     count, n, s = unary.shape
-    w, stride_b, stride_t = distinct(transition.double())
+    w, stride_b, stride_t = distinct(transition)
     group = max(count // max(len(transition), 1), 1) if stride_b else 1
     height = max(ceil_power(s), 16)
     values, back = room(unary, n, s), room(unary, n, s, dtype=torch.int32)

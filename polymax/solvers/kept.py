@@ -1,0 +1,36 @@
+"""The solution of a SparseMAP problem in one piece of memory, as the loop of a GPU leaves it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax.solvers.solution import Solution, UsedParts
+
+
+class KeptSolution(Solution):
+    """A solution whose tensors are made when someone asks for one: mu and its derivatives need the memory alone.
+
+    `rooms` tell where they are: lists of parts, probs, overlaps, value, iterations and gap. There is no memory where
+    one of them was replaced by another tensor.
+    """
+
+    memory: Tensor | None = None
+    rooms: Any
+    batch: torch.Size
+    events: tuple[torch.Size, ...]
+
+    @classmethod
+    def of(cls, memory: Tensor, rooms: Any, batch: torch.Size, events: tuple[torch.Size, ...]) -> "KeptSolution":
+        self = object.__new__(cls)
+        self.__dict__.update(memory=memory, rooms=rooms, batch=batch, events=events)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        # only for what is not there yet
+        if name not in ("found", "probs", "overlaps", "value", "iterations", "gap"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        lists, probs, overlaps, value, iterations, gap = self.rooms.tensors(self.memory)
+        made = {"probs": probs, "overlaps": overlaps, "value": value, "iterations": iterations, "gap": gap}
+        self.__dict__.update(found=UsedParts(lists, self.events), **made)
+        return self.__dict__[name]
