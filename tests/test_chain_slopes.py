@@ -41,13 +41,12 @@ def test_same_as_the_passes(shape, shared, alpha):
     unary, transition, lengths = given = problem(*shape, shared)
     given_4d = unary, as_passes_take_it(transition), lengths
     v, chart = cuda.chain_inside(*given_4d, alpha)
-    found = cuda_slopes.inside(*given, alpha)
+    same(cuda.chain_inside(*given, alpha), (v, chart), "the value and its chart")
+    g = torch.linspace(-1, 1, shape[0], device=DEVICE)
+    found = cuda_slopes.slope(*given, v, chart, g, alpha)
     if not transition.numel():
         assert found is None, "the passes serve transitions that are empty"
         return
-    same(found, (v, chart), "the value and its chart")
-    g = torch.linspace(-1, 1, shape[0], device=DEVICE)
-    found = cuda_slopes.slope(*given, v, chart, g, alpha)
     assert found[1].shape == transition.shape
     same(found, cuda.chain_outside(*given_4d, chart, v.clamp(g, g), alpha), "slopes are NaN where values are")
 
@@ -75,7 +74,14 @@ def test_expectations_are_those_of_the_passes(shape, full, alpha):
             same(found, expected[1:], "tangents that are not there are 0")
 
 
-def test_chains_of_many_states_are_left_to_the_passes():
-    many = problem(1, 2, 65, True)
-    assert cuda_slopes.inside(*many, 1.0) is None
-    assert cuda_slopes.mean(*many, True, 1.0) is None
+def test_chains_of_many_states():
+    unary, transition, lengths = many = problem(1, 2, 65, True)
+    assert cuda_slopes.mean(*many, True, 1.0) is None, "they are left to the passes"
+    v, chart = cuda.chain_inside(*many, 1.0)
+    shared = unary, transition[None, None], lengths
+    same((v, chart), cuda.chain_inside(*shared, 1.0), "the value and its chart")
+    same(cuda.chain_outside(*many, chart, v, 1.0), cuda.chain_outside(*shared, chart, v, 1.0), "expectations")
+    tangents = torch.ones_like(unary), torch.ones_like(transition)
+    found = cuda.chain_tangent(*many, chart, v, *tangents, 1.0)
+    assert found[2].shape == transition.shape
+    same(found, cuda.chain_tangent(*shared, chart, v, tangents[0], tangents[1][None, None], 1.0), "tangents")

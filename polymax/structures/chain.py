@@ -41,9 +41,7 @@ class _ChainPasses(KernelPasses):
         if unary.is_cpu and plain(*tensors):
             return chain_inside.cpu(unary, transition, lengths, self.alpha)
         if unary.is_cuda and plain(*tensors):
-            found = _cuda().inside(*tensors, self.alpha)
-            if found is not None:
-                return found
+            return chain_inside.cuda(unary, transition, lengths, self.alpha)
         return chain_inside(unary, _with_dims(transition), lengths, self.alpha)
 
     def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:

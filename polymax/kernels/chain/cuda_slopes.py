@@ -1,4 +1,4 @@
-"""Values and derivatives of chains on a GPU in the fewest launches and tensors, for calls that nothing looks at.
+"""Derivatives of chains on a GPU in the fewest launches and tensors, for calls that nothing looks at.
 
 A small call costs the host more than the device: each operation of torch takes longer than a walk along ten steps.
 So NaN of values, slopes of 1 and tangents of 0 are told to the walks of cuda_whole.py, not written to memory first.
@@ -9,13 +9,8 @@ to the passes: chains of many states, or scores that are shared in other ways.
 
 from torch import Tensor
 
+from polymax.kernels.chain import chain_inside
 from polymax.kernels.chain import cuda_whole as whole
-
-
-def inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor] | None:
-    """Value and chart."""
-    shape = whole.shape_of(unary, transition, alpha)
-    return None if shape is None else whole.inside(shape, unary, transition, lengths)
 
 
 def slope(
@@ -38,7 +33,7 @@ def mean(
     each = shape.full() if full else shape
     if not whole.fused(each):
         return None
-    v, chart = whole.inside(shape, unary, transition, lengths)
+    v, chart = chain_inside.cuda(unary, transition, lengths, alpha)
     return (chart, v), whole.outside(each, transition, lengths, chart, None, v)
 
 

@@ -104,21 +104,23 @@ def _inside_plan(shape: Shape) -> Bound:
 
 @lru_cache(maxsize=512)
 def _outside_plan(shape: Shape, given: bool) -> Bound:
-    options = {"GIVEN": given, "SUMMED": shape.summed, **shape.constants(ENTRIES)}
-    return Bound(walk_down.prepared(**options), (shape.batch,), *shape.numbers)
+    """`given` tells if the value has a slope."""
+    options = {"SUMMED": shape.summed, **shape.constants(ENTRIES)}
+    return Bound(walk_down.prepared(**options), (shape.batch,), *shape.numbers, int(given))
 
 
 @lru_cache(maxsize=512)
 def _tangent_plan(shape: Shape, given: bool, states: bool, along: tuple[int, ...] | None, at: int | None) -> Bound:
     """`along` are the instances and steps that the tangents of the transitions have in memory.
 
-    `given` tells if the value has a slope, and `states` if unary scores have tangents. Sums begin `at` a number of
-    their memory where no one asks for the value.
+    `states` tells if unary scores have tangents. Sums begin `at` a number of their memory where no one asks for the
+    value.
     """
-    instances, steps = along or (1, 1)
-    numbers = *shape.numbers, max(shape.batch // instances, 1), steps if instances > 1 else 0, at or 0
-    options = {"GIVEN": given, "STATES": states, "STEPS": along is not None, "VALUE": at is None}
-    options |= {"SUMMED": shape.summed, "ONE": steps == 1, **shape.constants(TANGENT_ENTRIES)}
+    instances, steps = along or (shape.batch, shape.n - 1)
+    moved = max(shape.batch // instances, 1), steps if instances > 1 else 0
+    flags = int(states), int(along is not None), int(at is None)
+    options = {"SUMMED": shape.summed, "ONE": steps == 1, **shape.constants(TANGENT_ENTRIES)}
+    numbers = *shape.numbers, int(given), *moved, at or 0, *flags
     return Bound(walk_tangent.prepared(**options), (shape.batch,), *numbers)
 
 
@@ -237,7 +239,7 @@ def _added(shape: Shape, sums: Tensor, like: Tensor, at: int = 0) -> Tensor:
 
 
 @Entry
-@triton.jit
+@triton.jit(do_not_specialize=["at"])
 def _add(p_parts, p_total, count, size, at, B: tl.constexpr, K: tl.constexpr):
     p_parts += at
     o_x, o_k = tl.program_id(1) * B + tl.arange(0, B), tl.arange(0, K)

@@ -12,7 +12,6 @@ from polymax.kernels.chain.cuda_whole_walks import (
     last_weights,
     load_row,
     load_slope,
-    load_square,
     load_whole,
     put,
     relative,
@@ -22,7 +21,7 @@ from polymax.kernels.triton_launch import Entry
 
 
 @Entry
-@triton.jit
+@triton.jit(do_not_specialize=["given", "at_sums", "states", "steps", "valued"])
 def walk_tangent(
     p_w,
     p_lengths,
@@ -39,13 +38,13 @@ def walk_tangent(
     stride_w,
     n,
     s,
+    given,
     group_d,
     stride_d,
     at_sums,
-    GIVEN: tl.constexpr,
-    STATES: tl.constexpr,
-    STEPS: tl.constexpr,
-    VALUE: tl.constexpr,
+    states,
+    steps,
+    valued,
     SUMMED: tl.constexpr,
     ONE: tl.constexpr,
     ALPHA: tl.constexpr,
@@ -55,7 +54,7 @@ def walk_tangent(
 ):
     i_b = tl.program_id(0).to(tl.int64)
     length = tl.load(p_lengths + i_b).to(tl.int32)
-    g = load_slope(p_v + i_b, p_g + i_b, GIVEN)
+    g = load_slope(p_v + i_b, p_g + i_b, given)
     p_chart += i_b * n * 2 * s
     p_room += i_b * n * 2 * s
     p_du += i_b * n * s
@@ -67,12 +66,12 @@ def walk_tangent(
     o_s = tl.arange(0, BS)
     m_s = o_s < s
     # tangents that are not there are 0
-    m_du = m_s & STATES
+    m_du = m_s & (states > 0)
     b_sum = clear(p_dmu, p_sums, i_sum, length, n, s, SUMMED, BS)
     total = tl.zeros([], tl.float64)
     if length > 0:
         b_w, _ = load_whole(p_w, i_w, s, BS)
-        b_dw = _tangents(p_dw, i_d, s, STEPS, BS)
+        b_dw = _tangents(p_dw, i_d, s, steps, BS)
         b_v = tl.load(p_chart + o_s, mask=m_s, other=float("-inf"))
         b_dv = tl.load(p_du + o_s, mask=m_du, other=0)
         for t in range(1, length):
@@ -85,7 +84,7 @@ def walk_tangent(
             if not SHARED:
                 b_w, _ = load_whole(p_w, i_w + t - 1, s, BS)
             if not ONE:
-                b_dw = _tangents(p_dw, i_d + t - 1, s, STEPS, BS)
+                b_dw = _tangents(p_dw, i_d + t - 1, s, steps, BS)
             p_row = p_chart + t * 2 * s + o_s
             b_theta = tl.load(p_row + s, mask=m_s, other=0)
             b_p = weights(b_v[:, None] + b_w, b_theta, ALPHA, KIND)
@@ -114,7 +113,7 @@ def walk_tangent(
             if not SHARED:
                 b_w, _ = load_whole(p_w, i_w + t - 1, s, BS)
             if not ONE:
-                b_dw = _tangents(p_dw, i_d + t - 1, s, STEPS, BS)
+                b_dw = _tangents(p_dw, i_d + t - 1, s, steps, BS)
             b_p = weights(relative(b_v)[:, None] + b_w, b_theta, ALPHA, KIND)
             b_q = change_of_weights(b_p, b_dv[:, None] + b_dw, b_mean, ALPHA, KIND) * b_mu[None, :]
             b_q += b_p * b_dmu[None, :]
@@ -127,15 +126,13 @@ def walk_tangent(
                 b_mu = b_mu * tl.where(mass != 0, g / safe, 1)
             tl.store(p_dmu + (t - 1) * s + o_s, b_dmu, mask=m_s)
             b_sum = put(p_sums, i_sum + t - 1, b_sum, b_q, s, SUMMED, BS)
-    if VALUE:
-        tl.store(p_value + i_b, total.to(p_value.dtype.element_ty))
+    tl.store(p_value + i_b, total.to(p_value.dtype.element_ty), mask=valued > 0)
     finish(p_sums, i_sum, b_sum, s, SUMMED, BS)
 
 
 @triton.jit
-def _tangents(p_dw, i_d, s, STEPS: tl.constexpr, BS: tl.constexpr):
+def _tangents(p_dw, i_d, s, steps, BS: tl.constexpr):
     """Matrix i_d of the tangents of transitions; zeros where there are none."""
-    if STEPS:
-        return load_square(p_dw, i_d, s, 0, BS)
-    else:
-        return tl.zeros([BS, BS], p_dw.dtype.element_ty)
+    o_s = tl.arange(0, BS)
+    m_x = (o_s < s)[:, None] & (o_s < s)[None, :] & (steps > 0)
+    return tl.load(p_dw + i_d * s * s + (o_s[:, None] * s + o_s[None, :]), mask=m_x, other=0)

@@ -63,7 +63,7 @@ def walk_up(
 
 
 @Entry
-@triton.jit
+@triton.jit(do_not_specialize=["given"])
 def walk_down(
     p_w,
     p_lengths,
@@ -76,7 +76,7 @@ def walk_down(
     stride_w,
     n,
     s,
-    GIVEN: tl.constexpr,
+    given,
     SUMMED: tl.constexpr,
     ALPHA: tl.constexpr,
     KIND: tl.constexpr,
@@ -85,7 +85,7 @@ def walk_down(
 ):
     i_b = tl.program_id(0).to(tl.int64)
     length = tl.load(p_lengths + i_b).to(tl.int32)
-    g = load_slope(p_v + i_b, p_g + i_b, GIVEN)
+    g = load_slope(p_v + i_b, p_g + i_b, given)
     p_chart += i_b * n * 2 * s
     p_mu += i_b * n * s
     i_w = (i_b // group) * stride_w
@@ -118,14 +118,10 @@ def walk_down(
 
 
 @triton.jit
-def load_slope(p_v, p_g, GIVEN: tl.constexpr):
-    """g, but NaN where the value is: all derivatives of the instance are. It is 1 where none is given."""
+def load_slope(p_v, p_g, given):
+    """g, or 1 where it is not given; but NaN where the value is: all derivatives of the instance are."""
     v = tl.load(p_v)
-    if GIVEN:
-        g = tl.load(p_g)
-    else:
-        g = tl.full([], 1.0, v.dtype)
-    return tl.where(v == v, g, v)
+    return tl.where(v == v, tl.load(p_g, mask=given > 0, other=1.0), v)
 
 
 @triton.jit
