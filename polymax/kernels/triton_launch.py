@@ -18,6 +18,8 @@ import torch
 import triton
 from torch import Tensor
 
+from polymax.kernels.triton_straight import straight
+
 # versions in which a compiled kernel is run by `run(x, y, z, stream, function, metadata, None, None, None, *arguments)`
 TRIED = ("3.6.", "3.7.")
 KNOWN = triton.__version__.startswith(TRIED) and os.environ.get("TRITON_INTERPRET") != "1"
@@ -141,7 +143,7 @@ def compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options:
     found._init_handles()
     # a kernel is handed its compile-time arguments, too, which are in the code
     constants = tuple(options[p.name] for p in kernel.params[len(args) :])
-    return found.run, found.function, found.packed_metadata, constants
+    return straight(found.run), found.function, found.packed_metadata, constants
 
 
 def hooked() -> bool:
