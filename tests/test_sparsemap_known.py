@@ -42,7 +42,7 @@ class Interpreted:
 def by_addresses(monkeypatch):
     """Launches by addresses also in the interpreter, and of what is met here for the first time."""
     monkeypatch.setattr(gpu, "_CALLS", gpu.Remembered())
-    for name in ("_MEANS", "_RESPONSES", "_SUMS"):
+    for name in ("_MEANS", "_CALLS"):
         monkeypatch.setattr(cuda_kept, name, gpu.Remembered())
     if DEVICE == "cpu":
         for module in (gpu, cuda_kept):
@@ -77,14 +77,19 @@ def test_same_as_by_tensors(name, dtype):
         assert found.found.events == expected.found.events
 
 
+@pytest.mark.parametrize("small", [1 << 16, 0], ids=["with the solution", "for themselves"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["trees", "more rows", "chains", "chains of many steps"])
-def test_means_and_gradients(name, dtype):
+def test_means_and_gradients(name, dtype, small, monkeypatch):
+    monkeypatch.setattr(cuda_known, "_SMALL", small)
     structure, scores, plain = solved(name, dtype, whole=True, known=False)
     _, again, kept = solved(name, dtype, whole=True)
     expected, found = (mixture.mean(structure, s, x) for s, x in ((plain, scores), (kept, again)))
-    for one, other in zip(found, expected, strict=True):
+    once_more = mixture.mean(structure, kept, again)
+    for one, two, other in zip(found, once_more, expected, strict=True):
         equal(one, other, "mu")
+        equal(two, other, "mu, asked for again")
+        assert one.data_ptr() != two.data_ptr(), "in a tensor of its own"
     cotangents = [torch.linspace(-1, 1, m.numel(), dtype=dtype, device=DEVICE).reshape(m.shape) for m in found]
     for used in (slice(0, 1), slice(0, 2), slice(1, 2)):
         if not found[used]:

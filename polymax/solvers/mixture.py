@@ -170,7 +170,12 @@ class _Kept(_Lists):
         return self.solution.found  # type: ignore[return-value]
 
     def mean(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        found = _kept().mean(self.solution, dtype) if plain() else None
+        if not plain():
+            return super().mean(dtype)
+        ready = self.solution.take(dtype)  # type: ignore[attr-defined]
+        if ready is not None:
+            return ready
+        found = _kept().mean(self.solution, dtype)
         return super().mean(dtype) if found is None else found
 
     def gradient(

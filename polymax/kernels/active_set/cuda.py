@@ -23,7 +23,7 @@ from torch import Tensor
 from polymax._function import recording
 from polymax.kernels.active_set import FEW, cuda_loop
 from polymax.kernels.active_set.cuda_face import span
-from polymax.kernels.active_set.cuda_known import KnownCall, Memory
+from polymax.kernels.active_set.cuda_known import KnownCall, Memory, mean_shapes
 from polymax.kernels.active_set.cuda_solution import ordered
 from polymax.kernels.active_set.cuda_start import prepare
 from polymax.kernels.response.cuda import response
@@ -201,7 +201,9 @@ def _make_call(solver: Solver, tensors: int, search: Search, whole: bool, wary: 
     if whole:
         _rehearse_recording(solver, places, search, first.dtype)
     arrays = _State.rooms(count, d, plan.slots, places)
-    rooms = Rooms([*arrays, *[x for x in plan.problem if isinstance(x, Room)]])
+    # the last is for the sums of a mean
+    sums = sum(map(torch.Size.numel, mean_shapes(search)))
+    rooms = Rooms([*arrays, *[x for x in plan.problem if isinstance(x, Room)], Room(torch.float64, (sums,))])
     memory = Memory.of(rooms, count, first.device)
     views = rooms.tensors(memory.own)
     mine = iter(views[len(arrays) :])

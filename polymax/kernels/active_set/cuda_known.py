@@ -16,6 +16,8 @@ from polymax.solvers.search import Search
 
 # the gaps among the arrays of a state, whose first three are held
 _GAPS = 5
+# so many numbers of a mean are added up by the launch that puts structures in order, for whoever asks
+_SMALL = 1 << 16
 
 
 class Memory(NamedTuple):
@@ -41,6 +43,7 @@ class KnownCall:
         self._rooms, self._steps = rooms, steps
         self._batch, self._events, self._count = search.batch, search.events, search.batch.numel()
         self._parts, self._states = parts, states
+        self._dtype, self._shapes = search.tensors[0].dtype, mean_shapes(search)
         self._orders: dict[int, tuple[Rooms, Ready, Recipe]] = {}
 
     @classmethod
@@ -70,16 +73,31 @@ class KnownCall:
         if found is None:
             found = self._orders[k] = self._order(memory, k)
         rooms, ready, recipe = found
-        kept = rooms.memory(memory.own.device)
-        ready(*filled(recipe, (0, memory.own.data_ptr(), memory.known.data_ptr(), kept.data_ptr())))
-        return KeptSolution.of(kept, rooms, self._batch, self._events)
+        device = memory.own.device
+        kept, mean = rooms.memory(device), [torch.empty(s, dtype=self._dtype, device=device) for s in self._shapes]
+        sources = kept, *mean
+        bases = 0, memory.own.data_ptr(), memory.known.data_ptr(), *[t.data_ptr() for t in sources]
+        ready(*filled(recipe, bases))
+        return KeptSolution.of(kept, rooms, self._batch, self._events, mean)
 
     def _order(self, memory: Memory, k: int) -> tuple[Rooms, Ready, Recipe]:
         rooms, state = Rooms(rooms_of_solution(self._batch, k, self._parts)), self._rooms.tensors(memory.own)
-        kept, (room, slots) = rooms.memory(memory.own.device), state[0].shape[1:]
-        arrays = *state[:3], memory.known, state[_GAPS], *rooms.tensors(kept)
-        args = *arrays, slots, self._parts, k, self._states
-        recipe = recipe_of(args, (*memory, kept))
+        device, (room, slots) = memory.own.device, state[0].shape[1:]
+        kept, mean = rooms.memory(device), [torch.empty(s, dtype=self._dtype, device=device) for s in self._shapes]
+        # as `ordered` has it where there is no mean
+        gaps, (first, rest), d = state[_GAPS], (mean[0], mean[-1]) if mean else (state[1], state[1]), 0
+        if mean:
+            d = sum(t.numel() for t in mean) // self._count
+        arrays = *state[:3], memory.known, gaps, *rooms.tensors(kept), state[-1] if mean else gaps, first, rest
+        args = *arrays, slots, self._parts, k, self._states, first.numel() // self._count if mean else 0, d
+        recipe = recipe_of(args, (*memory, kept, *mean))
         assert recipe is not None, "all arrays are in the memory of the call"
         options = options_of_order(room, self._parts, self._states)
         return rooms, Ready(order.prepared(**options), (self._count,), args), recipe
+
+
+def mean_shapes(search: Search) -> list[torch.Size]:
+    """The shapes of mu where it is added up with the solution: that of a small call, of two tensors at most."""
+    count, events = search.batch.numel(), search.events
+    small = len(events) <= 2 and count * sum(map(torch.Size.numel, events)) <= _SMALL
+    return [search.batch + event for event in events] if small else []

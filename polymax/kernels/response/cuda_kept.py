@@ -5,6 +5,7 @@ up in float64 and in one order.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -26,7 +27,7 @@ from polymax.solvers.kept import KeptSolution
 
 # entries that a program adds up, and terms that it adds at a time
 _BLOCK, _TERMS = 32, 32
-_MEANS, _RESPONSES, _SUMS = Remembered(), Remembered(), Remembered()
+_MEANS, _CALLS = Remembered(), Remembered()
 
 
 def mean(solution: KeptSolution, dtype: torch.dtype) -> tuple[Tensor, ...] | None:
@@ -56,46 +57,91 @@ def gradient(
 
     `g` are those of mu, None for zeros.
     """
-    memory, events = solution.memory, solution.events
-    if memory is None or len(events) > 2 or not possible() or not here(memory):
+    memory = solution.memory
+    if memory is None or len(g) > 2 or not possible() or not here(memory):
         return None
-    full = [solution.batch + event for event in events]
-    given = [x if x is None or x.is_contiguous() else x.contiguous() for x in g]
-    one = next((x for x in given if x is not None), None)
-    shared = shapes[-1] != full[-1]
-    if one is None or shapes[0] != full[0] or (shared and not _is_tail(shapes[-1], full[-1])):
+    first, rest = g[0], g[-1] if len(g) == 2 else None
+    one = rest if first is None else first
+    if one is None:
         return None
-    count, k, parts, first, d = _sizes(solution)
-    rest = len(events) == 2 and wanted[1]
-    aligned = tuple([x is None or x.data_ptr() & 15 == 0 for x in given])
-    key = count, k, parts, first, d, one.dtype, memory.device, aligned
-    found = _RESPONSES.get(key)
-    device, dtype = memory.device, one.dtype
-    out = torch.empty(shapes[0], dtype=dtype, device=device)
-    after = torch.empty(shapes[1], dtype=dtype, device=device) if rest else out
+    if not one.is_contiguous() or (rest is not None and not rest.is_contiguous()):
+        return gradient(solution, tuple(None if x is None else x.contiguous() for x in g), shapes, wanted)
     # scores that do not move have no numbers
-    moved = [one if x is None else x for x in (given[0], given[-1])]
-    sizes = 0 if given[0] is None else first, d - first if len(events) == 2 and given[1] is not None else 0
-    numbers = k, parts, *sizes, first, d, 0, int(rest and not shared)
+    at_first, at_rest = one.data_ptr(), one.data_ptr() if rest is None else rest.data_ptr()
+    kinds = first is None, rest is None, at_first & 15 == 0, at_rest & 15 == 0
+    key = solution.rooms, one.dtype, kinds, wanted, *shapes
+    found = _CALLS.get(key)
     if found is None:
+        found = _CALLS.put(key, (_Call.of(solution, first, rest, shapes, wanted),))
+    (call,) = found
+    return None if call is None else call(memory, at_first, at_rest)
+
+
+class _Call(NamedTuple):
+    """The launches of a gradient, for solutions and cotangents of a kind."""
+
+    # of the solution, and of the call itself
+    starts: tuple[int, ...]
+    rooms: Rooms
+    respond: Ready
+    numbers: tuple[int, ...]
+    # of the results, and those of one that is summed over what is shared
+    shapes: list[torch.Size]
+    dtype: torch.dtype
+    add: Ready | None
+    terms: tuple[int, ...]
+    wanted: bool
+
+    @classmethod
+    def of(
+        cls,
+        solution: KeptSolution,
+        first: Tensor | None,
+        rest: Tensor | None,
+        shapes: list[torch.Size],
+        wanted: tuple[bool, ...],
+    ) -> "_Call | None":
+        one = first if first is not None else rest
+        assert one is not None, "one of them moves"
+        full, dtype, device = [solution.batch + event for event in solution.events], one.dtype, one.device
+        shared = shapes[-1] != full[-1]
+        if shapes[0] != full[0] or (shared and not _is_tail(shapes[-1], full[-1])):
+            return None
+        two = len(full) == 2 and wanted[1]
+        count, k, parts, size, d = _sizes(solution)
         rooms = Rooms(rooms_of_response(count, k, d))
         own = rooms.tensors(rooms.memory(device))
-        known = solution.found.places, solution.overlaps, solution.probs
-        args = *known, *own, *moved, own[0], out, after, *numbers
-        launch = responding.prepared(**options_of_response(k, parts, d))
-        found = _RESPONSES.put(key, (rooms, Ready(launch, (count,), args)))
-    rooms, ready = found
-    own = rooms.memory(device)
-    at, starts, to = memory.data_ptr(), solution.rooms.starts, own.data_ptr()
-    q, gram, system, total = [to + start for start in rooms.starts]
-    places, probs, overlaps = at + starts[0], at + starts[1], at + starts[2]
-    ready(
-        places, overlaps, probs, q, gram, system, total, moved[0].data_ptr(), moved[1].data_ptr(), q,
-        out.data_ptr(), after.data_ptr(), *numbers,
-    )  # fmt: skip
-    if rest and shared:
-        _sum(rooms, own, after, count, first, d)
-    return [out, after if rest else None][: len(events)]
+        out = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        moved = one if first is None else first, one if rest is None else rest
+        sizes = 0 if first is None else size, 0 if rest is None else d - size
+        numbers = k, parts, *sizes, size, d, 0, int(two and not shared)
+        args = solution.found.places, solution.overlaps, solution.probs, *own, *moved, own[0], out[0], out[-1], *numbers
+        respond = Ready(responding.prepared(**options_of_response(k, parts, d)), (count,), args)
+        add, terms = None, ()
+        if two and shared:
+            length = out[1].numel()
+            steps = (d - size) // length
+            terms = count * steps, steps, length, size, d
+            grid = (triton.cdiv(length, _BLOCK),)
+            add = Ready(_add_shared.prepared(B=_BLOCK, K=_TERMS, num_warps=4), grid, (own[3], out[1], *terms))
+        return cls(solution.rooms.starts, rooms, respond, numbers, shapes, dtype, add, terms, two)
+
+    def __call__(self, memory: Tensor, at_first: int, at_rest: int) -> list[Tensor | None]:
+        starts, shapes, device = self.starts, self.shapes, memory.device
+        own = self.rooms.memory(device)
+        first = torch.empty(shapes[0], dtype=self.dtype, device=device)
+        rest = torch.empty(shapes[1], dtype=self.dtype, device=device) if self.wanted else None
+        at, to = memory.data_ptr(), own.data_ptr()
+        q, gram, system, total = [to + start for start in self.rooms.starts]
+        out = first.data_ptr()
+        after = out if rest is None else rest.data_ptr()
+        self.respond(
+            at + starts[0], at + starts[2], at + starts[1], q, gram, system, total, at_first, at_rest, q, out, after,
+            *self.numbers,
+        )  # fmt: skip
+        if self.add is not None:
+            self.add(total, after, *self.terms)
+        return [first] if len(shapes) == 1 else [first, rest]
 
 
 def _sizes(solution: KeptSolution) -> tuple[int, int, int, int, int]:
@@ -111,19 +157,6 @@ def _is_tail(shape: torch.Size, full: torch.Size) -> bool:
     while last and last[0] == 1:
         last = last[1:]
     return len(last) <= len(full) and tuple(full[len(full) - len(last) :]) == last and math.prod(full) > 0
-
-
-def _sum(rooms: Rooms, own: Tensor, out: Tensor, count: int, first: int, d: int) -> None:
-    """Add up what instances and steps share, from the sums of parts."""
-    size = out.numel()
-    numbers = count * ((d - first) // size), (d - first) // size, size, first, d
-    key = *numbers, out.dtype, out.device
-    ready = _SUMS.get(key)
-    if ready is None:
-        args = rooms.tensors(own)[3], out, *numbers
-        grid = (triton.cdiv(size, _BLOCK),)
-        ready = _SUMS.put(key, Ready(_add_shared.prepared(B=_BLOCK, K=_TERMS, num_warps=4), grid, args))
-    ready(own.data_ptr() + rooms.starts[3], out.data_ptr(), *numbers)
 
 
 @Entry
