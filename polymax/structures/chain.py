@@ -140,8 +140,7 @@ class Chain(DynamicProgram):
         problem = self.problem(*scores)
         n, s = scores[0].shape[-2:]
         events = torch.Size((n, s)), torch.Size((max(n - 1, 0), s, s))
-        unary, transition, lengths = problem.tensors
-        return Search("tags", (unary, _with_dims(transition), lengths), problem.batch, events, max(2 * n - 1, 0))
+        return Search("tags", problem.tensors, problem.batch, events, max(2 * n - 1, 0))
 
     def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Steps become  v before + transition + unary - v after,  with the values v of Viterbi's recursion."""

@@ -16,7 +16,7 @@ _ENTRIES, _COLUMNS, _BOTH = 8, 64, 32
 
 
 def plan(search: Search) -> Plan:
-    """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) and lengths (B,) as the program takes them."""
+    """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) or (s, s), lengths (B,) as the program takes them."""
     unary, transition, lengths = search.tensors
     count, n, s = unary.shape
     w, stride_b, stride_t = distinct(transition)
