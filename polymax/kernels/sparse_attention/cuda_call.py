@@ -37,8 +37,8 @@ RESIDENT = {"scan": 6, "listed_scan": 8, "collect": 8, "key_gradients": 4}
 # rows that have lists and are worked on at once by a warp, how often one after the other, entries of their lists whose
 # keys or values are gathered at once, and registers, as above: many rows wait for memory at the same time
 LISTS = {
-    "listed_contexts": ((1, 4, 16, 64), (1, 4, 8, 0)),
-    "listed_gradients": ((1, 4, 8, 0), (1, 4, 8, 0)),
+    "listed_contexts": ((1, 4, 16, 72), (1, 4, 8, 0)),
+    "listed_gradients": ((2, 2, 4, 64), (1, 4, 8, 0)),
 }
 # heads whose blocks all have no more tiles than this have no lists; in long sequences, nor have blocks of at most FEW
 FEW_IN_ALL, FEW = 20, 12
