@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.kernels.triton_ahead import compile_for, here
 from polymax.kernels.triton_launch import KNOWN, compiled, hooked, stream
 
 # kinds of calls that are remembered
@@ -29,6 +30,10 @@ class Compiled:
     def launch(self, grid: tuple[int, int, int], tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> None:
         """Run the kernel on the current device and stream, on tensors, or on their addresses where `ready` is true."""
         if type(tensors[0]) is not int:
+            if here.rehearses:
+                if KNOWN:
+                    compile_for(self.kernel, grid, (*tensors, *numbers), self.constants)
+                return
             if not KNOWN or hooked():
                 self.kernel[grid](*tensors, *numbers, **self.constants)
                 return

@@ -26,4 +26,6 @@ def chart_like(unary: Tensor, *_: object) -> Tensor:
     return unary.new_empty(batch, n, 2, states)
 
 
-chain_inside, chain_outside, chain_tangent = declare_passes(__name__, "unary transition", "lengths", chart_like)
+chain_inside, chain_outside, chain_tangent = declare_passes(
+    __name__, "unary transition", "lengths", chart_like, ahead=True
+)
