@@ -99,12 +99,14 @@ class Operator:
         there = find_spec(f"{self._package}.{device}") is not None
         function = getattr(import_module(f"{self._package}.{device if there else 'reference'}"), self._name)
         setattr(self, device, function)
-        if self.next is not None and there and args[0].is_cuda and not torch.cuda.is_current_stream_capturing():
+        if there and args[0].is_cuda:
             self._rehearse(args)
         return function(*args)
 
     def _rehearse(self, args: tuple[Any, ...]) -> None:
         """Have the kernels of operators that come next compiled meanwhile."""
+        if self.next is None:
+            return
         ahead = import_module("polymax.kernels.triton_ahead")
         given = ahead.shape_of(args)
         for op, rest in self.next(any(isinstance(a, Tensor) and a.requires_grad for a in args), *given):

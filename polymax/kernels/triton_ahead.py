@@ -5,21 +5,28 @@ tensors that have no memory, in a thread in which a launch compiles its kernel, 
 kernel waits until it is compiled. So nothing that a call computes depends on a rehearsal. One that fails is forgotten:
 the launch itself compiles again, and says what is wrong.
 
-Threads end with what they compile, and Python waits for them when it ends.
+The first step of a compilation is written in Python: threads take turns at it, and rehearsals come last. Threads end
+with what they compile, and Python waits for them when it ends.
 """
 
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton.compiler import code_generator
 from triton.runtime.driver import driver
+
+# what launchers of Triton 3.6 are told of a kernel; later versions have one for all kernels
+_PLAIN = {"num_ctas": 1, "launch_cooperative_grid": False, "launch_pdl": False, "tensordesc_meta": None}
+_NO_ROOM = {f"{kind}_scratch_{what}": 0 for kind in ("global", "profile") for what in ("size", "align")}
+_METADATA = SimpleNamespace(**_PLAIN, **_NO_ROOM)
 
 
 class _Here(threading.local):
@@ -28,33 +35,51 @@ class _Here(threading.local):
     rehearses = False
 
 
+class _Turns:
+    """Whose turn it is at what Triton does in Python."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._taken = False
+        # threads that somebody waits for, and that have not had their turn
+        self._urgent: set[int] = set()
+
+    def ask(self) -> None:
+        """Before its turn comes, no rehearsal gets one."""
+        with self._change:
+            self._urgent.add(threading.get_ident())
+
+    def leave(self) -> None:
+        with self._change:
+            self._urgent.discard(threading.get_ident())
+            self._change.notify_all()
+
+    def taking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, which one thread calls at a time."""
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._change:
+                self._change.wait_for(lambda: not self._taken and not (here.rehearses and self._urgent))
+                self._taken = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._taken = False
+                self.leave()
+
+        return call
+
+
 here = _Here()
+_turns = _Turns()
 # what any first launch waits for
 _begun: list[threading.Thread] = []
-# what launchers of Triton 3.6 are told of a kernel; later versions have one for all kernels
-_PLAIN = {"num_ctas": 1, "launch_cooperative_grid": False, "launch_pdl": False, "tensordesc_meta": None}
-_NO_ROOM = {f"{kind}_scratch_{what}": 0 for kind in ("global", "profile") for what in ("size", "align")}
-_METADATA = SimpleNamespace(**_PLAIN, **_NO_ROOM)
-
-
-class _Warnings:
-    """`warnings` for Triton, which silences them for a while, for all threads: two at once would not end as they began.
-
-    None of what it silences is said by the versions of Python that polymax runs on.
-    """
-
-    def __init__(self, whole: Any) -> None:
-        self.warn, self.warn_explicit = whole.warn, whole.warn_explicit
-
-    def catch_warnings(self) -> Any:
-        return threading.Lock()
-
-    def simplefilter(self, *_: Any) -> None:
-        pass
 
 
 def begin() -> None:
     """Start what every first launch needs: Triton's module in C, a hash of all its files, what it imports late."""
+    code_generator.ast_to_ttir = _turns.taking(code_generator.ast_to_ttir)
     if torch.cuda.is_initialized():
         _begun.append(_start(lambda: driver.active))
         _begun.append(_start(lambda: import_module("triton.runtime.cache").triton_key()))
@@ -63,8 +88,6 @@ def begin() -> None:
 
 def rehearse(function: Callable[..., Any], *args: Any) -> None:
     """Compile the kernels that function(*args) launches, in a thread; it reads no numbers of tensors."""
-    if isinstance(code_generator.warnings, ModuleType):
-        code_generator.warnings = _Warnings(code_generator.warnings)
     device = torch.cuda.current_device()
     given = [shape_of(a) for a in args]
 
@@ -85,21 +108,25 @@ def shape_of(x: Any) -> Any:
 
 def compile_for(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """The kernel that Triton compiles for arguments like these; meanwhile, a thread compiles what launches it."""
-    for thread in tuple(_begun):
-        thread.join()
-    _begun.clear()
-    launcher = None
-    if hasattr(sys.modules[driver.active.launcher_cls.__module__], "make_launcher"):
-        # what Triton compiles for: the device's cache ends with the function that tells
-        *_, bind = kernel.device_caches[driver.active.get_current_device()]
-        launcher = _start(_launch_by, bind, kernel, args, options)
-    found = kernel.warmup(*args, grid=grid, **options)
-    if launcher is not None:
-        launcher.join()
+    if not here.rehearses:
+        _turns.ask()
+    try:
+        for thread in tuple(_begun):
+            _end(thread)
+        _begun.clear()
+        launcher = None
+        if hasattr(sys.modules[driver.active.launcher_cls.__module__], "make_launcher"):
+            # the last of what Triton keeps for a device tells what it compiles for
+            *_, bind = kernel.device_caches[driver.active.get_current_device()]
+            launcher = _start(_compile_launcher, bind, kernel, args, options)
+        found = kernel.warmup(*args, grid=grid, **options)
+        _end(launcher)
+    finally:
+        _turns.leave()
     return found
 
 
-def _launch_by(bind: Any, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+def _compile_launcher(bind: Any, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Have Triton compile what launches the kernel: it is found on the disk later."""
     _, kinds, _ = bind(*args, **options)
     signature = {p.name: kind[0] for p, kind in zip(kernel.params, kinds, strict=True)}
@@ -112,6 +139,14 @@ def _start(function: Callable[..., Any], *args: Any) -> threading.Thread:
         with suppress(Exception):
             function(*args)
 
-    thread = threading.Thread(target=run, name="polymax compiles ahead")
-    thread.start()
+    thread = threading.Thread(target=run, name="polymax compiles")
+    # there may be too many, or Python ends
+    with suppress(RuntimeError):
+        thread.start()
     return thread
+
+
+def _end(thread: threading.Thread | None) -> None:
+    """Wait for a thread that was started."""
+    if thread is not None and thread.ident is not None:
+        thread.join()
