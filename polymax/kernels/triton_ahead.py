@@ -1,9 +1,9 @@
 """Kernels compiled side by side: what a first call launches later is compiled by threads meanwhile.
 
 Triton spends most of its time in passes and programs that do not hold Python's lock. A rehearsal calls a function with
-tensors that have no memory, in a thread in which a launch compiles its kernel, and does no more; whoever launches that
-kernel waits until it is compiled. So nothing that a call computes depends on a rehearsal. One that fails is forgotten:
-the launch itself compiles again, and says what is wrong.
+tensors that have no memory, in a thread in which a launch has its kernel compiled by another thread, and does no more;
+whoever launches that kernel waits until it is compiled. So nothing that a call computes depends on a rehearsal. What
+fails is forgotten: the launch itself compiles again, and says what is wrong.
 
 The first step of a compilation is written in Python: threads take turns at it, and rehearsals come last. Threads end
 with what they compile, and Python waits for them when it ends.
@@ -87,14 +87,18 @@ def begin() -> None:
 
 
 def rehearse(function: Callable[..., Any], *args: Any) -> None:
-    """Compile the kernels that function(*args) launches, in a thread; it reads no numbers of tensors."""
+    """Have the kernels that function(*args) launches compiled; it is one that reads no numbers of tensors."""
+    apart(function, *map(shape_of, args))
+
+
+def apart(function: Callable[..., Any], *args: Any) -> None:
+    """Call a function in a thread that rehearses, for the current device."""
     device = torch.cuda.current_device()
-    given = [shape_of(a) for a in args]
 
     def play() -> None:
         here.rehearses = True
         with torch.cuda.device(device), torch.no_grad():
-            function(*given)
+            function(*args)
 
     _start(play)
 

@@ -20,7 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
-from polymax.kernels.triton_ahead import begin, compile_for, here
+from polymax.kernels.triton_ahead import apart, begin, compile_for, here
 
 # versions in which a compiled kernel is run by `run(x, y, z, stream, function, metadata, None, None, None, *arguments)`
 TRIED = ("3.6.", "3.7.")
@@ -94,14 +94,15 @@ class Launch:
         return found
 
     def rehearse(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-        """Compile the kernel for arguments like these; it is loaded by who launches it."""
+        """Have the kernel compiled for arguments like these; it is loaded by who launches it."""
         key: list[Any] = [torch._C._cuda_getDevice()]
-        if not KNOWN or not told(args, key):
-            return
+        if KNOWN and told(args, key) and tuple(key) not in self._rehearsed:
+            self._rehearsed.add(tuple(key))
+            apart(self._compile, grid, args)
+
+    def _compile(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
         with self._compiling:
-            if tuple(key) not in self._rehearsed:
-                compile_for(self.kernel, grid, args, self.options)
-                self._rehearsed.add(tuple(key))
+            compile_for(self.kernel, grid, args, self.options)
 
 
 class Bound:

@@ -174,7 +174,7 @@ def solve(
     state = _State.empty(given, plan.slots, places)
     launch = _Launcher(solver, given, whole, wary and looked)
     if not (asked or recorded):
-        _compile_ahead(launch, search, plan, state, scores[0].dtype)
+        _compile_ahead(launch, search, plan, state, scores[0].dtype, seeds)
     first = True
     if asked or start is not None:
         launch(plan._replace(problem=(state.gaps, state.gaps)) if asked else plan, state, 0, first)
@@ -270,9 +270,11 @@ class _Launcher(NamedTuple):
         return {"BEST": plan.best, "SIZES": plan.sizes, **sizes, "num_warps": warps, "num_stages": 1}
 
 
-def _compile_ahead(launch: _Launcher, search: Search, plan: Plan, state: _State, dtype: torch.dtype) -> None:
+def _compile_ahead(
+    launch: _Launcher, search: Search, plan: Plan, state: _State, dtype: torch.dtype, seeds: int
+) -> None:
     """Have what comes after the loop compiled meanwhile, at the first call of its kind."""
-    kind = search.kind, plan.sizes, plan.slots, len(plan.event), state.held[0].shape[1], dtype, launch.whole
+    kind = search.kind, plan.sizes, plan.slots, state.held[0].shape[1], dtype, launch.whole, seeds > 0
     if kind in _ahead or not launch.given.is_cuda:
         return
     _ahead.add(kind)
@@ -280,6 +282,8 @@ def _compile_ahead(launch: _Launcher, search: Search, plan: Plan, state: _State,
     parts = search.most if plan.states else plan.slots
     # how many structures there will be is not known yet
     k = plan.slots
+    if seeds:
+        rehearse(prepare, state.held, seeds)
     rehearse(ordered, state.held, state.known, state.gaps, search.batch, k, parts, plan.states)
     lists = torch.empty((count, k, parts), dtype=torch.int32, device="meta")
     probs, overlaps = lists.new_empty(count, k, dtype=torch.float64), lists.new_empty(count, k, k)

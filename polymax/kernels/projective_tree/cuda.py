@@ -137,7 +137,7 @@ def _pass(
         store_square(p_mu + i_b * size * size, p_arcs, m, size, s, BI * BK)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _up(
     p_x,
     p_c,
@@ -183,7 +183,7 @@ def _up(
         tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _begin(
     p_scores,
     p_d,
@@ -226,7 +226,7 @@ def _begin(
     return dvalue
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _down(
     p_c,
     p_dc,
