@@ -25,7 +25,7 @@ from polymax.kernels.active_set.cuda_face import span
 from polymax.kernels.active_set.cuda_solution import ordered
 from polymax.kernels.active_set.cuda_start import prepare
 from polymax.kernels.response.cuda import mixture, response
-from polymax.kernels.triton_ahead import rehearse
+from polymax.kernels.triton_ahead import apart, rehearse
 from polymax.kernels.triton_math import ceil_power, on_device
 from polymax.solvers.reduced import LARGEST_SCORE, all_small
 from polymax.solvers.rules import Solver
@@ -282,15 +282,16 @@ def _compile_ahead(
     parts = search.most if plan.states else plan.slots
     # how many structures there will be is not known yet
     k = plan.slots
+    lists = torch.empty((count, k, parts), dtype=torch.int32, device="meta")
+    probs, overlaps = lists.new_empty(count, k, dtype=torch.float64), lists.new_empty(count, k, k)
+    # what takes longest comes first
+    if launch.whole:
+        apart(launch.span, plan, state, _ALL)
+        rehearse(response, lists, overlaps, probs, probs.new_empty(count, d, dtype=dtype), None, d)
     if seeds:
         rehearse(prepare, state.held, seeds)
     rehearse(ordered, state.held, state.known, state.gaps, search.batch, k, parts, plan.states)
-    lists = torch.empty((count, k, parts), dtype=torch.int32, device="meta")
-    probs, overlaps = lists.new_empty(count, k, dtype=torch.float64), lists.new_empty(count, k, k)
     rehearse(mixture, lists, probs, d, dtype)
-    if launch.whole:
-        rehearse(launch.span, plan, state, _ALL)
-        rehearse(response, lists, overlaps, probs, probs.new_empty(count, d, dtype=dtype), None, d)
 
 
 def _solution(kind: Any, search: Search, plan: Plan, state: _State, width: int) -> Solution:
