@@ -39,13 +39,13 @@ class _Turns:
     """Whose turn it is at what Triton does in Python."""
 
     def __init__(self) -> None:
+        self._turn = threading.RLock()
         self._change = threading.Condition()
-        self._taken = False
         # threads that somebody waits for, and that have not had their turn
         self._urgent: set[int] = set()
 
     def ask(self) -> None:
-        """Before its turn comes, no rehearsal gets one."""
+        """Before its turn comes, no rehearsal begins one."""
         with self._change:
             self._urgent.add(threading.get_ident())
 
@@ -59,14 +59,14 @@ class _Turns:
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._change:
-                self._change.wait_for(lambda: not self._taken and not (here.rehearses and self._urgent))
-                self._taken = True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._taken = False
-                self.leave()
+            if here.rehearses:
+                with self._change:
+                    self._change.wait_for(lambda: not self._urgent)
+            with self._turn:
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    self.leave()
 
         return call
 
