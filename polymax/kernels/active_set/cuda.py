@@ -281,7 +281,7 @@ def _compile_ahead(
     count, d = search.batch.numel(), sum(map(torch.Size.numel, search.events))
     parts = search.most if plan.states else plan.slots
     # how many structures there will be is not known yet
-    k = plan.slots
+    k = plan.likely or plan.slots
     lists = torch.empty((count, k, parts), dtype=torch.int32, device="meta")
     probs, overlaps = lists.new_empty(count, k, dtype=torch.float64), lists.new_empty(count, k, k)
     # what takes longest comes first
