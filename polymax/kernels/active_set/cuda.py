@@ -24,7 +24,8 @@ from polymax.kernels.active_set import FEW, cuda_loop
 from polymax.kernels.active_set.cuda_face import span
 from polymax.kernels.active_set.cuda_solution import ordered
 from polymax.kernels.active_set.cuda_start import prepare
-from polymax.kernels.response.cuda import response
+from polymax.kernels.response.cuda import mixture, response
+from polymax.kernels.triton_ahead import apart, rehearse
 from polymax.kernels.triton_math import ceil_power, on_device
 from polymax.solvers.reduced import LARGEST_SCORE, all_small
 from polymax.solvers.rules import Solver
@@ -40,6 +41,8 @@ _LIKELY = 256
 _ENTRIES = 16
 # iterations before a look at whether all instances are done, where each is a launch; and where none is
 _LAUNCHES, _ALL = 8, 2**30
+# kinds of problems that were called before
+_ahead: set[Any] = set()
 
 
 class Plan(NamedTuple):
@@ -170,6 +173,8 @@ def solve(
         _rehearse(places, search.most, sum(map(torch.Size.numel, search.events)), scores[0].dtype, scores[0].device)
     state = _State.empty(given, plan.slots, places)
     launch = _Launcher(solver, given, whole, wary and looked)
+    if not (asked or recorded):
+        _compile_ahead(launch, search, plan, state, scores[0].dtype, seeds)
     first = True
     if asked or start is not None:
         launch(plan._replace(problem=(state.gaps, state.gaps)) if asked else plan, state, 0, first)
@@ -232,17 +237,10 @@ class _Launcher(NamedTuple):
 
     def __call__(self, plan: Plan, state: _State, rounds: int, first: bool) -> None:
         """Up to so many rounds of each instance; at first, nothing is known."""
-        count, room, slots = state.held[0].shape
-        # a vector of weights is spread over threads, too
-        warps = max(plan.warps, min(room // 64, 8) if room > 64 else 1)
-        width = min(max(ceil_power(slots), 32), 256)
-        # more to a thread where a matrix is far away
-        tile = 32 * warps * _ENTRIES
-        rows, some = max(min(tile * (2 if room > 256 else 1) // room, room), 2), max(min(tile // width, room), 2)
+        count, _, slots = state.held[0].shape
         others = self.given if plan.others is None else plan.others
         total = 0 if plan.others is None else others.numel()
-        sizes = {"K": room, "BR": rows, "BP": some, "BU": width, "BS": plan.columns}
-        options = {"BEST": plan.best, "SIZES": plan.sizes, **sizes, "num_warps": warps, "num_stages": 1}
+        options = self._options(plan, state)
         with on_device(self.given):
             cuda_loop.iterate[(count,)](
                 plan.problem, state.held, state.point, state.fresh, state.known, state.gaps, *plan.event, slots,
@@ -250,10 +248,50 @@ class _Launcher(NamedTuple):
                 total, int(self.wary), LARGEST_SCORE, **options,
             )  # fmt: skip
             if self.whole and rounds:
-                span[(count,)](
-                    plan.problem, state.held, state.point, state.fresh, state.known, *plan.event, slots, rounds,
-                    **options,
-                )  # fmt: skip
+                self.span(plan, state, rounds, options)
+
+    def span(self, plan: Plan, state: _State, rounds: int, options: dict[str, Any] | None = None) -> None:
+        """The faces of instances that have converged."""
+        count, _, slots = state.held[0].shape
+        span[(count,)](
+            plan.problem, state.held, state.point, state.fresh, state.known, *plan.event, slots, rounds,
+            **(options or self._options(plan, state)),
+        )  # fmt: skip
+
+    def _options(self, plan: Plan, state: _State) -> dict[str, Any]:
+        _, room, slots = state.held[0].shape
+        # a vector of weights is spread over threads, too
+        warps = max(plan.warps, min(room // 64, 8) if room > 64 else 1)
+        width = min(max(ceil_power(slots), 32), 256)
+        # more to a thread where a matrix is far away
+        tile = 32 * warps * _ENTRIES
+        rows, some = max(min(tile * (2 if room > 256 else 1) // room, room), 2), max(min(tile // width, room), 2)
+        sizes = {"K": room, "BR": rows, "BP": some, "BU": width, "BS": plan.columns}
+        return {"BEST": plan.best, "SIZES": plan.sizes, **sizes, "num_warps": warps, "num_stages": 1}
+
+
+def _compile_ahead(
+    launch: _Launcher, search: Search, plan: Plan, state: _State, dtype: torch.dtype, seeds: int
+) -> None:
+    """Have what comes after the loop compiled meanwhile, at the first call of its kind."""
+    kind = search.kind, plan.sizes, plan.slots, state.held[0].shape[1], dtype, launch.whole, seeds > 0
+    if kind in _ahead or not launch.given.is_cuda:
+        return
+    _ahead.add(kind)
+    count, d = search.batch.numel(), sum(map(torch.Size.numel, search.events))
+    parts = search.most if plan.states else plan.slots
+    # how many structures there will be is not known yet
+    k = plan.likely or plan.slots
+    lists = torch.empty((count, k, parts), dtype=torch.int32, device="meta")
+    probs, overlaps = lists.new_empty(count, k, dtype=torch.float64), lists.new_empty(count, k, k)
+    # what takes longest comes first
+    if launch.whole:
+        apart(launch.span, plan, state, _ALL)
+        rehearse(response, lists, overlaps, probs, probs.new_empty(count, d, dtype=dtype), None, d)
+    if seeds:
+        rehearse(prepare, state.held, seeds)
+    rehearse(ordered, state.held, state.known, state.gaps, search.batch, k, parts, plan.states)
+    rehearse(mixture, lists, probs, d, dtype)
 
 
 def _solution(kind: Any, search: Search, plan: Plan, state: _State, width: int) -> Solution:
