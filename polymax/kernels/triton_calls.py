@@ -4,12 +4,14 @@ Kernels of fifty arguments take long to launch even where only the kinds of argu
 of the same types, shapes, strides and alignments, and with the same numbers, launch the same kernels: they ask once.
 """
 
+import threading
 from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polymax.kernels.triton_ahead import apart, compile_for, here
 from polymax.kernels.triton_launch import KNOWN, compiled, hooked, stream
 
 # kinds of calls that are remembered
@@ -23,27 +25,37 @@ class Compiled:
         self.kernel = kernel
         self.constants = constants
         self._run: Any = None
+        self._compiling = threading.Lock()
         self._first: tuple[Any, ...] = ()
         self._last: tuple[Any, ...] = ()
 
     def launch(self, grid: tuple[int, int, int], tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> None:
         """Run the kernel on the current device and stream, on tensors, or on their addresses where `ready` is true."""
         if type(tensors[0]) is not int:
+            if here.rehearses:
+                if KNOWN:
+                    apart(self._compile, grid, (*tensors, *numbers))
+                return
             if not KNOWN or hooked():
                 self.kernel[grid](*tensors, *numbers, **self.constants)
                 return
             if self._run is None:
-                self._run, function, metadata, self._last = compiled(
-                    self.kernel, grid, (*tensors, *numbers), self.constants
-                )
-                self._first = function, metadata, None, None, None
+                with self._compiling:
+                    run, function, metadata, self._last = compiled(
+                        self.kernel, grid, (*tensors, *numbers), self.constants
+                    )
+                self._run, self._first = run, (function, metadata, None, None, None)
             # of an address the launcher does not ask the driver whose it is
             tensors = tuple([t.data_ptr() for t in tensors])
         self._run(*grid, stream(torch._C._cuda_getDevice()), *self._first, *tensors, *numbers, *self._last)
 
+    def _compile(self, grid: tuple[int, int, int], args: tuple[Any, ...]) -> None:
+        with self._compiling:
+            compile_for(self.kernel, grid, args, self.constants)
+
     def ready(self) -> bool:
         """True if the kernel was compiled, and runs on addresses."""
-        return self._run is not None and not hooked()
+        return self._run is not None and not here.rehearses and not hooked()
 
 
 class Prepared(Compiled):

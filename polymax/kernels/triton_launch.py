@@ -3,7 +3,8 @@
 Triton looks at every argument of every launch by Python code, to find what it compiled for such arguments: some 30 us,
 more than a small kernel takes. The same question has a short answer here: dtypes and the alignment of tensors, and of
 integers whether they are 1, or multiples of 16, or wide. The first launch of a kind asks Triton, through `warmup`.
-Tuples of such arguments are asked for what is in them.
+Tuples of such arguments are asked for what is in them. Of two threads that launch what is not compiled yet, one waits
+for the other; one that rehearses (triton_ahead.py) compiles, and launches nothing.
 
 How a compiled kernel is run belongs to Triton, and may change: versions that run it in this way are listed, which
 tests/test_price.py compares with what Triton does, and others launch as Triton does, as do hooks, the interpreter, and
@@ -11,6 +12,7 @@ arguments other than tensors and numbers.
 """
 
 import os
+import threading
 from functools import partial
 from typing import Any
 
@@ -18,11 +20,15 @@ import torch
 import triton
 from torch import Tensor
 
+from polymax.kernels.triton_ahead import apart, begin, compile_for, here
 from polymax.kernels.triton_straight import straight
 
 # versions in which a compiled kernel is run by `run(x, y, z, stream, function, metadata, None, None, None, *arguments)`
 TRIED = ("3.6.", "3.7.")
 KNOWN = triton.__version__.startswith(TRIED) and os.environ.get("TRITON_INTERPRET") != "1"
+
+if KNOWN:
+    begin()
 
 
 class Entry:
@@ -34,7 +40,7 @@ class Entry:
         self.__doc__ = kernel.__doc__
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return partial(self.launch, grid) if KNOWN else self.kernel[grid]
+        return partial(self.launch, grid) if KNOWN or here.rehearses else self.kernel[grid]
 
     def launch(self, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         """Run the kernel on the current device and stream."""
@@ -56,9 +62,14 @@ class Launch:
         self.kernel = kernel
         self.options = options
         self._compiled: dict[Any, Any] = {}
+        self._rehearsed: set[Any] = set()
+        self._compiling = threading.Lock()
 
     def __call__(self, grid: tuple[int, ...], *args: Any) -> None:
         """Run the kernel on the current device and stream."""
+        if here.rehearses:
+            self.rehearse(grid, args)
+            return
         if not KNOWN:
             self.kernel[grid](*args, **self.options)
             return
@@ -79,8 +90,20 @@ class Launch:
         kind = tuple(key)
         found = self._compiled.get(kind)
         if found is None:
-            found = self._compiled[kind] = compiled(self.kernel, grid, args, self.options)
+            with self._compiling:
+                found = self._compiled[kind] = compiled(self.kernel, grid, args, self.options)
         return found
+
+    def rehearse(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        """Have the kernel compiled for arguments like these; it is loaded by who launches it."""
+        key: list[Any] = [torch._C._cuda_getDevice()]
+        if KNOWN and told(args, key) and tuple(key) not in self._rehearsed:
+            self._rehearsed.add(tuple(key))
+            apart(self._compile, grid, args)
+
+    def _compile(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        with self._compiling:
+            compile_for(self.kernel, grid, args, self.options)
 
 
 class Bound:
@@ -106,11 +129,18 @@ class Bound:
                 together |= place
             device = torch._C._cuda_getDevice()
             ready = self._aligned.get(device)
-            if ready is not None and not together & 15 and not self.launch.kernel.pre_run_hooks and not hooked():
+            # tensors without memory are for rehearsals
+            if (
+                ready is not None
+                and together
+                and not together & 15
+                and not self.launch.kernel.pre_run_hooks
+                and not hooked()
+            ):
                 run, x, y, z, function, metadata, rest = ready
                 run(x, y, z, stream(device), function, metadata, None, None, None, *places, *rest)
                 return
-            if not together & 15:
+            if not together & 15 and not here.rehearses:
                 found = self.launch.found(device, self.grid, (*tensors, *self.numbers))
                 if found is not None:
                     run, function, metadata, constants = found
@@ -139,7 +169,7 @@ def told(args: tuple[Any, ...], key: list[Any]) -> bool:
 
 def compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
     """What is run for arguments like these: a function, what it is given first, and compile-time arguments."""
-    found = kernel.warmup(*args, grid=grid, **options)
+    found = compile_for(kernel, grid, args, options)
     found._init_handles()
     # a kernel is handed its compile-time arguments, too, which are in the code
     constants = tuple(options[p.name] for p in kernel.params[len(args) :])

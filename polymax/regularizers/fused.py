@@ -10,7 +10,7 @@ from torch.autograd import Function
 from polymax import _check
 from polymax._dispatch import bare
 from polymax._function import apply_function
-from polymax.kernels.oscar_prox import oscar_prox
+from polymax.kernels.oscarmax import oscarmax
 from polymax.kernels.segment_mean import segment_mean
 from polymax.kernels.threshold import TSALLIS, threshold
 from polymax.kernels.tv_prox import tv_prox
@@ -82,11 +82,8 @@ class Oscar(Regularizer):
     def argmax_rows(self, x: Tensor) -> Tensor:
         if bare(x) and type(self.strength) is float and x.dtype.itemsize >= 4:
             strength = constant.kept(self.strength, x.dim() - 1, x.dtype, x.device)
-            return threshold.cpu(oscar_prox.cpu(x, strength, True)[0], SPARSEMAX, TSALLIS)
-        if x.is_cuda:
-            return weights(x, _per_row(self.strength, x), ordered=True)
-        y = apply_function(Oscarmax, wide(x), _per_row(self.strength, x))[0]
-        return y if y.dtype == x.dtype else y.to(x.dtype)
+            return oscarmax.cpu(x, strength)[0]
+        return weights(x, _per_row(self.strength, x), ordered=True)
 
     def omega_rows(self, p: Tensor, keep: Tensor | None = None) -> Tensor:
         present = torch.full(p.shape[:-1], p.shape[-1], device=p.device) if keep is None else keep.sum(-1)
@@ -154,39 +151,6 @@ class SegmentMean(Function):
 
 def _projected(z: Tensor, v: Tensor, order: Tensor | None, y: Tensor | None) -> Tensor:
     return apply_function(SegmentMean, z, v, order, y)
-
-
-class Oscarmax(Function):
-    """y = sparsemax(z) of z = argmin |z - x|^2 / 2 + strength/2 sum_{i<j} |z_i - z_j|, z, and the order that sorts x.
-
-    Piecewise linear.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        z, order = oscar_prox(x, strength, True)
-        return threshold(z, SPARSEMAX, TSALLIS), z, order
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*output)
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None]:
-        if v is None:
-            return None, None
-        y, z, order = ctx.saved_tensors
-        dx = _projected(z, v, order, y)
-        dstrength = None
-        if ctx.needs_input_grad[1]:
-            # the strength lowers the i-th largest score by m - i, but for a constant
-            pairs = (z > -torch.inf).sum(-1, keepdim=True) - 1 - torch.arange(z.shape[-1], device=z.device)
-            dstrength = -(dx.gather(-1, order.long()) * pairs).sum(-1)
-        return dx, dstrength
 
 
 def _per_row(strength: float | Tensor, x: Tensor) -> Tensor:

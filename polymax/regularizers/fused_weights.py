@@ -1,7 +1,7 @@
 """Fusedmax and oscarmax where one kernel is the whole mapping: with how the row is divided instead of its prox.
 
-CUDA has such kernels. A row is read once, in its own dtype, and what is kept for the gradient is a byte of each entry,
-or its place in the order.
+Such kernels are those of CUDA, and that of oscarmax on the CPU. A row is read once, in its own dtype, and what is kept
+for the gradient is a byte of each entry, or its place in the order.
 """
 
 from typing import Any

@@ -28,8 +28,11 @@ _STEPS = {FrankWolfe: numba_steps.FRANK_WOLFE, AwayStep: numba_steps.AWAY_STEP, 
 _AS_GIVEN = ("tags", "arcs", "cells")
 # room for so many structures at first; more where they do not suffice
 _ROOM = 128
-# some fifty iterations, each of a few passes over the scores
-_WEIGHT = 800
+# what a question and the weights of its answer cost, in units of a pass over a number: at least, and for each unit of
+# the search's work
+_LEAST, _PASSES = 800, 8
+# exact weights take about as many questions as a structure has parts, and step rules no fewer than this
+_STEPS_TAKEN = 50
 
 
 def solve(
@@ -57,12 +60,13 @@ def solve(
     asked = address(kind.best), rule, (solver.max_iter, solver.tol, whole, limit)
     given = *problem[:4], *problem.memory, problem.choices
     width = d if len(events) == 1 else sum(map(torch.Size.numel, events))
+    cost = (parts if rule is None else max(parts, _STEPS_TAKEN)) * (_LEAST + _PASSES * problem.work)
     while True:
         places, probs = np.empty((count, room, parts), np.int32), np.empty((count, room))
         overlaps = np.empty((count, room, room), np.int16 if parts < 2**15 else np.int32)
         means, numbers, counts = np.empty((count, width)), np.empty((2, count)), np.zeros((3, count), np.int64)
         out = places, probs, overlaps, means, numbers, counts
-        run(numba_loop.solve, count, problem.work * _WEIGHT, *asked, given, d, *seeds, out)
+        run(numba_loop.solve, count, cost, *asked, given, d, *seeds, out)
         most, large, full, done = numba_loop.summary(counts)
         if large:
             return None

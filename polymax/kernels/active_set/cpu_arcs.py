@@ -20,7 +20,7 @@ def problem(search):
         rows,
         np.empty((1, 0)),
         ((2 * width, width), 1 + 2 * width, (10, 2 * width)),
-        width * width,
+        4 * width * width,
     )
 
 

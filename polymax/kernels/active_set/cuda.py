@@ -26,7 +26,9 @@ from polymax.kernels.active_set.cuda_face import span
 from polymax.kernels.active_set.cuda_known import KnownCall, Memory, mean_shapes
 from polymax.kernels.active_set.cuda_solution import ordered
 from polymax.kernels.active_set.cuda_start import prepare
-from polymax.kernels.response.cuda import response
+from polymax.kernels.response.cuda import mixture, response
+from polymax.kernels.response.cuda_kept import add_shared
+from polymax.kernels.triton_ahead import apart, rehearse
 from polymax.kernels.triton_calls import Remembered
 from polymax.kernels.triton_math import ceil_power, here, on_device
 from polymax.kernels.triton_ready import Room, Rooms, alike, possible
@@ -47,6 +49,8 @@ _REPEATED = ("tags", "counted_tags", "arcs", "cells")
 _CALLS = Remembered()
 # iterations before a look at whether all instances are done, where each is a launch; and where none is
 _LAUNCHES, _ALL = 8, 2**30
+# kinds of problems that were called before
+_ahead: set[Any] = set()
 
 
 class Plan(NamedTuple):
@@ -209,7 +213,9 @@ def _make_call(solver: Solver, tensors: int, search: Search, whole: bool, wary: 
     mine = iter(views[len(arrays) :])
     state = _State.of(views[: len(arrays)], memory.known)
     plan = plan._replace(problem=tuple(next(mine) if isinstance(x, Room) else x for x in plan.problem))
-    launches = _Launcher(solver, first.reshape(count, d), whole, wary).calls(plan, state, _ALL, True)
+    launch = _Launcher(solver, first.reshape(count, d), whole, wary)
+    _compile_ahead(launch, search, plan, state, 0, known=True)
+    launches = launch.calls(plan, state, _ALL, True)
     return KnownCall.of(rooms, memory, launches, search, search.most if plan.states else plan.slots, plan.states)
 
 
@@ -245,6 +251,8 @@ def _solve(
     state = _State.of(arrays, torch.empty((3, count), dtype=torch.int32, device=device))
     plan = plan._replace(problem=tuple(x.new(device) if isinstance(x, Room) else x for x in plan.problem))
     launch = _Launcher(solver, given, whole, wary and looked)
+    if not (asked or recorded):
+        _compile_ahead(launch, search, plan, state, seeds)
     first = True
     if asked or start is not None:
         launch(plan._replace(problem=(state.gaps, state.gaps)) if asked else plan, state, 0, first)
@@ -347,9 +355,44 @@ class _Launcher(NamedTuple):
         found = [(cuda_loop.iterate, options, (*known, state.gaps, *sizes, *numbers, *look))]
         return [*found, (span, options, (*known, *sizes))] if self.whole and rounds else found
 
+    def span(self, plan: Plan, state: _State) -> None:
+        """The faces of instances that have converged."""
+        _, (kernel, options, args) = self.calls(plan, state, _ALL, False)
+        kernel[(len(state.fresh),)](*args, **options)
+
+
+def _compile_ahead(
+    launch: _Launcher, search: Search, plan: Plan, state: _State, seeds: int, known: bool = False
+) -> None:
+    """Have what comes after the loop compiled meanwhile, at the first call of its kind, known or not."""
+    dtype, device = launch.given.dtype, torch.device("meta")
+    kind = search.kind, plan.sizes, plan.slots, state.held[0].shape[1], dtype, launch.whole, seeds > 0, known
+    if kind in _ahead or not launch.given.is_cuda:
+        return
+    _ahead.add(kind)
+    count, d = search.batch.numel(), sum(map(torch.Size.numel, search.events))
+    parts = search.most if plan.states else plan.slots
+    # how many structures there will be is not known yet
+    k = plan.likely or plan.slots
+    lists = torch.empty((count, k, parts), dtype=torch.int32, device=device)
+    probs, overlaps = lists.new_empty(count, k, dtype=torch.float64), lists.new_empty(count, k, k)
+    sums = probs.new_empty(count, d)
+    # what takes longest comes first
+    if launch.whole:
+        apart(launch.span, plan, state)
+        rehearse(response, lists, overlaps, probs, sums.to(dtype), None, d)
+    if seeds:
+        rehearse(prepare, state.held, seeds)
+    rehearse(ordered, state.held, state.known, state.gaps, search.batch, k, parts, plan.states, dtype)
+    if not known or not mean_shapes(search):
+        rehearse(mixture, lists, probs, d, dtype)
+    if known and launch.whole and len(search.events) > 1:
+        rehearse(add_shared, sums, sums.to(dtype), (1, 1, d, 0, d))
+
 
 def _solution(kind: Any, search: Search, plan: Plan, state: _State, width: int) -> Solution:
     """The structures in the first `width` places, heaviest first."""
     parts = search.most if plan.states else plan.slots
-    places, *others = ordered(state.held, state.known, state.gaps, search.batch, width, parts, plan.states)
+    dtype = search.tensors[0].dtype
+    places, *others = ordered(state.held, state.known, state.gaps, search.batch, width, parts, plan.states, dtype)
     return Solution(kind.listed(search, places), *others)

@@ -85,11 +85,12 @@ class KnownCall:
         device, (room, slots) = memory.own.device, state[0].shape[1:]
         kept, mean = rooms.memory(device), [torch.empty(s, dtype=self._dtype, device=device) for s in self._shapes]
         # as `ordered` has it where there is no mean
-        gaps, (first, rest), d = state[_GAPS], (mean[0], mean[-1]) if mean else (state[1], state[1]), 0
-        if mean:
-            d = sum(t.numel() for t in mean) // self._count
-        arrays = *state[:3], memory.known, gaps, *rooms.tensors(kept), state[-1] if mean else gaps, first, rest
-        args = *arrays, slots, self._parts, k, self._states, first.numel() // self._count if mean else 0, d
+        gaps = state[_GAPS]
+        none = gaps if self._dtype == torch.float64 else state[1]
+        sums, first, rest = (state[-1], mean[0], mean[-1]) if mean else (gaps, none, none)
+        sizes = (first.numel() // self._count, sum(t.numel() for t in mean) // self._count) if mean else (0, 0)
+        arrays = *state[:3], memory.known, gaps, *rooms.tensors(kept), sums, first, rest
+        args = *arrays, slots, self._parts, k, self._states, *sizes
         recipe = recipe_of(args, (*memory, kept, *mean))
         assert recipe is not None, "all arrays are in the memory of the call"
         options = options_of_order(room, self._parts, self._states)

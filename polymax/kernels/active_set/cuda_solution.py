@@ -33,16 +33,19 @@ def ordered(
     k: int,
     parts: int,
     states: int,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, ...]:
     """Lists of parts, weights, overlaps, value, iterations and gap, of the first k structures in order.
 
-    Sequences of so many `states` list their steps, too, after their states.
+    Sequences of so many `states` list their steps, too, after their states. The dtype is that of the mean which the
+    same kernel adds up elsewhere.
     """
     out = tuple(room.new(known.device) for room in rooms_of_solution(batch, k, parts))
     count, room, slots = held[0].shape
     with on_device(known):
         # no mean, and nothing is written to where it would be
-        args = *held, known, gaps, *out, gaps, held[1], held[1], slots, parts, k, states, 0, 0
+        none = gaps if dtype == torch.float64 else held[1]
+        args = *held, known, gaps, *out, gaps, none, none, slots, parts, k, states, 0, 0
         order[(count,)](*args, **options_of_order(room, parts, states))
     return out
 

@@ -9,7 +9,12 @@ Shapes: x, y, v `(*batch, n)`; lower, upper `(*batch, n)`, or 1 in every dim; to
 results like x, of half precision the weights in float32; the Jacobian's like v.
 """
 
-from polymax._dispatch import declare
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax._dispatch import Operator, declare
 from polymax.kernels.widen import like_argument, wide_like
 
 capped = declare(
@@ -20,3 +25,13 @@ capped_backward = declare(
     "capped_backward(Tensor y, Tensor v, Tensor lower, Tensor upper, bool entropic) -> Tensor",
     like_argument(1),
 )
+
+
+def _next(
+    derived: bool, x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool
+) -> list[tuple[Operator, tuple[Any, ...]]]:
+    v = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return [(capped_backward, (wide_like(v), v, lower, upper, entropic))] if derived else []
+
+
+capped.next = _next

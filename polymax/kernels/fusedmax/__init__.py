@@ -16,7 +16,7 @@ Shapes: x, y, v `(*batch, n)`, strength `(*batch,)` or 1 in every dim, mark like
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax._dispatch import Operator, declare
 
 ABSENT, WITHOUT, SAME, ABOVE, BELOW, FIRST, BAD = -1, 0, 1, 2, 3, 4, 5
 
@@ -32,3 +32,11 @@ def _fake_backward(mark: Tensor, v: Tensor) -> Tensor:
 
 fusedmax = declare(__name__, "fusedmax(Tensor x, Tensor strength) -> (Tensor y, Tensor mark)", _fake)
 fusedmax_backward = declare(__name__, "fusedmax_backward(Tensor mark, Tensor v) -> Tensor", _fake_backward)
+
+
+def _next(derived: bool, *args: Tensor) -> list[tuple[Operator, tuple[Tensor, Tensor]]]:
+    y, division = _fake(*args)
+    return [(fusedmax_backward, (division, y))] if derived else []
+
+
+fusedmax.next = _next

@@ -16,7 +16,7 @@ Shapes: x, y, v `(*batch, n)`, strength `(*batch,)` or 1 in every dim, code like
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax._dispatch import Operator, declare
 
 HEAVY, BEGINS, BAD = 1, 2, -1
 
@@ -32,3 +32,11 @@ def _fake_backward(code: Tensor, v: Tensor) -> Tensor:
 
 oscarmax = declare(__name__, "oscarmax(Tensor x, Tensor strength) -> (Tensor y, Tensor code)", _fake)
 oscarmax_backward = declare(__name__, "oscarmax_backward(Tensor code, Tensor v) -> Tensor", _fake_backward)
+
+
+def _next(derived: bool, *args: Tensor) -> list[tuple[Operator, tuple[Tensor, Tensor]]]:
+    y, division = _fake(*args)
+    return [(oscarmax_backward, (division, y))] if derived else []
+
+
+oscarmax.next = _next

@@ -31,6 +31,7 @@ from polymax.kernels.span_tree.cuda_chart import (
     spans,
     values_or_slopes,
 )
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 _WARPS = 8
@@ -76,6 +77,7 @@ def _launch(kind, scores, lengths, chart, single_root, alpha, value=None, g=None
         _pass[(batch,)](*args, size, **options, num_warps=_WARPS, num_stages=1)
 
 
+@Entry
 @triton.jit
 def _pass(
     p_chart,
@@ -135,7 +137,7 @@ def _pass(
         store_square(p_mu + i_b * size * size, p_arcs, m, size, s, BI * BK)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _up(
     p_x,
     p_c,
@@ -181,7 +183,7 @@ def _up(
         tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _begin(
     p_scores,
     p_d,
@@ -224,7 +226,7 @@ def _begin(
     return dvalue
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _down(
     p_c,
     p_dc,

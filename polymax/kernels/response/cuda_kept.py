@@ -20,7 +20,7 @@ from polymax.kernels.response.cuda import (
     rooms_of_response,
 )
 from polymax.kernels.triton_calls import Remembered
-from polymax.kernels.triton_launch import Entry
+from polymax.kernels.triton_launch import Entry, Launch
 from polymax.kernels.triton_math import here
 from polymax.kernels.triton_ready import Ready, Rooms, possible
 from polymax.solvers.kept import KeptSolution
@@ -123,7 +123,7 @@ class _Call(NamedTuple):
             steps = (d - size) // length
             terms = count * steps, steps, length, size, d
             grid = (triton.cdiv(length, _BLOCK),)
-            add = Ready(_add_shared.prepared(B=_BLOCK, K=_TERMS, num_warps=4), grid, (own[3], out[1], *terms))
+            add = Ready(_summing(), grid, (own[3], out[1], *terms))
         return cls(solution.rooms.starts, rooms, respond, numbers, shapes, dtype, add, terms, two)
 
     def __call__(self, memory: Tensor, at_first: int, at_rest: int) -> list[Tensor | None]:
@@ -157,6 +157,15 @@ def _is_tail(shape: torch.Size, full: torch.Size) -> bool:
     while last and last[0] == 1:
         last = last[1:]
     return len(last) <= len(full) and tuple(full[len(full) - len(last) :]) == last and math.prod(full) > 0
+
+
+def add_shared(total: Tensor, out: Tensor, terms: tuple[int, ...]) -> None:
+    """Add up what instances and steps share, from the sums of parts (B, d): the numbers are those of the kernel."""
+    _summing()((triton.cdiv(terms[2], _BLOCK),), total, out, *terms)
+
+
+def _summing() -> Launch:
+    return _add_shared.prepared(B=_BLOCK, K=_TERMS, num_warps=4)
 
 
 @Entry

@@ -24,6 +24,7 @@ from polymax.kernels.span_tree.cuda_chart import (
     spans,
     values_or_slopes,
 )
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 _WARPS = 8
@@ -67,6 +68,7 @@ def _launch(kind, scores, lengths, chart, alpha, value=None, g=None, d=None, mu=
         _pass[(batch,)](*args, n, labels, **options, num_warps=_WARPS, num_stages=1)
 
 
+@Entry
 @triton.jit
 def _pass(
     p_chart,

@@ -12,6 +12,7 @@ from torch import Tensor
 from polymax.kernels.spanning_tree import chart_like
 from polymax.kernels.spanning_tree.cuda_outside import outside
 from polymax.kernels.spanning_tree.cuda_rows import heads_of, log_add, log_sum
+from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
 
 _WARPS = 8
@@ -65,6 +66,7 @@ def _launch(kernel, scores, single_root, *args, **flags):
         kernel[(batch,)](*args, size, **options, num_warps=_WARPS, num_stages=1)
 
 
+@Entry
 @triton.jit
 def _inside(
     p_scores,

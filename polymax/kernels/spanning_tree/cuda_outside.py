@@ -17,8 +17,10 @@ from polymax.kernels.spanning_tree.cuda_rows import (
     means,
     token_of,
 )
+from polymax.kernels.triton_launch import Entry
 
 
+@Entry
 @triton.jit
 def outside(
     p_lengths,

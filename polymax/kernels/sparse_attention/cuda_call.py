@@ -33,13 +33,17 @@ LAUNCH = {
     "key_gradients": ((4, 3, 0), (4, 2, 0)),
 }
 # programs of a multiprocessor that take one block after the other
-RESIDENT = {"scan": 6, "listed_scan": 8, "collect": 6, "key_gradients": 4}
-# entries of a list whose keys or values are gathered at once
-PART = {"listed_contexts": (16, 8), "listed_gradients": (8, 8)}
+RESIDENT = {"scan": 6, "listed_scan": 8, "collect": 8, "key_gradients": 4}
+# rows that have lists and are worked on at once by a warp, how often one after the other, entries of their lists whose
+# keys or values are gathered at once, and registers, as above: many rows wait for memory at the same time
+LISTS = {
+    "listed_contexts": ((1, 4, 16, 72), (1, 4, 8, 0)),
+    "listed_gradients": ((2, 2, 4, 64), (1, 4, 8, 0)),
+}
 # heads whose blocks all have no more tiles than this have no lists; in long sequences, nor have blocks of at most FEW
 FEW_IN_ALL, FEW = 20, 12
-# from how many keys on sequences are long: the scan leaves out what balls rule out
-FAR_KEYS = 8192
+# from how many keys on sequences are long, and from how many on the scan leaves out what balls rule out
+LONG_KEYS, FAR_KEYS = 8192, 8192
 # blocks that see no more tiles whole than this, or may have support in more than so many of eight, are scanned whole
 FEW_SEEN, SHARE = 16, 5
 # how many tiles' maxima a step of the bound takes at once
@@ -48,14 +52,13 @@ CHUNK = 64
 STRETCH = 32
 # of these, tiles in registers
 SLOTS = 8
-# rows that have lists and are one program's, one after the other, and registers of a thread
-RUN, LIST_REGISTERS = 4, 64
 # rows of the scan
 SCAN_ROWS = 128
 # rows that are gathered at once for the gradients of keys
 KEY_ROWS = 64
-# rows whose bits are packed at once
-PACK = 512
+# rows whose bits are packed at once, and rows that are packed before they are gathered: the first of these hold all that
+# see a part of a tile
+PACK, SPAN = 2048, 8192
 
 
 _CALLS = Remembered()
@@ -103,11 +106,7 @@ class Call:
         }
         self.more = {**self.flags, "DROP": options.seed is not None, "V": V, "BV": max(ceil_power(V), 16)}
         self.deep, self.single = max(D, V) > 64, q.dtype == torch.float32
-        # a warp for each row that has a list; the interpreter is faster with more
-        list_rows, run = (1, RUN) if q.is_cuda else (16, 2)
-        self.row_grid = -(-self.longest_q // (list_rows * run)), self.heads
         self.block_grid = plan.blocks, self.heads
-        self.of_lists = {"LONGEST": LONGEST, "RUN": run, "BR": list_rows, "num_warps": 1}
         if grad is None:
             self._prepare_scans(q, k, sequences * G)
             # see last_error
@@ -149,7 +148,7 @@ class Call:
         many = self.longest_q * heads >= _programs(q, RESIDENT["listed_scan"]) * SCAN_ROWS
         rows = SCAN_ROWS if self.longest_q > HEIGHT and many else HEIGHT
         blocks = -(-self.longest_q // rows)
-        few = FEW if self.longest_k >= FAR_KEYS else 0
+        few = FEW if self.longest_k >= LONG_KEYS else 0
         scanning = min(blocks * heads, _programs(q, RESIDENT["scan"]))
         listing = min(plan.blocks * heads, _programs(q, RESIDENT["listed_scan"]))
         # what an added mask adds has no bound
@@ -183,11 +182,9 @@ class Call:
         self.collect = Prepared(collect, (collecting,), (*numbers, *self.sides, FEW_IN_ALL), constants)
 
         first = *self.strides, *self.of_v, *self.masked, *self.places
-        constants = {**self.more, **self.of_lists, "BC": PART["listed_contexts"][self.deep]}
-        # many rows wait for memory at the same time
-        constants |= {} if self.deep or self.single else {"maxnreg": LIST_REGISTERS}
+        grid, constants = self._of_lists(q, "listed_contexts")
         numbers = (*first, self.longest_q, *self.sizes, *self.numbers, self.drop, tolerance)
-        self.listed_contexts = Prepared(listed_contexts, self.row_grid, numbers, constants)
+        self.listed_contexts = Prepared(listed_contexts, grid, numbers, constants)
         constants = {**self.flags, **self._launching("thresholds")}
         numbers = (*self.strides, *self.masked, *self.places, *self.sizes, *self.numbers, *self.sides, tolerance)
         self.thresholds = Prepared(thresholds, self.block_grid, numbers, constants)
@@ -197,19 +194,20 @@ class Call:
 
     def _prepare_gradients(self, q: Tensor, grad: Tensor, key_heads: int) -> None:
         first = (*grad.stride()[:3], *self.strides, *self.of_v, *self.masked, *self.places)
-        constants = {**self.more, **self.of_lists, "BC": PART["listed_gradients"][self.deep]}
+        grid, constants = self._of_lists(q, "listed_gradients")
         numbers = (*first, self.longest_q, *self.sizes, *self.numbers, self.drop)
-        self.listed_gradients = Prepared(listed_gradients, self.row_grid, numbers, constants)
+        self.listed_gradients = Prepared(listed_gradients, grid, numbers, constants)
         constants = {**self.more, **self._launching("query_gradients")}
         numbers = (*first, *self.sizes, *self.numbers, *self.sides, self.drop)
         self.query_gradients = Prepared(query_gradients, self.block_grid, numbers, constants)
 
         items = key_heads * self.plan.tiles
         packing = min(items, _programs(q, RESIDENT["key_gradients"]))
-        self.packing = packing * self.longest_q
+        span = min(-(-self.longest_q // PACK) * PACK, SPAN)
+        self.packing = packing * span
         self.row_numbers = torch.int16 if self.longest_q <= 1 << 16 else torch.int32
         constants = {**_without(self.more, "SINKS"), **self._launching("key_gradients"), "BR": KEY_ROWS, "BP": PACK}
-        numbers = (*first, self.longest_q, items, *self.sizes[1:], *self.numbers, *self.sides, self.drop)
+        numbers = (*first, self.longest_q, span, items, *self.sizes[1:], *self.numbers, *self.sides, self.drop)
         self.key_gradients = Prepared(key_gradients, (packing,), numbers, constants)
 
     def _prepare_mask_gradient(self, q: Tensor, k: Tensor, mask: Tensor, grad: Tensor) -> None:
@@ -245,6 +243,17 @@ class Call:
             "STAGES": min(stages, 1 if self.deep else 2) if self.single else stages,
         }
         return {**found, "maxnreg": registers} if registers and not self.single else found
+
+    def _of_lists(self, q: Tensor, name: str) -> tuple[tuple[int, int], dict[str, Any]]:
+        """The grid of programs that take rows with lists, and constants."""
+        rows, run, entries, registers = LISTS[name][self.deep]
+        if not q.is_cuda:
+            # the interpreter is faster with more rows at once
+            rows, run = 16, 2
+        found = {**self.more, "LONGEST": LONGEST, "RUN": run, "BR": rows, "BC": entries, "num_warps": 1}
+        if registers and not self.single:
+            found["maxnreg"] = registers
+        return (-(-self.longest_q // (rows * run)), self.heads), found
 
 
 def _without(constants: dict[str, Any], *names: str) -> dict[str, Any]:

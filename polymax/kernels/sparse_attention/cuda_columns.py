@@ -27,13 +27,14 @@ def key_gradients(
     p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_starts_q, p_starts_k, p_seed, p_plan, p_top, p_depth, p_common, p_list,
     p_dk, p_dv,
     g_b, g_h, g_l, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l, mask_b, mask_h, mask_l, mask_s, heads, group, L, S,
-    longest, items, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop,
+    longest, span, items, row_tiles, plan_head, a1, scale, softcap, left, right, offset, drop,
     LEARNED: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, DROP: tl.constexpr,
     PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BR: tl.constexpr, BP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """Of `span` rows at a time those that matter are packed, BP at once, and BR of them are gathered at once."""
     o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
-    p_list += tl.program_id(0).to(tl.int64) * longest
+    p_list += tl.program_id(0).to(tl.int64) * span
     shared = heads // group
     blocks = (longest + BM - 1) // BM
     # early keys are seen by most rows: they come first
@@ -58,41 +59,57 @@ def key_gradients(
                 p_words = p_plan + (i_s * heads + i_h).to(tl.int64) * plan_head + blocks * (row_tiles + 4)
                 p_words += (i_t // 32) * longest
                 # rows before the tile, or far behind it, do not see it
-                first = tl.maximum(i_t * BN - offset - right, 0) // BP * BP
-                last = tl.minimum(i_t * BN + BN - offset + left, queries)
-                tl.debug_barrier()
-                count, n_edge = 0, 0
-                for i_r in range(first, last, BP):
-                    o_r = i_r + tl.arange(0, BP)
-                    b_word = tl.load(p_words + o_r, mask=o_r < queries, other=0)
-                    b_on = (b_word >> (i_t % 32)) & 1
-                    p_at = p_list + count + tl.cumsum(b_on, 0) - 1
-                    tl.store(p_at, o_r.to(p_list.dtype.element_ty), mask=b_on > 0)
-                    count += tl.sum(b_on, 0)
-                    n_edge += tl.sum(tl.where(o_r + offset + right < i_t * BN + BN - 1, b_on, 0), 0)
+                seeing = i_t * BN - offset - right
+                first, last = tl.maximum(seeing, 0) // BP * BP, tl.minimum(i_t * BN + BN - offset + left, queries)
                 # the first rows may not see the tile whole; of the others all do, unless it or a window ends
+                n_edge = _on(p_words, tl.maximum(seeing, 0) + tl.arange(0, BN), seeing + BN - 1, queries, i_t)
                 m_whole = (i_t * BN + BN <= keys) & (last - 1 + offset - left <= i_t * BN)
-                n_edge = tl.where(m_whole, tl.minimum((n_edge + BR - 1) // BR * BR, count), count)
-                # what other threads wrote is read below
-                tl.debug_barrier()
                 p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
                 p_head_g = p_grad + head_start(i_b, i_h, first_q, g_b, g_h, g_l)
                 p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
                 o_head = (i_b * heads + i_h) * L + first_q
-                for i_p in tl.static_range(0, 2):
-                    begin, end = (n_edge, count) if i_p else (n_edge * 0, n_edge)
-                    b_dk, b_dv = _column_slopes(
-                        b_dk, b_dv, b_k, b_v, p_head_g, p_head_q, p_head_mask, p_seed, p_top, p_depth, p_common, p_list,
-                        g_l, q_l, mask_l, mask_s, o_head, o_n, o_d, o_v, begin, end, queries, keys, a, r, scale,
-                        softcap, left, right, offset, drop, MASK, CAP, DROP, PLAIN, i_p == 0, R, D, BD, V, BV, BR,
-                        PRECISION, STAGES,
-                    )  # fmt: skip
+                for i_r in range(first, last, span):
+                    # what is written was read by other threads before, and is read by others below
+                    tl.debug_barrier()
+                    count = _pack(p_words, p_list, i_r, tl.minimum(i_r + span, last), queries, i_t, BP)
+                    tl.debug_barrier()
+                    n_seen = tl.where(m_whole, tl.where(i_r == first, (n_edge + BR - 1) // BR * BR, 0), count)
+                    n_seen = tl.minimum(n_seen, count)
+                    for i_p in tl.static_range(0, 2):
+                        begin, end = (n_seen, count) if i_p else (n_seen * 0, n_seen)
+                        b_dk, b_dv = _column_slopes(
+                            b_dk, b_dv, b_k, b_v, p_head_g, p_head_q, p_head_mask, p_seed, p_top, p_depth, p_common,
+                            p_list, g_l, q_l, mask_l, mask_s, o_head, o_n, o_d, o_v, begin, end, queries, keys, a, r,
+                            scale, softcap, left, right, offset, drop, MASK, CAP, DROP, PLAIN, i_p == 0, R, D, BD, V,
+                            BV, BR, PRECISION, STAGES,
+                        )  # fmt: skip
             o_key = (i_b * shared + i_g) * S + first_k + o_n
             m_n = (o_n < keys)[:, None]
             p_tile = p_dk + o_key[:, None] * D + o_d[None, :]
             tl.store(p_tile, (b_dk * scale).to(p_dk.dtype.element_ty), mask=m_n & (o_d < D)[None, :])
             p_tile = p_dv + o_key[:, None] * V + o_v[None, :]
             tl.store(p_tile, b_dv.to(p_dv.dtype.element_ty), mask=m_n & (o_v < V)[None, :])
+
+
+@triton.jit
+def _on(p_words, o_r, end, queries, i_t):
+    """How many of rows o_r before `end` have their bit set for a tile."""
+    b_word = tl.load(p_words + o_r, mask=(o_r < end) & (o_r < queries), other=0)
+    return tl.sum((b_word >> (i_t % 32)) & 1, 0)
+
+
+@triton.jit
+def _pack(p_words, p_list, begin, end, queries, i_t, BP: tl.constexpr):
+    """Write the numbers of rows begin .. end whose bit is set for a tile; how many they are."""
+    count = 0
+    for i_r in range(begin, end, BP):
+        o_r = i_r + tl.arange(0, BP)
+        b_word = tl.load(p_words + o_r, mask=o_r < queries, other=0)
+        b_on = (b_word >> (i_t % 32)) & 1
+        p_at = p_list + count + tl.cumsum(b_on, 0) - 1
+        tl.store(p_at, o_r.to(p_list.dtype.element_ty), mask=b_on > 0)
+        count += tl.sum(b_on, 0)
+    return count
 
 
 @triton.jit

@@ -47,9 +47,16 @@ def listed_units(
 
 
 @triton.jit
-def listed_keys(p_lists, o_row, o_c, m_list, LONGEST: tl.constexpr):
-    """Entries o_c of the lists of rows."""
-    o_j = tl.load(p_lists + o_row[:, None] * LONGEST + o_c[None, :], mask=m_list, other=0)
+def listed(b_n, i_c, BC: tl.constexpr):
+    """Which of entries i_c .. i_c + BC lists of these lengths have: (rows, BC)."""
+    return (i_c + tl.arange(0, BC))[None, :] < b_n[:, None]
+
+
+@triton.jit
+def listed_keys(p_lists, o_row, b_n, i_c, LONGEST: tl.constexpr, BC: tl.constexpr):
+    """Entries i_c .. i_c + BC of the lists of rows, which have these lengths."""
+    p_entry = p_lists + o_row[:, None] * LONGEST + (i_c + tl.arange(0, BC))[None, :]
+    o_j = tl.load(p_entry, mask=listed(b_n, i_c, BC), other=0)
     # keys of short sequences are kept in 16 bits, without a sign
     if p_lists.dtype.element_ty == tl.int16:
         o_key = o_j.to(tl.int32) & 0xFFFF
@@ -66,7 +73,27 @@ def gather(p_x, o_j, m_list, o_d, stride_l, D: tl.constexpr, BD: tl.constexpr):
         b_x = tl.load(p_entry, mask=m_list[:, :, None], other=0.0)
     else:
         b_x = tl.load(p_entry, mask=m_list[:, :, None] & (o_d < D)[None, None, :], other=0.0)
-    return b_x.to(tl.float32)
+    return b_x
+
+
+@triton.jit
+def lane_zeros(BR: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr):
+    """Sums of no rows: see `lane_sums`."""
+    LANES: tl.constexpr = 256 // BD if 256 // BD < BC else BC
+    return tl.zeros((BR, LANES, BD), tl.float32)
+
+
+@triton.jit
+def lane_sums(b_x):
+    """Sums of rows (rows, entries, BD) that one lane has: (rows, lanes, BD), which are added up at the end.
+
+    Entries whose rows a warp has side by side, eight channels to a lane, are not added up before.
+    """
+    BR: tl.constexpr = b_x.shape[0]
+    BC: tl.constexpr = b_x.shape[1]
+    BD: tl.constexpr = b_x.shape[2]
+    LANES: tl.constexpr = 256 // BD if 256 // BD < BC else BC
+    return tl.sum(tl.reshape(b_x, (BR, BC // LANES, LANES, BD)), 1)
 
 
 @triton.jit
@@ -103,15 +130,21 @@ def listed_contexts(
             b_q = load_rows(p_head_q, o_m, o_d, m_rows, q_l, D, BD).to(tl.float32)
             longest_list = tl.max(b_n, 0)
             b_u = tl.full((BR, LONGEST), float("-inf"), tl.float32)
+            o_first = listed_keys(p_lists, o_row, b_n, 0, LONGEST, BC)
+            o_next = o_first
             for i_c in range(0, longest_list, BC):
-                o_c = i_c + tl.arange(0, BC)
-                m_list = o_c[None, :] < b_n[:, None]
-                o_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
-                b_raw = tl.sum(gather(p_head_k, o_j, m_list, o_d, k_l, D, BD) * b_q[:, None, :], 2)
+                o_j = o_next
+                # the next keys are known when they are asked for
+                o_next = listed_keys(p_lists, o_row, b_n, i_c + BC, LONGEST, BC)
+                m_list = listed(b_n, i_c, BC)
+                b_k = gather(p_head_k, o_j, m_list, o_d, k_l, D, BD)
+                b_raw = tl.sum(b_k.to(tl.float32) * b_q[:, None, :], 2)
                 b_part = listed_units(
                     b_raw, b_top, o_m, o_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP, PLAIN
                 )  # fmt: skip
                 b_u = _with_part(b_u, b_part, i_c, BC)
+            # the first values come while the threshold is sought
+            b_v = gather(p_head_v, o_first, listed(b_n, 0, BC), o_v, v_l, V, BV)
             worst = 2.0
             turn = 0
             while (worst > 1 + last_error(tolerance, a, LEARNED)) & (turn < 24):
@@ -128,20 +161,27 @@ def listed_contexts(
             b_p = tl.sum(weight(b_w, r, R), 1) + weight(b_over, r, R)
             b_s = tl.sum(slope(b_w, r, R), 1) + slope(b_over, r, R)
             b_state = row_states(p_seed, o_row) if DROP else o_m
-            b_o = tl.zeros((BR, BV), tl.float32)
-            b_mean = tl.zeros((BR, BV), tl.float32)
-            for i_c in range(0, longest_list, BC):
-                o_c = i_c + tl.arange(0, BC)
-                b_x = _part(b_w, i_c, BC)
-                o_j = listed_keys(p_lists, o_row, o_c, b_x > 0, LONGEST)
-                b_v = gather(p_head_v, o_j, b_x > 0, o_v, v_l, V, BV)
-                if DROP:
-                    b_v *= kept(b_state, o_j, drop)[:, :, None]
-                b_o += tl.sum(weight(b_x, r, R)[:, :, None] * b_v, 1)
-                b_mean += tl.sum(slope(b_x, r, R)[:, :, None] * b_v, 1)
+            b_o, b_mean = lane_zeros(BR, BC, BV), lane_zeros(BR, BC, BV)
+            b_o, b_mean = _add_values(b_o, b_mean, b_v, _part(b_w, 0, BC), b_state, o_first, r, drop, DROP, R)
+            for i_c in range(BC, longest_list, BC):
+                o_j = listed_keys(p_lists, o_row, b_n, i_c, LONGEST, BC)
+                b_v = gather(p_head_v, o_j, listed(b_n, i_c, BC), o_v, v_l, V, BV)
+                b_o, b_mean = _add_values(b_o, b_mean, b_v, _part(b_w, i_c, BC), b_state, o_j, r, drop, DROP, R)
+            b_o, b_mean = tl.sum(b_o, 1), tl.sum(b_mean, 1)
             store_contexts(
                 p_depth, p_support, p_out, p_mean, o_row, o_v, m_rows, b_depth, b_size, b_p, b_s, b_o, b_mean, V
             )  # fmt: skip
+
+
+@triton.jit
+def _add_values(b_o, b_mean, b_v, b_x, b_state, o_j, r, drop, DROP: tl.constexpr, R: tl.constexpr):
+    """Sums of values under p and under s, with those of keys o_j, whose w are b_x."""
+    b_v = b_v.to(tl.float32)
+    if DROP:
+        b_v *= kept(b_state, o_j, drop)[:, :, None]
+    b_o += lane_sums(weight(b_x, r, R)[:, :, None] * b_v)
+    b_mean += lane_sums(slope(b_x, r, R)[:, :, None] * b_v)
+    return b_o, b_mean
 
 
 @triton.jit
@@ -199,13 +239,15 @@ def listed_gradients(
             b_common = tl.sum(b_g * load_rows(p_mean, o_row, o_v, m_rows, V, V, BV).to(tl.float32), 1)
             b_dsink, b_da = sink_slopes(p_sinks + i_h, b_top, b_depth, b_common, a, r, LEARNED, SINKS, R, BR)
             b_state = row_states(p_seed, o_row) if DROP else o_m
-            b_dq = tl.zeros((BR, BD), tl.float32)
+            b_dq = lane_zeros(BR, BC, BD)
+            o_next = listed_keys(p_lists, o_row, b_n, 0, LONGEST, BC)
             for i_c in range(0, tl.max(b_n, 0), BC):
-                o_c = i_c + tl.arange(0, BC)
-                m_list = o_c[None, :] < b_n[:, None]
-                o_j = listed_keys(p_lists, o_row, o_c, m_list, LONGEST)
-                b_k = gather(p_head_k, o_j, m_list, o_d, k_l, D, BD)
-                b_v = gather(p_head_v, o_j, m_list, o_v, v_l, V, BV)
+                o_j = o_next
+                # the next keys are known when they are asked for
+                o_next = listed_keys(p_lists, o_row, b_n, i_c + BC, LONGEST, BC)
+                m_list = listed(b_n, i_c, BC)
+                b_k = gather(p_head_k, o_j, m_list, o_d, k_l, D, BD).to(tl.float32)
+                b_v = gather(p_head_v, o_j, m_list, o_v, v_l, V, BV).to(tl.float32)
                 b_raw = tl.sum(b_k * b_q[:, None, :], 2)
                 b_dp = tl.sum(b_v * b_g[:, None, :], 2)
                 if DROP:
@@ -219,7 +261,8 @@ def listed_gradients(
                     b_da += tl.sum(b_dx * alpha_slope(b_w, a), 1)
                 if CAP:
                     b_dx *= cap_slope(b_raw, scale, softcap)
-                b_dq += tl.sum(b_dx[:, :, None] * b_k, 1)
+                b_dq += lane_sums(b_dx[:, :, None] * b_k)
+            b_dq = tl.sum(b_dq, 1)
             store_query_gradients(
                 p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_depth, b_dq, b_common, b_da, b_dsink, scale, D
             )  # fmt: skip
