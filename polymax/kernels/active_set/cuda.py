@@ -48,6 +48,7 @@ class Plan(NamedTuple):
     The event is (height, width), the shape of the first tensor; a structure has `slots`, and a program `warps`.
     Sequences of `states` have steps, which are listed after them; `others` are the scores of other tensors. Where a
     slot is a row, it has `columns` at most, a power of two; 0 elsewhere. Places for `likely` structures may suffice.
+    If `quick` is 1, `best` takes scores in float32, too, and slots are rows.
     """
 
     best: Any
@@ -60,6 +61,7 @@ class Plan(NamedTuple):
     others: Tensor | None = None
     columns: int = 0
     likely: int = 0
+    quick: int = 0
 
 
 def room(like: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -247,7 +249,7 @@ class _Launcher(NamedTuple):
             cuda_loop.iterate[(count,)](
                 plan.problem, state.held, state.point, state.fresh, state.known, state.gaps, *plan.event, slots,
                 rounds, self.solver.max_iter, self.solver.tol, int(self.whole), int(first), self.given, others,
-                total, int(self.wary), LARGEST_SCORE, **options,
+                total, int(self.wary), LARGEST_SCORE, QUICK=plan.quick, **options,
             )  # fmt: skip
             if self.whole and rounds:
                 span[(count,)](

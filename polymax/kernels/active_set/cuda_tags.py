@@ -31,7 +31,7 @@ def plan(search: Search) -> Plan:
     both = int(height <= _BOTH and stride_t == 0)
     sizes = height, width, both, max(32 * warps * _ENTRIES // height, 2)
     columns = height if height <= _COLUMNS else 0
-    return Plan(best, problem, sizes, (n, s), n, warps, s, w, columns, n + 1)
+    return Plan(best, problem, sizes, (n, s), n, warps, s, w, columns, n + 1, both)
 
 
 def slots(search: Search, start: Solution) -> Tensor:
@@ -86,36 +86,54 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
 
     The first half of the positions, and one more of an odd number, knows what comes before, the second what comes
     after. Both take a step at once, and four lanes share a state: each looks at a quarter of those it may come from.
+    All of it is in the dtype of scores.
     """
     half = (length + 1) // 2
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
     m_s = o_s < s
-    o_q = tl.arange(0, 4)[None, None, :]
-    o_x = tl.arange(0, S // 4)[:, None, None, None] * 4 + o_q[None, :, :, :]
+    o_x = tl.arange(0, S // 4)[:, None, None, None] + tl.arange(0, 4)[None, None, None, :] * (S // 4)
     o_y = tl.arange(0, S)[None, None, :, None]
     p_both = p_w + tl.where(tl.arange(0, 2)[None, :, None, None] == 0, o_x * s + o_y, o_y * s + o_x)
-    b_w = tl.load(p_both, mask=(o_x < s) & (o_y < s), other=float("-inf"))
+    b_w = tl.load(p_both, mask=(o_x < s) & (o_y < s), other=float("-inf")).to(p_around.dtype.element_ty)
     # positions go up from the first, and down from the last
     o_t, step = o_end * (length - 1), 1 - 2 * o_end
     m_v = m_s & (o_t < length) & ((o_end == 0) | (o_t >= half))
     b_v = tl.load(p_around + o_t * s + o_s, mask=m_v, other=float("-inf"))
+    b_u = _scores_of(p_around, o_t + step, length, s, S)
     for _ in range(1, half):
         o_t += step
         m_v = m_s & ((o_end == 0) | (o_t >= half))
-        b_u = tl.load(p_around + o_t * s + o_s, mask=m_v, other=float("-inf"))
-        b_c = tl.permute(tl.reshape(b_v, [2, S // 4, 4]), (1, 0, 2))[:, :, None, :] + b_w
+        # those of the next step are on their way
+        b_next = _scores_of(p_around, o_t + step, length, s, S)
+        b_c = tl.permute(tl.reshape(b_v, [2, 4, S // 4]), (2, 0, 1))[:, :, None, :] + b_w
         b_top = _largest(b_c, S)
         b_v = tl.where(m_v, b_top + b_u, b_v)
         # the next step does not wait for the first that gives the value
         b_x = tl.min(tl.min(tl.where(b_c == b_top[None, :, :, None], o_x, s - 1), 0), 2)
         tl.store(p_back + o_t * s + o_s, b_x, mask=m_v)
+        b_u = b_next
     # the two rows in the middle
     tl.store(p_values + (half - 1 + o_end) * s + o_s, b_v, mask=m_s & (half - 1 + o_end < length) & (length > 0))
 
 
 @triton.jit
+def _scores_of(p_around, o_t, length, s, S: tl.constexpr):
+    """Scores of positions (2, 1), as far as there are such: (2, S)."""
+    o_s = tl.arange(0, S)[None, :]
+    return tl.load(p_around + o_t * s + o_s, mask=(o_t >= 0) & (o_t < length) & (o_s < s), other=float("-inf"))
+
+
+@triton.jit
 def _largest(b_c, S: tl.constexpr):
     """The maxima over the first and the last dim of (S // 4, 2, S, 4), those of pairs first: few wait for others."""
+    if b_c.dtype == tl.float32:
+        return tl.max(tl.max(b_c, 0), 2)
+    else:
+        return _largest_of_pairs(b_c, S)
+
+
+@triton.jit
+def _largest_of_pairs(b_c, S: tl.constexpr):
     b_top = b_c
     for i in tl.static_range(4):
         if S >> i > 4:

@@ -91,7 +91,7 @@ def spread(p_places, p_weights, p_total, top, slots, BU: tl.constexpr):
 def spread_rows(p_places, p_weights, p_total, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
     """The same for structures that have one part of each row, (rows, columns)."""
     for i_t in range(0, rows, BU):
-        b_sum, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS)
+        b_sum, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS, tl.float64)
         b_sum += tl.load(p_total + o_part, mask=m_part, other=0)
         tl.store(p_total + o_part, b_sum, mask=m_part)
     tl.debug_barrier()
@@ -103,7 +103,7 @@ def mean_rows(p_places, p_weights, point, top, rows, columns, BU: tl.constexpr, 
     p_scores, p_mu, p_around, _ = point
     b_square = tl.zeros([BU], tl.float64)
     for i_t in range(0, rows, BU):
-        b_mu, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS)
+        b_mu, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS, tl.float64)
         tl.store(p_mu + o_part, b_mu, mask=m_part)
         tl.store(p_around + o_part, tl.load(p_scores + o_part, mask=m_part) - b_mu, mask=m_part)
         b_square += tl.sum(tl.sum(b_mu * b_mu, 0), 0)
@@ -111,8 +111,19 @@ def mean_rows(p_places, p_weights, point, top, rows, columns, BU: tl.constexpr, 
     return tl.sum(b_square, 0)
 
 
+@triton.jit(noinline=True)
+def rough_rows(p_places, p_weights, p_given, p_rough, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
+    """Write what the sum of such structures leaves of the scores, all in float32."""
+    for i_t in range(0, rows, BU):
+        b_mu, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS, tl.float32)
+        tl.store(p_rough + o_part, tl.load(p_given + o_part, mask=m_part).to(tl.float32) - b_mu, mask=m_part)
+    tl.debug_barrier()
+
+
 @triton.jit
-def _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
+def _sum_rows(
+    p_places, p_weights, i_t, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr, REAL: tl.constexpr
+):  # fmt: skip
     """What weights, 0 up to a multiple of 8, add up to in BU rows; where these parts are, and which of them there are.
 
     A thread has a row, and adds to all of its columns, what is 0 but for one: sums stay in registers. A column is one
@@ -123,12 +134,12 @@ def _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU: tl.constexpr, BS
     o_g, o_e = tl.arange(0, GROUPS)[:, None], tl.arange(0, EACH)[:, None]
     o_t = i_t + tl.arange(0, BU)
     m_t = o_t < rows
-    b_sum = tl.zeros([GROUPS, EACH, BU], tl.float64)
+    b_sum = tl.zeros([GROUPS, EACH, BU], REAL)
     for i_k in range(0, top, 8):
         for k in tl.static_range(8):
             b_at = tl.load(p_places + (i_k + k) * rows + o_t, mask=m_t, other=0) - o_t * columns
-            b_group = tl.where((b_at // EACH)[None, :] == o_g, tl.load(p_weights + i_k + k), 0.0)
-            b_each = tl.where((b_at % EACH)[None, :] == o_e, 1.0, 0.0).to(tl.float64)
+            b_group = tl.where((b_at // EACH)[None, :] == o_g, tl.load(p_weights + i_k + k).to(REAL), 0.0)
+            b_each = tl.where((b_at % EACH)[None, :] == o_e, 1.0, 0.0).to(REAL)
             b_sum += b_group[:, None, :] * b_each[None, :, :]
     o_s = o_g[:, :, None] * EACH + o_e[None, :, :]
     return b_sum, o_t[None, None, :] * columns + o_s, m_t[None, None, :] & (o_s < columns)

@@ -150,12 +150,14 @@ def product(p_matrix, p_x, top, K: tl.constexpr, BR: tl.constexpr):
     WHOLE: tl.constexpr = least <= K
     b_sum = tl.zeros([1 if WHOLE else BR, K], tl.float64)
     b_all = tl.zeros([1 if WHOLE else BR, K], tl.float64)
-    b_m = tl.load(p_matrix + o_r[:, None] * K + o_k[None, :])
+    # free places have 0, and most often half of the columns are free
+    m_k = (o_k < top)[None, :]
+    b_m = tl.load(p_matrix + o_r[:, None] * K + o_k[None, :], mask=m_k, other=0)
     b_x = tl.load(p_x + o_r)
     for i_r in range(0, top, BR):
         # the next rows are on their way while these are added
         p_next = p_matrix + (i_r + BR + o_r)[:, None] * K + o_k[None, :]
-        b_next = tl.load(p_next, mask=(i_r + BR + o_r < top)[:, None], other=0)
+        b_next = tl.load(p_next, mask=(i_r + BR + o_r < top)[:, None] & m_k, other=0)
         b_after = tl.load(p_x + i_r + BR + o_r, mask=i_r + BR + o_r < top, other=0)
         b_wide = b_m.to(tl.float64)
         if WHOLE:
@@ -222,15 +224,16 @@ def _add_outer(p_system, scale, gone, top, K: tl.constexpr, BR: tl.constexpr):
     p_x = p_system + (K + 2) * K
     b_x = tl.load(p_x + o_k)
     p_rows = p_system + o_r[:, None] * K + o_k[None, :]
-    b_m = tl.load(p_rows)
+    m_k = (o_k < top)[None, :]
+    b_m = tl.load(p_rows, mask=m_k, other=0)
     b_y = tl.load(p_x + o_r)
     for i_r in range(0, top, BR):
         # the next rows are on their way while these are written
         m_next = i_r + BR + o_r < top
-        b_next = tl.load(p_rows + BR * K, mask=m_next[:, None], other=0)
+        b_next = tl.load(p_rows + BR * K, mask=m_next[:, None] & m_k, other=0)
         b_after = tl.load(p_x + i_r + BR + o_r, mask=m_next, other=0)
         b_m += (scale * b_y)[:, None] * b_x[None, :]
-        tl.store(p_rows, tl.where((i_r + o_r == gone)[:, None] | (o_k == gone)[None, :], 0.0, b_m))
+        tl.store(p_rows, tl.where((i_r + o_r == gone)[:, None] | (o_k == gone)[None, :], 0.0, b_m), mask=m_k)
         b_m, b_y = b_next, b_after
         p_rows += BR * K
     tl.debug_barrier()
