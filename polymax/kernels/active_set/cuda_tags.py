@@ -13,6 +13,8 @@ from polymax.solvers.solution import Solution, UsedParts
 
 # entries of a tile to a thread; the most states of which a program adds up all at once, and has two matrices
 _ENTRIES, _COLUMNS, _BOTH = 8, 64, 32
+# a byte that is no state
+_NONE = tl.constexpr(255)
 
 
 def plan(search: Search) -> Plan:
@@ -22,7 +24,7 @@ def plan(search: Search) -> Plan:
     w, stride_b, stride_t = distinct(transition.double())
     group = max(count // max(len(transition), 1), 1) if stride_b else 1
     height = max(ceil_power(s), 16)
-    values, back = room(unary, n, s), room(unary, n + 5, height, dtype=torch.int32)
+    values, back = room(unary, n, s), room(unary, n, height, dtype=torch.int32)
     width = max(min(height, 4096 // height), 2)
     problem = w, stride_b, stride_t, group, lengths.contiguous(), values, back
     # each warp walks Viterbi's recursion by itself, so that more of them share its time only in what comes after
@@ -56,7 +58,7 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
     i_b = tl.program_id(0).to(tl.int64)
     length = tl.load(p_lengths + i_b).to(tl.int32)
     p_w += (i_b // group) * stride_wb * s * s
-    p_around, p_values, p_back = p_arounds + i_b * n * s, p_values + i_b * n * s, p_back + i_b * (n + 5) * SIZES[0]
+    p_around, p_values, p_back = p_arounds + i_b * n * s, p_values + i_b * n * s, p_back + i_b * n * SIZES[0]
     if SIZES[2]:
         _climb(p_w, p_around, p_values, p_back, length, s, SIZES[0])
         tl.debug_barrier()
@@ -82,11 +84,11 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
 
 @triton.jit
 def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
-    """Write which states come before and after others, and the values of Viterbi's recursion in the middle.
+    """Write which states others come from, and the values of Viterbi's recursion in the middle, in the scores' dtype.
 
     The first half of the positions, and one more of an odd number, knows what comes before, the second what comes
-    after. Both take a step at once, and four lanes share a state: each looks at a quarter of those it may come from.
-    All of it is in the dtype of scores. What four steps know is a word: (steps / 4, 2, S, 4), one for each lane.
+    after. Both take a step at once, and four lanes share a state: each looks at a quarter of those it may come from, and
+    writes a byte of its own to words (steps, 2, S): what all of them agree on would have to be brought together.
     """
     half = (length + 1) // 2
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
@@ -95,26 +97,23 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
     o_y = tl.arange(0, S)[None, None, :, None]
     p_both = p_w + tl.where(tl.arange(0, 2)[None, :, None, None] == 0, o_x * s + o_y, o_y * s + o_x)
     b_w = tl.load(p_both, mask=(o_x < s) & (o_y < s), other=float("-inf")).to(p_around.dtype.element_ty)
-    p_words = p_back + tl.reshape(tl.arange(0, 8 * S), [2, S, 4])
+    p_bytes = p_back.to(tl.pointer_type(tl.uint8)) + tl.reshape(tl.arange(0, 8 * S), [2, S, 4])
     # positions go up from the first, and down from the last
     o_t, step = o_end * (length - 1), 1 - 2 * o_end
     m_v = m_s & (o_t < length) & ((o_end == 0) | (o_t >= half))
     b_v = tl.load(p_around + o_t * s + o_s, mask=m_v, other=float("-inf"))
     b_u = _scores_of(p_around, o_t + step, length, s, S)
-    for _ in range(1, half, 4):
-        b_word = tl.zeros([2, S, 4], tl.int32)
-        for i in tl.static_range(4):
-            o_t += step
-            # those of the next step are on their way
-            b_next = _scores_of(p_around, o_t + step, length, s, S)
-            b_c = tl.permute(tl.reshape(b_v, [2, 4, S // 4]), (2, 0, 1))[:, :, None, :] + b_w
-            b_top = _largest(b_c, S)
-            # the next step does not wait for the first that gives the value
-            b_word |= tl.min(tl.where(b_c == b_top[None, :, :, None], o_x, 255), 0) << (8 * i)
-            b_v = tl.where(m_s & ((o_t < half) == (o_end == 0)), b_top + b_u, b_v)
-            b_u = b_next
-        tl.store(p_words, b_word)
-        p_words += 8 * S
+    for _ in range(1, half):
+        o_t += step
+        # those of the next step are on their way
+        b_next = _scores_of(p_around, o_t + step, length, s, S)
+        b_c = tl.permute(tl.reshape(b_v, [2, 4, S // 4]), (2, 0, 1))[:, :, None, :] + b_w
+        b_top = _largest(b_c, S)
+        b_v = tl.where(m_s & ((o_end == 0) | (o_t >= half)), b_top + b_u, b_v)
+        # the next step does not wait for the first that gives the value
+        tl.store(p_bytes, tl.min(tl.where(b_c == b_top[None, :, :, None], o_x, _NONE), 0))
+        p_bytes += 8 * S
+        b_u = b_next
     # the two rows in the middle
     tl.store(p_values + (half - 1 + o_end) * s + o_s, b_v, mask=m_s & (half - 1 + o_end < length) & (length > 0))
 
@@ -169,39 +168,31 @@ def _meet(p_w, p_values, length, s, S: tl.constexpr):
 def _unwind_both(p_back, p_fresh, before, after, length, s, S: tl.constexpr):
     """Write the sequence that has two states in the middle, towards both ends."""
     half = (length + 1) // 2
+    # a store by the lanes that hold a row waits for no others
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
-    words = (half + 2) // 4
-    p_words = p_back + (words - 1) * 8 * S + (o_end * S + o_s) * 4
+    p_words = p_back + (half - 2) * 2 * S + o_end * S + o_s
     b_tag = tl.where(o_end == 0, before, after) + o_s * 0
-    b_word = _word(p_words, words > 0)
-    for i_w in range(0, words):
+    b_word = tl.load(p_words, mask=half > 1, other=0)
+    b_word1 = tl.load(p_words - 2 * S, mask=half > 2, other=0)
+    for k in range(0, half):
         # what comes next does not wait for the tag
-        p_words -= 8 * S
-        b_next = _word(p_words, i_w + 1 < words)
-        for i in tl.static_range(4):
-            steps = (words - i_w) * 4 - i
-            o_t = tl.where(o_end == 0, steps, length - 1 - steps)
-            m_t = (steps < half) & ((o_t < half) == (o_end == 0))
-            tl.store(p_fresh + o_t + o_s * 0, o_t * s + b_tag, mask=m_t & (o_s == 0))
-            b_from = tl.minimum((b_word >> (24 - 8 * i)) & 255, s - 1)
-            b_tag = tl.where(m_t, tl.sum(tl.where(o_s == b_tag, b_from, 0), 1)[:, None], b_tag)
-        b_word = b_next
-    o_t = o_end * (length - 1)
-    m_t = (length > 0) & ((o_t < half) == (o_end == 0))
-    tl.store(p_fresh + o_t + o_s * 0, o_t * s + b_tag, mask=m_t & (o_s == 0))
+        b_word2 = tl.load(p_words - 4 * S, mask=k + 3 < half, other=0)
+        o_t = tl.where(o_end == 0, half - 1 - k, length - half + k)
+        m_t = (o_end == 0) | (o_t >= half)
+        tl.store(p_fresh + o_t + o_s * 0, o_t * s + b_tag, mask=m_t & (o_s == 0))
+        b_from = tl.minimum(_least_byte(b_word), s - 1)
+        b_tag = tl.where(m_t, tl.sum(tl.where(o_s == b_tag, b_from, 0), 1)[:, None], b_tag)
+        b_word, b_word1 = b_word1, b_word2
+        p_words -= 2 * S
 
 
 @triton.jit
-def _word(p_words, some):
-    """What states four steps came from: the least of four lanes, byte by byte."""
-    b_word = tl.load(p_words, mask=some, other=0)
+def _least_byte(b_word):
+    """The first state of those that four lanes found."""
+    b_least = b_word & 255
     for q in tl.static_range(1, 4):
-        b_other = tl.load(p_words + q, mask=some, other=0)
-        b_least = tl.minimum(b_word & 255, b_other & 255)
-        for i in tl.static_range(1, 4):
-            b_least |= tl.minimum((b_word >> (8 * i)) & 255, (b_other >> (8 * i)) & 255) << (8 * i)
-        b_word = b_least
-    return b_word
+        b_least = tl.minimum(b_least, (b_word >> (8 * q)) & 255)
+    return b_least
 
 
 @triton.jit
