@@ -37,7 +37,7 @@ _ROOM = 64
 # the most places for structures that are likely to come
 _LIKELY = 256
 # entries of a tile to a thread
-_ENTRIES = 16
+_ENTRIES = 32
 # iterations before a look at whether all instances are done, where each is a launch; and where none is
 _LAUNCHES, _ALL = 8, 2**30
 
@@ -238,9 +238,8 @@ class _Launcher(NamedTuple):
         # a vector of weights is spread over threads, too
         warps = max(plan.warps, min(room // 64, 8) if room > 64 else 1)
         width = min(max(ceil_power(slots), 32), 256)
-        # more to a thread where a matrix is far away
         tile = 32 * warps * _ENTRIES
-        rows, some = max(min(tile * (2 if room > 256 else 1) // room, room), 2), max(min(tile // width, room), 2)
+        rows, some = max(min(tile // room, room), 2), max(min(tile // width, room), 2)
         others = self.given if plan.others is None else plan.others
         total = 0 if plan.others is None else others.numel()
         sizes = {"K": room, "BR": rows, "BP": some, "BU": width, "BS": plan.columns}

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from polymax.kernels.active_set.triton_begin import any_large, begin
 from polymax.kernels.active_set.triton_lists import compare, copy, look, mean_rows, rough_rows, spread
+from polymax.kernels.active_set.triton_sums import two_largest
 from polymax.kernels.active_set.triton_weights import admit, exact_weights, places_up_to, put, renew
 from polymax.kernels.triton_launch import Entry
 
@@ -74,6 +75,8 @@ def iterate(
     # steps since weights were computed from what they leave of the equations; 0 where each launch is a step
     late = tl.where((first == 0) & (rounds > 1), 1, 0)
     how = status * 0 + (FIRST if QUICK else LAST)
+    # by how much structures that have weight gain
+    level = tl.zeros([], tl.float64)
     while (status < DIRECTION) & (iterations < max_iter) & (rounds > 0):
         before = status
         b_step, b_one = tl.zeros([K], tl.float64), tl.zeros([K], tl.float64)
@@ -88,7 +91,7 @@ def iterate(
         else:
             score = _ask(problem, arounds, roughs, p_fresh, how, height, width, BEST, SIZES, QUICK)
             status, gap, b_step, b_one, told = _take(
-                mine, here, p_fresh, score, status, square, how, slots, tol, K, BR, BP, BU, QUICK
+                mine, here, p_fresh, score, status, square, how, level, slots, tol, K, BR, BP, BU, QUICK
             )
             iterations += tl.where(status == GOING, 1, 0)
             # the last digits of weights, before they are final
@@ -98,7 +101,7 @@ def iterate(
             status = tl.where((whole > 0) & (status == CONVERGED) & (gap == gap), DIRECTION, status)
         if status <= GOING:
             told = tl.where((late < LATE) & (rounds > 1), told, 0)
-            exact_weights(mine[1], mine[2], b_step, b_one, told, K, BR)
+            level = exact_weights(mine[1], mine[2], b_step, b_one, level, told, K, BR)
             late = tl.where(told > 0, late + 1, 0)
             m_moved = (tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0) != b_before
             if (status == GOING) & (again == 0) & (tl.max(m_moved.to(tl.int32), 0) == 0):
@@ -139,7 +142,7 @@ def _ask(
 
 @triton.jit
 def _take(
-    held, point, p_fresh, score, status, square, how, slots, tol,
+    held, point, p_fresh, score, status, square, how, level, slots, tol,
     K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     """Give the latest structure a place, if it helps: what is next, the gap before it, and what `admit` knows."""
@@ -147,15 +150,18 @@ def _take(
     o_k = tl.arange(0, K)
     b_p = tl.load(p_system + (K + 1) * K + o_k)
     m_on = b_p >= 0
-    top = places_up_to(b_p, K)
-    current = tl.sum(tl.where(m_on, tl.load(p_system + K * K + o_k) * b_p, 0.0), 0) - square
+    # the first free place is the largest of what is left of K
+    top, place = two_largest(tl.where(m_on, o_k + 1, 0), tl.where(m_on, 0, K - o_k))
+    place = K - place
     size, own, reach = look(p_fresh, point[0], point[1], slots, BU)
     score += own
-    place = tl.min(tl.where(m_on, K, o_k), 0)
-    if QUICK:
-        if (how == ROUGH) & (place < K):
+    current = level
+    if how == ROUGH:
+        if place < K:
             compare(p_places, p_gram, p_fresh, place, tl.maximum(top, place + 1), slots, K, BP, BU)
-            reach, current = _reach(p_gram, p_system, b_p, place, K)
+            reach = tl.sum(tl.load(p_gram + place * K + o_k) * tl.maximum(b_p, 0.0), 0)
+    else:
+        current = tl.sum(tl.where(m_on, tl.load(p_system + K * K + o_k) * b_p, 0.0), 0) - square
     gap = score - reach - current
     b_step, b_one = tl.zeros([K], tl.float64), tl.zeros([K], tl.float64)
     known = place * 0
@@ -177,9 +183,13 @@ def _take(
     else:
         if how != ROUGH:
             compare(p_places, p_gram, p_fresh, place, tl.maximum(top, place + 1), slots, K, BP, BU)
-        m_same = tl.load(p_gram + place * K + o_k, mask=m_on, other=0) == size
-        m_same = m_same & (tl.load(p_gram + o_k * K + o_k, mask=m_on, other=0) == size) & m_on
-        if tl.max(m_same.to(tl.int32), 0) > 0:
+        m_same = m_on & (tl.load(p_gram + place * K + o_k) == size)
+        same = tl.max(m_same.to(tl.int32), 0)
+        if same > 0:
+            # it may be a part of another
+            m_same = m_same & (tl.load(p_gram + o_k * K + o_k, mask=m_same, other=0) == size)
+            same = tl.max(m_same.to(tl.int32), 0)
+        if same > 0:
             # a structure that has weight cannot do better than the exact weights, but for rounding
             status = tl.where((status == RENEWED) | (how == ROUGH), CONVERGED, RENEW)
         else:
@@ -190,16 +200,6 @@ def _take(
             known = tl.where(status == GOING, known, 0)
             status = tl.where(good, GOING, RENEW)
     return status, gap, b_step, b_one, known
-
-
-@triton.jit
-def _reach(p_gram, p_system, b_p, place, K: tl.constexpr):
-    """What mu adds up to over the structure at a place, and by how much any that has weight gains: all gain alike."""
-    o_k = tl.arange(0, K)
-    b_w = tl.maximum(b_p, 0.0)
-    heaviest = tl.argmax(b_p, 0)
-    reach = tl.sum(tl.load(p_gram + place * K + o_k) * b_w, 0)
-    return reach, tl.load(p_system + K * K + heaviest) - tl.sum(tl.load(p_gram + heaviest * K + o_k) * b_w, 0)
 
 
 @triton.jit(noinline=True)
@@ -219,18 +219,19 @@ def _mean(
     p_places, _, p_system = held
     p_x = p_system + (K + 2) * K
     b_p = tl.load(p_system + (K + 1) * K + tl.arange(0, K))
-    put(p_x, tl.maximum(b_p, 0.0), K)
     top = places_up_to(b_p, K)
     square = tl.zeros([], tl.float64)
-    if QUICK:
-        if how == ROUGH:
-            rough_rows(p_places, p_x, p_given, p_rough, top, height, width, BU, BS)
-        else:
-            square = mean_rows(p_places, p_x, point, top, height, width, BU, BS)
-    elif BS:
-        square = mean_rows(p_places, p_x, point, top, height, width, BU, BS)
+    if how == ROUGH:
+        if QUICK:
+            p_w = p_x.to(tl.pointer_type(tl.float32))
+            put(p_w, tl.maximum(b_p, 0.0), K)
+            rough_rows(p_places, p_w, p_given, p_rough, top, height, width, BU, BS)
     else:
-        square = _mean_of_lists(p_places, p_x, point, top, height * width, slots, BP, BU)
+        put(p_x, tl.maximum(b_p, 0.0), K)
+        if BS:
+            square = mean_rows(p_places, p_x, point, top, height, width, BU, BS)
+        else:
+            square = _mean_of_lists(p_places, p_x, point, top, height * width, slots, BP, BU)
     return square
 
 

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels.active_set.cuda import Plan, places_of, room
+from polymax.kernels.active_set.triton_sums import first_of_largest
 from polymax.kernels.chain.cuda_shapes import distinct
 from polymax.kernels.triton_math import ceil_power
 from polymax.solvers.search import Search
@@ -24,11 +25,10 @@ def plan(search: Search) -> Plan:
     w, stride_b, stride_t = distinct(transition.double())
     group = max(count // max(len(transition), 1), 1) if stride_b else 1
     height = max(ceil_power(s), 16)
-    values, back = room(unary, n, s), room(unary, n, height, dtype=torch.int32)
+    values, back = room(unary, n, s), room(unary, n + 5, height, dtype=torch.int32)
     width = max(min(height, 4096 // height), 2)
     problem = w, stride_b, stride_t, group, lengths.contiguous(), values, back
-    # each warp walks Viterbi's recursion by itself, so that more of them share its time only in what comes after
-    warps = min(max(height * width // 512, 4 if n > 64 else 2 if n > 32 else 1), 8)
+    warps = min(max(height * width // 512, 4 if n > 32 else 1), 8)
     # a matrix for each end is in registers
     both = int(height <= _BOTH and stride_t == 0)
     sizes = height, width, both, max(32 * warps * _ENTRIES // height, 2)
@@ -58,7 +58,7 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
     i_b = tl.program_id(0).to(tl.int64)
     length = tl.load(p_lengths + i_b).to(tl.int32)
     p_w += (i_b // group) * stride_wb * s * s
-    p_around, p_values, p_back = p_arounds + i_b * n * s, p_values + i_b * n * s, p_back + i_b * n * SIZES[0]
+    p_around, p_values, p_back = p_arounds + i_b * n * s, p_values + i_b * n * s, p_back + i_b * (n + 5) * SIZES[0]
     if SIZES[2]:
         _climb(p_w, p_around, p_values, p_back, length, s, SIZES[0])
         tl.debug_barrier()
@@ -92,37 +92,54 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
     """
     half = (length + 1) // 2
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
-    m_s = o_s < s
     o_x = tl.arange(0, S // 4)[:, None, None, None] + tl.arange(0, 4)[None, None, None, :] * (S // 4)
     o_y = tl.arange(0, S)[None, None, :, None]
     p_both = p_w + tl.where(tl.arange(0, 2)[None, :, None, None] == 0, o_x * s + o_y, o_y * s + o_x)
     b_w = tl.load(p_both, mask=(o_x < s) & (o_y < s), other=float("-inf")).to(p_around.dtype.element_ty)
     p_bytes = p_back.to(tl.pointer_type(tl.uint8)) + tl.reshape(tl.arange(0, 8 * S), [2, S, 4])
-    # positions go up from the first, and down from the last
-    o_t, step = o_end * (length - 1), 1 - 2 * o_end
-    m_v = m_s & (o_t < length) & ((o_end == 0) | (o_t >= half))
-    b_v = tl.load(p_around + o_t * s + o_s, mask=m_v, other=float("-inf"))
-    b_u = _scores_of(p_around, o_t + step, length, s, S)
-    for _ in range(1, half):
-        o_t += step
-        # those of the next step are on their way
-        b_next = _scores_of(p_around, o_t + step, length, s, S)
-        b_c = tl.permute(tl.reshape(b_v, [2, 4, S // 4]), (2, 0, 1))[:, :, None, :] + b_w
-        b_top = _largest(b_c, S)
-        b_v = tl.where(m_s & ((o_end == 0) | (o_t >= half)), b_top + b_u, b_v)
-        # the next step does not wait for the first that gives the value
-        tl.store(p_bytes, tl.min(tl.where(b_c == b_top[None, :, :, None], o_x, _NONE), 0))
-        p_bytes += 8 * S
-        b_u = b_next
+    b_v, b_0 = _scores_of(p_around, 0, length, s, S), _scores_of(p_around, 1, length, s, S)
+    b_1, b_2 = _scores_of(p_around, 2, length, s, S), _scores_of(p_around, 3, length, s, S)
+    b_3 = _scores_of(p_around, 4, length, s, S)
+    for k in range(1, half, 4):
+        # those of the next steps are on their way, and no one waits for them before
+        b_4, b_5 = _scores_of(p_around, k + 4, length, s, S), _scores_of(p_around, k + 5, length, s, S)
+        b_6, b_7 = _scores_of(p_around, k + 6, length, s, S), _scores_of(p_around, k + 7, length, s, S)
+        b_v = _step(b_v, b_0, b_w, p_bytes, o_x, k, length, S)
+        b_v = _step(b_v, b_1, b_w, p_bytes + 8 * S, o_x, k + 1, length, S)
+        b_v = _step(b_v, b_2, b_w, p_bytes + 16 * S, o_x, k + 2, length, S)
+        b_v = _step(b_v, b_3, b_w, p_bytes + 24 * S, o_x, k + 3, length, S)
+        b_0, b_1, b_2, b_3 = b_4, b_5, b_6, b_7
+        p_bytes += 32 * S
     # the two rows in the middle
-    tl.store(p_values + (half - 1 + o_end) * s + o_s, b_v, mask=m_s & (half - 1 + o_end < length) & (length > 0))
+    m_v = (o_s < s) & (half - 1 + o_end < length) & (length > 0)
+    tl.store(p_values + (half - 1 + o_end) * s + o_s, b_v, mask=m_v)
 
 
 @triton.jit
-def _scores_of(p_around, o_t, length, s, S: tl.constexpr):
-    """Scores of positions (2, 1), as far as there are such: (2, S)."""
-    o_s = tl.arange(0, S)[None, :]
-    return tl.load(p_around + o_t * s + o_s, mask=(o_t >= 0) & (o_t < length) & (o_s < s), other=float("-inf"))
+def _scores_of(p_around, k, length, s, S: tl.constexpr):
+    """Scores of the positions that both ends come to after k steps, each in its half: (2, S)."""
+    o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
+    # positions go up from the first, and down from the last
+    o_t = tl.where(o_end == 0, k, length - 1 - k)
+    m_v = _within(k, length) & (o_s < s)
+    return tl.load(p_around + o_t * s + o_s, mask=m_v, other=float("-inf"))
+
+
+@triton.jit
+def _within(k, length):
+    """Which ends are in their halves after k steps, (2, 1)."""
+    half = (length + 1) // 2
+    return tl.where(tl.arange(0, 2)[:, None] == 0, k < half, k < length - half)
+
+
+@triton.jit
+def _step(b_v, b_u, b_w, p_bytes, o_x, k, length, S: tl.constexpr):
+    """The values after a step; the first states that give them are written."""
+    b_c = tl.permute(tl.reshape(b_v, [2, 4, S // 4]), (2, 0, 1))[:, :, None, :] + b_w
+    b_top = _largest(b_c, S)
+    # the next step does not wait for them
+    tl.store(p_bytes, tl.min(tl.where(b_c == b_top[None, :, :, None], o_x, _NONE), 0))
+    return tl.where(_within(k, length), b_top + b_u, b_v)
 
 
 @triton.jit
@@ -157,42 +174,51 @@ def _meet(p_w, p_values, length, s, S: tl.constexpr):
     m_w = m_s[:, None] & m_s[None, :]
     b_w = tl.load(p_w + o_s[:, None] * s + o_s[None, :], mask=m_w & (length > 1), other=0.0)
     b_both = tl.where(m_w, b_before[:, None] + b_w + b_after[None, :], float("-inf"))
-    b_top = tl.max(b_both, 1)
-    top = tl.max(b_top, 0)
-    before = tl.min(tl.where((b_top == top) & m_s, o_s, s - 1), 0)
-    b_row = tl.max(tl.where((o_s == before)[:, None], b_both, float("-inf")), 0)
-    return top, before, tl.min(tl.where((b_row == top) & m_s, o_s, s - 1), 0)
+    top, at = first_of_largest(tl.reshape(b_both, [S * S]), tl.arange(0, S * S))
+    return top, tl.minimum(at // S, s - 1), tl.minimum(at % S, s - 1)
 
 
 @triton.jit
 def _unwind_both(p_back, p_fresh, before, after, length, s, S: tl.constexpr):
     """Write the sequence that has two states in the middle, towards both ends."""
     half = (length + 1) // 2
-    # a store by the lanes that hold a row waits for no others
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
-    p_words = p_back + (half - 2) * 2 * S + o_end * S + o_s
     b_tag = tl.where(o_end == 0, before, after) + o_s * 0
-    b_word = tl.load(p_words, mask=half > 1, other=0)
-    b_word1 = tl.load(p_words - 2 * S, mask=half > 2, other=0)
-    for k in range(0, half):
-        # what comes next does not wait for the tag
-        b_word2 = tl.load(p_words - 4 * S, mask=k + 3 < half, other=0)
-        o_t = tl.where(o_end == 0, half - 1 - k, length - half + k)
-        m_t = (o_end == 0) | (o_t >= half)
-        tl.store(p_fresh + o_t + o_s * 0, o_t * s + b_tag, mask=m_t & (o_s == 0))
-        b_from = tl.minimum(_least_byte(b_word), s - 1)
-        b_tag = tl.where(m_t, tl.sum(tl.where(o_s == b_tag, b_from, 0), 1)[:, None], b_tag)
-        b_word, b_word1 = b_word1, b_word2
-        p_words -= 2 * S
+    k = half - 1
+    b_0, b_1 = _word_of(p_back, k, S), _word_of(p_back, k - 1, S)
+    b_2, b_3 = _word_of(p_back, k - 2, S), _word_of(p_back, k - 3, S)
+    while k >= 0:
+        # what comes next does not wait for the tag, nor the tag for it
+        b_4, b_5 = _word_of(p_back, k - 4, S), _word_of(p_back, k - 5, S)
+        b_6, b_7 = _word_of(p_back, k - 6, S), _word_of(p_back, k - 7, S)
+        b_tag = _step_back(p_fresh, b_tag, b_0, k, length, s, S)
+        b_tag = _step_back(p_fresh, b_tag, b_1, k - 1, length, s, S)
+        b_tag = _step_back(p_fresh, b_tag, b_2, k - 2, length, s, S)
+        b_tag = _step_back(p_fresh, b_tag, b_3, k - 3, length, s, S)
+        b_0, b_1, b_2, b_3 = b_4, b_5, b_6, b_7
+        k -= 4
 
 
 @triton.jit
-def _least_byte(b_word):
-    """The first state of those that four lanes found."""
-    b_least = b_word & 255
+def _word_of(p_back, k, S: tl.constexpr):
+    """What the four lanes of each state wrote at a step from 1 on, (2, S)."""
+    o_word = tl.arange(0, 2)[:, None] * S + tl.arange(0, S)[None, :]
+    return tl.load(p_back + (k - 1) * 2 * S + o_word, mask=k > 0, other=0)
+
+
+@triton.jit
+def _step_back(p_fresh, b_tag, b_word, k, length, s, S: tl.constexpr):
+    """Write the tags (2, S) of both ends after k steps; those that they come from."""
+    o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
+    m_t = _within(k, length) & (k >= 0)
+    o_t = tl.where(o_end == 0, k, length - 1 - k)
+    # the lanes that hold a row write it, and no one waits for others
+    tl.store(p_fresh + o_t + o_s * 0, o_t * s + b_tag, mask=m_t & (o_s == 0))
+    b_from = b_word & 255
     for q in tl.static_range(1, 4):
-        b_least = tl.minimum(b_least, (b_word >> (8 * q)) & 255)
-    return b_least
+        b_from = tl.minimum(b_from, (b_word >> (8 * q)) & 255)
+    b_from = tl.sum(tl.where(o_s == b_tag, tl.minimum(b_from, s - 1), 0), 1)
+    return tl.where(m_t, b_from[:, None], b_tag)
 
 
 @triton.jit

@@ -6,6 +6,8 @@ Shapes: places (k, slots), -1 for none; tiles are BP structures of BU slots
 import triton
 import triton.language as tl
 
+from polymax.kernels.active_set.triton_sums import three_sums
+
 
 @triton.jit(noinline=True)
 def look(p_one, p_scores, p_mu, slots, BU: tl.constexpr):
@@ -20,7 +22,7 @@ def look(p_one, p_scores, p_mu, slots, BU: tl.constexpr):
         b_size += m_on.to(tl.float32)
         b_own += tl.load(p_scores + b_at, mask=m_on, other=0)
         b_reach += tl.load(p_mu + b_at, mask=m_on, other=0)
-    return tl.sum(b_size, 0), tl.sum(b_own, 0), tl.sum(b_reach, 0)
+    return three_sums(b_size, b_own, b_reach)
 
 
 @triton.jit(noinline=True)
@@ -91,7 +93,7 @@ def spread(p_places, p_weights, p_total, top, slots, BU: tl.constexpr):
 def spread_rows(p_places, p_weights, p_total, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
     """The same for structures that have one part of each row, (rows, columns)."""
     for i_t in range(0, rows, BU):
-        b_sum, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS, tl.float64)
+        b_sum, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS)
         b_sum += tl.load(p_total + o_part, mask=m_part, other=0)
         tl.store(p_total + o_part, b_sum, mask=m_part)
     tl.debug_barrier()
@@ -103,7 +105,7 @@ def mean_rows(p_places, p_weights, point, top, rows, columns, BU: tl.constexpr, 
     p_scores, p_mu, p_around, _ = point
     b_square = tl.zeros([BU], tl.float64)
     for i_t in range(0, rows, BU):
-        b_mu, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS, tl.float64)
+        b_mu, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS)
         tl.store(p_mu + o_part, b_mu, mask=m_part)
         tl.store(p_around + o_part, tl.load(p_scores + o_part, mask=m_part) - b_mu, mask=m_part)
         b_square += tl.sum(tl.sum(b_mu * b_mu, 0), 0)
@@ -113,24 +115,27 @@ def mean_rows(p_places, p_weights, point, top, rows, columns, BU: tl.constexpr, 
 
 @triton.jit(noinline=True)
 def rough_rows(p_places, p_weights, p_given, p_rough, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
-    """Write what the sum of such structures leaves of the scores, all in float32."""
+    """Write what the sum of such structures leaves of the scores; weights and all else are in float32."""
     for i_t in range(0, rows, BU):
-        b_mu, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS, tl.float32)
+        b_mu, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS)
         tl.store(p_rough + o_part, tl.load(p_given + o_part, mask=m_part).to(tl.float32) - b_mu, mask=m_part)
     tl.debug_barrier()
 
 
 @triton.jit
 def _sum_rows(
-    p_places, p_weights, i_t, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr, REAL: tl.constexpr
+    p_places, p_weights, i_t, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr
 ):  # fmt: skip
-    """What weights, 0 up to a multiple of 8, add up to in BU rows; where these parts are, and which of them there are.
+    """What weights, 0 up to a multiple of 8, add up to in BU rows, in their dtype; where these parts are, and which of
+    them there are.
 
     A thread has a row, and adds to all of its columns, what is 0 but for one: sums stay in registers. A column is one
     of a group of columns: to look for the group, and for its place in the group, is less than to look for the column.
     """
     GROUPS: tl.constexpr = 4 if BS <= 32 else 8
     EACH: tl.constexpr = BS // GROUPS
+    SHIFT: tl.constexpr = (EACH > 1) + (EACH > 2) + (EACH > 4)
+    REAL: tl.constexpr = p_weights.dtype.element_ty
     o_g, o_e = tl.arange(0, GROUPS)[:, None], tl.arange(0, EACH)[:, None]
     o_t = i_t + tl.arange(0, BU)
     m_t = o_t < rows
@@ -138,8 +143,9 @@ def _sum_rows(
     for i_k in range(0, top, 8):
         for k in tl.static_range(8):
             b_at = tl.load(p_places + (i_k + k) * rows + o_t, mask=m_t, other=0) - o_t * columns
-            b_group = tl.where((b_at // EACH)[None, :] == o_g, tl.load(p_weights + i_k + k).to(REAL), 0.0)
-            b_each = tl.where((b_at % EACH)[None, :] == o_e, 1.0, 0.0).to(REAL)
+            # what is not there is negative, and of no group
+            b_group = tl.where((b_at >> SHIFT)[None, :] == o_g, tl.load(p_weights + i_k + k), 0.0)
+            b_each = tl.where((b_at & (EACH - 1))[None, :] == o_e, 1.0, 0.0).to(REAL)
             b_sum += b_group[:, None, :] * b_each[None, :, :]
     o_s = o_g[:, :, None] * EACH + o_e[None, :, :]
     return b_sum, o_t[None, None, :] * columns + o_s, m_t[None, None, :] & (o_s < columns)
