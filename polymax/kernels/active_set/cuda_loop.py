@@ -109,12 +109,12 @@ def iterate(
                 end = tl.where(whole > 0, DIRECTION, CONVERGED)
                 status = tl.where(how == ROUGH, GOING, tl.where(before == RENEWED, end, RENEW))
                 how = how * 0 + LAST
-            square = _mean(mine, here, given + i_b * d, roughs + i_b * d, how, height, width, slots, K, BP, BU, BS, QUICK)
+            roughly = given + i_b * d, roughs + i_b * d
+            square = _mean(mine, here, roughly, how, height, width, slots, K, BP, BU, BS, QUICK)
         rounds -= 1
-    if QUICK:
-        if how == ROUGH:
-            # another launch goes on from mu
-            _mean(mine, here, given, roughs, how * 0 + LAST, height, width, slots, K, BP, BU, BS, QUICK)
+    if QUICK and how == ROUGH:
+        # another launch goes on from mu
+        _mean(mine, here, (given, roughs), how * 0 + LAST, height, width, slots, K, BP, BU, BS, QUICK)
     tl.store(p_status, status)
     tl.store(p_iterations, iterations)
     tl.store(p_gap, gap)
@@ -212,7 +212,7 @@ def _compare_all(held, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexp
 
 @triton.jit
 def _mean(
-    held, point, p_given, p_rough, how, height, width, slots,
+    held, point, roughly, how, height, width, slots,
     K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BS: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     """mu, the weighted sum of structures, and what it leaves of the scores; ||mu||^2."""
@@ -225,7 +225,7 @@ def _mean(
         if QUICK:
             p_w = p_x.to(tl.pointer_type(tl.float32))
             put(p_w, tl.maximum(b_p, 0.0), K)
-            rough_rows(p_places, p_w, p_given, p_rough, top, height, width, BU, BS)
+            rough_rows(p_places, p_w, *roughly, top, height, width, BU, BS)
     else:
         put(p_x, tl.maximum(b_p, 0.0), K)
         if BS:

@@ -87,8 +87,8 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
     """Write which states others come from, and the values of Viterbi's recursion in the middle, in the scores' dtype.
 
     The first half of the positions, and one more of an odd number, knows what comes before, the second what comes
-    after. Both take a step at once, and four lanes share a state: each looks at a quarter of those it may come from, and
-    writes a byte of its own to words (steps, 2, S): what all of them agree on would have to be brought together.
+    after. Both take a step at once, and four lanes share a state: each looks at a quarter of those it may come from,
+    and writes a byte of its own to words (steps, 2, S): what they agree on would have to be brought together.
     """
     half = (length + 1) // 2
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
@@ -97,19 +97,25 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
     p_both = p_w + tl.where(tl.arange(0, 2)[None, :, None, None] == 0, o_x * s + o_y, o_y * s + o_x)
     b_w = tl.load(p_both, mask=(o_x < s) & (o_y < s), other=float("-inf")).to(p_around.dtype.element_ty)
     p_bytes = p_back.to(tl.pointer_type(tl.uint8)) + tl.reshape(tl.arange(0, 8 * S), [2, S, 4])
-    b_v, b_0 = _scores_of(p_around, 0, length, s, S), _scores_of(p_around, 1, length, s, S)
-    b_1, b_2 = _scores_of(p_around, 2, length, s, S), _scores_of(p_around, 3, length, s, S)
-    b_3 = _scores_of(p_around, 4, length, s, S)
-    for k in range(1, half, 4):
-        # those of the next steps are on their way, and no one waits for them before
-        b_4, b_5 = _scores_of(p_around, k + 4, length, s, S), _scores_of(p_around, k + 5, length, s, S)
-        b_6, b_7 = _scores_of(p_around, k + 6, length, s, S), _scores_of(p_around, k + 7, length, s, S)
-        b_v = _step(b_v, b_0, b_w, p_bytes, o_x, k, length, S)
-        b_v = _step(b_v, b_1, b_w, p_bytes + 8 * S, o_x, k + 1, length, S)
-        b_v = _step(b_v, b_2, b_w, p_bytes + 16 * S, o_x, k + 2, length, S)
-        b_v = _step(b_v, b_3, b_w, p_bytes + 24 * S, o_x, k + 3, length, S)
-        b_0, b_1, b_2, b_3 = b_4, b_5, b_6, b_7
-        p_bytes += 32 * S
+    b_v = _scores_of(p_around, 0, length, s, S)
+    if b_w.dtype == tl.float32:
+        b_0, b_1 = _scores_of(p_around, 1, length, s, S), _scores_of(p_around, 2, length, s, S)
+        b_2, b_3 = _scores_of(p_around, 3, length, s, S), _scores_of(p_around, 4, length, s, S)
+        for k in range(1, half, 4):
+            # those of the next steps are on their way, and no one waits for them before
+            b_4, b_5 = _scores_of(p_around, k + 4, length, s, S), _scores_of(p_around, k + 5, length, s, S)
+            b_6, b_7 = _scores_of(p_around, k + 6, length, s, S), _scores_of(p_around, k + 7, length, s, S)
+            b_v = _step(b_v, b_0, b_w, p_bytes, o_x, k, length, S)
+            b_v = _step(b_v, b_1, b_w, p_bytes + 8 * S, o_x, k + 1, length, S)
+            b_v = _step(b_v, b_2, b_w, p_bytes + 16 * S, o_x, k + 2, length, S)
+            b_v = _step(b_v, b_3, b_w, p_bytes + 24 * S, o_x, k + 3, length, S)
+            b_0, b_1, b_2, b_3 = b_4, b_5, b_6, b_7
+            p_bytes += 32 * S
+    else:
+        # a step in float64 takes as long as its scores, and there are few
+        for k in range(1, half):
+            b_v = _step(b_v, _scores_of(p_around, k, length, s, S), b_w, p_bytes, o_x, k, length, S)
+            p_bytes += 8 * S
     # the two rows in the middle
     m_v = (o_s < s) & (half - 1 + o_end < length) & (length > 0)
     tl.store(p_values + (half - 1 + o_end) * s + o_s, b_v, mask=m_v)
