@@ -91,30 +91,45 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
     and writes a byte of its own to words (steps, 2, S): what they agree on would have to be brought together.
     """
     half = (length + 1) // 2
-    o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
     o_x = tl.arange(0, S // 4)[:, None, None, None] + tl.arange(0, 4)[None, None, None, :] * (S // 4)
     o_y = tl.arange(0, S)[None, None, :, None]
     p_both = p_w + tl.where(tl.arange(0, 2)[None, :, None, None] == 0, o_x * s + o_y, o_y * s + o_x)
     b_w = tl.load(p_both, mask=(o_x < s) & (o_y < s), other=float("-inf")).to(p_around.dtype.element_ty)
     p_bytes = p_back.to(tl.pointer_type(tl.uint8)) + tl.reshape(tl.arange(0, 8 * S), [2, S, 4])
-    b_v = _scores_of(p_around, 0, length, s, S)
+    # positions go up from the first, and down from the last; an end that has come to its half stays
+    o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
+    limit = tl.where(o_end == 0, half, length - half)
+    by = tl.where(o_end == 0, s, 0 - s)
+    p_u = p_around + o_end * (length - 1) * s + o_s
+    # no step comes to a state that is not there
+    b_limit = tl.where(o_s < s, limit, 0)
+    b_v = tl.load(p_u, mask=b_limit > 0, other=float("-inf"))
     if b_w.dtype == tl.float32:
-        b_0, b_1 = _scores_of(p_around, 1, length, s, S), _scores_of(p_around, 2, length, s, S)
-        b_2, b_3 = _scores_of(p_around, 3, length, s, S), _scores_of(p_around, 4, length, s, S)
-        for k in range(1, half, 4):
-            # those of the next steps are on their way, and no one waits for them before
-            b_4, b_5 = _scores_of(p_around, k + 4, length, s, S), _scores_of(p_around, k + 5, length, s, S)
-            b_6, b_7 = _scores_of(p_around, k + 6, length, s, S), _scores_of(p_around, k + 7, length, s, S)
-            b_v = _step(b_v, b_0, b_w, p_bytes, o_x, k, length, S)
-            b_v = _step(b_v, b_1, b_w, p_bytes + 8 * S, o_x, k + 1, length, S)
-            b_v = _step(b_v, b_2, b_w, p_bytes + 16 * S, o_x, k + 2, length, S)
-            b_v = _step(b_v, b_3, b_w, p_bytes + 24 * S, o_x, k + 3, length, S)
+        b_0 = tl.load(p_u + by, mask=b_limit > 1, other=float("-inf"))
+        b_1 = tl.load(p_u + 2 * by, mask=b_limit > 2, other=float("-inf"))
+        b_2 = tl.load(p_u + 3 * by, mask=b_limit > 3, other=float("-inf"))
+        b_3 = tl.load(p_u + 4 * by, mask=b_limit > 4, other=float("-inf"))
+        for _ in range(1, half, 4):
+            p_u += 4 * by
+            b_limit -= 4
+            # scores of the next steps are on their way, and no one waits for them before
+            b_4 = tl.load(p_u + by, mask=b_limit > 1, other=float("-inf"))
+            b_5 = tl.load(p_u + 2 * by, mask=b_limit > 2, other=float("-inf"))
+            b_6 = tl.load(p_u + 3 * by, mask=b_limit > 3, other=float("-inf"))
+            b_7 = tl.load(p_u + 4 * by, mask=b_limit > 4, other=float("-inf"))
+            b_v = _step(b_v, b_0, b_w, p_bytes, o_x, b_limit > -3, S)
+            b_v = _step(b_v, b_1, b_w, p_bytes + 8 * S, o_x, b_limit > -2, S)
+            b_v = _step(b_v, b_2, b_w, p_bytes + 16 * S, o_x, b_limit > -1, S)
+            b_v = _step(b_v, b_3, b_w, p_bytes + 24 * S, o_x, b_limit > 0, S)
             b_0, b_1, b_2, b_3 = b_4, b_5, b_6, b_7
             p_bytes += 32 * S
     else:
         # a step in float64 takes as long as its scores, and there are few
-        for k in range(1, half):
-            b_v = _step(b_v, _scores_of(p_around, k, length, s, S), b_w, p_bytes, o_x, k, length, S)
+        for _ in range(1, half):
+            p_u += by
+            b_limit -= 1
+            b_u = tl.load(p_u, mask=b_limit > 0, other=float("-inf"))
+            b_v = _step(b_v, b_u, b_w, p_bytes, o_x, b_limit > 0, S)
             p_bytes += 8 * S
     # the two rows in the middle
     m_v = (o_s < s) & (half - 1 + o_end < length) & (length > 0)
@@ -122,30 +137,13 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
 
 
 @triton.jit
-def _scores_of(p_around, k, length, s, S: tl.constexpr):
-    """Scores of the positions that both ends come to after k steps, each in its half: (2, S)."""
-    o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
-    # positions go up from the first, and down from the last
-    o_t = tl.where(o_end == 0, k, length - 1 - k)
-    m_v = _within(k, length) & (o_s < s)
-    return tl.load(p_around + o_t * s + o_s, mask=m_v, other=float("-inf"))
-
-
-@triton.jit
-def _within(k, length):
-    """Which ends are in their halves after k steps, (2, 1)."""
-    half = (length + 1) // 2
-    return tl.where(tl.arange(0, 2)[:, None] == 0, k < half, k < length - half)
-
-
-@triton.jit
-def _step(b_v, b_u, b_w, p_bytes, o_x, k, length, S: tl.constexpr):
-    """The values after a step; the first states that give them are written."""
+def _step(b_v, b_u, b_w, p_bytes, o_x, m_v, S: tl.constexpr):
+    """The values after a step, where there is one; the first states that give them are written."""
     b_c = tl.permute(tl.reshape(b_v, [2, 4, S // 4]), (2, 0, 1))[:, :, None, :] + b_w
     b_top = _largest(b_c, S)
     # the next step does not wait for them
     tl.store(p_bytes, tl.min(tl.where(b_c == b_top[None, :, :, None], o_x, _NONE), 0))
-    return tl.where(_within(k, length), b_top + b_u, b_v)
+    return tl.where(m_v, b_top + b_u, b_v)
 
 
 @triton.jit
@@ -187,10 +185,9 @@ def _meet(p_w, p_values, length, s, S: tl.constexpr):
 @triton.jit
 def _unwind_both(p_back, p_fresh, before, after, length, s, S: tl.constexpr):
     """Write the sequence that has two states in the middle, towards both ends."""
-    half = (length + 1) // 2
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
     b_tag = tl.where(o_end == 0, before, after) + o_s * 0
-    k = half - 1
+    k = (length + 1) // 2 - 1
     b_0, b_1 = _word_of(p_back, k, S), _word_of(p_back, k - 1, S)
     b_2, b_3 = _word_of(p_back, k - 2, S), _word_of(p_back, k - 3, S)
     while k >= 0:
@@ -216,7 +213,8 @@ def _word_of(p_back, k, S: tl.constexpr):
 def _step_back(p_fresh, b_tag, b_word, k, length, s, S: tl.constexpr):
     """Write the tags (2, S) of both ends after k steps; those that they come from."""
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
-    m_t = _within(k, length) & (k >= 0)
+    half = (length + 1) // 2
+    m_t = tl.where(o_end == 0, k < half, k < length - half) & (k >= 0)
     o_t = tl.where(o_end == 0, k, length - 1 - k)
     # the lanes that hold a row write it, and no one waits for others
     tl.store(p_fresh + o_t + o_s * 0, o_t * s + b_tag, mask=m_t & (o_s == 0))
