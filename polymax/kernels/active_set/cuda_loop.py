@@ -168,11 +168,7 @@ def _take(
     if (score == float("-inf")) & (how != ROUGH):
         status = status * 0 + INFEASIBLE
         gap = tl.zeros([], tl.float64)
-    elif (
-        (score != score)
-        | ((top > 0) & ((gap > tol * (1 + tl.abs(current))) == 0))
-        | ((how == ROUGH) & (place == K))
-    ):
+    elif (score != score) | ((top > 0) & ((gap > tol * (1 + tl.abs(current))) == 0)) | ((how == ROUGH) & (place == K)):
         status = status * 0 + CONVERGED
         if top == 0:
             # NaN, from the start

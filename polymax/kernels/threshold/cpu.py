@@ -163,7 +163,10 @@ def _between_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     index, rest = array_at(memory + 16 * room, (room,), np.int32(0)), memory + 24 * room
     peaks = array_at(rest, (PEAKS,), real)
     # rows that are taken as a whole, some together
-    whole, starts = array_at(rest + 8 * PEAKS, (TOGETHER,), np.int64(0)), array_at(rest + 8 * (PEAKS + TOGETHER), (TOGETHER,), 0.0)
+    whole, starts = (
+        array_at(rest + 8 * PEAKS, (TOGETHER,), np.int64(0)),
+        array_at(rest + 8 * (PEAKS + TOGETHER), (TOGETHER,), 0.0),
+    )
     count = 0
     for i in range(start, stop):
         whole[count], starts[count] = i, packed_row(x[i], y[i], alpha, z, power, index, peaks)
