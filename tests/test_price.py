@@ -129,6 +129,7 @@ def test_threads_have_flags_of_their_own():
         assert all(map(torch.equal, results, expected[k % 2]))
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_straight_calls_are_operators_where_something_looks():
     """A profiler and a dispatch mode see the operator; a plain call gives the same bits without it."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -130,7 +130,7 @@ def test_long_chains():
     unary, transition = randn(3, 512, 16), randn(16, 16, seed=1)
     results = []
     for device in ("cpu", DEVICE, DEVICE):
-        scores = [t.to(device).requires_grad_() for t in (unary, transition)]
+        scores = [t.clone().to(device).requires_grad_() for t in (unary, transition)]
         lengths = torch.tensor([512, 300, 40], device=device)
         mu = pm.SparseMap(pm.Chain(lengths=lengths))(*scores).unary
         (mu * unary.flip(-1).to(device)).sum().backward()
