@@ -5,8 +5,9 @@ tensors that have no memory, in a thread in which a launch has its kernel compil
 whoever launches that kernel waits until it is compiled. So nothing that a call computes depends on a rehearsal. What
 fails is forgotten: the launch itself compiles again, and says what is wrong.
 
-The first step of a compilation is written in Python: threads take turns at it, and rehearsals come last. Threads end
-with what they compile, and Python waits for them when it ends.
+The first step of a compilation is written in Python: threads take turns at it, and rehearsals come last. While threads
+compile, Python's lock changes hands sooner: each asks for it hundreds of times, for moments. Threads end with what they
+compile, and Python waits for them when it ends.
 """
 
 import sys
@@ -23,6 +24,8 @@ from torch import Tensor
 from triton.compiler import code_generator
 from triton.runtime.driver import driver
 
+# seconds after which a thread that holds Python's lock lets another one have it
+SOON = 1e-4
 # what launchers of Triton 3.6 are told of a kernel; later versions have one for all kernels
 _PLAIN = {"num_ctas": 1, "launch_cooperative_grid": False, "launch_pdl": False, "tensordesc_meta": None}
 _NO_ROOM = {f"{kind}_scratch_{what}": 0 for kind in ("global", "profile") for what in ("size", "align")}
@@ -33,6 +36,28 @@ class _Here(threading.local):
     """What the current thread is for."""
 
     rehearses = False
+
+
+class _Quick:
+    """Threads that are at work, while which Python's lock changes hands sooner."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._usual = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._count:
+                self._usual = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual, SOON))
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                sys.setswitchinterval(self._usual)
 
 
 class _Turns:
@@ -72,6 +97,7 @@ class _Turns:
 
 
 here = _Here()
+_quick = _Quick()
 _turns = _Turns()
 # what any first launch waits for
 _begun: list[threading.Thread] = []
@@ -140,7 +166,7 @@ def _compile_launcher(bind: Any, kernel: Any, args: tuple[Any, ...], options: di
 def _start(function: Callable[..., Any], *args: Any) -> threading.Thread:
     def run() -> None:
         # who needs what failed does it again
-        with suppress(Exception):
+        with _quick, suppress(Exception):
             function(*args)
 
     thread = threading.Thread(target=run, name="polymax compiles")

@@ -43,7 +43,7 @@ _ROOM = 64
 # the most places for structures that are likely to come
 _LIKELY = 256
 # entries of a tile to a thread
-_ENTRIES = 16
+_ENTRIES = 32
 # kinds whose structures are listed as programs leave them, from tensors of the search alone
 _REPEATED = ("tags", "counted_tags", "arcs", "cells")
 _CALLS = Remembered()
@@ -61,6 +61,7 @@ class Plan(NamedTuple):
     The event is (height, width), the shape of the first tensor; a structure has `slots`, and a program `warps`.
     Sequences of `states` have steps, which are listed after them; `others` are the scores of other tensors. Where a
     slot is a row, it has `columns` at most, a power of two; 0 elsewhere. Places for `likely` structures may suffice.
+    If `quick` is 1, `best` takes scores in float32, too, and slots are rows.
     """
 
     best: Any
@@ -73,6 +74,7 @@ class Plan(NamedTuple):
     others: Tensor | None = None
     columns: int = 0
     likely: int = 0
+    quick: int = 0
 
 
 def room(like: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> Room:
@@ -346,9 +348,8 @@ class _Launcher(NamedTuple):
         # a vector of weights is spread over threads, too
         warps = max(plan.warps, min(room // 64, 8) if room > 64 else 1)
         width = min(max(ceil_power(slots), 32), 256)
-        # more to a thread where a matrix is far away
         tile = 32 * warps * _ENTRIES
-        rows, some = max(min(tile * (2 if room > 256 else 1) // room, room), 2), max(min(tile // width, room), 2)
+        rows, some = max(min(tile // room, room), 2), max(min(tile // width, room), 2)
         sizes = {"K": room, "BR": rows, "BP": some, "BU": width, "BS": plan.columns}
         return {"BEST": plan.best, "SIZES": plan.sizes, **sizes, "num_warps": warps, "num_stages": 1}
 
@@ -361,7 +362,7 @@ class _Launcher(NamedTuple):
         sizes = *plan.event, state.fresh.shape[1], rounds
         numbers = self.solver.max_iter, self.solver.tol, int(self.whole), int(first)
         look = self.given, others, total, int(self.wary), LARGEST_SCORE
-        found = [(cuda_loop.iterate, options, (*known, state.gaps, *sizes, *numbers, *look))]
+        found = [(cuda_loop.iterate, {**options, "QUICK": plan.quick}, (*known, state.gaps, *sizes, *numbers, *look))]
         return [*found, (span, options, (*known, *sizes))] if self.whole and rounds else found
 
     def span(self, plan: Plan, state: _State) -> None:

@@ -56,8 +56,8 @@ SLOTS = 8
 SCAN_ROWS = 128
 # rows that are gathered at once for the gradients of keys
 KEY_ROWS = 64
-# rows whose bits are packed at once, and rows that are packed before they are gathered: the first of these hold all that
-# see a part of a tile
+# rows whose bits are packed at once, and rows that are packed before they are gathered: the first of these hold all
+# that see a part of a tile
 PACK, SPAN = 2048, 8192
 
 
