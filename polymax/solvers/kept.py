@@ -23,10 +23,10 @@ class KeptSolution(Solution):
 
     @classmethod
     def of(
-        cls, memory: Tensor, rooms: Any, batch: torch.Size, events: tuple[torch.Size, ...], mean: list[Tensor]
+        cls, memory: Tensor, rooms: Any, batch: torch.Size, events: tuple[torch.Size, ...], mean: tuple[Tensor, ...]
     ) -> "KeptSolution":
         self = object.__new__(cls)
-        ready = [tuple(mean)] if mean else []
+        ready = [mean] if mean else []
         self.__dict__.update(memory=memory, rooms=rooms, batch=batch, events=events, ready=ready)
         return self
 

@@ -49,6 +49,8 @@ _REPEATED = ("tags", "counted_tags", "arcs", "cells")
 _CALLS = Remembered()
 # iterations before a look at whether all instances are done, where each is a launch; and where none is
 _LAUNCHES, _ALL = 8, 2**30
+# so few are read as a list
+_FEW_INSTANCES = 64
 # kinds of problems that were called before
 _ahead: set[Any] = set()
 
@@ -310,7 +312,14 @@ def _rehearse(places: int, parts: int, d: int, dtype: torch.dtype, device: torch
 
 def _progress(known: Tensor, max_iter: int) -> tuple[int, int, int, bool]:
     """The most structures of an instance, the least and the largest status, and if any is to go on, in one read."""
-    status, iterations, held = known.cpu().numpy()
+    there = known.cpu()
+    if there.shape[1] <= _FEW_INSTANCES:
+        # lists take less than arrays
+        statuses, _, counts = there.tolist()
+        least, largest, most = min(statuses), max(statuses), max(counts)
+        if least >= cuda_loop.CONVERGED.value:
+            return most, least, largest, False
+    status, iterations, held = there.numpy()
     least, largest = int(status.min()), int(status.max())
     on = False
     if least < cuda_loop.CONVERGED.value:
