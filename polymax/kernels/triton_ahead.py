@@ -103,6 +103,9 @@ _turns = _Turns()
 # what any first launch waits for: launchers, and after them kernels
 _for_launchers: list[threading.Thread] = []
 _for_kernels: list[threading.Thread] = []
+# threads that compile launchers, or have done so, by the types of arguments
+_launchers: dict[tuple[Any, ...], threading.Thread] = {}
+_asking = threading.Lock()
 
 
 def begin() -> None:
@@ -162,9 +165,7 @@ def compile_for(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], optio
         _end(*_for_launchers)
         launcher = None
         if hasattr(sys.modules[driver.active.launcher_cls.__module__], "make_launcher"):
-            # the last of what Triton keeps for a device tells what it compiles for
-            *_, bind = kernel.device_caches[driver.active.get_current_device()]
-            launcher = _start(_compile_launcher, bind, kernel, args, options)
+            launcher = _launcher(kernel, args, options)
         _end(*_for_kernels)
         found = kernel.warmup(*args, grid=grid, **options)
         if launcher is not None:
@@ -174,11 +175,19 @@ def compile_for(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], optio
     return found
 
 
-def _compile_launcher(bind: Any, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Have Triton compile what launches the kernel: it is found on the disk later."""
+def _launcher(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> threading.Thread:
+    """A thread in which Triton compiles what launches the kernel, to be found on the disk later."""
+    # the last of what Triton keeps for a device tells what it compiles for
+    *_, bind = kernel.device_caches[driver.active.get_current_device()]
     _, kinds, _ = bind(*args, **options)
     signature = {p.name: kind[0] for p, kind in zip(kernel.params, kinds, strict=True)}
-    driver.active.launcher_cls(SimpleNamespace(fn=kernel, constants={}, signature=signature), _METADATA)
+    # a launcher does not tell pointers apart
+    types = tuple("*" if str(kind).startswith("*") else kind for kind in signature.values())
+    with _asking:
+        if types not in _launchers:
+            source = SimpleNamespace(fn=kernel, constants={}, signature=signature)
+            _launchers[types] = _start(driver.active.launcher_cls, source, _METADATA)
+        return _launchers[types]
 
 
 def _start(function: Callable[..., Any], *args: Any) -> threading.Thread:
