@@ -6,13 +6,14 @@ from tolerances import equal
 
 from polymax.kernels.capped import cpu as capped
 from polymax.kernels.cpu_rows import REALS
+from polymax.kernels.oscarmax import cpu as oscarmax
 from polymax.kernels.segment_mean import cpu as segment_mean
 from polymax.kernels.threshold import NORM, TSALLIS
 from polymax.kernels.threshold import cpu as threshold
 
 # between arrays, in entries: loops that LLVM has vectorised look whether arrays are this close to each other
 GAPS = (0, 1, 8, 64, 3000)
-WIDTHS = pytest.mark.parametrize("n", [3, 6, 17, 20, 40, 100, 300])
+WIDTHS = pytest.mark.parametrize("n", [3, 6, 17, 20, 40, 100, 300, 500])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 
@@ -42,7 +43,8 @@ def everywhere(call, *given):
         ("_sparsemax_long", 2.0),
         ("_entmax15_short", 1.5),
         ("_entmax15_long", 1.5),
-        ("_between", 1.33),
+        ("_between_short", 1.33),
+        ("_between_long", 1.33),
         ("_general", 1.33),
         ("_below_1", 0.7),
     ],
@@ -63,6 +65,7 @@ def test_weights(name, alpha, n, dtype):
         ("_sparsemax_backward", 2.0, TSALLIS),
         ("_entmax15_backward", 1.5, TSALLIS),
         ("_tsallis_backward", 1.33, TSALLIS),
+        ("_between_backward", 1.33, TSALLIS),
         ("_threshold_backward", 1.5, NORM),
     ],
 )
@@ -71,11 +74,30 @@ def test_gradients(name, alpha, family, n, dtype):
     for rows in (1, 2):
         y = torch.softmax(torch.randn(rows, n, dtype=dtype), -1)
         y[:, ::3] = 0
+        # of a row that is almost empty, the support alone is looked at
+        y[0, n // 8 + 1 :] = 0
 
         def call(y_at, v_at, out_at, rows=rows):
             kernel(0, rows, n, y_at, v_at, out_at, real, alpha, 0, family)
 
         everywhere(call, y, torch.randn(rows, n, dtype=dtype))
+
+
+@DTYPES
+@WIDTHS
+@pytest.mark.parametrize("strength", [0.001, 0.02, 1.0])
+def test_clusters(strength, n, dtype):
+    real, x = REALS[dtype], torch.randn(1, n, dtype=dtype)
+    code, number = torch.empty(1, n, dtype=torch.int32), torch.tensor([strength], dtype=dtype)
+    at = code.data_ptr(), number.data_ptr()
+    everywhere(
+        lambda x_at, y_at: oscarmax._oscarmax(0, 1, n, x_at, at[1], y_at, at[0], real, real, False),
+        x,
+    )
+    everywhere(
+        lambda v_at, out_at: oscarmax._oscarmax_backward(0, 1, n, at[0], v_at, out_at, real),
+        torch.randn(1, n, dtype=dtype),
+    )
 
 
 @DTYPES

@@ -259,6 +259,32 @@ assert len(bound.launch._compiled) == 2, "scores that are not aligned have a ker
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("room", [0, 16])
+def test_straight_launches_hand_on_what_launchers_do(room, monkeypatch):
+    from polymax.kernels.triton_launch import TRIED
+    from polymax.kernels.triton_straight import straight
+
+    if not importlib.metadata.version("triton").startswith(TRIED):
+        pytest.skip("Triton launches its kernels itself")
+    driver = importlib.import_module("triton.backends.nvidia.driver")
+    handed = []
+    launcher = object.__new__(driver.CudaLauncher)
+    known = {"num_ctas": 1, "launch_cooperative_grid": False, "launch_pdl": True, "arg_annotations": ["*fp32", "i32"]}
+    known |= {"kernel_signature": b"ab", "launch": lambda *args: handed.append(args)}
+    known |= {f"{kind}_scratch_{what}": room for kind in ("global", "profile") for what in ("size", "align")}
+    vars(launcher).update(known)
+    allocation = importlib.import_module("triton.runtime._allocation")
+    for name in ("_allocator", "_profile_allocator"):
+        monkeypatch.setattr(allocation, name, type("Memory", (), {"get": staticmethod(lambda: lambda *asked: asked)}))
+    args = 4, 2, 1, 7, "function", "metadata", None, None, None, 1 << 40, (3, 1.5), 16
+    launcher(*args)
+    straight(launcher)(*args)
+    ours, theirs = handed
+    assert ours == theirs
+    assert (straight(launcher) is launcher) == (room > 0), "memory is asked for by the launcher"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_launches_are_those_of_triton(tmp_path):
     """A version of Triton that is said to have been tried is given the arguments that it gives itself."""
     from polymax.kernels.triton_launch import TRIED

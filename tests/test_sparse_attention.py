@@ -35,6 +35,7 @@ def keep(rows, columns):
 CALLS = {
     "one": ((1, 1, 1, 1, 1, 16, 16), {"right": 0}),
     "causal": ((1, 2, 2, 65, 65, 16, 16), {"right": 0}),
+    "spans": ((1, 1, 1, 150, 150, 16, 16), {"right": 0}),
     "full": ((1, 2, 1, 63, 70, 16, 24), {}),
     "sparsemax": ((1, 2, 2, 40, 40, 16, 16), {"alpha": 2.0, "right": 0}),
     "alpha": ((1, 1, 1, 40, 40, 16, 16), {"alpha": 1.3}),
@@ -117,6 +118,10 @@ def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
     if file == "cuda" and name == "causal":
         # blocks of the scan are larger where there are many rows
         monkeypatch.setattr("polymax.kernels.sparse_attention.cuda_call._programs", lambda q, resident: 1)
+    if file == "cuda" and name == "spans":
+        # where there are many rows, those that see a key are packed in spans
+        monkeypatch.setattr("polymax.kernels.sparse_attention.cuda_call.PACK", 16)
+        monkeypatch.setattr("polymax.kernels.sparse_attention.cuda_call.SPAN", 96)
     *given, options = arguments(name, dtype)
     bias = "bias" in name
     device = "cuda" if file == "cuda" and GPU else "cpu"

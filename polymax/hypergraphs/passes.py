@@ -53,10 +53,50 @@ class Passes(Protocol):
     def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
         """Value (batch,), recorded by autograd."""
 
+    def slope(self, tensors: tuple[Tensor, ...], v: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        """As `Slopes` has it, and so the next two."""
+
+    def mean(
+        self, tensors: tuple[Tensor, ...], full: torch.Size | None
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]: ...
+
+    def mean_slope(
+        self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor | None, ...]
+    ) -> Sequence[Tensor]: ...
+
+
+class Slopes:
+    """Derivatives that nobody derives again, by the passes; what has shorter ways to them says so.
+
+    The derivatives of an instance whose value is NaN are NaN.
+    """
+
+    def slope(self: Any, tensors: tuple[Tensor, ...], v: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        """The derivative of g v in each score tensor."""
+        # g, but NaN where the value is: g * _one(v) in one operation
+        return self.outside(tensors, chart, v.clamp(g, g))
+
+    def mean(
+        self: Any, tensors: tuple[Tensor, ...], full: torch.Size | None
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+        """The derivative of v in scores of which the last may be expanded, after what `mean_slope` takes.
+
+        That is a chart, and for each instance its value, or 1, or NaN where the value is.
+        """
+        v, chart = self.inside(tensors)
+        g = v.clamp(1, 1)
+        return (chart, g), self.outside(tensors if full is None else _expanded(self, tensors, full), chart, g)
+
+    def mean_slope(
+        self: Any, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor | None, ...]
+    ) -> Sequence[Tensor]:
+        """The derivative of the mean along tangents, in each score tensor, summed over what is shared."""
+        return self.tangent(tensors, chart, g, _materialized(self, tensors, along))[1:]
+
 
 # these two are made at every call, and not frozen: that takes four times as long to make
 @dataclass(eq=False)
-class KernelPasses:
+class KernelPasses(Slopes):
     """The passes of a kernel folder, for one alpha."""
 
     ops: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
@@ -153,8 +193,7 @@ class _Value(Function):
 def _value_slope(passes: Passes, v: Tensor, chart: Tensor, tensors: Sequence[Tensor], g: Tensor) -> tuple[Any, ...]:
     """g mu, after nothing for the passes and before nothing for what comes after the scores."""
     if _last():
-        # g, but NaN where the value is: g * _one(v) in one operation
-        mu = passes.outside(tuple(tensors), chart, v.clamp(g, g))
+        mu = passes.slope(tuple(tensors), v, chart, g)
     else:
         mu = _called(_Expectation, passes, chart, g * _one(v.detach()), *tensors)
     return None, *mu, *_nothing(len(tensors) - len(mu))
@@ -208,8 +247,7 @@ _plain_value = super(Function, _PlainValue).apply
 
 def _mean(passes: Passes, full: torch.Size | None, *tensors: Tensor) -> tuple[Tensor, ...]:
     """The derivative of v in scores of which the last may be expanded."""
-    v, chart = passes.inside(tensors)
-    return passes.outside(tensors if full is None else _expanded(passes, tensors, full), chart, v.clamp(1, 1))
+    return passes.mean(tensors, full)[1]
 
 
 class _PlainMean(Function):
@@ -217,25 +255,22 @@ class _PlainMean(Function):
 
     @staticmethod
     def forward(ctx: Any, passes: Passes, full: torch.Size | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-        v, chart = passes.inside(tensors)
-        g = v.clamp(1, 1)
+        kept, mu = passes.mean(tensors, full)
         ctx.passes, ctx.full = passes, full
         # where one of several expectations is used, no zeros are filled in for the others
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(chart, g, *tensors)
-        return passes.outside(tensors if full is None else _expanded(passes, tensors, full), chart, g)
+        ctx.save_for_backward(*kept, *tensors)
+        return mu
 
     @staticmethod
     def backward(ctx: Any, *along: Tensor | None) -> tuple[Any, ...]:
         chart, g, *tensors = ctx.saved_tensors
         if _last():
-            # the pass sums over what is shared
-            given = _materialized(ctx.passes, tensors, along)
-            _, *dmu = ctx.passes.tangent(tuple(tensors), chart, g, given)
+            dmu = ctx.passes.mean_slope(tuple(tensors), chart, g, along)
         else:
             each = tuple(tensors) if ctx.full is None else _expanded(ctx.passes, tuple(tensors), ctx.full)
             given = _materialized(ctx.passes, each, along)
-            _, *found = _called(_Tangent, ctx.passes, chart, g, *each, *given)
+            _, *found = _called(_Tangent, ctx.passes, chart, _one(g), *each, *given)
             dmu = [d.sum_to_size(x.shape) for d, x in zip(found, tensors, strict=False)]
         return None, None, *dmu, *_nothing(len(tensors) - len(dmu))
 

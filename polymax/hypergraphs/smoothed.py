@@ -10,7 +10,7 @@ from torch import Tensor
 from polymax._function import functional
 from polymax._parts import Parts
 from polymax.hypergraphs.levels import Levels, levels_of
-from polymax.hypergraphs.passes import HARD, SHANNON, Problem
+from polymax.hypergraphs.passes import HARD, SHANNON, Problem, Slopes
 from polymax.kernels.hypergraph.reference import at_roots, of_edges, of_parts
 from polymax.kernels.hypergraph.tape import recorded_by
 from polymax.regularizers import Gini, Regularizer, Shannon, Tsallis, Zero
@@ -72,7 +72,7 @@ def _wants_gradients(omega: Regularizer) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class LevelPasses:
+class LevelPasses(Slopes):
     """Every maximum smoothed by `omega`; tensors are scores (B, parts) and roots (B,)."""
 
     levels: Levels

@@ -50,6 +50,10 @@ _SQRT_HALF_BITS = np.int32(0x3F3504F3)
 _ROUND = np.float32(12582912)
 
 
+# in units of the last bit of 1: half of the error of a logarithm by the bits of its number, and the logarithm of 2^-126
+_HALF_ERROR, _LOWEST_BITS = np.float32(0.043 * 2**23), np.float32(-126 * 2**23)
+
+
 @intrinsic
 def place(typing_context, x):
     """The place of a number in the order of all numbers, an integer as wide; NaN are before or after all others."""
@@ -229,6 +233,26 @@ def _exp2(x):
         return series * scale if x > small else np.float32(0)
 
     return exp2_float32
+
+
+def first_power_1p(t, k):
+    """(1 + t) ** k for -1 <= t <= 0 and k >= 0, within a tenth where k is small: a first guess."""
+    return (1 + t) ** k
+
+
+@overload(first_power_1p, jit_options=PART)
+def _first_power_1p(t, k):
+    if t != types.float32:
+        return lambda t, k: (1 + t) ** k
+
+    def first_power_1p_float32(t, k):
+        # the bits of a number, as an integer, are almost linear in its logarithm; half of the largest error is taken off
+        log = k * (np.float32(np.int32(_bits(np.float32(1) + t) - _ONE_BITS)) + _HALF_ERROR)
+        log = log if log > _LOWEST_BITS else _LOWEST_BITS
+        power = _from_bits(np.int32(np.int32(log - _HALF_ERROR) + _ONE_BITS))
+        return power if t > np.float32(-1) else np.float32(0)
+
+    return first_power_1p_float32
 
 
 def rough_power_1p(t, k):

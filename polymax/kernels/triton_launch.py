@@ -21,6 +21,7 @@ import triton
 from torch import Tensor
 
 from polymax.kernels.triton_ahead import apart, begin, compile_for, here
+from polymax.kernels.triton_straight import straight
 
 # versions in which a compiled kernel is run by `run(x, y, z, stream, function, metadata, None, None, None, *arguments)`
 TRIED = ("3.6.", "3.7.")
@@ -172,7 +173,7 @@ def compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options:
     found._init_handles()
     # a kernel is handed its compile-time arguments, too, which are in the code
     constants = tuple(options[p.name] for p in kernel.params[len(args) :])
-    return found.run, found.function, found.packed_metadata, constants
+    return straight(found.run), found.function, found.packed_metadata, constants
 
 
 def hooked() -> bool:

@@ -12,8 +12,9 @@ class Search(NamedTuple):
     The kind names the files of kernels/active_set that know how to search: cpu_<kind>.py, and cuda_<kind>.py where
     there is one. Structures use each part once at most, so that lists of parts hold them.
 
-    tags           unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) and lengths (B,) of chains
-    counted_tags   the same, of chains that count; the options are the limit, the state, and if its runs are counted
+    tags           unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s), or (s, s), and lengths (B,) of chains
+    counted_tags   the same, of chains that count, with transitions of four dims; the options are the limit, the state,
+                   and if its runs are counted
     arcs           scores (B, n + 1, n + 1) and lengths (B,) of spanning trees; the option is `single_root`
     cells          scores (B, n, m), rows (B,) and columns (B,) of assignments
     spans          scores (B, n, n, labels) and lengths (B,) of span trees; the option gives derivations

@@ -2,8 +2,10 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -30,13 +32,16 @@ _OPS = chain_inside, chain_outside, chain_tangent
 class _ChainPasses(KernelPasses):
     """The passes, for transitions (s, s), too: a view of them made here has no node of autograd.
 
-    The kernels of the CPU take them as they are, in calls that nothing looks at.
+    Kernels take them as they are in calls that nothing looks at: on the CPU, and on a GPU where these are told more
+    than the passes say, and launch less.
     """
 
     def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         unary, transition, lengths = tensors
         if unary.is_cpu and plain(*tensors):
             return chain_inside.cpu(unary, transition, lengths, self.alpha)
+        if unary.is_cuda and plain(*tensors):
+            return chain_inside.cuda(unary, transition, lengths, self.alpha)
         return chain_inside(unary, _with_dims(transition), lengths, self.alpha)
 
     def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -56,9 +61,46 @@ class _ChainPasses(KernelPasses):
         value, h, steps = chain_tangent(*given, self.alpha)
         return value, h, steps if transition.dim() == 4 else steps.view(transition.shape)
 
+    def slope(self, tensors: tuple[Tensor, ...], v: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        if tensors[0].is_cuda and plain(*tensors, v, chart, g):
+            found = _cuda().slope(*tensors, v, chart, g, self.alpha)
+            if found is not None:
+                return found
+        return super().slope(tensors, v, chart, g)
+
+    def mean(
+        self, tensors: tuple[Tensor, ...], full: torch.Size | None
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+        unary, transition, lengths = tensors
+        if unary.is_cpu and plain(*tensors):
+            v, chart = chain_inside.cpu(unary, transition, lengths, self.alpha)
+            g, each = v.clamp(1, 1), transition if full is None else transition.expand(full)
+            return (chart, g), chain_outside.cpu(unary, each, lengths, chart, g, self.alpha)
+        if unary.is_cuda and plain(*tensors):
+            found = _cuda().mean(*tensors, full is not None, self.alpha)
+            if found is not None:
+                return found
+        return super().mean(tensors, full)
+
+    def mean_slope(
+        self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor | None, ...]
+    ) -> Sequence[Tensor]:
+        if tensors[0].is_cuda and plain(*tensors, chart, g, *[t for t in along if t is not None]):
+            found = _cuda().mean_slope(*tensors, chart, g, *along, self.alpha)
+            if found is not None:
+                return found
+        # g is a value, perhaps
+        return super().mean_slope(tensors, chart, g if tensors[0].is_cpu else g.clamp(1, 1), along)
+
     def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
         unary, transition, lengths = tensors
         return recorded(unary, _with_dims(transition), lengths, self.alpha)
+
+
+@cache
+def _cuda() -> Any:
+    """The kernels for CUDA, imported with the first problem that has tensors there."""
+    return import_module("polymax.kernels.chain.cuda_slopes")
 
 
 def _with_dims(transition: Tensor) -> Tensor:
@@ -98,8 +140,7 @@ class Chain(DynamicProgram):
         problem = self.problem(*scores)
         n, s = scores[0].shape[-2:]
         events = torch.Size((n, s)), torch.Size((max(n - 1, 0), s, s))
-        unary, transition, lengths = problem.tensors
-        return Search("tags", (unary, _with_dims(transition), lengths), problem.batch, events, max(2 * n - 1, 0))
+        return Search("tags", problem.tensors, problem.batch, events, max(2 * n - 1, 0))
 
     def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Steps become  v before + transition + unary - v after,  with the values v of Viterbi's recursion."""

@@ -63,7 +63,9 @@ class CounterChain(DynamicProgram):
         found = self.chain.search(*scores)
         self._check_states(scores[0].shape[-1])
         most = min(self.k, scores[0].shape[-2])
-        return found._replace(kind="counted_tags", options=(most, self.state, self.runs))
+        unary, transition, lengths = found.tensors
+        tensors = unary, transition if transition.dim() == 4 else transition[None, None], lengths
+        return found._replace(kind="counted_tags", tensors=tensors, options=(most, self.state, self.runs))
 
     def _check_states(self, states: int) -> None:
         if states < 2 or self.state >= states:

@@ -95,7 +95,7 @@ def checked_arcs(lengths: Tensor | None, *scores: Tensor) -> tuple[tuple[Tensor,
         raise ValueError(f"scores must be (*batch, n + 1, n + 1); got {tuple(x.shape)}")
     batch = x.shape[:-2]
     tokens = checked_lengths(lengths, batch, x.shape[-1] - 1, x.device, "lengths")
-    return (x.reshape(math.prod(batch), *x.shape[-2:]), tokens), batch
+    return (x if len(batch) == 1 else x.reshape(math.prod(batch), *x.shape[-2:]), tokens), batch
 
 
 def tree_indicators(heads: list[tuple[int, ...]], event_shape: tuple[int, ...]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from polymax import _check
 from polymax._parts import checked_scores, narrow
 from polymax.distributions.gibbs import TreeGibbs
-from polymax.hypergraphs.passes import HARD, SHANNON, Passes, Problem
+from polymax.hypergraphs.passes import HARD, SHANNON, Passes, Problem, Slopes
 from polymax.kernels.arborescence import UNDEFINED, arborescence
 from polymax.kernels.exact_sums import exact_sum, exact_total
 from polymax.kernels.spanning_tree import (
@@ -175,7 +175,7 @@ class SpanningTree(Sampled):
 
 
 @dataclass(frozen=True)
-class SumPasses:
+class SumPasses(Slopes):
     """The passes of the sum over trees."""
 
     single_root: bool
@@ -207,7 +207,7 @@ class SumPasses:
 
 
 @dataclass(frozen=True)
-class BestPasses:
+class BestPasses(Slopes):
     """The passes of the best tree, whose heads are the chart."""
 
     single_root: bool

@@ -9,12 +9,12 @@ from polymax.kernels.numba_memory import lean_kernel
 
 
 def problem(search):
-    """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) and lengths (B,) as the search takes them."""
+    """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) or (s, s), lengths (B,) as the search takes them."""
     unary, transition, lengths = search.tensors
     count, n, s = unary.shape
     # a tag chooses among those before it: they stand side by side
-    groups, last, _, _ = transition.shape
-    steps = transition.detach().numpy().swapaxes(2, 3)
+    groups, last = transition.shape[:-2] or (1, 1)
+    steps = transition.detach().numpy().swapaxes(-1, -2)
     return Problem(
         _table(n, s, last),
         lengths.numpy().reshape(count, 1),

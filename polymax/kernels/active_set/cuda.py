@@ -10,6 +10,7 @@ Functions that take and give numbers and addresses alone are `noinline`: the tim
 grows with more than the square of its size, and what is called twice is compiled once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -22,11 +23,15 @@ from torch import Tensor
 from polymax._function import recording
 from polymax.kernels.active_set import FEW, cuda_loop
 from polymax.kernels.active_set.cuda_face import span
+from polymax.kernels.active_set.cuda_known import KnownCall, Memory, mean_shapes
 from polymax.kernels.active_set.cuda_solution import ordered
 from polymax.kernels.active_set.cuda_start import prepare
 from polymax.kernels.response.cuda import mixture, response
+from polymax.kernels.response.cuda_kept import add_shared
 from polymax.kernels.triton_ahead import apart, rehearse
-from polymax.kernels.triton_math import ceil_power, on_device
+from polymax.kernels.triton_calls import Remembered
+from polymax.kernels.triton_math import ceil_power, here, on_device
+from polymax.kernels.triton_ready import Room, Rooms, alike, possible
 from polymax.solvers.reduced import LARGEST_SCORE, all_small
 from polymax.solvers.rules import Solver
 from polymax.solvers.search import Search
@@ -38,7 +43,10 @@ _ROOM = 64
 # the most places for structures that are likely to come
 _LIKELY = 256
 # entries of a tile to a thread
-_ENTRIES = 16
+_ENTRIES = 32
+# kinds whose structures are listed as programs leave them, from tensors of the search alone
+_REPEATED = ("tags", "counted_tags", "arcs", "cells")
+_CALLS = Remembered()
 # iterations before a look at whether all instances are done, where each is a launch; and where none is
 _LAUNCHES, _ALL = 8, 2**30
 # kinds of problems that were called before
@@ -46,11 +54,12 @@ _ahead: set[Any] = set()
 
 
 class Plan(NamedTuple):
-    """How structures are found: a function for Triton, its tensors and constants.
+    """How structures are found: a function for Triton, its tensors, what memory it needs, and constants.
 
     The event is (height, width), the shape of the first tensor; a structure has `slots`, and a program `warps`.
     Sequences of `states` have steps, which are listed after them; `others` are the scores of other tensors. Where a
     slot is a row, it has `columns` at most, a power of two; 0 elsewhere. Places for `likely` structures may suffice.
+    If `quick` is 1, `best` takes scores in float32, too, and slots are rows.
     """
 
     best: Any
@@ -63,11 +72,12 @@ class Plan(NamedTuple):
     others: Tensor | None = None
     columns: int = 0
     likely: int = 0
+    quick: int = 0
 
 
-def room(like: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Memory of a program for each of the instances (B, ...) of a tensor."""
-    return torch.empty((len(like), *shape), dtype=dtype, device=like.device)
+def room(like: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> Room:
+    """Memory of a program for each of the instances (B, ...) of a tensor, which a call asks for."""
+    return Room(dtype, (len(like), *shape))
 
 
 def places_of(vertices: Tensor, dims: int) -> Tensor:
@@ -86,21 +96,23 @@ class _State:
     known: Tensor
     gaps: Tensor
 
+    @staticmethod
+    def rooms(count: int, d: int, slots: int, room: int) -> list[Room]:
+        """Memory for so many instances, which the first launch writes to."""
+        return [
+            Room(torch.int32, (count, room, slots)),
+            Room(torch.float32, (count, room, room)),
+            Room(torch.float64, (count, room + 3, room)),
+            Room(torch.float64, (4, count, d)),
+            Room(torch.int32, (count, slots)),
+            Room(torch.float64, (count,)),
+        ]
+
     @classmethod
-    def empty(cls, given: Tensor, slots: int, room: int) -> "_State":
-        """Memory for instances (B, d), which the first launch writes to."""
-        count, device = len(given), given.device
-        return cls(
-            (
-                torch.empty((count, room, slots), dtype=torch.int32, device=device),
-                torch.empty((count, room, room), dtype=torch.float32, device=device),
-                torch.empty((count, room + 3, room), dtype=torch.float64, device=device),
-            ),
-            torch.empty((4, *given.shape), dtype=torch.float64, device=device),
-            torch.empty((count, slots), dtype=torch.int32, device=device),
-            torch.empty((3, count), dtype=torch.int32, device=device),
-            torch.empty(count, dtype=torch.float64, device=device),
-        )
+    def of(cls, arrays: Sequence[Tensor], known: Tensor) -> "_State":
+        """The state in the arrays of `rooms`."""
+        places, gram, system, point, fresh, gaps = arrays
+        return cls((places, gram, system), point, fresh, known, gaps)
 
     def with_seeds(self, places: Tensor, scores: Tensor, probs: Tensor) -> "_State":
         """The same state with structures to start from, (B, seeds, slots), their scores and weights.
@@ -151,30 +163,98 @@ def solve(
     wary: bool = False,
 ) -> tuple[Solution, Tensor | None] | None:
     """The solution, and which instances converged, (*batch,), or None for all; if wary, None where scores are large."""
+    # who is wary may read
+    recorded = not wary and recording(scores[0])
+    if start is not None or recorded or not possible() or not here(scores[0]):
+        return _solve(solver, structure, scores, search, start, whole, wary, recorded)
+    call = _known_call(solver, len(scores), search, whole, wary)
+    if call is None:
+        return _solve(solver, structure, scores, search, start, whole, wary, recorded)
+    memory = call.run(search)
+    most, least_status, largest, on = _progress(memory.known, solver.max_iter)
+    if largest == cuda_loop.LARGE.value:
+        return None
+    if largest >= cuda_loop.FULL.value or on:
+        # more places are needed, and will be by the next such call
+        call.suffices = False
+        return _solve(solver, structure, scores, search, start, whole, False, recorded)
+    all_done = least_status >= cuda_loop.CONVERGED.value
+    converged = None if all_done else (memory.known[0] >= cuda_loop.CONVERGED.value).reshape(search.batch)
+    return call.solution(memory, max(most, 1)), converged
+
+
+def _known_call(solver: Solver, tensors: int, search: Search, whole: bool, wary: bool) -> KnownCall | None:
+    """What calls of this kind launch, found at the first of them; None where they differ from call to call."""
+    if search.kind not in _REPEATED:
+        return None
+    first, limits = search.tensors[0], (solver.max_iter, solver.tol, whole, wary)
+    key = search.kind, search.batch, search.events, search.options, limits, first.device, *map(alike, search.tensors)
+    found = _CALLS.get(key)
+    if found is None:
+        found = _CALLS.put(key, (_make_call(solver, tensors, search, whole, wary),))
+    (call,) = found
+    return call if call is not None and call.suffices else None
+
+
+def _make_call(solver: Solver, tensors: int, search: Search, whole: bool, wary: bool) -> KnownCall | None:
+    kind, _ = _kind(search.kind)
+    plan: Plan = kind.plan(search)
+    first, count, d = search.tensors[0], search.batch.numel(), search.events[0].numel()
+    # programs look at all scores, as they are in memory, or none does
+    if not first.is_contiguous() or (wary and tensors > 1 and plan.others is None):
+        return None
+    places = _places(solver, plan, 0)
+    if whole:
+        _rehearse_recording(solver, places, search, first.dtype)
+    arrays = _State.rooms(count, d, plan.slots, places)
+    # the last is for the sums of a mean
+    sums = sum(map(torch.Size.numel, mean_shapes(search)))
+    rooms = Rooms([*arrays, *[x for x in plan.problem if isinstance(x, Room)], Room(torch.float64, (sums,))])
+    memory = Memory.of(rooms, count, first.device)
+    views = rooms.tensors(memory.own)
+    mine = iter(views[len(arrays) :])
+    state = _State.of(views[: len(arrays)], memory.known)
+    plan = plan._replace(problem=tuple(next(mine) if isinstance(x, Room) else x for x in plan.problem))
+    launch = _Launcher(solver, first.reshape(count, d), whole, wary)
+    _compile_ahead(launch, search, plan, state, 0, known=True)
+    launches = launch.calls(plan, state, _ALL, True)
+    return KnownCall.of(rooms, memory, launches, search, search.most if plan.states else plan.slots, plan.states)
+
+
+def _solve(
+    solver: Solver,
+    structure: Structure,
+    scores: tuple[Tensor, ...],
+    search: Search,
+    start: Solution | None,
+    whole: bool,
+    wary: bool,
+    recorded: bool,
+) -> tuple[Solution, Tensor | None] | None:
+    """The same for calls of any kind."""
     kind, asked = _kind(search.kind)
     plan: Plan = kind.plan(search)
     # programs look at all scores, or none does
     looked = not asked and start is None and (len(scores) == 1 or plan.others is not None)
     if wary and not looked and not all_small(scores):
         return None
-    recorded = recording(scores[0])
     if recorded and solver.max_iter > FEW:
         raise ValueError(
             f"max_iter must be at most {FEW} where a CUDA graph records {type(solver).__name__}; got {solver.max_iter}"
         )
     count = search.batch.numel()
     given = scores[0].reshape(count, search.events[0].numel()).contiguous()
+    device = given.device
     seeds = 0 if start is None else start.probs.shape[-1]
-    # a search that may be recorded takes the same programs before: none can be compiled while a graph is recorded
-    recordable = solver.max_iter <= FEW
-    least = solver.max_iter + 1 if recordable else min(plan.likely, _LIKELY)
-    places = max(_ROOM, ceil_power(max(seeds + min(seeds, _ROOM), least)))
-    if recordable and not recorded and whole and not asked:
-        _rehearse(places, search.most, sum(map(torch.Size.numel, search.events)), scores[0].dtype, scores[0].device)
-    state = _State.empty(given, plan.slots, places)
+    places = _places(solver, plan, seeds)
+    if whole and not recorded and not asked:
+        _rehearse_recording(solver, places, search, scores[0].dtype)
+    arrays = [room.new(device) for room in _State.rooms(count, given.shape[1], plan.slots, places)]
+    state = _State.of(arrays, torch.empty((3, count), dtype=torch.int32, device=device))
+    plan = plan._replace(problem=tuple(x.new(device) if isinstance(x, Room) else x for x in plan.problem))
     launch = _Launcher(solver, given, whole, wary and looked)
     if not (asked or recorded):
-        _compile_ahead(launch, search, plan, state, scores[0].dtype, seeds)
+        _compile_ahead(launch, search, plan, state, seeds)
     first = True
     if asked or start is not None:
         launch(plan._replace(problem=(state.gaps, state.gaps)) if asked else plan, state, 0, first)
@@ -196,7 +276,7 @@ def solve(
         if recorded:
             # nothing can be read: places for all structures stay, and no one knows who has converged
             return _solution(kind, search, plan, state, state.held[0].shape[1]), None
-        most, least_status, largest, on = _progress(state, solver.max_iter)
+        most, least_status, largest, on = _progress(state.known, solver.max_iter)
         if largest == cuda_loop.LARGE.value:
             return None
         if largest >= cuda_loop.FULL.value:
@@ -208,6 +288,18 @@ def solve(
     return _solution(kind, search, plan, state, max(most, 1)), converged
 
 
+def _places(solver: Solver, plan: Plan, seeds: int) -> int:
+    """Places for structures, at first."""
+    least = solver.max_iter + 1 if solver.max_iter <= FEW else min(plan.likely, _LIKELY)
+    return max(_ROOM, ceil_power(max(seeds + min(seeds, _ROOM), least)))
+
+
+def _rehearse_recording(solver: Solver, places: int, search: Search, dtype: torch.dtype) -> None:
+    """A search that may be recorded takes the same programs before: none can be compiled while a graph is recorded."""
+    if solver.max_iter <= FEW:
+        _rehearse(places, search.most, sum(map(torch.Size.numel, search.events)), dtype, search.tensors[0].device)
+
+
 @cache
 def _rehearse(places: int, parts: int, d: int, dtype: torch.dtype, device: torch.device) -> None:
     """Respond with all places once, as a recorded call does: its kernel is compiled then."""
@@ -216,9 +308,9 @@ def _rehearse(places: int, parts: int, d: int, dtype: torch.dtype, device: torch
     response(lists, overlaps, probs, torch.zeros(1, d, dtype=dtype, device=device), None, d)
 
 
-def _progress(state: _State, max_iter: int) -> tuple[int, int, int, bool]:
+def _progress(known: Tensor, max_iter: int) -> tuple[int, int, int, bool]:
     """The most structures of an instance, the least and the largest status, and if any is to go on, in one read."""
-    status, iterations, held = state.known.cpu().numpy()
+    status, iterations, held = known.cpu().numpy()
     least, largest = int(status.min()), int(status.max())
     on = False
     if least < cuda_loop.CONVERGED.value:
@@ -237,44 +329,45 @@ class _Launcher(NamedTuple):
 
     def __call__(self, plan: Plan, state: _State, rounds: int, first: bool) -> None:
         """Up to so many rounds of each instance; at first, nothing is known."""
-        count, _, slots = state.held[0].shape
-        others = self.given if plan.others is None else plan.others
-        total = 0 if plan.others is None else others.numel()
-        options = self._options(plan, state)
         with on_device(self.given):
-            cuda_loop.iterate[(count,)](
-                plan.problem, state.held, state.point, state.fresh, state.known, state.gaps, *plan.event, slots,
-                rounds, self.solver.max_iter, self.solver.tol, int(self.whole), int(first), self.given, others,
-                total, int(self.wary), LARGEST_SCORE, **options,
-            )  # fmt: skip
-            if self.whole and rounds:
-                self.span(plan, state, rounds, options)
+            for kernel, options, args in self.calls(plan, state, rounds, first):
+                kernel[(len(state.fresh),)](*args, **options)
 
-    def span(self, plan: Plan, state: _State, rounds: int, options: dict[str, Any] | None = None) -> None:
-        """The faces of instances that have converged."""
-        count, _, slots = state.held[0].shape
-        span[(count,)](
-            plan.problem, state.held, state.point, state.fresh, state.known, *plan.event, slots, rounds,
-            **(options or self._options(plan, state)),
-        )  # fmt: skip
-
-    def _options(self, plan: Plan, state: _State) -> dict[str, Any]:
+    def options(self, plan: Plan, state: _State) -> dict[str, Any]:
+        """What kernels are compiled for."""
         _, room, slots = state.held[0].shape
         # a vector of weights is spread over threads, too
         warps = max(plan.warps, min(room // 64, 8) if room > 64 else 1)
         width = min(max(ceil_power(slots), 32), 256)
-        # more to a thread where a matrix is far away
         tile = 32 * warps * _ENTRIES
-        rows, some = max(min(tile * (2 if room > 256 else 1) // room, room), 2), max(min(tile // width, room), 2)
+        rows, some = max(min(tile // room, room), 2), max(min(tile // width, room), 2)
         sizes = {"K": room, "BR": rows, "BP": some, "BU": width, "BS": plan.columns}
         return {"BEST": plan.best, "SIZES": plan.sizes, **sizes, "num_warps": warps, "num_stages": 1}
 
+    def calls(self, plan: Plan, state: _State, rounds: int, first: bool) -> list[tuple[Any, dict[str, Any], Any]]:
+        """Kernels, what each of them is compiled for, and what it takes."""
+        options = self.options(plan, state)
+        others = self.given if plan.others is None else plan.others
+        total = 0 if plan.others is None else others.numel()
+        known = plan.problem, state.held, state.point, state.fresh, state.known
+        sizes = *plan.event, state.fresh.shape[1], rounds
+        numbers = self.solver.max_iter, self.solver.tol, int(self.whole), int(first)
+        look = self.given, others, total, int(self.wary), LARGEST_SCORE
+        found = [(cuda_loop.iterate, {**options, "QUICK": plan.quick}, (*known, state.gaps, *sizes, *numbers, *look))]
+        return [*found, (span, options, (*known, *sizes))] if self.whole and rounds else found
+
+    def span(self, plan: Plan, state: _State) -> None:
+        """The faces of instances that have converged."""
+        _, (kernel, options, args) = self.calls(plan, state, _ALL, False)
+        kernel[(len(state.fresh),)](*args, **options)
+
 
 def _compile_ahead(
-    launch: _Launcher, search: Search, plan: Plan, state: _State, dtype: torch.dtype, seeds: int
+    launch: _Launcher, search: Search, plan: Plan, state: _State, seeds: int, known: bool = False
 ) -> None:
-    """Have what comes after the loop compiled meanwhile, at the first call of its kind."""
-    kind = search.kind, plan.sizes, plan.slots, state.held[0].shape[1], dtype, launch.whole, seeds > 0
+    """Have what comes after the loop compiled meanwhile, at the first call of its kind, known or not."""
+    dtype, device = launch.given.dtype, torch.device("meta")
+    kind = search.kind, plan.sizes, plan.slots, state.held[0].shape[1], dtype, launch.whole, seeds > 0, known
     if kind in _ahead or not launch.given.is_cuda:
         return
     _ahead.add(kind)
@@ -282,20 +375,25 @@ def _compile_ahead(
     parts = search.most if plan.states else plan.slots
     # how many structures there will be is not known yet
     k = plan.likely or plan.slots
-    lists = torch.empty((count, k, parts), dtype=torch.int32, device="meta")
+    lists = torch.empty((count, k, parts), dtype=torch.int32, device=device)
     probs, overlaps = lists.new_empty(count, k, dtype=torch.float64), lists.new_empty(count, k, k)
+    sums = probs.new_empty(count, d)
     # what takes longest comes first
     if launch.whole:
-        apart(launch.span, plan, state, _ALL)
-        rehearse(response, lists, overlaps, probs, probs.new_empty(count, d, dtype=dtype), None, d)
+        apart(launch.span, plan, state)
+        rehearse(response, lists, overlaps, probs, sums.to(dtype), None, d)
     if seeds:
         rehearse(prepare, state.held, seeds)
-    rehearse(ordered, state.held, state.known, state.gaps, search.batch, k, parts, plan.states)
-    rehearse(mixture, lists, probs, d, dtype)
+    rehearse(ordered, state.held, state.known, state.gaps, search.batch, k, parts, plan.states, dtype)
+    if not known or not mean_shapes(search):
+        rehearse(mixture, lists, probs, d, dtype)
+    if known and launch.whole and len(search.events) > 1:
+        rehearse(add_shared, sums, sums.to(dtype), (1, 1, d, 0, d))
 
 
 def _solution(kind: Any, search: Search, plan: Plan, state: _State, width: int) -> Solution:
     """The structures in the first `width` places, heaviest first."""
     parts = search.most if plan.states else plan.slots
-    places, *others = ordered(state.held, state.known, state.gaps, search.batch, width, parts, plan.states)
+    dtype = search.tensors[0].dtype
+    places, *others = ordered(state.held, state.known, state.gaps, search.batch, width, parts, plan.states, dtype)
     return Solution(kind.listed(search, places), *others)

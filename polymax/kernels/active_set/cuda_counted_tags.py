@@ -23,7 +23,7 @@ def plan(search: Search) -> Plan:
     unary, transition, lengths = search.tensors
     k, state, runs = search.options
     count, n, s = unary.shape
-    w, stride_b, stride_t = distinct(transition.double())
+    w, stride_b, stride_t = distinct(transition)
     group = max(count // max(len(transition), 1), 1) if stride_b else 1
     values, back = room(unary, n, s, k + 1), room(unary, n, s, k + 1, dtype=torch.int32)
     counts = ceil_power(k + 1)

@@ -10,13 +10,17 @@ Shapes:
     known (3, B): status, iterations, how many structures have places
     given (B, d), the scores of the first tensor in their own dtype; others, those of other tensors, `total` numbers
     tiles are BR rows of K, BP structures of BU slots; BS columns of a row that is a slot, 0 where slots are no rows
+
+Where QUICK is 1, a structure is sought in float32 first: any that gains is as good a step as the best. The gain follows
+from whole overlaps in float64, and mu is not needed. Where none is found, the same goes on in float64, to the end.
 """
 
 import triton
 import triton.language as tl
 
 from polymax.kernels.active_set.triton_begin import any_large, begin
-from polymax.kernels.active_set.triton_lists import compare, copy, look, mean_rows, spread
+from polymax.kernels.active_set.triton_lists import compare, copy, look, mean_rows, rough_rows, spread
+from polymax.kernels.active_set.triton_sums import two_largest
 from polymax.kernels.active_set.triton_weights import admit, exact_weights, places_up_to, put, renew
 from polymax.kernels.triton_launch import Entry
 
@@ -28,6 +32,8 @@ CONVERGED, INFEASIBLE, FULL, FACE_FULL, LARGE = (tl.constexpr(i) for i in range(
 
 # so many steps go by what is known of the one before
 LATE = tl.constexpr(32)
+# how structures are sought: at first, then in float32, and at last
+FIRST, ROUGH, LAST = (tl.constexpr(i) for i in range(3))
 
 
 @Entry
@@ -36,7 +42,7 @@ def iterate(
     problem, held, point, fresh, known, gaps, height, width, slots, rounds, max_iter, tol, whole,
     first, given, others, total, wary, limit,
     BEST: tl.constexpr, SIZES: tl.constexpr, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr,
-    BS: tl.constexpr,
+    BS: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     """Up to `rounds` steps of each instance; BEST(problem, ...) finds structures. If `whole`, cuda_face.py goes on.
 
@@ -50,6 +56,8 @@ def iterate(
     mine = held[0] + i_b * K * slots, held[1] + i_b * K * K, held[2] + i_b * (K + 3) * K
     arounds = point + 2 * n * d
     here = point + i_b * d, point + (n + i_b) * d, arounds + i_b * d, arounds + (n + i_b) * d
+    # the direction is no one's yet
+    roughs = (point + 3 * n * d).to(tl.pointer_type(tl.float32))
     p_fresh = fresh + i_b * slots
     status = tl.load(p_status, mask=first == 0, other=RENEWED)
     # the first structure is no iteration
@@ -66,6 +74,9 @@ def iterate(
     square = _square(here[1], d, BP * BU)
     # steps since weights were computed from what they leave of the equations; 0 where each launch is a step
     late = tl.where((first == 0) & (rounds > 1), 1, 0)
+    how = status * 0 + (FIRST if QUICK else LAST)
+    # by how much structures that have weight gain
+    level = tl.zeros([], tl.float64)
     while (status < DIRECTION) & (iterations < max_iter) & (rounds > 0):
         before = status
         b_step, b_one = tl.zeros([K], tl.float64), tl.zeros([K], tl.float64)
@@ -78,28 +89,32 @@ def iterate(
                 renew(mine[1], mine[2], K, BR)
             status = status * 0 + RENEWED
         else:
-            tl.debug_barrier()
-            score = BEST(problem, arounds, p_fresh, height, width, SIZES)
-            tl.debug_barrier()
+            score = _ask(problem, arounds, roughs, p_fresh, how, height, width, BEST, SIZES, QUICK)
             status, gap, b_step, b_one, told = _take(
-                mine, here, p_fresh, score, status, square, slots, tol, K, BR, BP, BU
+                mine, here, p_fresh, score, status, square, how, level, slots, tol, K, BR, BP, BU, QUICK
             )
             iterations += tl.where(status == GOING, 1, 0)
             # the last digits of weights, before they are final
-            again = ((status == CONVERGED) & (late > 0) & (gap == gap)).to(tl.int32)
+            again = ((status == CONVERGED) & (((late > 0) & (gap == gap)) | (how == ROUGH))).to(tl.int32)
             status = tl.where(again > 0, GOING, status)
+            how = tl.where(again > 0, LAST, tl.where((how == FIRST) & (status == GOING), ROUGH, how))
             status = tl.where((whole > 0) & (status == CONVERGED) & (gap == gap), DIRECTION, status)
         if status <= GOING:
             told = tl.where((late < LATE) & (rounds > 1), told, 0)
-            exact_weights(mine[1], mine[2], b_step, b_one, told, K, BR)
+            level = exact_weights(mine[1], mine[2], b_step, b_one, level, told, K, BR)
             late = tl.where(told > 0, late + 1, 0)
-            square = _mean(mine, here, height, width, slots, K, BP, BU, BS)
             m_moved = (tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0) != b_before
             if (status == GOING) & (again == 0) & (tl.max(m_moved.to(tl.int32), 0) == 0):
                 # what has left at once would do so again: the set, and all that follows from it, is what it was
                 end = tl.where(whole > 0, DIRECTION, CONVERGED)
-                status = tl.where(before == RENEWED, end, RENEW)
+                status = tl.where(how == ROUGH, GOING, tl.where(before == RENEWED, end, RENEW))
+                how = how * 0 + LAST
+            roughly = given + i_b * d, roughs + i_b * d
+            square = _mean(mine, here, roughly, how, height, width, slots, K, BP, BU, BS, QUICK)
         rounds -= 1
+    if QUICK and how == ROUGH:
+        # another launch goes on from mu
+        _mean(mine, here, (given, roughs), how * 0 + LAST, height, width, slots, K, BP, BU, BS, QUICK)
     tl.store(p_status, status)
     tl.store(p_iterations, iterations)
     tl.store(p_gap, gap)
@@ -107,37 +122,57 @@ def iterate(
 
 
 @triton.jit
+def _ask(
+    problem, arounds, roughs, p_fresh, how, height, width,
+    BEST: tl.constexpr, SIZES: tl.constexpr, QUICK: tl.constexpr,
+):  # fmt: skip
+    """Write the best structure around mu; the score of its parts in other tensors."""
+    score = tl.zeros([], tl.float64)
+    tl.debug_barrier()
+    if QUICK:
+        if how == ROUGH:
+            score = BEST(problem, roughs, p_fresh, height, width, SIZES)
+        else:
+            score = BEST(problem, arounds, p_fresh, height, width, SIZES)
+    else:
+        score = BEST(problem, arounds, p_fresh, height, width, SIZES)
+    tl.debug_barrier()
+    return score
+
+
+@triton.jit
 def _take(
-    held,
-    point,
-    p_fresh,
-    score,
-    status,
-    square,
-    slots,
-    tol,
-    K: tl.constexpr,
-    BR: tl.constexpr,
-    BP: tl.constexpr,
-    BU: tl.constexpr,
-):
+    held, point, p_fresh, score, status, square, how, level, slots, tol,
+    K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, QUICK: tl.constexpr,
+):  # fmt: skip
     """Give the latest structure a place, if it helps: what is next, the gap before it, and what `admit` knows."""
     p_places, p_gram, p_system = held
     o_k = tl.arange(0, K)
     b_p = tl.load(p_system + (K + 1) * K + o_k)
     m_on = b_p >= 0
-    top = places_up_to(b_p, K)
-    current = tl.sum(tl.where(m_on, tl.load(p_system + K * K + o_k) * b_p, 0.0), 0) - square
+    # the first free place is the largest of what is left of K
+    top, place = two_largest(tl.where(m_on, o_k + 1, 0), tl.where(m_on, 0, K - o_k))
+    place = K - place
     size, own, reach = look(p_fresh, point[0], point[1], slots, BU)
     score += own
+    current = level
+    if how == ROUGH:
+        if place < K:
+            compare(p_places, p_gram, p_fresh, place, tl.maximum(top, place + 1), slots, K, BP, BU)
+            reach = tl.sum(tl.load(p_gram + place * K + o_k) * tl.maximum(b_p, 0.0), 0)
+    else:
+        current = tl.sum(tl.where(m_on, tl.load(p_system + K * K + o_k) * b_p, 0.0), 0) - square
     gap = score - reach - current
-    place = tl.min(tl.where(m_on, K, o_k), 0)
     b_step, b_one = tl.zeros([K], tl.float64), tl.zeros([K], tl.float64)
     known = place * 0
-    if score == float("-inf"):
+    if (score == float("-inf")) & (how != ROUGH):
         status = status * 0 + INFEASIBLE
         gap = tl.zeros([], tl.float64)
-    elif (score != score) | ((top > 0) & ((gap > tol * (1 + tl.abs(current))) == 0)):
+    elif (
+        (score != score)
+        | ((top > 0) & ((gap > tol * (1 + tl.abs(current))) == 0))
+        | ((how == ROUGH) & (place == K))
+    ):
         status = status * 0 + CONVERGED
         if top == 0:
             # NaN, from the start
@@ -146,12 +181,17 @@ def _take(
     elif place == K:
         status = status * 0 + FULL
     else:
-        compare(p_places, p_gram, p_fresh, place, tl.maximum(top, place + 1), slots, K, BP, BU)
-        m_same = tl.load(p_gram + place * K + o_k, mask=m_on, other=0) == size
-        m_same = m_same & (tl.load(p_gram + o_k * K + o_k, mask=m_on, other=0) == size) & m_on
-        if tl.max(m_same.to(tl.int32), 0) > 0:
+        if how != ROUGH:
+            compare(p_places, p_gram, p_fresh, place, tl.maximum(top, place + 1), slots, K, BP, BU)
+        m_same = m_on & (tl.load(p_gram + place * K + o_k) == size)
+        same = tl.max(m_same.to(tl.int32), 0)
+        if same > 0:
+            # it may be a part of another
+            m_same = m_same & (tl.load(p_gram + o_k * K + o_k, mask=m_same, other=0) == size)
+            same = tl.max(m_same.to(tl.int32), 0)
+        if same > 0:
             # a structure that has weight cannot do better than the exact weights, but for rounding
-            status = tl.where(status == RENEWED, CONVERGED, RENEW)
+            status = tl.where((status == RENEWED) | (how == ROUGH), CONVERGED, RENEW)
         else:
             copy(p_fresh, p_places + place * slots, slots, BU)
             tl.store(p_system + K * K + place, score)
@@ -171,16 +211,28 @@ def _compare_all(held, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexp
 
 
 @triton.jit
-def _mean(held, point, height, width, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BS: tl.constexpr):
+def _mean(
+    held, point, roughly, how, height, width, slots,
+    K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BS: tl.constexpr, QUICK: tl.constexpr,
+):  # fmt: skip
     """mu, the weighted sum of structures, and what it leaves of the scores; ||mu||^2."""
     p_places, _, p_system = held
     p_x = p_system + (K + 2) * K
     b_p = tl.load(p_system + (K + 1) * K + tl.arange(0, K))
-    put(p_x, tl.maximum(b_p, 0.0), K)
-    if BS:
-        return mean_rows(p_places, p_x, point, places_up_to(b_p, K), height, width, BU, BS)
+    top = places_up_to(b_p, K)
+    square = tl.zeros([], tl.float64)
+    if how == ROUGH:
+        if QUICK:
+            p_w = p_x.to(tl.pointer_type(tl.float32))
+            put(p_w, tl.maximum(b_p, 0.0), K)
+            rough_rows(p_places, p_w, *roughly, top, height, width, BU, BS)
     else:
-        return _mean_of_lists(p_places, p_x, point, places_up_to(b_p, K), height * width, slots, BP, BU)
+        put(p_x, tl.maximum(b_p, 0.0), K)
+        if BS:
+            square = mean_rows(p_places, p_x, point, top, height, width, BU, BS)
+        else:
+            square = _mean_of_lists(p_places, p_x, point, top, height * width, slots, BP, BU)
+    return square
 
 
 @triton.jit(noinline=True)

@@ -1,9 +1,11 @@
 """The solution of SparseMAP on a GPU, from what the programs of cuda_loop.py leave: one launch for all instances.
 
 Structures are put in order, heaviest first, those of weight 0 after them; free places come last. A place goes where as
-many others come before it.
+many others come before it. The same launch adds up their mean, where that is asked for.
 
-Shapes: as cuda_loop.py has them; results are those of Solution, k of the places, for B instances
+Shapes:
+    as cuda_loop.py has them; results are those of Solution, k of the places, for B instances
+    the mean is (B, first) in one tensor and (B, d - first) in another, with (B, d) for sums; d is 0 where no one asks
 """
 
 import torch
@@ -12,12 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels.active_set.cuda_loop import INFEASIBLE
+from polymax.kernels.active_set.triton_lists import spread
+from polymax.kernels.response.triton_rows import round_rows, write_row
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
+from polymax.kernels.triton_ready import Room
 
 _WARPS = 4
-# entries of a tile
-_TILE = 2048
+# entries of a tile, and of a row of sums at once
+_TILE, _ROW = 2048, 512
 
 
 def ordered(
@@ -28,35 +33,43 @@ def ordered(
     k: int,
     parts: int,
     states: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, ...]:
     """Lists of parts, weights, overlaps, value, iterations and gap, of the first k structures in order.
 
-    Sequences of so many `states` list their steps, too, after their states.
+    Sequences of so many `states` list their steps, too, after their states. The dtype is that of the mean which the
+    same kernel adds up elsewhere.
     """
-    device, (count, room, slots) = held[0].device, held[0].shape
-    lists = torch.empty((*batch, k, parts), dtype=torch.int32, device=device)
-    probs = torch.empty((*batch, k), dtype=torch.float64, device=device)
-    overlaps = torch.empty((*batch, k, k), dtype=torch.int32, device=device)
-    value = torch.empty(batch, dtype=torch.float64, device=device)
-    iterations = torch.empty(batch, dtype=torch.long, device=device)
-    gap = torch.empty(batch, dtype=torch.float64, device=device)
-    out = lists, probs, overlaps, value, iterations, gap
-    width = min(max(ceil_power(parts), 32), 256)
-    rows, some = (max(min(_TILE // n, room), 2) for n in (room, width))
-    with on_device(lists):
-        _order[(count,)](
-            *held, known, gaps, *out, slots, parts, k, states, STEPS=states > 0, K=room, BR=rows, BP=some, BU=width,
-            num_warps=_WARPS, num_stages=1,
-        )  # fmt: skip
+    out = tuple(room.new(known.device) for room in rooms_of_solution(batch, k, parts))
+    count, room, slots = held[0].shape
+    with on_device(known):
+        # no mean, and nothing is written to where it would be
+        none = gaps if dtype == torch.float64 else held[1]
+        args = *held, known, gaps, *out, gaps, none, none, slots, parts, k, states, 0, 0
+        order[(count,)](*args, **options_of_order(room, parts, states))
     return out
 
 
+def rooms_of_solution(batch: torch.Size, k: int, parts: int) -> list[Room]:
+    """The tensors of `ordered`."""
+    shapes = (*batch, k, parts), (*batch, k), (*batch, k, k), batch, batch, batch
+    dtypes = torch.int32, torch.float64, torch.int32, torch.float64, torch.long, torch.float64
+    return [Room(dtype, tuple(shape)) for dtype, shape in zip(dtypes, shapes, strict=True)]
+
+
+def options_of_order(room: int, parts: int, states: int) -> dict[str, int | bool]:
+    width = min(max(ceil_power(parts), 32), 256)
+    rows, some = (max(min(_TILE // n, room), 2) for n in (room, width))
+    sizes = {"STEPS": states > 0, "K": room, "BR": rows, "BP": some, "BU": width, "BD": _ROW}
+    return {**sizes, "num_warps": _WARPS, "num_stages": 1}
+
+
 @Entry
-@triton.jit(do_not_specialize=["slots", "parts", "k", "states"])
-def _order(
+@triton.jit(do_not_specialize=["slots", "parts", "k", "states", "first", "d"])
+def order(
     p_places, p_gram, p_system, p_known, p_gaps, p_lists, p_probs, p_overlaps, p_value, p_iterations, p_gap,
-    slots, parts, k, states,
-    STEPS: tl.constexpr, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr,
+    p_total, p_first, p_rest, slots, parts, k, states, first, d,
+    STEPS: tl.constexpr, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0).to(tl.int64)
     p_places += i_b * K * slots
@@ -117,6 +130,11 @@ def _order(
             else:
                 b_at = tl.load(p_rows + o_u, mask=m_r[:, None] & (o_u < slots), other=-1)
             tl.store(p_lists + b_to[:, None] * parts + o_u, b_at, mask=(b_to < k)[:, None] & (o_u < parts))
+    if d > 0:
+        p_total += i_b * d
+        write_row(p_probs, p_total, 0, d, BD)
+        spread(p_lists, p_probs + i_b * k, p_total, k, parts, BU)
+        round_rows(p_total, p_first + i_b * first, p_rest + i_b * (d - first), first, d, 1, BD)
 
 
 @triton.jit

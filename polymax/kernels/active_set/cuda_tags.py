@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.kernels.active_set.cuda import Plan, places_of, room
+from polymax.kernels.active_set.triton_sums import first_of_largest
 from polymax.kernels.chain.cuda_shapes import distinct
 from polymax.kernels.triton_math import ceil_power
 from polymax.solvers.search import Search
@@ -13,25 +14,26 @@ from polymax.solvers.solution import Solution, UsedParts
 
 # entries of a tile to a thread; the most states of which a program adds up all at once, and has two matrices
 _ENTRIES, _COLUMNS, _BOTH = 8, 64, 32
+# a byte that is no state
+_NONE = tl.constexpr(255)
 
 
 def plan(search: Search) -> Plan:
-    """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) and lengths (B,) as the program takes them."""
+    """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) or (s, s), lengths (B,) as the program takes them."""
     unary, transition, lengths = search.tensors
     count, n, s = unary.shape
-    w, stride_b, stride_t = distinct(transition.double())
+    w, stride_b, stride_t = distinct(transition)
     group = max(count // max(len(transition), 1), 1) if stride_b else 1
     height = max(ceil_power(s), 16)
-    values, back = room(unary, n, s), room(unary, n, s, dtype=torch.int32)
+    values, back = room(unary, n, s), room(unary, n + 5, height, dtype=torch.int32)
     width = max(min(height, 4096 // height), 2)
     problem = w, stride_b, stride_t, group, lengths.contiguous(), values, back
-    # each warp walks Viterbi's recursion by itself, so that more of them share its time only in what comes after
-    warps = min(max(height * width // 512, 4 if n > 64 else 2 if n > 32 else 1), 8)
+    warps = min(max(height * width // 512, 4 if n > 32 else 1), 8)
     # a matrix for each end is in registers
     both = int(height <= _BOTH and stride_t == 0)
     sizes = height, width, both, max(32 * warps * _ENTRIES // height, 2)
     columns = height if height <= _COLUMNS else 0
-    return Plan(best, problem, sizes, (n, s), n, warps, s, w, columns, n + 1)
+    return Plan(best, problem, sizes, (n, s), n, warps, s, w, columns, n + 1, both)
 
 
 def slots(search: Search, start: Solution) -> Tensor:
@@ -56,7 +58,7 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
     i_b = tl.program_id(0).to(tl.int64)
     length = tl.load(p_lengths + i_b).to(tl.int32)
     p_w += (i_b // group) * stride_wb * s * s
-    p_around, p_values, p_back = p_arounds + i_b * n * s, p_values + i_b * n * s, p_back + i_b * n * s
+    p_around, p_values, p_back = p_arounds + i_b * n * s, p_values + i_b * n * s, p_back + i_b * (n + 5) * SIZES[0]
     if SIZES[2]:
         _climb(p_w, p_around, p_values, p_back, length, s, SIZES[0])
         tl.debug_barrier()
@@ -82,40 +84,79 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
 
 @triton.jit
 def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
-    """Write which states come before and after others (n, s), and the values of Viterbi's recursion in the middle.
+    """Write which states others come from, and the values of Viterbi's recursion in the middle, in the scores' dtype.
 
     The first half of the positions, and one more of an odd number, knows what comes before, the second what comes
-    after. Both take a step at once, and four lanes share a state: each looks at a quarter of those it may come from.
+    after. Both take a step at once, and four lanes share a state: each looks at a quarter of those it may come from,
+    and writes a byte of its own to words (steps, 2, S): what they agree on would have to be brought together.
     """
     half = (length + 1) // 2
-    o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
-    m_s = o_s < s
-    o_q = tl.arange(0, 4)[None, None, :]
-    o_x = tl.arange(0, S // 4)[:, None, None, None] * 4 + o_q[None, :, :, :]
+    o_x = tl.arange(0, S // 4)[:, None, None, None] + tl.arange(0, 4)[None, None, None, :] * (S // 4)
     o_y = tl.arange(0, S)[None, None, :, None]
     p_both = p_w + tl.where(tl.arange(0, 2)[None, :, None, None] == 0, o_x * s + o_y, o_y * s + o_x)
-    b_w = tl.load(p_both, mask=(o_x < s) & (o_y < s), other=float("-inf"))
-    # positions go up from the first, and down from the last
-    o_t, step = o_end * (length - 1), 1 - 2 * o_end
-    m_v = m_s & (o_t < length) & ((o_end == 0) | (o_t >= half))
-    b_v = tl.load(p_around + o_t * s + o_s, mask=m_v, other=float("-inf"))
-    for _ in range(1, half):
-        o_t += step
-        m_v = m_s & ((o_end == 0) | (o_t >= half))
-        b_u = tl.load(p_around + o_t * s + o_s, mask=m_v, other=float("-inf"))
-        b_c = tl.permute(tl.reshape(b_v, [2, S // 4, 4]), (1, 0, 2))[:, :, None, :] + b_w
-        b_top = _largest(b_c, S)
-        b_v = tl.where(m_v, b_top + b_u, b_v)
-        # the next step does not wait for the first that gives the value
-        b_x = tl.min(tl.min(tl.where(b_c == b_top[None, :, :, None], o_x, s - 1), 0), 2)
-        tl.store(p_back + o_t * s + o_s, b_x, mask=m_v)
+    b_w = tl.load(p_both, mask=(o_x < s) & (o_y < s), other=float("-inf")).to(p_around.dtype.element_ty)
+    p_bytes = p_back.to(tl.pointer_type(tl.uint8)) + tl.reshape(tl.arange(0, 8 * S), [2, S, 4])
+    # positions go up from the first, and down from the last; an end that has come to its half stays
+    o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
+    limit = tl.where(o_end == 0, half, length - half)
+    by = tl.where(o_end == 0, s, 0 - s)
+    p_u = p_around + o_end * (length - 1) * s + o_s
+    # no step comes to a state that is not there
+    b_limit = tl.where(o_s < s, limit, 0)
+    b_v = tl.load(p_u, mask=b_limit > 0, other=float("-inf"))
+    if b_w.dtype == tl.float32:
+        b_0 = tl.load(p_u + by, mask=b_limit > 1, other=float("-inf"))
+        b_1 = tl.load(p_u + 2 * by, mask=b_limit > 2, other=float("-inf"))
+        b_2 = tl.load(p_u + 3 * by, mask=b_limit > 3, other=float("-inf"))
+        b_3 = tl.load(p_u + 4 * by, mask=b_limit > 4, other=float("-inf"))
+        for _ in range(1, half, 4):
+            p_u += 4 * by
+            b_limit -= 4
+            # scores of the next steps are on their way, and no one waits for them before
+            b_4 = tl.load(p_u + by, mask=b_limit > 1, other=float("-inf"))
+            b_5 = tl.load(p_u + 2 * by, mask=b_limit > 2, other=float("-inf"))
+            b_6 = tl.load(p_u + 3 * by, mask=b_limit > 3, other=float("-inf"))
+            b_7 = tl.load(p_u + 4 * by, mask=b_limit > 4, other=float("-inf"))
+            b_v = _step(b_v, b_0, b_w, p_bytes, o_x, b_limit > -3, S)
+            b_v = _step(b_v, b_1, b_w, p_bytes + 8 * S, o_x, b_limit > -2, S)
+            b_v = _step(b_v, b_2, b_w, p_bytes + 16 * S, o_x, b_limit > -1, S)
+            b_v = _step(b_v, b_3, b_w, p_bytes + 24 * S, o_x, b_limit > 0, S)
+            b_0, b_1, b_2, b_3 = b_4, b_5, b_6, b_7
+            p_bytes += 32 * S
+    else:
+        # a step in float64 takes as long as its scores, and there are few
+        for _ in range(1, half):
+            p_u += by
+            b_limit -= 1
+            b_u = tl.load(p_u, mask=b_limit > 0, other=float("-inf"))
+            b_v = _step(b_v, b_u, b_w, p_bytes, o_x, b_limit > 0, S)
+            p_bytes += 8 * S
     # the two rows in the middle
-    tl.store(p_values + (half - 1 + o_end) * s + o_s, b_v, mask=m_s & (half - 1 + o_end < length) & (length > 0))
+    m_v = (o_s < s) & (half - 1 + o_end < length) & (length > 0)
+    tl.store(p_values + (half - 1 + o_end) * s + o_s, b_v, mask=m_v)
+
+
+@triton.jit
+def _step(b_v, b_u, b_w, p_bytes, o_x, m_v, S: tl.constexpr):
+    """The values after a step, where there is one; the first states that give them are written."""
+    b_c = tl.permute(tl.reshape(b_v, [2, 4, S // 4]), (2, 0, 1))[:, :, None, :] + b_w
+    b_top = _largest(b_c, S)
+    # the next step does not wait for them
+    tl.store(p_bytes, tl.min(tl.where(b_c == b_top[None, :, :, None], o_x, _NONE), 0))
+    return tl.where(m_v, b_top + b_u, b_v)
 
 
 @triton.jit
 def _largest(b_c, S: tl.constexpr):
     """The maxima over the first and the last dim of (S // 4, 2, S, 4), those of pairs first: few wait for others."""
+    if b_c.dtype == tl.float32:
+        return tl.max(tl.max(b_c, 0), 2)
+    else:
+        return _largest_of_pairs(b_c, S)
+
+
+@triton.jit
+def _largest_of_pairs(b_c, S: tl.constexpr):
     b_top = b_c
     for i in tl.static_range(4):
         if S >> i > 4:
@@ -137,39 +178,51 @@ def _meet(p_w, p_values, length, s, S: tl.constexpr):
     m_w = m_s[:, None] & m_s[None, :]
     b_w = tl.load(p_w + o_s[:, None] * s + o_s[None, :], mask=m_w & (length > 1), other=0.0)
     b_both = tl.where(m_w, b_before[:, None] + b_w + b_after[None, :], float("-inf"))
-    b_top = tl.max(b_both, 1)
-    top = tl.max(b_top, 0)
-    before = tl.min(tl.where((b_top == top) & m_s, o_s, s - 1), 0)
-    b_row = tl.max(tl.where((o_s == before)[:, None], b_both, float("-inf")), 0)
-    return top, before, tl.min(tl.where((b_row == top) & m_s, o_s, s - 1), 0)
+    top, at = first_of_largest(tl.reshape(b_both, [S * S]), tl.arange(0, S * S))
+    return top, tl.minimum(at // S, s - 1), tl.minimum(at % S, s - 1)
 
 
 @triton.jit
 def _unwind_both(p_back, p_fresh, before, after, length, s, S: tl.constexpr):
     """Write the sequence that has two states in the middle, towards both ends."""
-    half = (length + 1) // 2
-    o_end, o_s = tl.arange(0, 2), tl.arange(0, S)[None, :]
-    step = 2 * o_end - 1
-    o_t = half + o_end - 1
-    b_tag = tl.where(o_end == 0, before, after)
-    # what comes next does not wait for the tag
-    b_from = tl.load(p_back + o_t[:, None] * s + o_s, mask=_inside(o_t, o_end, length, s, S), other=0)
-    o_t1 = o_t + step
-    b_from1 = tl.load(p_back + o_t1[:, None] * s + o_s, mask=_inside(o_t1, o_end, length, s, S), other=0)
-    for _ in range(0, half):
-        tl.store(p_fresh + o_t, o_t * s + b_tag, mask=o_t < length)
-        o_t2 = o_t + 2 * step
-        b_from2 = tl.load(p_back + o_t2[:, None] * s + o_s, mask=_inside(o_t2, o_end, length, s, S), other=0)
-        b_tag = tl.sum(tl.where(o_s == b_tag[:, None], b_from, 0), 1)
-        b_from, b_from1 = b_from1, b_from2
-        o_t += step
+    o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
+    b_tag = tl.where(o_end == 0, before, after) + o_s * 0
+    k = (length + 1) // 2 - 1
+    b_0, b_1 = _word_of(p_back, k, S), _word_of(p_back, k - 1, S)
+    b_2, b_3 = _word_of(p_back, k - 2, S), _word_of(p_back, k - 3, S)
+    while k >= 0:
+        # what comes next does not wait for the tag, nor the tag for it
+        b_4, b_5 = _word_of(p_back, k - 4, S), _word_of(p_back, k - 5, S)
+        b_6, b_7 = _word_of(p_back, k - 6, S), _word_of(p_back, k - 7, S)
+        b_tag = _step_back(p_fresh, b_tag, b_0, k, length, s, S)
+        b_tag = _step_back(p_fresh, b_tag, b_1, k - 1, length, s, S)
+        b_tag = _step_back(p_fresh, b_tag, b_2, k - 2, length, s, S)
+        b_tag = _step_back(p_fresh, b_tag, b_3, k - 3, length, s, S)
+        b_0, b_1, b_2, b_3 = b_4, b_5, b_6, b_7
+        k -= 4
 
 
 @triton.jit
-def _inside(o_t, o_end, length, s, S: tl.constexpr):
-    """Which states have others that they come from, (2, S): not those at the ends."""
-    m_t = tl.where(o_end == 0, o_t > 0, o_t + 1 < length)
-    return m_t[:, None] & (tl.arange(0, S) < s)[None, :]
+def _word_of(p_back, k, S: tl.constexpr):
+    """What the four lanes of each state wrote at a step from 1 on, (2, S)."""
+    o_word = tl.arange(0, 2)[:, None] * S + tl.arange(0, S)[None, :]
+    return tl.load(p_back + (k - 1) * 2 * S + o_word, mask=k > 0, other=0)
+
+
+@triton.jit
+def _step_back(p_fresh, b_tag, b_word, k, length, s, S: tl.constexpr):
+    """Write the tags (2, S) of both ends after k steps; those that they come from."""
+    o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
+    half = (length + 1) // 2
+    m_t = tl.where(o_end == 0, k < half, k < length - half) & (k >= 0)
+    o_t = tl.where(o_end == 0, k, length - 1 - k)
+    # the lanes that hold a row write it, and no one waits for others
+    tl.store(p_fresh + o_t + o_s * 0, o_t * s + b_tag, mask=m_t & (o_s == 0))
+    b_from = b_word & 255
+    for q in tl.static_range(1, 4):
+        b_from = tl.minimum(b_from, (b_word >> (8 * q)) & 255)
+    b_from = tl.sum(tl.where(o_s == b_tag, tl.minimum(b_from, s - 1), 0), 1)
+    return tl.where(m_t, b_from[:, None], b_tag)
 
 
 @triton.jit

@@ -54,7 +54,7 @@ def widen(
             compare(p_places, p_gram, p_fresh, place, top, slots, K, BP, BU)
             copy(p_fresh, p_places + place * slots, slots, BU)
             tl.store(p_system + K * K + place, score + own)
-            b_mix, _, distance, size, _ = nearest(p_gram, p_system, place, m_on, top, K, BR)
+            b_mix, _, _, distance, size, _ = nearest(p_gram, p_system, place, m_on, top, K, BR)
             if distance > size * DEPENDENT:
                 insert(p_system, place, b_mix, distance, top, K, BR)
                 put(p_system + (K + 1) * K, tl.where(o_k == place, 0.0, b_p), K)

@@ -6,6 +6,8 @@ Shapes: places (k, slots), -1 for none; tiles are BP structures of BU slots
 import triton
 import triton.language as tl
 
+from polymax.kernels.active_set.triton_sums import three_sums
+
 
 @triton.jit(noinline=True)
 def look(p_one, p_scores, p_mu, slots, BU: tl.constexpr):
@@ -20,7 +22,7 @@ def look(p_one, p_scores, p_mu, slots, BU: tl.constexpr):
         b_size += m_on.to(tl.float32)
         b_own += tl.load(p_scores + b_at, mask=m_on, other=0)
         b_reach += tl.load(p_mu + b_at, mask=m_on, other=0)
-    return tl.sum(b_size, 0), tl.sum(b_own, 0), tl.sum(b_reach, 0)
+    return three_sums(b_size, b_own, b_reach)
 
 
 @triton.jit(noinline=True)
@@ -111,24 +113,39 @@ def mean_rows(p_places, p_weights, point, top, rows, columns, BU: tl.constexpr, 
     return tl.sum(b_square, 0)
 
 
+@triton.jit(noinline=True)
+def rough_rows(p_places, p_weights, p_given, p_rough, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
+    """Write what the sum of such structures leaves of the scores; weights and all else are in float32."""
+    for i_t in range(0, rows, BU):
+        b_mu, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS)
+        tl.store(p_rough + o_part, tl.load(p_given + o_part, mask=m_part).to(tl.float32) - b_mu, mask=m_part)
+    tl.debug_barrier()
+
+
 @triton.jit
-def _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
-    """What weights, 0 up to a multiple of 8, add up to in BU rows; where these parts are, and which of them there are.
+def _sum_rows(
+    p_places, p_weights, i_t, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr
+):  # fmt: skip
+    """What weights, 0 up to a multiple of 8, add up to in BU rows, in their dtype; where these parts are, and which of
+    them there are.
 
     A thread has a row, and adds to all of its columns, what is 0 but for one: sums stay in registers. A column is one
     of a group of columns: to look for the group, and for its place in the group, is less than to look for the column.
     """
     GROUPS: tl.constexpr = 4 if BS <= 32 else 8
     EACH: tl.constexpr = BS // GROUPS
+    SHIFT: tl.constexpr = (EACH > 1) + (EACH > 2) + (EACH > 4)
+    REAL: tl.constexpr = p_weights.dtype.element_ty
     o_g, o_e = tl.arange(0, GROUPS)[:, None], tl.arange(0, EACH)[:, None]
     o_t = i_t + tl.arange(0, BU)
     m_t = o_t < rows
-    b_sum = tl.zeros([GROUPS, EACH, BU], tl.float64)
+    b_sum = tl.zeros([GROUPS, EACH, BU], REAL)
     for i_k in range(0, top, 8):
         for k in tl.static_range(8):
             b_at = tl.load(p_places + (i_k + k) * rows + o_t, mask=m_t, other=0) - o_t * columns
-            b_group = tl.where((b_at // EACH)[None, :] == o_g, tl.load(p_weights + i_k + k), 0.0)
-            b_each = tl.where((b_at % EACH)[None, :] == o_e, 1.0, 0.0).to(tl.float64)
+            # what is not there is negative, and of no group
+            b_group = tl.where((b_at >> SHIFT)[None, :] == o_g, tl.load(p_weights + i_k + k), 0.0)
+            b_each = tl.where((b_at & (EACH - 1))[None, :] == o_e, 1.0, 0.0).to(REAL)
             b_sum += b_group[:, None, :] * b_each[None, :, :]
     o_s = o_g[:, :, None] * EACH + o_e[None, :, :]
     return b_sum, o_t[None, None, :] * columns + o_s, m_t[None, None, :] & (o_s < columns)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from polymax.kernels.active_set import tolerances
+from polymax.kernels.active_set.triton_sums import sum_and_largest, three_sums, two_sums
 
 NOTHING, DEPENDENT = tl.constexpr(tolerances.NOTHING), tl.constexpr(tolerances.DEPENDENT)
 # an inverse that errs by this share, squared, is still good to the last digits
@@ -24,10 +25,10 @@ FINE = tl.constexpr(1e-11)
 
 
 @triton.jit
-def exact_weights(p_gram, p_system, b_step, b_one, known, K: tl.constexpr, BR: tl.constexpr):
-    """The best weights of independent structures, dropping those that would become negative.
+def exact_weights(p_gram, p_system, b_step, b_one, level, known, K: tl.constexpr, BR: tl.constexpr):
+    """The best weights of independent structures, dropping those that would become negative; what they all gain then.
 
-    Where it is `known`, the inverse times what gains differ by is given, and the inverse times 1.
+    Where it is `known`, the inverse times what gains differ by is given, the inverse times 1, and the level of gains.
     """
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K
@@ -38,33 +39,38 @@ def exact_weights(p_gram, p_system, b_step, b_one, known, K: tl.constexpr, BR: t
         put(p_x, b_w, K)
         b_gain, _ = product(p_gram, p_x, top, K, BR)
         b_gain = tl.load(p_system + K * K + o_k) - b_gain
+        level = tl.sum(b_w * b_gain, 0)
         # gains that are all alike leave the weights as they are
-        put(p_x, tl.where(b_p >= 0, b_gain - tl.sum(b_w * b_gain, 0), 0.0), K)
+        put(p_x, tl.where(b_p >= 0, b_gain - level, 0.0), K)
         b_step, b_one = product(p_system, p_x, top, K, BR)
     going = top > 0
     while going:
         m_on = b_p >= 0
         b_w = tl.where(m_on, b_p, 0.0)
-        share = (1 - tl.sum(b_w, 0) - tl.sum(b_step, 0)) / tl.sum(b_one, 0)
+        total, step, one = three_sums(b_w, b_step, b_one)
+        share = (1 - total - step) / one
         b_target = b_w + b_step + share * b_one
         b_fall = b_w - b_target
         b_length = tl.where(b_fall > 0, b_w / tl.where(b_fall > 0, b_fall, 1.0), 0.0)
         b_length = tl.where(m_on & (b_target <= NOTHING), b_length, float("inf"))
-        length = tl.min(b_length, 0)
+        length, gone = tl.min(b_length, 0, return_indices=True)
         going = length < float("inf")
+        # (gram + 1) step is what gains differ by, and (gram + 1) one is 1
+        level += tl.where(going, length, 1.0) * (step - share * (1 - one))
         if going:
-            gone = tl.argmin(b_length, 0)
             b_p = tl.where(m_on & (o_k != gone), tl.maximum(b_w - length * b_fall, 0.0), -1.0)
             # gains differ by what is left of the way; what the inverse makes of them loses a structure as it does
             b_row = tl.load(p_system + gone * K + o_k)
-            b_row /= tl.sum(tl.where(o_k == gone, b_row, 0.0), 0)
+            b_row /= tl.load(p_system + gone * K + gone)
             b_step *= 1 - length
-            b_step = tl.where(o_k == gone, 0.0, b_step - tl.sum(tl.where(o_k == gone, b_step, 0.0), 0) * b_row)
-            b_one = tl.where(o_k == gone, 0.0, b_one - tl.sum(tl.where(o_k == gone, b_one, 0.0), 0) * b_row)
+            step, one = two_sums(tl.where(o_k == gone, b_step, 0.0), tl.where(o_k == gone, b_one, 0.0))
+            b_step = tl.where(o_k == gone, 0.0, b_step - step * b_row)
+            b_one = tl.where(o_k == gone, 0.0, b_one - one * b_row)
             remove(p_system, gone, top, K, BR)
         else:
             b_p = tl.where(m_on, b_target, -1.0)
     put(p_system + (K + 1) * K, b_p, K)
+    return level
 
 
 @triton.jit
@@ -82,10 +88,11 @@ def admit(p_gram, p_system, place, gap, renewed, K: tl.constexpr, BR: tl.constex
     good = place >= 0
     going = place >= 0
     while going:
-        top = tl.maximum(places_up_to(b_p, K), place + 1)
+        held = places_up_to(b_p, K)
+        top = tl.maximum(held, place + 1)
         m_on = b_p >= 0
-        b_mix, b_ones, distance, size, error = nearest(p_gram, p_system, place, m_on, top, K, BR)
-        going = (distance <= size * DEPENDENT) & (tl.sum(m_on.to(tl.int32), 0) > 0)
+        b_mix, total, b_ones, distance, size, error = nearest(p_gram, p_system, place, m_on, top, K, BR)
+        going = (distance <= size * DEPENDENT) & (held > 0)
         if (error > size * WORN) & (renewed == 0):
             good = place < 0
             going = place < 0
@@ -93,8 +100,7 @@ def admit(p_gram, p_system, place, gap, renewed, K: tl.constexpr, BR: tl.constex
             # along this way mu stays and the value rises, up to the first weight of 0
             b_up = m_on & (b_mix > NOTHING)
             b_length = tl.where(b_up, b_p / tl.where(b_up, b_mix, 1.0), float("inf"))
-            length = tl.min(b_length, 0)
-            gone = tl.argmin(b_length, 0)
+            length, gone = tl.min(b_length, 0, return_indices=True)
             b_p = tl.where(m_on & (o_k != gone), tl.maximum(b_p - length * b_mix, 0.0), -1.0)
             weight += length
             known = place * 0
@@ -103,7 +109,7 @@ def admit(p_gram, p_system, place, gap, renewed, K: tl.constexpr, BR: tl.constex
             insert(p_system, place, b_mix, distance, top, K, BR)
             b_column = tl.where(o_k == place, 1.0, -b_mix) / distance
             b_step = gap * b_column
-            b_one = tl.where(m_on, b_ones, 0.0) + (1 - tl.sum(b_mix, 0)) * b_column
+            b_one = tl.where(m_on, b_ones, 0.0) + (1 - total) * b_column
     if good:
         put(p_system + (K + 1) * K, tl.where(o_k == place, weight, b_p), K)
     return good, b_step, b_one, known
@@ -121,7 +127,7 @@ def renew(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
     for k in range(top):
         if tl.sum(tl.where(o_k == k, b_p, 0.0), 0) >= 0:
             b_before = (b_p >= 0) & (o_k < k)
-            b_mix, _, distance, size, _ = nearest(p_gram, p_system, k, b_before, top, K, BR)
+            b_mix, _, _, distance, size, _ = nearest(p_gram, p_system, k, b_before, top, K, BR)
             if distance > size * DEPENDENT:
                 insert(p_system, k, b_mix, distance, top, K, BR)
             else:
@@ -144,27 +150,16 @@ def remove(p_system, gone, top, K: tl.constexpr, BR: tl.constexpr):
 def product(p_matrix, p_x, top, K: tl.constexpr, BR: tl.constexpr):
     """A symmetric matrix times x, and times 1."""
     o_k = tl.arange(0, K)
-    o_r = tl.arange(0, BR)
-    # where a thread has whole columns of a tile, they are added up at once
-    least: tl.constexpr = 512 if p_matrix.dtype.element_ty == tl.float64 else 1024
-    WHOLE: tl.constexpr = least <= K
-    b_sum = tl.zeros([1 if WHOLE else BR, K], tl.float64)
-    b_all = tl.zeros([1 if WHOLE else BR, K], tl.float64)
-    b_m = tl.load(p_matrix + o_r[:, None] * K + o_k[None, :])
-    b_x = tl.load(p_x + o_r)
+    # rows of a tile that one thread has are added up at once
+    FEW: tl.constexpr = 8 if BR > 8 else BR
+    b_sum = tl.zeros([FEW, K], tl.float64)
+    b_all = tl.zeros([FEW, K], tl.float64)
     for i_r in range(0, top, BR):
-        # the next rows are on their way while these are added
-        p_next = p_matrix + (i_r + BR + o_r)[:, None] * K + o_k[None, :]
-        b_next = tl.load(p_next, mask=(i_r + BR + o_r < top)[:, None], other=0)
-        b_after = tl.load(p_x + i_r + BR + o_r, mask=i_r + BR + o_r < top, other=0)
-        b_wide = b_m.to(tl.float64)
-        if WHOLE:
-            b_sum += tl.sum(b_wide * b_x[:, None], 0)[None, :]
-            b_all += tl.sum(b_wide, 0)[None, :]
-        else:
-            b_sum += b_wide * b_x[:, None]
-            b_all += b_wide
-        b_m, b_x = b_next, b_after
+        o_r = i_r + tl.arange(0, BR)
+        b_m = tl.load(p_matrix + o_r[:, None] * K + o_k[None, :], mask=_columns(top, K), other=0).to(tl.float64)
+        b_x = tl.load(p_x + o_r)
+        b_sum += tl.sum(tl.reshape(b_m * b_x[:, None], [BR // FEW, FEW, K]), 0)
+        b_all += tl.sum(tl.reshape(b_m, [BR // FEW, FEW, K]), 0)
     return tl.sum(b_sum, 0), tl.sum(b_all, 0)
 
 
@@ -186,7 +181,7 @@ def places_up_to(b_p, K: tl.constexpr):
 def nearest(p_gram, p_system, place, m_on, top, K: tl.constexpr, BR: tl.constexpr):
     """The affine mix of others that is nearest to a structure, its squared distance, its size, and the error made.
 
-    After the mix comes the inverse times 1.
+    After the mix come what it adds up to, and the inverse times 1.
     """
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K
@@ -197,15 +192,17 @@ def nearest(p_gram, p_system, place, m_on, top, K: tl.constexpr, BR: tl.constexp
     b_mix = tl.where(m_on, b_mix, 0.0)
     put(p_x, b_mix, K)
     b_left, _ = product(p_gram, p_x, top, K, BR)
-    b_left = tl.where(m_on, b_a - b_left - tl.sum(b_mix, 0), 0.0)
+    total = tl.sum(b_mix, 0)
+    b_left = tl.where(m_on, b_a - b_left - total, 0.0)
     # an error of the mix enters squared
-    distance = size - tl.sum(b_mix * (b_a + b_left), 0)
-    error = tl.max(tl.abs(b_left), 0)
+    reach, error = sum_and_largest(b_mix * (b_a + b_left), tl.abs(b_left))
+    distance = size - reach
     if error > size * FINE:
         put(p_x, b_left, K)
         b_more, _ = product(p_system, p_x, top, K, BR)
         b_mix += tl.where(m_on, b_more, 0.0)
-    return b_mix, b_ones, distance, size, error
+        total = tl.sum(b_mix, 0)
+    return b_mix, total, b_ones, distance, size, error
 
 
 @triton.jit
@@ -218,19 +215,19 @@ def insert(p_system, place, b_mix, distance, top, K: tl.constexpr, BR: tl.conste
 def _add_outer(p_system, scale, gone, top, K: tl.constexpr, BR: tl.constexpr):
     """Add x x^T scale to the inverse, and clear the row and the column of `gone`."""
     o_k = tl.arange(0, K)
-    o_r = tl.arange(0, BR)
     p_x = p_system + (K + 2) * K
     b_x = tl.load(p_x + o_k)
-    p_rows = p_system + o_r[:, None] * K + o_k[None, :]
-    b_m = tl.load(p_rows)
-    b_y = tl.load(p_x + o_r)
     for i_r in range(0, top, BR):
-        # the next rows are on their way while these are written
-        m_next = i_r + BR + o_r < top
-        b_next = tl.load(p_rows + BR * K, mask=m_next[:, None], other=0)
-        b_after = tl.load(p_x + i_r + BR + o_r, mask=m_next, other=0)
-        b_m += (scale * b_y)[:, None] * b_x[None, :]
-        tl.store(p_rows, tl.where((i_r + o_r == gone)[:, None] | (o_k == gone)[None, :], 0.0, b_m))
-        b_m, b_y = b_next, b_after
-        p_rows += BR * K
+        o_r = i_r + tl.arange(0, BR)
+        p_rows = p_system + o_r[:, None] * K + o_k[None, :]
+        b_m = tl.load(p_rows, mask=_columns(top, K), other=0)
+        b_m += (scale * tl.load(p_x + o_r))[:, None] * b_x[None, :]
+        m_gone = (o_r == gone)[:, None] | (o_k == gone)[None, :]
+        tl.store(p_rows, tl.where(m_gone, 0.0, b_m), mask=_columns(top, K))
     tl.debug_barrier()
+
+
+@triton.jit
+def _columns(top, K: tl.constexpr):
+    """Columns of places in use, and so many more that threads have groups of them: free places have 0."""
+    return (tl.arange(0, K) < tl.cdiv(top, 4) * 4)[None, :]

@@ -72,6 +72,8 @@ class _Cut:
     @classmethod
     def of(cls, search: Search) -> "_Cut":
         unary, transition, lengths = search.tensors
+        if transition.dim() == 2:
+            transition = transition[None, None]
         for dim in (0, 1):
             if transition.shape[dim] > 1 and transition.stride(dim) == 0:
                 transition = transition.narrow(dim, 0, 1)

@@ -36,13 +36,15 @@ _passes_after = chain_inside.next
 
 
 def _next(derived: bool, unary: Tensor, transition: Tensor, *rest: Any) -> list[tuple[Operator, tuple[Any, ...]]]:
-    """Expectations are those of each step; gradients of the value are summed over what is shared."""
+    """Expectations are those of each step; gradients, also along these, are summed over what is shared."""
     batch, n, s = unary.shape
     each = transition.expand(batch, max(n - 1, 0), s, s)
-    return [
-        *_passes_after(False, unary, each, *rest),
-        *(_passes_after(True, unary, transition, *rest) if derived else []),
-    ]
+    found = _passes_after(False, unary, each, *rest)
+    if derived:
+        gradient, (op, args) = _passes_after(True, unary, transition, *rest)
+        *given, _, alpha = args
+        found += [gradient, (op, (*given, each, alpha))]
+    return found
 
 
 chain_inside.next = _next

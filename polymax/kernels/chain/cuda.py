@@ -4,6 +4,8 @@ The chart holds v_t, each relative to the maximum of the step before, and the th
 weights of the transitions into it. Where the transitions are one tile, kernels keep the states in registers
 (cuda_whole.py). Elsewhere only the states' expectations need the walk back; those of the transitions follow from them,
 all steps at once (cuda_edges.py).
+
+One transition for all, (s, s), is taken as it is, too, and so are the results for it.
 """
 
 import torch
@@ -26,7 +28,7 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
         return whole.inside(shape, unary, transition, lengths)
     batch, n, s = unary.shape
     value, chart = unary.new_empty(batch), unary.new_empty(batch, n, 2, s)
-    chain = Chain(unary, transition, lengths, alpha)
+    chain = Chain(unary, with_dims(transition), lengths, alpha)
     if s == 0:
         return value.copy_(torch.where(lengths > 0, -torch.inf, 0.0)), chart
     if batch:
@@ -41,10 +43,10 @@ def chain_outside(
     shape = whole.shape_of(unary, transition, alpha)
     if shape is not None and whole.fused(shape):
         return whole.outside(shape, transition, lengths, chart, g)
-    chain = Chain(unary, transition, lengths, alpha)
+    chain = Chain(unary, with_dims(transition), lengths, alpha)
     mu = torch.empty_like(unary, memory_format=torch.contiguous_format)
     walk_back(chain, chart, g, mu)
-    return mu, edges(chain, chart, mu)
+    return mu, edges(chain, chart, mu).view(transition.shape)
 
 
 def chain_tangent(
@@ -60,6 +62,10 @@ def chain_tangent(
     shape = whole.shape_of(unary, transition, alpha)
     if shape is not None and whole.fused(shape):
         return whole.tangent(shape, transition, lengths, chart, g, d_unary, d_transition)
+    if transition.dim() == 2:
+        given = unary, with_dims(transition), lengths, chart, g, d_unary, with_dims(d_transition)
+        value, du, dw = chain_tangent(*given, alpha)
+        return value, du, dw.view(transition.shape)
     if d_transition.shape != transition.shape:
         every = transition.expand(d_transition.shape)
         value, du, dw = chain_tangent(unary, every, lengths, chart, g, d_unary, d_transition, alpha)
@@ -70,6 +76,10 @@ def chain_tangent(
     tangents = Tangents(dv, means, dmu, *distinct(d_transition))
     walk_back(chain, chart, g, mu, tangents, d_unary, value)
     return value, dmu, edges(chain, chart, mu, tangents)
+
+
+def with_dims(transition: Tensor) -> Tensor:
+    return transition if transition.dim() == 4 else transition.view(1, 1, *transition.shape)
 
 
 @Entry

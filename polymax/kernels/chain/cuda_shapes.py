@@ -38,7 +38,12 @@ class Chain:
 
 
 def distinct(transition: Tensor) -> tuple[Tensor, int, int]:
-    """Transitions without the repetitions of an expanded tensor; matrices between instances, and between steps."""
+    """Transitions without the repetitions of an expanded tensor; matrices between instances, and between steps.
+
+    One transition may have two dims.
+    """
+    if transition.dim() == 2:
+        return transition.contiguous(), 0, 0
     for dim in (0, 1):
         if transition.shape[dim] > 1 and transition.stride(dim) == 0:
             transition = transition.narrow(dim, 0, 1)

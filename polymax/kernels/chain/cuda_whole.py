@@ -39,6 +39,12 @@ class Shape(NamedTuple):
     stored: tuple[int, int]
     dtype: torch.dtype
     alpha: float
+    # those of the transitions
+    dims: int = 4
+
+    def full(self) -> "Shape":
+        """The same problem, whose instances and steps have expectations of their own."""
+        return self._replace(given=(self.batch, max(self.n - 1, 0)), dims=4)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -58,10 +64,12 @@ class Shape(NamedTuple):
 
 
 def shape_of(unary: Tensor, transition: Tensor, alpha: float) -> Shape | None:
-    """The shape of a problem; None where these kernels do not serve it."""
+    """The shape of a problem, also of one transition (s, s) for all; None where these kernels do not serve it."""
     batch, n, s = unary.shape
     if not 0 < s <= MOST_STATES or not batch or not n or not transition.numel():
         return None
+    if transition.dim() == 2:
+        return Shape(batch, n, s, (1, 1), (1, 1), unary.dtype, alpha, 2)
     instances, steps = transition.shape[:2]
     stride_b, stride_t = transition.stride()[:2]
     stored = 1 if stride_b == 0 else instances, 1 if stride_t == 0 else steps
@@ -81,6 +89,8 @@ def stored(transition: Tensor) -> Tensor:
     """Transitions in memory one after the other, without the repetitions of an expanded tensor."""
     if transition.is_contiguous():
         return transition
+    if transition.dim() == 2:
+        return transition.contiguous()
     for dim in (0, 1):
         if transition.stride(dim) == 0 and transition.shape[dim] > 1:
             transition = transition.narrow(dim, 0, 1)
@@ -93,23 +103,31 @@ def _inside_plan(shape: Shape) -> Bound:
 
 
 @lru_cache(maxsize=512)
-def _outside_plan(shape: Shape) -> Bound:
+def _outside_plan(shape: Shape, given: bool) -> Bound:
+    """`given` tells if the value has a slope."""
     options = {"SUMMED": shape.summed, **shape.constants(ENTRIES)}
-    return Bound(walk_down.prepared(**options), (shape.batch,), *shape.numbers)
+    return Bound(walk_down.prepared(**options), (shape.batch,), *shape.numbers, int(given))
 
 
 @lru_cache(maxsize=512)
-def _tangent_plan(shape: Shape, along: tuple[int, int]) -> Bound:
-    """`along` are the instances and steps that the tangents of the transitions have in memory."""
-    numbers = *shape.numbers, max(shape.batch // along[0], 1), along[1] if along[0] > 1 else 0
-    options = {"SUMMED": shape.summed, "ONE": along[1] == 1, **shape.constants(TANGENT_ENTRIES)}
+def _tangent_plan(shape: Shape, given: bool, states: bool, along: tuple[int, ...] | None, at: int | None) -> Bound:
+    """`along` are the instances and steps that the tangents of the transitions have in memory.
+
+    `states` tells if unary scores have tangents. Sums begin `at` a number of their memory where no one asks for the
+    value.
+    """
+    instances, steps = along or (shape.batch, shape.n - 1)
+    moved = max(shape.batch // instances, 1), steps if instances > 1 else 0
+    flags = int(states), int(along is not None), int(at is None)
+    options = {"SUMMED": shape.summed, "ONE": steps == 1, **shape.constants(TANGENT_ENTRIES)}
+    numbers = *shape.numbers, int(given), *moved, at or 0, *flags
     return Bound(walk_tangent.prepared(**options), (shape.batch,), *numbers)
 
 
 @lru_cache(maxsize=512)
-def _add_plan(total: int, count: int, size: int, dtype: torch.dtype) -> Bound:
+def _add_plan(total: int, count: int, size: int, at: int, dtype: torch.dtype) -> Bound:
     grid = total, triton.cdiv(size, BLOCK)
-    return Bound(_add.prepared(B=BLOCK, K=min(ceil_power(count), TERMS), num_warps=4), grid, count, size)
+    return Bound(_add.prepared(B=BLOCK, K=min(ceil_power(count), TERMS), num_warps=4), grid, count, size, at)
 
 
 def inside(shape: Shape, unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,12 +137,17 @@ def inside(shape: Shape, unary: Tensor, transition: Tensor, lengths: Tensor) -> 
     return value, chart
 
 
-def outside(shape: Shape, transition: Tensor, lengths: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def outside(
+    shape: Shape, transition: Tensor, lengths: Tensor, chart: Tensor, g: Tensor | None, v: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The derivative of g v, NaN where the value v is, if it is given; where g is None, of v."""
     batch, n, s = shape[:3]
     mu, sums = chart.new_empty(batch, n, s), _sums(shape, chart)
+    slope = _slope(v, g)
     with on_device(chart):
-        _outside_plan(shape)(stored(transition), _whole(lengths), chart.contiguous(), g.contiguous(), mu, sums)
-        return mu, _added(shape, sums)
+        plan = _outside_plan(shape, g is not None)
+        plan(stored(transition), _whole(lengths), chart.contiguous(), *slope, mu, sums)
+        return mu, _added(shape, sums, chart)
 
 
 def tangent(
@@ -140,42 +163,85 @@ def tangent(
     value, dmu, sums = chart.new_empty(batch), chart.new_empty(batch, n, s), _sums(shape, chart)
     # dv and the means of the Jacobians, for the walk back
     room = chart.new_empty(batch, n, 2, s)
-    along = stored(d_transition)
-    given = (
-        stored(transition),
-        lengths.long().contiguous(),
-        chart.contiguous(),
-        g.contiguous(),
-        d_unary.contiguous(),
-        along,
-    )
+    along, moved = _along(d_transition)
+    du, dw = d_unary.contiguous(), chart if along is None else along
+    given = stored(transition), _whole(lengths), chart.contiguous(), *_slope(None, g), du, dw
     with on_device(chart):
-        _tangent_plan(shape, tuple(along.shape[:2]))(*given, room, value, dmu, sums)
-        return value, dmu, _added(shape, sums)
+        _tangent_plan(shape, True, True, moved, None)(*given, room, value, dmu, sums)
+        return value, dmu, _added(shape, sums, chart)
+
+
+def change(
+    shape: Shape,
+    transition: Tensor,
+    lengths: Tensor,
+    chart: Tensor,
+    v: Tensor,
+    d_unary: Tensor | None,
+    d_transition: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """How the derivative of v changes along tangents, NaN where v is; None for tangents that are 0."""
+    batch, n, s = shape[:3]
+    dmu = chart.new_empty(batch, n, s)
+    # room for the walk back, as in `tangent`, and sums after it
+    before = batch * n * 2 * s
+    apart = batch == shape.given[0]
+    room = chart.new_empty(before if apart else before + batch * s * s)
+    sums = _sums(shape, chart) if apart else room
+    du = chart if d_unary is None else d_unary.contiguous()
+    along, moved = _along(d_transition)
+    given = stored(transition), _whole(lengths), chart, v, v, du, chart if along is None else along
+    with on_device(chart):
+        at = 0 if apart else before
+        _tangent_plan(shape, False, d_unary is not None, moved, at)(*given, room, v, dmu, sums)
+        return dmu, _added(shape, sums, chart, at)
+
+
+def _along(d_transition: Tensor | None) -> tuple[Tensor | None, tuple[int, ...] | None]:
+    """Tangents of transitions in memory, and how many instances and steps they have there; None where there are none.
+
+    Those of single states have no numbers.
+    """
+    if d_transition is None or not d_transition.numel():
+        return None, None
+    along = stored(d_transition)
+    return along, tuple(along.shape[:-2]) or (1, 1)
+
+
+def _slope(v: Tensor | None, g: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Values, and slopes, as the walks take them: one of the two serves for the other."""
+    if g is None:
+        assert v is not None, "without a slope there is a value"
+        return v, v
+    g = g.contiguous()
+    return g if v is None else v, g
 
 
 def _whole(lengths: Tensor) -> Tensor:
-    return lengths.long().contiguous()
+    return lengths if lengths.dtype == torch.long and lengths.is_contiguous() else lengths.long().contiguous()
 
 
 def _sums(shape: Shape, like: Tensor) -> Tensor:
     """Room for what the walk back sums up: for each instance, and each step that has a transition of its own."""
+    if shape.batch == 1 and shape.dims == 2:
+        return like.new_empty(shape.states, shape.states)
     return like.new_empty(shape.batch, shape.given[1], shape.states, shape.states)
 
 
-def _added(shape: Shape, sums: Tensor) -> Tensor:
-    """The sums of instances that share a transition, added up in their order."""
+def _added(shape: Shape, sums: Tensor, like: Tensor, at: int = 0) -> Tensor:
+    """The sums of instances that share a transition, which begin `at` a number, added up in their order."""
     instances, s = shape.given[0], shape.states
     if instances == shape.batch:
         return sums
-    total = sums.new_empty(instances, 1, s, s)
-    _add_plan(instances, shape.batch // instances, s * s, sums.dtype)(sums, total)
+    total = like.new_empty(s, s) if shape.dims == 2 else like.new_empty(instances, 1, s, s)
+    _add_plan(instances, shape.batch // instances, s * s, at, sums.dtype)(sums, total)
     return total
 
 
 @Entry
-@triton.jit
-def _add(p_parts, p_total, count, size, B: tl.constexpr, K: tl.constexpr):
+@triton.jit(do_not_specialize=["at"])
+def _add(p_parts, p_total, count, size, at, B: tl.constexpr, K: tl.constexpr):
+    p_parts += at
     o_x, o_k = tl.program_id(1) * B + tl.arange(0, B), tl.arange(0, K)
     m_x = o_x < size
     p_parts += tl.program_id(0).to(tl.int64) * count * size

@@ -11,7 +11,7 @@ from polymax.kernels.chain.cuda_whole_walks import (
     finish,
     last_weights,
     load_row,
-    load_square,
+    load_slope,
     load_whole,
     put,
     relative,
@@ -21,11 +21,12 @@ from polymax.kernels.triton_launch import Entry
 
 
 @Entry
-@triton.jit
+@triton.jit(do_not_specialize=["given", "at_sums", "states", "steps", "valued"])
 def walk_tangent(
     p_w,
     p_lengths,
     p_chart,
+    p_v,
     p_g,
     p_du,
     p_dw,
@@ -37,8 +38,13 @@ def walk_tangent(
     stride_w,
     n,
     s,
+    given,
     group_d,
     stride_d,
+    at_sums,
+    states,
+    steps,
+    valued,
     SUMMED: tl.constexpr,
     ONE: tl.constexpr,
     ALPHA: tl.constexpr,
@@ -48,7 +54,7 @@ def walk_tangent(
 ):
     i_b = tl.program_id(0).to(tl.int64)
     length = tl.load(p_lengths + i_b).to(tl.int32)
-    g = tl.load(p_g + i_b)
+    g = load_slope(p_v + i_b, p_g + i_b, given)
     p_chart += i_b * n * 2 * s
     p_room += i_b * n * 2 * s
     p_du += i_b * n * s
@@ -56,15 +62,18 @@ def walk_tangent(
     i_w = (i_b // group) * stride_w
     i_d = (i_b // group_d) * stride_d
     i_sum = i_b * (1 if SUMMED else n - 1)
+    p_sums += at_sums
     o_s = tl.arange(0, BS)
     m_s = o_s < s
+    # tangents that are not there are 0
+    m_du = m_s & (states > 0)
     b_sum = clear(p_dmu, p_sums, i_sum, length, n, s, SUMMED, BS)
     total = tl.zeros([], tl.float64)
     if length > 0:
         b_w, _ = load_whole(p_w, i_w, s, BS)
-        b_dw = load_square(p_dw, i_d, s, 0, BS)
+        b_dw = _tangents(p_dw, i_d, s, steps, BS)
         b_v = tl.load(p_chart + o_s, mask=m_s, other=float("-inf"))
-        b_dv = tl.load(p_du + o_s, mask=m_s, other=0)
+        b_dv = tl.load(p_du + o_s, mask=m_du, other=0)
         for t in range(1, length):
             # what all states share is added to the total, and cancels in every weight
             b_v = relative(b_v)
@@ -75,13 +84,13 @@ def walk_tangent(
             if not SHARED:
                 b_w, _ = load_whole(p_w, i_w + t - 1, s, BS)
             if not ONE:
-                b_dw = load_square(p_dw, i_d + t - 1, s, 0, BS)
+                b_dw = _tangents(p_dw, i_d + t - 1, s, steps, BS)
             p_row = p_chart + t * 2 * s + o_s
             b_theta = tl.load(p_row + s, mask=m_s, other=0)
             b_p = weights(b_v[:, None] + b_w, b_theta, ALPHA, KIND)
             b_da = b_dv[:, None] + b_dw
             tl.store(p_room + t * 2 * s + s + o_s, slope_means(b_p, b_da, ALPHA, KIND), mask=m_s)
-            b_dv = tl.sum(tl.where(b_p == 0, 0, b_p * b_da), 0) + tl.load(p_du + t * s + o_s, mask=m_s, other=0)
+            b_dv = tl.sum(tl.where(b_p == 0, 0, b_p * b_da), 0) + tl.load(p_du + t * s + o_s, mask=m_du, other=0)
             b_v = tl.load(p_row, mask=m_s, other=float("-inf"))
         b_v = relative(b_v)
         shift = shared_change(b_dv, b_v)
@@ -104,7 +113,7 @@ def walk_tangent(
             if not SHARED:
                 b_w, _ = load_whole(p_w, i_w + t - 1, s, BS)
             if not ONE:
-                b_dw = load_square(p_dw, i_d + t - 1, s, 0, BS)
+                b_dw = _tangents(p_dw, i_d + t - 1, s, steps, BS)
             b_p = weights(relative(b_v)[:, None] + b_w, b_theta, ALPHA, KIND)
             b_q = change_of_weights(b_p, b_dv[:, None] + b_dw, b_mean, ALPHA, KIND) * b_mu[None, :]
             b_q += b_p * b_dmu[None, :]
@@ -117,5 +126,13 @@ def walk_tangent(
                 b_mu = b_mu * tl.where(mass != 0, g / safe, 1)
             tl.store(p_dmu + (t - 1) * s + o_s, b_dmu, mask=m_s)
             b_sum = put(p_sums, i_sum + t - 1, b_sum, b_q, s, SUMMED, BS)
-    tl.store(p_value + i_b, total.to(p_value.dtype.element_ty))
+    tl.store(p_value + i_b, total.to(p_value.dtype.element_ty), mask=valued > 0)
     finish(p_sums, i_sum, b_sum, s, SUMMED, BS)
+
+
+@triton.jit
+def _tangents(p_dw, i_d, s, steps, BS: tl.constexpr):
+    """Matrix i_d of the tangents of transitions; zeros where there are none."""
+    o_s = tl.arange(0, BS)
+    m_x = (o_s < s)[:, None] & (o_s < s)[None, :] & (steps > 0)
+    return tl.load(p_dw + i_d * s * s + (o_s[:, None] * s + o_s[None, :]), mask=m_x, other=0)

@@ -63,11 +63,12 @@ def walk_up(
 
 
 @Entry
-@triton.jit
+@triton.jit(do_not_specialize=["given"])
 def walk_down(
     p_w,
     p_lengths,
     p_chart,
+    p_v,
     p_g,
     p_mu,
     p_sums,
@@ -75,6 +76,7 @@ def walk_down(
     stride_w,
     n,
     s,
+    given,
     SUMMED: tl.constexpr,
     ALPHA: tl.constexpr,
     KIND: tl.constexpr,
@@ -83,7 +85,7 @@ def walk_down(
 ):
     i_b = tl.program_id(0).to(tl.int64)
     length = tl.load(p_lengths + i_b).to(tl.int32)
-    g = tl.load(p_g + i_b)
+    g = load_slope(p_v + i_b, p_g + i_b, given)
     p_chart += i_b * n * 2 * s
     p_mu += i_b * n * s
     i_w = (i_b // group) * stride_w
@@ -113,6 +115,13 @@ def walk_down(
             tl.store(p_mu + (t - 1) * s + o_s, b_mu, mask=m_s)
             b_sum = put(p_sums, i_sum + t - 1, b_sum, b_q, s, SUMMED, BS)
     finish(p_sums, i_sum, b_sum, s, SUMMED, BS)
+
+
+@triton.jit
+def load_slope(p_v, p_g, given):
+    """g, or 1 where it is not given; but NaN where the value is: all derivatives of the instance are."""
+    v = tl.load(p_v)
+    return tl.where(v == v, tl.load(p_g, mask=given > 0, other=1.0), v)
 
 
 @triton.jit

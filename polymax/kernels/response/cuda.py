@@ -8,9 +8,10 @@ from torch import Tensor
 from polymax.kernels.active_set.triton_factor import factorize, solve_both
 from polymax.kernels.active_set.triton_lists import gather, spread
 from polymax.kernels.active_set.triton_weights import places_up_to, product, put
-from polymax.kernels.response.triton_rows import round_row, write_row, write_system
+from polymax.kernels.response.triton_rows import round_rows, write_row, write_system
 from polymax.kernels.triton_launch import Entry
 from polymax.kernels.triton_math import ceil_power, on_device
+from polymax.kernels.triton_ready import Room
 
 _WARPS = 4
 # entries of a tile
@@ -23,24 +24,32 @@ def response(
     places: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor, h: Tensor | None, d: int
 ) -> tuple[Tensor, Tensor]:
     count, k, parts = places.shape
-    device, dtype = g.device, g.dtype
-    out = torch.empty((count, d), dtype=dtype, device=device)
-    q = torch.empty((count, k), dtype=torch.float64, device=device)
+    out = torch.empty((count, d), dtype=g.dtype, device=g.device)
+    q = torch.empty((count, k), dtype=torch.float64, device=g.device)
     if not count or not k:
         return out.zero_(), q
-    room, width = max(ceil_power(k), 16), _width(parts)
-    gram = torch.empty((count, room, room), dtype=torch.float32, device=device)
-    system = torch.empty((count, room + 3, room), dtype=torch.float64, device=device)
-    total = out if dtype == torch.float64 else torch.empty((count, d), dtype=torch.float64, device=device)
     known = places.contiguous(), overlaps.contiguous(), probs.contiguous()
-    moved = g.contiguous(), q if h is None else h.contiguous()
-    rows, some = (max(min(_TILE // n, room), 2) for n in (room, width))
+    room = [r.new(g.device) for r in rooms_of_response(count, k, d)[1:]]
+    moved = g.contiguous(), g, q if h is None else h.contiguous()
+    numbers = k, parts, g.shape[1], 0, d, d, int(h is not None), 0
     with on_device(g):
-        _response[(count,)](
-            *known, gram, system, *moved, q, total, out, k, parts, g.shape[1], d, int(h is not None),
-            K=room, BR=rows, BP=some, BU=width, BD=_row(d), BM=min(room, _ROWS), num_warps=_WARPS, num_stages=1,
-        )  # fmt: skip
+        responding[(count,)](*known, q, *room, *moved, out, out, *numbers, **options_of_response(k, parts, d))
     return out, q
+
+
+def rooms_of_response(count: int, k: int, d: int) -> list[Room]:
+    """What a response needs of memory: how weights move (B, k), gram, system, and sums of parts (B, d)."""
+    room = _places(k)
+    shapes = (count, k), (count, room, room), (count, room + 3, room), (count, d)
+    dtypes = torch.float64, torch.float32, torch.float64, torch.float64
+    return [Room(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
+
+
+def options_of_response(k: int, parts: int, d: int) -> dict[str, int]:
+    room, width = _places(k), _width(parts)
+    rows, some = (max(min(_TILE // n, room), 2) for n in (room, width))
+    sizes = {"K": room, "BR": rows, "BP": some, "BU": width, "BD": _row(d), "BM": min(room, _ROWS)}
+    return {**sizes, "num_warps": _WARPS, "num_stages": 1}
 
 
 def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor:
@@ -50,9 +59,17 @@ def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor
         return out.zero_()
     total = out if dtype == torch.float64 else torch.empty((count, d), dtype=torch.float64, device=probs.device)
     with on_device(probs):
-        tensors = places.contiguous(), probs.contiguous(), total, out
-        _mixture[(count,)](*tensors, k, parts, d, BU=_width(parts), BD=_row(d), num_warps=_WARPS)
+        tensors = places.contiguous(), probs.contiguous(), total, out, out
+        mixing[(count,)](*tensors, k, parts, d, d, **options_of_mixture(parts, d))
     return out
+
+
+def options_of_mixture(parts: int, d: int) -> dict[str, int]:
+    return {"BU": _width(parts), "BD": _row(d), "num_warps": _WARPS}
+
+
+def _places(k: int) -> int:
+    return max(ceil_power(k), 16)
 
 
 def _width(parts: int) -> int:
@@ -64,12 +81,17 @@ def _row(d: int) -> int:
 
 
 @Entry
-@triton.jit(do_not_specialize=["k", "parts", "size", "d", "weighted"])
-def _response(
-    p_places, p_overlaps, p_probs, p_gram, p_system, p_g, p_h, p_q, p_total, p_out, k, parts, size, d, weighted,
+@triton.jit(do_not_specialize=["k", "parts", "size", "size_rest", "first", "d", "weighted", "rest"])
+def responding(
+    p_places, p_overlaps, p_probs, p_q, p_gram, p_system, p_total, p_g, p_g_rest, p_h, p_out, p_rest,
+    k, parts, size, size_rest, first, d, weighted, rest,
     K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BD: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
+    """The `first` parts have tensors of their own, as have those after them: numbers of g, `size`, and results.
+
+    Results of the latter stay in the sums if `rest` is 0.
+    """
     i_b = tl.program_id(0).to(tl.int64)
     p_places += i_b * k * parts
     p_gram += i_b * K * K
@@ -78,7 +100,8 @@ def _response(
     p_total += i_b * d
     write_system(p_overlaps + i_b * k * k, p_probs + i_b * k, p_gram, p_system, k, K, BR)
     # room for the sum holds what is asked of first
-    write_row(p_g + i_b * size, p_total, size, d, BD)
+    write_row(p_g + i_b * size, p_total, size, first, BD)
+    write_row(p_g_rest + i_b * size_rest, p_total + first, size_rest, d - first, BD)
     p_x = p_system + (K + 2) * K
     o_k = tl.arange(0, K)
     p_y, p_p = p_system + K * K, p_system + (K + 1) * K
@@ -108,14 +131,14 @@ def _response(
     put(p_x, b_q, K)
     write_row(p_g, p_total, 0, d, BD)
     spread(p_places, p_x, p_total, k, parts, BU)
-    round_row(p_total, p_out + i_b * d, d, BD)
+    round_rows(p_total, p_out + i_b * first, p_rest + i_b * (d - first), first, d, rest, BD)
 
 
 @Entry
-@triton.jit(do_not_specialize=["k", "parts", "d"])
-def _mixture(p_places, p_probs, p_total, p_out, k, parts, d, BU: tl.constexpr, BD: tl.constexpr):
+@triton.jit(do_not_specialize=["k", "parts", "first", "d"])
+def mixing(p_places, p_probs, p_total, p_out, p_rest, k, parts, first, d, BU: tl.constexpr, BD: tl.constexpr):
     i_b = tl.program_id(0).to(tl.int64)
     p_total += i_b * d
     write_row(p_probs, p_total, 0, d, BD)
     spread(p_places + i_b * k * parts, p_probs + i_b * k, p_total, k, parts, BU)
-    round_row(p_total, p_out + i_b * d, d, BD)
+    round_rows(p_total, p_out + i_b * first, p_rest + i_b * (d - first), first, d, 1, BD)

@@ -42,8 +42,8 @@ LISTS = {
 }
 # heads whose blocks all have no more tiles than this have no lists; in long sequences, nor have blocks of at most FEW
 FEW_IN_ALL, FEW = 20, 12
-# from how many keys on sequences are long: the scan leaves out what balls rule out
-FAR_KEYS = 8192
+# from how many keys on sequences are long, and from how many on the scan leaves out what balls rule out
+LONG_KEYS, FAR_KEYS = 8192, 8192
 # blocks that see no more tiles whole than this, or may have support in more than so many of eight, are scanned whole
 FEW_SEEN, SHARE = 16, 5
 # how many tiles' maxima a step of the bound takes at once
@@ -56,7 +56,8 @@ SLOTS = 8
 SCAN_ROWS = 128
 # rows that are gathered at once for the gradients of keys
 KEY_ROWS = 64
-# rows whose bits are packed at once, and rows that are packed before they are gathered
+# rows whose bits are packed at once, and rows that are packed before they are gathered: the first of these hold all that
+# see a part of a tile
 PACK, SPAN = 2048, 8192
 
 
@@ -147,7 +148,7 @@ class Call:
         many = self.longest_q * heads >= _programs(q, RESIDENT["listed_scan"]) * SCAN_ROWS
         rows = SCAN_ROWS if self.longest_q > HEIGHT and many else HEIGHT
         blocks = -(-self.longest_q // rows)
-        few = FEW if self.longest_k >= FAR_KEYS else 0
+        few = FEW if self.longest_k >= LONG_KEYS else 0
         scanning = min(blocks * heads, _programs(q, RESIDENT["scan"]))
         listing = min(plan.blocks * heads, _programs(q, RESIDENT["listed_scan"]))
         # what an added mask adds has no bound

@@ -10,8 +10,12 @@ from torch import Tensor
 
 from polymax.kernels.cpu_rows import REALS, SMALL, plain, run
 from polymax.kernels.numba_math import add, exp2, inline, kernel, log2_1p, row_dot, row_max, row_sum, rows_at
+from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken_as_is
+from polymax.kernels.numba_pack import pack_above
+from polymax.kernels.numba_peaks import PEAKS
 from polymax.kernels.threshold import NORM, TSALLIS
-from polymax.kernels.threshold.numba_general import LONGEST, WIDE, general_room, general_rows
+from polymax.kernels.threshold.numba_general import LONGEST, NEAREST, TOGETHER, general_bytes, general_rows
+from polymax.kernels.threshold.numba_packed import looks_full, packed_response, packed_row, respond
 from polymax.kernels.threshold.numba_short import SHORT, entmax15_rows, room, sparsemax_rows
 from polymax.kernels.threshold.numba_softmax import softmax_row
 from polymax.kernels.threshold.numba_support import (
@@ -58,18 +62,22 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
     out, n = torch.empty_like(weights), y.shape[-1]
     each = None if alphas is None else alphas.detach().to(torch.float64).contiguous()
     count = y.numel() // max(n, 1)
+    cost = n
     if family != TSALLIS:
         kernel = _threshold_backward
+    elif alphas is None:
+        kernel = _BACKWARD.get(alpha) or (_between_backward if 1 < alpha < 2 else _tsallis_backward)
+        cost = n if alpha in _BACKWARD else 3 * n
     else:
-        kernel = _BACKWARD.get(alpha, _tsallis_backward) if alphas is None else _tsallis_backward
+        kernel = _tsallis_backward
     args = (
         n, weights.data_ptr(), direction.data_ptr(), out.data_ptr(), REALS[out.dtype], float(alpha),
         0 if each is None else each.data_ptr(), family,
     )  # fmt: skip
-    if count * n < SMALL:
+    if count * cost < SMALL:
         kernel(0, count, *args)
     else:
-        run(kernel, count, n, *args)
+        run(kernel, count, cost, *args)
     return out if out.dtype == y.dtype else out.to(y.dtype)
 
 
@@ -77,7 +85,9 @@ def _other(alpha, n):
     """The kernel of a Tsallis entropy without one of its own."""
     if alpha < 1:
         return _below_1
-    return _between if alpha < 2 and (n <= LONGEST or alpha < WIDE) else _general
+    if alpha > 2:
+        return _general
+    return _between_short if n <= LONGEST else _between_long
 
 
 def _above_2(function, tensors, alpha, family, alphas):
@@ -131,11 +141,37 @@ def _softmax_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
         softmax_row(x[i], y[i])
 
 
-@kernel
-def _between(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
-    """Tsallis entropies with alpha between 1 and 2, of rows too short to gather from, or with too much to gather."""
-    x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
-    general_rows(x[start:stop], y[start:stop], alpha, general_room(x.dtype, n))
+@lean_kernel
+def _between_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    """Tsallis entropies with alpha between 1 and 2, of rows too short to pack from."""
+    x, y = array_at(x_at, (stop, n), real), array_at(y_at, (stop, n), real)
+    memory = taken_as_is(8 * (stop - start) + general_bytes(n))
+    rows, none = array_at(memory, (stop - start,), np.int64(0)), array_at(memory, (0,), 0.0)
+    for i in range(start, stop):
+        rows[i - start] = i
+    general_rows(x, y, rows, stop - start, none, alpha, memory + 8 * (stop - start))
+    give_back(memory)
+
+
+@lean_kernel
+def _between_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
+    """Tsallis entropies with alpha between 1 and 2."""
+    x, y = array_at(x_at, (stop, n), real), array_at(y_at, (stop, n), real)
+    room = n + BLOCK
+    memory = taken_as_is(8 * (3 * room + PEAKS + 2 * TOGETHER) + general_bytes(n))
+    z, power = array_at(memory, (room,), real), array_at(memory + 8 * room, (room,), real)
+    index, rest = array_at(memory + 16 * room, (room,), np.int32(0)), memory + 24 * room
+    peaks = array_at(rest, (PEAKS,), real)
+    # rows that are taken as a whole, some together
+    whole, starts = array_at(rest + 8 * PEAKS, (TOGETHER,), np.int64(0)), array_at(rest + 8 * (PEAKS + TOGETHER), (TOGETHER,), 0.0)
+    count = 0
+    for i in range(start, stop):
+        whole[count], starts[count] = i, packed_row(x[i], y[i], alpha, z, power, index, peaks)
+        count += starts[count] >= 0
+        if count == TOGETHER or i == stop - 1:
+            general_rows(x, y, whole, count, starts, alpha, rest + 8 * (PEAKS + 2 * TOGETHER))
+            count = 0
+    give_back(memory)
 
 
 @kernel
@@ -146,7 +182,7 @@ def _general(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     for i in range(start, stop):
         count = _gather(x[i], x.dtype.type(-1 / (alpha - 1) if family == TSALLIS else -1.0), z, index)
         if count > 0:
-            count = general_powers(z, index, count, power, alpha, family)
+            count = general_powers(z, index, count, power, alpha, family, 0.0)[0]
         _spread(y[i], power, index, count)
 
 
@@ -356,6 +392,29 @@ def _tsallis_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at
         for j in range(n):
             d = w[j] * (v[i, j] - mean)
             out[i, j] = 0 if w[j] == 0 else d
+
+
+@lean_kernel
+def _between_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
+    """The same for one alpha between 1 and 2: powers of several short rows together, of long rows those of the support."""
+    y, v, out = array_at(y_at, (stop, n), real), array_at(v_at, (stop, n), real), array_at(out_at, (stop, n), real)
+    together = max(NEAREST // max(n, 1), 1) if n <= LONGEST else 1
+    room = together * n + BLOCK
+    memory = taken_as_is(20 * room)
+    w, values = array_at(memory, (room,), real), array_at(memory + 8 * room, (room,), real)
+    index = array_at(memory + 16 * room, (room,), np.int32(0))
+    for first in range(start, stop, together):
+        full = n <= LONGEST or looks_full(y[first], real, real)
+        count = n if full else pack_above(y[first], real, real, index)
+        if 4 * count <= n:
+            packed_response(y[first], v[first], alpha, index, count, w, values, out[first])
+            continue
+        last = min(first + together, stop)
+        flat = array_at(y_at + first * n * y.itemsize, ((last - first) * n,), real)
+        response_weights(flat, alpha, w)
+        for i in range(first, last):
+            respond(w[(i - first) * n : (i - first + 1) * n], v[i], out[i])
+    give_back(memory)
 
 
 @kernel

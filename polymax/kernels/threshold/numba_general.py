@@ -1,4 +1,4 @@
-"""Entmax with any alpha between 1 and 2, for Numba: Halley's steps on the r-norm, by passes over whole rows.
+"""Entmax with any alpha between 1 and 2 of short rows, for Numba: Halley's steps on the r-norm, by passes over rows.
 
 With d = 1 + scale (x - max - t) and S_k = sum d_+^k, weights are d_+^r at the t where S_r = 1; r = 1 / (alpha - 1) and
 scale = alpha - 1. The r-norm is convex and decreasing in t. Some rows take their steps together, as in numba_short.py.
@@ -6,57 +6,81 @@ scale = alpha - 1. The r-norm is convex and decreasing in t. Some rows take thei
 
 import numpy as np
 
-from polymax.kernels.numba_math import add, exp2, inline, log2, log2_1p, rough_power_1p, row_max, row_sum, within
-from polymax.kernels.numba_peaks import PEAKS, set_peaks
+from polymax.kernels.numba_math import (
+    add,
+    exp2,
+    first_power_1p,
+    inline,
+    log2,
+    log2_1p,
+    rough_power_1p,
+    row_max,
+    row_sum,
+    within,
+)
+from polymax.kernels.numba_memory import array_at
 
-# longest row of which no entries are gathered, and the alpha below which most entries would be
-LONGEST, WIDE = 2048, 1.2
-# rows longer than this are begun with the maxima of their parts
-PARTED = 128
+# longest row of which no entries are packed, and the longest that one rough step brings near to its root
+LONGEST, SHORT = 384, 96
 # rows taken together, and entries of them, so that they stay in the nearest cache
 TOGETHER, NEAREST = 32, 2048
 # steps after which a row that is not done stays as it is
 STEPS = 100
 
 
-@inline
-def general_room(real, n):
-    """What rows that are taken together need: maxima and sums, thresholds and bounds, which go on, powers, peaks."""
-    powers, peaks = np.empty(max(NEAREST, n), real), np.empty((TOGETHER, PEAKS), real)
-    return np.empty((4, TOGETHER), real), np.empty((4, TOGETHER)), np.empty((2, TOGETHER), np.int32), powers, peaks
+@within
+def general_bytes(n):
+    """The memory that rows which are taken together need."""
+    return 8 * (9 * TOGETHER + max(NEAREST, n))
 
 
-@inline
-def general_rows(x, y, alpha, space):
-    """Fill the rows y with the weights of the scores x."""
-    (tops, lowest, lower, total), (ts, lows, highs, changes), (going, settled), powers, peaks = space
+@within
+def general_rows(x, y, rows, count, starts, alpha, memory):
+    """Fill the first `count` rows of those listed, of y, with the weights of the scores x.
+
+    Steps begin at the t in `starts`, or, where starts has no entries, at a guess.
+    """
     real, n = x.dtype.type, x.shape[1]
+    # maxima and sums, thresholds and bounds, which rows go on, powers
+    rest = memory + 72 * TOGETHER
+    sizes, numbers = array_at(memory, (4, TOGETHER), real(0)), array_at(memory + 32 * TOGETHER, (4, TOGETHER), 0.0)
+    marks = array_at(memory + 64 * TOGETHER, (2, TOGETHER), np.int32(0))
+    powers = array_at(rest, (max(NEAREST, n),), real(0))
+    tops, lowest, lower, total = sizes[0], sizes[1], sizes[2], sizes[3]
+    ts, lows, highs, changes = numbers[0], numbers[1], numbers[2], numbers[3]
+    going, settled = marks[0], marks[1]
     scale, r = alpha - 1, 1 / (alpha - 1)
     tolerance = 4 * np.finfo(x.dtype).eps
     near = near_root(r, x.itemsize)
     together = min(TOGETHER, max(NEAREST // max(n, 1), 1))
-    for first in range(0, len(x), together):
-        group, weights = x[first : first + together], y[first : first + together]
+    for first in range(0, count, together):
+        group = rows[first : min(first + together, count)]
         left = len(group)
         for i in range(left):
-            top = row_max(group[i])
+            top = row_max(x[group[i]])
             tops[i] = top if top > -np.inf else real(0)
             ts[i], lows[i], highs[i], going[i], settled[i] = 0, 0, 1 / scale, i, False
-        if n > PARTED:
+        if starts.size > 0:
             for i in range(left):
-                set_peaks(group[i], peaks[i])
-        begun = peaks[:left] if n > PARTED else group
-        _rough_step(begun, tops, lower, total, ts, scale, r)
-        _rough_step(begun, tops, lower, total, ts, scale, r)
-        if n > PARTED:
-            _rough_step(group, tops, lower, total, ts, scale, r)
+                ts[i] = starts[first + i]
+        else:
+            for i in range(left):
+                lower[i], total[i] = first_sums(x[group[i]], tops[i], real(scale), real(r))
+            for i in range(left):
+                ts[i] = rough_root(lower[i], total[i], ts[i], scale, r)
+        # the longer a row, the further its root from the guess
+        for _ in range(1 if n <= SHORT or starts.size > 0 else 2):
+            for i in range(left):
+                lower[i], total[i] = rough_sums(x[group[i]], tops[i], real(ts[i]), real(scale), real(r))
+            for i in range(left):
+                ts[i] = rough_root(lower[i], total[i], ts[i], scale, r)
         step = 0
         while left > 0 and step < STEPS:
             for k in range(left):
                 i = going[k]
                 power = powers[i * n : (i + 1) * n]
-                set_powers(group[i], tops[i], real(ts[i]), real(scale), real(r), power)
-                lowest[i], lower[i], total[i] = sums(group[i], tops[i], real(ts[i]), real(scale), power)
+                set_powers(x[group[i]], tops[i], real(ts[i]), real(scale), real(r), power)
+                lowest[i], lower[i], total[i] = sums(x[group[i]], tops[i], real(ts[i]), real(scale), power)
             # of all rows, done or not: so many at a time
             for i in range(len(group)):
                 t = ts[i]
@@ -81,19 +105,9 @@ def general_rows(x, y, alpha, space):
         for i in range(len(group)):
             change = changes[i] if abs(changes[i]) < near else 0.0
             power = powers[i * n : (i + 1) * n]
-            _weights(group[i], tops[i], real(ts[i]), real(change), real(scale), real(r), power, weights[i])
+            _weights(x[group[i]], tops[i], real(ts[i]), real(change), real(scale), real(r), power, y[group[i]])
             if total[i] != total[i]:
-                weights[i, :] = np.nan
-
-
-@inline
-def _rough_step(x, tops, lower, total, ts, scale, r):
-    """Newton's step of all rows, with powers that are cheap, and good to about one per cent."""
-    real = x.dtype.type
-    for i in range(len(x)):
-        lower[i], total[i] = rough_sums(x[i], tops[i], real(ts[i]), real(scale), real(r))
-    for i in range(len(x)):
-        ts[i] = rough_root(lower[i], total[i], ts[i], scale, r)
+                y[group[i], :] = np.nan
 
 
 @inline
@@ -111,6 +125,20 @@ def rough_sums(x, top, t, scale, r):
         s = scale * ((x[j] - top) - t)
         s = s if s > -one else -one
         p = rough_power_1p(s, r - one)
+        lower = add(lower, p)
+        total = add(total, p * (one + s))
+    return lower, total
+
+
+@within
+def first_sums(x, top, scale, r):
+    """The same at t = 0, good enough for a first step."""
+    one, zero = x.dtype.type(1), x.dtype.type(0)
+    lower = total = zero
+    for j in range(x.size):
+        s = scale * (x[j] - top)
+        s = s if s > -one else -one
+        p = first_power_1p(s, r - one)
         lower = add(lower, p)
         total = add(total, p * (one + s))
     return lower, total
