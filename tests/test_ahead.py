@@ -1,9 +1,11 @@
 """Kernels that threads compile ahead: nothing is launched, nothing is compiled twice, and errors come from launches."""
 
 import ast
+import importlib
 import importlib.metadata
 import importlib.util
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import polymax as pm
-from polymax import _dispatch
+from polymax import _dispatch, kernels
 
 HOME = Path(pm.__file__).parents[1]
 
@@ -133,6 +135,44 @@ turns.taking(order.append)("launch")
 thread.join()
 assert order == ["launch", "rehearsal"], order
 assert threading.active_count() == 1
+
+# rehearsals of all operators get to their launches, and import nothing large on their way
+import importlib
+import sys
+
+from polymax.kernels import (
+    alignment, capped, chain, fusedmax, oscarmax, projective_tree, span_tree, spanning_tree
+)
+from polymax.kernels import threshold as thresholds
+
+rehearsed = []
+triton_launch.apart = lambda function, *args: rehearsed.append(function)
+
+def n(*sizes):
+    return torch.randn(sizes, requires_grad=True)
+
+one, square, fours = torch.ones(1, 1), n(2, 5, 5), torch.tensor([4, 4])
+for op, *args in (
+    (thresholds.threshold, n(3, 5), 1.5, 0, None),
+    (fusedmax.fusedmax, n(3, 5), one),
+    (oscarmax.oscarmax, n(3, 5), one),
+    (capped.capped, n(3, 5), one * 0, one, one[0], False),
+    (chain.chain_inside, n(2, 4, 3), n(1, 1, 3, 3), fours, 1.0),
+    (alignment.alignment_inside, n(2, 4, 4), fours, fours, 1.0),
+    (span_tree.span_tree_inside, n(2, 4, 4, 1), fours, 1.0),
+    (projective_tree.projective_tree_inside, square, fours, True, 1.0),
+    (spanning_tree.spanning_tree_inside, square, fours, True),
+):
+    following = op.next(True, *triton_ahead.shape_of(tuple(args)))
+    assert len(following) >= 1
+    assert len(op.next(False, *triton_ahead.shape_of(tuple(args)))) < len(following), op._name
+    for after, given in following:
+        triton_ahead.here.rehearses = True
+        before = len(rehearsed)
+        with torch.no_grad(), triton_ahead._Shapes():
+            getattr(importlib.import_module(after._package + ".cuda"), after._name)(*given)
+        assert len(rehearsed) > before, after._name
+assert "sympy" not in sys.modules
 '''
 
 
@@ -152,26 +192,14 @@ def test_what_threads_compile_is_what_is_launched(tmp_path):
 
 
 def operators():
-    """Operators after whose first call others are rehearsed, and these."""
-    from polymax.kernels import (  # fmt: skip
-        alignment,
-        capped,
-        chain,
-        fusedmax,
-        gapped,
-        oscarmax,
-        projective_tree,
-        span_tree,
-        spanning_tree,
-        threshold,
-        transducer,
-    )
-
-    packages = alignment, capped, chain, fusedmax, gapped, oscarmax
-    packages += projective_tree, span_tree, spanning_tree, threshold, transducer  # type: ignore[assignment]
-    found = [op for p in packages for op in vars(p).values() if isinstance(op, _dispatch.Operator) and op.next]
-    assert len(found) == len(packages)
-    return found
+    """Operators after whose first call others are rehearsed."""
+    names = [m.name for m in pkgutil.iter_modules(kernels.__path__) if m.ispkg]
+    packages = [importlib.import_module(f"polymax.kernels.{name}") for name in names]
+    found = {
+        op._name: op for p in packages for op in vars(p).values() if isinstance(op, _dispatch.Operator) and op.next
+    }
+    assert len(found) > 8
+    return list(found.values())
 
 
 @pytest.mark.parametrize("op", operators(), ids=lambda op: op._name)

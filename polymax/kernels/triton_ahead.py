@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from triton.compiler import code_generator
 from triton.runtime.driver import driver
 
@@ -99,17 +100,21 @@ class _Turns:
 here = _Here()
 _quick = _Quick()
 _turns = _Turns()
-# what any first launch waits for
-_begun: list[threading.Thread] = []
+# what any first launch waits for: launchers, and after them kernels
+_for_launchers: list[threading.Thread] = []
+_for_kernels: list[threading.Thread] = []
+# threads that compile launchers, or have done so, by the types of arguments
+_launchers: dict[tuple[Any, ...], threading.Thread] = {}
+_asking = threading.Lock()
 
 
 def begin() -> None:
     """Start what every first launch needs: Triton's module in C, a hash of all its files, what it imports late."""
     code_generator.ast_to_ttir = _turns.taking(code_generator.ast_to_ttir)
     if torch.cuda.is_initialized():
-        _begun.append(_start(lambda: driver.active))
-        _begun.append(_start(lambda: import_module("triton.runtime.cache").triton_key()))
-        _begun.append(_start(import_module, "triton.experimental.gluon.nvidia.hopper"))
+        _for_kernels.append(_start(lambda: import_module("triton.runtime.cache").triton_key()))
+        _for_launchers.append(_start(lambda: driver.active))
+        _for_launchers.append(_start(import_module, "triton.experimental.gluon.nvidia.hopper"))
 
 
 def rehearse(function: Callable[..., Any], *args: Any) -> None:
@@ -123,10 +128,26 @@ def apart(function: Callable[..., Any], *args: Any) -> None:
 
     def play() -> None:
         here.rehearses = True
-        with torch.cuda.device(device), torch.no_grad():
+        with torch.cuda.device(device), torch.no_grad(), _Shapes():
             function(*args)
 
     _start(play)
+
+
+class _Shapes(TorchFunctionMode):
+    """Gives `torch.empty_like` of tensors without memory, for which torch would import sympy: a second of Python."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.empty_like:
+            return _empty_like(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _empty_like(x: Tensor, dtype: torch.dtype | None = None, memory_format: Any = torch.preserve_format) -> Tensor:
+    dtype = dtype or x.dtype
+    if x.is_contiguous() or memory_format == torch.contiguous_format:
+        return x.new_empty(x.shape, dtype=dtype)
+    return torch.empty_strided(x.shape, x.stride(), dtype=dtype, device=x.device)
 
 
 def shape_of(x: Any) -> Any:
@@ -141,26 +162,32 @@ def compile_for(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], optio
     if not here.rehearses:
         _turns.ask()
     try:
-        for thread in tuple(_begun):
-            _end(thread)
-        _begun.clear()
+        _end(*_for_launchers)
         launcher = None
         if hasattr(sys.modules[driver.active.launcher_cls.__module__], "make_launcher"):
-            # the last of what Triton keeps for a device tells what it compiles for
-            *_, bind = kernel.device_caches[driver.active.get_current_device()]
-            launcher = _start(_compile_launcher, bind, kernel, args, options)
+            launcher = _launcher(kernel, args, options)
+        _end(*_for_kernels)
         found = kernel.warmup(*args, grid=grid, **options)
-        _end(launcher)
+        if launcher is not None:
+            _end(launcher)
     finally:
         _turns.leave()
     return found
 
 
-def _compile_launcher(bind: Any, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Have Triton compile what launches the kernel: it is found on the disk later."""
+def _launcher(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> threading.Thread:
+    """A thread in which Triton compiles what launches the kernel, to be found on the disk later."""
+    # the last of what Triton keeps for a device tells what it compiles for
+    *_, bind = kernel.device_caches[driver.active.get_current_device()]
     _, kinds, _ = bind(*args, **options)
     signature = {p.name: kind[0] for p, kind in zip(kernel.params, kinds, strict=True)}
-    driver.active.launcher_cls(SimpleNamespace(fn=kernel, constants={}, signature=signature), _METADATA)
+    # a launcher does not tell pointers apart
+    types = tuple("*" if str(kind).startswith("*") else kind for kind in signature.values())
+    with _asking:
+        if types not in _launchers:
+            source = SimpleNamespace(fn=kernel, constants={}, signature=signature)
+            _launchers[types] = _start(driver.active.launcher_cls, source, _METADATA)
+        return _launchers[types]
 
 
 def _start(function: Callable[..., Any], *args: Any) -> threading.Thread:
@@ -176,7 +203,8 @@ def _start(function: Callable[..., Any], *args: Any) -> threading.Thread:
     return thread
 
 
-def _end(thread: threading.Thread | None) -> None:
-    """Wait for a thread that was started."""
-    if thread is not None and thread.ident is not None:
-        thread.join()
+def _end(*threads: threading.Thread) -> None:
+    """Wait for threads that were started."""
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join()

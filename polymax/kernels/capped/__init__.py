@@ -30,8 +30,8 @@ capped_backward = declare(
 def _next(
     derived: bool, x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool
 ) -> list[tuple[Operator, tuple[Any, ...]]]:
-    v = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return [(capped_backward, (wide_like(v), v, lower, upper, entropic))] if derived else []
+    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+    return [(capped_backward, (y, x.new_empty(x.shape), lower, upper, entropic))] if derived else []
 
 
 capped.next = _next

@@ -41,5 +41,5 @@ def weights_like(pairs: Tensor) -> Tensor:
 
 
 gapped_inside, gapped_outside, gapped_tangent = declare_passes(
-    __name__, "pairs open extend", "rows columns", chart_like, ahead=True
+    __name__, "pairs open extend", "rows columns", chart_like
 )

@@ -11,7 +11,6 @@ alpha is one number, or one per row in `alphas`. -inf entries get 0; a row of -i
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from polymax._dispatch import Operator, declare
@@ -29,7 +28,7 @@ threshold_backward = declare(
 
 
 def _next(derived: bool, x: Tensor, *args: Any) -> list[tuple[Operator, tuple[Any, ...]]]:
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = x.new_empty(x.shape)
     return [(threshold_backward, (y, y, *args))] if derived else []
 
 

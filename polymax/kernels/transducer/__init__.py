@@ -21,5 +21,5 @@ def chart_like(blank: Tensor, *_: object) -> Tensor:
 
 
 transducer_inside, transducer_outside, transducer_tangent = declare_passes(
-    __name__, "blank label", "frames tokens", chart_like, ahead=True
+    __name__, "blank label", "frames tokens", chart_like
 )
