@@ -77,21 +77,26 @@ def iterate(
     how = status * 0 + (FIRST if QUICK else LAST)
     # by how much structures that have weight gain
     level = tl.zeros([], tl.float64)
+    p_p = mine[2] + (K + 1) * K + tl.arange(0, K)
+    b_p = tl.load(p_p)
     while (status < DIRECTION) & (iterations < max_iter) & (rounds > 0):
         before = status
         b_step, b_one = tl.zeros([K], tl.float64), tl.zeros([K], tl.float64)
         told = status * 0
         again = status * 0
-        b_before = tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0
+        top = status * 0
+        m_before = b_p >= 0
         if (status == RENEW) | (status == WEIGH):
             if status == RENEW:
                 _compare_all(mine, slots, K, BP, BU)
                 renew(mine[1], mine[2], K, BR)
+            b_p = tl.load(p_p)
+            top = places_up_to(b_p, K)
             status = status * 0 + RENEWED
         else:
             score = _ask(problem, arounds, roughs, p_fresh, how, height, width, BEST, SIZES, QUICK)
-            status, gap, b_step, b_one, told = _take(
-                mine, here, p_fresh, score, status, square, how, level, slots, tol, K, BR, BP, BU, QUICK
+            b_p, top, status, gap, b_step, b_one, told = _take(
+                mine, here, b_p, p_fresh, score, status, square, how, level, slots, tol, K, BR, BP, BU, QUICK
             )
             iterations += tl.where(status == GOING, 1, 0)
             # the last digits of weights, before they are final
@@ -101,24 +106,26 @@ def iterate(
             status = tl.where((whole > 0) & (status == CONVERGED) & (gap == gap), DIRECTION, status)
         if status <= GOING:
             told = tl.where((late < LATE) & (rounds > 1), told, 0)
-            level = exact_weights(mine[1], mine[2], b_step, b_one, level, told, K, BR)
+            b_p, level = exact_weights(mine[1], mine[2], b_p, top, b_step, b_one, level, told, K, BR)
+            tl.store(p_p, b_p)
             late = tl.where(told > 0, late + 1, 0)
-            m_moved = (tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0) != b_before
+            m_moved = (b_p >= 0) != m_before
             if (status == GOING) & (again == 0) & (tl.max(m_moved.to(tl.int32), 0) == 0):
                 # what has left at once would do so again: the set, and all that follows from it, is what it was
                 end = tl.where(whole > 0, DIRECTION, CONVERGED)
                 status = tl.where(how == ROUGH, GOING, tl.where(before == RENEWED, end, RENEW))
                 how = how * 0 + LAST
             roughly = given + i_b * d, roughs + i_b * d
-            square = _mean(mine, here, roughly, how, height, width, slots, K, BP, BU, BS, QUICK)
+            square = _mean(mine, here, b_p, top, roughly, how, height, width, slots, K, BP, BU, BS, QUICK)
         rounds -= 1
     if QUICK and how == ROUGH:
         # another launch goes on from mu
-        _mean(mine, here, (given, roughs), how * 0 + LAST, height, width, slots, K, BP, BU, BS, QUICK)
+        top = places_up_to(b_p, K)
+        _mean(mine, here, b_p, top, (given, roughs), how * 0 + LAST, height, width, slots, K, BP, BU, BS, QUICK)
     tl.store(p_status, status)
     tl.store(p_iterations, iterations)
     tl.store(p_gap, gap)
-    tl.store(known + 2 * n + i_b, tl.sum((tl.load(mine[2] + (K + 1) * K + tl.arange(0, K)) >= 0).to(tl.int32), 0))
+    tl.store(known + 2 * n + i_b, tl.sum((b_p >= 0).to(tl.int32), 0))
 
 
 @triton.jit
@@ -142,13 +149,15 @@ def _ask(
 
 @triton.jit
 def _take(
-    held, point, p_fresh, score, status, square, how, level, slots, tol,
+    held, point, b_p, p_fresh, score, status, square, how, level, slots, tol,
     K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """Give the latest structure a place, if it helps: what is next, the gap before it, and what `admit` knows."""
+    """Give the latest structure a place, if it helps.
+
+    Returns weights and places up to the last in use, what is next, the gap before it, and what `admit` knows.
+    """
     p_places, p_gram, p_system = held
     o_k = tl.arange(0, K)
-    b_p = tl.load(p_system + (K + 1) * K + o_k)
     m_on = b_p >= 0
     # the first free place is the largest of what is left of K
     top, place = two_largest(tl.where(m_on, o_k + 1, 0), tl.where(m_on, 0, K - o_k))
@@ -173,7 +182,8 @@ def _take(
         if top == 0:
             # NaN, from the start
             copy(p_fresh, p_places, slots, BU)
-            put(p_system + (K + 1) * K, tl.where(o_k == 0, 1.0, -1.0), K)
+            b_p = tl.where(o_k == 0, 1.0, -1.0).to(tl.float64)
+            tl.store(p_system + (K + 1) * K + o_k, b_p)
     elif place == K:
         status = status * 0 + FULL
     else:
@@ -191,11 +201,12 @@ def _take(
         else:
             copy(p_fresh, p_places + place * slots, slots, BU)
             tl.store(p_system + K * K + place, score)
-            good, b_step, b_one, known = admit(p_gram, p_system, place, gap, status == RENEWED, K, BR)
+            top = tl.maximum(top, place + 1)
+            b_p, good, b_step, b_one, known = admit(p_gram, p_system, b_p, top, place, gap, status == RENEWED, K, BR)
             # after a new inverse, or the first structure, weights are not exact yet
             known = tl.where(status == GOING, known, 0)
             status = tl.where(good, GOING, RENEW)
-    return status, gap, b_step, b_one, known
+    return b_p, top, status, gap, b_step, b_one, known
 
 
 @triton.jit(noinline=True)
@@ -208,14 +219,12 @@ def _compare_all(held, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexp
 
 @triton.jit
 def _mean(
-    held, point, roughly, how, height, width, slots,
+    held, point, b_p, top, roughly, how, height, width, slots,
     K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BS: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     """mu, the weighted sum of structures, and what it leaves of the scores; ||mu||^2."""
     p_places, _, p_system = held
     p_x = p_system + (K + 2) * K
-    b_p = tl.load(p_system + (K + 1) * K + tl.arange(0, K))
-    top = places_up_to(b_p, K)
     square = tl.zeros([], tl.float64)
     if how == ROUGH:
         if QUICK:

@@ -286,7 +286,7 @@ def _steps_of(p_w, stride_wt, p_fresh, length, s):
     for i_t in range(1, length, 128):
         o_t = i_t + tl.arange(0, 128)
         m_t = o_t < length
-        b_before = tl.load(p_fresh + o_t - 1, mask=m_t, other=0) % s
-        b_after = tl.load(p_fresh + o_t, mask=m_t, other=0) % s
+        b_before = tl.load(p_fresh + o_t - 1, mask=m_t, other=0) - (o_t - 1) * s
+        b_after = tl.load(p_fresh + o_t, mask=m_t, other=0) - o_t * s
         b_sum += tl.load(p_w + (o_t - 1) * stride_wt * s * s + b_before * s + b_after, mask=m_t, other=0.0)
     return tl.sum(b_sum, 0)

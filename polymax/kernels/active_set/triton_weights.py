@@ -25,15 +25,13 @@ FINE = tl.constexpr(1e-11)
 
 
 @triton.jit
-def exact_weights(p_gram, p_system, b_step, b_one, level, known, K: tl.constexpr, BR: tl.constexpr):
+def exact_weights(p_gram, p_system, b_p, top, b_step, b_one, level, known, K: tl.constexpr, BR: tl.constexpr):
     """The best weights of independent structures, dropping those that would become negative; what they all gain then.
 
     Where it is `known`, the inverse times what gains differ by is given, the inverse times 1, and the level of gains.
     """
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K
-    b_p = tl.load(p_system + (K + 1) * K + o_k)
-    top = places_up_to(b_p, K)
     if known == 0:
         b_w = tl.maximum(b_p, 0.0)
         put(p_x, b_w, K)
@@ -69,30 +67,28 @@ def exact_weights(p_gram, p_system, b_step, b_one, level, known, K: tl.constexpr
             remove(p_system, gone, top, K, BR)
         else:
             b_p = tl.where(m_on, b_target, -1.0)
-    put(p_system + (K + 1) * K, b_p, K)
-    return level
+    return b_p, level
 
 
 @triton.jit
-def admit(p_gram, p_system, place, gap, renewed, K: tl.constexpr, BR: tl.constexpr):
+def admit(p_gram, p_system, b_p, top, place, gap, renewed, K: tl.constexpr, BR: tl.constexpr):
     """Take the structure at a free place in; one that depends on the others takes the weight of one of them.
 
-    Returns whether the inverse was good enough; where it was not, nothing is done. And what exact weights need to know,
-    if weights were exact and the structure gains more than others by the `gap`: 1 if so, 0 where a weight was taken.
+    Returns the weights, and whether the inverse was good enough; where it was not, they are as before. And what exact
+    weights need to know, if weights were exact and the structure gains more than others by the `gap`: 1 if so, 0 where
+    a weight was taken.
     """
     o_k = tl.arange(0, K)
-    b_p = tl.load(p_system + (K + 1) * K + o_k)
+    b_before = b_p
     weight = tl.zeros([], tl.float64)
     b_step, b_one = tl.zeros([K], tl.float64), tl.zeros([K], tl.float64)
     known = place * 0 + 1
     good = place >= 0
     going = place >= 0
     while going:
-        held = places_up_to(b_p, K)
-        top = tl.maximum(held, place + 1)
         m_on = b_p >= 0
         b_mix, total, b_ones, distance, size, error = nearest(p_gram, p_system, place, m_on, top, K, BR)
-        going = (distance <= size * DEPENDENT) & (held > 0)
+        going = distance <= size * DEPENDENT
         if (error > size * WORN) & (renewed == 0):
             good = place < 0
             going = place < 0
@@ -110,9 +106,8 @@ def admit(p_gram, p_system, place, gap, renewed, K: tl.constexpr, BR: tl.constex
             b_column = tl.where(o_k == place, 1.0, -b_mix) / distance
             b_step = gap * b_column
             b_one = tl.where(m_on, b_ones, 0.0) + (1 - total) * b_column
-    if good:
-        put(p_system + (K + 1) * K, tl.where(o_k == place, weight, b_p), K)
-    return good, b_step, b_one, known
+    b_p = tl.where(good, tl.where(o_k == place, weight, b_p), b_before)
+    return b_p, good, b_step, b_one, known
 
 
 @triton.jit(noinline=True)
