@@ -116,6 +116,22 @@ def test_gradients_of_gradients():
         close(one, other, "second derivatives")
 
 
+def test_tensors_that_are_one_at_first():
+    """Rows and columns of a square are the same lengths, and steps may be part of the scores: not in the next call."""
+    (scores,) = (x[:, :3, :3].repeat(2, 1, 1).contiguous().to(DEVICE) for x in scores_of("assignments"))
+    lengths = tuple(torch.tensor(n, device=DEVICE) for n in ([3, 2], [2, 3]))
+    unary = scores_of("chains")[0].to(DEVICE)
+    steps = unary.flatten()[:9].reshape(3, 3)
+    calls = [(pm.Assignment(), (scores,)), (pm.Assignment(lengths=lengths), (scores,))]
+    calls += [(pm.Chain(), (unary, steps)), (pm.Chain(), (unary, -steps))]
+    for structure, given in calls:
+        args = pm.ActiveSet(), structure, given, structure.search(*given), None, False, True
+        found, _ = gpu.solve(*args)
+        expected, _ = gpu._solve(*args, False)
+        equal(found.value, expected.value, "the value of this call")
+        equal(found.probs, expected.probs, "its weights")
+
+
 def test_large_scores_are_left_to_others():
     scores = (torch.full((1, 3, 3), 1e5, dtype=torch.float64, device=DEVICE),)
     structure = pm.Assignment()

@@ -189,7 +189,11 @@ def _known_call(solver: Solver, tensors: int, search: Search, whole: bool, wary:
     """What calls of this kind launch, found at the first of them; None where they differ from call to call."""
     if search.kind not in _REPEATED:
         return None
-    first, limits = search.tensors[0], (solver.max_iter, solver.tol, whole, wary)
+    first = search.tensors[0]
+    limits: tuple[float, ...] = solver.max_iter, solver.tol, whole, wary
+    # tensors that are one at the first call are told apart at no other
+    places = [t.data_ptr() for t in search.tensors]
+    limits += tuple(map(places.index, places))
     key = search.kind, search.batch, search.events, search.options, limits, first.device, *map(alike, search.tensors)
     found = _CALLS.get(key)
     if found is None:
