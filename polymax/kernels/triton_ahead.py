@@ -12,8 +12,8 @@ compile, and Python waits for them when it ends.
 
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from importlib import import_module
 from types import SimpleNamespace
@@ -132,6 +132,16 @@ def apart(function: Callable[..., Any], *args: Any) -> None:
             function(*args)
 
     _start(play)
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """Launches within have their kernels compiled by threads, and nothing is launched."""
+    before, here.rehearses = here.rehearses, True
+    try:
+        yield
+    finally:
+        here.rehearses = before
 
 
 class _Shapes(TorchFunctionMode):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.kernels.sparse_attention.cuda_ahead import compile_ahead
 from polymax.kernels.sparse_attention.cuda_candidates import balls, candidates
 from polymax.kernels.sparse_attention.cuda_collect import collect
 from polymax.kernels.sparse_attention.cuda_columns import key_gradients
@@ -115,6 +116,7 @@ class Call:
             self._prepare_gradients(q, grad, sequences * G)
             if mask is not None:
                 self._prepare_mask_gradient(q, k, mask, grad)
+        compile_ahead(self, q, k, v, grad, options)
 
     def scan_all(self, q: Any, k: Any, marks: Any, centres: Any, radii: Any, maxima: Any, tau: Any, plan: Any) -> None:
         """Bounds of thresholds, and the tiles that matter; as below, of tensors or of their addresses."""

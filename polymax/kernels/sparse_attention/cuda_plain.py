@@ -65,10 +65,13 @@ class Plain:
             self.passing = _after(0, *early) + _after(0, bits)
             self.size, self.scratch = end, max(place.end() for place in self.passing)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The context, and notes for its gradient."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, derived: bool = False) -> tuple[Tensor, Tensor]:
+        """The context, and notes for its gradient, which will be asked for if `derived`."""
         call, device = self.call, q.device
         out = torch.empty(self.shape, dtype=q.dtype, device=device)
+        if derived and not self.gradients:
+            # its kernels are compiled meanwhile
+            self._differentiated((out.stride(), True), out, q, k, v)
         notes = torch.empty(self.size, dtype=torch.uint8, device=device)
         scratch = torch.empty(self.scratch, dtype=torch.uint8, device=device) if self.scratch else notes
         ready = call.contexts.ready()
