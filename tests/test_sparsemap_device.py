@@ -83,6 +83,29 @@ def test_temperatures(name, scale):
     close(mean(found), mean(expected), "mu does not depend on the device")
 
 
+@pytest.mark.parametrize("name", ["finer than float32", "all tied", "forbidden steps", "no room for more"])
+def test_chains_sought_in_float32_end_in_float64(name, monkeypatch):
+    generator = torch.Generator().manual_seed(5)
+    unary, transition = (torch.randn(*s, generator=generator, dtype=torch.float64) for s in [(2, 7, 4), (4, 4)])
+    if name == "finer than float32":
+        # sums are 3e-5 apart in float32
+        unary, transition = 30 + 1e-6 * unary, 30 + 1e-6 * transition
+    elif name == "all tied":
+        unary, transition = unary.round(), transition.round()
+    elif name == "forbidden steps":
+        transition[0, :3] = -torch.inf
+        unary[0, 2, 1:] = -torch.inf
+    else:
+        unary, transition = 0.3 * unary, 0.3 * transition
+        monkeypatch.setattr(gpu, "_ROOM", 8)
+        monkeypatch.setattr(gpu, "_LIKELY", 8)
+    found, expected = solved(pm.Chain(), (unary, transition), whole=True)
+    close(mean(found), mean(expected), "mu is as exact as in float64")
+    assert bool((found.gap < 1e-9).all())
+    again, _ = solved(pm.Chain(), (unary, transition), whole=True)
+    equal(found.probs, again.probs, "the same call gives the same bits")
+
+
 def test_ties():
     scores = (torch.zeros(1, 3, 3, dtype=torch.float64),)
     found, _ = solved(pm.Assignment(), scores)
