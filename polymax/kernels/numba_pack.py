@@ -5,7 +5,6 @@ instruction, a loop without branches takes a cycle or two for an entry.
 """
 
 import llvmlite.binding
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
