@@ -147,14 +147,12 @@ def rough_root(lower, total, t, scale, r):
 @within
 def set_powers(x, top, t, scale, r, power):
     """Fill power with d_+^(r-1); in two loops, since the polynomials of both functions do not fit the registers."""
-    one, zero = x.dtype.type(1), x.dtype.type(0)
+    one, none = x.dtype.type(1), x.dtype.type(-np.inf)
     for j in range(x.size):
         s = scale * ((x[j] - top) - t)
-        power[j] = log2_1p(s if s > -one else -one) * (r - one)
+        power[j] = log2_1p(s if s > -one else -one) * (r - one) if s > -one else none
     for j in range(x.size):
-        p = exp2(power[j])
-        # a NaN is not below anything
-        power[j] = zero if one + scale * ((x[j] - top) - t) <= zero else p
+        power[j] = exp2(power[j])
 
 
 @within
