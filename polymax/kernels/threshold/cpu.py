@@ -183,8 +183,9 @@ def _between_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 def _between_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     """Tsallis entropies with alpha between 1 and 2: several rows together, by the entries that can have weight."""
     x, y = array_at(x_at, (stop, n), real), array_at(y_at, (stop, n), real)
-    item, most = x.itemsize, 2 * (NEAREST + n + BLOCK)
-    memory = taken_as_is(8 * (17 * TOGETHER + PEAKS + 4 * most))
+    # little memory is in pages that are there already
+    item, most = x.itemsize, NEAREST + n + BLOCK
+    memory = taken_as_is(8 * (17 * TOGETHER + PEAKS) + (3 * item + 4) * most)
     jobs, numbers = array_at(memory, (4, TOGETHER), np.int64(0)), array_at(memory + 32 * TOGETHER, (4, TOGETHER), 0.0)
     sizes, marks = (
         array_at(memory + 64 * TOGETHER, (4, TOGETHER), real),
@@ -194,9 +195,9 @@ def _between_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     rows, again = array_at(rest, (2, TOGETHER), np.int64(0)), array_at(rest + 16 * TOGETHER, (TOGETHER,), np.int64(0))
     bounds, rest = array_at(rest + 24 * TOGETHER, (TOGETHER,), 0.0), rest + 32 * TOGETHER
     peaks, rest = array_at(rest, (PEAKS,), real), rest + 8 * PEAKS
-    z, z_at, weights_at = array_at(rest, (most,), real), rest, rest + 8 * most
-    weights, powers = array_at(weights_at, (most,), real), array_at(rest + 16 * most, (most,), real)
-    index = array_at(rest + 24 * most, (most,), np.int32(0))
+    z, z_at, weights_at = array_at(rest, (most,), real), rest, rest + item * most
+    weights, powers = array_at(weights_at, (most,), real), array_at(rest + 2 * item * most, (most,), real)
+    index = array_at(rest + 3 * item * most, (most,), np.int32(0))
     following, count, used, left = start, 0, 0, 0
     while following < stop or left > 0 or count > 0:
         if following < stop or left > 0:

@@ -69,7 +69,16 @@ def general_rows(jobs, count, alpha, guess, numbers, sizes, marks, powers):
         for k in range(left):
             i = going[k]
             x, power = array_at(sources[i], (widths[i],), none), powers[before[i] : before[i] + widths[i]]
-            set_powers(x, tops[i], real(ts[i]), real(scale), real(r), power)
+            t = real(ts[i])
+            for j in range(x.size):
+                power[j] = real(scale) * ((x[j] - tops[i]) - t)
+        # of all rows at once where all go on: they follow each other
+        for k in range(1 if left == count else left):
+            first, last = (0, count - 1) if left == count else (going[k], going[k])
+            raise_powers(powers[before[first] : before[last] + widths[last]], real(r))
+        for k in range(left):
+            i = going[k]
+            x, power = array_at(sources[i], (widths[i],), none), powers[before[i] : before[i] + widths[i]]
             lowest[i], lower[i], total[i] = sums(x, tops[i], real(ts[i]), real(scale), power)
         # of all rows, done or not: so many at a time
         for i in range(count):
@@ -146,12 +155,20 @@ def rough_root(lower, total, t, scale, r):
 
 @within
 def set_powers(x, top, t, scale, r, power):
-    """Fill power with d_+^(r-1); in two loops, since the polynomials of both functions do not fit the registers."""
-    one, none = x.dtype.type(1), x.dtype.type(-np.inf)
+    """Fill power with d_+^(r-1)."""
     for j in range(x.size):
-        s = scale * ((x[j] - top) - t)
+        power[j] = scale * ((x[j] - top) - t)
+    raise_powers(power[: x.size], r)
+
+
+@within
+def raise_powers(power, r):
+    """d_+^(r-1) in place of d - 1; in two loops, since the polynomials of both functions do not fit the registers."""
+    one, none = power.dtype.type(1), power.dtype.type(-np.inf)
+    for j in range(power.size):
+        s = power[j]
         power[j] = log2_1p(s if s > -one else -one) * (r - one) if s > -one else none
-    for j in range(x.size):
+    for j in range(power.size):
         power[j] = exp2(power[j])
 
 
