@@ -339,13 +339,11 @@ KERNEL_CALLS = {
     "capped_backward-shannon": lambda n: (_point(n), _direction(n), *_bounds(n), True),
     "tv_prox": lambda n: (_rows(n), _per_row(0.25, 1.0, 0.5, 0.0, 50.0)),
     "tv_prox-number": lambda n: (_rows(n), _one(0.25, 2)),
-    "oscar_prox-number": lambda n: (_rows(n), _one(0.25, 2)),
     "grouped": lambda n: (_rows(n), _per_row(0.25, 0.0, 1.0, 0.5), *_groups(n)),
     "grouped-number": lambda n: (_rows(n), _one(0.125, 2), *_groups(n)),
     "grouped_backward": lambda n: (_rows(n), _point(n), _direction(n), _per_row(0.25, 0.0, 1.0), *_groups(n)),
     "isotonic": lambda n: (_tailed(n),),
     "isotonic_kl": lambda n: (_rows(n), _direction(n)),
-    "oscar_prox": lambda n: (_rows(n), _per_row(0.25, 0.0, 0.03125)),
     "two_classes": lambda n: (_rows(n + 1), _classes(n + 1), n // 2),
     "two_classes_backward": lambda n: (
         _rows(n + 1),

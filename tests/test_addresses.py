@@ -65,7 +65,8 @@ def test_weights(name, alpha, n, dtype):
         ("_sparsemax_backward", 2.0, TSALLIS),
         ("_entmax15_backward", 1.5, TSALLIS),
         ("_tsallis_backward", 1.33, TSALLIS),
-        ("_between_backward", 1.33, TSALLIS),
+        ("_between_short_backward", 1.33, TSALLIS),
+        ("_between_long_backward", 1.33, TSALLIS),
         ("_threshold_backward", 1.5, NORM),
     ],
 )

@@ -35,13 +35,14 @@ def both_kernels(monkeypatch):
         monkeypatch.setattr(module, "_launches", module._launches.__wrapped__)
 
 
-def check(name, x, strength):
-    """cuda.py and reference.py give the same weights and the same gradient for the same rows."""
-    cuda, reference = (import_module(f"polymax.kernels.{name}.{file}") for file in ("cuda", "reference"))
+def check(name, x, strength, file="cuda"):
+    """The file of a device and reference.py give the same weights and the same gradient for the same rows."""
+    kernels, reference = (import_module(f"polymax.kernels.{name}.{f}") for f in (file, "reference"))
+    device = GPU if file == "cuda" else "cpu"
     tolerance = TOLERANCES[x.dtype]
     v = torch.randn(x.shape, dtype=torch.float64).to(x.dtype)
-    y, division = getattr(cuda, name)(x.to(GPU), strength.to(GPU))
-    dx = getattr(cuda, f"{name}_backward")(division, v.to(GPU))
+    y, division = getattr(kernels, name)(x.to(device), strength.to(device))
+    dx = getattr(kernels, f"{name}_backward")(division, v.to(device))
     exact, expected = getattr(reference, name)(x.double(), strength.double())
     slope = getattr(reference, f"{name}_backward")(expected, v.double())
     assert y.dtype == dx.dtype == x.dtype
@@ -67,6 +68,37 @@ def test_kernels_are_the_reference(name, n, dtype):
         # sums of many whole numbers are close to ties, which float32 may see on the other side
         x[1] += torch.randn(n)
     check(name, x, strengths(dtype, STRENGTHS[name]))
+
+
+def scaled_rows(n, dtype, scale):
+    """Rows of every kind, and some whose entries crowd together: close to the largest, or close to 0."""
+    x = torch.cat([scale * score_rows(n, torch.float64), -scale * torch.rand(2, n, dtype=torch.float64) ** 20])
+    if n:
+        x[-1] = -(torch.rand(n, dtype=torch.float64) * -80).exp()
+    if n > 100:
+        # sums of many whole numbers are close to ties
+        x[1] += scale * torch.randn(n)
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1, 0.1, 1e-3, 20])
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 9, 13, 64, 100, 130, 500, 1024, 3000])
+def test_oscarmax_on_the_cpu_is_the_reference(n, scale, dtype):
+    """Few entries and many, by insertion, counts and digits; with buckets that are one run, and rows that are."""
+    for values in ((0.01, 0.3, 0.0, 0.1), (1e-3, 1e-4, 1e-5, 1e-2), (1.0, 1e4, 3e-3, 3e-2)):
+        x = scaled_rows(n, dtype, scale)
+        check("oscarmax", x, torch.tensor(values, dtype=dtype).repeat(4)[: len(x)], "cpu")
+    code = import_module("polymax.kernels.oscarmax.cpu").oscarmax(x, torch.full((1,), 0.01, dtype=dtype))[1]
+    good = code[(code >= 0).all(-1)]
+    # all entries are listed, and those with weight come first
+    assert torch.equal((good >> 2).sort(-1).values, torch.arange(n, dtype=torch.int32).expand_as(good))
+    assert ((good & 1).diff(dim=-1) <= 0).all()
+
+
+def test_oscarmax_on_the_cpu_in_several_threads():
+    x = scaled_rows(500, torch.float32, 1).repeat(20, 1)
+    check("oscarmax", x, torch.full((1,), 0.01), "cpu")
 
 
 @needs_triton
@@ -129,6 +161,10 @@ def test_the_largest_numbers(name):
     x[3, 1:3] = torch.tensor([m, 0.5])
     for strength in ([0.1, 0.1, m / 4, 0.02], [m / 4, 1e13, 0.0, 0.1]):
         check(name, x, torch.tensor(strength))
+        if name == "oscarmax":
+            check(name, x, torch.tensor(strength), "cpu")
+            wide = x.double() * (torch.finfo(torch.float64).max / m)
+            check(name, wide, torch.tensor(strength).double(), "cpu")
 
 
 @needs_triton
@@ -145,20 +181,32 @@ def test_results_do_not_depend_on_the_batch(name):
             assert torch.equal(whole[row], part)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_derivatives_are_those_of_the_parts(name):
-    """First and second derivatives in the scores and the strength, against the mapping through its prox."""
+def derived_rows():
     x = torch.randn(4, 9, dtype=torch.float64)
     x[1, 3:5] = -INF
+    return x, torch.tensor([0.05, 0.1, 0.2, 0.0], dtype=torch.float64, requires_grad=True)
+
+
+def test_derivatives_of_fusedmax_are_those_of_the_parts():
+    """First and second derivatives in the scores and the strength, against the mapping through its prox."""
+    x, strength = derived_rows()
     x.requires_grad_()
-    strength = torch.tensor([0.05, 0.1, 0.2, 0.0], dtype=torch.float64, requires_grad=True)
-    y = apply_function(DividedWeights, x, strength, name == "oscarmax")[0]
-    parts = getattr(pm, name)(x, strength[:, None])
+    y = apply_function(DividedWeights, x, strength, False)[0]
+    parts = pm.fusedmax(x, strength[:, None])
     torch.testing.assert_close(y, parts)
     v, u = torch.randn_like(x).requires_grad_(), torch.randn_like(x)
     ours, theirs = (torch.autograd.grad(t, (x, strength), v, create_graph=True) for t in (y, parts))
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(*(torch.autograd.grad(t[0], v, u)[0] for t in (ours, theirs)))
+
+
+def test_derivatives_of_oscarmax():
+    x, strength = derived_rows()
+    x = x[[0, 2, 3]].requires_grad_()
+    strength = strength[[0, 2, 3]].detach() + 0.01
+    strength.requires_grad_()
+    assert torch.autograd.gradcheck(lambda t, s: pm.oscarmax(t, s[:, None]), (x, strength))
+    assert torch.autograd.gradgradcheck(lambda t, s: pm.oscarmax(t, s[:, None]), (x, strength))
 
 
 @pytest.mark.parametrize("name", NAMES)

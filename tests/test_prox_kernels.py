@@ -13,13 +13,12 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from polymax.kernels.isotonic import isotonic
-from polymax.kernels.oscar_prox import oscar_prox
-from polymax.kernels.oscar_prox.reference import prox_by
+from polymax.kernels.oscarmax.reference_prox import oscar_prox, prox_by
 from polymax.kernels.segment_mean import segment_mean
 from polymax.kernels.tv_prox import tv_prox
 
-OPS = {"tv_prox": tv_prox, "isotonic": isotonic, "oscar_prox": oscar_prox, "segment_mean": segment_mean}
-# fusedmax and oscarmax, which need the other two, are one operator each on CUDA
+OPS = {"tv_prox": tv_prox, "isotonic": isotonic, "segment_mean": segment_mean}
+# fusedmax, which needs the other one, is one operator on CUDA
 ON_CUDA = ("isotonic", "segment_mean")
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 INF, NAN = torch.inf, torch.nan
@@ -38,7 +37,7 @@ each_prox = pytest.mark.parametrize(
     ("name", "file"),
     [
         ("tv_prox", "cpu"),
-        ("oscar_prox", "cpu"),
+        ("oscar_prox", "reference"),
         ("isotonic", "cpu"),
         pytest.param("isotonic", "cuda", marks=needs_triton),
     ],
@@ -46,6 +45,8 @@ each_prox = pytest.mark.parametrize(
 
 
 def implementation(name, file):
+    if name == "oscar_prox":
+        return oscar_prox
     return getattr(import_module(f"polymax.kernels.{name}.{file}"), name)
 
 
@@ -86,8 +87,6 @@ def arguments(name, n, dtype):
     """Arguments of an op: one set per meaning of it."""
     if name == "isotonic":
         return [(score_rows(n, dtype, trailing=True),)]
-    if name == "oscar_prox":
-        return [(score_rows(n, dtype), strengths(dtype, (0.01, 0.3, 0.0, 0.1)))]
     if name == "tv_prox":
         return [(score_rows(n, dtype), strengths(dtype))]
     z = score_rows(n, dtype).masked_fill(torch.rand(14, n) < 0.5, 1.0)
@@ -157,7 +156,7 @@ def test_long_rows_of_oscar_keep_their_digits():
     x = 2 * torch.randn(2, 33, dtype=torch.float64).float() + torch.tensor([[0.0], [3.0]])
     strength = torch.tensor([1e3, 2.0])
     z, _ = prox_by(implementation("isotonic", "cuda"), x.to(GPU), strength.to(GPU), False)
-    exact, _ = implementation("oscar_prox", "reference")(x.double(), strength.double())
+    exact, _ = oscar_prox(x.double(), strength.double())
     # the ranks add up to a hundred times the scores
     assert (z.cpu() - exact).abs().max() < 1e-6
 
@@ -218,8 +217,10 @@ def test_definition_by_a_general_solver(name):
     cvxpy = pytest.importorskip("cvxpy")
     x = torch.randn(3, 7, dtype=torch.float64)
     strength = torch.tensor([0.05, 0.2, 0.6], dtype=torch.float64)
-    actual = isotonic(x) if name == "isotonic" else OPS[name](x, strength)
-    actual = actual[0] if name == "oscar_prox" else actual
+    if name == "oscar_prox":
+        actual = oscar_prox(x, strength)[0]
+    else:
+        actual = isotonic(x) if name == "isotonic" else tv_prox(x, strength)
     for i in range(3):
         z = cvxpy.Variable(7)
         pairs = [cvxpy.abs(z[a] - z[b]) / 2 for a in range(7) for b in range(a)]
@@ -230,8 +231,7 @@ def test_definition_by_a_general_solver(name):
         torch.testing.assert_close(actual[i], torch.from_numpy(z.value), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("file", ["reference", "cpu"])
-@pytest.mark.parametrize("name", ["tv_prox", "oscar_prox"])
+@pytest.mark.parametrize(("name", "file"), [("tv_prox", "reference"), ("tv_prox", "cpu"), ("oscar_prox", "reference")])
 def test_absent_is_deleted(name, file):
     x = torch.randn(4, 9, dtype=torch.float64)
     keep = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0], dtype=torch.bool)

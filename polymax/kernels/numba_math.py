@@ -246,7 +246,7 @@ def _first_power_1p(t, k):
         return lambda t, k: (1 + t) ** k
 
     def first_power_1p_float32(t, k):
-        # the bits of a number, as an integer, are almost linear in its logarithm; half of the largest error is taken off
+        # the bits of a number, as an integer, are almost linear in its logarithm; half of the largest error comes off
         log = k * (np.float32(np.int32(_bits(np.float32(1) + t) - _ONE_BITS)) + _HALF_ERROR)
         log = log if log > _LOWEST_BITS else _LOWEST_BITS
         power = _from_bits(np.int32(np.int32(log - _HALF_ERROR) + _ONE_BITS))

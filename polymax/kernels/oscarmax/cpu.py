@@ -144,8 +144,8 @@ def _above(x, unit, base, lower):
 def _one_cluster(x, unit, base, lowest, count, total, strength):
     """True if all entries are one run: no sum of the b largest, raised, is more than b times the mean of all.
 
-    The sum of the b largest is for every v at most b v plus the sum of (d - v)_+. That leaves a quadratic in b, negative
-    between its roots: with the largest, the mean and the smallest d for v, each leaves out a range of b.
+    The sum of the b largest is for every v at most b v plus the sum of (d - v)_+. That leaves a quadratic in b, which
+    is negative between its roots: with the largest, the mean and the smallest d for v, each leaves out a range of b.
     """
     mean = total / count
     if lowest == 0:
@@ -169,7 +169,7 @@ def _one_cluster(x, unit, base, lowest, count, total, strength):
 
 @within
 def _threshold_bound(count, total, strength, unit, bound):
-    """A bound from below on the threshold: it is the largest of such quotients, for any number of the largest scores."""
+    """A bound from below on the threshold: the largest of such quotients, for any number of the largest scores."""
     return max(bound, (total + 0.5 * strength * count * (count - 1) - unit) / count)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from polymax.kernels import triton_rows
 from polymax.kernels.isotonic.cuda import isotonic
-from polymax.kernels.oscar_prox.reference import prox_by
 from polymax.kernels.oscarmax import BAD, BEGINS, HEAVY
 from polymax.kernels.oscarmax.cuda_sorted import LEFT, clusters, coded_mean
 from polymax.kernels.oscarmax.reference import coded
+from polymax.kernels.oscarmax.reference_prox import prox_by
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.cuda import threshold
 from polymax.kernels.triton_divided import SHORT, means, weights

@@ -24,8 +24,9 @@ NUMBERS, PLACES = 5, 7
 def ordered_runs(x, unit, base, lowest, count, bound, strength, scores, numbers, places):
     """Order the `count` entries in places[0] so that runs follow each other; how many runs there are.
 
-    The order comes to be in places[1], sums and sizes of runs in numbers[0] and numbers[1]. No run that may have weight is
-    left out; `bound` is one from below on the threshold. Both have room for NUMBERS or PLACES rows of n + 1, or of 256.
+    The order comes to be in places[1], sums and sizes of runs in numbers[0] and numbers[1]; other rows of numbers and
+    places are room, for n + 1 or 256. No run that may have weight is left out; `bound` is one from below on the
+    threshold. The entries of `scores`, as many and of the same type as x, are room, too.
     """
     totals, widths, values, sums = numbers[0], numbers[1], numbers[2], numbers[4]
     index, order, borders, whole = places[0], places[1], places[3], places[4]

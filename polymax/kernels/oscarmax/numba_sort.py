@@ -1,4 +1,4 @@
-"""Entries of a row in the order of falling scores, for Numba: few by insertion, some by counting, many by their digits."""
+"""Entries of a row in the order of falling scores, for Numba: few by insertion, some by counting, many by digits."""
 
 import numpy as np
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from polymax.kernels.oscar_prox.reference import oscar_prox
 from polymax.kernels.oscarmax import BAD, BEGINS, HEAVY
+from polymax.kernels.oscarmax.reference_prox import oscar_prox
 from polymax.kernels.segment_mean.reference import run_mean
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.reference import threshold

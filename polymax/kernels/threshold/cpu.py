@@ -9,19 +9,31 @@ import torch
 from torch import Tensor
 
 from polymax.kernels.cpu_rows import REALS, SMALL, plain, run
-from polymax.kernels.numba_math import add, exp2, inline, kernel, log2_1p, row_dot, row_max, row_sum, rows_at
+from polymax.kernels.numba_math import (
+    add,
+    exp2,
+    inline,
+    kernel,
+    log2_1p,
+    row_dot,
+    row_max,
+    row_sum,
+    rows_at,
+    within,
+)
 from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken_as_is
 from polymax.kernels.numba_pack import pack_above
 from polymax.kernels.numba_peaks import PEAKS
 from polymax.kernels.threshold import NORM, TSALLIS
-from polymax.kernels.threshold.numba_general import LONGEST, NEAREST, TOGETHER, general_bytes, general_rows
-from polymax.kernels.threshold.numba_packed import looks_full, packed_response, packed_row, respond
+from polymax.kernels.threshold.numba_general import LONGEST, NEAREST, TOGETHER, general_rows
+from polymax.kernels.threshold.numba_packed import looks_full, pack_row
 from polymax.kernels.threshold.numba_short import SHORT, entmax15_rows, room, sparsemax_rows
 from polymax.kernels.threshold.numba_softmax import softmax_row
 from polymax.kernels.threshold.numba_support import (
     BLOCK,
     entmax15_powers,
     general_powers,
+    powered_weights,
     response_weights,
     sparsemax_powers,
     support_powers,
@@ -66,7 +78,7 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
     if family != TSALLIS:
         kernel = _threshold_backward
     elif alphas is None:
-        kernel = _BACKWARD.get(alpha) or (_between_backward if 1 < alpha < 2 else _tsallis_backward)
+        kernel = _BACKWARD.get(alpha) or _other_backward(alpha, n)
         cost = n if alpha in _BACKWARD else 3 * n
     else:
         kernel = _tsallis_backward
@@ -88,6 +100,12 @@ def _other(alpha, n):
     if alpha > 2:
         return _general
     return _between_short if n <= LONGEST else _between_long
+
+
+def _other_backward(alpha, n):
+    if not 1 < alpha < 2:
+        return _tsallis_backward
+    return _between_short_backward if n <= LONGEST else _between_long_backward
 
 
 def _above_2(function, tensors, alpha, family, alphas):
@@ -144,36 +162,70 @@ def _softmax_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 @lean_kernel
 def _between_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     """Tsallis entropies with alpha between 1 and 2, of rows too short to pack from."""
-    x, y = array_at(x_at, (stop, n), real), array_at(y_at, (stop, n), real)
-    memory = taken_as_is(8 * (stop - start) + general_bytes(n))
-    rows, none = array_at(memory, (stop - start,), np.int64(0)), array_at(memory, (0,), 0.0)
-    for i in range(start, stop):
-        rows[i - start] = i
-    general_rows(x, y, rows, stop - start, none, alpha, memory + 8 * (stop - start))
+    together, line = min(TOGETHER, max(NEAREST // max(n, 1), 1)), n * array_at(x_at, (0,), real).itemsize
+    memory = taken_as_is(8 * (13 * TOGETHER + NEAREST + n))
+    jobs, numbers = array_at(memory, (4, TOGETHER), np.int64(0)), array_at(memory + 32 * TOGETHER, (4, TOGETHER), 0.0)
+    sizes, marks = (
+        array_at(memory + 64 * TOGETHER, (4, TOGETHER), real),
+        array_at(memory + 96 * TOGETHER, (2, TOGETHER), np.int32(0)),
+    )
+    powers = array_at(memory + 104 * TOGETHER, (NEAREST + n,), real)
+    for first in range(start, stop, together):
+        count = min(together, stop - first)
+        for k in range(count):
+            jobs[0, k], jobs[2, k] = x_at + (first + k) * line, y_at + (first + k) * line
+            jobs[1, k], jobs[3, k] = n, k * n
+        general_rows(jobs, count, alpha, True, numbers, sizes, marks, powers)
     give_back(memory)
 
 
 @lean_kernel
 def _between_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
-    """Tsallis entropies with alpha between 1 and 2."""
+    """Tsallis entropies with alpha between 1 and 2: several rows together, by the entries that can have weight."""
     x, y = array_at(x_at, (stop, n), real), array_at(y_at, (stop, n), real)
-    room = n + BLOCK
-    memory = taken_as_is(8 * (3 * room + PEAKS + 2 * TOGETHER) + general_bytes(n))
-    z, power = array_at(memory, (room,), real), array_at(memory + 8 * room, (room,), real)
-    index, rest = array_at(memory + 16 * room, (room,), np.int32(0)), memory + 24 * room
-    peaks = array_at(rest, (PEAKS,), real)
-    # rows that are taken as a whole, some together
-    whole, starts = (
-        array_at(rest + 8 * PEAKS, (TOGETHER,), np.int64(0)),
-        array_at(rest + 8 * (PEAKS + TOGETHER), (TOGETHER,), 0.0),
+    # little memory is in pages that are there already
+    item, most = x.itemsize, NEAREST + n + BLOCK
+    memory = taken_as_is(8 * (17 * TOGETHER + PEAKS) + (3 * item + 4) * most)
+    jobs, numbers = array_at(memory, (4, TOGETHER), np.int64(0)), array_at(memory + 32 * TOGETHER, (4, TOGETHER), 0.0)
+    sizes, marks = (
+        array_at(memory + 64 * TOGETHER, (4, TOGETHER), real),
+        array_at(memory + 96 * TOGETHER, (2, TOGETHER), np.int32(0)),
     )
-    count = 0
-    for i in range(start, stop):
-        whole[count], starts[count] = i, packed_row(x[i], y[i], alpha, z, power, index, peaks)
-        count += starts[count] >= 0
-        if count == TOGETHER or i == stop - 1:
-            general_rows(x, y, whole, count, starts, alpha, rest + 8 * (PEAKS + 2 * TOGETHER))
-            count = 0
+    rest = memory + 104 * TOGETHER
+    rows, again = array_at(rest, (2, TOGETHER), np.int64(0)), array_at(rest + 16 * TOGETHER, (TOGETHER,), np.int64(0))
+    bounds, rest = array_at(rest + 24 * TOGETHER, (TOGETHER,), 0.0), rest + 32 * TOGETHER
+    peaks, rest = array_at(rest, (PEAKS,), real), rest + 8 * PEAKS
+    z, z_at, weights_at = array_at(rest, (most,), real), rest, rest + item * most
+    weights, powers = array_at(weights_at, (most,), real), array_at(rest + 2 * item * most, (most,), real)
+    index = array_at(rest + 3 * item * most, (most,), np.int32(0))
+    following, count, used, left = start, 0, 0, 0
+    while following < stop or left > 0 or count > 0:
+        if following < stop or left > 0:
+            # rows whose bound did not hold come before others
+            whole = left > 0
+            left -= whole
+            i = again[left] if whole else following
+            following += not whole
+            packed, t = pack_row(x[i], y[i], alpha, whole, z[used:], index[used:], peaks)
+            width = n if packed < 0 else packed + (-packed) % BLOCK
+            rows[0, count], rows[1, count] = i, packed
+            jobs[0, count] = z_at + used * item if packed > 0 else x_at + i * n * item
+            jobs[2, count] = weights_at + used * item if packed > 0 else y_at + i * n * item
+            jobs[1, count], jobs[3, count], numbers[0, count], bounds[count] = width, used, t, t
+            count += width > 0
+            used += width
+            if count < TOGETHER and used + n + BLOCK <= most and (following < stop or left > 0):
+                continue
+        general_rows(jobs, count, alpha, None, numbers, sizes, marks, powers)
+        for k in range(count):
+            i, first = rows[0, k], jobs[3, k]
+            if rows[1, k] > 0 and not numbers[0, k] >= bounds[k]:
+                again[left] = i
+                left += 1
+                continue
+            for q in range(first, first + rows[1, k]):
+                y[i, index[q]] = weights[q]
+        count, used = 0, 0
     give_back(memory)
 
 
@@ -185,7 +237,7 @@ def _general(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     for i in range(start, stop):
         count = _gather(x[i], x.dtype.type(-1 / (alpha - 1) if family == TSALLIS else -1.0), z, index)
         if count > 0:
-            count = general_powers(z, index, count, power, alpha, family, 0.0)[0]
+            count = general_powers(z, index, count, power, alpha, family)
         _spread(y[i], power, index, count)
 
 
@@ -398,26 +450,68 @@ def _tsallis_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at
 
 
 @lean_kernel
-def _between_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
-    """The same for one alpha between 1 and 2: powers of several short rows together, of long rows those of the support."""
-    y, v, out = array_at(y_at, (stop, n), real), array_at(v_at, (stop, n), real), array_at(out_at, (stop, n), real)
-    together = max(NEAREST // max(n, 1), 1) if n <= LONGEST else 1
-    room = together * n + BLOCK
-    memory = taken_as_is(20 * room)
-    w, values = array_at(memory, (room,), real), array_at(memory + 8 * room, (room,), real)
-    index = array_at(memory + 16 * room, (room,), np.int32(0))
+def _between_short_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
+    """The same for one alpha between 1 and 2, of short rows: powers of several together."""
+    v, out = array_at(v_at, (stop, n), real), array_at(out_at, (stop, n), real)
+    together = max(NEAREST // max(n, 1), 1)
+    memory = taken_as_is(8 * together * n)
+    w = array_at(memory, (together, n), real)
     for first in range(start, stop, together):
-        full = n <= LONGEST or looks_full(y[first], real, real)
-        count = n if full else pack_above(y[first], real, real, index)
-        if 4 * count <= n:
-            packed_response(y[first], v[first], alpha, index, count, w, values, out[first])
-            continue
-        last = min(first + together, stop)
-        flat = array_at(y_at + first * n * y.itemsize, ((last - first) * n,), real)
-        response_weights(flat, alpha, w)
-        for i in range(first, last):
-            respond(w[(i - first) * n : (i - first + 1) * n], v[i], out[i])
+        size = min(together, stop - first) * n
+        flat = array_at(y_at + first * n * w.itemsize, (size,), real)
+        powered_weights(flat, alpha, array_at(memory, (size,), real))
+        for i in range(first, min(first + together, stop)):
+            _respond(w[i - first], v[i], _weighted_mean(w[i - first], v[i]), out[i])
     give_back(memory)
+
+
+@lean_kernel
+def _between_long_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
+    """The same of long rows: of the support alone where it is small."""
+    y, v, out = array_at(y_at, (stop, n), real), array_at(v_at, (stop, n), real), array_at(out_at, (stop, n), real)
+    room = n + BLOCK
+    memory = taken_as_is(20 * room)
+    weights, values = array_at(memory, (room,), real), array_at(memory + 8 * room, (room,), real)
+    index = array_at(memory + 16 * room, (room,), np.int32(0))
+    for i in range(start, stop):
+        count = n if looks_full(y[i], real, real) else pack_above(y[i], real, real, index)
+        packed = 4 * count <= n
+        count = count if packed else n
+        if packed:
+            for k in range(count):
+                values[k] = y[i, index[k]]
+        w = weights[:count]
+        powered_weights(values[:count] if packed else y[i], alpha, w)
+        if packed:
+            for k in range(count):
+                values[k] = v[i, index[k]]
+        mean = _weighted_mean(w, values[:count] if packed else v[i])
+        if packed:
+            for j in range(n):
+                out[i, j] = 0
+            for k in range(count):
+                out[i, index[k]] = w[k] * (values[k] - mean)
+        else:
+            _respond(w, v[i], mean, out[i])
+    give_back(memory)
+
+
+@within
+def _respond(w, v, mean, out):
+    """w (v - mean), and 0 where w is."""
+    for j in range(w.size):
+        d = w[j] * (v[j] - mean)
+        out[j] = 0 if w[j] == 0 else d
+
+
+@within
+def _weighted_mean(w, v):
+    """The mean of v by weights w; 0 without any."""
+    total = mean = w.dtype.type(0)
+    for j in range(w.size):
+        total = add(total, w[j])
+        mean = add(mean, w[j] * v[j])
+    return mean / total if total != 0 else total
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Entmax with any alpha between 1 and 2 of short rows, for Numba: Halley's steps on the r-norm, by passes over rows.
+"""Entmax with any alpha between 1 and 2, for Numba: Halley's steps on the r-norm, by passes over rows.
 
 With d = 1 + scale (x - max - t) and S_k = sum d_+^k, weights are d_+^r at the t where S_r = 1; r = 1 / (alpha - 1) and
 scale = alpha - 1. The r-norm is convex and decreasing in t. Some rows take their steps together, as in numba_short.py.
@@ -29,85 +29,87 @@ STEPS = 100
 
 
 @within
-def general_bytes(n):
-    """The memory that rows which are taken together need."""
-    return 8 * (9 * TOGETHER + max(NEAREST, n))
+def general_rows(jobs, count, alpha, guess, numbers, sizes, marks, powers):
+    """Fill some rows, which are taken together, with the weights of others, their scores.
 
+    Steps begin at a guess, or, if that is None, at the t in numbers[0]; those that were found are there at the end.
 
-@within
-def general_rows(x, y, rows, count, starts, alpha, memory):
-    """Fill the first `count` rows of those listed, of y, with the weights of the scores x.
-
-    Steps begin at the t in `starts`, or, where starts has no entries, at a guess.
+    Shapes: jobs (4, TOGETHER): where scores are, how many, where weights go, and how many entries there are before
+        numbers (4, TOGETHER), sizes (4, TOGETHER) of the type of scores, marks (2, TOGETHER) and powers: room
     """
-    real, n = x.dtype.type, x.shape[1]
-    # maxima and sums, thresholds and bounds, which rows go on, powers
-    rest = memory + 72 * TOGETHER
-    sizes, numbers = array_at(memory, (4, TOGETHER), real(0)), array_at(memory + 32 * TOGETHER, (4, TOGETHER), 0.0)
-    marks = array_at(memory + 64 * TOGETHER, (2, TOGETHER), np.int32(0))
-    powers = array_at(rest, (max(NEAREST, n),), real(0))
-    tops, lowest, lower, total = sizes[0], sizes[1], sizes[2], sizes[3]
+    sources, widths, targets, before = jobs[0], jobs[1], jobs[2], jobs[3]
     ts, lows, highs, changes = numbers[0], numbers[1], numbers[2], numbers[3]
+    tops, lowest, lower, total = sizes[0], sizes[1], sizes[2], sizes[3]
     going, settled = marks[0], marks[1]
+    real = sizes.dtype.type
+    none = real(0)
     scale, r = alpha - 1, 1 / (alpha - 1)
-    tolerance = 4 * np.finfo(x.dtype).eps
-    near = near_root(r, x.itemsize)
-    together = min(TOGETHER, max(NEAREST // max(n, 1), 1))
-    for first in range(0, count, together):
-        group = rows[first : min(first + together, count)]
-        left = len(group)
-        for i in range(left):
-            top = row_max(x[group[i]])
-            tops[i] = top if top > -np.inf else real(0)
-            ts[i], lows[i], highs[i], going[i], settled[i] = 0, 0, 1 / scale, i, False
-        if starts.size > 0:
-            for i in range(left):
-                ts[i] = starts[first + i]
-        else:
-            for i in range(left):
-                lower[i], total[i] = first_sums(x[group[i]], tops[i], real(scale), real(r))
-            for i in range(left):
-                ts[i] = rough_root(lower[i], total[i], ts[i], scale, r)
-        # the longer a row, the further its root from the guess
-        for _ in range(1 if n <= SHORT or starts.size > 0 else 2):
-            for i in range(left):
-                lower[i], total[i] = rough_sums(x[group[i]], tops[i], real(ts[i]), real(scale), real(r))
-            for i in range(left):
-                ts[i] = rough_root(lower[i], total[i], ts[i], scale, r)
-        step = 0
-        while left > 0 and step < STEPS:
-            for k in range(left):
-                i = going[k]
-                power = powers[i * n : (i + 1) * n]
-                set_powers(x[group[i]], tops[i], real(ts[i]), real(scale), real(r), power)
-                lowest[i], lower[i], total[i] = sums(x[group[i]], tops[i], real(ts[i]), real(scale), power)
-            # of all rows, done or not: so many at a time
-            for i in range(len(group)):
-                t = ts[i]
-                lows[i], highs[i] = t if total[i] >= 1 else lows[i], highs[i] if total[i] >= 1 else t
-                guess = t + halley(lowest[i], lower[i], total[i], r) / scale
-                guess = guess if lows[i] <= guess <= highs[i] else 0.5 * (lows[i] + highs[i])
-                change = (guess - t) * scale
-                # a sum of 0 is that of a row of -inf
-                changes[i] = change if total[i] != 0 else 0.0
-            kept = 0
-            for k in range(left):
-                i = going[k]
-                size = abs(changes[i])
-                # entries at the edge of the support feel the last step as well: powers are taken once more
-                goes_on = size >= near and not settled[i] and total[i] == total[i]
-                settled[i] = size <= tolerance
-                ts[i] += changes[i] / scale if goes_on else 0.0
-                going[kept] = i
-                kept += goes_on
-            left = kept
-            step += 1
-        for i in range(len(group)):
-            change = changes[i] if abs(changes[i]) < near else 0.0
-            power = powers[i * n : (i + 1) * n]
-            _weights(x[group[i]], tops[i], real(ts[i]), real(change), real(scale), real(r), power, y[group[i]])
-            if total[i] != total[i]:
-                y[group[i], :] = np.nan
+    tolerance = 4 * np.finfo(sizes.dtype).eps
+    near = near_root(r, sizes.itemsize)
+    left = count
+    for i in range(count):
+        top = row_max(array_at(sources[i], (widths[i],), none))
+        tops[i] = top if top > -np.inf else none
+        lows[i], highs[i], going[i], settled[i] = 0, 1 / scale, i, False
+    if guess is not None:
+        for i in range(count):
+            x = array_at(sources[i], (widths[i],), none)
+            lower[i], total[i] = first_sums(x, tops[i], real(scale), real(r))
+        for i in range(count):
+            ts[i] = rough_root(lower[i], total[i], 0.0, scale, r)
+    # the longer a row, the further its root from the guess
+    for _ in range(1 if guess is None or widths[0] <= SHORT else 2):
+        for i in range(count):
+            x = array_at(sources[i], (widths[i],), none)
+            lower[i], total[i] = rough_sums(x, tops[i], real(ts[i]), real(scale), real(r))
+        for i in range(count):
+            ts[i] = rough_root(lower[i], total[i], ts[i], scale, r)
+    step = 0
+    while left > 0 and step < STEPS:
+        for k in range(left):
+            i = going[k]
+            x, power = array_at(sources[i], (widths[i],), none), powers[before[i] : before[i] + widths[i]]
+            t = real(ts[i])
+            for j in range(x.size):
+                power[j] = real(scale) * ((x[j] - tops[i]) - t)
+        # of all rows at once where all go on: they follow each other
+        for k in range(1 if left == count else left):
+            first, last = (0, count - 1) if left == count else (going[k], going[k])
+            raise_powers(powers[before[first] : before[last] + widths[last]], real(r))
+        for k in range(left):
+            i = going[k]
+            x, power = array_at(sources[i], (widths[i],), none), powers[before[i] : before[i] + widths[i]]
+            lowest[i], lower[i], total[i] = sums(x, tops[i], real(ts[i]), real(scale), power)
+        # of all rows, done or not: so many at a time
+        for i in range(count):
+            t = ts[i]
+            lows[i], highs[i] = t if total[i] >= 1 else lows[i], highs[i] if total[i] >= 1 else t
+            guessed = t + halley(lowest[i], lower[i], total[i], r) / scale
+            guessed = guessed if lows[i] <= guessed <= highs[i] else 0.5 * (lows[i] + highs[i])
+            change = (guessed - t) * scale
+            # a sum of 0 is that of a row of -inf
+            changes[i] = change if total[i] != 0 else 0.0
+        kept = 0
+        for k in range(left):
+            i = going[k]
+            size = abs(changes[i])
+            # entries at the edge of the support feel the last step as well: powers are taken once more
+            goes_on = size >= near and not settled[i] and total[i] == total[i]
+            settled[i] = size <= tolerance
+            ts[i] += changes[i] / scale if goes_on else 0.0
+            going[kept] = i
+            kept += goes_on
+        left = kept
+        step += 1
+    for i in range(count):
+        change = changes[i] if abs(changes[i]) < near else 0.0
+        x, y = array_at(sources[i], (widths[i],), none), array_at(targets[i], (widths[i],), none)
+        power = powers[before[i] : before[i] + widths[i]]
+        _weights(x, tops[i], real(ts[i]), real(change), real(scale), real(r), power, y)
+        ts[i] += change / scale
+        if total[i] != total[i]:
+            for j in range(y.size):
+                y[j] = np.nan
 
 
 @inline
@@ -153,15 +155,21 @@ def rough_root(lower, total, t, scale, r):
 
 @within
 def set_powers(x, top, t, scale, r, power):
-    """Fill power with d_+^(r-1); in two loops, since the polynomials of both functions do not fit the registers."""
-    one, zero = x.dtype.type(1), x.dtype.type(0)
+    """Fill power with d_+^(r-1)."""
     for j in range(x.size):
-        s = scale * ((x[j] - top) - t)
-        power[j] = log2_1p(s if s > -one else -one) * (r - one)
-    for j in range(x.size):
-        p = exp2(power[j])
-        # a NaN is not below anything
-        power[j] = zero if one + scale * ((x[j] - top) - t) <= zero else p
+        power[j] = scale * ((x[j] - top) - t)
+    raise_powers(power[: x.size], r)
+
+
+@within
+def raise_powers(power, r):
+    """d_+^(r-1) in place of d - 1; in two loops, since the polynomials of both functions do not fit the registers."""
+    one, none = power.dtype.type(1), power.dtype.type(-np.inf)
+    for j in range(power.size):
+        s = power[j]
+        power[j] = log2_1p(s if s > -one else -one) * (r - one) if s > -one else none
+    for j in range(power.size):
+        power[j] = exp2(power[j])
 
 
 @within

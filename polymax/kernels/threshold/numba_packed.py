@@ -1,63 +1,54 @@
 """Entmax with any alpha between 1 and 2 of long rows, for Numba: steps on the few entries that can have weight.
 
 The maxima of the parts of a row are some of its entries. Their r-norm is smaller than that of all, and so is their
-threshold; rough steps from the left come close to it. Only entries that have weight there are packed. Where the threshold
-of the packed entries is no lower, it is that of the row, since the others have no weight at it either. Where it is, because
-rough steps went too far, entries are packed again, by the bound that needs no steps. Rows of which most entries would be
-packed are taken as a whole.
+threshold; rough steps from the left come close to it. Only entries that have weight there are packed. Where the
+threshold of the packed entries is no lower, it is that of the row, since the others have no weight at it either. Where
+it is, because rough steps went too far, the row is taken as a whole, as are rows of which most entries would be packed.
 """
 
 import numpy as np
 
-from polymax.kernels.numba_math import add, row_max, row_sum, within
+from polymax.kernels.numba_math import row_max, within
 from polymax.kernels.numba_pack import pack_above
 from polymax.kernels.numba_peaks import PEAKS, set_peaks
-from polymax.kernels.threshold import TSALLIS
-from polymax.kernels.threshold.numba_general import first_sums, rough_root, rough_sums
-from polymax.kernels.threshold.numba_support import general_powers, response_weights
+from polymax.kernels.threshold.numba_general import rough_root, rough_sums
+from polymax.kernels.threshold.numba_support import BLOCK
 
 # how far rough steps may go beyond the threshold of the maxima
 ROUGH = 0.02
 
 
 @within
-def packed_row(x, y, alpha, z, power, index, peaks):
-    """Fill the row y with the weights of the scores x; the other arrays are room.
+def pack_row(x, y, alpha, whole, z, index, peaks):
+    """Pack the scores of a row that can have weight into z, in blocks filled up with -inf, with their index.
 
-    Returns -1; or, where most entries would be packed, a t near the root, and nothing is filled.
+    Returns how many there are, 0 where y is filled with zeros or NaN already, and a bound from below on t that is to be
+    seen to hold; or -1 and a t near the root where the row is to be taken as a whole: most entries are packed, or it is
+    asked for. The peaks are room.
     """
-    real, n = x.dtype.type, x.size
+    real = x.dtype.type
     set_peaks(x, peaks)
     top = row_max(peaks)
     # -inf if all entries are -inf or NaN
     top = top if top > -np.inf else real(0)
     near = _threshold_of_peaks(peaks, top, alpha - 1)
     bound = max(near - ROUGH, 0.0)
-    if looks_full(x, top, real(bound - 1 / (alpha - 1))):
-        return near
-    while True:
-        # a NaN is not below anything, and so is found among the few
-        count = pack_above(x, top, real(bound - 1 / (alpha - 1)), index)
-        if 2 * count > n:
-            return near
-        bad = 0
-        for k in range(count):
-            z[k] = x[index[k]] - top
-            bad += z[k] != z[k]
-        for j in range(n):
-            y[j] = 0 if bad == 0 else np.nan
-        if bad > 0:
-            return -1.0
-        kept, t = count, 0.0
-        if count > 0:
-            kept, t = general_powers(z, index, count, power, alpha, TSALLIS, bound)
-        if t >= bound:
-            break
-        bound = 0.0
-    factor = 1 / row_sum(power[:kept])
-    for k in range(kept):
-        y[index[k]] = power[k] * factor
-    return -1.0
+    lowest = real(bound - 1 / (alpha - 1))
+    if whole or looks_full(x, top, lowest):
+        return np.int64(-1), near
+    # a NaN is not below anything, and so is found among the few
+    count = pack_above(x, top, lowest, index)
+    if 2 * count > x.size:
+        return np.int64(-1), near
+    bad = 0
+    for k in range(count):
+        z[k] = x[index[k]] - top
+        bad += z[k] != z[k]
+    for j in range(y.size):
+        y[j] = 0 if bad == 0 else np.nan
+    for k in range(count, count + (-count) % BLOCK):
+        z[k] = -np.inf
+    return np.int64(count if bad == 0 else 0), bound
 
 
 @within
@@ -73,42 +64,8 @@ def looks_full(x, top, lowest):
 def _threshold_of_peaks(peaks, top, scale):
     """About the threshold of the maxima; 0 where there is none."""
     real, r = peaks.dtype.type, 1 / scale
-    lower, total = first_sums(peaks, top, real(scale), real(r))
-    t = rough_root(lower, total, 0.0, scale, r)
-    lower, total = rough_sums(peaks, top, real(t), real(scale), real(r))
-    return rough_root(lower, total, t, scale, r)
-
-
-@within
-def packed_response(y, v, alpha, index, count, w, values, out):
-    """Fill `out` with J v at the weights y, of which `count` listed ones alone are other than 0; w and values are room."""
-    for j in range(out.size):
-        out[j] = 0
-    for k in range(count):
-        values[k] = y[index[k]]
-    response_weights(values[:count], alpha, w)
-    for k in range(count):
-        values[k] = v[index[k]]
-    mean = weighted_mean(w[:count], values[:count])
-    for k in range(count):
-        d = w[k] * (values[k] - mean)
-        out[index[k]] = 0 if w[k] == 0 else d
-
-
-@within
-def respond(w, v, out):
-    """w (v - the mean of v by w), and 0 where w is."""
-    mean = weighted_mean(w, v)
-    for j in range(w.size):
-        d = w[j] * (v[j] - mean)
-        out[j] = 0 if w[j] == 0 else d
-
-
-@within
-def weighted_mean(w, v):
-    """The mean of v by weights w; 0 without any."""
-    total = mean = w.dtype.type(0)
-    for j in range(w.size):
-        total = add(total, w[j])
-        mean = add(mean, w[j] * v[j])
-    return mean / total if total != 0 else total
+    t = 0.0
+    for _ in range(2):
+        lower, total = rough_sums(peaks, top, real(t), real(scale), real(r))
+        t = rough_root(lower, total, t, scale, r)
+    return t

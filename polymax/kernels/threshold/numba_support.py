@@ -24,7 +24,7 @@ def support_powers(z, index, count, power, alpha, family):
         return sparsemax_powers(z, index, count, power)
     if alpha == 1.5 and family == TSALLIS:
         return entmax15_powers(z, index, count, power)
-    return general_powers(z, index, count, power, alpha, family, 0.0)[0]
+    return general_powers(z, index, count, power, alpha, family)
 
 
 @inline
@@ -96,11 +96,8 @@ def entmax15_powers(z, index, count, power):
 
 
 @inline
-def general_powers(z, index, count, power, alpha, family, start):
-    """support_powers for any alpha above 1, and the t that was found, from a `start` that is below it, or about.
-
-    d = 1 + scale (z - t), S_k = sum d_+^k: solve S_r = 1, or S_{r-1} S_r^{2/r-1} = 1, for t >= 0.
-    """
+def general_powers(z, index, count, power, alpha, family):
+    """d = 1 + scale (z - t), S_k = sum d_+^k: solve S_r = 1, or S_{r-1} S_r^{2/r-1} = 1, for t >= 0."""
     real = z.dtype.type
     scale = alpha - 1 if family == TSALLIS else 1.0
     r = 1 / (alpha - 1) if family == TSALLIS else alpha / (alpha - 1)
@@ -110,10 +107,9 @@ def general_powers(z, index, count, power, alpha, family, start):
     tolerance = 4 * np.finfo(z.dtype).eps
     expand = near_root(r, z.itemsize) if family == TSALLIS else 0.0
     padded = pad(z, count)
-    t = start
-    # steps that are cheap
-    rough = 2 if start == 0 else 1
-    for _ in range(rough if convex and family != SQUARED_NORM else 0):
+    t = 0.0
+    # a start that is cheap
+    for _ in range(2 if convex and family != SQUARED_NORM else 0):
         lower, total = rough_sums(z[:padded], real(0), real(t), real(scale), real(r))
         t = rough_root(lower, total, t, scale, r)
     for _ in range(100):
@@ -136,7 +132,7 @@ def general_powers(z, index, count, power, alpha, family, start):
         change = (guess - t) * scale
         if abs(change) < expand:
             _expand(z, count, power, real(scale), real(t), real(change), real(r))
-            return count, guess
+            return count
         t = guess
         if abs(change) <= tolerance:
             # entries at the edge of the support feel the last step as well
@@ -147,7 +143,7 @@ def general_powers(z, index, count, power, alpha, family, start):
     if family == TSALLIS:
         for j in range(count):
             power[j] *= max(real(1) + real(scale) * (z[j] - real(t)), real(0))
-    return count, t
+    return count
 
 
 @inline
@@ -177,9 +173,16 @@ def response_weights(y, alpha, w):
         for j in range(y.size):
             w[j] = y[j]
     else:
-        # two loops: in one, the polynomials of both functions do not fit the registers
-        for j in range(y.size):
-            w[j] = log2(y[j] if y[j] > 0 else real(1)) * real(2 - alpha)
-        for j in range(y.size):
-            p = exp2(w[j])
-            w[j] = p if y[j] > 0 else y[j]
+        powered_weights(y, alpha, w)
+
+
+@within
+def powered_weights(y, alpha, w):
+    """The same for an alpha that has no way of its own."""
+    real = y.dtype.type
+    # two loops: in one, the polynomials of both functions do not fit the registers
+    for j in range(y.size):
+        w[j] = log2(y[j] if y[j] > 0 else real(1)) * real(2 - alpha)
+    for j in range(y.size):
+        p = exp2(w[j])
+        w[j] = p if y[j] > 0 else y[j]
