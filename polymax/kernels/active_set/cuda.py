@@ -42,8 +42,8 @@ from polymax.structures.base import Structure
 _ROOM = 64
 # the most places for structures that are likely to come
 _LIKELY = 256
-# entries of a tile to a thread
-_ENTRIES = 32
+# entries of a tile to a thread, where places are few and where they are many: large tiles take longer to compile
+_ENTRIES = 16, 32
 # kinds whose structures are listed as programs leave them, from tensors of the search alone
 _REPEATED = ("tags", "counted_tags", "arcs", "cells")
 _CALLS = Remembered()
@@ -352,7 +352,7 @@ class _Launcher(NamedTuple):
         # a vector of weights is spread over threads, too
         warps = max(plan.warps, min(room // 64, 8) if room > 64 else 1)
         width = min(max(ceil_power(slots), 32), 256)
-        tile = 32 * warps * _ENTRIES
+        tile = 32 * warps * _ENTRIES[room > _ROOM]
         rows, some = max(min(tile // room, room), 2), max(min(tile // width, room), 2)
         sizes = {"K": room, "BR": rows, "BP": some, "BU": width, "BS": plan.columns}
         return {"BEST": plan.best, "SIZES": plan.sizes, **sizes, "num_warps": warps, "num_stages": 1}
