@@ -20,8 +20,12 @@ _KNOWN = 19
 
 def _packs() -> bool:
     """True if this processor packs in registers, and LLVM can say so."""
-    known = llvmlite.binding.llvm_version_info[0] >= _KNOWN
-    return known and llvmlite.binding.get_host_cpu_features().get("avx512f", False)
+    try:
+        features = llvmlite.binding.get_host_cpu_features()
+    except RuntimeError:
+        # LLVM does not tell them on every platform
+        return False
+    return llvmlite.binding.llvm_version_info[0] >= _KNOWN and bool(features.get("avx512f"))
 
 
 @intrinsic
