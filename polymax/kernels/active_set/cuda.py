@@ -38,7 +38,7 @@ from polymax.solvers.search import Search
 from polymax.solvers.solution import Solution
 from polymax.structures.base import Structure
 
-# room for so many structures at first; more where they do not suffice
+# room for so many structures at first, 8 at least; more where they do not suffice
 _ROOM = 64
 # the most places for structures that are likely to come
 _LIKELY = 256
