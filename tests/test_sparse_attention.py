@@ -159,6 +159,22 @@ def test_huge_keys_keep_the_digits_of_others(file, size):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("size", [1e6, 1e12])
+@pytest.mark.parametrize("file", ["cpu", "cuda"])
+def test_huge_queries_leave_nothing_with_keys(file, size):
+    """A query with huge scores has one key, whose weight does not move."""
+    module = import_module(f"polymax.kernels.sparse_attention.{file}")
+    q, k, v, grad, options = arguments("sparsemax", torch.float32)
+    q[:, :, 20] *= size
+    device = "cuda" if file == "cuda" and GPU else "cpu"
+    found, slopes = both(module, *on(device, (q, k, v, grad)), on(device, options))
+    true, true_slopes = both(reference, *exact((q, k, v, grad)), exact(options))
+    assert (found[2].cpu()[:, :, 20] == 1).all() and torch.equal(found[2].cpu(), true[2])
+    for a, b in zip((found[0], *slopes[:3]), (true[0], *true_slopes[:3]), strict=True):
+        close(a.cpu(), b, f"{file}.py == reference.py")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("file", ["cpu", "cuda"])
 def test_a_bias_of_the_least_number_is_the_same_for_all(file):
     module = import_module(f"polymax.kernels.sparse_attention.{file}")

@@ -142,6 +142,8 @@ def _column_slopes(
         if DROP:
             b_p *= kept(b_state, o_n[None, :], drop)
         b_dx = score_slopes(b_w, b_dp, b_common, b_state, o_n, r, drop, DROP, R)
+        # a weight of 1 does not move, where rounding would leave a little of a huge query
+        b_dx *= tl.where(b_depth > 1, 0.0, 1.0)[:, None]
         if CAP:
             b_dx *= cap_slope(b_raw, scale, softcap)
         b_dv = tl.dot(tl.trans(b_p.to(b_g.dtype)), b_g, b_dv, input_precision=PRECISION)
