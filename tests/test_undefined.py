@@ -190,3 +190,16 @@ def test_warm_start_after_nan():
     for solver in (pm.ActiveSet(), pm.Pairwise()):
         again = pm.SparseMap(row.structure, solver).solve(*scores, start=start)
         assert bool(again.value.isfinite().all()), "an instance without weights starts from its best structure"
+
+
+@pytest.mark.parametrize("n", [5, 100, 1000])
+@pytest.mark.parametrize("alpha", [1.33, 1.5, 2.0])
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_gradients_that_are_not_finite_are_not_lost(alpha, n, bad):
+    """A gradient of no use beside the support has no weight; the row says so, and the others do not notice."""
+    x = torch.linspace(0, 3 * n, n).repeat(2, 1).requires_grad_()
+    v = torch.ones(2, n)
+    v[0, 0] = bad
+    (found,) = torch.autograd.grad(pm.entmax(x, alpha=alpha), x, v)
+    assert found[0, -1].isnan()
+    assert (found[1] == 0).all()

@@ -487,8 +487,12 @@ def _between_long_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alph
                 values[k] = v[i, index[k]]
         mean = _weighted_mean(w, values[:count] if packed else v[i])
         if packed:
+            bad = 0
             for j in range(n):
                 out[i, j] = 0
+                # what is not finite beside the support has no weight, but is not lost
+                bad += v[i, j] - v[i, j] != 0
+            mean = mean if bad == 0 else mean * np.nan
             for k in range(count):
                 out[i, index[k]] = w[k] * (values[k] - mean)
         else:
