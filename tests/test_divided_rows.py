@@ -83,7 +83,7 @@ def scaled_rows(n, dtype, scale):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scale", [1, 0.1, 1e-3, 20])
-@pytest.mark.parametrize("n", [0, 1, 2, 7, 9, 13, 64, 100, 130, 500, 1024, 3000])
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 9, 13, 64, 100, 130, 500, 1500])
 def test_oscarmax_on_the_cpu_is_the_reference(n, scale, dtype):
     """Few entries and many, by insertion, counts and digits; with buckets that are one run, and rows that are."""
     for values in ((0.01, 0.3, 0.0, 0.1), (1e-3, 1e-4, 1e-5, 1e-2), (1.0, 1e4, 3e-3, 3e-2)):
