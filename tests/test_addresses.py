@@ -8,7 +8,7 @@ from polymax.kernels.capped import cpu as capped
 from polymax.kernels.cpu_rows import REALS
 from polymax.kernels.oscarmax import cpu as oscarmax
 from polymax.kernels.segment_mean import cpu as segment_mean
-from polymax.kernels.threshold import NORM, TSALLIS
+from polymax.kernels.threshold import NORM, TSALLIS, cpu_gradients
 from polymax.kernels.threshold import cpu as threshold
 
 # between arrays, in entries: loops that LLVM has vectorised look whether arrays are this close to each other
@@ -71,7 +71,7 @@ def test_weights(name, alpha, n, dtype):
     ],
 )
 def test_gradients(name, alpha, family, n, dtype):
-    kernel, real = getattr(threshold, name), REALS[dtype]
+    kernel, real = getattr(cpu_gradients, name), REALS[dtype]
     for rows in (1, 2):
         y = torch.softmax(torch.randn(rows, n, dtype=dtype), -1)
         y[:, ::3] = 0

@@ -10,8 +10,6 @@ Functions that take and give numbers and addresses alone are `noinline`: the tim
 grows with more than the square of its size, and what is called twice is compiled once.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,6 +24,7 @@ from polymax.kernels.active_set.cuda_face import span
 from polymax.kernels.active_set.cuda_known import KnownCall, Memory, mean_shapes
 from polymax.kernels.active_set.cuda_solution import ordered
 from polymax.kernels.active_set.cuda_start import prepare
+from polymax.kernels.active_set.cuda_state import State
 from polymax.kernels.response.cuda import mixture, response
 from polymax.kernels.response.cuda_kept import add_shared
 from polymax.kernels.triton_ahead import apart, rehearse
@@ -86,65 +85,6 @@ def places_of(vertices: Tensor, dims: int) -> Tensor:
     """The place in a flat first tensor, of `dims` dims, of each part that structures use; -1 for the others."""
     event = vertices.shape[vertices.dim() - dims :]
     return torch.where(vertices != 0, torch.arange(event.numel(), device=vertices.device).reshape(event), -1)
-
-
-@dataclass(frozen=True)
-class _State:
-    """What the programs know, in the shapes of cuda_loop.py."""
-
-    held: tuple[Tensor, Tensor, Tensor]
-    point: Tensor
-    fresh: Tensor
-    known: Tensor
-    gaps: Tensor
-
-    @staticmethod
-    def rooms(count: int, d: int, slots: int, room: int) -> list[Room]:
-        """Memory for so many instances, which the first launch writes to."""
-        return [
-            Room(torch.int32, (count, room, slots)),
-            Room(torch.float32, (count, room, room)),
-            Room(torch.float64, (count, room + 3, room)),
-            Room(torch.float64, (4, count, d)),
-            Room(torch.int32, (count, slots)),
-            Room(torch.float64, (count,)),
-        ]
-
-    @classmethod
-    def of(cls, arrays: Sequence[Tensor], known: Tensor) -> "_State":
-        """The state in the arrays of `rooms`."""
-        places, gram, system, point, fresh, gaps = arrays
-        return cls((places, gram, system), point, fresh, known, gaps)
-
-    def with_seeds(self, places: Tensor, scores: Tensor, probs: Tensor) -> "_State":
-        """The same state with structures to start from, (B, seeds, slots), their scores and weights.
-
-        Those that depend on others before them are dropped.
-        """
-        seeds, (held, _, system) = places.shape[1], self.held
-        held[:, :seeds] = places
-        # what the scores forbid is dropped
-        kept = (probs > 0) & (scores > -torch.inf)
-        system[:, -3, :seeds] = torch.where(kept, scores, 0)
-        system[:, -2, :seeds] = torch.where(kept, probs, -1)
-        prepare(self.held, seeds)
-        weights = system[:, -2, :seeds]
-        system[:, -2, :seeds] = torch.where(weights >= 0, weights / weights.clamp(min=0).sum(-1, keepdim=True), -1)
-        # weights are next; the first structure is no iteration
-        self.known[0] = cuda_loop.WEIGH.value
-        self.known[1] = kept.any(-1).int() - 1
-        return self
-
-    def with_more_places(self) -> "_State":
-        """The same state with twice the places; instances that had too few go on."""
-        (places, gram, system), pad = self.held, torch.nn.functional.pad
-        room = places.shape[1]
-        system = pad(torch.cat([pad(system[:, :room], (0, 0, 0, room)), system[:, room:]], 1), (0, room))
-        system[:, -2, room:] = -1
-        status = self.known[0]
-        status = torch.where(status == cuda_loop.FULL.value, cuda_loop.GOING.value, status)
-        self.known[0] = torch.where(status == cuda_loop.FACE_FULL.value, cuda_loop.DIRECTION.value, status)
-        return replace(self, held=(pad(places, (0, 0, 0, room)), pad(gram, (0, room, 0, room)), system))
 
 
 @cache
@@ -212,14 +152,14 @@ def _make_call(solver: Solver, tensors: int, search: Search, whole: bool, wary: 
     places = _places(solver, plan, 0)
     if whole:
         _rehearse_recording(solver, places, search, first.dtype)
-    arrays = _State.rooms(count, d, plan.slots, places)
+    arrays = State.rooms(count, d, plan.slots, places)
     # the last is for the sums of a mean
     sums = sum(map(torch.Size.numel, mean_shapes(search)))
     rooms = Rooms([*arrays, *[x for x in plan.problem if isinstance(x, Room)], Room(torch.float64, (sums,))])
     memory = Memory.of(rooms, count, first.device)
     views = rooms.tensors(memory.own)
     mine = iter(views[len(arrays) :])
-    state = _State.of(views[: len(arrays)], memory.known)
+    state = State.of(views[: len(arrays)], memory.known)
     plan = plan._replace(problem=tuple(next(mine) if isinstance(x, Room) else x for x in plan.problem))
     launch = _Launcher(solver, first.reshape(count, d), whole, wary)
     _compile_ahead(launch, search, plan, state, 0, known=True)
@@ -255,8 +195,8 @@ def _solve(
     places = _places(solver, plan, seeds)
     if whole and not recorded and not asked:
         _rehearse_recording(solver, places, search, scores[0].dtype)
-    arrays = [room.new(device) for room in _State.rooms(count, given.shape[1], plan.slots, places)]
-    state = _State.of(arrays, torch.empty((3, count), dtype=torch.int32, device=device))
+    arrays = [room.new(device) for room in State.rooms(count, given.shape[1], plan.slots, places)]
+    state = State.of(arrays, torch.empty((3, count), dtype=torch.int32, device=device))
     plan = plan._replace(problem=tuple(x.new(device) if isinstance(x, Room) else x for x in plan.problem))
     launch = _Launcher(solver, given, whole, wary and looked)
     if not (asked or recorded):
@@ -340,13 +280,13 @@ class _Launcher(NamedTuple):
     whole: bool
     wary: bool
 
-    def __call__(self, plan: Plan, state: _State, rounds: int, first: bool) -> None:
+    def __call__(self, plan: Plan, state: State, rounds: int, first: bool) -> None:
         """Up to so many rounds of each instance; at first, nothing is known."""
         with on_device(self.given):
             for kernel, options, args in self.calls(plan, state, rounds, first):
                 kernel[(len(state.fresh),)](*args, **options)
 
-    def options(self, plan: Plan, state: _State) -> dict[str, Any]:
+    def options(self, plan: Plan, state: State) -> dict[str, Any]:
         """What kernels are compiled for."""
         _, room, slots = state.held[0].shape
         # a vector of weights is spread over threads, too
@@ -357,7 +297,7 @@ class _Launcher(NamedTuple):
         sizes = {"K": room, "BR": rows, "BP": some, "BU": width, "BS": plan.columns}
         return {"BEST": plan.best, "SIZES": plan.sizes, **sizes, "num_warps": warps, "num_stages": 1}
 
-    def calls(self, plan: Plan, state: _State, rounds: int, first: bool) -> list[tuple[Any, dict[str, Any], Any]]:
+    def calls(self, plan: Plan, state: State, rounds: int, first: bool) -> list[tuple[Any, dict[str, Any], Any]]:
         """Kernels, what each of them is compiled for, and what it takes."""
         options = self.options(plan, state)
         others = self.given if plan.others is None else plan.others
@@ -369,14 +309,14 @@ class _Launcher(NamedTuple):
         found = [(cuda_loop.iterate, {**options, "QUICK": plan.quick}, (*known, state.gaps, *sizes, *numbers, *look))]
         return [*found, (span, options, (*known, *sizes))] if self.whole and rounds else found
 
-    def span(self, plan: Plan, state: _State) -> None:
+    def span(self, plan: Plan, state: State) -> None:
         """The faces of instances that have converged."""
         _, (kernel, options, args) = self.calls(plan, state, _ALL, False)
         kernel[(len(state.fresh),)](*args, **options)
 
 
 def _compile_ahead(
-    launch: _Launcher, search: Search, plan: Plan, state: _State, seeds: int, known: bool = False
+    launch: _Launcher, search: Search, plan: Plan, state: State, seeds: int, known: bool = False
 ) -> None:
     """Have what comes after the loop compiled meanwhile, at the first call of its kind, known or not."""
     dtype, device = launch.given.dtype, torch.device("meta")
@@ -404,7 +344,7 @@ def _compile_ahead(
         rehearse(add_shared, sums, sums.to(dtype), (1, 1, d, 0, d))
 
 
-def _solution(kind: Any, search: Search, plan: Plan, state: _State, width: int) -> Solution:
+def _solution(kind: Any, search: Search, plan: Plan, state: State, width: int) -> Solution:
     """The structures in the first `width` places, heaviest first."""
     parts = search.most if plan.states else plan.slots
     dtype = search.tensors[0].dtype

@@ -1,0 +1,70 @@
+"""What the programs of SparseMAP know between launches, as tensors: to start from, and to make room in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from polymax.kernels.active_set import cuda_loop
+from polymax.kernels.active_set.cuda_start import prepare
+from polymax.kernels.triton_ready import Room
+
+
+@dataclass(frozen=True)
+class State:
+    """What the programs know, in the shapes of cuda_loop.py."""
+
+    held: tuple[Tensor, Tensor, Tensor]
+    point: Tensor
+    fresh: Tensor
+    known: Tensor
+    gaps: Tensor
+
+    @staticmethod
+    def rooms(count: int, d: int, slots: int, room: int) -> list[Room]:
+        """Memory for so many instances, which the first launch writes to."""
+        return [
+            Room(torch.int32, (count, room, slots)),
+            Room(torch.float32, (count, room, room)),
+            Room(torch.float64, (count, room + 3, room)),
+            Room(torch.float64, (4, count, d)),
+            Room(torch.int32, (count, slots)),
+            Room(torch.float64, (count,)),
+        ]
+
+    @classmethod
+    def of(cls, arrays: Sequence[Tensor], known: Tensor) -> "State":
+        """The state in the arrays of `rooms`."""
+        places, gram, system, point, fresh, gaps = arrays
+        return cls((places, gram, system), point, fresh, known, gaps)
+
+    def with_seeds(self, places: Tensor, scores: Tensor, probs: Tensor) -> "State":
+        """The same state with structures to start from, (B, seeds, slots), their scores and weights.
+
+        Those that depend on others before them are dropped.
+        """
+        seeds, (held, _, system) = places.shape[1], self.held
+        held[:, :seeds] = places
+        # what the scores forbid is dropped
+        kept = (probs > 0) & (scores > -torch.inf)
+        system[:, -3, :seeds] = torch.where(kept, scores, 0)
+        system[:, -2, :seeds] = torch.where(kept, probs, -1)
+        prepare(self.held, seeds)
+        weights = system[:, -2, :seeds]
+        system[:, -2, :seeds] = torch.where(weights >= 0, weights / weights.clamp(min=0).sum(-1, keepdim=True), -1)
+        # weights are next; the first structure is no iteration
+        self.known[0] = cuda_loop.WEIGH.value
+        self.known[1] = kept.any(-1).int() - 1
+        return self
+
+    def with_more_places(self) -> "State":
+        """The same state with twice the places; instances that had too few go on."""
+        (places, gram, system), pad = self.held, torch.nn.functional.pad
+        room = places.shape[1]
+        system = pad(torch.cat([pad(system[:, :room], (0, 0, 0, room)), system[:, room:]], 1), (0, room))
+        system[:, -2, room:] = -1
+        status = self.known[0]
+        status = torch.where(status == cuda_loop.FULL.value, cuda_loop.GOING.value, status)
+        self.known[0] = torch.where(status == cuda_loop.FACE_FULL.value, cuda_loop.DIRECTION.value, status)
+        return replace(self, held=(pad(places, (0, 0, 0, room)), pad(gram, (0, room, 0, room)), system))
