@@ -148,7 +148,7 @@ def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
 )
 @pytest.mark.parametrize("file", ["cpu", "cuda"])
 def test_huge_scores_keep_the_digits_of_others(file, which, size):
-    """A huge key takes all weight where it is the best, and none elsewhere; a huge query has one key, and moves none."""
+    """A huge key takes all weight where it is the best, and none elsewhere; a huge query has one key alone."""
     module = import_module(f"polymax.kernels.sparse_attention.{file}")
     q, k, v, grad, options = arguments("sparsemax", torch.float32)
     (q if which == "query" else k)[:, :, 20] *= size
