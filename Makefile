@@ -43,4 +43,4 @@ $(READY): pyproject.toml constraints.txt
 
 clean:
 	rm -rf demo-output build dist .mypy_cache .pytest_cache .ruff_cache *.egg-info
-	find polymax tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find polymax polymax_recipes tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -10,7 +10,7 @@ from benchmarks.cases import SUITES
 from benchmarks.layers import profile
 from benchmarks.series.cases import from_files
 from benchmarks.workload import Case
-from polymax.recipes.demo import speed
+from polymax_recipes.demo import speed
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks import machine
 from polymax import nn
-from polymax.recipes.demo import speed
+from polymax_recipes.demo import speed
 
 
 def main() -> int:

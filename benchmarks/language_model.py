@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from benchmarks import machine
-from polymax.recipes.demo import speed
-from polymax.recipes.lm.data import Batch
-from polymax.recipes.lm.generate import Sampling, continuations
-from polymax.recipes.lm.model import ATTENTIONS, LanguageModel
-from polymax.recipes.lm.task import LanguageModelOptions, attention_report
-from polymax.recipes.lm.tokens import Bytes
+from polymax_recipes.demo import speed
+from polymax_recipes.lm.data import Batch
+from polymax_recipes.lm.generate import Sampling, continuations
+from polymax_recipes.lm.model import ATTENTIONS, LanguageModel
+from polymax_recipes.lm.task import LanguageModelOptions, attention_report
+from polymax_recipes.lm.tokens import Bytes
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("softmax", "entmax", "adaptive-entmax")

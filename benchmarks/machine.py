@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import polymax
-from polymax.recipes.demo import speed
+from polymax_recipes.demo import speed
 
 PACKAGES = (
     *("triton", "numba", "numpy", "entmax", "adasplash", "jax", "jaxopt"),

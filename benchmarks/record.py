@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from polymax.recipes.demo.speed import BUSY
+from polymax_recipes.demo.speed import BUSY
 
 SCHEMA = 1
 OK, PARITY_FAILED, ERROR = "ok", "parity failed", "error"

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from polymax.recipes.demo import speed
-from polymax.recipes.seq2seq.attention import NAMES
-from polymax.recipes.seq2seq.data import Pairs
-from polymax.recipes.seq2seq.task import Seq2SeqOptions, task
-from polymax.recipes.training.batches import shuffled_batches
-from polymax.recipes.training.measured import to_device
+from polymax_recipes.demo import speed
+from polymax_recipes.seq2seq.attention import NAMES
+from polymax_recipes.seq2seq.data import Pairs
+from polymax_recipes.seq2seq.task import Seq2SeqOptions, task
+from polymax_recipes.training.batches import shuffled_batches
+from polymax_recipes.training.measured import to_device
 
 BASELINE = "torch.softmax"
 

@@ -22,15 +22,15 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from polymax.recipes.demo import speed
-from polymax.recipes.lm.task import LanguageModelOptions
-from polymax.recipes.lm.task import task as lm
-from polymax.recipes.seq2seq.task import Seq2SeqOptions, found_targets, target_words
-from polymax.recipes.seq2seq.task import task as seq2seq
-from polymax.recipes.training.batches import shuffled_batches
-from polymax.recipes.training.measured import means, to_device
-from polymax.recipes.training.task import Trained
-from polymax.recipes.words import LOSSES
+from polymax_recipes.demo import speed
+from polymax_recipes.lm.task import LanguageModelOptions
+from polymax_recipes.lm.task import task as lm
+from polymax_recipes.seq2seq.task import Seq2SeqOptions, found_targets, target_words
+from polymax_recipes.seq2seq.task import task as seq2seq
+from polymax_recipes.training.batches import shuffled_batches
+from polymax_recipes.training.measured import means, to_device
+from polymax_recipes.training.task import Trained
+from polymax_recipes.words import LOSSES
 
 # steps that are not timed: kernels are compiled in them
 WARM = 5
@@ -201,7 +201,7 @@ def searched(trained: Trained, dev: list[Any], options: argparse.Namespace) -> d
 
 def _bleu(texts: list[str], wanted: list[list[str]]) -> float | None:
     """BLEU, where its package is installed."""
-    from polymax.recipes.seq2seq.measures import bleu
+    from polymax_recipes.seq2seq.measures import bleu
 
     try:
         return bleu(texts, wanted)

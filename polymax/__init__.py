@@ -3,8 +3,6 @@
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
-from polymax import _moved as _moved
-
 # modules
 from polymax import factors as factors
 from polymax import nn as nn
@@ -169,10 +167,13 @@ from polymax.warping import squared_euclidean as squared_euclidean
 
 __version__ = "0.1.0"
 
-_moved.install()
-
-# modules that are loaded when asked for: matplotlib and what trains are extras
-_LAZY = ("explore", "plot", "recipes", "testing")
+# modules that are loaded when asked for: matplotlib and the packages for training are extras
+_LAZY = {
+    "explore": "polymax_recipes.explore",
+    "plot": "polymax.plot",
+    "recipes": "polymax_recipes",
+    "testing": "polymax.testing",
+}
 _MODULES = ("factors", "nn")
 
 # all that is imported above
@@ -193,7 +194,7 @@ def __getattr__(name: str) -> _Any:
     if name in _LAZY:
         from importlib import import_module
 
-        return import_module(f"polymax.{name}")
+        return import_module(_LAZY[name])
     raise AttributeError(f"module 'polymax' has no attribute {name!r}")
 
 

@@ -1,5 +1,6 @@
 """The command `polymax` as `python -m polymax`."""
 
-from polymax.cli import main
+from importlib import import_module
 
-main()
+# the command is a package of its own, which this one does not import
+import_module("polymax_recipes.cli").main()

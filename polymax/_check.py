@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._function import has_values
+from polymax.backend.function import has_values
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

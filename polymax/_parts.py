@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax._function import refuse_trace, tracing
+from polymax.backend.function import refuse_trace, tracing
 
 Parts = Any
 

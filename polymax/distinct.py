@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.hypergraphs.graph import Graph
+from polymax.graphs.graph import Graph
 
 # annotations of generators are strings: np.random is loaded when it is first used, and not by `import polymax`
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import apply_function, recording
+from polymax.backend.function import apply_function, recording
 from polymax.kernels.two_classes import two_classes, two_classes_backward
 from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from polymax import recipes
-from polymax.recipes.seq2seq import numbers
-from polymax.recipes.training import trainer  # noqa: F401  (processes are forked: what is imported here is there)
-from polymax.recipes.training.digests import check_digest
-from polymax.recipes.training.fit import train
-from polymax.recipes.training.run import Run, read_digests, tensors
+import polymax_recipes as recipes
+from polymax_recipes.seq2seq import numbers
+from polymax_recipes.training import trainer  # noqa: F401  (processes are forked: what is imported here is there)
+from polymax_recipes.training.digests import check_digest
+from polymax_recipes.training.fit import train
+from polymax_recipes.training.run import Run, read_digests, tensors
 
 # so large that writing takes a good part of the time
 OPTIONS = {"hidden": 256, "embedding": 256, "batch_size": 16, "longest": 12, "accelerator": "cpu", "lr": 0.003}

@@ -17,9 +17,9 @@ from tolerances import close, equal
 from torch.utils.data import DataLoader, Dataset
 
 import polymax as pm
-from polymax.kernels import cpu_rows, numba_team
-from polymax.kernels.numba_compile import KNOWN
-from polymax.kernels.numba_math import kernel, rows_at
+from polymax.backend import cpu_rows, numba_team
+from polymax.backend.numba_compile import KNOWN
+from polymax.backend.numba_math import kernel, rows_at
 
 
 @every(ROWS)
@@ -244,7 +244,7 @@ def test_public_names():
         "[]",
         "['factors', 'nn']",
         "True",
-        "['polymax.recipes', 'polymax.testing', 'polymax.structures']",
+        "['polymax_recipes', 'polymax.testing', 'polymax.structures']",
         "[]",
         "polymax.smoothing.top_k",
     ]

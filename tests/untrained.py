@@ -1,10 +1,10 @@
 """Models that were never trained, made from a few lines in no time: what serves and shows models needs no more."""
 
-from polymax.recipes.readers.columns import Tagged
-from polymax.recipes.readers.conllu import read_conllu
-from polymax.recipes.speech_align.tones import write_tones
-from polymax.recipes.training.settings import made
-from polymax.recipes.training.task import Trained, named
+from polymax_recipes.readers.columns import Tagged
+from polymax_recipes.readers.conllu import read_conllu
+from polymax_recipes.speech_align.tones import write_tones
+from polymax_recipes.training.settings import made
+from polymax_recipes.training.task import Trained, named
 
 SMALL = {"hidden": 8, "embedding": 8}
 WORDS = (("She", "PRON", 2, "nsubj"), ("sings", "VERB", 0, "root"), ("songs", "NOUN", 2, "obj"))

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from polymax.explore import Picture
-from polymax.explore.picture import drawing_module, drawing_style
+from polymax_recipes.explore import Picture
+from polymax_recipes.explore.picture import drawing_module, drawing_style
 
 BLOCKS = re.compile(r"```python\n(.*?)```\n(?:\n```text\n.*?```\n)?", re.DOTALL)
 

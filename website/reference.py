@@ -15,8 +15,8 @@ MODULES = (
     ("polymax.nn", "pm.nn", "Modules"),
     ("polymax.factors", "pm.factors", "Factors of logic"),
     ("polymax.plot", "pm.plot", "Pictures"),
-    ("polymax.explore", "pm.explore", "Pictures that move"),
-    ("polymax.recipes", "pm.recipes", "Recipes"),
+    ("polymax_recipes.explore", "pm.explore", "Pictures that move"),
+    ("polymax_recipes", "pm.recipes", "Recipes"),
     ("polymax.testing", "pm.testing", "Checks for your own"),
     ("polymax.integrations.transformers", "polymax.integrations.transformers", "Hugging Face Transformers"),
 )

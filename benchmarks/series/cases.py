@@ -18,7 +18,7 @@ from benchmarks.structures.oracles import soft_dtw
 from benchmarks.timing import EFFORTS, QUICK
 from benchmarks.workload import Case, judged
 from polymax import squared_euclidean
-from polymax.recipes.series.model import TOLERANCE as SAME
+from polymax_recipes.series.model import TOLERANCE as SAME
 
 FIT, PREDICT, WHOLE = "fit", "predict", "fit+predict"
 # how many times as long tslearn should take, with the same tolerance and at most as many iterations

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.series.problem import Learner, Problem
-from polymax.recipes.series.model import TOLERANCE, Centroids
-from polymax.recipes.training.batches import sorted_batches
+from polymax_recipes.series.model import TOLERANCE, Centroids
+from polymax_recipes.training.batches import sorted_batches
 
 # what tslearn stops at unless it is told otherwise
 TSLEARN_TOLERANCE = 1e-3

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymax.recipes.readers.series import Series
-from polymax.recipes.series.data import LabelledSeries, read_labelled_series, shape_of
-from polymax.recipes.series.model import Centroids
-from polymax.recipes.series.task import SeriesOptions, classes_of, task
+from polymax_recipes.readers.series import Series
+from polymax_recipes.series.data import LabelledSeries, read_labelled_series, shape_of
+from polymax_recipes.series.model import Centroids
+from polymax_recipes.series.task import SeriesOptions, classes_of, task
 
 # as small as keeps an alignment of standardised series from being an average of all
 GAMMA = 0.1

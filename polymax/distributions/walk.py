@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, register_kl
 
-from polymax._function import functional
 from polymax._parts import Parts, map_parts, narrow, tensors
+from polymax.backend.function import functional
 from polymax.distinct import from_walk
+from polymax.graphs.levels import levels_of
 from polymax.hypergraphs.derivations import Derivations
-from polymax.hypergraphs.levels import levels_of
 from polymax.hypergraphs.passes import HARD
 from polymax.hypergraphs.smoothed import smoothed_expectation
 from polymax.kernels.hypergraph import (

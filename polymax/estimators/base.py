@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import functional
 from polymax._parts import checked_scores, narrow
+from polymax.backend.function import functional
 from polymax.noise import Gumbel, Noise
 from polymax.regularizers.entropies import positive
 from polymax.smoothing import Smoothing

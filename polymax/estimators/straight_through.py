@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._function import functional
+from polymax.backend.function import functional
 from polymax.estimators.base import Estimator
 from polymax.smoothing import Smoothing
 from polymax.structures.base import Parts, tensors

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import apply_function, functional
+from polymax.backend.function import apply_function, functional
 from polymax.distributions.finite import Finite
 from polymax.factors.blocks import Projected
 from polymax.factors.factor import Factor

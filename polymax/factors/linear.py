@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polymax._function import functional, outside_transforms
+from polymax.backend.function import functional, outside_transforms
 from polymax.factors.magnitudes import largest, without_gaps
 from polymax.factors.relaxation import leave_program, numbers_of, solve
 from polymax.factors.solution import GraphSolution, solution_of

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import apply_function, constant, functional, has_values, outside_transforms
+from polymax.backend.function import apply_function, constant, functional, has_values, outside_transforms
 from polymax.factors.infeasible import refuse_infeasible
 from polymax.factors.magnitudes import largest, without_gaps
 from polymax.factors.solution import GraphSolution, solution_of

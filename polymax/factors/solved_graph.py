@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import apply_function
+from polymax.backend.function import apply_function
 from polymax.factors.agreement import Agreed, pair_spread
 from polymax.factors.subspace import sum_edges
 from polymax.kernels.constrained import constrained_response

@@ -12,7 +12,7 @@ smoothed     which of the two, passes or levels, serves a regularizer
 entropy      the Omega of a smoothed recursion as a function of expected parts
 """
 
+from polymax.graphs.graph import Builder, Family, Graph
 from polymax.hypergraphs.derivations import Derivations
-from polymax.hypergraphs.graph import Builder, Family, Graph
 
 __all__ = ["Builder", "Derivations", "Family", "Graph"]

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax._dispatch import _LIBRARY
-from polymax._function import outside_transforms
 from polymax._parts import Parts
-from polymax.hypergraphs.graph import Graph
+from polymax.backend.dispatch import _LIBRARY
+from polymax.backend.function import outside_transforms
+from polymax.graphs.graph import Graph
 from polymax.hypergraphs.passes import Problem, kernel_passes
 from polymax.kernels.hypergraph import (
     hypergraph_inside,

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from polymax.graphs.levels import Levels, levels_of
 from polymax.hypergraphs.derivations import Derivations
-from polymax.hypergraphs.levels import Levels, levels_of
 from polymax.kernels.hypergraph.reference import of_edges
 from polymax.regularizers import Regularizer
 

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 
-from polymax._dispatch import wrapped
-from polymax._function import eager, under_transform
 from polymax._parts import Parts
+from polymax.backend.dispatch import wrapped
+from polymax.backend.function import eager, under_transform
 
 # the alpha of Tsallis' entropies: that of Shannon's, and that of no smoothing
 SHANNON, HARD = 1.0, math.inf

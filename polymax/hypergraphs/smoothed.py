@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polymax._function import functional
 from polymax._parts import Parts
-from polymax.hypergraphs.levels import Levels, levels_of
+from polymax.backend.function import functional
+from polymax.graphs.levels import Levels, levels_of
 from polymax.hypergraphs.passes import HARD, SHANNON, Problem, Slopes
 from polymax.kernels.hypergraph.reference import at_roots, of_edges, of_parts
 from polymax.kernels.hypergraph.tape import recorded_by

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._dispatch import Operator, declare_instances
+from polymax.backend.dispatch import Operator, declare_instances
 
 
 def declare_passes(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polymax._function import keep_tensors
+from polymax.backend.function import keep_tensors
 
 
 def wide(x: Tensor) -> Tensor:

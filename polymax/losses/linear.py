@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import apply_function, autocasts, functional
+from polymax.backend.function import apply_function, autocasts, functional
 from polymax.kernels.linear_loss import linear_loss, linear_loss_backward
 from polymax.kernels.linear_loss.reference import capped_logits, logits, shift
 from polymax.kernels.widen import wide

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polymax._function import under_transform, without_autocast
+from polymax.backend.function import under_transform, without_autocast
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.widen import wide
 from polymax.mappings import softmax

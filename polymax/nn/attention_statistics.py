@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from polymax import _check
-from polymax._function import without_autocast
+from polymax.backend.function import without_autocast
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.mappings import softmax
 from polymax.nn.attention import Mapping, attention_weights

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import apply_function
+from polymax.backend.function import apply_function
 
 
 def child_sums(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import apply_function, autocasts, functional
+from polymax.backend.function import apply_function, autocasts, functional
 from polymax.kernels.sparse_attention import reference, sparse_attention, sparse_attention_backward
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_attention.shared_memory import fits

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from polymax._function import apply_function
+from polymax.backend.function import apply_function
 
 # how many numbers of pairs of tokens are held at once: few enough for caches, enough for a launch
 _AT_ONCE = 1 << 21

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._dispatch import plain
-from polymax._function import functional
+from polymax.backend.dispatch import plain
+from polymax.backend.function import functional
 from polymax.nn import fused_attention
 from polymax.nn.attention_pattern import pattern_of
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import scaled_dot_product_attention
 
-from polymax._function import refuse_trace, tracing
+from polymax.backend.function import refuse_trace, tracing
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.sparse_attention.reference import repeat_heads
 from polymax.kernels.widen import wide

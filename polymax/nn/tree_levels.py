@@ -5,7 +5,7 @@ Nodes are numbered (tree, place) in row order. All results are blocks of levels,
 
 import numpy as np
 
-from polymax.kernels.numba_math import kernel
+from polymax.backend.numba_math import kernel
 from polymax.nn.shift_reduce import REDUCE
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import apply_function, functional
+from polymax.backend.function import apply_function, functional
 from polymax.kernels.widen import wide
 
 

@@ -11,8 +11,8 @@ from torch.autograd import Function
 from torch.compiler import is_compiling
 
 from polymax import _check
-from polymax._dispatch import bare
-from polymax._function import apply_function, keep_tensors
+from polymax.backend.dispatch import bare
+from polymax.backend.function import apply_function, keep_tensors
 from polymax.kernels.capped import capped, capped_backward
 from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer

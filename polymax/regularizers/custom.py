@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import has_values, refuse_trace, tracing
+from polymax.backend.function import has_values, refuse_trace, tracing
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold import threshold as project
 from polymax.kernels.widen import wide

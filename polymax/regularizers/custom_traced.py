@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._dispatch import _LIBRARY
+from polymax.backend.dispatch import _LIBRARY
 from polymax.kernels.widen import wide
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._dispatch import bare
-from polymax._function import apply_function
+from polymax.backend.dispatch import bare
+from polymax.backend.function import apply_function
 from polymax.kernels.oscarmax import oscarmax
 from polymax.kernels.segment_mean import segment_mean
 from polymax.kernels.threshold import TSALLIS, threshold

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._function import apply_function, under_transform
+from polymax.backend.function import apply_function, under_transform
 from polymax.kernels.fusedmax import ABOVE, BELOW, WITHOUT, fusedmax, fusedmax_backward
 from polymax.kernels.oscarmax import oscarmax, oscarmax_backward
 from polymax.kernels.widen import wide

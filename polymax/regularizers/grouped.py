@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax._function import apply_function, keep_tensors
+from polymax.backend.function import apply_function, keep_tensors
 from polymax.kernels import grouped as kernels
 from polymax.kernels.grouped import reference
 from polymax.kernels.widen import constant, wide

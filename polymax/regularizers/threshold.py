@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from polymax._dispatch import PLAIN, bare, modes, plain, wrapped
-from polymax._function import apply_function, tracing
+from polymax.backend.dispatch import PLAIN, bare, modes, plain, wrapped
+from polymax.backend.function import apply_function, tracing
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
 from polymax.kernels.tsallis_slope import tsallis_slope

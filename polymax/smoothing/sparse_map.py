@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._function import constant, functional, outside_transforms
 from polymax._parts import checked_scores, narrow
+from polymax.backend.function import constant, functional, outside_transforms
 from polymax.distributions.finite import Finite
 from polymax.kernels.active_set import path
 from polymax.regularizers.entropies import positive

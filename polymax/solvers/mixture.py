@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._dispatch import plain
-from polymax._function import apply_function, functional
+from polymax.backend.dispatch import plain
+from polymax.backend.function import apply_function, functional
 from polymax.kernels.response import mixture, response
 from polymax.kernels.response.reference import existing, sensitivity
 from polymax.solvers.kept import KeptSolution

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from polymax._function import recording
+from polymax.backend.function import recording
 from polymax.solvers.reduced import reduce_scores
 from polymax.solvers.solution import Solution
 from polymax.solvers.solution import UsedParts as UsedParts

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax._dispatch import _LIBRARY
+from polymax.backend.dispatch import _LIBRARY
 from polymax.kernels.response import response
 from polymax.kernels.response.reference import dense_response
 from polymax.solvers.packed import pack, unpack

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax._function import functional
 from polymax._parts import Parts as Parts
 from polymax._parts import map_parts
 from polymax._parts import tensors as tensors
+from polymax.backend.function import functional
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Regularizer
 from polymax.structures.compact.base import Compact

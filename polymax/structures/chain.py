@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymax._dispatch import plain
 from polymax._parts import checked_scores, narrow
+from polymax.backend.dispatch import plain
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.passes import HARD, SHANNON, KernelPasses, Problem
 from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent

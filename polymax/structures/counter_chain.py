@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.graphs.graph import Builder, Family, Graph
 from polymax.hypergraphs import Derivations
-from polymax.hypergraphs.graph import Builder, Family, Graph
 from polymax.solvers.search import Search
 from polymax.structures.base import checked_lengths
 from polymax.structures.chain import Chain, ChainParts

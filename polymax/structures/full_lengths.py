@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polymax._function import outside_transforms
+from polymax.backend.function import outside_transforms
 
 # sizes that are remembered; all are forgotten when there are more
 MOST = 512

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax._function import outside_transforms
+from polymax.backend.function import outside_transforms
 from polymax.hypergraphs import Builder, Derivations, Graph
 from polymax.hypergraphs.passes import Problem
 from polymax.kernels.hypergraph.reference import smoothing

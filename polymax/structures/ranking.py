@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax._function import apply_function
+from polymax.backend.function import apply_function
 from polymax.kernels.isotonic import isotonic
 from polymax.kernels.isotonic_kl import isotonic_kl
 from polymax.kernels.widen import wide

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, PreTrainedModel
 
 from polymax import _check
-from polymax._function import autocasts
+from polymax.backend.function import autocasts
 from polymax.losses.linear import linear_entmax_loss
 from polymax.mappings import entmax
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_rows import run
 from polymax.kernels.active_set import numba_loop, numba_steps
 from polymax.kernels.active_set.numba_search import address
-from polymax.kernels.cpu_rows import run
 from polymax.kernels.exact_sums import halves
 from polymax.solvers.reduced import LARGEST_SCORE, all_small
 from polymax.solvers.rules import AwayStep, FrankWolfe, Pairwise, Solver

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from polymax.backend.numba_memory import lean_kernel
 from polymax.kernels.active_set.numba_search import Problem
 from polymax.kernels.assignment.numba_match import MATCHED, best_match
-from polymax.kernels.numba_memory import lean_kernel
 
 
 def problem(search):

@@ -11,9 +11,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.active_set.numba_search import Problem
 from polymax.kernels.local_max.numba_lanes import LANES, fill, lanes, load, mask, select, store
-from polymax.kernels.numba_math import inline, kernel
 
 _SHIFT = LANES.bit_length() - 1
 

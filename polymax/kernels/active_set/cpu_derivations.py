@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.active_set.numba_search import Problem
-from polymax.kernels.numba_math import inline, kernel
 
 
 def problem(search):

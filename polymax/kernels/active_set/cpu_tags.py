@@ -4,8 +4,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from polymax.backend.numba_memory import lean_kernel
 from polymax.kernels.active_set.numba_search import Problem
-from polymax.kernels.numba_memory import lean_kernel
 
 
 def problem(search):

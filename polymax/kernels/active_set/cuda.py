@@ -18,7 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymax._function import recording
+from polymax.backend.function import recording
+from polymax.backend.triton_ahead import apart, rehearse
+from polymax.backend.triton_calls import Remembered
+from polymax.backend.triton_math import ceil_power, here, on_device
+from polymax.backend.triton_ready import Room, Rooms, alike, possible
 from polymax.kernels.active_set import FEW, cuda_loop
 from polymax.kernels.active_set.cuda_face import span
 from polymax.kernels.active_set.cuda_known import KnownCall, Memory, mean_shapes
@@ -27,10 +31,6 @@ from polymax.kernels.active_set.cuda_start import prepare
 from polymax.kernels.active_set.cuda_state import State
 from polymax.kernels.response.cuda import mixture, response
 from polymax.kernels.response.cuda_kept import add_shared
-from polymax.kernels.triton_ahead import apart, rehearse
-from polymax.kernels.triton_calls import Remembered
-from polymax.kernels.triton_math import ceil_power, here, on_device
-from polymax.kernels.triton_ready import Room, Rooms, alike, possible
 from polymax.solvers.reduced import LARGEST_SCORE, all_small
 from polymax.solvers.rules import Solver
 from polymax.solvers.search import Search

@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_math import ceil_power
 from polymax.kernels.active_set.cuda import Plan, places_of, room
 from polymax.kernels.assignment.cuda import match_instance
-from polymax.kernels.triton_math import ceil_power
 from polymax.solvers.search import Search
 from polymax.solvers.solution import Solution, UsedParts
 

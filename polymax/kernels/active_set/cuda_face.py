@@ -7,9 +7,9 @@ with the square of its size and more; and where no one derives, this one is not 
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.active_set.cuda_loop import CONVERGED, DIRECTION, FACE, FACE_FULL, OTHER_FACE, _square
 from polymax.kernels.active_set.triton_face import direction, nudge, widen
-from polymax.kernels.triton_launch import Entry
 
 
 @Entry

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymax.backend.triton_ready import Ready, Recipe, Rooms, filled, recipe_of
 from polymax.kernels.active_set.cuda_solution import options_of_order, order, rooms_of_solution
-from polymax.kernels.triton_ready import Ready, Recipe, Rooms, filled, recipe_of
 from polymax.solvers.kept import KeptSolution
 from polymax.solvers.search import Search
 

@@ -18,11 +18,11 @@ from whole overlaps in float64, and mu is not needed. Where none is found, the s
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.active_set.triton_begin import any_large, begin
 from polymax.kernels.active_set.triton_lists import compare, copy, look, mean_rows, rough_rows, spread
 from polymax.kernels.active_set.triton_sums import two_largest
 from polymax.kernels.active_set.triton_weights import admit, exact_weights, places_up_to, put, renew
-from polymax.kernels.triton_launch import Entry
 
 # what is next for an instance: weights; a structure, with the inverse as good as it gets or not; an inverse; a
 # direction that leaves its face, structures on one side of it and on the other; nothing; more places, for the two;

@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import ceil_power, on_device
+from polymax.backend.triton_ready import Room
 from polymax.kernels.active_set.cuda_loop import INFEASIBLE
 from polymax.kernels.active_set.triton_lists import spread
 from polymax.kernels.response.triton_rows import round_rows, write_row
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import ceil_power, on_device
-from polymax.kernels.triton_ready import Room
 
 _WARPS = 4
 # entries of a tile, and of a row of sums at once

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_math import ceil_power
 from polymax.kernels.active_set.cuda import Plan, places_of, room
 from polymax.kernels.active_set.triton_choices import best_labels, best_of, better_of, none_of
-from polymax.kernels.triton_math import ceil_power
 from polymax.solvers.search import Search
 from polymax.solvers.solution import Solution, UsedParts
 

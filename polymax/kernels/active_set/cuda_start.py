@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import on_device
 from polymax.kernels.active_set.triton_factor import NB, factorize
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import on_device
 
 _WARPS = 4
 # slots of a tile of overlaps, rows of a block of columns, columns of the inverse, and what is added up at once

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from polymax.backend.triton_ready import Room
 from polymax.kernels.active_set import cuda_loop
 from polymax.kernels.active_set.cuda_start import prepare
-from polymax.kernels.triton_ready import Room
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ is one more direction.
 
 import numpy as np
 
+from polymax.backend.numba_math import inline, row_dot
 from polymax.kernels.active_set.numba_factor import dot, grow, solve_above
 from polymax.kernels.active_set.numba_search import ask
 from polymax.kernels.active_set.numba_weights import compare, hold
 from polymax.kernels.active_set.tolerances import APART, DEPENDENT, NUDGE, TIED
-from polymax.kernels.numba_math import inline, row_dot
 
 
 @inline

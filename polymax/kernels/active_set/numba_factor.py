@@ -6,7 +6,7 @@ take one triangular system and no more.
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, row_dot
+from polymax.backend.numba_math import inline, row_dot
 
 
 @inline

@@ -14,13 +14,13 @@ Shapes:
 
 import numpy as np
 
+from polymax.backend.numba_math import add, inline, kernel, row_dot
+from polymax.backend.numba_memory import array_at, give_back, lean_kernel, taken_as_is
 from polymax.kernels.active_set.numba_face import span_face
 from polymax.kernels.active_set.numba_factor import dot, grow
 from polymax.kernels.active_set.numba_search import ask
 from polymax.kernels.active_set.numba_steps import shift
 from polymax.kernels.active_set.numba_weights import admit, compare, exact_weights, hold, mean, remove, resume
-from polymax.kernels.numba_math import add, inline, kernel, row_dot
-from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken_as_is
 
 GOING, CONVERGED, FULL, INFEASIBLE, LARGE = 0, 1, 2, 3, 4
 

@@ -1,8 +1,8 @@
 """Frank-Wolfe steps of one instance in Numba: towards a structure, away from one, or from one to another."""
 
+from polymax.backend.numba_math import inline
 from polymax.kernels.active_set.numba_factor import dot
 from polymax.kernels.active_set.tolerances import NOTHING
-from polymax.kernels.numba_math import inline
 
 FRANK_WOLFE, AWAY_STEP, PAIRWISE = 1, 2, 3
 

@@ -14,9 +14,9 @@ Shapes:
 
 import numpy as np
 
+from polymax.backend.numba_math import inline
 from polymax.kernels.active_set.numba_factor import dot, grow, shrink, solve_above
 from polymax.kernels.active_set.tolerances import DEPENDENT, NOTHING
-from polymax.kernels.numba_math import inline
 
 
 @inline

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_rows import parallel
+from polymax.backend.numba_math import inline, kernel, within
 from polymax.kernels.alignment import STRIP, chart_shape
 from polymax.kernels.alignment.cpu_shannon import inside_shannon
 from polymax.kernels.alignment.cpu_tangent import tangent
 from polymax.kernels.alignment.numba_local import smooth_lanes
 from polymax.kernels.alignment.strips import clear_padding, skew, unskew
-from polymax.kernels.cpu_rows import parallel
 from polymax.kernels.local_max.numba_lanes import LANES
 from polymax.kernels.local_max.numba_max import array, smoothing
-from polymax.kernels.numba_math import inline, kernel, within
 
 
 def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float) -> tuple[Tensor, Tensor]:

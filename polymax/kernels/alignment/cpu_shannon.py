@@ -11,9 +11,7 @@ import math
 
 import numpy as np
 
-from polymax.kernels.alignment import STRIP
-from polymax.kernels.alignment.strips import skew
-from polymax.kernels.numba_exponents import (
+from polymax.backend.numba_exponents import (
     FORBIDDEN,
     INT,
     LARGEST,
@@ -27,7 +25,9 @@ from polymax.kernels.numba_exponents import (
     normal,
     shifted,
 )
-from polymax.kernels.numba_math import inline, kernel, within
+from polymax.backend.numba_math import inline, kernel, within
+from polymax.kernels.alignment import STRIP
+from polymax.kernels.alignment.strips import skew
 
 
 @kernel

@@ -7,9 +7,9 @@ The weights p are those of the chart; dp is kept for one instance at a time.
 
 import numpy as np
 
+from polymax.backend.numba_math import exp2, inline, kernel, log2
 from polymax.kernels.alignment import STRIP
 from polymax.kernels.alignment.strips import SIDE, clear_padding, receive, send, skew, unskew
-from polymax.kernels.numba_math import exp2, inline, kernel, log2
 
 
 @kernel

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import ceil_power, on_device
 from polymax.kernels.alignment.cuda_local import smooth
 from polymax.kernels.alignment.cuda_outside import outside
 from polymax.kernels.alignment.cuda_steps import clear, from_above, skewed
 from polymax.kernels.alignment.cuda_tangent import tangent
 from polymax.kernels.local_max.triton_max import kind_of
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import ceil_power, on_device
 
 # one row in each thread of the largest program
 LANES = 1024

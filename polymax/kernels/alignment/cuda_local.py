@@ -9,8 +9,8 @@ import math
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_math import log2_1p
 from polymax.kernels.local_max.triton_max import GINI, SHANNON, TSALLIS
-from polymax.kernels.triton_math import log2_1p
 
 LN_2 = tl.constexpr(math.log(2))
 

@@ -6,8 +6,8 @@ E = sum over successors of p E        dE = sum over successors of dp E + p dE
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.alignment.cuda_steps import clear, from_below
-from polymax.kernels.triton_launch import Entry
 
 
 @Entry

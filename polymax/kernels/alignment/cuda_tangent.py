@@ -6,9 +6,9 @@ dv = d + sum_e p_e dv_e        dp = J (dv_e)
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.alignment.cuda_steps import from_above, skewed
 from polymax.kernels.local_max.triton_max import SHANNON, slopes
-from polymax.kernels.triton_launch import Entry
 
 
 @Entry

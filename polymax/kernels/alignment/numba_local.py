@@ -6,10 +6,10 @@ what the smoothed maximum adds to the maximum to line[:STRIP]. A lane whose argu
 
 import numpy as np
 
+from polymax.backend.numba_math import inline
 from polymax.kernels.alignment import STRIP
 from polymax.kernels.local_max.numba_lanes import LANES, load, select, store
 from polymax.kernels.local_max.numba_max import by_smoothing, max_and_weights
-from polymax.kernels.numba_math import inline
 
 
 @inline

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.hypergraphs.graph import Builder, Graph
+from polymax.graphs.graph import Builder, Graph
 from polymax.kernels.alignment import chart_like
 from polymax.kernels.hypergraph.lowered import by_graph
 

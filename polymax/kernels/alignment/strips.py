@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from polymax.backend.numba_math import inline
 from polymax.kernels.alignment import STRIP
-from polymax.kernels.numba_math import inline
 
 # columns copied together, so that the lines they touch stay in the cache
 BLOCK = 16

@@ -14,7 +14,7 @@ See: Edmonds 1967; Tarjan 1977, Finding optimum branchings; Stanojević and Cohe
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare_instances
+from polymax.backend.dispatch import declare_instances
 
 # the head of every token where a score is NaN
 UNDEFINED = -2

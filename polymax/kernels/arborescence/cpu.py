@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_rows import parallel
+from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.arborescence.numba_tree import best_tree, workspace
-from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_math import inline, kernel
 
 
 def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import ceil_power, on_device
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import ceil_power, on_device
 
 # what is known of a node: what it is part of, its state, its row, the arc into it; and the walk
 FIELDS = 6

@@ -14,7 +14,7 @@ See: Tarjan 1977, Finding optimum branchings; Stanojević and Cohen 2021, A root
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, kernel, row_max
+from polymax.backend.numba_math import inline, kernel, row_max
 
 _WAITING, _WALKED, _DONE = 0, 1, 2
 

@@ -20,7 +20,7 @@ See: Jonker and Volgenant 1987.
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare_instances
+from polymax.backend.dispatch import declare_instances
 
 
 def outputs(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:

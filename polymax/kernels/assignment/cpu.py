@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_rows import parallel
+from polymax.backend.numba_math import kernel
 from polymax.kernels.assignment import outputs
 from polymax.kernels.assignment.numba_match import MATCHED, UNDEFINED, best_match, workspace
-from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_math import kernel
 
 # what a matrix costs in passes over it
 _PASSES = 10

@@ -18,7 +18,7 @@ See: Jonker and Volgenant 1987, A shortest augmenting path algorithm for dense a
 import numpy as np
 from numba.extending import intrinsic
 
-from polymax.kernels.numba_math import inline, kernel
+from polymax.backend.numba_math import inline, kernel
 
 MATCHED, IMPOSSIBLE, UNDEFINED = 1, 0, -1
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._dispatch import Operator, declare
+from polymax.backend.dispatch import Operator, declare
 from polymax.kernels.widen import like_argument, wide_like
 
 capped = declare(

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_rows import REALS, SMALL, beside, plain, run
+from polymax.backend.numba_math import add, exp2, inline, kernel, middle, row_max, row_sum, rows_at
+from polymax.backend.numba_peaks import PEAKS, set_peaks
 from polymax.kernels.capped.numba_few import lowest_score, pack_above, survey
-from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
-from polymax.kernels.numba_math import add, exp2, inline, kernel, middle, row_max, row_sum, rows_at
-from polymax.kernels.numba_peaks import PEAKS, set_peaks
 
 # a threshold further than this from the score that it is counted from is counted from a nearer one
 FAR = 1e3

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import beside, on_device, tile
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import beside, on_device, tile
 from polymax.kernels.widen import wide_like
 
 LONGEST = 32768

@@ -7,8 +7,8 @@ cheap to find, and no larger.
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline
-from polymax.kernels.numba_peaks import PEAKS
+from polymax.backend.numba_math import inline
+from polymax.backend.numba_peaks import PEAKS
 
 # maxima that are compared where few entries can hold the total
 FEW = 16

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polymax._dispatch import Operator
+from polymax.backend.dispatch import Operator
 from polymax.kernels.passes import declare_passes
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_flag import FLAG
+from polymax.backend.cpu_rows import REALS, run
 from polymax.kernels.chain import cpu_linear, cpu_linear_tangent, cpu_local
 from polymax.kernels.chain.numba_units import DISTINCT, sum_shared, units
-from polymax.kernels.cpu_flag import FLAG
-from polymax.kernels.cpu_rows import REALS, run
 from polymax.kernels.local_max.numba_max import array, smoothing
 
 

@@ -9,10 +9,10 @@ break, because scores differ by more than the dtype can hold, the steps give up,
 
 import numpy as np
 
+from polymax.backend.numba_math import add, exp2, inline
+from polymax.backend.numba_memory import array_at, give_back, lean_kernel, taken
 from polymax.kernels.chain.cpu_product import padded, product
 from polymax.kernels.chain.numba_units import clear, shared_index, span
-from polymax.kernels.numba_math import add, exp2, inline
-from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken
 
 LOG2_E = np.log2(np.e)
 # weights below this are too close to underflow to go on with: in float32, and in float64

@@ -10,11 +10,11 @@ and the derivative of the expectation of a transition is x_{t-1}[i] (F[i, j] b_j
 
 import numpy as np
 
+from polymax.backend.numba_math import add, inline
+from polymax.backend.numba_memory import array_at, give_back, lean_kernel, taken
 from polymax.kernels.chain.cpu_linear import BLOCK, STEPS, exponentials, outer_products, transpose
 from polymax.kernels.chain.cpu_product import padded, product
 from polymax.kernels.chain.numba_units import clear, shared_index, span
-from polymax.kernels.numba_math import add, inline
-from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken
 
 
 @inline

@@ -8,6 +8,7 @@ numbers of the scores' dtype, whose sum has almost the digits of float64. Its fi
 
 import numpy as np
 
+from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.chain.numba_units import clear, shared_index, span
 from polymax.kernels.local_max.numba_lanes import LANES, fill, load, select, store
 from polymax.kernels.local_max.numba_max import (
@@ -19,7 +20,6 @@ from polymax.kernels.local_max.numba_max import (
     weight_change,
     weights,
 )
-from polymax.kernels.numba_math import inline, kernel
 
 
 @kernel

@@ -5,7 +5,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from polymax.kernels.numba_math import inline
+from polymax.backend.numba_math import inline
 
 # matrices are padded to whole tiles of columns: two vectors of eight
 LANES = 8

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import on_device
 from polymax.kernels.chain import cuda_whole as whole
 from polymax.kernels.chain.cuda_edges import Tangents, edges
 from polymax.kernels.chain.cuda_local import column_max, finite_max, load_matrix, load_states
 from polymax.kernels.chain.cuda_outside import walk_back
 from polymax.kernels.chain.cuda_shapes import Chain, distinct
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import on_device
 
 
 def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:

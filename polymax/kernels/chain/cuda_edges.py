@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import on_device
 from polymax.kernels.chain.cuda_local import load_matrix, load_states, load_tile, weights
 from polymax.kernels.chain.cuda_shapes import Chain
 from polymax.kernels.local_max.triton_max import slopes
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import on_device
 
 # programs that fill the device
 PROGRAMS = 1024

@@ -4,12 +4,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import on_device
 from polymax.kernels.chain.cuda_edges import Tangents, change_of_weights, load_change, shared_change, without_tangents
 from polymax.kernels.chain.cuda_local import column_max, load_matrix, load_states, load_tile, weights
 from polymax.kernels.chain.cuda_shapes import TILE, Chain
 from polymax.kernels.local_max.triton_max import HARD, slopes
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import on_device
 
 # of a tangent's tile, which is held with its derivative
 TANGENT_TILE = 4096

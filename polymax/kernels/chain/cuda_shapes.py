@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from polymax.backend.triton_math import ceil_power
 from polymax.kernels.local_max.triton_max import smoothing
-from polymax.kernels.triton_math import ceil_power
 
 # a column of all states before is one tile at least
 MOST_STATES = 8192

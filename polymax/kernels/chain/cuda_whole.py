@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Bound, Entry
+from polymax.backend.triton_math import ceil_power, on_device
 from polymax.kernels.chain.cuda_whole_tangent import walk_tangent
 from polymax.kernels.chain.cuda_whole_walks import walk_down, walk_up
 from polymax.kernels.local_max.triton_max import smoothing
-from polymax.kernels.triton_launch import Bound, Entry
-from polymax.kernels.triton_math import ceil_power, on_device
 
 # states whose transitions are one tile
 MOST_STATES = 64

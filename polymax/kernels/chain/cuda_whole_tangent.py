@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.chain.cuda_edges import change_of_weights, shared_change
 from polymax.kernels.chain.cuda_local import weights
 from polymax.kernels.chain.cuda_outside import slope_means
@@ -17,7 +18,6 @@ from polymax.kernels.chain.cuda_whole_walks import (
     relative,
 )
 from polymax.kernels.local_max.triton_max import HARD
-from polymax.kernels.triton_launch import Entry
 
 
 @Entry

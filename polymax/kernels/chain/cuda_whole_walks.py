@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.chain.cuda_local import column_max, finite_max, weights
 from polymax.kernels.local_max.triton_max import HARD
-from polymax.kernels.triton_launch import Entry
 
 
 @Entry

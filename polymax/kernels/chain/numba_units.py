@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import GRAIN
-from polymax.kernels.numba_math import inline, kernel
+from polymax.backend.cpu_rows import GRAIN
+from polymax.backend.numba_math import inline, kernel
 
 # units in a batch: enough to keep the threads busy, few enough that their sums of s x s are small
 UNITS = 16

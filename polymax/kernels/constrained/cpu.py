@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_rows import parallel
+from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.constrained.numba_rows import best_step, gradients, part, sum_at
-from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_math import inline, kernel
 
 # rows are met to this, relative to the largest score
 TOLERANCE = 1e-12

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_math import ceil_power, on_device
 from polymax.kernels.constrained.cuda_lists import Lists, lists_of
 from polymax.kernels.constrained.cuda_rows import (
     by_row,
@@ -25,7 +26,6 @@ from polymax.kernels.constrained.cuda_rows import (
 )
 from polymax.kernels.constrained.cuda_systems import solved
 from polymax.kernels.constrained.reference import DAMPING, FEW, FLAT, GAIN, IDLE, NEARLY, ROUGH, TOLERANCE
-from polymax.kernels.triton_math import ceil_power, on_device
 
 # entries of a tile of rows, variables of a block, rows of a variable that are read at once, and warps
 _TILE, _BLOCK, _TOGETHER, _WARPS = 4096, 2048, 4, 16

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from polymax.kernels.triton_math import ceil_power
+from polymax.backend.triton_math import ceil_power
 
 # rows of a system that is a matrix in registers, and variables that two of them may share; beyond these, and where
 # lists of pairs are longer than this in all, systems are solved from lists

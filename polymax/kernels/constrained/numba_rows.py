@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, kernel
+from polymax.backend.numba_math import inline, kernel
 
 
 @inline

@@ -15,7 +15,7 @@ of each frame (B, n) int64, -1 for none, and the value (B,) float64
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare_instances
+from polymax.backend.dispatch import declare_instances
 
 
 def _fake(x: Tensor, targets: Tensor, counts: Tensor, frames: Tensor, blank: int) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, plain, run
-from polymax.kernels.numba_math import inline, kernel, rows_at
+from polymax.backend.cpu_rows import REALS, plain, run
+from polymax.backend.numba_math import inline, kernel, rows_at
 
 
 def ctc_search(x: Tensor, targets: Tensor, counts: Tensor, frames: Tensor, blank: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ Shapes: x, y, v `(*batch, n)`, strength `(*batch,)` or 1 in every dim, mark like
 import torch
 from torch import Tensor
 
-from polymax._dispatch import Operator, declare
+from polymax.backend.dispatch import Operator, declare
 
 ABSENT, WITHOUT, SAME, ABOVE, BELOW, FIRST, BAD = -1, 0, 1, 2, 3, 4, 5
 

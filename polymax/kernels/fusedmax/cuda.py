@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels import triton_rows
+from polymax.backend import triton_rows
+from polymax.backend.triton_divided import SHORT, means, weights
+from polymax.backend.triton_launch import Bound, Entry
+from polymax.backend.triton_rows import sparsemax_rows
 from polymax.kernels.fusedmax import ABOVE, ABSENT, BAD, BELOW, FIRST, SAME, WITHOUT
 from polymax.kernels.fusedmax.cuda_back import marked_mean
 from polymax.kernels.fusedmax.cuda_levels import LEFT, levels
-from polymax.kernels.triton_divided import SHORT, means, weights
-from polymax.kernels.triton_launch import Bound, Entry
-from polymax.kernels.triton_rows import sparsemax_rows
 
 IS_ABSENT, IS_WITHOUT, IS_SAME, IS_ABOVE, IS_BELOW, IS_FIRST, IS_BAD = (
     tl.constexpr(mark) for mark in (ABSENT, WITHOUT, SAME, ABOVE, BELOW, FIRST, BAD)

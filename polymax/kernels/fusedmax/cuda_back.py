@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_rows import flat_means
 from polymax.kernels.fusedmax import BAD, FIRST, SAME
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_rows import flat_means
 
 IS_SAME, IS_FIRST, IS_BAD = tl.constexpr(SAME), tl.constexpr(FIRST), tl.constexpr(BAD)
 

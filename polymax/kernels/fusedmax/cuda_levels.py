@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_rows import bit, extent, following, load_row, previous, store_row
 from polymax.kernels.fusedmax import ABOVE, ABSENT, BAD, BELOW, FIRST, SAME, WITHOUT
 from polymax.kernels.fusedmax.cuda_split import certain_cuts, split
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_rows import bit, extent, following, load_row, previous, store_row
 
 # what the first kernel marks rows with that it leaves to this one
 LEFT = tl.constexpr(6)

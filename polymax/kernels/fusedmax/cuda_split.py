@@ -8,7 +8,7 @@ bits.
 import triton
 import triton.language as tl
 
-from polymax.kernels.triton_rows import bit, following, previous, run_means
+from polymax.backend.triton_rows import bit, following, previous, run_means
 
 
 @triton.jit

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel
+from polymax.backend.cpu_rows import parallel
+from polymax.backend.numba_exponents import LARGEST, WIDEST
+from polymax.backend.numba_math import _bits, kernel
 from polymax.kernels.gapped import STRIP, chart_like
 from polymax.kernels.gapped.numba_back import collect, collect_border, walk_back
 from polymax.kernels.gapped.numba_strip import border, exponentials, single, walk, walk_with_weights
 from polymax.kernels.gapped.reference import general
-from polymax.kernels.numba_exponents import LARGEST, WIDEST
-from polymax.kernels.numba_math import _bits, kernel
 
 
 def gapped_inside(

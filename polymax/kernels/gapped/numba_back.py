@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from polymax.backend.numba_math import inline
 from polymax.kernels.gapped import STRIP
 from polymax.kernels.gapped.numba_strip import BLOCK
-from polymax.kernels.numba_math import inline
 
 
 @inline

@@ -5,8 +5,7 @@ Integers lie in the bits of float32, so that a step reads and writes few arrays.
 
 import numpy as np
 
-from polymax.kernels.gapped import STRIP
-from polymax.kernels.numba_exponents import (
+from polymax.backend.numba_exponents import (
     FORBIDDEN,
     INT,
     LOWEST,
@@ -18,7 +17,8 @@ from polymax.kernels.numba_exponents import (
     normal,
     shifted,
 )
-from polymax.kernels.numba_math import inline
+from polymax.backend.numba_math import inline
+from polymax.kernels.gapped import STRIP
 
 _UNSIGNED = INT(0x7FFFFFFF)
 # columns that are brought into lanes together

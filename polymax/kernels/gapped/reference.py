@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polymax.hypergraphs.graph import Graph
+from polymax.graphs.graph import Graph
 from polymax.kernels.gapped import chart_like
 from polymax.kernels.gapped.lattice import graph
 from polymax.kernels.hypergraph.general import GeneralPasses

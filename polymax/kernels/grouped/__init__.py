@@ -17,7 +17,7 @@ rows, and one row of them is read. The last `lone` groups are entries of no grou
 size of the largest group. Results like x, in half precision the weights in float32; the Jacobian's like v.
 """
 
-from polymax._dispatch import declare
+from polymax.backend.dispatch import declare
 from polymax.kernels.widen import like_argument, wide_like
 
 grouped = declare(

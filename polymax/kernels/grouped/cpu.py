@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, beside, plain, run
-from polymax.kernels.numba_math import add, inline, kernel, rows_at
+from polymax.backend.cpu_rows import REALS, beside, plain, run
+from polymax.backend.numba_math import add, inline, kernel, rows_at
 
 # steps after which every other one halves the bracket; most steps
 PATIENCE, MOST = 12, 200

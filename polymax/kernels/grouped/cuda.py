@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import beside, ceil_power, on_device
 from polymax.kernels.grouped import reference
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import beside, ceil_power, on_device
 from polymax.kernels.widen import wide_like
 
 # numbers in the largest tile

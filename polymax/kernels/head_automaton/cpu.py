@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel
+from polymax.backend.cpu_rows import parallel
+from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.head_automaton import GRANDPARENTS, SIBLINGS, chart_like
 from polymax.kernels.head_automaton.tangent import head_automaton_tangent
 from polymax.kernels.local_max.numba_max import max_and_weights, smoothing
-from polymax.kernels.numba_math import inline, kernel
 from polymax.kernels.span_tree.cpu_smooth import best, push, shares
 
 __all__ = ["head_automaton_inside", "head_automaton_outside", "head_automaton_tangent"]

@@ -9,12 +9,12 @@ what all g add to is summed in registers. All arithmetic is in float64.
 import torch
 from torch import Tensor
 
+from polymax.backend.triton_math import ceil_power, on_device
 from polymax.kernels.head_automaton import GRANDPARENTS, SIBLINGS, chart_like
 from polymax.kernels.head_automaton.cuda_inside import inside_span, root_value
 from polymax.kernels.head_automaton.cuda_outside import outside_span, root_weights
 from polymax.kernels.head_automaton.tangent import head_automaton_tangent
 from polymax.kernels.local_max.triton_max import smoothing
-from polymax.kernels.triton_math import ceil_power, on_device
 
 __all__ = ["head_automaton_inside", "head_automaton_outside", "head_automaton_tangent"]
 

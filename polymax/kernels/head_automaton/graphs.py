@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polymax.hypergraphs.graph import Builder, Family, Graph
+from polymax.graphs.graph import Builder, Family, Graph
 
 SIBLING_KINDS, GRANDPARENT_KINDS, BOTH_KINDS = 7, 6, 9
 

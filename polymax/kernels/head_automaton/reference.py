@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polymax.hypergraphs.graph import Graph
+from polymax.graphs.graph import Graph
 from polymax.kernels.head_automaton import chart_like
 from polymax.kernels.head_automaton.graphs import both, first_root, grandparents, siblings
 from polymax.kernels.hypergraph.lowered import by_graph

@@ -20,7 +20,7 @@ See: Mensch and Blondel 2018, Sections 2 and 3; Huang and Chiang 2005, Section 4
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare_instances
+from polymax.backend.dispatch import declare_instances
 from polymax.kernels.passes import declare_passes
 
 _GRAPH = "Tensor first, Tensor tails, Tensor part, Tensor roots"

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel
+from polymax.backend.cpu_rows import parallel
+from polymax.backend.numba_math import kernel
 from polymax.kernels.hypergraph import chart_of, chart_shape, cpu_lanes
 from polymax.kernels.hypergraph.cpu_kbest import hypergraph_kbest
 from polymax.kernels.hypergraph.cpu_walk import hypergraph_count, hypergraph_sample, hypergraph_visits
 from polymax.kernels.local_max.numba_lanes import LANES, transpose
 from polymax.kernels.local_max.numba_max import smoothing
-from polymax.kernels.numba_math import kernel
 
 __all__ = [
     "hypergraph_count",

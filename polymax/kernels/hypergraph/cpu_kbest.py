@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_math import inline, kernel
+from polymax.backend.cpu_rows import parallel
+from polymax.backend.numba_math import inline, kernel
 
 
 def hypergraph_kbest(

@@ -7,6 +7,7 @@ number of levels.
 
 import numpy as np
 
+from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.local_max.numba_lanes import LANES, fill, load, select, some, store
 from polymax.kernels.local_max.numba_max import (
     inverse,
@@ -18,7 +19,6 @@ from polymax.kernels.local_max.numba_max import (
     weigh,
     weight_change,
 )
-from polymax.kernels.numba_math import inline, kernel
 
 
 @kernel

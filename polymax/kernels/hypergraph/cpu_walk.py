@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_draws import STEP, choose, mix
-from polymax.kernels.numba_math import kernel
+from polymax.backend.cpu_rows import parallel
+from polymax.backend.numba_draws import STEP, choose, mix
+from polymax.backend.numba_math import kernel
 
 
 def hypergraph_visits(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:

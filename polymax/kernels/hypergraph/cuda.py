@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_math import on_device
 from polymax.kernels.hypergraph import chart_of, chart_shape
 from polymax.kernels.hypergraph.cuda_smooth import INF, put, row, smooth_max, total_of, weight
 from polymax.kernels.hypergraph.cuda_walk import (
@@ -32,7 +33,6 @@ from polymax.kernels.hypergraph.cuda_waves import (
     wave_up,
 )
 from polymax.kernels.local_max.triton_max import power
-from polymax.kernels.triton_math import on_device
 
 __all__ = [
     "hypergraph_count",

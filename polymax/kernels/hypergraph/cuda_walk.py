@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_math import on_device
 from polymax.kernels.hypergraph.cuda_smooth import put, row
 from polymax.kernels.hypergraph.cuda_waves import (
     Above,
@@ -19,7 +20,6 @@ from polymax.kernels.hypergraph.cuda_waves import (
     wave_down,
     wave_up,
 )
-from polymax.kernels.triton_math import on_device
 
 BB = 32
 # nodes that wait in all walks of a launch

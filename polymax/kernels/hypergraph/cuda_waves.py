@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.triton_math import INTERPRETED, ceil_power
+from polymax.backend.triton_math import INTERPRETED, ceil_power
 
 # nodes by instances in a tile
 TILE = 256

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.hypergraphs.graph import Graph
-from polymax.hypergraphs.levels import Levels
+from polymax.graphs.graph import Graph
+from polymax.graphs.levels import Levels
 from polymax.kernels.hypergraph import chart_shape
 from polymax.regularizers import Tsallis, Zero
 

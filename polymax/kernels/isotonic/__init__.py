@@ -8,7 +8,7 @@ NaN or +inf fills its row with NaN.
 Shapes: x `(*batch, n)`; z like x.
 """
 
-from polymax._dispatch import declare
+from polymax.backend.dispatch import declare
 from polymax.kernels.widen import like_argument
 
 isotonic = declare(__name__, "isotonic(Tensor x) -> Tensor", like_argument(0))

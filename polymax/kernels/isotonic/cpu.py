@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel, rows
-from polymax.kernels.numba_math import inline, kernel, row_max, row_sum
+from polymax.backend.cpu_rows import parallel, rows
+from polymax.backend.numba_math import inline, kernel, row_max, row_sum
 from polymax.kernels.widen import UNITS, wide_like
 
 # rows that reach further are computed in a smaller unit, so that sums stay finite

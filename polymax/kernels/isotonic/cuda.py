@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels import triton_rows
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import on_device
-from polymax.kernels.triton_rows import load_row, offset, store_row, unit
+from polymax.backend import triton_rows
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import on_device
+from polymax.backend.triton_rows import load_row, offset, store_row, unit
 
 
 def isotonic(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ See: Blondel et al. 2020, Fast differentiable sorting and ranking, section 5 and
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax.backend.dispatch import declare
 
 
 def _fake(s: Tensor, w: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel, rows
-from polymax.kernels.numba_math import inline, kernel
+from polymax.backend.cpu_rows import parallel, rows
+from polymax.backend.numba_math import inline, kernel
 
 
 def isotonic_kl(s: Tensor, w: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax.backend.dispatch import declare
 from polymax.kernels.linear_loss.problem import GRADS, SAVED, SCHEMA
 
 # the longest list of a row: gradients of longer ones are faster in blocks

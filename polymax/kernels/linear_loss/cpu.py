@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel
+from polymax.backend.cpu_rows import parallel
 from polymax.kernels.linear_loss.flat import slopes_in_torch, solve_in_torch
 from polymax.kernels.linear_loss.gradients import gradients
 from polymax.kernels.linear_loss.numba_lists import add_columns, scan_rows

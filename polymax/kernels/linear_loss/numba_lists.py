@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from polymax.backend.numba_math import add, inline, kernel, row_max
 from polymax.kernels.linear_loss import FLAT
-from polymax.kernels.numba_math import add, inline, kernel, row_max
 
 # steps of the bound for a block, and how much the last one may raise it
 STEPS = 10

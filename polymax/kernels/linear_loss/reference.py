@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._function import without_autocast
+from polymax.backend.function import without_autocast
 from polymax.kernels.linear_loss import FLAT, capacity
 from polymax.kernels.linear_loss.problem import backward_of, problem_of
 from polymax.kernels.threshold import TSALLIS

@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, overload, register_model, type_callable
 
-from polymax.kernels.numba_math import PART
+from polymax.backend.numba_math import PART
 
 # two vectors of AVX2
 LANES = 8

@@ -11,9 +11,9 @@ import numpy as np
 from numba.extending import overload
 from torch import Tensor
 
+from polymax.backend.numba_math import PART, inline
 from polymax.kernels.local_max import CLOSE, ROUNDS
 from polymax.kernels.local_max.numba_lanes import exp, fill, load, log, select, some, sqrt, store
-from polymax.kernels.numba_math import PART, inline
 
 _CLOSE = CLOSE[np.dtype(np.float64)]
 

@@ -15,7 +15,7 @@ Shapes: x (B, n, m), frames and tokens (B,); the token of each frame (B, n) int6
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare_instances
+from polymax.backend.dispatch import declare_instances
 
 
 def _fake(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

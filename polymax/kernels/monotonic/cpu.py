@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, plain, run
+from polymax.backend.cpu_rows import REALS, plain, run
+from polymax.backend.numba_math import inline, kernel, rows_at
 from polymax.kernels.monotonic import reference
 from polymax.kernels.monotonic.numba_tiles import BLOCK, TILE, walk_tiles
-from polymax.kernels.numba_math import inline, kernel, rows_at
 
 
 def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import ceil_power, on_device
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import ceil_power, on_device
 
 LARGEST = 8192
 # frames and tokens of the cells that a program writes

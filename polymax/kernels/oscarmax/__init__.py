@@ -16,7 +16,7 @@ Shapes: x, y, v `(*batch, n)`, strength `(*batch,)` or 1 in every dim, code like
 import torch
 from torch import Tensor
 
-from polymax._dispatch import Operator, declare
+from polymax.backend.dispatch import Operator, declare
 
 HEAVY, BEGINS, BAD = 1, 2, -1
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
+from polymax.backend.cpu_rows import REALS, SMALL, beside, plain, run
+from polymax.backend.numba_math import add, number_at, place, within
+from polymax.backend.numba_memory import array_at, give_back, lean_kernel, taken_as_is
 from polymax.kernels.isotonic.cpu import SMALL_UNIT, WIDEST
-from polymax.kernels.numba_math import add, number_at, place, within
-from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken_as_is
 from polymax.kernels.oscarmax import BAD, BEGINS, HEAVY
 from polymax.kernels.oscarmax.numba_buckets import NUMBERS, PLACES, ordered_runs
 from polymax.kernels.oscarmax.numba_sort import FEW

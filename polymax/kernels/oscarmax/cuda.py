@@ -15,7 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels import triton_rows
+from polymax.backend import triton_rows
+from polymax.backend.triton_divided import SHORT, means, weights
+from polymax.backend.triton_launch import Bound, Entry
+from polymax.backend.triton_math import ceil_power
 from polymax.kernels.isotonic.cuda import isotonic
 from polymax.kernels.oscarmax import BAD, BEGINS, HEAVY
 from polymax.kernels.oscarmax.cuda_sorted import LEFT, clusters, coded_mean
@@ -23,9 +26,6 @@ from polymax.kernels.oscarmax.reference import coded
 from polymax.kernels.oscarmax.reference_prox import prox_by
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.cuda import threshold
-from polymax.kernels.triton_divided import SHORT, means, weights
-from polymax.kernels.triton_launch import Bound, Entry
-from polymax.kernels.triton_math import ceil_power
 
 # longer rows, and float64, which has no wider integer to be packed into, are sorted by torch
 LONGEST_SORTED = 2048

@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_rows import extent, flat_means, previous, sparsemax_rows, stack, unstack
 from polymax.kernels.isotonic.cuda import non_increasing
 from polymax.kernels.oscarmax import BAD, BEGINS, HEAVY
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_rows import extent, flat_means, previous, sparsemax_rows, stack, unstack
 
 # what the first kernel marks rows with that it leaves to the second
 LEFT = tl.constexpr(-2)

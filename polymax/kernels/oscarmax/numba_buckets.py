@@ -9,7 +9,7 @@ the bucket, which is then part of one run, in any order.
 
 import numpy as np
 
-from polymax.kernels.numba_math import within
+from polymax.backend.numba_math import within
 from polymax.kernels.oscarmax.numba_sort import COUNTED, sort_entries
 
 # entries to a bucket on average, and the most buckets

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline, positive_place, within
+from polymax.backend.numba_math import inline, positive_place, within
 
 # the most entries that are sorted by insertion, and by counting the larger ones, which vectorises
 FEW, COUNTED = 8, 96

@@ -9,7 +9,7 @@ multiples of four too.
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline
+from polymax.backend.numba_math import inline
 from polymax.kernels.span_tree.cpu_linear import HUGE, TINY, dot, dual_dot, dual_push, lost, product, push
 
 # where the shift is moved, long before the range ends

@@ -7,8 +7,8 @@ its one best tree.
 
 import numpy as np
 
+from polymax.backend.numba_math import inline
 from polymax.kernels.local_max.numba_max import smooth_max, weight_changes, weights
-from polymax.kernels.numba_math import inline
 from polymax.kernels.span_tree.cpu_smooth import best, mean, push, push_change, shares
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.hypergraphs.graph import Builder, Graph
+from polymax.graphs.graph import Builder, Graph
 from polymax.kernels.hypergraph.lowered import by_graph
 from polymax.kernels.projective_tree import chart_like
 

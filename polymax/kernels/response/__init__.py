@@ -17,7 +17,7 @@ Shapes:
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare_instances
+from polymax.backend.dispatch import declare_instances
 
 
 def _fake(

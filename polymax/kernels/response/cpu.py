@@ -4,11 +4,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_rows import REALS, run
+from polymax.backend.numba_math import inline, kernel
+from polymax.backend.numba_memory import array_at, give_back, lean_kernel, taken_as_is
 from polymax.kernels.active_set.numba_factor import dot, grow, solve_above
 from polymax.kernels.active_set.tolerances import DEPENDENT
-from polymax.kernels.cpu_rows import REALS, run
-from polymax.kernels.numba_math import inline, kernel
-from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken_as_is
 
 # what tells a kernel how overlaps are counted
 _COUNTS = {torch.int16: np.int16(0), torch.int32: np.int32(0), torch.float64: np.float64(0)}

@@ -5,13 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import ceil_power, on_device
+from polymax.backend.triton_ready import Room
 from polymax.kernels.active_set.triton_factor import factorize, solve_both
 from polymax.kernels.active_set.triton_lists import gather, spread
 from polymax.kernels.active_set.triton_weights import places_up_to, product, put
 from polymax.kernels.response.triton_rows import round_rows, write_row, write_system
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import ceil_power, on_device
-from polymax.kernels.triton_ready import Room
 
 _WARPS = 4
 # entries of a tile

@@ -12,6 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_calls import Remembered
+from polymax.backend.triton_launch import Entry, Launch
+from polymax.backend.triton_math import here
+from polymax.backend.triton_ready import Ready, Rooms, possible
 from polymax.kernels.response.cuda import (
     mixing,
     options_of_mixture,
@@ -19,10 +23,6 @@ from polymax.kernels.response.cuda import (
     responding,
     rooms_of_response,
 )
-from polymax.kernels.triton_calls import Remembered
-from polymax.kernels.triton_launch import Entry, Launch
-from polymax.kernels.triton_math import here
-from polymax.kernels.triton_ready import Ready, Rooms, possible
 from polymax.solvers.kept import KeptSolution
 
 # entries that a program adds up, and terms that it adds at a time

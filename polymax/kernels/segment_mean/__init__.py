@@ -10,7 +10,7 @@ it. That is the Jacobian of fusedmax, or of oscarmax; the two projections commut
 Shapes: z, v, y `(*batch, n)`, order `(*batch, n)` int32, a permutation of each row; the result like v.
 """
 
-from polymax._dispatch import declare
+from polymax.backend.dispatch import declare
 from polymax.kernels.widen import like_argument
 
 segment_mean = declare(

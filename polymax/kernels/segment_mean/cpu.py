@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, plain, run
-from polymax.kernels.numba_math import add, inline, kernel, rows_at, within
+from polymax.backend.cpu_rows import REALS, plain, run
+from polymax.backend.numba_math import add, inline, kernel, rows_at, within
 
 # entries that are looked at together for support
 BLOCK = 32

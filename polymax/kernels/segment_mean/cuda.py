@@ -5,11 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels import triton_rows
+from polymax.backend import triton_rows
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import on_device
+from polymax.backend.triton_rows import bit, following, load_row, previous, run_means, store_row
 from polymax.kernels.segment_mean import reference
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import on_device
-from polymax.kernels.triton_rows import bit, following, load_row, previous, run_means, store_row
 
 
 def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None, y: Tensor | None = None) -> Tensor:

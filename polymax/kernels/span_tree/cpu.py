@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import run
+from polymax.backend.cpu_rows import run
+from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.local_max.numba_max import (
     array,
     by_smoothing,
@@ -18,7 +19,6 @@ from polymax.kernels.local_max.numba_max import (
     smooth_max,
     weight_changes,
 )
-from polymax.kernels.numba_math import inline, kernel
 from polymax.kernels.span_tree import PADDING, chart_like, cpu_linear, cpu_smooth
 
 _inside_tree = by_smoothing(*(cpu_smooth.inside,) * 4, cpu_linear.inside)

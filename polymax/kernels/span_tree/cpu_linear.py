@@ -12,7 +12,7 @@ splits are still 0, so rows are read to the next multiple of four.
 import numpy as np
 from numba.extending import register_jitable
 
-from polymax.kernels.numba_math import PART, inline
+from polymax.backend.numba_math import PART, inline
 
 # a call with arrays costs more than the few products it is made for
 _unrolled = register_jitable(**PART, forceinline=True)

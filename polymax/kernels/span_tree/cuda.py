@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import ceil_power, on_device
 from polymax.kernels.local_max.triton_max import mean_rows, smoothing, tangent_rows, value_rows, weight_rows
 from polymax.kernels.span_tree import PADDING, chart_like
 from polymax.kernels.span_tree.cuda_chart import (
@@ -24,8 +26,6 @@ from polymax.kernels.span_tree.cuda_chart import (
     spans,
     values_or_slopes,
 )
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import ceil_power, on_device
 
 _WARPS = 8
 

@@ -24,7 +24,7 @@ Heyman 1985; Lawler 1972 (k best).
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare_instances
+from polymax.backend.dispatch import declare_instances
 from polymax.kernels.passes import next_passes
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import run
+from polymax.backend.cpu_rows import run
+from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.local_max.numba_max import array, by_smoothing, in_turn, linear, remaining
-from polymax.kernels.numba_math import inline, kernel
 from polymax.kernels.spanning_tree import chart_like, cpu_linear, cpu_log
 from polymax.kernels.spanning_tree.cpu_kbest import spanning_tree_kbest as spanning_tree_kbest
 from polymax.kernels.spanning_tree.cpu_sample import EMPTY, LINEAR, LOG

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_rows import parallel
+from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.arborescence.numba_tree import best_tree, workspace
-from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_math import inline, kernel
 
 
 def spanning_tree_kbest(scores: Tensor, lengths: Tensor, k: int, single_root: bool) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ at most that number for each entry, beside a product of these sums; the value te
 
 import numpy as np
 
-from polymax.kernels.numba_math import add, inline
+from polymax.backend.numba_math import add, inline
 from polymax.kernels.spanning_tree.numba_scale import exp, shift_all, swap
 
 # the least log of the sum over trees, each token's heads weighing 1 together, that is trusted, and the least pivot

@@ -5,7 +5,7 @@ The passes of cpu_linear.py. Derivatives along d are those of logarithms, relati
 
 import numpy as np
 
-from polymax.kernels.numba_math import inline
+from polymax.backend.numba_math import inline
 from polymax.kernels.spanning_tree.numba_scale import shift_all, swap
 
 # of a probability, what rounding may leave where nothing is: logs of scores are known to that

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel
-from polymax.kernels.numba_draws import STEP, choose, mix
-from polymax.kernels.numba_math import inline, kernel
+from polymax.backend.cpu_rows import parallel
+from polymax.backend.numba_draws import STEP, choose, mix
+from polymax.backend.numba_math import inline, kernel
 
 # how a chart was made: no trees, by weights, by their logarithms
 EMPTY, LINEAR, LOG = 0.0, 1.0, 2.0

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import ceil_power, on_device
 from polymax.kernels.spanning_tree import chart_like
 from polymax.kernels.spanning_tree.cuda_outside import outside
 from polymax.kernels.spanning_tree.cuda_rows import heads_of, log_add, log_sum
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import ceil_power, on_device
 
 _WARPS = 8
 # entries of a tile of rows

@@ -7,6 +7,7 @@ is four: these, what elimination left, and the derivative of each.
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.spanning_tree.cuda_rows import (
     LOST,
     fill,
@@ -17,7 +18,6 @@ from polymax.kernels.spanning_tree.cuda_rows import (
     means,
     token_of,
 )
-from polymax.kernels.triton_launch import Entry
 
 
 @Entry

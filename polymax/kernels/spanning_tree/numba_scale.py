@@ -10,7 +10,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from polymax.kernels.numba_math import inline
+from polymax.backend.numba_math import inline
 
 # added to a number, leaves its nearest integer in the last bits
 _ROUND = 1.5 * 2.0**52

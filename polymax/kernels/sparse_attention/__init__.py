@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax.backend.dispatch import declare
 from polymax.kernels.sparse_attention.options import SAVED, SCHEMA, Options, of_backward
 from polymax.kernels.sparse_attention.tiles import lists_like, plan_size
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as _pad
 
-from polymax.kernels.cpu_rows import parallel
+from polymax.backend.cpu_rows import parallel
 from polymax.kernels.sparse_attention.cpu_contexts import contexts
 from polymax.kernels.sparse_attention.cpu_gradients import gradients
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT

@@ -5,7 +5,7 @@ A row that has weight on few of its keys adds up their values. One that has it o
 
 import numpy as np
 
-from polymax.kernels.numba_math import kernel, row_sum
+from polymax.backend.numba_math import kernel, row_sum
 from polymax.kernels.sparse_attention.cpu_dropout import kept, row_state
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT, TILE, block_scores, row_weights
 from polymax.kernels.sparse_attention.numba_vectors import ROWS, add_scaled, inner, product

@@ -7,7 +7,7 @@ gets a gradient.
 
 import numpy as np
 
-from polymax.kernels.numba_math import kernel
+from polymax.backend.numba_math import kernel
 from polymax.kernels.sparse_attention.cpu_contexts import FULL, block_memory, row_memory, take_rows
 from polymax.kernels.sparse_attention.cpu_dropout import row_state
 from polymax.kernels.sparse_attention.cpu_entries import add_entries, add_tile, alpha_slope

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from polymax.kernels.numba_math import exp2, row_max, row_sum
+from polymax.backend.numba_math import exp2, row_max, row_sum
 from polymax.kernels.sparse_attention.numba_vectors import ROWS, inner, lane_maxima, product
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.numba_general import set_powers, sums

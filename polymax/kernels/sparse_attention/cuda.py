@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.backend.triton_math import on_device
 from polymax.kernels.sparse_attention.cuda_call import Call, call_of
 from polymax.kernels.sparse_attention.options import Options, of_backward
 from polymax.kernels.sparse_attention.tiles import LONGEST, lists_like
-from polymax.kernels.triton_math import on_device
 
 
 def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, ...]:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from polymax.backend.triton_ahead import rehearsal
+from polymax.backend.triton_math import on_device
 from polymax.kernels.sparse_attention.options import Options
-from polymax.kernels.triton_ahead import rehearsal
-from polymax.kernels.triton_math import on_device
 
 if TYPE_CHECKING:
     from polymax.kernels.sparse_attention.cuda_call import Call

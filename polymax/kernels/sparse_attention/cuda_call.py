@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.backend.triton_calls import Prepared, Remembered, kind
+from polymax.backend.triton_math import ceil_power
 from polymax.kernels.sparse_attention.cuda_ahead import compile_ahead
 from polymax.kernels.sparse_attention.cuda_candidates import balls, candidates
 from polymax.kernels.sparse_attention.cuda_collect import collect
@@ -18,8 +20,6 @@ from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_attention.dropout import threshold
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_attention.tiles import HEIGHT, LONGEST, layout
-from polymax.kernels.triton_calls import Prepared, Remembered, kind
-from polymax.kernels.triton_math import ceil_power
 
 # warps, steps of a loop that are loaded ahead, and registers of a thread in half precision (0: as the compiler likes),
 # for heads of up to 64 channels and for wider ones

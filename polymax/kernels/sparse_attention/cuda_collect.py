@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
+from polymax.backend.triton_math import INTERPRETED
 from polymax.kernels.sparse_attention.cuda_tile import (
     BM,
     BN,
@@ -22,7 +23,6 @@ from polymax.kernels.sparse_attention.cuda_tile import (
     unit,
 )
 from polymax.kernels.sparse_attention.cuda_weights import exponent
-from polymax.kernels.triton_math import INTERPRETED
 
 
 @triton.jit

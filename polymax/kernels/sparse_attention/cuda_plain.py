@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymax.backend.triton_math import on_device
 from polymax.kernels.sparse_attention.cuda_call import Call, call_of
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_attention.tiles import LONGEST
-from polymax.kernels.triton_math import on_device
 
 # places begin at multiples of so many bytes
 ALIGNED = 512

@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_math import INTERPRETED
 from polymax.kernels.sparse_attention import tiles
 from polymax.kernels.sparse_attention.cuda_weights import kept, slope
-from polymax.kernels.triton_math import INTERPRETED
 
 # queries of a block, and keys of a tile
 BM, BN = tl.constexpr(tiles.HEIGHT), tl.constexpr(tiles.WIDTH)

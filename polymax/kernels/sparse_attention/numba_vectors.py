@@ -12,7 +12,7 @@ from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from polymax.kernels.numba_compile import PartCompiler
+from polymax.backend.numba_compile import PartCompiler
 
 # for functions that only kernels call
 inner = njit(nogil=True, error_model="numpy", pipeline_class=PartCompiler)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax.backend.dispatch import declare
 from polymax.kernels.sparse_decoding.options import SCHEMA
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.backend.triton_calls import Compiled, Remembered, kind, layout_kind
+from polymax.backend.triton_math import ceil_power, on_device
 from polymax.kernels.sparse_attention.cuda_call import processors
 from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_decoding.cuda_pages import page_bounds, page_scores
 from polymax.kernels.sparse_decoding.cuda_rows import contexts, thresholds, value_sums
 from polymax.kernels.sparse_decoding.options import PAGE, Cached
-from polymax.kernels.triton_calls import Compiled, Remembered, kind, layout_kind
-from polymax.kernels.triton_math import ceil_power, on_device
 
 # programs for each multiprocessor that share the pages
 RESIDENT = 6

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polymax._dispatch import Operator, declare
+from polymax.backend.dispatch import Operator, declare
 from polymax.kernels.widen import like_argument
 
 TSALLIS, NORM, SQUARED_NORM = 0, 1, 2

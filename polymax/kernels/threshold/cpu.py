@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, SMALL, plain, run
-from polymax.kernels.numba_math import (
+from polymax.backend.cpu_rows import REALS, SMALL, plain, run
+from polymax.backend.numba_math import (
     add,
     exp2,
     inline,
@@ -19,8 +19,8 @@ from polymax.kernels.numba_math import (
     row_sum,
     rows_at,
 )
-from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken_as_is
-from polymax.kernels.numba_peaks import PEAKS
+from polymax.backend.numba_memory import array_at, give_back, lean_kernel, taken_as_is
+from polymax.backend.numba_peaks import PEAKS
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.cpu_gradients import gradient_kernel
 from polymax.kernels.threshold.numba_general import LONGEST, NEAREST, TOGETHER, general_rows

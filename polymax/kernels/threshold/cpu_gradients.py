@@ -5,9 +5,9 @@ For a Tsallis entropy J v = w (v - mean of v by w), w = y^(2 - alpha) on the sup
 
 import numpy as np
 
-from polymax.kernels.numba_math import add, inline, kernel, row_dot, row_sum, rows_at, within
-from polymax.kernels.numba_memory import array_at, give_back, lean_kernel, taken_as_is
-from polymax.kernels.numba_pack import pack_above
+from polymax.backend.numba_math import add, inline, kernel, row_dot, row_sum, rows_at, within
+from polymax.backend.numba_memory import array_at, give_back, lean_kernel, taken_as_is
+from polymax.backend.numba_pack import pack_above
 from polymax.kernels.threshold import NORM, TSALLIS
 from polymax.kernels.threshold.numba_general import LONGEST, NEAREST
 from polymax.kernels.threshold.numba_packed import looks_full

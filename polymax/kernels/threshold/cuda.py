@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Bound, Entry
+from polymax.backend.triton_math import fast_log2, here, on_device, tile
 from polymax.kernels.threshold import SQUARED_NORM, TSALLIS
 from polymax.kernels.threshold.cuda_long import long_backward, long_forward
 from polymax.kernels.threshold.cuda_steps import (
@@ -32,8 +34,6 @@ from polymax.kernels.threshold.cuda_steps import (
     step,
     weights,
 )
-from polymax.kernels.triton_launch import Bound, Entry
-from polymax.kernels.triton_math import fast_log2, here, on_device, tile
 
 # the longest rows that fit the registers: forward one row, backward two
 LONGEST = 32768

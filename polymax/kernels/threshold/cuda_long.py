@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.threshold.cuda_steps import (
     IS_TSALLIS,
     LOG2_E,
@@ -14,7 +15,6 @@ from polymax.kernels.threshold.cuda_steps import (
     step,
     weights,
 )
-from polymax.kernels.triton_launch import Entry
 
 
 @Entry

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_math import fast_log2, log2_1p
 from polymax.kernels.threshold import NORM, SQUARED_NORM, TSALLIS
-from polymax.kernels.triton_math import fast_log2, log2_1p
 
 # which method finds the threshold: POWER is for one alpha in float32, where Newton's method needs no guard
 SOFTMAX, SPARSEMAX, ENTMAX15, POWER, GENERAL = (tl.constexpr(i) for i in range(5))

@@ -6,7 +6,7 @@ scale = alpha - 1. The r-norm is convex and decreasing in t. Some rows take thei
 
 import numpy as np
 
-from polymax.kernels.numba_math import (
+from polymax.backend.numba_math import (
     add,
     exp2,
     first_power_1p,
@@ -18,7 +18,7 @@ from polymax.kernels.numba_math import (
     row_sum,
     within,
 )
-from polymax.kernels.numba_memory import array_at
+from polymax.backend.numba_memory import array_at
 
 # longest row of which no entries are packed, and the longest that one rough step brings near to its root
 LONGEST, SHORT = 384, 96

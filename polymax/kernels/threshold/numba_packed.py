@@ -8,9 +8,9 @@ it is, because rough steps went too far, the row is taken as a whole, as are row
 
 import numpy as np
 
-from polymax.kernels.numba_math import row_max, within
-from polymax.kernels.numba_pack import pack_above
-from polymax.kernels.numba_peaks import PEAKS, set_peaks
+from polymax.backend.numba_math import row_max, within
+from polymax.backend.numba_pack import pack_above
+from polymax.backend.numba_peaks import PEAKS, set_peaks
 from polymax.kernels.threshold.numba_general import rough_root, rough_sums
 from polymax.kernels.threshold.numba_support import BLOCK
 

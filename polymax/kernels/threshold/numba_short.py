@@ -10,7 +10,7 @@ the other: a processor begins with the next while it waits for the sums of the l
 
 import numpy as np
 
-from polymax.kernels.numba_math import add, inline, number_at, positive_place, row_max, row_sum, within
+from polymax.backend.numba_math import add, inline, number_at, positive_place, row_max, row_sum, within
 
 # longest row on which the threshold is found without gathering
 SHORT = 1024

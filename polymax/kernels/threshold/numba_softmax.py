@@ -6,9 +6,9 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from polymax.kernels.numba_exponents import exponential
-from polymax.kernels.numba_math import PART, inline, row_max, row_sum
-from polymax.kernels.numba_math import _from_bits as from_bits
+from polymax.backend.numba_exponents import exponential
+from polymax.backend.numba_math import PART, inline, row_max, row_sum
+from polymax.backend.numba_math import _from_bits as from_bits
 
 INT, REAL = np.int32, np.float32
 # exponentials of what is lower are below the normal numbers of float32

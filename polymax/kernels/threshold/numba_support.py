@@ -6,7 +6,7 @@ guards the cases where convexity is not given. Entries that a bound of the thres
 
 import numpy as np
 
-from polymax.kernels.numba_math import add, exp2, inline, log2, within
+from polymax.backend.numba_math import add, exp2, inline, log2, within
 from polymax.kernels.threshold import SQUARED_NORM, TSALLIS
 from polymax.kernels.threshold.numba_general import halley, near_root, rough_root, rough_sums, set_powers, sums
 

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import ceil_power, on_device
 from polymax.kernels.alignment.cuda_steps import clear, from_above, from_below
 from polymax.kernels.transducer import chart_like
 from polymax.kernels.transducer.reference import general
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import ceil_power, on_device
 
 LARGEST = 4096
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from polymax.hypergraphs.graph import Builder, Family, Graph
+from polymax.graphs.graph import Builder, Family, Graph
 
 
 @Family

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polymax.hypergraphs.graph import Graph
+from polymax.graphs.graph import Graph
 from polymax.kernels.hypergraph.general import GeneralPasses
 from polymax.kernels.hypergraph.lowered import by_graph
 from polymax.kernels.transducer import chart_like

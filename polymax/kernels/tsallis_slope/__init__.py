@@ -8,7 +8,7 @@ would. With g the gradient that scores get, that of alpha is the result:
 Shapes: y, g `(*batch, n)`, alphas `(*batch,)`; the result like alphas.
 """
 
-from polymax._dispatch import declare
+from polymax.backend.dispatch import declare
 from polymax.kernels.widen import like_argument
 
 tsallis_slope = declare(__name__, "tsallis_slope(Tensor y, Tensor g, Tensor alphas) -> Tensor", like_argument(2))

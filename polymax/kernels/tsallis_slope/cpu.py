@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import parallel, rows
-from polymax.kernels.numba_math import add, exp2, kernel, log2
+from polymax.backend.cpu_rows import parallel, rows
+from polymax.backend.numba_math import add, exp2, kernel, log2
 
 LN_2 = math.log(2)
 LOG2_E = 1 / LN_2

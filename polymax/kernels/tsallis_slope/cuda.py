@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.triton_launch import Entry
-from polymax.kernels.triton_math import on_device, tile
+from polymax.backend.triton_launch import Entry
+from polymax.backend.triton_math import on_device, tile
 
 # entries of a row that are read at once
 CHUNK = 4096

@@ -9,7 +9,7 @@ no lower than the lowest finite number. NaN or +inf in a row, or a strength that
 Shapes: x `(*batch, n)`, strength `(*batch,)`, or 1 in every dim; z like x.
 """
 
-from polymax._dispatch import declare
+from polymax.backend.dispatch import declare
 from polymax.kernels.widen import like_argument
 
 tv_prox = declare(__name__, "tv_prox(Tensor x, Tensor strength, bool shifted=False) -> Tensor", like_argument(0))

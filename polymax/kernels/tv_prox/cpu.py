@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.kernels.cpu_rows import REALS, SMALL, beside, plain, run
-from polymax.kernels.numba_math import inline, kernel, row_max, row_sum, rows_at, within
+from polymax.backend.cpu_rows import REALS, SMALL, beside, plain, run
+from polymax.backend.numba_math import inline, kernel, row_max, row_sum, rows_at, within
 from polymax.kernels.widen import UNITS
 
 # rows that reach further are computed in a smaller unit, so that sums stay finite

@@ -14,7 +14,7 @@ Shapes: x (*batch, n), at, total and both g (*batch,)
 import torch
 from torch import Tensor
 
-from polymax._dispatch import declare
+from polymax.backend.dispatch import declare
 
 
 def _results(x: Tensor, at: Tensor, blank: int) -> tuple[Tensor, Tensor, Tensor]:

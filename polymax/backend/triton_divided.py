@@ -1,0 +1,52 @@
+"""How fusedmax and oscarmax are launched: a first kernel does the rows that it can, and a second one the rest.
+
+What is kept for the gradient says of each entry how its row is divided; the first kernel marks there what it leaves.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax.backend import triton_rows
+from polymax.backend.triton_launch import Bound, Entry
+from polymax.backend.triton_math import beside, on_device
+
+# rows up to this length go straight to the second kernel: they are done before a first one is launched
+SHORT = 64
+
+
+def weights(x: Tensor, strength: Tensor, kept: torch.dtype, launches: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+    """The weights of rows, and how rows are divided, in the dtype `kept`.
+
+    `launches(count, n, dtype, dtype of strengths, one for each row or not)` are called one after the other.
+    """
+    scores = x.contiguous()
+    y, division, n = torch.empty_like(scores), torch.empty_like(scores, dtype=kept), x.shape[-1]
+    count = x.numel() // max(n, 1)
+    if count:
+        strengths = beside(strength, x.shape[:-1])
+        with on_device(x):
+            for launch in launches(count, n, x.dtype, strengths.dtype, strengths.numel() > 1):
+                launch(scores, strengths, y, division)
+    return y, division
+
+
+def means(kernel: Entry, division: Tensor, v: Tensor) -> Tensor:
+    """Rows v centred on the support and averaged over its parts."""
+    values = v.contiguous()
+    out, n = torch.empty_like(values), v.shape[-1]
+    count = v.numel() // max(n, 1)
+    if count:
+        with on_device(v):
+            _means(kernel, count, n, v.dtype)(division.contiguous(), values, out)
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _means(kernel: Entry, count: int, n: int, dtype: torch.dtype) -> Bound:
+    br, bn, warps = triton_rows.flat(n)
+    sizes = {"WIDE": dtype == torch.float64, "BR": br, "BN": bn}
+    return Bound(kernel.prepared(**sizes, num_warps=warps), (-(-count // br),), count, n)

@@ -1,0 +1,186 @@
+"""Launches of Triton kernels at a third of their price: what was compiled for arguments of a kind is kept and run.
+
+Triton looks at every argument of every launch by Python code, to find what it compiled for such arguments: some 30 us,
+more than a small kernel takes. The same question has a short answer here: dtypes and the alignment of tensors, and of
+integers whether they are 1, or multiples of 16, or wide. The first launch of a kind asks Triton, through `warmup`.
+Tuples of such arguments are asked for what is in them. Of two threads that launch what is not compiled yet, one waits
+for the other; one that rehearses (triton_ahead.py) compiles, and launches nothing.
+
+How a compiled kernel is run belongs to Triton, and may change: versions that run it in this way are listed, which
+tests/test_price.py compares with what Triton does, and others launch as Triton does, as do hooks, the interpreter, and
+arguments other than tensors and numbers.
+"""
+
+import os
+import threading
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from polymax.backend.triton_ahead import apart, begin, compile_for, here
+from polymax.backend.triton_straight import straight
+
+# versions in which a compiled kernel is run by `run(x, y, z, stream, function, metadata, None, None, None, *arguments)`
+TRIED = ("3.6.", "3.7.")
+KNOWN = triton.__version__.startswith(TRIED) and os.environ.get("TRITON_INTERPRET") != "1"
+
+if KNOWN:
+    begin()
+
+
+class Entry:
+    """A kernel that is launched from the host; a decorator above `triton.jit`."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self._launches: dict[Any, Launch] = {}
+        self.__doc__ = kernel.__doc__
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return partial(self.launch, grid) if KNOWN or here.rehearses else self.kernel[grid]
+
+    def launch(self, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        """Run the kernel on the current device and stream."""
+        self.prepared(**options)(grid, *args)
+
+    def prepared(self, **options: Any) -> "Launch":
+        """The kernel with its compile-time arguments; a caller that keeps it saves looking for it."""
+        kind = tuple(options.items())
+        found = self._launches.get(kind)
+        if found is None:
+            found = self._launches[kind] = Launch(self.kernel, options)
+        return found
+
+
+class Launch:
+    """A kernel with its compile-time arguments, to be called with a grid and the others."""
+
+    def __init__(self, kernel: Any, options: dict[str, Any]) -> None:
+        self.kernel = kernel
+        self.options = options
+        self._compiled: dict[Any, Any] = {}
+        self._rehearsed: set[Any] = set()
+        self._compiling = threading.Lock()
+
+    def __call__(self, grid: tuple[int, ...], *args: Any) -> None:
+        """Run the kernel on the current device and stream."""
+        if here.rehearses:
+            self.rehearse(grid, args)
+            return
+        if not KNOWN:
+            self.kernel[grid](*args, **self.options)
+            return
+        device = torch._C._cuda_getDevice()
+        found = self.found(device, grid, args)
+        if found is None or self.kernel.pre_run_hooks or hooked():
+            self.kernel[grid](*args, **self.options)
+            return
+        run, function, metadata, constants = found
+        x, y, z = (*grid, 1, 1)[:3]
+        run(x, y, z, stream(device), function, metadata, None, None, None, *args, *constants)
+
+    def found(self, device: int, grid: tuple[int, ...], args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What was compiled for arguments like these; None for arguments that Triton has to look at itself."""
+        key: list[Any] = [device]
+        if not told(args, key):
+            return None
+        kind = tuple(key)
+        found = self._compiled.get(kind)
+        if found is None:
+            with self._compiling:
+                found = self._compiled[kind] = compiled(self.kernel, grid, args, self.options)
+        return found
+
+    def rehearse(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        """Have the kernel compiled for arguments like these; it is loaded by who launches it."""
+        key: list[Any] = [torch._C._cuda_getDevice()]
+        if KNOWN and told(args, key) and tuple(key) not in self._rehearsed:
+            self._rehearsed.add(tuple(key))
+            apart(self._compile, grid, args)
+
+    def _compile(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        with self._compiling:
+            compile_for(self.kernel, grid, args, self.options)
+
+
+class Bound:
+    """A launch with its grid and its numbers, to be called with tensors of always the same dtypes.
+
+    Which kernel was compiled for them then depends on the device and on whether they are aligned: calls need not ask
+    for each argument. What keeps a bound launch has to tell shapes and dtypes apart.
+    """
+
+    def __init__(self, launch: Launch, grid: tuple[int, ...], *numbers: float) -> None:
+        self.launch = launch
+        self.grid = grid
+        self.numbers = numbers
+        self._aligned: dict[int, tuple[Any, ...]] = {}
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Run the kernel on the current device and stream."""
+        if KNOWN:
+            # of an address the launcher does not ask the driver whose it is
+            places = [t.data_ptr() for t in tensors]
+            together = 0
+            for place in places:
+                together |= place
+            device = torch._C._cuda_getDevice()
+            ready = self._aligned.get(device)
+            # tensors without memory are for rehearsals
+            if (
+                ready is not None
+                and together
+                and not together & 15
+                and not self.launch.kernel.pre_run_hooks
+                and not hooked()
+            ):
+                run, x, y, z, function, metadata, rest = ready
+                run(x, y, z, stream(device), function, metadata, None, None, None, *places, *rest)
+                return
+            if not together & 15 and not here.rehearses:
+                found = self.launch.found(device, self.grid, (*tensors, *self.numbers))
+                if found is not None:
+                    run, function, metadata, constants = found
+                    self._aligned[device] = (run, *(*self.grid, 1, 1)[:3], function, metadata, self.numbers + constants)
+        self.launch(self.grid, *tensors, *self.numbers)
+
+
+def told(args: tuple[Any, ...], key: list[Any]) -> bool:
+    """Say of each argument what Triton compiles for; False where one is of another kind."""
+    for a in args:
+        if isinstance(a, Tensor):
+            key.append(a.dtype)
+            key.append(a.data_ptr() & 15 == 0)
+        elif type(a) is int:
+            key.append(1 if a == 1 else (a & 15 == 0, -0x80000000 <= a < 0x80000000))
+        elif type(a) is float or type(a) is bool:
+            key.append(type(a))
+        elif type(a) is tuple:
+            key.append(len(a))
+            if not told(a, key):
+                return False
+        else:
+            return False
+    return True
+
+
+def compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """What is run for arguments like these: a function, what it is given first, and compile-time arguments."""
+    found = compile_for(kernel, grid, args, options)
+    found._init_handles()
+    # a kernel is handed its compile-time arguments, too, which are in the code
+    constants = tuple(options[p.name] for p in kernel.params[len(args) :])
+    return straight(found.run), found.function, found.packed_metadata, constants
+
+
+def hooked() -> bool:
+    """True if a profiler wants to know of launches."""
+    hook = triton.knobs.runtime.launch_enter_hook
+    return hook is not None and bool(getattr(hook, "calls", True))
+
+
+def stream(device: int) -> int:
+    return torch._C._cuda_getCurrentRawStream(device)

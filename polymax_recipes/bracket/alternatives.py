@@ -1,0 +1,44 @@
+"""What a chart holds possible: whole trees with their probabilities."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import polymax as pm
+from polymax_recipes.bracket.model import SMOOTHINGS, Scored, used_labels, with_labelled_root
+
+# trees that are listed where every one has a probability
+BEST = 5
+# and the most of a sparse distribution
+LARGEST = 100
+
+
+class Bracketing(NamedTuple):
+    """A whole tree: the labels of its spans, (n, n), -1 where there is none."""
+
+    probability: float
+    labels: Tensor
+
+
+@torch.no_grad()
+def alternatives(loss: str, scored: Scored) -> Iterator[list[Bracketing]]:
+    """The trees of each sentence, most probable first: all that sparsemap leaves, at most 100, else the 5 best.
+
+    Example:
+        >>> scored = Scored(pm.SpanTree(torch.tensor([2])), torch.zeros(1, 2, 2, 2), torch.zeros(1, 2, 1))
+        >>> [probability for probability, _ in next(alternatives("crf", scored))]
+        [0.25, 0.25, 0.25, 0.25]
+    """
+    if loss not in SMOOTHINGS:
+        raise ValueError(f"--distribution needs a loss with probabilities, {', '.join(SMOOTHINGS)}; got {loss}")
+    assert scored.trees.lengths is not None
+    # one by one: a long sentence among them does not make room for all
+    for scores, length in zip(with_labelled_root(scored), scored.trees.lengths.tolist()):
+        distribution = SMOOTHINGS[loss](pm.SpanTree(labelled=True)).distribution(scores[:length, :length])
+        most = min(int(distribution.support_size), LARGEST) if loss == "sparsemap" else BEST
+        structures, probabilities = distribution.topk(most)
+        rows = list(map(Bracketing, probabilities.tolist(), used_labels(structures).cpu()))
+        # the best is there even if its probability is too small for a number
+        yield rows[:1] + [row for row in rows[1:] if row.probability > 0]

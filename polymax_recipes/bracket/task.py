@@ -1,0 +1,177 @@
+"""Constituency parsing as a task of the command."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from polymax_recipes.bracket.alternatives import alternatives
+from polymax_recipes.bracket.data import ESCAPES, Charts, read_brackets, tree_of, vocabularies_of
+from polymax_recipes.bracket.model import LOSSES, SMOOTHINGS, Bracketer, Scored, with_labelled_root
+from polymax_recipes.bracket.text import sentences, units
+from polymax_recipes.metrics import BracketF1, TokenAccuracy
+from polymax_recipes.readers.lines import Line
+from polymax_recipes.readers.spans import Span
+from polymax_recipes.readers.trees import Tree
+from polymax_recipes.results import BracketResult, token_lists
+from polymax_recipes.text.reader import ReaderOptions
+from polymax_recipes.text.tokenizer import RawSentence
+from polymax_recipes.text.tokens import TokenTable
+from polymax_recipes.training.batches import places, sorted_batches
+from polymax_recipes.training.measured import means, to_device
+from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax_recipes.training.vocabulary import stored_words
+
+Parses = list[tuple[float, Tree]]
+
+
+@dataclass(frozen=True)
+class BracketOptions(ReaderOptions):
+    """The options of the model and of what it writes."""
+
+    loss: str = option("crf", "Loss of the trees.", choices=tuple(LOSSES))
+    spans: int = option(200, "Size of the layer that scores spans.", least=1)
+    batch: int = option(32, "Sentences that are parsed at once.", least=1, late=True)
+    distribution: bool = option(False, "Predict trees with their probabilities, as a table.", late=True)
+
+
+class BracketTask(Task):
+    """Bracketed trees; parts of speech are learned with them."""
+
+    name = "bracket"
+    summary = "parse sentences into constituents: bracketed trees"
+    Options = BracketOptions
+
+    def read(self, files: Sequence[Path]) -> list[Tree]:
+        return read_brackets(files)
+
+    def vocabularies(self, examples: list[Tree], options: BracketOptions) -> Vocabularies:
+        return vocabularies_of(examples, options.words)
+
+    def encode(self, examples: list[Tree], vocabularies: Vocabularies) -> Charts:
+        return Charts(examples, vocabularies)
+
+    def model(self, options: BracketOptions, vocabularies: Vocabularies) -> Bracketer:
+        return Bracketer(options, vocabularies)
+
+    @torch.no_grad()
+    def evaluate(self, trained: Trained, examples: list[Tree]) -> Report:
+        encoded, options = self.encode(examples, trained.vocabularies), trained.options
+        model = _bracketer(trained)
+        measured = means(model, encoded, options.batch)
+        single = 0
+        if options.loss == "sparsemap":
+            for rows in sorted_batches(encoded.sizes, options.batch):
+                single += int(model.single(model(to_device(encoded.tokens[rows], model))).sum())
+        start = perf_counter()
+        guessed = [parses[0][1] for parses in parsed(trained, [tree.words for tree in examples], False)]
+        seconds = perf_counter() - start
+        brackets, tags = BracketF1(), TokenAccuracy()
+        brackets.add(examples, guessed)
+        tags.add((tree.tags for tree in examples), (tree.tags for tree in guessed))
+        scores = brackets.result()
+        return {
+            "sentences": len(examples),
+            **scores.labelled._asdict(),
+            "unlabelled_f1": scores.unlabelled.f1,
+            "exact": scores.exact,
+            "tags": tags.result(),
+            "loss": measured["loss"],
+            **({"single": single / len(examples)} if options.loss == "sparsemap" else {}),
+            "sentences_per_second": len(examples) / seconds,
+        }
+
+    def units(self, lines: Iterable[Line]) -> Iterator[list[Line]]:
+        return units(lines)
+
+    def parse(self, file: str, unit: list[Line]) -> list[list[str]]:
+        return sentences(file, unit)
+
+    def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
+        # a line that begins with a bracket would begin a tree
+        return [" ".join(token.translate(ESCAPES) for token in sentence.tokens)]
+
+    def results(self, trained: Trained, inputs: list[str | Sequence[str]]) -> list[BracketResult]:
+        sentences = token_lists(inputs)
+        found = zip(sentences, parsed(trained, sentences, False), span_marginals(trained, sentences))
+        return [BracketResult(tokens, parses[0][1], spans) for tokens, parses, spans in found]
+
+    def predict(self, trained: Trained, inputs: list[list[list[str]]], before: int) -> Iterator[str]:
+        """A tree a line, and an empty line for one; with `distribution` the input's number, a probability, a tree."""
+        listed = iter(parsed(trained, [words for unit in inputs for words in unit], trained.options.distribution))
+        for number, unit in enumerate(inputs, before + 1):
+            if not unit and not trained.options.distribution:
+                yield ""
+            for parses in (next(listed) for _ in unit):
+                for probability, tree in parses:
+                    yield f"{number}\t{probability:.6g}\t{tree}" if trained.options.distribution else str(tree)
+
+
+@torch.no_grad()
+def parsed(trained: Trained, texts: list[list[str]], distribution: bool) -> list[Parses]:
+    """The best tree of each sentence, or those that have a probability, in the order of the sentences."""
+    if not texts:
+        return []
+    model, table = _bracketer(trained), TokenTable(texts, trained.vocabularies)
+    batches = sorted_batches(table.sizes, trained.options.batch)
+    found: list[Parses] = []
+    for rows in batches:
+        scored = model(to_device(table[rows], model))
+        tags = scored.tags.argmax(-1).tolist()
+        charts = _charts(model, scored, distribution)
+        for row, tagged, listed in zip(rows.tolist(), tags, charts):
+            found.append(_merge_equal_trees((p, _tree(trained, texts[row], tagged, labels)) for p, labels in listed))
+    return [found[k] for k in places(batches).tolist()]
+
+
+@torch.no_grad()
+def span_marginals(trained: Trained, texts: list[list[str]]) -> list[Tensor | None]:
+    """The probabilities that spans are constituents, (n, n), in the order of the sentences; None without any."""
+    if trained.options.loss not in SMOOTHINGS:
+        return [None] * len(texts)
+    model, table = _bracketer(trained), TokenTable(texts, trained.vocabularies)
+    batches = sorted_batches(table.sizes, trained.options.batch)
+    found: list[Tensor | None] = []
+    for rows in batches:
+        scored = model(to_device(table[rows], model))
+        # the first label is that of no constituent
+        mu = SMOOTHINGS[trained.options.loss](scored.trees)(with_labelled_root(scored))[..., 1:].sum(-1).cpu()
+        found += [part[:n, :n] for part, n in zip(mu, table.sizes[rows].tolist())]
+    return [found[k] for k in places(batches).tolist()]
+
+
+def _charts(model: Bracketer, scored: Scored, distribution: bool) -> Iterable[Sequence[tuple[float, Tensor]]]:
+    if distribution:
+        return alternatives(model.options.loss, scored)
+    return [[(1.0, labels)] for labels in model.best(scored).cpu()]
+
+
+def _merge_equal_trees(parses: Iterable[tuple[float, Tree]]) -> Parses:
+    """Trees and their probabilities, most probable first: binary trees that are written alike are one."""
+    trees: dict[str, Tree] = {}
+    totals: dict[str, float] = {}
+    for probability, tree in parses:
+        # trees can be too deep to be compared as they are
+        trees.setdefault(str(tree), tree)
+        totals[str(tree)] = totals.get(str(tree), 0.0) + probability
+    return [(totals[text], trees[text]) for text in sorted(totals, key=lambda text: -totals[text])]
+
+
+def _tree(trained: Trained, words: list[str], tags: list[int], labels: Tensor) -> Tree:
+    """The tree of words whose spans have these labels (n, n), -1 where there is none; tags of padding are ignored."""
+    names, parts = (stored_words(trained.vocabularies, name).words for name in ("labels", "tags"))
+    n = len(words)
+    chart = labels[:n, :n]
+    spans = [Span(i, j, names[int(chart[i, j])]) for i, j in (chart >= 0).nonzero().tolist()]
+    return tree_of(spans, words, [parts[tag] for tag in tags[:n]])
+
+
+def _bracketer(trained: Trained) -> Bracketer:
+    assert isinstance(trained.model, Bracketer)
+    return trained.model
+
+
+task = BracketTask()

@@ -1,0 +1,41 @@
+"""The command that opens the page."""
+
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polymax_recipes.cli import plain_errors
+from polymax_recipes.explore.app import server
+from polymax_recipes.explore.attention_file import AttentionFile
+from polymax_recipes.serve.commands import Host, run_forever
+from polymax_recipes.serve.predictions import Served
+from polymax_recipes.training.commands import Device, Late, Threads, load_run
+from polymax_recipes.training.settings import use_threads
+
+
+def explore(
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Directories that train wrote.")] = None,
+    attention: Annotated[Path | None, typer.Option(help="File that pm.explore.save_attention wrote.")] = None,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 8750,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    device: Device = "auto",
+    threads: Threads = 0,
+    options: Late = None,
+) -> None:
+    """Open a page to play with mappings, structures, trained models and attention; it needs no network.
+
+    With RUN, or two of them to compare, type a sentence and see what the models find; with --attention, look at the
+    weights of a whole model.
+    """
+    with plain_errors("stopped", ValueError), use_threads(threads):
+        weights = None if attention is None else AttentionFile.open(attention)
+        served = [Served.of(run, load_run(run, device, options)) for run in runs or ()]
+        with server(served, weights, (host, port)) as opened:
+            view = "#attention" if weights is not None else "#runs" if served else ""
+            if browser:
+                threading.Timer(0.3, webbrowser.open, [opened.url + view]).start()
+            run_forever(opened, f"polymax explore: {opened.url}{view}")

@@ -1,0 +1,65 @@
+"""Classification of sentences and of pairs as a task of the command."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from polymax_recipes.latent.classifier import Classifier
+from polymax_recipes.latent.data import Example, Given, Sentence, read_classes, sentence, tokens
+from polymax_recipes.latent.options import ClassifyOptions
+from polymax_recipes.latent.rationale import Rationale
+from polymax_recipes.latent.task import LatentTask
+from polymax_recipes.readers.lines import Line, ReadError
+from polymax_recipes.readers.natural import natural_order
+from polymax_recipes.training.task import Vocabularies
+from polymax_recipes.training.vocabulary import Words
+
+SIDES = ("first", "second")
+
+
+class ClassifyTask(LatentTask):
+    """Sentences or pairs of sentences with any labels."""
+
+    name = "classify"
+    summary = "classify sentences, or pairs of them, by way of latent trees"
+    Options = ClassifyOptions
+
+    def read(self, files: Sequence[Path]) -> list[Example]:
+        return [example for file in files for example in read_classes(file)]
+
+    def vocabularies(self, examples: list[Example], options: ClassifyOptions) -> Vocabularies:
+        empty = Words((), options.lower, options.punctuation)
+        texts = (" ".join(tokens(side, empty)) for example in examples for side in example.sides)
+        counted = Words.counted(texts, options.words)
+        return {
+            "words": Words(counted.words, options.lower, options.punctuation),
+            "labels": Words(tuple(natural_order(example.label for example in examples))),
+            "sides": Words(SIDES[: len(examples[0].sides)]),
+        }
+
+    def model(self, options: ClassifyOptions, vocabularies: Vocabularies) -> Classifier:  # type: ignore[override]
+        if options.rationale:
+            return Rationale(options, self.sizes(vocabularies))
+        return super().model(options, vocabularies)
+
+    def parse(self, file: str, unit: list[Line]) -> Given | None:
+        """Texts between tabs; one that is a binary tree is read as one."""
+        (line,) = unit
+        if line.blank:
+            return None
+        fields = line.text.split("\t")
+        if not all(field.strip() for field in fields):
+            raise ReadError.at(file, line.number, "texts between tabs expected, none empty")
+        return Given(file, line.number, tuple(map(_sentence, fields)))
+
+
+def _sentence(text: str) -> Sentence:
+    if text.strip().startswith("( "):
+        try:
+            return sentence(text, is_tree=True)
+        except ValueError:
+            # a bracket may begin a sentence too
+            return sentence(text)
+    return sentence(text)
+
+
+task = ClassifyTask()

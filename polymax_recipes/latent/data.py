@@ -1,0 +1,172 @@
+"""Sentences with labels, in ones or pairs, with trees where the files have them; and as batches."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymax_recipes.listops import Expression
+from polymax_recipes.readers.binary_parses import parse_binary
+from polymax_recipes.readers.lines import ReadError, lines
+from polymax_recipes.readers.tsv import Labelled, Pair, read_rows
+from polymax_recipes.training.batches import Ragged
+from polymax_recipes.training.vocabulary import SPECIALS, UNKNOWN, Words
+
+Spans = tuple[tuple[int, int], ...]
+# the label of what is to be predicted
+NONE = -1
+
+
+class Sentence(NamedTuple):
+    """Tokens; the inner spans of their binary tree and the heads of their dependency tree, where these are known."""
+
+    tokens: tuple[str, ...]
+    spans: Spans | None = None
+    heads: tuple[int, ...] | None = None
+
+
+class Example(NamedTuple):
+    """A label, and one sentence or two."""
+
+    label: str
+    sides: tuple[Sentence, ...]
+
+
+class Given(NamedTuple):
+    """A line of input: its columns, of which the first may be a label."""
+
+    file: str
+    number: int
+    columns: tuple[Sentence, ...]
+
+    def error(self, what: str) -> ReadError:
+        """An error that names the line."""
+        return ReadError.at(self.file, self.number, what)
+
+
+def of_expression(expression: Expression) -> Example:
+    """An expression with both of its trees.
+
+    Example:
+        >>> example = of_expression(Expression(("[MAX", "2", "9", "]")))
+        >>> example.label, example.sides[0].heads
+        ('9', (0, 1, 1, 1))
+    """
+    return Example(str(expression.value), (Sentence(expression.tokens, expression.spans, expression.heads),))
+
+
+def read_classes(file: Path) -> Iterator[Example]:
+    """The examples of a table: label and text, or label and two texts.
+
+    Where every text begins with a round bracket, or is a single word, the texts are binary trees as SNLI writes them;
+    else words are what is between spaces.
+    """
+    names = _columns(file)
+    rows = list(read_rows(file, names))
+    texts = [text.strip() for _, fields in rows for text in fields[1:]]
+    are_trees = any(t.startswith("( ") for t in texts) and all(t.startswith("( ") or " " not in t for t in texts)
+    for line, (label, *sides) in rows:
+        try:
+            yield Example(label, tuple(sentence(text, are_trees) for text in sides))
+        except ValueError as error:
+            raise ReadError.at(file, line.number, str(error)) from error
+
+
+def _columns(file: Path) -> Sequence[str]:
+    """The names of the columns: those of pairs if the first line has three."""
+    first = next((line.text for line in lines(file) if not line.blank), "")
+    return Pair._fields if first.count("\t") == len(Pair._fields) - 1 else Labelled._fields
+
+
+def sentence(text: str, is_tree: bool = False) -> Sentence:
+    """The sentence that a text spells.
+
+    Example:
+        >>> sentence("( ( a cat ) sleeps )", is_tree=True).spans
+        ((0, 1), (0, 2))
+    """
+    if not is_tree:
+        return Sentence(tuple(text.split()))
+    tokens, spans = parse_binary(text.strip())
+    return Sentence(tuple(tokens), tuple(spans))
+
+
+def tokens(sentence: Sentence, words: Words) -> list[str]:
+    """The tokens that a vocabulary reads; those of a tree are as many as it has.
+
+    Example:
+        >>> tokens(sentence("It sleeps."), Words((), lower=True, punctuation=True))
+        ['it', 'sleeps', '.']
+    """
+    if sentence.spans is None:
+        return words.split(" ".join(sentence.tokens))
+    return [token.lower() if words.lower else token for token in sentence.tokens]
+
+
+class Batch(NamedTuple):
+    """Sentences of examples, s of each.
+
+    Shapes: words (b, s, n); lengths (b, s); transitions (b, s, 2 n - 1), 0 to shift, 1 to reduce, -1 at padding and
+    where there is no tree; heads (b, s, n), likewise; label (b,), -1 where there is none
+    """
+
+    words: Tensor
+    lengths: Tensor
+    transitions: Tensor
+    heads: Tensor
+    label: Tensor
+
+
+class Examples:
+    """Examples in numbers: batches of them on request. Labels that training did not have are none."""
+
+    def __init__(self, examples: Sequence[Example], words: Words, labels: Words) -> None:
+        self.sides = len(examples[0].sides) if examples else 1
+        if any(len(example.sides) != self.sides for example in examples):
+            raise ValueError("examples must all be of single sentences, or all of pairs; got both")
+        sentences = [side for example in examples for side in example.sides]
+        number = {word: k for k, word in enumerate(words.words, len(SPECIALS))}
+        self.words = Ragged.of([number.get(token, UNKNOWN) for token in tokens(s, words)] for s in sentences)
+        self.transitions = Ragged.of(transitions(s) for s in sentences)
+        self.heads = Ragged.of(list(s.heads or ()) for s in sentences)
+        known = {label: k for k, label in enumerate(labels.words)}
+        self.label = torch.tensor([known.get(example.label, NONE) for example in examples])
+        # the longer side of a pair
+        self.sizes = self.words.lengths.reshape(-1, self.sides).amax(1)
+
+    def __getitem__(self, rows: Tensor) -> Batch:
+        places = (rows.unsqueeze(1) * self.sides + torch.arange(self.sides)).flatten()
+        words, lengths = self.words.padded(places)
+        n = words.shape[1]
+        shape = (len(rows), self.sides)
+        return Batch(
+            words.unflatten(0, shape),
+            lengths.unflatten(0, shape),
+            _pad_to_width(self.transitions, places, 2 * n - 1).unflatten(0, shape),
+            _pad_to_width(self.heads, places, n).unflatten(0, shape),
+            self.label[rows],
+        )
+
+
+def _pad_to_width(ragged: Ragged, rows: Tensor, width: int) -> Tensor:
+    """Chosen sequences (rows, width), -1 after their ends."""
+    found, lengths = ragged.padded(rows)
+    found = torch.nn.functional.pad(found, (0, width - found.shape[1]))
+    return torch.where(torch.arange(width) < lengths.unsqueeze(1), found, -1)
+
+
+def transitions(sentence: Sentence) -> list[int]:
+    """The transitions of a sentence's binary tree; none where it is not known.
+
+    Example:
+        >>> transitions(Sentence(("a", "b", "c"), ((1, 2), (0, 2))))
+        [0, 0, 0, 1, 1]
+    """
+    if sentence.spans is None:
+        return []
+    closed = [0] * len(sentence.tokens)
+    for _, last in sentence.spans:
+        closed[last] += 1
+    return [action for count in closed for action in (0, *[1] * count)]

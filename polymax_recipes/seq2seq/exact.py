@@ -1,0 +1,95 @@
+"""Search that ends with a proof: hypotheses by their bounds, until none can be better than the best that has ended.
+
+Words of probability 0, which sparse losses give to almost all, are never followed, so that the rest is often few.
+"""
+
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymax_recipes.seq2seq.attention import Source
+from polymax_recipes.seq2seq.model import Seq2Seq, State
+from polymax_recipes.seq2seq.search import Found, Search, beam_search
+from polymax_recipes.training.vocabulary import BEGIN, END, PAD
+
+# hypotheses that are extended at once
+TOGETHER = 32
+
+
+class Hypothesis(NamedTuple):
+    """Words after BEGIN, their log-probability, and the state before the last of them is read, one of several."""
+
+    words: tuple[int, ...]
+    log_prob: float
+    states: State
+    which: int
+
+
+def exact_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search, most: int) -> Found:
+    """What `beam_search` finds, then for each sentence that it has not proven, the best target of all.
+
+    At most `most` hypotheses of a sentence are extended; where that is not enough, the best so far is returned, and
+    `exact` is False.
+    """
+    found = beam_search(model, source, lengths, search)
+    for row in (~found.exact).nonzero().flatten().tolist():
+        n = int(lengths[row])
+        words, score, proven = _best(model, source[row : row + 1, :n], search, float(found.scores[row]), most)
+        found.exact[row] = proven
+        if words is not None:
+            found.words[row] = PAD
+            found.words[row, : len(words)] = torch.tensor(words, device=source.device)
+            found.scores[row] = score
+    return found
+
+
+@torch.no_grad()
+def _best(
+    model: Seq2Seq, source: Tensor, search: Search, least: float, most: int
+) -> tuple[tuple[int, ...] | None, float, bool]:
+    """Words better than a score, if any were found; their score; True if none are better."""
+    encoded, state = model.encode(source, torch.tensor([source.shape[1]], device=source.device))
+    # the largest first: log-probabilities only fall, so a score stays below what it is at the greatest length
+    waiting = [(0.0, 0, Hypothesis((), 0.0, state, 0))]
+    best, score, number, dropped = None, least, 1, -inf
+    while waiting and most > 0:
+        chosen: list[Hypothesis] = []
+        while waiting and len(chosen) < min(TOGETHER, most):
+            bound, _, one = heappop(waiting)
+            if -bound > score:
+                chosen.append(one)
+        if not chosen:
+            break
+        most -= len(chosen)
+        states, log_probs = _extend(model, encoded, chosen)
+        for which, one in enumerate(chosen):
+            length = len(one.words) + 1
+            row = one.log_prob + log_probs[which]
+            ended = float(row[END]) / length**search.length_penalty
+            if ended > score:
+                best, score = (*one.words, END), ended
+            if length == search.longest:
+                continue
+            row[[PAD, BEGIN, END]] = -inf
+            bounds, order = (row / search.longest**search.length_penalty).sort(descending=True, stable=True)
+            # more than can be extended need not wait, but they may keep the rest from being a proof
+            kept = min(int((bounds > score).sum()), most)
+            dropped = max(dropped, float(bounds[kept]) if kept < len(bounds) else -inf)
+            for bound, word in zip(bounds[:kept].tolist(), order[:kept].tolist()):
+                following = Hypothesis((*one.words, word), float(row[word]), states, which)
+                heappush(waiting, (-bound, number, following))
+                number += 1
+    return best, score, max([dropped, *(-bound for bound, _, _ in waiting)]) <= score
+
+
+def _extend(model: Seq2Seq, source: Source, chosen: list[Hypothesis]) -> tuple[State, Tensor]:
+    """The states after the last words of hypotheses were read, and log-probabilities of what follows, (k, words)."""
+    parts = zip(*(State(*(part[0, one.which] for part in one.states)) for one in chosen))
+    state = State(*(torch.stack(part).unsqueeze(0) for part in parts))
+    last = torch.tensor([[one.words[-1] if one.words else BEGIN for one in chosen]], device=source.mask.device)
+    state, _ = model.step(model.target(last), source, state)
+    # sums of many words keep their digits
+    return state, model.log_probs(state.fed)[0].double().cpu()

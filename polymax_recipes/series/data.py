@@ -1,0 +1,90 @@
+"""Series with classes: from files, and as padded batches."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymax_recipes.readers.lines import ReadError
+from polymax_recipes.readers.natural import natural_order
+from polymax_recipes.readers.series import Series, read_series
+from polymax_recipes.training.task import Vocabularies
+from polymax_recipes.training.vocabulary import Words, stored_words
+
+
+class Shape(NamedTuple):
+    """The shape of the centroids: the points of those of each class, and the numbers at each point."""
+
+    sizes: tuple[int, ...]
+    dimensions: int
+
+
+def read_labelled_series(files: Sequence[Path]) -> list[Series]:
+    """The series of files, all with a class, all values and one number of dimensions."""
+    if not files:
+        raise ValueError("series come in one file or more; got 0")
+    found: list[Series] = []
+    for file in files:
+        own = list(read_series(file, complete=True))
+        if not own:
+            raise ReadError.at(file, 1, "no series in this file")
+        if own[0].label is None:
+            raise ReadError.at(file, 1, "series must have classes: the header has no @classLabel true")
+        found += own
+        dimensions, first = own[0].values.shape[1], found[0].values.shape[1]
+        if dimensions != first:
+            raise ReadError.at(file, 1, f"{first} dimensions expected, as in {files[0]}; got {dimensions}")
+    return found
+
+
+def vocabularies_of(examples: Sequence[Series], size: int) -> Vocabularies:
+    """The classes, and the shape of centroids: `size` points, or as many as the longest series of their own class.
+
+    Example:
+        >>> vocabularies = vocabularies_of([Series(torch.zeros(5, 2), "b"), Series(torch.zeros(4, 2), "a")], 0)
+        >>> vocabularies["classes"].words, shape_of(vocabularies)
+        (('a', 'b'), Shape(sizes=(4, 5), dimensions=2))
+    """
+    longest: dict[str, int] = {}
+    for series in examples:
+        if series.label is not None:
+            longest[series.label] = max(longest.get(series.label, 0), len(series.values))
+    labels = natural_order(longest)
+    shape = (*(size or longest[label] for label in labels), examples[0].values.shape[1])
+    return {"classes": Words(tuple(labels)), "shape": Words(tuple(map(str, shape)))}
+
+
+def shape_of(vocabularies: Vocabularies) -> Shape:
+    """The shape that `vocabularies_of` stored; a single size holds for all classes."""
+    *sizes, dimensions = map(int, stored_words(vocabularies, "shape").words)
+    classes = len(stored_words(vocabularies, "classes").words)
+    return Shape(tuple(sizes) if len(sizes) == classes else (sizes[0],) * classes, dimensions)
+
+
+class Batch(NamedTuple):
+    """Shapes: values (b, n, d), 0 at padding; lengths (b,); labels (b,), -1 for classes that training did not have."""
+
+    values: Tensor
+    lengths: Tensor
+    labels: Tensor
+
+
+class LabelledSeries:
+    """Series in numbers: batches of them on request."""
+
+    def __init__(self, examples: Sequence[Series], vocabularies: Vocabularies) -> None:
+        numbers = {label: k for k, label in enumerate(stored_words(vocabularies, "classes").words)}
+        dimensions = shape_of(vocabularies).dimensions
+        for series in examples:
+            found = series.values.shape[1]
+            if found != dimensions:
+                raise ValueError(f"series must have {dimensions} dimensions, as in the training; got {found}")
+        self.values = [series.values.float() for series in examples]
+        self.labels = torch.tensor([numbers.get(series.label or "", -1) for series in examples], dtype=torch.long)
+        self.sizes = torch.tensor([len(values) for values in self.values], dtype=torch.long)
+
+    def __getitem__(self, rows: Tensor) -> Batch:
+        padded = torch.nn.utils.rnn.pad_sequence([self.values[k] for k in rows.tolist()], batch_first=True)
+        return Batch(padded, self.sizes[rows], self.labels[rows])

@@ -1,0 +1,134 @@
+"""Centroids of classes under dynamic time warping; the class of a series is that of the nearest."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import polymax as pm
+from polymax.warping import resample
+from polymax_recipes.series.data import Batch, LabelledSeries, Shape
+from polymax_recipes.series.warp import discrepancy
+from polymax_recipes.training.task import Model
+
+# of Lloyd's algorithm, which splits a class before its centroids are learned
+ROUNDS = 10
+# of the distance of series from the mean of their class: changes below it are the rounding of float32
+TOLERANCE = 1e-7
+# that the CPU compares in one call: more would leave its caches, and the memory that its allocator keeps
+CELLS = 1 << 20
+
+
+class Centroids(Model):
+    """Series x that are near the series y of their class, several of them to a class.
+
+        minimize over x  sum over classes c and y in c of  min over k of  discrepancy(x_ck, y)
+
+    Those of a class have as many points as its shape says; what follows them is 0 and stands for nothing.
+
+    Shapes: centroids (classes, k, largest size, d); sizes (classes,)
+
+    See: Cuturi and Blondel 2017, sections 4.2 and 4.4.
+    """
+
+    sizes: Tensor
+
+    def __init__(self, options: Any, shape: Shape) -> None:
+        super().__init__()
+        self.options = options
+        space = (len(shape.sizes), options.centroids, max(shape.sizes), shape.dimensions)
+        self.centroids = nn.Parameter(torch.zeros(space))
+        # not saved: the vocabularies say it
+        self.register_buffer("sizes", torch.tensor(shape.sizes), persistent=False)
+        self.scale = 0.0
+
+    @property
+    def whole(self) -> bool:  # type: ignore[override]
+        """L-BFGS takes all series at once."""
+        return self.options.optimizer == "lbfgs"
+
+    def optimizer(self, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+        if not self.whole:
+            return super().optimizer(lr, weight_decay)
+        most = self.options.iterations
+        return torch.optim.LBFGS(
+            self.parameters(),
+            max_iter=most,
+            max_eval=4 * most,
+            tolerance_change=TOLERANCE * self.scale,
+            history_size=10,
+            line_search_fn="strong_wolfe",
+        )
+
+    @torch.no_grad()
+    def start(self, data: LabelledSeries) -> None:  # type: ignore[override]
+        """Means of the series of a class, or of groups of them, each stretched to the size of its centroids."""
+        apart = 0.0
+        for c, size in enumerate(self.sizes.tolist()):
+            rows = torch.nonzero(data.labels == c).flatten().tolist()
+            points = torch.stack([resample(data.values[row], size) for row in rows])
+            self.centroids[c, :, :size] = grouped_means(points, self.centroids.shape[1])
+            apart += float((points - points.mean(0)).square().sum())
+        self.scale = apart / len(data.labels)
+
+    def points(self, label: int) -> Tensor:
+        """The centroids of a class, without what follows them: (k, size, d)."""
+        return self.centroids[label, :, : int(self.sizes[label])]
+
+    def distances(self, batch: Batch) -> Tensor:
+        """The distance of each series to every centroid, (b, classes, k)."""
+        rows, points, dimensions = batch.values.shape
+        cells = self.centroids.numel() // dimensions * points
+        together = max(1, CELLS // cells) if batch.values.device.type == "cpu" else rows
+        parts = [Batch(*part) for part in zip(*(tensor.split(together) for tensor in batch))]
+        every, sizes = self.centroids.unsqueeze(0), self.sizes[:, None]
+        return torch.cat([self._from(every.expand(len(p.labels), -1, -1, -1, -1), sizes, p) for p in parts])
+
+    def _from(self, centroids: Tensor, sizes: Tensor, batch: Batch) -> Tensor:
+        """The distances of each series to its row of centroids of some sizes: (b, *any, size, d) to (b, *any)."""
+        shape = centroids.shape[:-2]
+        alone = [1] * (len(shape) - 1)
+        values = batch.values.reshape(len(batch.values), *alone, *batch.values.shape[1:])
+        lengths = batch.lengths.reshape(-1, *alone).expand(shape)
+        cost = pm.squared_euclidean(centroids, values)
+        return discrepancy(self.options.smoothing, cost, self.options.gamma, (sizes.expand(shape), lengths))
+
+    def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """The discrepancy to the nearest centroid of the own class, and, where the model does not learn, right classes.
+
+        A series of a class that training did not have is measured at the nearest of all.
+        """
+        count = batch.labels.new_full((), len(batch.labels))
+        if self.training:
+            own = self._from(self.centroids[batch.labels], self.sizes[batch.labels, None], batch).amin(1)
+            # float32 would round away what a line search compares
+            return {"loss": (own.double().sum(), count)}
+        nearest = self.distances(batch).amin(2)
+        numbers = torch.arange(nearest.shape[1], device=nearest.device)
+        labels = batch.labels.unsqueeze(1)
+        own = torch.where((labels == numbers) | (labels < 0), nearest, torch.inf).amin(1)
+        right = (nearest.argmin(1) == batch.labels).sum()
+        return {"loss": (own.double().sum(), count), "accuracy": (right, count)}
+
+
+def grouped_means(points: Tensor, k: int) -> Tensor:
+    """The means of k groups of points, by Lloyd's algorithm from points far from each other; of all where k is 1.
+
+    Shapes: points (count, size, d); result (k, size, d)
+
+    Example:
+        >>> grouped_means(torch.tensor([0.0, 1.0, 9.0]).view(3, 1, 1), 2).flatten()
+        tensor([0.5000, 9.0000])
+    """
+    flat = points.flatten(1)
+    means = flat.mean(0, keepdim=True)
+    if k > 1:
+        means = flat[torch.cdist(flat, means).argmin(0)]
+        while len(means) < k:
+            # the farthest from all that are chosen
+            means = torch.cat([means, flat[torch.cdist(flat, means).amin(1).argmax()].unsqueeze(0)])
+        for _ in range(ROUNDS):
+            chosen = torch.cdist(flat, means).argmin(1)
+            # a group that is empty keeps its mean
+            means = torch.stack([flat[chosen == g].mean(0) if (chosen == g).any() else means[g] for g in range(k)])
+    return means.unflatten(1, points.shape[1:])

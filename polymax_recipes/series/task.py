@@ -1,0 +1,109 @@
+"""Classification of series as a task of the command."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymax_recipes.readers.lines import Line
+from polymax_recipes.readers.series import Series
+from polymax_recipes.results import SeriesResult
+from polymax_recipes.series.data import LabelledSeries, read_labelled_series, shape_of, vocabularies_of
+from polymax_recipes.series.given import Given, given_series
+from polymax_recipes.series.model import Centroids
+from polymax_recipes.series.warp import SMOOTHINGS
+from polymax_recipes.training.batches import places, sorted_batches
+from polymax_recipes.training.measured import means, to_device
+from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax_recipes.training.vocabulary import stored_words
+
+
+@dataclass(frozen=True)
+class SeriesOptions:
+    """The options of the centroids and of how they are learned."""
+
+    smoothing: str = option("soft", "Of dynamic time warping.", choices=SMOOTHINGS)
+    gamma: float = option(0.1, "Strength of the smoothing; hard has none.", least=1e-6)
+    centroids: int = option(1, "Centroids of each class.", least=1)
+    size: int = option(0, "Points of a centroid; 0 for as many as the longest series of its class has.")
+    optimizer: str = option(
+        "lbfgs",
+        "lbfgs takes all series at once and none of --lr, --clip and --weight-decay; adam takes batches.",
+        choices=("lbfgs", "adam"),
+    )
+    iterations: int = option(5, "Of lbfgs in an epoch.", least=1)
+    batch: int = option(256, "Series that are classified at once.", least=1, late=True)
+
+
+class SeriesTask(Task):
+    """Series with classes; a centroid is a series as near as can be to those of its class."""
+
+    name = "series"
+    summary = "classify time series by the nearest barycenter under dynamic time warping"
+    Options = SeriesOptions
+
+    def read(self, files: Sequence[Path]) -> list[Series]:
+        return read_labelled_series(files)
+
+    def vocabularies(self, examples: list[Series], options: SeriesOptions) -> Vocabularies:
+        return vocabularies_of(examples, options.size)
+
+    def encode(self, examples: list[Series], vocabularies: Vocabularies) -> LabelledSeries:
+        return LabelledSeries(examples, vocabularies)
+
+    def model(self, options: SeriesOptions, vocabularies: Vocabularies) -> Centroids:
+        return Centroids(options, shape_of(vocabularies))
+
+    def evaluate(self, trained: Trained, examples: list[Series]) -> Report:
+        encoded = self.encode(examples, trained.vocabularies)
+        start = perf_counter()
+        measured = means(trained.model, encoded, trained.options.batch)
+        seconds = perf_counter() - start
+        return {"series": len(examples), **measured, "series_per_second": len(examples) / seconds}
+
+    def parse(self, file: str, unit: list[Line]) -> Given | None:
+        """A series, whose class is not used; None for a line of a header."""
+        return given_series(file, unit[0])
+
+    def results(self, trained: Trained, inputs: list[Any]) -> list[SeriesResult]:
+        names = classes_of(trained.vocabularies)
+        rows = nearest(trained, [Series(_values(one), None) for one in inputs]).tolist()
+        return [SeriesResult(names[row.index(min(row))], dict(zip(names, row))) for row in rows]
+
+    def predict(self, trained: Trained, inputs: list[Given | None], before: int) -> Iterator[str]:
+        """The class of each series, and its discrepancies to all classes."""
+        names = classes_of(trained.vocabularies)
+        series = [one.fitting(names) for one in inputs if one is not None]
+        for row in nearest(trained, series).tolist() if series else ():
+            yield "\t".join([names[row.index(min(row))], *(f"{distance:.6g}" for distance in row)])
+
+
+@torch.no_grad()
+def nearest(trained: Trained, series: Sequence[Series]) -> Tensor:
+    """The discrepancy of series to the nearest centroid of each class, in their order, (series, classes)."""
+    model = trained.model
+    assert isinstance(model, Centroids)
+    encoded = LabelledSeries(series, trained.vocabularies)
+    batches = sorted_batches(encoded.sizes, trained.options.batch)
+    found = [model.distances(to_device(encoded[rows], model)).amin(2).cpu() for rows in batches]
+    return torch.cat(found)[places(batches)]
+
+
+def _values(given: Any) -> Tensor:
+    values = torch.as_tensor(given, dtype=torch.float64)
+    values = values.unsqueeze(1) if values.ndim == 1 else values
+    if values.ndim != 2 or 0 in values.shape or not bool(values.isfinite().all()):
+        raise ValueError(f"inputs must be series (n,) or (n, d) of finite values; got {tuple(values.shape)}")
+    return values
+
+
+def classes_of(vocabularies: Vocabularies) -> tuple[str, ...]:
+    """The classes of a run, in the order of its centroids."""
+    return stored_words(vocabularies, "classes").words
+
+
+task = SeriesTask()

@@ -1,0 +1,63 @@
+"""What a chain holds possible: whole taggings with their probabilities."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymax.structures import Chain
+from polymax.structures.chain import ChainParts
+from polymax_recipes.tag.model import SMOOTHINGS, SPARSE, Scored
+
+# taggings that are listed where every one has a probability
+BEST = 5
+# and the most of a sparse distribution
+LARGEST = 100
+
+
+class Tagging(NamedTuple):
+    """A whole sequence of tags."""
+
+    probability: float
+    tags: list[int]
+
+
+@torch.no_grad()
+def alternatives(loss: str, scored: Scored) -> Iterator[list[Tagging]]:
+    """The taggings of each sentence, most probable first: all that a sparse loss leaves, else the 5 best.
+
+    Of a sparse distribution the 100 most probable are given if it has more; their probabilities then add up to less
+    than 1.
+
+    Example:
+        >>> scored = Scored(Chain(torch.tensor([2])), torch.tensor([[[0.2, 0.0], [3.0, 0.0]]]), torch.zeros(2, 2))
+        >>> [(round(p, 3), tags) for p, tags in next(alternatives("sparsemap", scored))]
+        [(0.6, [0, 0]), (0.4, [1, 0])]
+    """
+    if loss not in SMOOTHINGS:
+        raise ValueError(f"--distribution needs a loss with probabilities, {', '.join(SMOOTHINGS)}; got {loss}")
+    assert scored.chain.lengths is not None
+    # one by one: a long sentence among them does not make room for all
+    for unary, length in zip(scored.unary, scored.chain.lengths.tolist()):
+        scores = unary[:length], scored.transition
+        distribution = SMOOTHINGS[loss](Chain()).distribution(*scores)
+        most = min(support_size(distribution.mean), LARGEST) if loss in SPARSE else BEST
+        structures, probabilities = distribution.topk(most)
+        rows = zip(probabilities.tolist(), Chain().decode(structures).tolist())
+        yield [Tagging(probability, tags) for probability, tags in rows if probability > 0]
+
+
+def support_size(mu: ChainParts) -> int:
+    """How many sequences take expected steps alone: at least as many as a distribution with this mean has.
+
+    Example:
+        >>> mu = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
+        >>> support_size(ChainParts(mu, torch.tensor([[[0.5, 0.0], [0.0, 0.5]]])))
+        2
+    """
+    counts: Tensor = (mu.unary[0] > 0).double()
+    for step in mu.transition > 0:
+        counts = counts @ step.double()
+    # what is too large to be a number is too large to be listed
+    return max(int(counts.sum().clamp(max=2.0**62)), 1)

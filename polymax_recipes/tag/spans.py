@@ -1,0 +1,82 @@
+"""Tags that spell labelled spans: which may follow each other, and how many spans are right."""
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from polymax.nn.tag_schemes import TagConstraints, bio_constraints, bioes_constraints
+from polymax_recipes.readers.columns import Tagged
+from polymax_recipes.readers.schemes import BIO, BIOES, detect, spans_of, split_tag
+
+RULES = {BIO.name: bio_constraints, BIOES.name: bioes_constraints}
+# of a tag that training did not have: a span of no known type
+UNKNOWN_SPAN = "I-?"
+
+
+def spell_spans(tags: Iterable[str]) -> bool:
+    """True if all tags are those of a scheme that writes labelled spans.
+
+    Example:
+        >>> spell_spans(["O", "B-PER"]), spell_spans(["NOUN"])
+        (True, False)
+    """
+    try:
+        for tag in tags:
+            split_tag(tag)
+    except ValueError:
+        return False
+    return True
+
+
+def is_like(tag: str, tags: Sequence[str]) -> bool:
+    """True if a tag is one of these, or a span of a type of theirs.
+
+    Example:
+        >>> is_like("I-LOC", ["O", "S-LOC"]), is_like("cat", ["O", "S-LOC"])
+        (True, False)
+    """
+    kind = tag.partition("-")[2]
+    return tag in tags or bool(kind and spell_spans([tag]) and any(kind == name.partition("-")[2] for name in tags))
+
+
+def rules_of(examples: Sequence[Tagged]) -> str:
+    """The scheme whose rules all examples keep, of those that forbid anything; else nothing.
+
+    Example:
+        >>> rules_of([Tagged(["a", "b"], ["O", "B-PER"])]), rules_of([Tagged(["a", "b"], ["O", "I-PER"])])
+        ('BIO', '')
+    """
+    tags = {tag for sentence in examples for tag in sentence.tags}
+    # without O some sentences may have no tags that keep the rules
+    if "O" not in tags or not spell_spans(tags):
+        return ""
+    try:
+        name = detect(sentence.tags for sentence in examples).name
+    except ValueError:
+        return ""
+    return name if name in RULES else ""
+
+
+def constraints_of(rules: str, tags: Sequence[str]) -> TagConstraints | None:
+    """What the rules of a scheme allow tags; None where they allow everything."""
+    return RULES[rules](tags) if rules else None
+
+
+def counted_spans(names: Sequence[str], wanted: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+    """Twice the right spans, and all that were wanted or found: the ratio of their sums is F1.
+
+    Shapes: wanted, found (b, n), numbers of tags; -1 is padding, -2 a tag that training did not have
+
+    Example:
+        >>> import torch
+        >>> counted_spans(["B-X", "O"], torch.tensor([[0, 1, 0]]), torch.tensor([[0, 0, 1]]))
+        (tensor(2), tensor(4))
+    """
+    right = total = 0
+    for rows in zip(wanted.tolist(), found.tolist(), strict=True):
+        gold, guess = (
+            set(spans_of([names[tag] if tag >= 0 else UNKNOWN_SPAN for tag in row if tag != -1])) for row in rows
+        )
+        right += len(gold & guess)
+        total += len(gold) + len(guess)
+    return wanted.new_tensor(2 * right), wanted.new_tensor(total)

@@ -1,0 +1,313 @@
+"""Tagging as a task of the command."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from polymax_recipes.doubts import doubt, doubt_skipped
+from polymax_recipes.metrics import EntityF1, TokenAccuracy
+from polymax_recipes.readers.columns import Tagged
+from polymax_recipes.readers.lines import Line, ReadError, grouped
+from polymax_recipes.results import TagResult, token_lists
+from polymax_recipes.tag.agreed import Unkept, agreed_tags
+from polymax_recipes.tag.alternatives import Tagging, alternatives
+from polymax_recipes.tag.columns import Chosen, Remembered, looks_wrong
+from polymax_recipes.tag.data import Sentences, in_written_scheme, read_tags, vocabularies_of
+from polymax_recipes.tag.model import NAMES, SMOOTHINGS, SPARSE, Tagger
+from polymax_recipes.tag.rules import Rule
+from polymax_recipes.tag.spans import is_like, spell_spans
+from polymax_recipes.tag.text import Reader, Untagged
+from polymax_recipes.text.pretrained import PretrainedReader
+from polymax_recipes.text.raw import conllu_lines
+from polymax_recipes.text.reader import ReaderOptions
+from polymax_recipes.text.tokenizer import RawSentence
+from polymax_recipes.training.batches import places, sorted_batches
+from polymax_recipes.training.measured import to_device
+from polymax_recipes.training.task import Model, Report, Task, Trained, Vocabularies, option
+from polymax_recipes.training.vocabulary import UNKNOWN, Words, stored_words
+
+# of lines that begin with #
+COMMENTS = {"auto": None, "yes": True, "no": False}
+# tokens from which on no mistake at all is strange
+MANY = 1000
+
+
+@dataclass(frozen=True)
+class TagOptions(ReaderOptions):
+    """The options of the model and of what it writes."""
+
+    encoder: str = option("", "Pretrained encoder of Hugging Face, by name or directory, instead of the LSTM.")
+    loss: str = option("crf", "Loss of the chain; softmax has none.", choices=NAMES)
+    scheme: str = option(
+        "same",
+        "Scheme that tags are learned in; they are written as they came.",
+        choices=("same", "IO", "BIO", "BIOES"),
+    )
+    token_column: str = option(
+        "", "Column of the tokens: its number from 1, from -1 at the end, or its name. The first, or FORM.", late=True
+    )
+    tag_column: str = option("", "Column of the tags, likewise. The last, or UPOS.", late=True)
+    comments: str = option(
+        "auto",
+        "Are lines that begin with # comments; auto: where they have not as many columns as others.",
+        choices=tuple(COMMENTS),
+        late=True,
+    )
+    constraints: str = option("", "File of rules that the tags of a sentence or a document keep: see docs/recipes.md.")
+    skip_bad: bool = option(False, "Leave out sentences that cannot be read, and list them.", late=True)
+    unconstrained: bool = option(False, "Find tags that break the rules of BIO or BIOES too.", late=True)
+    batch: int = option(64, "Sentences that are tagged at once.", least=1, late=True)
+    distribution: bool = option(False, "Predict taggings with their probabilities, as a table.", late=True)
+
+
+class TagTask(Task):
+    """Sentences with a tag for each token; tags that spell labelled spans are measured by these too."""
+
+    name = "tag"
+    summary = "tag the tokens of sentences: named entities in columns, parts of speech in CoNLL-U"
+    Options = TagOptions
+    monitor = ("f1", "accuracy")
+
+    def read(self, files: Sequence[Path]) -> list[Tagged]:
+        return read_tags(files)
+
+    def read_as(self, files: Sequence[Path], options: TagOptions) -> list[Tagged]:
+        """The examples of files whose columns are as the options say."""
+        skipped: list[ReadError] | None = [] if options.skip_bad else None
+        chosen, comments = chosen_columns(options), COMMENTS[options.comments]
+        try:
+            found = read_tags(files, chosen, comments, skipped)
+        except ReadError as error:
+            if options.skip_bad:
+                raise
+            # advice that helps: some files have nothing that can be read
+            with suppress(ReadError):
+                if read_tags(files, chosen, comments, []):
+                    raise ValueError(f"{error}; --skip-bad leaves out what cannot be read") from None
+            raise
+        if not found:
+            raise ValueError(f"{', '.join(map(str, files))}: no sentence can be read")
+        doubt_skipped(skipped or (), len(found) + len(skipped or ()))
+        return found
+
+    def used(self, examples: list[Tagged], part: str, options: TagOptions) -> list[Tagged]:
+        """All examples, with a warning where their tags look wrong."""
+        if wrong := looks_wrong(examples) if part == "train" else None:
+            doubt(f"--{part}: {wrong}")
+        return examples
+
+    def doubts(self, log: Sequence[dict[str, str]], dev: Sentences) -> Iterator[str]:
+        """A doubt where all of more than a few tokens were right after the first epoch."""
+        tokens = int(dev.sizes.sum())
+        if log and log[0].get("dev_accuracy") and float(log[0]["dev_accuracy"]) == 1.0 and tokens >= MANY:
+            yield (
+                f"all {tokens} tokens of --dev were right after one epoch: do --train and --dev share their sentences, "
+                "or do tags repeat their tokens?"
+            )
+
+    def vocabularies(self, examples: list[Tagged], options: TagOptions) -> Vocabularies:
+        chosen = chosen_columns(options)
+        return vocabularies_of(examples, options.scheme, options.words, options.encoder, chosen, options.constraints)
+
+    def encode(self, examples: list[Tagged], vocabularies: Vocabularies) -> Sentences:
+        return Sentences(examples, vocabularies)
+
+    def tokens(self, data: Sentences) -> Tensor:
+        return data.sizes
+
+    def model(self, options: TagOptions, vocabularies: Vocabularies) -> Tagger:
+        return Tagger(options, vocabularies)
+
+    def begin(self, model: Model, options: TagOptions) -> None:
+        assert isinstance(model, Tagger)
+        if isinstance(model.reader, PretrainedReader):
+            model.reader.begin(options.encoder)
+
+    @torch.no_grad()
+    def evaluate(self, trained: Trained, examples: list[Tagged]) -> Report:
+        encoded, model = self.encode(examples, trained.vocabularies), _tagger(trained)
+        if len(encoded.tags.values) and bool((encoded.tags.values == UNKNOWN).all()):
+            tag = next(tag for sentence in examples for tag in sentence.tags)
+            doubt(f"the training had none of these tags, such as {tag!r}; are --token-column and --tag-column right?")
+        total, single = 0.0, 0
+        batches = sorted_batches(encoded.sizes, trained.options.batch)
+        for rows in batches:
+            batch = to_device(encoded[rows], model)
+            total += float(model.loss(batch)["loss"][0])
+            if trained.options.loss in SPARSE:
+                single += int(model.single(model.constrained(model(batch))).sum())
+        start = perf_counter()
+        guessed = best_tags(trained, encoded, [sentence.document for sentence in examples])
+        seconds = perf_counter() - start
+        schemes = stored_words(trained.vocabularies, "schemes")
+        accuracy = TokenAccuracy()
+        accuracy.add((in_written_scheme(sentence.tags, schemes) for sentence in examples), guessed)
+        report = {"sentences": len(examples), "accuracy": accuracy.result()}
+        if spell_spans({tag for tags in (*guessed, *(example.tags for example in examples)) for tag in tags}):
+            spans = EntityF1()
+            spans.add((sentence.tags for sentence in examples), guessed)
+            report |= spans.result().all._asdict()
+        report["loss"] = total / len(examples)
+        if trained.options.loss in SPARSE:
+            report["single"] = single / len(examples)
+        return {**report, "sentences_per_second": len(examples) / seconds}
+
+    def units(self, lines: Iterable[Line]) -> Iterator[list[Line]]:
+        return grouped(lines)
+
+    def parse(self, file: str, unit: list[Line]) -> Untagged:
+        return Reader().sentence(file, unit)
+
+    def accept(self, trained: Trained, file: str, unit: list[Line]) -> Untagged:
+        return reader_of_run(trained).sentence(file, unit)
+
+    def stands_alone(self, trained: Trained, given: Untagged) -> bool:
+        return given.begins_document or not any(rule.document for rule in _tagger(trained).rules)
+
+    def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
+        columns = trained.vocabularies.get("columns")
+        trained_on_conllu = isinstance(columns, Words) and Remembered.restored(columns).of_columns(0) is not None
+        return conllu_lines(sentence) if trained_on_conllu else [*sentence.tokens, ""]
+
+    def results(self, trained: Trained, inputs: list[str | Sequence[str]]) -> list[TagResult]:
+        sentences = token_lists(inputs)
+        encoded = untagged_sentences(trained, sentences)
+        names = stored_words(trained.vocabularies, "tags").words
+        found = zip(sentences, best_tags(trained, encoded), tag_probabilities(trained, encoded))
+        return [TagResult(tokens, tags, names, probabilities) for tokens, tags, probabilities in found]
+
+    def predict(self, trained: Trained, inputs: list[Untagged], before: int) -> Iterator[str]:
+        full = [sentence for sentence in inputs if sentence.rows]
+        encoded = untagged_sentences(trained, [sentence.tokens for sentence in full])
+        if trained.options.distribution:
+            if _tagger(trained).rules:
+                raise ValueError(
+                    "distribution must be false for a run with --constraints, whose rules it does not know"
+                )
+            listed = iter(taggings_of(trained, encoded) if full else ())
+            for number, sentence in enumerate(inputs, before + 1):
+                taggings = next(listed) if sentence.rows else ()
+                yield from (f"{number}\t{probability:.6g}\t{' '.join(tags)}" for probability, tags in taggings)
+            return
+        documents = list(accumulate(sentence.begins_document for sentence in inputs))
+        owners = [number for number, sentence in zip(documents, inputs) if sentence.rows]
+        found = iter(best_tags(trained, encoded, owners) if full else ())
+        for sentence in inputs:
+            # what has no tokens stays as it is
+            yield from sentence.tagged(next(found)) if sentence.rows else sentence.lines
+
+
+@torch.no_grad()
+def best_tags(trained: Trained, encoded: Sentences, documents: Sequence[int] | None = None) -> list[list[str]]:
+    """The best tags of sentences, in their order; `documents` are numbers, the same for sentences of one document.
+
+    Without documents each sentence is one.
+    """
+    model = _tagger(trained)
+    batches = sorted_batches(encoded.sizes, trained.options.batch)
+    wide = any(rule.document for rule in model.rules)
+    tags: list[list[int]] = []
+    unary: list[Tensor] = []
+    for rows in batches:
+        scored = model(to_device(encoded[rows], model))
+        found = model.best(scored).tolist()
+        tags += [[tag for tag in row if tag >= 0] for row in found]
+        if wide:
+            scores = model.constrained(scored).unary.cpu()
+            unary += [part[:length] for part, length in zip(scores, encoded.sizes[rows].tolist())]
+    order = places(batches).tolist()
+    tags = [tags[k] for k in order]
+    if wide:
+        owners = list(documents) if documents is not None else list(range(len(tags)))
+        transition = model.constrained(scored).transition.cpu() if tags else torch.zeros(0, 0)
+        tags = document_tags(model.rules, tags, [unary[k] for k in order], transition, owners)
+    return [_names(trained, row) for row in tags]
+
+
+def document_tags(
+    rules: Sequence[Rule], tags: list[list[int]], unary: list[Tensor], transition: Tensor, owners: Sequence[int]
+) -> list[list[int]]:
+    """The best tags of sentences that keep all rules, where those that were found break one of their document.
+
+    Shapes: unary (n, s) of each sentence; transition (s, s)
+    """
+    found = list(tags)
+    for _, members in groupby(range(len(tags)), key=lambda k: owners[k]):
+        rows = list(members)
+        joined = [tag for k in rows for tag in tags[k]]
+        if all(rule.keeps(joined) for rule in rules if rule.document):
+            continue
+        try:
+            agreed = agreed_tags(rules, [unary[k] for k in rows], transition)
+        except Unkept as error:
+            doubt(f"{error}: its tags are those of the chains")
+            continue
+        for k, row in zip(rows, agreed):
+            found[k] = row.tolist()
+    return found
+
+
+@torch.no_grad()
+def tag_probabilities(trained: Trained, encoded: Sentences) -> list[Tensor | None]:
+    """The probabilities of all tags at the tokens of sentences, (n, tags), in their order; None without any."""
+    if trained.options.loss not in SMOOTHINGS:
+        return [None] * len(encoded.sizes)
+    model = _tagger(trained)
+    batches = sorted_batches(encoded.sizes, trained.options.batch)
+    found: list[Tensor | None] = []
+    for rows in batches:
+        scored = model.constrained(model(to_device(encoded[rows], model)))
+        mu = SMOOTHINGS[trained.options.loss](scored.chain)(scored.unary, scored.transition).unary.cpu()
+        found += [part[:length] for part, length in zip(mu, encoded.sizes[rows].tolist())]
+    return [found[k] for k in places(batches).tolist()]
+
+
+@torch.no_grad()
+def taggings_of(trained: Trained, encoded: Sentences) -> Iterator[list[tuple[float, list[str]]]]:
+    """The taggings of sentences that have a probability, in their order."""
+    model = _tagger(trained)
+    batches = sorted_batches(encoded.sizes, trained.options.batch)
+    listed: list[list[Tagging]] = []
+    for rows in batches:
+        scored = model.constrained(model(to_device(encoded[rows], model)))
+        listed += alternatives(trained.options.loss, scored)
+    for k in places(batches).tolist():
+        yield [(probability, _names(trained, tags)) for probability, tags in listed[k]]
+
+
+def chosen_columns(options: TagOptions) -> Chosen:
+    """The columns that the flags name."""
+    return Chosen(options.token_column, options.tag_column)
+
+
+def reader_of_run(trained: Trained) -> Reader:
+    """What reads the input of a run: columns like those of its training."""
+    columns = trained.vocabularies.get("columns")
+    remembered = Remembered.restored(columns) if isinstance(columns, Words) else None
+    names = stored_words(trained.vocabularies, "tags").words
+    return Reader(chosen_columns(trained.options), remembered, lambda tag: is_like(tag, names))
+
+
+def _names(trained: Trained, tags: list[int]) -> list[str]:
+    names = stored_words(trained.vocabularies, "tags").words
+    return in_written_scheme([names[tag] for tag in tags], stored_words(trained.vocabularies, "schemes"))
+
+
+def untagged_sentences(trained: Trained, sentences: Iterable[list[str]]) -> Sentences:
+    """Sentences whose tags are not known, as a model takes them."""
+    # O is a tag in every scheme; nothing reads them
+    return Sentences([Tagged(tokens, ["O"] * len(tokens)) for tokens in sentences], trained.vocabularies)
+
+
+def _tagger(trained: Trained) -> Tagger:
+    assert isinstance(trained.model, Tagger)
+    return trained.model
+
+
+task = TagTask()

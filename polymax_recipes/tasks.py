@@ -1,0 +1,16 @@
+"""The tasks there are, and where each lives: training itself knows none of them."""
+
+from polymax_recipes.training.task import register
+
+register("bracket", "polymax_recipes.bracket.task")
+register("classify", "polymax_recipes.latent.classify")
+register("entail", "polymax_recipes.entail.task")
+register("listops", "polymax_recipes.latent.expressions")
+register("lm", "polymax_recipes.lm.task")
+register("parse", "polymax_recipes.parse.task")
+register("protein-align", "polymax_recipes.protein_align.task")
+register("seq2seq", "polymax_recipes.seq2seq.task")
+register("series", "polymax_recipes.series.task")
+register("speech-align", "polymax_recipes.speech_align.task")
+register("tag", "polymax_recipes.tag.task")
+register("word-align", "polymax_recipes.word_align.task")

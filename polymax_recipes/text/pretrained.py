@@ -1,0 +1,139 @@
+"""A pretrained encoder of Hugging Face that reads sentences, instead of a network that begins from nothing.
+
+A run keeps the tokenizer and the configuration among its vocabularies, and the weights among its weights: it needs the
+place where the encoder came from only until its first epoch is over.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polymax_recipes.training.batches import Ragged
+from polymax_recipes.training.task import Vocabularies
+from polymax_recipes.training.vocabulary import Subwords, Words, stored_words
+
+# of a configuration: where it was, and what wrote it
+PASSING = ("_name_or_path", "transformers_version", "dtype")
+
+
+class Pieces(NamedTuple):
+    """Shapes: pieces (b, m); piece_lengths (b,); firsts (b, n), places of first pieces of tokens; lengths (b,)."""
+
+    pieces: Tensor
+    piece_lengths: Tensor
+    firsts: Tensor
+    lengths: Tensor
+
+
+class PieceTable:
+    """Sentences as the pieces of a pretrained encoder: batches of them on request.
+
+    Tokens of which nothing is read have the place of the first mark: what is beyond the longest text that the encoder
+    takes, and what its tokenizer leaves out, as control characters.
+    """
+
+    def __init__(self, sentences: Sequence[Sequence[str]], vocabularies: Vocabularies) -> None:
+        subwords = vocabularies["pieces"]
+        assert isinstance(subwords, Subwords)
+        longest = longest_text(configuration(vocabularies))
+        encoded = subwords.tokenizer.encode_batch([list(tokens) for tokens in sentences], is_pretokenized=True)
+        # what ends a text is kept
+        self.pieces = Ragged.of(e.ids if len(e.ids) <= longest else [*e.ids[: longest - 1], e.ids[-1]] for e in encoded)
+        self.firsts = Ragged.of(_firsts(e.word_ids, len(s), longest - 1) for e, s in zip(encoded, sentences))
+        self.sizes = self.firsts.lengths
+
+    def __getitem__(self, rows: Tensor) -> Pieces:
+        return Pieces(*self.pieces.padded(rows), *self.firsts.padded(rows))
+
+
+class PretrainedReader(nn.Module):
+    """States of tokens: what a pretrained encoder, fine-tuned, makes of the first piece of each.
+
+    Shapes: as in Pieces -> (b, n, size), with dropout
+
+    See: Devlin et al. 2019, BERT, Section 5.3.
+    """
+
+    def __init__(self, options: Any, vocabularies: Vocabularies) -> None:
+        super().__init__()
+        network = _transformers()
+        stored = configuration(vocabularies)
+        config = network.AutoConfig.for_model(**stored)
+        self.network = network.AutoModel.from_config(config, dtype=torch.float32)
+        for name, parameter in self.network.named_parameters():
+            # of the whole text: it has no part in the states of tokens
+            if name.startswith("pooler."):
+                parameter.requires_grad_(False)
+        self.dropout = nn.Dropout(options.dropout)
+        self.size = config.hidden_size
+
+    def forward(self, pieces: Tensor, piece_lengths: Tensor, firsts: Tensor, lengths: Tensor) -> Tensor:
+        there = torch.arange(pieces.shape[1], device=pieces.device) < piece_lengths.unsqueeze(1)
+        states = self.network(input_ids=pieces, attention_mask=there.long()).last_hidden_state
+        return self.dropout(states.gather(1, firsts.unsqueeze(-1).expand(-1, -1, states.shape[-1])))
+
+    def begin(self, encoder: str) -> None:
+        """Take the weights of the encoder of a name or in a directory."""
+        found = _from(encoder, "AutoModel", dtype=torch.float32)
+        self.network.load_state_dict(found.state_dict())
+
+
+def encoder_vocabularies(encoder: str) -> Vocabularies:
+    """The tokenizer and the configuration of an encoder, by its name or directory, as a run keeps them."""
+    tokenizer = _from(encoder, "AutoTokenizer", add_prefix_space=True)
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"--encoder: {encoder} has no tokenizer of the package tokenizers, which knows whose a piece is"
+        )
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    # text never reads as a special
+    backend.encode_special_tokens = True
+    config = _from(encoder, "AutoConfig").to_dict()
+    for name in PASSING:
+        config.pop(name, None)
+    return {"pieces": Subwords(backend), "network": Words((json.dumps(config, sort_keys=True),))}
+
+
+def configuration(vocabularies: Vocabularies) -> dict[str, Any]:
+    """The configuration of the encoder, as a run keeps it."""
+    return json.loads(stored_words(vocabularies, "network").words[0])
+
+
+def longest_text(config: dict[str, Any]) -> int:
+    """The most pieces that an encoder takes, marks included; some architectures begin to count at 2.
+
+    Example:
+        >>> longest_text({"max_position_embeddings": 512})
+        510
+    """
+    positions = config.get("max_position_embeddings") or 0
+    return positions - 2 if positions > 0 else 2**31
+
+
+def _firsts(word_ids: Sequence[int | None], tokens: int, end: int) -> list[int]:
+    firsts = [0] * tokens
+    for place in reversed(range(min(len(word_ids), end))):
+        word = word_ids[place]
+        if word is not None:
+            firsts[word] = place
+    return firsts
+
+
+def _from(encoder: str, kind: str, **options: Any) -> Any:
+    try:
+        return getattr(_transformers(), kind).from_pretrained(encoder, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"--encoder: {encoder} cannot be loaded: {str(error).strip().splitlines()[0]}") from None
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError("--encoder needs the package transformers: pip install 'polymax[transformers]'") from None
+    return transformers

@@ -1,0 +1,66 @@
+"""Checkpoints: written whole beside their place, in the run itself, and read without executing anything in them.
+
+Lightning's own are written in TMPDIR and, where that is another file system, copied from there: whoever is killed
+meanwhile leaves half a file.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+
+from polymax_recipes.training.digests import atomic_write_with_digest
+from polymax_recipes.training.run import fitting, refused, tensors
+
+
+class Checkpoints(TorchCheckpointIO):
+    """How Lightning writes and reads the checkpoint of a run."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        write_tensors(checkpoint, Path(path))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
+        return tensors(Path(path))
+
+
+def write_tensors(stored: dict[str, Any], file: Path) -> None:
+    """Write a dict of tensors and plain values, by torch.save."""
+    with atomic_write_with_digest(file) as temporary, temporary.open("wb") as opened:
+        save_into(opened, stored)
+
+
+def save_into(opened: IO[bytes], stored: dict[str, Any]) -> None:
+    """Call torch.save, such that what the file system refuses is an OSError."""
+    try:
+        torch.save(stored, opened)
+    except RuntimeError as error:
+        # of an archive that cannot be closed, because it could not be written
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
+def check_checkpoint(model: torch.nn.Module, file: Path) -> None:
+    """A ValueError that names the file if it is not a checkpoint of this model's training."""
+    stored = tensors(file)
+    with refused(file, "a checkpoint of this run"):
+        weights, rows = stored["state_dict"], stored["callbacks"]["Record"]["rows"]
+        if not rows or not all(isinstance(value, int | float) for row in rows for value in row.values()):
+            raise TypeError("rows of numbers expected")
+        if not all({"epoch", "step", "dev_loss", "best"} <= row.keys() == rows[0].keys() for row in rows):
+            raise ValueError("all rows must have the same columns")
+        if stored["epoch"] != len(rows) - 1:
+            raise ValueError(f"epoch must be {len(rows) - 1}, that of the last row; got {stored['epoch']}")
+        if not all(isinstance(count, int) and count >= 0 for count in _leaves(stored["loops"])):
+            raise ValueError("counts of epochs and steps expected in loops")
+    fitting(model, weights, file)
+
+
+def _leaves(stored: dict[str, Any]) -> Iterator[Any]:
+    for value in stored.values():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield value

@@ -1,0 +1,65 @@
+"""Digests of the files of a run, in its digests.json: a file that was damaged or changed by hand is not used silently.
+
+A digest is listed before its file takes its place, beside that of the file which is there, and alone after it: whenever
+a process is killed, the file is one of those listed.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from polymax_recipes.outputs import atomic_write
+
+NAME = "digests.json"
+
+
+@contextmanager
+def atomic_write_with_digest(file: Path) -> Iterator[Path]:
+    """A path to write to; what is there at the end of the block takes the place of the file, and its digest is kept."""
+    listed = read_digests(file.parent)
+    with atomic_write(file) as temporary:
+        yield temporary
+        found = digest([temporary])
+        _write(file.parent, {**listed, file.name: [*listed.get(file.name, []), found]})
+    _write(file.parent, {**listed, file.name: [found]})
+
+
+def check_digest(file: Path) -> None:
+    """A ValueError if a file is not as it was written; one without a digest, as of older runs, is not checked."""
+    listed = read_digests(file.parent).get(file.name)
+    if listed is not None and digest([file]) not in listed:
+        raise ValueError(
+            f"{file} is damaged, or was changed after it was written: its digest is not that of {NAME}; "
+            f"put back a copy, or take {file.name} out of {NAME} to use it as it is"
+        )
+
+
+def read_digests(run: Path) -> dict[str, list[str]]:
+    """The digests of the files of a run by their names; none of a run that was written without."""
+    file = run / NAME
+    with suppress(FileNotFoundError):
+        try:
+            stored = json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError):
+            stored = None
+        lists = stored.values() if isinstance(stored, dict) else [stored]
+        if not all(isinstance(one, list) and all(isinstance(text, str) for text in one) for one in lists):
+            raise ValueError(f"{file}: not a list of digests, or a damaged one; without it nothing is checked")
+        return stored
+    return {}
+
+
+def digest(files: Sequence[Path]) -> str:
+    """The SHA-256 digest of the contents of files."""
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            total.update(hashlib.file_digest(opened, "sha256").digest())
+    return total.hexdigest()
+
+
+def _write(run: Path, listed: dict[str, list[str]]) -> None:
+    with atomic_write(run / NAME) as temporary:
+        temporary.write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")

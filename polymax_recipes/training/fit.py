@@ -1,0 +1,157 @@
+"""A training: from files to a run directory, with Lightning's Trainer, resumable to the same bits."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polymax_recipes.doubts import doubt
+from polymax_recipes.outputs import same_file, writable_directory
+from polymax_recipes.training.digests import digest
+from polymax_recipes.training.log import read_log
+from polymax_recipes.training.monitor import check_asked
+from polymax_recipes.training.run import (
+    Config,
+    Run,
+    built,
+    check_run,
+    late_options,
+    load,
+    read_vocabularies,
+    write_vocabularies,
+)
+from polymax_recipes.training.settings import Learning, Running, flag, made, use_threads
+from polymax_recipes.training.task import Report, Task, Vocabularies, named
+
+# of the parts train, dev and test; a part may take several files
+Files = Mapping[str, Sequence[Path]]
+
+
+def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: bool = False) -> dict[str, Report]:
+    """Train the task of a name on files["train"], keep the epoch that is best on files["dev"], report.
+
+    `given` has the options that are not to be their defaults: the task's, Learning's and Running's. A directory that
+    has a run is refused, unless it is to be resumed: then the options that decide the weights are those of the run.
+    The reports are those of the task, on "dev" and, if there is one, on "test"; none in a process other than the first.
+    """
+    task, run = named(name), Run(out)
+    check_options(task, given)
+    check_files(files, run)
+    config = resumed_configuration(task, files, run, given) if resume else new_configuration(task, files, run, given)
+    if first_process():
+        writable_directory(out)
+    with use_threads(config.running.threads):
+        return trained_on(task, config, run, resume)
+
+
+def trained_on(task: Task, config: Config, run: Run, resume: bool) -> dict[str, Report]:
+    """Train as a configuration says, and report."""
+    parts = {part: task.read_as([Path(file) for file in names], config.options) for part, names in config.files.items()}
+    used = {part: task.used(parts[part], part, config.options) for part in ("train", "dev")}
+    vocabularies = vocabularies_of(task, config, run, used["train"], resume)
+    torch.manual_seed(config.learning.seed)
+    model = built(task, config.options, vocabularies, run) if resume else task.model(config.options, vocabularies)
+    if not run.last.exists():
+        task.begin(model, config.options)
+    from polymax_recipes.training.trainer import Data, Steps, fit, make_trainer
+
+    encoded = {part: task.encode(used[part], vocabularies) for part in ("train", "dev")}
+    if config.learning.monitor:
+        check_asked(config.learning.monitor, model, encoded["dev"])
+    model.start(encoded["train"])
+    data = Data(encoded["train"], encoded["dev"], task.tokens(encoded["train"]))
+    steps = Steps(model, data, config.learning, config.running.workers)
+    # before anything is written: what cannot begin leaves nothing behind
+    trainer = make_trainer(steps, run, config)
+    if first_process():
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.clear()
+        write_vocabularies(vocabularies, run.vocabulary)
+        config.write(run.config)
+    fit(trainer, steps, run)
+    if not first_process():
+        return {}
+    for strange in task.doubts(read_log(run), encoded["dev"]):
+        doubt(strange)
+    trained = load(run.path, device="cuda" if config.running.on_cuda else "cpu")
+    return {part: task.evaluate(trained, examples) for part, examples in parts.items() if part != "train"}
+
+
+def new_configuration(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
+    """The configuration of a run that begins in an empty place."""
+    if first_process() and run.begun:
+        kind = "has a run already; --resume continues it" if run.config.exists() else "exists and is not empty"
+        raise FileExistsError(f"--out: {run.path} {kind}")
+    for part in ("train", "dev"):
+        if not files.get(part):
+            raise ValueError(f"--{part} must be given")
+    options = made(task.Options, _own(task.Options, given))
+    learning, running = made(Learning, _own(Learning, given)), made(Running, _own(Running, given))
+    return Config(task.name, options, learning, running, _names(files), digest(files["train"]))
+
+
+def resumed_configuration(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
+    """The configuration of a run that goes on: as it was, except for Running and for what may change at any time."""
+    stored = Config.read(check_run(run).config)
+    if stored.task != task.name:
+        raise ValueError(f"{run.path} is a run of {stored.task}; got {task.name}")
+    free = late_options(task)
+    asked = {**asdict(stored.options), **asdict(stored.learning)}
+    for name, value in given.items():
+        if name in asked and name not in free and asked[name] != value:
+            before = "not given" if asked[name] == "" else asked[name]
+            raise ValueError(f"{flag(name)} was {before} when {run.path} began and cannot change; got {value}")
+    names = {**stored.files, **_names(files)}
+    if digest([Path(file) for file in names["train"]]) != stored.digest:
+        raise ValueError(f"{', '.join(names['train'])}: not the text that {run.path} began with")
+    # a process that is killed in its first epoch leaves no checkpoint; later there is always one
+    epochs = 0 if run.last.exists() else len(read_log(run))
+    if epochs > 1:
+        raise FileNotFoundError(
+            f"{run.last} is missing: {epochs} epochs were finished, and cannot go on without it; put back a copy, or "
+            "train with another --out"
+        )
+    options = made(task.Options, _own(task.Options, given), stored.options)
+    running = made(Running, _own(Running, given), stored.running)
+    return Config(stored.task, options, stored.learning, running, names, stored.digest)
+
+
+def check_options(task: Task, given: dict[str, Any]) -> None:
+    """A ValueError that names an option which nothing has."""
+    names = [field.name for kind in (task.Options, Learning, Running) for field in fields(kind)]
+    for name in given:
+        if name not in names:
+            raise ValueError(f"{flag(name)} is not an option of {task.name}; there are {', '.join(map(flag, names))}")
+
+
+def vocabularies_of(task: Task, config: Config, run: Run, examples: list[Any], resume: bool) -> Vocabularies:
+    """The vocabularies of the run where there is one, else those of the training examples."""
+    if resume and run.vocabulary.exists():
+        return read_vocabularies(run.vocabulary)
+    return task.vocabularies(examples, config.options)
+
+
+def first_process() -> bool:
+    """True if this process writes: one of all on all nodes does."""
+    return not any(int(os.environ.get(rank, 0)) for rank in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+
+
+def check_files(files: Files, run: Run) -> None:
+    """A ValueError if a file of data is one that the run writes."""
+    for part, names in files.items():
+        for file in names:
+            if any(same_file(own, Path(file)) for own in run.files):
+                raise ValueError(f"--{part}: {file} is a file of the run itself; it must be another one")
+
+
+def _names(files: Files) -> dict[str, tuple[str, ...]]:
+    # absolute: a run may be resumed from another place
+    return {part: tuple(str(Path(file).absolute()) for file in chosen) for part, chosen in files.items() if chosen}
+
+
+def _own(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in given.items() if name in names}

@@ -1,0 +1,30 @@
+"""A trained model on data: batches on its device, and means of what its loss measures."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymax_recipes.training.batches import Encoded, sorted_batches
+from polymax_recipes.training.task import Model, Report
+
+
+@torch.no_grad()
+def means(model: Model, data: Encoded, batch_size: int) -> Report:
+    """Means over all data of what the model's loss measures."""
+    totals: dict[str, Tensor] = {}
+    zero = torch.zeros(2, dtype=torch.float64)
+    for rows in sorted_batches(data.sizes, batch_size):
+        for name, pair in model.loss(to_device(data[rows], model)).items():
+            totals[name] = totals.get(name, zero) + torch.stack([number.double() for number in pair]).cpu()
+    return {name: float(total / count) for name, (total, count) in totals.items()}
+
+
+def to_device(batch: Any, model: nn.Module) -> Any:
+    """A batch, a NamedTuple of tensors, on the device of a model."""
+    return batch._make(part.to(device_of(model)) for part in batch)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device that the parameters of a model are on."""
+    return next(model.parameters()).device

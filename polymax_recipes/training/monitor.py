@@ -1,0 +1,48 @@
+"""Which epoch of a training is best: a measure on dev, and whether more or less of it is better."""
+
+from collections.abc import Sequence
+from math import inf, isnan
+from typing import NamedTuple
+
+import torch
+
+from polymax_recipes.training.batches import Encoded
+from polymax_recipes.training.measured import to_device
+from polymax_recipes.training.task import Model, Task
+
+
+class Monitor(NamedTuple):
+    """Names of measures, of which the first that there is decides; those in `falling` are best where they are least.
+
+    Example:
+        >>> rows = [{"dev_loss": 2.0, "dev_accuracy": 0.5}, {"dev_loss": 3.0, "dev_accuracy": 0.6}]
+        >>> Monitor(("f1", "accuracy")).best(rows), Monitor(("loss",)).best(rows)
+        (1, 0)
+    """
+
+    names: tuple[str, ...]
+    falling: tuple[str, ...] = ("loss",)
+
+    def best(self, rows: Sequence[dict[str, float]]) -> int:
+        """The place of the best row of a log, of the one with the least loss among equals; NaN is the worst."""
+        # a loss there always is
+        name = next(name for name in (*self.names, "loss") if f"dev_{name}" in rows[0])
+        sign = 1.0 if name in self.falling else -1.0
+        values = [(sign * row[f"dev_{name}"], row["dev_loss"]) for row in rows]
+        return min(range(len(values)), key=lambda k: tuple(inf if isnan(value) else value for value in values[k]))
+
+
+def monitor_of(task: Task, asked: str) -> Monitor:
+    """The measure that was asked for, or those of the task."""
+    return Monitor((asked,) if asked else task.monitor, task.falling)
+
+
+@torch.no_grad()
+def check_asked(asked: str, model: Model, dev: Encoded) -> None:
+    """A ValueError if a model has no such measure: one example tells, before hours are spent on an epoch."""
+    training = model.training
+    shortest = dev.sizes.argsort(stable=True)[:1]
+    names = list(model.eval().loss(to_device(dev[shortest], model)))
+    model.train(training)
+    if asked not in names:
+        raise ValueError(f"--monitor must be one of {', '.join(names)}; got {asked}")

@@ -1,0 +1,215 @@
+"""Prediction of any amount of text: a few units in memory at a time, and a file that can be gone on with.
+
+While predictions are written they are in OUTPUT.part, and OUTPUT.progress says how much of the input is in it; the
+last steps give the file its name and remove the record. Whatever is wrong with a unit, what was predicted for all
+before it is written, and can be gone on with.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polymax_recipes.outputs import atomic_write, is_special, move_into_place, part_of
+from polymax_recipes.readers.lines import Line
+from polymax_recipes.training.run import refused
+from polymax_recipes.training.shards import in_order
+from polymax_recipes.training.task import Trained
+
+# units that are sorted and predicted together
+CHUNK = 1024
+
+
+class Predicted(NamedTuple):
+    """What some units of the input gave, how many they are, and their lines."""
+
+    output: list[str]
+    units: int
+    lines: list[Line]
+
+
+class _Piece(NamedTuple):
+    """Inputs that are predicted together, their lines, and how many units came before them."""
+
+    inputs: list[Any]
+    lines: list[Line]
+    before: int
+
+
+def predicted(
+    trained: Trained, file: str, lines: Iterable[Line], before: int = 0, copies: Sequence[Trained] = ()
+) -> Iterator[Predicted]:
+    """The output of lines, in pieces; `before` is how many units came before them, and `file` is named in errors.
+
+    With `copies` of the model on other devices, pieces are predicted at the same time, and still come in their order.
+    """
+    errors: list[ValueError] = []
+    pieces = _pieces(trained, file, lines, before, errors)
+    if copies:
+        yield from in_order([trained, *copies], _output, pieces)
+    else:
+        for piece in pieces:
+            yield _output(trained, piece)
+    if errors:
+        raise errors[0]
+
+
+def _output(trained: Trained, piece: _Piece) -> Predicted:
+    return Predicted(list(trained.task.predict(trained, piece.inputs, piece.before)), len(piece.inputs), piece.lines)
+
+
+def _pieces(
+    trained: Trained, file: str, lines: Iterable[Line], before: int, errors: list[ValueError]
+) -> Iterator[_Piece]:
+    """The units of lines, some at a time, up to the first that is no input, whose error is put into a list."""
+    taken: list[Line] = []
+    inputs: list[Any] = []
+    units = iter(trained.task.units(lines))
+    while True:
+        try:
+            unit = next(units, None)
+            if unit is None:
+                break
+            given = trained.task.accept(trained, file, unit)
+        except ValueError as wrong:
+            errors.append(wrong)
+            break
+        if len(inputs) >= CHUNK and trained.task.stands_alone(trained, given):
+            yield _Piece(inputs, taken, before)
+            before += len(inputs)
+            taken, inputs = [], []
+        inputs.append(given)
+        taken += unit
+    if inputs:
+        yield _Piece(inputs, taken, before)
+
+
+@dataclass
+class Progress:
+    """How far an output is: units and lines of the input, a digest of these lines and of the model, bytes written."""
+
+    model: str
+    units: int = 0
+    lines: int = 0
+    digest: str = ""
+    bytes: int = 0
+
+
+def write_predictions(
+    trained: Trained,
+    model: str,
+    source: tuple[str, Iterable[Line]],
+    output: Path,
+    resume: bool = False,
+    force: bool = False,
+    advanced: Callable[[int], None] = lambda lines: None,
+    before: int = 0,
+    copies: Sequence[Trained] = (),
+) -> None:
+    """Predict the lines of a source, by its name, into a file; `model` tells this model and its options from others.
+
+    With `force` an output that exists is replaced, and one that is not finished is begun again. `advanced` is told of
+    how many lines more the output is written. `before` and `copies` are as in `predicted`.
+    """
+    if is_special(output):
+        _write_stream(predicted(trained, *source, before, copies), output, advanced)
+        return
+    part, stored = part_of(output), record_of(output)
+    file, lines = source[0], iter(source[1])
+    progress, seen = Progress(model), hashlib.sha256()
+    if output.exists() and not force:
+        raise FileExistsError(f"--output: {output} exists; --force writes over it")
+    if resume:
+        progress = _read(stored, part, model)
+        for line in islice(lines, progress.lines):
+            seen.update(line.raw.encode())
+        if seen.hexdigest() != progress.digest:
+            raise ValueError(f"{file}: not the text that {part} began with")
+        advanced(progress.lines)
+    else:
+        if stored.exists() and part.exists() and not force:
+            raise FileExistsError(f"--output: {output} is not finished; --resume continues it, --force begins it again")
+        stored.unlink(missing_ok=True)
+        # never what a link of this name leads to
+        part.unlink(missing_ok=True)
+    try:
+        with part.open("r+b" if resume else "xb") as opened:
+            # what was written after the last record is written again
+            opened.truncate(progress.bytes)
+            opened.seek(progress.bytes)
+            for piece in predicted(trained, file, lines, before + progress.units, copies):
+                opened.write(_text(piece))
+                opened.flush()
+                for line in piece.lines:
+                    seen.update(line.raw.encode())
+                progress.units += piece.units
+                progress.lines += len(piece.lines)
+                progress.digest, progress.bytes = seen.hexdigest(), opened.tell()
+                with atomic_write(stored) as temporary:
+                    temporary.write_text(json.dumps(asdict(progress)), encoding="utf-8")
+                advanced(len(piece.lines))
+        move_into_place(part, output)
+    except BaseException:
+        # without a record there is nothing to go on with
+        if not stored.exists():
+            part.unlink(missing_ok=True)
+        raise
+    stored.unlink(missing_ok=True)
+
+
+def record_of(output: Path) -> Path:
+    """The record of how far an output is, beside it.
+
+    Example:
+        >>> record_of(Path("tags.txt")).name
+        'tags.txt.progress'
+    """
+    return part_of(output).with_suffix(".progress")
+
+
+def _write_stream(pieces: Iterable[Predicted], output: Path, advanced: Callable[[int], None]) -> None:
+    with output.open("wb") as opened:
+        for piece in pieces:
+            opened.write(_text(piece))
+            opened.flush()
+            advanced(len(piece.lines))
+
+
+def _text(piece: Predicted) -> bytes:
+    return "".join(line + "\n" for line in piece.output).encode()
+
+
+def as_lines(texts: Iterable[str]) -> Iterator[Line]:
+    """Texts that are no file's as lines.
+
+    Example:
+        >>> next(as_lines(["a"]))
+        Line(number=1, text='a', raw='a\\n')
+    """
+    return (Line(number, text, text + "\n") for number, text in enumerate(texts, 1))
+
+
+def predictions(trained: Trained, texts: Iterable[str]) -> Iterator[str]:
+    """The lines that `polymax predict` writes for lines of input."""
+    return chain.from_iterable(part.output for part in predicted(trained, "input", as_lines(texts)))
+
+
+def _read(stored: Path, part: Path, model: str) -> Progress:
+    if not stored.exists() or not part.exists():
+        raise FileNotFoundError(f"--resume: there is no {stored} with {part}: nothing was begun, or all is written")
+    with refused(stored, "a record of progress"):
+        progress = Progress(**json.loads(stored.read_text(encoding="utf-8")))
+        for name, kind in (("model", str), ("units", int), ("lines", int), ("digest", str), ("bytes", int)):
+            if not isinstance(getattr(progress, name), kind):
+                raise TypeError(f"{name} must be {kind.__name__}")
+        if min(progress.units, progress.lines, progress.bytes) < 0:
+            raise ValueError("counts must not be negative")
+    if progress.model != model:
+        raise ValueError(f"--resume: {stored} is of another model, or of other options")
+    size = part.stat().st_size
+    if size < progress.bytes:
+        raise ValueError(f"{part} must have {progress.bytes} bytes, as {stored} says; got {size}: --force begins again")
+    return progress

@@ -1,0 +1,242 @@
+"""The directory of a run: what was asked, the vocabularies, the weights, the log; and a model out of it.
+
+config.json, vocabulary.json, weights.pt (of the best epoch), last.ckpt (to resume), log.csv, digests.json (of all
+these), tensorboard/. Whatever is wrong with one of them is a ValueError or an OSError that names it.
+"""
+
+import json
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from polymax_recipes.outputs import part_of
+from polymax_recipes.training.digests import NAME, atomic_write_with_digest, check_digest, read_digests
+from polymax_recipes.training.settings import Learning, Running, flag, made
+from polymax_recipes.training.task import Model, Task, Trained, Vocabularies, named
+from polymax_recipes.training.vocabulary import restored
+
+
+@dataclass(frozen=True)
+class Run:
+    """A directory, by the names of what is in it."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def vocabulary(self) -> Path:
+        return self.path / "vocabulary.json"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights.pt"
+
+    @property
+    def last(self) -> Path:
+        return self.path / "last.ckpt"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.csv"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of a run that are written as a whole: no other command may write to them."""
+        digests = self.path / NAME
+        return [self.config, self.vocabulary, self.weights, self.last, self.log, digests]
+
+    def clear(self) -> None:
+        """Remove what a process that was killed had not written whole."""
+        for file in self.files:
+            part_of(file).unlink(missing_ok=True)
+
+    @property
+    def begun(self) -> bool:
+        """True if there is more in the directory than a process leaves that is killed before its run begins."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        early = {self.vocabulary.name, NAME, *(part_of(file).name for file in self.files)}
+        names = {file.name for file in self.path.iterdir()}
+        # a vocabulary of the user's own has no digest beside it
+        return not names <= early or (self.vocabulary.name in names and NAME not in names)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What was asked: enough to build the model, and to train on."""
+
+    task: str
+    options: Any
+    learning: Learning
+    running: Running
+    files: dict[str, tuple[str, ...]]
+    # of the contents of the training files: what a resumed run would silently not notice
+    digest: str
+
+    def write(self, file: Path) -> None:
+        """Write the configuration as JSON."""
+        with atomic_write_with_digest(file) as temporary:
+            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, file: Path) -> "Config":
+        """Read a configuration from JSON; a ValueError that names the file if it is not one of these."""
+        stored = _json(file)
+        with refused(file, "the configuration of a run"):
+            return cls(
+                stored["task"],
+                made(named(stored["task"]).Options, stored["options"]),
+                made(Learning, stored["learning"]),
+                made(Running, stored["running"]),
+                {part: tuple(map(_text, names)) for part, names in stored["files"].items()},
+                _text(stored["digest"]),
+            )
+
+
+def load(run: str | Path, *, device: str = "cpu", **options: Any) -> Trained:
+    """The model of a run, ready for use; options that may change after training, such as `beam`, are keywords.
+
+    Example:
+        >>> load("nowhere")
+        Traceback (most recent call last):
+        FileNotFoundError: nowhere is not a run: there is no nowhere/config.json
+    """
+    directory = Run(Path(run))
+    config = Config.read(check_run(directory).config)
+    task = named(config.task)
+    vocabularies = read_vocabularies(directory.vocabulary)
+    chosen = made(task.Options, late(task, options), config.options)
+    if not directory.weights.exists():
+        raise FileNotFoundError(f"{directory.weights} is missing: no epoch of this run was finished")
+    model = built(task, chosen, vocabularies, directory)
+    model.load_state_dict(fitting(model, tensors(directory.weights), directory.weights))
+    return Trained(task, chosen, vocabularies, model.to(device).eval())
+
+
+def check_run(run: Run) -> Run:
+    """The run, or a FileNotFoundError."""
+    if not run.config.exists():
+        raise FileNotFoundError(f"{run.path} is not a run: there is no {run.config}")
+    return run
+
+
+def late_options(task: Task) -> list[str]:
+    """The options that may change after training."""
+    return [field.name for field in fields(task.Options) if field.metadata["late"]]
+
+
+def late(task: Task, given: dict[str, Any]) -> dict[str, Any]:
+    """What was given, if all of it may change after training."""
+    free = late_options(task)
+    for name in given:
+        if name not in free:
+            raise ValueError(f"{flag(name)} cannot change after training; {', '.join(map(flag, free))} can")
+    return given
+
+
+def built(task: Task, options: Any, vocabularies: Vocabularies, run: Run) -> Model:
+    """The untrained model of a run; a ValueError if there is none of its configuration and its vocabularies."""
+    with refused(run.config, f"a configuration that fits {run.vocabulary}"):
+        return task.model(options, vocabularies)
+
+
+def tensors(file: Path) -> dict[str, Any]:
+    """What torch.save wrote, if it has tensors and plain values alone: nothing in the file is executed."""
+    check_digest(file)
+    with refused(file, "a file of weights"):
+        # a run that was written without digests has at least the check sums of the archive
+        if file.name not in read_digests(file.parent) and zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                if (member := archive.testzip()) is not None:
+                    raise ValueError(f"the check sum of {member} is another")
+        stored = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(stored, dict):
+            raise TypeError(f"a dict expected; got {type(stored).__name__}")
+        return stored
+
+
+def fitting(model: torch.nn.Module, weights: Any, file: Path) -> dict[str, Any]:
+    """The weights, or a ValueError that says which of them is not as the vocabularies and the configuration have it."""
+    expected = {name: _form(tensor) for name, tensor in model.state_dict().items()}
+    with refused(file, "a file of weights"):
+        found = {_text(name): _form(tensor) for name, tensor in weights.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise ValueError(
+                f"{file} does not fit the vocabularies and the configuration beside it: "
+                f"{name} must be {expected.get(name, 'absent')}; got {found.get(name, 'nothing')}"
+            )
+    return weights
+
+
+def _form(tensor: Tensor) -> str:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"a tensor expected; got {type(tensor).__name__}")
+    layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"
+    return f"{tuple(tensor.shape)} of {tensor.dtype}{layout}"
+
+
+class StoredVocabularies(Vocabularies):
+    """The vocabularies of a file, which is named where one is missing."""
+
+    def __init__(self, file: Path, vocabularies: Vocabularies) -> None:
+        super().__init__(vocabularies)
+        self.file = file
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise ValueError(f"{self.file} must have a vocabulary {name!r}; it has {', '.join(self)}")
+
+
+def write_vocabularies(vocabularies: Vocabularies, file: Path) -> None:
+    """All vocabularies of a run, in one JSON file."""
+    text = json.dumps({name: words.stored() for name, words in vocabularies.items()}, ensure_ascii=False, indent=1)
+    with atomic_write_with_digest(file) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_vocabularies(file: Path) -> Vocabularies:
+    """What `write_vocabularies` wrote."""
+    stored = _json(file)
+    with refused(file, "a file of vocabularies"):
+        return StoredVocabularies(file, {name: restored(words) for name, words in stored.items()})
+
+
+@contextmanager
+def refused(file: Path, what: str) -> Iterator[None]:
+    """Whatever cannot be done in the block is the fault of a file: a ValueError says that it is not `what`."""
+    try:
+        yield
+    except Exception as error:
+        # it is there and may be read, or it is not: that is said already
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        reason = " ".join(f"{error}".split())[:300]
+        told = reason if isinstance(error, ValueError) and reason else f"{type(error).__name__}({reason})"
+        raise ValueError(f"{file}: not {what}, or a damaged one: {told}") from error
+
+
+def _json(file: Path) -> Any:
+    if not file.exists():
+        raise FileNotFoundError(f"{file} is missing")
+    check_digest(file)
+    with refused(file, "JSON"):
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text expected; got {value!r}")
+    return value

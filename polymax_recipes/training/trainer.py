@@ -1,0 +1,314 @@
+"""Lightning's part of a training: steps, epochs and devices."""
+
+import logging
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isnan
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.console import Console
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from polymax_recipes.training.bars import Bar, Lines, say
+from polymax_recipes.training.batches import Encoded, mixed, share, shuffled_batches, sorted_batches
+from polymax_recipes.training.checkpoint import Checkpoints, check_checkpoint, write_tensors
+from polymax_recipes.training.log import write_log
+from polymax_recipes.training.monitor import monitor_of
+from polymax_recipes.training.run import Config, Run, refused
+from polymax_recipes.training.settings import Learning
+from polymax_recipes.training.task import Alternating, Measured, Model, named
+
+# columns of the log that are printed, beside those of dev
+PRINTED = ("epoch", "train_loss", "best", "seconds")
+
+
+class Data(NamedTuple):
+    """What is trained on, what decides which epoch was best, and how many tokens each example to train on has."""
+
+    train: Encoded
+    dev: Encoded
+    tokens: Tensor | None = None
+
+
+class Steps(LightningModule):
+    """A model, its data and its optimiser, as the Trainer wants them."""
+
+    def __init__(self, model: Model, data: Data, learning: Learning, workers: int = 0) -> None:
+        super().__init__()
+        self.model = model
+        self.data = data
+        self.learning = learning
+        self.workers = workers
+        self.sums: dict[str, dict[str, Tensor]] = {}
+        # examples and tokens of the epoch, in this process
+        self.amount: dict[str, int] = {}
+        self.automatic_optimization = not isinstance(model, Alternating)
+        self.restored = False
+
+    def configure_optimizers(self) -> Any:
+        lr, weight_decay = self.learning.lr, self.learning.weight_decay
+        if isinstance(self.model, Alternating):
+            parts = self.model.parts()
+            return [torch.optim.AdamW(part.parameters, part.rate * lr, weight_decay=weight_decay) for part in parts]
+        return self.model.optimizer(lr, weight_decay)
+
+    def configure_gradient_clipping(self, optimizer: Any, *limit: Any, **limits: Any) -> None:
+        # who compares values along a line needs their gradients as they are
+        if not self.model.whole:
+            super().configure_gradient_clipping(optimizer, *limit, **limits)
+
+    def on_train_epoch_start(self) -> None:
+        self.model.start_epoch(self.trainer.current_epoch)
+
+    def train_dataloader(self) -> Any:
+        """Batches of the epoch: asked for at the start of each."""
+        # the first thing that is asked for after a checkpoint was restored
+        self.restored = True
+        sizes, seed, epoch = self.data.train.sizes, self.learning.seed, self.trainer.current_epoch
+        if self.model.whole:
+            batches = sorted_batches(sizes, len(sizes))
+        else:
+            batches = shuffled_batches(sizes, self.learning.batch_size, seed, epoch)
+        own = share(batches, self.global_rank, self.trainer.world_size)
+        rows = torch.cat(own)
+        self.amount = {"examples": len(rows)}
+        if self.data.tokens is not None:
+            self.amount["tokens"] = int(self.data.tokens[rows].sum())
+        return self._loader(self.data.train, own)
+
+    def val_dataloader(self) -> Any:
+        sizes, processes = self.data.dev.sizes, self.trainer.world_size
+        if len(sizes) < processes:
+            raise ValueError(f"--dev must have an example for each of {processes} processes; got {len(sizes)}")
+        # every example once, unlike those of the training: these are counted
+        rows = sizes.argsort(stable=True)[self.global_rank :: processes]
+        return self._loader(self.data.dev, list(rows.split(self.learning.batch_size)))
+
+    def _loader(self, data: Encoded, batches: list[Tensor]) -> Any:
+        # a generator of its own: it would draw from the one that drops entries, at moments that a resumed run has not
+        own = torch.Generator()
+        return DataLoader(data, None, sampler=batches, generator=own, num_workers=self.workers)  # type: ignore[arg-type]
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.learning.decay == "linear":
+            # a function of the place alone: a resumed run has nothing to remember
+            epochs = self.trainer.current_epoch + batch_idx / self.trainer.num_training_batches
+            for optimizer in self.trainer.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = optimizer.defaults["lr"] * (1 - epochs / (self.trainer.max_epochs or 1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        if isinstance(self.model, Alternating):
+            self._take_turns(self.model.turns(batch))
+            return None
+        return self._mean_loss(self._add_to_sums("train", self.model.loss(batch)))
+
+    def _take_turns(self, turns: Iterator[Measured]) -> None:
+        first, second = cast(list[Any], self.optimizers())
+        self._step(first, self._mean_loss(self._add_to_sums("train", next(turns))))
+        for measured in turns:
+            total, count = self._add_to_sums("train", measured)["turn"]
+            self._step(second, total / count)
+
+    def _step(self, optimizer: Any, loss: Tensor) -> None:
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        if self.learning.clip:
+            self.clip_gradients(optimizer, self.learning.clip, "norm")
+        optimizer.step()
+
+    def _mean_loss(self, measured: Measured) -> Tensor:
+        total, count = measured["loss"]
+        loss = total / count
+        self.log("loss", loss, prog_bar=True, batch_size=1)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._add_to_sums("dev", self.model.loss(batch))
+
+    def _add_to_sums(self, part: str, measured: Measured) -> Measured:
+        sums = self.sums.setdefault(part, {})
+        for name, pair in measured.items():
+            pair_sum = torch.stack([number.detach().double() for number in pair])
+            sums[name] = sums[name] + pair_sum if name in sums else pair_sum
+        return measured
+
+    def means(self, part: str) -> dict[str, float]:
+        """Means over all that was measured on a part since the last call, by all processes."""
+        sums = self.sums.pop(part, {})
+        totals = {name: self.trainer.strategy.reduce(pair, reduce_op="sum").tolist() for name, pair in sums.items()}
+        return {f"{part}_{name}": total / count for name, (total, count) in totals.items()}
+
+    def speeds(self, seconds: float) -> dict[str, float]:
+        """Examples and tokens of the epoch by second, of all processes."""
+        amounts = torch.tensor(list(self.amount.values()), dtype=torch.float64, device=self.device)
+        totals = self.trainer.strategy.reduce(amounts, reduce_op="sum").tolist()
+        return {f"{name}_per_second": round(total / seconds, 1) for name, total in zip(self.amount, totals)}
+
+
+class Record(Callback):
+    """What is known after each epoch: log.csv, weights.pt of the best, and whether to stop.
+
+    The random numbers of an epoch are a function of seed, epoch and process, so that a run resumed at the start of an
+    epoch goes on as if it had never stopped.
+    """
+
+    def __init__(self, run: Run, config: Config) -> None:
+        self.run = run
+        self.seed = config.learning.seed
+        self.patience = config.running.patience
+        self.monitor = monitor_of(named(config.task), config.learning.monitor)
+        self.rows: list[dict[str, float]] = []
+        self.began = self.trained = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows = state_dict["rows"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop = self.exhausted
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        seed = mixed(self.seed, trainer.current_epoch, trainer.global_rank)
+        random.seed(seed)
+        torch.manual_seed(seed)
+        self.began = perf_counter()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # the steps were asked for; they are done when the device says so
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)
+        self.trained = perf_counter()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Steps)
+        means = {**pl_module.means("train"), **pl_module.means("dev")}
+        self.check_loss(means, trainer.current_epoch + 1)
+        seconds, dev_seconds = self.trained - self.began, perf_counter() - self.trained
+        times = {"seconds": round(seconds, 3), "seconds_of_dev": round(dev_seconds, 3), **pl_module.speeds(seconds)}
+        row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **means}
+        self.rows.append({**row, "best": 0, **times})
+        self.rows[-1]["best"] = int(self.best == len(self.rows) - 1)
+        if trainer.is_global_zero:
+            self.write(pl_module)
+        trainer.should_stop = self.exhausted
+        for logger in trainer.loggers:
+            logger.log_metrics(means, trainer.global_step)
+
+    def check_loss(self, means: dict[str, float], epoch: int) -> None:
+        """A ValueError where a loss is NaN: no later epoch would be better, and this one is not kept."""
+        for name in ("train_loss", "dev_loss"):
+            if isnan(means[name]):
+                kept = f"{self.run.path} keeps the best epoch before it" if self.rows else "no epoch is kept"
+                advice = "a new run with a smaller --lr may do better"
+                raise ValueError(f"{name} of epoch {epoch} is NaN, so training ends here; {kept}, and {advice}")
+
+    @property
+    def best(self) -> int:
+        """The place of the best epoch in the log."""
+        return self.monitor.best(self.rows)
+
+    @property
+    def exhausted(self) -> bool:
+        """True if training stops: the monitored measure has not improved for as many epochs as patience allows."""
+        return 0 < self.patience <= len(self.rows) - 1 - self.best if self.rows else False
+
+    def write(self, module: "Steps") -> None:
+        """The log, a line on the terminal, and the weights if they are the best."""
+        write_log(self.run.log, self.rows)
+        if self.rows[-1]["best"]:
+            write_tensors(module.model.state_dict(), self.run.weights)
+        shown = {name: value for name, value in self.rows[-1].items() if name in PRINTED or name.startswith("dev_")}
+        text = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        # a bar makes room for what is printed above it
+        (module.print if module.trainer.progress_bar_callback else say)(text)
+
+
+def make_trainer(steps: Steps, run: Run, config: Config) -> Trainer:
+    """The Trainer of a run; a ValueError where its devices are not there or its checkpoint does not fit."""
+    running, learning = config.running, config.learning
+    if not steps.automatic_optimization and running.devices * running.nodes > 1:
+        raise ValueError("--devices and --nodes must be 1 where two parts of a model learn in turns")
+    if run.last.exists():
+        check_checkpoint(steps, run.last)
+    # after all other callbacks: the checkpoint of an epoch has its record
+    checkpoint = ModelCheckpoint(run.path, filename="last", enable_version_counter=False, save_on_train_epoch_end=True)
+    callbacks: list[Callback] = [Record(run, config), checkpoint]
+    terminal = Console().is_terminal
+    with quiet():
+        try:
+            return Trainer(
+                accelerator=running.accelerator,
+                devices=running.devices,
+                num_nodes=running.nodes,
+                strategy=running.strategy,
+                precision=running.precision,  # type: ignore[arg-type]
+                max_epochs=running.epochs,
+                # parts that learn in turns are clipped each by itself
+                gradient_clip_val=(learning.clip or None) if steps.automatic_optimization else None,
+                callbacks=[*callbacks, Bar() if terminal else Lines()],
+                plugins=[Checkpoints()],
+                logger=TensorBoardLogger(run.path, name=None, version=run.tensorboard.name),
+                enable_progress_bar=terminal,
+                enable_model_summary=False,
+                num_sanity_val_steps=0,
+                use_distributed_sampler=False,
+                reload_dataloaders_every_n_epochs=1,
+            )
+        except MisconfigurationException as error:
+            raise ValueError(str(error).strip().splitlines()[0]) from error
+
+
+def fit(trainer: Trainer, steps: Steps, run: Run) -> None:
+    """Train to the end, from the last checkpoint if the run has one."""
+    with quiet():
+        try:
+            with blame_checkpoint(steps, run.last):
+                trainer.fit(steps, ckpt_path=run.last if run.last.exists() else None)
+        except SystemExit:
+            # what Lightning makes of Ctrl-C
+            raise KeyboardInterrupt from None
+        except MisconfigurationException as error:
+            raise ValueError(str(error).strip().splitlines()[0]) from error
+
+
+@contextmanager
+def blame_checkpoint(steps: Steps, last: Path) -> Iterator[None]:
+    """What goes wrong before the first step of a run that goes on is the fault of its checkpoint."""
+    try:
+        yield
+    except (OSError, SystemExit):
+        raise
+    except Exception:
+        if steps.restored or not last.exists():
+            raise
+        with refused(last, "a checkpoint of this run"):
+            raise
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress Lightning's advice on what is decided here."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        # a strategy that forks is one that was asked for
+        warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)

@@ -1,0 +1,39 @@
+"""Every example runs as it stands, and prints what it promises."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXPECTED = {
+    "01_sparse_classifier.py": "sparsemax",
+    "02_learn_alpha.py": "head 1",
+    "03_own_regularizer.py": "mean distance falls by",
+    "04_chain_crf.py": "may    SURNAME",
+    "05_latent_tree.py": "sparse-expectation",
+    "06_own_dynamic_program.py": "8 of 8 texts read as they were meant",
+    "07_latent_estimators.py": "sparse expectation",
+    "08_soft_dtw.py": "of their barycenter",
+    "09_series_prediction.py": "soft-DTW has the shape better in",
+}
+# the rest run as they stand
+SHORTER = {"05_latent_tree.py": ["--steps", "20"], "07_latent_estimators.py": ["--steps", "20", "--seeds", "1"]}
+
+
+def test_every_example_is_listed():
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_example(name):
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), *SHORTER.get(name, [])],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stderr
+    assert EXPECTED[name] in run.stdout

@@ -1,0 +1,80 @@
+"""The site: it builds without a warning, needs nothing from elsewhere, and its pictures draw."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, plain_failure
+
+from website.stage import mathematics
+
+
+@plain_failure
+def test_the_site():
+    """All in one test: parallel tests would build it twice, in one place."""
+    pytest.importorskip("zensical", reason="zensical is not installed: pip install 'polymax[docs]'")
+    root, start = Path(__file__).parents[2], time.monotonic()
+    built = subprocess.run([sys.executable, "-m", "website"], cwd=root, capture_output=True, text=True, check=False)
+    said = built.stdout + built.stderr
+    assert built.returncode == 0, said
+    assert "No issues found" in said
+    assert "arning" not in said
+    assert time.monotonic() - start < 120
+    pages_need_nothing_from_elsewhere(root / "build" / "website")
+    if CHROMIUM is not None:
+        pictures_draw(root / "build" / "website")
+
+
+def pages_need_nothing_from_elsewhere(site):
+    """Pages are there, and what they load is beside them."""
+    pages = {page.relative_to(site).as_posix(): page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    for wanted in (
+        "index",
+        "getting-started",
+        "gallery",
+        "benchmarks",
+        "migrating",
+        "changelog",
+        "reference/structures",
+    ):
+        assert f"{wanted}.html" in pages
+    for name, text in pages.items():
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]* src="?([^" >]+)|<link[^>]* href="?([^" >]+)', text)
+        outside = [a or b for a, b in loaded if re.match(r"(?:https?:)?//", a or b)]
+        assert outside == [], name
+        # what Markdown did not take for Markdown
+        body = re.sub(r"<(pre|code|script)\b.*?</\1>", "", text, flags=re.DOTALL)
+        assert "](" not in body, name
+    assert 'id="Chain"' in pages["reference/structures.html"]
+    assert pages["benchmarks.html"].count('<svg role="img"') > 10
+    assert "<math" in pages["concepts.html"]
+
+
+def test_formulas_are_mathml():
+    assert "<mi>x</mi>" in mathematics("the score $x$ of a part")
+    assert 'display="block"' in mathematics("$$\\sum_i p_i$$")
+    assert mathematics("it costs $5, or $6") == "it costs $5, or $6"
+
+
+def pictures_draw(site):
+    """Pages open as files, without a server."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        faults = []
+        page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        for name in ("index", "gallery", "concepts", "how-to/align", "benchmarks"):
+            page.goto((site / f"{name}.html").as_uri())
+            drawn = page.locator(".polymax-picture").evaluate_all(
+                "all => all.map(e => e.querySelectorAll('svg').length)"
+            )
+            assert all(drawn), name
+            assert len(drawn) >= {"benchmarks": 0, "gallery": 6}.get(name, 1)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1"), name
+        browser.close()
+    assert faults == []

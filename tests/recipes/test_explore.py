@@ -1,0 +1,213 @@
+"""Pictures that move show what the library computes, and files of attention weights keep what is not zero."""
+
+import json
+import re
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+import polymax as pm
+from polymax_recipes.explore import AttentionFile, save_attention
+from polymax_recipes.explore.mappings import MAPPINGS
+from polymax_recipes.explore.picture import DRAWING, drawing_module, page_file
+from polymax_recipes.explore.scores import OTHER, SENTENCE, TAGS, initial_scores
+from polymax_recipes.explore.structures import KINDS, SETS
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_the_line_of_python_gives_the_weights(name):
+    x = torch.tensor([0.3, 1.2, -0.4, 1.0], dtype=torch.float64)
+    gamma = {"gamma": 0.5} if MAPPINGS[name].has_gamma else {}
+    data = pm.explore.mapping(x, name, **gamma).data
+    assert_close(
+        torch.tensor(data["weights"], dtype=x.dtype), eval(data["code"], {"pm": pm, "x": x}), atol=1e-4, rtol=0
+    )
+    assert data["support"] == sum(weight > 0 for weight in data["weights"])
+    if data["path"]:
+        near = min(range(len(data["path"]["gammas"])), key=lambda k: abs(data["path"]["gammas"][k] - 0.5))
+        assert_close(torch.tensor(data["path"]["weights"][near]), torch.tensor(data["weights"]), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "options", "message"),
+    [
+        ([], {}, "n from 1 to 64"),
+        ([[1.0]], {}, "n from 1 to 64"),
+        (["a"], {}, "scores must be numbers"),
+        ([float("nan")], {}, "finite"),
+        ([1.0], {"name": "eval"}, "name must be one of softmax"),
+        ([1.0], {"alpha": 2.0}, "sparsemax has no parameter 'alpha'"),
+        ([1.0], {"gamma": "1"}, "gamma must be a number"),
+        ([1.0], {"labels": ["a", "b"]}, "as many as scores, 1; got 2"),
+    ],
+)
+def test_wrong_mappings_are_refused(scores, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        pm.explore.mapping(scores, **options)
+
+
+def scores_of(name):
+    columns = {"Chain": list(TAGS), "Alignment": OTHER.split(), "Assignment": OTHER.split()}.get(name)
+    return initial_scores(name, SENTENCE.split(), columns or []), columns
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_panels_are_what_smoothings_give(name):
+    scores, columns = scores_of(name)
+    set_ = SETS[name]()
+    data = pm.explore.structure(set_, *scores, rows=SENTENCE.split(), columns=columns, temperatures=[0.5, 2.0]).data
+    panels = {panel["name"]: panel for panel in data["panels"]}
+    smoothings = {"SparseMap": pm.SparseMap(set_, gamma=2.0)}
+    if not panels["Marginals"]["missing"]:
+        smoothings["Marginals"] = pm.Marginals(set_, gamma=2.0)
+    if not panels["LocalMax"]["missing"]:
+        smoothings["LocalMax"] = pm.LocalMax(set_, pm.Gini(2.0))
+    assert {"Marginals", "LocalMax"} - set(smoothings) <= {"SpanningTree": {"LocalMax"}}.get(
+        name, {"Marginals", "LocalMax"}
+    )
+    for smoothing, smooth in smoothings.items():
+        mu = smooth(*scores)
+        first = mu[0] if isinstance(mu, tuple) else mu
+        drawn = torch.zeros_like(first)
+        for i, j, p in torch.tensor(panels[smoothing]["steps"][1]["parts"]).reshape(-1, 3).tolist():
+            drawn[int(i), int(j)] = p
+        assert_close(drawn, first, atol=6e-4, rtol=0)
+        assert panels[smoothing]["steps"][1]["positive"] == int((first > 0).sum())
+    best = set_.map(*scores)
+    best = best[0] if isinstance(best, tuple) else best
+    assert data["structures"][0] == best.nonzero().tolist()
+    assert panels["HardMax"]["steps"][0]["probabilities"][0] == 1
+    sparse = panels["SparseMap"]["steps"]
+    assert all(sum(step["probabilities"]) <= 1 + 1e-3 for step in sparse)
+    assert sparse[0]["size"] <= sparse[1]["size"]
+    # all of it is JSON
+    json.loads(pm.explore.structure(set_, *scores, temperatures=[1.0], quick=True).json())
+
+
+def test_wrong_structures_are_refused():
+    with pytest.raises(TypeError, match="must be one of Chain"):
+        pm.explore.structure(pm.Ranking(), torch.zeros(3))
+    for wrong, message in [
+        (torch.zeros(3), "(n, n), not empty"),
+        (torch.zeros(2, 3), "(n, n), not empty"),
+        (torch.zeros(50, 50), "at most"),
+        (torch.full((3, 3), torch.nan), "must be numbers"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            pm.explore.structure(pm.SpanTree(), wrong)
+    with pytest.raises(ValueError, match="temperatures must be positive"):
+        pm.explore.structure(pm.SpanTree(), torch.zeros(2, 2), temperatures=[0.0])
+    assert set(KINDS) == {type(make()) for make in SETS.values()}
+
+
+def test_attention_of_models_is_kept_as_it_is(tmp_path):
+    torch.manual_seed(0)
+    weights = [pm.entmax(3 * torch.randn(1, 2, 600, 600)) for _ in range(2)]
+    # smaller than float16 has numbers, and still not zero
+    weights[0][0, 0, 0] = torch.zeros(600).index_fill(0, torch.tensor([5]), 1e-30)
+    save_attention(tmp_path / "a.npz", weights, [f"t{k}" for k in range(600)])
+    stored = AttentionFile.open(tmp_path / "a.npz")
+    assert (stored.layers, stored.heads, len(stored.queries)) == (2, 2, 600)
+    for layer in range(2):
+        for head in range(2):
+            starts, columns, values = stored.head(layer, head)
+            full = torch.zeros(600, 600)
+            full[
+                torch.arange(600).repeat_interleave(torch.from_numpy(np.diff(starts.astype(np.int64)))),
+                columns.astype(int),
+            ] = torch.from_numpy(values.astype(np.float32))
+            assert torch.equal(full > 0, weights[layer][0, head] > 0)
+            assert_close(full, weights[layer][0, head], atol=6e-4, rtol=1e-3)
+            assert stored.support[layer][head] == pytest.approx(float((full > 0).sum(1).float().mean()), abs=1e-3)
+    # anything with numpy reads it
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as plain:
+        assert plain["columns/1/0"].dtype == np.uint16
+    size = (tmp_path / "a.npz").stat().st_size
+    assert size < 4.2 * sum(int((layer > 0).sum()) for layer in weights) + 4 * 4 * 601 + 20_000
+
+
+def test_heads_may_come_one_by_one(tmp_path):
+    def heads():
+        for k in range(3):
+            yield torch.eye(4, 6) * 0.5 + (0.1 if k == 2 else 0.0)
+
+    save_attention(tmp_path / "a.npz", [heads()], list("abcd"), list("uvwxyz"), least=0.2)
+    stored = AttentionFile.open(tmp_path / "a.npz")
+    assert (stored.heads, stored.keys, stored.support) == (3, list("uvwxyz"), [[1.0, 1.0, 1.0]])
+    assert stored.header()["keys"] == list("uvwxyz")
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([], "must have a layer"),
+        ([torch.zeros(2, 3, 4)], "layer 0, head 0 must be (3, 3)"),
+        ([torch.zeros(3, 3)], "must be (heads, queries, keys)"),
+        ([torch.full((1, 3, 3), -1.0)], "none negative"),
+        ([torch.full((1, 3, 3), torch.nan)], "finite"),
+        ([torch.zeros(2, 3, 3), torch.zeros(1, 3, 3)], "layer 1 must have 2 heads; got 1"),
+    ],
+)
+def test_wrong_weights_are_refused_and_leave_no_file(tmp_path, weights, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        save_attention(tmp_path / "a.npz", weights, ["a", "b", "c"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_files_are_named(tmp_path):
+    good, bad = tmp_path / "good.npz", tmp_path / "bad.npz"
+    save_attention(good, [pm.sparsemax(torch.randn(1, 3, 3))], ["a", "b", "c"])
+    bad.write_bytes(b"no archive")
+    with pytest.raises(ValueError, match="no file that save_attention wrote"):
+        AttentionFile.open(bad)
+    with pytest.raises(FileNotFoundError):
+        AttentionFile.open(tmp_path / "none.npz")
+    with np.load(good) as archive:
+        parts = dict(archive)
+    for name, change in [
+        ("starts/0/0", lambda a: a[::-1].copy()),
+        ("columns/0/0", lambda a: a + 7),
+        ("weights/0/0", lambda a: a[:-1]),
+        ("weights/0/0", lambda a: a.astype(object)),
+    ]:
+        with zipfile.ZipFile(bad, "w") as archive:
+            for key, value in {**parts, name: change(parts[name])}.items():
+                with archive.open(f"{key}.npy", "w") as opened:
+                    np.lib.format.write_array(opened, value, allow_pickle=True)
+        with pytest.raises(ValueError, match="layer 0, head 0 is damaged"):
+            AttentionFile.open(bad).head(0, 0)
+    with pytest.raises(IndexError, match="1 layers of 1 heads"):
+        AttentionFile.open(good).head(0, 1)
+
+
+def test_one_drawing_module_for_all():
+    text = drawing_module()
+    # imports fall away only because every one is a line of its own, of the modules listed
+    for name in DRAWING:
+        source = page_file(f"draw/{name}.js").decode()
+        imports = re.findall(r"^import .*$", source, re.MULTILINE)
+        assert all(re.fullmatch(r'import \{[^}]*\} from "\./(\w+)\.js";', line) for line in imports)
+        used = {re.search(r"\./(\w+)\.js", line).group(1) for line in imports}
+        assert used <= set(DRAWING[: DRAWING.index(name)])
+    names = re.findall(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", text, re.MULTILINE)
+    assert len(names) == len(set(names))
+    assert "import " not in text.replace("important", "")
+
+
+def test_a_picture_is_one_file(tmp_path):
+    picture = pm.explore.attention(pm.sparsemax(torch.randn(3, 4)), ["</script>", "b", "c"])
+    picture.write(tmp_path / "picture.html", title="a < b")
+    text = (tmp_path / "picture.html").read_text()
+    assert "a &lt; b" in text
+    assert text.count("</script>") == 2
+    assert not re.findall(r'(?:src|href)="', text)
+
+
+def test_a_picture_is_a_widget():
+    pytest.importorskip("anywidget")
+    shown = pm.explore.mapping([1.0, 0.5]).widget()
+    assert shown.data["kind"] == "mapping"
+    assert "export default" in shown._esm
