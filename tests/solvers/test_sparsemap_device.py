@@ -107,6 +107,14 @@ def test_chains_sought_in_float32_end_in_float64(name, monkeypatch):
     equal(found.probs, again.probs, "the same call gives the same bits")
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 3, 3)], ids=["shared", "of each instance"])
+def test_chains_of_one_position_read_no_transitions(shape):
+    """There are none, and they have no memory: a program that reads them ends the process."""
+    scores = torch.randn(2, 1, 3, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    found, expected = solved(pm.Chain(), scores)
+    close(mean(found), mean(expected), "a chain of one position is a simplex")
+
+
 def test_ties():
     scores = (torch.zeros(1, 3, 3, dtype=torch.float64),)
     found, _ = solved(pm.Assignment(), scores)

@@ -94,7 +94,9 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
     o_x = tl.arange(0, S // 4)[:, None, None, None] + tl.arange(0, 4)[None, None, None, :] * (S // 4)
     o_y = tl.arange(0, S)[None, None, :, None]
     p_both = p_w + tl.where(tl.arange(0, 2)[None, :, None, None] == 0, o_x * s + o_y, o_y * s + o_x)
-    b_w = tl.load(p_both, mask=(o_x < s) & (o_y < s), other=float("-inf")).to(p_around.dtype.element_ty)
+    # a chain of one position may come with no transitions, and no memory for them
+    m_w = (o_x < s) & (o_y < s) & (length > 1)
+    b_w = tl.load(p_both, mask=m_w, other=float("-inf")).to(p_around.dtype.element_ty)
     p_bytes = p_back.to(tl.pointer_type(tl.uint8)) + tl.reshape(tl.arange(0, 8 * S), [2, S, 4])
     # positions go up from the first, and down from the last; an end that has come to its half stays
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
