@@ -164,6 +164,7 @@ from polymax.warping import soft_dtw as soft_dtw
 from polymax.warping import soft_dtw_barycenter as soft_dtw_barycenter
 from polymax.warping import soft_dtw_divergence as soft_dtw_divergence
 from polymax.warping import squared_euclidean as squared_euclidean
+from polymax.warping_pairs import pairwise as pairwise
 
 __version__ = "0.1.0"
 

@@ -117,10 +117,10 @@ def soft_dtw_divergence(
     """
     if isinstance(band, Tensor):
         raise TypeError("band must be a radius: the divergence compares x with y, and each with itself")
-    x, of_x = _series(x, None if lengths is None else lengths[0], "x")
-    y, of_y = _series(y, None if lengths is None else lengths[1], "y")
+    x, of_x = padded_series(x, None if lengths is None else lengths[0], "x")
+    y, of_y = padded_series(y, None if lengths is None else lengths[1], "y")
     dtype = torch.promote_types(x.dtype, y.dtype)
-    (x, n), (y, m) = _clean(x, of_x, "x"), _clean(y, of_y, "y")
+    (x, n), (y, m) = clean_series(x, of_x, "x"), clean_series(y, of_y, "y")
     batch = torch.broadcast_shapes(n.shape, m.shape)
 
     def compared(a: Tensor, b: Tensor, lengths: Pair) -> Tensor:
@@ -160,9 +160,9 @@ def soft_dtw_barycenter(
 
     See: Cuturi and Blondel 2017, section 4.2.
     """
-    series, lengths = _series(series, lengths, "series")
+    series, lengths = padded_series(series, lengths, "series")
     dtype = series.dtype
-    y, lengths = _clean(series.detach(), lengths, "series")
+    y, lengths = clean_series(series.detach(), lengths, "series")
     if y.dim() != 3 or not y.shape[0] or not bool((lengths > 0).all()):
         raise ValueError(f"series must be (K, n, d), none of them empty; got {tuple(y.shape)}")
     # near the minimum, the differences of gradients that L-BFGS takes are lost in float32
@@ -263,7 +263,7 @@ def _warped(
     return 0 - smooth(Subsequence(lengths) if subsequence else Alignment(lengths)).max(scores)
 
 
-def _series(series: Tensor | Ragged, lengths: Tensor | None, name: str) -> tuple[Tensor, Tensor | None]:
+def padded_series(series: Tensor | Ragged, lengths: Tensor | None, name: str) -> tuple[Tensor, Tensor | None]:
     """Padded series and their lengths, from series of any kind."""
     if not _ragged.is_ragged(series):
         return cast(Tensor, series), lengths
@@ -272,7 +272,7 @@ def _series(series: Tensor | Ragged, lengths: Tensor | None, name: str) -> tuple
     return _ragged.padded(series, name, 2)
 
 
-def _clean(series: Tensor, lengths: Tensor | None, name: str) -> Pair:
+def clean_series(series: Tensor, lengths: Tensor | None, name: str) -> Pair:
     """Series with zeros for padding, whatever it held, and their lengths."""
     _check.floating(series, name)
     if series.dim() < 2:
