@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import polymax as pm
-from polymax.kernels.active_set import solve
 from polymax.kernels.chain import chain_inside
 from polymax.kernels.threshold import TSALLIS, threshold
+from polymax.solvers.loops import solve
 
 Call = Callable[[], Any]
 

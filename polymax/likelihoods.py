@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax.backend.widen import wide
 from polymax.hypergraphs.passes import SHANNON
 from polymax.kernels.ctc import ctc_search
-from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals
 from polymax.structures import Chain
 from polymax.structures.base import checked_lengths

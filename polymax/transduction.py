@@ -9,8 +9,8 @@ from torch.autograd import Function
 
 from polymax import _check
 from polymax.backend.function import apply_function, recording
+from polymax.backend.widen import wide
 from polymax.kernels.two_classes import two_classes, two_classes_backward
-from polymax.kernels.widen import wide
 from polymax.smoothing import Marginals
 from polymax.structures import Transducer
 from polymax.structures.base import checked_lengths

@@ -20,8 +20,8 @@ from torch.autograd import Function
 
 from polymax import _check, _ragged
 from polymax._ragged import Ragged
+from polymax.backend.widen import wide
 from polymax.bands import sakoe_chiba
-from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
 from polymax.smoothing import HardMax, LocalMax, Marginals, Smoothing
 from polymax.structures import Alignment, Subsequence

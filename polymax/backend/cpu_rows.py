@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polymax.backend.cpu_team import Team, team
 from polymax.backend.numba_team import failed, job, task
-from polymax.kernels.widen import wide
+from polymax.backend.widen import wide
 
 # torch's threads, which are awake between its operations, come in microseconds: a thread is given no fewer elements
 GRAIN = 65536

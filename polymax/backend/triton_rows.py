@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.widen import UNITS
+from polymax.backend.widen import UNITS
 
 # counts of entries share a word with a flag above them
 LONGEST = 32768

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from polymax._parts import checked_scores, map_parts, narrow
+from polymax.backend.widen import wide
 from polymax.estimators.baselines import Baseline, Situation
 from polymax.estimators.expected_loss import LossFn, checked_reduction, losses_of, reduce_values, value_with_gradient
 from polymax.estimators.joint import JointLoss, together
 from polymax.estimators.policies import Policy, policy_of
-from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
 from polymax.structures.base import Parts, Structure, tensors

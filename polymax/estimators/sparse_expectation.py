@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from polymax._parts import checked_scores, map_parts, narrow
-from polymax.distributions.finite import Finite
+from polymax.backend.widen import wide
 from polymax.estimators.expected_loss import LossFn, checked_reduction, losses_of, reduce_values
 from polymax.estimators.joint import JointLoss, combinations, refuse_single
 from polymax.estimators.policies import check_distribution, smoothing_of
-from polymax.kernels.widen import wide
 from polymax.regularizers import Regularizer
 from polymax.smoothing import Smoothing
 from polymax.smoothing.sparse_map import SparseMap
+from polymax.solvers.finite import Finite
 from polymax.structures.base import Parts, Structure
 
 

@@ -8,13 +8,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax.backend.function import apply_function, functional
-from polymax.distributions.finite import Finite
 from polymax.factors.blocks import Projected
 from polymax.factors.factor import Factor
 from polymax.factors.shared import Shared
 from polymax.factors.subspace import sum_edges
+from polymax.kernels.active_set.problem import UsedParts
+from polymax.solvers.finite import Finite
 from polymax.solvers.mixture import weights_and_mean
-from polymax.solvers.solution import Solution, UsedParts
+from polymax.solvers.solution import Solution
 from polymax.structures.base import Structure
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from polymax.kernels.active_set.problem import UsedParts
 from polymax.solvers import Solution
-from polymax.solvers.solution import UsedParts
 
 
 def joined_solutions(mask: Tensor, a: Solution, b: Solution) -> Solution:

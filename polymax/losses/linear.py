@@ -8,9 +8,9 @@ from torch.autograd import Function
 
 from polymax import _check
 from polymax.backend.function import apply_function, autocasts, functional
+from polymax.backend.widen import wide
 from polymax.kernels.linear_loss import linear_loss, linear_loss_backward
 from polymax.kernels.linear_loss.reference import capped_logits, logits, shift
-from polymax.kernels.widen import wide
 from polymax.losses.simplex import entmax_loss
 from polymax.regularizers import Tsallis
 

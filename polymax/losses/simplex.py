@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
-from polymax.kernels.widen import wide
+from polymax.backend.widen import wide
 from polymax.regularizers import Gini, Regularizer, Tsallis
 
 

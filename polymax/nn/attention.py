@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from polymax.backend.function import under_transform, without_autocast
+from polymax.backend.widen import wide
 from polymax.kernels.sparse_attention.geometry import allowed
-from polymax.kernels.widen import wide
 from polymax.mappings import softmax
 from polymax.nn import fused_attention, plain_attention
 from polymax.nn.attention_checks import (

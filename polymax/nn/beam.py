@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymax.backend.widen import wide
 from polymax.estimators.straight_through import StraightThrough
-from polymax.kernels.widen import wide
 from polymax.nn.choice import Policy, checked_policy, choose, log_probs
 from polymax.nn.spinn import SPINN, checked_sentences
 from polymax.nn.thin_stack import ThinStack

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.backend.widen import wide
 from polymax.estimators.base import Estimator, NoisyEstimator
-from polymax.kernels.widen import wide
 from polymax.noise import Gumbel
 from polymax.smoothing import HardMax, Marginals, Smoothing
 

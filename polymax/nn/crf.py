@@ -8,9 +8,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from polymax import _check, _ragged
 from polymax._ragged import Ragged
+from polymax.backend.widen import wide
 from polymax.distributions.gibbs import Gibbs
 from polymax.hypergraphs.passes import HARD, SHANNON
-from polymax.kernels.widen import wide
 from polymax.nn.tag_schemes import TagConstraints
 from polymax.structures import Chain
 from polymax.structures.compact.choices import used_index

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polymax import _check
-from polymax.kernels.widen import wide
+from polymax.backend.widen import wide
 from polymax.mappings import csparsemax, softmax
 from polymax.nn.attention import Mapping, apply_mapping, checked_mapping
 from polymax.nn.scorers import pairwise_scores

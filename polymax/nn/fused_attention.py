@@ -11,12 +11,12 @@ from torch.autograd import Function
 
 from polymax import _check
 from polymax.backend.function import apply_function, autocasts, functional
+from polymax.backend.widen import wide
 from polymax.kernels.sparse_attention import reference, sparse_attention, sparse_attention_backward
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_attention.shared_memory import fits
 from polymax.kernels.sparse_decoding import sparse_decoding
 from polymax.kernels.sparse_decoding.options import Cached
-from polymax.kernels.widen import wide
 from polymax.mappings import entmax, softmax, sparsemax
 from polymax.nn.adaptive import AdaptiveEntmax
 from polymax.nn.attention_checks import checked_sinks, checked_softcap, default_scale

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymax.backend.widen import wide
 from polymax.estimators.base import Estimator
 from polymax.estimators.perturb_and_map import PerturbAndMap
-from polymax.kernels.widen import wide
 from polymax.nn.choice import Policy, checked_policy, choose, chosen_log_prob, entropy, log_probs, temperature
 from polymax.nn.shift_reduce import transitions_of_merges
 from polymax.nn.spinn import checked_sentences

@@ -8,9 +8,9 @@ from torch.autograd import Function
 from torch.nn.functional import scaled_dot_product_attention
 
 from polymax.backend.function import refuse_trace, tracing
+from polymax.backend.widen import wide
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.sparse_attention.reference import repeat_heads
-from polymax.kernels.widen import wide
 from polymax.nn.attention_pattern import Pattern
 
 

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from polymax import _check
 from polymax.backend.function import apply_function, functional
-from polymax.kernels.widen import wide
+from polymax.backend.widen import wide
 
 
 class Regularizer(ABC):

@@ -13,8 +13,8 @@ from torch.compiler import is_compiling
 from polymax import _check
 from polymax.backend.dispatch import bare
 from polymax.backend.function import apply_function, keep_tensors
+from polymax.backend.widen import constant, wide
 from polymax.kernels.capped import capped, capped_backward
-from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, Shannon, positive
 

@@ -11,9 +11,9 @@ from torch.autograd import Function
 
 from polymax import _check
 from polymax.backend.function import has_values, refuse_trace, tracing
+from polymax.backend.widen import wide
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold import threshold as project
-from polymax.kernels.widen import wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.custom_traced import traced_argmax
 from polymax.regularizers.entropies import positive

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax.backend.dispatch import _LIBRARY
-from polymax.kernels.widen import wide
+from polymax.backend.widen import wide
 
 if TYPE_CHECKING:
     from polymax.regularizers.custom import Custom

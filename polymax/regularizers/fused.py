@@ -10,11 +10,11 @@ from torch.autograd import Function
 from polymax import _check
 from polymax.backend.dispatch import bare
 from polymax.backend.function import apply_function
+from polymax.backend.widen import constant, wide
 from polymax.kernels.oscarmax import oscarmax
 from polymax.kernels.segment_mean import segment_mean
 from polymax.kernels.threshold import TSALLIS, threshold
 from polymax.kernels.tv_prox import tv_prox
-from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, positive
 from polymax.regularizers.fused_weights import step, weights

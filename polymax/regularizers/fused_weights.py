@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax.backend.function import apply_function, under_transform
+from polymax.backend.widen import wide
 from polymax.kernels.fusedmax import ABOVE, BELOW, WITHOUT, fusedmax, fusedmax_backward
 from polymax.kernels.oscarmax import oscarmax, oscarmax_backward
-from polymax.kernels.widen import wide
 
 
 def weights(x: Tensor, strength: Tensor, ordered: bool) -> Tensor:

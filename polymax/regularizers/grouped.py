@@ -12,9 +12,9 @@ from torch.autograd import Function
 
 from polymax import _check
 from polymax.backend.function import apply_function, keep_tensors
+from polymax.backend.widen import constant, wide
 from polymax.kernels import grouped as kernels
 from polymax.kernels.grouped import reference
-from polymax.kernels.widen import constant, wide
 from polymax.regularizers.base import Regularizer
 from polymax.regularizers.entropies import Gini, positive
 

@@ -9,10 +9,10 @@ from torch.autograd import Function, forward_ad
 
 from polymax.backend.dispatch import PLAIN, bare, modes, plain, wrapped
 from polymax.backend.function import apply_function, tracing
+from polymax.backend.widen import wide
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
 from polymax.kernels.tsallis_slope import tsallis_slope
-from polymax.kernels.widen import wide
 
 # d/dalpha of the gradient of Omega at y, up to a constant along the row
 Sensitivity = Callable[[Tensor, Tensor], Tensor]

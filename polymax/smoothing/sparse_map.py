@@ -8,12 +8,12 @@ from torch import Tensor
 
 from polymax._parts import checked_scores, narrow
 from polymax.backend.function import constant, functional, outside_transforms
-from polymax.distributions.finite import Finite
-from polymax.kernels.active_set import path
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
 from polymax.smoothing.temperature import restore_scale, scaled_scores
 from polymax.solvers import ActiveSet, Solution, Solver
+from polymax.solvers.finite import Finite
+from polymax.solvers.loops import path
 from polymax.solvers.mixture import best_value, mean, weights_and_mean
 from polymax.solvers.traced import traced_value_and_mean
 from polymax.structures.base import Parts, Structure, tensors
@@ -128,7 +128,7 @@ class SparseMap(Smoothing):
 for the whole batch at each iteration, because Ranking.search says nothing of how the set is searched.'
         """
         cold = scaled_scores(self.structure, checked_scores(scores), self.gamma)
-        loop = path(self.solver, self.structure, cold)
+        loop = path(self.solver.rule, self.structure, cold)
         if self.structure.projection(*cold) is None:
             return loop
         closed = f"argmax is the closed form of {type(self.structure).__name__}.projection; what else is asked for:"

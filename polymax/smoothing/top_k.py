@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from polymax._parts import checked_scores
-from polymax.distributions.finite import Finite
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Gini
 from polymax.regularizers.entropies import positive
 from polymax.smoothing.base import Smoothing
 from polymax.smoothing.hard_max import HardMax
 from polymax.smoothing.temperature import restore_scale, scaled_scores
+from polymax.solvers.finite import Finite
 from polymax.solvers.undefined import instances, nan_of, undefined_parts
 from polymax.structures.base import Parts, Sampled, tensors
 

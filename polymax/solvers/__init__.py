@@ -1,21 +1,22 @@
-"""The mathematics of SparseMAP; its loops are in kernels/active_set.
+"""The mathematics of SparseMAP, and its loops.
 
 rules       the solvers: one loop, four step rules
-search      what a set says about how its best structure is found
+loops       the loop in torch for any set, and the hosts of those compiled in kernels/active_set
 solution    structures and their weights
 mixture     weights and mean as differentiable functions of the scores
 reduced     large scores with what all structures share taken off
 undefined   instances with NaN among their scores
 warm_start  a memory of what was found for each example of a data set
+finite      the solution as a distribution over a list of structures
 traced      SparseMAP as operators of torch, for torch.compile
 packed      structures and solvers as lists of numbers and tensors, which operators take
 """
 
+from polymax.kernels.active_set.problem import Search as Search
 from polymax.solvers.rules import ActiveSet as ActiveSet
 from polymax.solvers.rules import AwayStep as AwayStep
 from polymax.solvers.rules import FrankWolfe as FrankWolfe
 from polymax.solvers.rules import Pairwise as Pairwise
 from polymax.solvers.rules import Solver as Solver
-from polymax.solvers.search import Search as Search
 from polymax.solvers.solution import Solution as Solution
 from polymax.solvers.warm_start import WarmStart as WarmStart

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.solvers.solution import Solution, UsedParts
+from polymax.kernels.active_set.problem import UsedParts
+from polymax.solvers.solution import Solution
 
 
 class KeptSolution(Solution):

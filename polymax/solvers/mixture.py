@@ -17,10 +17,11 @@ from torch.autograd import Function
 
 from polymax.backend.dispatch import plain
 from polymax.backend.function import apply_function, functional
+from polymax.kernels.active_set.problem import UsedParts
 from polymax.kernels.response import mixture, response
 from polymax.kernels.response.reference import existing, sensitivity
 from polymax.solvers.kept import KeptSolution
-from polymax.solvers.solution import Solution, UsedParts
+from polymax.solvers.solution import Solution
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Structure, tensors
 

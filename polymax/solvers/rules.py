@@ -8,14 +8,15 @@ how. The loop ends when the duality gap, how much better than the current weight
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from polymax.backend.function import recording
+from polymax.solvers import loops
 from polymax.solvers.reduced import reduce_scores
 from polymax.solvers.solution import Solution
-from polymax.solvers.solution import UsedParts as UsedParts
 from polymax.solvers.undefined import infeasible_instead, undefined_parts
 from polymax.structures.base import Structure
 
@@ -27,6 +28,8 @@ class Solver:
     The size is that of the value, or of its distance to the score of the best structure, whichever is smaller.
     """
 
+    # the step rule, by which the loops know it
+    step: ClassVar[str] = ""
     max_iter: int = 1000
     tol: float = 1e-9
 
@@ -50,22 +53,19 @@ class Solver:
         need them. While a CUDA graph is recorded nothing is read: not whether scores are so large that their sums lose
         digits, not whether one is NaN, nor whether max_iter, which must be small then, has ended the search.
         """
-        # the loops know the rules, not the other way round
-        from polymax.kernels import active_set
-
         with torch.no_grad():
             undefined = total = None
             recorded = scores[0].is_cuda and recording(scores[0])
             if start is not None and start.undefined is not None:
                 start = replace(start, probs=torch.nan_to_num(start.probs))
-            found = active_set.solve(self, structure, scores, start, whole, not recorded)
+            found = loops.solve(self, structure, scores, start, whole, not recorded)
             if found is None:
                 # some are large, or undefined
                 undefined = undefined_parts(structure, scores)
                 if undefined is not None:
                     scores = infeasible_instead(structure, scores, undefined)
                 scores, total = reduce_scores(structure, scores) or (scores, None)
-                found = active_set.solve(self, structure, scores, start, whole, False)
+                found = loops.solve(self, structure, scores, start, whole, False)
                 assert found is not None, "only who is wary gives none"
             solution, converged = found
             if total is not None:
@@ -97,6 +97,7 @@ class ActiveSet(Solver):
     See: Niculae et al. 2018, SparseMAP, section 3.2; Nocedal and Wright 2006, chapter 16.
     """
 
+    step: ClassVar[str] = "exact"
     # as many as there are structures in a large support
     max_iter: int = 10_000
     tol: float = 1e-12
@@ -114,6 +115,7 @@ class FrankWolfe(Solver):
     See: Frank and Wolfe 1956.
     """
 
+    step: ClassVar[str] = "frank_wolfe"
     max_iter: int = 10_000
     tol: float = 1e-4
 
@@ -130,6 +132,7 @@ class AwayStep(Solver):
     See: Lacoste-Julien and Jaggi 2015, On the global linear convergence of Frank-Wolfe, algorithm 1.
     """
 
+    step: ClassVar[str] = "away"
     max_iter: int = 10_000
     tol: float = 1e-7
 
@@ -146,5 +149,6 @@ class Pairwise(Solver):
     See: Lacoste-Julien and Jaggi 2015, algorithm 2.
     """
 
+    step: ClassVar[str] = "pairwise"
     max_iter: int = 10_000
     tol: float = 1e-7

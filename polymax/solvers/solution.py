@@ -2,31 +2,13 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymax.kernels.active_set.problem import UsedParts, vertices_of
 from polymax.structures.base import Structure, tensors
 from polymax.structures.compact.base import used_parts
-
-
-class UsedParts(NamedTuple):
-    """Structures as lists of the parts they use, their tensors flat and one after the other.
-
-    Shapes: places (*batch, k, parts), those of the first tensor first, -1 after the last; events, of each tensor
-    """
-
-    places: Tensor
-    events: tuple[torch.Size, ...]
-
-    def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Indicators of the first tensors, (*batch, k, *event)."""
-        event, places = self.events[0], self.places.long()
-        y = torch.zeros(*places.shape[:-1], event.numel() + 1, dtype=dtype, device=places.device)
-        # what is not used, or not of the first tensor, goes to a part of its own, and off
-        y.scatter_(-1, torch.where((places < 0) | (places >= event.numel()), event.numel(), places), 1.0)
-        return y[..., :-1].reshape(*places.shape[:-1], *event)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +37,7 @@ class Solution:
     @cached_property
     def vertices(self) -> Tensor:
         """The first tensor of each structure, (*batch, k, *event); zeros where there are fewer than k."""
-        return self.found.dense() if isinstance(self.found, UsedParts) else self.found
+        return vertices_of(self.found)
 
     def rescore(self, structure: Structure, *scores: Tensor) -> Tensor:
         """What other scores give the structures, (*batch, k), -inf for those that they forbid."""

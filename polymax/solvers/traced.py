@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax.backend.dispatch import _LIBRARY
+from polymax.kernels.active_set.problem import UsedParts
 from polymax.kernels.response import response
 from polymax.kernels.response.reference import dense_response
 from polymax.solvers.packed import pack, unpack
 from polymax.solvers.rules import Solver
-from polymax.solvers.solution import Solution, UsedParts
+from polymax.solvers.solution import Solution
 from polymax.structures.base import Structure, tensors
 
 

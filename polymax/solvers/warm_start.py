@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymax.kernels.active_set.problem import UsedParts
 from polymax.solvers.rules import ActiveSet, Solver
-from polymax.solvers.solution import Solution, UsedParts
+from polymax.solvers.solution import Solution
 from polymax.structures.base import Structure
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax.backend.widen import wide
+from polymax.kernels.active_set.problem import Search
 from polymax.kernels.assignment import assignment
 from polymax.kernels.exact_sums import exact_sum, exact_total
-from polymax.kernels.widen import wide
-from polymax.solvers.search import Search
 from polymax.structures.base import Structure, checked_lengths, checked_pairs, zeros_of
 from polymax.structures.compact.columns import Columns
 from polymax.structures.usable import usable_cells

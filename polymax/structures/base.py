@@ -20,7 +20,7 @@ from polymax.structures.compact.base import Compact
 from polymax.structures.full_lengths import full_lengths
 
 if TYPE_CHECKING:
-    from polymax.solvers.search import Search
+    from polymax.kernels.active_set.problem import Search
 
 
 class Structure(ABC):

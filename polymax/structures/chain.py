@@ -15,10 +15,10 @@ from polymax._parts import checked_scores, narrow
 from polymax.backend.dispatch import plain
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.passes import HARD, SHANNON, KernelPasses, Problem
+from polymax.kernels.active_set.problem import Search
 from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
 from polymax.kernels.chain.reference import as_graph, recorded
 from polymax.kernels.exact_sums import exact_sum
-from polymax.solvers.search import Search
 from polymax.structures.base import checked_lengths, summed_at, zeros_of
 from polymax.structures.compact.choices import used_index
 from polymax.structures.compact.tags import Tags

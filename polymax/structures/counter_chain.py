@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polymax.graphs.graph import Builder, Family, Graph
 from polymax.hypergraphs import Derivations
-from polymax.solvers.search import Search
+from polymax.kernels.active_set.problem import Search
 from polymax.structures.base import checked_lengths
 from polymax.structures.chain import Chain, ChainParts
 from polymax.structures.compact.counted_tags import CountedTags

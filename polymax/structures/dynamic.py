@@ -11,8 +11,8 @@ from polymax.distributions.gibbs import Gibbs
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.entropy import UnknownOmega, omega_of_choices
 from polymax.hypergraphs.passes import HARD, SHANNON, Problem
+from polymax.kernels.active_set.problem import Search
 from polymax.regularizers import Regularizer
-from polymax.solvers.search import Search
 from polymax.structures.base import Sampled
 
 

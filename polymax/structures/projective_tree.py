@@ -9,13 +9,13 @@ from torch import Tensor
 
 from polymax.hypergraphs import Derivations, Graph
 from polymax.hypergraphs.passes import Problem, kernel_passes
+from polymax.kernels.active_set.problem import Search
 from polymax.kernels.projective_tree import (
     projective_tree_inside,
     projective_tree_outside,
     projective_tree_tangent,
 )
 from polymax.kernels.projective_tree.reference import as_graph, recorded
-from polymax.solvers.search import Search
 from polymax.structures.base import checked_lengths
 from polymax.structures.compact.heads import crosses, trees
 from polymax.structures.compact.trees import Heads

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from polymax import _check
 from polymax.backend.function import apply_function
+from polymax.backend.widen import wide
 from polymax.kernels.isotonic import isotonic
 from polymax.kernels.isotonic_kl import isotonic_kl
-from polymax.kernels.widen import wide
 from polymax.regularizers.entropies import positive
 from polymax.regularizers.fused import SegmentMean
 from polymax.structures.base import Structure

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.passes import Problem, kernel_passes
+from polymax.kernels.active_set.problem import Search
 from polymax.kernels.head_automaton import (
     GRANDPARENTS,
     SIBLINGS,
@@ -19,7 +20,6 @@ from polymax.kernels.head_automaton import (
     head_automaton_tangent,
 )
 from polymax.kernels.head_automaton.reference import as_graph, recorded
-from polymax.solvers.search import Search
 from polymax.structures.base import Structure, checked_lengths, zeros_of
 from polymax.structures.compact.pairs_of_arcs import PairedHeads
 from polymax.structures.dynamic import DynamicProgram

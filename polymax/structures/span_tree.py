@@ -12,9 +12,9 @@ from torch import Tensor
 
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.passes import Problem, kernel_passes
+from polymax.kernels.active_set.problem import Search
 from polymax.kernels.span_tree import span_tree_inside, span_tree_outside, span_tree_tangent
 from polymax.kernels.span_tree.reference import as_graph, recorded
-from polymax.solvers.search import Search
 from polymax.structures.base import checked_lengths
 from polymax.structures.compact.spans import Spans
 from polymax.structures.dynamic import DynamicProgram

@@ -12,6 +12,7 @@ from polymax import _check
 from polymax._parts import checked_scores, narrow
 from polymax.distributions.gibbs import TreeGibbs
 from polymax.hypergraphs.passes import HARD, SHANNON, Passes, Problem, Slopes
+from polymax.kernels.active_set.problem import Search
 from polymax.kernels.arborescence import UNDEFINED, arborescence
 from polymax.kernels.exact_sums import exact_sum, exact_total
 from polymax.kernels.spanning_tree import (
@@ -24,7 +25,6 @@ from polymax.kernels.spanning_tree import (
 from polymax.kernels.spanning_tree.reference import recorded
 from polymax.noise import Gumbel
 from polymax.regularizers import Shannon, Zero
-from polymax.solvers.search import Search
 from polymax.structures.base import Sampled
 from polymax.structures.compact.heads import decode_heads, trees
 from polymax.structures.compact.labels import encode_labels

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import polymax as pm
-from polymax.distributions.finite import Finite
+from polymax.solvers.finite import Finite
 from polymax_recipes.parse.model import Scored, Trees
 
 # trees that are listed where every one has a probability

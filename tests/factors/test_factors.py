@@ -377,10 +377,11 @@ def test_bad_arguments():
 def by_triton(monkeypatch):
     """Tensors of the CPU take the programs of a GPU, which Triton's interpreter runs; which ones they took."""
     pytest.importorskip("triton")
-    from polymax.kernels import active_set, constrained, response
-    from polymax.kernels.active_set import cuda as loop
+    from polymax.kernels import constrained, response
     from polymax.kernels.constrained import cuda as rows
     from polymax.kernels.response import cuda as moves
+    from polymax.solvers import loops
+    from polymax.solvers.loops import cuda as loop
 
     taken = set()
 
@@ -395,8 +396,8 @@ def by_triton(monkeypatch):
         for name in ("constrained", "constrained_response", "response", "mixture"):
             if hasattr(file, name):
                 monkeypatch.setattr(getattr(package, name), "cpu", noted(getattr(file, name)))
-    programs, other = SimpleNamespace(solve=noted(loop.solve)), active_set._file
-    monkeypatch.setattr(active_set, "_file", lambda name: programs if name == "cpu" else other(name))
+    programs, other = SimpleNamespace(solve=noted(loop.solve)), loops._file
+    monkeypatch.setattr(loops, "_file", lambda name: programs if name == "cpu" else other(name))
     return taken
 
 

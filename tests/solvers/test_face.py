@@ -5,8 +5,8 @@ import torch
 from tolerances import close, equal
 
 import polymax as pm
-from polymax.kernels.active_set import reference as lockstep
-from polymax.kernels.active_set.reference_face import spanned
+from polymax.solvers.loops import reference as lockstep
+from polymax.solvers.loops.reference_face import spanned
 from polymax.structures.base import tensors
 
 

@@ -10,9 +10,9 @@ from sets import BY_NAME, RAGGED, TABLE, every
 from tolerances import close, equal
 
 import polymax as pm
-from polymax.kernels.active_set import reference as lockstep
+from polymax.kernels.active_set.problem import UsedParts
 from polymax.kernels.response import mixture, reference, response
-from polymax.solvers.solution import UsedParts
+from polymax.solvers.loops import reference as lockstep
 from polymax.structures.base import tensors
 
 SOLVERS = [pm.ActiveSet(), pm.Pairwise(), pm.AwayStep(), pm.FrankWolfe()]

@@ -7,10 +7,10 @@ import torch
 from tolerances import close, equal
 
 import polymax as pm
-from polymax.kernels.active_set import cuda as gpu
 from polymax.kernels.active_set.cuda_solution import ordered
+from polymax.kernels.active_set.problem import UsedParts
 from polymax.kernels.response import cuda, reference
-from polymax.solvers.solution import UsedParts
+from polymax.solvers.loops import cuda as gpu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

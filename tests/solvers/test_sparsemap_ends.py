@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import polymax as pm
-from polymax.kernels.active_set import cuda as gpu
-from polymax.kernels.active_set import reference as lockstep
+from polymax.solvers.loops import cuda as gpu
+from polymax.solvers.loops import reference as lockstep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # no gap is small enough

@@ -7,11 +7,11 @@ import torch
 from tolerances import close, equal
 
 import polymax as pm
-from polymax.kernels.active_set import cuda as gpu
-from polymax.kernels.active_set import cuda_known
 from polymax.kernels.response import cuda_kept
 from polymax.solvers import mixture
 from polymax.solvers.kept import KeptSolution
+from polymax.solvers.loops import cuda as gpu
+from polymax.solvers.loops import cuda_known
 from tests.solvers.test_sparsemap_device import CASES, DEVICE, moved, scores_of
 
 KNOWN = ["trees", "trees of any roots", "assignments", "more rows", "chains", "chains of many steps"]

@@ -5,10 +5,10 @@ import torch
 from tolerances import close, equal
 
 import polymax as pm
-from polymax.kernels.active_set import cpu, windows
-from polymax.kernels.active_set import cuda as gpu
 from polymax.kernels.active_set.cuda_start import prepare
-from polymax.solvers.solution import UsedParts
+from polymax.kernels.active_set.problem import UsedParts
+from polymax.solvers.loops import cpu, windows
+from polymax.solvers.loops import cuda as gpu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

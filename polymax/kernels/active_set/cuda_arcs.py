@@ -6,10 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda import Plan, places_of, room
+from polymax.kernels.active_set.cuda_plan import Plan, places_of, room
+from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 from polymax.kernels.arborescence.cuda import FIELDS, trees
-from polymax.solvers.search import Search
-from polymax.solvers.solution import Solution, UsedParts
 
 
 def plan(search: Search) -> Plan:
@@ -21,9 +20,9 @@ def plan(search: Search) -> Plan:
     return Plan(best, problem, (single_root, FIELDS, max(ceil_power(n), 32)), (n, n), n - 1, 1, likely=2 * n)
 
 
-def slots(search: Search, start: Solution) -> Tensor:
+def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
     """Trees (*batch, k, n + 1, n + 1) as the program lists them: (*batch, k, n)."""
-    return places_of(start.vertices, 2).amax(-2)[..., 1:]
+    return places_of(vertices_of(found), 2).amax(-2)[..., 1:]
 
 
 def listed(search: Search, places: Tensor) -> UsedParts:

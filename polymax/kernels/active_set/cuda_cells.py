@@ -6,10 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda import Plan, places_of, room
+from polymax.kernels.active_set.cuda_plan import Plan, places_of, room
+from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 from polymax.kernels.assignment.cuda import match_instance
-from polymax.solvers.search import Search
-from polymax.solvers.solution import Solution, UsedParts
 
 
 def plan(search: Search) -> Plan:
@@ -22,10 +21,10 @@ def plan(search: Search) -> Plan:
     return Plan(best, problem, (width,), (n, m), min(n, m), warps, likely=2 * min(n, m))
 
 
-def slots(search: Search, start: Solution) -> Tensor:
+def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
     """Assignments (*batch, k, n, m) as the program lists them: (*batch, k, the smaller of n and m)."""
     _, rows, columns = search.tensors
-    places, fewer = places_of(start.vertices, 2), min(search.events[0])
+    places, fewer = places_of(vertices_of(found), 2), min(search.events[0])
     by_row, by_column = (places.amax(dim)[..., :fewer] for dim in (-1, -2))
     return torch.where((rows > columns).reshape(*search.batch, 1, 1), by_column, by_row)
 

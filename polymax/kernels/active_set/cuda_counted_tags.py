@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda import Plan, room
+from polymax.kernels.active_set.cuda_plan import Plan, room
 from polymax.kernels.active_set.cuda_tags import listed as listed
 from polymax.kernels.active_set.cuda_tags import slots as slots
+from polymax.kernels.active_set.problem import Search
 from polymax.kernels.chain.cuda_shapes import distinct
-from polymax.solvers.search import Search
 
 # numbers in a tile
 _TILE = 2048

@@ -3,46 +3,24 @@
 A structure has a slot for each part of the first tensor.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymax.kernels.active_set.cuda import Plan, places_of
-from polymax.solvers.search import Search
-from polymax.solvers.solution import Solution
-from polymax.structures.base import Structure, tensors
+from polymax.kernels.active_set.cuda_plan import Plan, places_of
+from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 
 
 def plan(search: Search) -> Plan:
-    """No tensors: `Questions` give the structures."""
+    """No tensors: solvers/loops/questions.py gives the structures."""
     d = search.events[0].numel()
     return Plan(best, (), (512,), (1, d), d, 4)
 
 
-class Questions:
-    """Ask `map` for the best structures of a batch of so many instances, again and again."""
-
-    def __init__(self, structure: Structure, scores: tuple[Tensor, ...], count: int) -> None:
-        self._structure = structure
-        self._scores = scores
-        self._none = torch.zeros_like(scores[0]) if len(scores) > 1 else scores[0]
-        self._least = torch.where(structure.best_score(*scores).reshape(count) > -torch.inf, 0.0, -torch.inf).double()
-
-    def __call__(self, around: Tensor) -> tuple[Tensor, Tensor]:
-        """The first tensors of the best structures for scores less mu, `around` (B, d); the scores of other parts."""
-        first, *rest = self._scores
-        y = self._structure.map(around.reshape(first.shape), *rest)
-        others = self._least
-        if rest:
-            others = torch.where(others < 0, others, self._structure.score(y, self._none, *rest).reshape(others.shape))
-        return tensors(y)[0].contiguous(), others
-
-
-def slots(search: Search, start: Solution) -> Tensor:
+def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
     """Structures (*batch, k, *event) as the program lists them: (*batch, k, d)."""
     dims = len(search.events[0])
-    return places_of(start.vertices, dims).flatten(-dims)
+    return places_of(vertices_of(found), dims).flatten(-dims)
 
 
 def listed(search: Search, places: Tensor) -> Tensor:

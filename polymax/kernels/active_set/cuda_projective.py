@@ -10,11 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda import Plan, places_of, room
+from polymax.kernels.active_set.cuda_plan import Plan, places_of, room
 from polymax.kernels.active_set.cuda_spans import warps
+from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 from polymax.kernels.active_set.triton_choices import best_labels, best_of, better_of, none_of
-from polymax.solvers.search import Search
-from polymax.solvers.solution import Solution, UsedParts
 
 # choices of a tile, of which the first six also write what follows, and its spans to a warp
 _CHOICES, _SPANS = 8, 8
@@ -40,10 +39,10 @@ def sizes(n: int, labels: int, single_root: bool) -> tuple[int, ...]:
     return _SPANS * warps(n), _CHOICES, tokens, 512 // names, 0 if labels == 1 else names, int(single_root)
 
 
-def slots(search: Search, start: Solution) -> Tensor:
+def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
     """Trees (*batch, k, n + 1, n + 1) or (..., labels) as the program lists them: (*batch, k, n)."""
     dims = len(search.events[0])
-    places = places_of(start.vertices, dims)
+    places = places_of(vertices_of(found), dims)
     return (places.amax(-1) if dims == 3 else places).amax(-2)[..., 1:]
 
 

@@ -10,10 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda import Plan, places_of, room
+from polymax.kernels.active_set.cuda_plan import Plan, places_of, room
+from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 from polymax.kernels.active_set.triton_choices import best_labels, best_of, better_of, none_of
-from polymax.solvers.search import Search
-from polymax.solvers.solution import Solution, UsedParts
 
 # splits of a tile, and its spans to a warp
 _SPLITS, _SPANS = 8, 8
@@ -40,17 +39,17 @@ def sizes(n: int, labels: int) -> tuple[int, ...]:
     return _SPANS * warps(n), _SPLITS, leaves, 512 // names, 0 if labels == 1 else names
 
 
-def slots(search: Search, start: Solution) -> Tensor:
+def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
     """Trees (*batch, k, n, n) or (*batch, k, n, n, labels) as the program lists them: (*batch, k, slots)."""
     dims, n = len(search.events[0]), search.events[0][0]
-    places = (
-        places_of(start.vertices, dims).flatten(2 - dims).amax(-1) if dims == 3 else places_of(start.vertices, dims)
-    )
+    places = places_of(vertices_of(found), dims)
+    if dims == 3:
+        places = places.flatten(2 - dims).amax(-1)
     i, j = torch.triu_indices(n, n, device=places.device)
     before = torch.nn.functional.pad(_first_slots(n, places.device), (1, 0))
     mine = before[j - i] + i // (j - i + 1)
-    found = places.new_full((*places.shape[:-2], _slot_count(n)), -1)
-    return found.scatter_reduce(-1, mine.expand(*found.shape[:-1], -1), places[..., i, j], "amax")
+    empty = places.new_full((*places.shape[:-2], _slot_count(n)), -1)
+    return empty.scatter_reduce(-1, mine.expand(*empty.shape[:-1], -1), places[..., i, j], "amax")
 
 
 def listed(search: Search, places: Tensor) -> UsedParts:

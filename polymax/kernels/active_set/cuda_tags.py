@@ -6,11 +6,10 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda import Plan, places_of, room
+from polymax.kernels.active_set.cuda_plan import Plan, places_of, room
+from polymax.kernels.active_set.problem import Search, UsedParts
 from polymax.kernels.active_set.triton_sums import first_of_largest
 from polymax.kernels.chain.cuda_shapes import distinct
-from polymax.solvers.search import Search
-from polymax.solvers.solution import Solution, UsedParts
 
 # entries of a tile to a thread; the most states of which a program adds up all at once, and has two matrices
 _ENTRIES, _COLUMNS, _BOTH = 8, 64, 32
@@ -36,11 +35,11 @@ def plan(search: Search) -> Plan:
     return Plan(best, problem, sizes, (n, s), n, warps, s, w, columns, n + 1, both)
 
 
-def slots(search: Search, start: Solution) -> Tensor:
+def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
     """Sequences as the program lists them: (*batch, k, n)."""
-    if not isinstance(start.found, UsedParts):
-        return places_of(start.vertices, 2).amax(-1)
-    (n, s), places = search.events[0], start.found.places
+    if not isinstance(found, UsedParts):
+        return places_of(found, 2).amax(-1)
+    (n, s), places = search.events[0], found.places
     states = torch.where(places < n * s, places, -1)
     return torch.nn.functional.pad(states, (0, n - states.shape[-1]), value=-1)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polymax.backend.dispatch import Operator, declare
-from polymax.kernels.widen import like_argument, wide_like
+from polymax.backend.widen import like_argument, wide_like
 
 capped = declare(
     __name__, "capped(Tensor x, Tensor lower, Tensor upper, Tensor total, bool entropic) -> Tensor", wide_like

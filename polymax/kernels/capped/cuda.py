@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import beside, on_device, tile
-from polymax.kernels.widen import wide_like
+from polymax.backend.widen import wide_like
 
 LONGEST = 32768
 LOG2_E = tl.constexpr(1.4426950408889634)

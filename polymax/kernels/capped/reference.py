@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polymax.kernels.widen import wide
+from polymax.backend.widen import wide
 
 LARGEST = torch.finfo(torch.float64).max
 # a threshold further than this from the score that it is counted from is counted from a nearer one

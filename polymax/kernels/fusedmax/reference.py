@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
+from polymax.backend.widen import wide
 from polymax.kernels.fusedmax import ABOVE, ABSENT, BAD, BELOW, FIRST, SAME, WITHOUT
 from polymax.kernels.segment_mean.reference import run_mean
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.reference import threshold
 from polymax.kernels.tv_prox.reference import tv_prox
-from polymax.kernels.widen import wide
 
 
 def fusedmax(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:

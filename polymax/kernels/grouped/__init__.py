@@ -18,7 +18,7 @@ size of the largest group. Results like x, in half precision the weights in floa
 """
 
 from polymax.backend.dispatch import declare
-from polymax.kernels.widen import like_argument, wide_like
+from polymax.backend.widen import like_argument, wide_like
 
 grouped = declare(
     __name__,

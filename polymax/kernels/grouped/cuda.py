@@ -10,8 +10,8 @@ from torch import Tensor
 
 from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import beside, ceil_power, on_device
+from polymax.backend.widen import wide_like
 from polymax.kernels.grouped import reference
-from polymax.kernels.widen import wide_like
 
 # numbers in the largest tile
 LARGEST = 8192

@@ -7,7 +7,7 @@ the mapping.
 import torch
 from torch import Tensor
 
-from polymax.kernels.widen import wide
+from polymax.backend.widen import wide
 
 # most steps to the threshold: as many as halvings of its interval need for the digits of float64; and when it is there
 _HALVINGS, _CLOSEST = 100, 1e-15

@@ -9,6 +9,6 @@ Shapes: x `(*batch, n)`; z like x.
 """
 
 from polymax.backend.dispatch import declare
-from polymax.kernels.widen import like_argument
+from polymax.backend.widen import like_argument
 
 isotonic = declare(__name__, "isotonic(Tensor x) -> Tensor", like_argument(0))

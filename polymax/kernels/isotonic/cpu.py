@@ -6,7 +6,7 @@ from torch import Tensor
 
 from polymax.backend.cpu_rows import parallel, rows
 from polymax.backend.numba_math import inline, kernel, row_max, row_sum
-from polymax.kernels.widen import UNITS, wide_like
+from polymax.backend.widen import UNITS, wide_like
 
 # rows that reach further are computed in a smaller unit, so that sums stay finite
 WIDEST, SMALL_UNIT = UNITS[torch.float64]

@@ -6,8 +6,8 @@ See: Spouge, Wan and Wilbur 2003.
 import torch
 from torch import Tensor
 
+from polymax.backend.widen import unit
 from polymax.kernels.segment_mean.reference import run_mean
-from polymax.kernels.widen import unit
 
 
 def isotonic(x: Tensor) -> Tensor:

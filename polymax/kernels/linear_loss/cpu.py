@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from polymax.backend.cpu_rows import parallel
+from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.flat import slopes_in_torch, solve_in_torch
 from polymax.kernels.linear_loss.gradients import gradients
 from polymax.kernels.linear_loss.numba_lists import add_columns, scan_rows
 from polymax.kernels.linear_loss.passes import value_and_lists
 from polymax.kernels.linear_loss.steps import Lists, Steps, pieces
-from polymax.kernels.widen import wide
 
 # rows whose words are gathered at once
 GATHERED = 16

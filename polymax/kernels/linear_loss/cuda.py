@@ -5,6 +5,7 @@ import triton
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power, on_device
+from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.cuda_flat import flat_slopes, solve_rows
 from polymax.kernels.linear_loss.cuda_lists import add_columns, add_rows
 from polymax.kernels.linear_loss.cuda_scan import scan_rows, settle_rows
@@ -12,7 +13,6 @@ from polymax.kernels.linear_loss.flat import slopes_in_torch, solve_in_torch
 from polymax.kernels.linear_loss.gradients import gradients
 from polymax.kernels.linear_loss.passes import value_and_lists
 from polymax.kernels.linear_loss.steps import FlatRows, Lists, Steps
-from polymax.kernels.widen import wide
 
 # torch multiplies half precision to float32 from 2.8 on; before, wider copies of a block are multiplied
 MIXED = hasattr(torch.ops.aten.mm, "dtype")

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.linear_mean import add_linear_mean
 from polymax.kernels.linear_loss.problem import Grads, Problem, Saved, backward_of
 from polymax.kernels.linear_loss.steps import FlatRows, Steps, pieces
-from polymax.kernels.widen import wide
 
 
 def gradients(steps: Steps, *given: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.backend.widen import wide
 from polymax.kernels.linear_loss import FLAT, capacity
 from polymax.kernels.linear_loss.linear_mean import linear_mean
 from polymax.kernels.linear_loss.problem import Problem, problem_of
 from polymax.kernels.linear_loss.reference import capped_logits, value_tau_slope
 from polymax.kernels.linear_loss.steps import Lists, Steps, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
-from polymax.kernels.widen import wide
 
 # whole rows come in multiples of this, which fill the tiles of a product
 TILE = 128

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from polymax.backend.function import without_autocast
+from polymax.backend.widen import wide
 from polymax.kernels.linear_loss import FLAT, capacity
 from polymax.kernels.linear_loss.problem import backward_of, problem_of
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold import reference as weights_reference
 from polymax.kernels.tsallis_slope.reference import sensitivity
-from polymax.kernels.widen import wide
 
 
 def capped_logits(x: Tensor, softcap: float) -> Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymax.kernels.widen import wide
+from polymax.backend.widen import wide
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polymax.kernels.widen import wide
+from polymax.backend.widen import wide
 
 
 def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

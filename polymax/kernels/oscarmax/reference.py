@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
+from polymax.backend.widen import wide
 from polymax.kernels.oscarmax import BAD, BEGINS, HEAVY
 from polymax.kernels.oscarmax.reference_prox import oscar_prox
 from polymax.kernels.segment_mean.reference import run_mean
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.reference import threshold
-from polymax.kernels.widen import wide
 
 
 def oscarmax(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from polymax.backend.widen import unit, wide
 from polymax.kernels.isotonic.reference import isotonic
-from polymax.kernels.widen import unit, wide
 
 
 def oscar_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> tuple[Tensor, Tensor]:

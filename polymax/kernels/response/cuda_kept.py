@@ -5,7 +5,7 @@ up in float64 and in one order.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
@@ -23,14 +23,25 @@ from polymax.kernels.response.cuda import (
     responding,
     rooms_of_response,
 )
-from polymax.solvers.kept import KeptSolution
 
 # entries that a program adds up, and terms that it adds at a time
 _BLOCK, _TERMS = 32, 32
 _MEANS, _CALLS = Remembered(), Remembered()
 
 
-def mean(solution: KeptSolution, dtype: torch.dtype) -> tuple[Tensor, ...] | None:
+class Kept(Protocol):
+    """A solution in one piece of memory, None where a tensor was replaced; `rooms` tell where its tensors are."""
+
+    memory: Tensor | None
+    rooms: Any
+    batch: torch.Size
+    events: tuple[torch.Size, ...]
+    found: Any
+    probs: Tensor
+    overlaps: Tensor
+
+
+def mean(solution: Kept, dtype: torch.dtype) -> tuple[Tensor, ...] | None:
     """mu, a tensor for each of the scores; None where it is to be had in another way."""
     memory, events = solution.memory, solution.events
     if memory is None or len(events) > 2 or not possible() or not here(memory):
@@ -51,7 +62,7 @@ def mean(solution: KeptSolution, dtype: torch.dtype) -> tuple[Tensor, ...] | Non
 
 
 def gradient(
-    solution: KeptSolution, g: tuple[Tensor | None, ...], shapes: list[torch.Size], wanted: tuple[bool, ...]
+    solution: Kept, g: tuple[Tensor | None, ...], shapes: list[torch.Size], wanted: tuple[bool, ...]
 ) -> list[Tensor | None] | None:
     """The gradient of scores of these shapes, as far as they are `wanted`; None where it is to be had in another way.
 
@@ -95,7 +106,7 @@ class _Call(NamedTuple):
     @classmethod
     def of(
         cls,
-        solution: KeptSolution,
+        solution: Kept,
         first: Tensor | None,
         rest: Tensor | None,
         shapes: list[torch.Size],
@@ -144,7 +155,7 @@ class _Call(NamedTuple):
         return [first] if len(shapes) == 1 else [first, rest]
 
 
-def _sizes(solution: KeptSolution) -> tuple[int, int, int, int, int]:
+def _sizes(solution: Kept) -> tuple[int, int, int, int, int]:
     """Instances, structures, parts of each, and parts of the first tensor, and of all."""
     (*_, k, parts), events = solution.rooms.arrays[0].shape, solution.events
     first = events[0].numel()

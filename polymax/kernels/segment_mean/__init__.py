@@ -11,7 +11,7 @@ Shapes: z, v, y `(*batch, n)`, order `(*batch, n)` int32, a permutation of each 
 """
 
 from polymax.backend.dispatch import declare
-from polymax.kernels.widen import like_argument
+from polymax.backend.widen import like_argument
 
 segment_mean = declare(
     __name__, "segment_mean(Tensor z, Tensor v, Tensor? order=None, Tensor? y=None) -> Tensor", like_argument(1)

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.functional import pad as _pad
 
 from polymax.backend.cpu_rows import parallel
+from polymax.backend.widen import wide
 from polymax.kernels.sparse_attention.cpu_contexts import contexts
 from polymax.kernels.sparse_attention.cpu_gradients import gradients
 from polymax.kernels.sparse_attention.cpu_scores import HEIGHT
 from polymax.kernels.sparse_attention.dropout import threshold
 from polymax.kernels.sparse_attention.numba_vectors import BYTES
 from polymax.kernels.sparse_attention.options import Options, of_backward
-from polymax.kernels.widen import wide
 
 # work items of the backward pass, where there are not as many heads: parts of the queries, with gradients of their own
 ITEMS = 16

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.backend.widen import wide
 from polymax.kernels.sparse_attention.dropout import kept
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.kernels.sparse_attention.options import Options, of_backward
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.reference import threshold
 from polymax.kernels.tsallis_slope.reference import sensitivity
-from polymax.kernels.widen import wide
 
 
 def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from polymax.backend.dispatch import Operator, declare
-from polymax.kernels.widen import like_argument
+from polymax.backend.widen import like_argument
 
 TSALLIS, NORM, SQUARED_NORM = 0, 1, 2
 threshold = declare(

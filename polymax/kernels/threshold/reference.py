@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from polymax.backend.widen import wide
 from polymax.kernels.threshold import NORM, TSALLIS
-from polymax.kernels.widen import wide
 
 
 def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:

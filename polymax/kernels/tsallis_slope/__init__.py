@@ -9,6 +9,6 @@ Shapes: y, g `(*batch, n)`, alphas `(*batch,)`; the result like alphas.
 """
 
 from polymax.backend.dispatch import declare
-from polymax.kernels.widen import like_argument
+from polymax.backend.widen import like_argument
 
 tsallis_slope = declare(__name__, "tsallis_slope(Tensor y, Tensor g, Tensor alphas) -> Tensor", like_argument(2))

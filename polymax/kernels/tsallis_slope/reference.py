@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from polymax.kernels.widen import wide
+from polymax.backend.widen import wide
 
 
 def tsallis_slope(y: Tensor, g: Tensor, alphas: Tensor) -> Tensor:

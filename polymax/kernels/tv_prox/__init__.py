@@ -10,6 +10,6 @@ Shapes: x `(*batch, n)`, strength `(*batch,)`, or 1 in every dim; z like x.
 """
 
 from polymax.backend.dispatch import declare
-from polymax.kernels.widen import like_argument
+from polymax.backend.widen import like_argument
 
 tv_prox = declare(__name__, "tv_prox(Tensor x, Tensor strength, bool shifted=False) -> Tensor", like_argument(0))

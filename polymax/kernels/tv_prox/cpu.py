@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polymax.backend.cpu_rows import REALS, SMALL, beside, plain, run
 from polymax.backend.numba_math import inline, kernel, row_max, row_sum, rows_at, within
-from polymax.kernels.widen import UNITS
+from polymax.backend.widen import UNITS
 
 # rows that reach further are computed in a smaller unit, so that sums stay finite
 WIDEST, SMALL_UNIT = UNITS[torch.float64]

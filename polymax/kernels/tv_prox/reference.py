@@ -10,8 +10,8 @@ See: Hochbaum 2001 (the division by thresholds); Darbon and Sigelle 2006, Sectio
 import torch
 from torch import Tensor
 
+from polymax.backend.widen import unit
 from polymax.kernels.segment_mean.reference import run_mean
-from polymax.kernels.widen import unit
 
 
 def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polymax.kernels.widen import wide
+from polymax.backend.widen import wide
 
 
 def two_classes(x: Tensor, at: Tensor, blank: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,8 @@ from torch.distributions import Distribution
 
 from polymax._parts import Parts, map_parts, narrow, tensors
 from polymax.distinct import from_list, structures_at
-from polymax.solvers.solution import Solution, UsedParts
+from polymax.kernels.active_set.problem import UsedParts
+from polymax.solvers.solution import Solution
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Structure
 

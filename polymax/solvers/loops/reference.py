@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.kernels.active_set.reference_face import spanned
+from polymax.kernels.active_set.problem import Search
 from polymax.kernels.active_set.tolerances import DEPENDENT, NOTHING
 from polymax.kernels.exact_sums import halves
-from polymax.solvers.rules import ActiveSet, AwayStep, FrankWolfe, Pairwise, Solver
-from polymax.solvers.search import Search
+from polymax.solvers.loops.reference_face import spanned
+from polymax.solvers.loops.rule import Rule
 from polymax.solvers.solution import Solution
 from polymax.structures.base import Structure, tensors
 
@@ -42,7 +42,7 @@ class _State:
 
 
 def solve(
-    solver: Solver,
+    solver: Rule,
     structure: Structure,
     scores: tuple[Tensor, ...],
     search: Search | None,
@@ -66,7 +66,7 @@ def solve(
         gap = torch.where(running, found, gap)
         # a structure that has weight cannot do better than the exact weights, but for rounding
         known = torch.where(state.active, (state.m == m.unsqueeze(1)).all(-1), False).any(-1)
-        exact = isinstance(solver, ActiveSet)
+        exact = solver.step == "exact"
         size = 1 + torch.minimum(current.abs(), (current + problem.total).abs())
         running = running & (gap > solver.tol * size) & ~(known & exact)
         before = state.active
@@ -76,7 +76,7 @@ def solve(
             # what has left at once would do so again: the set, and all that follows from it, is what it was
             running = running & (state.active != _pad(before, state.p.shape[1] - before.shape[1])).any(-1)
     solution = problem.solution(state, iterations, gap.clamp(min=0))
-    if whole and isinstance(solver, ActiveSet):
+    if whole and exact:
         solution = spanned(structure, solution, problem.around)
     top = problem.total.reshape(problem.batch)
     value = torch.where(solution.value == -torch.inf, solution.value, solution.value + top)
@@ -165,22 +165,22 @@ class _Problem:
         )
 
 
-def _step(solver: Solver, state: _State, m: Tensor, b: Tensor, running: Tensor) -> _State:
+def _step(solver: Rule, state: _State, m: Tensor, b: Tensor, running: Tensor) -> _State:
     state, new = _with(state, m, b, running)
     gains = state.gains
-    match solver:
-        case ActiveSet():
+    match solver.step:
+        case "exact":
             return _exact_weights(_admit(state, new, running), running)
-        case FrankWolfe():
+        case "frank_wolfe":
             forward = _one_hot(new, state) - state.p
             return _move(state, forward, state.p.new_ones(()), running)
-        case Pairwise():
+        case "pairwise":
             worst = torch.where(state.active, gains, torch.inf).argmin(-1)
             direction = _one_hot(new, state) - _one_hot(worst, state)
             return _move(state, direction, state.p.gather(-1, worst.unsqueeze(-1)).squeeze(-1), running)
-        case AwayStep():
+        case "away":
             return _away_or_towards(state, new, gains, running)
-    raise TypeError(f"{type(solver).__name__} has no step rule")
+    raise TypeError(f"{type(solver).__name__}.step is {solver.step!r}; it must be exact, frank_wolfe, away or pairwise")
 
 
 def _away_or_towards(state: _State, new: Tensor, gains: Tensor, running: Tensor) -> _State:

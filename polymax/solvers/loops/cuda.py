@@ -1,10 +1,11 @@
 """SparseMAP on a GPU by exact weights: one launch for all instances where the device finds structures by itself.
 
-A kind of search has a file of its own, cuda_<kind>.py, with `best`, a function for Triton, and its `plan`, `slots` and
-`listed`. Structures are lists of parts of the first tensor in slots: what one structure may have in a slot, no other
-has in another slot, and a slot that is not used has -1. `best(problem, p_arounds, p_fresh, height, width, SIZES)` gets
-the tensors of all instances and scores less mu, (B, d); it writes to `p_fresh`, and gives the score of parts in other
-tensors, -inf where there is no structure. Kinds without a file come from `map`, as cuda_given.py has it.
+A kind of search has a file, kernels/active_set/cuda_<kind>.py, with `best`, a function for Triton, and its `plan`,
+`slots` and `listed`. Structures are lists of parts of the first tensor in slots: what one structure may have in a slot,
+no other has in another slot, and a slot that is not used has -1. `best(problem, p_arounds, p_fresh, height, width,
+SIZES)` gets the tensors of all instances and scores less mu, (B, d); it writes to `p_fresh`, and gives the score of
+parts in other tensors, -inf where there is no structure. Structures of kinds without a file come from `map`, which
+questions.py asks.
 
 Functions that take and give numbers and addresses alone are `noinline`: the time in which Triton compiles a function
 grows with more than the square of its size, and what is called twice is compiled once.
@@ -23,17 +24,21 @@ from polymax.backend.triton_ahead import apart, rehearse
 from polymax.backend.triton_calls import Remembered
 from polymax.backend.triton_math import ceil_power, here, on_device
 from polymax.backend.triton_ready import Room, Rooms, alike, possible
-from polymax.kernels.active_set import FEW, cuda_loop
+from polymax.kernels import active_set
+from polymax.kernels.active_set import cuda_loop
 from polymax.kernels.active_set.cuda_face import span
-from polymax.kernels.active_set.cuda_known import KnownCall, Memory, mean_shapes
+from polymax.kernels.active_set.cuda_plan import Plan
 from polymax.kernels.active_set.cuda_solution import ordered
 from polymax.kernels.active_set.cuda_start import prepare
 from polymax.kernels.active_set.cuda_state import State
+from polymax.kernels.active_set.problem import Search
 from polymax.kernels.response.cuda import mixture, response
 from polymax.kernels.response.cuda_kept import add_shared
+from polymax.solvers.loops.cuda_known import KnownCall, Memory, mean_shapes
+from polymax.solvers.loops.limits import FEW
+from polymax.solvers.loops.questions import Questions
+from polymax.solvers.loops.rule import Rule
 from polymax.solvers.reduced import LARGEST_SCORE, all_small
-from polymax.solvers.rules import Solver
-from polymax.solvers.search import Search
 from polymax.solvers.solution import Solution
 from polymax.structures.base import Structure
 
@@ -54,49 +59,16 @@ _FEW_INSTANCES = 64
 _ahead: set[Any] = set()
 
 
-class Plan(NamedTuple):
-    """How structures are found: a function for Triton, its tensors, what memory it needs, and constants.
-
-    The event is (height, width), the shape of the first tensor; a structure has `slots`, and a program `warps`.
-    Sequences of `states` have steps, which are listed after them; `others` are the scores of other tensors. Where a
-    slot is a row, it has `columns` at most, a power of two; 0 elsewhere. Places for `likely` structures may suffice.
-    If `quick` is 1, `best` takes scores in float32, too, and slots are rows.
-    """
-
-    best: Any
-    problem: tuple[Any, ...]
-    sizes: tuple[int, ...]
-    event: tuple[int, int]
-    slots: int
-    warps: int
-    states: int = 0
-    others: Tensor | None = None
-    columns: int = 0
-    likely: int = 0
-    quick: int = 0
-
-
-def room(like: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> Room:
-    """Memory of a program for each of the instances (B, ...) of a tensor, which a call asks for."""
-    return Room(dtype, (len(like), *shape))
-
-
-def places_of(vertices: Tensor, dims: int) -> Tensor:
-    """The place in a flat first tensor, of `dims` dims, of each part that structures use; -1 for the others."""
-    event = vertices.shape[vertices.dim() - dims :]
-    return torch.where(vertices != 0, torch.arange(event.numel(), device=vertices.device).reshape(event), -1)
-
-
 @cache
 def _kind(name: str) -> tuple[Any, bool]:
     """The file of a kind of search, and if `map` is asked, for want of one."""
-    file = f"{__package__}.cuda_{name}"
+    file = f"{active_set.__name__}.cuda_{name}"
     asked = find_spec(file) is None
-    return import_module(f"{__package__}.cuda_given" if asked else file), asked
+    return import_module(f"{active_set.__name__}.cuda_given" if asked else file), asked
 
 
 def solve(
-    solver: Solver,
+    solver: Rule,
     structure: Structure,
     scores: tuple[Tensor, ...],
     search: Search,
@@ -125,7 +97,7 @@ def solve(
     return call.solution(memory, max(most, 1)), converged
 
 
-def _known_call(solver: Solver, tensors: int, search: Search, whole: bool, wary: bool) -> KnownCall | None:
+def _known_call(solver: Rule, tensors: int, search: Search, whole: bool, wary: bool) -> KnownCall | None:
     """What calls of this kind launch, found at the first of them; None where they differ from call to call."""
     if search.kind not in _REPEATED:
         return None
@@ -142,7 +114,7 @@ def _known_call(solver: Solver, tensors: int, search: Search, whole: bool, wary:
     return call if call is not None and call.suffices else None
 
 
-def _make_call(solver: Solver, tensors: int, search: Search, whole: bool, wary: bool) -> KnownCall | None:
+def _make_call(solver: Rule, tensors: int, search: Search, whole: bool, wary: bool) -> KnownCall | None:
     kind, _ = _kind(search.kind)
     plan: Plan = kind.plan(search)
     first, count, d = search.tensors[0], search.batch.numel(), search.events[0].numel()
@@ -168,7 +140,7 @@ def _make_call(solver: Solver, tensors: int, search: Search, whole: bool, wary: 
 
 
 def _solve(
-    solver: Solver,
+    solver: Rule,
     structure: Structure,
     scores: tuple[Tensor, ...],
     search: Search,
@@ -207,10 +179,10 @@ def _solve(
         first = False
         scores = tuple(x.double() for x in scores)
     if start is not None:
-        slots = kind.slots(search, start).reshape(count, seeds, plan.slots)
+        slots = kind.slots(search, start.found).reshape(count, seeds, plan.slots)
         b = start.rescore(structure, *scores).reshape(count, seeds)
         state = state.with_seeds(slots, b, start.probs.reshape(count, seeds).double())
-    ask: Any = kind.Questions(structure, scores, count) if asked else None
+    ask: Any = Questions(structure, scores, count) if asked else None
     while True:
         if asked:
             # structures that span a face come after the iterations
@@ -234,13 +206,13 @@ def _solve(
     return _solution(kind, search, plan, state, max(most, 1)), converged
 
 
-def _places(solver: Solver, plan: Plan, seeds: int) -> int:
+def _places(solver: Rule, plan: Plan, seeds: int) -> int:
     """Places for structures, at first."""
     least = solver.max_iter + 1 if solver.max_iter <= FEW else min(plan.likely, _LIKELY)
     return max(_ROOM, ceil_power(max(seeds + min(seeds, _ROOM), least)))
 
 
-def _rehearse_recording(solver: Solver, places: int, search: Search, dtype: torch.dtype) -> None:
+def _rehearse_recording(solver: Rule, places: int, search: Search, dtype: torch.dtype) -> None:
     """A search that may be recorded takes the same programs before: none can be compiled while a graph is recorded."""
     if solver.max_iter <= FEW:
         _rehearse(places, search.most, sum(map(torch.Size.numel, search.events)), dtype, search.tensors[0].device)
@@ -275,7 +247,7 @@ def _progress(known: Tensor, max_iter: int) -> tuple[int, int, int, bool]:
 class _Launcher(NamedTuple):
     """What all launches of a call share."""
 
-    solver: Solver
+    solver: Rule
     given: Tensor
     whole: bool
     wary: bool

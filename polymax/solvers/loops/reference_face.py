@@ -6,9 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from polymax.kernels.active_set.problem import UsedParts
 from polymax.kernels.active_set.tolerances import APART, NUDGE, TIED
 from polymax.kernels.response.reference import existing, sensitivity
-from polymax.solvers.solution import Solution, UsedParts, parts_of
+from polymax.solvers.solution import Solution, parts_of
 from polymax.structures.base import Structure
 
 # a point (*batch, *event) to the best structure around it and its score

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from polymax.backend.triton_ready import Ready, Recipe, Rooms, filled, recipe_of
 from polymax.kernels.active_set.cuda_solution import options_of_order, order, rooms_of_solution
+from polymax.kernels.active_set.problem import Search
 from polymax.solvers.kept import KeptSolution
-from polymax.solvers.search import Search
 
 # the gaps among the arrays of a state, whose first three are held
 _GAPS = 5

@@ -1,4 +1,4 @@
-"""What a set tells SparseMAP about itself: how its best structure is found without a call of `map` for each."""
+"""The problems that the compiled loops of SparseMAP take, and the lists of structures that they find."""
 
 from typing import Any, NamedTuple
 
@@ -32,3 +32,26 @@ class Search(NamedTuple):
     events: tuple[torch.Size, ...]
     most: int
     options: tuple[Any, ...] = ()
+
+
+class UsedParts(NamedTuple):
+    """Structures as lists of the parts they use, their tensors flat and one after the other.
+
+    Shapes: places (*batch, k, parts), those of the first tensor first, -1 after the last; events, of each tensor
+    """
+
+    places: Tensor
+    events: tuple[torch.Size, ...]
+
+    def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Indicators of the first tensors, (*batch, k, *event)."""
+        event, places = self.events[0], self.places.long()
+        y = torch.zeros(*places.shape[:-1], event.numel() + 1, dtype=dtype, device=places.device)
+        # what is not used, or not of the first tensor, goes to a part of its own, and off
+        y.scatter_(-1, torch.where((places < 0) | (places >= event.numel()), event.numel(), places), 1.0)
+        return y[..., :-1].reshape(*places.shape[:-1], *event)
+
+
+def vertices_of(found: Tensor | UsedParts) -> Tensor:
+    """The first tensor of each structure, (*batch, k, *event)."""
+    return found.dense() if isinstance(found, UsedParts) else found

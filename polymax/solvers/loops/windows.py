@@ -22,9 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymax.kernels.active_set.problem import Search, UsedParts
 from polymax.kernels.response import mixture
-from polymax.solvers.search import Search
-from polymax.solvers.solution import Solution, UsedParts
+from polymax.solvers.solution import Solution
 
 # positions of a core, and of a window on either side of it
 CORE, HALO = 24, 24

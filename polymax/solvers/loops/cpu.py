@@ -1,7 +1,7 @@
 """SparseMAP on the CPU: MAP and the weights of what it finds in one compiled loop for each instance.
 
-A kind of search has a file of its own, cpu_<kind>.py, with `best`, which numba_search.py describes, and `problem`: the
-tensors of a search as `best` takes them, what memory it needs, and the work of one question.
+A kind of search has a file, kernels/active_set/cpu_<kind>.py, with `best`, which numba_search.py describes, and
+`problem`: the tensors of a search as `best` takes them, the memory it needs, and the work of one question.
 """
 
 from functools import cache
@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 from polymax.backend.cpu_rows import run
+from polymax.kernels import active_set
 from polymax.kernels.active_set import numba_loop, numba_steps
 from polymax.kernels.active_set.numba_search import address
+from polymax.kernels.active_set.problem import Search, UsedParts
 from polymax.kernels.exact_sums import halves
+from polymax.solvers.loops.rule import Rule
 from polymax.solvers.reduced import LARGEST_SCORE, all_small
-from polymax.solvers.rules import AwayStep, FrankWolfe, Pairwise, Solver
-from polymax.solvers.search import Search
-from polymax.solvers.solution import Solution, UsedParts, parts_of
+from polymax.solvers.solution import Solution, parts_of
 from polymax.structures.base import Structure
 
 # exact weights need no step rule
-_STEPS = {FrankWolfe: numba_steps.FRANK_WOLFE, AwayStep: numba_steps.AWAY_STEP, Pairwise: numba_steps.PAIRWISE}
+_STEPS = {"frank_wolfe": numba_steps.FRANK_WOLFE, "away": numba_steps.AWAY_STEP, "pairwise": numba_steps.PAIRWISE}
 # kinds of search whose problems hold all scores as they were given: the loop looks at their size itself
 _AS_GIVEN = ("tags", "arcs", "cells")
 # room for so many structures at first; more where they do not suffice
@@ -36,7 +37,7 @@ _STEPS_TAKEN = 50
 
 
 def solve(
-    solver: Solver,
+    solver: Rule,
     structure: Structure,
     scores: tuple[Tensor, ...],
     search: Search,
@@ -50,7 +51,7 @@ def solve(
     as_given = search.kind in _AS_GIVEN
     if wary and not as_given and not all_small(scores):
         return None
-    count, d, rule = len(problem.own), events[0].numel(), _STEPS.get(type(solver))
+    count, d, rule = len(problem.own), events[0].numel(), _STEPS.get(solver.step)
     # as many as can be independent, and one more
     room = min(_ROOM, d + 2) if rule is None else _ROOM
     seeds: tuple[Any, Any, Any] = (None, None, None)
@@ -91,7 +92,7 @@ def solve(
 @cache
 def _file(kind: str) -> Any:
     """The file of a kind of search."""
-    return import_module(f"{__package__}.cpu_{kind}")
+    return import_module(f"{active_set.__name__}.cpu_{kind}")
 
 
 def _seeds(
