@@ -69,8 +69,6 @@ class Operator:
         # the functions of the devices, each replaced by itself at its first call
         self.cpu: Callable[..., Any] = partial(self._load, "cpu")
         self.cuda: Callable[..., Any] = partial(self._load, "cuda")
-        # the operators that come next, and their arguments, of a call that is derived or not
-        self.next: Callable[..., list[tuple[Operator, tuple[Any, ...]]]] | None = None
 
     def __call__(self, x: Tensor, *args: Any) -> Any:
         if (
@@ -99,18 +97,7 @@ class Operator:
         there = find_spec(f"{self._package}.{device}") is not None
         function = getattr(import_module(f"{self._package}.{device if there else 'reference'}"), self._name)
         setattr(self, device, function)
-        if there and args[0].is_cuda:
-            self._rehearse(args)
         return function(*args)
-
-    def _rehearse(self, args: tuple[Any, ...]) -> None:
-        """Have the kernels of operators that come next compiled meanwhile."""
-        if self.next is None:
-            return
-        ahead = import_module("polymax.backend.triton_ahead")
-        given = ahead.shape_of(args)
-        for op, rest in self.next(any(isinstance(a, Tensor) and a.requires_grad for a in args), *given):
-            ahead.rehearse(getattr(import_module(f"{op._package}.cuda"), op._name), *rest)
 
 
 # what may look at a call, asked for in tens of nanoseconds

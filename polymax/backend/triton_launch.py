@@ -4,31 +4,52 @@ Triton looks at every argument of every launch by Python code, to find what it c
 more than a small kernel takes. The same question has a short answer here: dtypes and the alignment of tensors, and of
 integers whether they are 1, or multiples of 16, or wide. The first launch of a kind asks Triton, through `warmup`.
 Tuples of such arguments are asked for what is in them. Of two threads that launch what is not compiled yet, one waits
-for the other; one that rehearses (triton_ahead.py) compiles, and launches nothing.
+for the other.
+
+    Entry    a kernel, above `triton.jit`
+    Launch   an entry with its compile-time arguments; it asks of all arguments at each call
+    Bound    a launch with its grid and its numbers; it asks of its tensors alone, and if they are aligned
 
 How a compiled kernel is run belongs to Triton, and may change: versions that run it in this way are listed, which
-tests/test_price.py compares with what Triton does, and others launch as Triton does, as do hooks, the interpreter, and
-arguments other than tensors and numbers.
+tests/backend/test_price.py compares with what Triton does, and others launch as Triton does, as do hooks, the
+interpreter, and arguments other than tensors and numbers.
 """
 
+import logging
 import os
 import threading
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
 from torch import Tensor
 
-from polymax.backend.triton_ahead import apart, begin, compile_for, here
 from polymax.backend.triton_straight import straight
 
 # versions in which a compiled kernel is run by `run(x, y, z, stream, function, metadata, None, None, None, *arguments)`
 TRIED = ("3.6.", "3.7.")
-KNOWN = triton.__version__.startswith(TRIED) and os.environ.get("TRITON_INTERPRET") != "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+KNOWN = triton.__version__.startswith(TRIED) and not INTERPRETED
 
-if KNOWN:
-    begin()
+# kinds of calls for which launches are kept; all are forgotten when there are more
+MOST = 512
+Kept = TypeVar("Kept")
+
+
+def say_slower(version: str) -> None:
+    """Log a line if launches of a version of Triton take the slow way."""
+    if not version.startswith(TRIED):
+        logging.getLogger("polymax").warning(
+            "Triton %s launches kernels of polymax in some 30 us more than with Triton %s, where polymax launches them",
+            version,
+            " or ".join(f"{known}x" for known in TRIED),
+        )
+
+
+# this file is imported at the first call that launches
+say_slower(triton.__version__)
 
 
 class Entry:
@@ -40,7 +61,7 @@ class Entry:
         self.__doc__ = kernel.__doc__
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return partial(self.launch, grid) if KNOWN or here.rehearses else self.kernel[grid]
+        return partial(self.launch, grid) if KNOWN else self.kernel[grid]
 
     def launch(self, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         """Run the kernel on the current device and stream."""
@@ -62,14 +83,10 @@ class Launch:
         self.kernel = kernel
         self.options = options
         self._compiled: dict[Any, Any] = {}
-        self._rehearsed: set[Any] = set()
         self._compiling = threading.Lock()
 
     def __call__(self, grid: tuple[int, ...], *args: Any) -> None:
         """Run the kernel on the current device and stream."""
-        if here.rehearses:
-            self.rehearse(grid, args)
-            return
         if not KNOWN:
             self.kernel[grid](*args, **self.options)
             return
@@ -94,23 +111,13 @@ class Launch:
                 found = self._compiled[kind] = compiled(self.kernel, grid, args, self.options)
         return found
 
-    def rehearse(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-        """Have the kernel compiled for arguments like these; it is loaded by who launches it."""
-        key: list[Any] = [torch._C._cuda_getDevice()]
-        if KNOWN and told(args, key) and tuple(key) not in self._rehearsed:
-            self._rehearsed.add(tuple(key))
-            apart(self._compile, grid, args)
-
-    def _compile(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-        with self._compiling:
-            compile_for(self.kernel, grid, args, self.options)
-
 
 class Bound:
     """A launch with its grid and its numbers, to be called with tensors of always the same dtypes.
 
-    Which kernel was compiled for them then depends on the device and on whether they are aligned: calls need not ask
-    for each argument. What keeps a bound launch has to tell shapes and dtypes apart.
+    Which kernel was compiled for them then depends on the device, and on whether the tensors are aligned, which each
+    call looks at: calls need not ask for each argument. What keeps a bound launch has to tell dtypes apart, and the
+    kinds of numbers where `on` gives other ones. Launches that are `ready` take addresses, multiples of 16, as well.
     """
 
     def __init__(self, launch: Launch, grid: tuple[int, ...], *numbers: float) -> None:
@@ -119,33 +126,43 @@ class Bound:
         self.numbers = numbers
         self._aligned: dict[int, tuple[Any, ...]] = {}
 
-    def __call__(self, *tensors: Tensor) -> None:
+    def __call__(self, *tensors: Tensor | int) -> None:
         """Run the kernel on the current device and stream."""
+        self.on(self.grid, tensors, self.numbers)
+
+    def on(self, grid: tuple[int, ...], tensors: tuple[Any, ...], numbers: tuple[float, ...]) -> None:
+        """Run the kernel with another grid, and with other numbers of the same kinds as its own."""
         if KNOWN:
             # of an address the launcher does not ask the driver whose it is
-            places = [t.data_ptr() for t in tensors]
+            places = [t if type(t) is int else t.data_ptr() for t in tensors]
             together = 0
             for place in places:
                 together |= place
-            device = torch._C._cuda_getDevice()
-            ready = self._aligned.get(device)
-            # tensors without memory are for rehearsals
-            if (
-                ready is not None
-                and together
-                and not together & 15
-                and not self.launch.kernel.pre_run_hooks
-                and not hooked()
-            ):
-                run, x, y, z, function, metadata, rest = ready
-                run(x, y, z, stream(device), function, metadata, None, None, None, *places, *rest)
-                return
-            if not together & 15 and not here.rehearses:
-                found = self.launch.found(device, self.grid, (*tensors, *self.numbers))
-                if found is not None:
+            if together and not together & 15:
+                device = torch._C._cuda_getDevice()
+                found = self._aligned.get(device)
+                if found is not None and not self.launch.kernel.pre_run_hooks and not hooked():
                     run, function, metadata, constants = found
-                    self._aligned[device] = (run, *(*self.grid, 1, 1)[:3], function, metadata, self.numbers + constants)
-        self.launch(self.grid, *tensors, *self.numbers)
+                    x, y, z = (*grid, 1, 1)[:3]
+                    run(x, y, z, stream(device), function, metadata, None, None, None, *places, *numbers, *constants)
+                    return
+                if not any(type(t) is int for t in tensors):
+                    found = self.launch.found(device, grid, (*tensors, *numbers))
+                    if found is not None:
+                        self._aligned[device] = found
+        if any(type(t) is int for t in tensors):
+            raise TypeError(
+                f"a launch takes tensors until it is ready, then addresses of multiples of 16; got {tensors}"
+            )
+        self.launch(grid, *tensors, *numbers)
+
+
+def ready(*launches: Bound) -> bool:
+    """True if bound launches take addresses on the current device: each has been called there with aligned tensors."""
+    if not KNOWN or hooked():
+        return False
+    device = torch._C._cuda_getDevice()
+    return all(device in launch._aligned for launch in launches)
 
 
 def told(args: tuple[Any, ...], key: list[Any]) -> bool:
@@ -169,7 +186,7 @@ def told(args: tuple[Any, ...], key: list[Any]) -> bool:
 
 def compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
     """What is run for arguments like these: a function, what it is given first, and compile-time arguments."""
-    found = compile_for(kernel, grid, args, options)
+    found = kernel.warmup(*args, grid=grid, **options)
     found._init_handles()
     # a kernel is handed its compile-time arguments, too, which are in the code
     constants = tuple(options[p.name] for p in kernel.params[len(args) :])
@@ -184,3 +201,20 @@ def hooked() -> bool:
 
 def stream(device: int) -> int:
     return torch._C._cuda_getCurrentRawStream(device)
+
+
+def remembered(known: dict[Hashable, Kept], key: Hashable, make: Callable[[], Kept]) -> Kept:
+    """What is known by a key, made at its first call."""
+    found = known.get(key)
+    if found is None:
+        if len(known) >= MOST:
+            known.clear()
+        found = known[key] = make()
+    return found
+
+
+def kind(t: Tensor | None) -> Hashable:
+    """What a kernel is compiled for, and the numbers it is launched with, of a tensor."""
+    if t is None:
+        return None
+    return t.dtype, t.shape, t.stride(), t.data_ptr() & 15 == 0

@@ -20,13 +20,12 @@ from polymax.backend.dispatch import Operator, declare_instances
 
 
 def declare_passes(
-    package: str, scores: str, index: str, chart: Callable[..., Tensor], options: str = "", ahead: bool = False
+    package: str, scores: str, index: str, chart: Callable[..., Tensor], options: str = ""
 ) -> tuple[Operator, Operator, Operator]:
     """Declare the operators of a kernel folder.
 
     `scores` and `index` are the names of tensors, `options` is as a schema has them, and `chart` gives an empty chart
-    for the arguments of the inside pass. The other passes for CUDA are compiled `ahead`, at the first inside pass, if
-    all their kernels are entries.
+    for the arguments of the inside pass.
     """
     kind, names = package.rpartition(".")[2], scores.split()
     given = ", ".join(f"Tensor {name}" for name in (*names, *index.split()))
@@ -47,27 +46,10 @@ def declare_passes(
         return args[0].new_empty(args[0].shape[:1]), *like(args)
 
     mean = f"({each})" if len(names) > 1 else each
-    ops = (
+    return (
         declare_instances(package, f"{kind}_inside({given}, {last}) -> (Tensor, Tensor)", inside),
         declare_instances(package, f"{kind}_outside({given}, Tensor chart, Tensor g, {last}) -> {mean}", outside),
         declare_instances(
             package, f"{kind}_tangent({given}, Tensor chart, Tensor g, {along}, {last}) -> (Tensor, {each})", tangent
         ),
     )
-    if ahead:
-        ops[0].next = next_passes(ops, len(names), len(names) + len(index.split()), inside)
-    return ops
-
-
-def next_passes(
-    ops: tuple[Operator, Operator, Operator], scores: int, tensors: int, inside: Callable[..., tuple[Tensor, Tensor]]
-) -> Callable[..., list[tuple[Operator, tuple[Any, ...]]]]:
-    """What comes after the inside pass, which takes so many scores and other tensors, and what it is given."""
-
-    def following(derived: bool, *args: Any) -> list[tuple[Operator, tuple[Any, ...]]]:
-        value, chart = inside(*args)
-        given, options = (*args[:tensors], chart, value), args[tensors:]
-        found = [(ops[1], (*given, *options))]
-        return [*found, (ops[2], (*given, *args[:scores], *options))] if derived else found
-
-    return following

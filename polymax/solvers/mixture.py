@@ -6,8 +6,7 @@ with the structures M fixed, as they are almost everywhere. Derivatives of any o
 """
 
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib import import_module
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from polymax.backend.function import apply_function, functional
 from polymax.kernels.active_set.problem import UsedParts
 from polymax.kernels.response import mixture, response
 from polymax.kernels.response.reference import existing, sensitivity
-from polymax.solvers.kept import KeptSolution
 from polymax.solvers.solution import Solution
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Structure, tensors
@@ -34,12 +32,8 @@ def mean(
 ) -> tuple[Tensor, ...]:
     """mu, a tensor for each of the scores; differentiable if they are to be derived."""
     # a call costs microseconds, and the common one is short: `_mixed`, written out
-    mixed: _Lists | _Dense
-    if type(solution) is KeptSolution and solution.memory is not None:
-        mixed = _Kept(solution)
-    else:
-        found = solution.found
-        mixed = _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)
+    found = solution.found
+    mixed = _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)
     return apply_function(_Mean, mixed, False, *scores) if derived else mixed.mean(scores[0].dtype)
 
 
@@ -67,8 +61,6 @@ def response_of(structure: Structure, solution: Solution, moved: tuple[Tensor, .
 
 
 def _mixed(structure: Structure, solution: Solution) -> "_Lists | _Dense":
-    if type(solution) is KeptSolution and solution.memory is not None:
-        return _Kept(solution)
     found = solution.found
     return _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)
 
@@ -155,43 +147,11 @@ class _Lists:
             parts = tuple(found)
         else:
             sizes = [*map(torch.Size.numel, events)]
-            each = (flat.to(dtype),) if len(events) == 1 else torch.split_with_sizes(flat.to(dtype), sizes, 1)
+            # the mean of a solution may be asked for again
+            flat = flat.to(dtype, copy=flat is self.solution.mean)
+            each = (flat,) if len(events) == 1 else torch.split_with_sizes(flat, sizes, 1)
             parts = tuple(map(Tensor.reshape, each, map(batch.__add__, events)))
         return parts if self.solution.undefined is None else with_nan(parts, self.solution.undefined)
-
-
-class _Kept(_Lists):
-    """The same for a solution in one piece of memory, on a GPU: tensors are made for results alone."""
-
-    def __init__(self, solution: KeptSolution) -> None:
-        self.__dict__["solution"] = solution
-
-    @property
-    def found(self) -> UsedParts:
-        return self.solution.found  # type: ignore[return-value]
-
-    def mean(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        if not plain():
-            return super().mean(dtype)
-        ready = self.solution.take(dtype)  # type: ignore[attr-defined]
-        if ready is not None:
-            return ready
-        found = _kept().mean(self.solution, dtype)
-        return super().mean(dtype) if found is None else found
-
-    def gradient(
-        self, h: Tensor | None, g: tuple[Tensor | None, ...], shapes: list[torch.Size], wanted: tuple[bool, ...]
-    ) -> list[Tensor | None] | None:
-        """The gradients of scores of these shapes, of which some are wanted; None if they are had in another way."""
-        if h is not None or not plain(*[x for x in g if x is not None]):
-            return None
-        return _kept().gradient(self.solution, g, shapes, wanted)
-
-
-@cache
-def _kept() -> Any:
-    """What works on such memory, imported with the first of it: Triton is loaded then."""
-    return import_module("polymax.kernels.response.cuda_kept")
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,10 +223,6 @@ class _Mean(Function):
         if torch.is_grad_enabled():
             moved = apply_function(_Response, ctx.mixed, *ctx.mixed.moves(h, g))[1:]
         else:
-            if type(ctx.mixed) is _Kept:
-                found = ctx.mixed.gradient(h, g, ctx.shapes, ctx.needs_input_grad[2:])
-                if found is not None:
-                    return None, None, *found
             moved = ctx.mixed.mean_response(h, g)
         summed = [x if x.shape == to else x.sum_to_size(to) for x, to in zip(moved, ctx.shapes, strict=True)]
         return None, None, *summed

@@ -256,6 +256,34 @@ assert ready[9] == x.data_ptr(), "a tensor is its address"
 assert ready[12:15] == apart[12:15] == (3, 5, 2.0), (ready, apart)
 bound = _forward_bound(x.shape, x.dtype, 2.0, 0)
 assert len(bound.launch._compiled) == 2, "scores that are not aligned have a kernel of their own"
+
+# a launch takes addresses in place of tensors once it is ready, if they are aligned
+triton_launch.KNOWN = True
+alone = triton_launch.Bound(bound.launch, bound.grid, *bound.numbers)
+odd, y = torch.randn(16)[1:].view(3, 5), torch.empty(3, 5)
+at, to = x.data_ptr(), y.data_ptr()
+for given in ((at, to, to), (odd, y, y), (odd.data_ptr(), to, to)):
+    assert not triton_launch.ready(alone)
+    try:
+        alone(*given)
+    except TypeError as error:
+        assert "takes tensors until it is ready" in str(error)
+    else:
+        assert given[0] is odd, "an address was taken for a number"
+launched.clear()
+alone(x, y, y)
+assert triton_launch.ready(alone) and triton_launch.ready(bound, alone)
+alone(at, to, to)
+assert launched[1][9:12] == (at, to, to)
+assert len(bound.launch._compiled) == 2
+alone.on((2,), (x, y, y), (6, 5, 2.0))
+assert launched[2][0] == 2 and launched[2][12:15] == (6, 5, 2.0), "numbers of the same kinds"
+try:
+    alone(odd.data_ptr(), to, to)
+except TypeError as error:
+    assert "multiples of 16" in str(error)
+else:
+    raise AssertionError("a kernel for aligned tensors ran on others")
 '''
 
 

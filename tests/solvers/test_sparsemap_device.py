@@ -222,9 +222,15 @@ def test_solutions_are_put_in_order(states):
     expected = in_order((places, gram, system), known, gaps, k, states)
     held = tuple(t.to(DEVICE) for t in (places, gram, system))
     parts = 2 * n - 1 if states else n
-    found = ordered(held, known.to(DEVICE), gaps.to(DEVICE), torch.Size((2, 2)), k, parts, states)
+    d = int(expected[0].max()) + 1
+    *found, mu = ordered(held, known.to(DEVICE), gaps.to(DEVICE), torch.Size((2, 2)), k, parts, states, d)
     for a, b in zip(found, expected, strict=True):
         close(a.cpu().flatten(0, 1).double(), b.double(), "the kernel is its reference")
+    close(mu.cpu(), reference.mixture(*expected[:2], d, torch.float64), "so is the mean of its structures")
+    *alone, nothing = ordered(held, known.to(DEVICE), gaps.to(DEVICE), torch.Size((2, 2)), k, parts, states)
+    assert nothing.shape == (count, 0), "no mean is added up unless it is asked for"
+    for a, b in zip(alone, found, strict=True):
+        equal(a, b, "the structures do not depend on that")
 
 
 # the interpreter computes the lanes that a GPU would mask, with NumPy's warnings about them

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda_plan import Plan, places_of, room
+from polymax.kernels.active_set.cuda_plan import Plan, own, places_of
 from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 from polymax.kernels.arborescence.cuda import FIELDS, trees
 
@@ -15,8 +15,8 @@ def plan(search: Search) -> Plan:
     """Scores (B, n + 1, n + 1) and lengths (B,) as the program takes them, with `single_root`."""
     (x, lengths), (single_root,) = search.tensors, search.options
     n = x.shape[1]
-    known = room(x, n, n), room(x, n, n, dtype=torch.int32), room(x, FIELDS, 2 * n, dtype=torch.int32)
-    problem = lengths.contiguous(), *known, room(x, n - 1, dtype=torch.long)
+    known = own(x, n, n), own(x, n, n, dtype=torch.int32), own(x, FIELDS, 2 * n, dtype=torch.int32)
+    problem = lengths.contiguous(), *known, own(x, n - 1, dtype=torch.long)
     return Plan(best, problem, (single_root, FIELDS, max(ceil_power(n), 32)), (n, n), n - 1, 1, likely=2 * n)
 
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda_plan import Plan, places_of, room
+from polymax.kernels.active_set.cuda_plan import Plan, own, places_of
 from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 from polymax.kernels.assignment.cuda import match_instance
 
@@ -16,7 +16,7 @@ def plan(search: Search) -> Plan:
     x, rows, columns = search.tensors
     n, m = x.shape[1:]
     width = max(ceil_power(max(n, m)), 32)
-    problem = rows.contiguous(), columns.contiguous(), room(x, n, dtype=torch.long), room(x, n), room(x, m)
+    problem = rows.contiguous(), columns.contiguous(), own(x, n, dtype=torch.long), own(x, n), own(x, m)
     warps = min(max(width // 128, 1), 16)
     return Plan(best, problem, (width,), (n, m), min(n, m), warps, likely=2 * min(n, m))
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda_plan import Plan, room
+from polymax.kernels.active_set.cuda_plan import Plan, own
 from polymax.kernels.active_set.cuda_tags import listed as listed
 from polymax.kernels.active_set.cuda_tags import slots as slots
 from polymax.kernels.active_set.problem import Search
@@ -25,7 +25,7 @@ def plan(search: Search) -> Plan:
     count, n, s = unary.shape
     w, stride_b, stride_t = distinct(transition)
     group = max(count // max(len(transition), 1), 1) if stride_b else 1
-    values, back = room(unary, n, s, k + 1), room(unary, n, s, k + 1, dtype=torch.int32)
+    values, back = own(unary, n, s, k + 1), own(unary, n, s, k + 1, dtype=torch.int32)
     counts = ceil_power(k + 1)
     states = min(ceil_power(s), max(_TILE // counts, 1))
     problem = w, stride_b, stride_t, group, lengths.contiguous(), values, back, k, state, int(runs)

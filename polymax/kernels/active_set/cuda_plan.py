@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymax.backend.triton_ready import Room
+from polymax.backend.triton_memory import Array
 
 
 class Plan(NamedTuple):
@@ -30,9 +30,9 @@ class Plan(NamedTuple):
     quick: int = 0
 
 
-def room(like: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> Room:
+def own(like: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> Array:
     """Memory of a program for each of the instances (B, ...) of a tensor, which a call asks for."""
-    return Room(dtype, (len(like), *shape))
+    return Array(dtype, (len(like), *shape))
 
 
 def places_of(vertices: Tensor, dims: int) -> Tensor:

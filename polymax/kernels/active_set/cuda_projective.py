@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda_plan import Plan, places_of, room
+from polymax.kernels.active_set.cuda_plan import Plan, own, places_of
 from polymax.kernels.active_set.cuda_spans import warps
 from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 from polymax.kernels.active_set.triton_choices import best_labels, best_of, better_of, none_of
@@ -25,7 +25,7 @@ def plan(search: Search) -> Plan:
     n = x.shape[1]
     labels = search.events[0].numel() // n**2
     cells = (n, n) if labels != 1 else (0, 0)
-    known = room(x, 3, n, n), room(x, 3, n, n, dtype=torch.int32), room(x, *cells), room(x, *cells, dtype=torch.int32)
+    known = own(x, 3, n, n), own(x, 3, n, n, dtype=torch.int32), own(x, *cells), own(x, *cells, dtype=torch.int32)
     problem = lengths.contiguous(), *known
     return Plan(best, problem, sizes(n, labels, single_root), (n, n * labels), n - 1, warps(n), likely=2 * n)
 

@@ -5,7 +5,7 @@ many others come before it. The same launch adds up their mean, where that is as
 
 Shapes:
     as cuda_loop.py has them; results are those of Solution, k of the places, for B instances
-    the mean is (B, first) in one tensor and (B, d - first) in another, with (B, d) for sums; d is 0 where no one asks
+    the mean is (B, d); d is 0 where no one asks
 """
 
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import ceil_power, on_device
-from polymax.backend.triton_ready import Room
+from polymax.backend.triton_memory import Array, new
 from polymax.kernels.active_set.cuda_loop import INFEASIBLE
 from polymax.kernels.active_set.triton_lists import spread
-from polymax.kernels.response.triton_rows import round_rows, write_row
+from polymax.kernels.response.triton_rows import write_row
 
 _WARPS = 4
 # entries of a tile, and of a row of sums at once
@@ -33,31 +33,22 @@ def ordered(
     k: int,
     parts: int,
     states: int,
-    dtype: torch.dtype = torch.float64,
+    d: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Lists of parts, weights, overlaps, value, iterations and gap, of the first k structures in order.
+    """Lists of parts, weights, overlaps, value, iterations and gap, of the first k structures in order; their mean.
 
-    Sequences of so many `states` list their steps, too, after their states. The dtype is that of the mean which the
-    same kernel adds up elsewhere.
+    Sequences of so many `states` list their steps, too, after their states. The mean is of d parts.
     """
-    out = tuple(room.new(known.device) for room in rooms_of_solution(batch, k, parts))
     count, room, slots = held[0].shape
+    shapes = (*batch, k, parts), (*batch, k), (*batch, k, k), batch, batch, batch, (count, d)
+    dtypes = torch.int32, torch.float64, torch.int32, torch.float64, torch.long, torch.float64, torch.float64
+    out = new([Array(dtype, tuple(shape)) for dtype, shape in zip(dtypes, shapes, strict=True)], known.device)
     with on_device(known):
-        # no mean, and nothing is written to where it would be
-        none = gaps if dtype == torch.float64 else held[1]
-        args = *held, known, gaps, *out, gaps, none, none, slots, parts, k, states, 0, 0
-        order[(count,)](*args, **options_of_order(room, parts, states))
+        order[(count,)](*held, known, gaps, *out, slots, parts, k, states, d, **_options(room, parts, states))
     return out
 
 
-def rooms_of_solution(batch: torch.Size, k: int, parts: int) -> list[Room]:
-    """The tensors of `ordered`."""
-    shapes = (*batch, k, parts), (*batch, k), (*batch, k, k), batch, batch, batch
-    dtypes = torch.int32, torch.float64, torch.int32, torch.float64, torch.long, torch.float64
-    return [Room(dtype, tuple(shape)) for dtype, shape in zip(dtypes, shapes, strict=True)]
-
-
-def options_of_order(room: int, parts: int, states: int) -> dict[str, int | bool]:
+def _options(room: int, parts: int, states: int) -> dict[str, int | bool]:
     width = min(max(ceil_power(parts), 32), 256)
     rows, some = (max(min(_TILE // n, room), 2) for n in (room, width))
     sizes = {"STEPS": states > 0, "K": room, "BR": rows, "BP": some, "BU": width, "BD": _ROW}
@@ -65,10 +56,10 @@ def options_of_order(room: int, parts: int, states: int) -> dict[str, int | bool
 
 
 @Entry
-@triton.jit(do_not_specialize=["slots", "parts", "k", "states", "first", "d"])
+@triton.jit(do_not_specialize=["slots", "parts", "k", "states", "d"])
 def order(
     p_places, p_gram, p_system, p_known, p_gaps, p_lists, p_probs, p_overlaps, p_value, p_iterations, p_gap,
-    p_total, p_first, p_rest, slots, parts, k, states, first, d,
+    p_total, slots, parts, k, states, d,
     STEPS: tl.constexpr, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0).to(tl.int64)
@@ -134,7 +125,6 @@ def order(
         p_total += i_b * d
         write_row(p_probs, p_total, 0, d, BD)
         spread(p_lists, p_probs + i_b * k, p_total, k, parts, BU)
-        round_rows(p_total, p_first + i_b * first, p_rest + i_b * (d - first), first, d, 1, BD)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda_plan import Plan, places_of, room
+from polymax.kernels.active_set.cuda_plan import Plan, own, places_of
 from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 from polymax.kernels.active_set.triton_choices import best_labels, best_of, better_of, none_of
 
@@ -23,7 +23,7 @@ def plan(search: Search) -> Plan:
     x, lengths = search.tensors
     _, n, _, labels = x.shape
     cells = (n, n) if labels != 1 else (0, 0)
-    known = room(x, n, n), room(x, n, n, dtype=torch.int32), room(x, *cells), room(x, *cells, dtype=torch.int32)
+    known = own(x, n, n), own(x, n, n, dtype=torch.int32), own(x, *cells), own(x, *cells, dtype=torch.int32)
     problem = lengths.contiguous(), _first_slots(n, x.device), *known
     return Plan(best, problem, sizes(n, labels), (n, n * labels), _slot_count(n), warps(n))
 

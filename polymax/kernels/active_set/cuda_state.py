@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from polymax.backend.triton_ready import Room
+from polymax.backend.triton_memory import Array
 from polymax.kernels.active_set import cuda_loop
 from polymax.kernels.active_set.cuda_start import prepare
 
@@ -22,21 +22,22 @@ class State:
     gaps: Tensor
 
     @staticmethod
-    def rooms(count: int, d: int, slots: int, room: int) -> list[Room]:
+    def arrays(count: int, d: int, slots: int, room: int) -> list[Array]:
         """Memory for so many instances, which the first launch writes to."""
         return [
-            Room(torch.int32, (count, room, slots)),
-            Room(torch.float32, (count, room, room)),
-            Room(torch.float64, (count, room + 3, room)),
-            Room(torch.float64, (4, count, d)),
-            Room(torch.int32, (count, slots)),
-            Room(torch.float64, (count,)),
+            Array(torch.int32, (count, room, slots)),
+            Array(torch.float32, (count, room, room)),
+            Array(torch.float64, (count, room + 3, room)),
+            Array(torch.float64, (4, count, d)),
+            Array(torch.int32, (count, slots)),
+            Array(torch.int32, (3, count)),
+            Array(torch.float64, (count,)),
         ]
 
     @classmethod
-    def of(cls, arrays: Sequence[Tensor], known: Tensor) -> "State":
-        """The state in the arrays of `rooms`."""
-        places, gram, system, point, fresh, gaps = arrays
+    def of(cls, arrays: Sequence[Tensor]) -> "State":
+        """The state in the arrays of `arrays`."""
+        places, gram, system, point, fresh, known, gaps = arrays
         return cls((places, gram, system), point, fresh, known, gaps)
 
     def with_seeds(self, places: Tensor, scores: Tensor, probs: Tensor) -> "State":

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.active_set.cuda_plan import Plan, places_of, room
+from polymax.kernels.active_set.cuda_plan import Plan, own, places_of
 from polymax.kernels.active_set.problem import Search, UsedParts
 from polymax.kernels.active_set.triton_sums import first_of_largest
 from polymax.kernels.chain.cuda_shapes import distinct
@@ -24,7 +24,7 @@ def plan(search: Search) -> Plan:
     w, stride_b, stride_t = distinct(transition)
     group = max(count // max(len(transition), 1), 1) if stride_b else 1
     height = max(ceil_power(s), 16)
-    values, back = room(unary, n, s), room(unary, n + 5, height, dtype=torch.int32)
+    values, back = own(unary, n, s), own(unary, n + 5, height, dtype=torch.int32)
     width = max(min(height, 4096 // height), 2)
     problem = w, stride_b, stride_t, group, lengths.contiguous(), values, back
     warps = min(max(height * width // 512, 4 if n > 32 else 1), 8)

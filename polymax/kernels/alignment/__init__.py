@@ -40,6 +40,4 @@ def chart_like(scores: Tensor, *_: object) -> Tensor:
     return scores.new_empty(chart_shape(scores))
 
 
-alignment_inside, alignment_outside, alignment_tangent = declare_passes(
-    __name__, "scores", "rows columns", chart_like, ahead=True
-)
+alignment_inside, alignment_outside, alignment_tangent = declare_passes(__name__, "scores", "rows columns", chart_like)

@@ -9,12 +9,7 @@ Shapes: x, y, v `(*batch, n)`; lower, upper `(*batch, n)`, or 1 in every dim; to
 results like x, of half precision the weights in float32; the Jacobian's like v.
 """
 
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from polymax.backend.dispatch import Operator, declare
+from polymax.backend.dispatch import declare
 from polymax.backend.widen import like_argument, wide_like
 
 capped = declare(
@@ -25,13 +20,3 @@ capped_backward = declare(
     "capped_backward(Tensor y, Tensor v, Tensor lower, Tensor upper, bool entropic) -> Tensor",
     like_argument(1),
 )
-
-
-def _next(
-    derived: bool, x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool
-) -> list[tuple[Operator, tuple[Any, ...]]]:
-    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
-    return [(capped_backward, (y, x.new_empty(x.shape), lower, upper, entropic))] if derived else []
-
-
-capped.next = _next

@@ -15,11 +15,8 @@ that is taken along may have a transition for each instance and step, (B, n - 1,
 See: Mensch and Blondel 2018, Sections 3 and 4.
 """
 
-from typing import Any
-
 from torch import Tensor
 
-from polymax.backend.dispatch import Operator
 from polymax.kernels.passes import declare_passes
 
 
@@ -29,22 +26,4 @@ def chart_like(unary: Tensor, *_: object) -> Tensor:
     return unary.new_empty(batch, n, 2, states)
 
 
-chain_inside, chain_outside, chain_tangent = declare_passes(
-    __name__, "unary transition", "lengths", chart_like, ahead=True
-)
-_passes_after = chain_inside.next
-
-
-def _next(derived: bool, unary: Tensor, transition: Tensor, *rest: Any) -> list[tuple[Operator, tuple[Any, ...]]]:
-    """Expectations are those of each step; gradients, also along these, are summed over what is shared."""
-    batch, n, s = unary.shape
-    each = transition.expand(batch, max(n - 1, 0), s, s)
-    found = _passes_after(False, unary, each, *rest)
-    if derived:
-        gradient, (op, args) = _passes_after(True, unary, transition, *rest)
-        *given, _, alpha = args
-        found += [gradient, (op, (*given, each, alpha))]
-    return found
-
-
-chain_inside.next = _next
+chain_inside, chain_outside, chain_tangent = declare_passes(__name__, "unary transition", "lengths", chart_like)

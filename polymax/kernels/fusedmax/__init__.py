@@ -16,7 +16,7 @@ Shapes: x, y, v `(*batch, n)`, strength `(*batch,)` or 1 in every dim, mark like
 import torch
 from torch import Tensor
 
-from polymax.backend.dispatch import Operator, declare
+from polymax.backend.dispatch import declare
 
 ABSENT, WITHOUT, SAME, ABOVE, BELOW, FIRST, BAD = -1, 0, 1, 2, 3, 4, 5
 
@@ -32,11 +32,3 @@ def _fake_backward(mark: Tensor, v: Tensor) -> Tensor:
 
 fusedmax = declare(__name__, "fusedmax(Tensor x, Tensor strength) -> (Tensor y, Tensor mark)", _fake)
 fusedmax_backward = declare(__name__, "fusedmax_backward(Tensor mark, Tensor v) -> Tensor", _fake_backward)
-
-
-def _next(derived: bool, x: Tensor, strength: Tensor) -> list[tuple[Operator, tuple[Tensor, Tensor]]]:
-    division = x.new_empty(x.shape, dtype=torch.int8)
-    return [(fusedmax_backward, (division, x.new_empty(x.shape)))] if derived else []
-
-
-fusedmax.next = _next

@@ -16,7 +16,7 @@ Shapes: x, y, v `(*batch, n)`, strength `(*batch,)` or 1 in every dim, code like
 import torch
 from torch import Tensor
 
-from polymax.backend.dispatch import Operator, declare
+from polymax.backend.dispatch import declare
 
 HEAVY, BEGINS, BAD = 1, 2, -1
 
@@ -32,11 +32,3 @@ def _fake_backward(code: Tensor, v: Tensor) -> Tensor:
 
 oscarmax = declare(__name__, "oscarmax(Tensor x, Tensor strength) -> (Tensor y, Tensor code)", _fake)
 oscarmax_backward = declare(__name__, "oscarmax_backward(Tensor code, Tensor v) -> Tensor", _fake_backward)
-
-
-def _next(derived: bool, x: Tensor, strength: Tensor) -> list[tuple[Operator, tuple[Tensor, Tensor]]]:
-    division = x.new_empty(x.shape, dtype=torch.int32)
-    return [(oscarmax_backward, (division, x.new_empty(x.shape)))] if derived else []
-
-
-oscarmax.next = _next

@@ -32,5 +32,5 @@ def chart_like(scores: Tensor, *_: object) -> Tensor:
 
 
 projective_tree_inside, projective_tree_outside, projective_tree_tangent = declare_passes(
-    __name__, "scores", "lengths", chart_like, "bool single_root", ahead=True
+    __name__, "scores", "lengths", chart_like, "bool single_root"
 )

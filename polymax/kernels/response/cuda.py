@@ -7,11 +7,11 @@ from torch import Tensor
 
 from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import ceil_power, on_device
-from polymax.backend.triton_ready import Room
+from polymax.backend.triton_memory import Array, new
 from polymax.kernels.active_set.triton_factor import factorize, solve_both
 from polymax.kernels.active_set.triton_lists import gather, spread
 from polymax.kernels.active_set.triton_weights import places_up_to, product, put
-from polymax.kernels.response.triton_rows import round_rows, write_row, write_system
+from polymax.kernels.response.triton_rows import round_row, write_row, write_system
 
 _WARPS = 4
 # entries of a tile
@@ -28,28 +28,20 @@ def response(
     q = torch.empty((count, k), dtype=torch.float64, device=g.device)
     if not count or not k:
         return out.zero_(), q
+    room, width, real = _places(k), _width(parts), torch.float64
+    # gram, system, and sums of parts
+    arrays = Array(torch.float32, (count, room, room)), Array(real, (count, room + 3, room)), Array(real, (count, d))
+    own = new(arrays, g.device)
     known = places.contiguous(), overlaps.contiguous(), probs.contiguous()
-    room = [r.new(g.device) for r in rooms_of_response(count, k, d)[1:]]
-    moved = g.contiguous(), g, q if h is None else h.contiguous()
-    numbers = k, parts, g.shape[1], 0, d, d, int(h is not None), 0
-    with on_device(g):
-        responding[(count,)](*known, q, *room, *moved, out, out, *numbers, **options_of_response(k, parts, d))
-    return out, q
-
-
-def rooms_of_response(count: int, k: int, d: int) -> list[Room]:
-    """What a response needs of memory: how weights move (B, k), gram, system, and sums of parts (B, d)."""
-    room = _places(k)
-    shapes = (count, k), (count, room, room), (count, room + 3, room), (count, d)
-    dtypes = torch.float64, torch.float32, torch.float64, torch.float64
-    return [Room(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
-
-
-def options_of_response(k: int, parts: int, d: int) -> dict[str, int]:
-    room, width = _places(k), _width(parts)
+    moved = g.contiguous(), q if h is None else h.contiguous()
     rows, some = (max(min(_TILE // n, room), 2) for n in (room, width))
     sizes = {"K": room, "BR": rows, "BP": some, "BU": width, "BD": _row(d), "BM": min(room, _ROWS)}
-    return {**sizes, "num_warps": _WARPS, "num_stages": 1}
+    with on_device(g):
+        responding[(count,)](
+            *known, q, *own, *moved, out, k, parts, g.shape[1], d, int(h is not None), **sizes,
+            num_warps=_WARPS, num_stages=1,
+        )  # fmt: skip
+    return out, q
 
 
 def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor:
@@ -58,14 +50,10 @@ def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor
     if not count or not k:
         return out.zero_()
     total = out if dtype == torch.float64 else torch.empty((count, d), dtype=torch.float64, device=probs.device)
+    sizes = {"BU": _width(parts), "BD": _row(d), "num_warps": _WARPS}
     with on_device(probs):
-        tensors = places.contiguous(), probs.contiguous(), total, out, out
-        mixing[(count,)](*tensors, k, parts, d, d, **options_of_mixture(parts, d))
+        mixing[(count,)](places.contiguous(), probs.contiguous(), total, out, k, parts, d, **sizes)
     return out
-
-
-def options_of_mixture(parts: int, d: int) -> dict[str, int]:
-    return {"BU": _width(parts), "BD": _row(d), "num_warps": _WARPS}
 
 
 def _places(k: int) -> int:
@@ -81,17 +69,14 @@ def _row(d: int) -> int:
 
 
 @Entry
-@triton.jit(do_not_specialize=["k", "parts", "size", "size_rest", "first", "d", "weighted", "rest"])
+@triton.jit(do_not_specialize=["k", "parts", "size", "d", "weighted"])
 def responding(
-    p_places, p_overlaps, p_probs, p_q, p_gram, p_system, p_total, p_g, p_g_rest, p_h, p_out, p_rest,
-    k, parts, size, size_rest, first, d, weighted, rest,
+    p_places, p_overlaps, p_probs, p_q, p_gram, p_system, p_total, p_g, p_h, p_out,
+    k, parts, size, d, weighted,
     K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BD: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """The `first` parts have tensors of their own, as have those after them: numbers of g, `size`, and results.
-
-    Results of the latter stay in the sums if `rest` is 0.
-    """
+    """g has `size` columns; h is read if `weighted` is 1."""
     i_b = tl.program_id(0).to(tl.int64)
     p_places += i_b * k * parts
     p_gram += i_b * K * K
@@ -100,8 +85,7 @@ def responding(
     p_total += i_b * d
     write_system(p_overlaps + i_b * k * k, p_probs + i_b * k, p_gram, p_system, k, K, BR)
     # room for the sum holds what is asked of first
-    write_row(p_g + i_b * size, p_total, size, first, BD)
-    write_row(p_g_rest + i_b * size_rest, p_total + first, size_rest, d - first, BD)
+    write_row(p_g + i_b * size, p_total, size, d, BD)
     p_x = p_system + (K + 2) * K
     o_k = tl.arange(0, K)
     p_y, p_p = p_system + K * K, p_system + (K + 1) * K
@@ -131,14 +115,14 @@ def responding(
     put(p_x, b_q, K)
     write_row(p_g, p_total, 0, d, BD)
     spread(p_places, p_x, p_total, k, parts, BU)
-    round_rows(p_total, p_out + i_b * first, p_rest + i_b * (d - first), first, d, rest, BD)
+    round_row(p_total, p_out + i_b * d, d, BD)
 
 
 @Entry
-@triton.jit(do_not_specialize=["k", "parts", "first", "d"])
-def mixing(p_places, p_probs, p_total, p_out, p_rest, k, parts, first, d, BU: tl.constexpr, BD: tl.constexpr):
+@triton.jit(do_not_specialize=["k", "parts", "d"])
+def mixing(p_places, p_probs, p_total, p_out, k, parts, d, BU: tl.constexpr, BD: tl.constexpr):
     i_b = tl.program_id(0).to(tl.int64)
     p_total += i_b * d
     write_row(p_probs, p_total, 0, d, BD)
     spread(p_places + i_b * k * parts, p_probs + i_b * k, p_total, k, parts, BU)
-    round_rows(p_total, p_out + i_b * first, p_rest + i_b * (d - first), first, d, 1, BD)
+    round_row(p_total, p_out + i_b * d, d, BD)

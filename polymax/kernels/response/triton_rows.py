@@ -35,12 +35,10 @@ def write_row(p_x, p_to, size, d, BD: tl.constexpr):
 
 
 @triton.jit
-def round_rows(p_x, p_first, p_rest, first, d, rest, BD: tl.constexpr):
-    """The numbers of a row in the dtype of results: `first` of them, and the others if `rest` is 1."""
+def round_row(p_x, p_to, d, BD: tl.constexpr):
+    """The numbers of a row in the dtype of results, which may lie in the same place in float64."""
     tl.debug_barrier()
     for i_d in range(0, d, BD):
         o_d = i_d + tl.arange(0, BD)
         b_x = tl.load(p_x + o_d, mask=o_d < d)
-        tl.store(p_first + o_d, b_x.to(p_first.dtype.element_ty), mask=o_d < first)
-        m_rest = (o_d >= first) & (o_d < d) & (rest > 0)
-        tl.store(p_rest + (o_d - first), b_x.to(p_rest.dtype.element_ty), mask=m_rest)
+        tl.store(p_to + o_d, b_x.to(p_to.dtype.element_ty), mask=o_d < d)

@@ -29,6 +29,4 @@ def chart_like(scores: Tensor, *_: object) -> Tensor:
     return scores.new_empty((batch, n + 1, n + PADDING), dtype=torch.float64)
 
 
-span_tree_inside, span_tree_outside, span_tree_tangent = declare_passes(
-    __name__, "scores", "lengths", chart_like, ahead=True
-)
+span_tree_inside, span_tree_outside, span_tree_tangent = declare_passes(__name__, "scores", "lengths", chart_like)

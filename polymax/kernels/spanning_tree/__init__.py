@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from polymax.backend.dispatch import declare_instances
-from polymax.kernels.passes import next_passes
 
 
 def chart_like(scores: Tensor) -> Tensor:
@@ -73,8 +72,6 @@ spanning_tree_tangent = declare_instances(
     " -> (Tensor, Tensor)",
     _fake_tangent,
 )
-_OPS = spanning_tree_inside, spanning_tree_outside, spanning_tree_tangent
-spanning_tree_inside.next = next_passes(_OPS, 1, 2, _fake_inside)
 spanning_tree_sample = declare_instances(
     __name__,
     "spanning_tree_sample(Tensor scores, Tensor lengths, Tensor seeds, bool single_root) -> Tensor",

@@ -1,14 +1,14 @@
 """What is launched for a call of sparse attention: all kernels with their grids, numbers and constants."""
 
+from collections.abc import Hashable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polymax.backend.triton_calls import Prepared, Remembered, kind
+from polymax.backend.triton_launch import Bound, Entry, kind, ready, remembered
 from polymax.backend.triton_math import ceil_power
-from polymax.kernels.sparse_attention.cuda_ahead import compile_ahead
 from polymax.kernels.sparse_attention.cuda_candidates import balls, candidates
 from polymax.kernels.sparse_attention.cuda_collect import collect
 from polymax.kernels.sparse_attention.cuda_columns import key_gradients
@@ -62,7 +62,7 @@ KEY_ROWS = 64
 PACK, SPAN = 2048, 8192
 
 
-_CALLS = Remembered()
+_CALLS: dict[Hashable, "Call"] = {}
 
 
 def call_of(q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Options) -> "Call":
@@ -70,7 +70,7 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Optio
     tensors = (q, k, v, grad, *options[1:6], options.seed)
     # in tests, sizes may be set
     key = (*(kind(t) for t in tensors), options.alpha, options[6:14], q.device, FEW_IN_ALL, FEW, FAR_KEYS, FEW_SEEN)
-    return _CALLS.get(key) or _CALLS.put(key, Call(q, k, v, grad, options))
+    return remembered(_CALLS, key, lambda: Call(q, k, v, grad, options))
 
 
 class Call:
@@ -116,7 +116,7 @@ class Call:
             self._prepare_gradients(q, grad, sequences * G)
             if mask is not None:
                 self._prepare_mask_gradient(q, k, mask, grad)
-        compile_ahead(self, q, k, v, grad, options)
+        self.launches = [launch for launch in vars(self).values() if type(launch) is Bound]
 
     def scan_all(self, q: Any, k: Any, marks: Any, centres: Any, radii: Any, maxima: Any, tau: Any, plan: Any) -> None:
         """Bounds of thresholds, and the tiles that matter; as below, of tensors or of their addresses."""
@@ -126,6 +126,10 @@ class Call:
         self.scan(q, k, *marks, maxima, *tau, plan)
         if self.balls > 0:
             self.scan_lists(q, k, *marks, maxima, *tau, plan)
+
+    def ready(self) -> bool:
+        """True if all launches of the pass take addresses."""
+        return ready(*self.launches)
 
     def sum_values(self, inputs: Any, marks: Any, seed: Any, notes: Any, support: Any, out: Any, mean: Any) -> None:
         """Thresholds and contexts; `notes` are tau (the tops and depths of rows), the plan and lists."""
@@ -162,18 +166,18 @@ class Call:
         constants = {**self.flags, **self._launching("scan"), "BR": rows, "BT": CHUNK, "LONGEST": LONGEST}
         constants |= {"TILES": "unlisted" if looks else "all"}
         numbers = (*first, self.longest_q, blocks * heads, blocks, *last, few)
-        self.scan = Prepared(scan, (scanning,), numbers, constants)
+        self.scan = _bound(scan, (scanning,), numbers, constants)
         if not looks:
             return
         constants = {**constants, **self._launching("listed_scan"), "BR": HEIGHT, "TILES": "listed"}
         numbers = (*first, self.longest_q, plan.blocks * heads, plan.blocks, *last, few)
-        self.scan_lists = Prepared(scan, (listing,), numbers, constants)
+        self.scan_lists = _bound(scan, (listing,), numbers, constants)
         constants = {**self.flags, **self._launching("candidates"), "BT": CHUNK, "SHARE": SHARE}
         numbers = (*first, plan.blocks, *last, FEW_SEEN)
-        self.find_candidates = Prepared(candidates, self.block_grid, numbers, constants)
+        self.find_candidates = _bound(candidates, self.block_grid, numbers, constants)
         constants = {name: self.flags[name] for name in ("PACKED", "D", "BD")}
         numbers = (*k.stride()[:3], k.shape[1], *self.places[2:], plan.tiles)
-        self.find_balls = Prepared(balls, (plan.tiles, key_heads), numbers, constants)
+        self.find_balls = _bound(balls, (plan.tiles, key_heads), numbers, constants)
 
     def _prepare_contexts(self, q: Tensor, tolerance: float) -> None:
         items = self.plan.blocks * self.heads
@@ -181,27 +185,27 @@ class Call:
         self.bits = collecting * STRETCH * HEIGHT * 2
         constants = {**self.flags, **self._launching("collect"), "LONGEST": LONGEST, "BT": STRETCH, "BS": SLOTS}
         numbers = (*self.strides, *self.masked, *self.places, self.longest_q, items, *self.sizes, *self.numbers)
-        self.collect = Prepared(collect, (collecting,), (*numbers, *self.sides, FEW_IN_ALL), constants)
+        self.collect = _bound(collect, (collecting,), (*numbers, *self.sides, FEW_IN_ALL), constants)
 
         first = *self.strides, *self.of_v, *self.masked, *self.places
         grid, constants = self._of_lists(q, "listed_contexts")
         numbers = (*first, self.longest_q, *self.sizes, *self.numbers, self.drop, tolerance)
-        self.listed_contexts = Prepared(listed_contexts, grid, numbers, constants)
+        self.listed_contexts = _bound(listed_contexts, grid, numbers, constants)
         constants = {**self.flags, **self._launching("thresholds")}
         numbers = (*self.strides, *self.masked, *self.places, *self.sizes, *self.numbers, *self.sides, tolerance)
-        self.thresholds = Prepared(thresholds, self.block_grid, numbers, constants)
+        self.thresholds = _bound(thresholds, self.block_grid, numbers, constants)
         constants = {**self.more, **self._launching("contexts")}
         numbers = (*first, *self.sizes, *self.numbers, *self.sides, self.drop)
-        self.contexts = Prepared(contexts, self.block_grid, numbers, constants)
+        self.contexts = _bound(contexts, self.block_grid, numbers, constants)
 
     def _prepare_gradients(self, q: Tensor, grad: Tensor, key_heads: int) -> None:
         first = (*grad.stride()[:3], *self.strides, *self.of_v, *self.masked, *self.places)
         grid, constants = self._of_lists(q, "listed_gradients")
         numbers = (*first, self.longest_q, *self.sizes, *self.numbers, self.drop)
-        self.listed_gradients = Prepared(listed_gradients, grid, numbers, constants)
+        self.listed_gradients = _bound(listed_gradients, grid, numbers, constants)
         constants = {**self.more, **self._launching("query_gradients")}
         numbers = (*first, *self.sizes, *self.numbers, *self.sides, self.drop)
-        self.query_gradients = Prepared(query_gradients, self.block_grid, numbers, constants)
+        self.query_gradients = _bound(query_gradients, self.block_grid, numbers, constants)
 
         items = key_heads * self.plan.tiles
         packing = min(items, _programs(q, RESIDENT["key_gradients"]))
@@ -210,7 +214,7 @@ class Call:
         self.row_numbers = torch.int16 if self.longest_q <= 1 << 16 else torch.int32
         constants = {**_without(self.more, "SINKS"), **self._launching("key_gradients"), "BR": KEY_ROWS, "BP": PACK}
         numbers = (*first, self.longest_q, span, items, *self.sizes[1:], *self.numbers, *self.sides, self.drop)
-        self.key_gradients = Prepared(key_gradients, (packing,), numbers, constants)
+        self.key_gradients = _bound(key_gradients, (packing,), numbers, constants)
 
     def _prepare_mask_gradient(self, q: Tensor, k: Tensor, mask: Tensor, grad: Tensor) -> None:
         """The gradient of a mask, and how many batches, and heads, one program adds up.
@@ -230,7 +234,7 @@ class Call:
         numbers = (*numbers, *self.numbers, *self.sides, self.drop, *loops)
         constants = {**_without(self.more, "SINKS", "PACKED"), "ROWS": by_row, "KEYS": by_key}
         constants |= {"PRECISION": self._precision(), "num_warps": 4}
-        self.mask_gradients = Prepared(mask_gradients, grid, numbers, constants)
+        self.mask_gradients = _bound(mask_gradients, grid, numbers, constants)
 
     def _precision(self) -> str:
         return "tf32x3" if self.single else "tf32"
@@ -256,6 +260,10 @@ class Call:
         if registers and not self.single:
             found["maxnreg"] = registers
         return (-(-self.longest_q // (rows * run)), self.heads), found
+
+
+def _bound(kernel: Entry, grid: tuple[int, ...], numbers: tuple[float, ...], constants: dict[str, Any]) -> Bound:
+    return Bound(kernel.prepared(**constants), grid, *numbers)
 
 
 def _without(constants: dict[str, Any], *names: str) -> dict[str, Any]:

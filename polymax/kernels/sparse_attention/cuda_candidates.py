@@ -9,6 +9,7 @@ neighbouring keys are alike few are left, and where they are not the balls tell 
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_tile import (
     BM,
     BN,
@@ -31,6 +32,7 @@ LISTED = tl.constexpr(-1)
 SLACK = tl.constexpr(1e-4)
 
 
+@Entry
 @triton.jit
 def balls(
     p_k, p_starts_q, p_starts_k, p_centres, p_radii, k_b, k_h, k_l, shared, L, S, row_tiles,
@@ -56,6 +58,7 @@ def balls(
         tl.store(p_radii + o_ball, radius + SLACK * (radius + length))
 
 
+@Entry
 @triton.jit
 def candidates(
     p_q, p_k, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_centres, p_radii, p_plan,

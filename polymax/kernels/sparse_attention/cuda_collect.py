@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
+from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import INTERPRETED
 from polymax.kernels.sparse_attention.cuda_tile import (
     BM,
@@ -25,6 +26,7 @@ from polymax.kernels.sparse_attention.cuda_tile import (
 from polymax.kernels.sparse_attention.cuda_weights import exponent
 
 
+@Entry
 @triton.jit
 def collect(
     p_q, p_k, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_bits, p_top, p_depth, p_plan, p_lists,

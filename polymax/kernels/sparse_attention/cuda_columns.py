@@ -8,6 +8,7 @@ rows come in order, so that sums are the same from call to call.
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_tile import (
     BM,
     BN,
@@ -22,6 +23,7 @@ from polymax.kernels.sparse_attention.cuda_tile import (
 from polymax.kernels.sparse_attention.cuda_weights import exponent, kept, row_states, weight
 
 
+@Entry
 @triton.jit
 def key_gradients(
     p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_starts_q, p_starts_k, p_seed, p_plan, p_top, p_depth, p_common, p_list,

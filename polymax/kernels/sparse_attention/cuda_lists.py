@@ -6,6 +6,7 @@ A program takes rows one after the other, and parts of a row's list one after th
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_rows import sink_slopes, store_contexts, store_query_gradients
 from polymax.kernels.sparse_attention.cuda_tile import (
     BM,
@@ -96,6 +97,7 @@ def lane_sums(b_x):
     return tl.sum(tl.reshape(b_x, (BR, BC // LANES, LANES, BD)), 1)
 
 
+@Entry
 @triton.jit
 def listed_contexts(
     p_q, p_k, p_v, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_lists, p_top, p_depth,
@@ -203,6 +205,7 @@ def _part(b_all, i_c, BC: tl.constexpr):
     return tl.sum(tl.where((tl.arange(0, N // BC) == i_c // BC)[None, :, None], b_parts, 0.0), 1)
 
 
+@Entry
 @triton.jit
 def listed_gradients(
     p_grad, p_q, p_k, p_v, p_mean, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_lists, p_top,

@@ -8,10 +8,12 @@ One program owns an entry, and adds up in order, so that sums are the same from 
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_tile import BM, BN, excess, load_rows, load_thresholds, score_slopes
 from polymax.kernels.sparse_attention.cuda_weights import exponent, row_states
 
 
+@Entry
 @triton.jit
 def mask_gradients(
     p_grad, p_q, p_k, p_v, p_alphas, p_mask, p_seed, p_plan, p_top, p_depth, p_common, p_dmask,

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_tile import (
     BM,
     BN,
@@ -31,6 +32,7 @@ from polymax.kernels.sparse_attention.cuda_weights import (
 ALONE = tl.constexpr(1.00000011920928955078125)
 
 
+@Entry
 @triton.jit
 def thresholds(
     p_q, p_k, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_plan, p_top, p_depth,
@@ -103,6 +105,7 @@ def _moments(
     return b_f, b_g
 
 
+@Entry
 @triton.jit
 def contexts(
     p_q, p_k, p_v, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_top, p_depth, p_support, p_out,
@@ -200,6 +203,7 @@ def _sums(
     return b_o, b_mean, b_p, b_s, b_n
 
 
+@Entry
 @triton.jit
 def query_gradients(
     p_grad, p_q, p_k, p_v, p_mean, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_seed, p_plan, p_top, p_depth,

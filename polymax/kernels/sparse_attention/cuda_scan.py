@@ -11,6 +11,7 @@ Their maxima are in the order of the list, those of other blocks in that of tile
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_candidates import LISTED
 from polymax.kernels.sparse_attention.cuda_tile import (
     BM,
@@ -35,6 +36,7 @@ NEAR = tl.constexpr(1.1)
 LARGE = tl.constexpr(1024.0)
 
 
+@Entry
 @triton.jit
 def scan(
     p_q, p_k, p_alphas, p_mask, p_sinks, p_starts_q, p_starts_k, p_maxima, p_top, p_depth, p_plan,

@@ -1,12 +1,14 @@
 """Sparse attention over a cache: bounds of pages, scores of those that can matter, thresholds, and values, in parts."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polymax.backend.triton_calls import Compiled, Remembered, kind, layout_kind
+from polymax.backend.triton_launch import Bound, kind, ready, remembered, told
 from polymax.backend.triton_math import ceil_power, on_device
+from polymax.backend.triton_memory import Arena, Array
 from polymax.kernels.sparse_attention.cuda_call import processors
 from polymax.kernels.sparse_attention.cuda_tile import FAR
 from polymax.kernels.sparse_decoding.cuda_pages import page_bounds, page_scores
@@ -48,16 +50,16 @@ def sparse_decoding(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tenso
     return out, tau, support
 
 
-_CALLS = Remembered()
+_CALLS: dict[Hashable, "_Call"] = {}
 
 
 def _call_of(q: Tensor, k: Tensor, v: Tensor, cached: Cached) -> "_Call":
     """What is known of calls like this one; a cache that grows does not make calls of another kind."""
     tensors = (k, v, cached.boxes, cached.table, cached.lengths, cached.alphas, cached.mask, cached.sinks)
+    kinds = [None if t is None else t.dtype for t in tensors]
     page = None if cached.table is None else k.shape[2]
     sizes = k.shape[1], v.shape[3], page, cached.alpha, cached.softcap > 0, *cached[9:11]
-    key = (kind(q), *[layout_kind(t) for t in tensors], *sizes, q.device)
-    return _CALLS.get(key) or _CALLS.put(key, _Call(q, k, v, cached))
+    return remembered(_CALLS, (kind(q), *kinds, *sizes, q.device), lambda: _Call(q, k, v, cached))
 
 
 class _Call:
@@ -87,14 +89,17 @@ class _Call:
         finding = {**learned, **sunk, **paged, **power, **size, "BP": MAXIMA, "BC": SCORES // page, "num_warps": 8}
         summing = {**learned, **paged, **power, **values, **size, "num_warps": 4}
         joining = {**learned, **sunk, **power, **values, "BS": PARTS, "num_warps": 1}
-        self.bound, self.score = Compiled(page_bounds, bounding), Compiled(page_scores, scoring)
-        self.find, self.sum = Compiled(thresholds, finding), Compiled(value_sums, summing)
-        self.join = Compiled(contexts, joining)
+        kernels = page_bounds, page_scores, thresholds, value_sums, contexts
+        constants = bounding, scoring, finding, summing, joining
+        self.kernels = [kernel.prepared(**given) for kernel, given in zip(kernels, constants, strict=True)]
+        # by the kinds of their numbers, and by how many pages and parts there are
+        self.launches: dict[Hashable, list[Bound]] = {}
+        self.arenas: dict[Hashable, Arena] = {}
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, cached: Cached, out: Tensor, tau: Tensor, support: Tensor
     ) -> None:
-        boxes, table, lengths, _, alphas, mask, sinks = cached[:7]
+        boxes, table, mask = cached.boxes, cached.table, cached.mask
         (_, H, L, _), page = q.shape, self.page
         pages = -(-k.shape[2] // page) if table is None else table.shape[1]
         keys = k.shape[2] if table is None else pages * page
@@ -102,62 +107,56 @@ class _Call:
         row_pages = -(-pages // 16) * 16
         splits = max(min(-(-self.programs // self.key_heads), MOST_PARTS, pages), 1)
         parts = min(self.most_parts, pages)
-        sizes = self._sizes(row_pages, splits, parts)
-        scratch = torch.empty(sum(sizes), device=q.device)
-        ready = self.join.ready()
-        bounds, maxima, scores, lists, counts, sums, masses, counted, seeds = _places(scratch, sizes, ready)
-        first = q.data_ptr() if ready else q
-        # what is not there is any other tensor
-        given = (k, v, table, lengths, alphas, mask, sinks, boxes, out, support)
-        if ready:
-            given = tuple([first if t is None else t.data_ptr() for t in given])
-            top = tau.data_ptr()
-            depth = top + tau.stride(0) * 4
-        else:
-            given = tuple([q if t is None else t for t in given])
-            top, depth = tau
-        k_, v_, table_, lengths_, alphas_, mask_, sinks_, boxes_, out_, support_ = given
-
         sides = tuple(side if side >= 0 else FAR for side in cached[9:11])
         a1, numbers = cached.alpha - 1, (cached.alpha - 1, cached.scale, cached.softcap, *sides, cached.offset)
         of_q, of_mask = q.stride()[:3], (0, 0, 0, 0) if mask is None else mask.stride()
         of_k, of_v = ((t.stride(0), t.stride(1), page * t.stride(2), t.stride(2)) for t in (k, v))
         of_table = 0 if table is None else table.stride(0)
         common = (*of_mask, of_table, H, self.group, L, keys, row_pages, *numbers)
-        grid = splits, self.key_heads, 1
-        if boxes is not None:
-            tensors = first, k_, boxes_, table_, lengths_, alphas_, mask_, bounds, seeds
-            self.bound.launch(grid, tensors, (*of_q, *of_k, *boxes.stride()[:3], *common))
-        tensors = first, k_, table_, lengths_, alphas_, mask_, sinks_, bounds, seeds, lists, scores, maxima
-        self.score.launch(grid, tensors, (*of_q, *of_k, *common))
-        tensors = alphas_, sinks_, lengths_, scores, maxima, lists, top, depth, counts
-        finding = H, L, keys, row_pages, a1, *sides, cached.offset, self.tolerance
-        self.find.launch((self.rows, 1, 1), tensors, finding)
-        tensors = v_, table_, alphas_, scores, lists, top, depth, counts, sums, masses, counted
-        self.sum.launch((parts, self.rows, 1), tensors, (*of_v, of_table, H, self.group, L, row_pages, a1))
-        tensors = alphas_, sinks_, top, depth, sums, masses, counted, out_, support_
-        self.join.launch((self.rows, 1, 1), tensors, (H, L, parts, a1))
+        of_boxes = () if boxes is None else boxes.stride()[:3]
+        numbers_of = (
+            (*of_q, *of_k, *of_boxes, *common),
+            (*of_q, *of_k, *common),
+            (H, L, keys, row_pages, a1, *sides, cached.offset, self.tolerance),
+            (*of_v, of_table, H, self.group, L, row_pages, a1),
+            (H, L, parts, a1),
+        )
+        row = self.rows, 1, 1
+        grids = (splits, self.key_heads, 1), (splits, self.key_heads, 1), row, (parts, self.rows, 1), row
+        kinds: list[Any] = []
+        told(numbers_of, kinds)
+        # what was compiled for numbers of these kinds
+        launches = remembered(self.launches, tuple(kinds), lambda: list(map(Bound, self.kernels, grids)))
+        launches = launches if boxes is not None else launches[1:]
 
-    def _sizes(self, pages: int, splits: int, parts: int) -> list[int]:
-        """Numbers of bounds and maxima of pages, scores, lists; sums, masses and sizes in parts; seeds."""
-        rows = self.rows
-        bounds = rows * pages if self.known else 0
-        seeds = self.key_heads * splits * 2 * self.padded if self.known else 0
-        sizes = bounds, rows * pages, rows * pages * self.page, rows * pages, rows
-        sizes += rows * parts * self.width, rows * parts, rows * parts, seeds
-        # each begins at a multiple of 16 bytes
-        return [-(-n // 4) * 4 for n in sizes]
+        arena = remembered(self.arenas, (pages, splits, parts), lambda: self._arena(row_pages, splits, parts))
+        scratch = arena.memory(q.device)
+        # what is not there is any other tensor
+        given: list[Any] = [q if t is None else t for t in (q, k, v, *cached[:3], *cached[4:7], out, support, *tau)]
+        if ready(*launches) and not any(t.data_ptr() & 15 for t in given):
+            given = [t.data_ptr() for t in given] + arena.addresses(scratch)
+        else:
+            given += arena.tensors(scratch)
+        q_, k_, v_, boxes_, table_, lengths_, alphas_, mask_, sinks_, out_, support_, top, depth, *own = given
+        bounds, maxima, scores, lists, counts, sums, masses, counted, seeds = own
+        tensors_of = (
+            (q_, k_, boxes_, table_, lengths_, alphas_, mask_, bounds, seeds),
+            (q_, k_, table_, lengths_, alphas_, mask_, sinks_, bounds, seeds, lists, scores, maxima),
+            (alphas_, sinks_, lengths_, scores, maxima, lists, top, depth, counts),
+            (v_, table_, alphas_, scores, lists, top, depth, counts, sums, masses, counted),
+            (alphas_, sinks_, top, depth, sums, masses, counted, out_, support_),
+        )
+        skipped = len(grids) - len(launches)
+        for launch, grid, tensors, numbers in zip(
+            launches, grids[skipped:], tensors_of[skipped:], numbers_of[skipped:], strict=True
+        ):
+            launch.on(grid, tensors, numbers)
 
-
-def _places(scratch: Tensor, sizes: list[int], addresses: bool) -> list[Any]:
-    """Parts of a piece of memory as kernels take them: lists, counts of pages, and counts of weights are integers."""
-    if addresses:
-        at, places = scratch.data_ptr(), []
-        for n in sizes:
-            places.append(at)
-            at += 4 * n
-        return places
-    found = list(scratch.split(sizes))
-    for i in (3, 4, 7):
-        found[i] = found[i].view(torch.int32)
-    return found
+    def _arena(self, pages: int, splits: int, parts: int) -> Arena:
+        """Bounds and maxima of pages, scores, lists, counts of pages; sums, masses and sizes in parts; seeds."""
+        rows, real, integer = self.rows, torch.float32, torch.int32
+        bounds, seeds = (rows * pages, self.key_heads * splits * 2 * self.padded) if self.known else (0, 0)
+        of_pages = Array(real, (bounds,)), Array(real, (rows * pages,)), Array(real, (rows * pages * self.page,))
+        lists = Array(integer, (rows * pages,)), Array(integer, (rows,))
+        sums = Array(real, (rows * parts * self.width,)), Array(real, (rows * parts,)), Array(integer, (rows * parts,))
+        return Arena([*of_pages, *lists, *sums, Array(real, (seeds,))])

@@ -6,6 +6,7 @@ A program takes a part of the pages of a head of keys, with all rows that share 
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_tile import capped_units, heights, larger, load_rows, row_top
 from polymax.kernels.sparse_attention.cuda_weights import newton_step, slope, weight
 
@@ -57,6 +58,7 @@ def page_start(p_table, i_b, i_p, m_p, table_b, s_b, s_p, PAGED: tl.constexpr):
     return at
 
 
+@Entry
 @triton.jit(do_not_specialize=["S", "offset"])
 def page_bounds(
     p_q, p_k, p_boxes, p_table, p_lengths, p_alphas, p_mask, p_bounds, p_seeds,
@@ -116,6 +118,7 @@ def page_bounds(
     tl.store(p_seed + BR, b_top - b_depth)
 
 
+@Entry
 @triton.jit(do_not_specialize=["S", "offset"])
 def page_scores(
     p_q, p_k, p_table, p_lengths, p_alphas, p_mask, p_sinks, p_bounds, p_seeds, p_list, p_scores, p_maxima,

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_weights import exponent, newton_step, slope, weight
 from polymax.kernels.sparse_decoding.cuda_pages import MARGIN, page_start, seen_pages
 
@@ -20,6 +21,7 @@ def _row(p_alphas, p_sinks, p_lengths, i_row, heads, L, S, a1, left, right, offs
     return a, sink, i_b, i_h, begin, end
 
 
+@Entry
 @triton.jit(do_not_specialize=["S", "offset"])
 def thresholds(
     p_alphas, p_sinks, p_lengths, p_scores, p_maxima, p_list, p_top, p_depth, p_count,
@@ -95,6 +97,7 @@ def _maxima(p_maxima, i_c, end, BP: tl.constexpr):
     return tl.load(p_maxima + o_c, mask=o_c < end, other=float("-inf"))
 
 
+@Entry
 @triton.jit
 def value_sums(
     p_v, p_table, p_alphas, p_scores, p_list, p_top, p_depth, p_count, p_sums, p_mass, p_size,
@@ -130,6 +133,7 @@ def value_sums(
     tl.store(p_size + o_part, tl.sum(b_size, 0))
 
 
+@Entry
 @triton.jit(do_not_specialize=["parts"])
 def contexts(
     p_alphas, p_sinks, p_top, p_depth, p_sums, p_mass, p_size, p_out, p_support, heads, L, parts, a1,

@@ -9,11 +9,7 @@ Three families, all with y proportional to (x - tau)_+ ** (1 / (alpha - 1)), dif
 alpha is one number, or one per row in `alphas`. -inf entries get 0; a row of -inf gets zeros; NaN fills its row.
 """
 
-from typing import Any
-
-from torch import Tensor
-
-from polymax.backend.dispatch import Operator, declare
+from polymax.backend.dispatch import declare
 from polymax.backend.widen import like_argument
 
 TSALLIS, NORM, SQUARED_NORM = 0, 1, 2
@@ -25,11 +21,3 @@ threshold_backward = declare(
     "threshold_backward(Tensor y, Tensor v, float alpha, int family, Tensor? alphas=None) -> Tensor",
     like_argument(0),
 )
-
-
-def _next(derived: bool, x: Tensor, *args: Any) -> list[tuple[Operator, tuple[Any, ...]]]:
-    y = x.new_empty(x.shape)
-    return [(threshold_backward, (y, y, *args))] if derived else []
-
-
-threshold.next = _next

@@ -20,21 +20,16 @@ import torch
 from torch import Tensor
 
 from polymax.backend.function import recording
-from polymax.backend.triton_ahead import apart, rehearse
-from polymax.backend.triton_calls import Remembered
-from polymax.backend.triton_math import ceil_power, here, on_device
-from polymax.backend.triton_ready import Room, Rooms, alike, possible
+from polymax.backend.triton_math import ceil_power, on_device
+from polymax.backend.triton_memory import Array, new
 from polymax.kernels import active_set
 from polymax.kernels.active_set import cuda_loop
 from polymax.kernels.active_set.cuda_face import span
 from polymax.kernels.active_set.cuda_plan import Plan
 from polymax.kernels.active_set.cuda_solution import ordered
-from polymax.kernels.active_set.cuda_start import prepare
 from polymax.kernels.active_set.cuda_state import State
 from polymax.kernels.active_set.problem import Search
-from polymax.kernels.response.cuda import mixture, response
-from polymax.kernels.response.cuda_kept import add_shared
-from polymax.solvers.loops.cuda_known import KnownCall, Memory, mean_shapes
+from polymax.kernels.response.cuda import response
 from polymax.solvers.loops.limits import FEW
 from polymax.solvers.loops.questions import Questions
 from polymax.solvers.loops.rule import Rule
@@ -48,15 +43,14 @@ _ROOM = 64
 _LIKELY = 256
 # entries of a tile to a thread, where places are few and where they are many: large tiles take longer to compile
 _ENTRIES = 16, 32
-# kinds whose structures are listed as programs leave them, from tensors of the search alone
-_REPEATED = ("tags", "counted_tags", "arcs", "cells")
-_CALLS = Remembered()
 # iterations before a look at whether all instances are done, where each is a launch; and where none is
 _LAUNCHES, _ALL = 8, 2**30
+# kinds whose structures are listed as programs leave them
+_LISTED = ("tags", "counted_tags", "arcs", "cells")
 # so few are read as a list
 _FEW_INSTANCES = 64
-# kinds of problems that were called before
-_ahead: set[Any] = set()
+# the mean of so many numbers is added up by the launch that puts structures in order, for whoever asks
+_SMALL = 1 << 16
 
 
 @cache
@@ -77,79 +71,8 @@ def solve(
     wary: bool = False,
 ) -> tuple[Solution, Tensor | None] | None:
     """The solution, and which instances converged, (*batch,), or None for all; if wary, None where scores are large."""
-    # who is wary may read
+    # a search that is wary may read
     recorded = not wary and recording(scores[0])
-    if start is not None or recorded or not possible() or not here(scores[0]):
-        return _solve(solver, structure, scores, search, start, whole, wary, recorded)
-    call = _known_call(solver, len(scores), search, whole, wary)
-    if call is None:
-        return _solve(solver, structure, scores, search, start, whole, wary, recorded)
-    memory = call.run(search)
-    most, least_status, largest, on = _progress(memory.known, solver.max_iter)
-    if largest == cuda_loop.LARGE.value:
-        return None
-    if largest >= cuda_loop.FULL.value or on:
-        # more places are needed, and will be by the next such call
-        call.suffices = False
-        return _solve(solver, structure, scores, search, start, whole, False, recorded)
-    all_done = least_status >= cuda_loop.CONVERGED.value
-    converged = None if all_done else (memory.known[0] >= cuda_loop.CONVERGED.value).reshape(search.batch)
-    return call.solution(memory, max(most, 1)), converged
-
-
-def _known_call(solver: Rule, tensors: int, search: Search, whole: bool, wary: bool) -> KnownCall | None:
-    """What calls of this kind launch, found at the first of them; None where they differ from call to call."""
-    if search.kind not in _REPEATED:
-        return None
-    first = search.tensors[0]
-    limits: tuple[float, ...] = solver.max_iter, solver.tol, whole, wary
-    # tensors that are one at the first call are told apart at no other
-    places = [t.data_ptr() for t in search.tensors]
-    limits += tuple(map(places.index, places))
-    key = search.kind, search.batch, search.events, search.options, limits, first.device, *map(alike, search.tensors)
-    found = _CALLS.get(key)
-    if found is None:
-        found = _CALLS.put(key, (_make_call(solver, tensors, search, whole, wary),))
-    (call,) = found
-    return call if call is not None and call.suffices else None
-
-
-def _make_call(solver: Rule, tensors: int, search: Search, whole: bool, wary: bool) -> KnownCall | None:
-    kind, _ = _kind(search.kind)
-    plan: Plan = kind.plan(search)
-    first, count, d = search.tensors[0], search.batch.numel(), search.events[0].numel()
-    # programs look at all scores, as they are in memory, or none does
-    if not first.is_contiguous() or (wary and tensors > 1 and plan.others is None):
-        return None
-    places = _places(solver, plan, 0)
-    if whole:
-        _rehearse_recording(solver, places, search, first.dtype)
-    arrays = State.rooms(count, d, plan.slots, places)
-    # the last is for the sums of a mean
-    sums = sum(map(torch.Size.numel, mean_shapes(search)))
-    rooms = Rooms([*arrays, *[x for x in plan.problem if isinstance(x, Room)], Room(torch.float64, (sums,))])
-    memory = Memory.of(rooms, count, first.device)
-    views = rooms.tensors(memory.own)
-    mine = iter(views[len(arrays) :])
-    state = State.of(views[: len(arrays)], memory.known)
-    plan = plan._replace(problem=tuple(next(mine) if isinstance(x, Room) else x for x in plan.problem))
-    launch = _Launcher(solver, first.reshape(count, d), whole, wary)
-    _compile_ahead(launch, search, plan, state, 0, known=True)
-    launches = launch.calls(plan, state, _ALL, True)
-    return KnownCall.of(rooms, memory, launches, search, search.most if plan.states else plan.slots, plan.states)
-
-
-def _solve(
-    solver: Rule,
-    structure: Structure,
-    scores: tuple[Tensor, ...],
-    search: Search,
-    start: Solution | None,
-    whole: bool,
-    wary: bool,
-    recorded: bool,
-) -> tuple[Solution, Tensor | None] | None:
-    """The same for calls of any kind."""
     kind, asked = _kind(search.kind)
     plan: Plan = kind.plan(search)
     # programs look at all scores, or none does
@@ -166,13 +89,12 @@ def _solve(
     seeds = 0 if start is None else start.probs.shape[-1]
     places = _places(solver, plan, seeds)
     if whole and not recorded and not asked:
-        _rehearse_recording(solver, places, search, scores[0].dtype)
-    arrays = [room.new(device) for room in State.rooms(count, given.shape[1], plan.slots, places)]
-    state = State.of(arrays, torch.empty((3, count), dtype=torch.int32, device=device))
-    plan = plan._replace(problem=tuple(x.new(device) if isinstance(x, Room) else x for x in plan.problem))
+        _compile_for_recording(solver, places, search, scores[0].dtype)
+    arrays = State.arrays(count, given.shape[1], plan.slots, places)
+    each = iter(new([*arrays, *[x for x in plan.problem if isinstance(x, Array)]], device))
+    state = State.of([next(each) for _ in arrays])
+    plan = plan._replace(problem=tuple(next(each) if isinstance(x, Array) else x for x in plan.problem))
     launch = _Launcher(solver, given, whole, wary and looked)
-    if not (asked or recorded):
-        _compile_ahead(launch, search, plan, state, seeds)
     first = True
     if asked or start is not None:
         launch(plan._replace(problem=(state.gaps, state.gaps)) if asked else plan, state, 0, first)
@@ -212,14 +134,14 @@ def _places(solver: Rule, plan: Plan, seeds: int) -> int:
     return max(_ROOM, ceil_power(max(seeds + min(seeds, _ROOM), least)))
 
 
-def _rehearse_recording(solver: Rule, places: int, search: Search, dtype: torch.dtype) -> None:
+def _compile_for_recording(solver: Rule, places: int, search: Search, dtype: torch.dtype) -> None:
     """A search that may be recorded takes the same programs before: none can be compiled while a graph is recorded."""
     if solver.max_iter <= FEW:
-        _rehearse(places, search.most, sum(map(torch.Size.numel, search.events)), dtype, search.tensors[0].device)
+        _respond(places, search.most, sum(map(torch.Size.numel, search.events)), dtype, search.tensors[0].device)
 
 
 @cache
-def _rehearse(places: int, parts: int, d: int, dtype: torch.dtype, device: torch.device) -> None:
+def _respond(places: int, parts: int, d: int, dtype: torch.dtype, device: torch.device) -> None:
     """Respond with all places once, as a recorded call does: its kernel is compiled then."""
     lists = torch.full((1, places, parts), -1, dtype=torch.int32, device=device)
     probs, overlaps = torch.zeros(1, places, dtype=torch.float64, device=device), lists.new_zeros(1, places, places)
@@ -281,44 +203,13 @@ class _Launcher(NamedTuple):
         found = [(cuda_loop.iterate, {**options, "QUICK": plan.quick}, (*known, state.gaps, *sizes, *numbers, *look))]
         return [*found, (span, options, (*known, *sizes))] if self.whole and rounds else found
 
-    def span(self, plan: Plan, state: State) -> None:
-        """The faces of instances that have converged."""
-        _, (kernel, options, args) = self.calls(plan, state, _ALL, False)
-        kernel[(len(state.fresh),)](*args, **options)
-
-
-def _compile_ahead(
-    launch: _Launcher, search: Search, plan: Plan, state: State, seeds: int, known: bool = False
-) -> None:
-    """Have what comes after the loop compiled meanwhile, at the first call of its kind, known or not."""
-    dtype, device = launch.given.dtype, torch.device("meta")
-    kind = search.kind, plan.sizes, plan.slots, state.held[0].shape[1], dtype, launch.whole, seeds > 0, known
-    if kind in _ahead or not launch.given.is_cuda:
-        return
-    _ahead.add(kind)
-    count, d = search.batch.numel(), sum(map(torch.Size.numel, search.events))
-    parts = search.most if plan.states else plan.slots
-    # how many structures there will be is not known yet
-    k = plan.likely or plan.slots
-    lists = torch.empty((count, k, parts), dtype=torch.int32, device=device)
-    probs, overlaps = lists.new_empty(count, k, dtype=torch.float64), lists.new_empty(count, k, k)
-    sums = probs.new_empty(count, d)
-    # what takes longest comes first
-    if launch.whole:
-        apart(launch.span, plan, state)
-        rehearse(response, lists, overlaps, probs, sums.to(dtype), None, d)
-    if seeds:
-        rehearse(prepare, state.held, seeds)
-    rehearse(ordered, state.held, state.known, state.gaps, search.batch, k, parts, plan.states, dtype)
-    if not known or not mean_shapes(search):
-        rehearse(mixture, lists, probs, d, dtype)
-    if known and launch.whole and len(search.events) > 1:
-        rehearse(add_shared, sums, sums.to(dtype), (1, 1, d, 0, d))
-
 
 def _solution(kind: Any, search: Search, plan: Plan, state: State, width: int) -> Solution:
-    """The structures in the first `width` places, heaviest first."""
+    """The structures in the first `width` places, heaviest first; the mean of listed parts, if it is small."""
     parts = search.most if plan.states else plan.slots
-    dtype = search.tensors[0].dtype
-    places, *others = ordered(state.held, state.known, state.gaps, search.batch, width, parts, plan.states, dtype)
-    return Solution(kind.listed(search, places), *others)
+    count, d = search.batch.numel(), sum(map(torch.Size.numel, search.events))
+    # structures that are not listed have a mean of their own
+    d = d if search.kind in _LISTED and count * d <= _SMALL else 0
+    held = state.held, state.known, state.gaps
+    places, *others, mean = ordered(*held, search.batch, width, parts, plan.states, d)
+    return Solution(kind.listed(search, places), *others, mean=mean if d else None)
