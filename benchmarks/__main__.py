@@ -5,14 +5,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import machine, record
+from benchmarks import archive, machine, numbers, record
 from benchmarks.cases import SUITES
 from benchmarks.layers import profile
 from benchmarks.series.cases import from_files
 from benchmarks.workload import Case
 from polymax_recipes.demo import speed
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = archive.RESULTS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,10 +31,14 @@ def run(options: argparse.Namespace) -> int:
     facts = machine.describe(options.device, options.machine)
     absent = tuple(dict.fromkeys(peer for case in cases for peer in case.absent(options.device)))
     out = options.out
-    # a part of a suite must not take the place of the whole
+    known = machine.provenance()
+    date = options.date or known["date"]
+    started = record.Run(
+        options.suite, options.device, options.quick, date, known["commit"], known["recorded"], facts, absent, ()
+    )
+    # a part of a suite must not count as the whole
     if out is None and not options.quick and not options.only:
-        out = RESULTS / f"{facts['name']}.json"
-    started = record.Run(options.suite, options.device, options.quick, options.date, facts, absent, ())
+        out = archive.new_file(started)
     print(record.heading(started), end="\n\n")
     print(record.columns(), flush=True)
     rows: list[record.Row] = []
@@ -55,6 +59,21 @@ def run(options: argparse.Namespace) -> int:
 def show(options: argparse.Namespace) -> int:
     print("\n\n".join(map(record.table, record.load(options.file))))
     return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Print what is slower in NEW than in OLD; 1 if anything is."""
+    slower, lines = archive.compare(options.old, options.new, options.percent)
+    print("\n".join(lines))
+    return 1 if slower else 0
+
+
+def fill(options: argparse.Namespace) -> int:
+    """Write the figures of documents from the results, or, with --check, say which differ."""
+    changed = numbers.fill(check=options.check)
+    for name in changed:
+        print(f"{name}: {'differs from the results: run python -m benchmarks numbers' if options.check else 'written'}")
+    return 1 if options.check and changed else 0
 
 
 def layers(options: argparse.Namespace) -> int:
@@ -86,14 +105,24 @@ def _parser() -> argparse.ArgumentParser:
     runner.add_argument("data", nargs="*", type=Path, help="for series: .ts files, TRAIN TEST TRAIN TEST ...")
     runner.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     runner.add_argument("--machine", help="its name in the results; by default that of its processor or GPU")
-    runner.add_argument("--out", type=Path, help="file to write; by default results/MACHINE.json")
+    runner.add_argument("--out", type=Path, help="file to write; by default results/MACHINE/SUITE/DATE-COMMIT.json")
     runner.add_argument("--only", action="append", metavar="CASE", help="one case; may be repeated")
     runner.add_argument("--quick", action="store_true", help="one step of everything, tiny: does it run?")
-    runner.add_argument("--date", help="a date to keep with the results")
+    runner.add_argument("--date", help="the date to keep with the results; by default today's")
     runner.set_defaults(command=run)
     shower = commands.add_parser("show", help="print the tables of a results file")
     shower.add_argument("file", type=Path)
     shower.set_defaults(command=show)
+    comparer = commands.add_parser(
+        "compare", help="list what is slower in NEW than in OLD; exits with 1 if anything is"
+    )
+    comparer.add_argument("old", type=Path, help="a results file, or a folder: the latest run of each suite in it")
+    comparer.add_argument("new", type=Path, help="the same")
+    comparer.add_argument("--percent", type=float, default=10.0, help="slower by more than this counts (10)")
+    comparer.set_defaults(command=compare)
+    filler = commands.add_parser("numbers", help="write the figures of README, docs and site from the results files")
+    filler.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a figure differs")
+    filler.set_defaults(command=fill)
     layered = commands.add_parser("layers", help="print what each layer of a small call costs")
     layered.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     layered.set_defaults(command=layers)

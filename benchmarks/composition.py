@@ -51,7 +51,7 @@ def main() -> int:
                 )
     if options.out is not None:
         settings = {name: getattr(options, name) for name in ("batch", "tokens", "rounds")}
-        kept = {"machine": machine.describe(options.device), **settings, "rows": rows}
+        kept = {**machine.provenance(), "machine": machine.describe(options.device), **settings, "rows": rows}
         options.out.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     return 0
 

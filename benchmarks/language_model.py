@@ -105,7 +105,8 @@ def main() -> int:
     if options.out is not None:
         settings = {name: value for name, value in vars(options).items() if name not in NOT_KEPT}
         named = [str(file) for file in options.text or ()] or "this repository"
-        facts = {"machine": machine.describe(options.device), "text": named, "bytes": len(train), **settings}
+        facts: dict[str, Any] = {**machine.provenance(), "machine": machine.describe(options.device)}
+        facts |= {"text": named, "bytes": len(train), **settings}
         options.out.write_text(json.dumps({**facts, "rows": rows}, indent=2) + "\n", encoding="utf-8")
     return 0
 

@@ -2,8 +2,10 @@
 
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
@@ -37,6 +39,27 @@ def describe(device: str, name: str | None = None) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         **{package: _version(package) for package in PACKAGES},
     }
+
+
+def commit() -> str | None:
+    """Return the short hash of the tree that is measured, with "-dirty" if it has changes; None outside of git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=9", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+def now() -> str:
+    """Return the time in UTC, as files of results have it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def provenance() -> dict[str, str | None]:
+    """Return date, commit and time of writing: the first fields of every file of results."""
+    recorded = now()
+    return {"date": recorded[:10], "commit": commit(), "recorded": recorded}
 
 
 class Others:

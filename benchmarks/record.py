@@ -72,12 +72,18 @@ class Absent:
 
 @dataclass(frozen=True)
 class Run:
-    """One suite on one device of one machine."""
+    """One suite on one device of one machine.
+
+    date: the day it was measured; commit: the measured tree, with "-dirty" if it had changes; recorded: when its file
+    was written, or, for files older than this field, committed (UTC). None where it is not known.
+    """
 
     suite: str
     device: str
     quick: bool
     date: str | None
+    commit: str | None
+    recorded: str | None
     machine: dict[str, Any]
     absent: tuple[Absent, ...]
     rows: tuple[Row, ...]
@@ -86,10 +92,19 @@ class Run:
 def save(file: Path, run: Run) -> None:
     """Write a run, in the place of an earlier one of the same suite on the same device."""
     kept = [r for r in load(file) if (r.suite, r.device) != (run.suite, run.device)] if file.exists() else []
-    runs = sorted([*kept, run], key=lambda r: (r.suite, r.device))
-    document = {"schema": SCHEMA, "runs": [asdict(r) for r in runs]}
+    write(file, [asdict(r) for r in sorted([*kept, run], key=lambda r: (r.suite, r.device))])
+
+
+def write(file: Path, runs: Sequence[dict[str, Any]]) -> None:
+    """Write runs as JSON, a row of results a line."""
+    texts = []
+    for run in runs:
+        facts = json.dumps({**run, "rows": []}, indent=1, allow_nan=False).rsplit("[]", 1)[0]
+        rows = ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in run["rows"])
+        texts.append(f"{facts}[\n{rows}\n ]\n}}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    text = ",\n".join(texts)
+    file.write_text(f'{{"schema": {SCHEMA}, "runs": [\n{text}\n]}}\n', encoding="utf-8")
 
 
 def load(file: Path) -> list[Run]:
@@ -114,8 +129,7 @@ def heading(run: Run) -> str:
         f"suite {run.suite} on {run.device}{', quick: times mean nothing' if run.quick else ''}",
         f"machine {facts['name']}: {where}, {facts['threads']} of {facts['cores']} threads, {versions}",
     ]
-    if run.date:
-        lines.append(f"date {run.date}")
+    lines.append(f"date {run.date or 'unknown'}, commit {run.commit or 'unknown'}")
     return "\n".join(lines + [absence(absent) for absent in run.absent])
 
 

@@ -50,7 +50,7 @@ def main() -> int:
         print(f"{row['attention']:<14}{row['words_per_second']:>10,.0f}{row['spread']:>9.1%}{row['relative']:>10.3f}")
     if options.out is not None:
         settings = {name: getattr(options, name) for name in ("hidden", "batch_size", "steps", "rounds")}
-        kept = {"machine": machine.describe(options.device), **settings, "rows": rows}
+        kept = {**machine.provenance(), "machine": machine.describe(options.device), **settings, "rows": rows}
         options.out.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     return 0
 

@@ -76,7 +76,7 @@ def main() -> int:
         files = ("out", "loss", "train", "dev", "start", "keep")
         settings = {name: value for name, value in vars(options).items() if name not in files}
         settings["seconds"] = options.seconds if math.isfinite(options.seconds) else None
-        kept = {"machine": machine.describe(options.device), **settings, "rows": rows}
+        kept = {**machine.provenance(), "machine": machine.describe(options.device), **settings, "rows": rows}
         options.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -32,7 +32,7 @@ def stage(staged: Path) -> None:
     notebooks(staged)
     gallery.write_drawing(staged)
     shutil.copy(Path(__file__).parent / "site.css", staged / "assets" / "site.css")
-    shutil.copy(ROOT / "polymax" / "explore" / "page" / "icon.svg", staged / "assets" / "icon.svg")
+    shutil.copy(ROOT / "polymax_recipes" / "explore" / "page" / "icon.svg", staged / "assets" / "icon.svg")
 
 
 def write(staged: Path, name: str, text: str) -> None:

@@ -90,7 +90,7 @@ def test_every_public_name_is_in_the_reference():
     assert names - listed == set()
     documented = {module for module, _, _ in reference.MODULES}
     assert {f"polymax.{name}" for name in pm.__all__ if inspect.ismodule(getattr(pm, name))} <= documented
-    lazy = {module.rsplit(".", 1)[-1] for module, _, _ in reference.MODULES}
+    lazy = {prefix.rsplit(".", 1)[-1] for _, prefix, _ in reference.MODULES}
     assert {name for name in dir(pm) if not name.startswith("__") and name not in pm.__all__} <= lazy
     assert len({group.page for group in groups}) == len(groups)
 
