@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function, forward_ad
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 
 # arguments that hold no tensors
@@ -44,6 +45,14 @@ def apply_function(function: type[Function], *args: Any) -> Any:
 def under_transform() -> bool:
     """True if torch.compile, torch.func or derivatives in forward mode look at the call."""
     return torch.compiler.is_compiling() or functional()
+
+
+def surely(condition: Any) -> bool:
+    """Return True if a comparison of sizes holds; in a compiled graph, if it holds for all sizes of the graph.
+
+    A graph gets no guard from it. The comparison of sizes that the compiler knows is what it is.
+    """
+    return statically_known_true(condition) if torch.compiler.is_compiling() else bool(condition)
 
 
 def functional() -> bool:

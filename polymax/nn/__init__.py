@@ -20,6 +20,7 @@ from polymax.nn.latent_dependency import LatentDependency as LatentDependency
 from polymax.nn.latent_methods import Given as Given
 from polymax.nn.latent_methods import left_chain as left_chain
 from polymax.nn.latent_methods import right_chain as right_chain
+from polymax.nn.length_scaling import LengthScaling as LengthScaling
 from polymax.nn.linear_entmax import LinearEntmaxLoss as LinearEntmaxLoss
 from polymax.nn.multihead import MultiheadAttention as MultiheadAttention
 from polymax.nn.packed_attention import varlen_attention as varlen_attention

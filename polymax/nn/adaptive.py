@@ -11,7 +11,8 @@ class AdaptiveEntmax(nn.Module):
 
         weights_h = entmax(scores_h, alpha_h)        alpha = 1 + sigmoid(logits)
 
-    It stands where a mapping does: `MultiheadAttention(512, 8, mapping=AdaptiveEntmax(8))`. alpha starts at 1.5.
+    Pass it wherever a mapping is accepted: `MultiheadAttention(512, 8, mapping=AdaptiveEntmax(8))`. alpha starts at
+    1.5. With num_heads=1 all heads share one alpha.
 
     Shapes: scores (*batch, num_heads, L, S), and weights of the same shape
 
@@ -36,8 +37,18 @@ class AdaptiveEntmax(nn.Module):
         """The alpha of each head, (num_heads,), in [1, 2]."""
         return 1 + torch.sigmoid(self.logits)
 
+    @property
+    def num_heads(self) -> int:
+        """The number of heads that have an alpha."""
+        return len(self.logits)
+
     def forward(self, x: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        if x.dim() > 2 and self.num_heads not in (1, x.shape[-3]):
+            raise ValueError(
+                f"scores must have the {self.num_heads} heads of AdaptiveEntmax in dim -3; got {tuple(x.shape)}. "
+                "Tensor parallelism, which gives each process a part of the heads, does not divide learned mappings"
+            )
         return entmax(x, self.alpha[:, None, None], dim, mask)
 
     def extra_repr(self) -> str:
-        return f"num_heads={len(self.logits)}"
+        return f"num_heads={self.num_heads}"

@@ -11,7 +11,8 @@ from polymax import _check
 from polymax.backend.function import without_autocast
 from polymax.kernels.sparse_attention.geometry import allowed
 from polymax.mappings import softmax
-from polymax.nn.attention import Mapping, attention_weights
+from polymax.nn.attention import attention_weights
+from polymax.nn.attention_mapping import Mapping
 from polymax.nn.attention_pattern import Pattern, pattern_of
 
 # weights that are held at once, over all heads: a block of query rows has about so many

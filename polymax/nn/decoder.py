@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from polymax import _check
 from polymax.backend.widen import wide
 from polymax.mappings import csparsemax, softmax
-from polymax.nn.attention import Mapping, apply_mapping, checked_mapping
+from polymax.nn.attention_mapping import Mapping, apply_mapping, checked_mapping
+from polymax.nn.attention_values import weighted_sum
 from polymax.nn.scorers import pairwise_scores
 
 
@@ -132,5 +133,5 @@ def _masked(scores: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
 
 def _context(weights: Tensor, values: Tensor) -> Tensor:
     if weights.dim() == values.dim():
-        return weights @ values
-    return (weights.unsqueeze(-2) @ values).squeeze(-2)
+        return weighted_sum(weights, values).to(values.dtype)
+    return weighted_sum(weights.unsqueeze(-2), values).squeeze(-2).to(values.dtype)

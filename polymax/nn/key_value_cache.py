@@ -144,7 +144,9 @@ def _check_tokens(key: Tensor, value: Tensor) -> None:
             f"{tuple(key.shape)} and {tuple(value.shape)}"
         )
     if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
-        raise ValueError("key and value must need no gradient, which a cache has not: append them in torch.no_grad()")
+        raise ValueError(
+            "KeyValueCache and KeyValuePages do not track gradients: append under torch.no_grad(), or detach() first"
+        )
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,8 @@ class KeyValuePages:
 
     Page n of sequence b is block table[b, n] of the pool; the sequence has lengths[b] tokens. `boxes` may be left out,
     and then every page is read; `boxed()` computes them. `append` adds tokens to all sequences, whose pages must be in
-    the table, and keeps boxes right. `cache_attention(query, pages)` attends to it.
+    the table, and keeps boxes right: it writes to the pool, and to a copy of lengths that belongs to this object.
+    `cache_attention(query, pages)` attends to it.
 
     Shapes:
         keys (blocks, heads, page, channels) and values (blocks, heads, page, value channels), where a page is 16, 32,
@@ -188,6 +191,8 @@ class KeyValuePages:
             came = f"{self.boxes.dtype} {tuple(self.boxes.shape)}"
             raise ValueError(f"boxes must be {self.keys.dtype} {expected}; got {came}")
         self._check_room(0)
+        # append changes lengths; those of the caller stay as they are
+        object.__setattr__(self, "lengths", self.lengths.clone())
 
     def boxed(self) -> "KeyValuePages":
         """These pages, with the boxes of all that the pool holds."""

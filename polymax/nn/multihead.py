@@ -5,7 +5,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, pad
 
 from polymax.mappings import softmax
-from polymax.nn.attention import Mapping, attention_weights, checked_mapping, keys_after, scaled_dot_product_attention
+from polymax.nn.attention import attention_weights, scaled_dot_product_attention
+from polymax.nn.attention_mapping import Mapping, check_heads, checked_mapping
+from polymax.nn.attention_values import weighted_sum
+from polymax.nn.packed_attention import as_jagged, as_strided
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -13,10 +16,12 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         head_h = mapping(scale (query W_h^Q) (key W_h^K)^T + masks) value W_h^V        out = concat(heads) W^O + b
 
-    A state_dict loads in both directions; a mapping that is a module, such as `AdaptiveEntmax(num_heads)`, adds its
-    own parameters. As in torch, masks are True where attention is *not* allowed, or floats that are added; a query
-    that may attend to nothing gets the bias of the output instead of NaN, and is_causal needs no attn_mask. With
-    need_weights=False the heads are `scaled_dot_product_attention`, which need not hold all weights at once.
+    A state_dict loads in both directions; a mapping that is a module, such as `AdaptiveEntmax(num_heads)` or
+    `LengthScaling(num_heads)`, adds its own parameters. A mapping may be given by name: `mapping="entmax"`.
+    As in torch, masks are True where attention is *not* allowed, or floats that are added; a query that may attend to
+    nothing gets the bias of the output instead of NaN, and is_causal needs no attn_mask. With need_weights=False the
+    heads are `scaled_dot_product_attention`, which need not hold all weights at once. Nested tensors of both layouts
+    are taken, with batch_first=True.
 
     Shapes: as in torch; weights are (N, L, S), or (N, num_heads, L, S) with average_attn_weights=False
 
@@ -44,10 +49,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         *,
         mapping: Mapping = softmax,
     ) -> None:
+        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+            raise ValueError(f"embed_dim must be a positive multiple of num_heads; got {embed_dim} and {num_heads}")
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
         self.mapping = checked_mapping(mapping)
+        check_heads(self.mapping, num_heads, "MultiheadAttention")
 
     def forward(
         self,
@@ -61,6 +69,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The context (N, L, E), or (L, N, E) without batch_first, and the weights if they are needed."""
+        strided = isinstance(query, Tensor) and query.is_nested and query.layout == torch.strided
+        if strided and all(isinstance(t, Tensor) and t.is_nested for t in (key, value)):
+            query, key, value = (as_jagged(t) for t in (query, key, value))
         self._check_inputs(query, key, value)
         if query.is_nested and need_weights:
             raise ValueError("need_weights must be False where query is a nested tensor: its weights have no one shape")
@@ -81,13 +92,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         if need_weights:
             weights = attention_weights(q, k, mask, told, mapping=self.mapping)
             weights = dropout(weights, self.dropout, self.training)
-            heads = weights @ v
+            heads = weighted_sum(weights, v).to(v.dtype)
         else:
             drop = self.dropout if self.training else 0.0
             heads = scaled_dot_product_attention(q, k, v, mask, drop, told, mapping=self.mapping)
         out = self.out_proj(heads.transpose(1, 2).flatten(2))
 
-        if not batched:
+        if strided:
+            out = as_strided(out)
+        elif not batched:
             out = out[0]
         elif not self.batch_first:
             out = out.transpose(0, 1)
@@ -98,6 +111,11 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         given = (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim))
+        if isinstance(query, Tensor) and query.is_nested:
+            if not all(isinstance(t, Tensor) and t.is_nested and t.layout == torch.jagged for t in (query, key, value)):
+                raise ValueError("query, key and value must all be nested tensors of one layout, or none of them")
+            if not self.batch_first:
+                raise ValueError("batch_first must be True for nested tensors, whose first dim is the batch")
         for name, t, channels in given:
             if not isinstance(t, Tensor):
                 raise TypeError(f"{name} must be a tensor; got {type(t).__name__}")
@@ -144,7 +162,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             added = _additive(attn_mask, q, "attn_mask", lengths if flat else (n * self.num_heads, *lengths))
             masks.append(added if flat else added.unflatten(0, (n, self.num_heads)))
         if is_causal:
-            masks.append(_additive(keys_after(*lengths, q.device), q, "is_causal", lengths))
+            later = torch.ones(lengths, dtype=torch.bool, device=q.device).triu(1)
+            masks.append(_additive(later, q, "is_causal", lengths))
         return sum(masks[1:], masks[0]) if masks else None
 
     def _with_extra_keys(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -10,7 +10,8 @@ from torch.autograd import Function
 from polymax.backend.dispatch import plain
 from polymax.backend.function import functional
 from polymax.nn import fused_attention
-from polymax.nn.attention_pattern import pattern_of
+from polymax.nn.attention_call import Attention, Route
+from polymax.nn.attention_mapping import NAMED, entmax_alpha
 
 if TYPE_CHECKING:
     from polymax.kernels.sparse_attention.cuda_plain import Plain
@@ -31,7 +32,7 @@ def known_call(query: Tensor, key: Tensor, value: Tensor, mapping: Any, more: tu
     # what autocast would convert is not plain
     if torch.is_autocast_enabled("cuda") and query.dtype != torch.get_autocast_dtype("cuda"):
         return None
-    alpha = fused_attention.entmax_alpha(mapping)
+    alpha = entmax_alpha(NAMED.get(mapping) if isinstance(mapping, str) else mapping)
     if type(alpha) is not float or type(more[3]) is list or not isinstance(more[1], (float, int, type(None))):
         return None
     # in tests, sizes may be set
@@ -77,13 +78,12 @@ class PlainAttention(Function):
 def _found(
     query: Tensor, key: Tensor, value: Tensor, mapping: Any, alpha: float, more: tuple[Any, ...]
 ) -> "Plain | None":
-    is_causal, scale, enable_gqa, window, softcap, causal_offset = more
-    pattern = pattern_of(is_causal, window, causal_offset)
-    call = fused_attention.Attention(query, key, value, None, 0.0, scale, enable_gqa, mapping, pattern, softcap)
+    names = "is_causal", "scale", "enable_gqa", "window", "softcap", "causal_offset"
+    call = Attention(query, key, value, mapping=mapping, **dict(zip(names, more, strict=True)))
     tensors = (query, key, value)
     # queries, keys and values as kernels take them are views, and none is empty
     views = all(t.dim() <= 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors)
-    if call.obstacle() is not None or query.shape[-2] < fused_attention.CUDA_QUERIES or not views:
+    if call.decide().route is not Route.SPARSE or not views:
         return None
     from polymax.kernels.sparse_attention.cuda_plain import Plain
 

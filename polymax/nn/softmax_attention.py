@@ -20,7 +20,7 @@ def softmax_attention(
     """softmax(scale q k^T + mask) v of (B, H, L, D); a query that sees nothing gets zeros."""
     if tracing():
         refuse_trace()
-    causal = pattern == Pattern(-1, 0, 0)
+    causal = pattern.is_plain_causal()
     dead = None
     if mask is not None or not (causal or pattern.sees_all()):
         mask = _whole_mask(mask, pattern, q, k)
@@ -41,7 +41,8 @@ def softmax_attention(
     if watched:
         seen = _Seen(causal, scale)
         q, k, v, mask = _Inputs.apply(seen, *inputs)
-    shared = k.shape[1] != q.shape[1]
+    # a size that is not known makes this a guard: torch takes a bool alone
+    shared = bool(k.shape[1] != q.shape[1])
     out = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=shared)
     if watched:
         out.register_hook(seen.note)

@@ -218,7 +218,7 @@ def test_errors():
         cache.append(torch.randn(1, 3, 1, 8), torch.randn(1, 3, 1, 4))
     with pytest.raises(ValueError, match=r"key and value must be \(batch, heads, tokens, channels\)"):
         cache.append(torch.randn(2, 1, 8), torch.randn(2, 1, 4))
-    with pytest.raises(ValueError, match="must need no gradient"):
+    with pytest.raises(ValueError, match="do not track gradients"):
         cache.append(torch.randn(1, 2, 1, 8, requires_grad=True), torch.randn(1, 2, 1, 4))
     with pytest.raises(ValueError, match="length must be an integer from 0 to 3; got 4"):
         cache.crop(4)

@@ -136,8 +136,8 @@ def test_dropout():
 def test_attention_errors():
     q, k, v = heads()
     attend = nn.scaled_dot_product_attention
-    with pytest.raises(TypeError, match=r"mapping must be a function, a Regularizer or a Smoothing; got str"):
-        attend(q, k, v, mapping="sparsemax")
+    with pytest.raises(ValueError, match=r"mapping must be one of .*; got 'sparsmax'; did you mean 'sparsemax'\?"):
+        attend(q, k, v, mapping="sparsmax")
     with pytest.raises(TypeError, match=r"mapping must be a function, .*; got the class Gini"):
         attend(q, k, v, mapping=pm.Gini)
     with pytest.raises(TypeError, match=r"attn_mask must be a bool tensor .* or a float tensor; got torch.int64"):

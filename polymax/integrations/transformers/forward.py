@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from polymax.integrations.transformers.cache import BOXES
 from polymax.integrations.transformers.weights import weights_wanted
-from polymax.nn.attention import Mapping, attention_weights, repeat_heads, scaled_dot_product_attention
+from polymax.nn.attention import attention_weights, scaled_dot_product_attention
+from polymax.nn.attention_call import repeat_heads
+from polymax.nn.attention_mapping import Mapping
 
 
 def attention(

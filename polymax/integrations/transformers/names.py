@@ -17,7 +17,7 @@ from polymax import mappings
 from polymax.integrations.transformers.architectures import attention_mask, ignoring_classes
 from polymax.integrations.transformers.forward import attention, layer_attention
 from polymax.nn.adaptive import AdaptiveEntmax
-from polymax.nn.attention import Mapping, checked_mapping
+from polymax.nn.attention_mapping import Mapping, checked_mapping
 
 PREFIX = "polymax_"
 

@@ -43,6 +43,7 @@ def plan_size(q: Tensor, heads: int, longest_q: int, longest_k: int) -> int:
 
 
 def lists_like(q: Tensor, longest_k: int) -> Tensor:
-    """Memory for the lists of all rows of q."""
-    rows = q.shape[:-1].numel() * LONGEST if q.device.type == "cuda" else 0
-    return q.new_empty(rows, dtype=torch.int16 if longest_k <= 1 << 16 else torch.int32)
+    """Memory for the lists of all rows of q; devices without tiles need none."""
+    if q.device.type != "cuda":
+        return q.new_empty(0, dtype=torch.int16)
+    return q.new_empty(q.shape[:-1].numel() * LONGEST, dtype=torch.int16 if longest_k <= 1 << 16 else torch.int32)
