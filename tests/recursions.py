@@ -301,3 +301,25 @@ def subsets(k, at_most):
         return maximum(torch.stack(ends, -1)) if len(ends) > 1 else ends[0]
 
     return value
+
+
+def cuts(k):
+    def value(maximum, x):
+        n = x.shape[-1]
+        v = {(0, 0): torch.zeros_like(x[..., 0, 0])}
+        for j in range(k):
+            for end in range(j + 1, n + 1):
+                ways = [v[j, t] + x[..., t, end - 1] for t in range(end) if (j, t) in v]
+                v[j + 1, end] = maximum(torch.stack(ways, -1)) if len(ways) > 1 else ways[0]
+        return v[k, n]
+
+    return value
+
+
+def hops(maximum, x):
+    n = x.shape[-2]
+    v = [torch.zeros(x.shape[:-2]).to(x)]
+    for t in range(n):
+        ways = [v[t + 1 - steps] + x[..., t, steps - 1] for steps in (1, 2) if steps <= t + 1]
+        v.append(maximum(torch.stack(ways, -1)) if len(ways) > 1 else ways[0])
+    return maximum(torch.stack([v[n], v[n - 1]], -1)) if n > 1 else v[n]

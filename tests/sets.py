@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import comb, factorial, inf
 
+import own_sets
 import pytest
 import recursions
 import torch
@@ -25,6 +26,7 @@ class Set:
     whose lengths are a pair are `paired`. No structure is shorter than `least`. `can` are its abilities, `sizes(shape)`
     what `encode` takes besides the compact form, `nothing` the value where all parts are forbidden, and `few` a shape
     with structures few enough to count draws. `indicators` is False for a set whose structures are not made of 0 and 1.
+    `omega` is True if expected parts determine the Omega of its smoothings between structures.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Set:
     nothing: float = -inf
     few: tuple[int, ...] | None = None
     indicators: bool = True
+    omega: bool = False
 
     @property
     def shape(self):
@@ -118,6 +121,11 @@ def catalan(n):
     return comb(2 * n, n) // (n + 1)
 
 
+def hops(n):
+    """Ways to hop to n."""
+    return sum(comb(n - twos, twos) for twos in range(n // 2 + 1))
+
+
 def delannoy(n, m):
     return sum(comb(n, k) * comb(m, k) * 2**k for k in range(min(n, m) + 1))
 
@@ -190,6 +198,7 @@ TABLE = [
         cut_chain,
         sizes=lambda s: s[1:],
         few=(3, 2),
+        omega=True,
     ),
     Set(
         "chain-by-step",
@@ -201,6 +210,7 @@ TABLE = [
         cut_chain,
         sizes=lambda s: s[1:],
         few=(2, 3),
+        omega=True,
     ),
     Set(
         "budget-chain",
@@ -234,6 +244,7 @@ TABLE = [
         cut_segments,
         sizes=lambda s: s[::2],
         few=(2, 3, 3),
+        omega=True,
     ),
     Set(
         "alignment",
@@ -312,6 +323,7 @@ TABLE = [
         cut_transducer,
         paired=True,
         sizes=lambda s: s[1:],
+        omega=True,
     ),
     Set(
         "span-tree",
@@ -399,7 +411,9 @@ TABLE = [
         extra=1,
         few=(3, 3),
     ),
-    Set("simplex", pm.Simplex(), [(1,), (2,), (5,)], lambda s: [s], lambda s: s[0], lambda best, x: best(x)),
+    Set(
+        "simplex", pm.Simplex(), [(1,), (2,), (5,)], lambda s: [s], lambda s: s[0], lambda best, x: best(x), omega=True
+    ),
     Set(
         "subset", pm.Subset(2), [(2,), (3,), (5,)], lambda s: [s], lambda s: comb(s[0], 2), recursions.subsets(2, False)
     ),
@@ -421,8 +435,36 @@ TABLE = [
         lambda best, x: best(x @ LISTED.to(x).T),
         indicators=False,
     ),
-    Set("dag", pm.Dag(EDGES), [(10,)], lambda s: [s], lambda s: 6, recursions.paths(EDGES)),
-    Set("hypergraph", pm.Hypergraph(HEADS, TAILS), [(9,)], lambda s: [s], lambda s: 12, recursions.trees(HEADS, TAILS)),
+    Set("dag", pm.Dag(EDGES), [(10,)], lambda s: [s], lambda s: 6, recursions.paths(EDGES), omega=True),
+    Set(
+        "hypergraph",
+        pm.Hypergraph(HEADS, TAILS),
+        [(9,)],
+        lambda s: [s],
+        lambda s: 12,
+        recursions.trees(HEADS, TAILS),
+        omega=True,
+    ),
+    Set(
+        "cuts",
+        own_sets.documented("Cuts")(3),
+        [(3, 3), (4, 4), (6, 6)],
+        lambda s: [s],
+        lambda s: comb(s[0] - 1, 2),
+        recursions.cuts(3),
+        omega=True,
+    ),
+    Set(
+        "hops",
+        own_sets.Hops(),
+        [(0, 2), (1, 2), (2, 2), (3, 2), (5, 2)],
+        lambda s: [s],
+        lambda s: hops(s[0]) + (hops(s[0] - 1) if s[0] > 1 else 0),
+        recursions.hops,
+        cut_frames,
+        omega=True,
+        few=(3, 2),
+    ),
     Set(
         "spanning-tree",
         pm.SpanningTree(),

@@ -66,7 +66,12 @@ class Structure(ABC):
 
     def best_score(self, *scores: Tensor) -> Tensor:
         """The score of the best structure, (*batch,); -inf where all are forbidden."""
-        return self.score(self.map(*scores), *scores)
+        y = self.map(*scores)
+        found = self.score(y, *scores)
+        if self.may_be_empty:
+            return found
+        first, dims = tensors(y)[0], self.event_dims(*scores)[0]
+        return torch.where((first == 0).flatten(first.dim() - dims).all(-1), -torch.inf, found)
 
     def projection(self, *scores: Tensor) -> Tensor | None:
         """The point of the hull nearest to the scores, where it has a closed form."""
