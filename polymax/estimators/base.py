@@ -151,6 +151,12 @@ class _Chosen(Function):
         y, scores = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         whole, slope = (ctx.estimator.structure.named(*t) for t in (y, g))
         found = tensors(ctx.estimator.vjp(whole, slope, *scores))
+        shapes = [tuple(d.shape) for d in found]
+        if shapes != [tuple(x.shape) for x in scores]:
+            raise ValueError(
+                f"{type(ctx.estimator).__name__}.vjp must return a gradient for each score tensor, of shapes"
+                f" {[tuple(x.shape) for x in scores]}; got {shapes}"
+            )
         masks = ctx.estimator.structure.gradient_mask(whole)
         grads = (torch.where(mask & (x != -torch.inf), d, 0) for mask, x, d in zip(masks, scores, found, strict=True))
         # a structure of NaN has no other derivative

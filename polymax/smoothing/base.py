@@ -9,8 +9,10 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
+from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.structures.base import Parts, Structure
 
 
@@ -41,15 +43,26 @@ class Smoothing(ABC):
         """Omega(mu), (*batch,)."""
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> Tensor | float:
-        """Omega of structures in compact form, (*batch,), up to a constant that all structures share."""
-        return 0.0
+        """Omega of structures in compact form, (*batch,); 0 where Omega is unknown: losses then lack a constant."""
+        structure = self.structure
+        y = structure.complete(structure.compact.first(index, *scores).double())
+        try:
+            return self.omega(y)
+        except UnknownOmega:
+            return 0.0
 
     def best_of(self, *scores: Tensor) -> Tensor:
         """The value of a target of which parts are known: `scores` are -inf at the parts that it forbids.
 
         Here it is the score, less Omega, of the best structure that is left; subclasses sum over all that are left.
         """
-        return self.structure.best_score(*scores)
+        with torch.no_grad():
+            y = self.structure.map(*scores)
+        try:
+            omega: Tensor | float = self.omega(y)
+        except UnknownOmega:
+            omega = 0.0
+        return self.structure.best_score(*scores) - omega
 
     def with_lengths(self, lengths: Any) -> Self:
         """A copy for a batch of these lengths."""

@@ -40,3 +40,11 @@ class HardMax(Smoothing):
     def omega(self, mu: Parts) -> Tensor:
         first, dims = tensors(mu)[0], self.structure.event_dims(*tensors(mu))[0]
         return first.new_zeros(first.shape[: first.dim() - dims])
+
+    def omega_at(self, index: Tensor, *scores: Tensor) -> float:
+        """0: nothing is smoothed."""
+        return 0.0
+
+    def best_of(self, *scores: Tensor) -> Tensor:
+        """The score of the best structure that is allowed."""
+        return self.structure.best_score(*scores)

@@ -49,6 +49,10 @@ class Marginals(Smoothing):
     def omega(self, mu: Parts) -> Tensor:
         return restore_scale(self.structure.omega(mu, Shannon()), self.gamma)
 
+    def omega_at(self, index: Tensor, *scores: Tensor) -> float:
+        """0: a structure has no entropy."""
+        return 0.0
+
     def best_of(self, *scores: Tensor) -> Tensor:
         """gamma times the log of the sum over all structures that are allowed."""
         return self.max(*scores)

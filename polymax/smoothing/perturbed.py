@@ -70,6 +70,14 @@ class Perturbed(Smoothing):
         """Refused: Omega, the conjugate of an expectation, has no closed form."""
         raise UnknownOmega("the Omega of Perturbed has no closed form")
 
+    def omega_at(self, index: Tensor, *scores: Tensor) -> float:
+        """0: Omega is not known, and losses of structures leave it out."""
+        return 0.0
+
+    def best_of(self, *scores: Tensor) -> Tensor:
+        """The score of the best structure that is allowed."""
+        return self.structure.best_score(*scores)
+
     def _noise_for(self, scores: tuple[Tensor, ...], generator: torch.Generator | None) -> tuple[Tensor, ...]:
         """gamma, the scores in the shape of structures, and noise (samples, ...) for each of their tensors."""
         full = self.structure.full(*checked_scores(scores))

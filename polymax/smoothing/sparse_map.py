@@ -84,11 +84,6 @@ class SparseMap(Smoothing):
         first = self.structure.compact.first(index, *scores).double()
         return self.omega((first, *scores[1:]) if len(scores) > 1 else first)
 
-    def best_of(self, *scores: Tensor) -> Tensor:
-        with torch.no_grad():
-            y = self.structure.map(*scores)
-        return self.structure.best_score(*scores) - self.omega(y)
-
     def solve(self, *scores: Tensor, start: Solution | None = None) -> Any:
         """The structures and their weights, from those of an earlier solution; for a graph, how its factors agree."""
         cold = scaled_scores(self.structure, checked_scores(scores), self.gamma)

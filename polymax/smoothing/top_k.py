@@ -58,6 +58,14 @@ class TopKSparsemax(Smoothing):
             raise UnknownOmega("the Omega of TopKSparsemax has no closed form away from structures")
         return HardMax(self.structure).omega(mu)
 
+    def omega_at(self, index: Tensor, *scores: Tensor) -> float:
+        """0: Omega is 0 at structures."""
+        return 0.0
+
+    def best_of(self, *scores: Tensor) -> Tensor:
+        """The score of the best structure that is allowed."""
+        return self.structure.best_score(*scores)
+
     def distribution(self, *scores: Tensor) -> Finite:
         """The k best structures and their weights."""
         y, values, undefined = self._best(scores)

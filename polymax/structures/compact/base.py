@@ -41,7 +41,32 @@ class Compact:
             raise ValueError(f"y must be the used parts, {expected}; got {tuple(index.shape)}")
         if _check.readable(index):
             _refuse_parts(rows, shape)
+            # forms of their own say in their own words what is wrong
+            if type(self) is Compact:
+                refuse_repeats("structure", rows, flat_places(index, shape))
+                self._refuse_other_sets(rows, *scores)
         return index
+
+    def _refuse_other_sets(self, rows: Tensor, *scores: Tensor) -> None:
+        """Refuse parts that no structure of the set is made of: scores of 1 for them, -1 for others, tell by `map`."""
+        index = rows if rows.shape[-1] > 1 else rows.squeeze(-1)
+        y = tensors(self.structure.complete(self.first(index, *scores)))
+        dtype = torch.promote_types(scores[0].dtype, torch.float32)
+        with torch.no_grad():
+            best = tensors(self.structure.map(*(2 * part.to(dtype) - 1 for part in y)))
+        dims = self.structure.event_dims(*scores)
+        each = list(zip(y, best, dims, strict=True))
+        # structures that use a part twice, or in part, may score more
+        plain = torch.stack([((b == 0) | (b == 1)).flatten(b.dim() - d).all(-1) for _, b, d in each]).all(0)
+        wrong = torch.stack([(part != b).flatten(b.dim() - d).any(-1) for part, b, d in each]).any(0) & plain
+
+        def explain(instance: tuple[int, ...], _: int) -> str:
+            used = [_plain_row(row) for row in rows[instance] if int(row[0]) >= 0]
+            return (
+                f"no structure of {type(self.structure).__name__} has the parts {used}{faults.of(instance)}, no others"
+            )
+
+        faults.refuse("structure", wrong.unsqueeze(-1), explain)
 
     def check_parts(self, y: Parts, *scores: Tensor) -> None:
         """Refuse indicators that are no structure for these scores, with a ValueError that says where."""
