@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import polymax
+from polymax_recipes.readers.lines import ReadError
 
-# of what was left out so many are listed
-LISTED = 20
 PACKAGES = Path(__file__).parents[0], Path(polymax.__file__).parent
 
 
@@ -23,12 +22,45 @@ def doubt(message: str) -> None:
     warnings.warn(message, Doubt, stacklevel=3)
 
 
+class Skipped(list[ReadError]):
+    """The errors of sentences that were left out."""
+
+
+class Kept(list[Any]):
+    """The examples of files, with the errors of those that were left out in `skipped`."""
+
+    skipped: Sequence[ReadError] = ()
+
+
+def with_skipped(found: list[Any], skipped: Skipped | None, files: Sequence[Path]) -> list[Any]:
+    """Return the examples of files together with what was left out, after a warning that lists it."""
+    if not found:
+        raise ValueError(f"{', '.join(map(str, files))}: no sentence can be read")
+    if not skipped:
+        return found
+    doubt_skipped(skipped, len(found) + len(skipped))
+    kept = Kept(found)
+    kept.skipped = tuple(skipped)
+    return kept
+
+
+def skipped_of(examples: Sequence[Any]) -> Sequence[ReadError]:
+    """Return the errors of the sentences that were left out of some examples."""
+    return examples.skipped if isinstance(examples, Kept) else ()
+
+
 def doubt_skipped(skipped: Sequence[ValueError], total: int) -> None:
-    """Warn of what was left out, how much of how much, and where: the first 20 of them."""
-    if skipped:
-        listed = [f"  {error}" for error in skipped[:LISTED]]
-        more = [f"  and {len(skipped) - LISTED} more"] if len(skipped) > LISTED else []
-        doubt("\n".join([f"left out {len(skipped)} of {total} sentences that cannot be read:", *listed, *more]))
+    """Warn of sentences that were left out: how many of how many, and where each is."""
+    listed = [f"  {error}" for error in skipped]
+    doubt(
+        "\n".join(
+            [
+                f"left out {len(skipped)} of {total} sentences that cannot be read; measures are those of the others, "
+                "and not comparable with measures of the whole file:",
+                *listed,
+            ]
+        )
+    )
 
 
 @contextmanager

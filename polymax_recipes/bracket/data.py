@@ -1,5 +1,6 @@
 """Bracketed trees: read and cleaned, as charts of labelled spans, and as batches."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,7 +22,7 @@ from polymax_recipes.readers.binary import (
 from polymax_recipes.readers.cleaning import is_trace, is_zero, without, without_functions, without_root
 from polymax_recipes.readers.lines import ReadError, lines
 from polymax_recipes.readers.spans import Span
-from polymax_recipes.readers.trees import Tree, numbered_trees
+from polymax_recipes.readers.trees import Tree, numbered_trees, parse_tree
 from polymax_recipes.text.tokens import TokenTable, numbers, token_vocabularies
 from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.task import Vocabularies
@@ -44,14 +45,33 @@ def read_brackets(files: Sequence[Path]) -> list[Tree]:
 
 def _read(file: Path) -> Iterator[Tree]:
     for number, tree in numbered_trees(file, lines(file)):
-        kept = cleaned(tree)
-        if kept is None:
-            continue
-        try:
+        kept = _learnable(file, number, tree)
+        if kept is not None:
+            yield kept
+
+
+def _learnable(file: str | os.PathLike[str], number: int, tree: Tree) -> Tree | None:
+    """The cleaned tree, None if nothing is left of it; a ReadError if its labels cannot be joined."""
+    kept = cleaned(tree)
+    try:
+        if kept is not None:
             collapsed(kept)
-        except ValueError as error:
-            raise ReadError.at(file, number, str(error)) from None
-        yield kept
+    except ValueError as error:
+        raise ReadError.at(file, number, str(error)) from None
+    return kept
+
+
+def tree_of_text(file: str | os.PathLike[str], number: int, text: str) -> Tree:
+    """Return the cleaned tree that a text spells; a ReadError names the row if there is none."""
+    try:
+        tree = _learnable(file, number, parse_tree(text))
+    except ReadError:
+        raise
+    except ValueError as error:
+        raise ReadError.at(file, number, str(error)) from None
+    if tree is None:
+        raise ReadError.at(file, number, "the tree has no word")
+    return tree
 
 
 def cleaned(tree: Tree) -> Tree | None:

@@ -4,17 +4,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polymax_recipes.bracket.alternatives import alternatives
-from polymax_recipes.bracket.data import ESCAPES, Charts, read_brackets, tree_of, vocabularies_of
+from polymax_recipes.bracket.data import ESCAPES, Charts, read_brackets, tree_of, tree_of_text, vocabularies_of
 from polymax_recipes.bracket.model import LOSSES, SMOOTHINGS, Bracketer, Scored, with_labelled_root
 from polymax_recipes.bracket.text import sentences, units
 from polymax_recipes.metrics import BracketF1, TokenAccuracy
 from polymax_recipes.readers.lines import Line
 from polymax_recipes.readers.spans import Span
+from polymax_recipes.readers.tables import Role, Row, is_table
 from polymax_recipes.readers.trees import Tree
 from polymax_recipes.results import BracketResult, token_lists
 from polymax_recipes.text.reader import ReaderOptions
@@ -47,6 +49,21 @@ class BracketTask(Task):
 
     def read(self, files: Sequence[Path]) -> list[Tree]:
         return read_brackets(files)
+
+    roles = (Role("tree", ("trees", "parse"), given=False), Role("words", ("tokens", "text"), needed=False))
+
+    def takes_table(self, file: Path, options: BracketOptions) -> bool:
+        return is_table(file)
+
+    def of_row(self, row: Row, options: BracketOptions) -> Tree:
+        return tree_of_text(row.path, row.number, row.text("tree"))
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        words = row.tokens("words") if row.has("words") else self.of_row(row, trained.options).words
+        return [" ".join(word.translate(ESCAPES) for word in words)]
+
+    def sample(self, example: Tree) -> Any:
+        return list(example.words)
 
     def vocabularies(self, examples: list[Tree], options: BracketOptions) -> Vocabularies:
         return vocabularies_of(examples, options.words)

@@ -1,15 +1,17 @@
 """Premises and hypotheses: from tables with tabs or JSON lines of SNLI; and as batches."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polymax_recipes.readers.jsonl import parse_object, read_records
+from polymax_recipes.readers.jsonl import parse_object
 from polymax_recipes.readers.lines import Line, ReadError
-from polymax_recipes.readers.tsv import Pair, read_rows
+from polymax_recipes.readers.tables import Role, Row, read_table
+from polymax_recipes.readers.tsv import Pair
 from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.vocabulary import END, Vocabulary
 
@@ -18,6 +20,11 @@ LABELS = ("entailment", "neutral", "contradiction")
 UNLABELLED = "-"
 COLUMNS = ("label", "premise", "hypothesis")
 KEYS = ("gold_label", "sentence1", "sentence2")
+ROLES = (
+    Role("label", ("gold_label", "labels")),
+    Role("premise", ("sentence1", "first"), given=True),
+    Role("hypothesis", ("sentence2", "second"), given=True),
+)
 
 
 def read_entailment(files: Sequence[Path]) -> list[Pair]:
@@ -27,12 +34,29 @@ def read_entailment(files: Sequence[Path]) -> list[Pair]:
     """
     pairs = []
     for file in files:
-        is_json = file.name.removesuffix(".gz").endswith(".jsonl")
-        found = list(_from_json(file) if is_json else _from_table(file))
-        if not labelled(found):
-            raise ReadError.at(file, 1, f"no pair has a label; all are {UNLABELLED!r}")
-        pairs += found
+        pairs += pairs_of_rows(read_table(file, ROLES))
     return pairs
+
+
+def pairs_of_rows(rows: Iterable[Row]) -> list[Pair]:
+    """Return the pairs of the rows of a table; a ReadError if none has a label."""
+    pairs, last = [], None
+    for last in rows:
+        fields = [_label_of(last), last.text("premise"), last.text("hypothesis")]
+        pairs.append(_pair(last.path, last.number, COLUMNS, fields))
+    if last is not None and not labelled(pairs):
+        raise ReadError.at(last.path, 1, f"no pair has a label; all are {UNLABELLED!r}")
+    return pairs
+
+
+def _label_of(row: Row) -> str:
+    """The label of a row: by name, or by its number in SNLI's order; none of a negative number or a missing one."""
+    label = row.values.get("label")
+    if label is None:
+        return UNLABELLED
+    if isinstance(label, int) and not isinstance(label, bool) and label < len(LABELS):
+        return LABELS[label] if label >= 0 else UNLABELLED
+    return row.text("label")
 
 
 def labelled(pairs: Sequence[Pair]) -> list[Pair]:
@@ -64,17 +88,7 @@ def parse_pair(file: str, line: Line) -> Pair:
     return _pair(file, number, COLUMNS, fields if len(fields) == 3 else [UNLABELLED, *fields])
 
 
-def _from_table(file: Path) -> Iterator[Pair]:
-    for line, fields in read_rows(file, COLUMNS):
-        yield _pair(file, line.number, COLUMNS, fields)
-
-
-def _from_json(file: Path) -> Iterator[Pair]:
-    for line, record in read_records(file):
-        yield _pair(file, line.number, KEYS, [record.get(key) for key in KEYS])
-
-
-def _pair(file: Path | str, number: int, names: Sequence[str], fields: Sequence[object]) -> Pair:
+def _pair(file: str | os.PathLike[str], number: int, names: Sequence[str], fields: Sequence[object]) -> Pair:
     for name, text in zip(names, fields):
         if not isinstance(text, str) or not text.strip():
             raise ReadError.at(file, number, f"{name} must be a text, not empty; got {text!r}")

@@ -1,6 +1,6 @@
 """Textual entailment as a task of the command."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -10,23 +10,24 @@ import torch
 from torch import Tensor
 
 from polymax_recipes.entail.classifier import Classifier
-from polymax_recipes.entail.data import LABELS, Pairs, labelled, parse_pair, read_entailment
+from polymax_recipes.entail.data import LABELS, ROLES, Pairs, labelled, pairs_of_rows, parse_pair, read_entailment
 from polymax_recipes.entail.esim import ALIGNMENTS, Esim
 from polymax_recipes.entail.reader import Reader
 from polymax_recipes.readers.lines import Line
+from polymax_recipes.readers.tables import Row
 from polymax_recipes.readers.tsv import Pair
 from polymax_recipes.results import EntailResult, two_texts
 from polymax_recipes.seq2seq.attention import NAMES
 from polymax_recipes.training.batches import places, sorted_batches
 from polymax_recipes.training.measured import means, to_device
-from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax_recipes.training.task import Reading, Report, Task, Trained, Vocabularies, option
 from polymax_recipes.training.vocabulary import END, SPECIALS, Words, stored_words
 
 MODELS: dict[str, type[Reader] | type[Esim]] = {"attention": Reader, "esim": Esim}
 
 
 @dataclass(frozen=True)
-class EntailOptions:
+class EntailOptions(Reading):
     """The options of the model and of its words."""
 
     model: str = option("attention", "A hypothesis that reads its premise, or ESIM.", choices=tuple(MODELS))
@@ -55,6 +56,17 @@ class EntailTask(Task):
 
     def read(self, files: Sequence[Path]) -> list[Pair]:
         return read_entailment(files)
+
+    roles = ROLES
+
+    def of_rows(self, rows: Iterable[Row], options: EntailOptions) -> list[Pair]:
+        return pairs_of_rows(rows)
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        return ["\t".join(row.line(role) for role in ("premise", "hypothesis"))]
+
+    def sample(self, example: Pair) -> Any:
+        return [example.first, example.second]
 
     def vocabularies(self, examples: list[Pair], options: EntailOptions) -> Vocabularies:
         texts = [text for pair in labelled(examples) for text in (pair.first, pair.second)]

@@ -1,17 +1,18 @@
 """Classification of sentences and of pairs as a task of the command."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from polymax_recipes.latent.classifier import Classifier
-from polymax_recipes.latent.data import Example, Given, Sentence, read_classes, sentence, tokens
+from polymax_recipes.latent.data import ROLES, Example, Given, Sentence, class_examples, read_classes, sentence, tokens
 from polymax_recipes.latent.options import ClassifyOptions
 from polymax_recipes.latent.rationale import Rationale
 from polymax_recipes.latent.task import LatentTask
 from polymax_recipes.readers.lines import Line, ReadError
 from polymax_recipes.readers.natural import natural_order
-from polymax_recipes.training.task import Vocabularies
-from polymax_recipes.training.vocabulary import Words
+from polymax_recipes.readers.tables import Row
+from polymax_recipes.training.task import Trained, Vocabularies
+from polymax_recipes.training.vocabulary import Words, stored_words
 
 SIDES = ("first", "second")
 
@@ -23,8 +24,18 @@ class ClassifyTask(LatentTask):
     summary = "classify sentences, or pairs of them, by way of latent trees"
     Options = ClassifyOptions
 
+    roles = ROLES
+    monitor = ("accuracy",)
+
     def read(self, files: Sequence[Path]) -> list[Example]:
         return [example for file in files for example in read_classes(file)]
+
+    def of_rows(self, rows: Iterable[Row], options: ClassifyOptions) -> list[Example]:
+        return list(class_examples(rows))
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        sides = len(stored_words(trained.vocabularies, "sides").words)
+        return ["\t".join(row.line(role) for role in ("text", "second")[:sides])]
 
     def vocabularies(self, examples: list[Example], options: ClassifyOptions) -> Vocabularies:
         empty = Words((), options.lower, options.punctuation)

@@ -1,6 +1,6 @@
 """Sentences with labels, in ones or pairs, with trees where the files have them; and as batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,12 +9,17 @@ from torch import Tensor
 
 from polymax_recipes.listops import Expression
 from polymax_recipes.readers.binary_parses import parse_binary
-from polymax_recipes.readers.lines import ReadError, lines
-from polymax_recipes.readers.tsv import Labelled, Pair, read_rows
+from polymax_recipes.readers.lines import ReadError
+from polymax_recipes.readers.tables import Role, Row, read_table
 from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.vocabulary import SPECIALS, UNKNOWN, Words
 
 Spans = tuple[tuple[int, int], ...]
+ROLES = (
+    Role("label", ("labels", "class", "category", "gold_label")),
+    Role("text", ("sentence", "first", "text1", "sentence1", "premise", "review"), given=True),
+    Role("second", ("text2", "sentence2", "hypothesis"), needed=False),
+)
 # the label of what is to be predicted
 NONE = -1
 
@@ -63,21 +68,24 @@ def read_classes(file: Path) -> Iterator[Example]:
     Where every text begins with a round bracket, or is a single word, the texts are binary trees as SNLI writes them;
     else words are what is between spaces.
     """
-    names = _columns(file)
-    rows = list(read_rows(file, names))
-    texts = [text.strip() for _, fields in rows for text in fields[1:]]
+    yield from class_examples(read_table(file, ROLES))
+
+
+def class_examples(rows: Iterable[Row]) -> Iterator[Example]:
+    """Return the examples of the rows of a table, as `read_classes` reads them."""
+    taken = list(rows)
+    sides = [[row.line(role) for role in ("text", "second") if row.has(role) or role == "text"] for row in taken]
+    texts = [text.strip() for own in sides for text in own]
     are_trees = any(t.startswith("( ") for t in texts) and all(t.startswith("( ") or " " not in t for t in texts)
-    for line, (label, *sides) in rows:
+    for row, own in zip(taken, sides):
+        if len(own) != len(sides[0]):
+            raise row.error(f"{len(sides[0])} texts expected, as in the first row; got {len(own)}")
         try:
-            yield Example(label, tuple(sentence(text, are_trees) for text in sides))
+            yield Example(row.text("label"), tuple(sentence(text, are_trees) for text in own))
+        except ReadError:
+            raise
         except ValueError as error:
-            raise ReadError.at(file, line.number, str(error)) from error
-
-
-def _columns(file: Path) -> Sequence[str]:
-    """The names of the columns: those of pairs if the first line has three."""
-    first = next((line.text for line in lines(file) if not line.blank), "")
-    return Pair._fields if first.count("\t") == len(Pair._fields) - 1 else Labelled._fields
+            raise row.error(str(error)) from error
 
 
 def sentence(text: str, is_tree: bool = False) -> Sentence:

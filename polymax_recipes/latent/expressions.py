@@ -10,7 +10,8 @@ from polymax_recipes.latent.trees import Found
 from polymax_recipes.listops import DIGITS, END, LONG_HEADER, OPERATORS, PUBLISHED, parse_expression, read_listops
 from polymax_recipes.metrics.counts import share
 from polymax_recipes.readers.lines import Line, ReadError
-from polymax_recipes.training.task import Report, Vocabularies
+from polymax_recipes.readers.tables import Role, Row
+from polymax_recipes.training.task import Report, Trained, Vocabularies
 from polymax_recipes.training.vocabulary import Words, stored_words
 
 
@@ -36,6 +37,26 @@ class ListOpsTask(LatentTask):
 
     def read(self, files: Sequence[Path]) -> list[Example]:
         return [of_expression(expression) for file in files for expression in read_listops(file)]
+
+    roles = (
+        Role("source", ("expression", "Source", "text"), given=True),
+        Role("target", ("Target", "label", "value"), needed=False),
+    )
+    monitor = ("accuracy",)
+
+    def of_row(self, row: Row, options: LatentOptions) -> Example:
+        try:
+            example = of_expression(parse_expression(row.line("source")))
+        except ReadError:
+            raise
+        except ValueError as error:
+            raise row.error(str(error)) from error
+        if row.has("target") and row.text("target") != example.label:
+            raise row.error(f"target must be the value {example.label}; got {row.text('target')}")
+        return example
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        return [row.line("source")]
 
     def vocabularies(self, examples: list[Example], options: LatentOptions) -> Vocabularies:
         met = {token for example in examples for token in example.sides[0].tokens}

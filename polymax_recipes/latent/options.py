@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from polymax_recipes.training.task import option
+from polymax_recipes.training.task import Reading, option
 
 # the first method of a model is its default
 METHODS: dict[str, tuple[str, ...]] = {
@@ -32,7 +32,7 @@ BASELINES = ("self-critical", "learned", "moving-average")
 
 
 @dataclass(frozen=True)
-class LatentOptions:
+class LatentOptions(Reading):
     """The options of the model, and of how the parser learns."""
 
     model: str = option("spinn", "What reads a sentence.", choices=tuple(METHODS))

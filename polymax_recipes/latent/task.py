@@ -48,6 +48,10 @@ class LatentTask(Task):
             raise ValueError(f"--longest {options.longest} leaves nothing of --train")
         return kept
 
+    def sample(self, example: Example) -> Any:
+        texts = [" ".join(side.tokens) for side in example.sides]
+        return texts if len(texts) > 1 else texts[0]
+
     def refuse(self, examples: Sequence[Example], vocabularies: Vocabularies) -> None:
         """A ValueError where examples have what no model with these vocabularies can read."""
         return

@@ -17,15 +17,16 @@ from polymax_recipes.lm.generate import Continuation, Sampling, continuations
 from polymax_recipes.lm.model import ATTENTIONS, LanguageModel
 from polymax_recipes.lm.tokens import BOUNDARY, learned_pieces, tokens_of
 from polymax_recipes.readers.lines import Line, ReadError
+from polymax_recipes.readers.tables import Role, Row
 from polymax_recipes.results import ContinuationResult
 from polymax_recipes.training.batches import sorted_batches
 from polymax_recipes.training.measured import device_of, means
-from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax_recipes.training.task import Reading, Report, Task, Trained, Vocabularies, option
 from polymax_recipes.words import LOSSES
 
 
 @dataclass(frozen=True)
-class LanguageModelOptions:
+class LanguageModelOptions(Reading):
     """The options of the transformer, of its tokens, and of how it goes on with a text."""
 
     attention: str = option("softmax", "Mapping of the attention.", choices=(*ATTENTIONS,))
@@ -63,8 +64,20 @@ class LanguageModelTask(Task):
     def read(self, files: Sequence[Path]) -> list[Document]:
         return read_documents(files, LanguageModelOptions().context)
 
+    roles = (Role("text", ("content", "document"), given=True),)
+
     def read_as(self, files: Sequence[Path], options: LanguageModelOptions) -> list[Document]:
-        return read_documents(files, options.seen)
+        return [document._replace(context=options.seen) for document in super().read_as(files, options)]
+
+    def of_row(self, row: Row, options: LanguageModelOptions) -> Document:
+        return Document(row.text("text"), options.seen)
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        text = row.text("text")
+        return [escaped(text) if trained.options.escaped else row.line("text")]
+
+    def sample(self, example: Document) -> Any:
+        return next((line[:80] for line in example.text.splitlines() if line.strip()), None)
 
     def used(self, examples: list[Document], part: str, options: LanguageModelOptions) -> list[Document]:
         # what may change at any time is not for the training

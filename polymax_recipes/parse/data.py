@@ -1,6 +1,6 @@
 """Treebanks: sentences with their trees, and batches of words, characters, heads and relations."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from polymax_recipes.parse.lifting import crossed, lifted
-from polymax_recipes.readers.conllu import Sentence, read_conllu
-from polymax_recipes.readers.lines import ReadError
+from polymax_recipes.readers.conllu import Sentence, parse_sentence, read_conllu
+from polymax_recipes.readers.lines import Line, ReadError
+from polymax_recipes.readers.tables import Row
 from polymax_recipes.text.tokens import TokenTable, numbers, token_vocabularies
 from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.task import Vocabularies
@@ -25,6 +26,45 @@ def read_treebanks(files: Sequence[Path], skipped: list[ReadError] | None = None
     if not files:
         raise ValueError("treebanks come in one file or more; got 0")
     return list(chain.from_iterable(read_conllu(file, skipped=skipped) for file in files))
+
+
+def conllu_rows(forms: Sequence[str], upos: object = None, heads: object = None, deprels: object = None) -> list[str]:
+    """Return the lines of a sentence in CoNLL-U, `_` in each column that is not given.
+
+    Example:
+        >>> conllu_rows(["Go"], ["VERB"])
+        ['1\\tGo\\t_\\tVERB\\t_\\t_\\t_\\t_\\t_\\t_', '']
+    """
+    columns = [column if isinstance(column, list) else ["_"] * len(forms) for column in (upos, heads, deprels)]
+    rows = zip(forms, *columns, strict=True)
+    return [
+        *(f"{k}\t{form}\t_\t{tag}\t_\t_\t{head}\t{name}\t_\t_" for k, (form, tag, head, name) in enumerate(rows, 1)),
+        "",
+    ]
+
+
+def sentences_of_rows(rows: Iterable[Row], skipped: list[ReadError] | None = None) -> list[Sentence]:
+    """Return the sentences of a table, a row each with lists of forms, heads (0 is the root) and relations."""
+    found = []
+    for row in rows:
+        try:
+            found.append(_sentence(row))
+        except ReadError as error:
+            if skipped is None:
+                raise
+            skipped.append(error)
+    return found
+
+
+def _sentence(row: Row) -> Sentence:
+    forms = row.tokens("form")
+    lists = [row.values.get(role) for role in ("upos", "head", "deprel")]
+    lists = [one.split(" ") if isinstance(one, str) else one for one in lists]
+    for role, column in zip(("upos", "head", "deprel"), lists):
+        if (role != "upos" or column is not None) and (not isinstance(column, list) or len(column) != len(forms)):
+            raise row.error(f"{role} must be a list with an entry for each of {len(forms)} forms; got {column!r:.60}")
+    lines = conllu_rows(forms, *lists)
+    return parse_sentence(row.path, [Line(row.number, text, text + "\n") for text in lines], trees=True)
 
 
 def universal(relation: str) -> str:

@@ -4,19 +4,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from polymax_recipes.doubts import doubt_skipped
+from polymax_recipes.doubts import Skipped, with_skipped
 from polymax_recipes.metrics import AttachmentScore
 from polymax_recipes.parse.alternatives import SMOOTHINGS, alternatives, head_probabilities
-from polymax_recipes.parse.data import Treebank, read_treebanks, vocabularies_of
+from polymax_recipes.parse.data import Treebank, conllu_rows, read_treebanks, sentences_of_rows, vocabularies_of
 from polymax_recipes.parse.lifting import crossed
 from polymax_recipes.parse.model import NAMES, ORDERS, Parser
 from polymax_recipes.readers.conllu import Sentence, parse_sentence
-from polymax_recipes.readers.lines import Line, ReadError, grouped
+from polymax_recipes.readers.lines import Line, grouped
+from polymax_recipes.readers.tables import Role, Row, is_table, read_table
 from polymax_recipes.results import ParseResult, token_lists
 from polymax_recipes.text.raw import conllu_lines
 from polymax_recipes.text.reader import ReaderOptions
@@ -72,17 +73,41 @@ class ParseTask(Task):
     Options = ParseOptions
     monitor = ("uas",)
 
+    roles = (
+        Role("form", ("tokens", "token", "words", "forms"), given=True),
+        Role("head", ("heads",)),
+        Role("deprel", ("deprels", "relations", "relation")),
+        Role("upos", ("pos", "pos_tags"), needed=False),
+    )
+
     def read(self, files: Sequence[Path]) -> list[Sentence]:
         return read_treebanks(files)
 
     def read_as(self, files: Sequence[Path], options: ParseOptions) -> list[Sentence]:
-        """The trees of files; with --skip-bad without those that cannot be read."""
-        skipped: list[ReadError] | None = [] if options.skip_bad else None
-        found = read_treebanks(files, skipped)
-        if not found:
-            raise ValueError(f"{', '.join(map(str, files))}: no sentence can be read")
-        doubt_skipped(skipped or (), len(found) + len(skipped or ()))
-        return found
+        """Return the trees of files; with --skip-bad, leave out sentences that cannot be read and list them."""
+        skipped = Skipped() if options.skip_bad else None
+        found: list[Sentence] = []
+        for file in files:
+            if is_table(file):
+                found += sentences_of_rows(read_table(file, self.roles, options.columns), skipped)
+            else:
+                found += read_treebanks([file], skipped)
+        return with_skipped(found, skipped, files)
+
+    def takes_table(self, file: Path, options: ParseOptions) -> bool:
+        return is_table(file)
+
+    def of_rows(self, rows: Iterable[Row], options: ParseOptions) -> list[Sentence]:
+        return sentences_of_rows(rows)
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        return conllu_rows(row.tokens("form"), row.values.get("upos"))
+
+    def unread(self, unit: list[Line]) -> list[str]:
+        return [line.text for line in unit]
+
+    def sample(self, example: Sentence) -> Any:
+        return example.forms
 
     def vocabularies(self, examples: list[Sentence], options: ParseOptions) -> Vocabularies:
         return vocabularies_of(examples, options.words)

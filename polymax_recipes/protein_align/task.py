@@ -11,19 +11,20 @@ import torch
 import polymax as pm
 from polymax.structures.gapped import MODES
 from polymax_recipes.metrics.counts import Counts
-from polymax_recipes.protein_align.data import Aligned, Pairs, read_alignments, vocabularies_of, without_gaps
+from polymax_recipes.protein_align.data import Aligned, Pairs, links_of, read_alignments, vocabularies_of, without_gaps
 from polymax_recipes.protein_align.model import LOSSES, Substitutions
-from polymax_recipes.readers.fasta import GAPS, parse_record, records, two_by_two
+from polymax_recipes.readers.fasta import GAPS, Record, parse_record, records, two_by_two
 from polymax_recipes.readers.lines import Line, ReadError
+from polymax_recipes.readers.tables import Role, Row
 from polymax_recipes.results import SequenceResult, two_texts
 from polymax_recipes.training.batches import places, sorted_batches
 from polymax_recipes.training.measured import means, to_device
-from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax_recipes.training.task import Reading, Report, Task, Trained, Vocabularies, option
 from polymax_recipes.training.vocabulary import stored_words
 
 
 @dataclass(frozen=True)
-class ProteinAlignOptions:
+class ProteinAlignOptions(Reading):
     """The options of the alignments and of their loss."""
 
     loss: str = option("crf", "Loss of the alignments.", choices=tuple(LOSSES))
@@ -40,6 +41,26 @@ class ProteinAlignTask(Task):
 
     def read(self, files: Sequence[Path]) -> list[Aligned]:
         return read_alignments(files)
+
+    roles = (Role("first", ("row1",), given=True), Role("second", ("row2",), given=True))
+
+    def of_row(self, row: Row, options: ProteinAlignOptions) -> Aligned:
+        first, second = (row.text(role).strip() for role in ("first", "second"))
+        if len(first) != len(second):
+            raise row.error(f"rows of one length expected, with - in gaps; got {len(first)} and {len(second)}")
+        a, b = (without_gaps(row.path, Record(*named, row.number)) for named in self._named(first, second))
+        return Aligned(("first", "second"), a, b, links_of(first, second))
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        pairs = self._named(row.text("first"), row.text("second"))
+        return [line for name, letters in pairs for line in (f">{name}{row.number}", letters)]
+
+    def sample(self, example: Aligned) -> Any:
+        return [example.first, example.second]
+
+    @staticmethod
+    def _named(first: str, second: str) -> list[tuple[str, str]]:
+        return [("first", first), ("second", second)]
 
     def vocabularies(self, examples: list[Aligned], options: ProteinAlignOptions) -> Vocabularies:
         return vocabularies_of(examples)

@@ -70,7 +70,7 @@ def _sentence(path: Path, block: list[Line], layout: Layout, places: Places) -> 
         if len(fields) != layout.columns:
             raise ReadError.at(path, line.number, f"{layout.columns} columns expected, as above; got {len(fields)}")
         token, tag = fields[places.token], fields[places.tag]
-        if not token.strip(" ") or not tag.strip(" "):
+        if not token or not tag.strip(" "):
             raise ReadError.at(path, line.number, "the token or its tag is empty")
         sentence.tokens.append(token)
         sentence.tags.append(tag)
@@ -86,7 +86,7 @@ def _rows(sentence: Tagged) -> Iterator[str]:
     if len(sentence.tokens) != len(sentence.tags):
         raise ValueError(f"tags must be one per token, {len(sentence.tokens)}; got {len(sentence.tags)}")
     for token, tag in zip(sentence.tokens, sentence.tags):
-        if re.search(r"[\t\r\n]|^[ ]*$", token) or re.search(r"[\t\r\n]|^[ ]*$", tag):
+        if re.search(r"[\t\r\n]|^$", token) or re.search(r"[\t\r\n]|^[ ]*$", tag):
             raise ValueError(f"tokens and tags must fit in a column between tabs; got {token!r}, {tag!r}")
         yield f"{token}\t{tag}\n"
     yield "\n"

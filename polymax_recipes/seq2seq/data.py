@@ -3,15 +3,19 @@
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from polymax_recipes.readers.jsonl import read_records
 from polymax_recipes.readers.lines import ReadError, lines
-from polymax_recipes.readers.tsv import read_translations
+from polymax_recipes.readers.tables import Role, Row, read_table
 from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.vocabulary import BEGIN, END, Vocabulary
+
+ROLES = (
+    Role("source", ("src", "document", "article", "text"), given=True),
+    Role("target", ("tgt", "summary", "highlights")),
+)
 
 
 class Referenced(NamedTuple):
@@ -36,11 +40,13 @@ def read_texts(files: Sequence[Path]) -> list[Referenced]:
         return list(_parallel(*files))
     if len(files) != 1:
         raise ValueError(f"pairs come in one file, or in two that are parallel; got {len(files)}")
-    (file,) = files
-    is_json = file.name.removesuffix(".gz").endswith(".jsonl")
-    if is_json:
-        return list(_from_json(file))
-    return [Referenced(source, (target,)) for source, target in read_translations(file)]
+    return list(map(text_pair, read_table(files[0], ROLES)))
+
+
+def text_pair(row: Row) -> Referenced:
+    """Return the pair of a row of a table: each side is a text or a list of texts, of which blank ones are left out."""
+    source, target = (_texts(row, role) for role in ("source", "target"))
+    return Referenced(" ".join(source), tuple(target))
 
 
 def _parallel(source: Path, target: Path) -> Iterator[Referenced]:
@@ -53,23 +59,11 @@ def _parallel(source: Path, target: Path) -> Iterator[Referenced]:
         yield Referenced(first.text, (second.text,))
 
 
-def _from_json(file: Path) -> Iterator[Referenced]:
-    for line, record in read_records(file):
-        source, target = (_texts(file, line.number, name, record.get(name)) for name in ("source", "target"))
-        yield Referenced(" ".join(source), tuple(target))
-
-
-def _texts(file: Path, number: int, name: str, value: Any) -> list[str]:
-    """The texts that are not empty: files made by a splitter of sentences have some that are."""
-    texts = [value] if isinstance(value, str) else value
-    found = [text for text in texts if text.strip()] if _all_texts(texts) else []
-    if not found:
-        raise ReadError.at(file, number, f"{name} must be a text or a list of texts, not empty")
-    return found
-
-
-def _all_texts(texts: Any) -> bool:
-    return isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+def _texts(row: Row, role: str) -> list[str]:
+    # files made by a splitter of sentences have texts that are empty
+    if found := [text for text in row.texts(role) if text.strip()]:
+        return found
+    raise row.error(f"{role} is empty")
 
 
 class Batch(NamedTuple):

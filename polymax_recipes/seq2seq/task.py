@@ -4,27 +4,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polymax_recipes.readers.lines import Line
+from polymax_recipes.readers.tables import Row
 from polymax_recipes.results import TranslationResult
 from polymax_recipes.seq2seq.attention import NAMES
-from polymax_recipes.seq2seq.data import Batch, Pairs, Referenced, read_texts
+from polymax_recipes.seq2seq.data import ROLES, Batch, Pairs, Referenced, read_texts, text_pair
 from polymax_recipes.seq2seq.exact import exact_search
 from polymax_recipes.seq2seq.measures import bleu, rouge
 from polymax_recipes.seq2seq.model import Seq2Seq
 from polymax_recipes.seq2seq.search import Found, Search, beam_search
 from polymax_recipes.training.batches import Ragged, places, sorted_batches
 from polymax_recipes.training.measured import device_of, means, to_device
-from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax_recipes.training.task import Reading, Report, Task, Trained, Vocabularies, option
 from polymax_recipes.training.vocabulary import BEGIN, END, PAD, Subwords, Words
 from polymax_recipes.words import LOSSES
 
 
 @dataclass(frozen=True)
-class Seq2SeqOptions:
+class Seq2SeqOptions(Reading):
     """The options of the model and of its search."""
 
     attention: str = option("softmax", "Mapping of the attention.", choices=NAMES)
@@ -57,6 +59,17 @@ class Seq2SeqTask(Task):
 
     def read(self, files: Sequence[Path]) -> list[Referenced]:
         return read_texts(files)
+
+    roles = ROLES
+
+    def of_row(self, row: Row, options: Seq2SeqOptions) -> Referenced:
+        return text_pair(row)
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        return [" ".join(" ".join(row.texts("source")).split())]
+
+    def sample(self, example: Referenced) -> Any:
+        return example.source
 
     def vocabularies(self, examples: list[Referenced], options: Seq2SeqOptions) -> Vocabularies:
         sides = dict(zip(("source", "target"), zip(*(example.pair for example in examples))))

@@ -1,6 +1,6 @@
 """Series with classes: from files, and as padded batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +10,8 @@ from torch import Tensor
 from polymax_recipes.readers.lines import ReadError
 from polymax_recipes.readers.natural import natural_order
 from polymax_recipes.readers.series import Series, read_series
+from polymax_recipes.readers.tables import Row
+from polymax_recipes.readers.ucr_text import class_name
 from polymax_recipes.training.task import Vocabularies
 from polymax_recipes.training.vocabulary import Words, stored_words
 
@@ -36,6 +38,30 @@ def read_labelled_series(files: Sequence[Path]) -> list[Series]:
         dimensions, first = own[0].values.shape[1], found[0].values.shape[1]
         if dimensions != first:
             raise ReadError.at(file, 1, f"{first} dimensions expected, as in {files[0]}; got {dimensions}")
+    return found
+
+
+def series_of_row(row: Row) -> Series:
+    """Return the series of a row: its values are a list of numbers, or of points, or a text with spaces between."""
+    given = row.values.get("values")
+    try:
+        values = torch.tensor(list(map(float, given.split())) if isinstance(given, str) else given, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.zeros(0)
+    values = values.unsqueeze(1) if values.ndim == 1 else values
+    if values.ndim != 2 or 0 in values.shape or not bool(values.isfinite().all()):
+        raise row.error("values must be finite numbers, (n,) or (n, d), in a list or with spaces between")
+    return Series(values, class_name(row.text("label")))
+
+
+def checked_series(rows: Iterable[Row]) -> list[Series]:
+    """Return the series of the rows of a table, all of one number of dimensions."""
+    found: list[Series] = []
+    for row in rows:
+        found.append(series_of_row(row))
+        dimensions, first = found[-1].values.shape[1], found[0].values.shape[1]
+        if dimensions != first:
+            raise row.error(f"{first} dimensions expected, as above; got {dimensions}")
     return found
 
 

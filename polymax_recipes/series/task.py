@@ -1,6 +1,6 @@
 """Classification of series as a task of the command."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -11,19 +11,27 @@ from torch import Tensor
 
 from polymax_recipes.readers.lines import Line
 from polymax_recipes.readers.series import Series
+from polymax_recipes.readers.tables import Role, Row
 from polymax_recipes.results import SeriesResult
-from polymax_recipes.series.data import LabelledSeries, read_labelled_series, shape_of, vocabularies_of
+from polymax_recipes.series.data import (
+    LabelledSeries,
+    checked_series,
+    read_labelled_series,
+    series_of_row,
+    shape_of,
+    vocabularies_of,
+)
 from polymax_recipes.series.given import Given, given_series
 from polymax_recipes.series.model import Centroids
 from polymax_recipes.series.warp import SMOOTHINGS
 from polymax_recipes.training.batches import places, sorted_batches
 from polymax_recipes.training.measured import means, to_device
-from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax_recipes.training.task import Reading, Report, Task, Trained, Vocabularies, option
 from polymax_recipes.training.vocabulary import stored_words
 
 
 @dataclass(frozen=True)
-class SeriesOptions:
+class SeriesOptions(Reading):
     """The options of the centroids and of how they are learned."""
 
     smoothing: str = option("soft", "Of dynamic time warping.", choices=SMOOTHINGS)
@@ -48,6 +56,21 @@ class SeriesTask(Task):
 
     def read(self, files: Sequence[Path]) -> list[Series]:
         return read_labelled_series(files)
+
+    roles = (Role("label", ("class", "target", "y")), Role("values", ("series", "x", "data"), given=True))
+
+    def takes_table(self, file: Path, options: SeriesOptions) -> bool:
+        # .csv files of the UCR archive have a class and all values of a series in a line
+        wide = not options.columns and file.name.removesuffix(".gz").endswith(".csv")
+        return super().takes_table(file, options) and not wide
+
+    def of_rows(self, rows: Iterable[Row], options: SeriesOptions) -> list[Series]:
+        return checked_series(rows)
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        values = series_of_row(row._replace(values={**row.values, "label": "?"})).values
+        parts = [",".join(map(str, dimension)) for dimension in values.T.tolist()]
+        return [f"?,{parts[0]}" if len(parts) == 1 else ":".join(parts)]
 
     def vocabularies(self, examples: list[Series], options: SeriesOptions) -> Vocabularies:
         return vocabularies_of(examples, options.size)

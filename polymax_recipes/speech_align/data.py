@@ -12,6 +12,7 @@ from torch import Tensor
 from polymax_recipes.readers.lines import Line, ReadError, lines
 from polymax_recipes.readers.natural import natural_order
 from polymax_recipes.readers.sound import Sound, read_wave
+from polymax_recipes.readers.tables import Row
 from polymax_recipes.speech_align.features import Frames, log_bands
 from polymax_recipes.training.task import Vocabularies
 from polymax_recipes.training.vocabulary import Words, stored_words
@@ -44,15 +45,38 @@ def parse_utterance(file: str, line: Line) -> Utterance:
     tokens = columns[1].split()
     ends = _ends(file, line, columns[2].split(), len(tokens)) if len(columns) == 3 else None
     path = pathlib.Path(os.path.dirname(file)) / columns[0]
-    try:
-        sound = read_wave(path)
-    except (OSError, ValueError) as error:
-        why = error if isinstance(error, ValueError) else f"{path}: {error.strerror}"
-        raise ReadError.at(file, line.number, str(why)) from error
+    sound = _sound(file, line.number, path)
     return Utterance(columns[0], sound, tokens, ends, f"{file}:{line.number}")
 
 
-def _ends(file: str, line: Line, texts: list[str], count: int) -> list[float]:
+def utterance_of_row(row: Row) -> Utterance:
+    """Return the utterance of a row: its sound is a .wav file, or samples with their rate as datasets have them."""
+    sound = row.values.get("sound")
+    tokens = row.tokens("tokens")
+    if isinstance(sound, dict) and isinstance(sound.get("array"), list) and sound.get("sampling_rate"):
+        name, found = f"row {row.number}", Sound(torch.tensor(sound["array"]), int(sound["sampling_rate"]))
+    else:
+        path = sound.get("path") if isinstance(sound, dict) else sound
+        if not isinstance(path, str):
+            raise row.error(f"sound must be a .wav file or samples with a sampling_rate; got {sound!r:.60}")
+        name, found = path, _sound(row.path, row.number, pathlib.Path(os.path.dirname(row.path)) / path)
+    times = row.values.get("ends")
+    texts = times.split() if isinstance(times, str) else list(map(str, times or ()))
+    line = Line(row.number, "", "")
+    return Utterance(
+        name, found, tokens, _ends(row.path, line, texts, len(tokens)) if texts else None, f"{row.path}:{row.number}"
+    )
+
+
+def _sound(file: str | os.PathLike[str], number: int, path: pathlib.Path) -> Sound:
+    try:
+        return read_wave(path)
+    except (OSError, ValueError) as error:
+        why = error if isinstance(error, ValueError) else f"{path}: {error.strerror}"
+        raise ReadError.at(file, number, str(why)) from error
+
+
+def _ends(file: str | os.PathLike[str], line: Line, texts: list[str], count: int) -> list[float]:
     try:
         ends = [float(text) for text in texts]
     except ValueError:

@@ -12,6 +12,7 @@ from torch import Tensor
 from polymax_recipes.metrics.counts import share
 from polymax_recipes.readers.lines import Line
 from polymax_recipes.readers.sound import Sound
+from polymax_recipes.readers.tables import Role, Row
 from polymax_recipes.results import SpeechResult
 from polymax_recipes.speech_align.data import (
     Utterance,
@@ -19,12 +20,13 @@ from polymax_recipes.speech_align.data import (
     frames_of,
     parse_utterance,
     read_utterances,
+    utterance_of_row,
     vocabularies_of,
 )
 from polymax_recipes.speech_align.model import SMOOTHINGS, FrameClassifier
 from polymax_recipes.training.batches import places, sorted_batches
 from polymax_recipes.training.measured import means, to_device
-from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax_recipes.training.task import Reading, Report, Task, Trained, Vocabularies, option
 from polymax_recipes.training.vocabulary import stored_words
 
 # a boundary this near, in seconds, counts as found
@@ -32,7 +34,7 @@ NEAR = 0.02
 
 
 @dataclass(frozen=True)
-class SpeechAlignOptions:
+class SpeechAlignOptions(Reading):
     """The options of the model and of its frames."""
 
     smoothing: str = option("marginals", "How alignments are summed.", choices=tuple(SMOOTHINGS))
@@ -53,6 +55,22 @@ class SpeechAlignTask(Task):
 
     def read(self, files: Sequence[Path]) -> list[Utterance]:
         return read_utterances(files)
+
+    roles = (
+        Role("sound", ("audio", "file", "path"), given=True),
+        Role("tokens", ("text", "transcription"), given=True),
+        Role("ends", ("times",), needed=False),
+    )
+
+    def of_row(self, row: Row, options: SpeechAlignOptions) -> Utterance:
+        return utterance_of_row(row)
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        sound = row.values.get("sound")
+        path = sound.get("path") if isinstance(sound, dict) else sound
+        if not isinstance(path, str):
+            raise row.error("predict takes sounds as .wav files; Trained.results takes samples")
+        return ["\t".join([path, " ".join(row.tokens("tokens"))])]
 
     def vocabularies(self, examples: list[Utterance], options: SpeechAlignOptions) -> Vocabularies:
         return vocabularies_of(examples, options.bands, options.window, options.hop)

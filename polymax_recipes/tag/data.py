@@ -1,6 +1,8 @@
 """Tagged sentences: from columns or CoNLL-U, and as batches of words, characters and tags."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ from polymax_recipes.readers.conllu import read_conllu
 from polymax_recipes.readers.layout import begins_document
 from polymax_recipes.readers.lines import ReadError
 from polymax_recipes.readers.schemes import BIO, BIOES, IO, IOB1, detect
+from polymax_recipes.readers.tables import Role, Row
 from polymax_recipes.tag.columns import FIRST_AND_LAST, Chosen, Remembered
 from polymax_recipes.tag.rules import read_rules, rules_on
 from polymax_recipes.tag.spans import rules_of, spell_spans
@@ -22,6 +25,11 @@ from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.task import Vocabularies
 from polymax_recipes.training.vocabulary import SPECIALS, UNKNOWN, Words, stored_words
 
+ROLES = (
+    Role("token", ("tokens", "words", "word", "form", "forms"), given=True),
+    Role("tag", ("tags", "ner_tags", "ner", "labels", "label", "upos", "pos_tags")),
+    Role("sentence", ("sentence_id", "sent_id", "sentences"), needed=False),
+)
 SCHEMES = {scheme.name: scheme for scheme in (IO, BIO, BIOES, IOB1)}
 
 
@@ -37,13 +45,76 @@ def read_tags(
     """
     if not files:
         raise ValueError("tagged sentences come in one file or more; got 0")
+    return joined(_read(file, chosen, comments, skipped) for file in files)
+
+
+def joined(parts: Iterable[Iterable[Tagged]]) -> list[Tagged]:
+    """Return the sentences of several files, each of which is a document or several."""
     found: list[Tagged] = []
-    for file in files:
-        # a file is a document, or several
+    for part in parts:
         before = found[-1].document + 1 if found else 0
-        sentences = _read(file, chosen, comments, skipped)
-        found += [sentence._replace(document=before + sentence.document) for sentence in sentences]
+        found += [sentence._replace(document=before + sentence.document) for sentence in part]
     return found
+
+
+def tagged_rows(rows: Iterable[Row], skipped: list[ReadError] | None = None) -> Iterator[Tagged]:
+    """Return the sentences of a table: a row has the lists of a sentence, or a token of it.
+
+    Rows of tokens belong together between blank lines, or while the column `sentence` is the same.
+    """
+    for own in _sentences(rows):
+        try:
+            yield _tagged(own)
+        except ReadError as error:
+            if skipped is None:
+                raise
+            skipped.append(error)
+
+
+def token_rows(rows: Iterable[Row]) -> Iterator[tuple[int, list[str]]]:
+    """Return the tokens of the sentences of a table, and the number of the row in which each begins."""
+    for own in _sentences(rows):
+        first = own[0]
+        yield first.number, first.tokens("token") if len(own) == 1 else [_cell(row, "token") for row in own]
+
+
+def _sentences(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows that belong together: those of a sentence with a token each, others alone."""
+
+    def key(row: Row) -> object:
+        alone = isinstance(row.values.get("token"), list) or _spaced(row)
+        return row.number if alone else (row.group, row.values.get("sentence"))
+
+    for _, group in groupby(rows, key):
+        own = list(group)
+        comma = os.fspath(own[0].path).removesuffix(".gz").endswith(".csv")
+        if len(own) > 1 and not comma and not own[0].has("sentence"):
+            raise own[0].error(
+                "a row has one token: a column that numbers the sentences is needed, --columns sentence=NAME"
+            )
+        yield own
+
+
+def _spaced(row: Row) -> bool:
+    token, tag = row.values.get("token"), row.values.get("tag")
+    return isinstance(token, str) and isinstance(tag, str) and 0 < token.count(" ") == tag.count(" ")
+
+
+def _tagged(rows: list[Row]) -> Tagged:
+    (first, *rest) = rows
+    if rest or not (isinstance(first.values.get("token"), list) or _spaced(first)):
+        return Tagged([_cell(row, "token") for row in rows], [_cell(row, "tag") for row in rows])
+    tokens, tags = first.tokens("token"), first.tokens("tag")
+    if len(tokens) != len(tags):
+        raise first.error(f"tags must be one for each of {len(tokens)} tokens; got {len(tags)}")
+    return Tagged(tokens, tags)
+
+
+def _cell(row: Row, role: str) -> str:
+    value = row.values.get(role)
+    if value is None or isinstance(value, list | dict) or not str(value):
+        raise row.error(f"the {role} is empty")
+    return str(value)
 
 
 def _read(file: Path, chosen: Chosen, comments: bool | None, skipped: list[ReadError] | None) -> Iterator[Tagged]:

@@ -6,19 +6,31 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from polymax_recipes.doubts import doubt, doubt_skipped
+from polymax_recipes.doubts import Skipped, doubt, with_skipped
 from polymax_recipes.metrics import EntityF1, TokenAccuracy
+from polymax_recipes.parse.data import conllu_rows
 from polymax_recipes.readers.columns import Tagged
 from polymax_recipes.readers.lines import Line, ReadError, grouped
+from polymax_recipes.readers.tables import Row, is_table, parse_columns, read_table
 from polymax_recipes.results import TagResult, token_lists
 from polymax_recipes.tag.agreed import Unkept, agreed_tags
 from polymax_recipes.tag.alternatives import Tagging, alternatives
 from polymax_recipes.tag.columns import Chosen, Remembered, looks_wrong
-from polymax_recipes.tag.data import Sentences, in_written_scheme, read_tags, vocabularies_of
+from polymax_recipes.tag.data import (
+    ROLES,
+    Sentences,
+    in_written_scheme,
+    joined,
+    read_tags,
+    tagged_rows,
+    token_rows,
+    vocabularies_of,
+)
 from polymax_recipes.tag.model import NAMES, SMOOTHINGS, SPARSE, Tagger
 from polymax_recipes.tag.rules import Rule
 from polymax_recipes.tag.spans import is_like, spell_spans
@@ -77,24 +89,48 @@ class TagTask(Task):
     def read(self, files: Sequence[Path]) -> list[Tagged]:
         return read_tags(files)
 
+    roles = ROLES
+
     def read_as(self, files: Sequence[Path], options: TagOptions) -> list[Tagged]:
-        """The examples of files whose columns are as the options say."""
-        skipped: list[ReadError] | None = [] if options.skip_bad else None
-        chosen, comments = chosen_columns(options), COMMENTS[options.comments]
+        """Return the examples of files whose columns are as the options say."""
+        skipped = Skipped() if options.skip_bad else None
         try:
-            found = read_tags(files, chosen, comments, skipped)
+            found = self._examples(files, options, skipped)
         except ReadError as error:
             if options.skip_bad:
                 raise
             # advice that helps: some files have nothing that can be read
             with suppress(ReadError):
-                if read_tags(files, chosen, comments, []):
+                if self._examples(files, options, []):
                     raise ValueError(f"{error}; --skip-bad leaves out what cannot be read") from None
             raise
-        if not found:
-            raise ValueError(f"{', '.join(map(str, files))}: no sentence can be read")
-        doubt_skipped(skipped or (), len(found) + len(skipped or ()))
-        return found
+        return with_skipped(found, skipped, files)
+
+    def _examples(self, files: Sequence[Path], options: TagOptions, skipped: list[ReadError] | None) -> list[Tagged]:
+        def read(file: Path) -> Iterable[Tagged]:
+            if is_table(file):
+                return tagged_rows(read_table(file, self.roles, options.columns), skipped)
+            return read_tags([file], chosen_columns(options), COMMENTS[options.comments], skipped)
+
+        if not files:
+            return read_tags(files)
+        return joined(map(read, files))
+
+    def takes_table(self, file: Path, options: TagOptions) -> bool:
+        return is_table(file)
+
+    def of_rows(self, rows: Iterable[Row], options: TagOptions) -> list[Tagged]:
+        return list(tagged_rows(rows))
+
+    def lines_of_rows(self, trained: Trained, rows: Iterable[Row]) -> Iterator[Line]:
+        for number, tokens in token_rows(rows):
+            yield from (Line(number, text, text + "\n") for text in self._lines(trained, tokens))
+
+    def unread(self, unit: list[Line]) -> list[str]:
+        return [line.text for line in unit]
+
+    def sample(self, example: Tagged) -> Any:
+        return example.tokens
 
     def used(self, examples: list[Tagged], part: str, options: TagOptions) -> list[Tagged]:
         """All examples, with a warning where their tags look wrong."""
@@ -171,9 +207,14 @@ class TagTask(Task):
         return given.begins_document or not any(rule.document for rule in _tagger(trained).rules)
 
     def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
+        return conllu_lines(sentence) if self._in_conllu(trained) else [*sentence.tokens, ""]
+
+    def _in_conllu(self, trained: Trained) -> bool:
         columns = trained.vocabularies.get("columns")
-        trained_on_conllu = isinstance(columns, Words) and Remembered.restored(columns).of_columns(0) is not None
-        return conllu_lines(sentence) if trained_on_conllu else [*sentence.tokens, ""]
+        return isinstance(columns, Words) and Remembered.restored(columns).of_columns(0) is not None
+
+    def _lines(self, trained: Trained, tokens: Sequence[str]) -> list[str]:
+        return conllu_rows(tokens) if self._in_conllu(trained) else [*tokens, ""]
 
     def results(self, trained: Trained, inputs: list[str | Sequence[str]]) -> list[TagResult]:
         sentences = token_lists(inputs)
@@ -282,8 +323,15 @@ def taggings_of(trained: Trained, encoded: Sentences) -> Iterator[list[tuple[flo
 
 
 def chosen_columns(options: TagOptions) -> Chosen:
-    """The columns that the flags name."""
-    return Chosen(options.token_column, options.tag_column)
+    """Return the columns that the options name."""
+    given = parse_columns(options.columns, ROLES)
+    if not given:
+        return Chosen(options.token_column, options.tag_column)
+    if options.token_column or options.tag_column:
+        raise ValueError("--columns must come without --token-column and --tag-column, which name the same columns")
+    # people count from 1
+    spelled = {role: str(c + (c >= 0)) if isinstance(c, int) else c for role, c in given.items()}
+    return Chosen(spelled.get("token", ""), spelled.get("tag", ""))
 
 
 def reader_of_run(trained: Trained) -> Reader:

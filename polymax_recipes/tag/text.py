@@ -78,7 +78,7 @@ class Reader:
                 raise ReadError.at(file, block[row].number, f"{count} columns expected, as above; got {len(cut[row])}")
         token, tag = self._places(file, block[rows[0]].number, count)
         for row in rows:
-            if not cut[row][token].strip(" "):
+            if not cut[row][token]:
                 raise ReadError.at(file, block[row].number, "the token is empty")
         if tag is not None and not any(cut[row][tag] in NO_TAG or self.is_tag(cut[row][tag]) for row in rows):
             found = cut[rows[0]][tag]

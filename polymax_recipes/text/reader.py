@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from polymax_recipes.training.task import Vocabularies, option
+from polymax_recipes.training.task import Reading, Vocabularies, option
 from polymax_recipes.training.vocabulary import PAD, UNKNOWN
 
 
 @dataclass(frozen=True)
-class ReaderOptions:
+class ReaderOptions(Reading):
     """The options of the reader, with which those of a task that has one begin."""
 
     hidden: int = option(200, "Size of the LSTM in each direction.", least=1)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, Signature
@@ -19,6 +19,7 @@ from polymax_recipes.cli import fail, message_of, plain_errors
 from polymax_recipes.doubts import plain_doubts
 from polymax_recipes.outputs import FULL, part_of, same_file, save_picture, writable_file
 from polymax_recipes.readers.lines import Line, lines
+from polymax_recipes.readers.tables import read_table
 from polymax_recipes.text.raw import tokenized_lines
 from polymax_recipes.training.digests import digest
 from polymax_recipes.training.predict import CHUNK, as_lines, predicted, record_of, write_predictions
@@ -26,7 +27,7 @@ from polymax_recipes.training.progress import progress_of_lines
 from polymax_recipes.training.run import Run, load
 from polymax_recipes.training.settings import Learning, Running, flag, use_threads
 from polymax_recipes.training.shards import Shard, shard_lines
-from polymax_recipes.training.task import MODULES, Report, Task, Trained, named
+from polymax_recipes.training.task import MODULES, Report, Task, Trained, columns_of, named
 from polymax_recipes.training.vocabulary import END, SPECIALS
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that train wrote.")]
@@ -110,6 +111,12 @@ def predict(
     text: Annotated[
         bool, typer.Option("--text", help="INPUT is raw text: it is cut into sentences and tokens.")
     ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Pass over inputs that cannot be read, and list them.")
+    ] = False,
+    columns: Annotated[
+        str, typer.Option(help="Columns of INPUT, a table, such as text=review: by number from 0, or by name.")
+    ] = "",
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Only the I-th of N parts; the outputs of all, joined, are the whole.")
     ] = "1/1",
@@ -141,19 +148,39 @@ def predict(
             trained, *copies = (load_run(run, place.strip(), options) for place in device.split(","))
 
             def read() -> Iterable[Line]:
-                return tokenized_lines(trained, _lines(source)) if text else _lines(source)
+                return tokenized_lines(trained, _lines(source)) if text else input_lines(trained, source, columns)
 
+            skipped: list[ValueError] | None = [] if skip_bad else None
             before, chosen = shard_lines(trained, read, part, CHUNK) if part.count > 1 else (0, read())
             if output is None:
-                for piece in predicted(trained, str(source), chosen, before, copies):
+                for piece in predicted(trained, str(source), chosen, before, copies, skipped):
                     sys.stdout.writelines(line + "\n" for line in piece.output)
+                _list_skipped(skipped)
                 return
             # the name may be that of another model tomorrow
             model = f"{digest([Run(run).weights])} {trained.options}{f' {shard}' if part.count > 1 else ''}"
             with _errors_with_place(output), progress_of_lines(source) as advanced:
                 write_predictions(
-                    trained, model, (str(source), chosen), output, resume, force, advanced, before, copies
+                    trained, model, (str(source), chosen), output, resume, force, advanced, before, copies, skipped
                 )
+            _list_skipped(skipped)
+
+
+def input_lines(trained: Trained, source: Path, columns: str = "") -> Iterable[Line]:
+    """Return the lines of input of a file; the rows of a table are written as lines first."""
+    task = trained.task
+    options = replace(trained.options, columns=columns) if columns else trained.options
+    if str(source) != "-" and task.takes_table(source, options):
+        return task.lines_of_rows(trained, read_table(source, task.roles, columns_of(options), predict=True))
+    if columns:
+        raise ValueError(f"--columns is for tables, such as .csv, .jsonl, .parquet and datasets; got {source}")
+    return _lines(source)
+
+
+def _list_skipped(skipped: list[ValueError] | None) -> None:
+    if skipped:
+        lines = [f"passed over {len(skipped)} inputs that cannot be read:", *(f"  {error}" for error in skipped)]
+        print("\n".join(lines), file=sys.stderr)
 
 
 @contextmanager

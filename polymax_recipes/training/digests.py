@@ -52,12 +52,17 @@ def read_digests(run: Path) -> dict[str, list[str]]:
 
 
 def digest(files: Sequence[Path]) -> str:
-    """The SHA-256 digest of the contents of files."""
+    """Return the SHA-256 digest of the contents of files; of a directory, of the files below it by their names."""
     total = hashlib.sha256()
-    for file in files:
+    for file in (below for each in files for below in _below(each)):
         with file.open("rb") as opened:
             total.update(hashlib.file_digest(opened, "sha256").digest())
     return total.hexdigest()
+
+
+def _below(file: Path) -> list[Path]:
+    # what a library caches beside a dataset is not a part of it
+    return sorted(p for p in file.rglob("*") if p.is_file() and "cache" not in p.name) if file.is_dir() else [file]
 
 
 def _write(run: Path, listed: dict[str, list[str]]) -> None:

@@ -17,17 +17,23 @@ from polymax_recipes.training.run import (
     Config,
     Run,
     built,
+    check_new,
     check_run,
     late_options,
     load,
     read_vocabularies,
+    write_samples,
     write_vocabularies,
 )
 from polymax_recipes.training.settings import Learning, Running, flag, made, use_threads
-from polymax_recipes.training.task import Report, Task, Vocabularies, named
+from polymax_recipes.training.task import Report, Task, Vocabularies, measured, named
 
 # of the parts train, dev and test; a part may take several files
 Files = Mapping[str, Sequence[Path]]
+# inputs that a run keeps to show, among the first so many of dev, and the words that such an input has best
+SAMPLES = 5
+SCANNED = 200
+READABLE = 9
 
 
 def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: bool = False) -> dict[str, Report]:
@@ -71,20 +77,28 @@ def trained_on(task: Task, config: Config, run: Run, resume: bool) -> dict[str, 
         run.clear()
         write_vocabularies(vocabularies, run.vocabulary)
         config.write(run.config)
+        write_samples(samples_of(task, used["dev"]), run.samples)
     fit(trainer, steps, run)
     if not first_process():
         return {}
     for strange in task.doubts(read_log(run), encoded["dev"]):
         doubt(strange)
     trained = load(run.path, device="cuda" if config.running.on_cuda else "cpu")
-    return {part: task.evaluate(trained, examples) for part, examples in parts.items() if part != "train"}
+    return {part: measured(trained, examples) for part, examples in parts.items() if part != "train"}
+
+
+def samples_of(task: Task, dev: Sequence[Any]) -> list[Any]:
+    """Return some inputs of dev to show: of medium length, as tables and pictures have room for."""
+    found = [sample for example in dev[:SCANNED] if (sample := task.sample(example)) is not None]
+    lengths = [len(sample.split() if isinstance(sample, str) else sample) for sample in found]
+    near = sorted(range(len(found)), key=lambda k: (abs(lengths[k] - READABLE), k))
+    return [found[k] for k in near[:SAMPLES]]
 
 
 def new_configuration(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:
     """The configuration of a run that begins in an empty place."""
-    if first_process() and run.begun:
-        kind = "has a run already; --resume continues it" if run.config.exists() else "exists and is not empty"
-        raise FileExistsError(f"--out: {run.path} {kind}")
+    if first_process():
+        check_new(run)
     for part in ("train", "dev"):
         if not files.get(part):
             raise ValueError(f"--{part} must be given")

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,12 @@ class Predicted(NamedTuple):
     lines: list[Line]
 
 
+class Unread(NamedTuple):
+    """The lines that are written for a unit that cannot be read."""
+
+    lines: list[str]
+
+
 class _Piece(NamedTuple):
     """Inputs that are predicted together, their lines, and how many units came before them."""
 
@@ -40,14 +46,20 @@ class _Piece(NamedTuple):
 
 
 def predicted(
-    trained: Trained, file: str, lines: Iterable[Line], before: int = 0, copies: Sequence[Trained] = ()
+    trained: Trained,
+    file: str,
+    lines: Iterable[Line],
+    before: int = 0,
+    copies: Sequence[Trained] = (),
+    skipped: list[ValueError] | None = None,
 ) -> Iterator[Predicted]:
     """The output of lines, in pieces; `before` is how many units came before them, and `file` is named in errors.
 
     With `copies` of the model on other devices, pieces are predicted at the same time, and still come in their order.
+    With a list `skipped`, units that cannot be read are written as `Task.unread` has them, and their errors are added.
     """
     errors: list[ValueError] = []
-    pieces = _pieces(trained, file, lines, before, errors)
+    pieces = _pieces(trained, file, lines, before, errors, skipped)
     if copies:
         yield from in_order([trained, *copies], _output, pieces)
     else:
@@ -58,11 +70,26 @@ def predicted(
 
 
 def _output(trained: Trained, piece: _Piece) -> Predicted:
-    return Predicted(list(trained.task.predict(trained, piece.inputs, piece.before)), len(piece.inputs), piece.lines)
+    """The output of a piece: predictions of its inputs, and lines of units that cannot be read as they are written."""
+    output: list[str] = []
+    before = piece.before
+    for unread, group in groupby(piece.inputs, key=lambda given: isinstance(given, Unread)):
+        inputs = list(group)
+        if unread:
+            output += [line for given in inputs for line in given.lines]
+        else:
+            output += trained.task.predict(trained, inputs, before)
+        before += len(inputs)
+    return Predicted(output, len(piece.inputs), piece.lines)
 
 
 def _pieces(
-    trained: Trained, file: str, lines: Iterable[Line], before: int, errors: list[ValueError]
+    trained: Trained,
+    file: str,
+    lines: Iterable[Line],
+    before: int,
+    errors: list[ValueError],
+    skipped: list[ValueError] | None,
 ) -> Iterator[_Piece]:
     """The units of lines, some at a time, up to the first that is no input, whose error is put into a list."""
     taken: list[Line] = []
@@ -73,11 +100,11 @@ def _pieces(
             unit = next(units, None)
             if unit is None:
                 break
-            given = trained.task.accept(trained, file, unit)
+            given = _accepted(trained, file, unit, skipped)
         except ValueError as wrong:
             errors.append(wrong)
             break
-        if len(inputs) >= CHUNK and trained.task.stands_alone(trained, given):
+        if len(inputs) >= CHUNK and (isinstance(given, Unread) or trained.task.stands_alone(trained, given)):
             yield _Piece(inputs, taken, before)
             before += len(inputs)
             taken, inputs = [], []
@@ -85,6 +112,16 @@ def _pieces(
         taken += unit
     if inputs:
         yield _Piece(inputs, taken, before)
+
+
+def _accepted(trained: Trained, file: str, unit: list[Line], skipped: list[ValueError] | None) -> Any:
+    try:
+        return trained.task.accept(trained, file, unit)
+    except ValueError as wrong:
+        if skipped is None:
+            raise
+        skipped.append(wrong)
+        return Unread(trained.task.unread(unit))
 
 
 @dataclass
@@ -108,14 +145,15 @@ def write_predictions(
     advanced: Callable[[int], None] = lambda lines: None,
     before: int = 0,
     copies: Sequence[Trained] = (),
+    skipped: list[ValueError] | None = None,
 ) -> None:
     """Predict the lines of a source, by its name, into a file; `model` tells this model and its options from others.
 
     With `force` an output that exists is replaced, and one that is not finished is begun again. `advanced` is told of
-    how many lines more the output is written. `before` and `copies` are as in `predicted`.
+    how many lines more the output is written. `before`, `copies` and `skipped` are as in `predicted`.
     """
     if is_special(output):
-        _write_stream(predicted(trained, *source, before, copies), output, advanced)
+        _write_stream(predicted(trained, *source, before, copies, skipped), output, advanced)
         return
     part, stored = part_of(output), record_of(output)
     file, lines = source[0], iter(source[1])
@@ -140,7 +178,7 @@ def write_predictions(
             # what was written after the last record is written again
             opened.truncate(progress.bytes)
             opened.seek(progress.bytes)
-            for piece in predicted(trained, file, lines, before + progress.units, copies):
+            for piece in predicted(trained, file, lines, before + progress.units, copies, skipped):
                 opened.write(_text(piece))
                 opened.flush()
                 for line in piece.lines:

@@ -1,7 +1,8 @@
 """The directory of a run: what was asked, the vocabularies, the weights, the log; and a model out of it.
 
-config.json, vocabulary.json, weights.pt (of the best epoch), last.ckpt (to resume), log.csv, digests.json (of all
-these), tensorboard/. Whatever is wrong with one of them is a ValueError or an OSError that names it.
+config.json, vocabulary.json, weights.pt (of the best epoch), last.ckpt (to resume), log.csv, samples.json (inputs of
+dev, to show), digests.json (of all these), tensorboard/, and data/ (rows that were given in memory).
+Whatever is wrong with one of them is a ValueError or an OSError that names it.
 """
 
 import json
@@ -53,10 +54,18 @@ class Run:
         return self.path / "tensorboard"
 
     @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.json"
+
+    @property
     def files(self) -> list[Path]:
         """The files of a run that are written as a whole: no other command may write to them."""
         digests = self.path / NAME
-        return [self.config, self.vocabulary, self.weights, self.last, self.log, digests]
+        return [self.config, self.vocabulary, self.weights, self.last, self.log, self.samples, digests]
 
     def clear(self) -> None:
         """Remove what a process that was killed had not written whole."""
@@ -68,7 +77,7 @@ class Run:
         """True if there is more in the directory than a process leaves that is killed before its run begins."""
         if not self.path.is_dir():
             return self.path.exists()
-        early = {self.vocabulary.name, NAME, *(part_of(file).name for file in self.files)}
+        early = {self.vocabulary.name, self.data.name, NAME, *(part_of(file).name for file in self.files)}
         names = {file.name for file in self.path.iterdir()}
         # a vocabulary of the user's own has no digest beside it
         return not names <= early or (self.vocabulary.name in names and NAME not in names)
@@ -124,6 +133,30 @@ def load(run: str | Path, *, device: str = "cpu", **options: Any) -> Trained:
     model = built(task, chosen, vocabularies, directory)
     model.load_state_dict(fitting(model, tensors(directory.weights), directory.weights))
     return Trained(task, chosen, vocabularies, model.to(device).eval())
+
+
+def check_new(run: Run) -> None:
+    """Raise a FileExistsError if a directory has a run, or anything else."""
+    if run.begun:
+        kind = "has a run already; --resume continues it" if run.config.exists() else "exists and is not empty"
+        raise FileExistsError(f"--out: {run.path} {kind}")
+
+
+def write_samples(samples: list[Any], file: Path) -> None:
+    """Write inputs of the run's own data, as `Trained.results` takes them, for pages that begin with one."""
+    with atomic_write_with_digest(file) as temporary:
+        temporary.write_text(json.dumps(samples, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_samples(run: Run) -> list[Any]:
+    """Return the inputs that `write_samples` wrote; none for a run that was written without them."""
+    if not run.samples.exists():
+        return []
+    stored = _json(run.samples)
+    with refused(run.samples, "a list of inputs"):
+        if not isinstance(stored, list) or not all(isinstance(one, str | list) for one in stored):
+            raise TypeError("a list of texts or of lists of texts expected")
+        return stored
 
 
 def check_run(run: Run) -> Run:

@@ -5,14 +5,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from itertools import groupby
 from math import inf
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from polymax_recipes.doubts import skipped_of
 from polymax_recipes.readers.lines import Line, ReadError
+from polymax_recipes.readers.tables import Role, Row, is_table, read_table, rows_in_memory
 from polymax_recipes.text.tokenizer import RawSentence
 from polymax_recipes.training.batches import Encoded
 from polymax_recipes.training.vocabulary import Vocabulary
@@ -99,12 +103,20 @@ class Trained:
     # measures of a training that was just run, by the part of the data
     reports: dict[str, Report] = field(default_factory=dict)
 
-    def evaluate(self, *files: str | Path) -> Report:
-        """The task's measures on files like those it was trained on; a ValueError that names what is not like them."""
-        names = ", ".join(map(str, files))
-        examples = self.task.read_as([Path(file) for file in files], self.options)
+    def evaluate(self, *data: Any) -> Report:
+        """Return the task's measures on data like those of the training: files, or rows in memory.
+
+        Rows are lists of dicts or of tuples, frames of pandas or datasets of Hugging Face, as `train` takes them.
+        """
+        if len(data) == 1 and in_memory(data[0]):
+            names = "data"
+            rows = rows_in_memory(data[0], names, self.task.roles, columns_of(self.options))
+            examples = self.task.of_rows(rows, self.options)
+        else:
+            names = ", ".join(map(str, data))
+            examples = self.task.read_as([Path(file) for file in data], self.options)
         try:
-            return self.task.evaluate(self, examples)
+            return measured(self, examples)
         except ReadError:
             raise
         except ValueError as error:
@@ -127,6 +139,13 @@ class Trained:
         return self.task.results(self, given) if given else []
 
 
+def measured(trained: Trained, examples: list[Any]) -> Report:
+    """Return the measures of a task on examples, and how many were left out by --skip-bad, if any were."""
+    skipped = skipped_of(examples)
+    report = trained.task.evaluate(trained, examples)
+    return {**report, "skipped": len(skipped)} if skipped else report
+
+
 class Task(ABC):
     """One kind of data and model; everything about files, epochs, devices and flags is the same for all.
 
@@ -142,13 +161,51 @@ class Task(ABC):
     # those that are better where they are less
     falling: tuple[str, ...] = ("loss",)
 
+    # the columns of tables, such as CSV and JSON lines, in the order in which a table without names has them
+    roles: tuple[Role, ...] = ()
+
     @abstractmethod
     def read(self, files: Sequence[Path]) -> list[Any]:
-        """The examples of files; a ValueError that begins with FILE:LINE where they cannot be read."""
+        """Return the examples of files in the task's own formats; a ValueError begins with FILE:LINE."""
 
     def read_as(self, files: Sequence[Path], options: Any) -> list[Any]:
-        """The examples of files as the options say that they are to be read."""
-        return self.read(files)
+        """Return the examples of files: of tables by their columns, of others by `read`."""
+        found: list[Any] = []
+        for tables, group in groupby(files, key=lambda file: self.takes_table(file, options)):
+            if not tables:
+                found += self.read(list(group))
+                continue
+            for file in group:
+                found += self.of_rows(read_table(file, self.roles, columns_of(options)), options)
+        return found
+
+    def takes_table(self, file: Path, options: Any) -> bool:
+        """Return True if a file is read as a table: by its name, or because columns are chosen."""
+        return bool(self.roles) and (is_table(file) or bool(columns_of(options)))
+
+    def of_rows(self, rows: Iterable[Row], options: Any) -> list[Any]:
+        """Return the examples of the rows of a table; a ReadError names the first row that is not one."""
+        found = [self.of_row(row, options) for row in rows]
+        if not found:
+            raise ValueError(f"{self.name}: no rows in this table")
+        return found
+
+    def of_row(self, row: Row, options: Any) -> Any:
+        """Return the example of a row of a table."""
+        raise row.error(f"{self.name} reads no tables")
+
+    def lines_of_rows(self, trained: Trained, rows: Iterable[Row]) -> Iterator[Line]:
+        """Return the lines of input that the rows of a table stand for in `polymax predict`."""
+        for row in rows:
+            yield from (Line(row.number, text, text + "\n") for text in self.lines_of_row(trained, row))
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        """Return the lines of input that a row of a table stands for."""
+        raise row.error(f"{self.name} predicts no tables; give it lines, as docs/recipes.md says")
+
+    def sample(self, example: Any) -> Any:
+        """Return an example as `Trained.results` takes inputs; None if the task has none to show."""
+        return None
 
     def used(self, examples: list[Any], part: str, options: Any) -> list[Any]:
         """The examples of "train" or "dev" that a training uses; a ValueError where they are not what it needs."""
@@ -186,6 +243,10 @@ class Task(ABC):
     def parse(self, file: str, unit: list[Line]) -> Any:
         """What a unit is an input to; a ReadError with the file and the line where it is none."""
 
+    def unread(self, unit: list[Line]) -> list[str]:
+        """Return the lines that `polymax predict --skip-bad` writes for a unit that cannot be read."""
+        return [""]
+
     def accept(self, trained: Trained, file: str, unit: list[Line]) -> Any:
         """What a unit is an input to this model; a ReadError where it is none."""
         return self.parse(file, unit)
@@ -217,6 +278,36 @@ def option(
     """A field of Options: a flag with its help; a `late` one may be another at each use of a trained model."""
     known = {"help": help, "choices": tuple(choices), "least": least, "most": most, "late": late}
     return field(default=default, metadata=known)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The option of how tables are read, with which the options of every task begin."""
+
+    columns: str = option(
+        "",
+        "Columns of tables, such as token=0,tag=3 or text=review: by number from 0, from -1 at the end, or by name.",
+        late=True,
+    )
+
+
+def columns_of(options: Any) -> str:
+    """Return the columns that options name; tasks of one's own need not have that option."""
+    return getattr(options, "columns", "")
+
+
+def in_memory(data: Any) -> bool:
+    """Return True if data are rows in memory, and not a file or a list of files.
+
+    Example:
+        >>> in_memory("train.txt"), in_memory([Path("a")]), in_memory([{"token": ["a"]}])
+        (False, False, True)
+    """
+    if isinstance(data, str | PathLike):
+        return False
+    if isinstance(data, list | tuple):
+        return bool(data) and not all(isinstance(file, str | PathLike) for file in data)
+    return True
 
 
 @cache

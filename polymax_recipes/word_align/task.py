@@ -12,19 +12,22 @@ from torch import Tensor
 from polymax_recipes.metrics import AlignmentErrorRate
 from polymax_recipes.readers.alignments import WordAlignment
 from polymax_recipes.readers.lines import Line
+from polymax_recipes.readers.tables import Role, Row
 from polymax_recipes.results import AlignmentResult, two_texts
 from polymax_recipes.training.batches import places, sorted_batches
 from polymax_recipes.training.measured import means, to_device
-from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, option
+from polymax_recipes.training.task import Reading, Report, Task, Trained, Vocabularies, option
 from polymax_recipes.word_align.data import Pairs, Sides, parse_sides, read_sides, vocabularies_of, words_of
 from polymax_recipes.word_align.explanations import EXPLANATIONS
 from polymax_recipes.word_align.model import Aligner
 
+# files that the task reads as its own, whatever columns are chosen
+NATIVE = (".conllu", ".json")
 Links = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class WordAlignOptions:
+class WordAlignOptions(Reading):
     """The options of the model, of its words, and of what is a link."""
 
     attention: str = option("softmax", "How words are explained by others.", choices=tuple(EXPLANATIONS))
@@ -46,6 +49,20 @@ class WordAlignTask(Task):
 
     def read(self, files: Sequence[Path]) -> list[Sides]:
         return read_sides(files)
+
+    roles = (Role("source", ("src", "first"), given=True), Role("target", ("tgt", "second"), given=True))
+
+    def takes_table(self, file: Path, options: WordAlignOptions) -> bool:
+        return super().takes_table(file, options) and not file.name.removesuffix(".gz").endswith(NATIVE)
+
+    def of_row(self, row: Row, options: WordAlignOptions) -> Sides:
+        return Sides(_side(row, "source"), _side(row, "target"))
+
+    def lines_of_row(self, trained: Trained, row: Row) -> list[str]:
+        return ["\t".join(row.line(role) for role in ("source", "target"))]
+
+    def sample(self, example: Sides) -> Any:
+        return [side if isinstance(side, str) else " ".join(side) for side in (example.source, example.target)]
 
     def vocabularies(self, examples: list[Sides], options: WordAlignOptions) -> Vocabularies:
         return vocabularies_of(examples, options.words, options.punctuation)
@@ -115,6 +132,10 @@ def attended(trained: Trained, text: str) -> tuple[Tensor, list[str], list[str]]
     batch = Pairs([pair], trained.vocabularies)[torch.tensor([0])]
     weights = torch.stack(_aligner(trained).weights(to_device(batch, trained.model))).mean(0)
     return weights[0].T.cpu(), words_of(pair.target, split), words_of(pair.source, split)
+
+
+def _side(row: Row, role: str) -> str | list[str]:
+    return row.tokens(role) if isinstance(row.values.get(role), list) else row.text(role)
 
 
 def _aligner(trained: Trained) -> Aligner:

@@ -151,9 +151,13 @@ BROKEN = [
     ("t.tsv", b"neutral\ta\n", "t.tsv:1: 3 columns between tabs expected, label, premise, hypothesis; got 2"),
     ("t.tsv", b"neutral\ta\t \n", "t.tsv:1: hypothesis is empty"),
     ("t.tsv", b"-\ta\tb\n", "t.tsv:1: no pair has a label; all are '-'"),
-    ("t.jsonl", b'{"gold_label": "yes", "sentence1": "a", "sentence2": "b"}\n', "t.jsonl:1: gold_label must be entail"),
-    ("t.jsonl", b'\n{"gold_label": "neutral", "sentence1": "a"}\n', "t.jsonl:2: sentence2 must be a text, not empty"),
-    ("t.jsonl", b'{"gold_label": 1, "sentence1": "a", "sentence2": "b"}\n', "t.jsonl:1: gold_label must be a text"),
+    ("t.jsonl", b'{"gold_label": "yes", "sentence1": "a", "sentence2": "b"}\n', "t.jsonl:1: label must be entail"),
+    (
+        "t.jsonl",
+        b'\n{"gold_label": "neutral", "sentence1": "a"}\n',
+        "t.jsonl:2: no column for hypothesis; there are gold_label, sentence1",
+    ),
+    ("t.jsonl", b'{"gold_label": 1.5, "sentence1": "a", "sentence2": "b"}\n', "t.jsonl:1: label must be a text"),
     ("t.jsonl", b"{\n", "t.jsonl:1: JSON expected"),
 ]
 
@@ -303,6 +307,6 @@ def test_training_on_what_cannot_be_read_is_one_line(data, tmp_path, part):
     files = {name: broken if name == part else data / "dev.jsonl" for name in ("train", "dev")}
     result = invoke("train", "entail", "--train", files["train"], "--dev", files["dev"], "--out", tmp_path / "run")
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: {broken}:2: gold_label must be a text")
+    assert result.stderr.startswith(f"error: {broken}:2: no column for label")
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()

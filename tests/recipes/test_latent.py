@@ -246,7 +246,7 @@ BROKEN = [
     ("classify", "a\tb\n", "x\t \n", "text is empty"),
     ("classify", "a\t( b c )\n", "x\t( a b c )\n", "text must be a binary tree: brackets hold 3"),
     ("classify", "a\t( b c )\n", "x\t( ( a b )\n", "text must be one binary tree, with every bracket closed"),
-    ("classify", "a\tb\tc\n", "x\ta\n", "3 columns between tabs expected, label, first, second; got 2"),
+    ("classify", "a\tb\tc\n", "x\ta\n", "3 columns between tabs expected, label, text, second; got 2"),
     ("listops", "7\t7\n", "3\t[MAX 3\n", "tokens must be an expression; 1 operators are not closed"),
     ("listops", "7\t7\n", "3\t[MAX 3 2 ] ]\n", "tokens must be one expression; got ']' after its end"),
     ("listops", "7\t7\n", "3\t( [MAX ( 3 ] ) )\n", "round brackets must take arguments one by one"),

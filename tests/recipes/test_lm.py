@@ -429,7 +429,10 @@ FAULTS = [
     ((*TRAIN, "DATA/empty"), "DATA/empty:1: the file is empty"),
     ((*TRAIN, "DATA/latin"), "DATA/latin:2: UTF-8 expected"),
     (("predict", "RUN", "DATA/prompt", "--set", "escaped=true"), "DATA/prompt:1: \\t must be one of"),
-    (("predict", "RUN", "DATA/prompt", "--set", "context=9"), "--context cannot change after training; --window"),
+    (
+        ("predict", "RUN", "DATA/prompt", "--set", "context=9"),
+        "--context cannot change after training; --columns, --window",
+    ),
     (("plot-attention", "RUN", "--source", "a"), "RUN is a run of lm, which has no attention to draw"),
     (("plot-supports", "RUN", "DATA/dev", "--set", "measured=0", "--out", "NEW"), "--set measured must be at least 1"),
 ]

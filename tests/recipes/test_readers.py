@@ -128,7 +128,7 @@ FORMATS = [
         [r.Tagged(["New York", "#tag"], ["B-LOC", "O"])],
         [
             ("a\tO\n\nNew York\n", 3, "2 columns expected, as above; got 1", 1),
-            ("a\tO\n\n \tO\n", 3, "empty", 1),
+            ("a\tO\n\n\tO\n", 3, "empty", 1),
             ("a\tO\n\nb\t \n", 3, "empty", 1),
         ],
     ),

@@ -18,12 +18,13 @@ from polymax_recipes.training import fit
 from polymax_recipes.training.checkpoint import check_checkpoint, save_into
 from polymax_recipes.training.digests import atomic_write_with_digest
 from polymax_recipes.training.log import measure_of_run
-from polymax_recipes.training.run import Config, Run
+from polymax_recipes.training.run import Config, Run, read_samples
 
 pytest.importorskip("lightning", reason="lightning is not installed")
 
 TINY = {"hidden": 4, "embedding": 4, "longest": 4, "batch_size": 16, "accelerator": "cpu", "epochs": 2}
-WHOLE = {"config.json", "vocabulary.json", "weights.pt", "last.ckpt", "log.csv", "digests.json", "tensorboard"}
+WHOLE = {"config.json", "vocabulary.json", "weights.pt", "last.ckpt", "log.csv", "digests.json", "samples.json"}
+WHOLE |= {"tensorboard"}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,7 @@ def test_a_run_without_digests_is_used_as_it_is(run):
         recipes.load(run.path)
     run.weights.write_bytes(whole)
     resume(run)
+    assert read_samples(run)
     # what was written since has a digest
     assert json.loads((run.path / "digests.json").read_text()).keys() == WHOLE - {"digests.json", "tensorboard"}
 
@@ -253,7 +255,7 @@ def test_nothing_is_written_elsewhere(files, tmp_path, monkeypatch):
     assert {file.name for file in (tmp_path / "run").iterdir()} == WHOLE
 
 
-# what is put on the disk: vocabulary, configuration, log, weights, checkpoint; each with its digest before and after
+# what is put on the disk: vocabulary, configuration, samples, log, weights, checkpoint; with their digests
 @pytest.mark.parametrize("allowed", [0, 1, 3, 4, 6, 8, 9, 11, 13, 14, 19])
 def test_a_full_disk_leaves_a_run_that_goes_on(files, trained, tmp_path, monkeypatch, allowed):
     calls, run = [], Run(tmp_path / "run")

@@ -222,7 +222,10 @@ BROKEN = {
         (b"", "t.tsv:1: the file is empty"),
     ],
     "t.jsonl": [
-        (b'{"source": "a", "target": "b"}\n{"source": "a"}\n', "t.jsonl:2: target must be a text or a list of texts"),
+        (
+            b'{"source": "a", "target": "b"}\n{"source": "a"}\n',
+            "t.jsonl:2: no column for target; there are source: --columns target=NAME says which",
+        ),
         (b'{"source": ["a", 3], "target": "b"}\n', "t.jsonl:1: source must be a text or a list of texts"),
         (b"[\n", "t.jsonl:1: JSON expected"),
     ],

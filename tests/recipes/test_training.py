@@ -23,7 +23,16 @@ from polymax_recipes.training.trainer import Record
 
 TINY = ("--hidden", 8, "--embedding", 6, "--batch-size", 16, "--longest", 12, "--accelerator", "cpu", "--lr", 0.01)
 SMALL = {"hidden": 8, "embedding": 6, "batch_size": 16, "longest": 12, "accelerator": "cpu", "lr": 0.01}
-FILES = {"config.json", "vocabulary.json", "weights.pt", "last.ckpt", "log.csv", "digests.json", "tensorboard"}
+FILES = {
+    "config.json",
+    "vocabulary.json",
+    "weights.pt",
+    "last.ckpt",
+    "log.csv",
+    "digests.json",
+    "samples.json",
+    "tensorboard",
+}
 
 
 def invoke(*arguments, **options):
@@ -376,11 +385,11 @@ FAULTS = [
     (damaged("last.ckpt"), (*RESUME, "--epochs", 4), "RUN/last.ckpt is damaged, or was changed after it was written"),
     (damaged("digests.json"), EVALUATE, "RUN/digests.json: not a list of digests, or a damaged one"),
     (nothing, ("evaluate", "RUN", "DATA/none.tsv"), "DATA/none.tsv: no such file or directory"),
-    (nothing, (*EVALUATE, "--set", "hidden=9"), "--hidden cannot change after training; --beam"),
+    (nothing, (*EVALUATE, "--set", "hidden=9"), "--hidden cannot change after training; --columns, --beam"),
     (nothing, (*EVALUATE, "--set", "beam"), "--set must be NAME=VALUE; got beam"),
     (nothing, (*EVALUATE, "--set", "beam=many"), "--beam must be int; got 'many'"),
     (nothing, (*EVALUATE, "--device", "abacus"), "--device: 'abacus' cannot be used here"),
-    (nothing, ("predict", "RUN", "DATA"), "DATA: is a directory"),
+    (nothing, ("predict", "RUN", "DATA"), "DATA is a directory, and not one that datasets.Dataset.save_to_disk wrote"),
     (nothing, ("predict", "RUN", "DATA/dev.tsv", "--output", "DATA"), "--output must be a file; DATA is a directory"),
     (nothing, ("plot-attention", "RUN", "--source", " ", "--out", "DATA/a.png"), "--source must have a word"),
     (nothing, (*TRAIN, "RUN"), "--out: RUN has a run already; --resume continues it"),
@@ -490,7 +499,7 @@ def test_a_task_has_a_flag_for_every_option(name):
 
 
 def test_an_unknown_task_and_option_are_named(data, tmp_path):
-    with pytest.raises(ValueError, match="--sede is not an option of seq2seq; there are --attention"):
+    with pytest.raises(ValueError, match="--sede is not an option of seq2seq; there are --columns, --attention"):
         fit.train("seq2seq", data, tmp_path / "run", {"sede": 1})
     with pytest.raises(ValueError, match=f"task must be one of {', '.join(task.MODULES)}; got 'chess'"):
         task.named("chess")
