@@ -5,7 +5,6 @@ Only kernels are called from Python: their helpers are typed and lowered, and wa
 and what is optimised once, as a whole, is no slower.
 """
 
-import gc
 from typing import Any
 
 from numba import _dynfunc
@@ -68,15 +67,7 @@ class KernelCompiler(Compiler):
     """The compiler of kernels."""
 
     def _compile_core(self) -> Any:
-        # a compiler leaves many objects, of which few are garbage: looking for it took an eighth of the time. Numba's
-        # lock is held here, so that one thread at a time does this
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            found = super()._compile_core()
-        finally:
-            if collecting:
-                gc.enable()
+        found = super()._compile_core()
         # constants of Python that helpers refer to, as Numba does it for a kernel that comes from its cache
         for variable in found.library._final_module.global_variables:
             environment = lookup_environment(variable.name)

@@ -1,6 +1,5 @@
 """Compiled kernels are kept where that is possible, and run where it is not."""
 
-import gc
 import importlib.util
 import os
 import subprocess
@@ -18,7 +17,7 @@ from numba.core.compiler import Compiler
 
 import polymax
 from polymax.backend import numba_cache
-from polymax.backend.numba_compile import compilers
+from polymax.backend.numba_compile import KNOWN, compilers
 
 SOURCE = """
 from polymax.backend.numba_math import kernel
@@ -208,8 +207,13 @@ def total(x):
 """
 
 
-def test_other_versions_of_numba_compile_as_they_do():
+def test_other_versions_of_numba_compile_as_they_do_and_say_so(caplog):
     assert compilers("0.61.0") == compilers("1.0") == (Compiler, Compiler)
+    assert [r.getMessage().partition(" compiles")[0] for r in caplog.records] == ["Numba 0.61.0", "Numba 1.0"]
+    assert all(r.getMessage().endswith(f"faster with Numba {KNOWN[0]}x") for r in caplog.records)
+    caplog.clear()
+    assert compilers(f"{KNOWN[0]}9") != (Compiler, Compiler)
+    assert not caplog.records
 
 
 @pytest.mark.skipif(compilers(numba.__version__)[0] is Compiler, reason="the insides of this Numba are not known")
@@ -227,4 +231,3 @@ def test_helpers_are_compiled_once_and_have_no_machine_code(tmp_path, monkeypatc
     code = {d.py_func.__name__: one for d in begun for one in d.overloads.values()}
     addresses = {name: one.library.get_pointer_to_function(one.fndesc.llvm_func_name) for name, one in code.items()}
     assert addresses["at"] == addresses["both"] == 0 != addresses["total"]
-    assert gc.isenabled()
