@@ -20,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # tables and oracles are plain modules beside the tests
 sys.path.insert(0, str(Path(__file__).parent))
 
+from interpreted import check_accesses  # noqa: E402
+
 
 def pytest_collection_finish():
     """Leave twenty thousand collected tests out of every later collection of garbage."""
@@ -30,6 +32,10 @@ def pytest_collection_finish():
 def pytest_generate_tests(metafunc):
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+
+
+def pytest_runtest_call():
+    check_accesses()
 
 
 @pytest.fixture(autouse=True)
