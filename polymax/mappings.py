@@ -2,11 +2,15 @@
 
 Every mapping takes scores of any shape and floating dtype, `dim`, and an optional bool `mask` (True = keep) that
 broadcasts to the scores; -inf scores are masked too. A fully masked row gives zeros. `dtype` casts the scores first, as
-torch.softmax does. What a mapping is named for (alpha, p, strength, bounds, k) comes before `dim`: say `dim=1`.
+torch.softmax does. A parameter that a mapping has of its own (alpha, p, strength, upper) stands before `dim`. An integer
+in its place could be meant for `dim`, and is refused: say `dim=1`, or `alpha=1`.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
+from inspect import signature
+from numbers import Integral
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
@@ -27,6 +31,22 @@ from polymax.regularizers import (
 from polymax.regularizers.bounded import Budget
 
 Number = float | Tensor
+P = ParamSpec("P")
+
+
+def _no_integer_second(mapping: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Refuse an integer in the second place, where torch.softmax has `dim` and this mapping a parameter of its own."""
+    name = list(signature(mapping).parameters)[1]
+
+    @wraps(mapping)
+    def checked(*args: P.args, **options: P.kwargs) -> Tensor:
+        second = args[1] if len(args) > 1 else 0.0
+        if type(second) is not float and isinstance(second, Integral) and not isinstance(second, bool):
+            call = f"{mapping.__name__}(x, {second})"
+            raise TypeError(f"{call} could mean dim={second} or {name}={second}: give the argument by name")
+        return mapping(*args, **options)
+
+    return checked
 
 
 def hardmax(x: Tensor, dim: int = -1, mask: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -60,6 +80,7 @@ def sparsemax(
     return _of(Gini, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
+@_no_integer_second
 def entmax(
     x: Tensor,
     alpha: Number = 1.5,
@@ -79,6 +100,7 @@ def entmax(
     return _of(Tsallis, alpha, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
+@_no_integer_second
 def normmax(
     x: Tensor,
     alpha: Number = 2.0,
@@ -96,6 +118,7 @@ def normmax(
     return _of(Norm, alpha, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
+@_no_integer_second
 def sq_pnorm_max(
     x: Tensor,
     p: Number = 1.5,
@@ -113,6 +136,7 @@ def sq_pnorm_max(
     return _of(SquaredPNorm, p, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
+@_no_integer_second
 def fusedmax(
     x: Tensor,
     strength: Number = 0.1,
@@ -130,6 +154,7 @@ def fusedmax(
     return _of(Fused, strength, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
+@_no_integer_second
 def oscarmax(
     x: Tensor,
     strength: Number = 0.01,
@@ -165,6 +190,7 @@ def groupedmax(
     return Grouped(groups, strength, gamma).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
+@_no_integer_second
 def csoftmax(
     x: Tensor,
     upper: Number,
@@ -183,6 +209,7 @@ def csoftmax(
     return _of(_bounded_shannon, gamma, lower, upper).argmax(x if dtype is None else _cast(x, dtype), dim, mask)
 
 
+@_no_integer_second
 def csparsemax(
     x: Tensor,
     upper: Number,

@@ -111,6 +111,8 @@ def test_calls_as_of_softmax(device):
     x = torch.randn(3, 4, device=device)
     for mapping in (pm.softmax, pm.sparsemax, pm.hardmax):
         equal(mapping(x, 0), mapping(x.T).T, "dim by position")
+    close(pm.softmax(x, 0), torch.softmax(x, 0), "torch's weights")
+    equal(pm.entmax(x, 2.0), pm.entmax(x, alpha=2), "alpha by position is no integer, by name it may be one")
     for mapping in (pm.softmax, pm.sparsemax, pm.entmax, pm.normmax, pm.sq_pnorm_max, pm.fusedmax, pm.oscarmax):
         equal(mapping(x, dim=0, dtype=torch.float64), mapping(x.double(), dim=0), "dtype casts the scores")
         assert mapping(torch.arange(3), dtype=torch.float32).dtype == torch.float32
