@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.graphs.graph import Graph
 
 # annotations of generators are strings: np.random is loaded when it is first used, and not by `import polymax`
@@ -32,7 +33,7 @@ def from_list(probs: Tensor, k: int, generator: torch.Generator | None) -> Tenso
     checked_count(k)
     rows = probs.detach().cpu().double().reshape(-1, probs.shape[-1])
     places = np.full((len(rows), k), -1)
-    for row, p, random in zip(places, rows.numpy(), streams(len(rows), generator), strict=True):
+    for row, p, random in zip(places, memory(rows), streams(len(rows), generator), strict=True):
         (some,) = (p > 0).nonzero()
         sums = np.log(p[some]) - np.log(random.exponential(size=len(some)))
         found = some[np.argsort(-sums, kind="stable")[:k]]
@@ -61,8 +62,8 @@ def from_walk(
     Shapes: p (B, edges), the weights of the choices at each node; roots (B,)
     """
     checked_count(k)
-    first, tails, part = (t.cpu().numpy() for t in graph.arrays)
-    weights = p.detach().cpu().double().numpy()
+    first, tails, part = (memory(t.cpu()) for t in graph.arrays)
+    weights = memory(p.cpu().double())
     y, there = np.zeros((len(weights), k, graph.parts + 1)), np.zeros((len(weights), k), bool)
     for b, random in enumerate(streams(len(weights), generator)):
         root = int(roots[b])

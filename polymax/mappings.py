@@ -2,8 +2,8 @@
 
 Every mapping takes scores of any shape and floating dtype, `dim`, and an optional bool `mask` (True = keep) that
 broadcasts to the scores; -inf scores are masked too. A fully masked row gives zeros. `dtype` casts the scores first, as
-torch.softmax does. A parameter that a mapping has of its own (alpha, p, strength, upper) stands before `dim`. An integer
-in its place could be meant for `dim`, and is refused: say `dim=1`, or `alpha=1`.
+torch.softmax does. A mapping's own parameter (alpha, p, strength, upper) stands before `dim`. An integer in that place
+could be meant for `dim`, and is refused: say `dim=1`, or `alpha=1`.
 """
 
 from collections.abc import Callable, Sequence

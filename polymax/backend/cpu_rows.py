@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_team import Team, team
 from polymax.backend.numba_team import failed, job, task
 from polymax.backend.widen import wide
@@ -45,7 +46,7 @@ def beside(numbers: Tensor, shape: torch.Size) -> Tensor:
 
 def rows(x: Tensor) -> np.ndarray:
     """`(*batch, n)` as contiguous NumPy rows `(rows, n)`, half precision widened to float32."""
-    return wide(x).detach().contiguous().numpy().reshape(x.shape[:-1].numel(), x.shape[-1])
+    return memory(wide(x).contiguous()).reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def parallel(kernel: Callable[..., None], shape: torch.Size, weight: int, *args: Any) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.function import constant, outside_transforms, under_transform
 from polymax.graphs.graph import Graph
 
@@ -59,7 +60,7 @@ class Levels:
 
     def _build(self) -> None:
         graph = self.graph
-        first, tails = graph.first.cpu().numpy(), graph.tails.cpu().numpy()
+        first, tails = memory(graph.first.cpu()), memory(graph.tails.cpu())
         self.heads = torch.repeat_interleave(torch.arange(graph.nodes, device="cpu"), graph.first.cpu().diff()).to(
             graph.part.device
         )

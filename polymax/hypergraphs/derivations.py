@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polymax._parts import Parts
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.dispatch import _LIBRARY
 from polymax.backend.function import outside_transforms
 from polymax.graphs.graph import Graph
@@ -108,7 +109,7 @@ derived_parts = torch.ops.polymax.derived_parts.default
 def _derivable_parts(graph: Graph, root: int) -> np.ndarray:
     """True for each part that a derivation of the root uses."""
     with outside_transforms():
-        first, tails, part = (t.cpu().numpy() for t in graph.arrays)
+        first, tails, part = (memory(t.cpu()) for t in graph.arrays)
     used, seen = np.zeros(graph.parts + 1, bool), np.zeros(graph.nodes + 1, bool)
     seen[root] = True
     # heads come after tails, and the last place is for tails and parts that are not there

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polymax import _check
+from polymax.backend.cpu_arrays import memory
 from polymax.nn.shift_reduce import SHIFT, check_transitions
 from polymax.structures.compact.tree_faults import check_heads
 
@@ -86,10 +87,10 @@ def binary_plan(transitions: Tensor, n: int, at: Tensor | None = None) -> TreePl
     if steps.dim() != 2:
         raise ValueError(f"transitions must be (count, T); got {tuple(steps.shape)}")
     _refuse_long((steps == SHIFT).sum(-1), n)
-    sizes, made, nodes, links, token = binary_levels(steps.numpy())
+    sizes, made, nodes, links, token = binary_levels(memory(steps))
     levels = [Level(m, size - m, 2 * m) for m, size in zip(made.tolist(), sizes.tolist(), strict=True)]
-    tokens = nodes[steps.numpy().ravel()[nodes] == SHIFT]
-    instances = _instances(at, steps.shape[0]).numpy()
+    tokens = nodes[memory(steps).ravel()[nodes] == SHIFT]
+    instances = memory(_instances(at, steps.shape[0]))
     taken = instances[tokens // max(steps.shape[1], 1)] * n + token[tokens]
     return _plan(levels, (links, _NONE), nodes, taken, steps.shape)
 
@@ -112,10 +113,10 @@ def heads_plan(heads: Tensor, at: Tensor | None = None) -> TreePlan:
     count, n = heads.shape
     shape_only = torch.zeros((), device="cpu").expand(count, n + 1, n + 1)
     check_heads(heads, shape_only, (heads >= 0).sum(-1), single_root=False)
-    sizes, nodes, links, starts = heads_levels(heads.numpy())
+    sizes, nodes, links, starts = heads_levels(memory(heads))
     below = [0, *sizes.tolist()]
     levels = [Level(size, 0, children) for size, children in zip(sizes.tolist(), below)]
-    taken = _instances(at, count).numpy()[nodes // max(n, 1)] * n + nodes % max(n, 1)
+    taken = memory(_instances(at, count))[nodes // max(n, 1)] * n + nodes % max(n, 1)
     return _plan(levels, (links, starts), nodes, taken, heads.shape)
 
 

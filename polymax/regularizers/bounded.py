@@ -11,6 +11,7 @@ from torch.autograd import Function
 from torch.compiler import is_compiling
 
 from polymax import _check
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.dispatch import bare
 from polymax.backend.function import apply_function, keep_tensors
 from polymax.backend.widen import constant, wide
@@ -66,7 +67,7 @@ class Bounded(Regularizer):
             bounds = _numbers.kept(self.lower, self.upper, 1.0, x.dim(), x.dtype, x.device)
             y = capped.cpu(x, *bounds, entropic)
             # NumPy takes half the time of torch for a sum of few weights, which are finite or NaN
-            few = y.numpy() if y.numel() <= _FEW else None
+            few = memory(y) if y.numel() <= _FEW else None
             bad = math.isnan(y.sum() if few is None else np.vdot(few, few))
         else:
             y = _capped_argmax(x, self.lower, self.upper, 1.0, entropic)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.function import outside_transforms
 from polymax.hypergraphs import Builder, Derivations, Graph
 from polymax.hypergraphs.passes import Problem
@@ -68,7 +69,7 @@ def _labelled_graph(graph: Graph, labels: int) -> tuple[Graph, Tensor]:
     """The graph in which a node for each part chooses its label, and the new number of each node of the old graph."""
     # torch.func would wrap the tables, which outlive its call
     with outside_transforms():
-        first, tails, part = (t.cpu().numpy() for t in graph.arrays)
+        first, tails, part = (memory(t.cpu()) for t in graph.arrays)
     heads = np.repeat(np.arange(graph.nodes), np.diff(first))
     # a hyperedge with two tails has no room for a third: a node of its own, before its head, joins two of them
     wide = (part >= 0) & (tails[:, 1] >= 0)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.distinct import Frontier, checked_count, streams
 
 
@@ -21,7 +22,7 @@ def distinct_trees(
     """
     checked_count(k)
     batch, n = len(x), x.shape[-1] - 1
-    sizes, names = lengths.tolist(), labels.cpu().double().numpy()
+    sizes, names = lengths.tolist(), memory(labels.cpu().double())
     found = torch.full((batch, k, n, 2), -1, device="cpu")
     there = torch.zeros(batch, k, dtype=torch.bool, device="cpu")
     frontiers = [Frontier(random, ()) for random in streams(batch, generator)]
@@ -55,7 +56,7 @@ def distinct_trees(
         arcs = tree.with_lengths(lengths[rows]).marginals(left).cpu().double()
         for (b, total, log, chosen), p in zip(opened, arcs, strict=True):
             # what rounding leaves of an impossible arc is none
-            column = np.where(_possible(chosen, n, tree.single_root), p[:, len(chosen) + 1].numpy(), 0)
+            column = np.where(_possible(chosen, n, tree.single_root), memory(p[:, len(chosen) + 1]), 0)
             (some,) = (column > 0).nonzero()
             if len(some):
                 logs = np.log(column[some] / column[some].sum())

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.numba_memory import lean_kernel
 from polymax.kernels.active_set.numba_search import Problem
 from polymax.kernels.arborescence.numba_tree import best_tree_of_rows
@@ -12,11 +13,11 @@ def problem(search):
     (scores, lengths), (single_root,) = search.tensors, search.options
     count, width, _ = scores.shape
     # [modifier, head], as the search takes them
-    rows = np.ascontiguousarray(scores.detach().numpy().swapaxes(1, 2), np.float64).reshape(count, width * width)
+    rows = np.ascontiguousarray(memory(scores).swapaxes(1, 2), np.float64).reshape(count, width * width)
     # one row of marks for the loop, one for heads, and those of the arborescence
     return Problem(
         np.array([width, int(single_root)]),
-        np.ascontiguousarray(lengths.numpy()).reshape(count, 1),
+        np.ascontiguousarray(memory(lengths)).reshape(count, 1),
         rows,
         np.empty((1, 0)),
         ((2 * width, width), 1 + 2 * width, (10, 2 * width)),

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.numba_memory import lean_kernel
 from polymax.kernels.active_set.numba_search import Problem
 from polymax.kernels.assignment.numba_match import MATCHED, best_match
@@ -14,11 +15,11 @@ def problem(search):
     wide = max(n, m) + 1
     # in the grid: scores less mu, five rows for the assignment, duals of rows and of columns, room for a transpose
     both = np.empty((count, 2), np.int64)
-    both[:, 0], both[:, 1] = rows.numpy(), columns.numpy()
+    both[:, 0], both[:, 1] = memory(rows), memory(columns)
     return Problem(
         np.array([n, m]),
         both,
-        np.ascontiguousarray(scores.detach().numpy(), np.float64).reshape(count, n * m),
+        np.ascontiguousarray(memory(scores), np.float64).reshape(count, n * m),
         np.empty((1, 0)),
         ((n + 7 + m, wide), 1, (6, wide)),
         4 * n * m,

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.active_set.numba_search import Problem
 
@@ -18,8 +19,8 @@ def problem(search):
     nodes, edges = graph.nodes, graph.edges
     return Problem(
         _table(graph),
-        roots.reshape(-1, 1).contiguous().numpy(),
-        scores.double().contiguous().numpy(),
+        memory(roots.reshape(-1, 1).contiguous()),
+        memory(scores.double().contiguous()),
         np.empty((1, 0)),
         ((1, 1), 1 + nodes + edges, (4, max(nodes, 1) + 1)),
         edges,
@@ -30,7 +31,7 @@ def problem(search):
 def _table(graph):
     """The numbers of nodes and hyperedges, and the arrays of a graph one after the other."""
     sizes = np.array([graph.nodes, graph.edges])
-    return np.concatenate([sizes, *(t.numpy().ravel() for t in graph.arrays)])
+    return np.concatenate([sizes, *(memory(t).ravel() for t in graph.arrays)])
 
 
 @kernel

@@ -4,6 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.numba_memory import lean_kernel
 from polymax.kernels.active_set.numba_search import Problem
 
@@ -14,11 +15,11 @@ def problem(search):
     count, n, s = unary.shape
     # a tag chooses among those before it: they stand side by side
     groups, last = transition.shape[:-2] or (1, 1)
-    steps = transition.detach().numpy().swapaxes(-1, -2)
+    steps = memory(transition).swapaxes(-1, -2)
     return Problem(
         _table(n, s, last),
-        lengths.numpy().reshape(count, 1),
-        unary.detach().numpy().astype(np.float64, "C", copy=False).reshape(count, n * s),
+        memory(lengths).reshape(count, 1),
+        memory(unary).astype(np.float64, "C", copy=False).reshape(count, n * s),
         steps.astype(np.float64, "C", copy=False).reshape(groups, last * s * s),
         ((n, s), 1, (1, 2)),
         # eight sums at once

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.arborescence.numba_tree import best_tree, workspace
@@ -11,7 +12,7 @@ from polymax.kernels.arborescence.numba_tree import best_tree, workspace
 def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
     batch, size = scores.shape[:2]
     heads = torch.empty((batch, size - 1), dtype=torch.long, device="cpu")
-    args = scores.detach().contiguous().numpy(), lengths.contiguous().numpy(), single_root, heads.numpy()
+    args = memory(scores.contiguous()), memory(lengths.contiguous()), single_root, memory(heads)
     parallel(_trees, torch.Size((batch, size * size)), 8, *args)
     return heads
 

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_math import kernel
 from polymax.kernels.assignment import outputs
@@ -16,7 +17,7 @@ _PASSES = 10
 def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     match, u, v = outputs(scores)
     batch, n, m = scores.shape
-    arrays = [x.detach().contiguous().numpy() for x in (scores, rows, columns, match, u, v)]
+    arrays = [memory(x.contiguous()) for x in (scores, rows, columns, match, u, v)]
     # never warm: an argument and no literal, which Numba would compile best_match for once more
     parallel(_assignment, torch.Size((batch, n * m)), _PASSES, *arrays, False)
     return match, u, v

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_flag import FLAG
 from polymax.backend.cpu_rows import REALS, run
 from polymax.kernels.chain import cpu_linear, cpu_linear_tangent, cpu_local
@@ -36,7 +37,7 @@ def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: floa
                 sizes.data_ptr(), value.data_ptr(), chart.data_ptr(), FLAG.address, REALS[unary.dtype],
             )  # fmt: skip
         if alpha != 1 or FLAG.number[0]:
-            args = *unit, array(x), _array(steps), array(sizes), value.numpy(), chart.numpy()
+            args = *unit, array(x), _array(steps), array(sizes), memory(value), memory(chart)
             run(cpu_local.inside, count, work, *args, smoothing(alpha))
     return value, chart
 
@@ -62,7 +63,7 @@ def chain_outside(
             out_steps, FLAG.address, REALS[unary.dtype],
         )  # fmt: skip
     if alpha != 1 or FLAG.number[0]:
-        args = _array(steps), array(sizes), array(table), array(slope), mu.numpy(), _array(sums)
+        args = _array(steps), array(sizes), array(table), array(slope), memory(mu), _array(sums)
         local = cpu_local.best_sequences if alpha == math.inf else cpu_local.outside
         run(local, count, 2 * work, *unit, *args, smoothing(alpha))
     return mu, sums if unit[1] == 1 else sum_shared(sums, transition)
@@ -102,8 +103,8 @@ def chain_tangent(
         every = transition.expand(d_transition.shape)
         value, h, sums = chain_tangent(unary, every, lengths, chart, g, d_unary, d_transition, alpha)
         return value, h, sums.sum_to_size(transition.shape)
-    args = _array(steps), array(sizes), array(table), array(slope), h.numpy(), _array(sums)
-    more = array(moved), _array(along), value.numpy()
+    args = _array(steps), array(sizes), array(table), array(slope), memory(h), _array(sums)
+    more = array(moved), _array(along), memory(value)
     run(cpu_local.outside, count, 16 * work, *unit, *args, smoothing(alpha), *more)
     return value, h, sums if unit[1] == 1 else sum_shared(sums, transition)
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import GRAIN
 from polymax.backend.numba_math import inline, kernel
 
@@ -32,7 +33,7 @@ def units(batch: int, n: int, s: int, distinct: int, steps: int) -> tuple[tuple[
 def sum_shared(sums: Tensor, transition: Tensor) -> Tensor:
     """The sums of the units that share a transition."""
     total = torch.empty_like(transition, memory_format=torch.contiguous_format)
-    _add(sums.numpy(), total.view(-1, *sums.shape[1:]).numpy())
+    _add(memory(sums), memory(total.view(-1, *sums.shape[1:])))
     return total
 
 

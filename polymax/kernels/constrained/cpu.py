@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.constrained.numba_rows import best_step, gradients, part, sum_at
@@ -39,7 +40,7 @@ def constrained(
         torch.zeros(len(x), dtype=torch.long, device="cpu"),
     )
     tensors = x, weight, lower, upper, columns, signs, offset, least, most, start, mu, tau, violation, done
-    arrays = tuple(t.contiguous().numpy() for t in tensors)
+    arrays = tuple(memory(t.contiguous()) for t in tensors)
     work = 100 * int(columns.shape[1] * columns.shape[2]) + x.shape[1]
     parallel(_constrained, torch.Size((len(x), work)), 4, *arrays, rounds)
     return mu, tau, violation, done
@@ -49,7 +50,7 @@ def constrained_response(
     free: Tensor, tight: Tensor, weight: Tensor, columns: Tensor, signs: Tensor, g: Tensor
 ) -> Tensor:
     out = torch.empty(g.shape, dtype=torch.float64, device="cpu")
-    arrays = tuple(t.contiguous().numpy() for t in (free, tight, weight, columns, signs, g, out))
+    arrays = tuple(memory(t.contiguous()) for t in (free, tight, weight, columns, signs, g, out))
     work = 50 * int(columns.shape[1] * columns.shape[2]) + g.shape[1]
     parallel(_response, torch.Size((len(g), work)), 4, *arrays)
     return out

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_exponents import LARGEST, WIDEST
 from polymax.backend.numba_math import _bits, kernel
@@ -63,7 +64,7 @@ def gapped_tangent(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _array(x):
-    return x.detach().contiguous().numpy()
+    return memory(x.contiguous())
 
 
 def _work(pairs):

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import REALS, beside, plain, run
 from polymax.backend.numba_math import add, inline, kernel, rows_at
 
@@ -40,7 +41,7 @@ def grouped_backward(
 
 
 def _groups(entries: Tensor, first: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    return tuple(t[(0,) * (t.dim() - 1)].contiguous().numpy() for t in (entries, first))
+    return tuple(memory(t[(0,) * (t.dim() - 1)].contiguous()) for t in (entries, first))
 
 
 @kernel

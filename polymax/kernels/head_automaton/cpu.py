@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.head_automaton import GRANDPARENTS, SIBLINGS, chart_like
@@ -57,7 +58,7 @@ def _run(function, arcs, order, *args):
 
 
 def _array(x: Tensor) -> np.ndarray:
-    return x.detach().contiguous().numpy()
+    return memory(x.contiguous())
 
 
 def _flat(chart: Tensor) -> np.ndarray:

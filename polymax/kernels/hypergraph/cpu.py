@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_math import kernel
 from polymax.kernels.hypergraph import chart_of, chart_shape, cpu_lanes
@@ -33,7 +34,7 @@ def hypergraph_inside(
 ) -> tuple[Tensor, Tensor]:
     value = scores.new_empty(scores.shape[:1])
     chart = scores.new_empty(chart_shape(scores.shape[0], first.shape[0] - 1, alpha), dtype=torch.float64)
-    x, planes, out, omega = _array(scores), chart.numpy(), value.numpy(), smoothing(alpha)
+    x, planes, out, omega = _array(scores), memory(chart), memory(value), smoothing(alpha)
 
     def block(start, graph, root):
         # -1 is the threshold of an argument that is alone
@@ -51,7 +52,7 @@ def hypergraph_outside(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, g: Tensor, alpha: float
 ) -> Tensor:
     mu = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    x, planes, out, mass = _array(scores), _array(chart_of(chart, scores.shape[0])), mu.numpy(), _array(g)[:, None]
+    x, planes, out, mass = _array(scores), _array(chart_of(chart, scores.shape[0])), memory(mu), _array(g)[:, None]
     omega = smoothing(alpha)
 
     def block(start, graph, root):
@@ -77,7 +78,7 @@ def hypergraph_tangent(
 ) -> tuple[Tensor, Tensor]:
     dvalue, dmu = scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
     x, planes, dx, mass = _array(scores), _array(chart_of(chart, scores.shape[0])), _array(d), _array(g)[:, None]
-    out, dout, omega = dvalue.numpy(), dmu.numpy(), smoothing(alpha)
+    out, dout, omega = memory(dvalue), memory(dmu), smoothing(alpha)
 
     def block(start, graph, root):
         s, values, taus, ds = (_lanes(rows, start) for rows in (x, planes[0], planes[-1], dx))
@@ -95,7 +96,7 @@ def hypergraph_weights(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, alpha: float
 ) -> Tensor:
     p = scores.new_empty((scores.shape[0], tails.shape[0]))
-    x, planes, out = _array(scores), _array(chart_of(chart, scores.shape[0])), p.numpy()
+    x, planes, out = _array(scores), _array(chart_of(chart, scores.shape[0])), memory(p)
     omega = smoothing(alpha)
 
     def block(start, graph, root):
@@ -109,7 +110,7 @@ def hypergraph_weights(
 
 
 def _array(x: Tensor) -> np.ndarray:
-    return x.detach().contiguous().numpy()
+    return memory(x.contiguous())
 
 
 def _blocks(block: Callable[..., None], work: int, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor) -> None:
@@ -117,7 +118,7 @@ def _blocks(block: Callable[..., None], work: int, first: Tensor, tails: Tensor,
     blocks = -(-len(roots) // LANES)
     graph = (_array(first), _array(tails), _array(part))
     root = np.full(blocks * LANES, -1)
-    root[: len(roots)] = roots.numpy()
+    root[: len(roots)] = memory(roots)
 
     def run(begin, end):
         for start in range(begin * LANES, end * LANES, LANES):

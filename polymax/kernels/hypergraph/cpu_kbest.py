@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_math import inline, kernel
 
@@ -19,9 +20,9 @@ def hypergraph_kbest(
 ) -> tuple[Tensor, Tensor]:
     count = weights.shape[0]
     values, y = weights.new_empty((count, k)), weights.new_zeros((count, k, parts))
-    arrays = (x.detach().contiguous().numpy() for x in (weights, first, tails, part, roots))
+    arrays = (memory(x.contiguous()) for x in (weights, first, tails, part, roots))
     work = torch.Size((count, tails.shape[0] + first.shape[0] * k))
-    parallel(_kbest, work, 8, *arrays, values.numpy(), y.numpy())
+    parallel(_kbest, work, 8, *arrays, memory(values), memory(y))
     return values, y
 
 

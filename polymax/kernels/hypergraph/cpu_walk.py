@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_draws import STEP, choose, mix
 from polymax.backend.numba_math import kernel
@@ -11,15 +12,15 @@ from polymax.backend.numba_math import kernel
 
 def hypergraph_visits(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:
     visits = p.new_empty((p.shape[0], first.shape[0] - 1))
-    arrays = (x.detach().contiguous().numpy() for x in (p, first, tails, roots))
-    parallel(_visits, _work(p, visits), 2, *arrays, visits.numpy())
+    arrays = (memory(x.contiguous()) for x in (p, first, tails, roots))
+    parallel(_visits, _work(p, visits), 2, *arrays, memory(visits))
     return visits
 
 
 def hypergraph_count(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> Tensor:
     counts = p.new_empty(p.shape[:1], dtype=torch.float64)
-    arrays = (x.detach().contiguous().numpy() for x in (p, first, tails, roots))
-    parallel(_count, _work(p, first), 2, *arrays, counts.numpy())
+    arrays = (memory(x.contiguous()) for x in (p, first, tails, roots))
+    parallel(_count, _work(p, first), 2, *arrays, memory(counts))
     return counts
 
 
@@ -27,8 +28,8 @@ def hypergraph_sample(
     p: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, seeds: Tensor, parts: int
 ) -> Tensor:
     y = p.new_zeros((*seeds.shape, parts))
-    arrays = (x.detach().contiguous().numpy() for x in (p, first, tails, part, roots, seeds))
-    parallel(_sample, torch.Size((seeds.numel(), parts + first.shape[0])), 2, *arrays, y.numpy())
+    arrays = (memory(x.contiguous()) for x in (p, first, tails, part, roots, seeds))
+    parallel(_sample, torch.Size((seeds.numel(), parts + first.shape[0])), 2, *arrays, memory(y))
     return y
 
 

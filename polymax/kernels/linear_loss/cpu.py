@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss.flat import slopes_in_torch, solve_in_torch
@@ -40,9 +41,9 @@ def scan(
 ) -> None:
     nothing = x.new_zeros(0)
     parallel(
-        scan_rows, x.shape, 1, x.numpy(), (nothing if bias is None else bias.to(x.dtype)).numpy(),
-        (torch.zeros(0, dtype=torch.int64, device="cpu") if target is None else target).numpy(), first,
-        tuple(t.numpy() for t in lists), alpha, softcap,
+        scan_rows, x.shape, 1, memory(x), memory(nothing if bias is None else bias.to(x.dtype)),
+        memory(torch.zeros(0, dtype=torch.int64, device="cpu") if target is None else target), first,
+        tuple(memory(t) for t in lists), alpha, softcap,
     )  # fmt: skip
 
 
@@ -63,14 +64,14 @@ def column_sums(
 ) -> None:
     if not added:
         dw.zero_()
-    arrays = rows.numpy(), coefs.numpy(), wide(hidden).contiguous().numpy()
+    arrays = memory(rows), memory(coefs), memory(wide(hidden).contiguous())
     if dw.dtype == coefs.dtype:
-        parallel(add_columns, dw.shape, 1, starts.numpy(), *arrays, dw.numpy(), db.numpy())
+        parallel(add_columns, dw.shape, 1, memory(starts), *arrays, memory(dw), memory(db))
         return
     for words in pieces(len(dw), WORDS):
         part = dw[words].to(coefs.dtype)
-        some = starts[words.start : words.stop + 1].numpy()
-        parallel(add_columns, part.shape, 1, some, *arrays, part.numpy(), db[words].numpy())
+        some = memory(starts[words.start : words.stop + 1])
+        parallel(add_columns, part.shape, 1, some, *arrays, memory(part), memory(db[words]))
         dw[words] = part.to(dw.dtype)
 
 

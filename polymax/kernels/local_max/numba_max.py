@@ -11,6 +11,7 @@ import numpy as np
 from numba.extending import overload
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.numba_math import PART, inline
 from polymax.kernels.local_max import CLOSE, ROUNDS
 from polymax.kernels.local_max.numba_lanes import exp, fill, load, log, select, some, sqrt, store
@@ -61,7 +62,7 @@ def in_turn(alpha: float, run: Callable[..., None], *args: Any, more: tuple[Any,
 
 def array(x: Tensor) -> np.ndarray:
     """The numbers of a tensor, one after the other."""
-    return x.detach().contiguous().numpy()
+    return memory(x.contiguous())
 
 
 def by_smoothing(shannon, gini, tsallis, hard, by_sums=None):

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import REALS, plain, run
 from polymax.backend.numba_math import inline, kernel, rows_at
 from polymax.kernels.monotonic import reference
@@ -30,7 +31,7 @@ def monotonic_cells(x: Tensor, path: Tensor, value: Tensor, frames: Tensor, toke
     # pages that NumPy asks for are zero, and are not written to once more; threads that touch them first wait for
     # each other
     found = np.zeros(x.shape, np.float64 if x.dtype == torch.float64 else np.float32)
-    at = path.flatten().numpy()
+    at = memory(path.flatten())
     used = np.flatnonzero(at >= 0)
     found.reshape(-1)[used * x.shape[2] + at[used]] = 1
     return torch.from_numpy(found).to(x.dtype)

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import REALS, run
 from polymax.backend.numba_math import inline, kernel
 from polymax.backend.numba_memory import array_at, give_back, lean_kernel, taken_as_is
@@ -33,7 +34,7 @@ def response(
 
 def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor:
     mu = torch.empty(len(probs), d, dtype=dtype, device="cpu")
-    arrays = tuple(t.contiguous().numpy() for t in (places, probs, mu))
+    arrays = tuple(memory(t.contiguous()) for t in (places, probs, mu))
     run(_mixture, len(probs), places.shape[1:].numel() + d, *arrays)
     return mu
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import run
 from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.local_max.numba_max import array, by_smoothing, in_turn, linear, remaining
@@ -23,13 +24,13 @@ _tangent_sums = by_smoothing(*(cpu_log.tangent,) * 4, cpu_linear.tangent)
 
 def spanning_tree_inside(scores: Tensor, lengths: Tensor, single_root: bool) -> tuple[Tensor, Tensor]:
     value, chart = scores.new_empty(scores.shape[:1]), chart_like(scores)
-    _run(_inside, scores, array(scores), array(lengths), chart.numpy(), value.numpy(), int(single_root))
+    _run(_inside, scores, array(scores), array(lengths), memory(chart), memory(value), int(single_root))
     return value, chart
 
 
 def spanning_tree_outside(scores: Tensor, lengths: Tensor, chart: Tensor, g: Tensor, single_root: bool) -> Tensor:
     mu = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    _run(_outside, scores, array(lengths), array(chart), array(g), mu.numpy(), int(single_root))
+    _run(_outside, scores, array(lengths), array(chart), array(g), memory(mu), int(single_root))
     return mu
 
 
@@ -38,7 +39,7 @@ def spanning_tree_tangent(
 ) -> tuple[Tensor, Tensor]:
     dvalue = scores.new_empty(scores.shape[:1])
     dmu = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    args = array(lengths), array(chart), array(g), array(d), dvalue.numpy(), dmu.numpy()
+    args = array(lengths), array(chart), array(g), array(d), memory(dvalue), memory(dmu)
     _run(_tangent, scores, *args, int(single_root))
     return dvalue, dmu
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.arborescence.numba_tree import best_tree, workspace
@@ -22,8 +23,8 @@ def spanning_tree_kbest(scores: Tensor, lengths: Tensor, k: int, single_root: bo
     batch, size = scores.shape[:2]
     values = scores.new_empty((batch, k))
     heads = torch.empty((batch, k, size - 1), dtype=torch.long, device="cpu")
-    args = scores.detach().contiguous().numpy(), lengths.contiguous().numpy(), single_root
-    parallel(_kbest, torch.Size((batch, size * size)), 8 * size * k, *args, values.numpy(), heads.numpy())
+    args = memory(scores.contiguous()), memory(lengths.contiguous()), single_root
+    parallel(_kbest, torch.Size((batch, size * size)), 8 * size * k, *args, memory(values), memory(heads))
     return values, heads
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_draws import STEP, choose, mix
 from polymax.backend.numba_math import inline, kernel
@@ -28,7 +29,7 @@ def spanning_tree_sample(scores: Tensor, lengths: Tensor, seeds: Tensor, single_
         raise ValueError(f"seeds must be ({scores.shape[0]}, samples); got {tuple(seeds.shape)}")
     _, chart = torch.ops.polymax.spanning_tree_inside(scores, lengths, single_root)
     heads = torch.empty((*seeds.shape, scores.shape[1] - 1), dtype=torch.long, device="cpu")
-    args = lengths.contiguous().numpy(), chart.numpy(), seeds.contiguous().numpy(), heads.numpy(), int(single_root)
+    args = memory(lengths.contiguous()), memory(chart), memory(seeds.contiguous()), memory(heads), int(single_root)
     parallel(_sample, torch.Size((seeds.numel(), scores.shape[1] ** 2)), 4, *args)
     return heads
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as _pad
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.widen import wide
 from polymax.kernels.sparse_attention.cpu_contexts import contexts
@@ -34,7 +35,7 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tens
     items = len(places[2]) * q.shape[0] * q.shape[1]
     parallel(
         contexts, torch.Size((items, HEIGHT * k.shape[2])), 1 + q.shape[3] // 8, _vectors(q, real), _panels(keys),
-        values, (_heads(out), _heads(mean), tau.flatten(1, 2).numpy(), _heads(support)), places,
+        values, (_heads(out), _heads(mean), memory(tau.flatten(1, 2)), _heads(support)), places,
         _masks(options.mask, q, k), _alphas(options, q), _sinks(options.sinks, q), options.scale, options.softcap,
         _finite(values), _drop(options),
     )  # fmt: skip
@@ -84,7 +85,7 @@ def _vectors(x: Tensor, real: torch.dtype, filled: bool = False) -> np.ndarray:
 
     With `filled`, rows are filled up to a multiple of the lanes of a vector, too.
     """
-    found = x.detach().to(real).contiguous().flatten(0, 1).numpy()
+    found = memory(x.to(real).contiguous().flatten(0, 1))
     lanes = BYTES // real.itemsize
     more = -x.shape[2] % lanes if filled else 0, -x.shape[3] % lanes
     return np.pad(found, ((0, 0), (0, more[0]), (0, more[1]))) if any(more) else found
@@ -92,7 +93,7 @@ def _vectors(x: Tensor, real: torch.dtype, filled: bool = False) -> np.ndarray:
 
 def _heads(x: Tensor) -> np.ndarray:
     """Contiguous tensors (B, H, ...) as arrays (B H, ...)."""
-    return x.flatten(0, 1).numpy()
+    return memory(x.flatten(0, 1))
 
 
 def _panels(keys: np.ndarray) -> np.ndarray:
@@ -111,7 +112,7 @@ def _finite(x: np.ndarray) -> bool:
 
 def _alphas(options: Options, q: Tensor) -> np.ndarray:
     alphas = options.alphas
-    return np.full(q.shape[1], options.alpha) if alphas is None else alphas.detach().double().contiguous().numpy()
+    return np.full(q.shape[1], options.alpha) if alphas is None else memory(alphas.double().contiguous())
 
 
 def _drop(options: Options) -> tuple[int, int, float]:
@@ -123,7 +124,7 @@ def _drop(options: Options) -> tuple[int, int, float]:
 
 def _sinks(sinks: Tensor | None, q: Tensor) -> np.ndarray:
     found = torch.full((q.shape[1],), -torch.inf, device="cpu") if sinks is None else sinks.detach()
-    return found.to(wide(q).dtype).contiguous().numpy()
+    return memory(found.to(wide(q).dtype).contiguous())
 
 
 def _masks(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
@@ -138,7 +139,7 @@ def _masks(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[np.ndarray, np.nd
         mask = mask.detach().contiguous()
         strides = mask.expand(*q.shape[:3], k.shape[2]).stride()
         keep, bias = (mask, bias) if mask.dtype == torch.bool else (keep, mask.to(real))
-    return keep.flatten().numpy(), bias.flatten().numpy(), strides
+    return memory(keep.flatten()), memory(bias.flatten()), strides
 
 
 def _places(queries: int, keys: int, options: Options) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -162,4 +163,4 @@ def _places(queries: int, keys: int, options: Options) -> tuple[np.ndarray, np.n
     short = -queries % HEIGHT
     first = _pad(torch.where(seen, low, keys), (0, short), value=keys).unflatten(0, (-1, HEIGHT)).amin(1)
     last = _pad(torch.where(seen, high, 0), (0, short)).unflatten(0, (-1, HEIGHT)).amax(1)
-    return low.numpy(), high.numpy(), first.numpy(), last.numpy()
+    return memory(low), memory(high), memory(first), memory(last)

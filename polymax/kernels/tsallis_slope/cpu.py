@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import parallel, rows
 from polymax.backend.numba_math import add, exp2, kernel, log2
 
@@ -19,8 +20,8 @@ SERIES = np.array([(k + 1) / math.factorial(k + 2) for k in range(14, -1, -1)])
 
 def tsallis_slope(y: Tensor, g: Tensor, alphas: Tensor) -> Tensor:
     out = torch.empty(alphas.shape, dtype=torch.float64, device="cpu")
-    known = alphas.detach().to(torch.float64).reshape(-1).numpy()
-    parallel(_tsallis_slope, y.shape, 2, rows(y), rows(g.to(y.dtype)), known, out.view(-1).numpy())
+    known = memory(alphas.to(torch.float64).reshape(-1))
+    parallel(_tsallis_slope, y.shape, 2, rows(y), rows(g.to(y.dtype)), known, memory(out.view(-1)))
     return out.to(alphas.dtype)
 
 

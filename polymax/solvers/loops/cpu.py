@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import run
 from polymax.kernels import active_set
 from polymax.kernels.active_set import numba_loop, numba_steps
@@ -106,7 +107,7 @@ def _seeds(
     # a negative pad cuts off what is -1 in all of them
     parts = torch.nn.functional.pad(parts, (0, search.most - parts.shape[-1]), value=-1)
     return (
-        parts.int().reshape(count, k, search.most).contiguous().numpy(),
-        b.reshape(count, k, 2).contiguous().numpy(),
-        start.probs.reshape(count, k).double().contiguous().numpy(),
+        memory(parts.int().reshape(count, k, search.most).contiguous()),
+        memory(b.reshape(count, k, 2).contiguous()),
+        memory(start.probs.reshape(count, k).double().contiguous()),
     )
