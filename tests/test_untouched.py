@@ -92,7 +92,7 @@ FUNCTIONS = {
     "ctc_loss": (pm.ctc_loss, (4, 2, 5), LABELS, FRAMES, TOKENS),
     "rnnt_loss": (lambda x, y, n, m: pm.rnnt_loss(x, y, n, m, blank=4), (2, 4, 3, 5), LABELS, FRAMES, TOKENS),
     "additive_rnnt_loss": (
-        lambda e, p, y, n, m: pm.additive_rnnt_loss(e, p, y, n, m, blank=4), (2, 4, 5), (2, 3, 5), LABELS, FRAMES, TOKENS
+        lambda *x: pm.additive_rnnt_loss(*x, blank=4), (2, 4, 5), (2, 3, 5), LABELS, FRAMES, TOKENS
     ),
     "soft_dtw": (pm.soft_dtw, (2, 4, 3)),
     "dtw": (pm.dtw, (2, 4, 3)),
@@ -122,7 +122,7 @@ def test_functions(name):
 MODULES = {
     "LinearEntmaxLoss": (lambda: pm.nn.LinearEntmaxLoss(4, 6, bias=True), (2, 4), CLASSES),
     "CRF": (lambda: pm.nn.CRF(5), (2, 3, 5), CLASSES[:, None].expand(2, 3)),
-    "MultiheadAttention": (lambda: pm.nn.MultiheadAttention(8, 2, batch_first=True, mapping=pm.sparsemax), *[(2, 5, 8)] * 3),
+    "attention": (lambda: pm.nn.MultiheadAttention(8, 2, batch_first=True, mapping=pm.sparsemax), *[(2, 5, 8)] * 3),
 }  # fmt: skip
 
 

@@ -13,3 +13,8 @@ def memory(x: Tensor) -> np.ndarray:
     second storage, over the same memory, that is told so.
     """
     return _from_dlpack(to_dlpack(x)).numpy()
+
+
+def array(x: Tensor) -> np.ndarray:
+    """Return the numbers of a CPU tensor one after the other, as a NumPy array: its memory, or a copy."""
+    return _from_dlpack(to_dlpack(x.contiguous())).numpy()

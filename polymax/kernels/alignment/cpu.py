@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import array
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_math import inline, kernel, within
 from polymax.kernels.alignment import STRIP, chart_shape
@@ -18,7 +19,7 @@ from polymax.kernels.alignment.cpu_tangent import tangent
 from polymax.kernels.alignment.numba_local import smooth_lanes
 from polymax.kernels.alignment.strips import clear_padding, skew, unskew
 from polymax.kernels.local_max.numba_lanes import LANES
-from polymax.kernels.local_max.numba_max import array, smoothing
+from polymax.kernels.local_max.numba_max import smoothing
 
 
 def alignment_inside(scores: Tensor, rows: Tensor, columns: Tensor, alpha: float) -> tuple[Tensor, Tensor]:

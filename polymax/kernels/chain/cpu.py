@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.backend.cpu_arrays import memory
+from polymax.backend.cpu_arrays import array, memory
 from polymax.backend.cpu_flag import FLAG
 from polymax.backend.cpu_rows import REALS, run
 from polymax.kernels.chain import cpu_linear, cpu_linear_tangent, cpu_local
 from polymax.kernels.chain.numba_units import DISTINCT, sum_shared, units
-from polymax.kernels.local_max.numba_max import array, smoothing
+from polymax.kernels.local_max.numba_max import smoothing
 
 
 def chain_inside(unary: Tensor, transition: Tensor, lengths: Tensor, alpha: float) -> tuple[Tensor, Tensor]:

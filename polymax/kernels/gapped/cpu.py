@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.backend.cpu_arrays import memory
+from polymax.backend.cpu_arrays import array
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_exponents import LARGEST, WIDEST
 from polymax.backend.numba_math import _bits, kernel
@@ -30,7 +30,7 @@ def gapped_inside(
     if alpha != 1 or pairs.dtype != torch.float32:
         return general.inside(*given, alpha), chart.zero_()
     value = pairs.new_empty(pairs.shape[0])
-    parallel(_inside, _work(pairs), 16, *map(_array, given), _array(value), _array(chart))
+    parallel(_inside, _work(pairs), 16, *map(array, given), array(value), array(chart))
     odd = chart[:, -1, 0, 0] != 1
     if bool(odd.any()):
         value[odd] = general.inside(*(t[odd] for t in given), alpha)
@@ -51,7 +51,7 @@ def gapped_outside(
     out = tuple(torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in given[:3])
     odd = chart[:, -1, 0, 0] != 1
     if not bool(odd.all()):
-        parallel(_outside, _work(pairs), 32, *map(_array, (*given, chart, g, *out)))
+        parallel(_outside, _work(pairs), 32, *map(array, (*given, chart, g, *out)))
     if bool(odd.any()):
         found = general.outside(*(t[odd] for t in given), g[odd], alpha)
         for whole, part in zip(out, found, strict=True):
@@ -61,10 +61,6 @@ def gapped_outside(
 
 def gapped_tangent(*args: Any) -> tuple[Tensor, ...]:
     return general.tangent(*args[:5], *args[6:])
-
-
-def _array(x):
-    return memory(x.contiguous())
 
 
 def _work(pairs):

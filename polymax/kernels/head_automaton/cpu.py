@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.backend.cpu_arrays import memory
+from polymax.backend.cpu_arrays import array
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.head_automaton import GRANDPARENTS, SIBLINGS, chart_like
@@ -24,8 +24,8 @@ def head_automaton_inside(
     arcs: Tensor, pairs: Tensor, lengths: Tensor, single_root: bool, order: int, alpha: float
 ) -> tuple[Tensor, Tensor]:
     value, chart = arcs.new_empty(arcs.shape[:1]), chart_like(arcs, pairs, lengths, single_root, order)
-    scores = _array(arcs.double()), *_pairs(pairs, order)
-    args = *scores, _array(lengths), _flat(chart), _array(value), int(single_root), order
+    scores = array(arcs.double()), *_pairs(pairs, order)
+    args = *scores, array(lengths), _flat(chart), array(value), int(single_root), order
     _run(_inside, arcs, order, *args, smoothing(alpha))
     return value, chart
 
@@ -35,9 +35,9 @@ def head_automaton_outside(
 ) -> tuple[Tensor, Tensor]:
     mu_arcs = torch.zeros(arcs.shape, dtype=torch.float64, device="cpu")
     mu_pairs = torch.zeros(pairs.shape, dtype=torch.float64, device="cpu")
-    scores = _array(arcs.double()), *_pairs(pairs, order)
-    outputs = _array(mu_arcs), _array(mu_pairs)
-    args = *scores, _array(lengths), _flat(chart), _array(g.double()), *outputs, int(single_root), order
+    scores = array(arcs.double()), *_pairs(pairs, order)
+    outputs = array(mu_arcs), array(mu_pairs)
+    args = *scores, array(lengths), _flat(chart), array(g.double()), *outputs, int(single_root), order
     _run(_outside, arcs, order, *args, smoothing(alpha))
     if order & SIBLINGS:
         # [head, modifier, sibling] in the kernel
@@ -48,7 +48,7 @@ def head_automaton_outside(
 def _pairs(pairs: Tensor, order: int) -> tuple[np.ndarray, np.ndarray]:
     """Scores of siblings as [head, modifier, sibling], and of grandparents."""
     siblings = pairs[:, 0].mT if order & SIBLINGS else pairs[:, 0]
-    return _array(siblings.double()), _array(pairs[:, -1].double())
+    return array(siblings.double()), array(pairs[:, -1].double())
 
 
 def _run(function, arcs, order, *args):
@@ -57,12 +57,8 @@ def _run(function, arcs, order, *args):
     parallel(function, torch.Size((batch, size * size * lanes)), 4 * size, *args)
 
 
-def _array(x: Tensor) -> np.ndarray:
-    return memory(x.contiguous())
-
-
 def _flat(chart: Tensor) -> np.ndarray:
-    return _array(chart).reshape(*chart.shape[:2], chart.shape[2:].numel())
+    return array(chart).reshape(*chart.shape[:2], chart.shape[2:].numel())
 
 
 @inline

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.backend.cpu_arrays import memory
+from polymax.backend.cpu_arrays import array, memory
 from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_math import kernel
 from polymax.kernels.hypergraph import chart_of, chart_shape, cpu_lanes
@@ -34,7 +34,7 @@ def hypergraph_inside(
 ) -> tuple[Tensor, Tensor]:
     value = scores.new_empty(scores.shape[:1])
     chart = scores.new_empty(chart_shape(scores.shape[0], first.shape[0] - 1, alpha), dtype=torch.float64)
-    x, planes, out, omega = _array(scores), memory(chart), memory(value), smoothing(alpha)
+    x, planes, out, omega = array(scores), memory(chart), memory(value), smoothing(alpha)
 
     def block(start, graph, root):
         # -1 is the threshold of an argument that is alone
@@ -52,7 +52,7 @@ def hypergraph_outside(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, g: Tensor, alpha: float
 ) -> Tensor:
     mu = torch.empty_like(scores, memory_format=torch.contiguous_format)
-    x, planes, out, mass = _array(scores), _array(chart_of(chart, scores.shape[0])), memory(mu), _array(g)[:, None]
+    x, planes, out, mass = array(scores), array(chart_of(chart, scores.shape[0])), memory(mu), array(g)[:, None]
     omega = smoothing(alpha)
 
     def block(start, graph, root):
@@ -77,7 +77,7 @@ def hypergraph_tangent(
     alpha: float,
 ) -> tuple[Tensor, Tensor]:
     dvalue, dmu = scores.new_empty(scores.shape[:1]), torch.empty_like(scores, memory_format=torch.contiguous_format)
-    x, planes, dx, mass = _array(scores), _array(chart_of(chart, scores.shape[0])), _array(d), _array(g)[:, None]
+    x, planes, dx, mass = array(scores), array(chart_of(chart, scores.shape[0])), array(d), array(g)[:, None]
     out, dout, omega = memory(dvalue), memory(dmu), smoothing(alpha)
 
     def block(start, graph, root):
@@ -96,7 +96,7 @@ def hypergraph_weights(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, alpha: float
 ) -> Tensor:
     p = scores.new_empty((scores.shape[0], tails.shape[0]))
-    x, planes, out = _array(scores), _array(chart_of(chart, scores.shape[0])), memory(p)
+    x, planes, out = array(scores), array(chart_of(chart, scores.shape[0])), memory(p)
     omega = smoothing(alpha)
 
     def block(start, graph, root):
@@ -109,14 +109,10 @@ def hypergraph_weights(
     return p
 
 
-def _array(x: Tensor) -> np.ndarray:
-    return memory(x.contiguous())
-
-
 def _blocks(block: Callable[..., None], work: int, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor) -> None:
     """Run `block` on every LANES instances, with their roots; -1 past the last."""
     blocks = -(-len(roots) // LANES)
-    graph = (_array(first), _array(tails), _array(part))
+    graph = (array(first), array(tails), array(part))
     root = np.full(blocks * LANES, -1)
     root[: len(roots)] = memory(roots)
 

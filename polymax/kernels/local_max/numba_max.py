@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import overload
-from torch import Tensor
 
-from polymax.backend.cpu_arrays import memory
 from polymax.backend.numba_math import PART, inline
 from polymax.kernels.local_max import CLOSE, ROUNDS
 from polymax.kernels.local_max.numba_lanes import exp, fill, load, log, select, some, sqrt, store
@@ -58,11 +56,6 @@ def in_turn(alpha: float, run: Callable[..., None], *args: Any, more: tuple[Any,
     run(*args, odd, _LINEAR, *more)
     if odd[0]:
         run(*args, odd, _NAMED[1.0], *more)
-
-
-def array(x: Tensor) -> np.ndarray:
-    """The numbers of a tensor, one after the other."""
-    return memory(x.contiguous())
 
 
 def by_smoothing(shannon, gini, tsallis, hard, by_sums=None):

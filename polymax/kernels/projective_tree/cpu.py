@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import array
 from polymax.backend.cpu_rows import run
 from polymax.backend.numba_math import inline, kernel
-from polymax.kernels.local_max.numba_max import array, by_smoothing, in_turn, linear, remaining
+from polymax.kernels.local_max.numba_max import by_smoothing, in_turn, linear, remaining
 from polymax.kernels.projective_tree import PADDING, chart_like, cpu_linear, cpu_smooth
 
 _inside_tree = by_smoothing(*(cpu_smooth.inside,) * 4, cpu_linear.inside)

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.backend.cpu_arrays import memory
+from polymax.backend.cpu_arrays import array, memory
 from polymax.backend.cpu_rows import run
 from polymax.backend.numba_math import inline, kernel
-from polymax.kernels.local_max.numba_max import array, by_smoothing, in_turn, linear, remaining
+from polymax.kernels.local_max.numba_max import by_smoothing, in_turn, linear, remaining
 from polymax.kernels.spanning_tree import chart_like, cpu_linear, cpu_log
 from polymax.kernels.spanning_tree.cpu_kbest import spanning_tree_kbest as spanning_tree_kbest
 from polymax.kernels.spanning_tree.cpu_sample import EMPTY, LINEAR, LOG
