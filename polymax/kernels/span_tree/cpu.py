@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymax.backend.cpu_arrays import array
 from polymax.backend.cpu_rows import run
 from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.local_max.numba_max import (
-    array,
     by_smoothing,
     in_turn,
     linear,
