@@ -1,5 +1,6 @@
 """The linear-chain conditional random field."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,19 +12,37 @@ from polymax._ragged import Ragged
 from polymax.backend.widen import wide
 from polymax.distributions.gibbs import Gibbs
 from polymax.hypergraphs.passes import HARD, SHANNON
-from polymax.nn.tag_schemes import TagConstraints
+from polymax.nn.tag_schemes import TagConstraints, scheme_constraints, scheme_of
 from polymax.structures import Chain
 from polymax.structures.compact.choices import used_index
 
+# a position with this tag is no token, as in torch.nn.functional.cross_entropy
+LEFT_OUT = -100
+
 
 class _Scored(NamedTuple):
-    """Scores of a chain, the chain, the mask (B, n), and the dtype of results."""
+    """Scores of a chain whose tokens come first, the chain, the mask (B, n) of these, and the dtype of results.
+
+    `order` (B, n) is the position of each token before others were left out; None if they stand where they stood.
+    """
 
     unary: Tensor
     transition: Tensor
     chain: Chain
     kept: Tensor
     dtype: torch.dtype
+    order: Tensor | None
+
+    def aligned(self, t: Tensor) -> Tensor:
+        """A tensor (B, n, ...) in the order of the tokens."""
+        return t if self.order is None else t.gather(1, _wide_index(self.order, t))
+
+    def restored(self, t: Tensor, empty: float) -> Tensor:
+        """A tensor (B, n, ...) in the order of the tokens at their positions, and `empty` at those left out."""
+        if self.order is None:
+            return t
+        kept = self.kept.reshape(*self.kept.shape, *[1] * (t.dim() - 2))
+        return torch.zeros_like(t).scatter(1, _wide_index(self.order, t), torch.where(kept, t, empty))
 
 
 class CRF(nn.Module):
@@ -32,18 +51,25 @@ class CRF(nn.Module):
         log p(y) = start[y_1] + sum_t emissions[t, y_t] + sum_t transitions[y_(t-1), y_t] + end[y_n] - log Z
 
     Called on emissions and tags it gives the negative log-likelihood. A state_dict of pytorch-crf loads.
-    `constraints` are moves that are allowed, a bool tensor (s, s), or `TagConstraints`; others have probability 0.
+    `num_tags` is the number of tags, or their names. Names bring the constraints of their scheme with them: BIO, or
+    BIOES (also spelled IOBES, and BILOU). `constraints` may name the scheme, or be the moves that are allowed, a bool
+    tensor (s, s), or `TagConstraints`; others have probability 0. With `constraints=None` all moves are allowed.
+
+    Positions at which the mask is False are left out: the token after them follows the token before them.
 
     Shapes:
-        emissions (B, n, s); tags (B, n); mask (B, n), True for tokens, which come before padding; with
-        batch_first=False these are (n, B, s) and (n, B). Or without a mask: emissions a list of (n_k, s), or a
-        PackedSequence of them, and tags the same with (n_k,)
+        emissions (B, n, s); tags (B, n); mask (B, n), True (or 1) for tokens, False (or 0) for padding and other
+        positions that are left out; with batch_first=False these are (n, B, s) and (n, B). Or without a mask:
+        emissions a list of (n_k, s), or a PackedSequence of them, and tags the same with (n_k,)
 
     Example:
         >>> crf = CRF(3)
         >>> loss = crf(torch.zeros(2, 4, 3), torch.tensor([[0, 1, 2, 0], [1, 1, 0, 0]]))
         >>> crf.decode(torch.tensor([[[9.0, 0.0, 0.0], [0.0, 0.0, 9.0]]]))
         [[0, 2]]
+        >>> tagger = CRF(["O", "B-PER", "I-PER"])  # I-PER follows B-PER or I-PER alone
+        >>> tagger.decode(torch.tensor([[[1.0, 0.0, 2.0], [0.0, 0.0, 9.0]]]))
+        [[1, 2]]
 
     See: Lafferty, McCallum and Pereira 2001, Conditional random fields.
     """
@@ -53,20 +79,36 @@ class CRF(nn.Module):
     allowed_end: Tensor | None
 
     def __init__(
-        self, num_tags: int, batch_first: bool = True, constraints: Tensor | TagConstraints | None = None
+        self,
+        num_tags: int | Sequence[str],
+        batch_first: bool = True,
+        constraints: Tensor | TagConstraints | str | None = "labels",
     ) -> None:
-        if isinstance(num_tags, bool) or not isinstance(num_tags, int) or num_tags < 1:
-            raise ValueError(f"num_tags must be a positive integer; got {num_tags!r}")
+        labels = None if isinstance(num_tags, int) else _labels(num_tags)
+        num_tags = num_tags if isinstance(num_tags, int) else len(num_tags)
+        if isinstance(num_tags, bool) or num_tags < 1:
+            raise ValueError(f"num_tags must be a positive integer, or the names of the tags; got {num_tags!r}")
+        if isinstance(constraints, str):
+            scheme = (labels and scheme_of(labels)) if constraints == "labels" else constraints
+            if scheme and labels is None:
+                raise ValueError(
+                    f"constraints {constraints!r} need the names of the tags: CRF(['O', 'B-PER', ...], ...), not"
+                    f" CRF({num_tags}, ...)"
+                )
+            constraints = scheme_constraints(scheme, labels) if scheme and labels else None
         super().__init__()
         self.num_tags = num_tags
+        self.labels = labels
         self.batch_first = batch_first
         self.start_transitions = nn.Parameter(torch.empty(num_tags))
         self.end_transitions = nn.Parameter(torch.empty(num_tags))
         self.transitions = nn.Parameter(torch.empty(num_tags, num_tags))
         allowed = constraints if isinstance(constraints, tuple) else (constraints, None, None)
         for name, t, dims in zip(("transitions", "start", "end"), allowed, (2, 1, 1), strict=True):
-            if t is not None and (t.dtype != torch.bool or t.shape != (num_tags,) * dims):
-                shape = (num_tags,) * dims
+            shape = (num_tags,) * dims
+            if t is not None and not isinstance(t, Tensor):
+                raise TypeError(f"constraints on {name} must be a bool tensor {shape}; got {type(t).__name__}")
+            if t is not None and (t.dtype != torch.bool or t.shape != shape):
                 raise ValueError(f"constraints on {name} must be bool {shape}; got {t.dtype} {tuple(t.shape)}")
             # constraints are not saved: whoever makes the module gives them again
             self.register_buffer(f"allowed_{name}", t, persistent=False)
@@ -87,13 +129,23 @@ class CRF(nn.Module):
         """The negative log-likelihood of tags, reduced over sequences.
 
         The reduction is "mean", "sum", "none" (B,), or "token_mean", the sum divided by the number of tokens. A tag of
-        -1 is unknown, and all tags are summed over; a bool tensor (B, n, s) says which tags to sum over. An empty
-        sequence has the loss 0, and tags that are not allowed have the loss inf.
+        -1 is unknown, and all tags are summed over; a bool tensor (B, n, s) says which tags to sum over. A position
+        whose tag is -100 is left out, as by the mask: the token after it follows the token before it. An empty sequence
+        has the loss 0. Tags that the constraints do not allow are a ValueError, and a loss of inf where the tags cannot
+        be read without waiting: on a GPU, and in compiled code.
         """
         if reduction not in ("mean", "sum", "none", "token_mean"):
             raise ValueError(f"reduction must be 'mean', 'sum', 'none' or 'token_mean'; got {reduction!r}")
-        scored = self._scores(emissions, mask)
-        gold = self._gold(scored, self._tags(self._padded_tags(tags, scored.kept), scored.kept))
+        whole, kept = self._positions(emissions, mask)
+        known = self._tags(self._padded_tags(tags, kept), kept)
+        if known.dtype != torch.bool:
+            kept = kept & (known != LEFT_OUT)
+            known = torch.where(kept, known, 0)
+        scored = self._scored(whole, kept)
+        known = scored.aligned(known)
+        gold = self._gold(scored, known)
+        if self._constrained and _check.readable(gold) and bool((gold == -torch.inf).any()):
+            self._refuse_forbidden(scored, known)
         total = scored.chain.logsumexp(scored.unary, scored.transition)
         losses = torch.where(gold == -torch.inf, torch.inf, total - gold)
         if reduction == "mean":
@@ -103,53 +155,89 @@ class CRF(nn.Module):
         return losses.to(scored.dtype)
 
     def decode(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> list[list[int]]:
-        """The most probable tags of each sequence."""
+        """The most probable tags of each sequence, one for each token: positions that are left out have none."""
         with torch.no_grad():
-            unary, transition, chain, kept, _ = self._scores(emissions, mask)
+            unary, transition, chain, kept, _, _ = self._scores(emissions, mask)
             tags = used_index(chain.states(HARD, unary, transition)).tolist()
         return [row[:n] for row, n in zip(tags, kept.sum(1).tolist(), strict=True)]
 
     def marginals(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> Any:
-        """p(y_t = tag), shaped like the emissions, a list or packed where these are; 0 at padding."""
-        unary, transition, chain, kept, dtype = self._scores(emissions, mask)
-        mu = chain.states(SHANNON, unary, transition).to(dtype)
+        """p(y_t = tag), shaped like the emissions, a list or packed where these are; 0 at positions left out."""
+        scored = self._scores(emissions, mask)
+        mu = scored.chain.states(SHANNON, scored.unary, scored.transition).to(scored.dtype)
         if _ragged.is_ragged(emissions):
-            return _ragged.like(mu, kept.sum(1), emissions)
+            return _ragged.like(mu, scored.kept.sum(1), emissions)
+        mu = scored.restored(mu, 0.0)
         return mu if self.batch_first else mu.transpose(0, 1)
 
     def topk(self, emissions: Tensor | Ragged, k: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The k most probable tag sequences (B, k, n), best first, -1 at padding, and their probabilities (B, k).
+        """The k most probable tag sequences (B, k, n), best first, -1 where the mask is False, and their probabilities.
 
-        Where there are fewer, rows of -1 of probability 0 follow.
+        Probabilities are (B, k). Where there are fewer, rows of -1 of probability 0 follow.
         """
-        best, probabilities = self.distribution(emissions, mask).topk(k)
-        return Chain().decode(best), probabilities
+        scored = self._scores(emissions, mask)
+        best, probabilities = self._gibbs(scored).topk(k)
+        tags = scored.restored(Chain().decode(best).transpose(1, 2), -1).transpose(1, 2)
+        return tags, probabilities
 
     def distribution(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> Gibbs:
-        """The distribution over tag sequences: it samples, and has an entropy."""
-        unary, transition, chain, _, dtype = self._scores(emissions, mask)
-        return Gibbs(chain, (unary, transition), dtype)
+        """The distribution over tag sequences: it samples, and has an entropy.
+
+        Its structures have the tokens in order, and the positions that are left out after the last.
+        """
+        return self._gibbs(self._scores(emissions, mask))
+
+    def _gibbs(self, scored: _Scored) -> Gibbs:
+        return Gibbs(scored.chain, (scored.unary, scored.transition), scored.dtype)
 
     def extra_repr(self) -> str:
-        return f"num_tags={self.num_tags}, batch_first={self.batch_first}"
+        tags = f"num_tags={self.num_tags if self.labels is None else list(self.labels)}"
+        return f"{tags}, batch_first={self.batch_first}"
+
+    @property
+    def _constrained(self) -> bool:
+        return any(t is not None for t in (self.allowed_transitions, self.allowed_start, self.allowed_end))
 
     def _scores(self, given: Tensor | Ragged, mask: Tensor | None) -> _Scored:
+        return self._scored(*self._positions(given, mask))
+
+    def _positions(self, given: Tensor | Ragged, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Emissions (B, n, s), and the mask (B, n) of the positions that are tokens."""
         emissions, mask = self._padded(given, mask)
         _check.floating(emissions, "emissions")
+        order = "(B, n" if self.batch_first else "(n, B"
         if emissions.dim() != 3 or emissions.shape[-1] != self.num_tags:
-            order = "B, n" if self.batch_first else "n, B"
-            raise ValueError(f"emissions must be ({order}, {self.num_tags}); got {tuple(emissions.shape)}")
+            raise ValueError(f"emissions must be {order}, {self.num_tags}); got {tuple(emissions.shape)}")
         kept = emissions.new_ones(emissions.shape[:2], dtype=torch.bool) if mask is None else mask
-        if not isinstance(kept, Tensor) or kept.dtype not in (torch.bool, torch.uint8):
+        if not isinstance(kept, Tensor) or kept.is_floating_point():
             came = kept.dtype if isinstance(kept, Tensor) else type(kept).__name__
-            raise TypeError(f"mask must be a bool tensor (True = token); got {came}")
+            raise TypeError(f"mask must be a bool tensor (True = token), or integers 0 and 1; got {came}: use .bool()")
+        if kept.dtype != torch.bool and _check.readable(kept) and bool(((kept != 0) & (kept != 1)).any()):
+            raise ValueError(
+                f"mask of integers must be 0 or 1 (1 = token); got {int(kept[(kept != 0) & (kept != 1)][0])}"
+            )
         if kept.shape != emissions.shape[:2]:
-            raise ValueError(f"mask must be {tuple(emissions.shape[:2])}; got {tuple(kept.shape)}")
+            other = "the other order; give mask.T, or set batch_first to what the tensors are"
+            why = f": {other}" if kept.shape == emissions.shape[:2][::-1] else ""
+            raise ValueError(f"mask must be {order}), {tuple(emissions.shape[:2])}; got {tuple(kept.shape)}{why}")
         kept = kept.bool()
         if not self.batch_first:
             emissions, kept = emissions.transpose(0, 1), kept.transpose(0, 1)
-        if _check.readable(kept) and bool((kept[:, 1:] & ~kept[:, :-1]).any()):
-            raise ValueError("mask must be True from the left: tokens first, then padding")
+        if _check.readable(kept) and _other_order(kept):
+            raise ValueError(
+                f"mask is {'(n, B)' if self.batch_first else '(B, n)'}, it seems: its columns, not its rows, are tokens"
+                " followed by padding; give mask.T, or set batch_first to what the tensors are"
+            )
+        return emissions, kept
+
+    def _scored(self, emissions: Tensor, kept: Tensor) -> _Scored:
+        """The chain of the tokens of emissions (B, n, s)."""
+        order = None
+        if not _check.readable(kept) or bool((kept[:, 1:] & ~kept[:, :-1]).any()):
+            # the tokens come first, in their order
+            order = torch.sort((~kept).to(torch.uint8), dim=1, stable=True).indices
+            emissions = emissions.gather(1, _wide_index(order, emissions))
+            kept = kept.gather(1, order)
         lengths = kept.sum(1)
         start = _only(self.start_transitions, self.allowed_start)
         end = _only(self.end_transitions, self.allowed_end)
@@ -159,7 +247,7 @@ class CRF(nn.Module):
         # the scores of starting and ending belong to the first and the last position
         unary = wide(emissions.to(dtype)) + torch.where(position == 0, start, 0)
         unary = unary + torch.where(position == lengths[:, None, None] - 1, end, 0)
-        return _Scored(unary, wide(transition.to(dtype)), Chain(lengths), kept, dtype)
+        return _Scored(unary, wide(transition.to(dtype)), Chain(lengths), kept, dtype, order)
 
     def _padded(self, emissions: Tensor | Ragged, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Emissions as one tensor in the order of this module, and the mask of their lengths."""
@@ -185,7 +273,7 @@ class CRF(nn.Module):
         return whole if self.batch_first else whole.transpose(0, 1)
 
     def _tags(self, tags: Tensor, kept: Tensor) -> Tensor:
-        """Tags (B, n) with 0 at padding, or what they allow (B, n, s)."""
+        """Tags (B, n) with 0 where the mask is False, or what they allow (B, n, s)."""
         if not isinstance(tags, Tensor) or tags.is_floating_point():
             kind = tags.dtype if isinstance(tags, Tensor) else type(tags).__name__
             raise TypeError(f"tags must be a tensor of integers, or a bool tensor of allowed tags; got {kind}")
@@ -198,14 +286,18 @@ class CRF(nn.Module):
         if tags.dtype == torch.bool:
             return tags
         tags = torch.where(kept, tags.long(), 0)
-        if _check.readable(tags) and bool(((tags < -1) | (tags >= self.num_tags)).any()):
-            came = int(tags[(tags < -1) | (tags >= self.num_tags)][0])
-            raise ValueError(f"tags must be in [0, {self.num_tags}), or -1 where not known; got {came}")
+        if _check.readable(tags):
+            bad = ((tags < -1) & (tags != LEFT_OUT)) | (tags >= self.num_tags)
+            if bool(bad.any()):
+                raise ValueError(
+                    f"tags must be in [0, {self.num_tags}), -1 where not known, or {LEFT_OUT} where there is no token;"
+                    f" got {int(tags[bad][0])}"
+                )
         return tags
 
     def _gold(self, scored: _Scored, tags: Tensor) -> Tensor:
         """log of the sum over sequences that agree with the tags of exp(score), (B,)."""
-        unary, transition, chain, kept, _ = scored
+        unary, transition, chain, kept, _, _ = scored
         if tags.dtype != torch.bool:
             # whether tags are missing is not asked where the answer has to be waited for
             if _check.readable(tags) and not bool((tags < 0).any()):
@@ -213,12 +305,64 @@ class CRF(nn.Module):
             tags = (tags[..., None] == torch.arange(self.num_tags, device=tags.device)) | (tags < 0)[..., None]
         return chain.logsumexp(unary.masked_fill(~tags, -torch.inf), transition)
 
+    def _refuse_forbidden(self, scored: _Scored, tags: Tensor) -> None:
+        """Refuse tags that the constraints do not allow, and say where; emissions of -inf are left alone."""
+        with torch.no_grad():
+            free = _only(torch.zeros_like(self.transitions), self.allowed_transitions).double()
+            zeros = self._scored(torch.zeros_like(scored.unary), scored.kept)
+            lost = (
+                self._gold(zeros._replace(unary=zeros.unary.double().clamp(max=0), transition=free), tags) == -torch.inf
+            )
+        if not bool(lost.any()):
+            return
+        b = int(lost.nonzero()[0])
+        n, hint = int(scored.kept[b].sum()), "constraints=None allows all moves"
+        row, where = tags[b, :n], scored.order[b].tolist() if scored.order is not None else list(range(n))
+        if tags.dtype == torch.bool or bool((row < 0).any()):
+            raise ValueError(f"no tags of instance {b} that agree with `tags` keep the constraints; {hint}")
+        y = row.tolist()
+        if self.allowed_start is not None and not self.allowed_start[y[0]]:
+            fault = f"the first token has tag {self._name(y[0])}"
+        elif self.allowed_end is not None and not self.allowed_end[y[-1]]:
+            fault = f"the last token has tag {self._name(y[-1])}"
+        moves = self.allowed_transitions
+        for t in range(1, n):
+            if moves is not None and not moves[y[t - 1], y[t]]:
+                fault = f"tag {self._name(y[t])} at position {where[t]} follows {self._name(y[t - 1])}"
+                break
+        raise ValueError(f"tags of instance {b} break the constraints: {fault}; {hint}")
+
+    def _name(self, tag: int) -> str:
+        return str(tag) if self.labels is None else self.labels[tag]
+
 
 def _score(unary: Tensor, transition: Tensor, tags: Tensor, kept: Tensor) -> Tensor:
     """The score of the given sequence of each instance, (B,)."""
     states = unary.gather(2, tags[..., None])[..., 0]
     steps = transition[tags[:, :-1], tags[:, 1:]]
     return torch.where(kept, states, 0).sum(1) + torch.where(kept[:, 1:], steps, 0).sum(1)
+
+
+def _labels(tags: Sequence[str]) -> tuple[str, ...]:
+    """The names of tags, checked."""
+    if isinstance(tags, str) or not isinstance(tags, Sequence) or not all(isinstance(t, str) for t in tags):
+        raise TypeError(f"num_tags must be a positive integer, or a list of the names of the tags; got {tags!r}")
+    if len(set(tags)) < len(tags):
+        twice = next(t for k, t in enumerate(tags) if t in tags[:k])
+        raise ValueError(f"the names of tags must differ; got {twice!r} twice")
+    return tuple(tags)
+
+
+def _other_order(kept: Tensor) -> bool:
+    """True if a square mask (B, n) is a mask (n, B) of tokens followed by padding, and none of such rows."""
+    if kept.shape[0] != kept.shape[1] or not bool((kept[:, 1:] & ~kept[:, :-1]).any()):
+        return False
+    return bool(kept[0].all()) and not bool((kept[1:] & ~kept[:-1]).any())
+
+
+def _wide_index(order: Tensor, t: Tensor) -> Tensor:
+    """Positions (B, n) as an index of gather along the second dim of t (B, n, ...)."""
+    return order.reshape(*order.shape, *[1] * (t.dim() - 2)).expand(*order.shape, *t.shape[2:])
 
 
 def _only(scores: Tensor, allowed: Tensor | None) -> Tensor:

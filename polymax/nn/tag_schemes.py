@@ -40,6 +40,40 @@ def bioes_constraints(tags: Sequence[str]) -> TagConstraints:
     return _constraints(tags, {"O": "O", "B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}, closed=True)
 
 
+_SCHEMES = {
+    "BIO": bio_constraints,
+    "IOB2": bio_constraints,
+    "BIOES": bioes_constraints,
+    "IOBES": bioes_constraints,
+    "BILOU": bioes_constraints,
+}
+
+
+def scheme_constraints(scheme: str, tags: Sequence[str]) -> TagConstraints:
+    """The constraints of a scheme that is given by its name.
+
+    Example:
+        >>> scheme_constraints("BIO", ["O", "B-PER", "I-PER"]).start
+        tensor([ True,  True, False])
+    """
+    if scheme.upper() not in _SCHEMES:
+        raise ValueError(f"constraints must be one of {', '.join(_SCHEMES)}; got {scheme!r}")
+    return _SCHEMES[scheme.upper()](tags)
+
+
+def scheme_of(tags: Sequence[str]) -> str | None:
+    """The scheme that the names of tags follow, "BIO" or "BIOES"; None if they follow neither.
+
+    Example:
+        >>> scheme_of(["O", "B-PER", "I-PER"]), scheme_of(["NOUN", "VERB"])
+        ('BIO', None)
+    """
+    prefixes = {tag.partition("-")[0] for tag in tags}
+    if "B" not in prefixes or not prefixes <= set("OBIESLU") or any(tag.startswith("O-") for tag in tags):
+        return None
+    return "BIOES" if prefixes & set("ESLU") else "BIO"
+
+
 def _constraints(tags: Sequence[str], prefixes: dict[str, str], closed: bool) -> TagConstraints:
     """The constraints of a scheme from the names of its tags; `closed` spans have to reach their end."""
     parsed = []

@@ -55,6 +55,11 @@ constrained = pytest.mark.parametrize("constraints", CONSTRAINTS.values(), ids=C
 def test_everything_is_what_enumeration_gives(constraints):
     crf = make(constraints=constraints)
     emissions, tags, mask = data()
+    if constraints is not None:
+        # tags that keep them
+        tags = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(y) for y in crf.decode(torch.randn_like(emissions))], batch_first=True
+        )
     losses = crf(emissions, tags, mask, reduction="none")
     marginals, best = crf.marginals(emissions, mask), crf.decode(emissions, mask)
     top, probabilities = crf.topk(emissions, 4, mask)
@@ -187,16 +192,139 @@ def test_the_gradient_is_marginals_minus_tags():
     torch.testing.assert_close(g, crf.marginals(emissions, mask).detach() - y)
 
 
-def test_what_constraints_forbid_has_an_infinite_loss_and_moves_nothing():
+def test_what_constraints_forbid_is_refused_and_moves_nothing():
     crf = make(constraints=CONSTRAINTS["bio"])
     emissions = torch.randn(2, 3, S, dtype=torch.float64)
-    tags = torch.tensor([[0, 2, 2], [1, 2, 0]])
-    losses = crf(emissions, tags, reduction="none")
-    assert losses[0] == torch.inf
-    losses[1].backward()
+    crf(emissions[1:], torch.tensor([[1, 2, 0]])).backward()
     assert crf.transitions.grad[0, 2] == 0
     assert all(p.grad.isfinite().all() for p in crf.parameters())
     assert crf.marginals(emissions)[:, 0, 2].tolist() == [0, 0]
+    # emissions that forbid the tags are no fault of the tags
+    emissions[1, 0, 1] = -torch.inf
+    assert crf(emissions[1:], torch.tensor([[1, 2, 0]])) == torch.inf
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        ([[1, 2, 0], [0, 2, 2]], r"tags of instance 1 break .*: tag I-X at position 1 follows O; constraints=None"),
+        ([[2, 2, 0], [0, 0, 0]], r"tags of instance 0 break the constraints: the first token has tag I-X"),
+        ([[0, -100, 2], [0, 0, 0]], r"tags of instance 0 break .*: tag I-X at position 2 follows O"),
+        ([[-1, -1, 0], [0, 2, -1]], r"no tags of instance 1 that agree with `tags` keep the constraints"),
+    ],
+)
+def test_tags_that_break_constraints_are_refused(tags, message):
+    crf = pm.nn.CRF(["O", "B-X", "I-X"])
+    with pytest.raises(ValueError, match=message):
+        crf(torch.randn(2, 3, S), torch.tensor(tags))
+    crf = pm.nn.CRF(["O", "B-X", "I-X"], constraints=None)
+    assert crf(torch.randn(2, 3, S), torch.tensor(tags)).isfinite()
+
+
+def test_last_tags_that_break_constraints_are_refused():
+    crf = pm.nn.CRF(["O", "B-X", "I-X", "E-X", "S-X"])
+    with pytest.raises(ValueError, match="the last token has tag B-X"):
+        crf(torch.randn(1, 2, 5), torch.tensor([[0, 1]]))
+
+
+def test_names_of_tags_bring_their_constraints():
+    names = ["O", "B-X", "I-X"]
+    for constraints in ("labels", "BIO", "iob2"):
+        crf = pm.nn.CRF(names, constraints=constraints)
+        assert torch.equal(crf.allowed_transitions, CONSTRAINTS["bio"].transitions)
+        assert torch.equal(crf.allowed_start, CONSTRAINTS["bio"].start)
+    assert crf.num_tags == 3
+    assert crf.labels == tuple(names)
+    assert repr(crf) == "CRF(num_tags=['O', 'B-X', 'I-X'], batch_first=True)"
+    assert pm.nn.CRF(names, constraints=None).allowed_transitions is None
+    assert pm.nn.CRF(["NOUN", "VERB"]).allowed_transitions is None
+    closed = ["O", "B-X", "I-X", "L-X", "U-X"]
+    for constraints in ("labels", "BIOES", "IOBES", "BILOU"):
+        crf = pm.nn.CRF(closed, constraints=constraints)
+        assert torch.equal(crf.allowed_transitions, pm.nn.bioes_constraints(closed).transitions)
+    with pytest.raises(ValueError, match=r"constraints 'BIO' need the names of the tags.*not CRF\(3, ...\)"):
+        pm.nn.CRF(3, constraints="BIO")
+    with pytest.raises(ValueError, match=r"constraints must be one of BIO, IOB2, .*; got 'IOB1'"):
+        pm.nn.CRF(names, constraints="IOB1")
+    with pytest.raises(TypeError, match=r"num_tags must be a positive integer, or a list of the names"):
+        pm.nn.CRF("BIO")
+    with pytest.raises(ValueError, match=r"the names of tags must differ; got 'O' twice"):
+        pm.nn.CRF(["O", "O"])
+    with pytest.raises(TypeError, match=r"constraints on transitions must be a bool tensor \(3, 3\); got list"):
+        pm.nn.CRF(3, constraints=[[True]])
+
+
+# positions that are no tokens: inside, first, last, all of a sequence
+HOLES = torch.tensor([[1, 0, 1, 0, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 0]]).bool()
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@constrained
+def test_positions_that_are_left_out_are_a_shorter_sentence(constraints, batch_first):
+    crf = make(constraints=constraints, batch_first=batch_first)
+    emissions, _, _ = data()
+    shorter = [x[kept] for x, kept in zip(emissions, HOLES)]
+    tags = torch.full(HOLES.shape, -100)
+    gold = [torch.tensor(y, dtype=torch.long) for y in crf.decode([torch.randn_like(x) for x in shorter])]
+    for row, kept, y in zip(tags, HOLES, gold):
+        row[kept] = y
+    order = (lambda t: t) if batch_first else (lambda t: t.transpose(0, 1))
+    x, y, mask = (order(t) for t in (emissions.requires_grad_(), tags, HOLES))
+    expected = crf(shorter, gold, reduction="none")
+    for given in (None, mask, torch.ones_like(mask)):
+        losses = crf(x, y, given, reduction="none")
+        torch.testing.assert_close(losses, expected)
+    # what the mask leaves out may have any tag
+    torch.testing.assert_close(crf(x, y.clamp(min=0), mask, reduction="none"), expected)
+    torch.testing.assert_close(crf(x, y, reduction="token_mean"), crf(shorter, gold, reduction="sum") / HOLES.sum())
+    (g,) = torch.autograd.grad(losses.sum(), emissions)
+    assert (g[~HOLES] == 0).all()
+    assert crf.decode(x, mask) == crf.decode(shorter)
+    marginals = order(crf.marginals(x, mask))
+    assert (marginals[~HOLES] == 0).all()
+    top, probabilities = crf.topk(x, 2, mask)
+    for b, t in enumerate(shorter):
+        torch.testing.assert_close(marginals[b][HOLES[b]], crf.marginals([t])[0])
+        if len(t):
+            best, p = crf.topk([t], 2)
+            assert torch.equal(top[b][:, HOLES[b]], best[0])
+            assert (top[b][:, ~HOLES[b]] == -1).all()
+            torch.testing.assert_close(probabilities[b], p[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_left_out_positions_compile_and_map():
+    crf = make()
+    emissions, tags, mask = data()
+    tags = torch.where(HOLES & mask, tags, -100)
+    expected = crf(emissions, tags, reduction="none")
+    compiled = torch.compile(lambda x, y: crf(x, y, reduction="none"), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(emissions, tags), expected)
+    mapped = torch.vmap(lambda x, y: crf(x[None], y[None], reduction="none")[0])
+    torch.testing.assert_close(mapped(emissions, tags), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int32])
+def test_masks_of_integers(dtype):
+    crf = make()
+    emissions, tags, mask = data()
+    torch.testing.assert_close(crf(emissions, tags, mask.to(dtype)), crf(emissions, tags, mask))
+    with pytest.raises(ValueError, match=r"mask of integers must be 0 or 1 \(1 = token\); got 2"):
+        crf.decode(emissions, 2 * mask.to(dtype))
+
+
+def test_masks_in_the_other_order_are_told():
+    crf = make()
+    emissions, tags, mask = data()
+    with pytest.raises(
+        ValueError, match=r"mask must be \(B, n\), \(4, 5\); got \(5, 4\): the other order; give mask.T"
+    ):
+        crf(emissions, tags, mask.T)
+    with pytest.raises(ValueError, match=r"mask is \(n, B\), it seems: its columns"):
+        crf(emissions[:, :4], tags[:, :4], (torch.arange(4) < torch.tensor([4, 3, 1, 2])[:, None]).T)
+    late = make(batch_first=False)
+    with pytest.raises(ValueError, match=r"mask must be \(n, B\), \(5, 4\); got \(4, 5\): the other order"):
+        late(emissions.transpose(0, 1), tags.T, mask)
 
 
 def test_moves_alone_may_be_constrained():
@@ -276,22 +404,20 @@ def test_schemes():
 def test_errors():
     crf = make()
     emissions, tags, mask = data()
-    with pytest.raises(ValueError, match=r"num_tags must be a positive integer; got 0"):
+    with pytest.raises(ValueError, match=r"num_tags must be a positive integer, or .*; got 0"):
         pm.nn.CRF(0)
     with pytest.raises(ValueError, match=r"emissions must be \(B, n, 3\); got \(4, 5, 2\)"):
         crf(emissions[..., :2], tags)
     with pytest.raises(ValueError, match=r"tags must be \(4, 5\); got \(4, 4\)"):
         crf(emissions, tags[:, :4])
-    with pytest.raises(ValueError, match=r"tags must be in \[0, 3\), or -1 where not known; got 7"):
+    with pytest.raises(ValueError, match=r"tags must be in \[0, 3\), -1 where not known, or -100 where .*; got 7"):
         crf(emissions, tags.masked_fill(mask, 7))
     with pytest.raises(TypeError, match=r"tags must be a tensor of integers.*torch.float32"):
         crf(emissions, tags.float())
-    with pytest.raises(ValueError, match=r"mask must be \(4, 5\); got \(4, 4\)"):
+    with pytest.raises(ValueError, match=r"mask must be \(B, n\), \(4, 5\); got \(4, 4\)"):
         crf(emissions, tags, mask[:, :4])
     with pytest.raises(TypeError, match=r"mask must be a bool tensor"):
         crf(emissions, tags, mask.float())
-    with pytest.raises(ValueError, match=r"mask must be True from the left"):
-        crf(emissions, tags, mask.flip(1))
     with pytest.raises(ValueError, match=r"reduction must be"):
         crf(emissions, tags, reduction="median")
     with pytest.raises(ValueError, match=r"constraints on start must be bool \(3,\)"):
