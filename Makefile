@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo docs test lint types tests bench clean
+.PHONY: demo docs test lint types tests test-gpu sanitize-gpu bench clean
 
 demo: $(READY)
 	$(BIN)/polymax demo --out demo-output
@@ -26,6 +26,13 @@ tests: $(READY)
 	# kernels that most tests need, each by one process: workers of the tests would compile the same ones side by side
 	$(BIN)/python -m polymax warmup --dtype float64
 	$(BIN)/python -m pytest -n 2
+
+# these two need no installation: the Python that has torch, Triton and pytest runs them from the source tree
+test-gpu:
+	$(PYTHON) -m tests.device
+
+sanitize-gpu:
+	$(PYTHON) -m tests.device.sanitize
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks run simplex

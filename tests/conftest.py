@@ -29,6 +29,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark tests that use a CUDA device: by a parameter that says so, or by the mark `device` in their file."""
+    for item in items:
+        if "cuda" in (p for p in getattr(getattr(item, "callspec", None), "params", {}).values() if isinstance(p, str)):
+            item.add_marker("device")
+
+
 def pytest_generate_tests(metafunc):
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])

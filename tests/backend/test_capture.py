@@ -6,7 +6,10 @@ from tolerances import close
 
 import polymax as pm
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU"),
+]
 
 FEW = pm.ActiveSet(max_iter=60)
 

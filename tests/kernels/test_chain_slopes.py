@@ -9,7 +9,7 @@ from tolerances import equal
 from polymax.kernels.chain import cuda, cuda_slopes
 
 # the interpreter warns of NaN, of which NumPy takes a maximum
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # instances, positions, states
 SHAPES = [(3, 5, 4), (1, 4, 3), (2, 1, 3)]

@@ -70,6 +70,7 @@ def test_devices_agree(size, scale, device):
     ("size", "scale", "matrix"),
     [((2, 3, 0, 1, 1), 1.0, True), ((2, 6, 3, 3, 1), 5.0, False), ((2, 10, 5, 4, 2), 1.0, True)],
 )
+@pytest.mark.device
 def test_triton(size, scale, matrix, monkeypatch):
     cuda = pytest.importorskip("polymax.kernels.constrained.cuda")
     if not matrix:

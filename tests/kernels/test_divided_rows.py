@@ -22,7 +22,7 @@ STRENGTHS = {"fusedmax": (0.1, 1.0, 0.0, 1e4), "oscarmax": (0.01, 0.3, 0.0, 0.1)
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 8e-3}
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 # the interpreter computes the lanes that a GPU would mask, with NumPy's warnings about them
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 @pytest.fixture(autouse=True)

@@ -77,6 +77,7 @@ def test_references_of_hostile_rows(dtype):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.device
 def test_triton_on_hostile_rows(kind, dtype):
     rng = np.random.default_rng(1)
     gpu = "cuda" if torch.cuda.is_available() else "cpu"

@@ -23,6 +23,7 @@ ON_CUDA = ("isotonic", "segment_mean")
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 INF, NAN = torch.inf, torch.nan
 # where Triton's files run: compiled, or in the interpreter
+pytestmark = pytest.mark.device
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 

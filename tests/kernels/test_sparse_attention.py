@@ -111,6 +111,7 @@ PARITY = [
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("file", "name", "dtype"), PARITY, ids=[f"{f}-{n}-{str(d)[6:]}" for f, n, d in PARITY])
+@pytest.mark.device
 def test_kernels_are_the_reference(file, name, dtype, monkeypatch):
     module = import_module(f"polymax.kernels.sparse_attention.{file}")
     if file == "cuda" and name not in BY_TILES:
@@ -180,6 +181,7 @@ def test_a_bias_of_the_least_number_is_the_same_for_all(file):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.device
 def test_balls_rule_tiles_out(monkeypatch):
     from polymax.kernels.sparse_attention import cuda, cuda_call
     from polymax.kernels.sparse_attention.options import Options
@@ -215,6 +217,7 @@ def test_balls_rule_tiles_out(monkeypatch):
 
 @pytest.mark.skipif("cuda" not in FILES, reason="there is no Triton")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.device
 def test_plain_calls_are_the_operator():
     from polymax.kernels.sparse_attention import cuda
     from polymax.kernels.sparse_attention.cuda_plain import Plain
@@ -235,6 +238,7 @@ def test_plain_calls_are_the_operator():
 
 @pytest.mark.skipif("cuda" not in FILES, reason="there is no Triton")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.device
 def test_plain_calls_have_derivatives(monkeypatch):
     monkeypatch.setattr(fused_attention, "CPU_KEYS", 0)
     xs = [torch.randn(1, 20, 16, device="cuda" if GPU else "cpu", requires_grad=True) for _ in range(3)]

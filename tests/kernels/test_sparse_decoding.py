@@ -12,6 +12,7 @@ from polymax.kernels.sparse_decoding import reference, sparse_decoding
 from polymax.kernels.sparse_decoding.options import Cached
 
 GPU = torch.cuda.is_available()
+pytestmark = pytest.mark.device
 DEVICE = "cuda" if GPU else "cpu"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 

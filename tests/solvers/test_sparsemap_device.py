@@ -12,6 +12,7 @@ from polymax.kernels.active_set.problem import UsedParts
 from polymax.kernels.response import cuda, reference
 from polymax.solvers.loops import cuda as gpu
 
+pytestmark = pytest.mark.device
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 CASES = {

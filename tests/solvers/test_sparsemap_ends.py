@@ -7,6 +7,7 @@ import polymax as pm
 from polymax.solvers.loops import cuda as gpu
 from polymax.solvers.loops import reference as lockstep
 
+pytestmark = pytest.mark.device
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # no gap is small enough
 ENDLESS = pm.ActiveSet(max_iter=50, tol=0.0)

@@ -10,6 +10,7 @@ from polymax.kernels.active_set.problem import UsedParts
 from polymax.solvers.loops import cpu, windows
 from polymax.solvers.loops import cuda as gpu
 
+pytestmark = pytest.mark.device
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

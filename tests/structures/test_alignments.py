@@ -57,6 +57,7 @@ def test_monotonic_alignment_search(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(6, 7, 5), (4, 47, 40), (2, 0, 0), (0, 3, 2)])
+@pytest.mark.device
 def test_searches_are_their_reference(dtype, shape):
     """To the bits, with ties and without, on the CPU and by Triton."""
     frames = torch.randint(0, shape[1] + 1, shape[:1])
@@ -73,6 +74,7 @@ def test_searches_are_their_reference(dtype, shape):
             equal(ours[1].cpu(), value, "the kernel is its reference")
 
 
+@pytest.mark.device
 def test_monotonic_search_of_what_is_forbidden_or_undefined():
     scores = torch.randn(6, 7, 5)
     scores[0, 3] = -torch.inf
@@ -90,6 +92,7 @@ def test_monotonic_search_of_what_is_forbidden_or_undefined():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.device
 def test_cells_of_monotonic_searches(dtype):
     scores = torch.randn(6, 7, 5).to(dtype)
     scores[1, 2, 2] = torch.nan
@@ -124,6 +127,7 @@ def test_ctc_of_lengths():
 
 @pytest.mark.parametrize("forbidden", [False, True])
 @pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.device
 def test_best_labellings(ties, forbidden):
     """The search of labellings is the best derivation of the lattice, ties too, on the CPU and by Triton."""
     targets = torch.tensor([[1, 2, 2, 0], [2, 2, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0], [2, 1, 2, 1], [1, 1, 1, 0]])

@@ -171,6 +171,7 @@ def test_cuda_names_its_limit():
         solver("cuda")(torch.zeros(1, 2, 5000), torch.tensor([2]), torch.tensor([5000]))
 
 
+@pytest.mark.device
 @pytest.mark.skipif(GPU == "cpu", reason="large matrices are slow in the interpreter")
 @pytest.mark.parametrize("kind", KINDS)
 def test_large_ones_on_the_gpu(kind):

@@ -1,0 +1,174 @@
+"""The commands for a machine with a GPU: shares of tests, and what becomes of tests that hang, crash and fail."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import polymax
+from tests.device import __main__ as runs
+from tests.device import battery, sanitize
+
+HOME = Path(polymax.__file__).parents[1]
+TESTS = Path(__file__).parents[1]
+
+SUITE = """
+import os
+import time
+
+import pytest
+
+pytestmark = pytest.mark.device
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_passes(device):
+    assert device
+
+def test_fails():
+    raise AssertionError("1 is not 2")
+
+def test_loses_the_device():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+def test_crashes():
+    os._exit(3)
+
+def test_hangs():
+    time.sleep(600)
+
+def test_is_skipped():
+    pytest.skip("there is nothing to do")
+
+def test_comes_last():
+    pass
+"""
+
+
+def test_what_hangs_and_crashes_fails_by_its_name(tmp_path, capsys):
+    (tmp_path / "test_some.py").write_text(SUITE)
+    (tmp_path / "test_others.py").write_text("def test_other():\n    raise AssertionError\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = device: some\n")
+    given = ["--device", "cpu", "--no-warm", "--processes", "1", "--limit", "12", "--root", str(tmp_path)]
+    assert runs.main([*given, "--out", str(tmp_path / "out"), "."]) == 1
+    (path,) = (tmp_path / "out").glob("*.json")
+    report = json.loads(path.read_text())
+    assert report["counts"] == {"passed": 3, "failed": 2, "crashes": 1, "hangs": 1, "skipped": 1}
+    assert report["not run"] == []
+    found = {failure["test"].partition("::")[2]: failure for failure in report["failures"]}
+    assert {name: f["outcome"] for name, f in found.items()} == {
+        "test_fails": "failed",
+        "test_loses_the_device": "failed",
+        "test_crashes": "crashes",
+        "test_hangs": "hangs",
+    }
+    assert "1 is not 2" in found["test_fails"]["message"]
+    assert "ran longer than 12 s" in found["test_hangs"]["message"]
+    assert report["functions"]["test_some.py::test_passes"][0] == 2
+    assert {"commit", "torch", "python", "date", "seconds"} <= report.keys()
+    assert "test_hangs ran longer than 12 s" in capsys.readouterr().out
+
+
+def test_a_run_ends_with_its_budget(tmp_path):
+    (tmp_path / "test_some.py").write_text(
+        "import time, pytest\n@pytest.mark.device\ndef test_a():\n    time.sleep(60)\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = device: some\n")
+    begun = time.time()
+    given = ["--device", "cpu", "--no-warm", "--processes", "1", "--budget", "8", "--root", str(tmp_path), "."]
+    assert runs.main([*given, "--out", str(tmp_path / "out")]) == 1
+    assert time.time() - begun < 50
+    (path,) = (tmp_path / "out").glob("*.json")
+    assert json.loads(path.read_text())["not run"] == ["test_some.py::test_a"]
+
+
+def test_nothing_to_run_is_no_failure(tmp_path):
+    (tmp_path / "test_some.py").write_text("def test_a():\n    raise AssertionError\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = device: some\n")
+    given = ["--device", "cpu", "--no-warm", "--root", str(tmp_path), "--out", str(tmp_path), "."]
+    assert runs.main(given) == 0
+
+
+def test_shares_take_about_as_long():
+    tests = [f"a.py::slow[{k}]" for k in range(8)] + [f"b.py::quick[{k}]" for k in range(80)] + ["b.py::new"]
+    seconds = {"a.py::slow": 10.0, "b.py::quick": 1.0}
+    shares = runs.shared_out(tests, seconds, 4)
+    assert sorted(test for share in shares for test in share) == sorted(tests)
+    loads = [sum(seconds.get(runs.function_of(test), runs.UNKNOWN) for test in share) for share in shares]
+    assert max(loads) - min(loads) < 12
+    assert runs.shared_out([], {}, 3) == [[], [], []]
+    assert all(len(share) == 1 for share in runs.shared_out(["a.py::x", "b.py::y"], {}, 2))
+
+
+def test_parameters_say_what_runs_on_the_cpu():
+    assert runs.on_cpu("a.py::test[chain-cpu-float32]")
+    assert not runs.on_cpu("a.py::test[chain-cuda-float32]")
+    assert not runs.on_cpu("a.py::test")
+
+
+def test_earlier_runs_tell_seconds(tmp_path):
+    assert runs.recorded(tmp_path) == {}
+    for name, total in (("2026-01-01", 8.0), ("2026-01-02", 4.0)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"functions": {"a.py::x": [2, total]}}))
+    assert runs.recorded(tmp_path) == {"a.py::x": 2.0}
+
+
+def test_files_that_use_a_device_are_marked():
+    """By a parameter that says "cuda", by the fixture `device`, or by the mark."""
+    ways = "mark.device", '("cpu", "cuda")', '["cuda"]', ", device)", ", device="
+    without = {"test_training.py": "commands choose a device", "test_factors.py": "the interpreter alone"}
+    without |= {"test_benchmarks.py": "the interpreter alone", "test_device_runs.py": "no device"}
+    files = [p for p in TESTS.rglob("test_*.py") if "cuda.is_available" in p.read_text() and p.name not in without]
+    assert len(files) > 10
+    assert not [p.name for p in files if not any(way in p.read_text() for way in ways)]
+
+
+@pytest.mark.parametrize("name", ["mapping gini", "SparseMap chain-by-step", "attention causal", "vocabulary 1.5"])
+def test_the_battery_runs(name, capsys):
+    assert battery.main(["--device", "cpu", name]) == 0
+    assert f"{name}\n1 calls, 0 failed" in capsys.readouterr().out
+
+
+def test_the_battery_tells_failures(monkeypatch, capsys):
+    def broken(device, size):
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(battery, "battery", lambda: {"broken": broken})
+    assert battery.main(["--device", "cpu"]) == 1
+    assert "FAILED broken: ValueError: no such thing" in capsys.readouterr().out
+
+
+def test_the_battery_has_all_sets_and_mappings():
+    names = set(battery.battery())
+    assert {f"mapping {row.name}" for row in battery.cases.ROWS} <= names
+    assert {f"SparseMap {row.name}" for row in battery.sets.TABLE} <= names
+
+
+def test_sanitizers_run_the_battery(tmp_path, capfd):
+    seen = tmp_path / "seen"
+    program = tmp_path / "compute-sanitizer"
+    program.write_text(f'#!/bin/sh\necho "$PYTORCH_NO_CUDA_MEMORY_CACHING $@" >> {seen}\ntest "$2" = memcheck\n')
+    program.chmod(0o755)
+    assert sanitize.main(["--sanitizer", str(program), "gini"]) == 1
+    memory, races = seen.read_text().splitlines()
+    assert memory.startswith("1 --tool memcheck --error-exitcode 86")
+    assert memory.endswith(f"{sys.executable} -m tests.device.battery gini")
+    assert races.startswith("1 --tool racecheck")
+    told = capfd.readouterr().out
+    assert "memcheck: clean" in told
+    assert "racecheck: ended by 1" in told
+
+
+def test_a_machine_without_sanitizers_is_told(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(HOME))
+    assert sanitize.main([]) == 2
+    assert "compute-sanitizer is not on the PATH" in capsys.readouterr().out
+
+
+def test_the_makefile_names_the_commands():
+    recipes = (HOME / "Makefile").read_text()
+    for target, module in (("test-gpu", "tests.device"), ("sanitize-gpu", "tests.device.sanitize")):
+        assert f"{target}:\n\t$(PYTHON) -m {module}\n" in recipes
+        assert os.access(HOME / "tests" / "device", os.R_OK)
