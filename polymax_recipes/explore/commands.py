@@ -11,9 +11,9 @@ from polymax_recipes.cli import plain_errors
 from polymax_recipes.explore.app import server
 from polymax_recipes.explore.attention_file import AttentionFile
 from polymax_recipes.serve.commands import Host, run_forever
-from polymax_recipes.serve.predictions import Served
-from polymax_recipes.training.commands import Device, Late, Threads, load_run
-from polymax_recipes.training.settings import use_threads
+from polymax_recipes.serve.models import Source
+from polymax_recipes.training.commands import Device, Late, Threads
+from polymax_recipes.training.run import Run, check_run
 
 
 def explore(
@@ -31,11 +31,11 @@ def explore(
     With RUN, or two of them to compare, type a sentence and see what the models find; with --attention, look at the
     weights of a whole model.
     """
-    with plain_errors("stopped", ValueError), use_threads(threads):
+    with plain_errors("stopped", ValueError):
         weights = None if attention is None else AttentionFile.open(attention)
-        served = [Served.of(run, load_run(run, device, options)) for run in runs or ()]
-        with server(served, weights, (host, port)) as opened:
-            view = "#attention" if weights is not None else "#runs" if served else ""
+        sources = [Source(check_run(Run(run)).path, device, tuple(options or ())) for run in runs or ()]
+        with server(sources, weights, (host, port), threads=threads) as opened:
+            view = "#runs" if sources else "#attention" if weights is not None else ""
             if browser:
                 threading.Timer(0.3, webbrowser.open, [opened.url + view]).start()
             run_forever(opened, f"polymax explore: {opened.url}{view}")

@@ -1,49 +1,74 @@
-"""The command that serves a run."""
+"""The command that serves runs."""
 
 import logging
+from contextlib import closing
+from pathlib import Path
 from typing import Annotated
 
 import rich
 import typer
 
 from polymax_recipes.cli import plain_errors
+from polymax_recipes.serve.limits import Limits
+from polymax_recipes.serve.models import LoadModels, Source
 from polymax_recipes.serve.predictions import Served, routes
-from polymax_recipes.serve.server import Limits, Server
-from polymax_recipes.training.commands import Device, Late, RunDirectory, Threads, load_run
-from polymax_recipes.training.settings import use_threads
+from polymax_recipes.serve.server import Server
+from polymax_recipes.serve.workers import Pool
+from polymax_recipes.training.commands import Device, Late, Threads
+from polymax_recipes.training.run import Run, check_run
 
-Host = Annotated[str, typer.Option(help="Address to listen on; others than this machine reach it if it says so.")]
+Host = Annotated[
+    str, typer.Option(help="Address to listen on. Only this machine reaches 127.0.0.1; all reach 0.0.0.0.")
+]
+Workers = Annotated[
+    int, typer.Option(min=1, max=64, help="Processes that compute, each with all models; one is kept for short inputs.")
+]
+MemoryLimit = Annotated[float, typer.Option(min=0, help="Most GiB of a process beyond its models; 0 for any.")]
 
 
 def serve(
-    run: RunDirectory,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories that train wrote.")],
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 8750,
     most: Annotated[int, typer.Option("--batch", min=1, help="Most inputs that are computed together.")] = 64,
     body: Annotated[int, typer.Option("--max-body", min=1, help="Most bytes of a request.")] = Limits.body,
+    words: Annotated[
+        int, typer.Option("--max-words", min=0, help="Most words of an input; 0 for what each task takes.")
+    ] = 0,
     seconds: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that a result may take.")] = 30.0,
+    workers: Workers = 2,
+    memory: MemoryLimit = 4.0,
     device: Device = "auto",
     threads: Threads = 0,
     options: Late = None,
 ) -> None:
-    """Answer requests over HTTP with what a trained model finds.
+    """Answer requests over HTTP with what trained models find.
 
-    POST {"inputs": [...]} to /api/predict; GET /api/schema describes all of it. Only this machine is listened to,
+    POST {"inputs": [...], "run": 0} to /api/predict; GET / lists all end points. Only this machine is listened to,
     unless --host says otherwise; then put a proxy in front that knows who may ask.
     """
     logging.basicConfig(format="%(levelname)s %(message)s")
-    with plain_errors("stopped", ValueError), use_threads(threads):
-        served = Served.of(run, load_run(run, device, options), most)
-        limits = Limits(body=body, computing=seconds)
-        with Server((host, port), routes([served], limits), limits=limits) as server:
-            run_forever(server, f"{run}: {served.trained.task.name} at {server.url}api/predict")
+    with plain_errors("stopped", ValueError):
+        limits = Limits(body=body, computing=seconds, words=words, memory=int(memory * 2**30))
+        sources = tuple(Source(check_run(Run(run)).path, device, tuple(options or ())) for run in runs)
+        pool = Pool(LoadModels(sources), workers, most, memory=limits.memory, threads=threads)
+        with closing(pool):
+            served = [Served(**about) for about in pool.about]
+            with Server((host, port), routes(pool, served, limits), limits=limits) as server:
+                for run in served:
+                    say(f"{run.name}: {run.task}")
+                run_forever(server, f"{server.url}api/predict")
 
 
 def run_forever(server: Server, said: str) -> None:
     """Answer requests until Ctrl-C is pressed."""
-    console = rich.get_console()
-    console.print(said, highlight=False, soft_wrap=True, markup=False)
+    say(said)
     if not server.is_local:
-        console.print("everybody who reaches this address can ask; there is no password", soft_wrap=True, markup=False)
-    console.print("Ctrl-C ends it", soft_wrap=True, markup=False)
-    server.serve_forever(poll_interval=0.2)
+        say("everybody who reaches this address can ask; there is no password")
+    say("Ctrl-C ends it")
+    server.serve_forever()
+
+
+def say(text: str) -> None:
+    """Print a line as it is."""
+    rich.get_console().print(text, highlight=False, soft_wrap=True, markup=False)

@@ -1,70 +1,75 @@
 """The routes of predictions: runs that were loaded when the server started, and never by a request."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from polymax_recipes.serve.batches import Batcher
 from polymax_recipes.serve.errors import Refused
-from polymax_recipes.serve.outputs import alternatives_of, outputs_of
+from polymax_recipes.serve.limits import MOST_SHARES, Limits, Share, share_of, work_of
 from polymax_recipes.serve.schema import ALTERNATIVES, INPUTS, input_schema, schema
-from polymax_recipes.serve.server import Answer, Limits, Route
-from polymax_recipes.training.task import Trained
+from polymax_recipes.serve.server import Answer, Routes
+from polymax_recipes.serve.workers import Pool
 
 FIELDS = ("inputs", "run", "alternatives")
 
 
 @dataclass(frozen=True)
 class Served:
-    """A run that is served: its name, its model, and what batches requests to it."""
+    """A run that is served, as a process that loaded it tells: its name, its task, and what the task does."""
 
     name: str
-    trained: Trained
-    batcher: Batcher
+    task: str
+    summary: str = ""
 
-    @classmethod
-    def of(cls, path: Path, trained: Trained, most: int = 64) -> "Served":
-        """A run with a batcher of its own."""
-
-        def compute(items: list[tuple[Any, bool]]) -> list[dict[str, Any]]:
-            found = outputs_of(trained, [one for one, _ in items])
-            wanted = [k for k, (_, asked) in enumerate(items) if asked]
-            for k, listed in zip(wanted, alternatives_of(trained, [items[k][0] for k in wanted])):
-                found[k]["alternatives"] = listed
-            return found
-
-        return cls(path.resolve().name, trained, Batcher(compute, most))
-
-    def description(self) -> dict[str, Any]:
+    def description(self, limits: Limits) -> dict[str, Any]:
         """The description of this run that clients are given."""
-        task = self.trained.task
         return {
             "name": self.name,
-            "task": task.name,
-            "summary": task.summary,
-            "input": input_schema(task.name),
-            "alternatives": task.name in ALTERNATIVES,
+            "task": self.task,
+            "summary": self.summary,
+            "input": input_schema(self.task),
+            "words_of_an_input": work_of(self.task, limits.words).words,
+            "alternatives": self.task in ALTERNATIVES,
         }
 
 
-def routes(runs: Sequence[Served], limits: Limits) -> Mapping[tuple[str, str], Route]:
-    """GET /api/health, /api/runs and /api/schema, and POST /api/predict."""
+ENDS = {
+    "GET /": "this list",
+    "POST /api/predict": 'predictions: {"inputs": [...], "run": 0, "alternatives": false}',
+    "GET /api/runs": "the runs, what they take, and the limits",
+    "GET /api/schema": "the interface as an OpenAPI document",
+    "GET /api/health": "whether the server is there",
+}
+
+
+def routes(pool: Pool | None, runs: Sequence[Served], limits: Limits) -> Routes:
+    """GET /, /api/health, /api/runs and /api/schema, and POST /api/predict."""
     bounds = {
         "body_bytes": limits.body,
         "inputs": limits.inputs,
         "characters_of_an_input": limits.characters,
         "seconds": limits.computing,
     }
-    document = Answer.of(schema([run.trained.task.name for run in runs], limits))
-    listed = Answer.of({"runs": [run.description() for run in runs], "limits": bounds})
+    document = Answer.of(schema([run.task for run in runs], limits))
+    listed = Answer.of({"runs": [run.description(limits) for run in runs], "limits": bounds})
+    ends = Answer.of({"polymax": [f"{run.name}: {run.task}" for run in runs], "endpoints": ENDS})
 
-    def predict(rest: list[str], body: Any) -> Answer:
-        run, inputs, alternatives = checked(runs, limits, body)
-        outputs = run.batcher([(one, alternatives) for one in inputs], limits.computing) if inputs else []
-        return Answer.of({"task": run.trained.task.name, "outputs": outputs})
+    async def predict(rest: list[str], body: Any) -> Answer:
+        def judged() -> tuple[int, list[Any], bool, list[Share]]:
+            number, inputs, alternatives = checked(runs, limits, body)
+            return number, inputs, alternatives, shares_of(runs[number].task, inputs, limits)
+
+        # words are counted by a tokenizer: other requests need not wait for it
+        number, inputs, alternatives, shares = await asyncio.to_thread(judged)
+        assert pool is not None
+        given = [(one, alternatives) for one in inputs]
+        outputs = await pool.answers(str(number), given, shares, limits.computing) if inputs else []
+        head = Answer.of({"task": runs[number].task}).body[:-1]
+        return Answer(head + b', "outputs": [' + b", ".join(outputs) + b"]}")
 
     return {
+        ("GET", "/"): lambda rest, body: ends,
         ("GET", "/api/health"): lambda rest, body: Answer.of({"status": "ok"}),
         ("GET", "/api/runs"): lambda rest, body: listed,
         ("GET", "/api/schema"): lambda rest, body: document,
@@ -72,8 +77,21 @@ def routes(runs: Sequence[Served], limits: Limits) -> Mapping[tuple[str, str], R
     }
 
 
-def checked(runs: Sequence[Served], limits: Limits, body: Any) -> tuple[Served, list[Any], bool]:
-    """The run, the inputs, and whether alternatives are asked for; a ValueError that names what is wrong."""
+def shares_of(task: str, inputs: list[Any], limits: Limits) -> list[Share]:
+    """The share of the work of each input; a `Refused` for one that is too large, or for too much of it."""
+    shares = [share_of(task, one, place, limits.words) for place, one in enumerate(inputs)]
+    if sum(share.size for share in shares) > MOST_SHARES:
+        most, power, _ = work_of(task, limits.words)
+        raise Refused(
+            413,
+            f"these {len(inputs)} inputs are too much work for one request; send fewer at once: "
+            f"{MOST_SHARES:g} of {most} words, or more that are shorter (the work grows as words ** {power})",
+        )
+    return shares
+
+
+def checked(runs: Sequence[Served], limits: Limits, body: Any) -> tuple[int, list[Any], bool]:
+    """The number of the run, the inputs, and if alternatives are asked for; a ValueError says what is wrong."""
     if not isinstance(body, dict):
         raise ValueError(f"the body must be an object with {', '.join(FIELDS)}; got {type(body).__name__}")
     for name in body:
@@ -91,13 +109,13 @@ def checked(runs: Sequence[Served], limits: Limits, body: Any) -> tuple[Served, 
         raise ValueError(f"inputs must be a list; got {type(inputs).__name__}")
     if len(inputs) > limits.inputs:
         raise Refused(413, f"a request may have {limits.inputs} inputs; got {len(inputs)}")
-    task = runs[number].trained.task.name
+    task = runs[number].task
     for place, one in enumerate(inputs):
         if not _is_input(task, one):
             raise ValueError(f"inputs[{place}] must be {input_schema(task)['description']}; got {_short(one)}")
         if _size(one) > limits.characters:
             raise Refused(413, f"inputs[{place}] may have {limits.characters} characters or values; got {_size(one)}")
-    return runs[number], inputs, alternatives
+    return number, inputs, alternatives
 
 
 def _is_input(task: str, one: Any) -> bool:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import polymax
-from polymax_recipes.serve.server import Limits
+from polymax_recipes.serve.limits import Limits
 
 _NUMBER = {"type": ["number", "null"]}
 _STRINGS = {"type": "array", "items": {"type": "string"}}
@@ -79,6 +79,21 @@ OUTPUTS["classify"] = OUTPUTS["listops"] = {
     "rationales": {"type": "array", "items": _INTEGERS},
 }
 
+# an input of each task, with which its kernels are compiled ahead
+EXAMPLES: dict[str, Any] = {
+    "tag": ["a", "b"],
+    "parse": ["a", "b"],
+    "bracket": ["a", "b"],
+    "seq2seq": "a",
+    "lm": "a",
+    "word-align": ["a b", "a"],
+    "entail": ["a b", "a"],
+    "classify": "a b",
+    "listops": "[MAX 2 ]",
+    "protein-align": ["AC", "A"],
+    "series": [0.0, 1.0, 0.5],
+}
+
 # a task that is not of this library says nothing of its inputs and outputs here: `Trained.results` takes what it takes
 UNKNOWN: dict[str, Any] = {"description": "what the task takes"}
 
@@ -102,11 +117,11 @@ def schema(tasks: list[str], limits: Limits) -> dict[str, Any]:
         "403": "a host that is not this machine",
         "404": "no such path",
         "405": "a method that the path does not take",
-        "411": "no Content-Length",
-        "413": "a body that is too large",
+        "411": "no Content-Length, or a body in chunks",
+        "413": "a body or an input that is too large",
         "415": "a Content-Type other than application/json",
         "500": "the server failed",
-        "503": "too many requests wait",
+        "503": "too many requests or connections wait",
         "504": "the result took too long",
     }
     refusals = {status: _content(text, "Error") for status, text in errors.items()}
@@ -167,6 +182,7 @@ def schema(tasks: list[str], limits: Limits) -> dict[str, Any]:
                 }
             },
             "/api/schema": {"get": {"summary": "This document", "responses": {"200": {"description": "OpenAPI"}}}},
+            "/": {"get": {"summary": "The end points", "responses": {"200": {"description": "a list"}}}},
             "/api/health": {"get": {"summary": "Is the server there", "responses": {"200": {"description": "it is"}}}},
         },
         "components": {"schemas": schemas},

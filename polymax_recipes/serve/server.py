@@ -1,48 +1,49 @@
-"""A small HTTP server with limits: for one user on one machine, or behind a proxy.
+"""The HTTP server of `polymax serve` and `polymax explore`: uvicorn, with limits, and routes by starlette.
 
-Every connection has a thread, so that one slow client holds up nobody; the number of connections, the size of a body,
-and the time in which a request must have arrived are limited. A route is a function of the request; paths of files are
-compared with a fixed table and never looked up in a file system.
+uvicorn and h11 read requests. Added here are what they leave open: the time in which a request must have arrived and
+its answer must have been taken, the number of connections, and framings that proxies read in different ways, which are
+refused. A connection is closed after every answer to a request whose body was not read to its end.
 """
 
-import io
+import asyncio
+import ipaddress
 import json
 import logging
 import socket
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polymax_recipes.serve.errors import Refused
+from polymax_recipes.serve.limits import Limits
+
+if TYPE_CHECKING:
+    import uvicorn
 
 log = logging.getLogger("polymax_recipes.serve")
 
 JSON = "application/json; charset=utf-8"
-# bytes of a body that is refused, which are read and thrown away
+MISSING = "this command needs uvicorn and starlette: pip install 'polymax[serve]'"
+# bytes of a refused body that are read, so that its client sees the answer
 DRAINED = 64 << 20
+# levels of lists and objects in a body
+DEEPEST = 32
+# connections that the system keeps until they are accepted
+BACKLOG = 512
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # a page of ours asks this server alone, and runs no script but its own files
-POLICY = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one request and all of them may take: bytes of a body, seconds, inputs, and connections at a time."""
-
-    body: int = 1 << 20
-    arrival: float = 10.0
-    computing: float = 30.0
-    inputs: int = 256
-    characters: int = 20_000
-    connections: int = 256
+POLICY = "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
+HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", POLICY.encode()),
+    (b"cache-control", b"no-store"),
+]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A response: its status, its type and its body."""
+    """A response: its body, its type and its status."""
 
     body: bytes
     kind: str = JSON
@@ -54,218 +55,289 @@ class Answer:
         return cls(json.dumps(data, ensure_ascii=False, allow_nan=False).encode(), JSON, status)
 
 
-# what a route gets: the parts of the path after its own, and the body as JSON, None for GET
-Route = Callable[[list[str], Any], Answer]
+# a route gets the rest of the path in its parts, and the body as JSON (None for GET)
+Route = Callable[[list[str], Any], Answer | Awaitable[Answer]]
+Routes = Mapping[tuple[str, str], Route]
 
 
-class _Timed(io.RawIOBase):
-    """A socket that is read until a moment: a client that sends a byte now and then does not stay for ever."""
+class Server:
+    """The routes and files of one application, on one address.
 
-    def __init__(self, connection: socket.socket, limit: float) -> None:
-        self.connection, self.limit = connection, limit
-        self.restart()
-
-    def restart(self) -> None:
-        self.until = time.monotonic() + self.limit
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self.until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.connection.settimeout(left)
-        return self.connection.recv_into(buffer)
-
-
-class Handler(BaseHTTPRequestHandler):
-    """One connection, which may bring several requests after one another."""
-
-    protocol_version = "HTTP/1.1"
-    server_version = "polymax"
-    sys_version = ""
-    # headers and body are sent together: two small packets would wait for each other
-    disable_nagle_algorithm = True
-    wbufsize = -1
-    server: "Server"
-    # bytes of a refused body that may still come
-    _unread = 0
-
-    def setup(self) -> None:
-        super().setup()
-        self._raw = _Timed(self.connection, self.server.limits.arrival)
-        self.rfile = io.BufferedReader(self._raw)
-
-    def handle_one_request(self) -> None:
-        self._raw.restart()
-        try:
-            super().handle_one_request()
-        except (ConnectionError, TimeoutError, OSError):
-            # whoever has gone, or does not read, gets no answer
-            self.close_connection = True
-
-    def do_GET(self) -> None:
-        self._answer("GET")
-
-    def do_HEAD(self) -> None:
-        self._answer("HEAD")
-
-    def do_POST(self) -> None:
-        self._answer("POST")
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Send what the base class refuses by itself as JSON, like all other errors."""
-        self.close_connection = True
-        self._send(Answer.of({"error": message or "the request cannot be read"}, code), "GET")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        log.debug(format, *args)
-
-    def _answer(self, method: str) -> None:
-        try:
-            answer = self._answer_for(method)
-        except Refused as refused:
-            answer = Answer.of({"error": str(refused)}, refused.status)
-        except (ValueError, TypeError, IndexError) as error:
-            answer = Answer.of({"error": str(error)}, 400)
-        except (ConnectionError, TimeoutError):
-            raise
-        except Exception:
-            log.exception("%s %s failed", method, self.path)
-            answer = Answer.of({"error": "the server failed; its log says why"}, 500)
-        self._send(answer, method)
-
-    def _answer_for(self, method: str) -> Answer:
-        # the body is read first: what is left of it would be taken for the next request
-        body = self._body() if method == "POST" else None
-        self._check_host()
-        path = self.path.split("?", 1)[0].split("#", 1)[0]
-        found = self.server.files.get(path)
-        if found is not None and method != "POST":
-            return found
-        parts = path.strip("/").split("/")
-        there = False
-        for (verb, prefix), route in self.server.routes.items():
-            named = prefix.strip("/").split("/")
-            if parts[: len(named)] != named:
-                continue
-            there = True
-            if verb == ("GET" if method == "HEAD" else method):
-                return route(parts[len(named) :], body)
-        if there:
-            raise Refused(405, f"{method} is not what {path} takes")
-        raise Refused(404, f"there is no {path}")
-
-    def _check_host(self) -> None:
-        """Refuse a page of another site whose name leads to this machine's address."""
-        if not self.server.is_local:
-            return
-        host = self.headers.get("Host", "")
-        name = host.rsplit(":", 1)[0].strip("[]") if not host.endswith("]") else host.strip("[]")
-        if name not in LOOPBACK:
-            raise Refused(403, f"this server is for {', '.join(LOOPBACK)} alone; got the host {host!r}")
-
-    def _body(self) -> Any:
-        length = self.headers.get("Content-Length", "")
-        if (
-            "chunked" in self.headers.get("Transfer-Encoding", "").lower()
-            or not length.isascii()
-            or not length.isdigit()
-        ):
-            self.close_connection = True
-            raise Refused(411, "a request must say its Content-Length")
-        if int(length) > self.server.limits.body:
-            self.close_connection = True
-            self._unread = int(length)
-            raise Refused(413, f"a body may have {self.server.limits.body} bytes; got {int(length)}")
-        text = self.rfile.read(int(length))
-        if len(text) < int(length):
-            raise ConnectionError("the client went away")
-        kind = self.headers.get("Content-Type", "").split(";")[0].strip().lower()
-        if kind != "application/json":
-            raise Refused(415, f"Content-Type must be application/json; got {kind or 'none'}")
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise Refused(400, f"the body is not JSON: {error}") from None
-
-    def _send(self, answer: Answer, method: str) -> None:
-        self.connection.settimeout(self.server.limits.arrival)
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.kind)
-        self.send_header("Content-Length", str(len(answer.body)))
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Content-Security-Policy", POLICY)
-        self.send_header("Cache-Control", "no-store")
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        if method != "HEAD":
-            self.wfile.write(answer.body)
-        self.wfile.flush()
-        self._drain()
-
-    def _drain(self) -> None:
-        """Read the rest of a body for a while and discard it: a client sees no answer while it is still sending."""
-        left, self._unread = min(self._unread, DRAINED), 0
-        while left > 0 and (read := self.rfile.read1(min(left, 1 << 16))):
-            left -= len(read)
-
-
-class Server(ThreadingHTTPServer):
-    """The routes and files of one application, on one address."""
-
-    daemon_threads = True
-    # connections that the system keeps until they are accepted
-    request_queue_size = 512
+    `serve_forever` answers until `shutdown` is called or Ctrl-C is pressed. `closing` are called when the server is
+    closed.
+    """
 
     def __init__(
         self,
         address: tuple[str, int],
-        routes: Mapping[tuple[str, str], Route],
+        routes: Routes,
         files: Mapping[str, Answer] | None = None,
         limits: Limits | None = None,
+        closing: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.routes, self.files, self.limits = dict(routes), dict(files or {}), limits or Limits()
-        self.is_local = address[0] in LOOPBACK
-        self._slots = threading.BoundedSemaphore(self.limits.connections)
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        try:
-            super().__init__(address, Handler)
-        except OSError as error:
-            # the system does not say which address cannot be had
-            raise OSError(error.errno, error.strerror, f"{address[0]}:{address[1]}") from None
+        self.closing = list(closing)
+        self.is_local = is_loopback(address[0])
+        self.socket = listening(address)
+        self.server_address = self.socket.getsockname()
+        # bytes of bodies in memory
+        self.held = 0
+        self._server = _uvicorn(self)
 
     @property
     def url(self) -> str:
         """The address at which the server listens."""
         host, port = self.server_address[:2]
-        name = host.decode() if isinstance(host, bytes | bytearray) else str(host)
-        return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for the connection, or answer that there are too many."""
-        if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)
+    def serve_forever(self) -> None:
+        """Answer requests until the server is shut down."""
+        self._server.run(sockets=[self.socket])
+
+    def shutdown(self) -> None:
+        """End `serve_forever`, which may run in another thread."""
+        self._server.should_exit = True
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.socket.close()
+        for close in self.closing:
+            close()
+
+    async def answer(self, method: str, path: str, body: Any) -> Answer:
+        """The answer of a file or a route; a `Refused` if there is none."""
+        if method in ("GET", "HEAD") and path in self.files:
+            return self.files[path]
+        parts = path.strip("/").split("/")
+        there = []
+        for (verb, prefix), route in self.routes.items():
+            named = [part for part in prefix.strip("/").split("/") if part]
+            if parts[: len(named)] != named or (not named and parts != [""]):
+                continue
+            there.append(verb)
+            if verb == ("GET" if method == "HEAD" else method):
+                found = route(parts[len(named) :], body)
+                return found if isinstance(found, Answer) else await found
+        if there:
+            raise Refused(405, f"{path} takes {' and '.join(sorted(set(there)))}; got {method[:20]}")
+        raise Refused(404, f"there is no {path[:200]}")
+
+
+def is_loopback(host: str) -> bool:
+    """True if an address is reached by this machine alone.
+
+    Example:
+        >>> is_loopback("localhost"), is_loopback("127.0.0.2"), is_loopback("0.0.0.0")
+        (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() in LOOPBACK
+
+
+def listening(address: tuple[str, int]) -> socket.socket:
+    """A socket that listens on an address; an OSError that names the address if it cannot be had."""
+    host, port = address
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, ValueError):
+        raise OSError(f"--host: {host!r} is not an address of this machine") from None
+    family, _, _, _, place = found[0]
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(place)
+        opened.listen(BACKLOG)
+    except OSError as error:
+        opened.close()
+        # the system does not say which address cannot be had
+        raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
+    return opened
+
+
+def _uvicorn(server: Server) -> "uvicorn.Server":
+    try:
+        import uvicorn
+
+        from polymax_recipes.serve.connections import watched
+    except ImportError as error:
+        raise ValueError(MISSING) from error
+    config = uvicorn.Config(
+        _Application(server),
+        http=watched(server),
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=max(1, int(server.limits.arrival)),
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=1 << 16,
+    )
+    return uvicorn.Server(config)
+
+
+class _Application:
+    """The ASGI application: refuses what is doubtful, reads bodies, and turns errors into answers."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
             return
-        body = b'{"error": "too many connections; try again later"}'
-        about = f"Content-Type: {JSON}\r\nContent-Length: {len(body)}\r\nConnection: close"
-        head = f"HTTP/1.1 503 Service Unavailable\r\n{about}\r\n\r\n"
-        try:
-            request.settimeout(0.1)
-            request.sendall(head.encode() + body)
-        except OSError:
-            pass
-        self.shutdown_request(request)
+        from starlette.requests import Request
+        from starlette.responses import Response
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        request, body = Request(scope), _Body(scope, receive)
+        close = False
         try:
-            super().process_request_thread(request, client_address)
+            check_framing(request)
+            answer = await self._answer(request, body)
+        except _Doubtful as refused:
+            answer, close = _error(refused), True
+        except Exception as error:
+            answer = _error(error, request)
+            await body.drain(self.server.limits.arrival / 2)
         finally:
-            self._slots.release()
+            self.server.held -= body.size
+        response = Response(answer.body, answer.status, media_type=None)
+        response.raw_headers += [(b"content-type", answer.kind.encode()), *HEADERS]
+        if close or not body.ended:
+            response.raw_headers.append((b"connection", b"close"))
+        await response(scope, receive, send)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a connection failed", exc_info=True)
+    async def _answer(self, request: Any, body: "_Body") -> Answer:
+        self._check_host(request.headers.get("host", ""))
+        method = request.method
+        data = await self._json(request, body) if method == "POST" else None
+        found = asyncio.ensure_future(self.server.answer(method, request.url.path, data))
+        if method != "POST":
+            return await found
+        # a client that is gone before its answer needs none
+        gone = asyncio.ensure_future(body.receive())
+        try:
+            await asyncio.wait({found, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not found.done():
+                raise ConnectionError("the client went away")
+            return found.result()
+        finally:
+            gone.cancel()
+            found.cancel()
+
+    def _check_host(self, host: str) -> None:
+        """Refuse a page of another site whose name leads to this machine's address."""
+        if not self.server.is_local:
+            return
+        name = host.strip("[]") if host.endswith("]") else host.rpartition(":")[0].strip("[]") or host
+        if not is_loopback(name):
+            raise Refused(403, f"this server is for {', '.join(LOOPBACK)} alone; got the host {host[:200]!r}")
+
+    async def _json(self, request: Any, body: "_Body") -> Any:
+        limits, length = self.server.limits, int(request.headers["content-length"])
+        if length > limits.body:
+            raise Refused(413, f"a body may have {limits.body} bytes; got {length}")
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refused(415, f"Content-Type must be application/json; got {kind[:80] or 'none'}")
+        if self.server.held + length > limits.waiting:
+            raise Refused(503, "too many requests wait already; try again later")
+        body.size = length
+        self.server.held += body.size
+        try:
+            data = json.loads(await body.read(), parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, f"the body is not JSON: {error}") from None
+        check_depth(data)
+        return data
+
+
+class _Doubtful(Refused):
+    """A request of whose end a proxy and this server might think differently."""
+
+
+class _Body:
+    """The body of a request as it is received; `ended` is True if all of it was read."""
+
+    def __init__(self, scope: Any, receive: Any) -> None:
+        self.receive = receive
+        headers = dict(scope["headers"])
+        self.ended = b"transfer-encoding" not in headers and int(headers.get(b"content-length", b"0")) == 0
+        self.expects = b"expect" in headers
+        self.size = 0
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        parts = []
+        while not self.ended:
+            parts.append(await self._part())
+        return b"".join(parts)
+
+    async def drain(self, seconds: float) -> None:
+        """Read what is left for a while and discard it: a client sees no answer while it is still sending."""
+        left = 0 if self.expects else DRAINED
+        try:
+            async with asyncio.timeout(seconds):
+                while left > 0 and not self.ended:
+                    left -= len(await self._part())
+        except (TimeoutError, ConnectionError):
+            return
+
+    async def _part(self) -> bytes:
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError("the client went away")
+        self.ended = not message.get("more_body", False)
+        return message.get("body", b"")
+
+
+def check_framing(request: Any) -> None:
+    """Refuse a request if its end is open to doubt: a body in chunks, two hosts, a body where there is none."""
+    headers = request.headers
+    if request.scope["http_version"] not in ("1.0", "1.1"):
+        raise _Doubtful(505, "this server speaks HTTP/1.1")
+    if "transfer-encoding" in headers or (request.method == "POST" and "content-length" not in headers):
+        raise _Doubtful(411, "a request must say its Content-Length; Transfer-Encoding is not taken")
+    if len(headers.getlist("content-length")) > 1 or len(headers.getlist("host")) > 1:
+        raise _Doubtful(400, "a request may have one Content-Length and one Host")
+    if request.method != "POST" and headers.get("content-length", "0") != "0":
+        raise _Doubtful(400, f"{request.method[:20]} takes no body; got a Content-Length")
+    if "upgrade" in headers:
+        raise _Doubtful(400, "this server upgrades to no other protocol")
+
+
+def check_depth(data: Any) -> None:
+    """Refuse lists and objects that stand within each other more than 32 deep."""
+    level = [data]
+    for _ in range(DEEPEST):
+        level = [
+            one
+            for part in level
+            if isinstance(part, list | dict)
+            for one in (part.values() if isinstance(part, dict) else part)
+        ]
+        if not level:
+            return
+    raise Refused(400, f"lists and objects of the body may be {DEEPEST} deep")
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+def _error(error: Exception, request: Any = None) -> Answer:
+    if isinstance(error, Refused):
+        return Answer.of({"error": str(error)}, error.status)
+    if isinstance(error, ConnectionError):
+        return Answer.of({"error": "the request ended before its body"}, 400)
+    if isinstance(error, ValueError | TypeError | IndexError | OverflowError):
+        return Answer.of({"error": str(error)}, 400)
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return Answer.of({"error": "the server failed; its log says why"}, 500)

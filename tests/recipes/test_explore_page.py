@@ -3,7 +3,6 @@
 import re
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ from untrained import FILES, from_file, parser, tagger
 import polymax as pm
 from polymax_recipes.explore.app import server as page_server
 from polymax_recipes.explore.attention_file import AttentionFile, save_attention
+from polymax_recipes.serve.models import Given
 from polymax_recipes.serve.outputs import outputs_of
-from polymax_recipes.serve.predictions import Served
 
 MISSING = "playwright is not installed: pip install 'polymax[dev]'"
 playwright = pytest.importorskip("playwright.sync_api", reason=MISSING)
@@ -36,9 +35,9 @@ def url(tmp_path_factory):
     places = (torch.rand(TOKENS, 24) * torch.arange(1, TOKENS + 1).unsqueeze(1)).long()
     head = torch.zeros(TOKENS, TOKENS).scatter_(1, places, 1 / 24)
     save_attention(folder / "a.npz", [[head] * 16], [f"token{k % 500}" for k in range(TOKENS)])
-    runs = [Served.of(Path(run.task.name), run) for run in (tagger(), parser(folder))]
+    runs = [Given(run.task.name, run) for run in (tagger(), parser(folder))]
     with page_server(runs, AttentionFile.open(folder / "a.npz")) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server.url
         server.shutdown()

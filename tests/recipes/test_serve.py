@@ -8,35 +8,56 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import jsonschema
 import pytest
 import torch
+from polls import until
+from raw_requests import CORPUS, HEALTH, MARK, fuzzed, replies
+from slow_work import LoadSlow
 from untrained import FILES, from_file, parser, tagger
 
-from polymax_recipes.serve.batches import Batcher
 from polymax_recipes.serve.errors import Refused
+from polymax_recipes.serve.limits import WORK, Limits, Share, share_of, words_of
+from polymax_recipes.serve.models import Given, LoadModels, Source
 from polymax_recipes.serve.outputs import outputs_of
-from polymax_recipes.serve.predictions import Served, checked, routes
-from polymax_recipes.serve.schema import INPUTS, OUTPUTS, schema
-from polymax_recipes.serve.server import Limits, Server
-from polymax_recipes.training.task import Trained
+from polymax_recipes.serve.predictions import Served, checked, routes, shares_of
+from polymax_recipes.serve.process import outcomes
+from polymax_recipes.serve.schema import EXAMPLES, INPUTS, OUTPUTS, schema
+from polymax_recipes.serve.server import Server, is_loopback
+from polymax_recipes.serve.workers import Pool
 
-LIMITS = Limits(body=20_000, arrival=20.0, computing=20.0, inputs=8, characters=2_000, connections=220)
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'polymax[serve]'")
+
+LIMITS = Limits(body=20_000, arrival=20.0, computing=60.0, inputs=8, characters=2_000, connections=220)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def pool(tmp_path_factory):
     torch.manual_seed(0)
-    runs = [tagger(), parser(tmp_path_factory.mktemp("trees"))]
-    served = [Served.of(Path(run.task.name), run) for run in runs]
-    with Server(("127.0.0.1", 0), routes(served, LIMITS), limits=LIMITS) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    models = [tagger(), parser(tmp_path_factory.mktemp("trees"))]
+    made = Pool(LoadModels(tuple(Given(model.task.name, model) for model in models)), 2, memory=2 << 30)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def server(pool):
+    served = [Served(**about) for about in pool.about]
+    with Server(("127.0.0.1", 0), routes(pool, served, LIMITS), limits=LIMITS) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def slow():
+    """Processes whose work waits, fails or ends the process, as its inputs say."""
+    made = Pool(LoadSlow(), 2, wait=0.1)
+    yield made
+    made.close()
 
 
 def ask(server, method, path, body=None, headers=None):
@@ -78,8 +99,11 @@ def test_outputs_of_every_task_are_as_the_schema_says(name, tmp_path):
     jsonschema.validate({"inputs": inputs}, {**kept, "$ref": "#/components/schemas/Request"})
     outputs = json.loads(json.dumps(outputs_of(trained, inputs), allow_nan=False))
     jsonschema.validate({"task": name, "outputs": outputs}, {**kept, "$ref": "#/components/schemas/Response"})
-    served = [Served(name, trained, None)]
+    served = [Served(name, name)]
     assert checked(served, LIMITS, {"inputs": inputs})[1] == inputs
+    assert 0 < shares_of(name, inputs, LIMITS)[0].size <= 1 or inputs == [""]
+    if name in EXAMPLES:
+        assert len(outputs_of(trained, [EXAMPLES[name]])) == 1
     with pytest.raises(ValueError, match=re.escape("inputs[1] must be")):
         checked(served, LIMITS, {"inputs": [inputs[0], {"file": "/etc/passwd"}]})
 
@@ -87,14 +111,14 @@ def test_outputs_of_every_task_are_as_the_schema_says(name, tmp_path):
 def test_tasks_of_others_are_served_as_they_are():
     kept = schema(["mine"], LIMITS)["components"]["schemas"]
     assert kept["Mine"] == {"type": "object"}
-    served = [Served("mine", Trained(type("Mine", (), {"name": "mine"})(), None, {}, None), None)]
-    assert checked(served, LIMITS, {"inputs": [{"any": 1}]})[1] == [{"any": 1}]
+    assert checked([Served("mine", "mine")], LIMITS, {"inputs": [{"any": 1}]})[1] == [{"any": 1}]
+    assert shares_of("mine", [{"any": 1}], LIMITS)[0].light
 
 
 def test_every_task_is_in_the_schema():
     from polymax_recipes.training.task import MODULES
 
-    assert set(INPUTS) == set(OUTPUTS) == set(MODULES) == {*FILES, "tag", "parse"}
+    assert set(INPUTS) == set(OUTPUTS) == set(WORK) == set(MODULES) == {*FILES, "tag", "parse"}
     jsonschema.Draft202012Validator.check_schema(schema(list(MODULES), LIMITS)["components"]["schemas"]["Response"])
 
 
@@ -113,6 +137,10 @@ REFUSED = [
     (b'{"inputs": ["a"], "alternatives": 1}', 400, "must be true or false"),
     (json.dumps({"inputs": ["a"] * 9}).encode(), 413, "8 inputs; got 9"),
     (json.dumps({"inputs": ["a" * 2_001]}).encode(), 413, "2000 characters"),
+    (json.dumps({"inputs": ["a " * 201], "run": 1}).encode(), 413, "200 words for parse; got 201"),
+    (b'{"inputs": NaN}', 400, "NaN is not a number"),
+    (b'{"inputs": ' + b"[" * 40 + b"]" * 40 + b"}", 400, "32 deep"),
+    (b'{"inputs": ["a"], "run": ' + b"1" * 5000 + b"}", 400, "not JSON"),
     (b" " * 20_001, 413, "20000 bytes; got 20001"),
 ]
 
@@ -133,10 +161,23 @@ def test_a_large_body_gets_its_answer(server):
 def test_paths_methods_types_and_hosts(server):
     assert ask(server, "GET", "/../../etc/passwd")[0] == 404
     assert ask(server, "GET", "/api/predict")[0] == 405
-    assert ask(server, "DELETE", "/api/predict")[0] == 501
+    assert ask(server, "DELETE", "/api/predict")[0] == 405
     assert ask(server, "POST", "/api/predict", b"{}", {"Content-Type": "text/plain"})[0] == 415
     assert ask(server, "POST", "/api/predict", b"{}", {"Host": "evil.example"})[0] == 403
-    assert ask(server, "GET", "/api/health", None, {"Host": "localhost:1"}) == (200, {"status": "ok"})
+    for host in ("localhost:1", "LOCALHOST", "127.0.0.1", "[::1]:8750", "[::1]"):
+        assert ask(server, "GET", "/api/health", None, {"Host": host}) == (200, {"status": "ok"})
+    for host in ("", "localhost.evil.example", "[::2]", "127.0.0.1.evil.example", "evil@localhost"):
+        assert ask(server, "GET", "/api/health", None, {"Host": host})[0] == 403
+
+
+def test_the_root_lists_what_there_is(server):
+    status, listed = ask(server, "GET", "/")
+    assert (status, listed["polymax"]) == (200, ["tag: tag", "parse: parse"])
+    documented = ask(server, "GET", "/api/schema")[1]["paths"]
+    assert {end.split(" ")[1] for end in listed["endpoints"]} == set(documented)
+    for end in listed["endpoints"]:
+        method, path = end.split(" ")
+        assert ask(server, method, path, {"inputs": []} if method == "POST" else None)[0] == 200
 
 
 def test_two_hundred_at_once(server):
@@ -146,42 +187,107 @@ def test_two_hundred_at_once(server):
     assert [answer["outputs"][0]["tokens"][-1] for _, answer in found] == [str(k) for k in range(200)]
 
 
-def test_one_at_fault_fails_alone():
-    def halves(numbers):
-        if any(number % 2 for number in numbers):
-            raise ValueError("odd")
-        return [number // 2 for number in numbers]
+LIGHT, HEAVY = Share(0.01, True), Share(1.0, False)
 
-    batcher = Batcher(halves, most=64, wait=0.2)
+
+def said(error):
+    return error.status, str(error)
+
+
+def test_one_at_fault_fails_alone(slow):
+    items = slow.submit("slow", ["a", "odd", "memory", "bug", "b"], [LIGHT] * 5, 30.0)
+    assert items[0].result.result(30) == items[4].result.result(30) == b"0.0"
+    faults = [items[k].result.exception(30) for k in (1, 2, 3)]
+    assert said(faults[0]) == (400, "odd")
+    assert faults[1].status == 413
+    assert "more memory" in str(faults[1])
+    assert faults[2].status == 500
+
+
+def test_inputs_that_fail_together_are_computed_one_by_one():
+    seen = []
+
+    def together(kind, given):
+        seen.append(len(given))
+        if len(given) > 1:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return [f"{given[0]}".encode()]
+
+    assert outcomes(together, "any", [1, 2]) == [b"1", b"2"]
+    assert seen == [2, 1, 1]
+
+
+def test_waiting_is_limited_in_number():
+    pool = Pool(LoadSlow(), 1, waiting=1, wait=0.0)
     try:
-        with ThreadPoolExecutor(4) as pool:
-            jobs = [pool.submit(batcher, [number], 5.0) for number in (2, 3, 8)]
-        assert jobs[0].result() == [1]
-        assert jobs[2].result() == [4]
-        with pytest.raises(ValueError, match="odd"):
-            jobs[1].result()
-    finally:
-        batcher.close()
-
-
-def test_waiting_is_limited_in_number_and_time():
-    gate = threading.Event()
-    batcher = Batcher(lambda items: [gate.wait(10) for _ in items], most=1, wait=0.0, waiting=1)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(batcher, [0], 10.0)
-        time.sleep(0.05)
-        second = pool.submit(batcher, [0], 10.0)
-        time.sleep(0.05)
+        first = pool.submit("slow", [0.5], [LIGHT], 30.0)
+        until(lambda: not pool._queue)
+        second = pool.submit("slow", [0.0], [LIGHT], 30.0)
         with pytest.raises(Refused, match="too many") as full:
-            batcher([0], 10.0)
-        gate.set()
-        assert first.result() == second.result() == [True]
-    gate.clear()
-    with pytest.raises(Refused, match="longer than") as late:
-        batcher([0], 0.05)
-    gate.set()
-    batcher.close()
-    assert (full.value.status, late.value.status) == (503, 504)
+            pool.submit("slow", [0.0], [LIGHT], 30.0)
+        assert full.value.status == 503
+        assert [item.result.result(30) for item in (*first, *second)] == [b"0.5", b"0.0"]
+    finally:
+        pool.close()
+
+
+def test_work_that_takes_too_long_is_stopped(slow):
+    """Its process ends, the next input is computed by another, and light inputs never waited."""
+    before, pids = slow.ended, {process.process.pid for process in slow._processes}
+    late = slow.submit("slow", [600.0], [HEAVY], 0.5)
+    light = slow.submit("slow", [0.0], [LIGHT], 30.0)
+    start = time.monotonic()
+    assert light[0].result.result(30) == b"0.0"
+    assert said(late[0].result.exception(30)) == (504, "the result took too long")
+    assert time.monotonic() - start < 20
+    assert slow.submit("slow", [0.1], [HEAVY], 30.0)[0].result.result(30) == b"0.1"
+    assert slow.ended == before + 1
+    assert len(pids & {process.process.pid for process in slow._processes}) == 1
+
+
+def test_those_in_a_batch_with_a_late_or_deadly_input_get_their_results(slow):
+    for fault, status in ((600.0, 504), ("end", 500)):
+        items = slow.submit("slow", [0.0, fault, "a"], [LIGHT] * 3, 6.0)
+        assert [items[k].result.result(30) for k in (0, 2)] == [b"0.0"] * 2
+        assert items[1].result.exception(30).status == status
+
+
+def test_what_nobody_waits_for_is_not_computed(slow):
+    before = slow.ended
+    item = slow.submit("slow", [600.0], [HEAVY], 100.0)[0]
+    until(lambda: item not in slow._queue)
+    item.result.cancel()
+    until(lambda: slow.ended == before + 1)
+
+
+def test_a_run_that_cannot_be_loaded_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not a run"):
+        Pool(LoadModels((Source(tmp_path),)), 1)
+
+
+def test_memory_is_bounded():
+    pool = Pool(LoadSlow(), 1, memory=256 << 20)
+    try:
+        fault = pool.submit("slow", ["large"], [LIGHT], 60.0)[0].result.exception(60)
+        assert said(fault)[0] == 413
+        assert pool.submit("slow", [0.0], [LIGHT], 60.0)[0].result.result(60) == b"0.0"
+        assert pool.ended == 0
+    finally:
+        pool.close()
+
+
+def test_the_work_of_an_input_is_known():
+    half, whole = (share_of("parse", ["a"] * n, 0) for n in (100, 200))
+    assert (half.size, whole.size, whole.light) == (0.125, 1.0, False)
+    assert share_of("parse", "Anna sings.", 0).light
+    assert words_of("protein-align", ["ACG", "AG"]) == 3
+    # one long word is many pieces of a tokenizer
+    assert words_of("seq2seq", "a" * 8_000) == 1_000
+    with pytest.raises(Refused, match=re.escape("inputs[3] may have 10 words for tag; got 11")):
+        share_of("tag", ["a"] * 11, 3, words=10)
+    with pytest.raises(Refused, match=r"too much work for one request; send fewer at once: 16 of 200 words"):
+        shares_of("parse", [["a"] * 200] * 17, LIMITS)
+    assert len(shares_of("parse", [["a"] * 100] * 100, LIMITS)) == 100
 
 
 def test_slow_and_killed_clients_hold_up_nobody(server, monkeypatch):
@@ -190,7 +296,7 @@ def test_slow_and_killed_clients_hold_up_nobody(server, monkeypatch):
     for sent in (
         b"",
         b"POST /api/pre",
-        b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{",
     ):
         client = socket.create_connection(server.server_address[:2])
         client.sendall(sent)
@@ -229,13 +335,76 @@ def test_a_dripping_client_is_let_go(server, monkeypatch):
 
 
 def test_too_many_connections_are_told_so(server, monkeypatch):
-    monkeypatch.setattr(server, "_slots", threading.BoundedSemaphore(1))
-    held = socket.create_connection(server.server_address[:2])
-    time.sleep(0.1)
-    status, answer = ask(server, "GET", "/api/health")
-    assert (status, answer["error"]) == (503, "too many connections; try again later")
-    held.close()
-    time.sleep(0.1)
+    monkeypatch.setattr(server, "limits", replace(LIMITS, connections=1))
+    with socket.create_connection(server.server_address[:2]):
+        until(lambda: ask(server, "GET", "/api/health")[0] == 503)
+        assert ask(server, "GET", "/api/health")[1]["error"] == "too many connections; try again later"
+    until(lambda: ask(server, "GET", "/api/health")[0] == 200)
+
+
+def test_bodies_in_memory_are_bounded(server, monkeypatch):
+    monkeypatch.setattr(server, "limits", replace(LIMITS, waiting=10))
+    status, answer = predict(server, "Anna sings.")
+    assert (status, answer["error"]) == (503, "too many requests wait already; try again later")
+    assert server.held == 0
+
+
+def test_a_client_that_does_not_read_is_let_go(server, monkeypatch):
+    monkeypatch.setattr(server, "limits", replace(LIMITS, arrival=1.0))
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(server.server_address[:2])
+    client.sendall(b"GET /api/schema HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3000)
+    connections = server._server.server_state.connections
+    until(lambda: not any(one.client == client.getsockname() for one in connections))
+    client.close()
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_no_byte_of_a_body_is_read_as_a_request(server, name):
+    raw, refused = CORPUS[name]
+    found = replies(server.server_address[:2], raw)
+    assert MARK not in found, found[:400]
+    statuses = re.findall(rb"HTTP/1\.1 (\d+)", found)
+    # one answer at most, and none that looks like a success where it is to be refused
+    assert len(statuses) <= 1, found[:400]
+    assert not (refused and statuses and statuses[0].startswith(b"2")), found[:400]
+    assert ask(server, "GET", "/api/health")[0] == 200
+
+
+def test_a_request_may_come_byte_by_byte(server):
+    with socket.create_connection(server.server_address[:2]) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for k in range(len(HEALTH)):
+            client.sendall(HEALTH[k : k + 1])
+            time.sleep(0.002)
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_fuzzed_requests_are_answered_or_closed(server):
+    for seed in range(150):
+        found = replies(server.server_address[:2], fuzzed(seed), patience=0.3)
+        assert MARK not in found, (seed, found[:400])
+        assert b"HTTP/1.1 500" not in found, (seed, found[:400])
+    assert predict(server, "Anna sings.")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["999.1.1.1", "nowhere.invalid", "a" * 300, "a\0b", "1.2.3.4", "::g", "127.0.0.1:80", "--", "é" * 70]
+)
+def test_hosts_that_are_no_address_are_named(host):
+    with pytest.raises(OSError) as caught:
+        Server((host, 0), {})
+    assert "Error" not in str(caught.value)
+    assert host in str(caught.value) or repr(host) in str(caught.value)
+
+
+def test_hosts_of_this_machine():
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "LocalHost", "127.9.9.9")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "", "10.0.0.1", "localhost.example")] == [False] * 5
+    for host, local in (("0.0.0.0", False), ("", False), ("localhost", True)):
+        with Server((host, 0), {}) as opened:
+            assert opened.is_local is local
 
 
 def test_a_connection_brings_several_requests(server):

@@ -7,15 +7,18 @@ import { structuresView } from "./structures.js";
 
 const VIEWS = { simplex: simplexView, structures: structuresView, runs: runsView, attention: attentionView };
 const main = document.getElementById("main");
+// milliseconds that an answer is waited for although a newer one is wanted: most are quicker
+const PATIENT = 150;
 let offers = null;
 
 /** Ask the server; the words of its refusal are the words of the error. */
-export async function ask(path, body) {
-  const request = body === undefined ? {} : { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+export async function ask(path, body, signal) {
+  const request = body === undefined ? {} : { method: "POST", signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
   let answer;
   try {
     answer = await fetch(path, request);
-  } catch {
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
     throw new Error("the server does not answer: is `polymax explore` still running?");
   }
   if (answer.ok) return (answer.headers.get("Content-Type") || "").startsWith("application/json") ? answer.json() : answer.arrayBuffer();
@@ -23,17 +26,21 @@ export async function ask(path, body) {
   throw new Error(told.error || `the server answered ${answer.status}`);
 }
 
-/** Ask again and again with what is newest: one request at a time, and none for what is old already. */
+/** Ask again and again with what is newest: one request at a time, and an answer to what is old already is not waited for. */
 export function latest(path, done, failed) {
   let waiting = null;
   let busy = false;
+  let control = null;
+  let begun = 0;
   const next = async () => {
     if (busy || waiting === null) return;
     const body = waiting;
     waiting = null;
     busy = true;
     try {
-      const found = await ask(path, body);
+      control = new AbortController();
+      begun = performance.now();
+      const found = await ask(path, body, control.signal);
       if (waiting === null) done(found, body);
     } catch (error) {
       if (waiting === null) failed(error);
@@ -43,6 +50,7 @@ export function latest(path, done, failed) {
   };
   return (body) => {
     waiting = body;
+    if (busy && performance.now() - begun > PATIENT) control.abort();
     next();
   };
 }
