@@ -75,7 +75,9 @@ def forced_align(
     the largest of all labels, or 0. Labels are -1 and scores 0 at padding, and where -inf forbid every labelling;
     targets that need more frames than there are raise a ValueError.
 
-    Shapes: log_probs (*batch, frames, labels); targets (*batch, s) or (s,); lengths (*batch,); two of (*batch, frames)
+    Shapes:
+        log_probs (*batch, frames, labels); targets (*batch, s) or (s,); lengths (*batch,); result two tensors
+        (*batch, frames), the labels in the dtype of the targets
 
     Example:
         >>> log_probs = torch.tensor([[0.6, 0.4, 0.0], [0.1, 0.8, 0.1], [0.3, 0.1, 0.6]]).log()
@@ -87,7 +89,9 @@ def forced_align(
     ctc = CTC(targets, target_lengths, input_lengths, blank)
     labels = ctc.labels(log_probs)
     at = log_probs.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return labels, torch.where(labels < 0, 0, at)
+    # -1 is no number of uint8
+    signed = targets.dtype.is_signed and targets.dtype != torch.bool
+    return labels.to(targets.dtype) if signed else labels, torch.where(labels < 0, 0, at)
 
 
 def merge_tokens(labels: Tensor, scores: Tensor, blank: int = 0) -> list[TokenSpan]:

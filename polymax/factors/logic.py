@@ -49,8 +49,49 @@ def at_least(at: Numbers, k: int, negated: Flags = None) -> Logic:
     return found
 
 
-def or_out(at: Numbers, out: int | Tensor, negated: Flags = None) -> Logic:
-    """The variable `out` is on if, and only if, at least one of the others is."""
+def knapsack(at: Numbers, costs: Tensor | Sequence[float], budget: float, negated: Flags = None) -> Logic:
+    """The costs of the variables that are on add up to at most the budget.
+
+    Costs are real numbers, none of them negative. The relaxation has points with one variable between 0 and 1, where
+    that variable fits in part; `solve_integral` leaves them out.
+
+    Shapes: at (k,) or (*batch, k); costs (k,)
+
+    Example:
+        >>> graph = pm.FactorGraph(3, [knapsack([0, 1, 2], [2.0, 1.5, 1.0], 2.5)])
+        >>> pm.factors.solve_integral(graph, torch.tensor([3.0, 2.0, 1.5])).variables
+        tensor([0., 1., 1.])
+    """
+    inputs, flags = _literals("knapsack", at, negated)
+    prices = torch.as_tensor(costs, dtype=torch.float64, device="cpu").detach()
+    if prices.shape != inputs.shape[-1:]:
+        size = inputs.shape[-1]
+        raise ValueError(f"knapsack: costs must be ({size},), one for each variable; got {tuple(prices.shape)}")
+    if not bool(((prices >= 0) & prices.isfinite()).all()):
+        raise ValueError(f"knapsack: costs must be finite and not negative; got {prices.tolist()}")
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget < float("inf"):
+        raise ValueError(f"knapsack: budget must be a finite number of at least 0; got {budget!r}")
+    rows = prices.unsqueeze(0)
+    return Logic(
+        f"knapsack of {budget:g}",
+        inputs,
+        flags,
+        rows,
+        ("<=",),
+        torch.tensor([float(budget)], dtype=torch.float64, device="cpu"),
+        torch.zeros(1, dtype=torch.float64, device="cpu"),
+        torch.zeros_like(rows, dtype=torch.bool),
+    )
+
+
+def or_out(at: Numbers, out: int | Tensor, negated: Flags = None, *, negated_out: bool = False) -> Logic:
+    """The variable `out` is on if, and only if, at least one of the others is; if `negated_out`, it is off then.
+
+    Example:
+        >>> graph = pm.FactorGraph(3, [or_out([0, 1], 2, negated_out=True)])
+        >>> pm.HardMax(graph)(torch.tensor([1.0, -1.0, 0.5])).variables
+        tensor([1., 0., 0.])
+    """
     inputs, flags = _literals("or_out", at, negated)
     k = inputs.shape[-1]
     # each input is at most the output, and the output at most their sum
@@ -61,11 +102,11 @@ def or_out(at: Numbers, out: int | Tensor, negated: Flags = None) -> Logic:
         ]
     )
     zeros = torch.zeros(k + 1, device="cpu")
-    return _with_output("or_out", inputs, out, flags, rows, zeros, zeros)
+    return _with_output("or_out", inputs, out, (flags, negated_out), rows, zeros, zeros)
 
 
-def and_out(at: Numbers, out: int | Tensor, negated: Flags = None) -> Logic:
-    """The variable `out` is on if, and only if, all of the others are."""
+def and_out(at: Numbers, out: int | Tensor, negated: Flags = None, *, negated_out: bool = False) -> Logic:
+    """The variable `out` is on if, and only if, all of the others are; if `negated_out`, it is off then."""
     inputs, flags = _literals("and_out", at, negated)
     k = inputs.shape[-1]
     # the output is at most each input, and their sum is at most the output and one less than their number
@@ -77,7 +118,7 @@ def and_out(at: Numbers, out: int | Tensor, negated: Flags = None) -> Logic:
     )
     counts = torch.zeros(k + 1, device="cpu")
     counts[k] = 1
-    return _with_output("and_out", inputs, out, flags, rows, -counts, counts)
+    return _with_output("and_out", inputs, out, (flags, negated_out), rows, -counts, counts)
 
 
 def implies(a: int | Tensor, b: int | Tensor, negated: Flags = None) -> Logic:
@@ -135,13 +176,21 @@ def _counted(name: str, at: Numbers, negated: Flags, kind: str, bound: int) -> L
 
 
 def _with_output(
-    name: str, inputs: Tensor, out: int | Tensor, flags: Tensor, rows: Tensor, bound: Tensor, counts: Tensor
+    name: str,
+    inputs: Tensor,
+    out: int | Tensor,
+    negated: tuple[Tensor, bool],
+    rows: Tensor,
+    bound: Tensor,
+    counts: Tensor,
 ) -> Logic:
+    if not isinstance(negated[1], bool):
+        raise TypeError(f"{name}: negated_out must be True or False; got {negated[1]!r}")
     last = numbers(out, "out").unsqueeze(-1)
     lead = torch.broadcast_shapes(inputs.shape[:-1], last.shape[:-1])
     at = torch.cat([inputs.expand(*lead, inputs.shape[-1]), last.expand(*lead, 1)], -1)
     _distinct(name, at)
-    flags = torch.cat([flags, torch.zeros(1, dtype=torch.bool, device="cpu")])
+    flags = torch.cat([negated[0], torch.tensor([negated[1]], device="cpu")])
     # the row of all inputs can do without some of them
     needed = rows != 0
     needed[-1, :-1] = False

@@ -202,6 +202,15 @@ def test_what_is_refused(call, error, message):
         call()
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
+def test_labels_of_forced_align_have_the_dtype_of_the_targets(dtype):
+    log_probs, targets = torch.randn(6, 4).log_softmax(-1), torch.tensor([1, 2, 2])
+    labels, _ = pm.forced_align(log_probs, targets.to(dtype))
+    # -1 is no number of uint8
+    assert labels.dtype == (dtype if dtype.is_signed else torch.int64)
+    assert torch.equal(labels.long(), pm.forced_align(log_probs, targets)[0])
+
+
 def test_forced_align():
     log_probs = torch.randn(2, 6, 4).log_softmax(-1)
     targets, counts, frames = torch.tensor([[1, 2, 2], [3, 0, 0]]), torch.tensor([3, 1]), torch.tensor([6, 4])
