@@ -258,10 +258,6 @@ def test_errors():
         integration.register("sparse", pm.nn.AdaptiveEntmax(4))
     with pytest.raises(TypeError, match=r"mapping must be a function.*; got float"):
         integration.register("sparse", 1.5)
-    with pytest.raises(ValueError, match=r"cache must be None"):
-        integration.attention(pm.softmax, None, *torch.randn(3, 1, 1, 2, 2), None, cache=object())
-    with pytest.raises(ValueError, match=r"block_indices must be None"):
-        integration.attention(pm.softmax, None, *torch.randn(3, 1, 1, 2, 2), None, block_indices=torch.zeros(1))
 
 
 def test_names_are_explained():

@@ -5,11 +5,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymax.backend.function import surely
 from polymax.integrations.transformers.cache import BOXES
+from polymax.integrations.transformers.packed import (
+    Sequences,
+    packed_sequences,
+    paged_keys,
+    says_the_same,
+    window_of,
+)
 from polymax.integrations.transformers.weights import weights_wanted
 from polymax.nn.attention import attention_weights, scaled_dot_product_attention
+from polymax.nn.attention_bias import with_bias
 from polymax.nn.attention_call import repeat_heads
 from polymax.nn.attention_mapping import Mapping
+from polymax.nn.attention_values import weighted_sum
+from polymax.nn.packed_attention import varlen_attention
+
+# other arguments that have these in their names may say which keys a query sees
+VISIBILITY = ("mask", "bias", "window", "slopes", "sink", "block", "chunk", "segment", "seqlens", "seq_lens", "indices")
+# arguments that are honoured below or by the cache of continuous batching, or that choose outputs
+HONOURED = {"sliding_window", "cu_seq_lens_q", "cu_seq_lens_k", "block_table", "logits_indices"}
 
 
 def attention(
@@ -32,11 +48,15 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as models call it: the context (N, L, heads, V), and weights (N, heads, L, S) if they are asked for.
 
-    Where they are not, it is `pm.nn.scaled_dot_product_attention`, which need not hold all weights at once.
+    Where they are not, it is `pm.nn.scaled_dot_product_attention`, which need not hold all weights at once, or, for
+    sequences that are packed into one row, `pm.nn.varlen_attention`.
 
-    `softcap` bounds scores, `position_bias` is added to them, `s_aux` are scores of a sink for each head, which takes
-    its part of the weights, and `indices` (N, L, k) are the keys that an indexer has selected for each query, -1 for
-    none. Other arguments concern the kernels of other implementations.
+    `softcap` bounds scores, `position_bias` is added to them, and `s_aux` are scores of a sink for each head, which
+    takes its part of the weights. `indices` (N, L, k) are the keys that an indexer has selected for each query, and
+    `block_indices` (N, index heads, L, k) blocks of keys; -1 is none. `cu_seq_lens_q` and `cu_seq_lens_k`, or
+    `position_ids` that begin again, say where packed sequences start; `cache` holds the pages of continuous batching;
+    `sliding_window` counts where there is no mask. Another argument that speaks of masks is a ValueError; all others
+    concern the kernels of other implementations.
 
     Example:
         >>> q = torch.randn(1, 2, 5, 8)
@@ -44,29 +64,62 @@ def attention(
         >>> context.shape, weights.shape
         (torch.Size([1, 5, 2, 8]), torch.Size([1, 2, 5, 5]))
     """
-    if cache is not None:
-        raise ValueError("cache must be None: attention over the pages of continuous batching is not implemented")
-    if block_indices is not None:
-        raise ValueError("block_indices must be None: attention over selected blocks of keys is not implemented")
-    mask, causal = _visible(module, query, key, attention_mask, is_causal)
-    if indices is not None:
-        mask = _combined_mask(_selection_mask(indices, key.shape[-2]), mask)
-    mask = _combined_mask(position_bias, mask)
+    for name, option in options.items():
+        if option is not None and name not in HONOURED and any(word in name for word in VISIBILITY):
+            raise ValueError(
+                f"{name} must be None: attention by polymax does not know this argument, nor what it hides"
+            )
     told: dict[str, Any] = {
         "scale": scaling,
-        "enable_gqa": key.shape[1] != query.shape[1],
         "mapping": mapping,
         "softcap": softcap,
         "sinks": None if s_aux is None else s_aux.reshape(-1),
     }
-    drop = dropout if module.training else 0.0
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    window, drop = window_of(options.get("sliding_window")), dropout if module.training else 0.0
+    if cache is not None:
+        key, value = paged_keys(cache, module, key, value, options)
+    packed = packed_sequences(query, key, causal, window, options)
+    if cache is not None:
+        if packed is None:
+            raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given with a cache of pages")
+        if any(t is not None for t in (position_bias, indices, block_indices)):
+            raise ValueError("biases and indices must be None with a cache of pages: sequences differ in length")
+        # the mask that a model makes from positions is of new tokens alone, and says less than cu_seq_lens
+        return _over_pages(query, key, value, packed, told), None
+
+    sizes = query.shape[2], key.shape[2]
+    mask = attention_mask
+    if packed is not None:
+        extra = any(t is not None for t in (position_bias, indices, block_indices)) or torch.compiler.is_compiling()
+        same = mask is None or (not extra and len(query) == 1 and says_the_same(mask, packed, *sizes))
+        if same and not extra and not weights_wanted(module, options):
+            return _one_by_one(query, key, value, packed, {**told, "dropout_p": drop}), None
+        if len(query) > 1:
+            raise ValueError("cu_seq_lens must be of one row of tokens where there are masks, weights or biases")
+        # a mask of the model may say more: what either forbids is forbidden
+        mask = with_bias(packed.mask(*sizes), None if mask is None else _kept(mask, sizes[1]))
+        causal, window = False, None
+    elif mask is not None:
+        mask, causal, window = _kept(mask, sizes[1]), False, None
+    elif sizes[0] == 1:
+        # a single query comes after all keys
+        causal = False
+    told |= {"enable_gqa": bool(key.shape[1] != query.shape[1]), "is_causal": causal}
+    if window is not None and not surely(sizes[1] <= window[0] + 1):
+        told |= {"window": window, "causal_offset": sizes[1] - 1 if sizes[0] == 1 else 0}
+    if indices is not None:
+        mask = with_bias(_selection_mask(indices, sizes[1]), mask)
+    if block_indices is not None:
+        mask = with_bias(_block_mask(module, block_indices, query.shape[1], sizes[1]), mask)
+    mask = with_bias(position_bias, mask)
     if not weights_wanted(module, options):
         boxes = getattr(key, BOXES, None)
-        context = scaled_dot_product_attention(query, key, value, mask, drop, causal, key_boxes=boxes, **told)
+        context = scaled_dot_product_attention(query, key, value, mask, drop, key_boxes=boxes, **told)
         return context.transpose(1, 2).contiguous(), None
-    weights = nn.functional.dropout(attention_weights(query, key, mask, causal, **told), drop)
+    weights = nn.functional.dropout(attention_weights(query, key, mask, **told), drop)
     values = repeat_heads(value, query, "value") if told["enable_gqa"] else value
-    return (weights @ values).transpose(1, 2).contiguous(), weights
+    return weighted_sum(weights, values).to(value.dtype).transpose(1, 2).contiguous(), weights
 
 
 def layer_attention(name: str, module: nn.Module, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -81,34 +134,61 @@ def layer_attention(name: str, module: nn.Module, *args: Any, **options: Any) ->
     return attention(mapping, module, *args, **options)
 
 
-def _visible(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool | None
-) -> tuple[Tensor | None, bool]:
-    """What a query may see: a mask (bool, True = keep, or float) or None, and True if no query sees later keys."""
-    if mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        # a single query comes after all keys
-        return None, bool(causal) and query.shape[2] > 1
-    mask = mask[..., : key.shape[-2]]
-    if mask.dtype == torch.bool:
-        return mask, False
+def _one_by_one(query: Tensor, key: Tensor, value: Tensor, packed: Sequences, told: dict[str, Any]) -> Tensor:
+    """The context (N, L, heads, V) of packed sequences; rows of a batch lie one after another."""
+    q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
+    out = varlen_attention(
+        q,
+        k,
+        v,
+        packed.starts_q,
+        packed.starts_k,
+        is_causal=packed.is_causal,
+        window=packed.window,
+        causal_offset=packed.offset,
+        max_seqlen_q=packed.longest_q,
+        max_seqlen_k=packed.longest_k,
+        **told,
+    )
+    return out.unflatten(0, (len(query), -1))
+
+
+def _over_pages(query: Tensor, key: Tensor, value: Tensor, packed: Sequences, told: dict[str, Any]) -> Tensor:
+    """The context of the last tokens of sequences whose keys were read from pages; tokens behind them get zeros."""
+    starts_q, starts_k = packed.starts_q, packed.starts_k
+    queries, keys = int(starts_q[-1]), int(starts_k[-1])
+    # the last query of a sequence stands at its last key
+    packed = packed._replace(offset=starts_k.diff() - starts_q.diff(), longest_q=None, longest_k=None)
+    out = _one_by_one(query[:, :, :queries], key[:, :, :keys], value[:, :, :keys], packed, told)
+    return nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - queries))
+
+
+def _kept(mask: Tensor, keys: int) -> Tensor:
+    """A mask for so many keys, bool (True = keep) or float with -inf."""
+    mask = mask[..., :keys]
     # a float mask writes the lowest number where it means -inf
-    return mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf), False
+    return mask if mask.dtype == torch.bool else mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
 
 
 def _selection_mask(indices: Tensor, keys: int) -> Tensor:
     """True for the selected keys: bool (N, 1, L, keys)."""
-    # one more key takes what is -1
-    keep = torch.zeros(*indices.shape[:-1], keys + 1, dtype=torch.bool, device=indices.device)
-    return keep.scatter(-1, indices.long().where(indices >= 0, keys), True)[..., :keys].unsqueeze(1)
+    return _selected(indices, keys).unsqueeze(1)
 
 
-def _combined_mask(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """Two masks, or a bias and a mask, as one: what either forbids is forbidden, and what they add is added."""
-    if first is None or second is None:
-        return second if first is None else first
-    if first.dtype == torch.bool and second.dtype == torch.bool:
-        return first & second
-    if second.dtype == torch.bool:
-        return first.masked_fill(~second, -torch.inf)
-    return second.masked_fill(~first, -torch.inf) if first.dtype == torch.bool else first + second
+def _selected(indices: Tensor, count: int) -> Tensor:
+    """True at the numbers of the last dim: bool (..., count); -1 is none."""
+    # one more entry takes what is -1
+    keep = torch.zeros(*indices.shape[:-1], count + 1, dtype=torch.bool, device=indices.device)
+    return keep.scatter(-1, indices.long().where(indices >= 0, count), True)[..., :count]
+
+
+def _block_mask(module: nn.Module, block_indices: Tensor, heads: int, keys: int) -> Tensor:
+    """True for the keys of the selected blocks: bool (N, heads, L, keys)."""
+    size = getattr(getattr(module, "indexer", None), "block_size", None)
+    if not isinstance(size, int):
+        raise ValueError(
+            f"block_indices must come from a module with an indexer that has a block_size; {type(module).__name__} has "
+            "none"
+        )
+    blocks = _selected(block_indices, -(-keys // size)).repeat_interleave(size, -1)[..., :keys]
+    return blocks.repeat_interleave(heads // block_indices.shape[1], 1)

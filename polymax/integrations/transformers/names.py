@@ -17,25 +17,21 @@ from polymax import mappings
 from polymax.integrations.transformers.architectures import attention_mask, ignoring_classes
 from polymax.integrations.transformers.forward import attention, layer_attention
 from polymax.nn.adaptive import AdaptiveEntmax
-from polymax.nn.attention_mapping import Mapping, checked_mapping
+from polymax.nn.attention_mapping import NAMED, Mapping, checked_mapping
+from polymax.nn.length_scaling import LengthScaling
 
 PREFIX = "polymax_"
 
-# what needs no argument beside the scores
-DEFAULTS: dict[str, Mapping] = {
-    "entmax": mappings.entmax,
-    "fusedmax": mappings.fusedmax,
-    "hardmax": mappings.hardmax,
-    "normmax": mappings.normmax,
-    "oscarmax": mappings.oscarmax,
-    "softmax": mappings.softmax,
-    "sparsemax": mappings.sparsemax,
-    "sq_pnorm_max": mappings.sq_pnorm_max,
-}
+# mappings that need no argument beside the scores
+DEFAULTS: dict[str, Mapping] = {**NAMED}
 
 # the number of heads to the mapping of one attention module, which learns it
 Learned = Callable[[int], nn.Module]
-LEARNED: dict[str, Learned] = {"adaptive_entmax": AdaptiveEntmax}
+LEARNED: dict[str, Learned] = {
+    "adaptive_entmax": AdaptiveEntmax,
+    "length_scaled_entmax": LengthScaling,
+    "length_scaled_softmax": partial(LengthScaling, mapping=mappings.softmax),
+}
 
 # by the whole name
 learned_mappings: dict[str, Learned] = {}
@@ -127,6 +123,7 @@ def _stateless(mapping: Mapping) -> Mapping:
 @functools.cache
 def _extend_transformers() -> None:
     """Put our functions around those of Transformers, once for each process."""
+    _extend_continuous_batching()
     accept, to_dict = PreTrainedModel.get_correct_attn_implementation, PreTrainedConfig.to_dict
 
     @functools.wraps(accept)
@@ -151,3 +148,22 @@ def _extend_transformers() -> None:
 
     PreTrainedModel.get_correct_attn_implementation = accept_or_refuse  # type: ignore[method-assign]
     PreTrainedConfig.to_dict = to_dict_with_attention  # type: ignore[method-assign]
+
+
+def _extend_continuous_batching() -> None:
+    """Let continuous batching keep our names, which it refuses: our function reads its pages."""
+    try:
+        from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+    except ImportError:
+        return
+    switch = getattr(ContinuousBatchingManager, "switch_to_cb_friendly_attn", None)
+    if switch is None:
+        return
+
+    @functools.wraps(switch)
+    def switch_unless_ours(self: Any, model: Any, *args: Any, **options: Any) -> None:
+        name = model.config._attn_implementation
+        if not (isinstance(name, str) and name.startswith(PREFIX)):
+            switch(self, model, *args, **options)
+
+    ContinuousBatchingManager.switch_to_cb_friendly_attn = switch_unless_ours  # type: ignore[method-assign]

@@ -25,12 +25,27 @@ def weights_wanted(module: nn.Module, options: dict[str, Any]) -> bool:
     """
     if options.get(ASKED) or getattr(getattr(module, "config", None), ASKED, False):
         return True
-    if _active_collector is None:
-        return True
-    collected = _active_collector.get()
-    if collected is not None and any(key.endswith("attentions") for key in collected):
+    if _active_collector is None or _collects_attentions():
         return True
     return ASKED not in options and collects_itself(type(module).__module__)
+
+
+def _collects_attentions() -> bool:
+    """True if Transformers collects the weights of the call that is under way."""
+    if not torch.compiler.is_compiling():
+        collected = _active_collector.get()
+    elif _active_collector.compiling:
+        collected = _active_collector.global_var
+    else:
+        # a layer that is compiled by itself: the compiler cannot follow a ContextVar
+        return _outer_call_collects()
+    return collected is not None and any(key.endswith("attentions") for key in collected)
+
+
+@torch.compiler.assume_constant_result
+def _outer_call_collects() -> bool:
+    collected = _active_collector.context_var.get()
+    return collected is not None and any(key.endswith("attentions") for key in collected)
 
 
 @torch.compiler.assume_constant_result
