@@ -10,3 +10,4 @@ from polymax_recipes.api import train as train
 from polymax_recipes.training.run import load as load
 from polymax_recipes.training.task import Trained as Trained
 from polymax_recipes.training.task import register as register
+from polymax_recipes.training.task import register_file as register_file

@@ -15,6 +15,9 @@ from polymax_recipes.doubts import plain_doubts
 from polymax_recipes.outputs import atomic_write
 from polymax_recipes.outputs import writable_file as writable_file
 
+# the order of use; others follow, and those that draw are last
+ORDER = ("train", "predict", "evaluate", "explore", "serve", "demo", "bench", "warmup")
+
 
 def main() -> None:
     """Entry point of the command."""
@@ -34,7 +37,16 @@ def application() -> Any:
     import rich
     import typer
 
+    class InOrder(typer.core.TyperGroup):
+        """Commands in the order in which they are used."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            """Return the names of all commands: those of ORDER, then others, and those that draw."""
+            names = [*ORDER, *(name for name in self.commands if name not in ORDER)]
+            return sorted(names, key=lambda name: name.startswith(("plot-", "draw-")))
+
     app = typer.Typer(
+        cls=InOrder,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -59,6 +71,14 @@ def application() -> Any:
         logger = logging.getLogger("polymax")
         logger.handlers = [told]
         logger.setLevel(logging.INFO)
+
+    from polymax_recipes.explore.commands import explore
+    from polymax_recipes.serve.commands import serve
+    from polymax_recipes.training import commands as training
+
+    training.add(app)
+    app.command()(explore)
+    app.command()(serve)
 
     @app.command()
     def demo(out: Annotated[Path, typer.Option(help="Directory for pictures and report.")] = here) -> None:
@@ -119,13 +139,7 @@ def application() -> Any:
             for name, seconds in warm_up(names or list(PROBLEMS), DTYPES[dtype], device, jobs or None):
                 rich.get_console().print(f"{name:18} {seconds:6.1f} s", highlight=False)
 
-    from polymax_recipes.explore.commands import explore
-    from polymax_recipes.serve.commands import serve
-    from polymax_recipes.training import commands as training
-
-    training.add(app)
-    app.command()(explore)
-    app.command()(serve)
+    training.add_drawing(app)
     return app
 
 

@@ -1,4 +1,6 @@
-"""The tasks there are, and where each lives: training itself knows none of them."""
+"""Names of the tasks and their modules: those of this package, and entry points `polymax.tasks` of others."""
+
+from importlib.metadata import entry_points
 
 from polymax_recipes.training.task import register
 
@@ -14,3 +16,5 @@ register("series", "polymax_recipes.series.task")
 register("speech-align", "polymax_recipes.speech_align.task")
 register("tag", "polymax_recipes.tag.task")
 register("word-align", "polymax_recipes.word_align.task")
+for entry in entry_points(group="polymax.tasks"):
+    register(entry.name, entry.value.partition(":")[0])

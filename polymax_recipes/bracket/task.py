@@ -46,6 +46,8 @@ class BracketTask(Task):
     name = "bracket"
     summary = "parse sentences into constituents: bracketed trees"
     Options = BracketOptions
+    monitor = ("f1",)
+    logged = ("f1",)
 
     def read(self, files: Sequence[Path]) -> list[Tree]:
         return read_brackets(files)

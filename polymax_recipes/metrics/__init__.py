@@ -4,8 +4,8 @@ from polymax_recipes.metrics.alignment import AlignmentErrorRate as AlignmentErr
 from polymax_recipes.metrics.alignment import AlignmentScores as AlignmentScores
 from polymax_recipes.metrics.attachment import Attachment as Attachment
 from polymax_recipes.metrics.attachment import AttachmentScore as AttachmentScore
+from polymax_recipes.metrics.attention import AttentionRuns as AttentionRuns
 from polymax_recipes.metrics.attention import AttentionShape as AttentionShape
-from polymax_recipes.metrics.attention import AttentionStatistics as AttentionStatistics
 from polymax_recipes.metrics.binary_trees import TreeF1 as TreeF1
 from polymax_recipes.metrics.binary_trees import TreeScores as TreeScores
 from polymax_recipes.metrics.binary_trees import self_f1 as self_f1

@@ -18,7 +18,7 @@ class AttentionShape(NamedTuple):
 
 
 @dataclass
-class AttentionStatistics:
+class AttentionRuns:
     """Means over the rows of attention weights; a row without entries is none.
 
     Masked entries (mask False) are deleted, as in `fusedmax`: their neighbours are neighbours.
@@ -26,9 +26,9 @@ class AttentionStatistics:
     Shapes: weights (*batch, n), mask the same or broadcast to it
 
     Example:
-        >>> statistics = AttentionStatistics()
-        >>> statistics.add(torch.tensor([[0.2, 0.2, 0.0, 0.5, 0.1]]))
-        >>> statistics.result()
+        >>> runs = AttentionRuns()
+        >>> runs.add(torch.tensor([[0.2, 0.2, 0.0, 0.5, 0.1]]))
+        >>> runs.result()
         AttentionShape(zeros=0.2, segments=2.0, groups=3.0)
     """
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import log2
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ from polymax_recipes.training.batches import places, sorted_batches
 from polymax_recipes.training.measured import means, to_device
 from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, option
 from polymax_recipes.training.vocabulary import stored_words
+
+# steps that an epoch has at least, if there are as many batches of 8
+STEPS = 150
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,15 @@ class ParseTask(Task):
 
     def model(self, options: ParseOptions, vocabularies: Vocabularies) -> Parser:
         return Parser(options, vocabularies)
+
+    def fitted(self, count: int) -> dict[str, Any]:
+        """Return a batch size with which an epoch has some 150 steps, and the learning rate that such steps take.
+
+        Example:
+            >>> [ParseTask().fitted(count)["batch_size"] for count in (100, 1315, 3000, 12544)]
+            [8, 8, 16, 64]
+        """
+        return {"batch_size": min(64, max(8, 2 ** int(log2(max(count, 1) / STEPS)))), "lr": 0.002}
 
     def evaluate(self, trained: Trained, examples: list[Sentence]) -> Report:
         encoded = self.encode(examples, trained.vocabularies)

@@ -38,6 +38,8 @@ class ProteinAlignTask(Task):
     name = "protein-align"
     summary = "align pairs of sequences, by scores that are learned from known alignments"
     Options = ProteinAlignOptions
+    monitor = ("f1",)
+    logged = ("f1",)
 
     def read(self, files: Sequence[Path]) -> list[Aligned]:
         return read_alignments(files)

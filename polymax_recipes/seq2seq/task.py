@@ -1,7 +1,7 @@
 """Translation and summarization as a task of the command."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,7 +20,7 @@ from polymax_recipes.seq2seq.model import Seq2Seq
 from polymax_recipes.seq2seq.search import Found, Search, beam_search
 from polymax_recipes.training.batches import Ragged, places, sorted_batches
 from polymax_recipes.training.measured import device_of, means, to_device
-from polymax_recipes.training.task import Reading, Report, Task, Trained, Vocabularies, option
+from polymax_recipes.training.task import LOGGED, Reading, Report, Task, Trained, Vocabularies, option
 from polymax_recipes.training.vocabulary import BEGIN, END, PAD, Subwords, Words
 from polymax_recipes.words import LOSSES
 
@@ -61,6 +61,7 @@ class Seq2SeqTask(Task):
         return read_texts(files)
 
     roles = ROLES
+    logged = ("bleu",)
 
     def of_row(self, row: Row, options: Seq2SeqOptions) -> Referenced:
         return text_pair(row)
@@ -104,6 +105,14 @@ class Seq2SeqTask(Task):
             "exact_search": found.exact.double().mean().item(),
             "words_per_second": sum(len(row) + 1 for row in words) / seconds,
         }
+
+    def measures_to_log(self, trained: Trained, dev: list[Referenced]) -> Report:
+        # the best word at each step: a beam would take longer than the epoch
+        quick = replace(trained, options=replace(trained.options, beam=1, exact=0))
+        shown = dev[:LOGGED]
+        found = found_targets(quick, [example.source for example in shown])
+        texts = [trained.vocabularies["target"].decode(target_words(row)) for row in found.words]
+        return {"bleu": bleu(texts, [[" ".join(t.split()) for t in example.targets] for example in shown])}
 
     def parse(self, file: str, unit: list[Line]) -> str:
         return unit[0].text

@@ -86,7 +86,7 @@ def plot_centroids(
         writable_file(out, inputs=[*([] if data is None else [data]), *Run(run).files])
         trained = load_run(run, "cpu")
         if not isinstance(trained.model, Centroids):
-            fail(f"{run} is a run of {trained.task.name}; only series has centroids to draw")
+            fail(f"{run} must be a run of series with --model centroids; it has no centroids to draw")
         files = [Path(file) for file in Config.read(Run(run).config).files["train"]] if data is None else [data]
         examples = read_labelled_series(files)
         dimensions = shape_of(trained.vocabularies).dimensions

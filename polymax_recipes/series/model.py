@@ -1,5 +1,6 @@
 """Centroids of classes under dynamic time warping; the class of a series is that of the nearest."""
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -19,7 +20,77 @@ TOLERANCE = 1e-7
 CELLS = 1 << 20
 
 
-class Centroids(Model):
+class Classes(Model):
+    """A model that tells the class of a series by its discrepancy to what it keeps of each class."""
+
+    @abstractmethod
+    def distances(self, batch: Batch) -> Tensor:
+        """Return the discrepancies (b, classes, k) of series to what is kept of each class."""
+
+    @abstractmethod
+    def own(self, batch: Batch) -> Tensor:
+        """Return the discrepancies (b,) of series in training to their own class."""
+
+    def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the discrepancies of series to their own class and, if the model does not learn, how many are right.
+
+        A series of a class that training did not have is measured at the nearest of all.
+        """
+        count = batch.labels.new_full((), len(batch.labels))
+        if self.training:
+            # float32 would round away what a line search compares
+            return {"loss": (self.own(batch).double().sum(), count)}
+        nearest = self.distances(batch).amin(2)
+        numbers = torch.arange(nearest.shape[1], device=nearest.device)
+        labels = batch.labels.unsqueeze(1)
+        own = torch.where((labels == numbers) | (labels < 0), nearest, torch.inf).amin(1)
+        right = (nearest.argmin(1) == batch.labels).sum()
+        return {"loss": (own.double().sum(), count), "accuracy": (right, count)}
+
+
+class Nearest(Classes):
+    """All series of the training; the class of a series is that of the nearest of them, which nothing has to learn.
+
+    Shapes: values (count, longest, d), 0 after the end of a series; lengths and labels (count,)
+
+    See: Bagnall et al. 2017, The great time series classification bake off, Section 3.
+    """
+
+    learns = False
+    values: Tensor
+    lengths: Tensor
+    labels: Tensor
+
+    def __init__(self, options: Any, shape: Shape, count: int, longest: int) -> None:
+        super().__init__()
+        self.options = options
+        self.classes = len(shape.sizes)
+        self.register_buffer("values", torch.zeros(count, longest, shape.dimensions))
+        self.register_buffer("lengths", torch.zeros(count, dtype=torch.long))
+        self.register_buffer("labels", torch.zeros(count, dtype=torch.long))
+
+    def start(self, data: LabelledSeries) -> None:  # type: ignore[override]
+        """Keep all series of the training."""
+        self.values.copy_(torch.nn.utils.rnn.pad_sequence(data.values, batch_first=True))
+        self.lengths.copy_(data.sizes)
+        self.labels.copy_(data.labels)
+
+    def distances(self, batch: Batch) -> Tensor:
+        """Return the discrepancies (b, classes, 1) of series to the nearest of each class."""
+        pairs = (batch.lengths, self.lengths)
+        every = pm.pairwise(batch.values, self.values, self._discrepancy, lengths=pairs)
+        found = every.new_full((len(every), self.classes), torch.inf)
+        return found.scatter_reduce(1, self.labels.expand_as(every), every, "amin").unsqueeze(2)
+
+    def own(self, batch: Batch) -> Tensor:
+        # a series is at no distance from itself
+        return batch.values.new_zeros(len(batch.labels))
+
+    def _discrepancy(self, cost: Tensor, lengths: Any) -> Tensor:
+        return discrepancy(self.options.chosen, cost, self.options.gamma, lengths, self.options.band or None)
+
+
+class Centroids(Classes):
     """Series x that are near the series y of their class, several of them to a class.
 
         minimize over x  sum over classes c and y in c of  min over k of  discrepancy(x_ck, y)
@@ -91,24 +162,10 @@ class Centroids(Model):
         values = batch.values.reshape(len(batch.values), *alone, *batch.values.shape[1:])
         lengths = batch.lengths.reshape(-1, *alone).expand(shape)
         cost = pm.squared_euclidean(centroids, values)
-        return discrepancy(self.options.smoothing, cost, self.options.gamma, (sizes.expand(shape), lengths))
+        return discrepancy(self.options.chosen, cost, self.options.gamma, (sizes.expand(shape), lengths))
 
-    def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """The discrepancy to the nearest centroid of the own class, and, where the model does not learn, right classes.
-
-        A series of a class that training did not have is measured at the nearest of all.
-        """
-        count = batch.labels.new_full((), len(batch.labels))
-        if self.training:
-            own = self._from(self.centroids[batch.labels], self.sizes[batch.labels, None], batch).amin(1)
-            # float32 would round away what a line search compares
-            return {"loss": (own.double().sum(), count)}
-        nearest = self.distances(batch).amin(2)
-        numbers = torch.arange(nearest.shape[1], device=nearest.device)
-        labels = batch.labels.unsqueeze(1)
-        own = torch.where((labels == numbers) | (labels < 0), nearest, torch.inf).amin(1)
-        right = (nearest.argmin(1) == batch.labels).sum()
-        return {"loss": (own.double().sum(), count), "accuracy": (right, count)}
+    def own(self, batch: Batch) -> Tensor:
+        return self._from(self.centroids[batch.labels], self.sizes[batch.labels, None], batch).amin(1)
 
 
 def grouped_means(points: Tensor, k: int) -> Tensor:

@@ -22,19 +22,29 @@ from polymax_recipes.series.data import (
     vocabularies_of,
 )
 from polymax_recipes.series.given import Given, given_series
-from polymax_recipes.series.model import Centroids
+from polymax_recipes.series.model import Centroids, Classes, Nearest
 from polymax_recipes.series.warp import SMOOTHINGS
 from polymax_recipes.training.batches import places, sorted_batches
 from polymax_recipes.training.measured import means, to_device
 from polymax_recipes.training.task import Reading, Report, Task, Trained, Vocabularies, option
-from polymax_recipes.training.vocabulary import stored_words
+from polymax_recipes.training.vocabulary import Words, stored_words
 
 
 @dataclass(frozen=True)
 class SeriesOptions(Reading):
     """The options of the centroids and of how they are learned."""
 
-    smoothing: str = option("soft", "Of dynamic time warping.", choices=SMOOTHINGS)
+    model: str = option(
+        "centroids",
+        "centroids of each class, or all series of the training: the class is that of the nearest.",
+        choices=("centroids", "nearest"),
+    )
+    smoothing: str = option(
+        "default",
+        "Smoothing of dynamic time warping: by default soft for centroids, hard for nearest.",
+        choices=("default", *SMOOTHINGS),
+    )
+    band: int = option(0, "Radius of a Sakoe-Chiba band, with --model nearest; 0 for no band.")
     gamma: float = option(0.1, "Strength of the smoothing; hard has none.", least=1e-6)
     centroids: int = option(1, "Centroids of each class.", least=1)
     size: int = option(0, "Points of a centroid; 0 for as many as the longest series of its class has.")
@@ -46,13 +56,24 @@ class SeriesOptions(Reading):
     iterations: int = option(5, "Of lbfgs in an epoch.", least=1)
     batch: int = option(256, "Series that are classified at once.", least=1, late=True)
 
+    def __post_init__(self) -> None:
+        if self.band and self.model != "nearest":
+            raise ValueError("--band must come with --model nearest: centroids are compared with whole series")
+
+    @property
+    def chosen(self) -> str:
+        """The smoothing, with the default of the model."""
+        default = "hard" if self.model == "nearest" else "soft"
+        return default if self.smoothing == "default" else self.smoothing
+
 
 class SeriesTask(Task):
-    """Series with classes; a centroid is a series as near as can be to those of its class."""
+    """Series with classes: the class of a series is that of the nearest centroid, or of the nearest training series."""
 
     name = "series"
-    summary = "classify time series by the nearest barycenter under dynamic time warping"
+    summary = "classify time series by the nearest barycenter, or the nearest series, under dynamic time warping"
     Options = SeriesOptions
+    monitor = ("accuracy",)
 
     def read(self, files: Sequence[Path]) -> list[Series]:
         return read_labelled_series(files)
@@ -73,12 +94,19 @@ class SeriesTask(Task):
         return [f"?,{parts[0]}" if len(parts) == 1 else ":".join(parts)]
 
     def vocabularies(self, examples: list[Series], options: SeriesOptions) -> Vocabularies:
-        return vocabularies_of(examples, options.size)
+        found = vocabularies_of(examples, options.size)
+        if options.model == "nearest":
+            kept = (len(examples), max(len(series.values) for series in examples))
+            found["kept"] = Words(tuple(map(str, kept)))
+        return found
 
     def encode(self, examples: list[Series], vocabularies: Vocabularies) -> LabelledSeries:
         return LabelledSeries(examples, vocabularies)
 
-    def model(self, options: SeriesOptions, vocabularies: Vocabularies) -> Centroids:
+    def model(self, options: SeriesOptions, vocabularies: Vocabularies) -> Classes:
+        if options.model == "nearest":
+            count, longest = map(int, stored_words(vocabularies, "kept").words)
+            return Nearest(options, shape_of(vocabularies), count, longest)
         return Centroids(options, shape_of(vocabularies))
 
     def evaluate(self, trained: Trained, examples: list[Series]) -> Report:
@@ -109,7 +137,7 @@ class SeriesTask(Task):
 def nearest(trained: Trained, series: Sequence[Series]) -> Tensor:
     """The discrepancy of series to the nearest centroid of each class, in their order, (series, classes)."""
     model = trained.model
-    assert isinstance(model, Centroids)
+    assert isinstance(model, Classes)
     encoded = LabelledSeries(series, trained.vocabularies)
     batches = sorted_batches(encoded.sizes, trained.options.batch)
     found = [model.distances(to_device(encoded[rows], model)).amin(2).cpu() for rows in batches]

@@ -27,13 +27,23 @@ from polymax_recipes.training.progress import progress_of_lines
 from polymax_recipes.training.run import Run, load
 from polymax_recipes.training.settings import Learning, Running, flag, use_threads
 from polymax_recipes.training.shards import Shard, shard_lines
-from polymax_recipes.training.task import MODULES, Report, Task, Trained, columns_of, named
+from polymax_recipes.training.task import MODULES, Report, Task, Trained, columns_of, named, register_file
 from polymax_recipes.training.vocabulary import END, SPECIALS
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that train wrote.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads on the CPU; 0 for as many as torch chooses.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that exists.")]
+TaskFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--task",
+        metavar="FILE",
+        callback=lambda file: _registered(file),
+        is_eager=True,
+        help="Python file with a task of your own, which is run.",
+    ),
+]
 Late = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option that may change after training.")
 ]
@@ -41,17 +51,59 @@ Late = Annotated[
 
 def add(app: typer.Typer) -> None:
     """Add the commands to the application: those of all tasks, and those that a task has for itself."""
-    group = typer.Typer(no_args_is_help=True, help="Train a model of a task, or resume its training.")
+    group = typer.Typer(no_args_is_help=True, cls=TrainGroup)
+
+    @group.callback()
+    def train(task: TaskFile = None) -> None:
+        """Train a model of a task, or resume its training."""
+
+    # a group without commands would not be one
     for name in MODULES:
-        task = named(name)
-        group.command(name, help=f"Train to {task.summary}.")(train_command(task))
+        _add_task(group, name)
     app.add_typer(group, name="train")
-    for command in (evaluate, predict, plot_attention, plot_log):
+    for command in (predict, evaluate):
+        app.command()(command)
+
+
+def add_drawing(app: typer.Typer) -> None:
+    """Add the commands that draw, and those that a task has for itself."""
+    for command in (plot_log, plot_attention):
         app.command()(command)
     # tasks of one package share its commands
     for package in dict.fromkeys(module.rpartition(".")[0] for module in MODULES.values()):
-        if find_spec(f"{package}.commands") is not None:
+        if package and _there(f"{package}.commands"):
             import_module(f"{package}.commands").add(app)
+
+
+def _there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _add_task(group: typer.Typer, name: str) -> None:
+    try:
+        task = named(name)
+    except ImportError as error:
+        # a package of somebody else that cannot be imported is no reason to stop
+        print(f"warning: the task {name} cannot be loaded: {error}", file=sys.stderr)
+        return
+    group.command(name, help=f"Train to {task.summary}.")(train_command(task))
+
+
+class TrainGroup(typer.core.TyperGroup):
+    """The group `train`, whose option --task adds a command before commands are looked up."""
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Return the command of a task, also of one that a file has just registered."""
+        if name not in MODULES or name in self.commands:
+            return super().get_command(ctx, name)
+        alone = typer.Typer()
+        _add_task(alone, name)
+        command = typer.main.get_command(alone)
+        command.name = name
+        return command
 
 
 def train_command(task: Task) -> Callable[..., None]:
@@ -96,6 +148,7 @@ def evaluate(
     device: Device = "auto",
     threads: Threads = 0,
     options: Late = None,
+    task: TaskFile = None,
 ) -> None:
     """Measure a trained model on data."""
     with plain_errors("stopped", ValueError), plain_doubts(), use_threads(threads):
@@ -103,8 +156,14 @@ def evaluate(
 
 
 def predict(
-    run: RunDirectory,
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="File of inputs; - for standard input.")],
+    places: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN... INPUT",
+            help="Directories that train wrote, each of which reads what the one before it writes; and a file of "
+            "inputs, - for standard input.",
+        ),
+    ],
     output: Annotated[Path | None, typer.Option(help="File to write; standard output otherwise.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an output that was stopped.")] = False,
     force: Force = False,
@@ -125,11 +184,13 @@ def predict(
     ] = "auto",
     threads: Threads = 0,
     options: Late = None,
+    task: TaskFile = None,
 ) -> None:
-    """Write the output of a trained model for all of the input, or for one of N parts of it.
+    """Write the output of a trained model, or of several in turn, for all of the input or for one of N parts of it.
 
     It is in OUTPUT.part until all of it is written.
     """
+    *runs, source = places
     with plain_errors("stopped" if output is None else f"stopped; --resume continues {output}", ValueError):
         if output is None:
             if resume or force:
@@ -138,32 +199,51 @@ def predict(
             if same_file(Path("/dev/stdout"), source):
                 raise ValueError(f"INPUT: {source} is the file that is written; it must be another one")
         else:
-            writable_file(output, "--output", inputs=[source, *Run(run).files], force=force)
+            own = [file for run in runs for file in Run(run).files]
+            writable_file(output, "--output", inputs=[source, *own], force=force)
             if same_file(record_of(output), source):
                 raise ValueError(f"INPUT: {source} is the record of {output}; it must be another file")
         with use_threads(threads):
+            if not runs:
+                raise ValueError(f"RUN... INPUT must be a run or several, and an input; got {source} alone")
             part = Shard.parsed(shard)
             if part.count > 1 and str(source) == "-":
                 raise ValueError("--shard needs a file: standard input can be read only once")
-            trained, *copies = (load_run(run, place.strip(), options) for place in device.split(","))
+            devices = [place.strip() for place in device.split(",")]
+            earlier = [load_run(run, devices[0]) for run in runs[:-1]]
+            trained, *copies = (load_run(runs[-1], place, options) for place in devices)
+            first = [*earlier, trained][0]
 
             def read() -> Iterable[Line]:
-                return tokenized_lines(trained, _lines(source)) if text else input_lines(trained, source, columns)
+                # the last run knows what the others must write
+                return tokenized_lines(trained, _lines(source)) if text else input_lines(first, source, columns)
 
             skipped: list[ValueError] | None = [] if skip_bad else None
-            before, chosen = shard_lines(trained, read, part, CHUNK) if part.count > 1 else (0, read())
+            before, chosen = shard_lines(first, read, part, CHUNK) if part.count > 1 else (0, read())
+            for one in earlier:
+                chosen = as_lines(_output_of(one, str(source), chosen, before, skipped))
             if output is None:
                 for piece in predicted(trained, str(source), chosen, before, copies, skipped):
                     sys.stdout.writelines(line + "\n" for line in piece.output)
                 _list_skipped(skipped)
                 return
             # the name may be that of another model tomorrow
-            model = f"{digest([Run(run).weights])} {trained.options}{f' {shard}' if part.count > 1 else ''}"
+            weights = [Run(run).weights for run in runs]
+            told = [one.options for one in (*earlier, trained)]
+            model = f"{digest(weights)} {' '.join(map(str, told))}{f' {shard}' if part.count > 1 else ''}"
             with _errors_with_place(output), progress_of_lines(source) as advanced:
                 write_predictions(
                     trained, model, (str(source), chosen), output, resume, force, advanced, before, copies, skipped
                 )
             _list_skipped(skipped)
+
+
+def _output_of(
+    trained: Trained, source: str, lines: Iterable[Line], before: int, skipped: list[ValueError] | None
+) -> Iterator[str]:
+    """The lines that a run writes for the next one."""
+    for piece in predicted(trained, source, lines, before, (), skipped):
+        yield from piece.output
 
 
 def input_lines(trained: Trained, source: Path, columns: str = "") -> Iterable[Line]:
@@ -175,6 +255,13 @@ def input_lines(trained: Trained, source: Path, columns: str = "") -> Iterable[L
     if columns:
         raise ValueError(f"--columns is for tables, such as .csv, .jsonl, .parquet and datasets; got {source}")
     return _lines(source)
+
+
+def _registered(file: Path | None) -> Path | None:
+    if file is not None:
+        with plain_errors("stopped", ValueError):
+            register_file(file)
+    return file
 
 
 def _list_skipped(skipped: list[ValueError] | None) -> None:
@@ -268,7 +355,10 @@ def _from_field(field: Any) -> Parameter:
     choices = f" One of: {', '.join(field.metadata['choices'])}." if field.metadata["choices"] else ""
     kind = type(field.default)
     # what is not given is None: a resumed run can tell it from a default that was asked for
-    shown = {"help": field.metadata["help"] + choices, "show_default": str(field.default)}
+    default = (
+        "" if field.default == "" else f" [default: {str(field.default).lower() if kind is bool else field.default}]"
+    )
+    shown = {"help": field.metadata["help"] + choices + default, "show_default": False}
     spelled = (f"{flag(field.name)}/{flag('no_' + field.name)}",) if kind is bool else ()
     return _parameter(field.name, kind | None, None, *spelled, **shown)
 

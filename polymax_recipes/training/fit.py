@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from polymax_recipes.training.run import (
     write_vocabularies,
 )
 from polymax_recipes.training.settings import Learning, Running, flag, made, use_threads
-from polymax_recipes.training.task import Report, Task, Vocabularies, measured, named
+from polymax_recipes.training.task import Report, Task, Trained, Vocabularies, measured, named
 
 # of the parts train, dev and test; a part may take several files
 Files = Mapping[str, Sequence[Path]]
@@ -50,13 +50,15 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
     if first_process():
         writable_directory(out)
     with use_threads(config.running.threads):
-        return trained_on(task, config, run, resume)
+        return trained_on(task, config, run, resume, given)
 
 
-def trained_on(task: Task, config: Config, run: Run, resume: bool) -> dict[str, Report]:
-    """Train as a configuration says, and report."""
+def trained_on(task: Task, config: Config, run: Run, resume: bool, given: dict[str, Any]) -> dict[str, Report]:
+    """Train as a configuration says, and report; a new run takes defaults that fit its data for what is not `given`."""
     parts = {part: task.read_as([Path(file) for file in names], config.options) for part, names in config.files.items()}
     used = {part: task.used(parts[part], part, config.options) for part in ("train", "dev")}
+    if not resume:
+        config = fitted_configuration(task, config, given, len(used["train"]))
     vocabularies = vocabularies_of(task, config, run, used["train"], resume)
     torch.manual_seed(config.learning.seed)
     model = built(task, config.options, vocabularies, run) if resume else task.model(config.options, vocabularies)
@@ -66,9 +68,11 @@ def trained_on(task: Task, config: Config, run: Run, resume: bool) -> dict[str, 
 
     encoded = {part: task.encode(used[part], vocabularies) for part in ("train", "dev")}
     if config.learning.monitor:
-        check_asked(config.learning.monitor, model, encoded["dev"])
+        check_asked(config.learning.monitor, model, encoded["dev"], task.logged)
     model.start(encoded["train"])
-    data = Data(encoded["train"], encoded["dev"], task.tokens(encoded["train"]))
+    trained = Trained(task, config.options, vocabularies, model)
+    measures = (lambda: task.measures_to_log(trained, used["dev"])) if task.logged else None
+    data = Data(encoded["train"], encoded["dev"], task.tokens(encoded["train"]), measures)
     steps = Steps(model, data, config.learning, config.running.workers)
     # before anything is written: what cannot begin leaves nothing behind
     trainer = make_trainer(steps, run, config)
@@ -93,6 +97,17 @@ def samples_of(task: Task, dev: Sequence[Any]) -> list[Any]:
     lengths = [len(sample.split() if isinstance(sample, str) else sample) for sample in found]
     near = sorted(range(len(found)), key=lambda k: (abs(lengths[k] - READABLE), k))
     return [found[k] for k in near[:SAMPLES]]
+
+
+def fitted_configuration(task: Task, config: Config, given: dict[str, Any], count: int) -> Config:
+    """Return the configuration with the defaults that a task has for so many examples, and say which these are."""
+    chosen = {name: value for name, value in task.fitted(count).items() if name not in given}
+    if not chosen:
+        return config
+    if first_process():
+        flags = " ".join(f"{flag(name)} {value}" for name, value in chosen.items())
+        print(f"defaults for {count} training examples: {flags}", flush=True)
+    return replace(config, learning=replace(config.learning, **chosen))
 
 
 def new_configuration(task: Task, files: Files, run: Run, given: dict[str, Any]) -> Config:

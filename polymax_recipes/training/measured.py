@@ -1,5 +1,6 @@
 """A trained model on data: batches on its device, and means of what its loss measures."""
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,5 +27,5 @@ def to_device(batch: Any, model: nn.Module) -> Any:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device that the parameters of a model are on."""
-    return next(model.parameters()).device
+    """Return the device of a model: that of its parameters or, without any, of its buffers."""
+    return next(chain(model.parameters(), model.buffers())).device

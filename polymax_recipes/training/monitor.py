@@ -1,6 +1,6 @@
 """Which epoch of a training is best: a measure on dev, and whether more or less of it is better."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf, isnan
 from typing import NamedTuple
 
@@ -23,10 +23,23 @@ class Monitor(NamedTuple):
     names: tuple[str, ...]
     falling: tuple[str, ...] = ("loss",)
 
+    def decides(self, row: Mapping[str, float]) -> str:
+        """Return the measure that decides among epochs with such rows: the first of the names that they have."""
+        return next(name for name in (*self.names, "loss") if f"dev_{name}" in row)
+
+    def told(self, row: Mapping[str, float]) -> str:
+        """Return a sentence that says which epoch is kept.
+
+        Example:
+            >>> Monitor(("accuracy",)).told({"dev_loss": 2.0, "dev_accuracy": 0.5})
+            'the epoch with the highest dev_accuracy is kept'
+        """
+        name = self.decides(row)
+        return f"the epoch with the {'lowest' if name in self.falling else 'highest'} dev_{name} is kept"
+
     def best(self, rows: Sequence[dict[str, float]]) -> int:
         """The place of the best row of a log, of the one with the least loss among equals; NaN is the worst."""
-        # a loss there always is
-        name = next(name for name in (*self.names, "loss") if f"dev_{name}" in rows[0])
+        name = self.decides(rows[0])
         sign = 1.0 if name in self.falling else -1.0
         values = [(sign * row[f"dev_{name}"], row["dev_loss"]) for row in rows]
         return min(range(len(values)), key=lambda k: tuple(inf if isnan(value) else value for value in values[k]))
@@ -38,11 +51,11 @@ def monitor_of(task: Task, asked: str) -> Monitor:
 
 
 @torch.no_grad()
-def check_asked(asked: str, model: Model, dev: Encoded) -> None:
+def check_asked(asked: str, model: Model, dev: Encoded, logged: Sequence[str] = ()) -> None:
     """A ValueError if a model has no such measure: one example tells, before hours are spent on an epoch."""
     training = model.training
     shortest = dev.sizes.argsort(stable=True)[:1]
-    names = list(model.eval().loss(to_device(dev[shortest], model)))
+    names = [*model.eval().loss(to_device(dev[shortest], model)), *logged]
     model.train(training)
     if asked not in names:
         raise ValueError(f"--monitor must be one of {', '.join(names)}; got {asked}")

@@ -1,10 +1,12 @@
 """What a task is to the command: a name, its options, how to read, model, measure and predict."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import groupby
 from math import inf
 from os import PathLike
@@ -21,6 +23,8 @@ from polymax_recipes.text.tokenizer import RawSentence
 from polymax_recipes.training.batches import Encoded
 from polymax_recipes.training.vocabulary import Vocabulary
 
+# examples of dev that measures of each epoch take, where they cost more than a loss
+LOGGED = 500
 # the module of each task, which has it as an object `task`
 MODULES: dict[str, str] = {}
 
@@ -34,6 +38,24 @@ def register(name: str, module: str) -> None:
         'tag'
     """
     MODULES[name] = module
+
+
+def register_file(file: str | PathLike[str]) -> str:
+    """Run a Python file that has an object `task`, register the task under its name, and return that name."""
+    path = Path(file).absolute()
+    spec = spec_from_file_location(f"polymax_task_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(f"--task must be a Python file; got {file}")
+    module = module_from_spec(spec)
+    # dataclasses and pickles look their module up by its name
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, "task", None)
+    if not isinstance(found, Task):
+        raise ValueError(f"--task: {file} must have an object `task` of a class of Task; got {found!r}")
+    register(found.name, spec.name)
+    named.cache_clear()
+    return found.name
 
 
 Vocabularies = dict[str, Vocabulary]
@@ -54,6 +76,8 @@ class Model(nn.Module, ABC):
 
     # whether a step takes all training data at once: an optimiser that searches along a line needs one function
     whole = False
+    # False if `start` alone takes what there is to learn from the data: then one epoch measures it
+    learns = True
 
     @abstractmethod
     def loss(self, batch: Any) -> Measured:
@@ -161,6 +185,8 @@ class Task(ABC):
     # those that are better where they are less
     falling: tuple[str, ...] = ("loss",)
 
+    # measures of `evaluate` that the log has after each epoch, of as many examples of dev as LOGGED
+    logged: tuple[str, ...] = ()
     # the columns of tables, such as CSV and JSON lines, in the order in which a table without names has them
     roles: tuple[Role, ...] = ()
 
@@ -259,6 +285,15 @@ class Task(ABC):
         """The lines of input of a sentence of raw text; a ValueError where a task takes none."""
         raise ValueError(f"--text is for tag, parse and bracket; {self.name} takes lines as docs/recipes.md says")
 
+    def measures_to_log(self, trained: Trained, dev: list[Any]) -> Report:
+        """Return the measures of dev for the log of an epoch, besides the means of the loss."""
+        report = self.evaluate(trained, dev[:LOGGED])
+        return {name: report[name] for name in self.logged if name in report}
+
+    def fitted(self, count: int) -> dict[str, Any]:
+        """Return defaults of the training, such as the batch size, that fit so many training examples."""
+        return {}
+
     def doubts(self, log: Sequence[dict[str, str]], dev: Any) -> Iterator[str]:
         """What looks wrong about a training, by the rows of its log."""
         return iter(())
@@ -319,5 +354,6 @@ def named(name: str) -> Task:
         'seq2seq'
     """
     if name not in MODULES:
-        raise ValueError(f"task must be one of {', '.join(MODULES)}; got {name!r}")
+        own = "; --task FILE gives a task of your own"
+        raise ValueError(f"task must be one of {', '.join(MODULES)}; got {name!r}{own}")
     return import_module(MODULES[name]).task

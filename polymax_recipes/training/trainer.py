@@ -3,7 +3,7 @@
 import logging
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isnan
 from pathlib import Path
@@ -38,6 +38,8 @@ class Data(NamedTuple):
     train: Encoded
     dev: Encoded
     tokens: Tensor | None = None
+    # further measures of dev after an epoch, such as BLEU
+    measures: Callable[[], dict[str, float]] | None = None
 
 
 class Steps(LightningModule):
@@ -56,6 +58,8 @@ class Steps(LightningModule):
         self.restored = False
 
     def configure_optimizers(self) -> Any:
+        if not self.model.learns:
+            return None
         lr, weight_decay = self.learning.lr, self.learning.weight_decay
         if isinstance(self.model, Alternating):
             parts = self.model.parts()
@@ -111,7 +115,8 @@ class Steps(LightningModule):
         if isinstance(self.model, Alternating):
             self._take_turns(self.model.turns(batch))
             return None
-        return self._mean_loss(self._add_to_sums("train", self.model.loss(batch)))
+        loss = self._mean_loss(self._add_to_sums("train", self.model.loss(batch)))
+        return loss if self.model.learns else None
 
     def _take_turns(self, turns: Iterator[Measured]) -> None:
         first, second = cast(list[Any], self.optimizers())
@@ -148,6 +153,17 @@ class Steps(LightningModule):
         sums = self.sums.pop(part, {})
         totals = {name: self.trainer.strategy.reduce(pair, reduce_op="sum").tolist() for name, pair in sums.items()}
         return {f"{part}_{name}": total / count for name, (total, count) in totals.items()}
+
+    @torch.no_grad()
+    def further_measures(self) -> dict[str, float]:
+        """Return the measures of dev that are no means over its batches."""
+        if self.data.measures is None:
+            return {}
+        training = self.model.training
+        self.model.eval()
+        found = {f"dev_{name}": value for name, value in self.data.measures().items()}
+        self.model.train(training)
+        return found
 
     def speeds(self, seconds: float) -> dict[str, float]:
         """Examples and tokens of the epoch by second, of all processes."""
@@ -194,7 +210,7 @@ class Record(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Steps)
-        means = {**pl_module.means("train"), **pl_module.means("dev")}
+        means = {**pl_module.means("train"), **pl_module.means("dev"), **pl_module.further_measures()}
         self.check_loss(means, trainer.current_epoch + 1)
         seconds, dev_seconds = self.trained - self.began, perf_counter() - self.trained
         times = {"seconds": round(seconds, 3), "seconds_of_dev": round(dev_seconds, 3), **pl_module.speeds(seconds)}
@@ -232,8 +248,11 @@ class Record(Callback):
             write_tensors(module.model.state_dict(), self.run.weights)
         shown = {name: value for name, value in self.rows[-1].items() if name in PRINTED or name.startswith("dev_")}
         text = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
-        # a bar makes room for what is printed above it
-        (module.print if module.trainer.progress_bar_callback else say)(text)
+        # a bar makes room for lines that are printed above it
+        write = module.print if module.trainer.progress_bar_callback else say
+        if len(self.rows) == 1:
+            write(self.monitor.told(self.rows[0]))
+        write(text)
 
 
 def make_trainer(steps: Steps, run: Run, config: Config) -> Trainer:
@@ -255,7 +274,7 @@ def make_trainer(steps: Steps, run: Run, config: Config) -> Trainer:
                 num_nodes=running.nodes,
                 strategy=running.strategy,
                 precision=running.precision,  # type: ignore[arg-type]
-                max_epochs=running.epochs,
+                max_epochs=running.epochs if steps.model.learns else 1,
                 # parts that learn in turns are clipped each by itself
                 gradient_clip_val=(learning.clip or None) if steps.automatic_optimization else None,
                 callbacks=[*callbacks, Bar() if terminal else Lines()],

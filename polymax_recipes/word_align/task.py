@@ -46,6 +46,8 @@ class WordAlignTask(Task):
     name = "word-align"
     summary = "align the words of sentence pairs, from pairs alone"
     Options = WordAlignOptions
+    falling = ("loss", "aer")
+    logged = ("aer",)
 
     def read(self, files: Sequence[Path]) -> list[Sides]:
         return read_sides(files)

@@ -75,6 +75,14 @@ def test_demo_prints_a_row_for_every_mapping(run):
     for mapping in MAPPINGS:
         rows = [line for line in printed.splitlines() if line.startswith(name(mapping) + " ")]
         assert len(rows) == 2, f"{name(mapping)}: weights and speed"
+        *cells, zeros, groups = rows[0].removeprefix(name(mapping)).split()
+        weights = shown_sentence().weights()[name(mapping)]
+        assert [0.0 if cell == "·" else float(cell) for cell in cells] == pytest.approx(weights, abs=0.0051)
+        assert (int(zeros), int(groups)) == counts(weights)
+        assert int(zeros) == cells.count("·")
+        milliseconds, multiple = re.findall(r"[0-9.]+", rows[1].removeprefix(name(mapping)))
+        assert float(milliseconds) >= 0
+        assert float(multiple) > 0
     assert max(map(len, printed.splitlines()[:20])) <= 80
     assert "wrote" in printed
 

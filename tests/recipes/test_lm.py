@@ -223,11 +223,18 @@ def test_going_on_beyond_the_context_forgets_the_oldest():
     # one layer sees no further than its keys: what it forgot is as if it had never been
     sampling = Sampling(longest=9, context=5)
     (found,) = continuations(made, [list(range(1, 9))], sampling, [0])
-    tokens = list(range(1, 9))
-    for token in found.tokens:
+    tokens = [*range(1, 9), *found.tokens]
+
+    def log_probs(context):
         with torch.no_grad():
-            assert int(made(torch.tensor([tokens[-5:]]))[0, -1].argmax()) == token
-        tokens.append(token)
+            ends = [made(torch.tensor([tokens[k - context : k]]))[0, -1] for k in range(8, len(tokens))]
+        return torch.stack(ends).log_softmax(-1)[torch.arange(len(ends)), torch.tensor(tokens[8:])]
+
+    assert len(found.tokens) == 9
+    close(found.log_probs, log_probs(5), atol=1e-4)
+    # with a key more or less these would be other numbers
+    for other in (4, 6):
+        assert (log_probs(other) - found.log_probs).abs().max() > 0.01
 
 
 def test_draws_follow_the_probabilities_and_the_seed():

@@ -220,18 +220,18 @@ ROWS = torch.tensor([[0.2, 0.2, 0.0, 0.1, 0.5], [0.0, 0.0, 1.0, 0.0, 0.0], [0.0,
 
 
 def test_attention_by_hand():
-    statistics = m.AttentionStatistics()
+    statistics = m.AttentionRuns()
     statistics.add(ROWS)
     # zeros 1, 4, 5; segments 2, 1, 0; groups 3, 1, 0
     assert statistics.result() == m.AttentionShape(10 / 15, 3 / 3, 4 / 3)
-    assert m.AttentionStatistics().result() == m.AttentionShape(0.0, 0.0, 0.0)
+    assert m.AttentionRuns().result() == m.AttentionShape(0.0, 0.0, 0.0)
 
 
 def test_masked_attention_is_shorter_attention():
     mask = torch.tensor([[True, True, False, True, True], [False] * 5, [False, True, True, False, True]])
-    masked = m.AttentionStatistics()
+    masked = m.AttentionRuns()
     masked.add(ROWS.expand(2, 3, 5), mask)
-    shorter = m.AttentionStatistics()
+    shorter = m.AttentionRuns()
     for _ in range(2):
         for row, keep in zip(ROWS, mask):
             shorter.add(row[keep].unsqueeze(0)[:, : int(keep.sum())])
@@ -241,8 +241,8 @@ def test_masked_attention_is_shorter_attention():
 
 def test_attention_errors():
     with pytest.raises(ValueError, match="weights must be"):
-        m.AttentionStatistics().add(torch.tensor(1.0))
+        m.AttentionRuns().add(torch.tensor(1.0))
     with pytest.raises(ValueError, match=r"mask must broadcast .* \(3, 5\); got \(4,\)"):
-        m.AttentionStatistics().add(ROWS, torch.ones(4, dtype=torch.bool))
+        m.AttentionRuns().add(ROWS, torch.ones(4, dtype=torch.bool))
     with pytest.raises(TypeError, match="mask must be a bool"):
-        m.AttentionStatistics().add(ROWS, torch.ones(5))
+        m.AttentionRuns().add(ROWS, torch.ones(5))

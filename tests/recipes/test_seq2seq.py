@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close as close
 
-from polymax_recipes.metrics import AttentionStatistics
+from polymax_recipes.metrics import AttentionRuns
 from polymax_recipes.seq2seq import numbers
 from polymax_recipes.seq2seq.attention import BOUNDED, NAMES, attention_counts
 from polymax_recipes.seq2seq.data import Pairs, read_texts
@@ -195,7 +195,7 @@ def test_counts_of_attention_are_its_statistics():
     steps = torch.arange(4) < torch.tensor([[4], [1], [3], [2], [4]])
     words = torch.arange(6) < torch.tensor([[6], [2], [3], [5], [1]])
     zeros, entries, segments, groups, rows = attention_counts(weights, steps, words).tolist()
-    statistics = AttentionStatistics()
+    statistics = AttentionRuns()
     statistics.add(weights, steps.unsqueeze(2) & words.unsqueeze(1))
     assert statistics.result() == (zeros / entries, segments / rows, groups / rows)
 

@@ -15,7 +15,7 @@ from polymax_recipes import cli
 from polymax_recipes.readers.series import Series, read_series, read_steps
 from polymax_recipes.series.data import LabelledSeries, read_labelled_series, shape_of
 from polymax_recipes.series.model import Centroids
-from polymax_recipes.series.task import SeriesOptions, task
+from polymax_recipes.series.task import SeriesOptions, classes_of, nearest, task
 from polymax_recipes.series.warp import SMOOTHINGS, discrepancy
 from polymax_recipes.training import fit
 from polymax_recipes.training.vocabulary import Words
@@ -401,3 +401,26 @@ def test_the_benchmark_takes_files(data, tmp_path, capsys):
         suite = "series" if len(files) == 1 else "latency"
         assert main(["run", suite, *map(str, files), "--quick"]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_the_nearest_series_decides(data, tmp_path):
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    files = {"train": [data / "train.ts"], "dev": [data / "dev.ts"]}
+    options = {"model": "nearest", "band": 3, "accelerator": "cpu", "epochs": 4}
+    reports = fit.train("series", files, tmp_path / "run", options)
+    # one epoch measures what there is to measure
+    assert len((tmp_path / "run" / "log.csv").read_text().splitlines()) == 2
+    trained = recipes.load(tmp_path / "run")
+    train, dev = (trained.task.read_as([file], trained.options) for (file,) in files.values())
+    names, wanted = classes_of(trained.vocabularies), []
+    for series in dev:
+        costs = [pm.dtw(pm.squared_euclidean(series.values, other.values), band=3).item() for other in train]
+        wanted.append([min(c for c, other in zip(costs, train) if other.label == label) for label in names])
+    found = nearest(trained, dev)
+    torch.testing.assert_close(found, torch.tensor(wanted), rtol=1e-4, atol=1e-4)
+    right = [names[row.index(min(row))] == series.label for row, series in zip(wanted, dev)]
+    assert reports["dev"]["accuracy"] == pytest.approx(sum(right) / len(right))
+    fit.train("series", {}, tmp_path / "run", {"batch": 2}, resume=True)
+    assert torch.equal(nearest(recipes.load(tmp_path / "run", batch=3), dev), found)
+    with pytest.raises(ValueError, match="--band must come with --model nearest"):
+        fit.train("series", files, tmp_path / "other", {"band": 3})

@@ -227,6 +227,35 @@ def test_the_best_is_that_of_the_first_measure_that_there_is():
     assert Monitor(("accuracy",)).best(ROWS[1:2]) == 0
 
 
+def test_the_log_says_what_decides_and_has_bleu(run):
+    assert "the epoch with the lowest dev_loss is kept\nepoch 1  " in run[1]
+    assert all(0 <= float(row["dev_bleu"]) <= 100 for row in rows(run[0]))
+
+
+def test_bleu_may_decide(data, tmp_path):
+    fit.train("seq2seq", data, tmp_path / "run", {**SMALL, "epochs": 2, "monitor": "bleu"})
+    first, second = (float(row["dev_bleu"]) for row in rows(tmp_path / "run"))
+    assert [row["best"] for row in rows(tmp_path / "run")][1] == str(int(second >= first))
+
+
+def test_every_epoch_has_random_numbers_of_its_own(data, tmp_path, monkeypatch):
+    loss, drawn = Seq2Seq.loss, {}
+
+    def recorded(self, batch):
+        if self.training:
+            drawn[torch.initial_seed()] = True
+        return loss(self, batch)
+
+    monkeypatch.setattr(Seq2Seq, "loss", recorded)
+    seeds = []
+    for out in ("one", "two"):
+        drawn.clear()
+        fit.train("seq2seq", data, tmp_path / out, {**SMALL, "epochs": 3})
+        seeds.append(list(drawn))
+    assert len(seeds[0]) == len(set(seeds[0])) == 3
+    assert seeds[0] == seeds[1]
+
+
 def test_the_log_has_the_speed_of_the_training_alone(run):
     # English numbers of the file, as French words and END; all are seen in each epoch
     (file,) = json.loads((run[0] / "config.json").read_text())["files"]["train"]
