@@ -11,8 +11,10 @@ and the largest support.
 """
 
 import json
+import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -27,6 +29,8 @@ from polymax_recipes.outputs import atomic_write
 FORMAT = "polymax attention 1"
 # the smallest number that float16 has above 0
 SMALLEST = 2.0**-24
+# bytes of the header: its tokens, and a few numbers for each head
+LARGEST = 1 << 24
 # rows of scores that are looked at together
 BLOCK = 512
 
@@ -122,42 +126,42 @@ class AttentionFile:
     def open(cls, file: str | PathLike[str]) -> "AttentionFile":
         """The header of a file; a ValueError where it is no such file."""
         path = Path(file)
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                stored = json.loads(bytes(archive["header"]).decode())
+        with _damage(f"{path} is not a file that save_attention wrote, or a damaged one"):
+            with zipfile.ZipFile(path) as archive:
+                stored = json.loads(_member(archive, "header", np.uint8, LARGEST).tobytes().decode())
             if stored["format"] != FORMAT:
-                raise ValueError(f"format must be {FORMAT!r}; got {stored['format']!r}")
+                raise ValueError(f"format must be {FORMAT!r}; got {str(stored['format'])[:80]!r}")
             queries = [str(token) for token in stored["queries"]]
             keys = queries if stored["keys"] is None else [str(token) for token in stored["keys"]]
             shape = int(stored["layers"]), int(stored["heads"])
             tables = [[[kind(one) for one in row] for row in stored[name]] for name, kind in _TABLES]
             if any(len(table) != shape[0] or {len(row) for row in table} != {shape[1]} for table in tables):
                 raise ValueError(f"support and largest must be {shape}")
-            return cls(path, *shape, queries, keys, float(stored["least"]), *tables)
-        except FileNotFoundError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, zipfile.BadZipFile, EOFError) as error:
-            raise ValueError(f"{path} is no file that save_attention wrote, or a damaged one: {error}") from error
+            least = float(stored["least"])
+            if not (0 <= least < 1 and all(0 <= one < np.inf for table in tables for row in table for one in row)):
+                raise ValueError("least, support and largest must be numbers, none negative")
+            return cls(path, *shape, queries, keys, least, *tables)
 
     def head(self, layer: int, head: int) -> Head:
         """The weights of a head; an IndexError where there is none, a ValueError where they are damaged."""
         if not (0 <= layer < self.layers and 0 <= head < self.heads):
             raise IndexError(f"there are {self.layers} layers of {self.heads} heads; got layer {layer}, head {head}")
-        try:
-            with np.load(self.path, allow_pickle=False) as archive:
-                found = Head(*(archive[f"{part}/{layer}/{head}"] for part in Head._fields))
-        except (ValueError, KeyError, OSError, zipfile.BadZipFile, EOFError) as error:
-            raise ValueError(f"{self.path}: layer {layer}, head {head} is damaged: {error}") from error
         wide = np.uint16 if len(self.keys) < 2**16 else np.uint32
-        kinds = tuple(array.dtype for array in found) == (np.uint32, wide, np.float16)
-        if not kinds or found.starts.shape != (len(self.queries) + 1,) or found.columns.shape != found.weights.shape:
-            raise ValueError(f"{self.path}: layer {layer}, head {head} is damaged: its arrays do not fit")
-        steps = np.diff(found.starts.astype(np.int64))
-        if found.starts[0] != 0 or (steps < 0).any() or found.starts[-1] != len(found.columns):
-            raise ValueError(f"{self.path}: layer {layer}, head {head} is damaged: its rows do not fit")
-        if len(found.columns) and int(found.columns.max()) >= len(self.keys):
-            raise ValueError(f"{self.path}: layer {layer}, head {head} is damaged: a key is out of range")
-        return found
+        with _damage(f"{self.path}: layer {layer}, head {head} is damaged"):
+            with zipfile.ZipFile(self.path) as archive:
+                place = f"{layer}/{head}"
+                starts = _member(archive, f"starts/{place}", np.uint32)
+                columns, weights = (
+                    _member(archive, f"columns/{place}", wide),
+                    _member(archive, f"weights/{place}", np.float16),
+                )
+            if len(starts) != len(self.queries) + 1 or len(columns) != len(weights):
+                raise ValueError("its arrays do not fit")
+            if starts[0] != 0 or (np.diff(starts.astype(np.int64)) < 0).any() or starts[-1] != len(columns):
+                raise ValueError("its rows do not fit")
+            if len(columns) and int(columns.max()) >= len(self.keys):
+                raise ValueError("a key is out of range")
+            return Head(starts, columns, weights)
 
     def bytes(self, layer: int, head: int) -> bytes:
         """The arrays of a head one after the other, as the page reads them: little-endian."""
@@ -178,6 +182,49 @@ class AttentionFile:
         }
 
 
+@contextmanager
+def _damage(what: str) -> Iterator[None]:
+    """Turn what cannot be read in the block into a ValueError; a file that is not there stays a FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except IsADirectoryError as error:
+        raise ValueError(f"{what}: it is a directory") from error
+    except (MemoryError, RecursionError, NotImplementedError) as error:
+        raise ValueError(f"{what}: {type(error).__name__}") from error
+    except Exception as error:
+        raise ValueError(f"{what}: {str(error)[:200]}") from error
+
+
+def _member(archive: zipfile.ZipFile, name: str, dtype: Any, most: int | None = None) -> np.ndarray:
+    """A vector of an archive, whose size is known before it is read.
+
+    Members are stored as they are, so that no member takes more memory than the file takes room on the disk.
+    """
+    found = archive.getinfo(f"{name}.npy")
+    if found.compress_type != zipfile.ZIP_STORED or found.compress_size != found.file_size or found.flag_bits & 1:
+        raise ValueError(f"{name} is compressed or encrypted; save_attention stores it as it is")
+    size = Path(str(archive.filename)).stat().st_size
+    if found.file_size > size or (most is not None and found.file_size > most):
+        raise ValueError(f"{name} has {found.file_size} bytes; it may have {min(size, most or size)}")
+    data = archive.read(found)
+    # the header of NumPy's format is a literal of Python; this is the one that save_attention writes
+    form = _FORM.match(data)
+    if form is None or np.dtype(form["dtype"].decode()) != dtype:
+        raise ValueError(f"{name} must be a vector of {np.dtype(dtype).name}")
+    values = memoryview(data)[form.end() :]
+    if len(values) != int(form["count"]) * np.dtype(dtype).itemsize:
+        raise ValueError(f"{name} has {len(values)} bytes; {form['count'].decode()} numbers expected")
+    return np.frombuffer(values, dtype)
+
+
+# magic, version 1.0, the length of the header, and the header
+_FORM = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<|][uf][124])', 'fortran_order': False, "
+    rb"'shape': \((?P<count>\d{1,12}),\), \} *\n",
+    re.DOTALL,
+)
 _TABLES: tuple[tuple[str, Any], ...] = (("support", float), ("largest", int))
 
 

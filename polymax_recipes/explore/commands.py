@@ -14,6 +14,7 @@ from polymax_recipes.serve.commands import Host, run_forever
 from polymax_recipes.serve.models import Source
 from polymax_recipes.training.commands import Device, Late, Threads
 from polymax_recipes.training.run import Run, check_run
+from polymax_recipes.training.settings import check_threads
 
 
 def explore(
@@ -32,6 +33,7 @@ def explore(
     weights of a whole model.
     """
     with plain_errors("stopped", ValueError):
+        check_threads(threads)
         weights = None if attention is None else AttentionFile.open(attention)
         sources = [Source(check_run(Run(run)).path, device, tuple(options or ())) for run in runs or ()]
         with server(sources, weights, (host, port), threads=threads) as opened:

@@ -14,6 +14,8 @@ from polymax_recipes.explore.picture import Picture
 # as many bars as can be told apart
 MOST = 64
 STEPS = 61
+# parameters have no use beyond
+LARGEST = 1e6
 # temperatures of the path
 COLDEST, WARMEST = 0.05, 20.0
 
@@ -109,7 +111,7 @@ def checked_scores(scores: Sequence[float] | Tensor) -> Tensor:
     """Scores as (n,) float64; a ValueError where they are none."""
     try:
         x = torch.as_tensor(scores, dtype=torch.float64).detach().cpu()
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError):
         raise ValueError(f"scores must be numbers, (n,); got {type(scores).__name__}") from None
     if x.ndim != 1 or not 1 <= len(x) <= MOST:
         raise ValueError(f"scores must be (n,) with n from 1 to {MOST}; got {tuple(x.shape)}")
@@ -129,6 +131,8 @@ def checked_parameters(name: str, given: dict[str, float]) -> dict[str, float]:
             raise ValueError(f"{name} has no parameter {key!r}; it has {', '.join(known) or 'none'}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{key} must be a number; got {value!r}")
+        if not abs(value) < LARGEST:
+            raise ValueError(f"{key} must be below {LARGEST:g}; got a larger number")
     return {key: float(given.get(key, 1.0 if key == "gamma" else choice.parameters[key].default)) for key in known}
 
 

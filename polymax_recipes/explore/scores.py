@@ -78,6 +78,8 @@ def _generic(name: str, rows: Sequence[str], columns: Sequence[str]) -> list[Ten
     n = len(rows)
     if not 1 <= n <= MOST or len(columns) > MOST:
         raise ValueError(f"there must be 1 to {MOST} rows, and at most {MOST} columns; got {n} and {len(columns)}")
+    if name in ("Chain", "Alignment", "Assignment") and not columns:
+        raise ValueError(f"columns of {name} must be 1 to {MOST}; got none")
     if name == "Chain":
         unary = _whims([(word, tag) for word in rows for tag in columns], 0.9).reshape(n, len(columns))
         pairs = _whims([("pair", a + ">" + b) for a in columns for b in columns], 0.5)

@@ -19,6 +19,8 @@ MOST, MOST_STATES = 40, 12
 LISTED = 12
 # parts that are fainter are not drawn; whether they are exactly 0 is counted before
 FAINTEST = 5e-4
+# temperatures
+COLDEST, HOTTEST = 1e-6, 1e6
 # a temperature at which little is left of the scores mixes hundreds of structures, which nobody reads
 SOLVER = pm.ActiveSet(max_iter=400, tol=1e-6)
 
@@ -76,9 +78,10 @@ def structure(
         raise TypeError(f"structure must be one of {known}; got {type(structure).__name__}")
     if temperatures is None:
         temperatures = torch.logspace(-1, 0.7, 35, dtype=torch.float64).tolist()
+    # comparisons take integers of any size
+    if not len(temperatures) or not all(COLDEST <= one <= HOTTEST for one in temperatures):
+        raise ValueError(f"temperatures must be positive, from {COLDEST:g} to {HOTTEST:g}, at least one")
     gammas = torch.tensor([float(one) for one in temperatures], dtype=torch.float64)
-    if not len(gammas) or not ((gammas > 0) & torch.isfinite(gammas)).all():
-        raise ValueError(f"temperatures must be positive, at least one; got {list(temperatures)}")
     values = checked_scores(structure, scores)
     first = tuple(values[0].shape)
     tokens, names = _names(kind, first, rows, columns)
@@ -105,7 +108,7 @@ def checked_scores(structure: Structure, scores: Sequence[Any]) -> list[Tensor]:
     for one in scores:
         try:
             tensors.append(torch.as_tensor(one, dtype=torch.float64).detach().cpu())
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError):
             raise ValueError("scores must be numbers in rows of one length") from None
     draws = KINDS[type(structure)].draws
     wanted = 2 if draws == "tags" else 1

@@ -63,6 +63,8 @@ def lines(path: Path) -> Iterator[Line]:
                 place = f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
                 raise ReadError.at(path, number, f"UTF-8 expected; {place}") from error
             text = kept.removesuffix("\n").removesuffix("\r")
+            if number == 1 and text == kept.removesuffix("\r") and "\r" in text:
+                raise ReadError.at(path, 1, "lines end in carriage returns alone; convert them to line feeds")
             line = Line(number, text.removeprefix("\ufeff") if number == 1 else text, kept)
             found = found or not line.blank
             yield line

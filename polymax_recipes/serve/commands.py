@@ -16,6 +16,7 @@ from polymax_recipes.serve.server import Server
 from polymax_recipes.serve.workers import Pool
 from polymax_recipes.training.commands import Device, Late, Threads
 from polymax_recipes.training.run import Run, check_run
+from polymax_recipes.training.settings import check_threads
 
 Host = Annotated[
     str, typer.Option(help="Address to listen on. Only this machine reaches 127.0.0.1; all reach 0.0.0.0.")
@@ -49,6 +50,7 @@ def serve(
     """
     logging.basicConfig(format="%(levelname)s %(message)s")
     with plain_errors("stopped", ValueError):
+        check_threads(threads)
         limits = Limits(body=body, computing=seconds, words=words, memory=int(memory * 2**30))
         sources = tuple(Source(check_run(Run(run)).path, device, tuple(options or ())) for run in runs)
         pool = Pool(LoadModels(sources), workers, most, memory=limits.memory, threads=threads)

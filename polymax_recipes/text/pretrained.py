@@ -5,7 +5,8 @@ place where the encoder came from only until its first epoch is over.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,22 @@ from polymax_recipes.training.batches import Ragged
 from polymax_recipes.training.task import Vocabularies
 from polymax_recipes.training.vocabulary import Subwords, Words, stored_words
 
+# of a configuration: code, kernels, models and arithmetic that have their place elsewhere
+FETCHED = (
+    "auto_map",
+    "attn_implementation",
+    "attn_implementation_internal",
+    "experts_implementation",
+    "trust_remote_code",
+    "quantization_config",
+    "use_kernels",
+    "kernel_config",
+    "backbone",
+    "backbone_config",
+    "use_pretrained_backbone",
+    "use_timm_backbone",
+    "name_or_path",
+)
 # of a configuration: where it was, and what wrote it
 PASSING = ("_name_or_path", "transformers_version", "dtype")
 
@@ -61,8 +78,9 @@ class PretrainedReader(nn.Module):
         super().__init__()
         network = _transformers()
         stored = configuration(vocabularies)
-        config = network.AutoConfig.for_model(**stored)
-        self.network = network.AutoModel.from_config(config, dtype=torch.float32)
+        with nothing_fetched():
+            config = network.AutoConfig.for_model(**own_configuration(stored))
+            self.network = network.AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
         for name, parameter in self.network.named_parameters():
             # of the whole text: it has no part in the states of tokens
             if name.startswith("pooler."):
@@ -104,6 +122,36 @@ def configuration(vocabularies: Vocabularies) -> dict[str, Any]:
     return json.loads(stored_words(vocabularies, "network").words[0])
 
 
+def own_configuration(stored: dict[str, Any]) -> dict[str, Any]:
+    """The configuration without what would be fetched or run; a ValueError if it is not that of an encoder of text.
+
+    A run may come from a stranger, and a configuration can name code, kernels and other models on the network.
+
+    Example:
+        >>> own_configuration({"model_type": "bert", "hidden_size": 8, "auto_map": {"AutoModel": "a/b--c.D"}})
+        {'model_type': 'bert', 'hidden_size': 8}
+    """
+    _transformers()
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    kind = stored.get("model_type")
+    if not isinstance(kind, str) or kind not in TOKENIZER_MAPPING_NAMES:
+        raise ValueError(f"model_type must be that of an encoder of text; got {kind!r}")
+    return {name: value for name, value in stored.items() if name.lstrip("_") not in FETCHED}
+
+
+@contextmanager
+def nothing_fetched() -> Iterator[None]:
+    """Keep Hugging Face from the network inside the block."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
 def longest_text(config: dict[str, Any]) -> int:
     """The most pieces that an encoder takes, marks included; some architectures begin to count at 2.
 
@@ -126,7 +174,7 @@ def _firsts(word_ids: Sequence[int | None], tokens: int, end: int) -> list[int]:
 
 def _from(encoder: str, kind: str, **options: Any) -> Any:
     try:
-        return getattr(_transformers(), kind).from_pretrained(encoder, **options)
+        return getattr(_transformers(), kind).from_pretrained(encoder, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"--encoder: {encoder} cannot be loaded: {str(error).strip().splitlines()[0]}") from None
 

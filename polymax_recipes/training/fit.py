@@ -143,6 +143,10 @@ def resumed_configuration(task: Task, files: Files, run: Run, given: dict[str, A
             f"{run.last} is missing: {epochs} epochs were finished, and cannot go on without it; put back a copy, or "
             "train with another --out"
         )
+    encoder = asked.get("encoder")
+    if encoder and not run.last.exists() and "encoder" not in given:
+        # the directory may come from a stranger, and its name would be looked up on the network
+        raise ValueError(f"{run.config} names the encoder {encoder!r}; to load it, give --encoder {encoder} once more")
     options = made(task.Options, _own(task.Options, given), stored.options)
     running = made(Running, _own(Running, given), stored.running)
     return Config(stored.task, options, stored.learning, running, names, stored.digest)

@@ -1,5 +1,6 @@
 """What every training can be told, and dataclasses of options made from flags or from a file."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -17,7 +18,7 @@ Options = TypeVar("Options")
 class Learning:
     """What decides the weights, together with the data and the task's options."""
 
-    seed: int = option(0, "Seed of all random numbers.")
+    seed: int = option(0, "Seed of all random numbers.", most=2**63 - 1)
     batch_size: int = option(64, "Examples in a step, on each device.", least=1)
     lr: float = option(0.001, "Learning rate of Adam.")
     decay: str = option("none", "How the learning rate falls, to 0 after all epochs.", choices=("none", "linear"))
@@ -65,10 +66,18 @@ def made(kind: type[Options], given: dict[str, Any], base: Options | None = None
     return kind(**values)
 
 
+def check_threads(count: int) -> None:
+    """Refuse more threads than this machine could ever use: the system would end the process."""
+    most = 16 * (os.cpu_count() or 1)
+    if count > most:
+        raise ValueError(f"--threads must be at most {most} on this machine, 16 for each core; got {count}")
+
+
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
     """Compute with so many threads on the CPU inside the block; 0 leaves the number as it is."""
     before = torch.get_num_threads()
+    check_threads(count)
     if count:
         torch.set_num_threads(count)
     try:

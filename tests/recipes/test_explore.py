@@ -1,6 +1,8 @@
 """Pictures that move show what the library computes, and files of attention weights keep what is not zero."""
 
+import io
 import json
+import random
 import re
 import zipfile
 
@@ -161,7 +163,7 @@ def test_damaged_files_are_named(tmp_path):
     good, bad = tmp_path / "good.npz", tmp_path / "bad.npz"
     save_attention(good, [pm.sparsemax(torch.randn(1, 3, 3))], ["a", "b", "c"])
     bad.write_bytes(b"no archive")
-    with pytest.raises(ValueError, match="no file that save_attention wrote"):
+    with pytest.raises(ValueError, match="not a file that save_attention wrote"):
         AttentionFile.open(bad)
     with pytest.raises(FileNotFoundError):
         AttentionFile.open(tmp_path / "none.npz")
@@ -211,3 +213,112 @@ def test_a_picture_is_a_widget():
     shown = pm.explore.mapping([1.0, 0.5]).widget()
     assert shown.data["kind"] == "mapping"
     assert "export default" in shown._esm
+
+
+def _rewritten(good, bad, change, compression=zipfile.ZIP_STORED):
+    """Copy an archive; `change` gives the bytes of each member, by its name and its bytes."""
+    with zipfile.ZipFile(good) as old, zipfile.ZipFile(bad, "w", compression) as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+
+
+def _header(text):
+    return lambda name, data: npy(np.frombuffer(text.encode(), np.uint8)) if name == "header.npy" else data
+
+
+def npy(array):
+    """The bytes of an array as NumPy's format has them."""
+    opened = io.BytesIO()
+    np.lib.format.write_array(opened, array)
+    return opened.getvalue()
+
+
+def _form(text):
+    return lambda name, data: (
+        b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() if "weights" in name else data
+    )
+
+
+HOSTILE = {
+    "compressed": (lambda name, data: data, zipfile.ZIP_DEFLATED),
+    "compressed by bzip2": (lambda name, data: data, zipfile.ZIP_BZIP2),
+    "compressed by lzma": (lambda name, data: data, zipfile.ZIP_LZMA),
+    "deep": (_header("[" * 100_000), zipfile.ZIP_STORED),
+    "deep inside": (_header('{"format": "polymax attention 1", "queries": ' + "[" * 5000 + "]" * 5000 + "}"), 0),
+    "infinite": (_header('{"format": "polymax attention 1", "queries": ["a"], "keys": null, "layers": 1e999}'), 0),
+    "many digits": (_header("1" * 5_000), 0),
+    "a list": (_header("[]"), 0),
+    "not text": (lambda name, data: npy(np.full(9, 255, np.uint8)) if name == "header.npy" else data, 0),
+    "huge shape": (_form("{'descr': '<f2', 'fortran_order': False, 'shape': (999999999999,), }\n"), 0),
+    "negative shape": (_form("{'descr': '<f2', 'fortran_order': False, 'shape': (-1,), }\n"), 0),
+    "open literal": (_form("{'descr': '<f2', 'fortran_order': (((((((\n"), 0),
+    "deep literal": (_form("(" * 9_000 + "\n"), 0),
+    "objects": (_form("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }\n"), 0),
+    "records": (_form("{'descr': [('a', '<f2')], 'fortran_order': False, 'shape': (3,), }\n"), 0),
+    "short": (lambda name, data: data[:-1] if "weights" in name else data, 0),
+    "empty": (lambda name, data: b"", 0),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_attention_files_are_refused(tmp_path, name):
+    good, bad = tmp_path / "good.npz", tmp_path / "bad.npz"
+    save_attention(good, [pm.sparsemax(torch.randn(1, 3, 3))], ["a", "b", "c"])
+    change, compression = HOSTILE[name]
+    _rewritten(good, bad, change, compression)
+    with pytest.raises(ValueError, match="damaged"):
+        AttentionFile.open(bad).head(0, 0)
+
+
+def test_small_files_that_unpack_to_much_are_refused_before_they_are_read(tmp_path):
+    tracemalloc = pytest.importorskip("tracemalloc")
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.npy", npy(np.zeros(1 << 26, np.uint8)))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="compressed"):
+        AttentionFile.open(tmp_path / "bomb.npz")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_attention_files_with_flipped_bytes_are_refused_or_read(tmp_path):
+    good, bad = tmp_path / "good.npz", tmp_path / "bad.npz"
+    save_attention(good, [pm.sparsemax(torch.randn(2, 4, 4))], ["a", "b", "c", "d"])
+    data, chance, refused = good.read_bytes(), random.Random(0), 0
+    for _ in range(300):
+        changed = bytearray(data)
+        changed[chance.randrange(len(data))] = chance.randrange(256)
+        bad.write_bytes(changed[: chance.choice([len(data), chance.randrange(len(data))])])
+        try:
+            AttentionFile.open(bad).head(0, 1)
+        except ValueError as error:
+            refused += "damaged" in str(error)
+        except IndexError:
+            refused += 1
+    assert refused > 200
+    with pytest.raises(ValueError, match="directory"):
+        AttentionFile.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        ("mapping", {"scores": [10**400], "name": "softmax"}, "numbers"),
+        ("mapping", {"scores": [1.0], "name": "softmax", "parameters": {"gamma": 10**400}}, "gamma must be below"),
+        ("mapping", {"scores": [1.0], "name": "budgetmax", "parameters": {"k": -(10**400)}}, "k must be below"),
+        ("structure", {"set": "SpanTree", "scores": [[[10**400]]]}, "numbers"),
+        ("structure", {"set": "SpanTree", "scores": [[[1.0]]], "temperatures": [10**400]}, "temperatures"),
+        ("structure", {"set": "SpanTree", "scores": [[[1.0]]], "temperatures": [1e-320]}, "temperatures"),
+        ("structure", {"set": "Chain", "scores": [[[]], []]}, "not empty"),
+        ("scores", {"set": "Chain", "rows": ["a"], "columns": []}, "columns of Chain must be"),
+        ("scores", {"set": "Assignment", "rows": ["a"]}, "columns of Assignment must be"),
+    ],
+)
+def test_what_the_page_asks_wrongly_is_said(kind, body, message):
+    from polymax_recipes.explore.work import PageWork
+    from polymax_recipes.serve.models import Models
+    from polymax_recipes.serve.process import outcomes
+
+    found = outcomes(PageWork(Models(())), kind, [body])[0]
+    assert (found.status, message in found.message) == (400, True), found

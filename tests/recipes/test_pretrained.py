@@ -1,7 +1,9 @@
 """Pretrained encoders: pieces know their words, a run holds all it needs, and goes on where it was stopped."""
 
+import json
 import random
 import shutil
+import socket
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from polymax_recipes.tag.model import Tagger
 from polymax_recipes.tag.task import TagOptions
 from polymax_recipes.text.pretrained import PieceTable, PretrainedReader, encoder_vocabularies
 from polymax_recipes.training import fit
-from polymax_recipes.training.vocabulary import restored
+from polymax_recipes.training.vocabulary import Words, restored
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
@@ -144,3 +146,40 @@ def test_an_encoder_that_is_none_is_one_line(files, tmp_path):
     assert result.stderr.startswith(f"error: --encoder: {tmp_path / 'empty'} cannot be loaded: ")
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_configuration_fetches_and_runs_nothing(encoder, monkeypatch):
+    """Of a run of a stranger: names of code, kernels and models in it are not followed."""
+    vocabularies = encoder_vocabularies(str(encoder))
+    stored = json.loads(vocabularies["network"].words[0])
+
+    def connect(*address):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    hostile = {
+        "auto_map": {"AutoModel": "evil/model--code.Model", "AutoConfig": "evil/model--code.Config"},
+        "attn_implementation": "evil/kernel",
+        "_attn_implementation": "evil/kernel",
+        "backbone": "evil/backbone",
+        "use_pretrained_backbone": True,
+        "_name_or_path": "evil/model",
+    }
+    vocabularies["network"] = Words((json.dumps({**stored, **hostile}),))
+    reader = PretrainedReader(TagOptions(), vocabularies)
+    assert reader.network.config._attn_implementation in ("sdpa", "eager")
+    for kind in ("timm_wrapper", "evil", None, ["bert"]):
+        vocabularies["network"] = Words((json.dumps({**stored, "model_type": kind}),))
+        with pytest.raises(ValueError, match="must be that of an encoder of text"):
+            PretrainedReader(TagOptions(), vocabularies)
+
+
+def test_an_encoder_that_a_run_names_is_loaded_only_if_it_is_given_again(encoder, tmp_path):
+    data = tmp_path / "data.txt"
+    data.write_text("Ida B-PER\nworks O\n\nOtto B-PER\nsleeps O\n", encoding="utf-8")
+    files, options = {"train": [data], "dev": [data]}, {"encoder": str(encoder), "epochs": 1, "accelerator": "cpu"}
+    fit.train("tag", files, tmp_path / "run", options)
+    (tmp_path / "run" / "last.ckpt").unlink()
+    with pytest.raises(ValueError, match=r"names the encoder .*; to load it, give --encoder"):
+        fit.train("tag", {}, tmp_path / "run", {}, resume=True)
+    fit.train("tag", {}, tmp_path / "run", {"encoder": str(encoder)}, resume=True)

@@ -13,6 +13,7 @@ import torch
 
 from polymax_recipes import readers as r
 from polymax_recipes.listops import read_listops
+from polymax_recipes.readers.lines import ReadError, lines
 
 
 def conllu(*words: tuple[str, int | str, str]) -> str:
@@ -402,3 +403,12 @@ def test_series_are_float64(tmp_path):
     (series,) = r.read_series(path)
     assert series.label is None
     assert torch.equal(series.values, torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64))
+
+
+def test_lines_that_end_in_carriage_returns_alone_are_named(tmp_path):
+    file = tmp_path / "old.txt"
+    file.write_bytes(b"Anna NOUN\rsings VERB\r\r")
+    with pytest.raises(ReadError, match="carriage returns alone"):
+        list(lines(file))
+    file.write_bytes(b"Anna\rB NOUN\nsings VERB\r\n")
+    assert len(list(lines(file))) == 2

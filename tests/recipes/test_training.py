@@ -16,7 +16,7 @@ from polymax_recipes.seq2seq import numbers
 from polymax_recipes.seq2seq.model import Seq2Seq
 from polymax_recipes.training import fit, task
 from polymax_recipes.training.monitor import Monitor
-from polymax_recipes.training.settings import Learning, Running, made
+from polymax_recipes.training.settings import Learning, Running, made, use_threads
 
 pytest.importorskip("lightning", reason="lightning is not installed")
 from polymax_recipes.training.trainer import Record
@@ -538,3 +538,13 @@ def test_an_unknown_task_and_option_are_named(data, tmp_path):
         made(Learning, {"lr": float("nan")})
     with pytest.raises(ValueError, match=r"--dropout must be from 0 to 1; got 1\.5"):
         made(task.named("tag").Options, {"dropout": 1.5})
+
+
+def test_threads_and_seeds_beyond_the_machine_are_refused():
+    with (
+        pytest.raises(ValueError, match=r"at most \d+ on this machine, 16 for each core; got 100000"),
+        use_threads(100_000),
+    ):
+        pass
+    with pytest.raises(ValueError, match="--seed must be from 0 to 9223372036854775807; got 1180591620717411303424"):
+        made(Learning, {"seed": 2**70})
