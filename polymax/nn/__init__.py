@@ -7,6 +7,7 @@ from polymax.nn.attention import scaled_dot_product_attention as scaled_dot_prod
 from polymax.nn.attention_statistics import AttentionStatistics as AttentionStatistics
 from polymax.nn.attention_statistics import attention_statistics as attention_statistics
 from polymax.nn.beam import BeamSPINN as BeamSPINN
+from polymax.nn.block_routed import BlockRoutedAttention as BlockRoutedAttention
 from polymax.nn.cache_attention import cache_attention as cache_attention
 from polymax.nn.crf import CRF as CRF
 from polymax.nn.decoder import Attention as Attention

@@ -207,3 +207,32 @@ def test_length_scaling_is_saved_with_the_model(tmp_path):
     packed.pop("labels")
     found, alone = model(**packed, use_cache=False).logits[0], [model(row[None]).logits[0] for row in rows]
     assert torch.allclose(found, torch.cat(alone), atol=1e-3), "lengths are those of each document"
+
+
+def test_block_routing_in_a_model(tmp_path):
+    model = make("llama", "eager")
+    integration.register("routed", learned=lambda heads: pm.nn.BlockRoutedAttention(heads, block=2, router="sparsemax"))
+    integration.use(model, "polymax_routed")
+    mapping = model.model.layers[0].self_attn.polymax_mapping
+    rows = documents()
+    whole = model(rows[0][None])
+    weights = model(rows[0][None], output_attentions=True)
+    close(weights.logits / 10, whole.logits / 10, "weights change nothing")
+    assert (weights.attentions[0].tril() == 0).sum() > 4 * 21, "blocks are left out"
+    whole.logits.square().sum().backward()
+    assert (mapping.router_scale.grad != 0).any()
+    batch = padded(rows)
+    batch.pop("labels")
+    close(model(**batch).logits[0] / 10, whole.logits[0] / 10, "a row does not depend on padding of others")
+    packed = transformers.DataCollatorWithFlattening()([{"input_ids": row.tolist()} for row in rows])
+    packed.pop("labels")
+    found, alone = model(**packed, use_cache=False).logits[0], [model(row[None]).logits[0] for row in rows]
+    close(found / 10, torch.cat(alone) / 10, "blocks are counted in each document")
+    told = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    prompt = {"input_ids": batch["input_ids"].flip(1), "attention_mask": batch["attention_mask"].flip(1)}
+    expected = model.generate(**prompt, **told, use_cache=False)
+    equal(model.generate(**prompt, **told), expected, "a cache changes nothing")
+    equal(model.generate(**prompt, **told, cache_implementation="static"), expected, "nor does a static cache")
+    model.save_pretrained(tmp_path)
+    equal(integration.load(tmp_path)(rows[0][None]).logits, whole.logits, "routers are saved with the model")
+    assert integration.use(make("llama", "eager"), "polymax_block_routed")

@@ -20,6 +20,7 @@ from polymax.nn.attention_bias import with_bias
 from polymax.nn.attention_call import repeat_heads
 from polymax.nn.attention_mapping import Mapping
 from polymax.nn.attention_values import weighted_sum
+from polymax.nn.block_routed import BlockRoutedAttention
 from polymax.nn.packed_attention import varlen_attention
 
 # other arguments that have these in their names may say which keys a query sees
@@ -105,6 +106,10 @@ def attention(
     elif sizes[0] == 1:
         # a single query comes after all keys
         causal = False
+    if isinstance(mapping, BlockRoutedAttention):
+        if packed is not None or indices is not None or block_indices is not None:
+            raise ValueError("block routing over packed sequences takes neither masks of its own, weights nor indices")
+        return _routed(module, query, key, value, with_bias(position_bias, mask), causal, drop, told, options)
     told |= {"enable_gqa": bool(key.shape[1] != query.shape[1]), "is_causal": causal}
     if window is not None and not surely(sizes[1] <= window[0] + 1):
         told |= {"window": window, "causal_offset": sizes[1] - 1 if sizes[0] == 1 else 0}
@@ -136,6 +141,8 @@ def layer_attention(name: str, module: nn.Module, *args: Any, **options: Any) ->
 
 def _one_by_one(query: Tensor, key: Tensor, value: Tensor, packed: Sequences, told: dict[str, Any]) -> Tensor:
     """The context (N, L, heads, V) of packed sequences; rows of a batch lie one after another."""
+    if isinstance(told["mapping"], BlockRoutedAttention):
+        return _routed_one_by_one(query, key, value, packed, told)
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
     out = varlen_attention(
         q,
@@ -161,6 +168,56 @@ def _over_pages(query: Tensor, key: Tensor, value: Tensor, packed: Sequences, to
     packed = packed._replace(offset=starts_k.diff() - starts_q.diff(), longest_q=None, longest_k=None)
     out = _one_by_one(query[:, :, :queries], key[:, :, :keys], value[:, :, :keys], packed, told)
     return nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - queries))
+
+
+def _routed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    told: dict[str, Any],
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """The context and weights of attention to the blocks that the mapping of the module chooses."""
+    routing: BlockRoutedAttention = told["mapping"]
+    queries, keys = query.shape[2], key.shape[2]
+    offset = 0
+    if getattr(module, "is_causal", True) and queries < keys:
+        # the last query stands at the last key that it sees
+        seen = None if mask is None else mask if mask.dtype == torch.bool else mask > -torch.inf
+        numbers = torch.arange(keys, device=query.device)
+        last = keys - 1 if seen is None else int((seen[..., -1, :].int() * numbers).max())
+        # without a mask, several queries are the first ones of a cache that is not full
+        offset = last - queries + 1 if seen is not None or queries == 1 else 0
+        causal = True
+    more = {name: told[name] for name in ("softcap", "sinks")}
+    given = {"attn_mask": mask, "is_causal": causal, "scale": told["scale"], "causal_offset": offset, **more}
+    if not weights_wanted(module, options):
+        out = routing(query, key, value, dropout_p=dropout, **given)
+        return out.transpose(1, 2).contiguous(), None
+    weights = nn.functional.dropout(routing.weights(query, key, **given), dropout)
+    values = repeat_heads(value, query, "value")
+    return weighted_sum(weights, values).to(value.dtype).transpose(1, 2).contiguous(), weights
+
+
+def _routed_one_by_one(query: Tensor, key: Tensor, value: Tensor, packed: Sequences, told: dict[str, Any]) -> Tensor:
+    """The context (N, L, heads, V) of packed sequences, in each of which blocks are counted from its start."""
+    if packed.window is not None:
+        raise ValueError("sliding_window must be None with block routing over packed sequences")
+    routing: BlockRoutedAttention = told["mapping"]
+    q, k, v = (t.transpose(0, 1).flatten(1, 2)[None] for t in (query, key, value))
+    starts_q, starts_k = packed.starts_q.tolist(), packed.starts_k.tolist()
+    offsets = packed.offset.tolist() if isinstance(packed.offset, Tensor) else [packed.offset] * (len(starts_q) - 1)
+    more = {name: told[name] for name in ("scale", "softcap", "sinks")}
+    more |= {"is_causal": packed.is_causal, "dropout_p": told.get("dropout_p", 0.0)}
+    pairs = zip(starts_q, starts_q[1:], starts_k, starts_k[1:], offsets, strict=False)
+    parts = [
+        routing(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d], causal_offset=offset, **more) for a, b, c, d, offset in pairs
+    ]
+    return torch.cat(parts, 2)[0].transpose(0, 1).unflatten(0, (len(query), -1))
 
 
 def _kept(mask: Tensor, keys: int) -> Tensor:

@@ -18,6 +18,7 @@ from polymax.integrations.transformers.architectures import attention_mask, igno
 from polymax.integrations.transformers.forward import attention, layer_attention
 from polymax.nn.adaptive import AdaptiveEntmax
 from polymax.nn.attention_mapping import NAMED, Mapping, checked_mapping
+from polymax.nn.block_routed import BlockRoutedAttention
 from polymax.nn.length_scaling import LengthScaling
 
 PREFIX = "polymax_"
@@ -29,6 +30,7 @@ DEFAULTS: dict[str, Mapping] = {**NAMED}
 Learned = Callable[[int], nn.Module]
 LEARNED: dict[str, Learned] = {
     "adaptive_entmax": AdaptiveEntmax,
+    "block_routed": BlockRoutedAttention,
     "length_scaled_entmax": LengthScaling,
     "length_scaled_softmax": partial(LengthScaling, mapping=mappings.softmax),
 }
