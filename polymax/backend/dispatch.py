@@ -46,6 +46,15 @@ def declare_instances(package: str, schema: str, fake: Callable[..., Any]) -> "O
     return _declared(package, schema, fake, _fold)
 
 
+def declare_function(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare an operator that is one function on all devices, and return it: torch.compile does not look inside."""
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"polymax::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.polymax, name).default
+
+
 def _declared(package: str, schema: str, fake: Callable[..., Any], batching: Callable[..., Any]) -> "Operator":
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
@@ -59,7 +68,36 @@ def _declared(package: str, schema: str, fake: Callable[..., Any], batching: Cal
     return Operator(op, package, name)
 
 
-class Operator:
+class ByDevice:
+    """A function for each device: that of its file, or None where there is no such file."""
+
+    cpu: Callable[..., Any] | None
+    cuda: Callable[..., Any] | None
+
+    def direct(self, x: Tensor, *others: Tensor | None) -> Callable[..., Any] | None:
+        """The function of the device, for a call with these tensors that nothing looks at; None for other calls.
+
+        It takes the arguments as they are, also those that the operator would refuse, and records no gradient.
+        """
+        if (
+            torch.compiler.is_compiling()
+            or transforming()
+            or modes()
+            or _profiling()
+            or tracing()
+            or forward_ad._current_level >= 0
+            or type(x) not in PLAIN
+            or _batched(x)
+            or wrapped(x)
+        ):
+            return None
+        for t in others:
+            if t is not None and (type(t) not in PLAIN or _batched(t) or wrapped(t)):
+                return None
+        return self.cpu if x.is_cpu else self.cuda if x.is_cuda else None
+
+
+class Operator(ByDevice):
     """An operator of torch, and the functions behind it for plain calls."""
 
     def __init__(self, op: Any, package: str, name: str) -> None:
@@ -67,14 +105,14 @@ class Operator:
         self._package = package
         self._name = name
         # the functions of the devices, each replaced by itself at its first call
-        self.cpu: Callable[..., Any] = partial(self._load, "cpu")
-        self.cuda: Callable[..., Any] = partial(self._load, "cuda")
+        self.cpu = partial(self._load, "cpu")
+        self.cuda = partial(self._load, "cuda")
 
     def __call__(self, x: Tensor, *args: Any) -> Any:
         if (
             torch.compiler.is_compiling()
             or type(x) not in PLAIN
-            or _transforming()
+            or transforming()
             or _batched(x)
             or wrapped(x)
             or modes()
@@ -100,9 +138,23 @@ class Operator:
         return function(*args)
 
 
+class Shortcut(ByDevice):
+    """A function that does the work of several operators at once on some devices, in <device>_<file>.py of a folder."""
+
+    def __init__(self, package: str, file: str, name: str) -> None:
+        for device in _FILES.values():
+            source = f"{package}.{device}_{file}"
+            setattr(self, device, partial(self._load, source, device, name) if find_spec(source) else None)
+
+    def _load(self, source: str, device: str, name: str, *args: Any) -> Any:
+        function = getattr(import_module(source), name)
+        setattr(self, device, function)
+        return function(*args)
+
+
 # what may look at a call, asked for in tens of nanoseconds
 PLAIN = (Tensor, torch.nn.Parameter)
-_transforming = torch._C._are_functorch_transforms_active
+transforming = torch._C._are_functorch_transforms_active
 modes = torch._C._len_torch_dispatch_stack
 _profiling = torch.autograd._profiler_enabled
 _batched = torch._C._functorch.is_legacy_batchedtensor
@@ -117,7 +169,7 @@ def bare(x: Tensor) -> bool:
         and x.is_cpu
         and type(x) in PLAIN
         and not (x.requires_grad and torch.is_grad_enabled())
-        and not (_transforming() or modes() or _profiling() or tracing())
+        and not (transforming() or modes() or _profiling() or tracing())
         and forward_ad._current_level < 0
         and not _batched(x)
         and not wrapped(x)
@@ -126,7 +178,7 @@ def bare(x: Tensor) -> bool:
 
 def plain(*tensors: Tensor) -> bool:
     """True if nothing looks at a call with these tensors: no compiler, transformation, mode or profiler."""
-    if torch.compiler.is_compiling() or _transforming() or modes() or _profiling() or tracing():
+    if torch.compiler.is_compiling() or transforming() or modes() or _profiling() or tracing():
         return False
     # a loop is faster than any() of a generator
     seen = False

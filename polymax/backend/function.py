@@ -119,6 +119,59 @@ def _untransformed() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def with_autograd() -> Iterator[None]:
+    """A context with autograd, where a compiled graph has switched it off altogether."""
+    exclude = torch._C._SetExcludeDispatchKeyGuard
+    with exclude(torch._C.DispatchKey.AutogradFunctionality, False), torch.no_grad():
+        yield
+
+
+def leave_graph() -> None:
+    """End the graph that torch.compile has recorded so far."""
+    torch._dynamo.graph_break()
+
+
+def largest(tensors: tuple[Tensor, ...]) -> float:
+    """The largest absolute entry of all tensors, 0 if there is none; NaN or infinite if an entry is."""
+    given = [x for x in tensors if x.numel()]
+    if len(given) > 1 and given[0].is_cuda:
+        # one read for all of them
+        return float(torch.stack(torch._foreach_norm(given, torch.inf)).amax())
+    most = 0.0
+    for x in given:
+        size = float(torch.linalg.vector_norm(x, torch.inf))
+        # NaN stays
+        most = size if not size <= most else most
+        if most != most:
+            break
+    return most
+
+
+def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draws of the gamma distribution of these shapes, by a generator."""
+    return torch._standard_gamma(shape, generator=generator)
+
+
+def readable(t: Tensor) -> bool:
+    """True if the values of a tensor can be read: it has values, is not traced, and nobody has to wait for a device."""
+    return not (
+        not t.is_cpu
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.is_functorch_wrapped_tensor(t)
+        or not has_values(t)
+    )
+
+
+def mapped_over(t: Tensor) -> bool:
+    """True if torch.vmap maps over t."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        if torch._C._functorch.is_batchedtensor(t):
+            return True
+        t = torch._C._functorch.get_unwrapped(t)
+    return False
+
+
 def has_values(x: Tensor) -> bool:
     """False for fake tensors and those on the meta device, which have a shape alone."""
     return not (x.is_meta or isinstance(x, FakeTensor))

@@ -149,8 +149,12 @@ class _Hardmax(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        pass
+        ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Tensor:
-        return torch.zeros_like(v)
+        if not torch.is_grad_enabled():
+            return torch.zeros_like(v)
+        # 0, but a function of the scores, whose derivative is 0
+        (y,) = ctx.saved_tensors
+        return torch.where(torch.zeros_like(y, dtype=torch.bool), y, 0)

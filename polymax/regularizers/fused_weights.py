@@ -1,7 +1,7 @@
 """Fusedmax and oscarmax where one kernel is the whole mapping: with how the row is divided instead of its prox.
 
-Such kernels are those of CUDA, and that of oscarmax on the CPU. A row is read once, in its own dtype, and what is kept
-for the gradient is a byte of each entry, or its place in the order.
+A row is read once, in its own dtype. Besides the weights, a byte of each entry is kept for the gradient, or its place
+in the order.
 """
 
 from typing import Any
@@ -10,17 +10,28 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax.backend.function import apply_function, under_transform
-from polymax.backend.widen import wide
+from polymax.backend.function import apply_function, recording
+from polymax.backend.widen import constant, wide
 from polymax.kernels.fusedmax import ABOVE, BELOW, WITHOUT, fusedmax, fusedmax_backward
 from polymax.kernels.oscarmax import oscarmax, oscarmax_backward
 
 
-def weights(x: Tensor, strength: Tensor, ordered: bool) -> Tensor:
+def weights(x: Tensor, strength: float | Tensor, ordered: bool) -> Tensor:
     """The weights of fusedmax, or of oscarmax if `ordered`, as a node of the graph where there is one."""
-    if x.requires_grad or strength.requires_grad or under_transform():
-        return apply_function(DividedWeights, x, strength, ordered)[0]
-    return DividedWeights.forward(x, strength, ordered)[0]
+    mapping = oscarmax if ordered else fusedmax
+    if type(strength) is float and not x.requires_grad and x.dtype.itemsize >= 4:
+        # the common call, kept short
+        run = mapping.direct(x)
+        if run is not None and not recording(x):
+            return run(x, constant.kept(strength, x.dim() - 1, x.dtype, x.device))[0]
+    return apply_function(DividedWeights, x, per_row(strength, x), ordered)[0]
+
+
+def per_row(strength: float | Tensor, x: Tensor) -> Tensor:
+    """A strength for each row of x, or one for all of them, in the dtype of arithmetic."""
+    if not isinstance(strength, Tensor):
+        return constant(float(strength), x.dim() - 1, wide(x).dtype, x.device)
+    return strength.to(wide(x).dtype).expand(*x.shape[:-1], 1).squeeze(-1)
 
 
 class DividedWeights(Function):
@@ -38,16 +49,16 @@ class DividedWeights(Function):
         ctx.mark_non_differentiable(output[1])
         # the gradient of marks would be a row of zeros
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output[1])
+        ctx.save_for_backward(*output)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None]:
         if v is None:
             return None, None, None
-        (division,) = ctx.saved_tensors
+        y, division = ctx.saved_tensors
         if not ctx.needs_input_grad[1]:
-            return apply_function(Averaged, division, v, ctx.ordered), None, None
-        dx = apply_function(Averaged, division, wide(v), ctx.ordered)
+            return apply_function(Averaged, y, division, v, ctx.ordered), None, None
+        dx = apply_function(Averaged, y, division, wide(v), ctx.ordered)
         return dx.to(v.dtype), (_slope_by_codes if ctx.ordered else _slope_by_marks)(dx, division), None
 
 
@@ -69,24 +80,24 @@ def _slope_by_codes(dx: Tensor, code: Tensor) -> Tensor:
 class Averaged(Function):
     """v centred on the support and averaged over entries of one weight, by marks, or by codes if `ordered`.
 
-    A symmetric projection.
+    A symmetric projection. It depends on the weights y by how they are divided alone: its derivative in y is 0.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(division: Tensor, v: Tensor, ordered: bool) -> Tensor:
+    def forward(y: Tensor, division: Tensor, v: Tensor, ordered: bool) -> Tensor:
         return oscarmax_backward(division, v) if ordered else fusedmax_backward(division, v)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        division, _, ctx.ordered = inputs
-        ctx.save_for_backward(division)
+        y, division, _, ctx.ordered = inputs
+        ctx.save_for_backward(y, division)
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor, None]:
-        (division,) = ctx.saved_tensors
-        return None, apply_function(Averaged, division, u, ctx.ordered), None
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, Tensor, None]:
+        y, division = ctx.saved_tensors
+        return torch.zeros_like(y), None, apply_function(Averaged, y, division, u, ctx.ordered), None
 
 
 def step(p: Tensor, keep: Tensor | None) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from polymax.backend.dispatch import PLAIN, bare, modes, plain, wrapped
-from polymax.backend.function import apply_function, tracing
+from polymax.backend.dispatch import bare, transforming, wrapped
+from polymax.backend.function import apply_function
 from polymax.backend.widen import wide
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
@@ -26,7 +26,7 @@ def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensit
     # the common calls, kept short: they cost microseconds
     if not x.requires_grad and bare(x):
         return kernels.threshold.cpu(x, float(alpha), family)
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling() or transforming() or forward_ad._current_level >= 0:
         return _traced().apply(x, None, float(alpha), family, sensitivity)
     if x.requires_grad and torch.is_grad_enabled():
         return (Weights.apply if wrapped(x) else _weights)(x, float(alpha), family)
@@ -43,13 +43,7 @@ class Weights(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, family: int) -> Tensor:
-        # a fake tensor has no memory to compute on
-        if x.is_cpu and type(x) in PLAIN and not (modes() or tracing()):
-            y = kernels.threshold.cpu(x, alpha, family)
-        elif x.is_cuda and plain(x):
-            y = kernels.threshold.cuda(x, alpha, family)
-        else:
-            y = kernels.threshold(x, alpha, family)
+        y = (kernels.threshold.direct(x) or kernels.threshold)(x, alpha, family)
         ctx.save_for_backward(y)
         ctx.alpha, ctx.family = alpha, family
         return y
@@ -57,8 +51,6 @@ class Weights(Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, None]:
         (y,) = ctx.saved_tensors
-        if y.is_cuda and not torch.is_grad_enabled() and plain(y, v):
-            return kernels.threshold_backward.cuda(y, v, ctx.alpha, ctx.family), None, None
         return jacobian(y, v, ctx.alpha, ctx.family, None), None, None
 
 

@@ -2,17 +2,19 @@
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from polymax import _check
 from polymax.backend.function import apply_function
 from polymax.backend.widen import wide
 from polymax.kernels.isotonic import isotonic
 from polymax.kernels.isotonic_kl import isotonic_kl
+from polymax.kernels.segment_mean import segment_mean
 from polymax.regularizers.entropies import positive
-from polymax.regularizers.fused import SegmentMean
 from polymax.structures.base import Structure
 from polymax.structures.compact.choices import Ranks
 
@@ -111,10 +113,26 @@ def permutahedron(x: Tensor, w: Tensor) -> Tensor:
     scores, falling = x.gather(-1, order), w.flip(-1)
     v = isotonic((scores - falling).detach())
     # on a run, v is the mean of scores - falling: kept apart, large scores do not swallow w
-    mu = (scores - apply_function(SegmentMean, v, scores, None, None)) + apply_function(
-        SegmentMean, v, falling, None, None
-    )
+    mu = (scores - apply_function(SegmentMean, v, scores)) + apply_function(SegmentMean, v, falling)
     return torch.zeros_like(mu).scatter(-1, order, mu)
+
+
+class SegmentMean(Function):
+    """v averaged over runs of equal z: a symmetric projection, constant in z almost everywhere."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, v: Tensor) -> Tensor:
+        return segment_mean(z, v)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor]:
+        return None, apply_function(SegmentMean, ctx.saved_tensors[0], u)
 
 
 def _kl_ranks(x: Tensor, ranks: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import polymax as pm
-from polymax.backend.function import apply_function
 from polymax.regularizers.fused_weights import DividedWeights
 from tests.kernels.test_prox_kernels import GPU, INF, score_rows, strengths
 
@@ -95,9 +94,18 @@ def test_oscarmax_on_the_cpu_is_the_reference(n, scale, dtype):
     assert ((good & 1).diff(dim=-1) <= 0).all()
 
 
-def test_oscarmax_on_the_cpu_in_several_threads():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [0, 1, 2, 13, 100, 1500])
+def test_fusedmax_on_the_cpu_is_the_reference(n, dtype):
+    for scale in (1, 20):
+        x = scaled_rows(n, dtype, scale)
+        check("fusedmax", x, torch.tensor((0.1, 1.0, 0.0, 1e4), dtype=dtype).repeat(4)[: len(x)], "cpu")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_threads_of_the_cpu(name):
     x = scaled_rows(500, torch.float32, 1).repeat(20, 1)
-    check("oscarmax", x, torch.full((1,), 0.01), "cpu")
+    check(name, x, torch.full((1,), 0.01), "cpu")
 
 
 @needs_triton
@@ -186,26 +194,15 @@ def derived_rows():
     return x, torch.tensor([0.05, 0.1, 0.2, 0.0], dtype=torch.float64, requires_grad=True)
 
 
-def test_derivatives_of_fusedmax_are_those_of_the_parts():
-    """First and second derivatives in the scores and the strength, against the mapping through its prox."""
-    x, strength = derived_rows()
-    x.requires_grad_()
-    y = apply_function(DividedWeights, x, strength, False)[0]
-    parts = pm.fusedmax(x, strength[:, None])
-    torch.testing.assert_close(y, parts)
-    v, u = torch.randn_like(x).requires_grad_(), torch.randn_like(x)
-    ours, theirs = (torch.autograd.grad(t, (x, strength), v, create_graph=True) for t in (y, parts))
-    torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(*(torch.autograd.grad(t[0], v, u)[0] for t in (ours, theirs)))
-
-
-def test_derivatives_of_oscarmax():
+@pytest.mark.parametrize("name", NAMES)
+def test_derivatives(name):
+    """First and second derivatives in the scores and the strength, against differences."""
     x, strength = derived_rows()
     x = x[[0, 2, 3]].requires_grad_()
     strength = strength[[0, 2, 3]].detach() + 0.01
     strength.requires_grad_()
-    assert torch.autograd.gradcheck(lambda t, s: pm.oscarmax(t, s[:, None]), (x, strength))
-    assert torch.autograd.gradgradcheck(lambda t, s: pm.oscarmax(t, s[:, None]), (x, strength))
+    assert torch.autograd.gradcheck(lambda t, s: getattr(pm, name)(t, s[:, None]), (x, strength))
+    assert torch.autograd.gradgradcheck(lambda t, s: getattr(pm, name)(t, s[:, None]), (x, strength))
 
 
 @pytest.mark.parametrize("name", NAMES)

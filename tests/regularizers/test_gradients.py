@@ -146,3 +146,21 @@ def test_tensors_of_a_custom_function(method, device):
     weight = torch.tensor([1.0, 2.0, 1.5], dtype=torch.float64, device=device)
     inputs = x.requires_grad_(), weight.requires_grad_()
     gradcheck(lambda x, weight: getattr(weighted(weight), method)(x), inputs)
+
+
+@every(CASES)
+def test_gradients_are_functions_of_the_scores(case, device):
+    """A gradient under create_graph is part of the graph, and can be derived again and again, also where it is 0."""
+    omega = case.regularizer()
+    x = case.scores(rows=2, n=5, seed=4).to(device).requires_grad_()
+    direction = torch.randn(2, 5, dtype=x.dtype, device=device)
+    (first,) = torch.autograd.grad(omega.argmax(x), x, direction, create_graph=True)
+    assert first.requires_grad, "the gradient of argmax depends on the scores"
+    (second,) = torch.autograd.grad(first, x, direction, create_graph=True)
+    assert second.requires_grad, "and so does the second derivative"
+    (third,) = torch.autograd.grad(second, x, direction)
+    assert second.shape == third.shape == x.shape
+    assert bool(third.isfinite().all())
+    (slope,) = torch.autograd.grad(omega.max(x).sum(), x, create_graph=True)
+    (change,) = torch.autograd.grad(slope, x, direction, create_graph=True)
+    assert change.requires_grad, "the second derivative of max depends on the scores"

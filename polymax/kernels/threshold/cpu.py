@@ -120,10 +120,23 @@ def _entmax15_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 @kernel
 def _sparsemax_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
-    z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
+    space = long_room(n, x.dtype)
     for i in range(start, stop):
-        count = _gather_few(x[i], x.dtype.type(-1), z, index)
-        _spread(y[i], power, index, sparsemax_powers(z, index, count, power) if count > 0 else count)
+        sparsemax_row(x[i], y[i], space)
+
+
+@inline
+def long_room(n, real):
+    """Memory for `sparsemax_row`: the entries that can have weight, their weights and places."""
+    return np.empty(n + BLOCK, real), np.empty(n + BLOCK, real), np.empty(n + BLOCK, np.int32)
+
+
+@inline
+def sparsemax_row(x, y, space):
+    """Fill a long row with its weights."""
+    z, power, index = space
+    count = _gather_few(x, x.dtype.type(-1), z, index)
+    _spread(y, power, index, sparsemax_powers(z, index, count, power) if count > 0 else count)
 
 
 @kernel

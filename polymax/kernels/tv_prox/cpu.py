@@ -42,47 +42,54 @@ def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
 def _tv_prox(start, stop, n, x_at, strengths_at, out_at, real, real_strength, many, shifted, lowest):
     x, out = rows_at(x_at, stop, n, real), rows_at(out_at, stop, n, real)
     strengths = rows_at(strengths_at, 1, stop, real_strength)[0]
-    y = np.empty(n)
-    z = np.empty(n)
-    pull = np.empty(n)
-    edges = np.empty(n, np.int32)
-    knots = np.empty(2 * n), np.empty(2 * n), np.empty(2 * n)
-    limits = np.empty(n), np.empty(n)
+    room = prox_room(n)
     for i in range(start, stop):
-        row = out[i]
-        top = np.float64(row_max(x[i]))
-        base = top if top > -np.inf else 0.0
-        unit = 1.0
-        count = _gather(x[i], base, unit, y)
+        prox_row(x[i], np.float64(strengths[i if many else 0]), shifted, lowest, out[i], room)
+
+
+@inline
+def prox_room(n):
+    """Memory for the prox of a row of n numbers."""
+    knots = np.empty(2 * n), np.empty(2 * n), np.empty(2 * n)
+    return np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int32), knots, (np.empty(n), np.empty(n))
+
+
+@inline
+def prox_row(x, strength, shifted, lowest, row, room):
+    """Fill a row with the prox of x, less its maximum if `shifted`."""
+    y, z, pull, edges, knots, limits = room
+    top = np.float64(row_max(x))
+    base = top if top > -np.inf else 0.0
+    unit = 1.0
+    count = _gather(x, base, unit, y)
+    spread = -row_sum(y[:count])
+    if not (spread >= 0 and strength >= 0 and base < np.inf):
+        row[:] = np.nan
+        return
+    if spread > WIDEST:
+        unit = SMALL_UNIT
+        count = _gather(x, base, unit, y)
         spread = -row_sum(y[:count])
-        strength = np.float64(strengths[i if many else 0])
-        if not (spread >= 0 and strength >= 0 and base < np.inf):
-            row[:] = np.nan
-            continue
-        if spread > WIDEST:
-            unit = SMALL_UNIT
-            count = _gather(x[i], base, unit, y)
-            spread = -row_sum(y[:count])
-            strength *= unit
-        if count > 0:
-            # beyond this the solution is constant; a larger strength only loses digits
-            _solve(y, count, min(strength, 2 * spread), z, pull, edges, knots, limits)
-        back, away = base, 0.0
-        if shifted:
-            back, away = 0.0, row_max(z[:count])
+        strength *= unit
+    if count > 0:
+        # beyond this the solution is constant; a larger strength only loses digits
+        _solve(y, count, min(strength, 2 * spread), z, pull, edges, knots, limits)
+    back, away = base, 0.0
+    if shifted:
+        back, away = 0.0, row_max(z[:count])
+    for j in range(count):
+        # a shifted entry may be lower than any finite number
+        z[j] = max((z[j] - away) * (1 / unit) + back, lowest)
+    if count == x.size:
         for j in range(count):
-            # a shifted entry may be lower than any finite number
-            z[j] = max((z[j] - away) * (1 / unit) + back, lowest)
-        if count == n:
-            for j in range(n):
-                row[j] = z[j]
-            continue
-        count = 0
-        for j in range(n):
-            row[j] = -np.inf
-            if x[i, j] > -np.inf:
-                row[j] = z[count]
-                count += 1
+            row[j] = z[j]
+        return
+    count = 0
+    for j in range(x.size):
+        row[j] = -np.inf
+        if x[j] > -np.inf:
+            row[j] = z[count]
+            count += 1
 
 
 @inline
