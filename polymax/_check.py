@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymax.backend.function import has_values
+from polymax.backend.function import readable as readable
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -49,16 +49,6 @@ def masked(x: Tensor, mask: Tensor | None) -> Tensor:
         raise TypeError(f"mask must be a bool tensor (True = keep); got {came}")
     broadcasts(mask, x, "mask")
     return x.masked_fill(~mask, -torch.inf)
-
-
-def readable(t: Tensor) -> bool:
-    """True if the values of a tensor can be read: it has values, is not traced, and nobody has to wait for a device."""
-    return not (
-        not t.is_cpu
-        or torch.compiler.is_compiling()
-        or torch._C._functorch.is_functorch_wrapped_tensor(t)
-        or not has_values(t)
-    )
 
 
 def number(value: Any, name: str, expected: str, valid: Any) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymax.backend.function import standard_gamma
+
 EULER = 0.5772156649015329
 
 
@@ -121,5 +123,5 @@ class SumOfGamma(Noise):
         shape = torch.full(size, 1 / self.k, dtype=torch.float64, device=device)
         total = torch.zeros_like(shape)
         for i in range(1, self.terms + 1):
-            total += torch._standard_gamma(shape, generator=generator) / i
+            total += standard_gamma(shape, generator) / i
         return total - sum(1 / i for i in range(1, self.terms + 1)) / self.k

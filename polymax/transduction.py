@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
-from polymax.backend.function import apply_function, recording
+from polymax.backend.function import apply_function, mapped_over, recording
 from polymax.backend.widen import wide
 from polymax.kernels.two_classes import two_classes, two_classes_backward
 from polymax.smoothing import Marginals
@@ -234,7 +234,7 @@ def _log_product(e: Tensor, p: Tensor) -> Tensor:
     to underflow is added up in the logarithm, a few at a time; where values cannot be read, while code is compiled or
     mapped, all are, and it is the compiler that does not form them.
     """
-    if torch.compiler.is_compiling() or recording(e) or _mapped(e) or _mapped(p):
+    if torch.compiler.is_compiling() or recording(e) or mapped_over(e) or mapped_over(p):
         return (e.unsqueeze(2) + p.unsqueeze(1)).logsumexp(-1)
     most_e, most_p = (_finite_max(x.detach()) for x in (e, p))
     sums = torch.bmm((e - most_e).exp(), (p - most_p).exp().mT)
@@ -242,15 +242,6 @@ def _log_product(e: Tensor, p: Tensor) -> Tensor:
     total = torch.where(fine, sums, 1).log() + most_e + most_p.mT
     cells = (~fine).nonzero()
     return total.index_put(cells.unbind(1), _CellSums.apply(e, p, cells)) if len(cells) else total
-
-
-def _mapped(t: Tensor) -> bool:
-    """True if torch.vmap maps over t."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(t):
-        if torch._C._functorch.is_batchedtensor(t):
-            return True
-        t = torch._C._functorch.get_unwrapped(t)
-    return False
 
 
 def _finite_max(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import polymax as pm
-from polymax.structures.base import Counted
+from polymax import Counted
 
 # computes a small problem, and returns the gradient of its scores
 Problem = Callable[[torch.dtype, str], Tensor | None]

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 import polymax as pm
-from polymax.backend.function import autocasts
 from polymax_recipes.training.task import Measured
 
 LOSSES = ("cross-entropy", "entmax", "sparsemax")
@@ -30,7 +29,9 @@ def words_loss(
     if options.loss == "cross-entropy":
         scores = linear(states, weight, bias).float()
         return cross_entropy(scores, wanted, ignore_index=ignored, reduction="sum"), scores
-    states = states.to(weight.dtype) if not autocasts(states.device) else states
+    device = states.device.type
+    mixed = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    states = states if mixed else states.to(weight.dtype)
     alpha = alpha_of(options)
     total = pm.linear_entmax_loss(
         states, weight, wanted, bias, alpha=alpha, ignore_index=ignored, reduction="sum"

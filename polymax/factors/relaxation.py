@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax.backend.function import apply_function, constant, functional, has_values, outside_transforms
+from polymax.backend.function import apply_function, constant, functional, has_values, leave_graph, outside_transforms
 from polymax.factors.infeasible import refuse_infeasible
 from polymax.factors.magnitudes import largest, without_gaps
 from polymax.factors.solution import GraphSolution, solution_of
@@ -60,7 +60,7 @@ def leave_program(scores: tuple[Tensor, ...]) -> None:
             "the module that gives the scores, and solve for these outside of it"
         )
     if torch.compiler.is_compiling():
-        torch._dynamo.graph_break()
+        leave_graph()
 
 
 def solve(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymax.backend.dispatch import _LIBRARY
+from polymax.backend.dispatch import declare_function
 from polymax.backend.function import outside_transforms
 
 
@@ -119,12 +119,9 @@ def _fake_arrays(like: Tensor, name: str, sizes: list[int]) -> tuple[Tensor, ...
     return tuple(like.new_empty(shape, dtype=torch.long) for shape in ((nodes,), (edges, 2), (edges,)))
 
 
-_LIBRARY.define(
-    "graph_arrays(Tensor like, str name, SymInt[] sizes) -> (Tensor, Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
+graph_arrays = declare_function(
+    "graph_arrays(Tensor like, str name, SymInt[] sizes) -> (Tensor, Tensor, Tensor)", _arrays, _fake_arrays
 )
-_LIBRARY.impl("graph_arrays", _arrays, "CompositeExplicitAutograd")
-torch.library.register_fake("polymax::graph_arrays", _fake_arrays, lib=_LIBRARY)
-graph_arrays = torch.ops.polymax.graph_arrays.default
 
 
 def _concatenate(blocks: Iterable[np.ndarray], empty: tuple[int, ...]) -> np.ndarray:

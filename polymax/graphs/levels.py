@@ -12,6 +12,7 @@ there are none. The batch is innermost: scores of hyperedges are (edges, batch),
 See: Mensch and Blondel 2018, Differentiable dynamic programming, sections 2 and 3.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,8 +22,11 @@ import torch
 from torch import Tensor
 
 from polymax.backend.cpu_arrays import memory
-from polymax.backend.function import constant, outside_transforms, under_transform
+from polymax.backend.function import constant, outside_transforms
 from polymax.graphs.graph import Graph
+
+# of weights at arguments a, along da, by the dim of a maximum
+Changes = Callable[[Tensor, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,12 @@ class Levels:
         return q[:-1], visits
 
     def tangent(
-        self, arguments: Tensor, p: Tensor, roots: Tensor, g: Tensor, d: Tensor, omega: Any
+        self, arguments: Tensor, p: Tensor, roots: Tensor, g: Tensor, d: Tensor, changes: Changes
     ) -> tuple[Tensor, Tensor]:
-        """Derivatives along d (edges, batch): of the values (nodes, batch), and of the expectations q."""
+        """Derivatives along d (edges, batch): of the values (nodes, batch), and of the expectations q.
+
+        `changes(a, da, dim)` is the derivative along da of the weights of a maximum.
+        """
         blank = _blank(arguments, p, g, d)
         dv = blank.new_zeros(self.graph.nodes + 1, d.shape[-1])
         dp = blank.new_zeros(p.shape)
@@ -112,7 +119,7 @@ class Levels:
             da = torch.where(weights == 0, 0, d[rise.edges] + dv[rise.left] + dv[rise.right])
             dv[rise.nodes] = (weights * da).sum(1)
             if da.shape[1] > 1:
-                dp[rise.edges] = _jacobian(arguments[rise.edges], da, omega)
+                dp[rise.edges] = changes(arguments[rise.edges], da, 1)
         _, visits = self.outside(p, roots, g)
         dq = blank.new_zeros(p.shape[0] + 1, p.shape[1])
         moved = blank.new_zeros(visits.shape)
@@ -151,20 +158,6 @@ def _sure(a: Tensor) -> Tensor:
 def _blank(*tensors: Tensor) -> Tensor:
     """An empty tensor to write into, which torch.vmap maps over if it maps over one of these."""
     return torch.stack([t.flatten()[:0].sum() for t in tensors]).sum()
-
-
-def _jacobian(a: Tensor, da: Tensor, omega: Any) -> Tensor:
-    """J da along dim 1; the Jacobian of a gradient is symmetric, so the backward pass of argmax applies it."""
-    if under_transform():
-        return torch.func.vjp(lambda x: omega.argmax(x, dim=1), a)[1](da)[0]
-    keep_graph = torch.is_grad_enabled() and (a.requires_grad or da.requires_grad)
-    with torch.enable_grad():
-        x = a if a.requires_grad else a.detach().requires_grad_()
-        y = omega.argmax(x, dim=1)
-        if not y.requires_grad:
-            return torch.zeros_like(da)
-        (out,) = torch.autograd.grad(y, x, da, create_graph=keep_graph)
-    return out if keep_graph else out.detach()
 
 
 def _levels(first: np.ndarray, tails: np.ndarray) -> np.ndarray:

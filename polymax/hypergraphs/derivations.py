@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from polymax._parts import Parts
 from polymax.backend.cpu_arrays import memory
-from polymax.backend.dispatch import _LIBRARY
+from polymax.backend.dispatch import declare_function
 from polymax.backend.function import outside_transforms
 from polymax.graphs.graph import Graph
 from polymax.hypergraphs.passes import Problem, kernel_passes
@@ -21,6 +20,7 @@ from polymax.kernels.hypergraph import (
     hypergraph_outside,
     hypergraph_tangent,
 )
+from polymax.kernels.hypergraph.tape import taped_value
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,7 @@ class Derivations:
         return self.shaped(used.to(self.scores.dtype))
 
 
-def _recorded_value(*args: Any) -> Tensor:
-    # the tape is made of the kernel's reference, which is written in terms of this package
-    from polymax.kernels.hypergraph.tape import taped_value
-
-    return taped_value(*args)
-
-
-_PASSES = kernel_passes(hypergraph_inside, hypergraph_outside, hypergraph_tangent, recorded=_recorded_value)
+_PASSES = kernel_passes(hypergraph_inside, hypergraph_outside, hypergraph_tangent, recorded=taped_value)
 
 
 def _used_parts(graph: Graph, roots: Tensor) -> Tensor:
@@ -96,13 +89,11 @@ def _fake_used(first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, parts:
 
 
 # torch.compile cannot follow the walk
-_LIBRARY.define(
+derived_parts = declare_function(
     "derived_parts(Tensor first, Tensor tails, Tensor part, Tensor roots, SymInt parts) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
+    _used_of_arrays,
+    _fake_used,
 )
-_LIBRARY.impl("derived_parts", _used_of_arrays, "CompositeExplicitAutograd")
-torch.library.register_fake("polymax::derived_parts", _fake_used, lib=_LIBRARY)
-derived_parts = torch.ops.polymax.derived_parts.default
 
 
 @lru_cache(maxsize=64)

@@ -23,13 +23,12 @@ from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 
 from polymax._parts import Parts
-from polymax.backend.dispatch import wrapped
+from polymax.backend.dispatch import transforming, wrapped
 from polymax.backend.function import eager, under_transform
 
 # the alpha of Tsallis' entropies: that of Shannon's, and that of no smoothing
 SHANNON, HARD = 1.0, math.inf
 _requires_grad = attrgetter("requires_grad")
-_transforming = torch._C._are_functorch_transforms_active
 
 
 class Passes(Protocol):
@@ -145,7 +144,7 @@ class Problem:
     def value(self, smoothing: Any) -> Tensor:
         """The smoothed maximum, (*batch,)."""
         passes, tensors = self.passes(smoothing), self.tensors
-        if torch.compiler.is_compiling() or _transforming() or forward_ad._current_level >= 0:
+        if torch.compiler.is_compiling() or transforming() or forward_ad._current_level >= 0:
             found = _called(_Value, passes, *tensors)[0]
         elif torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
             found = (_PlainValue.apply if any(map(wrapped, tensors)) else _plain_value)(passes, *tensors)
@@ -156,7 +155,7 @@ class Problem:
     def expectation(self, smoothing: Any) -> Parts:
         """The gradient of the value: a structure where nothing is smoothed, expected parts otherwise."""
         passes, tensors = self.passes(smoothing), self.tensors
-        if torch.compiler.is_compiling() or _transforming() or forward_ad._current_level >= 0:
+        if torch.compiler.is_compiling() or transforming() or forward_ad._current_level >= 0:
             each = tensors if self.full is None else _expanded(passes, tensors, self.full)
             v, chart = passes.inside(tuple(map(Tensor.detach, each)))
             return self.shaped(_called(_Expectation, passes, chart, _one(v), *each))
@@ -364,7 +363,7 @@ def _called(function: type[Function], passes: Passes, *tensors: Tensor) -> Any:
         # the compiler refuses functions with a derivative in forward mode, and those that nobody derives
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         return function.apply(passes, *tensors) if wanted else function.forward(passes, *tensors)
-    if _transforming() or forward_ad._current_level >= 0:
+    if transforming() or forward_ad._current_level >= 0:
         return _FORWARD[function].apply(passes, *tensors)
     if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
         return eager(function).apply(passes, *tensors)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polymax._parts import Parts
-from polymax.backend.function import functional
+from polymax.backend.function import functional, under_transform
 from polymax.graphs.levels import Levels, levels_of
 from polymax.hypergraphs.passes import HARD, SHANNON, Problem, Slopes
 from polymax.kernels.hypergraph.reference import at_roots, of_edges, of_parts
@@ -28,6 +28,11 @@ def kernel_alpha(omega: Regularizer) -> float | None:
         case Tsallis(alpha=float() | int() as alpha) if alpha >= 1:
             return float(alpha)
     return None
+
+
+def regularizer_of(alpha: float) -> Regularizer:
+    """The regularizer that kernels know by this alpha."""
+    return Zero() if alpha == HARD else Tsallis(alpha)
 
 
 def smoothed_value(structure: Any, omega: Regularizer, scores: tuple[Tensor, ...]) -> Tensor:
@@ -95,9 +100,26 @@ class LevelPasses(Slopes):
         scores, roots = tensors
         part = self.levels.graph.part
         p = self.levels.weights(chart, self.omega)
-        dv, dq = self.levels.tangent(chart, p, roots, g, of_edges(along[0], part), self.omega)
+        dv, dq = self.levels.tangent(chart, p, roots, g, of_edges(along[0], part), partial(_changes, self.omega))
         return at_roots(dv, roots), of_parts(dq, part, scores.shape[1])
 
     def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
         scores, roots = tensors
         return recorded_by(self.levels, scores, roots, self.omega)
+
+
+def _changes(omega: Regularizer, a: Tensor, da: Tensor, dim: int) -> Tensor:
+    """The derivative of argmax along da, J da.
+
+    The Jacobian of a gradient is symmetric, so the backward pass of argmax applies it.
+    """
+    if under_transform():
+        return torch.func.vjp(lambda x: omega.argmax(x, dim=dim), a)[1](da)[0]
+    keep_graph = torch.is_grad_enabled() and (a.requires_grad or da.requires_grad)
+    with torch.enable_grad():
+        x = a if a.requires_grad else a.detach().requires_grad_()
+        y = omega.argmax(x, dim=dim)
+        if not y.requires_grad:
+            return torch.zeros_like(da)
+        (out,) = torch.autograd.grad(y, x, da, create_graph=keep_graph)
+    return out if keep_graph else out.detach()

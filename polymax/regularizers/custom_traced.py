@@ -4,15 +4,15 @@ The function is looked up while torch.compile traces, and the graph is good for 
 over is read at each call, as in eager mode.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax.backend.dispatch import _LIBRARY
+from polymax.backend.dispatch import declare_function
+from polymax.backend.function import with_autograd
 from polymax.backend.widen import wide
 
 if TYPE_CHECKING:
@@ -73,26 +73,18 @@ def _number(fn: Callable[[Tensor], Tensor]) -> int:
 _number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@contextmanager
-def _with_autograd() -> Iterator[None]:
-    """Switch autograd on for fn alone, where a compiled graph has switched it off altogether."""
-    exclude = torch._C._SetExcludeDispatchKeyGuard
-    with exclude(torch._C.DispatchKey.AutogradFunctionality, False), torch.no_grad():
-        yield
-
-
 def _argmax(x: Tensor, number: int, max_iter: int, tol: float) -> Tensor:
     from polymax.regularizers.custom import Custom
 
     omega = Custom(_FUNCTIONS[number], max_iter=max_iter, tol=None if tol < 0 else tol)
-    with _with_autograd():
+    with with_autograd():
         return omega.argmax_rows(x.clone())
 
 
 def _jacobian(p: Tensor, v: Tensor, number: int) -> Tensor:
     from polymax.regularizers.custom import conjugate_gradients
 
-    with _with_autograd():
+    with with_autograd():
         return conjugate_gradients(_FUNCTIONS[number], p, v)
 
 
@@ -100,13 +92,7 @@ def _like_first(p: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(p, memory_format=torch.contiguous_format)
 
 
-def _operator(schema: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
-    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"polymax::{name}", _like_first, lib=_LIBRARY)
-    return getattr(torch.ops.polymax, name).default
-
-
-custom_argmax = _operator("custom_argmax(Tensor x, int number, int max_iter, float tol) -> Tensor", _argmax)
-custom_jacobian = _operator("custom_jacobian(Tensor p, Tensor v, int number) -> Tensor", _jacobian)
+custom_argmax = declare_function(
+    "custom_argmax(Tensor x, int number, int max_iter, float tol) -> Tensor", _argmax, _like_first
+)
+custom_jacobian = declare_function("custom_jacobian(Tensor p, Tensor v, int number) -> Tensor", _jacobian, _like_first)

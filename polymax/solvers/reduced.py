@@ -11,6 +11,7 @@ Dynamic programs do the same with the values of their nodes, in kernels/active_s
 import torch
 from torch import Tensor
 
+from polymax.backend.function import largest
 from polymax.structures.base import Structure
 
 # with scores of this size, sums err by as much as the solvers' own arithmetic
@@ -19,15 +20,8 @@ LARGEST_SCORE = 1e3
 
 def all_small(scores: tuple[Tensor, ...]) -> bool:
     """True if no score is large, infinite or NaN."""
-    if scores[0].is_cuda:
-        # one read for all of them
-        given = [x for x in scores if x.numel()]
-        return not given or bool(torch.stack(torch._foreach_norm(given, torch.inf)).amax() <= LARGEST_SCORE)
-    small = True
-    for x in scores:
-        # NaN compares as False
-        small = small and (x.numel() == 0 or float(torch.linalg.vector_norm(x, torch.inf)) <= LARGEST_SCORE)
-    return small
+    # NaN compares as False
+    return largest(scores) <= LARGEST_SCORE
 
 
 def reduce_scores(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor] | None:

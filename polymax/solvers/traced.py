@@ -8,14 +8,13 @@ a size that no one knows before. In eager mode nothing of this is needed; see mi
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from polymax.backend.dispatch import _LIBRARY
+from polymax.backend.dispatch import declare_function
 from polymax.kernels.active_set.problem import UsedParts
 from polymax.kernels.response import response
 from polymax.kernels.response.reference import dense_response
@@ -129,20 +128,12 @@ def _fake_response(state: Tensor, g: Tensor, h: Tensor) -> Tensor:
     return torch.empty_like(h, memory_format=torch.contiguous_format)
 
 
-def _operator(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
-    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"polymax::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.polymax, name).default
-
-
-sparsemap = _operator(
+sparsemap = declare_function(
     "sparsemap(Tensor[] scores, Tensor[] held, int[] code, float[] reals, SymInt count, SymInt d, bool whole)"
     " -> (Tensor, Tensor, Tensor)",
     _solve,
     _fake,
 )
-sparsemap_response = _operator(
+sparsemap_response = declare_function(
     "sparsemap_response(Tensor state, Tensor g, Tensor h) -> Tensor", _respond, _fake_response
 )

@@ -4,19 +4,24 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from importlib import import_module
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polymax._parts import checked_scores, narrow
-from polymax.backend.dispatch import plain
 from polymax.hypergraphs import Derivations
 from polymax.hypergraphs.passes import HARD, SHANNON, KernelPasses, Problem
 from polymax.kernels.active_set.problem import Search
-from polymax.kernels.chain import chain_inside, chain_outside, chain_tangent
+from polymax.kernels.chain import (
+    chain_inside,
+    chain_mean,
+    chain_mean_slope,
+    chain_outside,
+    chain_slope,
+    chain_tangent,
+)
 from polymax.kernels.chain.reference import as_graph, recorded
 from polymax.kernels.exact_sums import exact_sum
 from polymax.structures.base import checked_lengths, summed_at, zeros_of
@@ -32,75 +37,58 @@ _OPS = chain_inside, chain_outside, chain_tangent
 class _ChainPasses(KernelPasses):
     """The passes, for transitions (s, s), too: a view of them made here has no node of autograd.
 
-    Kernels take them as they are in calls that nothing looks at: on the CPU, and on a GPU where these are told more
-    than the passes say, and launch less.
+    Kernels take them as they are in calls that nothing looks at, and have shorter ways to some derivatives.
     """
 
     def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        run = chain_inside.direct(*tensors)
+        if run is not None:
+            return run(*tensors, self.alpha)
         unary, transition, lengths = tensors
-        if unary.is_cpu and plain(*tensors):
-            return chain_inside.cpu(unary, transition, lengths, self.alpha)
-        if unary.is_cuda and plain(*tensors):
-            return chain_inside.cuda(unary, transition, lengths, self.alpha)
         return chain_inside(unary, _with_dims(transition), lengths, self.alpha)
 
     def outside(self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        run = chain_outside.direct(*tensors, chart, g)
+        if run is not None:
+            return run(*tensors, chart, g, self.alpha)
         unary, transition, lengths = tensors
-        if unary.is_cpu and plain(*tensors, chart, g):
-            return chain_outside.cpu(unary, transition, lengths, chart, g, self.alpha)
         mu, steps = chain_outside(unary, _with_dims(transition), lengths, chart, g, self.alpha)
-        return mu, steps if transition.dim() == 4 else steps.view(transition.shape)
+        return mu, steps.view(transition.shape)
 
     def tangent(
         self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
+        run = chain_tangent.direct(*tensors, chart, g, *along)
+        if run is not None:
+            return run(*tensors, chart, g, *along, self.alpha)
         unary, transition, lengths = tensors
-        if unary.is_cpu and plain(*tensors, chart, g, *along):
-            return chain_tangent.cpu(*tensors, chart, g, *along, self.alpha)
         given = unary, _with_dims(transition), lengths, chart, g, along[0], _with_dims(along[1])
         value, h, steps = chain_tangent(*given, self.alpha)
-        return value, h, steps if transition.dim() == 4 else steps.view(transition.shape)
+        return value, h, steps.view(transition.shape)
 
     def slope(self, tensors: tuple[Tensor, ...], v: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        if tensors[0].is_cuda and plain(*tensors, v, chart, g):
-            found = _cuda().slope(*tensors, v, chart, g, self.alpha)
-            if found is not None:
-                return found
-        return super().slope(tensors, v, chart, g)
+        run = chain_slope.direct(*tensors, v, chart, g)
+        found = None if run is None else run(*tensors, v, chart, g, self.alpha)
+        return super().slope(tensors, v, chart, g) if found is None else found
 
     def mean(
         self, tensors: tuple[Tensor, ...], full: torch.Size | None
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
-        unary, transition, lengths = tensors
-        if unary.is_cpu and plain(*tensors):
-            v, chart = chain_inside.cpu(unary, transition, lengths, self.alpha)
-            g, each = v.clamp(1, 1), transition if full is None else transition.expand(full)
-            return (chart, g), chain_outside.cpu(unary, each, lengths, chart, g, self.alpha)
-        if unary.is_cuda and plain(*tensors):
-            found = _cuda().mean(*tensors, full is not None, self.alpha)
-            if found is not None:
-                return found
-        return super().mean(tensors, full)
+        run = chain_mean.direct(*tensors)
+        found = None if run is None else run(*tensors, full, self.alpha)
+        return super().mean(tensors, full) if found is None else found
 
     def mean_slope(
         self, tensors: tuple[Tensor, ...], chart: Tensor, g: Tensor, along: tuple[Tensor | None, ...]
     ) -> Sequence[Tensor]:
-        if tensors[0].is_cuda and plain(*tensors, chart, g, *[t for t in along if t is not None]):
-            found = _cuda().mean_slope(*tensors, chart, g, *along, self.alpha)
-            if found is not None:
-                return found
+        run = chain_mean_slope.direct(*tensors, chart, g, *along)
+        found = None if run is None else run(*tensors, chart, g, *along, self.alpha)
         # g is a value, perhaps
-        return super().mean_slope(tensors, chart, g if tensors[0].is_cpu else g.clamp(1, 1), along)
+        return super().mean_slope(tensors, chart, g.clamp(1, 1), along) if found is None else found
 
     def tape(self, tensors: tuple[Tensor, ...]) -> Tensor:
         unary, transition, lengths = tensors
         return recorded(unary, _with_dims(transition), lengths, self.alpha)
-
-
-@cache
-def _cuda() -> Any:
-    """The kernels for CUDA, imported with the first problem that has tensors there."""
-    return import_module("polymax.kernels.chain.cuda_slopes")
 
 
 def _with_dims(transition: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from polymax.backend.cpu_arrays import memory
 from polymax.backend.function import outside_transforms
 from polymax.hypergraphs import Builder, Derivations, Graph
 from polymax.hypergraphs.passes import Problem
-from polymax.kernels.hypergraph.reference import smoothing
+from polymax.hypergraphs.smoothed import regularizer_of
 from polymax.structures.base import checked_lengths
 from polymax.structures.compact.heads import encode_heads
 from polymax.structures.compact.labels import encode_labels
@@ -35,12 +35,12 @@ class LabelledProblem:
 
     def value(self, alpha: float) -> Tensor:
         """The smoothed maximum, (*batch,)."""
-        return self.arcs(smoothing(alpha).max(self.x)).value(alpha)
+        return self.arcs(regularizer_of(alpha).max(self.x)).value(alpha)
 
     def expectation(self, alpha: float) -> Tensor:
         """Its gradient, (*batch, n + 1, n + 1, labels)."""
-        mu = self.arcs(smoothing(alpha).max(self.x)).expectation(alpha).unsqueeze(-1)
-        return torch.where(mu == 0, 0, mu * smoothing(alpha).argmax(self.x))
+        mu = self.arcs(regularizer_of(alpha).max(self.x)).expectation(alpha).unsqueeze(-1)
+        return torch.where(mu == 0, 0, mu * regularizer_of(alpha).argmax(self.x))
 
 
 def arcs_with_labels(lengths: Tensor | None, *scores: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polymax._parts import Parts
 from polymax.hypergraphs import Builder, Derivations, Family, Graph
-from polymax.kernels.hypergraph.reference import smoothing
+from polymax.hypergraphs.smoothed import regularizer_of
 from polymax.regularizers import Gini, Regularizer
 from polymax.regularizers.bounded import Budget
 from polymax.structures.base import Counted, Structure
@@ -62,11 +62,11 @@ class Choice:
 
     def value(self, alpha: float) -> Tensor:
         """The smoothed maximum, (*batch,)."""
-        return smoothing(alpha).max(self.x)
+        return regularizer_of(alpha).max(self.x)
 
     def expectation(self, alpha: float) -> Tensor:
         """Its gradient, (*batch, n)."""
-        return smoothing(alpha).argmax(self.x)
+        return regularizer_of(alpha).argmax(self.x)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ import numpy as np
 from torch import Tensor
 
 import polymax as pm
+from polymax.plot import attention, curves, simplex
 from polymax.plot.canvas import INK, new_axes
-from polymax.plot.matrix import attention, word_axes
-from polymax.plot.regularizer import curves, simplex
+from polymax.plot.matrix import word_axes
 from polymax_recipes.demo.catalogue import MAPPINGS, call, name
 from polymax_recipes.demo.speed import Timing
 from polymax_recipes.demo.translation import Learned

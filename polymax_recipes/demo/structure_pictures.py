@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from polymax.plot.alignment import alignment
+from polymax.plot import alignment, arcs, sequence, tree
 from polymax.plot.canvas import new_axes
-from polymax.plot.sequence import sequence
-from polymax.plot.tree import arcs, tree
 from polymax_recipes.demo import tagged
 from polymax_recipes.demo.structured import SENTENCE, Shown, series
 

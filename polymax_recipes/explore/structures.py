@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import polymax as pm
-from polymax.structures import Structure
+from polymax import Structure
 from polymax_recipes.explore.numbers import round_digits, to_lists
 from polymax_recipes.explore.picture import Picture
 

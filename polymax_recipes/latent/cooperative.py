@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import polymax as pm
-from polymax.estimators.baselines import Baseline, Learned, MovingAverage, Normalized, SelfCritical
-from polymax.nn.policy_gradient import PolicyGradient, clipped_surrogate
-from polymax.nn.tree_plan import binary_plan
+from polymax import Baseline, Learned, MovingAverage, Normalized, SelfCritical
+from polymax.nn import PolicyGradient, binary_plan, clipped_surrogate
 from polymax_recipes.latent.classifier import Classifier, Read, Sentences, Sizes, measures_of, sentences_of
 from polymax_recipes.latent.data import Batch
 from polymax_recipes.latent.merging import MergeParser

@@ -5,10 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymax.nn import BinaryTreeLSTM, TreePlan
 from polymax.nn.choice import chosen_log_prob, entropy, log_probs
 from polymax.nn.shift_reduce import transitions_of_counts
-from polymax.nn.tree_lstm import BinaryTreeLSTM
-from polymax.nn.tree_plan import TreePlan
 from polymax_recipes.latent.parser import Judged
 from polymax_recipes.training.vocabulary import PAD
 

@@ -5,10 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymax.nn import BinaryTreeLSTM, TreePlan, tree_spans
 from polymax.nn.choice import chosen_log_prob, entropy, log_probs
-from polymax.nn.shift_reduce import REDUCE, SHIFT, tree_spans
-from polymax.nn.tree_lstm import BinaryTreeLSTM
-from polymax.nn.tree_plan import TreePlan
+from polymax.nn.shift_reduce import REDUCE, SHIFT
 from polymax_recipes.training.vocabulary import PAD
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import polymax as pm
-from polymax.nn.shift_reduce import tree_spans
+from polymax.nn import tree_spans
 from polymax_recipes.latent.classifier import Classifier, Read
 from polymax_recipes.latent.data import Examples, Spans
 from polymax_recipes.metrics import AttachmentScore, TreeF1

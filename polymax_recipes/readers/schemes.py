@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from polymax.nn.tag_schemes import bio_constraints, bioes_constraints
+from polymax.nn import bio_constraints, bioes_constraints
 from polymax_recipes.readers.spans import Span
 
 # L and U, of BILOU, are E and S by other names

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymax.structures import Chain
+from polymax import Chain
 from polymax.structures.chain import ChainParts
 from polymax_recipes.tag.model import SMOOTHINGS, SPARSE, Scored
 

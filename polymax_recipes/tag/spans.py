@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from polymax.nn.tag_schemes import TagConstraints, bio_constraints, bioes_constraints
+from polymax.nn import TagConstraints, bio_constraints, bioes_constraints
 from polymax_recipes.readers.columns import Tagged
 from polymax_recipes.readers.schemes import BIO, BIOES, detect, spans_of, split_tag
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 import polymax as pm
-from polymax.regularizers import Regularizer
-from polymax.smoothing import Smoothing
+from polymax import Regularizer, Smoothing
 
 
 class Scores(NamedTuple):

@@ -18,7 +18,7 @@ from polymax.backend.triton_math import ceil_power, on_device
 from polymax.backend.triton_memory import Array, new
 from polymax.kernels.active_set.cuda_loop import INFEASIBLE
 from polymax.kernels.active_set.triton_lists import spread
-from polymax.kernels.response.triton_rows import write_row
+from polymax.kernels.active_set.triton_rows import write_row
 
 _WARPS = 4
 # entries of a tile, and of a row of sums at once

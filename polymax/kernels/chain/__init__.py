@@ -17,6 +17,7 @@ See: Mensch and Blondel 2018, Sections 3 and 4.
 
 from torch import Tensor
 
+from polymax.backend.dispatch import Shortcut
 from polymax.kernels.passes import declare_passes
 
 
@@ -27,3 +28,8 @@ def chart_like(unary: Tensor, *_: object) -> Tensor:
 
 
 chain_inside, chain_outside, chain_tangent = declare_passes(__name__, "unary transition", "lengths", chart_like)
+
+# derivatives in fewer calls: see cpu_slopes.py and cuda_slopes.py
+chain_slope, chain_mean, chain_mean_slope = (
+    Shortcut(__name__, "slopes", name) for name in ("slope", "mean", "mean_slope")
+)

@@ -1,10 +1,11 @@
 """A row times a matrix, in vector lanes, for Numba: loops this short do not vectorise by themselves."""
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
+from polymax.backend.numba_code import cgutils
 from polymax.backend.numba_math import inline
 
 # matrices are padded to whole tiles of columns: two vectors of eight

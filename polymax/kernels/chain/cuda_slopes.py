@@ -24,7 +24,7 @@ def slope(
 
 
 def mean(
-    unary: Tensor, transition: Tensor, lengths: Tensor, full: bool, alpha: float
+    unary: Tensor, transition: Tensor, lengths: Tensor, full: object, alpha: float
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
     """Chart and value, and the derivative of the value in the scores; if `full`, in those of each instance and step."""
     shape = whole.shape_of(unary, transition, alpha)

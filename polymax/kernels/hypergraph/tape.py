@@ -7,12 +7,13 @@ from torch import Tensor
 
 from polymax.graphs.graph import Graph
 from polymax.graphs.levels import Levels
-from polymax.kernels.hypergraph.reference import at_roots, of_edges, of_parts, smoothing
+from polymax.kernels.hypergraph.reference import at_roots, of_edges, of_parts
+from polymax.kernels.local_max.reference import SmoothedMax
 
 
 def taped_value(scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, alpha: float) -> Tensor:
     """The value of each root, (batch,)."""
-    return recorded_by(Levels(Graph(first, tails, part, scores.shape[1])), scores, roots, smoothing(alpha))
+    return recorded_by(Levels(Graph(first, tails, part, scores.shape[1])), scores, roots, SmoothedMax(alpha))
 
 
 def recorded_by(levels: Levels, scores: Tensor, roots: Tensor, omega: Any) -> Tensor:

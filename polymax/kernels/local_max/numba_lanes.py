@@ -12,9 +12,9 @@ import operator
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, overload, register_model, type_callable
 
+from polymax.backend.numba_code import cgutils
 from polymax.backend.numba_math import PART
 
 # two vectors of AVX2

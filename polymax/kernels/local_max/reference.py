@@ -1,9 +1,11 @@
 """The smoothed maximum along the last dimension, in torch: the threshold by halving the interval that it is in."""
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 # an interval of length 1 ends at the last bit of float64
 HALVINGS = 60
@@ -48,11 +50,85 @@ def value(a: Tensor, alpha: float) -> Tensor:
 
 def changes(a: Tensor, da: Tensor, alpha: float) -> Tensor:
     """The derivative of the weights along da; that of an entry without weight is 0, whatever its da."""
-    p = weights(a, alpha)
+    return changes_of(weights(a, alpha), da, alpha)
+
+
+def changes_of(p: Tensor, da: Tensor, alpha: float) -> Tensor:
+    """The derivative along da of the weights, where these are p."""
     if alpha == math.inf:
         return torch.zeros_like(p)
-    slope = torch.where(p == 0, 0, p ** (2 - alpha))
-    da = torch.where(p == 0, 0, da)
+    support = p != 0
+    slope = torch.where(support, torch.where(support, p, 1) ** (2 - alpha), 0)
+    da = torch.where(support, da, 0)
     total = slope.sum(-1, keepdim=True)
     mean = (slope * da).sum(-1, keepdim=True) / torch.where(total == 0, 1, total)
     return slope * (da - mean)
+
+
+class SmoothedMax(NamedTuple):
+    """The smoothed maximum along any dim, with derivatives of any order, as recursions in torch take it."""
+
+    alpha: float
+
+    def max(self, a: Tensor, dim: int = -1) -> Tensor:
+        return _Value.apply(a.movedim(dim, -1), self.alpha)
+
+    def argmax(self, a: Tensor, dim: int = -1) -> Tensor:
+        return _Weights.apply(a.movedim(dim, -1), self.alpha).movedim(-1, dim)
+
+    def changes(self, a: Tensor, da: Tensor, dim: int = -1) -> Tensor:
+        """The derivative of `argmax` along da."""
+        p = _Weights.apply(a.movedim(dim, -1), self.alpha)
+        return changes_of(p, da.movedim(dim, -1), self.alpha).movedim(-1, dim)
+
+
+class _Value(Function):
+    """The value, whose gradient are the weights."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, alpha: float) -> Tensor:
+        return value(a, alpha)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        a, ctx.alpha = inputs
+        ctx.save_for_backward(a)
+        ctx.save_for_forward(a)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (a,) = ctx.saved_tensors
+        p = _Weights.apply(a, ctx.alpha)
+        return torch.where(p == 0, 0, p * g.unsqueeze(-1)), None
+
+    @staticmethod
+    def jvp(ctx: Any, da: Tensor, _: None) -> Tensor:
+        (a,) = ctx.saved_tensors
+        p = _Weights.apply(a, ctx.alpha)
+        return torch.where(p == 0, 0, p * da).sum(-1)
+
+
+class _Weights(Function):
+    """The weights, whose derivative is a function of themselves."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, alpha: float) -> Tensor:
+        return weights(a, alpha)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.alpha = inputs[1]
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return changes_of(ctx.saved_tensors[0], g, ctx.alpha), None
+
+    @staticmethod
+    def jvp(ctx: Any, da: Tensor, _: None) -> Tensor:
+        return changes_of(ctx.saved_tensors[0], da, ctx.alpha)

@@ -8,8 +8,9 @@ vectoriser, which cannot tell that eight rows of scores and two outputs do not o
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
+
+from polymax.backend.numba_code import cgutils
 
 TILE, BLOCK = 16, 8
 _BITS, _INT, _WORD = ir.IntType(TILE), ir.IntType(32), ir.IntType(64)

@@ -10,8 +10,8 @@ from polymax.backend.triton_math import ceil_power, on_device
 from polymax.backend.triton_memory import Array, new
 from polymax.kernels.active_set.triton_factor import factorize, solve_both
 from polymax.kernels.active_set.triton_lists import gather, spread
+from polymax.kernels.active_set.triton_rows import round_row, write_row, write_system
 from polymax.kernels.active_set.triton_weights import places_up_to, product, put
-from polymax.kernels.response.triton_rows import round_row, write_row, write_system
 
 _WARPS = 4
 # entries of a tile

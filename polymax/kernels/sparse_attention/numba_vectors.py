@@ -8,10 +8,9 @@ from contextlib import contextmanager
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
-from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
+from polymax.backend.numba_code import TypingError, cgutils
 from polymax.backend.numba_compile import PartCompiler
 
 # for functions that only kernels call

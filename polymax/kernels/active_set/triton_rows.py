@@ -1,6 +1,6 @@
 """What a program of the response writes for itself, for Triton: overlaps as weights have them, and rows of parts.
 
-Shapes: gram (K, K) and system (K + 3, K) as active_set/triton_weights.py has them; rows of d parts, in tiles of BD
+Shapes: gram (K, K) and system (K + 3, K) as triton_weights.py has them; rows of d parts, in tiles of BD
 """
 
 import triton
