@@ -55,7 +55,7 @@ class Solver:
         """
         with torch.no_grad():
             undefined = total = None
-            recorded = recording(scores[0])
+            recorded = scores[0].device.type == "cuda" and recording(scores[0])
             if start is not None and start.undefined is not None:
                 start = replace(start, probs=torch.nan_to_num(start.probs))
             found = loops.solve(self, structure, scores, start, whole, not recorded)
