@@ -106,7 +106,9 @@ def additive_rnnt_loss(
         raise ValueError(f"predictor must be {expected}, as the encoder; got {came}")
     shape = (*encoder.shape[:2], predictor.shape[1])
     sizes = _sizes(encoder.shape[-1], targets, logit_lengths, target_lengths, blank, encoder, shape)
-    e, p = wide(encoder), wide(predictor)
+    # padding may hold anything: a sum over all frames or tokens would make it NaN in the gradient of others
+    e = _kept(wide(encoder), sizes.frames)
+    p = _kept(wide(predictor), sizes.counts + 1)
     total = _log_product(e, p)
     ends = e[..., sizes.blank].unsqueeze(2) + p[..., sizes.blank].unsqueeze(1) - total
     by_frame = at_labels(e, sizes.targets)
@@ -218,7 +220,9 @@ class _LogProbabilities(Function):
         if not torch.is_grad_enabled():
             return two_classes_backward(x, at, total, g_end, g_label, ctx.blank), None, None
         # the derivative is derived once more: p depends on x
-        logits = wide(x)
+        # a row of padding may hold anything, and moves nothing
+        padding = (g_end == 0) & (g_label == 0) & ~(total < torch.inf)
+        logits = torch.where(padding.unsqueeze(-1), 0, wide(x))
         p = torch.where(total.unsqueeze(-1) == -torch.inf, 0, logits).log_softmax(-1).exp()
         p = torch.where(logits == -torch.inf, 0, p)
         blank = torch.full_like(at, ctx.blank).unsqueeze(-1)
@@ -242,6 +246,12 @@ def _log_product(e: Tensor, p: Tensor) -> Tensor:
     total = torch.where(fine, sums, 1).log() + most_e + most_p.mT
     cells = (~fine).nonzero()
     return total.index_put(cells.unbind(1), _CellSums.apply(e, p, cells)) if len(cells) else total
+
+
+def _kept(x: Tensor, lengths: Tensor) -> Tensor:
+    """The rows (N, rows, V) of each instance that its length counts; zeros in the place of others."""
+    inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    return torch.where(inside.unsqueeze(-1), x, 0)
 
 
 def _finite_max(x: Tensor) -> Tensor:

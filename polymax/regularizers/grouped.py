@@ -66,6 +66,8 @@ class Grouped(Regularizer):
     def _by_rounds(self, x: Tensor) -> Tensor:
         """Weights where groups share entries."""
         members = self._members(x)
+        if not x.numel():
+            return wide(x).clone()
         scores = x.double()
         keep = scores != -torch.inf
         alive = keep.any(-1, keepdim=True)
@@ -237,17 +239,22 @@ def _alternating(z: Tensor, keep: Tensor, members: Tensor, prices: Tensor) -> tu
     # copies (*batch, n, groups), and by how much they have differed from the entries
     copies = p.unsqueeze(-1) * members
     apart = torch.zeros_like(copies)
+    # a row ends by itself, so that no other row changes it
+    going = torch.ones_like(p[..., :1], dtype=torch.bool)
     for _ in range(_ROUNDS):
         pulled = ((copies - apart) * members).sum(-1) + spare * p
         new = Gini().argmax(torch.where(keep, (z + pulled) / (1 + degree), -torch.inf))
         ahead = (new.unsqueeze(-1) + apart) * members
         norms = ahead.square().sum(-2).sqrt()
         share = torch.where(norms > prices, 1 - prices / torch.where(norms > 0, norms, 1), 0)
-        copies = ahead * share.unsqueeze(-2)
-        apart = (ahead - copies) * members
-        moved = torch.maximum((new - p).abs().amax(), ((new.unsqueeze(-1) - copies) * members).abs().amax())
-        p = new
-        if not bool(moved > _CLOSE):
+        closer = ahead * share.unsqueeze(-2)
+        moved = torch.maximum((new - p).abs(), ((new.unsqueeze(-1) - closer) * members).abs().amax(-1))
+        p = torch.where(going, new, p)
+        copies = torch.where(going.unsqueeze(-1), closer, copies)
+        apart = torch.where(going.unsqueeze(-1), (ahead - closer) * members, apart)
+        # a row of NaN ends at once
+        going = going & (moved.amax(-1, keepdim=True) > _CLOSE)
+        if not bool(going.any()):
             break
     # an entry has weight where all of its groups have
     used = (copies.square().sum(-2).sqrt() > _NOTHING).double()

@@ -124,6 +124,8 @@ def _backward(
     b_base = tl.where(b_total == float("-inf"), 0.0, b_total)
     b_blank = tl.load(p_g_blank + i_r, mask=m_r, other=0.0).to(dtype)
     b_label = tl.load(p_g_label + i_r, mask=m_r, other=0.0).to(dtype)
+    # whatever stands in a row of padding, its gradient is 0
+    m_none = (b_blank == 0) & (b_label == 0)
     for left in range(0, n, BN):
         o_n = left + tl.arange(0, BN)
         m_x = m_r[:, None] & (o_n < n)[None, :]
@@ -132,4 +134,5 @@ def _backward(
         b_g = -(b_blank + b_label)[:, None] * tl.exp(b_x - b_base[:, None])
         b_g += tl.where(o_n[None, :] == blank, b_blank[:, None], 0.0)
         b_g += tl.where(o_n[None, :] == b_at[:, None], b_label[:, None], 0.0)
+        b_g = tl.where(m_none[:, None], 0.0, b_g)
         tl.store(p_out + o_x, b_g.to(p_out.dtype.element_ty), mask=m_x)

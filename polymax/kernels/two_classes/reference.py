@@ -19,4 +19,6 @@ def two_classes_backward(x: Tensor, at: Tensor, total: Tensor, g_blank: Tensor, 
     g = torch.sub(wide(x), base).exp_().mul_(-(g_blank + g_label).unsqueeze(-1))
     g[..., blank] += g_blank
     g.scatter_add_(-1, at.unsqueeze(-1), g_label.unsqueeze(-1).to(g.dtype))
+    # whatever stands in a row of padding, its gradient is 0
+    g.masked_fill_(((g_blank == 0) & (g_label == 0)).unsqueeze(-1), 0)
     return g.to(x.dtype).contiguous()
