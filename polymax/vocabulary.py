@@ -20,6 +20,8 @@ ENTRIES = 2**22
 class WordDistribution:
     """The words that have a positive probability, the likeliest first.
 
+    A row whose logits have a NaN has ids of -1 and probabilities of NaN; draws from it are -1.
+
     Shapes: ids (*batch, k), -1 where a row has fewer words; probs (*batch, k), 0 there; words: the whole vocabulary
 
     Example:
@@ -44,7 +46,7 @@ class WordDistribution:
 
     def prob(self, target: Tensor) -> Tensor:
         """The probability of a word for each row, (*batch,): exactly 0 outside of the support."""
-        return torch.where(self.ids == target.unsqueeze(-1), self.probs, 0).sum(-1)
+        return torch.where((self.ids == target.unsqueeze(-1)) | self.probs.isnan(), self.probs, 0).sum(-1)
 
     def squared_norm(self) -> Tensor:
         """The sum of squared probabilities, (*batch,)."""
@@ -66,6 +68,8 @@ class WordDistribution:
         """Words drawn by their probabilities, (*shape, *batch)."""
         count = torch.Size(shape).numel()
         rows = self.probs.reshape(-1, self.probs.shape[-1])
+        # a row of NaN has ids of -1, whichever place is drawn
+        rows = torch.where(rows.isnan(), 1.0, rows)
         drawn = torch.multinomial(rows, count, replacement=True, generator=generator)
         ids = self.ids.reshape(rows.shape).gather(1, drawn)
         return ids.mT.reshape(*shape, *self.ids.shape[:-1])
@@ -74,7 +78,8 @@ class WordDistribution:
         """The probabilities of all words, (*batch, words)."""
         rows = self.probs.new_zeros(*self.probs.shape[:-1], self.words + 1)
         # places of -1 point to one more word
-        return rows.scatter(-1, torch.where(self.ids < 0, self.words, self.ids), self.probs)[..., : self.words]
+        found = rows.scatter(-1, torch.where(self.ids < 0, self.words, self.ids), self.probs)[..., : self.words]
+        return torch.where(self.probs.isnan().any(-1, keepdim=True), torch.nan, found)
 
 
 @torch.no_grad()
@@ -100,7 +105,7 @@ def linear_entmax(
     rows, matrix = autocast(hidden, weight)
     rows = rows.reshape(-1, rows.shape[-1])
     alpha = float(alpha)
-    *_, ids, probs, count, extent = linear_loss(rows, matrix, bias, None, None, alpha, None, cap)
+    value, *_, ids, probs, count, extent = linear_loss(rows, matrix, bias, None, None, alpha, None, cap)
     longest = max(int(extent[1]), 1)
     inside = torch.arange(longest, device=rows.device) < count.unsqueeze(1)
     probs = torch.where(inside, probs[:, :longest], 0)
@@ -113,6 +118,7 @@ def linear_entmax(
     used = max(int((probs > 0).sum(-1).amax()), 1) if len(rows) else 1
     shape = (*hidden.shape[:-1], used)
     ids = ids.gather(1, order)[:, :used].reshape(shape)
+    probs = torch.where(value.isnan().unsqueeze(1), torch.nan, probs)
     return WordDistribution(ids, probs[:, :used].to(hidden.dtype).reshape(shape), len(weight))
 
 

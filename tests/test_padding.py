@@ -91,10 +91,12 @@ FUNCTIONS = {
         lambda x: pm.forced_align(x, LABELS, FRAMES, TOKENS)[1], [within(FRAMES, 4)[..., None].expand(2, 4, 5)]
     ),
     "entmax_loss": (
-        lambda x: pm.entmax_loss(x, torch.tensor([1, -100, 2])), [torch.tensor([[True], [False], [True]]).expand(3, 5)]
+        lambda x: pm.entmax_loss(x, torch.tensor([1, -100, 2])),
+        [torch.tensor([[True], [False], [True]]).expand(3, 5)]
     ),
     "sparsemax_loss": (
-        lambda x: pm.sparsemax_loss(x, torch.tensor([1, -100, 2])), [torch.tensor([[True], [False], [True]]).expand(3, 5)]
+        lambda x: pm.sparsemax_loss(x, torch.tensor([1, -100, 2])),
+        [torch.tensor([[True], [False], [True]]).expand(3, 5)]
     ),
     "linear_entmax_loss": (
         lambda h, w: pm.linear_entmax_loss(h, w, torch.tensor([1, -100, 2])),

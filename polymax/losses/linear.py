@@ -27,13 +27,16 @@ def linear_entmax_loss(
     label_smoothing: float = 0.0,
     softcap: float | None = None,
     reduction: str = "mean",
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """entmax_loss(linear(hidden, weight, bias), target), with logits in blocks that are forgotten at once.
 
     Above alpha = 1 the gradient of most words is exactly 0, so that one product of matrices is enough: the candidates
     of each row are kept, by a bound that is proven, and forward and backward are finished on them. Rows with many words
     of positive weight, and alpha outside of (1, 2], are computed in blocks. `softcap` bounds logits by
-    softcap tanh(logits / softcap); alpha may be a tensor of one number, and be learned.
+    softcap tanh(logits / softcap); alpha may be a tensor of one number, and be learned. The loss has the dtype of
+    hidden, as that of torch's linear_cross_entropy, or `dtype`: float32 keeps the digits of a mean over many rows in
+    half precision.
 
     Shapes: hidden (*batch, d); weight (words, d); bias and class_weights (words,); target (*batch,)
 
@@ -56,13 +59,18 @@ def linear_entmax_loss(
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none'; got {reduction!r}")
     rows, matrix = autocast(hidden, weight)
+    kept = hidden.dtype if dtype is None else dtype
+    ignored = target == ignore_index
+    if not _check.readable(target) or bool(ignored.any()):
+        # a row that is left out may hold anything, and has no gradient
+        rows = torch.where(ignored.unsqueeze(-1), 0, rows)
     if functional():
         # torch.func looks at every operation: the logits are there as a whole
         x = capped_logits(torch.nn.functional.linear(rows, matrix, None if bias is None else bias.to(rows.dtype)), cap)
         return entmax_loss(
             x, target, alpha, reduction, weight=class_weights, ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-        ).to(hidden.dtype)  # fmt: skip
+            label_smoothing=label_smoothing, dtype=kept,
+        )  # fmt: skip
     y = target.reshape(-1).long()
     valid = y != ignore_index
     real = wide(rows[..., :0]).dtype
@@ -84,8 +92,8 @@ def linear_entmax_loss(
         spread_loss = torch.where(valid, mass * value - mean, 0)
         loss = (1 - label_smoothing) * loss + label_smoothing * spread_loss
     if reduction == "mean":
-        return (loss.sum() / each.sum()).to(hidden.dtype)
-    return (loss.sum() if reduction == "sum" else loss.reshape(target.shape)).to(hidden.dtype)
+        return (loss.sum() / each.sum()).to(kept)
+    return (loss.sum() if reduction == "sum" else loss.reshape(target.shape)).to(kept)
 
 
 def linear_sparsemax_loss(
@@ -99,6 +107,7 @@ def linear_sparsemax_loss(
     label_smoothing: float = 0.0,
     softcap: float | None = None,
     reduction: str = "mean",
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """sparsemax_loss(linear(hidden, weight, bias), target) as `linear_entmax_loss` computes it.
 
@@ -118,6 +127,7 @@ def linear_sparsemax_loss(
         label_smoothing=label_smoothing,
         softcap=softcap,
         reduction=reduction,
+        dtype=dtype,
     )
 
 

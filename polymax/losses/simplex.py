@@ -19,12 +19,14 @@ def of_classes(
     weight: Tensor | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The loss max(scores + cost) + Omega(y) - <scores, y> of classes along `dim`."""
     _check.floating(scores, "scores")
     if not isinstance(y, Tensor):
         raise TypeError(f"y must be a tensor of indices or distributions; got {type(y).__name__}")
     _check.number(label_smoothing, "label_smoothing", "in [0, 1]", lambda e: (e >= 0) & (e <= 1))
+    kept = scores.dtype if dtype is None else dtype
     rows, x = smooth._rows(wide(scores), dim)
     if weight is not None and weight.shape != x.shape[-1:]:
         raise ValueError(f"weight must be ({x.shape[-1]},), one per class; got {tuple(weight.shape)}")
@@ -34,10 +36,15 @@ def of_classes(
     if cost is not None:
         _check.broadcasts(cost, scores, "cost")
         cost = cost.to(x.dtype).expand(scores.shape).movedim(dim, -1)
+    if not y.is_floating_point() and y.shape == x.shape[:-1]:
+        # a row that is left out may hold anything, and has no gradient
+        ignored = y == ignore_index
+        if not _check.readable(y) or bool(ignored.any()):
+            x = torch.where(ignored.unsqueeze(-1), 0, x)
     value = rows.max(x if cost is None else x + cost)
     if y.is_floating_point():
-        return _to_distributions(rows, x, value, y, weight, label_smoothing, reduction, dim).to(scores.dtype)
-    return _to_indices(rows, x, value, y, weight, ignore_index, label_smoothing, reduction).to(scores.dtype)
+        return _to_distributions(rows, x, value, y, weight, label_smoothing, reduction, dim).to(kept)
+    return _to_indices(rows, x, value, y, weight, ignore_index, label_smoothing, reduction).to(kept)
 
 
 def sparsemax_loss(
@@ -49,8 +56,12 @@ def sparsemax_loss(
     weight: Tensor | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The Fenchel-Young loss of sparsemax, with cross_entropy's options.
+
+    The loss has the dtype of the scores, as that of cross_entropy, or `dtype`: float32 keeps the digits of a mean over
+    many rows in half precision.
 
     Example:
         >>> sparsemax_loss(torch.tensor([[3.0, 0.5, 0.0]]), torch.tensor([0]))
@@ -58,8 +69,10 @@ def sparsemax_loss(
 
     See: Martins and Astudillo 2016, section 3.
     """
-    options = {"dim": dim, "weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    return of_classes(Gini(), scores, y, None, reduction, **options)  # type: ignore[arg-type]
+    return of_classes(
+        Gini(), scores, y, None, reduction, dim=dim, weight=weight, ignore_index=ignore_index,
+        label_smoothing=label_smoothing, dtype=dtype,
+    )  # fmt: skip
 
 
 def entmax_loss(
@@ -72,8 +85,13 @@ def entmax_loss(
     weight: Tensor | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The Fenchel-Young loss of alpha-entmax, with cross_entropy's options; alpha = 1 is cross_entropy.
+    """The Fenchel-Young loss of alpha-entmax, with cross_entropy's options; alpha = 1 is cross_entropy of classes.
+
+    Of distributions, alpha = 1 is the Kullback-Leibler divergence from them: cross_entropy less their entropy. The loss
+    has the dtype of the scores, as that of cross_entropy, or `dtype`: float32 keeps the digits of a mean over many rows
+    in half precision.
 
     Example:
         >>> entmax_loss(torch.tensor([[3.0, 0.5, 0.0]]), torch.tensor([0]))
@@ -81,8 +99,10 @@ def entmax_loss(
 
     See: Peters, Niculae and Martins 2019, section 3.2.
     """
-    options = {"dim": dim, "weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    return of_classes(Tsallis(alpha), scores, y, None, reduction, **options)  # type: ignore[arg-type]
+    return of_classes(
+        Tsallis(alpha), scores, y, None, reduction, dim=dim, weight=weight, ignore_index=ignore_index,
+        label_smoothing=label_smoothing, dtype=dtype,
+    )  # fmt: skip
 
 
 def _to_indices(

@@ -85,8 +85,8 @@ def soft_sort(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regulari
 
     gamma is the inverse of a distance of scores. Where neighbours in the order are at most 1 / gamma apart, they stay
     as they are; further ones are drawn together; large gamma brings all to their mean. `regularization` is the
-    distance of the projection: "quadratic", the Euclidean one, or "kl", the Kullback-Leibler divergence of
-    exponentials, whose logarithm is the result: large gamma then brings all to the logarithm of the mean of exp(x).
+    distance of the projection: "quadratic", the Euclidean one, or "kl", the Kullback-Leibler divergence of exponentials
+    of the negated scores, as in fast-soft-sort: large gamma then brings all to -log of the mean of exp(-x).
 
     Example:
         >>> soft_sort(torch.tensor([0.3, 2.0, -1.0]), gamma=0.1)
@@ -96,9 +96,10 @@ def soft_sort(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regulari
     """
     rows, temperature = _rows_and_gamma(x, gamma, dim, regularization)
     places = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device).expand(rows.shape) / temperature
-    ordered = rows.sort(dim=-1, stable=True).values
-    project = permutahedron if regularization == "quadratic" else _log_kl_projection
-    return _back(project(places, ordered), x, dim)
+    if regularization == "quadratic":
+        return _back(permutahedron(places, rows.sort(dim=-1, stable=True).values), x, dim)
+    # the divergence is not symmetric: the negated scores are put in falling order
+    return _back(-_log_kl_projection(places, (-rows).sort(dim=-1, stable=True).values).flip(-1), x, dim)
 
 
 def permutahedron(x: Tensor, w: Tensor) -> Tensor:

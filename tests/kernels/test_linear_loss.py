@@ -172,6 +172,19 @@ def test_what_is_frozen_has_no_gradient(frozen):
             close(slope, truth[k], "the others keep theirs")
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0, 2.5])
+def test_words_of_a_row_with_a_nan(alpha):
+    """A NaN is not hidden, and stays in its row: what the dense mapping gives, and draws of all other rows."""
+    hidden, weight = torch.randn(3, 4), torch.randn(20, 4)
+    hidden[1, 0] = torch.nan
+    found = pm.linear_entmax(hidden, weight, alpha=alpha)
+    torch.testing.assert_close(found.dense(), pm.entmax(hidden @ weight.T, alpha=alpha), equal_nan=True)
+    assert found.prob(torch.tensor([0, 1, 2])).isnan().tolist() == [False, True, False]
+    drawn = found.sample((5,))
+    assert (drawn[:, 1] == -1).all()
+    assert (drawn[:, [0, 2]] >= 0).all()
+
+
 def test_half_precision():
     for dtype in (torch.bfloat16, torch.float16):
         given, target = problem(dtype)
@@ -179,6 +192,9 @@ def test_half_precision():
         found, truth = pm.linear_entmax_loss(*given[:2], target, given[2]), dense(*exact, target)
         assert found.dtype == dtype
         close(found, truth, "the loss in half precision")
+        exactly = pm.linear_entmax_loss(*given[:2], target, given[2], dtype=torch.float32)
+        assert exactly.dtype == torch.float32
+        equal(exactly.to(dtype), found, "the loss before it is rounded")
         for a, b in zip(torch.autograd.grad(found, given), torch.autograd.grad(truth, exact), strict=True):
             assert a.dtype == dtype
             close(a, b, "the gradient in half precision")

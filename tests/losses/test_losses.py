@@ -142,6 +142,11 @@ def test_half_precision(dtype):
     exact = pm.entmax_loss(half.detach().double(), y)
     assert loss.dtype == dtype
     torch.testing.assert_close(loss.double(), exact, atol=0, rtol=torch.finfo(dtype).eps)
+    sparse = pm.sparsemax_loss(half.detach().double(), y)
+    for function, truth in ((pm.entmax_loss, exact), (pm.sparsemax_loss, sparse)):
+        found = function(half, y, dtype=torch.float32)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), truth, atol=0, rtol=1e-5)
     loss.backward()
     assert half.grad.isfinite().all()
 

@@ -30,10 +30,18 @@ def test_projections_are_optimal(gamma, kind):
     best = (permutations(ranks.expand(6, 5)) * slope.unsqueeze(-2)).sum(-1).amax(-1)
     close((mu * slope).sum(-1), best, "soft ranks are the projection")
     y = pm.soft_sort(x, gamma, regularization=kind)
-    mu, w = (y, x) if kind == "quadratic" else (y.exp(), x.exp())
-    slope = ranks / gamma - y
+    # by the divergence, falling orders of the negated scores are projected
+    mu, w = (y, x) if kind == "quadratic" else ((-y).exp(), (-x).exp())
+    slope = ranks / gamma - y if kind == "quadratic" else ranks.flip(0) / gamma + y
     best = (permutations(w) * slope.unsqueeze(-2)).sum(-1).amax(-1)
     close((mu * slope).sum(-1), best, "sorted scores are the projection")
+
+
+def test_the_divergence_is_that_of_fast_soft_sort():
+    """Its soft sort negates the scores, projects, and negates again."""
+    x = torch.tensor([-2.136, 1.640], dtype=torch.float64)
+    found = pm.soft_sort(x, regularization="kl")
+    torch.testing.assert_close(found, torch.tensor([-1.846, -0.846], dtype=torch.float64), atol=1e-3, rtol=0)
 
 
 @KINDS
@@ -44,7 +52,7 @@ def test_what_gamma_does(kind):
     assert not torch.equal(pm.soft_rank(x, 3.0, regularization=kind).round(decimals=12), ranks.double())
     close(pm.soft_sort(x, 1 / 3.0, regularization=kind), ordered, "neighbours at most 1 / gamma apart are themselves")
     close(pm.soft_rank(x, 1e11, regularization=kind), torch.full((4,), 2.5), "large gamma gives the mean rank")
-    mean = x.mean() if kind == "quadratic" else x.exp().mean().log()
+    mean = x.mean() if kind == "quadratic" else -(-x).exp().mean().log()
     close(pm.soft_sort(x, 1e11, regularization=kind), mean.expand(4), "large gamma gives the mean")
     close(pm.soft_rank(x * 1e300, regularization=kind), ranks, "ranks of large scores")
     close(pm.soft_rank(x + 1e15, 0.1, regularization=kind), ranks, "ranks of shifted scores")
