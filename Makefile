@@ -1,12 +1,17 @@
-# `make demo`, `make docs` and `make test` set up everything they need in .venv; Python 3.11+ and make are enough.
+# `make demo`, `make docs` and `make test` install what they need into .venv; Python 3.11+, bash and make are enough.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := $(VENV)/.demo
+# a line for each package that pip fetches, and one for the installation
+PACKAGES := sed -u -n 's/^Collecting \([^ ]*\).*/  \1/p;s/^Installing .*/  installing all of them/p'
 
 .PHONY: demo docs test lint types tests test-gpu sanitize-gpu bench clean
 
-demo: $(READY)
+demo: $(DEMO)
 	$(BIN)/polymax demo --out demo-output
 
 docs: $(READY)
@@ -42,11 +47,14 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks run throughput
 	$(BIN)/python -m benchmarks run memory
 
-$(READY): pyproject.toml constraints.txt
+# the packages of tests and docs are not for the demo
+$(DEMO) $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'polymax needs Python 3.11 or newer'"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt --editable ".[dev]"
-	touch $(READY)
+	@echo "installing packages into $(VENV), once:"
+	@$(BIN)/python -m pip install --upgrade --constraint constraints.txt \
+		--editable ".[$(if $(filter $(DEMO),$@),demo,dev)]" | $(PACKAGES)
+	touch $@
 
 clean:
 	rm -rf demo-output build dist .mypy_cache .pytest_cache .ruff_cache *.egg-info

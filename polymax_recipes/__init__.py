@@ -1,4 +1,4 @@
-"""What the command `polymax` runs: training, the demo, the measuring of speed.
+"""Training, the demo and the measuring of speed: all that the command `polymax` runs.
 
 trained = polymax_recipes.train("tag", train="train.txt", dev="dev.txt", out="run", epochs=5)
 trained = polymax_recipes.load("run")

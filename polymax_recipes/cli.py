@@ -150,7 +150,7 @@ def fail(message: object) -> NoReturn:
 
 
 def message_of(error: Exception) -> str:
-    """What an error says; an error of the system is told by its file, without its number.
+    """Return the message of an error; an error of the system is told by its file, without its number.
 
     Example:
         >>> message_of(FileNotFoundError(2, "No such file or directory", "train.txt"))

@@ -1,4 +1,4 @@
-"""What looks wrong though nothing forbids it: warnings of a kind of their own, in one line each at the command."""
+"""Warnings of data and results that look wrong though nothing forbids them, in one line each at the command."""
 
 import sys
 import warnings

@@ -72,7 +72,7 @@ class Expression:
 
     @property
     def depth(self) -> int:
-        """How many operators are around the innermost digit."""
+        """Return the number of operators around the innermost digit."""
         return self._parsed[1]
 
     @property
@@ -141,7 +141,7 @@ class Expression:
 
 @dataclass(frozen=True)
 class Grammar:
-    """How expressions are drawn: an argument is an operator with a probability, down to a depth, else a digit.
+    """The distribution of expressions: an argument is an operator with a probability, down to a depth, else a digit.
 
     An operator has 2 to `arguments` arguments; all choices are uniform. Expressions with fewer or more tokens than the
     limits are drawn again.

@@ -74,7 +74,7 @@ def is_special(file: Path) -> bool:
 
 
 def part_of(file: Path) -> Path:
-    """Where a file is written before it takes its place: beside what its name leads to.
+    """Return the path to which a file is written before it takes its place: beside the target of its name.
 
     Example:
         >>> part_of(Path("tags.txt")).name

@@ -1,4 +1,4 @@
-"""What trained models find, as objects: what `Trained.results` gives, one for each input.
+"""Results of trained models as objects: `Trained.results` returns one of them for each input.
 
 Tensors are on the CPU. A probability is None where the loss that was trained has none, such as that of a perceptron.
 """
@@ -78,7 +78,9 @@ class LatentResult:
 
 @dataclass(frozen=True, eq=False)
 class TranslationResult:
-    """What was written, its words or pieces and those of the source, the ends included; attention (target, source)."""
+    """The text that was written, its words or pieces and those of the source, the ends included; attention (target,
+    source).
+    """
 
     text: str
     target: list[str]
@@ -88,7 +90,7 @@ class TranslationResult:
 
 @dataclass(frozen=True, eq=False)
 class ContinuationResult:
-    """What a language model writes after a prompt, as text and as tokens; log_probs (n,) are those of the tokens.
+    """The text and the tokens that a language model writes after a prompt; log_probs (n,) are those of the tokens.
 
     They are the model's own, whatever the temperature at which tokens were drawn.
     """

@@ -53,7 +53,7 @@ def _part(place: int, every: int) -> str:
 
 
 def _items(path: Path, group: int) -> Iterator[tuple[str | None, str]]:
-    """What keeps an item with others, if anything, and its text."""
+    """Return the text of each item, and the key that keeps it with others, None without one."""
     kind = path.name.removesuffix(".gz")
     if kind.endswith((*TREES, *SENTENCES)) and group:
         raise ValueError(f"--group is for tables, a row a line; {path} has trees or sentences")

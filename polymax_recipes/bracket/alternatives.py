@@ -1,4 +1,4 @@
-"""What a chart holds possible: whole trees with their probabilities."""
+"""Whole trees with their probabilities, from the chart of a sentence."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -62,11 +62,11 @@ class Shown:
         return tuple(smooth(*self.scores) for smooth in self.smoothings().values())
 
     def positive(self) -> list[int]:
-        """How many parts each of the three gives a weight above 0."""
+        """Return, for each of the three smoothings, the number of parts with a weight above 0."""
         return [sum(int((t > 0).sum()) for t in tensors(mu)) for mu in self.expected()]
 
     def count(self) -> str:
-        """How many structures there are: the sum over all of exp(0)."""
+        """Return the number of structures: the sum of exp(0) over all of them."""
         zeros = [torch.zeros_like(x) for x in self.scores]
         found = float(self.structure.logsumexp(*zeros).exp())
         return f"{found:,.0f}" if found < 1e6 else f"{found:.1e}"

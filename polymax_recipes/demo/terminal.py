@@ -1,4 +1,4 @@
-"""What the demo and the benchmark print: rich tables, and a bar while speed is measured."""
+"""Output of the demo and the benchmark on a terminal: rich tables, and a bar while speed is measured."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -19,7 +19,7 @@ SHADES = "░▒▓█"
 
 
 def print_weights(console: Console, shown: Sentence) -> None:
-    """One row for each mapping: its weights, its exact zeros and its groups of equal positive weights."""
+    """Print a row for each mapping: its weights, its exact zeros and its groups of equal positive weights."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for word in shown.source:
@@ -35,7 +35,7 @@ def print_weights(console: Console, shown: Sentence) -> None:
 
 
 def print_structures(console: Console, shown: Sequence[Shown]) -> None:
-    """One row for each set: its size, and how many parts are above 0 in the best and the expected structures."""
+    """Print a row for each set: its size, and the numbers of parts above 0 in the best and the expected structures."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in ("", "structures", "HardMax", "LocalMax, Gini", "Marginals"):
         table.add_column(head, justify="right" if head else "left", no_wrap=True)
@@ -77,7 +77,7 @@ def panel(model: Learned) -> str:
 
 
 def print_speed(console: Console, timings: Sequence[Timing]) -> None:
-    """One row for each mapping, one column for each shape: milliseconds, and multiples of torch.softmax."""
+    """Print a row for each mapping, a column for each shape: milliseconds, and multiples of torch.softmax."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for shape in dict.fromkeys(timing.shape for timing in timings):

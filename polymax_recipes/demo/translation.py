@@ -1,4 +1,4 @@
-"""What the demo trains: numbers in words from English to French, by models whose attention alone differs."""
+"""The training of the demo: numbers in words from English to French, by models that differ in their attention alone."""
 
 import csv
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ SHOWN = 2698
 
 @dataclass(frozen=True)
 class Lesson:
-    """How many numbers are learned from, how often, and how many are kept for a test."""
+    """Numbers of pairs to learn from and to test on, and of epochs."""
 
     pairs: int = 4000
     unseen: int = 500

@@ -1,4 +1,4 @@
-"""What the models of entailment share: a loss, and LSTMs over sequences of different lengths."""
+"""The loss of all models of entailment, and LSTMs over sequences of different lengths."""
 
 from abc import abstractmethod
 from typing import NamedTuple

@@ -50,7 +50,7 @@ class Reader(Classifier):
         return Judged(scores, weights, steps.unsqueeze(2) & mask.unsqueeze(1))
 
     def _attend(self, read: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """What each word has found (b, m, h), and its weights (b, m, n)."""
+        """Return the context found by each word (b, m, h), and its weights (b, m, n)."""
         left, found = self.attention.start(source), torch.zeros_like(read[:, :1])
         steps, weights = [], []
         for word in read.split(1, 1):

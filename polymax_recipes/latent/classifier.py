@@ -1,4 +1,4 @@
-"""What all latent-tree models share: word vectors, labels from the states of one sentence or two, and a loss."""
+"""The base of all latent-tree models: word vectors, labels from the states of one sentence or two, and a loss."""
 
 from abc import abstractmethod
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from polymax_recipes.training.vocabulary import PAD
 
 
 class Sizes(NamedTuple):
-    """How many words and labels there are, and how many sentences an example has."""
+    """Numbers of words and of labels, and of sentences in an example."""
 
     words: int
     labels: int
@@ -22,7 +22,7 @@ class Sizes(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What was made of r sentences; None for what a model does not have.
+    """States and trees of r sentences; None for parts that a model does not have.
 
     Shapes: state (r, d); transitions (r, 2 n - 1), -1 at padding; log_prob and entropy (r,), of the actions; extra (r,)
     is added to the loss in training, such as that of gold trees; heads (r, n), of dependency trees, -1 at padding;
@@ -100,7 +100,7 @@ class Classifier(Model):
         return measures_of(total, scores, batch.label)
 
     def minimised(self, losses: Tensor, read: Read) -> Tensor:
-        """What training minimises, a sum over examples."""
+        """Return the loss that training minimises, summed over examples."""
         return losses.sum() if read.extra is None else losses.sum() + read.extra.sum()
 
 

@@ -1,4 +1,4 @@
-"""How much the gradient of a parser differs from pass to pass over the same batch."""
+"""The variance of a parser's gradient over passes through the same batch."""
 
 from copy import deepcopy
 from typing import Any

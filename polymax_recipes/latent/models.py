@@ -55,7 +55,7 @@ class Gumbel(Classifier):
 
 
 def policy_of(options: LatentOptions) -> Policy:
-    """How spinn chooses its actions in training."""
+    """Return the rule by which spinn chooses its actions in training."""
     one = pm.Simplex()
     match options.chosen:
         case "reinforce":

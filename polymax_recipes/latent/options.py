@@ -1,4 +1,4 @@
-"""What a latent-tree model can be told: which model, how its trees are learned, and what is compared."""
+"""Options of latent-tree models: the model, the method that learns its trees, and its baselines."""
 
 from dataclasses import dataclass
 

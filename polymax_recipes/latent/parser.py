@@ -25,7 +25,7 @@ class Drawn(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What a parser sees, may do and does on its way along given transitions; the plan of their trees.
+    """States, allowed actions and scores of a parser along given transitions, and the plan of their trees.
 
     Shapes, T = 2 n - 1: seen (b, 3 T), for each step the first of the buffer, the topmost and the second of the stack,
     as the steps that make these nodes, T where there is none; allowed and y (b, T, 2), of shifting and reducing

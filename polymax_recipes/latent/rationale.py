@@ -41,7 +41,7 @@ class Rationale(Classifier):
         return Read(states[rows, sentences.lengths - 1], chosen=weights.detach())
 
     def weights(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """How much each word is chosen, (r, n), from scores of words (r, n)."""
+        """Return the weights (r, n) with which words are chosen, from their scores (r, n)."""
         chain = pm.BudgetChain(self.limit, lengths=lengths)
         off = torch.zeros_like(scores)
         unary = torch.stack([off, scores, off] if self.contiguous else [off, scores], -1)

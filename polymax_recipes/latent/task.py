@@ -1,4 +1,4 @@
-"""What ListOps and classification share: models by name, measures, and predictions."""
+"""The base of the tasks ListOps and classification: models by name, measures, and predictions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
@@ -61,7 +61,7 @@ class LatentTask(Task):
         return Examples(examples, stored_words(vocabularies, "words"), stored_words(vocabularies, "labels"))
 
     def sizes(self, vocabularies: Vocabularies) -> Sizes:
-        """How many words, labels and sides there are."""
+        """Return the numbers of words, labels and sides."""
         counts = (len(stored_words(vocabularies, name).words) for name in ("labels", "sides"))
         return Sizes(len(vocabularies["words"]), *counts)
 
@@ -140,7 +140,7 @@ class LatentTask(Task):
 
 
 def fitting(trained: Trained, given: Given) -> Example:
-    """What a line of input is to a model: as many texts as it takes, and trees where it needs them."""
+    """Return the example of a line of input, with as many texts as the model takes, and trees if it needs them."""
     count = len(stored_words(trained.vocabularies, "sides").words)
     if len(given.columns) not in (count, count + 1):
         what = "a text" if count == 1 else "two texts between tabs"

@@ -22,7 +22,7 @@ SHAPES = {"left": pm.nn.left_branching, "right": pm.nn.right_branching, "balance
 
 
 class Found(NamedTuple):
-    """What a model made of examples: label scores (count, labels), and for each sentence its tree.
+    """Label scores (count, labels) of examples, and the tree of each sentence.
 
     `spans` or `heads` is empty where the model has no such trees; `probability` is that of all actions of the parser,
     empty where there are none. `chosen` are the places of the words of rationales.
@@ -107,7 +107,7 @@ def uas(gold: Sequence[tuple[int, ...]], trees: Sequence[tuple[int, ...]]) -> fl
 
 
 def depth(spans: Spans) -> int:
-    """How many spans lie around the deepest token.
+    """Return the number of spans around the deepest token.
 
     Example:
         >>> depth(((0, 1), (0, 2))), depth(())
@@ -125,7 +125,7 @@ def depth(spans: Spans) -> int:
 
 
 def head_depth(heads: tuple[int, ...]) -> int:
-    """How many arcs lie between the root and the farthest token.
+    """Return the number of arcs between the root and the farthest token.
 
     Example:
         >>> head_depth((2, 0, 2, 3))

@@ -12,7 +12,9 @@ from polymax_recipes.training.batches import mixed
 
 
 class Sampling(NamedTuple):
-    """How to go on: the most tokens, how many a model looks back on, the temperature (0: the best token), a seed."""
+    """Limits and randomness of continuations: the most tokens, the context in tokens, the temperature (0 takes the
+    best token), a seed.
+    """
 
     longest: int
     context: int
@@ -21,7 +23,7 @@ class Sampling(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """What follows a prompt, to the boundary of the text or the most tokens, and the log-probability of each token."""
+    """The tokens after a prompt, to the boundary of the text or the most tokens, and the log-probability of each."""
 
     tokens: list[int]
     log_probs: Tensor
@@ -31,7 +33,7 @@ class Continuation(NamedTuple):
 def continuations(
     model: LanguageModel, prompts: Sequence[Sequence[int]], sampling: Sampling, numbers: Sequence[int]
 ) -> list[Continuation]:
-    """What follows prompts, none of them empty.
+    """Return the continuations of prompts, none of them empty.
 
     The random numbers of a prompt are a function of the seed and of the prompt's own number: they do not depend on the
     prompts beside it.

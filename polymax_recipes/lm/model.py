@@ -46,14 +46,15 @@ class Rotary(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What one layer has seen: keys and values (b, heads, n, head)."""
+    """Keys and values (b, heads, n, head) of a layer for all tokens so far."""
 
     keys: Tensor
     values: Tensor
 
 
 class Block(nn.Module):
-    """One layer: attention to what came before, then a gated network, each on normed states and added to them.
+    """A layer of the transformer: attention to earlier tokens, then a gated network, each on normed states and added to
+    them.
 
     See: Xiong et al. 2020, On layer normalization in the transformer architecture; Shazeer 2020, GLU variants.
     """
@@ -184,7 +185,7 @@ class LanguageModel(Model):
 
     @torch.no_grad()
     def statistics(self, tokens: Tensor, tile: int = 64) -> list[pm.nn.AttentionStatistics]:
-        """How sparse the attention of each layer is on tokens (b, n)."""
+        """Return the sparsity of the attention of each layer on tokens (b, n)."""
         rotary = self.rotary(tokens)
         x = self.embedding(tokens)
         found = []

@@ -49,7 +49,7 @@ class LanguageModelOptions(Reading):
 
     @property
     def seen(self) -> int:
-        """How many tokens a trained model sees at once."""
+        """The number of tokens that a trained model sees at once."""
         return self.window or self.context
 
 
@@ -142,7 +142,7 @@ class LanguageModelTask(Task):
 
 
 def continuations_of(trained: Trained, prompts: Sequence[str], before: int) -> list[Continuation]:
-    """What follows prompts, in their order, `before` others; an empty prompt begins a text."""
+    """Return the continuations of prompts, in their order, `before` others; an empty prompt begins a text."""
     options, model, tokens = trained.options, trained.model, tokens_of(trained.vocabularies)
     assert isinstance(model, LanguageModel)
     sampling = Sampling(options.longest, options.seen, options.temperature, options.sampling_seed)
@@ -156,7 +156,9 @@ def continuations_of(trained: Trained, prompts: Sequence[str], before: int) -> l
 
 
 def attention_of(trained: Trained, windows: Windows) -> list[AttentionStatistics]:
-    """How sparse the attention of each layer is, on the first windows of some data that are full; none if none is."""
+    """Return the sparsity of the attention of each layer on the first full windows of some data; [] if no window is
+    full.
+    """
     assert isinstance(trained.model, LanguageModel)
     rows = torch.arange(min(trained.options.measured, len(windows.sizes)))
     rows = rows[windows.sizes[rows] == windows.sizes[0]]

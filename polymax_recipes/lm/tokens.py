@@ -40,7 +40,7 @@ class Bytes:
 
     @property
     def widths(self) -> Tensor:
-        """How many bytes each token stands for, (tokens,)."""
+        """The number of bytes that each token stands for, (tokens,)."""
         return (torch.arange(len(self)) != BOUNDARY).int()
 
 
@@ -72,7 +72,7 @@ class Pieces:
 
     @property
     def widths(self) -> Tensor:
-        """How many bytes each token stands for, (tokens,)."""
+        """The number of bytes that each token stands for, (tokens,)."""
         # the alphabet of byte-level pieces has a letter for each byte
         widths = [len(piece) for piece in self.subwords.pieces(range(len(self)))]
         widths[BOUNDARY] = 0

@@ -1,4 +1,4 @@
-"""How sparse and how contiguous rows of attention are."""
+"""Zeros, runs and groups of equal weights in rows of attention."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

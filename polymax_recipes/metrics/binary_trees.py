@@ -60,7 +60,7 @@ class TreeF1:
 
 
 def self_f1(runs: Sequence[Sequence[Spans]], *, whole: bool = True) -> TreeScores:
-    """How much the trees of several runs agree: the mean of `TreeF1` over all pairs of runs.
+    """Return the agreement of the trees of several runs: the mean of `TreeF1` over all pairs of runs.
 
     Example:
         >>> left, right = [[(0, 1), (0, 2)]], [[(1, 2), (0, 2)]]

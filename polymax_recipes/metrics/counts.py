@@ -21,7 +21,7 @@ class F1(NamedTuple):
 
 @dataclass
 class Counts:
-    """How many things are in the gold standard, were predicted, and are both.
+    """Numbers of things in the gold standard, in the predictions, and in both.
 
     Example:
         >>> counts = Counts()
@@ -66,7 +66,7 @@ def check_lengths(name: str, gold: int, predicted: int) -> None:
 
 
 def sentences(gold: Iterable[T], **others: Iterable[Any]) -> Iterator[tuple[T, *tuple[Any, ...]]]:
-    """What belongs to each sentence; there must be equally many of everything.
+    """Iterate over the entries of each sentence in several sequences, which must be equally long.
 
     Example:
         >>> list(sentences(["a", "b"], predicted=["c", "d"]))

@@ -1,4 +1,4 @@
-"""What a parser holds possible: whole trees with their probabilities, and the heads of words with theirs."""
+"""Whole trees with their probabilities, and the heads of words with theirs, from the scores of a parser."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

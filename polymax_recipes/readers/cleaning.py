@@ -1,4 +1,4 @@
-"""What is usually taken out of treebank trees: traces and ids, function labels, the root above the sentence."""
+"""Removal of traces and ids, of function labels, and of the root above the sentence from treebank trees."""
 
 import re
 from collections.abc import Callable

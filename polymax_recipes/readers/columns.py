@@ -9,7 +9,7 @@ from polymax_recipes.readers.lines import Line, Path, ReadError, blocks, write
 
 
 class Places(NamedTuple):
-    """How many columns a file has, 0 for CoNLL-U, and the places of tokens and tags among them, from 0."""
+    """The number of columns of a file, 0 for CoNLL-U, and the places of tokens and tags among them, from 0."""
 
     columns: int = 2
     token: int = 0

@@ -69,7 +69,7 @@ class Sentence:
         return [word.deprel for word in self.words]
 
     def with_tree(self, heads: Sequence[int], deprels: Sequence[str]) -> "Sentence":
-        """The same sentence with other heads and relations, which need not be a tree; all else stays."""
+        """Return the sentence with other heads and relations, which need not be a tree; all else stays."""
         n = len(self.words)
         if len(heads) != n or len(deprels) != n:
             raise ValueError(f"heads and deprels must have one entry per word, {n}; got {len(heads)}, {len(deprels)}")

@@ -1,4 +1,4 @@
-"""How the lines of a file of columns are built: how many there are, what separates them, their names, comments."""
+"""The layout of a file of columns: their number, their separator, their names, and comments."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Column = int | str
 
 
 class Split(NamedTuple):
-    """How a line is cut: at tabs, in files that have some, else at spaces."""
+    """The separator of columns: tabs in files that have any, else spaces."""
 
     tabs: bool
 

@@ -82,7 +82,7 @@ def blocks(path: Path) -> Iterator[list[Line]]:
 
 
 def grouped(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """What `blocks` gives, for lines that need not come from a file.
+    """Return the blocks of lines that need not come from a file.
 
     Example:
         >>> [len(block) for block in grouped(Line(0, text, text) for text in ("a", "b", "", "", "c"))]

@@ -46,7 +46,7 @@ def parse_text_series(path: Path, line: Line, complete: bool) -> Series:
 
 
 def columns(line: Line) -> list[str]:
-    """What is between commas if there are any, else between tabs or spaces."""
+    """Return the fields between commas if there are any, else between tabs or spaces."""
     text = line.text.strip(" \t")
     return [part.strip() for part in text.split(",")] if "," in text else re.split("[ \t]+", text)
 

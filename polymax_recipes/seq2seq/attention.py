@@ -56,7 +56,7 @@ class SourceAttention(nn.Module):
             self.attention = pm.nn.Attention(scorer, FREE[name](options))
 
     def start(self, source: Source) -> Tensor:
-        """What is left before the first step, for one hypothesis."""
+        """Return the budget of each source word before the first step, for one hypothesis."""
         left = torch.full_like(source.mask, self.fertility, dtype=torch.float32)
         return left.scatter(1, source.lengths.unsqueeze(1) - 1, torch.inf).unsqueeze(1)
 

@@ -29,7 +29,7 @@ class Hypothesis(NamedTuple):
 
 
 def exact_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search, most: int) -> Found:
-    """What `beam_search` finds, then for each sentence that it has not proven, the best target of all.
+    """Return the result of `beam_search`, and for each sentence that it has not proven, the best target of all.
 
     At most `most` hypotheses of a sentence are extended; where that is not enough, the best so far is returned, and
     `exact` is False.

@@ -1,4 +1,4 @@
-"""How good targets are: BLEU of translations and ROUGE of summaries, by the packages that define them."""
+"""Measures of targets: BLEU of translations and ROUGE of summaries, by the packages that define them."""
 
 import re
 from collections.abc import Sequence

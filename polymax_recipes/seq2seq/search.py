@@ -10,7 +10,9 @@ from polymax_recipes.training.vocabulary import BEGIN, END, PAD
 
 
 class Search(NamedTuple):
-    """How to search: hypotheses kept, the most words, and the power of the length that divides log-probabilities."""
+    """Limits of a search: the number of hypotheses, the most words, and the power of the length that divides log-
+    probabilities.
+    """
 
     beam: int
     longest: int
@@ -80,7 +82,7 @@ def beam_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search)
 
 
 def _better_ending(found: Found, words: Tensor, scores: Tensor) -> Found:
-    """What was found, or a hypothesis that has ended, if it is better: scores are (b, k), words (b, k, m)."""
+    """Return the better of the result so far and a hypothesis that has ended: scores are (b, k), words (b, k, m)."""
     score, which = scores.max(1)
     better = score > found.scores
     rows = torch.arange(len(which), device=which.device)

@@ -30,7 +30,7 @@ class Given(NamedTuple):
 
 
 def given_series(file: str, line: Line) -> Given | None:
-    """What a line is; None for blank lines, comments and headers.
+    """Return the series of a line; None for blank lines, comments and headers.
 
     Lines of files other than .ts are plain text, with the class before the values, unless they have a colon.
 

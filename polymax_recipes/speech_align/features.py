@@ -12,7 +12,9 @@ FLOOR = 1e-8
 
 
 class Frames(NamedTuple):
-    """How sound is cut: samples in a second, bands, and the samples of a window and between two frames."""
+    """The cutting of sound into frames: samples in a second, bands, and the samples of a window and between two
+    frames.
+    """
 
     rate: int
     bands: int
@@ -30,11 +32,11 @@ class Frames(NamedTuple):
         return cls(rate, bands, max(2, round(rate * window / 1000)), max(1, round(rate * hop / 1000)))
 
     def count(self, samples: int) -> int:
-        """How many frames a sound has: their middles are hop apart, and the first one is at its beginning."""
+        """Return the number of frames of a sound: their middles are hop apart, and the first is at its beginning."""
         return samples // self.hop + 1
 
     def time(self, frame: float) -> float:
-        """Where a frame begins, in seconds: half way between its middle and that of the frame before."""
+        """Return the second at which a frame begins: half way between its middle and that of the frame before."""
         return max(0.0, (frame - 0.5) * self.hop / self.rate)
 
 

@@ -55,7 +55,7 @@ class FrameClassifier(Model):
         return log_probs.gather(2, batch.tokens[:, None].expand(-1, log_probs.shape[1], -1))
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """What is left to explain, over frames."""
+        """Return the negative log-likelihood, or its smoothed form, over frames."""
         smooth = self.smoothing(pm.Monotonic((batch.lengths, batch.token_lengths)))
         return {"loss": (-smooth.max(self(batch)).sum(), batch.lengths.sum())}
 

@@ -58,7 +58,7 @@ def _unkept_error(rules: Sequence[Rule], sizes: list[int]) -> Unkept:
 
 @torch.no_grad()
 def relaxed_tags(rules: Sequence[Rule], unary: list[Tensor], transition: Tensor) -> list[Tensor]:
-    """What `agreed_tags` gives, found by a factor graph of chains and logic that must agree."""
+    """Return the tags of `agreed_tags`, found by a factor graph of chains and logic that must agree."""
     tags = transition.shape[0]
     sizes = [len(scores) for scores in unary]
     longest = max(sizes)

@@ -1,4 +1,4 @@
-"""What a chain holds possible: whole taggings with their probabilities."""
+"""Whole taggings with their probabilities, from the scores of a chain."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -49,7 +49,8 @@ def alternatives(loss: str, scored: Scored) -> Iterator[list[Tagging]]:
 
 
 def support_size(mu: ChainParts) -> int:
-    """How many sequences take expected steps alone: at least as many as a distribution with this mean has.
+    """Return the number of sequences that take expected steps alone: at least as many as a distribution with this mean
+    has.
 
     Example:
         >>> mu = torch.tensor([[0.5, 0.5], [0.5, 0.5]])

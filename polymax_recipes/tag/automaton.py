@@ -19,7 +19,7 @@ LARGEST = 50_000_000
 
 @dataclass(frozen=True)
 class Memory:
-    """What a rule remembers: a number below `size`, which tags change, and which must be allowed in the end."""
+    """The counter of a rule: a number below `size`, the tags that change it, and the numbers allowed in the end."""
 
     rule: Rule
 
@@ -39,7 +39,7 @@ class Memory:
         return np.minimum(now + left, self.size - 1)
 
     def allowed(self, tokens: int) -> np.ndarray:
-        """Which numbers are allowed after so many tokens, (size,)."""
+        """Return the numbers that are allowed after so many tokens, (size,)."""
         now, count = np.arange(self.size), self.rule.count
         kinds = {
             "implies": now != 1,
@@ -52,7 +52,7 @@ class Memory:
 
 
 def size_of(rules: Sequence[Rule], sizes: Sequence[int], tags: int) -> int:
-    """How many numbers the recursion keeps for a document of sentences of these sizes."""
+    """Return how many numbers the recursion keeps for a document of sentences of these sizes."""
     return prod(Memory(rule).size for rule in rules) * sum(sizes) * tags
 
 

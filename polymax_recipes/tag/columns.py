@@ -1,4 +1,4 @@
-"""Which columns of files have tokens and tags, as the flags say it, and what a run remembers of it."""
+"""The columns of tokens and tags in files, as flags name them, and the record of them in a run."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -66,18 +66,18 @@ def conllu_place(flag: str, text: str) -> int:
 
 
 class Remembered(NamedTuple):
-    """What a run knows of the files that it learned from: the flags, and the places of columns by their number."""
+    """The record that a run keeps of its training files: the flags, and the places of columns by their number."""
 
     chosen: Chosen
     places: tuple[Places, ...]
 
     @classmethod
     def of(cls, examples: Iterable[Tagged], chosen: Chosen) -> "Remembered":
-        """What is remembered of examples, which know where they come from."""
+        """Return the record of examples, which know the places that they come from."""
         return cls(chosen, tuple(sorted({sentence.places for sentence in examples})))
 
     def stored(self) -> Words:
-        """What is remembered, in the form of a vocabulary.
+        """Return the record in the form of a vocabulary.
 
         Example:
             >>> Remembered.of([Tagged(["a"], ["O"])], Chosen("", "-1")).stored().words
@@ -97,7 +97,7 @@ class Remembered(NamedTuple):
 
 
 def looks_wrong(examples: Sequence[Tagged]) -> str | None:
-    """What is strange about tags that are to be learned, if anything is.
+    """Return a sentence about tags that look wrong to learn from; None if they do not.
 
     Example:
         >>> looks_wrong([Tagged(["a", "b"], ["O", "O"])])

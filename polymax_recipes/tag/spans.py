@@ -58,7 +58,7 @@ def rules_of(examples: Sequence[Tagged]) -> str:
 
 
 def constraints_of(rules: str, tags: Sequence[str]) -> TagConstraints | None:
-    """What the rules of a scheme allow tags; None where they allow everything."""
+    """Return the transitions that a scheme allows; None if it allows all of them."""
     return RULES[rules](tags) if rules else None
 
 

@@ -335,7 +335,7 @@ def chosen_columns(options: TagOptions) -> Chosen:
 
 
 def reader_of_run(trained: Trained) -> Reader:
-    """What reads the input of a run: columns like those of its training."""
+    """Return the reader of the input of a run: of columns like those of its training."""
     columns = trained.vocabularies.get("columns")
     remembered = Remembered.restored(columns) if isinstance(columns, Words) else None
     names = stored_words(trained.vocabularies, "tags").words

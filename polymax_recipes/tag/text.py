@@ -49,7 +49,7 @@ class Untagged:
 
 @dataclass(frozen=True)
 class Reader:
-    """What a run reads: the columns of its training with the flags of today, and what it takes for a tag.
+    """The reader of input of a run: the columns of its training with the flags of the call, and a test for tags.
 
     Without `remembered`, as in runs of long ago, any number of columns will do.
     """

@@ -1,4 +1,4 @@
-"""What reads sentences, as the vocabularies of a run say: a network from nothing, or a pretrained one."""
+"""The network that reads sentences, as the vocabularies of a run say: a new one, or a pretrained one."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -62,7 +62,7 @@ class TextReader(nn.Module):
         return self.dropout(states)
 
     def spelled(self, characters: Tensor) -> Tensor:
-        """What the characters say of words: (b, n, c) to (b, n, h)."""
+        """Return vectors of words from their characters: (b, n, c) to (b, n, h)."""
         flat = characters.flatten(0, 1)
         found = self.spelling(self.letters(flat).transpose(1, 2))
         # tanh is above -1, so that padding never is the largest

@@ -1,4 +1,4 @@
-"""How far an epoch is: Lightning's bar on a terminal, elsewhere a line now and then."""
+"""Progress of an epoch: Lightning's bar on a terminal, elsewhere a line every half a minute."""
 
 from typing import Any
 

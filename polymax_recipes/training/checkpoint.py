@@ -16,7 +16,7 @@ from polymax_recipes.training.run import fitting, refused, tensors
 
 
 class Checkpoints(TorchCheckpointIO):
-    """How Lightning writes and reads the checkpoint of a run."""
+    """Lightning's plugin that writes and reads the checkpoint of a run."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         write_tensors(checkpoint, Path(path))

@@ -1,4 +1,4 @@
-"""Which epoch of a training is best: a measure on dev, and whether more or less of it is better."""
+"""The choice of the best epoch of a training: by a measure on dev, the highest or the lowest."""
 
 from collections.abc import Mapping, Sequence
 from math import inf, isnan

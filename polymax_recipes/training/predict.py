@@ -24,7 +24,7 @@ CHUNK = 1024
 
 
 class Predicted(NamedTuple):
-    """What some units of the input gave, how many they are, and their lines."""
+    """The output of some units of the input, their number, and their lines."""
 
     output: list[str]
     units: int
@@ -126,7 +126,9 @@ def _accepted(trained: Trained, file: str, unit: list[Line], skipped: list[Value
 
 @dataclass
 class Progress:
-    """How far an output is: units and lines of the input, a digest of these lines and of the model, bytes written."""
+    """The progress of an output: units and lines of the input, a digest of these lines and of the model, bytes
+    written.
+    """
 
     model: str
     units: int = 0

@@ -1,4 +1,4 @@
-"""How far a prediction is: a bar on a terminal, elsewhere a line now and then."""
+"""Progress of a prediction: a bar on a terminal, elsewhere a line every half a minute."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -85,7 +85,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Config:
-    """What was asked: enough to build the model, and to train on."""
+    """The configuration of a run: enough to build the model, and to train on."""
 
     task: str
     options: Any
@@ -172,7 +172,7 @@ def late_options(task: Task) -> list[str]:
 
 
 def late(task: Task, given: dict[str, Any]) -> dict[str, Any]:
-    """What was given, if all of it may change after training."""
+    """Return the given options if all of them may change after training."""
     free = late_options(task)
     for name in given:
         if name not in free:
@@ -187,7 +187,7 @@ def built(task: Task, options: Any, vocabularies: Vocabularies, run: Run) -> Mod
 
 
 def tensors(file: Path) -> dict[str, Any]:
-    """What torch.save wrote, if it has tensors and plain values alone: nothing in the file is executed."""
+    """Return the tensors and plain values that torch.save wrote; nothing in the file is executed."""
     check_digest(file)
     with refused(file, "a file of weights"):
         # a run that was written without digests has at least the check sums of the archive
@@ -241,7 +241,7 @@ def write_vocabularies(vocabularies: Vocabularies, file: Path) -> None:
 
 
 def read_vocabularies(file: Path) -> Vocabularies:
-    """What `write_vocabularies` wrote."""
+    """Return the vocabularies that `write_vocabularies` wrote."""
     stored = _json(file)
     with refused(file, "a file of vocabularies"):
         return StoredVocabularies(file, {name: restored(words) for name, words in stored.items()})
@@ -249,7 +249,7 @@ def read_vocabularies(file: Path) -> Vocabularies:
 
 @contextmanager
 def refused(file: Path, what: str) -> Iterator[None]:
-    """Whatever cannot be done in the block is the fault of a file: a ValueError says that it is not `what`."""
+    """Turn any error of the block into a ValueError that says that a file is not `what`."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What every training can be told, and dataclasses of options made from flags or from a file."""
+"""Options of every training, and dataclasses of options made from flags or from a file."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ Options = TypeVar("Options")
 
 @dataclass(frozen=True)
 class Learning:
-    """What decides the weights, together with the data and the task's options."""
+    """Options that decide the weights, together with the data and the task's options."""
 
     seed: int = option(0, "Seed of all random numbers.", most=2**63 - 1)
     batch_size: int = option(64, "Examples in a step, on each device.", least=1)
@@ -29,7 +29,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Running:
-    """How long and on what; a resumed run may be told otherwise."""
+    """Length and devices of a training; a resumed run may be given others."""
 
     epochs: int = option(10, "Passes over the training data.", least=1)
     patience: int = option(0, "Stop after so many epochs that were not better on dev; 0 for never.")

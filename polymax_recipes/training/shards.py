@@ -39,7 +39,7 @@ class Shard(NamedTuple):
         return cls(int(found[1]), int(found[2]))
 
     def range_of(self, pieces: int) -> tuple[int, int]:
-        """Which of so many pieces it has: from the first of these up to the second, without it.
+        """Return the pieces of this shard, of so many: the first, and the one after the last.
 
         Example:
             >>> [Shard(k, 3).range_of(7) for k in (1, 2, 3)]
@@ -51,7 +51,7 @@ class Shard(NamedTuple):
 def shard_lines(
     trained: Trained, source: Callable[[], Iterable[Line]], shard: Shard, chunk: int
 ) -> tuple[int, Iterator[Line]]:
-    """How many units come before a shard, and its lines; `source` opens the input, which is read twice.
+    """Return the number of units before a shard, and its lines; `source` opens the input, which is read twice.
 
     Units are predicted `chunk` at a time, and a shard has whole pieces of so many: an input of fewer pieces than shards
     leaves some of these empty.
@@ -63,7 +63,7 @@ def shard_lines(
 
 
 def in_order(models: Sequence[Trained], compute: Callable[[Trained, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """What is computed of items, in their order, by several copies of a model at once: each takes what comes next.
+    """Compute results of items by several copies of a model at once, and return them in the order of the items.
 
     At most two items for each copy are in memory. An error of an item is raised after the results of all before it.
     """

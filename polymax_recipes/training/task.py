@@ -1,4 +1,4 @@
-"""What a task is to the command: a name, its options, how to read, model, measure and predict."""
+"""The base of tasks: a name, options, and how to read, model, measure and predict."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -90,7 +90,7 @@ class Model(nn.Module, ABC):
         """Told at the start of each epoch of the training, counted from 0."""
 
     def optimizer(self, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """What minimises the loss: Adam, unless a model knows better."""
+        """Return the optimiser of the loss: Adam, if a model has no other."""
         return torch.optim.AdamW(self.parameters(), lr, weight_decay=weight_decay)
 
 
@@ -171,7 +171,7 @@ def measured(trained: Trained, examples: list[Any]) -> Report:
 
 
 class Task(ABC):
-    """One kind of data and model; everything about files, epochs, devices and flags is the same for all.
+    """A kind of data with its model; files, epochs, devices and flags are the same for all tasks.
 
     `Options` is a frozen dataclass whose fields are made by `option`: they are the flags of `polymax train NAME`.
     `encode` and `model` are functions of their arguments alone, so that a run can be continued and loaded.
@@ -246,7 +246,9 @@ class Task(ABC):
         """Examples as the model takes them."""
 
     def tokens(self, data: Any) -> Tensor | None:
-        """How many tokens each encoded example has, (count,), for the speed in the log; None where there are none."""
+        """Return the number of tokens of each encoded example, (count,), for the speed in the log; None without
+        tokens.
+        """
         return None
 
     @abstractmethod
@@ -267,14 +269,16 @@ class Task(ABC):
 
     @abstractmethod
     def parse(self, file: str, unit: list[Line]) -> Any:
-        """What a unit is an input to; a ReadError with the file and the line where it is none."""
+        """Return the input that a unit of lines stands for; a ReadError names the file and the line if there is
+        none.
+        """
 
     def unread(self, unit: list[Line]) -> list[str]:
         """Return the lines that `polymax predict --skip-bad` writes for a unit that cannot be read."""
         return [""]
 
     def accept(self, trained: Trained, file: str, unit: list[Line]) -> Any:
-        """What a unit is an input to this model; a ReadError where it is none."""
+        """Return the input that a unit stands for to this model; a ReadError if there is none."""
         return self.parse(file, unit)
 
     def stands_alone(self, trained: Trained, given: Any) -> bool:
@@ -295,11 +299,11 @@ class Task(ABC):
         return {}
 
     def doubts(self, log: Sequence[dict[str, str]], dev: Any) -> Iterator[str]:
-        """What looks wrong about a training, by the rows of its log."""
+        """Return warnings about a training, by the rows of its log."""
         return iter(())
 
     def results(self, trained: Trained, inputs: list[Any]) -> list[Any]:
-        """What is found for each of some inputs, as objects; a ValueError where a task has none."""
+        """Return the result of each input, as objects; a ValueError if a task has none."""
         raise ValueError(f"{self.name} has no results as objects; predict gives lines")
 
     @abstractmethod

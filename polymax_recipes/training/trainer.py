@@ -33,7 +33,7 @@ PRINTED = ("epoch", "train_loss", "best", "seconds")
 
 
 class Data(NamedTuple):
-    """What is trained on, what decides which epoch was best, and how many tokens each example to train on has."""
+    """Training data, the data that decide which epoch is best, and the number of tokens of each training example."""
 
     train: Encoded
     dev: Encoded
@@ -173,7 +173,7 @@ class Steps(LightningModule):
 
 
 class Record(Callback):
-    """What is known after each epoch: log.csv, weights.pt of the best, and whether to stop.
+    """The record of each epoch: log.csv, weights.pt of the best, and whether to stop.
 
     The random numbers of an epoch are a function of seed, epoch and process, so that a run resumed at the start of an
     epoch goes on as if it had never stopped.
@@ -305,7 +305,7 @@ def fit(trainer: Trainer, steps: Steps, run: Run) -> None:
 
 @contextmanager
 def blame_checkpoint(steps: Steps, last: Path) -> Iterator[None]:
-    """What goes wrong before the first step of a run that goes on is the fault of its checkpoint."""
+    """Blame the checkpoint for an error before the first step of a run that goes on."""
     try:
         yield
     except (OSError, SystemExit):

@@ -68,7 +68,7 @@ class Words:
         return " ".join(self.pieces(numbers))
 
     def stored(self) -> dict[str, Any]:
-        """What JSON keeps."""
+        """Return the words and how text is read, as JSON stores them."""
         return {"words": list(self.words), "lower": self.lower, "punctuation": self.punctuation}
 
 
@@ -117,7 +117,7 @@ class Subwords:
         return self.tokenizer.decode(list(numbers), skip_special_tokens=False)
 
     def stored(self) -> dict[str, Any]:
-        """What JSON keeps."""
+        """Return the tokenizer, as JSON stores it."""
         return {"subwords": self.tokenizer.to_str()}
 
 

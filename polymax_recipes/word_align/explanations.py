@@ -1,4 +1,4 @@
-"""How the words of one side are explained by those of the other: the set of alignments and its smoothing."""
+"""Explanations of the words of one side by those of the other: the set of alignments and its smoothing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Scores(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """Which of the m words are there, (b, m)."""
+        """Return True for each of the m words that is there, (b, m)."""
         return torch.arange(self.words.shape[1], device=self.made.device) < self.made.unsqueeze(1)
 
 

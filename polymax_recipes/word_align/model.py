@@ -107,7 +107,7 @@ class Aligner(Model):
         return self.forth(*source, *target), self.back(*target, *source)
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """What is left to explain, over words of both sides."""
+        """Return the negative smoothed score of the best alignments, over words of both sides."""
         forth, back = (self.explanation.max(scores).sum() for scores in self(batch))
         return {"loss": (-forth - back, batch.source_lengths.sum() + batch.target_lengths.sum())}
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, fields, replace
 import pytest
 import torch
 
+import polymax as pm
 from benchmarks import archive, layers, memory, parity, record, timing, workload
 from benchmarks.__main__ import RESULTS, main
 from benchmarks.baselines import Competitor, Peer, TorchFunction, ours
@@ -88,17 +89,24 @@ def test_every_competitor_passes_the_gate_and_is_measured(quick):
     runs = record.load(quick[0])
     assert [row for run in runs for row in run.rows if row.status != record.OK] == []
     for run in runs:
+        times = {(row.case, row.timed, row.shape, row.dtype, row.competitor): row.eager_us for row in run.rows}
         for row in run.rows:
-            if run.suite == "memory":
-                assert row.extra_bytes >= 0
-            else:
-                assert row.eager_us > 0
-                assert row.eager_spread_us >= 0
             assert row.device_us is None
             if row.timed != "import":
-                assert row.ratio >= 0
                 assert row.parity["forward"] <= row.parity["tolerance"]
+            if run.suite == "memory":
+                assert row.extra_bytes >= 0
+                continue
+            assert row.eager_us > 0
+            assert row.eager_spread_us >= 0
+            base = times.get((row.case, row.timed, row.shape, row.dtype, row.ratio_of))
+            if base is not None:
+                assert row.ratio == pytest.approx(row.eager_us / base), "the ratio is to the time of its baseline"
             assert row.met is None or row.competitor == "polymax" or row.bar_least
+    # each case measures polymax beside a baseline
+    measured = {(row.case, row.competitor) for run in runs if run.suite == "simplex" for row in run.rows}
+    assert {case for case, name in measured if name == "polymax"} == {case for case, _ in measured}
+    assert len(measured) > len({case for case, _ in measured})
 
 
 def test_bars_are_judged(quick):
@@ -254,19 +262,28 @@ def test_small_calls_are_made_in_a_row_and_awaited_once():
         assert turn == [(turn[0][0], i) for i in range(CALLS)] + ["wait"]
 
 
-def test_small_calls_have_bars_on_both_devices():
-    bars = {case.name: case.bars for case in SUITES["latency"] if isinstance(case, CallCase)}
-    assert bars["sparsemax"]["cuda", FORWARD] == record.Bar(3.0)
-    assert bars["oscarmax"]["cpu", BOTH] == record.Bar(4.0)
-    assert {
-        name: limits["cuda", BOTH].limit for name, limits in bars.items() if ("cuda", FORWARD) not in limits and limits
-    } == {
-        "chain": 3.0,
-        "chain expectation": 4.0,
-        "sparsemap chain": 8.0,
-        "sparsemap tree": 8.0,
-        "sparsemap assignment": 8.0,
-    }
+@pytest.mark.parametrize(("multiple", "met"), [(2.0, [True, True]), (4.0, [True, False]), (6.0, [False, False])])
+def test_small_calls_are_judged_by_the_bars_of_their_device_and_pass(monkeypatch, multiple, met):
+    bars = {("cpu", FORWARD): record.Bar(5.0), ("cpu", BOTH): record.Bar(2.5), ("cuda", FORWARD): record.Bar(0.1)}
+    case = CallCase("sparsemax", ours(pm.sparsemax, oracles.sparsemax), bars=bars)
+
+    def timed(tasks, *rest):
+        return {name: timing.Times(multiple if name == "polymax" else 1.0, 0.0) for name in tasks}
+
+    monkeypatch.setattr(timing, "calls", timed)
+    rows = {(row.competitor, row.timed): row for row in case.rows("cpu", quick=True)}
+    judged = [rows["polymax", part] for part in (FORWARD, BOTH)]
+    assert [(row.ratio, row.bar) for row in judged] == [(multiple, 5.0), (multiple, 2.5)]
+    assert [row.met for row in judged] == met
+    # the baseline has no bar
+    assert {row.met for (name, _), row in rows.items() if name != "polymax"} == {None}
+
+
+def test_every_small_call_has_a_bar_on_each_device():
+    for case in SUITES["latency"]:
+        if isinstance(case, CallCase) and case.bars:
+            assert {device for device, _ in case.bars} == {"cpu", "cuda"}, case.name
+            assert all(bar.limit > 0 for bar in case.bars.values())
 
 
 def test_layers_are_shown_for_each_kind_of_call(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""What a training is made of: batches hold every row once, ragged rows are padded, vocabularies survive storage."""
+"""Batches hold every row once, ragged rows are padded, vocabularies survive storage."""
 
 import json
 

@@ -57,7 +57,7 @@ def untrained(name, folder, **chosen):
 
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_the_lines(name, tmp_path):
-    """One for each input, alone as together, and what `predict` writes."""
+    """Results come one for each input, alone as together, and agree with the lines of `predict`."""
     trained, inputs = untrained(name, tmp_path)
     found = trained.results(inputs)
     assert trained.results([]) == []

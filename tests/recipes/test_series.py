@@ -275,7 +275,7 @@ def test_predictions_are_those_that_were_measured(run, data, tmp_path):
 
 
 def test_plain_text_is_predicted_by_its_values(tmp_path):
-    """What stands first is the class, or a mark that there is none; a value in its place is refused."""
+    """The first column is the class, or a mark for an unknown one; a value in its place is refused."""
     file = tmp_path / "train.csv"
     file.write_text("2,0,0,0,1\n10,1,1,1,0\n2,0,0,0.1,1\n10,1,0.9,1,0\n")
     result = trained_on(file, tmp_path / "run", "--epochs", 1)

@@ -160,7 +160,7 @@ def test_losses_without_probabilities_are_named():
 
 
 def broken(tags):
-    """Whether tags are other than their spans would be written."""
+    """Return True if tags are other than their spans would be written."""
     return BIO.convert(tags) != tags
 
 
@@ -283,7 +283,7 @@ def sentence(draw):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """The same sentences in columns and, packed, in CoNLL-U: train and dev."""
+    """Return train and dev files with the same sentences in columns and, packed, in CoNLL-U."""
     folder, draw = tmp_path_factory.mktemp("tagged"), random.Random(0)
     for part, count in (("train", 60), ("dev", 12)):
         made = [sentence(draw) for _ in range(count)]

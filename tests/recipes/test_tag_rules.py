@@ -62,7 +62,7 @@ def test_the_best_tags_are_those_of_enumeration():
 
 
 def test_a_relaxation_finds_them_too():
-    """Where rules remember too much, chains and logic that must agree find tags that keep them."""
+    """If rules remember too much, chains and logic that must agree find tags that keep them."""
     draw = np.random.default_rng(1)
     listed = rules("at most 1 A", "B-X implies B-Y per document")
     unary = [torch.from_numpy(draw.normal(size=(n, 3))) for n in (2, 1)]
