@@ -212,4 +212,6 @@ def _solution(kind: Any, search: Search, plan: Plan, state: State, width: int) -
     d = d if search.kind in _LISTED and count * d <= _SMALL else 0
     held = state.held, state.known, state.gaps
     places, *others, mean = ordered(*held, search.batch, width, parts, plan.states, d)
-    return Solution(kind.listed(search, places), *others, mean=mean if d else None)
+    probs, overlaps, value, iterations, gap = others
+    found = kind.listed(search, places)
+    return Solution(found, probs, overlaps, value, iterations, gap, mean=mean if d else None)
