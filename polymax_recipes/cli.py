@@ -96,7 +96,7 @@ def application() -> Any:
 
     @app.command()
     def bench(
-        device: Annotated[str, typer.Option(help="Where to measure: cpu, cuda, cuda:1, ...")] = "cpu",
+        device: Annotated[str, typer.Option(help="Device to measure: cpu, cuda, cuda:1, ...")] = "cpu",
         out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
         force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
     ) -> None:
@@ -122,9 +122,9 @@ def application() -> Any:
     @app.command()
     def warmup(
         names: Annotated[
-            list[str] | None, typer.Argument(metavar="[NAME]...", help="What to compile; all of it.")
+            list[str] | None, typer.Argument(metavar="[NAME]...", help="Names to compile; by default all.")
         ] = None,
-        device: Annotated[str, typer.Option(help="Where it will be computed: cpu, cuda, ...")] = "cpu",
+        device: Annotated[str, typer.Option(help="Device: cpu, cuda, ...")] = "cpu",
         dtype: Annotated[str, typer.Option(help="The type of scores: float32 or float64.")] = "float32",
         jobs: Annotated[int, typer.Option(min=0, help="Compilers at once; 0 for as many as there are cores.")] = 0,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Files that commands write: never over what is read, whole or not at all, over another file only if that is asked for.
+"""Files that commands write: whole or not at all, never over an input, over another file only with --force.
 
 A file is written beside its place, under its name with `.part` after it, and takes its place when it is whole and on
 the disk. Whoever is killed in between leaves the file as it was; what fails leaves nothing behind.
@@ -63,7 +63,7 @@ def writable_directory(out: Path, flag: str = "--out") -> None:
 
 
 def same_file(first: Path, second: Path) -> bool:
-    """True if two names lead to one regular file; "-" is standard input."""
+    """Return True if two names lead to one regular file; "-" is standard input."""
     one, other = _status(first), _status(second)
     return one is not None and other is not None and os.path.samestat(one, other)
 
@@ -86,7 +86,7 @@ def part_of(file: Path) -> Path:
 
 @contextmanager
 def atomic_write(file: Path) -> Iterator[Path]:
-    """A path to write to; what is there at the end of the block takes the place of the file."""
+    """Give a path to write to; at the end of the block its file takes the place of `file`."""
     if is_special(file):
         yield file
         return

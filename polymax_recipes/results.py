@@ -162,7 +162,7 @@ def token_lists(inputs: Sequence[str | Sequence[str]]) -> list[list[str]]:
 
 
 def two_texts(one: object) -> tuple[str, str]:
-    """A pair of texts; a ValueError where it is none.
+    """Return a pair of texts; a ValueError if the input is not a pair.
 
     Example:
         >>> two_texts(["a cat", "un chat"])

@@ -1,4 +1,4 @@
-"""The loss of the next word by its name on the command line, what is measured of it, and probabilities of words."""
+"""Losses of the next word by their names on the command line, their measures, and probabilities of words."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def alpha_of(options: Any) -> float:
 def words_loss(
     options: Any, states: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, ignored: int
 ) -> tuple[Tensor, Tensor | None]:
-    """The sum of losses, and all scores where the loss is cross-entropy; sparse losses compute them in blocks.
+    """Return the sum of losses, and all scores if the loss is cross-entropy; sparse losses compute them in blocks.
 
     Shapes: states (n, size); weight (words, size); wanted (n,); scores (n, words)
     """
@@ -68,7 +68,7 @@ def words_measured(
 
 
 def word_log_probs(options: Any, scores: Tensor) -> Tensor:
-    """Log-probabilities of all words, -inf for those that a sparse loss leaves out."""
+    """Return log-probabilities of all words, -inf for words that a sparse loss leaves out."""
     if options.loss == "cross-entropy":
         return scores.log_softmax(-1)
     return pm.entmax(scores, alpha_of(options)).log()

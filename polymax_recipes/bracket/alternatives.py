@@ -16,7 +16,7 @@ LARGEST = 100
 
 
 class Bracketing(NamedTuple):
-    """A whole tree: the labels of its spans, (n, n), -1 where there is none."""
+    """A whole tree: the labels (n, n) of its spans, -1 for all other spans."""
 
     probability: float
     labels: Tensor

@@ -62,7 +62,7 @@ def _learnable(file: str | os.PathLike[str], number: int, tree: Tree) -> Tree | 
 
 
 def tree_of_text(file: str | os.PathLike[str], number: int, text: str) -> Tree:
-    """Return the cleaned tree that a text spells; a ReadError names the row if there is none."""
+    """Return the cleaned tree that a text spells; a ReadError names the row of a text without a tree."""
     try:
         tree = _learnable(file, number, parse_tree(text))
     except ReadError:
@@ -75,7 +75,7 @@ def tree_of_text(file: str | os.PathLike[str], number: int, text: str) -> Tree:
 
 
 def cleaned(tree: Tree) -> Tree | None:
-    """A tree as it is learned and measured; None where nothing is left.
+    """Return a tree as it is learned and measured; None if nothing is left of it.
 
     Example:
         >>> from polymax_recipes.readers.trees import parse_tree

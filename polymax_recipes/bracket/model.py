@@ -86,12 +86,12 @@ class Bracketer(Model):
 
     @torch.no_grad()
     def best(self, scored: Scored) -> Tensor:
-        """The labels of the best trees, (b, n, n), -1 where they have no span."""
+        """Return the labels (b, n, n) of the best trees, -1 outside of their spans."""
         return used_labels(scored.trees.map(with_labelled_root(scored)))
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
-        """True where sparse inference leaves one tree, (b,)."""
+        """Return True where sparse inference leaves one tree, (b,)."""
         mu = SMOOTHINGS[self.options.loss](scored.trees)(scored.spans)
         return ((mu == 0) | (mu == 1)).flatten(1).all(1)
 
@@ -112,5 +112,5 @@ def unlabelled(spans: Tensor) -> Tensor:
 
 
 def used_labels(y: Tensor) -> Tensor:
-    """The labels of the spans of trees (..., n, n, labels), (..., n, n), -1 where there is no span."""
+    """Return the labels (..., n, n) of the spans of trees (..., n, n, labels), -1 for all other spans."""
     return torch.where(y.amax(-1) > 0, y.argmax(-1), -1)

@@ -32,7 +32,7 @@ Parses = list[tuple[float, Tree]]
 
 @dataclass(frozen=True)
 class BracketOptions(ReaderOptions):
-    """The options of the model and of what it writes."""
+    """Options of the model and of its output."""
 
     loss: str = option("crf", "Loss of the trees.", choices=tuple(LOSSES))
     spans: int = option(200, "Size of the layer that scores spans.", least=1)
@@ -131,7 +131,7 @@ class BracketTask(Task):
 
 @torch.no_grad()
 def parsed(trained: Trained, texts: list[list[str]], distribution: bool) -> list[Parses]:
-    """The best tree of each sentence, or those that have a probability, in the order of the sentences."""
+    """Return the best tree of each sentence, or all its trees with a probability, in the order of the sentences."""
     if not texts:
         return []
     model, table = _bracketer(trained), TokenTable(texts, trained.vocabularies)
@@ -180,7 +180,9 @@ def _merge_equal_trees(parses: Iterable[tuple[float, Tree]]) -> Parses:
 
 
 def _tree(trained: Trained, words: list[str], tags: list[int], labels: Tensor) -> Tree:
-    """The tree of words whose spans have these labels (n, n), -1 where there is none; tags of padding are ignored."""
+    """Return the tree of words from the labels (n, n) of its spans, -1 for all other spans; tags of padding are
+    ignored.
+    """
     names, parts = (stored_words(trained.vocabularies, name).words for name in ("labels", "tags"))
     n = len(words)
     chart = labels[:n, :n]

@@ -1,1 +1,1 @@
-"""The demo of the command, and what it shows: sentences, structures, speed, pictures and a report."""
+"""The demo of the command: sentences, structures, speed, pictures and a report."""

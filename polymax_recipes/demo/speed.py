@@ -69,7 +69,7 @@ def measure(
 
 
 def caution(timings: Sequence[Timing]) -> str:
-    """A sentence to print beside times that cannot be trusted; empty where they can."""
+    """Return a sentence to print beside times that cannot be trusted; it is empty if they can."""
     share = max(timing.others for timing in timings)
     if share < BUSY:
         return ""

@@ -73,7 +73,7 @@ class Shown:
 
 
 def series() -> tuple[Tensor, Tensor]:
-    """Two noisy recordings of the same three bumps, the second later and slower, (48,) and (60,)."""
+    """Return two noisy recordings of three bumps, the second later and slower, (48,) and (60,)."""
     generator = torch.Generator().manual_seed(0)
 
     # float64 holds the weights of cells that float32 would round to 0

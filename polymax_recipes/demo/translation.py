@@ -48,7 +48,7 @@ LESSON = Lesson()
 
 @dataclass(frozen=True)
 class Learned:
-    """A trained model: the mapping of its attention, what it does on unseen numbers, its weights for one of them.
+    """A trained model: the mapping of its attention, its measures on unseen numbers, its weights for one of them.
 
     Shapes: weights (target words, source words), the end of the sentence included
     """

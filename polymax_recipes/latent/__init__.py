@@ -1,1 +1,1 @@
-"""Latent trees: sentences are classified by way of trees that nobody gave."""
+"""Latent trees: classification of sentences by trees that no annotator gave."""

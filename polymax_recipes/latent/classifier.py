@@ -73,7 +73,7 @@ class Classifier(Model):
         return []
 
     def forward(self, batch: Batch) -> tuple[Tensor, Read]:
-        """Scores of labels (b, labels), and what they come from."""
+        """Return the scores of labels (b, labels), and the states and trees behind them."""
         read = self.read(sentences_of(batch))
         return self.scores(read.state), read
 

@@ -88,7 +88,7 @@ def add(app: typer.Typer) -> None:
 
 
 def agreement(every: list[Trained], names: list[Path], data: Path) -> Report:
-    """The mean over pairs of runs of F1 between their trees, or of the share of tokens with the same head."""
+    """Return the mean over pairs of runs of F1 between their trees, or of the share of tokens with equal heads."""
     if len(every) < 2:
         raise ValueError(f"RUN must be given at least twice; got {len(every)}")
     made = [trees(one, latent(one, name).read([data])) for one, name in zip(every, names)]

@@ -127,7 +127,7 @@ class Cooperative(Disjoint, Alternating):
         return {**first, "loss": (total + surrogate - surrogate.detach(), count)}
 
     def _draw_trees(self, sentences: Sentences, label: Tensor) -> tuple[Any, Tensor, Tensor]:
-        """The walk along drawn trees; scores and losses of all trees, of which those that were drawn come first."""
+        """Return the walk along drawn trees, and the scores and losses of all trees, the drawn ones first."""
         count = len(sentences.words)
         times = 2 if self.critical else 1
         words, lengths = (part.repeat(times, *[1] * (part.dim() - 1)) for part in sentences[:2])

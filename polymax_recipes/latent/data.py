@@ -1,4 +1,4 @@
-"""Sentences with labels, in ones or pairs, with trees where the files have them; and as batches."""
+"""Sentences with labels, alone or in pairs, with trees if the files have them; and batches of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +25,9 @@ NONE = -1
 
 
 class Sentence(NamedTuple):
-    """Tokens; the inner spans of their binary tree and the heads of their dependency tree, where these are known."""
+    """Tokens, the inner spans of their binary tree and the heads of their dependency tree; None if a tree is
+    unknown.
+    """
 
     tokens: tuple[str, ...]
     spans: Spans | None = None
@@ -128,7 +130,7 @@ class Batch(NamedTuple):
 
 
 class Examples:
-    """Examples in numbers: batches of them on request. Labels that training did not have are none."""
+    """Examples in numbers: batches of them on request. A label that training did not have is NONE."""
 
     def __init__(self, examples: Sequence[Example], words: Words, labels: Words) -> None:
         self.sides = len(examples[0].sides) if examples else 1
@@ -166,7 +168,7 @@ def _pad_to_width(ragged: Ragged, rows: Tensor, width: int) -> Tensor:
 
 
 def transitions(sentence: Sentence) -> list[int]:
-    """The transitions of a sentence's binary tree; none where it is not known.
+    """Return the transitions of a sentence's binary tree; [] if it is unknown.
 
     Example:
         >>> transitions(Sentence(("a", "b", "c"), ((1, 2), (0, 2))))

@@ -70,7 +70,8 @@ class ListOpsTask(LatentTask):
         for example in examples:
             for token in example.sides[0].tokens:
                 if token not in known:
-                    raise ValueError(f"expressions must have operators of the training; got {token} in one of them")
+                    operators = ", ".join(sorted(word for word in known if word.startswith("[")))
+                    raise ValueError(f"unknown operator {token}; the training has {operators}")
 
     def measures(self, made: Found, examples: Sequence[Example]) -> Report:
         """The share of lists inside of others that are constituents, in whichever order each takes its arguments."""

@@ -72,7 +72,7 @@ class MergeParser(nn.Module):
 
     @torch.no_grad()
     def draw(self, words: Tensor, lengths: Tensor, chance: Tensor) -> Merges:
-        """Merges, drawn where chance (b,) is True, the most probable one at each step where it is not.
+        """Return merges: drawn at random if chance (b,) is True, else the most probable merge at each step.
 
         A node has the place of its first token, and knows the places of its neighbours; place n + 1 is none.
         """

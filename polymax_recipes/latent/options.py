@@ -76,7 +76,7 @@ class LatentOptions(Reading):
 
     @property
     def chosen(self) -> str:
-        """The method by which trees are learned, the default of the model where none is named."""
+        """The method by which trees are learned: by default that of the model."""
         return METHODS[self.model][0] if self.method == "default" else self.method
 
     @property
@@ -86,7 +86,7 @@ class LatentOptions(Reading):
 
     @property
     def needs_gold(self) -> bool:
-        """True if training cannot go without gold trees."""
+        """Return True if training cannot go without gold trees."""
         return self.chosen in ("gold", "supervised") or self.parser == "pretrained" or self.multitask > 0
 
 

@@ -1,4 +1,4 @@
-"""A shift-reduce parser apart from what is made of its trees: it acts step by step, and is judged all at once."""
+"""A shift-reduce parser: it acts step by step, and its actions are scored all at once."""
 
 from typing import NamedTuple
 
@@ -105,7 +105,7 @@ class TransitionParser(nn.Module):
 
     @torch.no_grad()
     def draw(self, words: Tensor, lengths: Tensor, chance: Tensor) -> Drawn:
-        """Transitions, drawn where chance (b,) is True, the most probable action at each step where it is not."""
+        """Return transitions: drawn at random if chance (b,) is True, else the most probable action at each step."""
         b, n = words.shape
         width = max(2 * n - 1, 0)
         leaves = self.nodes.leaf(self._read(words))

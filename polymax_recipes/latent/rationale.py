@@ -9,7 +9,7 @@ from polymax_recipes.latent.options import ClassifyOptions
 
 
 class Rationale(Classifier):
-    """An LSTM over both directions scores words, an LSTM from left to right reads those that are chosen.
+    """An LSTM over both directions that scores words, and an LSTM from left to right that reads the chosen words.
 
     In training words are chosen by SparseMAP over all choices of at most k words, which has a gradient; else they are
     the best choice. States are off and on, or with `contiguous` before, on and after, in that order, so that the words
@@ -49,7 +49,7 @@ class Rationale(Classifier):
         return smooth(unary, self._steps(scores)).unary[..., 1]
 
     def _steps(self, scores: Tensor) -> Tensor:
-        """Scores of states that follow each other; -inf where they may not."""
+        """Return the scores of neighbouring states; -inf for a forbidden pair."""
         if not self.contiguous:
             return self.together * torch.tensor([[0.0, 0.0], [0.0, 1.0]]).to(scores)
         never = -torch.inf

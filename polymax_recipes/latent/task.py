@@ -31,14 +31,14 @@ MODELS: dict[str, Callable[[LatentOptions, Sizes], Classifier]] = {
 
 
 class LatentTask(Task):
-    """Examples of one sentence or two, with labels, and with gold trees where they are known."""
+    """Examples of one sentence or two, with labels, and with gold trees if the files have them."""
 
     def measures(self, made: Found, examples: Sequence[Example]) -> Report:
         """Measures that this task has besides those of all tasks."""
         return {}
 
     def used(self, examples: list[Example], part: str, options: LatentOptions) -> list[Example]:
-        """The examples that training uses: not too long, and with gold trees where the model needs them."""
+        """Return the examples that training uses: not too long, and with gold trees if the model needs them."""
         if options.needs_gold:
             refuse_treeless(examples, options, f"--{part}")
         if part != "train" or not options.longest:
@@ -53,7 +53,7 @@ class LatentTask(Task):
         return texts if len(texts) > 1 else texts[0]
 
     def refuse(self, examples: Sequence[Example], vocabularies: Vocabularies) -> None:
-        """A ValueError where examples have what no model with these vocabularies can read."""
+        """Raise a ValueError if examples have what no model with these vocabularies can read."""
         return
 
     def encode(self, examples: list[Example], vocabularies: Vocabularies) -> Examples:
@@ -158,7 +158,7 @@ def fitting(trained: Trained, given: Given) -> Example:
 
 
 def tree_columns(made: Found, k: int, words: Sequence[str]) -> list[str]:
-    """The tree of sentence k as text, brackets or heads, and its probability where the parser has one."""
+    """Return the tree of sentence k as text, brackets or heads, and its probability if the parser has one."""
     probability = [f"{made.probability[k]:.6g}"] if made.probability else []
     if made.spans:
         return [format_binary(words, made.spans[k]), *probability]
@@ -168,7 +168,7 @@ def tree_columns(made: Found, k: int, words: Sequence[str]) -> list[str]:
 
 
 def tree_report(made: Found, examples: Sequence[Example], data: Examples) -> Report:
-    """Measures of trees, where a model has them."""
+    """Return measures of trees, if a model has trees."""
     sides = [side for example in examples for side in example.sides]
     if made.spans:
         gold = [side.spans or () for side in sides] if all(side.spans is not None for side in sides) else None
@@ -180,7 +180,7 @@ def tree_report(made: Found, examples: Sequence[Example], data: Examples) -> Rep
 
 
 def refuse_treeless(examples: Sequence[Example], options: LatentOptions, what: str) -> None:
-    """A ValueError if an example has no gold tree of the kind that the model has."""
+    """Raise a ValueError if an example has no gold tree of the kind that the model has."""
     kind = "heads" if options.model == "dependency" else "spans"
     if any(getattr(side, kind) is None for example in examples for side in example.sides):
         name = "dependency trees" if kind == "heads" else "binary trees, ( ( a b ) c ), as texts"

@@ -92,14 +92,16 @@ def binary_measures(trees: Sequence[Spans], gold: Sequence[Spans] | None, length
 
 
 def head_measures(trees: Sequence[tuple[int, ...]], gold: Sequence[tuple[int, ...]] | None) -> Report:
-    """Share of tokens with the head of the gold tree, and of those that hang from the previous or the next token."""
+    """Return the shares of tokens with the head of the gold tree, and of tokens that hang from the previous or the
+    next token.
+    """
     others = {"left": [tuple(range(len(t))) for t in trees], "right": [(*range(2, len(t) + 1), 0) for t in trees]}
     report = {f"uas_{name}": uas(o, trees) for name, o in (({"gold": gold} if gold else {}) | others).items()}
     return {**report, "depth": share(sum(map(head_depth, trees)), len(trees))}
 
 
 def uas(gold: Sequence[tuple[int, ...]], trees: Sequence[tuple[int, ...]]) -> float:
-    """Share of tokens with the same head."""
+    """Return the share of tokens with equal heads."""
     none = [[""] * len(t) for t in trees]
     score = AttachmentScore()
     score.add(gold, trees, none, none)

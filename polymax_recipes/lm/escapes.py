@@ -17,7 +17,7 @@ def escaped(text: str) -> str:
 
 
 def unescaped(text: str) -> str:
-    r"""The text that was escaped; a ValueError where a backslash begins nothing that `escaped` writes.
+    r"""Return the text that was escaped; a ValueError if a backslash begins nothing that `escaped` writes.
 
     Example:
         >>> unescaped(r"a\n\\b") == "a\n\\b"

@@ -78,7 +78,7 @@ def continuations(
 
 
 def next_tokens(scores: Tensor, temperature: float, uniform: Tensor) -> Tensor:
-    """The token of the best score or, at a temperature above 0, the one that a number of [0, 1) draws.
+    """Return the token of the best score or, at a temperature above 0, the token drawn by a number of [0, 1).
 
     Shapes: scores (b, tokens); uniform (b,) float64; tokens (b,)
 

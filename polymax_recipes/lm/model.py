@@ -163,7 +163,7 @@ class LanguageModel(Model):
         return found
 
     def log_probs(self, states: Tensor, temperature: float = 1.0) -> Tensor:
-        """Log-probabilities of all tokens, from states; -inf for those that a sparse loss makes impossible."""
+        """Return log-probabilities of all tokens, from states; -inf for tokens that a sparse loss makes impossible."""
         return word_log_probs(self.options, self.scores(states).float() / temperature)
 
     def optimizer(self, lr: float, weight_decay: float) -> torch.optim.Optimizer:
@@ -179,7 +179,7 @@ class LanguageModel(Model):
         return cast(list[Block], list(self.blocks))
 
     def alphas(self) -> Tensor | None:
-        """The alphas of the heads of each layer, (layers, heads), where they are learned."""
+        """Return the learned alphas of the heads of each layer, (layers, heads)."""
         learned = [layer.mapping for layer in self.layers if isinstance(layer.mapping, pm.nn.AdaptiveEntmax)]
         return torch.stack([mapping.alpha.detach() for mapping in learned]) if learned else None
 

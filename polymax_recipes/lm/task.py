@@ -166,7 +166,9 @@ def attention_of(trained: Trained, windows: Windows) -> list[AttentionStatistics
 
 
 def perplexities(loss: str, measured: Report) -> Report:
-    """The perplexity, where every token has a probability, and the one that is defined for sparse losses too."""
+    """Return the perplexity, if every token has a probability, and the epsilon-perplexity, which sparse losses have
+    too.
+    """
     found = {"epsilon_perplexity": exp(measured["epsilon_nats"])}
     if loss == "cross-entropy":
         # what a model cannot say at all, such as one that diverged

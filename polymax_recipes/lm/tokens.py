@@ -105,7 +105,7 @@ def learned_pieces(texts: Iterable[str], size: int) -> Subwords:
 
 
 def tokens_of(vocabularies: Vocabularies) -> Tokens:
-    """The tokens of a run: pieces where it has some, else bytes."""
+    """Return the tokens of a run: pieces if it has some, else bytes."""
     if "pieces" not in vocabularies:
         return Bytes()
     subwords: Any = vocabularies["pieces"]

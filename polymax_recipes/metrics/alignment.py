@@ -22,7 +22,7 @@ class AlignmentScores(NamedTuple):
 
 @dataclass
 class AlignmentErrorRate:
-    """Links A against those that are sure, S, and possible, P, which holds S.
+    """Error rate of links A against sure links S and possible links P, which include S.
 
         AER = 1 - (|A and S| + |A and P|) / (|A| + |S|)
 

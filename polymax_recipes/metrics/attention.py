@@ -19,7 +19,7 @@ class AttentionShape(NamedTuple):
 
 @dataclass
 class AttentionRuns:
-    """Means over the rows of attention weights; a row without entries is none.
+    """Means over the rows of attention weights; rows without entries are left out.
 
     Masked entries (mask False) are deleted, as in `fusedmax`: their neighbours are neighbours.
 

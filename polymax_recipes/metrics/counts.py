@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class F1(NamedTuple):
-    """Shares, 0 where nothing was there to be right.
+    """Precision, recall and F1, 0 if there is nothing to be right.
 
     precision = right / predicted        recall = right / gold        f1 = 2 right / (predicted + gold)
     """
@@ -35,7 +35,7 @@ class Counts:
     right: int = 0
 
     def add(self, gold: Iterable[Hashable], predicted: Iterable[Hashable]) -> None:
-        """Count the things of one sentence; one that is there twice can be found twice."""
+        """Count the things of one sentence; a thing that is there twice can be found twice."""
         first, second = Counter(gold), Counter(predicted)
         self.gold += first.total()
         self.predicted += second.total()
@@ -50,7 +50,7 @@ class Counts:
 
 
 def share(part: float, whole: float) -> float:
-    """part / whole, and 0 where the whole is 0.
+    """Return part / whole, and 0 if the whole is 0.
 
     Example:
         >>> share(1, 4), share(0, 0)

@@ -35,7 +35,7 @@ class Weighted(NamedTuple):
 
 
 def smoothing(loss: str, trees: Trees, wanted: str) -> Any:
-    """The smoothing of a loss that has probabilities; else a ValueError that names what they were wanted for."""
+    """Return the smoothing of a loss that has probabilities; else a ValueError names the command that needs them."""
     if loss not in SMOOTHINGS:
         raise ValueError(f"{wanted} needs a loss with probabilities, {', '.join(SMOOTHINGS)}; got {loss}")
     return SMOOTHINGS[loss](trees)

@@ -22,7 +22,7 @@ ROOT = "root"
 
 
 def read_treebanks(files: Sequence[Path], skipped: list[ReadError] | None = None) -> list[Sentence]:
-    """The sentences of CoNLL-U files, each with a tree of one root; others are left out where there is `skipped`."""
+    """Return the sentences of CoNLL-U files, each with a tree of one root; with a list `skipped`, leave out others."""
     if not files:
         raise ValueError("treebanks come in one file or more; got 0")
     return list(chain.from_iterable(read_conllu(file, skipped=skipped) for file in files))

@@ -36,7 +36,7 @@ def lifted(heads: Sequence[int]) -> list[int]:
 
 
 def _leaps(heads: Sequence[int], word: int) -> bool:
-    """True if a word between this one and its head does not hang below that head."""
+    """Return True if a word between this one and its head does not hang below that head."""
     head = heads[word - 1]
     return any(not _below(heads, other, head) for other in range(min(head, word) + 1, max(head, word)))
 

@@ -100,7 +100,9 @@ class Parser(Model):
         return Scored(trees, self.arcs(tokens).float(), nodes, pairs)
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """The losses of arcs and relations, over words; in training how many were lifted, else what is right."""
+        """Return the losses of arcs and relations, over words; in training the share of lifted words, else UAS and
+        LAS.
+        """
         scored = self(batch)
         words = batch.lengths.sum()
         named = self.relations(scored.nodes, batch.heads).float()
@@ -153,7 +155,7 @@ class Parser(Model):
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
-        """True where SparseMAP leaves one tree, (b,)."""
+        """Return True where SparseMAP leaves one tree, (b,)."""
         # it is the best one, from which the solver starts: another comes at once or never
         with stopping():
             mu = pm.SparseMap(scored.trees, pm.ActiveSet(2, TOLERANCE))(*scored.scores)
@@ -163,7 +165,7 @@ class Parser(Model):
 
 @contextmanager
 def stopping() -> Iterator[None]:
-    """Without the warning that a solver was stopped, where that is what was asked for."""
+    """Suppress the warning that a solver was stopped, since --turns asks for that."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="ActiveSet stopped")
         yield

@@ -35,7 +35,7 @@ STEPS = 150
 
 @dataclass(frozen=True)
 class ParseOptions(ReaderOptions):
-    """The options of the model and of what it writes."""
+    """Options of the model and of its output."""
 
     hidden: int = option(300, "Size of the LSTM in each direction.", least=1)
     characters: int = option(100, "Size of the vectors of characters, and of what they say of a word.", least=1)

@@ -46,7 +46,7 @@ def read_alignments(files: Sequence[Path]) -> list[Aligned]:
 def _pairs(file: Path, records: Iterable[Record]) -> Iterable[tuple[Record, Record]]:
     for two in two_by_two(records):
         if len(two) < 2:
-            raise ReadError.at(file, two[0].line, f"records in pairs expected; {two[0].name!r} has no other after it")
+            raise ReadError.at(file, two[0].line, f"records must come in pairs; got {two[0].name!r} alone at the end")
         yield two[0], two[1]
 
 

@@ -61,7 +61,9 @@ class Substitutions(Model):
 
     @torch.no_grad()
     def found(self, batch: Batch, expected: bool) -> tuple[Tensor, Tensor | None]:
-        """The pairs of the best alignment, (b, n, m), and their expectations if asked for and if the loss has some."""
+        """Return the pairs of the best alignment, (b, n, m), and their expectations if the loss has some and they
+        are wanted.
+        """
         gapped, scores = self(batch)
         smoothing = SMOOTHINGS.get(self.options.loss) if expected else None
         return gapped.map(*scores).pairs, None if smoothing is None else smoothing(gapped)(*scores).pairs

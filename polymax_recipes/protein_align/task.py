@@ -33,7 +33,7 @@ class ProteinAlignOptions(Reading):
 
 
 class ProteinAlignTask(Task):
-    """Pairs of sequences with known alignments; what is learned are the scores of two letters and of gaps."""
+    """Pairs of sequences with known alignments, from which the scores of letters and of gaps are learned."""
 
     name = "protein-align"
     summary = "align pairs of sequences, by scores that are learned from known alignments"
@@ -93,7 +93,7 @@ class ProteinAlignTask(Task):
         """Two records; gaps in them are not used."""
         two = [parse_record(file, record) for record in records(unit)]
         if len(two) < 2:
-            raise ReadError.at(file, two[0].line, f"records in pairs expected; {two[0].name!r} has no other after it")
+            raise ReadError.at(file, two[0].line, f"records must come in pairs; got {two[0].name!r} alone at the end")
         first, second = (without_gaps(file, record) for record in two)
         return Aligned((two[0].name, two[1].name), first, second, [])
 

@@ -10,17 +10,17 @@ ROOTS = frozenset({"", "ROOT", "TOP", "S1"})
 
 
 def is_trace(node: Tree) -> bool:
-    """True if a node is an empty element of the Penn Treebank, (-NONE- *T*-1)."""
+    """Return True if a node is an empty element of the Penn Treebank, (-NONE- *T*-1)."""
     return node.label == "-NONE-"
 
 
 def is_zero(node: Tree) -> bool:
-    """True if a node is an empty element of the Keyaki Treebank, (NP-SBJ *pro*), or the id of a tree, (ID 1_law)."""
+    """Return True if a node is an empty element of the Keyaki Treebank, (NP-SBJ *pro*), or an id, (ID 1_law)."""
     return node.word is not None and (node.label == "ID" or node.word.startswith("*"))
 
 
 def without(tree: Tree, drop: Callable[[Tree], bool]) -> Tree | None:
-    """The tree without some nodes, and without those that nothing is left under; None if that is all.
+    """Return the tree without some nodes and without the nodes that are then empty; None if nothing is left.
 
     Example:
         >>> print(without(Tree("S", (Tree("NP", (Tree("-NONE-", (), "*"),)), Tree("VB", (), "go"))), is_trace))

@@ -17,7 +17,7 @@ class Places(NamedTuple):
 
 
 class Tagged(NamedTuple):
-    """A sentence, a tag for each of its tokens, where these are in its file, and the number of its document there."""
+    """A sentence with a tag for each token, the places of its columns, and the number of its document in the file."""
 
     tokens: list[str]
     tags: list[str]

@@ -15,7 +15,7 @@ HEAD, DEPREL = 6, 7
 
 
 class Word(NamedTuple):
-    """A syntactic word. `head` counts words from 1, 0 is the root and -1 says that none is given."""
+    """A syntactic word. `head` counts words from 1; 0 is the root, and -1 stands for a head that is not given."""
 
     form: str
     lemma: str

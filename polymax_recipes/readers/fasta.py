@@ -21,7 +21,7 @@ class Record(NamedTuple):
 
 
 def read_fasta(path: Path) -> Iterator[Record]:
-    """The records of a file, plain or .gz; a ReadError with the line where it is none."""
+    """Return the records of a file, plain or .gz; a ReadError names the line of a fault."""
     return (parse_record(path, unit) for unit in records(lines(path)))
 
 
@@ -63,7 +63,7 @@ def parse_record(path: Path, unit: list[Line]) -> Record:
 
 
 def two_by_two(items: Iterable[T]) -> Iterator[tuple[T, ...]]:
-    """Items in pairs; the last one alone where their number is odd.
+    """Return items in pairs; the last item is alone if their number is odd.
 
     Example:
         >>> list(two_by_two("abc"))

@@ -11,7 +11,7 @@ from polymax_recipes.readers.lines import Line, Path, ReadError, lines
 
 
 class ParsedPair(NamedTuple):
-    """A pair of texts with its class. Parses are for `parse_binary`; None where the file has none."""
+    """A pair of texts with its class. Parses are for `parse_binary`; None if the file has no parses."""
 
     label: str
     first: str

@@ -35,7 +35,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns of a file; `header` is the number of the line that names them, 0 where there is none.
+    """The columns of a file; `header` is the number of the line that names them, 0 without such a line.
 
     `first` is the number of the first line with a token, at which wrong columns are told.
     """
@@ -52,7 +52,7 @@ class Layout:
         return self.split.fields(line)
 
     def is_comment(self, line: Line) -> bool:
-        """True if a line begins with "#" and is no token.
+        """Return True if a line that begins with "#" is a comment, and not a token.
 
         Where nothing was said, that is so if its columns are not as many as those of tokens, or if it is a key and its
         value, `# text = ...`.
@@ -78,7 +78,7 @@ class Layout:
 
 
 def looks_like_comment(line: Line, fits: bool) -> bool:
-    """True if a line that begins with "#" is none that `fits` the columns of tokens, or is a key and its value.
+    """Return True if a line that begins with "#" does not fit the columns of tokens, or is a key and its value.
 
     Example:
         >>> [looks_like_comment(Line(1, text, ""), True) for text in ("# O", "# text = O", "# newdoc id = 7")]
@@ -88,7 +88,7 @@ def looks_like_comment(line: Line, fits: bool) -> bool:
 
 
 def begins_document(text: str) -> bool:
-    """True if a line marks the beginning of a document.
+    """Return True if a line marks the beginning of a document.
 
     Example:
         >>> [begins_document(text) for text in ("-DOCSTART- O", "# newdoc id = 7", "# newpar")]

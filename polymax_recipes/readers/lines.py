@@ -14,7 +14,7 @@ Path = str | os.PathLike[str]
 
 
 class ReadError(ValueError):
-    """A file is not what it should be: "FILE:LINE: what is wrong"."""
+    """An error in a file: "FILE:LINE: what is wrong"."""
 
     @classmethod
     def at(cls, path: Path, line: int, what: str) -> "ReadError":

@@ -6,7 +6,7 @@ from math import isfinite
 
 
 def natural_order(names: Iterable[str]) -> list[str]:
-    """Names in their natural order: numbers by their size, also where they are parts of names.
+    """Return names in their natural order: numbers by their size, also numbers inside of names.
 
     Example:
         >>> natural_order(["10", "9", "-1"]), natural_order(["class10", "class9", "a"])

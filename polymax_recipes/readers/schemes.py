@@ -114,7 +114,7 @@ def detect(sequences: Iterable[Sequence[str]]) -> Scheme:
     for scheme in (BIO, BIOES, IOB1):
         if keeps[scheme.name]:
             return scheme
-    raise ValueError(f"tags keep to none of IO, BIO, BIOES and IOB1; their prefixes are {sorted(prefixes)}")
+    raise ValueError(f"tags must keep to IO, BIO, BIOES or IOB1; got the prefixes {sorted(prefixes)}")
 
 
 def _keeps_rules(scheme: Scheme, tags: Sequence[str]) -> bool:

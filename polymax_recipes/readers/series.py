@@ -18,7 +18,7 @@ from polymax_recipes.readers.values import complete_series, value_of
 
 
 def read_series(path: Path, *, complete: bool = False) -> Iterator[Series]:
-    """The series of a file: of a .ts file or, where it has neither this name nor a header of @, of plain text.
+    """Return the series of a file: of a .ts file or, without this name and a header of @, of plain text.
 
     Where series are to be `complete`, missing values are refused.
     """
@@ -26,7 +26,7 @@ def read_series(path: Path, *, complete: bool = False) -> Iterator[Series]:
 
 
 def is_ts(path: Path) -> bool:
-    """True if a file is a .ts file, by its name or by its first line, a comment or a line of the header."""
+    """Return True if a file is a .ts file, by its name or by its first line, a comment or a line of the header."""
     if os.fspath(path).removesuffix(".gz").endswith(".ts"):
         return True
     first = next((line.text.strip(" \t") for line in lines(path) if not line.blank), "")
@@ -65,7 +65,7 @@ def read_ts(path: Path, *, complete: bool = False) -> Iterator[Series]:
 
 
 def parse_values(path: Path, line: Line) -> Series | None:
-    """The complete series of a line of a .ts file, its header unseen; None where the line is none.
+    """Return the complete series of a line of a .ts file, whose header is unknown; None for lines without a series.
 
     What comes last and is not a sequence as long as those before it is the class.
 

@@ -19,7 +19,7 @@ class Sound(NamedTuple):
 
 
 def read_wave(path: Path) -> Sound:
-    """The sound of a .wav file of integers of 8, 16, 24 or 32 bits; a ValueError that names a file that is none."""
+    """Return the sound of a .wav file of integers of 8, 16, 24 or 32 bits; a ValueError names any other file."""
     try:
         with wave.open(os.fspath(path), "rb") as file:
             width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()

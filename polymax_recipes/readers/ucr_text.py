@@ -52,7 +52,7 @@ def columns(line: Line) -> list[str]:
 
 
 def is_header(line: Line) -> bool:
-    """True if a line names its columns: none after the first is a number.
+    """Return True if a line names its columns: none after the first is a number.
 
     Example:
         >>> is_header(Line(1, "class,t0,t1", "")), is_header(Line(1, "gun,0.5,NaN", ""))
@@ -62,7 +62,7 @@ def is_header(line: Line) -> bool:
 
 
 def class_name(text: str) -> str:
-    """The name of a class; one that is a whole number is written as such, however the file has it.
+    """Return the name of a class; a whole number is written without a point or an exponent.
 
     Example:
         >>> class_name("1.0000000e+00"), class_name("-1"), class_name("gun")

@@ -15,7 +15,7 @@ class Series(NamedTuple):
 
 
 def complete_series(path: Path, line: Line, series: Series) -> Series:
-    """The series of a line, or a ReadError where one of its values is missing or not finite."""
+    """Return the series of a line; a ReadError if a value is missing or not finite."""
     if not bool(series.values.isfinite().all()):
         raise ReadError.at(path, line.number, "series must have all values, and finite ones")
     return series

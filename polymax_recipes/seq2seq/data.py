@@ -19,14 +19,14 @@ ROLES = (
 
 
 class Referenced(NamedTuple):
-    """A text and what can be written for it: the first target is learned, what is written is compared with all."""
+    """A text with its targets: the first is learned, and outputs are compared with all."""
 
     source: str
     targets: tuple[str, ...]
 
     @property
     def pair(self) -> tuple[str, str]:
-        """The source and the first target, which is the one that is learned."""
+        """The source and the first target, from which the model learns."""
         return self.source, self.targets[0]
 
 

@@ -124,5 +124,5 @@ class Seq2Seq(Model):
         return {**found, "zeros": (zeros, entries), "segments": (segments, steps), "groups": (groups, steps)}
 
     def log_probs(self, outputs: Tensor) -> Tensor:
-        """Log-probabilities of all words, -inf for those that a sparse output leaves out: (b, k, words)."""
+        """Return log-probabilities of all words, (b, k, words); -inf for words that a sparse output leaves out."""
         return word_log_probs(self.options, self.words(outputs).float())

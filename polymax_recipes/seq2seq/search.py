@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 @torch.no_grad()
 def beam_search(model: Seq2Seq, source: Tensor, lengths: Tensor, search: Search) -> Found:
-    """The target of the largest log-probability / length^penalty among those that a beam meets.
+    """Return the target of the largest log-probability / length^penalty that a beam meets.
 
     A hypothesis of probability 0 is never extended, nor one that cannot overtake the best that has ended: its
     log-probability only falls, so its score stays below what it has divided by the largest length. A sentence of which

@@ -1,4 +1,4 @@
-"""Two series and their alignment: where they come from, the expected alignment, the best path, and files of it."""
+"""Two series: reading them, their expected alignment and best path, and files of the alignment."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -22,7 +22,7 @@ class Given(NamedTuple):
     plain: bool
 
     def fitting(self, classes: Sequence[str]) -> Series:
-        """The series, or a ReadError where what stands before its values in plain text is none of the classes."""
+        """Return the series; a ReadError if the text before its values in plain text is not a class."""
         if self.plain and self.series.label not in (*classes, UNKNOWN):
             what = f"a class of the training or {UNKNOWN} expected before the values; got {self.series.label!r}"
             raise ReadError.at(self.file, self.number, what)

@@ -21,7 +21,7 @@ CELLS = 1 << 20
 
 
 class Classes(Model):
-    """A model that tells the class of a series by its discrepancy to what it keeps of each class."""
+    """A model that tells the class of a series by its discrepancies to the series that it keeps of each class."""
 
     @abstractmethod
     def distances(self, batch: Batch) -> Tensor:

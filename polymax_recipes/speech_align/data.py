@@ -1,4 +1,4 @@
-"""Utterances: sound, the tokens that are spoken in it, and where these end if that is known; and as batches."""
+"""Utterances: sound, its tokens, and the times at which they end if these are known; and batches of utterances."""
 
 import math
 import os
@@ -19,7 +19,7 @@ from polymax_recipes.training.vocabulary import Words, stored_words
 
 
 class Utterance(NamedTuple):
-    """`ends` has the seconds at which tokens end, where they are known; `where` names the utterance in errors."""
+    """An utterance. `ends` has the seconds at which tokens end, None if unknown; `where` names it in errors."""
 
     name: str
     sound: Sound
@@ -120,7 +120,9 @@ class Utterances:
                 raise ValueError(f"{one.where}: {frames.rate} samples a second expected; got {one.sound.rate}")
             strange = [token for token in one.tokens if token not in numbers]
             if strange:
-                raise ValueError(f"{one.where}: tokens of the training expected; got {strange[0]!r}")
+                raise ValueError(
+                    f"{one.where}: unknown token {strange[0]!r}; the training has {', '.join(list(numbers)[:20])}"
+                )
             count = frames.count(len(one.sound.samples))
             if len(one.tokens) > count:
                 raise ValueError(f"{one.where}: each token needs a frame; got {len(one.tokens)} for {count} frames")

@@ -1,4 +1,4 @@
-"""A classifier of frames that is taught by transcripts: the sum over all alignments is what it learns from."""
+"""A classifier of frames that learns from transcripts, by a sum over all alignments."""
 
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +61,7 @@ class FrameClassifier(Model):
 
     @torch.no_grad()
     def found(self, batch: Batch, expected: bool) -> tuple[Tensor, Tensor]:
-        """The best alignment, (b, n, m), and the expected one, if asked for; else the best one again."""
+        """Return the best alignment (b, n, m) and, if wanted, the expected one; else the best one twice."""
         monotonic, scores = pm.Monotonic((batch.lengths, batch.token_lengths)), self(batch)
         best = monotonic.map(scores)
         return best, self.smoothing(monotonic)(scores) if expected else best

@@ -1,4 +1,4 @@
-"""The best tags that keep rules: exactly where they remember little, else by a factor graph and its relaxation.
+"""The best tags that keep rules: exactly if the rules need few counters, else by a factor graph and its relaxation.
 
 If the relaxation leaves some tags between 0 and 1, the one that is most on is decided for, and it is solved again.
 """
@@ -21,7 +21,7 @@ class Unkept(ValueError):
 
 @torch.no_grad()
 def agreed_tags(rules: Sequence[Rule], unary: list[Tensor], transition: Tensor) -> list[Tensor]:
-    """The tags (n,) of the sentences of a document that keep all rules; Unkept names those that cannot be.
+    """Return the tags (n,) of the sentences of a document that keep all rules; Unkept names rules that cannot be kept.
 
     Shapes: unary (n, s) of each sentence; transition (s, s)
 

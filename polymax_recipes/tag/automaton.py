@@ -57,7 +57,7 @@ def size_of(rules: Sequence[Rule], sizes: Sequence[int], tags: int) -> int:
 
 
 def exact_tags(rules: Sequence[Rule], unary: Sequence[np.ndarray], transition: np.ndarray) -> list[np.ndarray] | None:
-    """The best tags (n,) of the sentences of a document among those that keep all rules; None where none do.
+    """Return the best tags (n,) of the sentences of a document that keep all rules; None if no tags do.
 
     Shapes: unary (n, s) of each sentence, n of at least 1; transition (s, s)
 

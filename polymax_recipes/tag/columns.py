@@ -14,7 +14,7 @@ NO_TAG = ("_", "-", "?", "O", "")
 
 
 class Chosen(NamedTuple):
-    """The flags --token-column and --tag-column, empty where they are not given."""
+    """The columns of tokens and tags as flags spell them; an empty text is the default."""
 
     token: str = ""
     tag: str = ""

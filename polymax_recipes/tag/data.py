@@ -138,9 +138,8 @@ def vocabularies_of(
     chosen: Chosen = FIRST_AND_LAST,
     constraints: str = "",
 ) -> Vocabularies:
-    """Vocabularies of words in lower case and characters, or of an encoder; of tags; the schemes in which these are
-    learned and written, the rules that those that are learned keep, the columns that all came from, and the rules of a
-    file of `constraints`.
+    """Return the vocabularies of a tagger: words in lower case and characters, or those of an encoder; tags; schemes in
+    which tags are learned and written; rules that learned tags keep; columns of the files; rules of `constraints`.
 
     Example:
         >>> vocabularies_of([Tagged(["Rome"], ["I-LOC"])], "BIO", 100)["tags"].words
@@ -166,7 +165,7 @@ def vocabularies_of(
 
 
 def _scheme_of(examples: Sequence[Tagged], scheme: str) -> str:
-    """The scheme of the files; BIO where they keep to none."""
+    """Return the scheme of the files; BIO if they keep to no scheme."""
     if not spell_spans({tag for sentence in examples for tag in sentence.tags}):
         raise ValueError(f"--scheme {scheme} must come with tags such as O and B-PER; these do not spell spans")
     try:
@@ -176,7 +175,7 @@ def _scheme_of(examples: Sequence[Tagged], scheme: str) -> str:
 
 
 def in_learned_scheme(tags: Sequence[str], schemes: Words) -> list[str]:
-    """Tags in the scheme that a run learns; as they are where it was told none."""
+    """Return tags in the scheme that a run learns; without one, as they are."""
     return SCHEMES[schemes.words[0]].convert(tags) if schemes.words else list(tags)
 
 

@@ -141,7 +141,7 @@ class Tagger(Model):
         return self.within(rules, scored, found) if rules else found
 
     def within(self, rules: Sequence[Rule], scored: Scored, found: Tensor) -> Tensor:
-        """The best tags (b, n) that keep rules of sentences, where those that were found do not."""
+        """Return the best tags (b, n) that keep rules of sentences, for sentences whose tags break one."""
         _, unary, transition = self.constrained(scored)
         tags = found.cpu().clone()
         for row, n in enumerate((tags >= 0).sum(1).tolist()):
@@ -154,7 +154,7 @@ class Tagger(Model):
 
     @torch.no_grad()
     def single(self, scored: Scored) -> Tensor:
-        """True where sparse inference leaves one sequence, (b,)."""
+        """Return True where sparse inference leaves one sequence, (b,)."""
         smoothing = SMOOTHINGS[self.options.loss](scored.chain)
         if isinstance(smoothing, pm.SparseMap):
             smoothing = pm.SparseMap(scored.chain, SOLVER)

@@ -41,7 +41,7 @@ class Rule:
     text: str = ""
 
     def keeps(self, tags: Iterable[int]) -> bool:
-        """True if these tags, of a sentence or of a whole document, keep the rule.
+        """Return True if these tags, of a sentence or of a whole document, keep the rule.
 
         Example:
             >>> Rule("at most", (1,), count=1).keeps([1, 0, 1]), Rule("implies", (1,), (2,)).keeps([0, 1, 2])
@@ -64,7 +64,8 @@ def read_rules(path: Path) -> tuple[str, ...]:
 
 
 def rules_on(stored: Sequence[str], names: Sequence[str]) -> tuple[Rule, ...]:
-    """The lines of `read_rules` as rules on tags of these names; a ReadError names a line that is no rule.
+    """Return the rules of the lines of `read_rules`, on tags of these names; a ReadError names a line that is not a
+    rule.
 
     Example:
         >>> rules_on(["rules.txt:1\\tat most 1 B-*"], ["B-LOC", "B-PER", "O"])[0].left

@@ -14,7 +14,7 @@ UNKNOWN_SPAN = "I-?"
 
 
 def spell_spans(tags: Iterable[str]) -> bool:
-    """True if all tags are those of a scheme that writes labelled spans.
+    """Return True if all tags are those of a scheme that writes labelled spans.
 
     Example:
         >>> spell_spans(["O", "B-PER"]), spell_spans(["NOUN"])
@@ -29,7 +29,7 @@ def spell_spans(tags: Iterable[str]) -> bool:
 
 
 def is_like(tag: str, tags: Sequence[str]) -> bool:
-    """True if a tag is one of these, or a span of a type of theirs.
+    """Return True if a tag is one of these, or a span of a type of theirs.
 
     Example:
         >>> is_like("I-LOC", ["O", "S-LOC"]), is_like("cat", ["O", "S-LOC"])
@@ -40,7 +40,7 @@ def is_like(tag: str, tags: Sequence[str]) -> bool:
 
 
 def rules_of(examples: Sequence[Tagged]) -> str:
-    """The scheme whose rules all examples keep, of those that forbid anything; else nothing.
+    """Return the scheme, BIO or BIOES, whose rules all examples keep; an empty text if there is none.
 
     Example:
         >>> rules_of([Tagged(["a", "b"], ["O", "B-PER"])]), rules_of([Tagged(["a", "b"], ["O", "I-PER"])])

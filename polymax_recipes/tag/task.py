@@ -52,7 +52,7 @@ MANY = 1000
 
 @dataclass(frozen=True)
 class TagOptions(ReaderOptions):
-    """The options of the model and of what it writes."""
+    """Options of the model and of its output."""
 
     encoder: str = option("", "Pretrained encoder of Hugging Face, by name or directory, instead of the LSTM.")
     loss: str = option("crf", "Loss of the chain; softmax has none.", choices=NAMES)
@@ -62,18 +62,22 @@ class TagOptions(ReaderOptions):
         choices=("same", "IO", "BIO", "BIOES"),
     )
     token_column: str = option(
-        "", "Column of the tokens: its number from 1, from -1 at the end, or its name. The first, or FORM.", late=True
+        "",
+        "Column of the tokens, by its number from 1, from -1 at the end, or by name; by default the first, or FORM.",
+        late=True,
     )
-    tag_column: str = option("", "Column of the tags, likewise. The last, or UPOS.", late=True)
+    tag_column: str = option("", "Column of the tags, likewise; by default the last, or UPOS.", late=True)
     comments: str = option(
         "auto",
-        "Are lines that begin with # comments; auto: where they have not as many columns as others.",
+        "Lines with # are comments: all (yes), none (no), or those with another number of columns (auto).",
         choices=tuple(COMMENTS),
         late=True,
     )
-    constraints: str = option("", "File of rules that the tags of a sentence or a document keep: see docs/recipes.md.")
+    constraints: str = option(
+        "", "File of rules for the tags of a sentence or a document; docs/recipes.md has its format."
+    )
     skip_bad: bool = option(False, "Leave out sentences that cannot be read, and list them.", late=True)
-    unconstrained: bool = option(False, "Find tags that break the rules of BIO or BIOES too.", late=True)
+    unconstrained: bool = option(False, "Allow tags that break the rules of BIO or BIOES.", late=True)
     batch: int = option(64, "Sentences that are tagged at once.", least=1, late=True)
     distribution: bool = option(False, "Predict taggings with their probabilities, as a table.", late=True)
 
@@ -133,7 +137,7 @@ class TagTask(Task):
         return example.tokens
 
     def used(self, examples: list[Tagged], part: str, options: TagOptions) -> list[Tagged]:
-        """All examples, with a warning where their tags look wrong."""
+        """Return all examples, after a warning if their tags look wrong."""
         if wrong := looks_wrong(examples) if part == "train" else None:
             doubt(f"--{part}: {wrong}")
         return examples
@@ -246,7 +250,7 @@ class TagTask(Task):
 
 @torch.no_grad()
 def best_tags(trained: Trained, encoded: Sentences, documents: Sequence[int] | None = None) -> list[list[str]]:
-    """The best tags of sentences, in their order; `documents` are numbers, the same for sentences of one document.
+    """Return the best tags of sentences, in their order; `documents` has the number of the document of each sentence.
 
     Without documents each sentence is one.
     """
@@ -274,7 +278,7 @@ def best_tags(trained: Trained, encoded: Sentences, documents: Sequence[int] | N
 def document_tags(
     rules: Sequence[Rule], tags: list[list[int]], unary: list[Tensor], transition: Tensor, owners: Sequence[int]
 ) -> list[list[int]]:
-    """The best tags of sentences that keep all rules, where those that were found break one of their document.
+    """Return the best tags of sentences that keep all rules of their documents, in place of tags that break one.
 
     Shapes: unary (n, s) of each sentence; transition (s, s)
     """

@@ -1,4 +1,4 @@
-"""Text to be tagged, line by line, and the same text with tags: columns or CoNLL-U, whichever a sentence is in."""
+"""Text to be tagged, line by line, and its lines with tags: in columns or in CoNLL-U."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ class Untagged:
 
     @property
     def begins_document(self) -> bool:
-        """True if a document begins with this sentence."""
+        """Return True if a document begins with this sentence."""
         return any(begins_document(line) for line in self.lines)
 
     def tagged(self, tags: Sequence[str]) -> Iterator[str]:
@@ -87,7 +87,7 @@ class Reader:
         return Untagged([line.text for line in block], rows, [cut[row][token] for row in rows], tag, split.tabs)
 
     def _rows(self, block: list[Line], cut: list[list[str]]) -> list[int]:
-        """The lines with tokens: those that are neither blank, nor marks of documents, nor comments, nor a header."""
+        """Return the lines with tokens: without blank lines, marks of documents, comments and a header."""
         rows = [k for k, line in enumerate(block) if not line.blank and cut[k][0] != DOCUMENT]
         names = [name for name in self.chosen if name and not re.fullmatch("-?[0-9]+", name)]
         if rows and names and block[rows[0]].number == 1 and set(names) <= set(cut[rows[0]]):

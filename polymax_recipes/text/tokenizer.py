@@ -78,7 +78,7 @@ def sentences(text: str) -> list[RawSentence]:
 
 
 def _ends(begun: list[_Token], following: _Token) -> bool:
-    """True if a sentence ends before a token that follows."""
+    """Return True if a sentence ends before a token that follows."""
     last = len(begun) - 1
     while last > 0 and begun[last].text in CLOSING:
         last -= 1
@@ -107,5 +107,5 @@ def _scan(text: str) -> Iterator[_Token]:
 
 
 def _abbreviates(word: str) -> bool:
-    """True if a period after a word belongs to it: known abbreviations, and initials except for the pronoun I."""
+    """Return True if a period after a word belongs to it: after abbreviations, and initials except the pronoun I."""
     return word.lower() in ABBREVIATIONS or (len(word) == 1 and word.isupper() and word != "I")

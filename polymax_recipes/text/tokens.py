@@ -44,7 +44,7 @@ class TokenTable:
 
 
 def token_vocabularies(sentences: Sequence[Sequence[str]], words: int) -> Vocabularies:
-    """Vocabularies of the words in lower case, at most so many, and of the characters; of those that come again.
+    """Return vocabularies of the words in lower case, at most so many, and of the characters that come more than once.
 
     Example:
         >>> token_vocabularies([["Rome", "Oslo"], ["rome"]], 1)["words"].words

@@ -1,1 +1,1 @@
-"""Training for every task of the command: a task says what is read, modelled and measured; the rest is here."""
+"""Training for all tasks: a task reads, models and measures; everything else is here."""

@@ -38,5 +38,5 @@ class Lines(Callback):
 
 
 def say(text: str) -> None:
-    """Print a line at once: whoever reads a file or a pipe waits for it."""
+    """Print a line and flush it, for readers of files and pipes."""
     print(text, flush=True)

@@ -95,7 +95,7 @@ def shuffled_batches(sizes: Tensor, batch_size: int, seed: int, epoch: int) -> l
 
 
 def share(batches: list[Tensor], rank: int, processes: int) -> list[Tensor]:
-    """The batches of one process: every process gets as many, the first ones twice where they do not divide.
+    """Return the batches of one process, as many as every other has: the first are taken twice if they do not divide.
 
     Example:
         >>> [len(share(shuffled_batches(torch.ones(5), 1, 0, 0), rank, 2)) for rank in (0, 1)]

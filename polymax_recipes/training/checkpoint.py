@@ -43,7 +43,7 @@ def save_into(opened: IO[bytes], stored: dict[str, Any]) -> None:
 
 
 def check_checkpoint(model: torch.nn.Module, file: Path) -> None:
-    """A ValueError that names the file if it is not a checkpoint of this model's training."""
+    """Raise a ValueError that names the file if it is not a checkpoint of this model's training."""
     stored = tensors(file)
     with refused(file, "a checkpoint of this run"):
         weights, rows = stored["state_dict"], stored["callbacks"]["Record"]["rows"]

@@ -31,7 +31,7 @@ from polymax_recipes.training.task import MODULES, Report, Task, Trained, column
 from polymax_recipes.training.vocabulary import END, SPECIALS
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory that train wrote.")]
-Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads on the CPU; 0 for as many as torch chooses.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that exists.")]
 TaskFile = Annotated[
@@ -45,12 +45,17 @@ TaskFile = Annotated[
     ),
 ]
 Late = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option that may change after training.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Another value of an option that may change after training; may be repeated.",
+    ),
 ]
 
 
 def add(app: typer.Typer) -> None:
-    """Add the commands to the application: those of all tasks, and those that a task has for itself."""
+    """Add the commands train, predict and evaluate to the application."""
     group = typer.Typer(no_args_is_help=True, cls=TrainGroup)
 
     @group.callback()
@@ -66,7 +71,7 @@ def add(app: typer.Typer) -> None:
 
 
 def add_drawing(app: typer.Typer) -> None:
-    """Add the commands that draw, and those that a task has for itself."""
+    """Add the commands that draw, and those of single tasks."""
     for command in (plot_log, plot_attention):
         app.command()(command)
     # tasks of one package share its commands
@@ -96,7 +101,7 @@ class TrainGroup(typer.core.TyperGroup):
     """The group `train`, whose option --task adds a command before commands are looked up."""
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Return the command of a task, also of one that a file has just registered."""
+        """Return the command of a task, also of a task that a file has just registered."""
         if name not in MODULES or name in self.commands:
             return super().get_command(ctx, name)
         alone = typer.Typer()
@@ -130,7 +135,7 @@ def train_command(task: Task) -> Callable[..., None]:
                 how = f"--resume continues {out}" if Run(out).config.exists() else "start again"
                 raise OSError(f"{message_of(error)}: make room, then {how}") from error
 
-    twice = "twice where source and target are parallel files"
+    twice = "for parallel texts repeat it, --train SOURCE --train TARGET"
     parts = {"train": f"Training data; {twice}.", "dev": "Data that decide which epoch is best.", "test": "Test data."}
     parameters = [_parameter(part, list[Path] | None, help=text, metavar="FILE") for part, text in parts.items()]
     parameters.append(_parameter("out", Path, ..., help="Directory of the run.", metavar="RUN"))
@@ -180,7 +185,7 @@ def predict(
         str, typer.Option(metavar="I/N", help="Only the I-th of N parts; the outputs of all, joined, are the whole.")
     ] = "1/1",
     device: Annotated[
-        str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, or several with commas between.")
+        str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, or several with commas between.")
     ] = "auto",
     threads: Threads = 0,
     options: Late = None,
@@ -272,7 +277,7 @@ def _list_skipped(skipped: list[ValueError] | None) -> None:
 
 @contextmanager
 def _errors_with_place(output: Path) -> Iterator[None]:
-    """Errors say where what came before them is."""
+    """Let errors name the file with the output so far."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -289,7 +294,7 @@ def plot_attention(
     device: Device = "auto",
     options: Late = None,
 ) -> None:
-    """Draw where a translation looks: a row for each of its words, a column for each of the source."""
+    """Draw the attention of a translation: a row for each of its words, a column for each of the source."""
     from polymax import plot
 
     with plain_errors("stopped", ValueError):
@@ -309,7 +314,7 @@ def plot_attention(
 
 def plot_log(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories that train wrote.")],
-    measure: Annotated[str, typer.Option(help="Column of log.csv; that of dev where only its last part is given.")],
+    measure: Annotated[str, typer.Option(help="Column of log.csv; dev_ may be left out.")],
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("log.png"),
 ) -> None:
     """Draw a measure over the epochs of runs."""

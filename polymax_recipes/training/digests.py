@@ -17,7 +17,7 @@ NAME = "digests.json"
 
 @contextmanager
 def atomic_write_with_digest(file: Path) -> Iterator[Path]:
-    """A path to write to; what is there at the end of the block takes the place of the file, and its digest is kept."""
+    """Give a path to write to; at the end of the block its file takes the place of `file`, and its digest is kept."""
     listed = read_digests(file.parent)
     with atomic_write(file) as temporary:
         yield temporary
@@ -27,7 +27,7 @@ def atomic_write_with_digest(file: Path) -> Iterator[Path]:
 
 
 def check_digest(file: Path) -> None:
-    """A ValueError if a file is not as it was written; one without a digest, as of older runs, is not checked."""
+    """Raise a ValueError if a file is not as it was written; one without a digest, as of older runs, is not checked."""
     listed = read_digests(file.parent).get(file.name)
     if listed is not None and digest([file]) not in listed:
         raise ValueError(

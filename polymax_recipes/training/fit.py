@@ -1,4 +1,4 @@
-"""A training: from files to a run directory, with Lightning's Trainer, resumable to the same bits."""
+"""Training from files to a run directory, by Lightning's Trainer, resumable to equal bits."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,9 @@ def train(name: str, files: Files, out: Path, given: dict[str, Any], resume: boo
 
 
 def trained_on(task: Task, config: Config, run: Run, resume: bool, given: dict[str, Any]) -> dict[str, Report]:
-    """Train as a configuration says, and report; a new run takes defaults that fit its data for what is not `given`."""
+    """Train as a configuration says, and report; a new run takes defaults that fit its data for options not in
+    `given`.
+    """
     parts = {part: task.read_as([Path(file) for file in names], config.options) for part, names in config.files.items()}
     used = {part: task.used(parts[part], part, config.options) for part in ("train", "dev")}
     if not resume:
@@ -161,19 +163,19 @@ def check_options(task: Task, given: dict[str, Any]) -> None:
 
 
 def vocabularies_of(task: Task, config: Config, run: Run, examples: list[Any], resume: bool) -> Vocabularies:
-    """The vocabularies of the run where there is one, else those of the training examples."""
+    """Return the vocabularies of the run if it has some, else those of the training examples."""
     if resume and run.vocabulary.exists():
         return read_vocabularies(run.vocabulary)
     return task.vocabularies(examples, config.options)
 
 
 def first_process() -> bool:
-    """True if this process writes: one of all on all nodes does."""
+    """Return True if this process writes: one of all on all nodes does."""
     return not any(int(os.environ.get(rank, 0)) for rank in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
 def check_files(files: Files, run: Run) -> None:
-    """A ValueError if a file of data is one that the run writes."""
+    """Raise a ValueError if a file of data is one that the run writes."""
     for part, names in files.items():
         for file in names:
             if any(same_file(own, Path(file)) for own in run.files):

@@ -18,7 +18,7 @@ def write_log(file: Path, rows: Sequence[dict[str, float]]) -> None:
 
 
 def read_log(run: Run) -> list[dict[str, str]]:
-    """The rows of the log of a run, a line for each epoch; none where it has no log."""
+    """Return the rows of the log of a run, one for each epoch; [] without a log."""
     if not run.log.exists():
         return []
     check_digest(run.log)

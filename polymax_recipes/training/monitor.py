@@ -12,7 +12,7 @@ from polymax_recipes.training.task import Model, Task
 
 
 class Monitor(NamedTuple):
-    """Names of measures, of which the first that there is decides; those in `falling` are best where they are least.
+    """Names of measures, the first of which that a log has decides; measures in `falling` are best at their lowest.
 
     Example:
         >>> rows = [{"dev_loss": 2.0, "dev_accuracy": 0.5}, {"dev_loss": 3.0, "dev_accuracy": 0.6}]
@@ -46,13 +46,13 @@ class Monitor(NamedTuple):
 
 
 def monitor_of(task: Task, asked: str) -> Monitor:
-    """The measure that was asked for, or those of the task."""
+    """Return the monitor of the measure of --monitor, or of those of the task."""
     return Monitor((asked,) if asked else task.monitor, task.falling)
 
 
 @torch.no_grad()
 def check_asked(asked: str, model: Model, dev: Encoded, logged: Sequence[str] = ()) -> None:
-    """A ValueError if a model has no such measure: one example tells, before hours are spent on an epoch."""
+    """Raise a ValueError if a model has no such measure: one example tells, before hours are spent on an epoch."""
     training = model.training
     shortest = dev.sizes.argsort(stable=True)[:1]
     names = [*model.eval().loss(to_device(dev[shortest], model)), *logged]

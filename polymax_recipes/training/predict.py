@@ -91,7 +91,7 @@ def _pieces(
     errors: list[ValueError],
     skipped: list[ValueError] | None,
 ) -> Iterator[_Piece]:
-    """The units of lines, some at a time, up to the first that is no input, whose error is put into a list."""
+    """Yield units of lines, some at a time, up to the first that cannot be read, whose error goes into a list."""
     taken: list[Line] = []
     inputs: list[Any] = []
     units = iter(trained.task.units(lines))
@@ -223,7 +223,7 @@ def _text(piece: Predicted) -> bytes:
 
 
 def as_lines(texts: Iterable[str]) -> Iterator[Line]:
-    """Texts that are no file's as lines.
+    """Return texts that come from no file as lines.
 
     Example:
         >>> next(as_lines(["a"]))

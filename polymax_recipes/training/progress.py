@@ -24,7 +24,7 @@ class Clock:
     since: float = field(default_factory=monotonic)
 
     def due(self) -> bool:
-        """True if it is time for the next line."""
+        """Return True if it is time for the next line."""
         if monotonic() - self.since < SECONDS:
             return False
         self.restart()
@@ -37,7 +37,7 @@ class Clock:
 
 @contextmanager
 def progress_of_lines(source: Path) -> Iterator[Callable[[int], None]]:
-    """A function to be told how many lines more are done; what it says goes to the standard error."""
+    """Give a function that counts finished lines and reports them on the standard error."""
     start, console = monotonic(), Console(stderr=True)
     if not console.is_terminal:
         clock, done = Clock(), 0

@@ -25,7 +25,7 @@ from polymax_recipes.training.vocabulary import restored
 
 @dataclass(frozen=True)
 class Run:
-    """A directory, by the names of what is in it."""
+    """A run directory, with the paths of its files."""
 
     path: Path
 
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        """True if there is more in the directory than a process leaves that is killed before its run begins."""
+        """Return True if there is more in the directory than a process leaves that is killed before its run begins."""
         if not self.path.is_dir():
             return self.path.exists()
         early = {self.vocabulary.name, self.data.name, NAME, *(part_of(file).name for file in self.files)}
@@ -160,7 +160,7 @@ def read_samples(run: Run) -> list[Any]:
 
 
 def check_run(run: Run) -> Run:
-    """The run, or a FileNotFoundError."""
+    """Return the run; a FileNotFoundError if there is none."""
     if not run.config.exists():
         raise FileNotFoundError(f"{run.path} is not a run: there is no {run.config}")
     return run
@@ -181,7 +181,7 @@ def late(task: Task, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def built(task: Task, options: Any, vocabularies: Vocabularies, run: Run) -> Model:
-    """The untrained model of a run; a ValueError if there is none of its configuration and its vocabularies."""
+    """Return the untrained model of a run; a ValueError if its configuration does not fit its vocabularies."""
     with refused(run.config, f"a configuration that fits {run.vocabulary}"):
         return task.model(options, vocabularies)
 
@@ -223,7 +223,7 @@ def _form(tensor: Tensor) -> str:
 
 
 class StoredVocabularies(Vocabularies):
-    """The vocabularies of a file, which is named where one is missing."""
+    """The vocabularies of a file, which errors about a missing one name."""
 
     def __init__(self, file: Path, vocabularies: Vocabularies) -> None:
         super().__init__(vocabularies)

@@ -21,10 +21,12 @@ class Learning:
     seed: int = option(0, "Seed of all random numbers.", most=2**63 - 1)
     batch_size: int = option(64, "Examples in a step, on each device.", least=1)
     lr: float = option(0.001, "Learning rate of Adam.")
-    decay: str = option("none", "How the learning rate falls, to 0 after all epochs.", choices=("none", "linear"))
+    decay: str = option(
+        "none", "Decay of the learning rate: linear falls to 0 over all epochs.", choices=("none", "linear")
+    )
     clip: float = option(5.0, "Largest norm of the gradient; 0 for no limit.")
-    weight_decay: float = option(0.0, "How fast Adam shrinks all weights, in parts of the learning rate.")
-    monitor: str = option("", "Measure on dev by which the best epoch is kept; that of the task if none is given.")
+    weight_decay: float = option(0.0, "Weight decay of AdamW.")
+    monitor: str = option("", "Measure on dev that decides which epoch is kept; by default that of the task.")
 
 
 @dataclass(frozen=True)
@@ -32,18 +34,20 @@ class Running:
     """Length and devices of a training; a resumed run may be given others."""
 
     epochs: int = option(10, "Passes over the training data.", least=1)
-    patience: int = option(0, "Stop after so many epochs that were not better on dev; 0 for never.")
-    precision: str = option("32-true", "Arithmetic.", choices=("32-true", "bf16-mixed", "16-mixed"))
+    patience: int = option(0, "Stop after this number of epochs without an improvement on dev; 0 to go on.")
+    precision: str = option("32-true", "Precision of the arithmetic.", choices=("32-true", "bf16-mixed", "16-mixed"))
     accelerator: str = option("auto", "Kind of device: auto, cpu, gpu.", choices=("auto", "cpu", "gpu"))
-    threads: int = option(0, "Threads on the CPU; 0 for as many as torch chooses.")
+    threads: int = option(0, "Threads on the CPU; 0 for the number that torch chooses.")
     devices: int = option(1, "Devices on each node, one process each.", least=1)
     workers: int = option(0, "Processes that prepare batches for each device; 0 for none beside its own.")
     nodes: int = option(1, "Nodes; start the command on each, with MASTER_ADDR and NODE_RANK or by torchrun.", least=1)
-    strategy: str = option("auto", "How the processes are started.", choices=("auto", "ddp", "ddp_spawn", "ddp_fork"))
+    strategy: str = option(
+        "auto", "Strategy by which Lightning starts processes.", choices=("auto", "ddp", "ddp_spawn", "ddp_fork")
+    )
 
     @property
     def on_cuda(self) -> bool:
-        """True if Lightning chooses a GPU of CUDA."""
+        """Return True if Lightning chooses a GPU of CUDA."""
         return self.accelerator != "cpu" and torch.cuda.is_available()
 
 

@@ -30,7 +30,7 @@ MODULES: dict[str, str] = {}
 
 
 def register(name: str, module: str) -> None:
-    """Register a task under a name; its module is imported when the task is first asked for.
+    """Register a task under a name; its module is imported when the task is first used.
 
     Example:
         >>> register("tag", "polymax_recipes.tag.task")
@@ -72,7 +72,7 @@ class Part(NamedTuple):
 
 
 class Model(nn.Module, ABC):
-    """A module that can be trained: it knows its own loss, where it begins and how it is minimised."""
+    """A module that can be trained: it has its own loss, first values and optimiser."""
 
     # whether a step takes all training data at once: an optimiser that searches along a line needs one function
     whole = False
@@ -81,7 +81,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, batch: Any) -> Measured:
-        """Sums over the batch, and what they are to be divided by; "loss" is what is minimised."""
+        """Return sums over the batch and the counts that divide them; "loss" is minimised."""
 
     def start(self, data: Encoded) -> None:
         """Take first values from the training data, where random ones will not do."""
@@ -234,7 +234,7 @@ class Task(ABC):
         return None
 
     def used(self, examples: list[Any], part: str, options: Any) -> list[Any]:
-        """The examples of "train" or "dev" that a training uses; a ValueError where they are not what it needs."""
+        """Return the examples of "train" or "dev" that a training uses; a ValueError if they do not fit the options."""
         return examples
 
     @abstractmethod
@@ -256,7 +256,7 @@ class Task(ABC):
         """An untrained model; its random numbers are torch's."""
 
     def begin(self, model: Any, options: Any) -> None:
-        """Give a model the weights that its training begins with, where these are not the random ones it has."""
+        """Load pretrained weights into a new model, if the task has some."""
         return
 
     @abstractmethod
@@ -264,7 +264,7 @@ class Task(ABC):
         """Measures, in the order in which they are printed."""
 
     def units(self, lines: Iterable[Line]) -> Iterator[list[Line]]:
-        """The lines of input that belong together: each by itself, where a task does not say otherwise."""
+        """Yield the lines of input that belong together: by default each line alone."""
         return ([line] for line in lines)
 
     @abstractmethod
@@ -278,15 +278,15 @@ class Task(ABC):
         return [""]
 
     def accept(self, trained: Trained, file: str, unit: list[Line]) -> Any:
-        """Return the input that a unit stands for to this model; a ReadError if there is none."""
+        """Return the input that a unit stands for to this model; a ReadError if it cannot be read."""
         return self.parse(file, unit)
 
     def stands_alone(self, trained: Trained, given: Any) -> bool:
-        """True if an input can be predicted without those before it, so that a piece of the work may end there."""
+        """Return True if an input can be predicted without those before it: a piece of the work may end there."""
         return True
 
     def from_text(self, trained: Trained, sentence: RawSentence) -> list[str]:
-        """The lines of input of a sentence of raw text; a ValueError where a task takes none."""
+        """Return the lines of input of a sentence of raw text; a ValueError if the task takes no raw text."""
         raise ValueError(f"--text is for tag, parse and bracket; {self.name} takes lines as docs/recipes.md says")
 
     def measures_to_log(self, trained: Trained, dev: list[Any]) -> Report:

@@ -75,7 +75,7 @@ class Steps(LightningModule):
         self.model.start_epoch(self.trainer.current_epoch)
 
     def train_dataloader(self) -> Any:
-        """Batches of the epoch: asked for at the start of each."""
+        """Return the batches of the epoch, at its start."""
         # the first thing that is asked for after a checkpoint was restored
         self.restored = True
         sizes, seed, epoch = self.data.train.sizes, self.learning.seed, self.trainer.current_epoch
@@ -156,7 +156,7 @@ class Steps(LightningModule):
 
     @torch.no_grad()
     def further_measures(self) -> dict[str, float]:
-        """Return the measures of dev that are no means over its batches."""
+        """Return measures of dev other than means over its batches."""
         if self.data.measures is None:
             return {}
         training = self.model.training
@@ -224,7 +224,7 @@ class Record(Callback):
             logger.log_metrics(means, trainer.global_step)
 
     def check_loss(self, means: dict[str, float], epoch: int) -> None:
-        """A ValueError where a loss is NaN: no later epoch would be better, and this one is not kept."""
+        """Raise a ValueError if a loss is NaN: no later epoch would be better, and this one is not kept."""
         for name in ("train_loss", "dev_loss"):
             if isnan(means[name]):
                 kept = f"{self.run.path} keeps the best epoch before it" if self.rows else "no epoch is kept"
@@ -238,7 +238,7 @@ class Record(Callback):
 
     @property
     def exhausted(self) -> bool:
-        """True if training stops: the monitored measure has not improved for as many epochs as patience allows."""
+        """Return True if the monitored measure has not improved for as many epochs as patience allows."""
         return 0 < self.patience <= len(self.rows) - 1 - self.best if self.rows else False
 
     def write(self, module: "Steps") -> None:
@@ -319,7 +319,7 @@ def blame_checkpoint(steps: Steps, last: Path) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress Lightning's advice on what is decided here."""
+    """Suppress Lightning's advice on choices made here."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.ERROR)

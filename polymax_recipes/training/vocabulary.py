@@ -125,7 +125,7 @@ Vocabulary = Words | Subwords
 
 
 def stored_words(vocabularies: Mapping[str, Vocabulary], name: str) -> Words:
-    """The vocabulary of a name, where a task has stored words."""
+    """Return the vocabulary of a name, which must be words."""
     words = vocabularies[name]
     if not isinstance(words, Words):
         raise ValueError(f"vocabulary.json must have words as {name!r}; it has subwords")

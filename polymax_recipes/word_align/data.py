@@ -27,7 +27,7 @@ CLITICS = re.compile(
 
 
 class Sides(NamedTuple):
-    """A sentence and its translation: texts, or lists of words where a file says what is a word; links by hand."""
+    """A sentence and its translation, as texts or as lists of words, and the links made by hand."""
 
     source: str | list[str]
     target: str | list[str]
@@ -44,7 +44,7 @@ def read_sides(files: Sequence[Path]) -> list[Sides]:
         group = [waiting.pop(0)]
         if not _is(group[0], ".tsv", ".jsonl"):
             if not waiting:
-                raise ValueError(f"pairs come in a table, or in two files; {group[0]} has no other beside it")
+                raise ValueError(f"pairs must come in a table or in two files; got {group[0]} alone")
             group.append(waiting.pop(0))
         if not _is(group[0], ".conllu"):
             pairs += [Sides(*text.pair) for text in read_texts(group)]

@@ -1,4 +1,4 @@
-"""Lexicons in both directions, whose words are explained by an alignment that nobody has seen."""
+"""Lexicons in both directions, whose words are explained by a latent alignment."""
 
 from typing import Any
 

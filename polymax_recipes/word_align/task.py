@@ -28,7 +28,7 @@ Links = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class WordAlignOptions(Reading):
-    """The options of the model, of its words, and of what is a link."""
+    """Options of the model, of its words, and of links."""
 
     attention: str = option("softmax", "How words are explained by others.", choices=tuple(EXPLANATIONS))
     embedding: int = option(64, "Size of word vectors: the rank of the lexicons.", least=1)
@@ -41,7 +41,7 @@ class WordAlignOptions(Reading):
 
 
 class WordAlignTask(Task):
-    """Sentence pairs; those that were aligned by hand are measured by it, and never learned from."""
+    """Sentence pairs; alignments made by hand are measured by, and never learned from."""
 
     name = "word-align"
     summary = "align the words of sentence pairs, from pairs alone"

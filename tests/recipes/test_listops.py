@@ -188,7 +188,7 @@ def test_a_run_knows_the_operators_of_its_training():
     more = task.vocabularies(read("[MAX 1 [PM 2 3 ] ]", "[FIRST 1 2 ]"), None)
     assert more["words"].words == (*few["words"].words[:-1], "[FIRST", "[PM", "]")
     assert len(task.encode(read("[PM 2 3 ]"), more).words.values) == 4
-    with pytest.raises(ValueError, match=r"operators of the training; got \[LAST in one"):
+    with pytest.raises(ValueError, match=r"unknown operator \[LAST; the training has "):
         task.encode(read("[LAST 2 3 ]"), more)
 
 

@@ -84,7 +84,7 @@ def test_faults_are_one_line(tmp_path):
     cases = [
         ("ACGT\n", "1: a name after '>' expected; got 'ACGT'"),
         (">a\nAC\n>b\nACG\n", "3: a row of 2 columns expected, as that of 'a'; got 3"),
-        (">a\nAC\n", "1: records in pairs expected; 'a' has no other after it"),
+        (">a\nAC\n", "1: records must come in pairs; got 'a' alone at the end"),
         (">a\n>b\nAC\n", "1: letters expected after '>a'"),
         (">a\nA1\n>b\nAC\n", "2: letters and gaps expected; got '1'"),
         (">a\n--\n>b\nAC\n", "1: letters expected; 'a' has gaps alone"),

@@ -45,9 +45,9 @@ def test_spans_are_those_of_the_tables_of_conlleval():
         assert r.spans_of(triple) == spans
 
 
-def test_schemes_that_are_none():
+def test_tags_of_unknown_schemes_are_refused():
     assert r.detect([["U-A", "B-A", "L-A"]]) == r.BIOES
-    with pytest.raises(ValueError, match="none of IO, BIO"):
+    with pytest.raises(ValueError, match="tags must keep to IO, BIO"):
         r.detect([["B-A", "I-A", "E-A"], ["I-A", "B-A"]])
     for tags in (["X-A"], ["B"], ["O-A"], ["b-A"]):
         with pytest.raises(ValueError, match="tag must be O, or one of"):

@@ -200,7 +200,7 @@ def test_faults_are_one_line(files, tmp_path):
     train = ("train", "word-align", "--out", tmp_path / "run", "--dev", files / "train.tsv")
     cases = [
         ((broken,), f"{broken}:2: 2 columns between tabs expected, source, target; got 1"),
-        ((files / "source.txt",), f"pairs come in a table, or in two files; {files / 'source.txt'} has no other"),
+        ((files / "source.txt",), f"pairs must come in a table or in two files; got {files / 'source.txt'} alone"),
         ((files / "source.conllu", short), f"{short}:2: ends after 1 sentences, before {files / 'source.conllu'}"),
     ]
     for given, message in cases:
