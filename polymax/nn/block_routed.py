@@ -137,8 +137,13 @@ class BlockRoutedAttention(nn.Module):
     ) -> Tensor:
         """Return the priors (batch, num_heads, L, blocks): 1 for blocks that are always on, 0 for those not read."""
         call = self._call(query, key, key, attn_mask, is_causal, scale, causal_offset)
-        routes = self._routes(call)
-        return self._of_queries(routes.bias, query.shape[2]).exp()
+        prior = self._of_queries(self._routes(call).bias, query.shape[2]).exp()
+        if not is_causal:
+            return prior
+        # keys after a query are hidden one by one, and blocks of such keys alone are not read
+        places = torch.arange(query.shape[2], device=prior.device)[:, None] + call.pattern.offset
+        first = torch.arange(prior.shape[-1], device=prior.device) * self.block
+        return prior.masked_fill(first > places, 0)
 
     def extra_repr(self) -> str:
         sizes = f"block={self.block}, window={self.window}, sinks={self.sinks}, query_block={self.query_block}"

@@ -98,6 +98,9 @@ def test_chosen_blocks_give_what_dense_priors_give(options, call, monkeypatch):
     prior = module.prior(q, k, **call)
     if mask is None:
         assert (prior == 0).any(), "some blocks are left out"
+        inside = weights > 0
+        inside = torch.nn.functional.pad(inside, (0, -inside.shape[-1] % 4)).unflatten(-1, (-1, 4)).any(-1)
+        assert not (inside & (prior == 0)).any(), "there is no weight where the prior is 0"
         assert ((prior > 0) & (prior < 1)).any(), "some blocks are chosen"
 
 
