@@ -73,6 +73,7 @@ class ByDevice:
 
     cpu: Callable[..., Any] | None
     cuda: Callable[..., Any] | None
+    op: Any = None
 
     def direct(self, x: Tensor, *others: Tensor | None) -> Callable[..., Any] | None:
         """The function of the device, for a call with these tensors that nothing looks at; None for other calls.
@@ -94,7 +95,9 @@ class ByDevice:
         for t in others:
             if t is not None and (type(t) not in PLAIN or _batched(t) or wrapped(t)):
                 return None
-        return self.cpu if x.is_cpu else self.cuda if x.is_cuda else None
+        found = self.cpu if x.is_cpu else self.cuda if x.is_cuda else None
+        # a device without a file has the reference, which takes what the operator takes
+        return None if found is self.op else found
 
 
 class Operator(ByDevice):
@@ -104,9 +107,10 @@ class Operator(ByDevice):
         self.op = op
         self._package = package
         self._name = name
-        # the functions of the devices, each replaced by itself at its first call
-        self.cpu = partial(self._load, "cpu")
-        self.cuda = partial(self._load, "cuda")
+        # the functions of the devices, each replaced by itself at its first call; the reference where there is no file
+        for device in _FILES.values():
+            there = find_spec(f"{package}.{device}") is not None
+            setattr(self, device, partial(self._load, device) if there else op)
 
     def __call__(self, x: Tensor, *args: Any) -> Any:
         if (
@@ -132,8 +136,7 @@ class Operator(ByDevice):
         return self.cuda(x, *args) if x.is_cuda else self.op(x, *args)
 
     def _load(self, device: str, *args: Any) -> Any:
-        there = find_spec(f"{self._package}.{device}") is not None
-        function = getattr(import_module(f"{self._package}.{device if there else 'reference'}"), self._name)
+        function = getattr(import_module(f"{self._package}.{device}"), self._name)
         setattr(self, device, function)
         return function(*args)
 
