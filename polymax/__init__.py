@@ -176,6 +176,28 @@ _LAZY = {
     "testing": "polymax.testing",
 }
 _MODULES = ("factors", "nn")
+# names in other packages, and what they are here
+_ELSEWHERE = {
+    "AlignmentCRF": "pm.Marginals(pm.Alignment())",
+    "DependencyCRF": "pm.Marginals(pm.ProjectiveTree())",
+    "Entmax15": "pm.entmax(x, alpha=1.5)",
+    "Entmax15Loss": "pm.entmax_loss",
+    "EntmaxBisect": "pm.entmax",
+    "LinearChainCRF": "pm.Marginals(pm.Chain())",
+    "NonProjectiveDependencyCRF": "pm.Marginals(pm.SpanningTree())",
+    "SemiMarkovCRF": "pm.Marginals(pm.SemiMarkov(width))",
+    "SoftDTW": "pm.soft_dtw",
+    "SparsemaxLoss": "pm.sparsemax_loss",
+    "TreeCRF": "pm.Marginals(pm.SpanTree())",
+    "budget_bisect": "pm.budgetmax",
+    "entmax15": "pm.entmax(x, alpha=1.5)",
+    "entmax15_loss": "pm.entmax_loss",
+    "entmax_bisect": "pm.entmax",
+    "entmax_bisect_loss": "pm.entmax_loss",
+    "gumbel_softmax": "pm.PerturbAndMap(pm.Simplex(), through=pm.Marginals(pm.Simplex()))",
+    "normmax_bisect": "pm.normmax",
+    "sparsemax_bisect": "pm.sparsemax",
+}
 
 # all that is imported above
 __all__ = sorted(
@@ -196,7 +218,19 @@ def __getattr__(name: str) -> _Any:
         from importlib import import_module
 
         return import_module(_LAZY[name])
-    raise AttributeError(f"module 'polymax' has no attribute {name!r}")
+    advice = "" if name.startswith("_") else _advice(name)
+    raise AttributeError(f"module 'polymax' has no attribute {name!r}{advice}")
+
+
+def _advice(name: str) -> str:
+    """What may have been meant by a name that is not here."""
+    from difflib import get_close_matches
+
+    inside = [f"pm.{module}.{name}" for module in _MODULES if hasattr(globals()[module], name)]
+    cased = [f"pm.{own}" for own in __all__ if own.lower() == name.lower()]
+    close = [f"pm.{own}" for own in get_close_matches(name, __all__, 1)]
+    found = [*([_ELSEWHERE[name]] if name in _ELSEWHERE else []), *inside, *cased, *close]
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,8 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def floating(x: Any, name: str) -> None:
     """Refuse x unless it is a floating-point tensor."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor; got {type(x).__name__}")
+        advice = f": use torch.from_numpy({name})" if type(x).__module__ == "numpy" else ""
+        raise TypeError(f"{name} must be a tensor; got {type(x).__name__}{advice}")
     if x.dtype not in FLOATS:
         raise TypeError(f"{name} must be float64, float32, bfloat16 or float16; got {x.dtype}")
 

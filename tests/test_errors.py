@@ -12,7 +12,7 @@ NAN = float("nan")
 # what is called, what is raised, and what its message must contain
 REFUSED = {
     "scores-list": (lambda: pm.sparsemax([1.0, 2.0]), TypeError, ["x", "tensor", "list"]),
-    "scores-numpy": (lambda: pm.softmax(np.zeros(3)), TypeError, ["x", "tensor", "ndarray"]),
+    "scores-numpy": (lambda: pm.softmax(np.zeros(3)), TypeError, ["x", "ndarray: use torch.from_numpy(x)"]),
     "scores-integers": (lambda: pm.entmax(torch.arange(3)), TypeError, ["x", "float32", "int64"]),
     "scores-bool": (lambda: pm.softmax(torch.ones(3, dtype=torch.bool)), TypeError, ["x", "float32", "bool"]),
     "scores-complex": (lambda: pm.softmax(X + 0j), TypeError, ["x", "float32", "complex64"]),
@@ -124,6 +124,28 @@ def test_scores_of_the_wrong_type(case):
             getattr(case.regularizer(), method)([0.5, 0.5])
         with pytest.raises(TypeError, match="int64"):
             getattr(case.regularizer(), method)(torch.arange(5))
+
+
+# names of other packages, and what the error must advise
+ELSEWHERE = {
+    "CRF": "pm.nn.CRF",
+    "entmax15": "pm.entmax(x, alpha=1.5)",
+    "sparsemax15": "pm.sparsemax",
+    "entmax15_loss": "pm.entmax_loss",
+    "LinearChainCRF": "pm.Marginals(pm.Chain())",
+    "SparseMAP": "pm.SparseMap",
+    "softmx": "pm.softmax",
+    "MultiheadAttention": "pm.nn.MultiheadAttention",
+    "xor": "pm.factors.xor",
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_names_of_other_packages(name):
+    with pytest.raises(AttributeError) as caught:
+        getattr(pm, name)
+    assert str(caught.value).endswith(f"did you mean {ELSEWHERE[name]}?")
+    assert not hasattr(pm, "_private"), "names that nobody looks for are not there either"
 
 
 def test_custom_says_that_it_stopped():

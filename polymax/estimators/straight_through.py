@@ -8,7 +8,9 @@ from torch import Tensor
 
 from polymax.backend.function import functional
 from polymax.estimators.base import Estimator
-from polymax.smoothing import Smoothing
+from polymax.regularizers import Regularizer
+from polymax.smoothing import LocalMax, Smoothing
+from polymax.structures import Simplex
 from polymax.structures.base import Parts, tensors
 
 
@@ -17,6 +19,9 @@ class StraightThrough(Estimator):
     """The best structure, with the gradient of the identity, or of a smoothing.
 
         vjp(g) = g,    or  J^T g,  J the Jacobian of through.argmax at the scores
+
+    A smoothing in the place of the structure is that structure through the smoothing; a regularizer is the simplex
+    through its mapping.
 
     Example:
         >>> x = torch.tensor([0.0, 2.0, 1.0], requires_grad=True)
@@ -30,6 +35,14 @@ class StraightThrough(Estimator):
     through: Smoothing | None = None
 
     def __post_init__(self) -> None:
+        given: Any = self.structure
+        if isinstance(given, Regularizer):
+            given = LocalMax(Simplex(), given)
+        if isinstance(given, Smoothing):
+            if self.through is not None:
+                raise TypeError(f"through must be None where structure is a {type(self.structure).__name__}; got both")
+            object.__setattr__(self, "structure", given.structure)
+            object.__setattr__(self, "through", given)
         super().__post_init__()
         checked_through(self.through)
 

@@ -356,3 +356,15 @@ def test_functional_gradient():
 def test_messages(make, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make()
+
+
+@pytest.mark.parametrize("through", [pm.Gini(), pm.Shannon(0.7), pm.Marginals(pm.Simplex(), gamma=0.7)])
+def test_straight_through_a_regularizer_or_a_smoothing(through):
+    x, g = torch.randn(2, 4, 6, dtype=torch.float64)
+    x.requires_grad_()
+    y = pm.StraightThrough(through)(x)
+    close(y, pm.hardmax(x), "the best entry")
+    mapping = through.argmax(x)
+    close(torch.autograd.grad(y, x, g)[0], torch.autograd.grad(mapping, x, g)[0], "the gradient of the mapping")
+    with pytest.raises(TypeError, match="through must be None"):
+        pm.StraightThrough(through, through=pm.Marginals(pm.Simplex()))
