@@ -10,6 +10,7 @@ import typer
 from polymax_recipes.cli import plain_errors
 from polymax_recipes.explore.app import server
 from polymax_recipes.explore.attention_file import AttentionFile
+from polymax_recipes.explore.samples import samples
 from polymax_recipes.serve.commands import Host, run_forever
 from polymax_recipes.serve.models import Source
 from polymax_recipes.training.commands import Device, Late, Threads
@@ -29,15 +30,16 @@ def explore(
 ) -> None:
     """Open a page to play with mappings, structures, trained models and attention; it needs no network.
 
-    With RUN, or two of them to compare, type a sentence and see what the models find; with --attention, look at the
-    weights of a whole model.
+    Without arguments it shows a small parser, a small tagger and the attention of a small model. With RUN, or two of
+    them to compare, type a sentence and see what the models find; with --attention, look at the weights of a model.
     """
     with plain_errors("stopped", ValueError):
         check_threads(threads)
-        weights = None if attention is None else AttentionFile.open(attention)
-        sources = [Source(check_run(Run(run)).path, device, tuple(options or ())) for run in runs or ()]
+        found, shown = samples() if not runs and attention is None else (runs or [], attention)
+        weights = None if shown is None else AttentionFile.open(shown)
+        sources = [Source(check_run(Run(run)).path, device, tuple(options or ())) for run in found]
         with server(sources, weights, (host, port), threads=threads) as opened:
-            view = "#runs" if sources else "#attention" if weights is not None else ""
+            view = "#runs" if runs else "#attention" if attention is not None else ""
             if browser:
                 threading.Timer(0.3, webbrowser.open, [opened.url + view]).start()
             run_forever(opened, f"polymax explore: {opened.url}{view}")

@@ -12,11 +12,13 @@ import torch
 from torch.testing import assert_close
 
 import polymax as pm
+import polymax_recipes as recipes
 from polymax_recipes.explore import AttentionFile, save_attention
 from polymax_recipes.explore.mappings import MAPPINGS
 from polymax_recipes.explore.picture import DRAWING, drawing_module, page_file
 from polymax_recipes.explore.scores import OTHER, SENTENCE, TAGS, initial_scores
 from polymax_recipes.explore.structures import KINDS, SETS
+from polymax_recipes.training.run import Config
 
 
 @pytest.mark.parametrize("name", MAPPINGS)
@@ -322,3 +324,42 @@ def test_what_the_page_asks_wrongly_is_said(kind, body, message):
 
     found = outcomes(PageWork(Models(())), kind, [body])[0]
     assert (found.status, message in found.message) == (400, True), found
+
+
+def test_samples_come_with_the_package():
+    """A parser, a tagger and attention: at most 2 MB, and they do what they were trained for."""
+    from polymax_recipes.explore.grammar import sentences
+    from polymax_recipes.explore.samples import samples
+
+    runs, attention = samples()
+    files = [file for folder in (*runs, attention.parent) for file in folder.iterdir() if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 2_000_000
+    given = sentences(20, seed=7)
+    parsed, tagged = (recipes.load(run).results([one.words for one in given]) for run in runs)
+    words = sum(len(one.words) for one in given)
+    heads = sum(a == b for found, one in zip(parsed, given) for a, b in zip(found.heads, one.heads))
+    tags = sum(a == b for found, one in zip(tagged, given) for a, b in zip(found.tags, one.entities))
+    assert heads > 0.9 * words
+    assert tags > 0.95 * words
+    stored = AttentionFile.open(attention)
+    assert all(len(stored.head(layer, head).columns) for layer in range(stored.layers) for head in range(stored.heads))
+    # nothing of the machine on which they were trained
+    assert all(
+        "/" not in name for run in runs for names in Config.read(run / "config.json").files.values() for name in names
+    )
+
+
+def test_sentences_of_the_grammar_are_trees():
+    from polymax_recipes.explore.grammar import sentences
+
+    for one in sentences(200, seed=5):
+        assert one.heads.count(0) == 1
+        for word in range(1, len(one.words) + 1):
+            seen = set()
+            while word:
+                assert word not in seen
+                seen.add(word)
+                word = one.heads[word - 1]
+        assert all(
+            tag == "O" or before[2:] == tag[2:] for before, tag in zip(one.entities, one.entities[1:]) if tag[0] == "I"
+        )

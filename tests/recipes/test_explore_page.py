@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -323,3 +324,132 @@ def test_pictures_draw_by_themselves(browser, tmp_path):
     assert page.evaluate(notebook, [shown._esm, shown.data]) >= 4
     assert faults == []
     page.close()
+
+
+@plain_failure
+def test_the_address_has_the_state(browser, page, url):
+    show(page, url, "structures")
+    settled(page)
+    page.select_option("select", "Chain")
+    page.fill("[data-field=sentence]", "fish swim")
+    page.press("[data-field=sentence]", "Tab")
+    page.locator(".pmx-panel svg", has_text="swim").first.wait_for()
+    settled(page)
+    page.focus(".grid-scores td[tabindex='0']")
+    page.keyboard.press("+")
+    page.wait_for_function("location.hash.length > 200")
+    settled(page)
+    page.wait_for_timeout(600)
+    address, cell = page.url, page.inner_text(".grid-scores td[tabindex='0']")
+    page.goto("about:blank")
+    page.goto(address)
+    page.locator(".pmx-panel svg", has_text="swim").first.wait_for()
+    assert page.inner_text(".grid-scores td[tabindex='0']") == cell
+    # whoever sends an address may have written anything into it
+    for wrong in ("@@", "e30", "W10", "eyJzZXQiOiAiX19wcm90b19fIiwgInJvd3MiOiBbMV19"):
+        page.goto("about:blank")
+        page.goto(f"{url}#structures?{wrong}")
+        settled(page)
+
+
+@plain_failure
+def test_copied_code_runs(page, url):
+    show(page, url, "simplex")
+    page.wait_for_selector(".pmx-weights table")
+    for view in ("simplex", "structures"):
+        show(page, url, view)
+        page.wait_for_selector(".code code[data-copied]")
+        copied = page.get_attribute(".code code", "data-copied")
+        printed = []
+        exec(copied, {"print": printed.append})
+        assert isinstance(printed[0], torch.Tensor)
+        assert "words = [" in copied
+
+
+@plain_failure
+def test_drawings_are_saved(page, url):
+    show(page, url, "structures")
+    settled(page)
+    for kind, start in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+        with page.expect_download() as kept:
+            page.get_by_label(f"Save SparseMap of ProjectiveTree as {kind}").click()
+        assert Path(kept.value.path()).read_bytes().startswith(start)
+        assert kept.value.suggested_filename == f"sparsemap-of-projectivetree.{kind.lower()}"
+
+
+@plain_failure
+def test_structures_without_weight_are_folded(page, url):
+    show(page, url, "structures")
+    settled(page)
+    rows = page.locator(".pmx-structures tbody tr")
+    few = rows.count()
+    page.locator(".pmx-fold").click()
+    assert rows.count() > few
+    assert page.locator(".pmx-fold").get_attribute("aria-expanded") == "true"
+    assert [page.evaluate(f"document.querySelectorAll('h{k}').length > 0") for k in (1, 2, 3)] == [True, True, False]
+
+
+@plain_failure
+def test_entities_are_spans(page, url):
+    show(page, url, "simplex")
+    output = {
+        "tokens": ["Anna", "Berg", "left", "New", "York"],
+        "tags": ["B-PER", "I-PER", "O", "B-LOC", "I-LOC"],
+        "names": ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"],
+        "probabilities": None,
+    }
+    draw = """async (output) => {
+      const drawn = (await import('/runs.js')).outputOf({ name: 'a', task: 'tag' }, output, 0);
+      return [...drawn.querySelectorAll('mark')].map((mark) => mark.textContent);
+    }"""
+    assert page.evaluate(draw, output) == ["Anna Berg PER", "New York LOC"]
+
+
+@plain_failure
+def test_heads_are_a_grid_and_lines(browser, tmp_path):
+    torch.manual_seed(0)
+    words = ["the", "man", "saw", "the", "dog"]
+    save_attention(tmp_path / "a.npz", [pm.sparsemax(torch.randn(2, 5, 5)) for _ in range(3)], words)
+    with page_server((), AttentionFile.open(tmp_path / "a.npz")) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        opened = browser.new_page()
+        opened.set_default_timeout(60_000)
+        opened.goto(f"{server.url}#attention")
+        opened.wait_for_selector("canvas[data-drawn='0/0']")
+        assert opened.locator(".all-heads button").count() == 6
+        opened.locator("[data-place='2/1']").click()
+        opened.wait_for_selector("canvas[data-drawn='2/1']", state="attached")
+        opened.get_by_role("button", name="Lines between words").click()
+        lines = opened.locator("svg[aria-label^='Attention of layer 3, head 2'] line")
+        every = lines.count()
+        opened.locator("svg[aria-label^='Attention of layer 3'] text").first.hover()
+        assert 0 < opened.locator("svg[aria-label^='Attention of layer 3'] line:visible").count() < every
+        opened.close()
+        server.shutdown()
+        thread.join()
+
+
+@plain_failure
+def test_the_demo_without_a_server_is_what_the_library_computes(browser, tmp_path):
+    from polymax_recipes.explore import static
+
+    file = static.write(tmp_path / "demo")
+    assert file.stat().st_size < 400_000
+    opened = browser.new_page()
+    faults = []
+    opened.on("console", lambda said: faults.append(said.text))
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.on("request", lambda sent: faults.append(sent.url) if not sent.url.startswith("file:") else None)
+    opened.goto(file.as_uri())
+    opened.wait_for_selector("#structures .pmx-panel svg")
+    for alpha, gamma in ((1, 1.0), (1.5, 1.0), (2, 0.5), (3, 2.0)):
+        given = [-0.6, 1.1, 0.9, -0.2, 0.4]
+        found = opened.evaluate(f"() => window.polymaxEntmax({given}.map((one) => one / {gamma}), {alpha})")
+        expected = pm.entmax(torch.tensor(given, dtype=torch.float64), alpha=float(alpha), gamma=gamma)
+        assert found == pytest.approx(expected.tolist(), abs=1e-6)
+    opened.select_option("#structures select", "Chain")
+    assert opened.locator("#structures .pmx-panel").count() == 4
+    assert reacts(opened, "[aria-label=mats]", [3, -3, 2], "#simplex .pmx-weights")
+    assert faults == []
+    opened.close()

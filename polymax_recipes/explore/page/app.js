@@ -63,12 +63,13 @@ export function say(text) {
   say.timer = setTimeout(() => { said.textContent = ""; }, 1800);
 }
 
-/** A line of Python with a button that copies it. */
+/** A line of Python with a button that copies it, together with the lines that it needs to run. */
 export function codeLine() {
   const code = html("code", {});
-  const copy = html("button", { type: "button", onclick: async () => {
+  let whole = "";
+  const copy = html("button", { type: "button", "aria-label": "Copy code that runs", onclick: async () => {
     try {
-      await navigator.clipboard.writeText(code.textContent);
+      await navigator.clipboard.writeText(whole);
       say("copied");
     } catch {
       const chosen = getSelection();
@@ -76,11 +77,55 @@ export function codeLine() {
       say("press Ctrl-C to copy");
     }
   } }, "Copy");
-  return { element: html("div", { class: "code" }, code, copy), show: (text) => { code.textContent = text; } };
+  return { element: html("div", { class: "code" }, code, copy), show: (text, before = []) => {
+    code.textContent = text;
+    whole = ["import polymax as pm", "import torch", "", ...before, `print(${text})`, ""].join("\n");
+    code.dataset.copied = whole;
+  } };
+}
+
+/** A tensor as Python writes it; null is -inf. */
+export function tensor(values) {
+  const text = (one) => (Array.isArray(one) ? `[${one.map(text).join(", ")}]` : one === null ? "-torch.inf" : Number.isInteger(one) ? one.toFixed(1) : String(one));
+  return `torch.tensor(${text(values)})`;
+}
+
+/** Keep the state of a view in the address, so that it can be sent. */
+export function remember(name, state) {
+  const bytes = new TextEncoder().encode(JSON.stringify(state));
+  const text = btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  // what is too long for an address is not kept
+  const hash = text.length < 8000 ? `#${name}?${text}` : `#${name}`;
+  if (location.hash !== hash) history.replaceState(null, "", hash);
+}
+
+/** The state of a view in the address, if there is one; whoever sent it may have sent anything. */
+export function recalled(name) {
+  const [view, text] = location.hash.slice(1).split("?");
+  if (view !== name || !text) return {};
+  try {
+    const bytes = Uint8Array.from(atob(text.replaceAll("-", "+").replaceAll("_", "/")), (one) => one.charCodeAt(0));
+    const found = JSON.parse(new TextDecoder().decode(bytes));
+    return found && typeof found === "object" && !Array.isArray(found) ? found : {};
+  } catch {
+    return {};
+  }
+}
+
+/** A list of texts, or null. */
+export function texts(value, most) {
+  return Array.isArray(value) && value.length && value.length <= most && value.every((one) => typeof one === "string") ? value : null;
+}
+
+/** A list of numbers (null for -inf), or lists of them down to a depth, or null. */
+export function numbers(value, depth) {
+  if (!Array.isArray(value) || !value.length) return null;
+  const good = (one) => (depth > 1 ? numbers(one, depth - 1) !== null : one === null || Number.isFinite(one));
+  return value.every(good) ? value : null;
 }
 
 async function show() {
-  const name = location.hash.slice(1).split("/")[0] || "simplex";
+  const name = location.hash.slice(1).split(/[/?]/)[0] || "simplex";
   const view = VIEWS[name] || VIEWS.simplex;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${VIEWS[name] ? name : "simplex"}`) link.setAttribute("aria-current", "page");

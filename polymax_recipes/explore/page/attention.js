@@ -1,20 +1,28 @@
 // Attention of a whole model: one head at a time, and of it only what is visible and not zero.
-import { ask } from "./app.js";
-import { clipped, html, share, short, svg } from "./draw/svg.js";
+import { ask, recalled, remember } from "./app.js";
+import { lines } from "./draw/lines.js";
+import { clipped, html, saving, scrolling, share, short, svg } from "./draw/svg.js";
 import { Sheet, thumbnail } from "./sheet.js";
 
 const FOUND = 200;
+// tokens up to which attention is drawn as lines too, and heads up to which all layers are seen at once
+const WORDS = 150;
+const GRID = 96;
 
-export async function attentionView() {
+export async function attentionView(offers) {
   const lead = "Weights of each head, drawn where they are not zero. Drag or scroll to move; double-click, pinch, or scroll with Ctrl to zoom; click a row to list what it attends to.";
-  let file;
-  try {
-    file = await ask("/api/attention");
-  } catch (error) {
-    return { title: "Attention", lead, content: html("p", {}, `${error.message}. `, html("code", {}, 'pm.explore.save_attention("attention.npz", weights, tokens)'), " writes such a file from the weights of any model.") };
+  if (!offers.attention) {
+    return { title: "Attention", lead, content: html("p", {}, "No weights were given: start with ", html("code", {}, "polymax explore --attention FILE"), ". ", html("code", {}, 'pm.explore.save_attention("attention.npz", weights, tokens)'), " writes such a file from the weights of any model.") };
   }
+  const file = await ask("/api/attention");
   file.keys ??= file.queries;
   const state = { layer: 0, head: 0, loaded: new Map() };
+  const found = recalled("attention");
+  const within = (value, most) => (Number.isInteger(value) && value >= 0 && value < most ? value : 0);
+  [state.layer, state.head] = [within(found.layer, file.layers), within(found.head, file.heads)];
+  const few = Math.max(file.queries.length, file.keys.length) <= WORDS;
+  const grid = file.layers > 1 && file.layers * file.heads <= GRID;
+  const between = html("div", { hidden: true });
   const canvas = html("canvas", { tabindex: 0, role: "application", "aria-label": "Attention weights, queries down and keys across. Arrow keys move, + and − zoom, 0 shows all." });
   const where = html("p", { class: "pmx-note", "aria-live": "off" }, "\u00a0");
   const listTitle = html("h2", {}, "Choose a query");
@@ -42,14 +50,21 @@ export async function attentionView() {
   const open = async (layer, head) => {
     [state.layer, state.head] = [layer, head];
     for (const button of heads.children) button.setAttribute("aria-pressed", String(Number(button.dataset.head) === head));
+    for (const button of all.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.place === `${layer}/${head}`));
+    layers.value = layer;
+    remember("attention", { layer, head });
     const found = await load(layer, head);
     if (state.layer !== layer || state.head !== head) return;
     sheet.show(found);
+    if (few) {
+      const drawn = scrolling("Attention as lines", lines(file.queries, file.keys, cellsOf(found), `Attention of layer ${layer + 1}, head ${head + 1} as lines from queries to keys`, showQuery));
+      between.replaceChildren(drawn, saving(drawn, `attention layer ${layer + 1} head ${head + 1}`));
+    }
     if (sheet.query !== null) showQuery(sheet.query);
     canvas.dataset.drawn = `${layer}/${head}`;
   };
   const list_heads = () => {
-    state.loaded.clear();
+    if (!grid) state.loaded.clear();
     heads.replaceChildren(...Array.from({ length: file.heads }, (_, h) => html("button", { type: "button", "data-head": h, "aria-pressed": String(h === state.head), "aria-label": `Head ${h + 1}: mean support ${short(file.support[state.layer][h])}`, onclick: () => open(state.layer, h) },
       html("canvas", { width: 56, height: 56, "aria-hidden": "true" }), `${h + 1}`)));
   };
@@ -77,18 +92,36 @@ export async function attentionView() {
   } });
   matches.hidden = true;
   const zoom = (name, label, act) => html("button", { type: "button", "aria-label": label, onclick: act }, name);
+  // all heads of all layers, each a thumbnail
+  const all = html("div", { class: "all-heads", role: "group", "aria-label": "All heads", hidden: !grid }, ...(grid ? file.support : []).map((row, l) => html("div", { class: "row" }, html("span", { class: "pmx-note" }, `layer ${l + 1}`), ...row.map((size, h) => html("button", { type: "button", "data-place": `${l}/${h}`, "aria-pressed": "false", "aria-label": `Layer ${l + 1}, head ${h + 1}: mean support ${short(size)}`, onclick: () => { state.layer = l; list_heads(); open(l, h); } }, html("canvas", { width: 44, height: 44, "aria-hidden": "true" }))))));
+  const overview = async () => {
+    for (const button of all.querySelectorAll("button")) {
+      if (!all.isConnected) return;
+      thumbnail(button.firstChild, await load(...button.dataset.place.split("/").map(Number)), file);
+      await new Promise((resume) => setTimeout(resume, 10));
+    }
+  };
+  heads.hidden = grid;
+  const turn = html("button", { type: "button", "aria-pressed": "false", hidden: !few, onclick: () => {
+    between.hidden = !between.hidden;
+    sheetBox.hidden = !between.hidden;
+    turn.setAttribute("aria-pressed", String(!between.hidden));
+    if (!sheetBox.hidden) sheet.resize();
+  } }, "Lines between words");
+  const sheetBox = html("div", {}, html("div", { class: "canvas" }, canvas), where);
   list_heads();
   const content = html("div", { class: "controls" },
-    html("div", { class: "row" }, html("label", { class: "row" }, "layer", layers), zoom("+", "Zoom in", () => sheet.zoom(1.6)), zoom("−", "Zoom out", () => sheet.zoom(1 / 1.6)), zoom("all", "Show all", () => sheet.fit()), search),
-    heads,
+    html("div", { class: "row" }, html("label", { class: "row" }, "layer", layers), zoom("+", "Zoom in", () => sheet.zoom(1.6)), zoom("−", "Zoom out", () => sheet.zoom(1 / 1.6)), zoom("all", "Show all", () => sheet.fit()), turn, search),
+    heads, all,
     html("div", { class: "attention" },
-      html("div", {}, html("div", { class: "canvas" }, canvas), where),
+      html("div", {}, sheetBox, between),
       html("aside", { class: "controls", "aria-label": "Details" }, matches, listTitle, list)),
     supports(file, (l, h) => { layers.value = l; state.layer = l; state.head = h; list_heads(); open(l, h).then(() => thumbnails(l)); }));
   requestAnimationFrame(async () => {
     sheet.resize();
-    await open(0, 0);
-    thumbnails(0);
+    await open(state.layer, state.head);
+    if (grid) overview();
+    else thumbnails(state.layer);
   });
   const unit = file.least > 0 ? ` Weights up to ${file.least} were left out when the file was written.` : "";
   return { title: `Attention: ${file.name}`, lead: `${file.layers} layers, ${file.heads} heads, ${file.queries.length} queries, ${file.keys.length} keys.${unit} ${lead}`, content };
@@ -104,6 +137,14 @@ function supports(file, open) {
   })));
   const head = html("tr", {}, html("td", {}), ...Array.from({ length: file.heads }, (_, h) => html("th", { scope: "col" }, `${h + 1}`)));
   return html("div", { class: "pmx-scroll", tabindex: 0, role: "group", "aria-label": "Supports over depth" }, html("table", { class: "supports" }, html("caption", {}, "Mean number of keys that a query attends to, by layer and head"), html("thead", {}, head), html("tbody", {}, ...rows)));
+}
+
+function cellsOf({ starts, columns, weights, halves }) {
+  const cells = [];
+  for (let i = 0; i + 1 < starts.length; i += 1) {
+    for (let k = starts[i]; k < starts[i + 1]; k += 1) cells.push(i, columns[k], halves[weights[k]]);
+  }
+  return cells;
 }
 
 // all numbers that float16 has, made once

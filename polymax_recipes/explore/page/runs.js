@@ -1,12 +1,13 @@
 // Runs: type a sentence, see what trained models find, side by side where there are two.
-import { ask } from "./app.js";
+import { ask, recalled, remember } from "./app.js";
 import { drawMatrix } from "./draw/matrix.js";
 import { shape } from "./draw/shapes.js";
-import { clipped, html, scrolling, share, short, svg } from "./draw/svg.js";
+import { clipped, html, saving, scrolling, share, short, svg } from "./draw/svg.js";
 
 const PAIRS = ["word-align", "protein-align", "entail"];
 const EXAMPLES = { lm: "The ", listops: "[MAX 2 9 [MIN 4 7 ] 0 ]", series: "0 1 2 1 0", "word-align": "she sings", entail: "A man sleeps." };
 const LISTED = 12;
+const VERBS = { parse: "Parse", tag: "Tag", bracket: "Parse", seq2seq: "Translate", lm: "Go on", classify: "Classify", "word-align": "Align", "protein-align": "Align" };
 const state = { text: null, second: "" };
 
 export async function runsView() {
@@ -16,7 +17,10 @@ export async function runsView() {
     return { title: "Runs", lead, content: html("p", {}, "No run was given. Train one, then start ", html("code", {}, "polymax explore RUN"), ", or with two runs to compare them.") };
   }
   const task = runs[0].task;
-  state.text ??= EXAMPLES[task] || "She reads books that nobody knows.";
+  const found = recalled("runs");
+  if (typeof found.text === "string") state.text = found.text.slice(0, 2000);
+  if (typeof found.second === "string") state.second = found.second.slice(0, 2000);
+  state.text ??= EXAMPLES[task] || "Anna Berg saw the man with a telescope in New York .";
   const fault = html("p", { class: "fault", role: "alert", hidden: true });
   const outputs = html("div", { class: "outputs" });
   const text = html("textarea", { rows: 2, "data-field": "input" }, state.text);
@@ -25,6 +29,7 @@ export async function runsView() {
   const predict = async () => {
     state.text = text.value;
     state.second = second.value;
+    remember("runs", state);
     try {
       const found = await Promise.all(runs.map((run, k) => predicted(run, k)));
       outputs.replaceChildren(...found.map((one, k) => outputOf(runs[k], one, runs.length > 1 ? k + 1 : 0)));
@@ -50,7 +55,7 @@ export async function runsView() {
     content: html("div", { class: "controls" },
       html("label", { class: "field" }, html("span", {}, names[0]), text),
       two ? html("label", { class: "field" }, html("span", {}, names[1]), second) : null,
-      html("div", { class: "row" }, html("button", { type: "button", onclick: predict }, "Show what is found")),
+      html("div", { class: "row" }, html("button", { type: "button", onclick: predict }, VERBS[task] ?? "Show what is found")),
       fault, outputs),
   };
 }
@@ -96,7 +101,42 @@ function tagged(output) {
   const data = { draws: "tags", rows: output.tokens, columns: used.map((k) => output.names[k]) };
   const placed = parts.map((value, k) => (k % 3 === 1 ? used.indexOf(value) : value));
   const draw = (chosen) => shape(data, { parts: placed, links: [] }, chosen, `Tags: ${words}`);
+  if (output.tags.some((tag) => /^[BIESLU]-/.test(tag))) {
+    const drawn = whole("Tags", draw, output, (row) => entityText(output.tokens, row.tags), (row) => row.tags.map((tag, k) => `${k},${data.columns.indexOf(tag)}`));
+    return [entities(output.tokens, output.tags), ...drawn];
+  }
   return whole("Tags", draw, output, (row) => row.tags.join(" "), (row) => row.tags.map((tag, k) => `${k},${data.columns.indexOf(tag)}`));
+}
+
+/** Entities of tags in BIO or BIOES, as [first, after the last, type]. */
+function spansOf(tags) {
+  const found = [];
+  tags.forEach((tag, k) => {
+    const [, mark, kind] = /^([BIESLU])-(.*)$/.exec(tag) ?? [];
+    if (!kind) return;
+    const last = found[found.length - 1];
+    if ("IEL".includes(mark) && last && last[1] === k && last[2] === kind) last[1] = k + 1;
+    else found.push([k, k + 1, kind]);
+  });
+  return found;
+}
+
+function entityText(tokens, tags) {
+  return spansOf(tags).map(([first, end, kind]) => `${tokens.slice(first, end).join(" ")} (${kind})`).join(", ") || "no entity";
+}
+
+/** A text whose entities are coloured spans. */
+function entities(tokens, tags) {
+  const spans = spansOf(tags);
+  const kinds = [...new Set(spans.map(([, , kind]) => kind))].sort();
+  const parts = [];
+  let at = 0;
+  for (const [first, end, kind] of [...spans, [tokens.length, tokens.length, ""]]) {
+    if (first > at) parts.push(`${tokens.slice(at, first).join(" ")} `);
+    if (end > first) parts.push(html("mark", { class: `entity entity-${kinds.indexOf(kind) % 6}` }, tokens.slice(first, end).join(" "), html("span", { class: "kind" }, ` ${kind}`)), " ");
+    at = end;
+  }
+  return html("p", { class: "entities", "aria-label": `Entities: ${entityText(tokens, tags)}` }, ...parts);
 }
 
 function parsed(output) {
@@ -121,7 +161,7 @@ function bracketed(output) {
 /** A drawing, and the whole structures below it, each of which can be chosen and is then seen in the drawing. */
 function whole(title, draw, output, name, keys) {
   const drawn = scrolling(`${title}, drawn`, draw(null));
-  if (!output.alternatives) return [drawn, html("p", { class: "pmx-note" }, "The loss of this run has no probabilities.")];
+  if (!output.alternatives) return [drawn, saving(drawn, title), html("p", { class: "pmx-note" }, "The loss of this run has no probabilities.")];
   const listed = output.alternatives.slice(0, LISTED);
   const buttons = listed.map((row) => html("button", { type: "button", class: "pmx-choose", "aria-pressed": "false", onclick: (event) => {
     const pressed = event.currentTarget.getAttribute("aria-pressed") === "true";
@@ -131,7 +171,7 @@ function whole(title, draw, output, name, keys) {
   const rows = listed.map((row, k) => html("tr", {}, html("th", { scope: "row" }, buttons[k]), html("td", { class: "pmx-number" }, share(row.probability))));
   const count = output.alternatives.length;
   const caption = `Whole structures and their probabilities${count > LISTED ? `, the ${LISTED} most probable of ${count}` : ""}; choose one to see it above`;
-  return [drawn, scrolling("Whole structures", html("table", { class: "pmx-table" }, html("caption", {}, caption), html("tbody", {}, ...rows)))];
+  return [drawn, saving(drawn, title), scrolling("Whole structures", html("table", { class: "pmx-table" }, html("caption", {}, caption), html("tbody", {}, ...rows)))];
 }
 
 function matrix(title, weights, rows, columns) {

@@ -1,5 +1,5 @@
 // The simplex: scores to drag, a mapping to choose, and what it makes of them.
-import { codeLine, latest } from "./app.js";
+import { codeLine, latest, numbers, recalled, remember, tensor, texts } from "./app.js";
 import { drawMapping } from "./draw/mapping.js";
 import { html, short, slider } from "./draw/svg.js";
 
@@ -20,12 +20,16 @@ export async function simplexView(offers) {
   const refresh = latest("/api/mapping", (data) => {
     fault.hidden = true;
     drawMapping(picture, data, { live: true });
-    code.show(data.code);
+    code.show(data.code, [`words = ${JSON.stringify(data.labels)}`, `x = ${tensor(data.scores)}`]);
   }, (error) => {
     fault.textContent = error.message;
     fault.hidden = false;
   });
-  const ask = () => refresh({ scores: state.scores, name: state.name, parameters: state.parameters, labels: state.labels });
+  restore(offers);
+  const ask = () => {
+    remember("simplex", state);
+    refresh({ scores: state.scores, name: state.name, parameters: state.parameters, labels: state.labels });
+  };
   const listScores = () => scores.replaceChildren(...state.scores.map((_, k) => scoreRow(k, ask, listScores)));
   const choose = html("select", { "aria-label": "Mapping", onchange: (event) => {
     state.name = event.target.value;
@@ -49,6 +53,19 @@ export async function simplexView(offers) {
       html("div", { class: "controls" }, html("label", { class: "field" }, html("span", {}, "mapping"), choose), parameters, html("h2", {}, "Scores x"), scores, html("div", { class: "row" }, add), code.element),
       html("div", {}, fault, picture)),
   };
+}
+
+/** Take the state of the address, as far as it fits. */
+function restore(offers) {
+  const found = recalled("simplex");
+  const scores = numbers(found.scores, 1);
+  const labels = texts(found.labels, 64);
+  if (scores && labels && scores.length === labels.length && !scores.includes(null)) Object.assign(state, { scores, labels });
+  if (!Object.hasOwn(offers.mappings, found.name)) return;
+  state.name = found.name;
+  const known = [...Object.keys(offers.mappings[found.name].parameters), "gamma"];
+  const given = Object.entries(found.parameters ?? {}).filter(([name, value]) => known.includes(name) && Number.isFinite(value));
+  state.parameters = Object.fromEntries(given);
 }
 
 function scoreRow(k, ask, list) {

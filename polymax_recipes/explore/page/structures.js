@@ -1,5 +1,5 @@
 // Structures: a sentence or a grid with scores to edit, and four smoothings side by side.
-import { ask, codeLine, latest } from "./app.js";
+import { ask, codeLine, latest, numbers, recalled, remember, tensor, texts } from "./app.js";
 import { drawStructure } from "./draw/structure.js";
 import { html } from "./draw/svg.js";
 import { scoreGrid } from "./grid.js";
@@ -13,6 +13,7 @@ const LISTED = 12;
 const state = { set: "ProjectiveTree", rows: null, columns: null, tags: null, scores: null, at: ONE };
 
 export async function structuresView(offers) {
+  restore(offers);
   state.rows ??= offers.sentence.split(" ");
   state.columns ??= offers.other.split(" ");
   state.tags ??= offers.tags;
@@ -40,12 +41,27 @@ export async function structuresView(offers) {
   const refresh = latest("/api/structure", show, failed);
   const body = (temperatures, quick) => ({ set: state.set, scores: state.scores, rows: state.rows, columns: named(offers), temperatures, quick });
   const changed = () => {
+    keep();
     refresh(body([LADDER[state.at]], true));
     clearTimeout(timer);
     timer = setTimeout(() => refresh(body(LADDER, state.rows.length > LISTED)), PATIENCE);
   };
+  // a browser takes some hundred new addresses in a while, and no more
+  let keeping = null;
+  const keep = () => {
+    clearTimeout(keeping);
+    keeping = setTimeout(() => { if (picture.isConnected) remember("structures", state); }, PATIENCE);
+    told();
+  };
+  const told = () => {
+    const gamma = `gamma=${LADDER[state.at]}`;
+    const named = state.scores[1] ? ["unary", "transition"] : ["scores"];
+    const lines = state.scores.map((one, k) => `${named[k]} = ${tensor(one)}`);
+    code.show(`pm.SparseMap(pm.${state.set}(), ${gamma})(${named.join(", ")})`, [`words = ${JSON.stringify(state.rows)}`, ...lines]);
+  };
   const moved = (k) => {
     state.at = k;
+    if (state.scores) keep();
     if (!whole && state.scores) changed();
   };
   const edit = () => {
@@ -57,7 +73,6 @@ export async function structuresView(offers) {
     const grids = [scoreGrid({ title: titles[kind] || "scores of pairs", rows: tokens, columns: across, scores: state.scores[0], used, changed })];
     if (state.scores[1]) grids.push(scoreGrid({ title: "scores of neighbours, [previous, next]", rows: state.tags, columns: state.tags, scores: state.scores[1], used: () => true, changed }));
     editors.replaceChildren(...grids);
-    code.show(`pm.SparseMap(pm.${state.set}(), gamma=gamma)(${state.scores[1] ? "unary, transition" : "scores"})`);
   };
   const begin = async () => {
     // scores of other tokens are not asked about any more, and the last sentence typed is the one that counts
@@ -112,6 +127,18 @@ export async function structuresView(offers) {
         editors),
       fault, picture),
   };
+}
+
+/** Take the state of the address, as far as it fits. */
+function restore(offers) {
+  const found = recalled("structures");
+  const rows = texts(found.rows, offers.most);
+  if (!Object.hasOwn(offers.sets, found.set) || !rows) return;
+  const scores = Array.isArray(found.scores) && found.scores.length === (found.set === "Chain" ? 2 : 1) && found.scores.every((one) => numbers(one, 2)) ? found.scores : null;
+  const at = Number.isInteger(found.at) && found.at >= 0 && found.at < LADDER.length ? found.at : ONE;
+  const lists = { columns: texts(found.columns, offers.most) ?? offers.other.split(" "), tags: texts(found.tags, 12) ?? offers.tags };
+  const tokens = rows.length + (offers.sets[found.set].draws === "arcs" ? 1 : 0);
+  Object.assign(state, { set: found.set, rows, at, ...lists, scores: scores && scores[0].length === tokens ? scores : null });
 }
 
 function named(offers) {

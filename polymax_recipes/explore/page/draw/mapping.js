@@ -1,5 +1,5 @@
 // A mapping: weights of scores, their path over temperatures, the triangle.
-import { chart, clipped, drawing, html, share, short, slider, svg } from "./svg.js";
+import { chart, clipped, drawing, html, saving, share, short, slider, svg } from "./svg.js";
 
 /** Draw a mapping; with a path, and unless the page has controls of its own, a slider moves the temperature. */
 export function drawMapping(element, data, options = {}) {
@@ -37,7 +37,9 @@ function closer(value, than, wanted) {
 }
 
 export function figure(title, ...children) {
-  return html("figure", {}, html("figcaption", {}, title), ...children);
+  const element = html("figure", {}, html("figcaption", {}, title, " "), ...children);
+  element.firstChild.append(saving(element, title));
+  return element;
 }
 
 function weightTable(labels, scores, weights) {

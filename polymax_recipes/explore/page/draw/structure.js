@@ -1,7 +1,7 @@
 // Smoothings of a structure side by side, and whole structures as they enter and leave the support.
 import { figure } from "./mapping.js";
 import { shape } from "./shapes.js";
-import { chart, html, scrolling, share, short, slider, svg } from "./svg.js";
+import { chart, html, saving, scrolling, share, short, slider, svg } from "./svg.js";
 
 /** Draw a structure. The result has `update(data)`, which keeps the temperature, for a page that computes anew. */
 export function drawStructure(element, data, options = {}) {
@@ -53,17 +53,28 @@ function render(body, state, show) {
   if (focused !== undefined) body.querySelector(`[data-structure="${focused}"]`)?.focus();
 }
 
+// what the four panels mean
+const ABOUT = {
+  HardMax: "The best structure alone: a small change of scores changes all or nothing.",
+  Marginals: "Every structure has a probability above 0: each part has the sum of those that have it.",
+  LocalMax: "Each step of the dynamic program chooses among few: many parts are exactly 0.",
+  SparseMap: "A mixture of few whole structures: all others have probability 0.",
+};
+// structures that no panel gives more are folded away
+const LEAST = 0.001;
+
 function panelOf(data, panel, index, chosen) {
-  const title = html("h3", {}, panel.name);
+  const title = html("h2", {}, panel.name);
+  const about = html("p", { class: "pmx-about" }, ABOUT[panel.name]);
   const code = html("p", { class: "pmx-note" }, html("code", {}, panel.code));
-  if (panel.missing) return html("section", { class: "pmx-panel" }, title, code, html("p", { class: "pmx-missing" }, panel.missing));
+  if (panel.missing) return html("section", { class: "pmx-panel" }, title, about, code, html("p", { class: "pmx-missing" }, panel.missing));
   const step = panel.steps[Math.min(index, panel.steps.length - 1)];
   const positive = `${step.positive} of ${data.parts} parts are not zero`;
   const size = panel.name === "Marginals" ? `all ${data.noun}, ` : step.size === null ? "" : step.size === 1 ? `one of the ${data.noun}, ` : `${step.size} ${data.noun}, `;
   const label = `${panel.name}: ${size}${positive}. ${likeliest(data, step)}`;
-  return html("section", { class: "pmx-panel" }, title, code,
-    scrolling(`${panel.name}, drawn`, shape(data, step, chosen, label)),
-    html("p", { class: "pmx-note" }, `${size}${positive}`));
+  const drawn = scrolling(`${panel.name}, drawn`, shape(data, step, chosen, label));
+  const below = html("p", { class: "pmx-note" }, `${size}${positive} `, saving(drawn, `${panel.name} of ${data.set}`));
+  return html("section", { class: "pmx-panel" }, title, about, code, drawn, below);
 }
 
 function likeliest(data, step) {
@@ -95,7 +106,13 @@ function describe(data, k) {
 function structureTable(data, index, state, show) {
   const panels = data.panels.filter((panel) => !panel.missing);
   const steps = panels.map((panel) => panel.steps[Math.min(index, panel.steps.length - 1)]);
-  const rows = data.structures.map((_, k) => {
+  const weight = (k) => Math.max(0, ...steps.map((step, panel) => (panels[panel].name === "HardMax" || step.probabilities === null ? 0 : step.probabilities[k])));
+  const sparse = steps[panels.findIndex((panel) => panel.name === "SparseMap")];
+  const first = (k) => sparse?.probabilities?.[k] ?? 0;
+  const order = data.structures.map((_, k) => k).sort((a, b) => first(b) - first(a) || weight(b) - weight(a) || a - b);
+  const shown = order.filter((k) => weight(k) >= LEAST || k === 0 || k === state.chosen);
+  const listed = state.unfolded ? order : shown;
+  const rows = listed.map((k) => {
     const pressed = state.chosen === k;
     const button = html("button", {
       type: "button",
@@ -115,7 +132,12 @@ function structureTable(data, index, state, show) {
     });
     return html("tr", {}, html("th", { scope: "row" }, button), ...cells);
   });
+  const hidden = order.length - shown.length;
+  const fold = hidden ? html("button", { type: "button", class: "pmx-fold", "aria-expanded": String(Boolean(state.unfolded)), onclick: () => {
+    state.unfolded = !state.unfolded;
+    show();
+  } }, state.unfolded ? `Hide ${hidden} that have next to no weight here` : `Show ${hidden} more, with next to no weight at this temperature`) : null;
   const head = html("tr", {}, html("th", { scope: "col" }, "difference from the best"), ...panels.map((panel) => html("th", { scope: "col" }, panel.name)));
   return scrolling("Whole structures and their probabilities",
-    html("table", { class: "pmx-table pmx-structures" }, html("caption", {}, "Whole structures and their probabilities; choose one to see it above"), html("thead", {}, head), html("tbody", {}, ...rows)));
+    html("table", { class: "pmx-table pmx-structures" }, html("caption", {}, "Whole structures, the heaviest at this temperature first; choose one to see it above"), html("thead", {}, head), html("tbody", {}, ...rows)), fold);
 }

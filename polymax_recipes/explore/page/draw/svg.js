@@ -131,3 +131,49 @@ export function chart({ label, xs, lines, at, xTitle, yTitle, most = 1 }) {
   element.classList.add("pmx-fluid");
   return { element, move };
 }
+
+const STYLED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "stroke-linejoin", "stroke-linecap", "opacity", "font-family", "font-size", "font-weight", "text-anchor"];
+
+/** A drawing as the text of an SVG file: what style sheets say of its parts is written into them. */
+export function svgText(drawn) {
+  const copy = drawn.cloneNode(true);
+  const parts = [drawn, ...drawn.querySelectorAll("*")];
+  [copy, ...copy.querySelectorAll("*")].forEach((part, k) => {
+    const style = getComputedStyle(parts[k]);
+    // attributes: the policy of the page takes no style that stands in an element
+    for (const name of STYLED) part.setAttribute(name, style.getPropertyValue(name));
+    part.removeAttribute("class");
+  });
+  copy.setAttribute("xmlns", NAMESPACE);
+  return new XMLSerializer().serializeToString(copy);
+}
+
+function save(url, name) {
+  html("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+function savePng(drawn, name) {
+  const image = new Image();
+  const url = URL.createObjectURL(new Blob([svgText(drawn)], { type: "image/svg+xml" }));
+  image.onload = () => {
+    const canvas = html("canvas", { width: 2 * drawn.viewBox.baseVal.width, height: 2 * drawn.viewBox.baseVal.height });
+    const context = canvas.getContext("2d");
+    context.fillStyle = getComputedStyle(drawn).getPropertyValue("--pmx-paper") || "white";
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(image, 0, 0, canvas.width, canvas.height);
+    URL.revokeObjectURL(url);
+    canvas.toBlob((blob) => save(URL.createObjectURL(blob), name));
+  };
+  image.src = url;
+}
+
+/** Buttons that save the drawing inside an element as SVG or PNG. */
+export function saving(element, name) {
+  const drawn = () => element.querySelector("svg[role=img]");
+  const file = name.toLowerCase().replace(/[^a-z0-9]+/g, "-");
+  const button = (kind, act) => html("button", { type: "button", class: "pmx-save", "aria-label": `Save ${name} as ${kind}`, onclick: () => { if (drawn()) act(drawn()); } }, kind);
+  return html("span", { class: "pmx-saving" },
+    button("SVG", (one) => save(URL.createObjectURL(new Blob([svgText(one)], { type: "image/svg+xml" })), `${file}.svg`)),
+    button("PNG", (one) => savePng(one, `${file}.png`)));
+}
