@@ -109,6 +109,7 @@ from polymax.solvers import ActiveSet as ActiveSet
 from polymax.solvers import AwayStep as AwayStep
 from polymax.solvers import FrankWolfe as FrankWolfe
 from polymax.solvers import Pairwise as Pairwise
+from polymax.solvers import Solver as Solver
 from polymax.solvers import WarmStart as WarmStart
 
 # alignments of speech

@@ -131,12 +131,19 @@ for the whole batch at each iteration, because Ranking.search says nothing of ho
 
     def _solved(self, cold: tuple[Tensor, ...], start: Solution | None, whole: bool) -> Solution:
         if not functional():
-            return self.solver.solve(self.structure, cold, start, whole)
+            return self._found(cold, start, whole)
         # the solver reads numbers: those below what torch.func.jacrev wraps; torch.vmap hides them
         mapped = "SparseMap's solver reads the scores, which torch.vmap hides; give them as a batch, (*batch, ...)"
         values = tuple(constant(x.detach(), mapped).detach() for x in cold)
         with outside_transforms():
-            return self.solver.solve(self.structure, values, start, whole)
+            return self._found(values, start, whole)
+
+    def _found(self, cold: tuple[Tensor, ...], start: Solution | None, whole: bool) -> Solution:
+        solution = self.solver.solve(self.structure, cold, start, whole)
+        # structures of weight 0 are the face of the solution by exact weights; a user's may be anything
+        rule = self.solver.rule
+        own = not rule.step and type(rule).solve is not Solver.solve
+        return solution.of_support() if own else solution
 
 
 def _derived(scores: tuple[Tensor, ...]) -> bool:

@@ -26,9 +26,21 @@ class Solver:
     """A step rule; stops when gap <= tol (1 + size), and warns with the gap when max_iter ends it.
 
     The size is that of the value, or of its distance to the score of the best structure, whichever is smaller.
+
+    A solver of your own is a frozen dataclass with a method `direction`, or with a `solve` that replaces the loop. The
+    structures of weight 0 that a `solve` of your own lists have no part in derivatives.
+
+    Example:
+        >>> class Half(pm.Solver):
+        ...     def direction(self, weights, gains, new):
+        ...         towards = torch.nn.functional.one_hot(new, weights.shape[-1]) - weights
+        ...         return towards, torch.full_like(weights[:, 0], 0.5)
+        >>> unary, transition = torch.tensor([[0.3, 0.0], [0.0, 0.2]]), torch.zeros(2, 2)
+        >>> pm.SparseMap(pm.Chain(), Half(tol=1e-3))(unary, transition).unary.sum(-1)
+        tensor([1., 1.])
     """
 
-    # the step rule, by which the loops know it
+    # the step rule, by which the loops know it; that of `direction` has no name
     step: ClassVar[str] = ""
     max_iter: int = 1000
     tol: float = 1e-9
@@ -43,6 +55,16 @@ class Solver:
     def rule(self) -> "Solver":
         """The solver whose steps are taken: this one, but for solvers that look up where it starts."""
         return self
+
+    def direction(self, weights: Tensor, gains: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+        """The change of weights (B, k) of an iteration, and the longest step along it, (B,), for the line search.
+
+        `new` is the place of the structure that improves most on the mean. A change of weights sums to 0 in each
+        instance, and weights stay at least 0 up to the longest step. Places without weight are free, but for `new`.
+
+        Shapes: weights, gains (B, k), how much weight on each structure adds to the objective; new (B,)
+        """
+        raise TypeError(f"{type(self).__name__} must have a method `direction` or a method `solve`; it has neither")
 
     def solve(
         self, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None = None, whole: bool = False

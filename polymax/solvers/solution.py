@@ -62,6 +62,17 @@ class Solution:
             return UsedParts(torch.where(used.unsqueeze(-1), found.places.narrow(dim, 0, width), -1), found.events)
         return torch.where(used.reshape(*used.shape, *[1] * (found.dim() - dim - 1)), found.narrow(dim, 0, width), 0)
 
+    def of_support(self) -> "Solution":
+        """This solution without the structures of weight 0, which take no part in derivatives then."""
+        used, found = self.probs != 0, self.found
+        kept: Tensor | UsedParts
+        if isinstance(found, UsedParts):
+            kept = UsedParts(torch.where(used.unsqueeze(-1), found.places, -1), found.events)
+        else:
+            kept = torch.where(used.reshape(*used.shape, *[1] * (found.dim() - used.dim())), found, 0)
+        both = used.unsqueeze(-1) & used.unsqueeze(-2)
+        return replace(self, found=kept, overlaps=torch.where(both, self.overlaps, 0))
+
     def without(self, structure: Structure, undefined: tuple[Tensor, ...]) -> "Solution":
         """This solution without structures in the instances whose parts are undefined, whose weights are NaN."""
         from polymax.solvers.undefined import instances

@@ -180,7 +180,20 @@ def _step(solver: Rule, state: _State, m: Tensor, b: Tensor, running: Tensor) ->
             return _move(state, direction, state.p.gather(-1, worst.unsqueeze(-1)).squeeze(-1), running)
         case "away":
             return _away_or_towards(state, new, gains, running)
+        case "":
+            return _move(state, *_own_direction(solver, state, gains, new), running)
     raise TypeError(f"{type(solver).__name__}.step is {solver.step!r}; it must be exact, frank_wolfe, away or pairwise")
+
+
+def _own_direction(solver: Rule, state: _State, gains: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """The direction of a rule of a user's own, checked."""
+    along, longest = solver.direction(state.p, gains, new)
+    if along.shape != state.p.shape or longest.shape != new.shape:
+        raise ValueError(
+            f"{type(solver).__name__}.direction must return a change of weights {tuple(state.p.shape)} and a longest"
+            f" step {tuple(new.shape)}; got {tuple(along.shape)} and {tuple(longest.shape)}"
+        )
+    return along, longest
 
 
 def _away_or_towards(state: _State, new: Tensor, gains: Tensor, running: Tensor) -> _State:

@@ -2,6 +2,8 @@
 
 from typing import ClassVar, Protocol
 
+from torch import Tensor
+
 
 class Rule(Protocol):
     """A step rule by its name, and when it stops.
@@ -10,6 +12,8 @@ class Rule(Protocol):
     frank_wolfe    a step towards the new structure
     away           such a step, or one away from the worst structure, whichever promises more
     pairwise       weight moves from the worst structure to the new one
+
+    A rule without a name, "", has its steps from `direction`.
     """
 
     step: ClassVar[str]
@@ -19,3 +23,5 @@ class Rule(Protocol):
 
     @property
     def tol(self) -> float: ...
+
+    def direction(self, weights: Tensor, gains: Tensor, new: Tensor) -> tuple[Tensor, Tensor]: ...
