@@ -1,4 +1,5 @@
-"""Train one linear classifier with three losses and see how many classes each gives a probability.
+"""Train one linear classifier with three losses and see how many classes each gives
+a probability.
 
 Run: python examples/01_sparse_classifier.py
 """
@@ -15,7 +16,11 @@ target = torch.randint(CLASSES, (2000,), generator=generator)
 inputs = centres[target] + 0.5 * torch.randn(2000, FEATURES, generator=generator)
 train, test = slice(0, 1500), slice(1500, None)
 
-OMEGAS = {"cross-entropy": pm.Shannon(), "entmax 1.5": pm.Tsallis(1.5), "sparsemax": pm.Gini()}
+OMEGAS = {
+    "cross-entropy": pm.Shannon(),
+    "entmax 1.5": pm.Tsallis(1.5),
+    "sparsemax": pm.Gini(),
+}
 
 print(f"{'loss':15s} accuracy  classes with a probability above 0")
 for name, omega in OMEGAS.items():

@@ -1,6 +1,8 @@
-"""Attention that learns how sparse to be: one alpha per head, between softmax (1) and sparsemax (2).
+"""Attention that learns how sparse to be: one alpha per head, between softmax (1)
+and sparsemax (2).
 
-Head 0 must copy one key, head 1 must average all of them. Run: python examples/02_learn_alpha.py
+Head 0 must copy one key, head 1 must average all of them. Run: python
+examples/02_learn_alpha.py
 """
 
 import torch
@@ -21,7 +23,9 @@ for _ in range(STEPS):
     weights = pm.entmax(scale * scores, alpha=alpha)
     read = torch.einsum("hbk,bkw->hbw", weights, values)
     one = values[torch.arange(64), scores[0].argmax(-1)]
-    loss = (read[0] - one).square().mean() + (read[1] - values.mean(1)).square().mean()
+    loss = (read[0] - one).square().mean() + (
+        read[1] - values.mean(1)
+    ).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -29,4 +33,7 @@ for _ in range(STEPS):
 print(f"final loss {loss.item():.3f}")
 for head, task in enumerate(("copy the best key", "average all keys")):
     zeros = (weights[head] == 0).float().mean().item()
-    print(f"head {head} ({task}): alpha {alpha[head].item():.2f}, {zeros:.0%} of the weights are exactly 0")
+    print(
+        f"head {head} ({task}): alpha {alpha[head].item():.2f},",
+        f"{zeros:.0%} of the weights are exactly 0",
+    )

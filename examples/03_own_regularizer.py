@@ -10,7 +10,8 @@ import polymax as pm
 distance = torch.arange(8.0)
 price = torch.nn.Parameter(torch.tensor(0.05))
 
-# strictly convex, differentiable, (*batch, n) -> (*batch,); tensors inside get gradients
+# strictly convex, differentiable, (*batch, n) -> (*batch,); tensors inside get
+# gradients
 near = pm.Custom(lambda p: p.square().sum(-1) / 2 + (price * distance * p).sum(-1))
 
 scores = torch.tensor([0.1, 0.3, 0.0, 0.2, 0.4, 0.1, 0.5, 0.6])

@@ -1,8 +1,10 @@
-"""Train a tagger of ambiguous words with three losses: words alone, a CRF, and a sparse dynamic program.
+"""Train a tagger of ambiguous words with three losses: words alone, a CRF, and a
+sparse dynamic program.
 
-"will may mark the brown bill" has a name, a modal and a verb that all could be something else: tags must be chosen
-together. The loss of a chain is smooth.max(scores) - <scores, gold>, whatever the smoothing.
-Run: python examples/04_chain_crf.py
+"will may mark the brown bill" has a name, a modal and a verb that all could be
+something else: tags must be chosen together. The loss of a chain is
+smooth.max(scores) - <scores, gold>, whatever the smoothing. Run: python
+examples/04_chain_crf.py
 """
 
 import random
@@ -29,18 +31,30 @@ def sentence(rng: random.Random) -> list[tuple[str, str]]:
     """A sentence of the pattern: somebody (may) do something (to somebody)."""
 
     def somebody() -> list[str]:
-        return rng.choice([["NAME"], ["NAME", "SURNAME"], ["DET", "NOUN"], ["DET", "ADJ", "NOUN"]])
+        return rng.choice(
+            [["NAME"], ["NAME", "SURNAME"], ["DET", "NOUN"], ["DET", "ADJ", "NOUN"]]
+        )
 
-    tags = somebody() + rng.choice([["VERB"], ["MODAL", "VERB"]]) + rng.choice([[], somebody()])
+    tags = (
+        somebody()
+        + rng.choice([["VERB"], ["MODAL", "VERB"]])
+        + rng.choice([[], somebody()])
+    )
     return [(rng.choice(WORDS[tag]), tag) for tag in tags]
 
 
-def padded(sentences: list[list[tuple[str, str]]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def padded(
+    sentences: list[list[tuple[str, str]]],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Words, tags with -1 at padding, and lengths."""
     lengths = torch.tensor([len(s) for s in sentences])
-    words, tags = (torch.full((len(sentences), int(lengths.max())), fill) for fill in (0, -1))
+    words, tags = (
+        torch.full((len(sentences), int(lengths.max())), fill) for fill in (0, -1)
+    )
     for k, pairs in enumerate(sentences):
-        words[k, : len(pairs)] = torch.tensor([VOCABULARY.index(word) for word, _ in pairs])
+        words[k, : len(pairs)] = torch.tensor(
+            [VOCABULARY.index(word) for word, _ in pairs]
+        )
         tags[k, : len(pairs)] = torch.tensor([TAGS.index(tag) for _, tag in pairs])
     return words, tags, lengths
 
@@ -66,7 +80,9 @@ kept = gold >= 0
 def chain_loss(smooth, scores, tags, lengths):
     """Smoothed max minus the score of the gold tags, per sentence."""
     y = pm.Chain().encode(tags, len(TAGS))
-    return (smooth.with_lengths(lengths).max(*scores) - pm.Chain().score(y, *scores)).mean()
+    return (
+        smooth.with_lengths(lengths).max(*scores) - pm.Chain().score(y, *scores)
+    ).mean()
 
 
 def word_loss(smooth, scores, tags, lengths):
@@ -96,10 +112,15 @@ for name, (loss_of, smooth) in METHODS.items():
         scores = model(words)
         chain = pm.Chain(lengths)
         right = (chain.decode(chain.map(*scores)) == gold) | ~kept
-        zeros = (smooth.with_lengths(lengths)(*scores).unary[kept] == 0).float().mean()
+        zeros = (
+            (smooth.with_lengths(lengths)(*scores).unary[kept] == 0).float().mean()
+        )
         per_tag = right[kept].float().mean()
     trained[name] = model
-    print(f"{name:12s} {per_tag:10.3f}  {right.all(1).float().mean():15.3f}  {zeros:.0%}")
+    print(
+        f"{name:12s} {per_tag:10.3f}  {right.all(1).float().mean():15.3f} ",
+        f"{zeros:.0%}",
+    )
 
 example = ["will", "may", "mark", "the", "brown", "bill"]
 index = torch.tensor([VOCABULARY.index(word) for word in example])
@@ -111,7 +132,10 @@ for name in ("CRF", "sparse"):
         likely, probs = smooth.distribution(*scores).topk(3)
     print(f"\n{name}: tags above 0")
     for word, row in zip(example, mu.tolist()):
-        print(f"  {word:6s}", "  ".join(f"{tag} {p:.2f}" for tag, p in zip(TAGS, row) if p > 0))
+        print(
+            f"  {word:6s}",
+            "  ".join(f"{tag} {p:.2f}" for tag, p in zip(TAGS, row) if p > 0),
+        )
     for tags, p in zip(pm.Chain().decode(likely).tolist(), probs.tolist()):
         if p > 0:
             print(f"  {p:.3f}", " ".join(TAGS[t] for t in tags))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import polymax as pm
-from website import reference
+from website import arguments, reference
 from website.__main__ import unnamed_pages
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +113,49 @@ def test_every_name_says_what_it_is():
     # or a document has one
     blocks = "".join(code for page in PAGES for code, _ in BLOCKS.findall(page.read_text(encoding="utf-8")))
     assert {name for name in without if not re.search(rf"\b{name.rsplit('.', 1)[-1]}\b", blocks)} == set()
+
+
+def test_names_that_people_use_first_are_explained():
+    """Every argument has a meaning, and the page says what the call returns."""
+    assert len(arguments.HEADLINES) >= 60
+    names = {name.rsplit(".", 1)[-1]: (name, value) for name, value in reversed(list(public_values()))}
+    for short in arguments.HEADLINES:
+        name, value = names[short]
+        known = [argument for argument, _, _ in arguments.listed(short, value)]
+        if short not in ("Explicit",):
+            assert known == list(inspect.signature(value).parameters), name
+        page = reference.entry(name, value)
+        assert "**Returns" in page, name
+        assert "[Source](../source/" in page, name
+        assert page.index("**Returns") < page.find("```pycon", 0) or "```pycon" not in page, name
+    used = {key.split(".")[-1] for key in arguments.ARGUMENTS}
+    parameters = {part for _, value in names.values() if callable(value) for part in _parameters(value)}
+    assert used <= parameters
+
+
+def _parameters(value):
+    try:
+        return set(inspect.signature(value).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def test_users_methods_stand_apart_from_hooks():
+    page = reference.entry("pm.Chain", pm.Chain)
+    users, hooks = page.split("**For extending**")
+    assert "`map(*scores)`" in users
+    assert "`derivations(*scores)`" in hooks
+    assert reference.groups()[0].title.startswith("Mappings")
+    assert reference.groups()[-1].title.startswith("Bands")
+
+
+def test_docstrings_have_arguments_and_papers():
+    doc = (
+        "One.\n\nArgs:\n    x: scores (*batch, n)\n        of any dtype\n    y: others\n\nSee: Mensch and Blondel 2018."
+    )
+    text = reference.markdown(doc)
+    assert "- `x`: scores (\\*batch, n) of any dtype\n- `y`: others" in text
+    assert "**See:** [Mensch and Blondel 2018](https://arxiv.org/abs/1802.03676)." in text
 
 
 def test_docstrings_become_markdown():

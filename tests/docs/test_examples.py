@@ -1,10 +1,13 @@
-"""Every example runs as it stands, and prints what it promises."""
+"""Every example runs as it stands, and prints what it promises; so do the outputs that the site shows."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from website import shown
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = {
@@ -17,6 +20,9 @@ EXPECTED = {
     "07_latent_estimators.py": "sparse expectation",
     "08_soft_dtw.py": "of their barycenter",
     "09_series_prediction.py": "soft-DTW has the shape better in",
+    "10_entmax_heads.py": "entmax   100% of the letters copied",
+    "11_entities.py": "F1 1.000",
+    "12_parse_alternatives.py": "2 of all trees are possible",
 }
 # the rest run as they stand
 SHORTER = {"05_latent_tree.py": ["--steps", "20"], "07_latent_estimators.py": ["--steps", "20", "--seeds", "1"]}
@@ -24,6 +30,16 @@ SHORTER = {"05_latent_tree.py": ["--steps", "20"], "07_latent_estimators.py": ["
 
 def test_every_example_is_listed():
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_output_on_the_site_is_of_this_code(name):
+    """`python -m website.shown NAME` runs an example again."""
+    file = ROOT / "examples" / name
+    kept = json.loads(shown.OUTPUTS.read_text(encoding="utf-8"))[file.stem]
+    assert kept["code"] == shown.digest(file.read_text(encoding="utf-8"))
+    assert EXPECTED[name] in kept["output"]
+    assert (shown.PICTURES / f"{file.stem}.png").exists() == (file.stem in shown.DRAWING)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

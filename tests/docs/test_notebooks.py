@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from website import shown
+
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 
 
@@ -21,19 +23,29 @@ def test_a_notebook_runs(file):
     stored = json.loads(file.read_text(encoding="utf-8"))
     assert stored["nbformat"] == 4
     names: dict = {}
-    shown = 0
+    moving = 0
     for cell in stored["cells"]:
         if cell["cell_type"] != "code":
             continue
-        assert cell["outputs"] == []
+        source = "".join(cell["source"])
+        assert cell["metadata"]["code"] == shown.digest(source), (
+            "python -m website.shown keeps the outputs of today's code"
+        )
         tree = ast.parse("".join(cell["source"]))
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-        with contextlib.redirect_stdout(io.StringIO()):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
             exec(compile(tree, file.name, "exec"), names)
             value = eval(compile(ast.Expression(last.value), file.name, "eval"), names) if last else None
+        kept = ["".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream"]
+        assert kept == ([printed.getvalue()] if printed.getvalue() else [])
+        results = [output["data"] for output in cell["outputs"] if output["output_type"] == "execute_result"]
+        assert len(results) == (value is not None)
         if hasattr(value, "_repr_mimebundle_"):
             bundle = value._repr_mimebundle_()
             data = bundle[0] if isinstance(bundle, tuple) else bundle
             assert "application/vnd.jupyter.widget-view+json" in data
-            shown += 1
-    assert shown >= 1
+            # places that run no code have a picture to show
+            assert results[0]["image/png"]
+            moving += 1
+    assert moving >= 1
