@@ -95,7 +95,6 @@ ARGUMENTS: dict[str, str] = {
     "scale": "factor of the scores. None: 1 / sqrt(channels)",
     "enable_gqa": "True: several heads of queries share one of keys",
     "mapping": "what turns scores into weights: a function such as `pm.entmax`, its name, a regularizer or a smoothing",
-    "register.mapping": "the mapping. None: all of polymax's mappings are registered",
     "window": "a pair: how many keys to the left and to the right a query sees; -1 for no limit",
     "sinks": "(heads,) scores of a key without value, which takes weight. None: there is none",
     "causal_offset": "the key at which the first query stands, as in a cache",
@@ -138,12 +137,9 @@ ARGUMENTS: dict[str, str] = {
     "output": '"path" for indicators (*batch, frames, tokens), or the tokens of frames',
     "variables": "how many variables of 0 and 1 there are",
     "factors": "the factors, which share variables: `pm.Factor`, or rules of `pm.factors`",
-    "name": 'the name in models is "polymax_" and this. None: every mapping under its own name',
-    "learned": "a function of the number of heads that makes a module with parameters",
-    "pretrained": "a folder or name, as `from_pretrained` takes it",
-    "model_class": "the class that loads. None: found by the configuration",
-    "options": "further options of `from_pretrained`",
-    "kwargs": "further options",
+    "alibi_slopes": "(heads,) slopes of a penalty on distance. None: no penalty",
+    "max_seqlen_q": "the longest sequence of queries. None: it is read from `cu_seqlens_q`",
+    "max_seqlen_k": "the longest sequence of keys. None: it is read from `cu_seqlens_k`",
 }
 
 
@@ -206,8 +202,6 @@ RETURNS: dict[str, str] = {
     "monotonic_alignment_search": "The best alignment (*batch, frames, tokens) of 0 and 1, or tokens of frames.",
     "soft_rank": "Ranks, shaped like `x`, with a gradient.",
     "soft_sort": "Sorted values, shaped like `x`, with a gradient.",
-    "register": "None.",
-    "load": "The model.",
 }
 _FLOAT = "TypeError if scores are not of a floating dtype; ValueError if a parameter is out of its range."
 _SHAPES = "ValueError if shapes of scores do not fit each other, naming what was expected and what came."

@@ -16,7 +16,7 @@ TYPED = re.compile(
     r"\d(?:\.\d+)? (?:ms|µs|us|GiB|MiB)\b|\d (?:words|tokens)/s|\d times (?:as (?:long|fast)|faster|slower)"
 )
 # settings and sizes, which nothing measures
-SETTINGS = ("two sines of 60 to 300 ms", "1 MiB (`--max-body`)")
+SETTINGS = ("two sines of 60 to 300 ms", "| 1 MiB; 32 MiB of all bodies at a time |", "| 4 GiB | `--memory` |")
 
 
 def a_run(**changes):

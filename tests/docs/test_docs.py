@@ -15,7 +15,7 @@ import pytest
 
 import polymax as pm
 from website import arguments, reference
-from website.__main__ import unnamed_pages
+from website.__main__ import design_pages, unnamed_pages
 
 ROOT = Path(__file__).parents[2]
 # Python, and what it prints where that is shown
@@ -77,6 +77,7 @@ def test_links(page):
 def test_every_document_is_on_the_site():
     template = (ROOT / "website" / "zensical.toml").read_text(encoding="utf-8")
     nav = template + unnamed_pages(template)
+    nav += design_pages()
     names = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
     assert [name for name in names if f'"{name}"' not in nav] == []
 
@@ -122,8 +123,7 @@ def test_names_that_people_use_first_are_explained():
     for short in arguments.HEADLINES:
         name, value = names[short]
         known = [argument for argument, _, _ in arguments.listed(short, value)]
-        if short not in ("Explicit",):
-            assert known == list(inspect.signature(value).parameters), name
+        assert known == list(inspect.signature(value).parameters), name
         page = reference.entry(name, value)
         assert "**Returns" in page, name
         assert "[Source](../source/" in page, name
