@@ -132,8 +132,8 @@ def mathematics(text: str) -> str:
 
 
 def _limits(formula: str) -> str:
-    """Return a formula in which subscripts of starred operators, such as argmax, stand below."""
-    found = re.search(r"\\operatorname\*\{(\w+)\}_\{", formula)
+    """Return a formula in which what stands in braces below argmax, max or min stands below them."""
+    found = re.search(r"\\(?:operatorname\*\{(\w+)\}|(max|min))_\{", formula)
     if not found:
         return formula
     depth, end = 1, found.end()
@@ -142,7 +142,7 @@ def _limits(formula: str) -> str:
         end += 1
     below = formula[found.end() : end - 1]
     rest = _limits(formula[end:])
-    return f"{formula[: found.start()]}\\underset{{{below}}}{{\\operatorname{{{found[1]}}}}}{rest}"
+    return f"{formula[: found.start()]}\\underset{{{below}}}{{\\operatorname{{{found[1] or found[2]}}}}}{rest}"
 
 
 def reference_index() -> str:
