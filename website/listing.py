@@ -60,16 +60,16 @@ def coloured(code: str) -> list[str]:
         if kind is None:
             continue
         (first, begin), (last, end) = token.start, token.end
-        for line in range(first, last + 1):
-            start = begin if line == first else 0
-            marks[line].append((start, end if line == last else len(lines[line - 1]), kind))
+        for place in range(first, last + 1):
+            start = begin if place == first else 0
+            marks[place].append((start, end if place == last else len(lines[place - 1]), kind))
     shown = []
     for number, line in enumerate(lines, 1):
-        parts, place = [], 0
+        parts, done = [], 0
         for start, end, kind in marks[number]:
-            parts.append(escape(line[place:start]))
+            parts.append(escape(line[done:start]))
             if end > start:
                 parts.append(f'<b class="{kind}">{escape(line[start:end])}</b>')
-            place = end
-        shown.append("".join([*parts, escape(line[place:])]))
+            done = end
+        shown.append("".join([*parts, escape(line[done:])]))
     return shown

@@ -84,8 +84,10 @@ def linked(text: str) -> str:
     parts = []
     for part in re.split(r"(; )", text):
         found = NAME.search(part)
-        target = found and address(found["author"], found["year"], part)
-        parts.append(part if not target else part.replace(found[0], f"[{found[0]}]({target})", 1))
+        target = address(found["author"], found["year"], part) if found else None
+        if found and target:
+            part = part.replace(found[0], f"[{found[0]}]({target})", 1)
+        parts.append(part)
     return "".join(parts)
 
 

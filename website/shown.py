@@ -133,7 +133,7 @@ def run_notebook(file: Path, draw: Any = None) -> dict[str, Any]:
         count += 1
         source = "".join(cell["source"])
         tree = ast.parse(source)
-        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        last: Any = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(tree, file.name, "exec"), names)
