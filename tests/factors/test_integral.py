@@ -103,3 +103,11 @@ def test_negated_outputs(factor, rule, negated):
         assert pm.HardMax(graph)(x).variables.tolist() == list(best)
     with pytest.raises(TypeError, match="negated_out must be True or False; got 1"):
         factor([0, 1], 2, negated_out=1)
+
+
+def test_what_scores_forbid_is_not_integral():
+    graph = pm.FactorGraph(2, [F.xor([0, 1])])
+    x = torch.tensor([[-torch.inf, -torch.inf], [1.0, 0.0]])
+    found = pm.HardMax(graph).solve(x)
+    assert found.feasible.tolist() == [False, True]
+    assert found.integral.tolist() == [False, True]

@@ -333,3 +333,37 @@ def test_inputs_are_not_changed():
     svm_loss(row.structure, scores, index)
     for a, b in zip((*scores, index), copies, strict=True):
         assert torch.equal(a, b)
+
+
+def test_segments_by_index_have_the_transitions_of_their_steps():
+    """Transitions that differ by step, beside indicators and the enumeration."""
+    semi = pm.SemiMarkov(3)
+    segments = torch.randn(2, 5, 3, 2, dtype=torch.float64)
+    transition = torch.randn(2, 4, 2, 2, dtype=torch.float64)
+    y = semi.map(segments + torch.randn_like(segments), transition)
+    totals = torch.stack(
+        [
+            semi.score(
+                semi.named(*(t[k].double().expand(2, *t.shape[1:]) for t in semi.vertices((5, 3, 2)))),
+                segments,
+                transition,
+            )
+            for k in range(len(semi.vertices((5, 3, 2))[0]))
+        ]
+    )
+    expected = totals.logsumexp(0) - semi.score(y, segments, transition)
+    for target in (semi.decode(y), y):
+        found = crf_loss(semi, (segments, transition), target, reduction="none")
+        torch.testing.assert_close(found, expected)
+
+
+def test_sparsemap_of_an_empty_chain_beside_scores_of_any_size():
+    unary = torch.full((3, 4, 2), 1e8, dtype=torch.float64) * torch.randn(3, 4, 2, dtype=torch.float64)
+    lengths = torch.tensor([0, 4, 2])
+    smooth = pm.SparseMap(pm.Chain(lengths))
+    transition = 1e8 * torch.randn(2, 2, dtype=torch.float64)
+    mu, value = smooth(unary, transition), smooth.max(unary, transition)
+    assert value[0] == 0
+    assert (mu.unary[0] == 0).all()
+    assert pm.SparseMap(pm.Chain())(unary[:, :0], transition).unary.shape == (3, 0, 2)
+    assert (pm.SparseMap(pm.Chain()).max(unary[:, :0], transition) == 0).all()
