@@ -247,7 +247,7 @@ def _source(value: Any) -> str | None:
         return None
     if file is None or not Path(file).is_relative_to(PACKAGE.parent):
         return None
-    return f"../source/{source_page(Path(file))}#L{line}"
+    return f"../source/{source_page(Path(file))}#L{max(line, 1)}"
 
 
 def source_page(file: Path) -> str:

@@ -60,3 +60,10 @@ def test_the_citation_is_of_this_version():
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {version}\n" in text
     assert text.startswith("cff-version: 1.2.0\n")
+
+
+def test_entries_of_the_changelog_are_short():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^### (.+)$", text, re.MULTILINE)[:3] == ["Added", "Fixed", "Faster"]
+    wide = [line for line in text.splitlines() if len(line) > 170]
+    assert wide == []
