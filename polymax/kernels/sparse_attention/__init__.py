@@ -2,20 +2,21 @@
 
     x = softcap tanh(scale q k^T / softcap) + mask        u = (alpha - 1) x        p = (u - tau)_+ ^ (1 / (alpha - 1))
 
-with tau such that p sums to 1 over the keys that a query may see, and the sink of its head where there is one. Query i
-stands at key i + offset and sees the keys from `left` before to `right` after it; -1 is no limit. With `starts_q` and
-`starts_k`, (sequences + 1,) integers, queries and keys are packed sequences, and each is attention of its own. Weights
-are dropped with probability `dropout`, by a hash of `seed`, (1,) int64: see dropout.py; those that are kept are
-divided by 1 - dropout.
+with tau such that p sums to 1 over the keys that a query may see, and the sink of its head if there is one. Query i has
+position i + offset among the keys and sees the keys from `left` before to `right` after that position; -1 means no
+limit. If `starts_q` and `starts_k`, (sequences + 1,) integers, are given, queries and keys are packed sequences, and
+attention stays within each sequence. Weights are dropped with probability `dropout`, by a hash of `seed`, (1,) int64:
+see dropout.py. The weights that are kept are divided by 1 - dropout.
 
-The operator gives the context `out`, and for its gradient the mean of values under s = p^(2 - alpha), `tau`, the size
-of the support, and a `plan` and `lists`, in which a device notes where weights are not zero: no other code reads them.
-`tau` is two numbers for each row, since one would have no digits left where scores are huge: the largest score, in a
-unit of the device's, and how far the threshold is below it in u. A row that sees nothing has the numbers inf and 0.
+The operator returns the context `out` and the tensors saved for its gradient: the mean of values under s = p^(2 -
+alpha), `tau`, the size of the support, and a `plan` and `lists` in which a device records the places of nonzero
+weights. Only the code of that device reads `plan` and `lists`. `tau` is a pair of numbers for each row, since a single
+number would lose all its digits for huge scores: the largest score, in a unit that the device chooses, and how far the
+threshold is below it in u. For a row that sees no key the pair is inf and 0.
 
     dx = s (dp - <s, dp> / sum s)        dp_j = grad . v_j, so that <s, dp> / sum s = grad . mean
 
-Where weights are dropped, both v_j here and in the mean are times the factor of the weight: 0 or 1 / (1 - dropout).
+With dropout, v_j is multiplied, both here and in the mean, by the factor of its weight: 0 or 1 / (1 - dropout).
 
 Shapes: q (B, H, L, D); k (B, G, S, D) and v (B, G, S, V), where G divides H; mask broadcasts to (B, H, L, S), bool
 (True = keep) or float (is added); sinks and alphas (H,); out and mean (B, H, L, V); tau (2, B, H, L); support

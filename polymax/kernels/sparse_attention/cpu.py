@@ -1,6 +1,6 @@
 """Sparse attention in blocks of queries, each with all keys that it sees: memory grows with the length, not its square.
 
-Forward, and again backward, scores are computed by one product of matrices in registers. Everything else is done for
+The forward and the backward pass both compute the scores by one matrix product in registers. All other steps touch only
 the few keys of a row that have weight: see cpu_scores.py.
 """
 
@@ -21,7 +21,8 @@ from polymax.kernels.sparse_attention.dropout import threshold
 from polymax.kernels.sparse_attention.numba_vectors import BYTES
 from polymax.kernels.sparse_attention.options import Options, of_backward
 
-# work items of the backward pass, where there are not as many heads: parts of the queries, with gradients of their own
+# upper limit of the work items of the backward pass: if there are fewer heads, the queries are split into parts, each
+# with its own gradients of keys
 ITEMS = 16
 
 
@@ -50,7 +51,7 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     batches, heads, queries, depth = q.shape
     places, masks = _places(queries, k.shape[2], options), _masks(mask, q, k)
     wanted = mask is not None and mask_gradient
-    # batches, and heads, whose gradients go to the same entries
+    # numbers of batches and of heads whose gradients go to the same entries
     batch_run = batches if wanted and masks[2][0] == 0 else 1
     head_run = heads if wanted and masks[2][1] == 0 else heads // max(k.shape[1], 1)
     runs = batches * heads // max(batch_run * head_run, 1)
@@ -77,13 +78,13 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     return of_q, of_k, of_v, dalpha, dsink, of_mask.reshape(mask.shape if wanted else (0,))
 
 
-# NumPy prepares what it can: the threads of torch would go on waiting for more work while ours run
+# NumPy prepares the arrays: after a call of torch, its threads would spin for more work while our threads run
 
 
 def _vectors(x: Tensor, real: torch.dtype, filled: bool = False) -> np.ndarray:
-    """Rows (B H, n, d) in the precision of the arithmetic, with channels filled up with zeros to whole vectors.
+    """Return rows (B H, n, d) in the precision of the arithmetic, with channels padded by zeros to whole vectors.
 
-    With `filled`, rows are filled up to a multiple of the lanes of a vector, too.
+    If `filled`, the number of rows is also padded to a multiple of the lanes of a vector.
     """
     found = memory(x.to(real).contiguous().flatten(0, 1))
     lanes = BYTES // real.itemsize
@@ -92,19 +93,21 @@ def _vectors(x: Tensor, real: torch.dtype, filled: bool = False) -> np.ndarray:
 
 
 def _heads(x: Tensor) -> np.ndarray:
-    """Contiguous tensors (B, H, ...) as arrays (B H, ...)."""
+    """Return tensors (B, H, ...) as contiguous arrays (B H, ...)."""
     return memory(x.flatten(0, 1))
 
 
 def _panels(keys: np.ndarray) -> np.ndarray:
-    """Keys in panels of the lanes of a vector, each channel of a panel after the other: (B G, panels, D, lanes)."""
+    """Return keys in panels of the lanes of a vector, the channels of a panel one after the other: (B G, panels, D,
+    lanes).
+    """
     heads, n, depth = keys.shape
     lanes = BYTES // keys.itemsize
     return np.ascontiguousarray(keys.reshape(heads, n // lanes, lanes, depth).swapaxes(2, 3))
 
 
 def _finite(x: np.ndarray) -> bool:
-    """True if 0 times any entry is 0: products of matrices need that."""
+    """Return True if 0 times every entry is 0, which matrix products need."""
     # a sum is finite only if all terms are, and needs no memory
     with np.errstate(all="ignore"):
         return bool(np.isfinite(x.sum()))
@@ -116,7 +119,7 @@ def _alphas(options: Options, q: Tensor) -> np.ndarray:
 
 
 def _drop(options: Options) -> tuple[int, int, float]:
-    """The seed, the numbers below which a weight is dropped, and what others are multiplied by."""
+    """Return the seed, the number below which a hash drops a weight, and the factor of the weights that are kept."""
     if options.seed is None:
         return 0, 0, 1.0
     return int(options.seed), threshold(options.dropout), 1 / (1 - options.dropout)
@@ -128,7 +131,9 @@ def _sinks(sinks: Tensor | None, q: Tensor) -> np.ndarray:
 
 
 def _masks(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
-    """What a mask keeps, and what it adds, flat, one of them empty; and the strides by which all scores read it."""
+    """Return the flat bool mask, the flat float mask (the one not given is empty), and their strides over (B, H, L,
+    S).
+    """
     real = wide(q).dtype
     keep, bias, strides = (
         torch.zeros(0, dtype=torch.bool, device="cpu"),
@@ -143,9 +148,9 @@ def _masks(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[np.ndarray, np.nd
 
 
 def _places(queries: int, keys: int, options: Options) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The first key that each query sees and the one after the last; and the same for blocks of queries.
+    """Return the first key that each query sees and the end of its keys, then both bounds for each block of queries.
 
-    The keys that `geometry.allowed` allows are neighbours.
+    The keys that `geometry.allowed` allows for a query are contiguous.
     """
     starts_q, starts_k = options.starts_q, options.starts_k
     left, right, offset = options.left, options.right, options.offset

@@ -1,6 +1,6 @@
 """Contexts of blocks of queries, for Numba: scores, weights, and the values that have weight.
 
-A row that has weight on few of its keys adds up their values. One that has it on many is left to a product of matrices.
+A row with weight on few of its keys adds up their values. Rows with weight on many keys use a matrix product.
 """
 
 import numpy as np
@@ -11,13 +11,13 @@ from polymax.kernels.sparse_attention.cpu_scores import HEIGHT, TILE, block_scor
 from polymax.kernels.sparse_attention.numba_vectors import ROWS, add_scaled, inner, product
 from polymax.kernels.threshold.numba_support import BLOCK, response_weights
 
-# the share of entries from which on a product is faster
+# the share of entries with weight from which on a matrix product is faster
 FULL = 0.25
 
 
 @kernel
 def contexts(start, stop, q, panels, v, results, places, masks, alphas, sinks, scale, cap, finite, drop):
-    """Contexts, means, thresholds and sizes of supports of blocks, counted over all heads."""
+    """Write contexts, means, thresholds and sizes of supports of blocks start .. stop, counted over all heads."""
     out, mean, tau, support = results
     first = places[2]
     heads, groups = alphas.size, q.shape[0] // max(v.shape[0], 1)
@@ -86,7 +86,7 @@ def _spread(row, weights, index, begin, count):
 
 @inner
 def _sum_full(out, weights, v, of, head, block, full, begin, width):
-    """Fill the rows of out that are full by products of weights and values."""
+    """Fill the rows of out that `full` names, by matrix products of weights and values."""
     lanes = 64 // out.itemsize
     depth = min(width, v.shape[1] - begin)
     four = np.empty((ROWS, lanes), out.dtype)
@@ -104,7 +104,7 @@ def _sum_full(out, weights, v, of, head, block, full, begin, width):
 
 @inner
 def block_memory(q, places, lanes):
-    """Memory for a block: scaled queries, scores, maxima of lanes, and which rows have a NaN."""
+    """Return memory for a block: scaled queries, scores, maxima of lanes, and a flag for each row that has a NaN."""
     first, last = places[2], places[3]
     panels = 1
     for block in range(first.size):
@@ -116,14 +116,14 @@ def block_memory(q, places, lanes):
 
 @inner
 def row_memory(x):
-    """Memory for the entries of a row that can have weight: a key after all others is the sink."""
+    """Return memory for the entries of a row that can have weight: all keys, and the sink after them."""
     n = x.shape[1] + 1 + BLOCK
     return np.empty(n, x.dtype), np.empty(n, x.dtype), np.empty(n, x.dtype), np.empty(n, np.int32)
 
 
 @inner
 def take_rows(a, rows, block, scale):
-    """Copy the rows of a block, times scale, to a; what is left of a are zeros."""
+    """Copy the rows of a block, times scale, to a; the remaining rows of a become 0."""
     factor = a.dtype.type(scale)
     for i in range(HEIGHT):
         row = block * HEIGHT + i

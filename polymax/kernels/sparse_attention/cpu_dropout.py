@@ -18,7 +18,7 @@ def _mixed(x):
 
 @inner
 def row_state(seed, row):
-    """The number of 32 bits of a row, counted over all batches and heads."""
+    """Return the 32-bit hash state of a row, counted over all batches and heads."""
     seed, row = np.uint64(seed), np.uint64(row)
     state = _mixed(_mixed(seed >> np.uint64(32)) ^ (seed & LOW))
     return _mixed(_mixed(state ^ (row >> np.uint64(32))) ^ (row & LOW))
@@ -26,6 +26,6 @@ def row_state(seed, row):
 
 @inner
 def kept(state, key, drop):
-    """What the weight of a key is multiplied by."""
+    """Return the factor of a key's weight: 1 / (1 - rate) if it is kept, 0 if it is dropped."""
     drawn = _mixed(state ^ _mixed(np.uint64(key))) >> np.uint64(8)
     return drop[2] if drawn >= np.uint64(drop[1]) else 0.0

@@ -1,10 +1,11 @@
-"""What entries of a tile of weights give to the gradients, for Numba: one by one, or as products of matrices.
+"""Contributions of a tile's entries to the gradients, for Numba: entry by entry, or as matrix products.
 
-Lists hold keys, p and s = p^(2 - alpha) of each row of a block; row i has those from seen[i] to until[i] in the tile.
+Lists hold the key, p and s = p^(2 - alpha) of each entry of a block's rows; those of row i in the tile are seen[i] ..
+until[i].
 
     dx = s (grad . v - common)        dq += dx k        dk += dx q        dv += p grad
 
-where grad . v and p of a dropped weight are 0, and those of a kept one are divided by the probability to be kept.
+in which grad . v and p of a dropped weight are 0, and those of a kept weight are divided by the probability to be kept.
 """
 
 import math
@@ -19,7 +20,8 @@ from polymax.kernels.tsallis_slope.cpu import SERIES
 
 @inner
 def alpha_slope(p, alpha):
-    """The derivative of p^a / a in a = alpha - 1, plus 1 / a^2: what is added up by it has the sum 0, which cancels.
+    """Return the derivative of p^a / a in a = alpha - 1, plus 1 / a^2: its factors sum to 0, so that the constant
+    cancels.
 
     It is log(p)^2 f(a log p) with f(t) = (exp(t) (t - 1) + 1) / t^2.
     """
@@ -36,14 +38,14 @@ def alpha_slope(p, alpha):
 
 @inner
 def _cap_slope(a, i, k, at_k, cap):
-    """The derivative of cap tanh(x / cap) at the score of query i and a key."""
+    """Return the derivative of cap tanh(x / cap) at the score of query i and a key."""
     bent = math.tanh(dot(a, i * a.shape[1], k, at_k, a.shape[1]) / cap)
     return a.dtype.type(1 - bent * bent)
 
 
 @inner
 def add_entries(lists, bounds, keys, a, g, common, k, v, to, strides, settings):
-    """Add what the entries of a tile give, one by one."""
+    """Add the contributions of a tile's entries, one by one."""
     index, powers, slopes = lists
     rows, seen, until = bounds
     _, _, head, of_keys = keys
@@ -70,7 +72,9 @@ def add_entries(lists, bounds, keys, a, g, common, k, v, to, strides, settings):
 
 @inner
 def add_tile(lists, bounds, keys, a, g, common, k, v, to, strides, settings, memory):
-    """Add what the entries of a tile give, most of which have weight, by products; the tile is (keys, queries)."""
+    """Add the contributions of a tile most of whose entries have weight, by matrix products; the tile is (keys,
+    queries).
+    """
     index, powers, slopes = lists
     rows, seen, until = bounds
     begin, count, head, of_keys = keys

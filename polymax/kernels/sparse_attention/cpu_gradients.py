@@ -1,8 +1,8 @@
-"""Gradients of sparse attention, for Numba: the weights again, and from there on only keys that have one.
+"""Gradients of sparse attention, for Numba: weights are recomputed, then only keys with weight are visited.
 
-A work item is a part of the blocks of queries of one head of keys. Parts have gradients of keys of their own, so that
+A work item is a part of the blocks of queries of one head of keys. Each part has its own gradients of keys, so that
 their sum does not depend on the number of threads. Heads that share entries of a mask are in one item, if the mask
-gets a gradient.
+needs a gradient.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def gradients(
     lanes, runs = panels.shape[3], heads // max(head_run, 1)
     a, x, tops, bad = block_memory(q, places, lanes)
     g, of_rows = np.zeros((HEIGHT, grad.shape[2]), q.dtype), np.empty(a.shape, a.dtype)
-    # for each row its keys, their p and p^(2 - alpha)
+    # for each row its keys with weight, their p and their p^(2 - alpha)
     lists = np.empty(x.shape, np.int32), x, np.empty(x.shape, x.dtype)
     counts, seen, until = np.zeros(HEIGHT, np.int64), np.zeros(HEIGHT, np.int64), np.zeros(HEIGHT, np.int64)
     common, slant, states = np.zeros(HEIGHT, q.dtype), np.empty(HEIGHT), np.zeros(HEIGHT, np.uint64)
@@ -96,9 +96,9 @@ def gradients(
 
 @inner
 def _list_row(i, lists, width, tops, bad, lanes, begin, sink, alpha, sees, scratch):
-    """Write the keys of row i that have weight to the lists; their number, and the weight of the sink.
+    """Write the keys of row i that have weight to the lists; return how many there are, and the weight of the sink.
 
-    A row with NaN has NaN for all keys that it sees.
+    A row with NaN gets the weight NaN for all keys that it sees.
     """
     index, powers, slopes = lists
     z, power, slope, keys = scratch

@@ -1,8 +1,8 @@
 """Scores of a block of queries, and the few of them that can have weight, for Numba.
 
-Keys come in panels, the lanes of a vector, and panels in tiles of TILE. The maximum over a tile is kept for each lane:
-these maxima are a part of the row, whose threshold is below that of the row, and lanes that do not exceed it are not
-looked at again.
+Keys come in panels, as many keys as a vector has lanes, and panels in tiles of TILE. The maximum over a tile is kept
+for each lane. These maxima are a subset of the row, so that their threshold is a lower bound of the threshold of the
+row; lanes whose maximum does not exceed it are skipped.
 """
 
 import math
@@ -25,7 +25,7 @@ TILE = 16
 def block_scores(x, tops, bad, q, panels, head, block, places, masks, at_mask, cap):
     """Fill x (HEIGHT, width) with the scores of the scaled queries q of a block, and tops with the maxima of lanes.
 
-    The columns of x are the keys from the first panel that the block sees; the number of columns that are filled.
+    The columns of x are the keys from the first panel that the block sees on. Returns the number of columns filled.
     """
     low, high, first, last = places
     depth, lanes = panels.shape[2], panels.shape[3]
@@ -81,7 +81,7 @@ def _bend(x, cap):
         size = y if y >= 0 else -y
         e = exp2(size * real(-2 / np.log(2)))
         far = (one - e) / (one + e)
-        # near 0 that loses digits, and the series of tanh has them
+        # near 0 that formula loses digits, the series of tanh keeps them
         s = y * y
         series = one + s * (real(-1 / 3) + s * (real(2 / 15) + s * (real(-17 / 315) + s * real(62 / 2835))))
         far = far if y >= 0 else -far
@@ -90,14 +90,14 @@ def _bend(x, cap):
 
 @inner
 def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
-    """Weights of a row of scores: how many keys have one, or -1 for NaN; the weight of the sink; and tau, two numbers.
+    """Return how many keys of a row have weight, or -1 for NaN; the weight of the sink; and tau, two numbers.
 
     The keys are index[:count] in their order by tile, and their weights power[:count]; `begin` is the key of x[0].
     """
     real = x.dtype.type
     count_tops = -(-x.size // (TILE * lanes)) * lanes
     top = max(row_max(tops[:count_tops]), sink)
-    # inf - inf is no number
+    # inf - inf is NaN
     if bad or top == np.inf or sink != sink or alpha != alpha:
         return -1, real(np.nan), real((alpha - 1) * top), real(np.nan)
     if top == -np.inf:
@@ -106,7 +106,7 @@ def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
         z[j] = tops[j] - top
     edge = _bound(z, count_tops, power, alpha)
     count = _gather(x, tops, count_tops, top, edge, lanes, begin, z, index)
-    # the sink stands after all keys
+    # the sink comes after all keys
     z[count] = sink - top
     index[count] = np.iinfo(np.int32).max
     count += sink - top > edge
@@ -128,13 +128,13 @@ def row_weights(x, tops, bad, lanes, begin, sink, alpha, z, power, index):
 
 @inner
 def _gather(x, tops, count_tops, top, edge, lanes, begin, z, index):
-    """Pack the entries with x - top > edge to the front of z, with their keys; their number."""
+    """Pack the entries with x - top > edge to the front of z, with their keys; return how many there are."""
     above = 0
     for j in range(count_tops):
         above += tops[j] - top > edge
     count = 0
     if 2 * above > count_tops:
-        # where most lanes have some, all entries in their order are faster
+        # if most lanes have such an entry, a pass over all entries in their order is faster
         for c in range(x.size):
             d = x[c] - top
             z[count] = d
@@ -154,7 +154,9 @@ def _gather(x, tops, count_tops, top, edge, lanes, begin, z, index):
 
 @inner
 def _bound(z, count, power, alpha):
-    """What every entry of the support exceeds, from a part z of the row: Newton from below, a little short of it."""
+    """Return a lower bound of the support's entries from a part z of the row: Newton from below, ended a little
+    short.
+    """
     real = z.dtype.type
     r = 1 / (alpha - 1)
     padded = pad(z, count)

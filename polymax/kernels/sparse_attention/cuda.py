@@ -1,8 +1,8 @@
-"""Sparse attention: a scan of all scores, then contexts and gradients on what is not zero.
+"""Sparse attention: a scan of all scores, then contexts and gradients from the tiles or keys with nonzero weight.
 
-Only the scan looks at every tile or, in long sequences, at those that balls around keys do not rule out: see
-cuda_candidates.py. It bounds each row's threshold from below, and what lies under the bound is never looked at again:
-see cuda_scan.py. Blocks of queries have lists of the tiles that are not empty, rows a bit for each.
+Only the scan reads every tile; for long sequences it skips the tiles that balls around keys rule out: see
+cuda_candidates.py. It bounds each row's threshold from below, and later kernels skip all scores under the bound: see
+cuda_scan.py. Blocks of queries have lists of their nonempty tiles, rows a bit for each tile.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tens
     marks, seed = _marks(q, options), q if options.seed is None else options.seed
     with on_device(q):
         _scan(call, q, k, marks, tau, notes)
-        # what follows the scan may take the memory of its maxima
+        # the bits reuse the memory of the scan's maxima
         bits, lists = torch.empty(call.bits, dtype=torch.int32, device=q.device), _lists(q, options)
         call.collect(q, k, *marks, bits, *tau, notes, lists)
         del bits
@@ -72,7 +72,7 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
 
 
 def _with_contiguous(options: Options) -> Options:
-    """Options whose numbers for each head or sequence lie side by side."""
+    """Return the options with contiguous tensors of numbers for each head or sequence."""
     alphas, sinks, starts_q, starts_k = (
         None if t is None else t.contiguous()
         for t in (options.alphas, options.sinks, options.starts_q, options.starts_k)
@@ -81,19 +81,21 @@ def _with_contiguous(options: Options) -> Options:
 
 
 def _marks(q: Tensor, options: Options) -> tuple[Tensor, ...]:
-    """Tensors that all kernels take; one that is not there is any other."""
+    """Return the optional tensors that all kernels take; a missing tensor is replaced by q, which kernels then do not
+    read.
+    """
     return tuple(q if t is None else t for t in options[1:6])
 
 
 def _lists(q: Tensor, options: Options) -> Tensor:
-    """Memory for lists; in the interpreter, where operators say that there are none, too."""
+    """Return memory for lists. Triton's interpreter gets it although the operator reports empty lists there."""
     if q.is_cuda:
         return lists_like(q, options.longest_k)
     return torch.empty(q.shape[:-1].numel() * LONGEST, dtype=torch.int16)
 
 
 def _contexts_like(q: Tensor, v: Tensor, new: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for contexts, means and the sizes of supports."""
+    """Return memory for contexts, means and the sizes of supports."""
     rows = q.shape[:-1]
     out, mean = (new((*rows, v.shape[-1]), dtype=q.dtype, device=q.device) for _ in range(2))
     return out, mean, new(rows, dtype=torch.int32, device=q.device)

@@ -1,4 +1,4 @@
-"""What is launched for a call of sparse attention: all kernels with their grids, numbers and constants."""
+"""Launches of a call of sparse attention: all kernels with their grids, numbers and constants."""
 
 from collections.abc import Hashable
 from functools import cache
@@ -21,8 +21,8 @@ from polymax.kernels.sparse_attention.dropout import threshold
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_attention.tiles import HEIGHT, LONGEST, layout
 
-# warps, steps of a loop that are loaded ahead, and registers of a thread in half precision (0: as the compiler likes),
-# for heads of up to 64 channels and for wider ones
+# launch options in half precision, for heads of up to 64 channels and for wider heads: (warps, loop steps loaded ahead,
+# registers of a thread or 0 for the compiler's choice)
 LAUNCH = {
     "candidates": ((4, 1, 0), (4, 1, 0)),
     "scan": ((4, 3, 0), (4, 3, 0)),
@@ -33,32 +33,35 @@ LAUNCH = {
     "query_gradients": ((4, 2, 168), (4, 2, 0)),
     "key_gradients": ((4, 3, 0), (4, 2, 0)),
 }
-# programs of a multiprocessor that take one block after the other
+# programs of a multiprocessor that loop over blocks
 RESIDENT = {"scan": 6, "listed_scan": 8, "collect": 8, "key_gradients": 4}
-# rows that have lists and are worked on at once by a warp, how often one after the other, entries of their lists whose
-# keys or values are gathered at once, and registers, as above: many rows wait for memory at the same time
+# launch options of kernels over rows with lists, which keep many loads in flight: (rows of a warp at once, repetitions,
+# entries of a list whose keys or values are gathered at once, registers as above)
 LISTS = {
     "listed_contexts": ((1, 4, 16, 72), (1, 4, 8, 0)),
     "listed_gradients": ((2, 2, 4, 64), (1, 4, 8, 0)),
 }
-# heads whose blocks all have no more tiles than this have no lists; in long sequences, nor have blocks of at most FEW
+# FEW_IN_ALL: a head has no lists if none of its blocks has more tiles
+# FEW: nor has a block with at most so many tiles in a long sequence
 FEW_IN_ALL, FEW = 20, 12
-# from how many keys on sequences are long, and from how many on the scan leaves out what balls rule out
+# LONG_KEYS: number of keys from which on a sequence is long
+# FAR_KEYS: number of keys from which on the scan skips tiles ruled out by balls
 LONG_KEYS, FAR_KEYS = 8192, 8192
-# blocks that see no more tiles whole than this, or may have support in more than so many of eight, are scanned whole
+# FEW_SEEN: the scan reads all tiles of a block that sees at most so many tiles whole
+# SHARE: and of a block that may have support in more than so many eighths of them
 FEW_SEEN, SHARE = 16, 5
-# how many tiles' maxima a step of the bound takes at once
+# tiles whose maxima a step of the bound takes at once
 CHUNK = 64
 # tiles whose bits are expanded at once
 STRETCH = 32
-# of these, tiles in registers
+# of these, tiles kept in registers
 SLOTS = 8
-# rows of the scan
+# rows of a block of the scan
 SCAN_ROWS = 128
 # rows that are gathered at once for the gradients of keys
 KEY_ROWS = 64
-# rows whose bits are packed at once, and rows that are packed before they are gathered: the first of these hold all
-# that see a part of a tile
+# PACK: rows whose bits are packed at once; the first PACK hold all rows that see a part of a tile
+# SPAN: rows that are packed before they are gathered
 PACK, SPAN = 2048, 8192
 
 
@@ -66,9 +69,9 @@ _CALLS: dict[Hashable, "Call"] = {}
 
 
 def call_of(q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Options) -> "Call":
-    """What is known of calls like this one."""
+    """Return the launches for calls of this kind, from a cache."""
     tensors = (q, k, v, grad, *options[1:6], options.seed)
-    # in tests, sizes may be set
+    # tests change the sizes, so that they belong to the key
     key = (*(kind(t) for t in tensors), options.alpha, options[6:14], q.device, FEW_IN_ALL, FEW, FAR_KEYS, FEW_SEEN)
     return remembered(_CALLS, key, lambda: Call(q, k, v, grad, options))
 
@@ -119,7 +122,9 @@ class Call:
         self.launches = [launch for launch in vars(self).values() if type(launch) is Bound]
 
     def scan_all(self, q: Any, k: Any, marks: Any, centres: Any, radii: Any, maxima: Any, tau: Any, plan: Any) -> None:
-        """Bounds of thresholds, and the tiles that matter; as below, of tensors or of their addresses."""
+        """Launch the scan, which writes bounds of thresholds and the tiles that matter; arguments are tensors or
+        addresses.
+        """
         if self.balls > 0:
             self.find_balls(k, *marks[3:], centres, radii)
             self.find_candidates(q, k, *marks, centres, radii, plan)
@@ -128,11 +133,11 @@ class Call:
             self.scan_lists(q, k, *marks, maxima, *tau, plan)
 
     def ready(self) -> bool:
-        """True if all launches of the pass take addresses."""
+        """Return True if all launches of the pass take addresses."""
         return ready(*self.launches)
 
     def sum_values(self, inputs: Any, marks: Any, seed: Any, notes: Any, support: Any, out: Any, mean: Any) -> None:
-        """Thresholds and contexts; `notes` are tau (the tops and depths of rows), the plan and lists."""
+        """Launch thresholds and contexts; `notes` are tau (the tops and depths of rows), the plan and lists."""
         tau, plan, lists = notes
         self.listed_contexts(*inputs, *marks, seed, plan, lists, *tau, support, out, mean)
         self.thresholds(*inputs[:2], *marks, plan, *tau)
@@ -141,7 +146,9 @@ class Call:
     def differentiate(
         self, grad: Any, inputs: Any, mean: Any, marks: Any, seed: Any, notes: Any, common: Any, rows: Any, slopes: Any
     ) -> None:
-        """All gradients but that of the mask; `slopes` are those of q, k, v, of alpha and of the sink."""
+        """Launch all gradients but that of the mask; `slopes` are the gradients of q, k, v, of alpha and of the
+        sink.
+        """
         (tau, plan, lists), (dq, dk, dv, dalpha, dsink) = notes, slopes
         of_alpha, of_mask, _, of_q, of_k = marks
         self.listed_gradients(grad, *inputs, mean, *marks, seed, plan, lists, *tau, common, dq, dalpha, dsink)
@@ -150,14 +157,14 @@ class Call:
 
     def _prepare_scans(self, q: Tensor, k: Tensor, key_heads: int) -> None:
         plan, heads = self.plan, self.heads
-        # where rows are few, more programs share them
+        # if there are few rows, smaller blocks share them among more programs
         many = self.longest_q * heads >= _programs(q, RESIDENT["listed_scan"]) * SCAN_ROWS
         rows = SCAN_ROWS if self.longest_q > HEIGHT and many else HEIGHT
         blocks = -(-self.longest_q // rows)
         few = FEW if self.longest_k >= LONG_KEYS else 0
         scanning = min(blocks * heads, _programs(q, RESIDENT["scan"]))
         listing = min(plan.blocks * heads, _programs(q, RESIDENT["listed_scan"]))
-        # what an added mask adds has no bound
+        # an added mask has no bound, so that balls cannot rule tiles out
         looks = self.longest_k >= FAR_KEYS and self.flags["MASK"] < 2
         self.balls = key_heads * plan.tiles if looks else 0
         self.maxima = max(scanning * rows, listing * HEIGHT if looks else 0) * plan.tiles
@@ -217,15 +224,15 @@ class Call:
         self.key_gradients = _bound(key_gradients, (packing,), numbers, constants)
 
     def _prepare_mask_gradient(self, q: Tensor, k: Tensor, mask: Tensor, grad: Tensor) -> None:
-        """The gradient of a mask, and how many batches, and heads, one program adds up.
+        """Prepare the gradient of a mask: its shape, and how many batches and heads one program adds up.
 
-        Where the mask has one row or one column, batches and heads are apart in it, and are added up afterwards: one
-        program for all of them would take long.
+        If the mask has one row or one column, batches and heads are kept apart and added up afterwards: one program for
+        all of them would take long.
         """
         batches, heads, rows, columns = (1,) * (4 - mask.dim()) + tuple(mask.shape)
         if rows == 1 or columns == 1:
             batches, heads = q.shape[:2]
-        # the kernel knows a size of 1 from others: what is asked for is a number for each query and key, or one for all
+        # size 1 is a case of its own in the kernel: it sums over all queries (or keys) instead of one number for each
         by_row, by_key = rows > 1, columns > 1
         self.of_mask = (batches, heads, q.shape[2] if by_row else 1, k.shape[2] if by_key else 1)
         grid = (self.plan.tiles if by_key else 1, self.plan.blocks if by_row else 1, batches * heads)
@@ -240,7 +247,7 @@ class Call:
         return "tf32x3" if self.single else "tf32"
 
     def _launching(self, name: str) -> dict[str, Any]:
-        """Precision, warps, stages and registers of a kernel."""
+        """Return precision, warps, stages and registers of a kernel."""
         warps, stages, registers = LAUNCH[name][self.deep]
         found = {
             "PRECISION": self._precision(),
@@ -251,7 +258,7 @@ class Call:
         return {**found, "maxnreg": registers} if registers and not self.single else found
 
     def _of_lists(self, q: Tensor, name: str) -> tuple[tuple[int, int], dict[str, Any]]:
-        """The grid of programs that take rows with lists, and constants."""
+        """Return the grid of programs over rows with lists, and their constants."""
         rows, run, entries, registers = LISTS[name][self.deep]
         if not q.is_cuda:
             # the interpreter is faster with more rows at once
@@ -276,5 +283,5 @@ def _programs(q: Tensor, resident: int) -> int:
 
 @cache
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a device."""
+    """Return the number of multiprocessors of a device."""
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,9 +1,10 @@
-"""Tiles that the scan of long sequences need not look at: balls around keys bound the scores of a tile from above.
+"""Tiles that the scan of long sequences can skip: balls around keys bound the scores of a tile from above.
 
 A ball is the mean c of a tile's keys and the largest distance r of a key from it, so that no score of a query q exceeds
-q c + |q| r: one product for 64 keys. The scores of the one tile that looks best to a block of queries bound their
-thresholds from below. A tile is left out where the first bound is below the second for each query of the block: where
-neighbouring keys are alike few are left, and where they are not the balls tell it soon, and the scan looks at all.
+q c + |q| r: one product for 64 keys. The scores in the tile whose centre scores highest on average bound the thresholds
+of a block of queries from below. A tile is skipped if its upper bound is below this lower bound for each query of the
+block. If neighbouring keys are alike, few tiles are left. If they are not, the first tiles show it, and the scan reads
+all tiles.
 """
 
 import triton
@@ -26,9 +27,9 @@ from polymax.kernels.sparse_attention.cuda_tile import (
 )
 from polymax.kernels.sparse_attention.cuda_weights import exponent, sink_units
 
-# of a block whose tiles are listed for the scan, until the scan has written its own numbers
+# fourth number of a block's bounds while its tiles are listed for the scan, which overwrites it
 LISTED = tl.constexpr(-1)
-# far above what products round
+# relative margin, far above rounding errors of products
 SLACK = tl.constexpr(1e-4)
 
 
@@ -38,7 +39,9 @@ def balls(
     p_k, p_starts_q, p_starts_k, p_centres, p_radii, k_b, k_h, k_l, shared, L, S, row_tiles,
     PACKED: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """The centre and the radius of each tile of keys; what is not finite is NaN or infinite in one of them."""
+    """Write the centre and the radius of each tile of keys; if a key is not finite, the centre or the radius is NaN or
+    inf.
+    """
     i_t, i_sg = tl.program_id(0), tl.program_id(1)
     _, first_k, _, keys, i_b = sequence(p_starts_q, p_starts_k, i_sg // shared, L, S, PACKED)
     if i_t * BN < keys:
@@ -68,10 +71,10 @@ def candidates(
     PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, SHARE: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write the tiles that a block of queries may have support in as its plan: see tiles.py.
+    """Write the tiles in which a block of queries may have support to its plan: see tiles.py.
 
-    The fourth bound of the block is LISTED then; it is 0, and no tile is listed, if the block has no more than `few`
-    tiles, or if more than SHARE eighths of them may hold support.
+    The fourth bound of the block is then LISTED. It is 0, and no tile is listed, if the block has at most `few` tiles,
+    or if more than SHARE eighths of them may hold support.
     """
     i_m = blocks - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
@@ -109,7 +112,7 @@ def candidates(
                 b_c = load_rows(p_centres, o_t, o_d, o_t < end, D, D, BD)
                 b_r = tl.load(p_radii + o_t, mask=o_t < end, other=0.0)
                 b_most = tl.dot(b_q, tl.trans(b_c), input_precision=PRECISION) + b_length[:, None] * b_r[None, :]
-                # what is NaN is no less than anything
+                # a NaN bound is below nothing, so that its tile stays
                 b_over = 1 - (capped_units(b_most, a, scale, softcap, CAP) < b_t[:, None]).to(tl.int32)
                 m_edge = (o_t < whole_begin) | (o_t >= whole_end)
                 b_on = ((o_t < end) & (m_edge | (tl.max(b_over, 0) > 0))).to(tl.int32)
@@ -117,7 +120,7 @@ def candidates(
                 n_all += tl.sum(b_on, 0)
                 n_whole += tl.sum(tl.where(o_t < whole_end, b_on, 0), 0)
                 i_t += BT
-                # the first tiles tell what the others will
+                # stop early if too many of the tiles up to here stay
                 found = tl.where(n_all * 8 > (tl.minimum(i_t, end) - begin) * SHARE, 0, found)
             tl.store(p_bounds, whole_begin - begin)
             tl.store(p_bounds + 1, n_whole)
@@ -127,7 +130,7 @@ def candidates(
 
 @triton.jit
 def _best(b_sum, p_centres, o_d, begin, end, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr):
-    """The tile whose centre has the largest score on average."""
+    """Return the tile whose centre has the largest score on average."""
     most = float("-inf")
     i_best = begin
     for i_t in range(begin, end, BT):
@@ -135,7 +138,7 @@ def _best(b_sum, p_centres, o_d, begin, end, D: tl.constexpr, BD: tl.constexpr, 
         b_c = load_rows(p_centres, o_t, o_d, o_t < end, D, D, BD).to(tl.float32)
         b_score = tl.where(o_t < end, tl.sum(b_c * b_sum[None, :], 1), float("-inf"))
         top = tl.max(b_score, 0)
-        # of several, the first; NaN is none
+        # the first of equal tiles; NaN is skipped
         at = tl.min(tl.where(b_score == top, o_t, end), 0)
         i_best = tl.where((top > most) & (at < end), at, i_best)
         most = tl.maximum(most, top)
@@ -148,7 +151,7 @@ def _least(
     SINKS: tl.constexpr, MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A lower bound of each row's threshold, from the maximum of its scores in a tile that it sees whole."""
+    """Return a lower bound of each row's threshold, from the maximum of its scores in a tile that it sees whole."""
     b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
     b_raw = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     b_z = heights(
@@ -157,5 +160,5 @@ def _least(
     )  # fmt: skip
     b_top = larger(row_top(b_z) * unit(a, scale, PLAIN), sink_units(p_sink, a, BM, SINKS)) - 1
     b_top = tl.where(b_top > float("-inf"), b_top - MARGIN * (1 + tl.abs(b_top)), b_top)
-    # rows after the last see nothing
+    # rows after the last query see no key
     return tl.where(o_m < queries, b_top, float("inf"))

@@ -1,8 +1,8 @@
 """Lists of the keys that can be in the support of a row.
 
-Where supports are short but spread over many tiles, whole tiles are mostly zeros. A second product over the tiles that
-matter to a block marks the scores above the row's bound by bits, and bits are expanded to lists of keys, in order. A
-block with a row that does not fit into its list keeps to tiles.
+If supports are short but spread over many tiles, whole tiles are mostly zeros. A second product over the tiles that
+matter to a block marks the scores above the row's bound by bits, and the bits are expanded to lists of keys, in order.
+A block with a row that does not fit into its list uses tiles.
 """
 
 import triton
@@ -36,9 +36,9 @@ def collect(
     PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, LONGEST: tl.constexpr, BT: tl.constexpr,
     BS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write the list of each row, its length, and for each block whether all of its rows have one.
+    """Write the list of each row, its length, and for each block a flag: 1 if all of its rows have a list.
 
-    A head of which all blocks have few tiles has no lists.
+    A head whose blocks all have few tiles has no lists.
     """
     o_r = tl.arange(0, BM)
     o_d = tl.arange(0, BD)
@@ -78,7 +78,7 @@ def collect(
                         tl.maximum(i_s, first), tl.minimum(i_e, last), queries, keys, a, scale, softcap, left, right,
                         offset, MASK, CAP, PLAIN, i_p != 1, D, BD, PRECISION, STAGES,
                     )  # fmt: skip
-                # what other threads wrote is read below
+                # other threads wrote the words that are read below
                 tl.debug_barrier()
                 b_n = _expand(b_n, p_bits, p_tiles + i_s, p_lists, o_row, i_e - i_s, LONGEST, BS)
                 tl.debug_barrier()
@@ -88,7 +88,7 @@ def collect(
 
 @triton.jit
 def _most(p_bounds, blocks):
-    """The largest number of tiles that a block of a head has."""
+    """Return the largest number of tiles of a block of a head."""
     b_most = tl.zeros((128,), tl.int32)
     for i_m in range(0, blocks, 128):
         o_m = i_m + tl.arange(0, 128)
@@ -103,7 +103,7 @@ def _mark(
     MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Two words of bits for each row and tile: scores above the row's bound."""
+    """Write two words of bits for each row and tile: 1 for scores above the row's bound."""
     o_bit = tl.arange(0, BN) % 32
     o_w = tl.arange(0, 2)
     for i_t in tl.range(begin, end, num_stages=STAGES):
@@ -126,7 +126,7 @@ def _both(x, y):
 
 @triton.jit
 def _expand(b_n, p_bits, p_tiles, p_lists, o_row, n_all, LONGEST: tl.constexpr, BS: tl.constexpr):
-    """Bits to lists of keys, as many as fit; the length of each list, or more than LONGEST."""
+    """Expand bits to lists of keys, as many as fit; return the length of each list, or more than LONGEST."""
     o_r = tl.arange(0, BM)
     o_w = tl.arange(0, BS * 2)
     for i_t in range(0, n_all, BS):
@@ -153,7 +153,7 @@ def _expand(b_n, p_bits, p_tiles, p_lists, o_row, n_all, LONGEST: tl.constexpr, 
 
 @triton.jit
 def _ones(b_x):
-    """How many bits are set."""
+    """Return the number of bits that are set."""
     if INTERPRETED:
         b_x = b_x.to(tl.uint32, bitcast=True)
         b_x = b_x - ((b_x >> 1) & 0x55555555)

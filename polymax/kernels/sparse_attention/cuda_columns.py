@@ -1,8 +1,8 @@
 """The gradients of keys and values: for each tile of keys, the rows that may have support in it, gathered.
 
-A row's bits say which tiles matter to it. A program packs the numbers of the rows whose bit is set for its tile, and
-walks over these alone: the work is that of pairs of a row and a tile that are not empty. One program owns one tile, and
-rows come in order, so that sums are the same from call to call.
+A row's bits mark the tiles in which it may have support. A program packs the numbers of the rows whose bit is set for
+its tile, and visits only these: the work is proportional to the nonempty pairs of a row and a tile. One program owns
+one tile, and rows come in order, so that sums have the same bits in each call.
 """
 
 import triton
@@ -34,7 +34,7 @@ def key_gradients(
     PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BR: tl.constexpr, BP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Of `span` rows at a time those that matter are packed, BP at once, and BR of them are gathered at once."""
+    """Write dk and dv. The marked rows among `span` rows are packed, BP at a time, then gathered, BR at a time."""
     o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
     p_list += tl.program_id(0).to(tl.int64) * span
     shared = heads // group
@@ -63,7 +63,7 @@ def key_gradients(
                 # rows before the tile, or far behind it, do not see it
                 seeing = i_t * BN - offset - right
                 first, last = tl.maximum(seeing, 0) // BP * BP, tl.minimum(i_t * BN + BN - offset + left, queries)
-                # the first rows may not see the tile whole; of the others all do, unless it or a window ends
+                # the first rows may not see the tile whole; all later rows do, unless the keys or a window end in it
                 n_edge = _on(p_words, tl.maximum(seeing, 0) + tl.arange(0, BN), seeing + BN - 1, queries, i_t)
                 m_whole = (i_t * BN + BN <= keys) & (last - 1 + offset - left <= i_t * BN)
                 p_head_q = p_q + head_start(i_b, i_h, first_q, q_b, q_h, q_l)
@@ -71,7 +71,7 @@ def key_gradients(
                 p_head_mask = p_mask + i_b * mask_b + i_h.to(tl.int64) * mask_h
                 o_head = (i_b * heads + i_h) * L + first_q
                 for i_r in range(first, last, span):
-                    # what is written was read by other threads before, and is read by others below
+                    # other threads read the list of the span before, and will read the new one
                     tl.debug_barrier()
                     count = _pack(p_words, p_list, i_r, tl.minimum(i_r + span, last), queries, i_t, BP)
                     tl.debug_barrier()
@@ -95,14 +95,14 @@ def key_gradients(
 
 @triton.jit
 def _on(p_words, o_r, end, queries, i_t):
-    """How many of rows o_r before `end` have their bit set for a tile."""
+    """Return how many of rows o_r before `end` have their bit set for a tile."""
     b_word = tl.load(p_words + o_r, mask=(o_r < end) & (o_r < queries), other=0)
     return tl.sum((b_word >> (i_t % 32)) & 1, 0)
 
 
 @triton.jit
 def _pack(p_words, p_list, begin, end, queries, i_t, BP: tl.constexpr):
-    """Write the numbers of rows begin .. end whose bit is set for a tile; how many they are."""
+    """Write the numbers of the rows begin .. end whose bit is set for a tile; return how many there are."""
     count = 0
     for i_r in range(begin, end, BP):
         o_r = i_r + tl.arange(0, BP)
@@ -122,7 +122,7 @@ def _column_slopes(
     D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a tile's keys and values with the share of packed rows begin .. end."""
+    """Return the gradients of a tile's keys and values after adding the packed rows begin .. end."""
     # the numbers of the next rows are loaded while these are worked on
     o_next = _packed(p_list, begin + tl.arange(0, BR), end)
     for i_c in tl.range(begin, end, BR, num_stages=STAGES):
@@ -144,7 +144,7 @@ def _column_slopes(
         if DROP:
             b_p *= kept(b_state, o_n[None, :], drop)
         b_dx = score_slopes(b_w, b_dp, b_common, b_state, o_n, r, drop, DROP, R)
-        # a weight of 1 does not move, where rounding would leave a little of a huge query
+        # a weight of 1 has the derivative 0; rounding would leave a small multiple of a huge query
         b_dx *= tl.where(b_depth > 1, 0.0, 1.0)[:, None]
         if CAP:
             b_dx *= cap_slope(b_raw, scale, softcap)
@@ -155,9 +155,9 @@ def _column_slopes(
 
 @triton.jit
 def _packed(p_list, o_c, end):
-    """The numbers of packed rows."""
+    """Return the numbers of packed rows."""
     o_m = tl.load(p_list + o_c, mask=o_c < end, other=0)
-    # those of short sequences are kept in 16 bits, without a sign
+    # short sequences store row numbers in 16 bits, unsigned
     if p_list.dtype.element_ty == tl.int16:
         o_row = o_m.to(tl.int32) & 0xFFFF
     else:

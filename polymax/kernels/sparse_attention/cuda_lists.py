@@ -1,6 +1,6 @@
 """Attention on lists: the threshold, the context and the gradient of a query from listed keys and values, gathered.
 
-A program takes rows one after the other, and parts of a row's list one after the other.
+A program takes RUN groups of rows one after the other, and the chunks of a row's list one after the other.
 """
 
 import triton
@@ -35,7 +35,9 @@ def listed_units(
     b_raw, b_top, o_m, o_j, m_list, p_mask, mask_l, mask_s, a, scale, softcap,
     MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """How far u of listed keys o_j (rows, entries) is above that of the largest; -inf past the end of a list."""
+    """Return u of listed keys o_j (rows, entries) minus u of the row's largest z: 0 or less; -inf past the end of a
+    list.
+    """
     if PLAIN:
         b_u = (b_raw - b_top[:, None]) * (scale * a)
     else:
@@ -49,16 +51,16 @@ def listed_units(
 
 @triton.jit
 def listed(b_n, i_c, BC: tl.constexpr):
-    """Which of entries i_c .. i_c + BC lists of these lengths have: (rows, BC)."""
+    """Return a mask (rows, BC) that is True for entries i_c .. i_c + BC within lists of lengths b_n."""
     return (i_c + tl.arange(0, BC))[None, :] < b_n[:, None]
 
 
 @triton.jit
 def listed_keys(p_lists, o_row, b_n, i_c, LONGEST: tl.constexpr, BC: tl.constexpr):
-    """Entries i_c .. i_c + BC of the lists of rows, which have these lengths."""
+    """Return entries i_c .. i_c + BC of the lists of rows o_row, of lengths b_n; 0 past the end of a list."""
     p_entry = p_lists + o_row[:, None] * LONGEST + (i_c + tl.arange(0, BC))[None, :]
     o_j = tl.load(p_entry, mask=listed(b_n, i_c, BC), other=0)
-    # keys of short sequences are kept in 16 bits, without a sign
+    # short sequences store keys in 16 bits, unsigned
     if p_lists.dtype.element_ty == tl.int16:
         o_key = o_j.to(tl.int32) & 0xFFFF
     else:
@@ -68,7 +70,7 @@ def listed_keys(p_lists, o_row, b_n, i_c, LONGEST: tl.constexpr, BC: tl.constexp
 
 @triton.jit
 def gather(p_x, o_j, m_list, o_d, stride_l, D: tl.constexpr, BD: tl.constexpr):
-    """Listed rows of a matrix with D columns: (rows, entries, BD)."""
+    """Return listed rows of a matrix with D columns: (rows, entries, BD)."""
     p_entry = p_x + o_j.to(tl.int64)[:, :, None] * stride_l + o_d[None, None, :]
     if D == BD:
         b_x = tl.load(p_entry, mask=m_list[:, :, None], other=0.0)
@@ -79,16 +81,17 @@ def gather(p_x, o_j, m_list, o_d, stride_l, D: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def lane_zeros(BR: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr):
-    """Sums of no rows: see `lane_sums`."""
+    """Return the initial value of `lane_sums`: zeros (BR, lanes, BD)."""
     LANES: tl.constexpr = 256 // BD if 256 // BD < BC else BC
     return tl.zeros((BR, LANES, BD), tl.float32)
 
 
 @triton.jit
 def lane_sums(b_x):
-    """Sums of rows (rows, entries, BD) that one lane has: (rows, lanes, BD), which are added up at the end.
+    """Return partial sums (rows, lanes, BD) of entries (rows, entries, BD), to be added up over lanes at the end.
 
-    Entries whose rows a warp has side by side, eight channels to a lane, are not added up before.
+    Only entries of the same lane are added: a lane holds eight channels, a warp the rows of several entries side by
+    side.
     """
     BR: tl.constexpr = b_x.shape[0]
     BC: tl.constexpr = b_x.shape[1]
@@ -108,7 +111,7 @@ def listed_contexts(
     PLAIN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr,
     BV: tl.constexpr, LONGEST: tl.constexpr, RUN: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """As `contexts`, for RUN times BR rows with lists."""
+    """Write the contexts of RUN times BR rows with lists, as `contexts` does from tiles."""
     i_bh = tl.program_id(1)
     i_0 = tl.program_id(0) * (RUN * BR)
     i_h = i_bh % heads
@@ -136,7 +139,7 @@ def listed_contexts(
             o_next = o_first
             for i_c in range(0, longest_list, BC):
                 o_j = o_next
-                # the next keys are known when they are asked for
+                # load the next keys ahead of their use
                 o_next = listed_keys(p_lists, o_row, b_n, i_c + BC, LONGEST, BC)
                 m_list = listed(b_n, i_c, BC)
                 b_k = gather(p_head_k, o_j, m_list, o_d, k_l, D, BD)
@@ -145,7 +148,7 @@ def listed_contexts(
                     b_raw, b_top, o_m, o_j, m_list, p_head_mask, mask_l, mask_s, a, scale, softcap, MASK, CAP, PLAIN
                 )  # fmt: skip
                 b_u = _with_part(b_u, b_part, i_c, BC)
-            # the first values come while the threshold is sought
+            # the first values are loaded while the threshold is computed
             b_v = gather(p_head_v, o_first, listed(b_n, 0, BC), o_v, v_l, V, BV)
             worst = 2.0
             turn = 0
@@ -177,7 +180,7 @@ def listed_contexts(
 
 @triton.jit
 def _add_values(b_o, b_mean, b_v, b_x, b_state, o_j, r, drop, DROP: tl.constexpr, R: tl.constexpr):
-    """Sums of values under p and under s, with those of keys o_j, whose w are b_x."""
+    """Return the sums of values under p and under s after adding keys o_j, whose w = (u - tau)_+ are b_x."""
     b_v = b_v.to(tl.float32)
     if DROP:
         b_v *= kept(b_state, o_j, drop)[:, :, None]
@@ -188,7 +191,7 @@ def _add_values(b_o, b_mean, b_v, b_x, b_state, o_j, r, drop, DROP: tl.constexpr
 
 @triton.jit
 def _with_part(b_all, b_part, i_c, BC: tl.constexpr):
-    """Rows (R, N) with entries i_c .. i_c + BC replaced; i_c is a multiple of BC."""
+    """Return rows (R, N) with entries i_c .. i_c + BC replaced; i_c is a multiple of BC."""
     BR: tl.constexpr = b_all.shape[0]
     N: tl.constexpr = b_all.shape[1]
     b_wide = tl.broadcast_to(b_part[:, None, :], (BR, N // BC, BC))
@@ -198,7 +201,7 @@ def _with_part(b_all, b_part, i_c, BC: tl.constexpr):
 
 @triton.jit
 def _part(b_all, i_c, BC: tl.constexpr):
-    """Entries i_c .. i_c + BC of rows (R, N); i_c is a multiple of BC."""
+    """Return entries i_c .. i_c + BC of rows (R, N); i_c is a multiple of BC."""
     BR: tl.constexpr = b_all.shape[0]
     N: tl.constexpr = b_all.shape[1]
     b_parts = tl.reshape(b_all, (BR, N // BC, BC))
@@ -216,7 +219,7 @@ def listed_gradients(
     PLAIN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr,
     BV: tl.constexpr, LONGEST: tl.constexpr, RUN: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """As `query_gradients`, for RUN times BR rows with lists."""
+    """Write the gradients of RUN times BR rows with lists, as `query_gradients` does from tiles."""
     i_bh = tl.program_id(1)
     i_0 = tl.program_id(0) * (RUN * BR)
     i_h = i_bh % heads
@@ -246,7 +249,7 @@ def listed_gradients(
             o_next = listed_keys(p_lists, o_row, b_n, 0, LONGEST, BC)
             for i_c in range(0, tl.max(b_n, 0), BC):
                 o_j = o_next
-                # the next keys are known when they are asked for
+                # load the next keys ahead of their use
                 o_next = listed_keys(p_lists, o_row, b_n, i_c + BC, LONGEST, BC)
                 m_list = listed(b_n, i_c, BC)
                 b_k = gather(p_head_k, o_j, m_list, o_d, k_l, D, BD).to(tl.float32)

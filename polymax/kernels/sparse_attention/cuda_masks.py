@@ -2,7 +2,7 @@
 
     dmask = sum of dx over the batches, heads, queries and keys that share an entry        dx = s (grad . v - common)
 
-One program owns an entry, and adds up in order, so that sums are the same from call to call.
+One program owns an entry and adds in a fixed order, so that sums have the same bits in each call.
 """
 
 import triton
@@ -23,7 +23,7 @@ def mask_gradients(
     R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """ROWS and KEYS are true where the mask has a row for each query, and a column for each key."""
+    """Write dmask. ROWS and KEYS are true if the mask has a row for each query and a column for each key."""
     i_n, i_r, i_o = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_d, o_v = tl.arange(0, BD), tl.arange(0, BV)
     heads_apart = heads // head_run

@@ -1,7 +1,9 @@
-"""Sparse attention without masks, sinks, dropout and numbers for each head: most calls, at the least cost for the host.
+"""Sparse attention without masks, sinks, dropout or per-head numbers: the most frequent calls, at the least cost on the
+host.
 
-The first call of a kind finds what the others need. All that the gradient takes beside queries, keys and values is one
-piece of memory. Kernels are given addresses in it, and what only the forward pass needs lies where later kernels write.
+The first call of a kind computes its launches and memory layout, which later calls reuse. All saved tensors besides
+queries, keys and values share one piece of memory. Kernels take addresses in it, and arrays that only the forward pass
+needs lie in the part that later kernels overwrite.
 """
 
 from collections.abc import Hashable
@@ -16,12 +18,14 @@ from polymax.kernels.sparse_attention.cuda_call import Call, call_of
 from polymax.kernels.sparse_attention.options import Options
 from polymax.kernels.sparse_attention.tiles import LONGEST
 
-# what only the forward pass writes has memory of its own if it would make the notes larger than by this factor
+# forward-only arrays get their own memory if they would enlarge the saved piece by more than this factor
 SLACK = 1.25
 
 
 class Plain:
-    """What calls of a kind share: q (B, H, L, D), k (B, G, S, D) and v (B, G, S, V), `shape` that of the context."""
+    """Launches and memory shared by calls of a kind: q (B, H, L, D), k (B, G, S, D) and v (B, G, S, V); `shape` is that
+    of the context.
+    """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, shape: torch.Size, options: Options) -> None:
         self.options, self.shape = options, shape
@@ -34,7 +38,7 @@ class Plain:
         first = (rows, torch.float32), (rows, torch.float32), (call.heads * call.plan.size, torch.int32)
         late = (rows * LONGEST, key), (rows, torch.int32), (rows * v.shape[-1], q.dtype)
         self.kept = _arena(0, *first, *late)
-        # maxima, centres and radii, which are forgotten when lists are written, and bits, when means are
+        # maxima, centres and radii are overwritten when lists are written, bits when means are
         early = (call.maxima, torch.float32), (call.balls * q.shape[-1], k.dtype), (call.balls, torch.float32)
         bits = call.bits, torch.int32
         free, end = self.kept.starts[3], self.kept.end
@@ -45,7 +49,7 @@ class Plain:
             self.size, self.scratch = end, max(arena.end for arena in self.passing)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The context, and notes for its gradient."""
+        """Return the context, and the saved tensors for its gradient in one piece of memory."""
         call, device = self.call, q.device
         out = torch.empty(self.shape, dtype=q.dtype, device=device)
         notes = torch.empty(self.size, dtype=torch.uint8, device=device)
@@ -56,7 +60,7 @@ class Plain:
             maxima, centres, radii, bits = _places(ready, *[(arena, scratch) for arena in self.passing])
             inputs: Any = [t.data_ptr() for t in (q, k, v)] if ready else (q, k, v)
             first = inputs[0]
-            # there are none, and any tensor stands for them
+            # these optional tensors are missing: any tensor can take their place
             marks = (first,) * 5
             call.scan_all(first, inputs[1], marks, centres, radii, maxima, tau, plan)
             call.collect(first, inputs[1], *marks, bits, *tau, plan, lists)
@@ -65,7 +69,7 @@ class Plain:
         return out, notes
 
     def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, notes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of q, k and v."""
+        """Return the gradients of q, k and v."""
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         key = grad.stride(), grad.data_ptr() & 15 == 0
         call, own, after = self.gradients.get(key) or self._differentiated(key, grad, q, k, v)
@@ -95,7 +99,7 @@ class Plain:
         rows = self.shapes[0][:-1].numel()
         size = max(call.packing, rows * 4 // call.row_numbers.itemsize)
         own = _arena(0, (rows, torch.float32), (size, call.row_numbers))
-        # gradients of alpha and sinks, which nobody reads, lie where the numbers of rows come later
+        # the unused gradients of alpha and sinks lie in memory that row numbers overwrite later
         self.gradients[key] = call, own, _arena(own.starts[-1], (rows, torch.float32))
         return self.gradients[key]
 
@@ -105,7 +109,7 @@ def _arena(start: int, *sizes: tuple[int, torch.dtype]) -> Arena:
 
 
 def _places(ready: bool, *parts: tuple[Arena, Tensor]) -> list[Any]:
-    """The arrays in pieces of memory, as kernels take them: by addresses if the launches are ready."""
+    """Return the arrays in pieces of memory as kernels take them: by addresses if the launches are ready."""
     found: list[Any] = []
     for arena, memory in parts:
         found += arena.addresses(memory) if ready else arena.tensors(memory)

@@ -28,7 +28,7 @@ from polymax.kernels.sparse_attention.cuda_weights import (
     weight,
 )
 
-# the depth of a row in which one key has all weight: the least number above 1
+# the depth of a row in which one key has all the weight: the least float32 above 1
 ALONE = tl.constexpr(1.00000011920928955078125)
 
 
@@ -42,7 +42,7 @@ def thresholds(
     PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """tau by Newton's method from the bound of the scan, over the tiles that matter to a block."""
+    """Write tau by Newton's method from the bound of the scan, over the tiles that matter to a block."""
     i_m = blocks - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
     i_h = i_bh % heads
@@ -62,7 +62,7 @@ def thresholds(
         n_before, n_whole, n_all = tl.load(p_bounds), tl.load(p_bounds + 1), tl.load(p_bounds + 2)
         o_row = (i_b * heads + i_h) * L + first_q + o_m
         b_top, b_depth = load_thresholds(p_top, p_depth, o_row, m_rows)
-        # the bound has a margin for what rounds otherwise, which scores here do not
+        # the bound has a margin for rounding in other kernels, which scores in this kernel do not need
         b_depth = tl.where(b_depth > 1, 1.0, b_depth)
         b_q = load_rows(p_q, o_m, o_d, m_rows, q_l, D, BD)
         b_sink = sink_units(p_sinks + i_h, a, BM, SINKS)
@@ -91,7 +91,7 @@ def _moments(
     MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
     BD: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of p and of s, with those of tiles begin .. end."""
+    """Return the sums of p and of s after adding tiles begin .. end."""
     for i_t in tl.range(begin, end, num_stages=STAGES):
         o_n = tl.load(p_tiles + i_t) * BN + tl.arange(0, BN)
         b_k = load_rows(p_k, o_n, o_d, o_n < keys, k_l, D, BD)
@@ -116,7 +116,7 @@ def contexts(
     PLAIN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr,
     BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of values under p and under s, over the tiles that matter to a block."""
+    """Write sums of values under p and under s, over the tiles that matter to a block."""
     i_m = blocks - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
     i_h = i_bh % heads
@@ -160,9 +160,9 @@ def contexts(
 def store_contexts(
     p_depth, p_support, p_out, p_mean, o_row, o_v, m_rows, b_depth, b_n, b_p, b_s, b_o, b_mean, V: tl.constexpr
 ):  # fmt: skip
-    """Contexts and means are sums of values, to be divided by the sums of p and s; NaN where tau is.
+    """Write contexts and means: sums of values divided by the sums of p and s; NaN if tau is NaN.
 
-    The depth of a row with one key alone is ALONE.
+    The depth of a row with a single key in its support is ALONE.
     """
     b_o *= tl.where(b_depth == b_depth, 1 / tl.where(b_p > 0, b_p, 1.0), float("nan"))[:, None]
     b_mean /= tl.where(b_s > 0, b_s, 1.0)[:, None]
@@ -214,7 +214,9 @@ def query_gradients(
     PLAIN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, V: tl.constexpr,
     BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dq = scale dx k with dx = s (grad . v - common), common = grad . mean; and of alpha and the sink by row."""
+    """Write dq = scale dx k with dx = s (grad . v - common), common = grad . mean; and the gradients of alpha and the
+    sink by row.
+    """
     i_m = blocks - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
     i_h = i_bh % heads
@@ -260,7 +262,7 @@ def sink_slopes(
     p_sink, b_top, b_depth, b_common, a, r,
     LEARNED: tl.constexpr, SINKS: tl.constexpr, R: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the sink by row, whose value is 0, and its part in that of -alpha."""
+    """Return the gradient of the sink by row, whose value is 0, and its part in the gradient of -alpha."""
     b_w = tl.maximum((sink_units(p_sink, a, BR, SINKS) - b_top) + b_depth, 0.0)
     b_dsink = -slope(b_w, r, R) * b_common
     b_da = tl.zeros((BR,), tl.float32)
@@ -274,7 +276,7 @@ def store_query_gradients(
     p_dq, p_common, p_dalpha, p_dsink, o_row, o_d, m_rows, b_depth, b_dq, b_common, b_da, b_dsink, scale,
     D: tl.constexpr,
 ):  # fmt: skip
-    # a weight of 1 does not move, where rounding would leave a little of a huge key
+    # a weight of 1 has the derivative 0; rounding would leave a small multiple of a huge key
     b_live = tl.where(b_depth > 1, 0.0, 1.0)
     b_da *= b_live
     b_dq = tl.where((b_depth == b_depth)[:, None], b_dq * (scale * b_live)[:, None], float("nan"))

@@ -1,11 +1,11 @@
-"""The one dense pass: the maximum of each row in each tile, from which follow a bound of tau and the tiles that matter.
+"""The one dense pass: each row's maximum in each tile, which gives a bound of tau and the tiles that matter.
 
 The threshold of any subset of a row's scores is a lower bound of tau. The maxima over tiles of 64 keys hold nearly the
-whole support of a row whose support is spread, so that their threshold is close to tau; a tile whose maximum is below
-it is empty for the row, and is not looked at again.
+whole support of a row whose support is spread, so that their threshold is close to tau. A tile whose maximum is below
+it is empty for the row and is skipped by all later kernels.
 
-Of long sequences some blocks come with a list of tiles outside which they have no support: see cuda_candidates.py.
-Their maxima are in the order of the list, those of other blocks in that of tiles.
+In long sequences some blocks have a list of tiles outside which they have no support: see cuda_candidates.py. Maxima of
+these blocks are stored in the order of the list, those of other blocks in the order of tiles.
 """
 
 import triton
@@ -30,9 +30,9 @@ from polymax.kernels.sparse_attention.cuda_tile import (
 )
 from polymax.kernels.sparse_attention.cuda_weights import exponent, newton_step, sink_units, slope, weight
 
-# how far above 1 the weights of maxima may sum up: a few more keys pass a bound that is a little lower
+# tolerated excess of the sum of the maxima's weights over 1: a slightly lower bound lets a few more keys pass
 NEAR = tl.constexpr(1.1)
-# u from which on a product of matrices and a sum of products differ by too much
+# u from which on a matrix product and a sum of products differ by too much
 LARGE = tl.constexpr(1024.0)
 
 
@@ -46,12 +46,14 @@ def scan(
     PLAIN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr,
     LONGEST: tl.constexpr, TILES: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """TILES says which blocks are looked at: "all"; "unlisted", of which one at least is not listed; or "listed"."""
+    """Write the bounds and plans of blocks. TILES is "all", "unlisted" (blocks of which a part has no list) or
+    "listed".
+    """
     o_r = tl.arange(0, BR)
     o_d = tl.arange(0, BD)
     p_maxima += tl.program_id(0).to(tl.int64) * row_tiles * BR
     columns = items // blocks
-    # long rows first, so that no program is left with one at the end
+    # long rows first, so that no program begins a long row at the end
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         i_m = blocks - 1 - item // columns
         i_bh = item % columns
@@ -84,10 +86,10 @@ def scan(
                 )  # fmt: skip
             b_sink = sink_units(p_sinks + i_h, a, BR, SINKS)
             b_top = larger(b_top, b_sink)
-            # what other threads wrote is read below
+            # other threads wrote the maxima that are read below
             tl.debug_barrier()
 
-            # inf - inf is no number, and NaN stays; over a row that sees nothing there is no threshold
+            # inf - inf is NaN, and NaN stays; a row that sees no key has no threshold
             b_depth = tl.where(b_top < float("inf"), 1.0, float("nan"))
             m_blind = (b_top == float("-inf")) | (o_m >= queries)
             b_top, b_depth = tl.where(m_blind, float("inf"), b_top), tl.where(m_blind, 0.0, b_depth)
@@ -106,12 +108,12 @@ def scan(
 
 @triton.jit
 def _awaited(p_plan, i_0, queries, longest, row_tiles, BR: tl.constexpr, TILES: tl.constexpr):
-    """True if this pass looks at queries i_0 .. i_0 + BR."""
+    """Return True if this pass handles queries i_0 .. i_0 + BR."""
     m_awaited = i_0 < queries
     if TILES != "all":
         o_0 = i_0 + tl.arange(0, BR // BM) * BM
         p_bounds = p_plan + ((longest + BM - 1) // BM) * row_tiles + (o_0 // BM) * 4
-        # where the last block has no queries, it is as the other
+        # a last part without queries counts as listed
         m_listed = tl.max(tl.load(p_bounds + 3, mask=o_0 < queries, other=LISTED), 0) == LISTED
         if TILES == "listed":
             m_awaited = m_awaited & m_listed
@@ -149,8 +151,8 @@ def _maxima(
 def _bound(
     b_top, b_depth, b_sink, p_maxima, o_r, begin, end, factor, a, r, R: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
-    """How far the threshold of the maxima is below the top, nearly; each step keeps below it."""
-    # first by chunks: the threshold of any of them is a bound
+    """Return how far the threshold of the maxima is below the top, nearly; each step stays below the threshold."""
+    # first by chunks: the threshold of any chunk is a bound
     for i_t in range(begin, end, BT):
         b_u = _load_maxima(p_maxima, b_top, i_t, end, o_r, factor, BR, BT)
         for _ in range(3):
@@ -174,7 +176,7 @@ def _bound(
 
 @triton.jit
 def _load_maxima(p_maxima, b_top, i_t, end, o_r, factor, BR: tl.constexpr, BT: tl.constexpr):
-    """How far u of the maxima of tiles is above that of the largest: 0 or less."""
+    """Return u of the maxima of tiles minus u of the row's largest: 0 or less."""
     o_t = i_t + tl.arange(0, BT)
     b_m = tl.load(p_maxima + o_t[None, :] * BR + o_r[:, None], mask=(o_t < end)[None, :], other=float("-inf"))
     return (b_m - b_top[:, None]) * factor
@@ -198,18 +200,18 @@ def _note(
     n_all = tl.zeros((PARTS,), tl.int32)
     b_pairs = tl.zeros((BR,), tl.int32)
     p_words = p_plan + longest_blocks * (row_tiles + 4)
-    # the margin in the depth is more than what rounding of a huge top takes away
+    # the margin in the depth exceeds the rounding of a huge top
     b_bound = b_top - b_depth / factor
     n_seen = begin
     for i_w in range(0, (row_tiles + 31) // 32):
         o_at = i_w * 32 + tl.arange(0, 32)
         if TILES == "listed":
-            # the next of the list, as far as they belong to the word
+            # the next entries of the list, as far as they belong to the word
             o_at = n_seen + tl.arange(0, 32)
             o_t = tl.load(p_tiles + o_at, mask=o_at < end, other=row_tiles)
             m_t = (o_at < end) & (o_t < i_w * 32 + 32)
             n_seen += tl.sum(m_t.to(tl.int32), 0)
-            # what is written below comes in the place of what was read
+            # the entries written below overwrite those just read
             tl.debug_barrier()
         else:
             o_t = o_at

@@ -1,4 +1,6 @@
-"""What the kernels of sparse attention share: where a block of queries looks, and the scores of a tile, for Triton."""
+"""Functions shared by the kernels of sparse attention, for Triton: tiles that a block sees, and the scores of a
+tile.
+"""
 
 import triton
 import triton.language as tl
@@ -9,15 +11,17 @@ from polymax.kernels.sparse_attention.cuda_weights import kept, slope
 
 # queries of a block, and keys of a tile
 BM, BN = tl.constexpr(tiles.HEIGHT), tl.constexpr(tiles.WIDTH)
-# far above what rounding of scores in another kernel can do
+# relative margin, far above the rounding of scores in another kernel
 MARGIN = tl.constexpr(1e-4)
-# a window without an end
+# the width of an unlimited window
 FAR = 1 << 29
 
 
 @triton.jit
 def sequence(p_starts_q, p_starts_k, i_b, L, S, PACKED: tl.constexpr):
-    """First query and key of sequence i_b in its tensor, its numbers of queries and keys, and its batch index."""
+    """Return the first query and key of sequence i_b in its tensor, its numbers of queries and keys, and its batch
+    index.
+    """
     if PACKED:
         first_q = tl.load(p_starts_q + i_b)
         first_k = tl.load(p_starts_k + i_b)
@@ -31,13 +35,14 @@ def sequence(p_starts_q, p_starts_k, i_b, L, S, PACKED: tl.constexpr):
 
 @triton.jit
 def head_start(i_b, i_h, first, s_b, s_h, s_l):
-    """Where row `first` of a head of a batch begins in a tensor of these strides."""
+    """Return the offset of row `first` of a head of a batch in a tensor of these strides."""
     return i_b * s_b + i_h.to(tl.int64) * s_h + first.to(tl.int64) * s_l
 
 
 @triton.jit
 def reach(i_0, queries, keys, left, right, offset, BR: tl.constexpr):
-    """Tiles that queries i_0 .. i_0 + BR see: the first, the first and the end of those that all see whole, the end.
+    """Return the bounds of the tiles that queries i_0 .. i_0 + BR see: begin, begin and end of the tiles that all of
+    these see whole, end.
 
     i_0 may be a number or a vector.
     """
@@ -53,7 +58,9 @@ def reach(i_0, queries, keys, left, right, offset, BR: tl.constexpr):
 
 @triton.jit
 def part(n_before, n_whole, n_all, I: tl.constexpr):
-    """Part I of three of a block's tiles: before those that all rows see whole, these, and after them."""
+    """Return the bounds of part I of a block's tiles: 0 before the tiles that all rows see whole, 1 these, 2 after
+    them.
+    """
     if I == 0:
         begin, end = n_before * 0, n_before
     elif I == 1:
@@ -65,7 +72,7 @@ def part(n_before, n_whole, n_all, I: tl.constexpr):
 
 @triton.jit
 def load_rows(p_x, o_m, o_d, m_rows, stride_l, D: tl.constexpr, BD: tl.constexpr):
-    """Rows o_m of a matrix with D columns, as (rows, BD)."""
+    """Return rows o_m of a matrix with D columns, as (rows, BD)."""
     p_tile = p_x + o_m.to(tl.int64)[:, None] * stride_l + o_d[None, :]
     if D == BD:
         b_x = tl.load(p_tile, mask=m_rows[:, None], other=0.0)
@@ -79,7 +86,7 @@ def load_rows(p_x, o_m, o_d, m_rows, stride_l, D: tl.constexpr, BD: tl.constexpr
 
 @triton.jit
 def load_keys(p_k, o_n, o_d, keys, stride_l, D: tl.constexpr, BD: tl.constexpr, EDGE: tl.constexpr):
-    """As `load_rows`; only at an edge can a tile reach behind the last key."""
+    """Return keys as `load_rows` does, unmasked unless EDGE: only a tile at an edge can reach behind the last key."""
     if EDGE:
         b_k = load_rows(p_k, o_n, o_d, o_n < keys, stride_l, D, BD)
     else:
@@ -89,7 +96,7 @@ def load_keys(p_k, o_n, o_d, keys, stride_l, D: tl.constexpr, BD: tl.constexpr, 
 
 @triton.jit
 def capped_units(b_raw, a, scale, softcap, CAP: tl.constexpr):
-    """u = (alpha - 1) x of products q k^T."""
+    """Return u = (alpha - 1) x of products q k^T."""
     if CAP:
         b_u = tanh(b_raw * (scale / softcap)) * (softcap * a)
     else:
@@ -99,7 +106,7 @@ def capped_units(b_raw, a, scale, softcap, CAP: tl.constexpr):
 
 @triton.jit
 def unit(a, scale, PLAIN: tl.constexpr):
-    """How much of u is one of z: see `heights`."""
+    """Return the factor from z to u: see `heights`."""
     return scale * a if PLAIN else scale * 0 + 1
 
 
@@ -108,14 +115,14 @@ def heights(
     b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset,
     MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """z of products q k^T (rows o_m, keys o_n), -inf where a query does not see a key.
+    """Return z of products q k^T (rows o_m, keys o_n), -inf if a query does not see a key.
 
-    z are the products themselves where u = (alpha - 1) x is a factor times them (PLAIN), and u elsewhere. All kernels
-    find the same bits, so that differences of two z are exact, however large both are.
+    z is the product itself if u = (alpha - 1) x is a multiple of it (PLAIN), else z is u. All kernels compute the same
+    bits, so that differences of two z are exact, however large both are.
     """
     b_z = b_raw
     if not PLAIN:
-        # rounded in one way, whatever is done next
+        # rounded the same way in all kernels, whatever operation follows
         if CAP:
             b_z = tl.fma(tanh(b_raw * (scale / softcap)), softcap * a, 0.0)
         else:
@@ -139,7 +146,7 @@ def excess(
     b_raw, b_top, b_depth, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset,
     MASK: tl.constexpr, CAP: tl.constexpr, PLAIN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """w = (u - tau)_+ of products q k^T; tau is b_depth below the u of the row's largest z, b_top."""
+    """Return w = (u - tau)_+ of products q k^T; tau is b_depth below the u of the row's largest z, b_top."""
     b_z = heights(
         b_raw, o_m, o_n, p_mask, mask_l, mask_s, queries, keys, a, scale, softcap, left, right, offset, MASK, CAP,
         PLAIN, EDGE,
@@ -149,14 +156,14 @@ def excess(
 
 @triton.jit
 def load_thresholds(p_top, p_depth, o_row, m_rows):
-    """The largest z of rows, and how far tau is below it; nothing exceeds tau in rows that are not there."""
+    """Return the largest z of rows, and how far tau is below it; masked rows get inf and 0, which no z exceeds."""
     b_top = tl.load(p_top + o_row, mask=m_rows, other=float("inf"))
     return b_top, tl.load(p_depth + o_row, mask=m_rows, other=0.0)
 
 
 @triton.jit
 def score_slopes(b_w, b_dp, b_common, b_state, o_n, r, drop, DROP: tl.constexpr, R: tl.constexpr):
-    """dx = s (dp - common), where dp = grad v^T."""
+    """Return dx = s (dp - common) with dp = grad v^T."""
     if DROP:
         b_dp *= kept(b_state, o_n[None, :], drop)
     return slope(b_w, r, R) * (b_dp - b_common[:, None])
@@ -164,7 +171,7 @@ def score_slopes(b_w, b_dp, b_common, b_state, o_n, r, drop, DROP: tl.constexpr,
 
 @triton.jit
 def tanh(b_y):
-    """tanh(y), from the exponential that cannot overflow."""
+    """Return tanh(y), from the exponential that cannot overflow."""
     b_e = tl.exp(-2 * tl.abs(b_y))
     b_t = (1 - b_e) / (1 + b_e)
     return tl.where(b_y < 0, -b_t, b_t)
@@ -172,14 +179,14 @@ def tanh(b_y):
 
 @triton.jit
 def cap_slope(b_raw, scale, softcap):
-    """The derivative of softcap tanh(y / softcap) in y = scale q k^T."""
+    """Return the derivative of softcap tanh(y / softcap) in y = scale q k^T."""
     b_t = tanh(b_raw * (scale / softcap))
     return 1 - b_t * b_t
 
 
 @triton.jit
 def row_top(b_u):
-    """The maximum of each row; NaN where there is one."""
+    """Return the maximum of each row; NaN if the row has a NaN."""
     if INTERPRETED:
         b_top = tl.where(tl.sum((b_u != b_u).to(tl.int32), 1) > 0, float("nan"), tl.max(b_u, 1))
     else:
@@ -189,7 +196,7 @@ def row_top(b_u):
 
 @triton.jit
 def larger(b_x, b_y):
-    """The larger one; NaN where one is NaN."""
+    """Return the larger of x and y; NaN if x or y is NaN."""
     if INTERPRETED:
         b_z = tl.where((b_x != b_x) | (b_y != b_y), float("nan"), tl.maximum(b_x, b_y))
     else:

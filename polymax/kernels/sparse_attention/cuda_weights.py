@@ -1,4 +1,4 @@
-"""Weights and what follows from them: powers, Newton's steps, sinks, and which weights are dropped, for Triton."""
+"""Weights and functions of them: powers, Newton's steps, sinks, and dropout, for Triton."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from polymax.kernels.tsallis_slope.cuda import curve
 
 @triton.jit
 def exponent(p_alpha, a1, LEARNED: tl.constexpr):
-    """alpha - 1, of the head where it is learned."""
+    """Return alpha - 1, loaded for the head if LEARNED."""
     a = a1
     if LEARNED:
         a = tl.load(p_alpha).to(tl.float32) - 1
@@ -17,7 +17,7 @@ def exponent(p_alpha, a1, LEARNED: tl.constexpr):
 
 @triton.jit
 def slope(b_w, r, R: tl.constexpr):
-    """s = p^(2 - alpha) = w^(r - 1), 0 outside the support."""
+    """Return s = p^(2 - alpha) = w^(r - 1), 0 outside the support."""
     if R == 1:
         b_s = (b_w > 0).to(tl.float32)
     elif R == 2:
@@ -29,20 +29,22 @@ def slope(b_w, r, R: tl.constexpr):
 
 @triton.jit
 def weight(b_w, r, R: tl.constexpr):
-    """p = w^r, where w = (u - tau)_+; R is 1 and 2 for sparsemax and alpha 1.5, 0 for any other r."""
+    """Return p = w^r with w = (u - tau)_+; R is 1 for sparsemax, 2 for alpha 1.5, 0 for any other r."""
     if R == 1:
         b_p = b_w
     elif R == 2:
         b_p = b_w * b_w
     else:
-        # one power serves both, where both are asked for
+        # a kernel that needs both p and s computes one power for both
         b_p = b_w * slope(b_w, r, R)
     return b_p
 
 
 @triton.jit
 def newton_step(b_depth, b_f, b_g, a, R: tl.constexpr):
-    """Newton's step on the r-norm: it never passes the threshold from below. f = sum w^r, g = sum w^(r - 1)."""
+    """Return the depth after Newton's step on the r-norm, which never passes the threshold from below. f = sum w^r, g =
+    sum w^(r - 1).
+    """
     if R == 1:
         b_step = (b_f - 1) / b_g
     elif R == 2:
@@ -54,7 +56,9 @@ def newton_step(b_depth, b_f, b_g, a, R: tl.constexpr):
 
 @triton.jit
 def last_error(tolerance, a, LEARNED: tl.constexpr):
-    """How far the sum of weights may be from 1 before the last of Newton's steps, which squares it for alpha <= 1.5."""
+    """Return the allowed error of the sum of weights before Newton's last step, which squares the error for alpha <=
+    1.5.
+    """
     if LEARNED:
         tolerance = tl.where(a <= 0.5, 1e-3, tolerance)
     return tolerance
@@ -62,14 +66,16 @@ def last_error(tolerance, a, LEARNED: tl.constexpr):
 
 @triton.jit
 def alpha_slope(b_w, a):
-    """The derivative of p^a / a in a, plus 1 / a^2, where p^a = w: what is added up by it has the sum 0."""
+    """Return the derivative of p^a / a in a, plus 1 / a^2, with p^a = w: its factors sum to 0, so that the constant
+    cancels.
+    """
     b_log = tl.log(tl.where(b_w > 0, b_w, 1.0))
     return tl.where(b_w > 0, b_log * b_log * curve(b_log, False) / (a * a), 0.0)
 
 
 @triton.jit
 def sink_units(p_sink, a, BR: tl.constexpr, SINKS: tl.constexpr):
-    """u of the sink for each row, -inf where there is none."""
+    """Return u of the sink for each row, -inf if there is no sink."""
     if SINKS:
         b_sink = tl.zeros((BR,), tl.float32) + tl.load(p_sink).to(tl.float32) * a
     else:
@@ -79,7 +85,7 @@ def sink_units(p_sink, a, BR: tl.constexpr, SINKS: tl.constexpr):
 
 @triton.jit
 def row_states(p_seed, o_row):
-    """A number of 32 bits for each row, counted over all batches and heads: see dropout.py."""
+    """Return a 32-bit hash state for each row, counted over all batches and heads: see dropout.py."""
     seed = tl.load(p_seed)
     b_row = o_row.to(tl.int64)
     b_state = _mixed(_mixed((seed >> 32).to(tl.uint32)) ^ seed.to(tl.uint32))
@@ -88,7 +94,9 @@ def row_states(p_seed, o_row):
 
 @triton.jit
 def kept(b_state, o_key, drop):
-    """1 / (1 - rate) for weights (rows, keys) that are kept, 0 for others; o_key is (1, keys) or (rows, keys)."""
+    """Return 1 / (1 - rate) for weights (rows, keys) that are kept, 0 for dropped weights; o_key is (1, keys) or (rows,
+    keys).
+    """
     b_drawn = _mixed(b_state[:, None] ^ _mixed(o_key.to(tl.uint32))) >> 8
     return tl.where(b_drawn.to(tl.int32) >= drop, 1 / (1 - drop * 5.9604644775390625e-08), 0.0)
 

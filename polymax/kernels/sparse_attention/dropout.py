@@ -1,6 +1,6 @@
-"""Which weights a seed drops: a hash of the row and the key, the same on every device and in every kernel.
+"""Dropout of attention weights by a hash of the seed, the row and the key, equal on every device and in every kernel.
 
-No weight is stored for the gradient: whoever needs it computes again whether it was kept.
+No dropout mask is stored for the gradient: the backward pass computes the hash again.
 """
 
 import torch
@@ -10,7 +10,7 @@ LOW = 0xFFFFFFFF
 
 
 def kept(seed: Tensor, rate: float, rows: int, keys: int) -> Tensor:
-    """1 / (1 - rate) for a weight that is kept, 0 for one that is dropped: float64 (rows, keys).
+    """Return 1 / (1 - rate) for a weight that is kept, 0 for a dropped weight: float64 (rows, keys).
 
     Rows are counted over all batches and heads.
     """
@@ -20,18 +20,18 @@ def kept(seed: Tensor, rate: float, rows: int, keys: int) -> Tensor:
 
 
 def threshold(rate: float) -> int:
-    """The numbers of 24 bits below it drop a weight."""
+    """Return the 24-bit number below which a hash drops a weight."""
     return round(rate * (1 << 24))
 
 
 def row_states(seed: Tensor, rows: Tensor) -> Tensor:
-    """A number of 32 bits for each row."""
+    """Return a 32-bit hash state for each row."""
     state = mixed(mixed((seed >> 32) & LOW) ^ (seed & LOW))
     return mixed(mixed(state ^ (rows >> 32)) ^ (rows & LOW))
 
 
 def mixed(x: Tensor) -> Tensor:
-    """A hash of 32 bits, in which each bit of x moves half of the bits.
+    """Return a 32-bit hash, in which each bit of x flips half of the bits on average.
 
     See: Wellons 2018, Prospecting for hash functions (lowbias32).
     """

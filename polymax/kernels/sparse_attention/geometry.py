@@ -1,4 +1,4 @@
-"""Which keys a query may see, by position."""
+"""The keys that a query may see, by position."""
 
 import torch
 from torch import Tensor
@@ -14,10 +14,10 @@ def allowed(
     offset: int,
     device: torch.device,
 ) -> Tensor:
-    """True where query i sees key j: bool (queries, keys).
+    """Return a mask (queries, keys), bool, that is True if query i sees key j.
 
-    Query i stands at key i + offset, and sees `left` keys before and `right` keys after it; -1 is no limit. In packed
-    sequences positions are counted in each, and no query sees another sequence.
+    Query i has position i + offset, and sees `left` keys before and `right` keys after it; -1 means no limit. In packed
+    sequences positions are counted within each sequence, and no query sees another sequence.
     """
     i, j = torch.arange(queries, device=device), torch.arange(keys, device=device)
     sees = torch.ones(queries, keys, dtype=torch.bool, device=device)
@@ -33,5 +33,7 @@ def allowed(
 
 
 def _at(starts: Tensor, sequence: Tensor) -> Tensor:
-    """Where the sequence of each token starts; tokens after the last sequence belong to none."""
+    """Return the start of the sequence of each token; tokens after the last sequence belong to none and get the last
+    start.
+    """
     return starts.to(sequence.device)[sequence.clamp(max=len(starts) - 2)]

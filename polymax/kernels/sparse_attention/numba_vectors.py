@@ -1,7 +1,7 @@
-"""Matrix products and maxima in registers, for Numba: what its loops do not become by themselves.
+"""Matrix products and maxima in registers, for Numba, whose loops LLVM does not turn into such code by itself.
 
-Vectors have 64 bytes, 16 float32 or 8 float64; LLVM splits them where registers are smaller. Each entry of a product is
-summed over its channels in order, whatever block it is computed in, so that the same scores come with the same bits.
+Vectors have 64 bytes, 16 float32 or 8 float64; LLVM splits them if registers are smaller. Each entry of a product is
+summed over its channels in order, whatever block it is computed in, so that a score has the same bits in every block.
 """
 
 from contextlib import contextmanager
@@ -13,11 +13,12 @@ from numba.extending import intrinsic
 from polymax.backend.numba_code import TypingError, cgutils
 from polymax.backend.numba_compile import PartCompiler
 
-# for functions that only kernels call
+# decorator of functions that only kernels call
 inner = njit(nogil=True, error_model="numpy", pipeline_class=PartCompiler)
 # bytes of a vector
 BYTES = 64
-# rows of a product in registers: with two AVX registers for each, their sums are as many as can be computed at a time
+# rows of a product in registers: with two AVX registers for each row, there are enough independent sums to keep the
+# units busy
 ROWS = 4
 
 
@@ -86,7 +87,7 @@ def dot(typing_context, x, at_x, y, at_y, size):
             terms = (_load(builder, builder.gep(p, [at]), vector) for p in (x, y))
             builder.store(_fma(builder, *terms, builder.load(total)), total)
         lanes = builder.load(total)
-        # halves are added, so that the order is the same on every machine
+        # halves are added pairwise, so that the order is the same on every machine
         while lanes.type.count > 1:
             half = lanes.type.count // 2
             low, high = (_part(builder, lanes, start, half) for start in (0, half))
@@ -99,7 +100,7 @@ def dot(typing_context, x, at_x, y, at_y, size):
 
 @intrinsic
 def lane_maxima(typing_context, x, at_x, count, out, at_out):
-    """Write the maximum of each lane over `count` vectors from `at_x` in x, and return whether there is a NaN."""
+    """Write the maximum of each lane over `count` vectors from `at_x` in x, and return True if there is a NaN."""
 
     def codegen(context, builder, signature, args):
         _, at_x, count, _, at_out = args
@@ -154,7 +155,7 @@ def _store(builder, value, pointer):
 
 @contextmanager
 def _vectors(builder, size, vector):
-    """A loop over the places of vectors in `size` entries."""
+    """Build a loop over the offsets of the vectors in `size` entries."""
     with cgutils.for_range(builder, builder.udiv(size, _int(vector.count))) as loop:
         yield builder.mul(loop.index, _int(vector.count))
 

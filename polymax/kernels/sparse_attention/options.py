@@ -1,4 +1,4 @@
-"""What a call of sparse attention says beside queries, keys and values, in the order of the operator."""
+"""The arguments of a call of sparse attention besides queries, keys and values, in the order of the operator."""
 
 from typing import Any, NamedTuple
 
@@ -9,12 +9,12 @@ SCHEMA = (
     "SymInt longest_q, SymInt longest_k, float scale, float softcap, SymInt left, SymInt right, SymInt offset, "
     "float dropout, Tensor? seed"
 )
-# what the gradient is given beside the gradient of the context
+# the saved tensors that the backward operator takes besides the gradient of the context
 SAVED = "Tensor q, Tensor k, Tensor v, Tensor mean, Tensor tau, Tensor plan, Tensor lists"
 
 
 class Options(NamedTuple):
-    """The arguments of the operator after q, k and v; see the package for what they mean."""
+    """The arguments of the operator after q, k and v; the package's docstring explains them."""
 
     alpha: float
     alphas: Tensor | None
@@ -34,5 +34,5 @@ class Options(NamedTuple):
 
 
 def of_backward(given: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], bool, Options]:
-    """What was saved, whether the gradient of the mask is asked for, and the options of the call."""
+    """Return the saved tensors, True if the mask needs a gradient, and the options of the call."""
     return given[:7], given[7], Options(*given[8:])

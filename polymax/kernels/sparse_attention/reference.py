@@ -40,7 +40,8 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     common = (g * wide(mean)).sum(-1, keepdim=True)
     dx = s * (factor * (g @ repeat_heads(wide(v), q).mT) - common)
     dsink = -s_sink * common
-    # x = p^(a - 1) / (a - 1) + a constant: a change of alpha moves p as if it moved the scores the other way
+    # x = p^(a - 1) / (a - 1) + a constant: a change of alpha moves p as the opposite change of this function of the
+    # scores would
     dalpha = torch.zeros_like(tau[0])
     if options.alphas is not None:
         dalpha = -(dx * sensitivity(p, a)).sum(-1) - (dsink * sensitivity(p_sink, a)).squeeze(-1)
@@ -54,7 +55,7 @@ def sparse_attention_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
 
 
 def scores(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """Scores (B, H, L, S), -inf where a query does not see a key, and their slope in scale q k^T."""
+    """Return scores (B, H, L, S), -inf if a query does not see a key, and their derivatives in scale q k^T."""
     scale, softcap, mask = options.scale, options.softcap, options.mask
     x = (wide(q) * scale) @ repeat_heads(wide(k), q).mT
     slope = torch.ones_like(x)
@@ -69,7 +70,7 @@ def scores(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def exponents(q: Tensor, options: Options) -> Tensor:
-    """alpha of each head, to broadcast with scores."""
+    """Return alpha of each head, to broadcast with scores."""
     wide_q = torch.promote_types(q.dtype, torch.float32)
     if options.alphas is None:
         return torch.full((1, 1, 1), options.alpha, dtype=wide_q, device=q.device)
@@ -77,19 +78,19 @@ def exponents(q: Tensor, options: Options) -> Tensor:
 
 
 def dropout_factors(p: Tensor, options: Options) -> Tensor:
-    """What weights (B, H, L, S) are multiplied by: 0 where they are dropped; a number for all where none is."""
+    """Return the factors of weights (B, H, L, S): 0 for dropped weights; a scalar 1 without dropout."""
     if options.seed is None:
         return p.new_ones(())
     return kept(options.seed, options.dropout, p.shape[:-1].numel(), p.shape[-1]).to(p.dtype).reshape(p.shape)
 
 
 def repeat_heads(x: Tensor, q: Tensor) -> Tensor:
-    """Keys or values for as many heads as queries have: neighbouring heads share one."""
+    """Return keys or values repeated for all heads of queries: neighbouring heads share one head of keys."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
 def _weights(x: Tensor, a: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights of the keys (B, H, L, S) and of the sink (B, H, L, 1), and tau (2, B, H, L)."""
+    """Return weights of the keys (B, H, L, S) and of the sink (B, H, L, 1), and tau (2, B, H, L)."""
     rows = x.shape[:-1]
     sink = x.new_full((1,), -torch.inf) if sinks is None else sinks.to(x.dtype)
     joint = torch.cat([x, sink.reshape(1, -1, 1, 1).expand(*rows, 1)], -1)

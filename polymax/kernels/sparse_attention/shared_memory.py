@@ -1,21 +1,22 @@
-"""Whether the kernels of sparse attention fit into the shared memory of a GPU."""
+"""A check that the kernels of sparse attention fit into the shared memory of a GPU."""
 
 from functools import cache
 
 import torch
 
-# bytes of shared memory that a program may have on every GPU, and on those that have most
+# LEAST: bytes of shared memory that a program may use on every GPU
+# MOST: and on the GPUs with the largest limit
 LEAST, MOST = 99 << 10, 227 << 10
 
 
 def fits(dtype: torch.dtype, channels: int, device: torch.device) -> bool:
-    """True if heads of so many channels fit; a compiled graph takes a GPU for one that has most."""
+    """Return True if heads of so many channels fit; a compiled graph assumes the limit MOST."""
     needed = bytes_needed(dtype, channels)
     return needed <= LEAST or needed <= (MOST if torch.compiler.is_compiling() else _bytes_of(device))
 
 
 def bytes_needed(dtype: torch.dtype, channels: int) -> int:
-    """The most shared memory that a kernel takes, as it was compiled for compute capability 9.0."""
+    """Return the most shared memory in bytes that a kernel uses, as compiled for compute capability 9.0."""
     sizes = (164_608, 229_376, 557_824) if dtype == torch.float32 else (92_160, 115_712, 214_016)
     return sizes[0 if channels <= 64 else 1 if channels <= 128 else 2]
 

@@ -1,4 +1,4 @@
-"""What a device notes between the passes of sparse attention: which tiles of scores are not empty.
+"""The record of nonempty tiles of scores that a device keeps between the passes of sparse attention.
 
 Keys come in tiles of WIDTH, queries in blocks of HEIGHT. The plan of a head in a sequence is, in this order:
 
@@ -8,7 +8,7 @@ Keys come in tiles of WIDTH, queries in blocks of HEIGHT. The plan of a head in 
     words    (ceil(T / 32), L)       for each row, a bit for each tile in which it may have support
     counts   (L,)                    the lengths of lists
 
-Lists are (rows, LONGEST) numbers of keys, of 16 bits where these suffice.
+Lists are (rows, LONGEST) numbers of keys, in 16 bits if these suffice.
 """
 
 from typing import NamedTuple
@@ -31,19 +31,19 @@ class Layout(NamedTuple):
 
 
 def layout(longest_q: int, longest_k: int) -> Layout:
-    """The plan of a head for as many queries and keys."""
+    """Return the plan's sizes for a head with so many queries and keys."""
     blocks, tiles = -(-longest_q // HEIGHT), -(-longest_k // WIDTH)
     words = -(-tiles // 32)
     return Layout(blocks, tiles, words, blocks * (tiles + 4) + (words + 1) * longest_q)
 
 
 def plan_size(q: Tensor, heads: int, longest_q: int, longest_k: int) -> int:
-    """Integers in the plan of all heads of all sequences; devices without tiles need none."""
+    """Return the number of integers in the plan of all heads of all sequences; 0 on devices without tiles."""
     return heads * layout(longest_q, longest_k).size if q.device.type == "cuda" else 0
 
 
 def lists_like(q: Tensor, longest_k: int) -> Tensor:
-    """Memory for the lists of all rows of q; devices without tiles need none."""
+    """Return memory for the lists of all rows of q; empty on devices without tiles."""
     if q.device.type != "cuda":
         return q.new_empty(0, dtype=torch.int16)
     return q.new_empty(q.shape[:-1].numel() * LONGEST, dtype=torch.int16 if longest_k <= 1 << 16 else torch.int32)
