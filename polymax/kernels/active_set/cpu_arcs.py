@@ -9,12 +9,12 @@ from polymax.kernels.arborescence.numba_tree import best_tree_of_rows
 
 
 def problem(search):
-    """Scores (B, n + 1, n + 1) [head, modifier] and lengths (B,) as the search takes them, with `single_root`."""
+    """Return the problem of scores (B, n + 1, n + 1) [head, modifier] and lengths (B,), with `single_root`."""
     (scores, lengths), (single_root,) = search.tensors, search.options
     count, width, _ = scores.shape
-    # [modifier, head], as the search takes them
+    # the search reads [modifier, head]
     rows = np.ascontiguousarray(memory(scores).swapaxes(1, 2), np.float64).reshape(count, width * width)
-    # one row of marks for the loop, one for heads, and those of the arborescence
+    # one row of marks for the loop, one for heads, the rest for the arborescence
     return Problem(
         np.array([width, int(single_root)]),
         np.ascontiguousarray(memory(lengths)).reshape(count, 1),
@@ -27,7 +27,7 @@ def problem(search):
 
 @lean_kernel
 def best(problem, mu, vertex):
-    """The best tree around mu as a list of arcs."""
+    """Write the best tree around mu to `vertex` as a list of arcs; return its score."""
     table, own, arcs, _, rows, line, marks = problem
     width, length, heads = table[0], own[0], marks[1]
     for u in range(length, vertex.size):

@@ -1,9 +1,8 @@
-"""Tag sequences that count a state, for SparseMAP on the CPU: Viterbi around mu, all counts side by side.
+"""Tag sequences that count a state, for SparseMAP on the CPU: Viterbi around mu for all counts at once.
 
-The values of a state are LANES counts to a block. A step into the counted state moves them on by one count: a shuffle
-of two blocks, since memory that is read one place off what was just written has to wait for it. Of two states, which
-one a value came from is a bit, LANES of them to a number in `marks`: on the way back a bit is found sooner than the
-larger of two sums.
+The values of a state lie in blocks of LANES counts. A step into the counted state shifts them by one count: a shuffle
+of two blocks, since a load that overlaps two recent stores stalls. With two states, one bit records from which state a
+value came, LANES bits to a number in `marks`: on the way back a bit is read faster than two sums are compared.
 """
 
 import numpy as np
@@ -20,12 +19,12 @@ _SHIFT = LANES.bit_length() - 1
 
 
 def problem(search):
-    """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) and lengths (B,) as the search takes them."""
+    """Return the problem of unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) and lengths (B,)."""
     unary, transition, lengths = search.tensors
     k, state, runs = search.options
     n, s = unary.shape[1:]
     blocks = k // LANES + 1
-    # a state chooses among those before it: they stand side by side
+    # transposed, so that the steps into a state lie side by side
     steps = transition.double().transpose(-1, -2)
     return Problem(
         np.array([n, s, transition.shape[1], k, state, int(runs)]),
@@ -40,7 +39,7 @@ def problem(search):
 
 @intrinsic
 def _one_on(typing_context, before, block):
-    """A block moved on by one place, the last of the block before it first."""
+    """Return a block shifted by one lane; the last lane of the block before it comes first."""
 
     def codegen(context, builder, signature, args):
         order = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [*range(LANES - 1, 2 * LANES - 1)])
@@ -51,7 +50,7 @@ def _one_on(typing_context, before, block):
 
 @intrinsic
 def _bits(typing_context, chosen):
-    """The lanes of a mask as the bits of a number."""
+    """Return the lanes of a mask as the bits of a number."""
 
     def codegen(context, builder, signature, args):
         return builder.zext(builder.bitcast(args[0], ir.IntType(LANES)), ir.IntType(64))
@@ -66,13 +65,15 @@ def _larger(x, y):
 
 @inline
 def _from_second(state, rest, counted):
-    """Where the larger of two values came from state 1, of equal ones from state 0, as bits."""
+    """Return bits that are 1 if the larger value came from state 1; equal values count for state 0."""
     return _bits(counted > rest) if state == 1 else _bits(rest > counted)
 
 
 @inline
 def _two_states(t, state, runs, blocks, first, steps, unary, mu, values, marks):
-    """The values of two states at position t: those before are read once. The step's scores begin at `first`."""
+    """Write the values of two states at position t, each value before it read once; the step's scores begin at
+    `first`.
+    """
     rest, last, now = 1 - state, (t - 1) * 2, t * 2
     stay, leave = steps[first + 2 * rest + rest], steps[first + 2 * rest + state]
     enter, repeat = steps[first + 2 * state + rest], steps[first + 2 * state + state]
@@ -84,7 +85,7 @@ def _two_states(t, state, runs, blocks, first, steps, unary, mu, values, marks):
         store(values, (now + rest) * blocks + b, _larger(stays, leaves) + more)
         enters, repeats = x + enter, y + repeat
         if runs:
-            # a step that goes on with a run does not count
+            # a step that continues a run does not count
             enters, before = _one_on(before, enters), enters
         best = _larger(enters, repeats)
         marks[1 + t * blocks + b, rest] = _from_second(state, stays, leaves)
@@ -96,14 +97,14 @@ def _two_states(t, state, runs, blocks, first, steps, unary, mu, values, marks):
 
 @inline
 def _states(t, s, state, runs, blocks, first, steps, unary, mu, values):
-    """The values of all states at position t; the step's scores begin at `first`."""
+    """Write the values of all states at position t; the step's scores begin at `first`."""
     last, none = (t - 1) * s * blocks, fill(values, -np.inf)
     for j in range(s):
         row, before = first + j * s, none
         for b in range(blocks):
             best = none
             for i in range(s):
-                # a step that goes on with a run does not count
+                # a step that continues a run does not count
                 if j != state or i != state or not runs:
                     best = _larger(best, load(values, last + i * blocks + b) + steps[row + i])
             if j == state:
@@ -115,7 +116,7 @@ def _states(t, s, state, runs, blocks, first, steps, unary, mu, values):
 
 @inline
 def _first_best(t, s, state, runs, wide, step, count, least, values, steps):
-    """The first state at position t - 1 that gave the value of a state with this count, at t."""
+    """Return the first state at position t - 1 that gave the value of a state with this count at t."""
     found, value = 0, -np.inf
     for i in range(s):
         c = count if runs and i == state else least
@@ -128,7 +129,7 @@ def _first_best(t, s, state, runs, wide, step, count, least, values, steps):
 
 @kernel
 def best(problem, mu, vertex):
-    """The best sequence around mu as a list of states, then of steps."""
+    """Write the best sequence around mu as a list of states, then of steps; return its score."""
     table, own, unary, steps, values, _, marks = problem
     n, s, last_step, most, length = table[0], table[1], table[2] - 1, table[3], own[0]
     state, runs, blocks = table[4], table[5] != 0, most // LANES + 1
@@ -143,7 +144,7 @@ def best(problem, mu, vertex):
     for j in range(s):
         flat[j * wide + (j == state)] = unary[j] - mu[j]
     for t in range(1, length):
-        # by its place: a view of the scores would be counted, which takes as long as the step
+        # by an offset: Numba would count references to a view of the scores, which takes as long as the step
         first = min(t - 1, last_step) * s * s
         if s == 2:
             _two_states(t, state, runs, blocks, first, steps, unary, mu, values, marks)

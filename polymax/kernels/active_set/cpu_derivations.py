@@ -1,7 +1,7 @@
-"""Derivations of a hypergraph for SparseMAP on the CPU: the best one around mu.
+"""Derivations of a hypergraph for SparseMAP on the CPU: the best derivation around mu.
 
 Hyperedges get the scores  part + values of the tails - value of the head,  with the values of the best derivations of
-nodes: a derivation then has its score less that of the best one, without the rounding of large sums.
+nodes. The score of a derivation is then the difference to the best derivation's, without the rounding of large sums.
 """
 
 from functools import lru_cache
@@ -14,7 +14,7 @@ from polymax.kernels.active_set.numba_search import Problem
 
 
 def problem(search):
-    """Scores of parts (B, parts) and roots (B,) of a graph as the search takes them."""
+    """Return the problem of scores of parts (B, parts) and roots (B,) of a graph."""
     (scores, roots), (graph,) = search.tensors, search.options
     nodes, edges = graph.nodes, graph.edges
     return Problem(
@@ -29,14 +29,14 @@ def problem(search):
 
 @lru_cache(maxsize=64)
 def _table(graph):
-    """The numbers of nodes and hyperedges, and the arrays of a graph one after the other."""
+    """Return the numbers of nodes and hyperedges, and the arrays of a graph, in one array."""
     sizes = np.array([graph.nodes, graph.edges])
     return np.concatenate([sizes, *(memory(t).ravel() for t in graph.arrays)])
 
 
 @kernel
 def best(problem, mu, vertex):
-    """The best derivation around mu as a list of parts."""
+    """Write the best derivation around mu to `vertex` as a list of parts; return its score."""
     table, own, parts, _, _, line, marks = problem
     nodes, edges, root = table[0], table[1], own[0]
     first, tails = table[2 : 3 + nodes], table[3 + nodes : 3 + nodes + 2 * edges]
@@ -89,7 +89,7 @@ def best(problem, mu, vertex):
             if t >= 0:
                 waiting[left] = t
                 left += 1
-    # from the end to where they belong
+    # move the parts of other tensors from the end of the list to follow the first tensor's
     gap = other - size
     if gap > 0:
         for k in range(other, vertex.size):
@@ -113,13 +113,13 @@ def _reach(first, tails, root, needed):
 
 @inline
 def _reduce(parts, first, tails, part, root, needed, values, scores):
-    """Fill in the scores of hyperedges; the value of the root, or 0 where it is infinite."""
+    """Write the scores of hyperedges; return the value of the root, or 0 if it is infinite."""
     for h in range(root + 1):
         if not needed[h]:
             continue
         values[h] = 0.0 if first[h] == first[h + 1] else -np.inf
         for e in range(first[h], first[h + 1]):
-            # potentials may be any: these need not be exact
+            # potentials may take any value, so that these sums need not be exact
             a = parts[part[e]] if part[e] >= 0 else 0.0
             for t in tails[2 * e : 2 * e + 2]:
                 if t >= 0:
@@ -135,7 +135,9 @@ def _reduce(parts, first, tails, part, root, needed, values, scores):
 
 @inline
 def _sum_of(parts, tails, part, values, e, less):
-    """The score of a hyperedge and the values of its tails, less a number: rounded once, but for the last bit."""
+    """Return the score of a hyperedge plus the values of its tails minus `less`, with one rounding but for the last
+    bit.
+    """
     total, error = -less, 0.0
     for k in range(3):
         x = 0.0

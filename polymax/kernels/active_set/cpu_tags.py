@@ -10,10 +10,10 @@ from polymax.kernels.active_set.numba_search import Problem
 
 
 def problem(search):
-    """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) or (s, s), lengths (B,) as the search takes them."""
+    """Return the problem of unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) or (s, s), and lengths (B,)."""
     unary, transition, lengths = search.tensors
     count, n, s = unary.shape
-    # a tag chooses among those before it: they stand side by side
+    # transposed, so that the steps into a tag lie side by side
     groups, last = transition.shape[:-2] or (1, 1)
     steps = memory(transition).swapaxes(-1, -2)
     return Problem(
@@ -22,7 +22,7 @@ def problem(search):
         memory(unary).astype(np.float64, "C", copy=False).reshape(count, n * s),
         steps.astype(np.float64, "C", copy=False).reshape(groups, last * s * s),
         ((n, s), 1, (1, 2)),
-        # eight sums at once
+        # eight sums at a time
         n * s * s // 8 + 1,
         choices=s,
     )
@@ -35,7 +35,7 @@ def _table(n, s, last):
 
 @lean_kernel
 def best(problem, mu, vertex):
-    """The best sequence around mu as a list of states, then of steps."""
+    """Write the best sequence around mu as a list of states, then of steps; return its score."""
     table, own, unary, steps, values, _, marks = problem
     n, s, last_step, length = table[0], table[1], table[2] - 1, own[0]
     for u in range(vertex.size):
@@ -63,7 +63,7 @@ def best(problem, mu, vertex):
     vertex[length - 1] = (length - 1) * s + tag
     for t in range(length - 1, 0, -1):
         v, step = values[t - 1], (min(t - 1, last_step) * s + tag) * s
-        # the first that gave the value
+        # the first tag that gave the value
         before, best = 0, -np.inf
         for i in range(s):
             if v[i] + steps[step + i] > best:

@@ -12,7 +12,7 @@ from polymax.kernels.arborescence.cuda import FIELDS, trees
 
 
 def plan(search: Search) -> Plan:
-    """Scores (B, n + 1, n + 1) and lengths (B,) as the program takes them, with `single_root`."""
+    """Return the plan for scores (B, n + 1, n + 1) and lengths (B,), with `single_root`."""
     (x, lengths), (single_root,) = search.tensors, search.options
     n = x.shape[1]
     known = own(x, n, n), own(x, n, n, dtype=torch.int32), own(x, FIELDS, 2 * n, dtype=torch.int32)
@@ -21,23 +21,23 @@ def plan(search: Search) -> Plan:
 
 
 def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
-    """Trees (*batch, k, n + 1, n + 1) as the program lists them: (*batch, k, n)."""
+    """Return trees (*batch, k, n + 1, n + 1) as lists of slots: (*batch, k, n)."""
     return places_of(vertices_of(found), 2).amax(-2)[..., 1:]
 
 
 def listed(search: Search, places: Tensor) -> UsedParts:
-    """Trees in slots (*batch, k, n) as lists of arcs."""
+    """Return trees in slots (*batch, k, n) as lists of arcs."""
     return UsedParts(places, search.events)
 
 
 @triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
-    """The best tree; SIZES are the constants of the kernel of trees."""
+    """Write the best tree; SIZES are the constants of the kernel of trees."""
     p_lengths, p_w, p_to, p_known, p_heads = problem
     size = width
     i_b = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, SIZES[2])
-    # the search writes no heads where there is no tree
+    # without a tree the search writes no heads
     tl.store(p_heads + i_b * (size - 1) + o, tl.full([SIZES[2]], -1, tl.int64), mask=o < size - 1)
     tl.debug_barrier()
     trees(p_arounds, p_lengths, p_w, p_to, p_known, p_heads, size, SIZES[0], SIZES[1], SIZES[2])

@@ -1,6 +1,6 @@
 """Tag sequences that count a state, for SparseMAP on a GPU: Viterbi around mu, a slot for each position.
 
-A tile has some of the states and all counts; the states before are taken one after the other.
+A tile covers some of the states and all counts; the loop runs over the states before them.
 """
 
 import torch
@@ -19,7 +19,7 @@ _TILE = 2048
 
 
 def plan(search: Search) -> Plan:
-    """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) and lengths (B,) as the program takes them."""
+    """Return the plan for unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) and lengths (B,)."""
     unary, transition, lengths = search.tensors
     k, state, runs = search.options
     count, n, s = unary.shape
@@ -34,7 +34,7 @@ def plan(search: Search) -> Plan:
 
 @triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
-    """The best sequence; SIZES of a tile of states and counts."""
+    """Write the best sequence; SIZES are those of a tile of states and counts."""
     p_w, stride_wb, stride_wt, group, p_lengths, p_values, p_back, k, state, runs = problem
     n, s = height, width
     i_b = tl.program_id(0).to(tl.int64)
@@ -49,7 +49,7 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
         b_v = tl.load(p_around + o_j + o_c * 0, mask=m_on & (o_c == (o_j == state).to(tl.int32)), other=float("-inf"))
         tl.store(p_values + o_j * (k + 1) + o_c, b_v, mask=m_on)
     for t in range(1, length):
-        # the rows of the step before are written by other threads
+        # other threads wrote the rows of the step before
         tl.debug_barrier()
         p_before, p_step = p_values + (t - 1) * s * (k + 1), p_w + (t - 1) * stride_wt * s * s
         for i_j in range(0, s, SIZES[0]):
@@ -58,11 +58,11 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
             b_best = tl.full([SIZES[0], SIZES[1]], float("-inf"), tl.float64)
             b_from = tl.full([SIZES[0], SIZES[1]], 0, tl.int32)
             for i in range(0, s):
-                # a step that goes on with a run does not count
+                # a step that continues a run does not count
                 o_i = o_c - ((o_j == state) & ((runs == 0) | (i != state))).to(tl.int32)
                 b_v = tl.load(p_before + i * (k + 1) + o_i, mask=m_on & (o_i >= 0), other=float("-inf"))
                 b_v += tl.load(p_step + i * s + o_j, mask=o_j < s, other=float("-inf"))
-                # the first that gives the value
+                # the first state that gives the value
                 b_from = tl.where(b_v > b_best, i, b_from)
                 b_best = tl.where(b_v > b_best, b_v, b_best)
             b_best += tl.load(p_around + t * s + o_j, mask=o_j < s, other=float("-inf"))

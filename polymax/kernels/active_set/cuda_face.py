@@ -1,7 +1,7 @@
-"""The faces of solutions on a GPU: one program to an instance, which asks for structures that say how mu moves.
+"""The faces of solutions on a GPU: one program per instance adds structures of weight 0 until they span the face of mu.
 
-It takes up what cuda_loop.py leaves, in the same shapes. The two are apart because the time to compile a program grows
-with the square of its size and more; and where no one derives, this one is not compiled.
+It continues from the state that cuda_loop.py leaves, in the same shapes. The two kernels are separate because compile
+time grows at least with the square of the size of a program, and this kernel is only needed for a gradient.
 """
 
 import triton
@@ -19,7 +19,7 @@ def span(
     BEST: tl.constexpr, SIZES: tl.constexpr, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr,
     BS: tl.constexpr,
 ):  # fmt: skip
-    """Up to `rounds` steps of each instance whose face is to be spanned; BEST(problem, ...) finds structures."""
+    """Take up to `rounds` steps for each instance whose face is to be spanned; BEST(problem, ...) finds structures."""
     i_b = tl.program_id(0).to(tl.int64)
     d = height * width
     n = tl.num_programs(0).to(tl.int64)

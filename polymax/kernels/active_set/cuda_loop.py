@@ -1,6 +1,7 @@
-"""SparseMAP for Triton: one program to an instance, which asks for the best structure and weighs it, and so on.
+"""SparseMAP for Triton: one program per instance repeats finding the best structure and updating the weights.
 
-What a program knows is in memory: it goes on where another launch has stopped, for want of places or of a structure.
+The state of a program lies in memory, so that a launch continues where the last one stopped for lack of places or of a
+structure.
 
 Shapes:
     held = places (B, K, slots), structures as cuda.py lists them; gram and system, as triton_weights.py has them
@@ -8,11 +9,13 @@ Shapes:
     d = height * width
     fresh (B, slots), the latest structure; gaps (B,)
     known (3, B): status, iterations, how many structures have places
-    given (B, d), the scores of the first tensor in their own dtype; others, those of other tensors, `total` numbers
-    tiles are BR rows of K, BP structures of BU slots; BS columns of a row that is a slot, 0 where slots are no rows
+    given (B, d), the scores of the first tensor in their own dtype; others: the scores of other tensors, `total`
+    numbers
+    tiles are BR rows of K, BP structures of BU slots, and BS columns of the row of a slot (0 if slots are not rows)
 
-Where QUICK is 1, a structure is sought in float32 first: any that gains is as good a step as the best. The gain follows
-from whole overlaps in float64, and mu is not needed. Where none is found, the same goes on in float64, to the end.
+If QUICK is 1, a structure is first sought in float32: any structure that gains is as good a step as the best one. The
+gain is computed from integer overlaps in float64, which does not need mu. If float32 finds no structure that gains, the
+search goes on in float64, to the end.
 """
 
 import triton
@@ -24,15 +27,22 @@ from polymax.kernels.active_set.triton_lists import compare, copy, look, mean_ro
 from polymax.kernels.active_set.triton_sums import two_largest
 from polymax.kernels.active_set.triton_weights import admit, exact_weights, places_up_to, put, renew
 
-# what is next for an instance: weights; a structure, with the inverse as good as it gets or not; an inverse; a
-# direction that leaves its face, structures on one side of it and on the other; nothing; more places, for the two;
-# smaller scores
+# the next step of an instance (its status):
+# WEIGH: compute weights
+# RENEWED: find a structure; the inverse has just been computed anew
+# GOING: find a structure
+# RENEW: compute the inverse anew
+# DIRECTION: choose a direction that leaves the face
+# FACE, OTHER_FACE: find structures on one side of it, then on the other
+# CONVERGED, INFEASIBLE: nothing
+# FULL, FACE_FULL: more places, for the loop and for the face
+# LARGE: smaller scores
 WEIGH, RENEWED, GOING, RENEW, DIRECTION, FACE, OTHER_FACE = (tl.constexpr(i) for i in range(-2, 5))
 CONVERGED, INFEASIBLE, FULL, FACE_FULL, LARGE = (tl.constexpr(i) for i in range(5, 10))
 
-# so many steps go by what is known of the one before
+# steps after which weights are computed from the residual of the equations instead of from the step before
 LATE = tl.constexpr(32)
-# how structures are sought: at first, then in float32, and at last
+# how structures are sought: at first, then in float32, at last in float64
 FIRST, ROUGH, LAST = (tl.constexpr(i) for i in range(3))
 
 
@@ -44,10 +54,11 @@ def iterate(
     BEST: tl.constexpr, SIZES: tl.constexpr, K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr,
     BS: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """Up to `rounds` steps of each instance; BEST(problem, ...) finds structures. If `whole`, cuda_face.py goes on.
+    """Take up to `rounds` steps for each instance; BEST(problem, ...) finds structures. If `whole`, cuda_face.py
+    continues.
 
-    At `first`, nothing is known, and programs that are `wary` give up on scores beyond the limit: each looks at those
-    of its instance, and at a share of the others.
+    At `first`, the program writes its initial state. If also `wary`, it gives up on scores beyond the limit: each
+    program checks the scores of its instance, and a share of the scores of other tensors.
     """
     i_b = tl.program_id(0).to(tl.int64)
     d = height * width
@@ -56,11 +67,11 @@ def iterate(
     mine = held[0] + i_b * K * slots, held[1] + i_b * K * K, held[2] + i_b * (K + 3) * K
     arounds = point + 2 * n * d
     here = point + i_b * d, point + (n + i_b) * d, arounds + i_b * d, arounds + (n + i_b) * d
-    # the direction is no one's yet
+    # the memory of the direction is still free
     roughs = (point + 3 * n * d).to(tl.pointer_type(tl.float32))
     p_fresh = fresh + i_b * slots
     status = tl.load(p_status, mask=first == 0, other=RENEWED)
-    # the first structure is no iteration
+    # the first structure does not count as an iteration
     iterations = tl.load(p_iterations, mask=first == 0, other=-1)
     gap = tl.load(p_gap, mask=first == 0, other=0.0)
     if first > 0:
@@ -72,10 +83,10 @@ def iterate(
             status = tl.where(large, LARGE, status)
     tl.debug_barrier()
     square = _square(here[1], d, BP * BU)
-    # steps since weights were computed from what they leave of the equations; 0 where each launch is a step
+    # steps since weights were computed from the residual of the equations; 0 if each launch is a step
     late = tl.where((first == 0) & (rounds > 1), 1, 0)
     how = status * 0 + (FIRST if QUICK else LAST)
-    # by how much structures that have weight gain
+    # the gain that all structures with weight share
     level = tl.zeros([], tl.float64)
     p_p = mine[2] + (K + 1) * K + tl.arange(0, K)
     b_p = tl.load(p_p)
@@ -99,7 +110,7 @@ def iterate(
                 mine, here, b_p, p_fresh, score, status, square, how, level, slots, tol, K, BR, BP, BU, QUICK
             )
             iterations += tl.where(status == GOING, 1, 0)
-            # the last digits of weights, before they are final
+            # refine the last digits of weights before they are final
             again = ((status == CONVERGED) & (((late > 0) & (gap == gap)) | (how == ROUGH))).to(tl.int32)
             status = tl.where(again > 0, GOING, status)
             how = tl.where(again > 0, LAST, tl.where((how == FIRST) & (status == GOING), ROUGH, how))
@@ -111,7 +122,7 @@ def iterate(
             late = tl.where(told > 0, late + 1, 0)
             m_moved = (b_p >= 0) != m_before
             if (status == GOING) & (again == 0) & (tl.max(m_moved.to(tl.int32), 0) == 0):
-                # what has left at once would do so again: the set, and all that follows from it, is what it was
+                # a structure that left at once would do so again, since the set is unchanged
                 end = tl.where(whole > 0, DIRECTION, CONVERGED)
                 status = tl.where(how == ROUGH, GOING, tl.where(before == RENEWED, end, RENEW))
                 how = how * 0 + LAST
@@ -119,7 +130,7 @@ def iterate(
             square = _mean(mine, here, b_p, top, roughly, how, height, width, slots, K, BP, BU, BS, QUICK)
         rounds -= 1
     if QUICK and how == ROUGH:
-        # another launch goes on from mu
+        # the next launch continues from mu
         top = places_up_to(b_p, K)
         _mean(mine, here, b_p, top, (given, roughs), how * 0 + LAST, height, width, slots, K, BP, BU, BS, QUICK)
     tl.store(p_status, status)
@@ -133,7 +144,7 @@ def _ask(
     problem, arounds, roughs, p_fresh, how, height, width,
     BEST: tl.constexpr, SIZES: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """Write the best structure around mu; the score of its parts in other tensors."""
+    """Write the best structure around mu; return the score of its parts in other tensors."""
     score = tl.zeros([], tl.float64)
     tl.debug_barrier()
     if QUICK:
@@ -152,14 +163,15 @@ def _take(
     held, point, b_p, p_fresh, score, status, square, how, level, slots, tol,
     K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """Give the latest structure a place, if it helps.
+    """Give the latest structure a place if it improves the objective.
 
-    Returns weights and places up to the last in use, what is next, the gap before it, and what `admit` knows.
+    Returns the weights and the number of places up to the last in use, the next status, the gap before this step, and
+    the values that `admit` passes on to `exact_weights`.
     """
     p_places, p_gram, p_system = held
     o_k = tl.arange(0, K)
     m_on = b_p >= 0
-    # the first free place is the largest of what is left of K
+    # the first free place has the largest K - place
     top, place = two_largest(tl.where(m_on, o_k + 1, 0), tl.where(m_on, 0, K - o_k))
     place = K - place
     size, own, reach = look(p_fresh, point[0], point[1], slots, BU)
@@ -180,7 +192,7 @@ def _take(
     elif (score != score) | ((top > 0) & ((gap > tol * (1 + tl.abs(current))) == 0)) | ((how == ROUGH) & (place == K)):
         status = status * 0 + CONVERGED
         if top == 0:
-            # NaN, from the start
+            # NaN, from the first structure on
             copy(p_fresh, p_places, slots, BU)
             b_p = tl.where(o_k == 0, 1.0, -1.0).to(tl.float64)
             tl.store(p_system + (K + 1) * K + o_k, b_p)
@@ -192,11 +204,11 @@ def _take(
         m_same = m_on & (tl.load(p_gram + place * K + o_k) == size)
         same = tl.max(m_same.to(tl.int32), 0)
         if same > 0:
-            # it may be a part of another
+            # it may use a subset of another structure's parts
             m_same = m_same & (tl.load(p_gram + o_k * K + o_k, mask=m_same, other=0) == size)
             same = tl.max(m_same.to(tl.int32), 0)
         if same > 0:
-            # a structure that has weight cannot do better than the exact weights, but for rounding
+            # a structure that has weight cannot improve on the exact weights, but for rounding
             status = tl.where((status == RENEWED) | (how == ROUGH), CONVERGED, RENEW)
         else:
             copy(p_fresh, p_places + place * slots, slots, BU)
@@ -222,7 +234,7 @@ def _mean(
     held, point, b_p, top, roughly, how, height, width, slots,
     K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BS: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """mu, the weighted sum of structures, and what it leaves of the scores; ||mu||^2."""
+    """Write mu, the weighted sum of structures, and the scores less mu; return ||mu||^2."""
     p_places, _, p_system = held
     p_x = p_system + (K + 2) * K
     square = tl.zeros([], tl.float64)

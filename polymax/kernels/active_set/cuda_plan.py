@@ -1,4 +1,4 @@
-"""How a kind of search is planned for the programs of a GPU: a function for Triton, its tensors and its sizes."""
+"""The plan of a kind of search on a GPU: a function for Triton, its tensors and its sizes."""
 
 from typing import Any, NamedTuple
 
@@ -9,12 +9,12 @@ from polymax.backend.triton_memory import Array
 
 
 class Plan(NamedTuple):
-    """How structures are found: a function for Triton, its tensors, what memory it needs, and constants.
+    """The plan of a search: a function for Triton, its tensors, the memory it needs, and constants.
 
     The event is (height, width), the shape of the first tensor; a structure has `slots`, and a program `warps`.
-    Sequences of `states` have steps, which are listed after them; `others` are the scores of other tensors. Where a
-    slot is a row, it has `columns` at most, a power of two; 0 elsewhere. Places for `likely` structures may suffice.
-    If `quick` is 1, `best` takes scores in float32, too, and slots are rows.
+    Sequences of `states` have steps, which are listed after the states; `others` are the scores of other tensors. If a
+    slot is a row, `columns` is the largest number of its columns, a power of two; else 0. Places for `likely`
+    structures will probably suffice. If `quick` is 1, `best` also takes scores in float32, and slots are rows.
     """
 
     best: Any
@@ -31,11 +31,11 @@ class Plan(NamedTuple):
 
 
 def own(like: Tensor, *shape: int, dtype: torch.dtype = torch.float64) -> Array:
-    """Memory of a program for each of the instances (B, ...) of a tensor, which a call asks for."""
+    """Return an array (B, ...) of workspace, one part for each of the instances (B, ...) of a tensor."""
     return Array(dtype, (len(like), *shape))
 
 
 def places_of(vertices: Tensor, dims: int) -> Tensor:
-    """The place in a flat first tensor, of `dims` dims, of each part that structures use; -1 for the others."""
+    """Return for each part the offset in the flat first tensor, of `dims` dims, if the structure uses it; else -1."""
     event = vertices.shape[vertices.dim() - dims :]
     return torch.where(vertices != 0, torch.arange(event.numel(), device=vertices.device).reshape(event), -1)

@@ -15,12 +15,13 @@ from polymax.kernels.active_set.cuda_spans import warps
 from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 from polymax.kernels.active_set.triton_choices import best_labels, best_of, better_of, none_of
 
-# choices of a tile, of which the first six also write what follows, and its spans to a warp
+# _CHOICES: choices of a tile; its first six columns also write the results
+# _SPANS: spans of a tile per warp
 _CHOICES, _SPANS = 8, 8
 
 
 def plan(search: Search) -> Plan:
-    """Scores (B, n + 1, n + 1), with labels after them or not, and lengths (B,) as the program takes them."""
+    """Return the plan for scores (B, n + 1, n + 1) or (B, n + 1, n + 1, labels), and lengths (B,)."""
     (x, lengths), (single_root, _) = search.tensors, search.options
     n = x.shape[1]
     labels = search.events[0].numel() // n**2
@@ -31,29 +32,29 @@ def plan(search: Search) -> Plan:
 
 
 def sizes(n: int, labels: int, single_root: bool) -> tuple[int, ...]:
-    """Spans and choices of a tile, tokens at once, cells and labels of a tile, and `single_root`.
+    """Return spans and choices of a tile, tokens at once, cells and labels of a tile, and `single_root`.
 
-    There are no labels where there is one.
+    The number of labels is 0 if there is only one label.
     """
     tokens, names = min(ceil_power(max(n, 64)), 1024), min(ceil_power(labels), 64)
     return _SPANS * warps(n), _CHOICES, tokens, 512 // names, 0 if labels == 1 else names, int(single_root)
 
 
 def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
-    """Trees (*batch, k, n + 1, n + 1) or (..., labels) as the program lists them: (*batch, k, n)."""
+    """Return trees (*batch, k, n + 1, n + 1) or (..., labels) as lists of slots: (*batch, k, n)."""
     dims = len(search.events[0])
     places = places_of(vertices_of(found), dims)
     return (places.amax(-1) if dims == 3 else places).amax(-2)[..., 1:]
 
 
 def listed(search: Search, places: Tensor) -> UsedParts:
-    """Trees in slots (*batch, k, n) as lists of arcs."""
+    """Return trees in slots (*batch, k, n) as lists of arcs."""
     return UsedParts(places, search.events)
 
 
 @triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
-    """The best tree; SIZES of tiles."""
+    """Write the best tree; SIZES are those of tiles."""
     p_lengths, p_charts, p_backs, p_lams, p_labels = problem
     n = height
     labels = width // n
@@ -84,7 +85,9 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
 
 @triton.jit
 def _fill(p_lam, p_c, p_back, m, n, SINGLE: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr):
-    """R, L and I of all spans; where the gaps under arcs split, and the outermost arcs of R and of L end."""
+    """Write R, L and I of all spans, the splits of the gaps under arcs, and the ends of the outermost arcs of R and of
+    L.
+    """
     square = n * n
     o_c = tl.arange(0, BK)[None, :]
     p_r, p_l, p_v = p_c, p_c + square, p_c + 2 * square
@@ -93,14 +96,14 @@ def _fill(p_lam, p_c, p_back, m, n, SINGLE: tl.constexpr, BI: tl.constexpr, BK: 
         tl.store(p_r + o_p * (n + 1), tl.zeros([BP], tl.float64), mask=o_p <= m)
         tl.store(p_l + o_p * (n + 1), tl.zeros([BP], tl.float64), mask=o_p <= m)
     for wide in range(1, m + 1 - SINGLE):
-        # shorter spans are written by other threads
+        # other threads wrote the shorter spans
         tl.debug_barrier()
         for start in range(SINGLE, m + 1 - wide, BI):
             o_i = start + tl.arange(0, BI)[:, None]
             o_j = o_i + wide
             m_i = o_j <= m
             o_right, o_left = o_i * n + o_j, o_j * n + o_i
-            # one layout for all: numbers that stay in their threads need no shared memory
+            # one layout for all tiles: values that stay in their threads need no shared memory
             b_right = tl.load(p_lam + o_right + o_c * 0, mask=m_i, other=float("-inf"))
             # the root symbol has no head
             b_left = tl.load(p_lam + o_left + o_c * 0, mask=m_i & (o_i > 0), other=float("-inf"))
@@ -110,7 +113,7 @@ def _fill(p_lam, p_c, p_back, m, n, SINGLE: tl.constexpr, BI: tl.constexpr, BK: 
             for first in range(0, wide, BK):
                 o_k = first + o_c
                 m_k = m_i & (o_k < wide)
-                # arcs that are none of the new ones
+                # arcs of shorter spans
                 m_arc = m_k & (o_k > 0)
                 o_x, o_y = o_i * (n + 1) + o_k, o_left + o_k
                 b_rx = tl.load(p_r + o_x, mask=m_k, other=float("-inf"))
@@ -142,7 +145,7 @@ def _fill(p_lam, p_c, p_back, m, n, SINGLE: tl.constexpr, BI: tl.constexpr, BK: 
 
 @triton.jit
 def _root(p_lam, p_c, m, n, SINGLE: tl.constexpr, BP: tl.constexpr):
-    """The single root, or 0 where there may be more, and the value of the best tree."""
+    """Return the single root, or 0 if several are allowed, and the value of the best tree."""
     root = m * 0
     if SINGLE:
         value = tl.full([], float("-inf"), tl.float64)
@@ -164,7 +167,7 @@ def _root(p_lam, p_c, m, n, SINGLE: tl.constexpr, BP: tl.constexpr):
 
 @triton.jit
 def _heads(p_back, o_p, root, m, n, SINGLE: tl.constexpr):
-    """The head of each token p, by a walk down from the root to the arc that ends there; -1 for p = 0.
+    """Return the head of each token p, by a walk down from the root to the arc that ends in p; -1 for p = 0.
 
     A token is below R(i, j), whose head is i, or L(i, j), whose head is j.
     """
@@ -178,7 +181,7 @@ def _heads(p_back, o_p, root, m, n, SINGLE: tl.constexpr):
         b_j = tl.where(o_p < root, root, m)
         b_head = tl.where((o_p == root) & (o_p > 0), 0, b_head)
         b_on = b_on * (o_p != root).to(tl.int32)
-    # each step leaves a shorter span
+    # each step leads to a shorter span
     left = m
     while (left > 0) & (tl.max(b_on, 0) > 0):
         left -= 1

@@ -1,11 +1,11 @@
-"""The solution of SparseMAP on a GPU, from what the programs of cuda_loop.py leave: one launch for all instances.
+"""The solution of SparseMAP on a GPU, from the final state of cuda_loop.py: one launch for all instances.
 
-Structures are put in order, heaviest first, those of weight 0 after them; free places come last. A place goes where as
-many others come before it. The same launch adds up their mean, where that is asked for.
+Structures are sorted by weight, heaviest first, those of weight 0 after them; free places come last. The rank of a
+place is the number of places that come before it. The same launch computes the mean of the structures, if d > 0.
 
 Shapes:
-    as cuda_loop.py has them; results are those of Solution, k of the places, for B instances
-    the mean is (B, d); d is 0 where no one asks
+    shapes as in cuda_loop.py; results are those of Solution, k of the places, for B instances
+    the mean is (B, d); d is 0 if the mean is not needed
 """
 
 import torch
@@ -35,9 +35,10 @@ def ordered(
     states: int,
     d: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Lists of parts, weights, overlaps, value, iterations and gap, of the first k structures in order; their mean.
+    """Return lists of parts, weights, overlaps, value, iterations and gap of the first k structures in order, and their
+    mean.
 
-    Sequences of so many `states` list their steps, too, after their states. The mean is of d parts.
+    Sequences of so many `states` list their steps after their states. The mean is of d parts.
     """
     count, room, slots = held[0].shape
     shapes = (*batch, k, parts), (*batch, k), (*batch, k, k), batch, batch, batch, (count, d)
@@ -81,7 +82,7 @@ def order(
         tl.store(p_rank + o_r, tl.sum(m_before.to(tl.int32), 1).to(tl.float64))
     tl.debug_barrier()
     b_rank = tl.load(p_rank + o_k).to(tl.int32)
-    # a structure that is alone has weight 1, exactly
+    # a single structure has weight exactly 1
     b_w = tl.maximum(b_p, 0.0)
     total = tl.sum(b_w, 0)
     total = tl.where(total > 0, total, 1.0)
@@ -97,7 +98,7 @@ def order(
         tl.store(p_overlaps + b_to[:, None] * k + b_rank[None, :], b_g.to(tl.int32), mask=m_to)
         b_pull = tl.sum(b_g.to(tl.float64) * b_w[None, :], 1)
         value -= tl.sum(tl.maximum(b_r, 0.0) / total * b_pull, 0) / 2
-    # MAP passes over NaN, but not where nothing else is left
+    # MAP skips NaN, unless all scores left are NaN
     gap = tl.load(p_gaps + i_b)
     nan = gap != gap
     value = tl.where(tl.load(p_known + i_b) == INFEASIBLE, float("-inf"), value)
@@ -129,7 +130,7 @@ def order(
 
 @triton.jit
 def _used(p_rows, m_r, slots, BP: tl.constexpr, BU: tl.constexpr):
-    """How many slots structures use."""
+    """Return the number of slots that structures use."""
     b_size = tl.zeros([BP, BU], tl.int32)
     for i_u in range(0, slots, BU):
         o_u = (i_u + tl.arange(0, BU))[None, :]
@@ -139,7 +140,7 @@ def _used(p_rows, m_r, slots, BP: tl.constexpr, BU: tl.constexpr):
 
 @triton.jit
 def _states_and_steps(p_rows, m_r, b_size, o_u, slots, states):
-    """The states of sequences, and after the last of them their steps, with nothing between."""
+    """Return the states of sequences, directly followed by their steps."""
     b_t = o_u - b_size
     m_step = m_r & (b_t >= 0) & (b_t + 1 < b_size)
     b_at = tl.load(p_rows + tl.where(b_t < 0, o_u, b_t), mask=m_step | (m_r & (b_t < 0)), other=-1)

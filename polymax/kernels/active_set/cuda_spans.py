@@ -14,12 +14,12 @@ from polymax.kernels.active_set.cuda_plan import Plan, own, places_of
 from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 from polymax.kernels.active_set.triton_choices import best_labels, best_of, better_of, none_of
 
-# splits of a tile, and its spans to a warp
+# splits of a tile, and its spans per warp
 _SPLITS, _SPANS = 8, 8
 
 
 def plan(search: Search) -> Plan:
-    """Scores (B, n, n, labels) and lengths (B,) as the program takes them."""
+    """Return the plan for scores (B, n, n, labels) and lengths (B,)."""
     x, lengths = search.tensors
     _, n, _, labels = x.shape
     cells = (n, n) if labels != 1 else (0, 0)
@@ -29,18 +29,22 @@ def plan(search: Search) -> Plan:
 
 
 def warps(n: int) -> int:
-    """Those of a program: a few find the weights sooner, more the trees over many leaves."""
+    """Return the warps of a program: with few warps the weights are found sooner, with more the trees over many
+    leaves.
+    """
     return 4 if n <= 64 else 8
 
 
 def sizes(n: int, labels: int) -> tuple[int, ...]:
-    """Spans and splits of a tile, leaves at once, and cells and labels of a tile; no labels where there is one."""
+    """Return spans and splits of a tile, leaves at once, and cells and labels of a tile; 0 labels if there is only
+    one.
+    """
     leaves, names = min(ceil_power(max(n, 64)), 1024), min(ceil_power(labels), 64)
     return _SPANS * warps(n), _SPLITS, leaves, 512 // names, 0 if labels == 1 else names
 
 
 def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
-    """Trees (*batch, k, n, n) or (*batch, k, n, n, labels) as the program lists them: (*batch, k, slots)."""
+    """Return trees (*batch, k, n, n) or (*batch, k, n, n, labels) as lists of slots: (*batch, k, slots)."""
     dims, n = len(search.events[0]), search.events[0][0]
     places = places_of(vertices_of(found), dims)
     if dims == 3:
@@ -53,8 +57,8 @@ def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
 
 
 def listed(search: Search, places: Tensor) -> UsedParts:
-    """Trees in slots as lists of spans, (*batch, k, at most 2 n)."""
-    # what is not used comes last
+    """Return trees in slots as lists of spans, (*batch, k, at most 2 n)."""
+    # unused slots come last
     places = torch.sort(places, dim=-1, descending=True).values
     return UsedParts(places[..., : search.most].contiguous(), search.events)
 
@@ -64,13 +68,15 @@ def _slot_count(n: int) -> int:
 
 
 def _first_slots(n: int, device: torch.device) -> Tensor:
-    """The first slot of spans (i, i + width), for each width from 1 on, and how many slots there are; leaves begin."""
+    """Return the first slot of spans (i, i + width), for each width from 1 on, and the number of slots; leaves come
+    first.
+    """
     return (n // torch.arange(1, n + 1, device=device)).cumsum(0)
 
 
 @triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
-    """The best tree; SIZES of tiles."""
+    """Write the best tree; SIZES are those of tiles."""
     p_lengths, p_slots, p_charts, p_backs, p_lams, p_labels = problem
     n = height
     labels = width // n
@@ -98,19 +104,19 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
 
 @triton.jit
 def _fill(p_lam, p_w, p_back, m, n, BI: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr):
-    """The values of all spans, and where the best trees of wider ones split: after which leaf."""
+    """Write the values of all spans, and for each wider span the last leaf of the left part of its best split."""
     o_c = tl.arange(0, BK)[None, :]
     for start in range(0, m, BP):
         o_p = start + tl.arange(0, BP)
         tl.store(p_w + o_p * (n + 1), tl.load(p_lam + o_p * (n + 1), mask=o_p < m), mask=o_p < m)
     for wide in range(1, m):
-        # shorter spans are written by other threads
+        # other threads wrote the shorter spans
         tl.debug_barrier()
         for start in range(0, m - wide, BI):
             o_i = start + tl.arange(0, BI)[:, None]
             o_j = o_i + wide
             m_i = o_j < m
-            # one layout for all: numbers that stay in their threads need no shared memory
+            # one layout for all tiles: values that stay in their threads need no shared memory
             b_score = tl.load(p_lam + o_i * n + o_j + o_c * 0, mask=m_i, other=float("-inf"))
             b_best, b_from = none_of(BI, BK)
             for first in range(0, wide, BK):
@@ -128,11 +134,13 @@ def _fill(p_lam, p_w, p_back, m, n, BI: tl.constexpr, BK: tl.constexpr, BP: tl.c
 
 @triton.jit
 def _walk(p_back, p_label, p_slots, p_fresh, o_p, m, n, labels, LABELS: tl.constexpr):
-    """Go down to each leaf from the whole sentence, and write the spans on the way; the first leaf of one writes it."""
+    """Walk from the whole sentence down to each leaf and write the spans on the way; the first leaf of a span writes
+    it.
+    """
     b_lo = o_p * 0
     b_hi = tl.where(o_p < m, m - 1, 0)
     b_on = (o_p < m).to(tl.int32)
-    # each step leaves a shorter span
+    # each step leads to a shorter span
     left = m
     while (left > 0) & (tl.max(b_on, 0) > 0):
         left -= 1

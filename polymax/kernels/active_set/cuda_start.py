@@ -1,9 +1,9 @@
-"""Structures to start from on a GPU: their overlaps, and the inverse that exact weights need, by blocks.
+"""The start of SparseMAP from given structures on a GPU: their overlaps, and the inverse that exact weights need.
 
-What the program of an instance would do for one structure after the other, many do side by side: the overlaps of 16
-structures with 16 others, Cholesky's factor of an instance, and 32 columns of its inverse.
+One program per instance would add these structures one after the other. Here many programs work side by side on the
+overlaps of 16 structures with 16 others, Cholesky's factor of an instance, and 32 columns of its inverse.
 
-Shapes: as cuda_loop.py has them; factor (B, K, K) as triton_factor.py has it
+Shapes: as in cuda_loop.py; factor (B, K, K) as in triton_factor.py
 """
 
 import torch
@@ -16,16 +16,21 @@ from polymax.backend.triton_math import on_device
 from polymax.kernels.active_set.triton_factor import NB, factorize
 
 _WARPS = 4
-# slots of a tile of overlaps, rows of a block of columns, columns of the inverse, and what is added up at once
+# _SLOTS: slots of a tile of overlaps
+# _ROWS: rows of a block of columns
+# _COLUMNS: columns of the inverse for a program
+# _DEPTH: terms that are added up at once
 _SLOTS, _ROWS, _COLUMNS, _DEPTH = 32, 64, 32, 64
 
 
 def prepare(held: tuple[Tensor, Tensor, Tensor], seeds: int) -> None:
-    """Write the overlaps and the inverse of structures in the first places; p becomes -1 for those that depend."""
+    """Write the overlaps and the inverse of the structures in the first places; p becomes -1 for linearly dependent
+    ones.
+    """
     places, gram, system = held
     count, room, slots = places.shape
     factor = torch.empty_like(gram, dtype=torch.float64)
-    # free places up to the end of a block take no part
+    # free places up to the end of a block have p = -1 and are skipped
     tiles = -(-seeds // NB.value)
     top = tiles * NB.value
     with on_device(places):
@@ -66,7 +71,7 @@ def _factor(p_gram, p_factor, p_system, top, K: tl.constexpr, BM: tl.constexpr):
 @Entry
 @triton.jit(do_not_specialize=["top"])
 def _invert(p_factor, p_system, top, K: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr):
-    """Solve for columns of the identity, in the place of the inverse: by the factor, then by its transpose."""
+    """Overwrite the inverse by the solution for columns of the identity: by the factor, then by its transpose."""
     i_b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BC
     p_factor += i_b * K * K

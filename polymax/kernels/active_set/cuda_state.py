@@ -1,4 +1,6 @@
-"""What the programs of SparseMAP know between launches, as tensors: to start from, and to make room in."""
+"""Solver state that stays in GPU memory between launches of SparseMAP: its arrays, its start, and growth of its
+places.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +15,7 @@ from polymax.kernels.active_set.cuda_start import prepare
 
 @dataclass(frozen=True)
 class State:
-    """What the programs know, in the shapes of cuda_loop.py."""
+    """The solver state, in the shapes of cuda_loop.py."""
 
     held: tuple[Tensor, Tensor, Tensor]
     point: Tensor
@@ -23,7 +25,7 @@ class State:
 
     @staticmethod
     def arrays(count: int, d: int, slots: int, room: int) -> list[Array]:
-        """Memory for so many instances, which the first launch writes to."""
+        """Return the arrays of the state for so many instances; the first launch fills them."""
         return [
             Array(torch.int32, (count, room, slots)),
             Array(torch.float32, (count, room, room)),
@@ -36,31 +38,31 @@ class State:
 
     @classmethod
     def of(cls, arrays: Sequence[Tensor]) -> "State":
-        """The state in the arrays of `arrays`."""
+        """Return the state in the arrays of `arrays`."""
         places, gram, system, point, fresh, known, gaps = arrays
         return cls((places, gram, system), point, fresh, known, gaps)
 
     def with_seeds(self, places: Tensor, scores: Tensor, probs: Tensor) -> "State":
-        """The same state with structures to start from, (B, seeds, slots), their scores and weights.
+        """Return this state with structures to start from, (B, seeds, slots), their scores and weights.
 
-        Those that depend on others before them are dropped.
+        A structure that depends linearly on those before it is dropped.
         """
         seeds, (held, _, system) = places.shape[1], self.held
         held[:, :seeds] = places
-        # what the scores forbid is dropped
+        # structures that the scores forbid are dropped
         kept = (probs > 0) & (scores > -torch.inf)
         system[:, -3, :seeds] = torch.where(kept, scores, 0)
         system[:, -2, :seeds] = torch.where(kept, probs, -1)
         prepare(self.held, seeds)
         weights = system[:, -2, :seeds]
         system[:, -2, :seeds] = torch.where(weights >= 0, weights / weights.clamp(min=0).sum(-1, keepdim=True), -1)
-        # weights are next; the first structure is no iteration
+        # the next step is weights; the first structure does not count as an iteration
         self.known[0] = cuda_loop.WEIGH.value
         self.known[1] = kept.any(-1).int() - 1
         return self
 
     def with_more_places(self) -> "State":
-        """The same state with twice the places; instances that had too few go on."""
+        """Return this state with twice the places; instances that lacked places continue."""
         (places, gram, system), pad = self.held, torch.nn.functional.pad
         room = places.shape[1]
         system = pad(torch.cat([pad(system[:, :room], (0, 0, 0, room)), system[:, room:]], 1), (0, room))

@@ -11,14 +11,16 @@ from polymax.kernels.active_set.problem import Search, UsedParts
 from polymax.kernels.active_set.triton_sums import first_of_largest
 from polymax.kernels.chain.cuda_shapes import distinct
 
-# entries of a tile to a thread; the most states of which a program adds up all at once, and has two matrices
+# _ENTRIES: entries of a tile per thread
+# _COLUMNS: most states for which a program adds up all of them at once
+# _BOTH: most states for which a program holds two transition matrices
 _ENTRIES, _COLUMNS, _BOTH = 8, 64, 32
-# a byte that is no state
+# a byte that stands for no state
 _NONE = tl.constexpr(255)
 
 
 def plan(search: Search) -> Plan:
-    """Unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) or (s, s), lengths (B,) as the program takes them."""
+    """Return the plan for unary (B, n, s), transition (B or fewer, n - 1 or 1, s, s) or (s, s), and lengths (B,)."""
     unary, transition, lengths = search.tensors
     count, n, s = unary.shape
     w, stride_b, stride_t = distinct(transition)
@@ -28,7 +30,7 @@ def plan(search: Search) -> Plan:
     width = max(min(height, 4096 // height), 2)
     problem = w, stride_b, stride_t, group, lengths.contiguous(), values, back
     warps = min(max(height * width // 512, 4 if n > 32 else 1), 8)
-    # a matrix for each end is in registers
+    # each end keeps its transition matrix in registers
     both = int(height <= _BOTH and stride_t == 0)
     sizes = height, width, both, max(32 * warps * _ENTRIES // height, 2)
     columns = height if height <= _COLUMNS else 0
@@ -36,7 +38,7 @@ def plan(search: Search) -> Plan:
 
 
 def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
-    """Sequences as the program lists them: (*batch, k, n)."""
+    """Return sequences as lists of slots: (*batch, k, n)."""
     if not isinstance(found, UsedParts):
         return places_of(found, 2).amax(-1)
     (n, s), places = search.events[0], found.places
@@ -45,13 +47,13 @@ def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
 
 
 def listed(search: Search, places: Tensor) -> UsedParts:
-    """Sequences as lists of states, then of steps."""
+    """Return sequences as lists of states, then of steps."""
     return UsedParts(places, search.events)
 
 
 @triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
-    """The best sequence; SIZES of a tile of transitions, 1 to start from both ends, and steps of a tile."""
+    """Write the best sequence; SIZES: a tile of transitions, 1 to start from both ends, and steps of a tile."""
     p_w, stride_wb, stride_wt, group, p_lengths, p_values, p_back = problem
     n, s = height, width
     i_b = tl.program_id(0).to(tl.int64)
@@ -83,26 +85,27 @@ def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
 
 @triton.jit
 def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
-    """Write which states others come from, and the values of Viterbi's recursion in the middle, in the scores' dtype.
+    """Write back pointers, and the values of Viterbi's recursion in the middle, in the dtype of the scores.
 
-    The first half of the positions, and one more of an odd number, knows what comes before, the second what comes
-    after. Both take a step at once, and four lanes share a state: each looks at a quarter of those it may come from,
-    and writes a byte of its own to words (steps, 2, S): what they agree on would have to be brought together.
+    The values of the first half of the positions, with the middle one of an odd number, cover the scores before them,
+    those of the second half the scores after them. Both halves take a step at once. Four lanes share a state: each
+    compares a quarter of the states it may come from, and writes a byte of its own to words (steps, 2, S), since a
+    common result would need an exchange between lanes.
     """
     half = (length + 1) // 2
     o_x = tl.arange(0, S // 4)[:, None, None, None] + tl.arange(0, 4)[None, None, None, :] * (S // 4)
     o_y = tl.arange(0, S)[None, None, :, None]
     p_both = p_w + tl.where(tl.arange(0, 2)[None, :, None, None] == 0, o_x * s + o_y, o_y * s + o_x)
-    # a chain of one position may come with no transitions, and no memory for them
+    # a chain of one position may come without memory for transitions
     m_w = (o_x < s) & (o_y < s) & (length > 1)
     b_w = tl.load(p_both, mask=m_w, other=float("-inf")).to(p_around.dtype.element_ty)
     p_bytes = p_back.to(tl.pointer_type(tl.uint8)) + tl.reshape(tl.arange(0, 8 * S), [2, S, 4])
-    # positions go up from the first, and down from the last; an end that has come to its half stays
+    # positions go up from the first, and down from the last; an end that has reached the middle stops
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
     limit = tl.where(o_end == 0, half, length - half)
     by = tl.where(o_end == 0, s, 0 - s)
     p_u = p_around + o_end * (length - 1) * s + o_s
-    # no step comes to a state that is not there
+    # transitions to masked states are -inf
     b_limit = tl.where(o_s < s, limit, 0)
     b_v = tl.load(p_u, mask=b_limit > 0, other=float("-inf"))
     if b_w.dtype == tl.float32:
@@ -113,7 +116,7 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
         for _ in range(1, half, 4):
             p_u += 4 * by
             b_limit -= 4
-            # scores of the next steps are on their way, and no one waits for them before
+            # load the scores of the next steps early, so that they arrive before their use
             b_4 = tl.load(p_u + by, mask=b_limit > 1, other=float("-inf"))
             b_5 = tl.load(p_u + 2 * by, mask=b_limit > 2, other=float("-inf"))
             b_6 = tl.load(p_u + 3 * by, mask=b_limit > 3, other=float("-inf"))
@@ -125,7 +128,7 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
             b_0, b_1, b_2, b_3 = b_4, b_5, b_6, b_7
             p_bytes += 32 * S
     else:
-        # a step in float64 takes as long as its scores, and there are few
+        # a step in float64 takes longer than a load, so that no loads ahead are needed
         for _ in range(1, half):
             p_u += by
             b_limit -= 1
@@ -139,17 +142,19 @@ def _climb(p_w, p_around, p_values, p_back, length, s, S: tl.constexpr):
 
 @triton.jit
 def _step(b_v, b_u, b_w, p_bytes, o_x, m_v, S: tl.constexpr):
-    """The values after a step, where there is one; the first states that give them are written."""
+    """Return the values after a step if m_v, else b_v, and write the first states that give them."""
     b_c = tl.permute(tl.reshape(b_v, [2, 4, S // 4]), (2, 0, 1))[:, :, None, :] + b_w
     b_top = _largest(b_c, S)
-    # the next step does not wait for them
+    # the next step does not depend on these stores
     tl.store(p_bytes, tl.min(tl.where(b_c == b_top[None, :, :, None], o_x, _NONE), 0))
     return tl.where(m_v, b_top + b_u, b_v)
 
 
 @triton.jit
 def _largest(b_c, S: tl.constexpr):
-    """The maxima over the first and the last dim of (S // 4, 2, S, 4), those of pairs first: few wait for others."""
+    """Return the maxima over the first and the last dim of (S // 4, 2, S, 4), over pairs first, for short dependency
+    chains.
+    """
     if b_c.dtype == tl.float32:
         return tl.max(tl.max(b_c, 0), 2)
     else:
@@ -162,7 +167,7 @@ def _largest_of_pairs(b_c, S: tl.constexpr):
     for i in tl.static_range(4):
         if S >> i > 4:
             b_top = tl.reshape(b_top, [2, S >> (i + 3), 2, S, 4])
-            # with an index that no one looks at, a maximum takes a third of the instructions of one that knows of NaN
+            # with an index, which is not used, a maximum takes a third of the instructions of one that propagates NaN
             b_top, _ = tl.max(b_top, 0, return_indices=True, return_indices_tie_break_left=False)
     b_top, _ = tl.max(tl.reshape(b_top, [2, S, 4]), 2, return_indices=True, return_indices_tie_break_left=False)
     return b_top
@@ -170,7 +175,7 @@ def _largest_of_pairs(b_c, S: tl.constexpr):
 
 @triton.jit
 def _meet(p_w, p_values, length, s, S: tl.constexpr):
-    """The value of the best sequence, and its states where the halves meet."""
+    """Return the value of the best sequence, and its two states next to the middle."""
     half = (length + 1) // 2
     o_s = tl.arange(0, S)
     m_s = o_s < s
@@ -185,14 +190,14 @@ def _meet(p_w, p_values, length, s, S: tl.constexpr):
 
 @triton.jit
 def _unwind_both(p_back, p_fresh, before, after, length, s, S: tl.constexpr):
-    """Write the sequence that has two states in the middle, towards both ends."""
+    """Write the sequence from its two states in the middle towards both ends."""
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
     b_tag = tl.where(o_end == 0, before, after) + o_s * 0
     k = (length + 1) // 2 - 1
     b_0, b_1 = _word_of(p_back, k, S), _word_of(p_back, k - 1, S)
     b_2, b_3 = _word_of(p_back, k - 2, S), _word_of(p_back, k - 3, S)
     while k >= 0:
-        # what comes next does not wait for the tag, nor the tag for it
+        # these loads do not depend on the tag
         b_4, b_5 = _word_of(p_back, k - 4, S), _word_of(p_back, k - 5, S)
         b_6, b_7 = _word_of(p_back, k - 6, S), _word_of(p_back, k - 7, S)
         b_tag = _step_back(p_fresh, b_tag, b_0, k, length, s, S)
@@ -205,19 +210,19 @@ def _unwind_both(p_back, p_fresh, before, after, length, s, S: tl.constexpr):
 
 @triton.jit
 def _word_of(p_back, k, S: tl.constexpr):
-    """What the four lanes of each state wrote at a step from 1 on, (2, S)."""
+    """Return the words (2, S) that the four lanes of each state wrote at step k >= 1."""
     o_word = tl.arange(0, 2)[:, None] * S + tl.arange(0, S)[None, :]
     return tl.load(p_back + (k - 1) * 2 * S + o_word, mask=k > 0, other=0)
 
 
 @triton.jit
 def _step_back(p_fresh, b_tag, b_word, k, length, s, S: tl.constexpr):
-    """Write the tags (2, S) of both ends after k steps; those that they come from."""
+    """Write the tags (2, S) of both ends after k steps; return the tags that they come from."""
     o_end, o_s = tl.arange(0, 2)[:, None], tl.arange(0, S)[None, :]
     half = (length + 1) // 2
     m_t = tl.where(o_end == 0, k < half, k < length - half) & (k >= 0)
     o_t = tl.where(o_end == 0, k, length - 1 - k)
-    # the lanes that hold a row write it, and no one waits for others
+    # each lane that holds the row writes it, without synchronization
     tl.store(p_fresh + o_t + o_s * 0, o_t * s + b_tag, mask=m_t & (o_s == 0))
     b_from = b_word & 255
     for q in tl.static_range(1, 4):
@@ -228,12 +233,12 @@ def _step_back(p_fresh, b_tag, b_word, k, length, s, S: tl.constexpr):
 
 @triton.jit
 def _climb_tiles(p_w, stride_wt, p_around, p_values, length, s, SIZES: tl.constexpr):
-    """Write the values of Viterbi's recursion (n, s), with transitions that are read at each step."""
+    """Write the values of Viterbi's recursion (n, s), with transitions that are loaded at each step."""
     o_i = tl.arange(0, SIZES[0])
     m_i = o_i < s
     tl.store(p_values + o_i, tl.load(p_around + o_i, mask=m_i), mask=m_i)
     for t in range(1, length):
-        # the row of the step before is written by other threads
+        # other threads wrote the row of the step before
         tl.debug_barrier()
         b_v = tl.load(p_values + (t - 1) * s + o_i, mask=m_i, other=float("-inf"))
         for i_j in range(0, s, SIZES[1]):
@@ -257,7 +262,7 @@ def _origins(p_w, stride_wt, p_values, p_back, length, s, SIZES: tl.constexpr):
         b_from = tl.full([SIZES[3], SIZES[0]], 0, tl.int32)
         for i in tl.range(0, s, loop_unroll_factor=4):
             b_c = tl.load(p_before + i, mask=m_t) + tl.load(p_step + i * s, mask=m_t & m_j, other=float("-inf"))
-            # the first that gives the value
+            # the first tag that gives the value
             b_from = tl.where(b_c > b_best, i, b_from)
             b_best = tl.where(b_c > b_best, b_c, b_best)
         tl.store(p_back + o_t[:, None] * s + o_j, b_from, mask=m_t & m_j)
@@ -274,7 +279,7 @@ def _unwind(p_back, p_fresh, tag, length, s, S: tl.constexpr):
     for k in range(0, length):
         t = last - k
         tl.store(p_fresh + t, t * s + tag)
-        # what comes next does not wait for the tag
+        # this load does not depend on the tag
         b_from2 = tl.load(p_back + (t - 2) * s + o_i, mask=m_i & (t > 2), other=0)
         tag = tl.sum(tl.where(o_i == tag, b_from, 0), 0)
         b_from, b_from1 = b_from1, b_from2
@@ -282,7 +287,7 @@ def _unwind(p_back, p_fresh, tag, length, s, S: tl.constexpr):
 
 @triton.jit
 def _steps_of(p_w, stride_wt, p_fresh, length, s):
-    """The score of a sequence's steps."""
+    """Return the score of a sequence's steps."""
     b_sum = tl.zeros([128], tl.float64)
     for i_t in range(1, length, 128):
         o_t = i_t + tl.arange(0, 128)

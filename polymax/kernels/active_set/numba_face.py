@@ -1,9 +1,9 @@
-"""The face of the polytope that mu lies on, in Numba: what is needed to say how mu moves.
+"""The face of the polytope that mu lies on, in Numba: structures of weight 0 that determine how mu moves.
 
-The last structures that an active set finds have weights as small as rounding, and some weigh so little that the gap is
-closed without them. To mu they do not matter, but each is a direction in which it moves. So MAP is asked around points
-nudged off mu, in directions that make no difference among the structures found: another one that is as good as they are
-is one more direction.
+The last structures that an active set finds have weights as small as rounding errors, and some structures weigh so
+little that the gap closes without them. They do not change mu, but each is a direction in which mu can move. So MAP is
+called with points nudged off mu, in directions along which the found structures do not differ. A new structure with the
+same score as the found ones adds a direction.
 """
 
 import numpy as np
@@ -17,9 +17,9 @@ from polymax.kernels.active_set.tolerances import APART, DEPENDENT, NUDGE, TIED
 
 @inline
 def span_face(best, problem, top, count, held, mu, system, work, mark, vertex, nudge):
-    """Hold structures of weight 0 until they span the face: how many there are, or -1 for want of room.
+    """Add structures of weight 0 until they span the face; return their number, or -1 if there is no room.
 
-    Scores of structures are counted from `top`.
+    Scores of structures are differences to `top`.
     """
     used, gram, b, p = held
     w, point, overlaps = nudge[0], nudge[1], work[0]
@@ -53,15 +53,15 @@ def span_face(best, problem, top, count, held, mu, system, work, mark, vertex, n
 
 @inline
 def direction(count, held, system, work, w):
-    """A direction w orthogonal to all differences of structures; its inner product with each, which they share.
+    """Write a direction w orthogonal to all differences of structures; return its inner product with each structure.
 
-    It is drawn afresh for each number of structures: what one structure leaves of a direction, others soon use up.
+    It depends on the number of structures: after a few structures the remainder of an old direction would be used up.
     """
     used, gram = held[0], held[1]
     factor, half = system[0], system[1]
     x, y = work[0], work[1]
     _scatter(count, w)
-    # twice is enough
+    # a second pass removes the rounding of the first
     for _ in range(2):
         for i in range(count):
             along = 0.0
@@ -87,7 +87,7 @@ def direction(count, held, system, work, w):
 
 @inline
 def _scatter(seed, w):
-    """Numbers between -1 and 1 that look random, and are the same at every call."""
+    """Fill w with pseudorandom numbers between -1 and 1 that depend on the seed only."""
     state = np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
     for u in range(w.size):
         state += np.uint64(0x9E3779B97F4A7C15)

@@ -1,7 +1,7 @@
-"""Cholesky's factor of gram + 1 for structures that come and go, in Numba.
+"""Cholesky's factor of gram + 1 as structures are added and removed, in Numba.
 
-With L L^T = gram + 1, the rows of `half` hold L^-1 b, L^-1 1 and 1 / diag L. They follow the factor, so that weights
-take one triangular system and no more.
+With L L^T = gram + 1, the rows of `half` hold L^-1 b, L^-1 1 and 1 / diag L. They are updated with the factor, so that
+weights take only one triangular system.
 """
 
 import numpy as np
@@ -11,7 +11,9 @@ from polymax.backend.numba_math import inline, row_dot
 
 @inline
 def grow(k, gram, b, factor, half):
-    """Row k of the factor; returns the squared distance of structure k to the affine span of those before."""
+    """Write row k of the factor; return the squared distance of structure k to the affine span of the structures before
+    it.
+    """
     row = factor[k]
     left = gram[k, k] + 1
     for i in range(k):
@@ -26,7 +28,7 @@ def grow(k, gram, b, factor, half):
 
 @inline
 def shrink(r, count, factor, half, rotations):
-    """The factor without structure r: rows close up, and rotations of columns make it triangular again.
+    """Remove structure r from the factor: rows close up, and rotations of columns make it triangular again.
 
     Shapes: rotations (2, k), room for cosines and sines
     """
@@ -35,7 +37,7 @@ def shrink(r, count, factor, half, rotations):
         row, below = factor[i], factor[i + 1]
         for c in range(i + 2):
             row[c] = below[c]
-        # rotations of rows before; what a column hands on goes into the next
+        # apply the rotations of the rows before; each passes a value on to the next column
         kept = row[r]
         for c in range(r, i):
             x, y = kept, row[c + 1]
@@ -55,7 +57,7 @@ def shrink(r, count, factor, half, rotations):
 
 @inline
 def solve_above(count, factor, half, x):
-    """L^T x = x, in place."""
+    """Solve L^T y = x for y, in place of x."""
     for i in range(count - 1, -1, -1):
         x[i] *= half[2, i]
         for j in range(i):
@@ -64,5 +66,5 @@ def solve_above(count, factor, half, x):
 
 @inline
 def dot(x, y, count):
-    """The inner product of the first entries."""
+    """Return the inner product of the first `count` entries."""
     return row_dot(x[:count], y[:count])

@@ -1,15 +1,17 @@
-"""The SparseMAP loop in Numba, one instance after the other: ask for a structure, weigh it, until none does better.
+"""The SparseMAP loop in Numba, instance by instance: find a structure, weigh it, until no structure improves the
+objective.
 
 Shapes:
-    settings = the largest number of iterations, the tolerance, True if structures shall span the face, and the size of
-        a score, or NaN for any, from which on an instance is not solved
+    settings = the largest number of iterations, the tolerance, True if structures shall span the face, and the absolute
+        score from which on an instance is not solved (NaN: no limit)
     problems = table (any,), own (B, any), scores (B, any), others (B or fewer, any), the shapes of a search's memory,
-        and from how many parts places of lists choose, as numba_search.py has them; instances may share the others
+        and `choices` of numba_search.py; instances may share the others
     d, the number of parts of the first tensor
-    held, system, mu, work and mark, as numba_weights.py has them; vertex (parts,), order (k,), nudge (2, d)
+    held, system, mu, work and mark, as in numba_weights.py; vertex (parts,), order (k,), nudge (2, d)
     seeds, seed_scores, seed_weights: structures to start from, (B, s, parts), (B, s, 2), (B, s); or None
-    out = places (B, k, parts), probs (B, k) and overlaps (B, k, k), written for the structures there are; means (B, all
-        parts); numbers (2, B): value and gap; counts (3, B): iterations, how the loop ended, and how many structures
+    out = places (B, k, parts), probs (B, k) and overlaps (B, k, k), of which the found structures are written; means
+    (B, all
+        parts); numbers (2, B): value and gap; counts (3, B): iterations, status at the end, and number of structures
 """
 
 import numpy as np
@@ -29,10 +31,10 @@ GOING, CONVERGED, FULL, INFEASIBLE, LARGE = 0, 1, 2, 3, 4
 def solve(
     start, stop, best, rule, settings, problems, d, seeds, seed_scores, seed_weights, out
 ):  # fmt: skip
-    """Solve the instances from `start` to `stop`; without a `rule` of Frank-Wolfe steps, by exact weights.
+    """Solve the instances from `start` to `stop`, by exact weights or, with a `rule`, by Frank-Wolfe steps.
 
-    Scores are counted from that of the best structure: those of structures that have weight are then small, and so is
-    the rounding of sums with them.
+    Scores are differences to the score of the best structure: for structures that have weight they are small, and so is
+    the rounding of their sums.
     """
     table, own, scores, others, grid_shape, line_size, marks_shape, choices = problems
     max_iter, tol, whole, limit = settings
@@ -95,20 +97,20 @@ def solve(
         if status == INFEASIBLE:
             numbers[0, i] = -np.inf
         elif np.isnan(numbers[0, i]):
-            # MAP passes over NaN, but not where nothing else is left
+            # MAP skips NaN, unless all scores left are NaN
             for k in range(count):
                 probs[i, k] = np.nan
                 for u in range(vertex.size):
                     if places[i, k, u] >= 0:
                         means[i, places[i, k, u]] = np.nan
-        # below 0 there is rounding alone
+        # a gap below 0 is rounding
         numbers[1, i], counts[1, i], counts[2, i] = 0.0 if gap < 0 else gap, status, count
     give_back(memory)
 
 
 @inline
 def _large(x, limit):
-    """True if a number is larger than the limit, or NaN; without a limit, which is NaN, none is."""
+    """Return True if a number is larger than the limit, or NaN; always False if the limit is NaN."""
     within = 0
     for u in range(x.size):
         within += abs(x[u]) <= limit
@@ -117,8 +119,8 @@ def _large(x, limit):
 
 @inline
 def _begin(vertex, size, held, mu, system, choices):
-    """All weight on the best structure, from which scores are counted."""
-    # numbers of one type: Numba compiles for each literal anew
+    """Give all weight to the best structure, whose score is subtracted from all scores."""
+    # constants of one type: Numba compiles again for each literal
     none, one = np.int64(0), np.int64(1)
     hold(none, vertex, size, 0.0, mu, held)
     held[3][0] = 1.0
@@ -129,10 +131,10 @@ def _begin(vertex, size, held, mu, system, choices):
 
 @inline
 def _improve(rule, tol, total, count, vertex, size, score, held, mu, system, work, mark, choices):
-    """Take a structure in: how many have weight after it, the duality gap before it, and whether that was the end.
+    """Take a structure in; return how many have weight after it, the duality gap before it, and the status.
 
-    It is given by its list of parts, how many of them are of the first tensor, and its score less `total`, from which
-    all scores are counted.
+    It is given by its list of parts, the number of them in the first tensor, and its score less `total`, which is
+    subtracted from all scores.
     """
     used, gram, b, p = held
     current = dot(p, b, count) - row_dot(mu, mu)
@@ -140,12 +142,12 @@ def _improve(rule, tol, total, count, vertex, size, score, held, mu, system, wor
     for u in range(size):
         reach = add(reach, mu[np.uint32(vertex[u])])
     gap = score - reach - current
-    # the tolerance grows neither with what all structures share nor with what is counted off
+    # the tolerance depends neither on the score that all structures share nor on the total that is subtracted
     if not gap > tol * (1 + min(abs(current), abs(current + total))):
         return count, gap, CONVERGED
     place = compare(vertex, size, count, used, gram, work[0], mark)
     if place >= 0 and rule is None:
-        # a structure that has weight cannot do better than the exact weights, but for rounding
+        # a structure that has weight cannot improve on the exact weights, but for rounding
         return count, gap, CONVERGED
     if place < 0:
         if count == b.size:
@@ -157,7 +159,7 @@ def _improve(rule, tol, total, count, vertex, size, score, held, mu, system, wor
     if rule is None:
         count = exact_weights(admit(count, held, system, work), held, system, work)
         if count == place and _differ(used[place - 1], vertex):
-            # it came last and left at once: the set is what it was, and all would happen again
+            # the last structure was removed at once: the set is unchanged, and the next iteration would repeat this one
             status = CONVERGED
     else:
         shift(rule, place, count, gram, b, p, work)
@@ -171,7 +173,7 @@ def _improve(rule, tol, total, count, vertex, size, score, held, mu, system, wor
 
 @inline
 def _differ(parts, others):
-    """True if two lists of parts are not the same."""
+    """Return True if two lists of parts differ."""
     count = 0
     for u in range(parts.size):
         count += parts[u] != others[u]
@@ -180,7 +182,7 @@ def _differ(parts, others):
 
 @inline
 def _finish(count, held, order, places, probs, overlaps, means):
-    """The structures, heaviest first: their parts, weights and overlaps; and the mean of all parts."""
+    """Write the structures, heaviest first: their parts, weights and overlaps; and the mean of all parts."""
     used, gram, p = held[0], held[1], held[3]
     for i in range(count):
         r = i
@@ -203,7 +205,9 @@ def _finish(count, held, order, places, probs, overlaps, means):
 
 @kernel
 def summary(counts):
-    """The most structures of an instance, and True if one has large scores, wanted room for more; if all converged."""
+    """Return the most structures of an instance, then if any instance has large scores, if any is full, if all
+    converged.
+    """
     most, large, full, done = np.int64(0), False, False, True
     for i in range(counts.shape[1]):
         most = max(most, counts[2, i])
@@ -215,7 +219,7 @@ def summary(counts):
 
 @kernel
 def gather(counts, found, gathered):
-    """Copy the structures of each instance, their weights and overlaps, to arrays with room for the most there are."""
+    """Copy the structures of each instance, their weights and overlaps, to arrays with room for the largest number."""
     (places, probs, overlaps), (to_places, to_probs, to_overlaps) = found, gathered
     for i in range(counts.size):
         for r in range(to_probs.shape[1]):

@@ -1,18 +1,19 @@
-"""How a compiled loop asks for the best structure: by the address of a function, whatever the set.
+"""The call of a search for the best structure from a compiled loop: by the address of a function, for every set.
 
 The loop is compiled once for all sets, and each search once for itself. All searches have one signature,
 
     score = best(problem, mu, vertex)
 
-and list the parts of the best structure around mu in `vertex`: those of the first tensor, then those of others, counted
-on from the first, then -1. The score is that of the structure itself, -inf where there is none.
+and writes the parts of the best structure around mu to `vertex`: those of the first tensor, then those of other
+tensors, numbered on from the first, then -1. The score is that of the structure itself, -inf if there is none.
 
 Shapes of a problem, which is a tuple:
-    table (any,), what all instances share: sizes, or a graph; own (any,), integers of the instance, such as lengths
-    scores and others (any,), of the instance: those of the first tensor, and those of others
-    grid (any, any), line (any,), marks (any, >= 2): memory of the search. marks[0, 0] is 0 at the first question about
-    an instance; marks[0, 1] is to be the number of parts of the first tensor; line[0] is what the search has taken off
-    the score of every structure.
+    table (any,), shared by all instances: sizes, or a graph; own (any,), integers of the instance, such as lengths
+    scores and others (any,), of the instance: those of the first tensor, and those of other tensors
+    grid (any, any), line (any,), marks (any, >= 2): memory of the search. marks[0, 0] is 0 at the first search of an
+        instance; the search sets marks[0, 1] to the number of parts of the first tensor, and line[0] to the score that
+        it
+        has subtracted from every structure.
 """
 
 from functools import cache
@@ -46,7 +47,7 @@ _SIGNATURE = types.float64(_PROBLEM, _NUMBERS, types.int32[::1])
 
 @cache
 def address(function):
-    """Where the machine code of a search, a kernel of Numba, is; it is compiled where that has not been done."""
+    """Return the address of the machine code of a search, a kernel of Numba; compile it if necessary."""
     function.compile(_SIGNATURE.args)
     compiled = function.overloads[_SIGNATURE.args]
     return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)
@@ -54,7 +55,7 @@ def address(function):
 
 @intrinsic
 def ask(typing_context, where, problem, mu, vertex):
-    """The answer of the search at an address."""
+    """Return the score from the search at an address."""
 
     def codegen(context, builder, signature, args):
         given = [context.get_value_type(kind) for kind in signature.args[1:]]

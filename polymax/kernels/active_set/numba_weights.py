@@ -1,15 +1,16 @@
-"""Weights of the structures that one instance has, in Numba, and how they change as structures come and go.
+"""Weights of the structures of one instance, in Numba, and their changes as structures are added and removed.
 
     max over p in the simplex of <b, p> - 1/2 p^T gram p,   b the scores of structures, gram their overlaps
 
 A structure is the list of the parts it uses: those of the first tensor, which alone count in overlaps and in mu, then
-others, then -1. Overlaps are whole numbers, so that gram is exact; the rest is in float64. Weights of independent
-structures are p = x + share y, where (gram + 1) x = b, (gram + 1) y = 1 and the share makes their sum 1.
+those of other tensors, then -1. Overlaps are integers, so that gram is exact; the rest is in float64. Weights of
+independent structures are p = x + share y, with (gram + 1) x = b, (gram + 1) y = 1 and the share that makes their sum
+1.
 
 Shapes:
-    held = used (k, parts), gram (k, k), b and p (k,), of which the first `count` count
-    system = factor (k, k), half (3, k) and room for rotations (2, k), as numba_factor has them
-    mu (d,); mark (d,), all False between calls, or (0,) where lists say the same by the same place; work (2, k)
+    held = used (k, parts), gram (k, k), b and p (k,), of which the first `count` are in use
+    system = factor (k, k), half (3, k) and room for rotations (2, k), as in numba_factor.py
+    mu (d,); mark (d,), all False between calls, or (0,) if equal parts have equal places in all lists; work (2, k)
 """
 
 import numpy as np
@@ -21,9 +22,10 @@ from polymax.kernels.active_set.tolerances import DEPENDENT, NOTHING
 
 @inline
 def compare(vertex, size, count, used, gram, overlaps, mark):
-    """The overlaps of a structure with those held; the place of the last that is the same, -1 for none.
+    """Write the overlaps of a structure with those held; return the place of the last equal structure, -1 if there is
+    none.
 
-    Without a `mark` lists have what they share in the same places.
+    Without a `mark`, parts that two lists share have the same place in both.
     """
     place = np.int64(-1)
     if mark.size == 0:
@@ -37,7 +39,7 @@ def compare(vertex, size, count, used, gram, overlaps, mark):
     for i in range(count):
         parts, both = used[i], 0
         for u in range(int(gram[i, i])):
-            # unsigned: an index that cannot be negative needs no look
+            # unsigned: such an index needs no check for negative values
             both += mark[np.uint32(parts[u])]
         overlaps[i] = both
         if both == size and gram[i, i] == size:
@@ -49,8 +51,8 @@ def compare(vertex, size, count, used, gram, overlaps, mark):
 
 @inline
 def _shared(parts, others):
-    """How many parts two lists have in the same places."""
-    # counted in the width of the parts, which vectorises
+    """Return the number of places in which two lists have the same part."""
+    # the counter has the width of the parts, so that the loop vectorises
     both = np.int32(0)
     for u in range(parts.size):
         both = np.int32(both + (parts[u] == others[u]))
@@ -59,7 +61,7 @@ def _shared(parts, others):
 
 @inline
 def hold(place, vertex, size, score, overlaps, held):
-    """Write a structure, of no weight, to the place after the last."""
+    """Write a structure, of weight 0, to the place after the last."""
     used, gram, b, p = held
     for u in range(vertex.size):
         used[place, u] = vertex[u]
@@ -71,7 +73,7 @@ def hold(place, vertex, size, score, overlaps, held):
 
 @inline
 def mean(count, held, mu, choices):
-    """mu = the weighted sum of structures; `choices` is from how many parts a place of a list chooses, 0 for any."""
+    """Write mu, the weighted sum of structures; for `choices` see numba_search.py."""
     used, gram, _, p = held
     if choices == 2:
         _mean_of_two(count, used, int(gram[0, 0]), p, mu)
@@ -86,7 +88,9 @@ def mean(count, held, mu, choices):
 
 @inline
 def _mean_of_two(count, used, size, p, mu):
-    """The same where part u or u + 1 of an even u is in each place: the odd ones in vectors, and what they leave."""
+    """Write mu if place u of a list holds part 2 u or 2 u + 1: the odd parts in vectors, the even ones as their
+    complement.
+    """
     total = 0.0
     for u in range(size):
         mu[u] = 0.0
@@ -95,7 +99,7 @@ def _mean_of_two(count, used, size, p, mu):
         total += weight
         for u in range(size):
             mu[u] += weight if parts[u] & 1 else 0.0
-    # from the last place on, so that none is written before it is read
+    # from the last place on, so that no entry is overwritten before it is read
     for u in range(size - 1, -1, -1):
         odd = mu[u]
         mu[2 * u], mu[2 * u + 1] = total - odd, odd
@@ -103,7 +107,9 @@ def _mean_of_two(count, used, size, p, mu):
 
 @inline
 def exact_weights(count, held, system, work):
-    """The best weights of independent structures, dropping those that would become negative; how many are left."""
+    """Write the best weights of independent structures, dropping those that would become negative; return how many
+    remain.
+    """
     p = held[3]
     factor, half, rotations = system
     target = work[0]
@@ -132,7 +138,7 @@ def exact_weights(count, held, system, work):
 
 @inline
 def admit(count, held, system, work):
-    """Factor the last structure in; one that depends on the others takes the place of one of them."""
+    """Add the last structure to the factor; a structure that depends on the others replaces one of them."""
     _, gram, b, p = held
     factor, half, rotations = system
     last = count - 1
@@ -142,7 +148,7 @@ def admit(count, held, system, work):
     for i in range(last):
         c[i] = factor[last, i]
     solve_above(last, factor, half, c)
-    # along this way mu stays and the value rises, up to the first weight of 0
+    # along this direction mu stays and the value rises, up to the first weight of 0
     gone, length = np.int64(-1), np.inf
     for i in range(last):
         if c[i] > NOTHING and p[i] / c[i] < length:
@@ -173,9 +179,9 @@ def remove(i, count, held):
 
 @inline
 def resume(seeds, seed_scores, seed_weights, base, top, held, mu, system, work, mark, choices):
-    """Hold independent ones among structures (s, parts) that have weight, with their best weights; how many.
+    """Hold the independent structures among (s, parts) that have weight, with their best weights; return their number.
 
-    Their scores (s, 2), each the sum of two numbers, are counted from base + top.
+    Their scores (s, 2), each the sum of two numbers, are taken less base + top.
     """
     gram, b, p = held[1], held[2], held[3]
     overlaps = work[0]

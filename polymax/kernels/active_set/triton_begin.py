@@ -1,6 +1,6 @@
-"""The start of SparseMAP for Triton: a program writes what it knows at first, and looks for scores that are too large.
+"""The start of SparseMAP for Triton: the initial state of a program, and a check for scores that are too large.
 
-Shapes: as cuda_loop.py has them; tiles are BR rows of K, and BU scores
+Shapes: as in cuda_loop.py; tiles are BR rows of K, and BU scores
 """
 
 import triton
@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit(noinline=True)
 def begin(p_given, held, point, d, K: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr):
-    """No structure has weight, mu is 0; the places of structures are left as they are."""
+    """Write the state without structures: no weights, mu = 0; the places of structures are left as they are."""
     _, p_gram, p_system = held
     p_scores, p_mu, p_around, _ = point
     o_k = tl.arange(0, K)
@@ -31,12 +31,12 @@ def begin(p_given, held, point, d, K: tl.constexpr, BR: tl.constexpr, BU: tl.con
 
 @triton.jit(noinline=True)
 def any_large(p_x, count, limit, BU: tl.constexpr):
-    """True if one of the scores is NaN or +inf, or finite and larger than the limit."""
+    """Return True if a score is NaN or +inf, or finite and larger than the limit."""
     b_found = tl.zeros([BU], tl.int32)
     for i_x in range(0, count, BU):
         o_x = i_x + tl.arange(0, BU)
         b_x = tl.load(p_x + o_x, mask=o_x < count, other=0).to(tl.float64)
-        # NaN compares as False
+        # comparisons with NaN are False
         m_small = (b_x <= limit) & ((b_x >= -limit) | (b_x == float("-inf")))
         b_found = tl.where(m_small, b_found, 1)
     return tl.max(b_found, 0) > 0

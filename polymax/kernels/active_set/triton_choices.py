@@ -6,20 +6,20 @@ import triton.language as tl
 
 @triton.jit
 def none_of(BI: tl.constexpr, BK: tl.constexpr):
-    """No choice yet, in a tile of rows and their choices: values, and which choice has them."""
+    """Return the initial value of a tile of rows and their choices: values -inf, and choices 0."""
     return tl.full([BI, BK], float("-inf"), tl.float64), tl.zeros([BI, BK], tl.int32)
 
 
 @triton.jit
 def better_of(b_best, b_from, b_new, o_new):
-    """What is better, entry by entry: what there is, or new values and the numbers of their choices."""
+    """Return the entrywise better of the values so far and new values, with the numbers of their choices."""
     m_new = b_new > b_best
     return tl.where(m_new, b_new, b_best), tl.where(m_new, o_new, b_from)
 
 
 @triton.jit
 def best_of(b_best, b_from):
-    """The best value of each row, and the first choice that has it."""
+    """Return the best score of each row, and the first choice that has it."""
     b_top = tl.max(b_best, 1)
     return b_top, tl.min(tl.where(b_best == b_top[:, None], b_from, 2**30), 1)
 

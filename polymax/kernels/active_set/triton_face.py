@@ -1,7 +1,7 @@
-"""The face of the polytope that mu lies on, for Triton: structures of weight 0 that say how mu moves.
+"""The face of the polytope that mu lies on, for Triton: structures of weight 0 that determine how mu moves.
 
-MAP is asked around points nudged off mu, in directions that make no difference among the structures found: another one
-that is as good as they are is one more direction. The walk is that of numba_face.py; w (d,) is the direction.
+MAP is called with points nudged off mu, in directions along which the found structures do not differ. A new structure
+with the same score as the found ones adds a direction. The steps are those of numba_face.py; w (d,) is the direction.
 """
 
 import triton
@@ -16,7 +16,7 @@ NUDGE, TIED, APART = (tl.constexpr(x) for x in (tolerances.NUDGE, tolerances.TIE
 
 @triton.jit
 def nudge(point, side, d, BU: tl.constexpr):
-    """What is left of the scores off mu."""
+    """Write the scores less a point nudged off mu."""
     p_scores, p_mu, p_around, p_w = point
     for i_d in range(0, d, BU):
         o_d = i_d + tl.arange(0, BU)
@@ -29,7 +29,7 @@ def widen(
     held, point, p_fresh, score, side, square, slots,
     K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr,
 ):  # fmt: skip
-    """Take the latest structure in, with no weight, if it adds to the face: 1 if so, else 0, or -1 for want of room.
+    """Add the latest structure with weight 0 if it adds to the face: return 1 if so, else 0, or -1 if there is no room.
 
     `square` is ||mu||^2.
     """
@@ -67,7 +67,7 @@ def direction(
     p_places, p_system, p_w, height, width, slots,
     K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """A direction w orthogonal to all differences of structures, drawn afresh for each number of them."""
+    """Write a direction w orthogonal to all differences of structures, random for each number of structures."""
     d = height * width
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K
@@ -78,7 +78,7 @@ def direction(
         o_d = i_d + tl.arange(0, BU)
         tl.store(p_w + o_d, 2 * tl.rand(count, o_d).to(tl.float64) - 1, mask=o_d < d)
     tl.debug_barrier()
-    # twice is enough
+    # a second pass removes the rounding of the first
     for _ in range(2):
         gather(p_places, p_w, p_x, top, slots, BP, BU)
         put(p_x, tl.where(b_p >= 0, tl.load(p_x + o_k, mask=o_k < top, other=0), 0.0), K)

@@ -11,7 +11,7 @@ from polymax.kernels.active_set.triton_sums import three_sums
 
 @triton.jit(noinline=True)
 def look(p_one, p_scores, p_mu, slots, BU: tl.constexpr):
-    """How many parts a structure has, and what scores and mu add up to over them."""
+    """Return the number of parts of a structure, and the sums of the scores and of mu over them."""
     b_size = tl.zeros([BU], tl.float32)
     b_own = tl.zeros([BU], tl.float64)
     b_reach = tl.zeros([BU], tl.float64)
@@ -37,7 +37,7 @@ def copy(p_one, p_to, slots, BU: tl.constexpr):
 def compare(p_places, p_gram, p_one, place, top, slots, K: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr):
     """Write the overlaps of one structure with others, and with itself at its place, to gram (K, K).
 
-    What one structure may have in a slot, no other has in another slot: a slot is compared with itself alone.
+    Each part can only occur in one slot, so that a slot is compared with the same slot of the others.
     """
     for i_r in range(0, top, BP):
         o_r = i_r + tl.arange(0, BP)
@@ -56,7 +56,7 @@ def compare(p_places, p_gram, p_one, place, top, slots, K: tl.constexpr, BP: tl.
 
 @triton.jit(noinline=True)
 def gather(p_places, p_x, p_out, top, slots, BP: tl.constexpr, BU: tl.constexpr):
-    """Write what x adds up to over the parts of each structure."""
+    """Write the sum of x over the parts of each structure."""
     for i_r in range(0, top, BP):
         o_r = i_r + tl.arange(0, BP)
         b_sum = tl.zeros([BP, BU], tl.float64)
@@ -71,19 +71,19 @@ def gather(p_places, p_x, p_out, top, slots, BP: tl.constexpr, BU: tl.constexpr)
 
 @triton.jit(noinline=True)
 def spread(p_places, p_weights, p_total, top, slots, BU: tl.constexpr):
-    """Add the weighted sum of structures to `p_total`, one after the other: the same bits at every call."""
+    """Add the weighted sum of structures to `p_total` in a fixed order, so that each call gives the same bits."""
     for i_u in range(0, slots, BU):
         o_u = i_u + tl.arange(0, BU)
         weight = tl.load(p_weights)
         b_at = tl.load(p_places + o_u, mask=o_u < slots, other=-1)
         for k in range(0, top):
-            # the next structure is on its way while this one is added
+            # load the next structure while this one is added
             after = tl.minimum(k + 1, top - 1)
             next_weight = tl.load(p_weights + after)
             b_next = tl.load(p_places + after * slots + o_u, mask=o_u < slots, other=-1)
             m_u = tl.where(weight != 0, b_at, -1) >= 0
             tl.store(p_total + b_at, tl.load(p_total + b_at, mask=m_u, other=0) + weight, mask=m_u)
-            # a part may be another thread's at the next
+            # another thread may add to the same part next
             tl.debug_barrier()
             weight = next_weight
             b_at = b_next
@@ -91,7 +91,7 @@ def spread(p_places, p_weights, p_total, top, slots, BU: tl.constexpr):
 
 @triton.jit(noinline=True)
 def spread_rows(p_places, p_weights, p_total, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
-    """The same for structures that have one part of each row, (rows, columns)."""
+    """Add the weighted sum of structures that have one part of each row, (rows, columns), to `p_total`."""
     for i_t in range(0, rows, BU):
         b_sum, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS)
         b_sum += tl.load(p_total + o_part, mask=m_part, other=0)
@@ -101,7 +101,7 @@ def spread_rows(p_places, p_weights, p_total, top, rows, columns, BU: tl.constex
 
 @triton.jit(noinline=True)
 def mean_rows(p_places, p_weights, point, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
-    """Write the weighted sum of such structures, mu, and what it leaves of the scores; ||mu||^2."""
+    """Write mu, the weighted sum of structures of one part per row, and the scores less mu; return ||mu||^2."""
     p_scores, p_mu, p_around, _ = point
     b_square = tl.zeros([BU], tl.float64)
     for i_t in range(0, rows, BU):
@@ -115,7 +115,7 @@ def mean_rows(p_places, p_weights, point, top, rows, columns, BU: tl.constexpr, 
 
 @triton.jit(noinline=True)
 def rough_rows(p_places, p_weights, p_given, p_rough, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr):
-    """Write what the sum of such structures leaves of the scores; weights and all else are in float32."""
+    """Write the scores less the weighted sum of structures of one part per row; weights and results are in float32."""
     for i_t in range(0, rows, BU):
         b_mu, o_part, m_part = _sum_rows(p_places, p_weights, i_t, top, rows, columns, BU, BS)
         tl.store(p_rough + o_part, tl.load(p_given + o_part, mask=m_part).to(tl.float32) - b_mu, mask=m_part)
@@ -126,11 +126,11 @@ def rough_rows(p_places, p_weights, p_given, p_rough, top, rows, columns, BU: tl
 def _sum_rows(
     p_places, p_weights, i_t, top, rows, columns, BU: tl.constexpr, BS: tl.constexpr
 ):  # fmt: skip
-    """What weights, 0 up to a multiple of 8, add up to in BU rows, in their dtype; where these parts are, and which of
-    them there are.
+    """Return the sums of weights in BU rows, in the dtype of the weights, the offsets of these parts, and their mask.
 
-    A thread has a row, and adds to all of its columns, what is 0 but for one: sums stay in registers. A column is one
-    of a group of columns: to look for the group, and for its place in the group, is less than to look for the column.
+    Weights must be 0 up to a multiple of 8 structures. A thread has a row and adds to all of its columns, 0 to all but
+    one, so that sums stay in registers. Comparing the group of a column and its place in the group takes fewer
+    operations than comparing the column.
     """
     GROUPS: tl.constexpr = 4 if BS <= 32 else 8
     EACH: tl.constexpr = BS // GROUPS
@@ -143,7 +143,7 @@ def _sum_rows(
     for i_k in range(0, top, 8):
         for k in tl.static_range(8):
             b_at = tl.load(p_places + (i_k + k) * rows + o_t, mask=m_t, other=0) - o_t * columns
-            # what is not there is negative, and of no group
+            # the difference of an unused slot is negative, which matches no group
             b_group = tl.where((b_at >> SHIFT)[None, :] == o_g, tl.load(p_weights + i_k + k), 0.0)
             b_each = tl.where((b_at & (EACH - 1))[None, :] == o_e, 1.0, 0.0).to(REAL)
             b_sum += b_group[:, None, :] * b_each[None, :, :]

@@ -1,6 +1,6 @@
-"""What a program of the response writes for itself, for Triton: overlaps as weights have them, and rows of parts.
+"""Arrays that a program of the response writes, for Triton: overlaps in the shapes of weights, and rows of parts.
 
-Shapes: gram (K, K) and system (K + 3, K) as triton_weights.py has them; rows of d parts, in tiles of BD
+Shapes: gram (K, K) and system (K + 3, K) as in triton_weights.py; rows of d parts, in tiles of BD
 """
 
 import triton
@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def write_system(p_overlaps, p_probs, p_gram, p_system, k, K: tl.constexpr, BR: tl.constexpr):
-    """The overlaps of k structures, and a place for each: one without weight counts by its overlap with itself."""
+    """Write the overlaps of k structures and an empty system; structures with weight or with parts get a place."""
     o_k = tl.arange(0, K)
     for i_r in range(0, K, BR):
         o_r = (i_r + tl.arange(0, BR))[:, None]
@@ -26,7 +26,7 @@ def write_system(p_overlaps, p_probs, p_gram, p_system, k, K: tl.constexpr, BR: 
 
 @triton.jit
 def write_row(p_x, p_to, size, d, BD: tl.constexpr):
-    """The numbers of a row of any dtype in float64, with zeros after the last."""
+    """Write a row of any dtype in float64, with zeros after its last entry."""
     for i_d in range(0, d, BD):
         o_d = i_d + tl.arange(0, BD)
         b_x = tl.load(p_x + o_d, mask=o_d < size, other=0)
@@ -36,7 +36,7 @@ def write_row(p_x, p_to, size, d, BD: tl.constexpr):
 
 @triton.jit
 def round_row(p_x, p_to, d, BD: tl.constexpr):
-    """The numbers of a row in the dtype of results, which may lie in the same place in float64."""
+    """Write a float64 row in the dtype of results, possibly to the same memory."""
     tl.debug_barrier()
     for i_d in range(0, d, BD):
         o_d = i_d + tl.arange(0, BD)

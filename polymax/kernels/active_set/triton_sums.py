@@ -1,4 +1,4 @@
-"""Several sums or maxima of vectors at once, for Triton: threads wait for each other once, not once for each."""
+"""Several sums or maxima of vectors at once, for Triton: one synchronization of threads instead of several."""
 
 import triton
 import triton.language as tl
@@ -6,31 +6,31 @@ import triton.language as tl
 
 @triton.jit
 def two_sums(b_x, b_y):
-    """What x and y add up to."""
+    """Return the sums of x and of y."""
     return tl.reduce((b_x, b_y), 0, _add_two)
 
 
 @triton.jit
 def three_sums(b_x, b_y, b_z):
-    """What x, y and z add up to."""
+    """Return the sums of x, of y and of z."""
     return tl.reduce((b_x, b_y, b_z), 0, _add_three)
 
 
 @triton.jit
 def sum_and_largest(b_x, b_y):
-    """What x adds up to, and the largest of y."""
+    """Return the sum of x, and the largest of y."""
     return tl.reduce((b_x, b_y), 0, _add_and_larger)
 
 
 @triton.jit
 def two_largest(b_x, b_y):
-    """The largest of x, and of y."""
+    """Return the largest of x, and the largest of y."""
     return tl.reduce((b_x, b_y), 0, _larger_two)
 
 
 @triton.jit
 def first_of_largest(b_x, o_x):
-    """The largest of x, and the least of the numbers o_x that have it."""
+    """Return the largest of x, and the least o_x at which x has this value."""
     return tl.reduce((b_x, o_x), 0, _larger_first)
 
 

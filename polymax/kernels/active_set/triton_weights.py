@@ -1,9 +1,10 @@
-"""Weights of structures that come and go, for Triton: one program to an instance, all it knows in memory.
+"""Weights of structures as they are added and removed, for Triton: one program per instance, with its state in memory.
 
     max over p in the simplex of <b, p> - 1/2 p^T gram p,   b the scores of structures, gram their overlaps
 
-A structure has one of K places. The inverse of gram + 1 on the places in use follows as structures come and go, by an
-outer product each. It only ever multiplies what is left of the equations, so that its rounding does not add up.
+A structure has one of K places. The inverse of gram + 1 on the places in use is updated by an outer product for each
+structure that is added or removed. It is only applied to residuals of the equations, so that its rounding errors do not
+add up.
 
 Shapes:
     gram (K, K) in float32, in which overlaps are exact
@@ -18,17 +19,17 @@ from polymax.kernels.active_set import tolerances
 from polymax.kernels.active_set.triton_sums import sum_and_largest, three_sums, two_sums
 
 NOTHING, DEPENDENT = tl.constexpr(tolerances.NOTHING), tl.constexpr(tolerances.DEPENDENT)
-# an inverse that errs by this share, squared, is still good to the last digits
+# an inverse with this relative error still gives all digits, since the error enters squared
 WORN = tl.constexpr(1e-7)
-# a mix that errs by less is as good as the inverse needs it
+# the error of a mix up to which the inverse stays accurate
 FINE = tl.constexpr(1e-11)
 
 
 @triton.jit
 def exact_weights(p_gram, p_system, b_p, top, b_step, b_one, level, known, K: tl.constexpr, BR: tl.constexpr):
-    """The best weights of independent structures, dropping those that would become negative; what they all gain then.
+    """Return the best weights of independent structures, dropping negative ones, and their common gain.
 
-    Where it is `known`, the inverse times what gains differ by is given, the inverse times 1, and the level of gains.
+    If `known`, b_step (the inverse times the differences of gains), b_one (the inverse times 1) and level are given.
     """
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K
@@ -38,7 +39,7 @@ def exact_weights(p_gram, p_system, b_p, top, b_step, b_one, level, known, K: tl
         b_gain, _ = product(p_gram, p_x, top, K, BR)
         b_gain = tl.load(p_system + K * K + o_k) - b_gain
         level = tl.sum(b_w * b_gain, 0)
-        # gains that are all alike leave the weights as they are
+        # gains that are all equal leave the weights as they are
         put(p_x, tl.where(b_p >= 0, b_gain - level, 0.0), K)
         b_step, b_one = product(p_system, p_x, top, K, BR)
     going = top > 0
@@ -53,11 +54,12 @@ def exact_weights(p_gram, p_system, b_p, top, b_step, b_one, level, known, K: tl
         b_length = tl.where(m_on & (b_target <= NOTHING), b_length, float("inf"))
         length, gone = tl.min(b_length, 0, return_indices=True)
         going = length < float("inf")
-        # (gram + 1) step is what gains differ by, and (gram + 1) one is 1
+        # (gram + 1) step is the differences of gains, and (gram + 1) one is 1
         level += tl.where(going, length, 1.0) * (step - share * (1 - one))
         if going:
             b_p = tl.where(m_on & (o_k != gone), tl.maximum(b_w - length * b_fall, 0.0), -1.0)
-            # gains differ by what is left of the way; what the inverse makes of them loses a structure as it does
+            # the differences of gains shrink with the rest of the step; removing a structure changes step and one as
+            # the inverse
             b_row = tl.load(p_system + gone * K + o_k)
             b_row /= tl.load(p_system + gone * K + gone)
             b_step *= 1 - length
@@ -72,11 +74,11 @@ def exact_weights(p_gram, p_system, b_p, top, b_step, b_one, level, known, K: tl
 
 @triton.jit
 def admit(p_gram, p_system, b_p, top, place, gap, renewed, K: tl.constexpr, BR: tl.constexpr):
-    """Take the structure at a free place in; one that depends on the others takes the weight of one of them.
+    """Take the structure at a free place in; a structure that depends on the others takes the weight of one of them.
 
-    Returns the weights, and whether the inverse was good enough; where it was not, they are as before. And what exact
-    weights need to know, if weights were exact and the structure gains more than others by the `gap`: 1 if so, 0 where
-    a weight was taken.
+    Returns the weights, and True if the inverse was accurate enough; if not, the weights are unchanged. Also returns
+    the inputs of `exact_weights` if weights were exact and the structure gains more than the others by the `gap`, with
+    the flag 1; the flag is 0 if a weight was taken.
     """
     o_k = tl.arange(0, K)
     b_before = b_p
@@ -93,7 +95,7 @@ def admit(p_gram, p_system, b_p, top, place, gap, renewed, K: tl.constexpr, BR: 
             good = place < 0
             going = place < 0
         elif going:
-            # along this way mu stays and the value rises, up to the first weight of 0
+            # along this direction mu stays and the value rises, up to the first weight of 0
             b_up = m_on & (b_mix > NOTHING)
             b_length = tl.where(b_up, b_p / tl.where(b_up, b_mix, 1.0), float("inf"))
             length, gone = tl.min(b_length, 0, return_indices=True)
@@ -112,7 +114,7 @@ def admit(p_gram, p_system, b_p, top, place, gap, renewed, K: tl.constexpr, BR: 
 
 @triton.jit(noinline=True)
 def renew(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
-    """The inverse from the start; structures that depend on those before lose their places."""
+    """Compute the inverse anew; structures that depend on those before them lose their places."""
     o_k = tl.arange(0, K)
     b_p = tl.load(p_system + (K + 1) * K + o_k)
     top = places_up_to(b_p, K)
@@ -134,7 +136,7 @@ def renew(p_gram, p_system, K: tl.constexpr, BR: tl.constexpr):
 
 @triton.jit
 def remove(p_system, gone, top, K: tl.constexpr, BR: tl.constexpr):
-    """The inverse without the structure at a place."""
+    """Remove the structure at a place from the inverse."""
     o_k = tl.arange(0, K)
     pivot = tl.load(p_system + gone * K + gone)
     put(p_system + (K + 2) * K, tl.load(p_system + gone * K + o_k), K)
@@ -143,9 +145,9 @@ def remove(p_system, gone, top, K: tl.constexpr, BR: tl.constexpr):
 
 @triton.jit
 def product(p_matrix, p_x, top, K: tl.constexpr, BR: tl.constexpr):
-    """A symmetric matrix times x, and times 1."""
+    """Return a symmetric matrix times x, and times 1."""
     o_k = tl.arange(0, K)
-    # rows of a tile that one thread has are added up at once
+    # rows of a tile in the same thread are added up first
     FEW: tl.constexpr = 8 if BR > 8 else BR
     b_sum = tl.zeros([FEW, K], tl.float64)
     b_all = tl.zeros([FEW, K], tl.float64)
@@ -160,7 +162,7 @@ def product(p_matrix, p_x, top, K: tl.constexpr, BR: tl.constexpr):
 
 @triton.jit
 def put(p_x, b_x, K: tl.constexpr):
-    """Write a vector that other threads read, after they have read what was there."""
+    """Write a vector that other threads will read, after they have read its old values."""
     tl.debug_barrier()
     tl.store(p_x + tl.arange(0, K), b_x)
     tl.debug_barrier()
@@ -168,15 +170,16 @@ def put(p_x, b_x, K: tl.constexpr):
 
 @triton.jit
 def places_up_to(b_p, K: tl.constexpr):
-    """How many places there are up to the last in use."""
+    """Return the number of places up to the last in use."""
     return tl.max(tl.where(b_p >= 0, tl.arange(0, K) + 1, 0), 0)
 
 
 @triton.jit
 def nearest(p_gram, p_system, place, m_on, top, K: tl.constexpr, BR: tl.constexpr):
-    """The affine mix of others that is nearest to a structure, its squared distance, its size, and the error made.
+    """Return the affine mix of others nearest to a structure, the sum of the mix, the inverse times 1, the squared
+    distance, the structure's size, and the error of the mix.
 
-    After the mix come what it adds up to, and the inverse times 1.
+    The size includes the 1 of gram + 1.
     """
     o_k = tl.arange(0, K)
     p_x = p_system + (K + 2) * K
@@ -189,7 +192,7 @@ def nearest(p_gram, p_system, place, m_on, top, K: tl.constexpr, BR: tl.constexp
     b_left, _ = product(p_gram, p_x, top, K, BR)
     total = tl.sum(b_mix, 0)
     b_left = tl.where(m_on, b_a - b_left - total, 0.0)
-    # an error of the mix enters squared
+    # the error of the mix enters squared
     reach, error = sum_and_largest(b_mix * (b_a + b_left), tl.abs(b_left))
     distance = size - reach
     if error > size * FINE:
@@ -224,5 +227,5 @@ def _add_outer(p_system, scale, gone, top, K: tl.constexpr, BR: tl.constexpr):
 
 @triton.jit
 def _columns(top, K: tl.constexpr):
-    """Columns of places in use, and so many more that threads have groups of them: free places have 0."""
+    """Return the number of columns of places in use, rounded up to groups of a thread: free places are 0."""
     return (tl.arange(0, K) < tl.cdiv(top, 4) * 4)[None, :]
