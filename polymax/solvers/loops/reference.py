@@ -56,6 +56,7 @@ def solve(
     iterations = torch.zeros(count, dtype=torch.long, device=state.p.device)
     gap = torch.zeros_like(state.p[:, 0])
     running = problem.feasible.clone()
+    exact = solver.step == "exact"
     for _ in range(solver.max_iter):
         if not bool(running.any()):
             break
@@ -66,7 +67,6 @@ def solve(
         gap = torch.where(running, found, gap)
         # a structure that has weight cannot do better than the exact weights, but for rounding
         known = torch.where(state.active, (state.m == m.unsqueeze(1)).all(-1), False).any(-1)
-        exact = solver.step == "exact"
         size = 1 + torch.minimum(current.abs(), (current + problem.total).abs())
         running = running & (gap > solver.tol * size) & ~(known & exact)
         before = state.active
