@@ -4,6 +4,7 @@ from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
 # modules
+from polymax import distributed as distributed
 from polymax import factors as factors
 from polymax import nn as nn
 
@@ -176,7 +177,7 @@ _LAZY = {
     "recipes": "polymax_recipes",
     "testing": "polymax.testing",
 }
-_MODULES = ("factors", "nn")
+_MODULES = ("distributed", "factors", "nn")
 # names in other packages, and what they are here
 _ELSEWHERE = {
     "AlignmentCRF": "pm.Marginals(pm.Alignment())",

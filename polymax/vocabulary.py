@@ -11,6 +11,8 @@ from polymax.kernels.linear_loss import linear_loss
 from polymax.kernels.linear_loss.reference import logits
 from polymax.kernels.threshold import TSALLIS, threshold
 from polymax.losses.linear import autocast, check_head, checked_softcap
+from polymax.losses.sharded import listed_words
+from polymax.sharding.placements import any_sharded
 
 # logits of rows that are computed in whole at once
 ENTRIES = 2**22
@@ -102,6 +104,8 @@ def linear_entmax(
     """
     check_head(hidden, weight, bias, alpha)
     cap = checked_softcap(softcap)
+    if any_sharded((hidden, weight, bias, alpha)):
+        return WordDistribution(*listed_words(hidden, weight, bias, alpha, cap), len(weight))
     rows, matrix = autocast(hidden, weight)
     rows = rows.reshape(-1, rows.shape[-1])
     alpha = float(alpha)

@@ -14,6 +14,7 @@ FLOORS = (
     ("backend",),
     ("graphs",),
     ("kernels",),
+    ("sharding",),
     ("_check", "_parts", "_ragged", "distinct", "noise"),
     ("regularizers",),
     ("hypergraphs",),
@@ -34,7 +35,7 @@ FLOORS = (
         "warping_pairs",
     ),
     ("nn",),
-    ("integrations", "plot", "testing"),
+    ("distributed", "integrations", "plot", "testing"),
     ("__init__", "__main__"),
 )
 FLOOR_OF = {room: k for k, rooms in enumerate(FLOORS) for room in rooms}

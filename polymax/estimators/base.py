@@ -14,6 +14,7 @@ from polymax._parts import checked_scores, narrow
 from polymax.backend.function import functional
 from polymax.noise import Gumbel, Noise
 from polymax.regularizers.entropies import positive
+from polymax.sharding.placements import by_process, wrap_methods
 from polymax.smoothing import Smoothing
 from polymax.structures.base import Parts, Structure, tensors
 
@@ -40,6 +41,10 @@ class Estimator(ABC):
 
     structure: Structure
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        wrap_methods(cls, ("__call__",), by_process)
+
     def __post_init__(self) -> None:
         if not isinstance(self.structure, Structure):
             raise TypeError(f"structure must be a Structure; got {type(self.structure).__name__}")
@@ -51,6 +56,7 @@ class Estimator(ABC):
         All have the shape of the structure: shared scores come expanded, and are summed after.
         """
 
+    @by_process
     def __call__(self, *scores: Tensor) -> Parts:
         """The best structure for the scores, with the gradient of the estimator."""
         full = self.structure.full(*checked_scores(scores))

@@ -11,8 +11,10 @@ from polymax.backend.function import apply_function, autocasts, functional
 from polymax.backend.widen import wide
 from polymax.kernels.linear_loss import linear_loss, linear_loss_backward
 from polymax.kernels.linear_loss.reference import capped_logits, logits, shift
+from polymax.losses import sharded
 from polymax.losses.simplex import entmax_loss
 from polymax.regularizers import Tsallis
+from polymax.sharding.placements import any_sharded
 
 
 def linear_entmax_loss(
@@ -50,6 +52,11 @@ def linear_entmax_loss(
     See: Peters, Niculae and Martins 2019, Sparse sequence-to-sequence models, Section 3.2.
     """
     check_head(hidden, weight, bias, alpha)
+    if any_sharded((hidden, weight, target, bias, class_weights, alpha)):
+        return sharded.of_words(
+            hidden, weight, target, bias, alpha, class_weights, ignore_index, label_smoothing,
+            checked_softcap(softcap), reduction,
+        )  # fmt: skip
     _check_target(target, hidden, weight, ignore_index)
     _check.number(label_smoothing, "label_smoothing", "in [0, 1]", lambda e: (e >= 0) & (e <= 1))
     cap = checked_softcap(softcap)

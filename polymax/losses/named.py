@@ -5,10 +5,12 @@ from typing import Any
 from torch import Tensor
 
 from polymax._parts import checked_scores
+from polymax.losses import sharded
 from polymax.losses.fenchel_young import fenchel_young
 from polymax.losses.structured import as_tuple, losses, reduce_losses
 from polymax.losses.targets import target_of
 from polymax.regularizers import Regularizer
+from polymax.sharding.placements import any_sharded
 from polymax.smoothing import HardMax, LocalMax, Marginals, Smoothing
 from polymax.smoothing.sparse_map import SparseMap
 from polymax.solvers import Solver
@@ -151,6 +153,10 @@ def _with_margin(smooth: Smoothing, scores: Scores, y: Any, cost: Any, reduction
     if cost is not None:
         return fenchel_young(smooth, scores, y, cost, reduction)
     inputs = as_tuple(scores)
+    if any_sharded(inputs):
+        return sharded.of_structures(
+            lambda op, x, target, c: _with_margin(op, x, target, c, "none"), smooth, inputs, y, cost, reduction
+        )
     wide = checked_scores(inputs)
     target = target_of(smooth.structure, wide, y)
     found = losses(smooth, wide, target, target.hamming(smooth.structure, wide))

@@ -5,7 +5,9 @@ from torch import Tensor
 
 from polymax import _check
 from polymax.backend.widen import wide
+from polymax.losses import sharded
 from polymax.regularizers import Gini, Regularizer, Tsallis
+from polymax.sharding.placements import any_sharded
 
 
 def of_classes(
@@ -22,6 +24,10 @@ def of_classes(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The loss max(scores + cost) + Omega(y) - <scores, y> of classes along `dim`."""
+    if any_sharded((scores, y, cost, weight)):
+        return sharded.of_classes(
+            of_classes, smooth, scores, y, cost, reduction, dim, weight, ignore_index, label_smoothing
+        )
     _check.floating(scores, "scores")
     if not isinstance(y, Tensor):
         raise TypeError(f"y must be a tensor of indices or distributions; got {type(y).__name__}")

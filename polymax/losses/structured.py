@@ -7,7 +7,9 @@ from torch import Tensor
 
 from polymax import _check
 from polymax._parts import checked_scores
+from polymax.losses import sharded
 from polymax.losses.targets import Target, target_of
+from polymax.sharding.placements import any_sharded
 from polymax.smoothing import Smoothing
 
 
@@ -16,6 +18,11 @@ def of_structures(
 ) -> Tensor:
     """The loss max(scores + cost) + Omega(y) - <scores, y>, reduced over instances."""
     inputs = as_tuple(scores)
+    if any_sharded(inputs):
+        return sharded.of_structures(
+            lambda op, x, target, c: of_structures(op, x, target, c, "none", generator), smooth, inputs, y, cost,
+            reduction,
+        )  # fmt: skip
     wide = checked_scores(inputs)
     found = losses(smooth, wide, target_of(smooth.structure, wide, y), cost, generator)
     return reduce_losses(found, reduction).to(inputs[0].dtype)

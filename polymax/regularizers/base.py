@@ -10,8 +10,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
+from polymax.backend.dispatch import PLAIN
 from polymax.backend.function import apply_function, functional
 from polymax.backend.widen import wide
+from polymax.regularizers import sharded
+from polymax.sharding.placements import is_sharded
 
 
 class Regularizer(ABC):
@@ -41,6 +44,8 @@ class Regularizer(ABC):
 
     def argmax(self, x: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The mapping: a drop-in replacement for torch.softmax(x, dim)."""
+        if type(x) not in PLAIN and is_sharded(x):
+            return sharded.argmax(self, x, dim, mask)
         if mask is None and not torch.compiler.is_compiling() and self._of_numbers and isinstance(x, Tensor):
             # the common call, kept short: it costs microseconds
             dims = x.dim()
@@ -53,6 +58,8 @@ class Regularizer(ABC):
 
     def max(self, x: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The smoothed max, whose gradient is argmax(x); it is -inf for a row of -inf."""
+        if is_sharded(x):
+            return sharded.maximum(self, x, dim, mask)
         _check.floating(x, "x")
         rows, scores = self._rows(_check.masked(x, mask), dim)
         keep = scores != -torch.inf
@@ -74,9 +81,15 @@ class Regularizer(ABC):
 
     def omega(self, p: Tensor, dim: int = -1) -> Tensor:
         """The regularizer's value gamma Omega(p)."""
+        if is_sharded(p):
+            return sharded.omega(self, p, dim)
         _check.floating(p, "p")
         rows, point = self._rows(p, dim)
         return (rows.omega_rows(wide(point)) * rows._gamma_of_rows()).to(p.dtype)
+
+    def sharded_alpha(self) -> float | None:
+        """The alpha of an entmax with 1 <= alpha <= 2 that this mapping is, if rows that are sharded are to use it."""
+        return None
 
     def _rows(self, x: Tensor, dim: int) -> tuple[Self, Tensor]:
         """This regularizer and x with `dim` moved to the end."""

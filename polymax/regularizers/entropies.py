@@ -52,6 +52,9 @@ class Shannon(Regularizer):
     def __post_init__(self) -> None:
         positive(self.gamma, "gamma")
 
+    def sharded_alpha(self) -> float | None:
+        return 1.0
+
     def argmax_rows(self, x: Tensor) -> Tensor:
         return threshold(x, 1.0, TSALLIS, sensitivity)
 
@@ -78,6 +81,9 @@ class Gini(Regularizer):
 
     def __post_init__(self) -> None:
         positive(self.gamma, "gamma")
+
+    def sharded_alpha(self) -> float | None:
+        return 2.0
 
     def argmax_rows(self, x: Tensor) -> Tensor:
         return threshold(x, 2.0, TSALLIS, sensitivity)
@@ -108,6 +114,9 @@ class Tsallis(Regularizer):
     def __post_init__(self) -> None:
         positive(self.alpha, "alpha")
         positive(self.gamma, "gamma")
+
+    def sharded_alpha(self) -> float | None:
+        return None if isinstance(self.alpha, Tensor) or not 1 <= self.alpha <= 2 else float(self.alpha)
 
     def argmax_rows(self, x: Tensor) -> Tensor:
         return threshold(x, self.alpha, TSALLIS, sensitivity)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polymax.hypergraphs.entropy import UnknownOmega
+from polymax.sharding.placements import by_process, only_local, wrap_methods
 from polymax.structures.base import Parts, Structure
 
 
@@ -23,6 +24,8 @@ class Smoothing(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        wrap_methods(cls, ("max", "argmax", "omega", "__call__"), by_process)
+        wrap_methods(cls, ("distribution", "solve"), only_local)
         # a call is argmax itself, unless a subclass has more to say
         if "argmax" in cls.__dict__ and "__call__" not in cls.__dict__:
             cls.__call__ = cls.argmax  # type: ignore[method-assign]

@@ -16,6 +16,7 @@ from polymax._parts import tensors as tensors
 from polymax.backend.function import functional
 from polymax.hypergraphs.entropy import UnknownOmega
 from polymax.regularizers import Regularizer
+from polymax.sharding.placements import by_process, wrap_methods
 from polymax.structures.compact.base import Compact
 from polymax.structures.full_lengths import full_lengths
 
@@ -29,6 +30,10 @@ class Structure(ABC):
     `map` and `event_dims` are all that a structure must have; `vertices` defines the set, for tests to enumerate. Every
     other method says more about the set, and has a default that is correct for any set.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        wrap_methods(cls, ("map", "logsumexp", "marginals"), by_process)
 
     # the length of each instance, (*batch,), or a pair of them: a field of sets whose instances may differ in size
     lengths: Any = None

@@ -1,0 +1,64 @@
+"""A few processes that stay up for all tests of a module and run functions of it together, with gloo on the CPU."""
+
+import os
+import pickle
+import socket
+import traceback
+from datetime import timedelta
+from importlib import import_module
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+class Processes:
+    """`size` processes in one group: `run` calls a function on all of them, and returns what each returned."""
+
+    def __init__(self, size):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        context = mp.get_context("spawn")
+        self.size = size
+        self.pipes, self.workers = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            worker = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
+            worker.start()
+            self.pipes.append(ours)
+            self.workers.append(worker)
+
+    def run(self, function, *args):
+        for pipe in self.pipes:
+            pipe.send((function.__module__, function.__name__, pickle.dumps(args)))
+        found = []
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(600):
+                self.close()
+                raise TimeoutError(f"process {rank} does not answer: {function.__name__}")
+            found.append(pipe.recv())
+        errors = [f"process {rank}: {result}" for rank, (good, result) in enumerate(found) if not good]
+        if errors:
+            # the others may only have waited for the first that failed
+            raise AssertionError("\n".join(sorted(errors, key=lambda e: "Timed out" in e or "closed by peer" in e)))
+        return [pickle.loads(result) for _, result in found]
+
+    def close(self):
+        for worker in self.workers:
+            worker.terminate()
+
+
+def _serve(rank, size, port, pipe):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    while True:
+        module, name, args = pipe.recv()
+        try:
+            torch.manual_seed(0)
+            result = getattr(import_module(module), name)(*pickle.loads(args))
+            pipe.send((True, pickle.dumps(result)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))

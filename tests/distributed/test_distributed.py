@@ -1,0 +1,75 @@
+"""Several processes equal one: values and gradients to 1e-12 in float64, on meshes of 4 and of 2 x 2 processes."""
+
+import pytest
+
+from tests.distributed import checks
+from tests.distributed.processes import Processes
+
+
+@pytest.fixture(scope="module")
+def four():
+    processes = Processes(4)
+    yield processes
+    processes.close()
+
+
+EXACT = [
+    checks.mappings,
+    checks.long_rows,
+    checks.parameters,
+    checks.structures,
+    checks.chains,
+    checks.estimators,
+    checks.class_losses,
+    checks.word_losses,
+    checks.attention,
+    checks.decoding,
+    checks.partial_sums,
+]
+
+
+@pytest.mark.parametrize("check", EXACT, ids=lambda check: check.__name__)
+def test_several_processes_equal_one(four, check):
+    assert four.run(check) == [[]] * 4
+
+
+def test_loss_takes_two_collectives(four):
+    rows, width = 32, 64 + 3
+    expected = {"all_reduce": 1, "all_gather": 1}
+    # the larger of largest logit and bound, each with a flag for NaN; then the list of each row in float64
+    expected |= {"all_reduce bytes": rows * 2 * 2 * 8, "all_gather bytes": rows * width * 8}
+    assert four.run(checks.word_collectives) == [expected] * 4
+
+
+def test_mapping_of_a_sharded_row_takes_two_collectives(four):
+    rows, width = 10, 64 + 1
+    expected = {"all_reduce": 1, "all_gather": 1}
+    expected |= {"all_reduce bytes": rows * 2 * 2 * 8, "all_gather bytes": rows * width * 8}
+    assert four.run(checks.row_collectives) == [expected] * 4
+
+
+def test_all_processes_have_the_same_bits(four):
+    assert len(set(four.run(checks.same_bits))) == 1
+
+
+def test_errors_name_what_is_wrong(four):
+    found = four.run(checks.errors)
+    said = found[0]
+    assert all(other == said for other in found), "all processes say the same"
+    expected = {
+        "plain transition": ("TypeError", "scores[1] must be a DTensor, as scores[0] is"),
+        "plain unary": ("TypeError", "scores[0] must be a DTensor"),
+        "sharded event": ("ValueError", "scores[0] must be whole along dim 1"),
+        "plain mask": ("TypeError", "mask must be a DTensor"),
+        "distribution": ("TypeError", "takes plain tensors"),
+        "plain hidden": ("TypeError", "hidden must be a DTensor"),
+        "plain target": ("TypeError", "target must be a DTensor"),
+        "sharded columns": ("ValueError", "weight must be whole along dim 1"),
+        "alpha": ("ValueError", "alpha must be in [1, 2] if weight is sharded by words; got 3"),
+        "target": ("ValueError", "target must hold words in [0, 9) or ignore_index; got 9"),
+        "two meshes": ("ValueError", "one device mesh"),
+        "target of classes": ("TypeError", "y must be a DTensor"),
+    }
+    for name, (kind, sentence) in expected.items():
+        assert said[name].startswith(f"{kind}: "), f"{name}: {said[name]}"
+        assert sentence in said[name], f"{name}: {said[name]}"
