@@ -54,7 +54,7 @@ def example_pages() -> str:
     """Return the entries of the examples, named by what they show."""
     entries = []
     for file in shown.ordered():
-        name = shown.title(file)[0].replace('"', "'")
+        name = shown.title(file)[0].split(":")[0].replace('"', "'")
         entries.append(f'{{ "{name}" = "examples/{file.stem}.md" }}')
     return ", ".join(entries)
 

@@ -6,7 +6,7 @@ from html import escape
 from benchmarks import archive
 from benchmarks.record import OK, Row, Run
 
-WIDTH, HEIGHT, LEFT, TOP = 300, 96, 52, 18
+WIDTH, HEIGHT, LEFT, TOP = 300, 96, 66, 18
 Series = list[tuple[Run, float]]
 
 
@@ -62,19 +62,23 @@ def chart(name: str, series: Series) -> str:
     step = (WIDTH - LEFT - 14) / (len(series) - 1)
     points = [(LEFT + step * k, TOP + (HEIGHT - TOP - 18) * (1 - value / most)) for k, value in enumerate(values)]
     dots = "".join(
-        f'<circle class="ours" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{_when(run)}: {value:.3g} ms</title></circle>'
+        f'<circle class="ours" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{_when(run)}: {_time(value)}</title></circle>'
         for (x, y), (run, value) in zip(points, series)
     )
     line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    said = escape(f"{name}: " + ", ".join(f"{_when(run)} {value:.3g} ms" for run, value in series), quote=True)
+    said = escape(f"{name}: " + ", ".join(f"{_when(run)} {_time(value)}" for run, value in series), quote=True)
     first, last = archive.age(series[0][0])[0], archive.age(series[-1][0])[0]
     return (
         f'<figure class="bench"><figcaption>{escape(name)}</figcaption>'
         f'<svg role="img" aria-label="{said}" viewBox="0 0 {WIDTH} {HEIGHT}"><path class="line" d="M{line}"/>{dots}'
-        f'<text x="{LEFT - 8}" y="{points[-1][1] + 4:.1f}" text-anchor="end">{values[-1]:.3g} ms</text>'
+        f'<text x="{LEFT - 8}" y="{points[-1][1] + 4:.1f}" text-anchor="end">{_time(values[-1])}</text>'
         f'<text x="{LEFT}" y="{HEIGHT - 2}">{first[5:]}</text>'
         f'<text x="{WIDTH - 14}" y="{HEIGHT - 2}" text-anchor="end">{last[5:]}</text></svg></figure>'
     )
+
+
+def _time(milliseconds: float) -> str:
+    return f"{milliseconds:.3g} ms" if milliseconds >= 1 else f"{1e3 * milliseconds:.3g} µs"
 
 
 def _when(run: Run) -> str:
