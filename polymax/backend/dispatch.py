@@ -9,6 +9,7 @@ torch.compile, torch.func, dispatch modes and profilers see the operator. Where 
 to the function of the device: torch's way to a Python function takes longer than many kernels.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -71,8 +72,8 @@ def _declared(package: str, schema: str, fake: Callable[..., Any], batching: Cal
 class ByDevice:
     """A function for each device: that of its file, or None where there is no such file."""
 
-    cpu: Callable[..., Any] | None
-    cuda: Callable[..., Any] | None
+    cpu: Any
+    cuda: Any
     op: Any = None
 
     def direct(self, x: Tensor, *others: Tensor | None) -> Callable[..., Any] | None:
@@ -108,9 +109,11 @@ class Operator(ByDevice):
         self._package = package
         self._name = name
         # the functions of the devices, each replaced by itself at its first call; the reference where there is no file
+        # the operator itself for devices of other kinds
+        self.functions: dict[str, Callable[..., Any]] = defaultdict(lambda: op)
         for device in _FILES.values():
             there = find_spec(f"{package}.{device}") is not None
-            setattr(self, device, partial(self._load, device) if there else op)
+            self._keep(device, partial(self._load, device) if there else op)
 
     def __call__(self, x: Tensor, *args: Any) -> Any:
         if (
@@ -137,8 +140,12 @@ class Operator(ByDevice):
 
     def _load(self, device: str, *args: Any) -> Any:
         function = getattr(import_module(f"{self._package}.{device}"), self._name)
-        setattr(self, device, function)
+        self._keep(device, function)
         return function(*args)
+
+    def _keep(self, device: str, function: Callable[..., Any]) -> None:
+        setattr(self, device, function)
+        self.functions[device] = function
 
 
 class Shortcut(ByDevice):

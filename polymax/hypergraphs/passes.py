@@ -23,8 +23,9 @@ from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 
 from polymax._parts import Parts
+from polymax.backend.derived import derived, node
 from polymax.backend.dispatch import transforming, wrapped
-from polymax.backend.function import eager, under_transform
+from polymax.backend.function import under_transform
 
 # the alpha of Tsallis' entropies: that of Shannon's, and that of no smoothing
 SHANNON, HARD = 1.0, math.inf
@@ -145,7 +146,7 @@ class Problem:
         """The smoothed maximum, (*batch,)."""
         passes, tensors = self.passes(smoothing), self.tensors
         if torch.compiler.is_compiling() or transforming() or forward_ad._current_level >= 0:
-            found = _called(_Value, passes, *tensors)[0]
+            found = _value(passes, *tensors)[0]
         elif torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
             found = (_PlainValue.apply if any(map(wrapped, tensors)) else _plain_value)(passes, *tensors)
         else:
@@ -158,7 +159,7 @@ class Problem:
         if torch.compiler.is_compiling() or transforming() or forward_ad._current_level >= 0:
             each = tensors if self.full is None else _expanded(passes, tensors, self.full)
             v, chart = passes.inside(tuple(map(Tensor.detach, each)))
-            return self.shaped(_called(_Expectation, passes, chart, _one(v), *each))
+            return self.shaped(_expectation(passes, chart, _one(v), *each))
         call = _mean
         if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
             call = _PlainMean.apply if any(map(wrapped, tensors)) else _plain_mean
@@ -188,13 +189,22 @@ class _Value(Function):
         v, chart, *tensors = ctx.saved_tensors
         return _nothing(1 + len(tensors)) if g is None else _value_slope(ctx.passes, v, chart, tensors, g)
 
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, None]:
+        v, chart, *tensors = ctx.saved_tensors
+        along = _materialized(ctx.passes, tensors, tangents)
+        return _tangent(ctx.passes, chart, _one(v), *tensors, *along)[0], None
+
+
+_value = derived(_Value)
+
 
 def _value_slope(passes: Passes, v: Tensor, chart: Tensor, tensors: Sequence[Tensor], g: Tensor) -> tuple[Any, ...]:
     """g mu, after nothing for the passes and before nothing for what comes after the scores."""
     if _last():
         mu = passes.slope(tuple(tensors), v, chart, g)
     else:
-        mu = _called(_Expectation, passes, chart, g * _one(v.detach()), *tensors)
+        mu = _expectation(passes, chart, g * _one(v.detach()), *tensors)
     return None, *mu, *_nothing(len(tensors) - len(mu))
 
 
@@ -220,8 +230,21 @@ class _Expectation(Function):
         if _last():
             dv, *dmu = ctx.passes.tangent(tuple(tensors), chart, g, along)
         else:
-            dv, *dmu = _called(_Tangent, ctx.passes, chart, g, *tensors, *along)
+            dv, *dmu = _tangent(ctx.passes, chart, g, *tensors, *along)
         return None, None, dv, *dmu, *_nothing(len(tensors) - len(dmu))
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: Tensor | None, dg: Tensor | None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        chart, g, *tensors = ctx.saved_tensors
+        along = _materialized(ctx.passes, tensors, tangents)
+        _, *moved = _tangent(ctx.passes, chart, g, *tensors, *along)
+        if dg is not None:
+            scaled = _expectation(ctx.passes, chart, dg, *tensors)
+            moved = [a + b for a, b in zip(moved, scaled, strict=True)]
+        return tuple(moved)
+
+
+_expectation = derived(_Expectation)
 
 
 class _PlainValue(Function):
@@ -240,8 +263,7 @@ class _PlainValue(Function):
         return _value_slope(ctx.passes, v, chart, tensors, g)
 
 
-# torch's way to a function looks for torch.func on its way, which `Problem` has done
-_plain_value = super(Function, _PlainValue).apply
+_plain_value = node(_PlainValue)
 
 
 def _mean(passes: Passes, full: torch.Size | None, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -269,12 +291,12 @@ class _PlainMean(Function):
         else:
             each = tuple(tensors) if ctx.full is None else _expanded(ctx.passes, tuple(tensors), ctx.full)
             given = _materialized(ctx.passes, each, along)
-            _, *found = _called(_Tangent, ctx.passes, chart, _one(g), *each, *given)
+            _, *found = _tangent(ctx.passes, chart, _one(g), *each, *given)
             dmu = [d.sum_to_size(x.shape) for d, x in zip(found, tensors, strict=False)]
         return None, None, *dmu, *_nothing(len(tensors) - len(dmu))
 
 
-_plain_mean = super(Function, _PlainMean).apply
+_plain_mean = node(_PlainMean)
 
 
 class _Tangent(Function):
@@ -314,34 +336,6 @@ class _Tangent(Function):
         dg, dscores, dalong = pull((cotangents[0], cotangents[1:]))
         return None, None, dg, *dscores, *_nothing(len(index)), *dalong
 
-
-class _ForwardValue(_Value):
-    """`_Value` with its derivative in forward mode too."""
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, None]:
-        v, chart, *tensors = ctx.saved_tensors
-        along = _materialized(ctx.passes, tensors, tangents)
-        return _called(_Tangent, ctx.passes, chart, _one(v), *tensors, *along)[0], None
-
-
-class _ForwardExpectation(_Expectation):
-    """`_Expectation` with its derivative in forward mode too."""
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, __: Tensor | None, dg: Tensor | None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        chart, g, *tensors = ctx.saved_tensors
-        along = _materialized(ctx.passes, tensors, tangents)
-        _, *moved = _called(_Tangent, ctx.passes, chart, g, *tensors, *along)
-        if dg is not None:
-            scaled = _called(_Expectation, ctx.passes, chart, dg, *tensors)
-            moved = [a + b for a, b in zip(moved, scaled, strict=True)]
-        return tuple(moved)
-
-
-class _ForwardTangent(_Tangent):
-    """`_Tangent`, which refuses a derivative in forward mode with a message."""
-
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
         raise NotImplementedError(
@@ -350,24 +344,7 @@ class _ForwardTangent(_Tangent):
         )
 
 
-_FORWARD: dict[type[Function], type[Function]] = {
-    _Value: _ForwardValue,
-    _Expectation: _ForwardExpectation,
-    _Tangent: _ForwardTangent,
-}
-
-
-def _called(function: type[Function], passes: Passes, *tensors: Tensor) -> Any:
-    """The function applied, at the least cost: without autograd where nobody derives it."""
-    if torch.compiler.is_compiling():
-        # the compiler refuses functions with a derivative in forward mode, and those that nobody derives
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        return function.apply(passes, *tensors) if wanted else function.forward(passes, *tensors)
-    if transforming() or forward_ad._current_level >= 0:
-        return _FORWARD[function].apply(passes, *tensors)
-    if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
-        return eager(function).apply(passes, *tensors)
-    return function.forward(passes, *tensors)
+_tangent = derived(_Tangent)
 
 
 def _materialized(passes: Passes, like: Any, tangents: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from polymax import _check
+from polymax.backend.derived import derived
 from polymax.backend.dispatch import PLAIN
-from polymax.backend.function import apply_function, functional
+from polymax.backend.function import functional
 from polymax.backend.widen import wide
 from polymax.regularizers import sharded
 from polymax.sharding.placements import is_sharded
@@ -70,9 +71,7 @@ class Regularizer(ABC):
             # derivatives in the parameters run through y as well; the terms that the envelope theorem drops are 0
             value = _objective(scaled, y, rows.omega_rows(y, keep))
         else:
-            # the compiler refuses functions with a forward-mode derivative
-            function = SmoothedMax if torch.compiler.is_compiling() else ForwardSmoothedMax
-            value = apply_function(function, scaled, y, rows.omega_rows(y.detach(), keep))
+            value = _smoothed_max(scaled, y, rows.omega_rows(y.detach(), keep))
         # a row of -inf has no derivative in gamma either
         dead = (scores == -torch.inf).all(-1)
         # what weights sum to is known, so that a shift by the maximum moves out of the sum, where it would cost digits
@@ -160,15 +159,14 @@ class SmoothedMax(Function):
         (y,) = ctx.saved_tensors
         return g.unsqueeze(-1) * y, None, None
 
-
-class ForwardSmoothedMax(SmoothedMax):
-    """SmoothedMax with its derivative in forward mode too."""
-
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, *_: Tensor | None) -> Tensor:
         (y,) = ctx.saved_tensors
         # a score of -inf has no weight, and its tangent does not matter
         return torch.zeros_like(y).sum(-1) if dx is None else torch.where(y == 0, 0, y * dx).sum(-1)
+
+
+_smoothed_max = derived(SmoothedMax)
 
 
 def _objective(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:

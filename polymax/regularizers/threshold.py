@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from polymax.backend.dispatch import bare, transforming, wrapped
-from polymax.backend.function import apply_function
+from polymax.backend.derived import derived, node
+from polymax.backend.dispatch import PLAIN, modes, transforming, wrapped
+from polymax.backend.function import tracing
 from polymax.backend.widen import wide
 from polymax.kernels import threshold as kernels
 from polymax.kernels.threshold import reference
@@ -22,40 +23,37 @@ def threshold(x: Tensor, alpha: float | Tensor, family: int, sensitivity: Sensit
     """Argmax of <x, p> - Omega(p) for the family of Omega and alpha, a number or a tensor of size 1 along the row."""
     if isinstance(alpha, Tensor):
         alphas = alpha.expand(*x.shape[:-1], 1).squeeze(-1)
-        return apply_function(_traced(), x, alphas, 0.0, family, sensitivity)
+        return _threshold(x, alphas, 0.0, family, sensitivity)
     # the common calls, kept short: they cost microseconds
-    if not x.requires_grad and bare(x):
-        return kernels.threshold.cpu(x, float(alpha), family)
-    if torch.compiler.is_compiling() or transforming() or forward_ad._current_level >= 0:
-        return _traced().apply(x, None, float(alpha), family, sensitivity)
-    if x.requires_grad and torch.is_grad_enabled():
-        return (Weights.apply if wrapped(x) else _weights)(x, float(alpha), family)
-    return kernels.threshold(x, float(alpha), family)
-
-
-def _traced() -> "type[Threshold]":
-    # the compiler refuses functions with a forward-mode derivative
-    return Threshold if torch.compiler.is_compiling() else ForwardThreshold
+    if not x.requires_grad:
+        run = kernels.threshold.direct(x)
+        if run is not None:
+            return run(x, float(alpha), family)
+    elif torch.is_grad_enabled() and not (
+        torch.compiler.is_compiling() or transforming() or forward_ad._current_level >= 0 or wrapped(x)
+    ):
+        return _weights(x, float(alpha), family)
+    return _threshold(x, None, float(alpha), family, sensitivity)
 
 
 class Weights(Function):
-    """y = argmax over the simplex of <x, p> - Omega_alpha(p), for a number alpha, where autograd alone looks."""
+    """`Threshold` for a number alpha, in the form that costs least, where autograd alone looks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, family: int) -> Tensor:
-        y = (kernels.threshold.direct(x) or kernels.threshold)(x, alpha, family)
+        # a fake tensor has no memory to compute on
+        seen = type(x) not in PLAIN or modes() or tracing()
+        y = (kernels.threshold if seen else kernels.threshold.functions[x.device.type])(x, alpha, family)
         ctx.save_for_backward(y)
         ctx.alpha, ctx.family = alpha, family
         return y
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, None]:
-        (y,) = ctx.saved_tensors
-        return jacobian(y, v, ctx.alpha, ctx.family, None), None, None
+        return jacobian(ctx.saved_tensors[0], v, ctx.alpha, ctx.family, None), None, None
 
 
-# torch's way to a function looks for torch.func on its way, which `threshold` has done
-_weights = super(Function, Weights).apply
+_weights = node(Weights)
 
 
 class Threshold(Function):
@@ -65,7 +63,7 @@ class Threshold(Function):
 
     @staticmethod
     def forward(x: Tensor, alphas: Tensor | None, alpha: float, family: int, sensitivity: Sensitivity) -> Tensor:
-        return kernels.threshold(x, alpha, family, alphas)
+        return (kernels.threshold.direct(x, alphas) or kernels.threshold)(x, alpha, family, alphas)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -82,10 +80,6 @@ class Threshold(Function):
             dalpha = _slope(y, dx, alphas, ctx.family, ctx.sensitivity)
         return dx, dalpha, None, None, None
 
-
-class ForwardThreshold(Threshold):
-    """Threshold with its derivative in forward mode too."""
-
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dalphas: Tensor | None, *_: None) -> Tensor:
         y, alphas = ctx.saved_tensors
@@ -94,6 +88,9 @@ class ForwardThreshold(Threshold):
             moved = ctx.sensitivity(wide(y), alphas.unsqueeze(-1)) * dalphas.unsqueeze(-1)
             direction = direction - moved.to(y.dtype)
         return jacobian(y, direction, ctx.alpha, ctx.family, alphas)
+
+
+_threshold = derived(Threshold)
 
 
 def jacobian(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None) -> Tensor:

@@ -9,14 +9,14 @@ from torch import Tensor
 from polymax.graphs.graph import Graph
 from polymax.graphs.levels import Levels
 from polymax.kernels.hypergraph import chart_shape
-from polymax.kernels.local_max.reference import SmoothedMax
+from polymax.kernels.local_max.reference import TsallisMax
 
 
 def hypergraph_inside(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
     graph = Graph(first, tails, part, scores.shape[1])
-    v, _ = Levels(graph).inside(of_edges(scores, part), SmoothedMax(alpha))
+    v, _ = Levels(graph).inside(of_edges(scores, part), TsallisMax(alpha))
     # nothing is kept: the other passes compute the values again
     chart = torch.zeros(chart_shape(scores.shape[0], graph.nodes, alpha), dtype=torch.float64, device=scores.device)
     return at_roots(v, roots), chart
@@ -33,7 +33,7 @@ def hypergraph_outside(
     alpha: float,
 ) -> Tensor:
     levels = Levels(Graph(first, tails, part, scores.shape[1]))
-    omega = SmoothedMax(alpha)
+    omega = TsallisMax(alpha)
     _, a = levels.inside(of_edges(scores, part), omega)
     q, _ = levels.outside(levels.weights(a, omega), roots, g)
     return of_parts(q, part, scores.shape[1])
@@ -51,7 +51,7 @@ def hypergraph_tangent(
     alpha: float,
 ) -> tuple[Tensor, Tensor]:
     levels = Levels(Graph(first, tails, part, scores.shape[1]))
-    omega = SmoothedMax(alpha)
+    omega = TsallisMax(alpha)
     _, a = levels.inside(of_edges(scores, part), omega)
     p = levels.weights(a, omega)
     dv, dq = levels.tangent(a, p, roots, g, of_edges(d, part), omega.changes)
@@ -62,7 +62,7 @@ def hypergraph_weights(
     scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, alpha: float
 ) -> Tensor:
     levels = Levels(Graph(first, tails, part, scores.shape[1]))
-    omega = SmoothedMax(alpha)
+    omega = TsallisMax(alpha)
     _, a = levels.inside(of_edges(scores, part), omega)
     p = levels.weights(a, omega)
     _, visits = levels.outside(p, roots, scores.new_ones(scores.shape[0]))

@@ -8,12 +8,12 @@ from torch import Tensor
 from polymax.graphs.graph import Graph
 from polymax.graphs.levels import Levels
 from polymax.kernels.hypergraph.reference import at_roots, of_edges, of_parts
-from polymax.kernels.local_max.reference import SmoothedMax
+from polymax.kernels.local_max.reference import TsallisMax
 
 
 def taped_value(scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, alpha: float) -> Tensor:
     """The value of each root, (batch,)."""
-    return recorded_by(Levels(Graph(first, tails, part, scores.shape[1])), scores, roots, SmoothedMax(alpha))
+    return recorded_by(Levels(Graph(first, tails, part, scores.shape[1])), scores, roots, TsallisMax(alpha))
 
 
 def recorded_by(levels: Levels, scores: Tensor, roots: Tensor, omega: Any) -> Tensor:

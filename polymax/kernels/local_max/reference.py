@@ -65,7 +65,7 @@ def changes_of(p: Tensor, da: Tensor, alpha: float) -> Tensor:
     return slope * (da - mean)
 
 
-class SmoothedMax(NamedTuple):
+class TsallisMax(NamedTuple):
     """The smoothed maximum along any dim, with derivatives of any order, as recursions in torch take it."""
 
     alpha: float

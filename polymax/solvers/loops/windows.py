@@ -171,7 +171,7 @@ class _Strands(NamedTuple):
     def chosen(self, at: Tensor) -> "_Strands":
         """Those at places (rows, m)."""
         picks = self.picks.gather(1, at.unsqueeze(-1).expand(*at.shape, self.picks.shape[-1]))
-        return _Strands(*(x.gather(1, at) for x in self[:3]), picks)
+        return _Strands(self.first.gather(1, at), self.last.gather(1, at), self.weights.gather(1, at), picks)
 
     def with_weight(self) -> "_Strands":
         """As many as the row with the most has, those without weight last."""
