@@ -1,12 +1,12 @@
 """Charts of the benchmarks as SVG, drawn from the results files: bars with names and numbers, in the page's colours."""
 
-import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from html import escape
-from pathlib import Path
 from typing import Any, NamedTuple
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+from benchmarks import archive
+
 WIDTH, NAME, ROW = 720, 250, 22
 
 ABOUT = {
@@ -41,10 +41,10 @@ def page() -> str:
         "Drawn from the files that `python -m benchmarks run SUITE` writes; [how speed is measured](measuring.md) says "
         "what is timed, and what a competitor must show before. Blue bars are polymax, grey ones others.\n",
     ]
-    for file in sorted(RESULTS.glob("*.json")):
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        for run in sorted(stored["runs"], key=lambda run: _place(run["suite"])):
-            parts.append(section(run))
+    for machine in archive.machines():
+        suites = {run.suite for run in archive.runs() if run.machine["name"] == machine}
+        for suite in sorted(suites, key=_place):
+            parts.append(section(asdict(archive.latest(machine, suite))))
     return "\n".join(parts)
 
 
