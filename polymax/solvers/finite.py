@@ -1,4 +1,4 @@
-"""Distributions over a list of structures: those of SparseMap and of TopKSparsemax."""
+"""Distributions over a list of structures, as SparseMap and TopKSparsemax return them."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -19,11 +19,11 @@ from polymax.structures.base import Structure
 class Finite(Distribution):
     """A few structures and their probabilities, best first, differentiable in the scores.
 
-    Structures are given by their first tensors (*batch, k, *event), or as lists of parts, weights (*batch, k) in
-    float64. `mean` are the tensors of the expected structure, where they are known; `undefined` the parts of instances
-    that have NaN among their scores, whose structures and probabilities are NaN. An instance without a structure has
-    no weights. `solution` is the one of SparseMAP that the distribution comes from, if it does: where its face is
-    degenerate there is more than one such distribution, and the one returned is the same at every call.
+    Structures are given by their first tensors (*batch, k, *event), or as lists of parts; weights are (*batch, k) in
+    float64. `mean` holds the tensors of the expected structure, or None if they are not known yet. `undefined` marks
+    the parts of instances with NaN among their scores: structures and probabilities are NaN there. An instance without
+    a structure has weights of 0. `solution` is the SparseMAP solution from which the distribution was made, or None. If
+    the face of the solution is degenerate, several distributions have the same mean; every call returns the same one.
     """
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012
@@ -56,7 +56,7 @@ class Finite(Distribution):
 
     @cached_property
     def vertices(self) -> Parts:
-        """The structures, (*batch, k, ...); zeros where there are fewer than k."""
+        """The structures, (*batch, k, ...); zeros after the last if there are fewer than k."""
         dim, masks = len(self.batch_shape), self._undefined
         whole = tensors(self.structure.complete_each(self._firsts, dim))
         whole = with_nan(whole, None if masks is None else tuple(m.unsqueeze(dim) for m in masks))
@@ -64,7 +64,7 @@ class Finite(Distribution):
 
     @property
     def support_size(self) -> Tensor:
-        """How many structures have weight, (*batch,)."""
+        """The number of structures with positive weight, (*batch,)."""
         return (self._weights > 0).sum(-1)
 
     @property
@@ -104,7 +104,7 @@ class Finite(Distribution):
         return structures_at(self.vertices, self.probs, from_list(self._weights, k, generator))
 
     def log_prob(self, y: Parts) -> Tensor:
-        """log p(y), (*lead, *batch); -inf for what is not among the structures, or has no weight."""
+        """log p(y), (*lead, *batch); -inf if y is not among the structures, or has no weight."""
         first, p = tensors(y)[0], self._weights
         dims = self._firsts.dim() - p.dim()
         same = (first.unsqueeze(-1 - dims).double() == self._firsts).flatten(-dims).all(-1)
@@ -123,7 +123,7 @@ class Finite(Distribution):
         return self._nan_if_undefined(found).to(self._dtype)
 
     def topk(self, k: int) -> tuple[Parts, Tensor]:
-        """The k most probable structures (*batch, k, ...) and their probabilities; zeros where there are fewer."""
+        """The k most probable structures (*batch, k, ...) and their probabilities; zeros if there are fewer than k."""
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k must be a positive integer; got {k!r}")
         dim = len(self.batch_shape)
@@ -148,7 +148,7 @@ class Finite(Distribution):
         ragged = getattr(self.structure, "lengths", None) is not None and not isinstance(found, UsedParts)
         if self._undefined is not None or ragged:
             return map_parts(lambda t: t[chosen], self.vertices), probs
-        # parts are few: those of structures without weight, and of shorter lists, are never spelt out
+        # parts are few: structures without weight are dropped before the lists become dense
         first = UsedParts(found.places[chosen], found.events).dense() if isinstance(found, UsedParts) else found[chosen]
         return self._complete(first, None), probs
 

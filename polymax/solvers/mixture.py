@@ -24,15 +24,15 @@ from polymax.solvers.solution import Solution
 from polymax.solvers.undefined import with_nan
 from polymax.structures.base import Structure, tensors
 
-# as NumPy has them
+# the NumPy types of the tensors that mixtures return
 _NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def mean(
     structure: Structure, solution: Solution, scores: tuple[Tensor, ...], derived: bool = True
 ) -> tuple[Tensor, ...]:
-    """mu, a tensor for each of the scores; differentiable if they are to be derived."""
-    # a call costs microseconds, and the common one is short: `_mixed`, written out
+    """mu, a tensor for each of the scores; differentiable if `derived`."""
+    # `_mixed` is written out: a call costs microseconds, and mean is called for every small problem
     found = solution.found
     mixed = _Lists(found, solution) if isinstance(found, UsedParts) else _Dense(structure, solution)
     return apply_function(_Mean, mixed, False, *scores) if derived else mixed.mean(scores[0].dtype)
@@ -41,7 +41,7 @@ def mean(
 def weights_and_mean(
     structure: Structure, solution: Solution, scores: tuple[Tensor, ...], derived: bool = True
 ) -> tuple[Tensor, ...]:
-    """p (*batch, k) in float64, and mu, a tensor for each of the scores; differentiable if they are to be derived."""
+    """p (*batch, k) in float64, and mu, a tensor for each of the scores; differentiable if `derived`."""
     mixed = _mixed(structure, solution)
     if derived:
         return apply_function(_Mean, mixed, True, *scores)
@@ -49,7 +49,7 @@ def weights_and_mean(
 
 
 def best_value(structure: Structure, solution: Solution, scores: tuple[Tensor, ...], derived: bool = True) -> Tensor:
-    """<scores, mu> - 1/2 ||mu||^2, (*batch,) in float64; differentiable if the scores are to be derived."""
+    """<scores, mu> - 1/2 ||mu||^2, (*batch,) in float64; differentiable if `derived`."""
     if not derived:
         return solution.value
     mixed = _mixed(structure, solution)
@@ -57,7 +57,7 @@ def best_value(structure: Structure, solution: Solution, scores: tuple[Tensor, .
 
 
 def response_of(structure: Structure, solution: Solution, moved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """How mu follows scores that move along `moved`, in full shape: a symmetric linear map."""
+    """The derivative of mu along the direction `moved` of the scores, in full shape: a symmetric linear map."""
     return _mixed(structure, solution).response(None, moved)[1:]
 
 
@@ -90,20 +90,20 @@ class _Lists:
         return self._apart(mu, dtype)
 
     def response(self, h: Tensor | None, g: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-        """How p and mu follow the scores of structures and of parts; None where they do not move."""
+        """The derivatives of p and mu along h, of the scores of structures, and g, of parts; None stands for zeros."""
         dp, dmu = self._response(h, g)
         return dp.reshape(self.solution.probs.shape), *self._apart(dmu, dmu.dtype)
 
     def mean_response(self, h: Tensor | None, g: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-        """How mu follows the scores of structures and of parts; None where they do not move."""
+        """The derivative of mu along h, of the scores of structures, and g, of parts; None stands for zeros."""
         dmu = self._response(h, g)[1]
         return self._apart(dmu, dmu.dtype)
 
     def _response(self, h: Tensor | None, g: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor]:
-        """How p (B, k) and mu (B, d) follow the scores."""
+        """The derivatives of p (B, k) and mu (B, d) along h and g."""
         places, probs, overlaps = self._instances
         count, events, last = probs.shape[0], self.found.events, len(g)
-        # those after the last that moves are not needed
+        # directions of None at the end are not needed
         while last > 1 and g[last - 1] is None:
             last -= 1
         if last == 1 and g[0] is not None:
@@ -116,7 +116,7 @@ class _Lists:
         return dp, dmu
 
     def moves(self, h: Tensor | None, g: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-        """The same changes of scores, with zeros for None."""
+        """The directions h and g, with None replaced by zeros."""
         return torch.zeros_like(self.solution.probs) if h is None else h, *self._moves(g)
 
     def _moves(self, g: tuple[Tensor | None, ...]) -> list[Tensor]:
@@ -136,10 +136,10 @@ class _Lists:
         return places.reshape(count, k, parts), solution.probs.reshape(count, k), solution.overlaps.reshape(count, k, k)
 
     def _apart(self, flat: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """New tensors of parts that stand one after the other, (B, d); NaN where they are undefined."""
+        """Split (B, d), the parts of all tensors in a row, into new tensors; NaN in undefined parts."""
         batch, events = self.solution.gap.shape, self.found.events
         if bare(flat):
-            # NumPy takes a third of the time that torch takes for memory in another shape and type
+            # NumPy reshapes and casts in a third of the time of torch
             rows, number, at, found = memory(flat), _NUMBERS[dtype], 0, []
             for event in events:
                 own = rows[:, at : at + event.numel()].astype(number)
@@ -148,7 +148,7 @@ class _Lists:
             parts = tuple(found)
         else:
             sizes = [*map(torch.Size.numel, events)]
-            # the mean of a solution may be asked for again
+            # copied: the mean of the solution must not share memory with the result of a call
             flat = flat.to(dtype, copy=flat is self.solution.mean)
             each = (flat,) if len(events) == 1 else torch.split_with_sizes(flat, sizes, 1)
             parts = tuple(map(Tensor.reshape, each, map(batch.__add__, events)))
@@ -171,7 +171,7 @@ class _Dense:
         return tuple(t.to(dtype) for t in self._mean(self.solution.probs))
 
     def response(self, h: Tensor | None, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """How p and mu follow the scores of structures and of parts; h is None where the former do not move."""
+        """The derivatives of p and mu along h, of the scores of structures (None for zeros), and g, of parts."""
         b = self.structure.rescore(self.solution.vertices, *(x.double() for x in g))
         b = b if h is None else b + h
         b = torch.where(existing(self.solution.overlaps, self.solution.probs), b, 0)
@@ -180,11 +180,11 @@ class _Dense:
         return dp, *(t.to(x.dtype) for t, x in zip(self._mean(dp), g, strict=True))
 
     def mean_response(self, h: Tensor | None, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """How mu follows the scores of structures and of parts."""
+        """The derivative of mu along h, of the scores of structures (None for zeros), and g, of parts."""
         return self.response(h, g)[1:]
 
     def moves(self, h: Tensor | None, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The same changes of scores, with zeros for None."""
+        """The directions h and g, with None replaced by zeros."""
         return torch.zeros_like(self.solution.probs) if h is None else h, *g
 
     def _mean(self, probs: Tensor) -> tuple[Tensor, ...]:
@@ -198,9 +198,10 @@ class _Dense:
 
 
 class _Mean(Function):
-    """The mean mu as a function of the scores, after the weights p where these are asked for.
+    """The mean mu as a function of the scores; if `weighted`, the weights p come before it.
 
-    Scores may be shared by instances and parts. To expand them would cost a node of the graph, and its call.
+    Scores may be shared by instances and parts: backward sums over shared places, which costs less than an expand
+    in the graph.
     """
 
     generate_vmap_rule = True
@@ -214,7 +215,7 @@ class _Mean(Function):
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
         ctx.mixed, ctx.weighted, *scores = inputs
         ctx.shapes = [x.shape for x in scores]
-        # what no one has used is None, not a tensor of zeros
+        # cotangents of unused outputs are None, not tensors of zeros
         if isinstance(ctx.mixed, _Lists):
             ctx.set_materialize_grads(False)
 

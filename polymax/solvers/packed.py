@@ -1,7 +1,8 @@
-"""Structures and solvers as lists of numbers and tensors: what an operator of torch can take, and torch.compile trace.
+"""Structures and solvers as lists of numbers and tensors, which operators of torch take and torch.compile traces.
 
 An object is a dataclass, or has no state at all; its fields are numbers, strings, tensors, None, other such objects,
-and tuples and lists of these. A code of integers says what follows what; floats and tensors have lists of their own.
+and tuples and lists of these. A list of integers, the code, holds types, sizes, integers and strings in order; floats
+and tensors are in two lists of their own.
 """
 
 import sys
@@ -16,7 +17,7 @@ _NONE, _BOOL, _INT, _FLOAT, _STR, _TENSOR, _TUPLE, _LIST, _OBJECT = range(9)
 
 
 class Packed(NamedTuple):
-    """The numbers and tensors of an object that was taken apart."""
+    """The code, floats and tensors of an object."""
 
     code: list[int]
     reals: list[float]
@@ -31,7 +32,7 @@ def pack(thing: Any) -> Packed:
 
 
 def unpack(code: list[int], reals: list[float], tensors: list[Tensor]) -> Any:
-    """Put an object together again; one without tensors is the same object at every call."""
+    """Rebuild an object from its parts; without tensors, the object is cached and returned again at the next call."""
     if not tensors:
         return _known(tuple(code), tuple(reals))
     return _unpack(iter(code), iter(reals), iter(tensors))
@@ -73,7 +74,7 @@ def _pack(thing: Any, parts: Packed) -> None:
 
 
 def _names(thing: Any) -> list[str]:
-    """The fields of an object by which it can be built again."""
+    """The fields from which an object can be built again; a TypeError if it is not a dataclass and has attributes."""
     if "<locals>" in type(thing).__qualname__:
         raise TypeError(f"{type(thing).__qualname__} must be defined at the top of a module to be compiled")
     if is_dataclass(thing):

@@ -1,11 +1,11 @@
-"""Scores so large that digits of mu would be lost in their sums, with what all structures share taken off.
+"""Large scores, reduced by potentials that shift all structures alike, so that sums do not lose digits of mu.
 
-Only differences of structures matter, and those of structures that have weight are at most the number of their parts,
-however large the scores are. Potentials that every structure adds up to the same total make the scores of the best
-structure 0, and those of the others as small as they can be. The potentials are floats, and what is left of a score is
-rounded once, so that sums lose nothing that counts. A set says which potentials it has: `Structure.potentials`.
+Only differences between structures matter. Between structures with weight they are at most the number of parts, however
+large the scores are. The potentials add up to the same total on every structure. With them subtracted, the best
+structure has a score of 0, and the other scores are as small as possible. Potentials are floats and each reduced score
+is rounded once, so that sums stay exact enough. `Structure.potentials` gives the potentials of a set.
 
-Dynamic programs do the same with the values of their nodes, in kernels/active_set/cpu_derivations.py.
+Dynamic programs are reduced in a similar way by the values of their nodes: kernels/active_set/cpu_derivations.py.
 """
 
 import torch
@@ -25,7 +25,10 @@ def all_small(scores: tuple[Tensor, ...]) -> bool:
 
 
 def reduce_scores(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor] | None:
-    """Scores with the same solution, and how much less structures have by them, (*batch,); None where none is large."""
+    """Smaller scores with the same solution, and the total (*batch,) taken off every structure.
+
+    None if no score is large, or if the set has no potentials.
+    """
     full = tuple(x.double() for x in structure.full(*scores))
     dims = structure.event_dims(*full)
     sizes = [torch.where(x.isfinite(), x, 0).abs().flatten(x.dim() - d) for x, d in zip(full, dims, strict=True)]
@@ -36,7 +39,7 @@ def reduce_scores(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[tup
     if large is None or found is None:
         return None
     less, total = found
-    # one without a structure, or with infinite scores, stays as it is
+    # instances without a structure, or with infinite scores, are not reduced
     large = large & total.isfinite()
     chosen = tuple(
         torch.where(large.reshape(*large.shape, *[1] * d), y, x) for y, x, d in zip(less, full, dims, strict=True)

@@ -2,8 +2,9 @@
 
     max over p in the simplex of Y of  sum_y p_y <scores, y> - 1/2 ||mu||^2,        mu = sum_y p_y y (first tensor)
 
-All solvers share the loop: ask MAP for the structure that most improves on mu, and shift weight to it. They differ in
-how. The loop ends when the duality gap, how much better than the current weights any structure does, is small.
+All solvers share the loop: find by MAP the structure that improves most on mu, and shift weight to it. They differ in
+the step that shifts weight. The loop ends when the duality gap, the most by which a structure improves on the current
+weights, is small.
 """
 
 import warnings
@@ -23,12 +24,13 @@ from polymax.structures.base import Structure
 
 @dataclass(frozen=True)
 class Solver:
-    """A step rule; stops when gap <= tol (1 + size), and warns with the gap when max_iter ends it.
+    """A step rule; it stops when gap <= tol (1 + size), and warns with the gap if max_iter ends it before.
 
-    The size is that of the value, or of its distance to the score of the best structure, whichever is smaller.
+    The size is the absolute value of the objective, or its distance to the score of the best structure, whichever is
+    smaller.
 
-    A solver of your own is a frozen dataclass with a method `direction`, or with a `solve` that replaces the loop. The
-    structures of weight 0 that a `solve` of your own lists have no part in derivatives.
+    Write your own solver as a frozen dataclass with a method `direction`, or with a `solve` that replaces the loop. If
+    your `solve` lists structures of weight 0, derivatives ignore them.
 
     Example:
         >>> class Half(pm.Solver):
@@ -40,7 +42,7 @@ class Solver:
         tensor([1., 1.])
     """
 
-    # the step rule, by which the loops know it; that of `direction` has no name
+    # the name of the step rule in the loops; "" for rules given by `direction`
     step: ClassVar[str] = ""
     max_iter: int = 1000
     tol: float = 1e-9
@@ -53,16 +55,17 @@ class Solver:
 
     @property
     def rule(self) -> "Solver":
-        """The solver whose steps are taken: this one, but for solvers that look up where it starts."""
+        """The solver whose steps are taken: this one, or, for a warm start, the solver that it wraps."""
         return self
 
     def direction(self, weights: Tensor, gains: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-        """The change of weights (B, k) of an iteration, and the longest step along it, (B,), for the line search.
+        """Return the change of weights (B, k) of an iteration and the longest step along it, (B,), for the line search.
 
-        `new` is the place of the structure that improves most on the mean. A change of weights sums to 0 in each
-        instance, and weights stay at least 0 up to the longest step. Places without weight are free, but for `new`.
+        `new` is the place of the structure that improves most on the mean. A change of weights must sum to 0 in each
+        instance, and weights must stay at least 0 up to the longest step. Places of weight 0, except `new`, hold no
+        structure.
 
-        Shapes: weights, gains (B, k), how much weight on each structure adds to the objective; new (B,)
+        Shapes: weights (B, k); gains (B, k), the derivative of the objective in each weight; new (B,)
         """
         raise TypeError(f"{type(self).__name__} must have a method `direction` or a method `solve`; it has neither")
 
@@ -72,8 +75,8 @@ class Solver:
         """The weights that solve the problem, from `start` or from the best structure.
 
         With `whole`, exact weights come with structures of weight 0 that span the face of the solution: derivatives
-        need them. While a CUDA graph is recorded nothing is read: not whether scores are so large that their sums lose
-        digits, not whether one is NaN, nor whether max_iter, which must be small then, has ended the search.
+        need them. While a CUDA graph is recorded, nothing is read from the device: scores are not checked for size or
+        NaN, and there is no warning if max_iter ends the search. max_iter must be small then.
         """
         with torch.no_grad():
             undefined = total = None
@@ -82,7 +85,7 @@ class Solver:
                 start = replace(start, probs=torch.nan_to_num(start.probs))
             found = loops.solve(self, structure, scores, start, whole, not recorded)
             if found is None:
-                # some are large, or undefined
+                # some scores are large, NaN or +inf
                 undefined = undefined_parts(structure, scores)
                 if undefined is not None:
                     scores = infeasible_instead(structure, scores, undefined)
@@ -92,7 +95,7 @@ class Solver:
             solution, converged = found
             if total is not None:
                 solution = replace(solution, value=solution.value + total)
-        # what a graph will compute is not there to be read
+        # while a graph is recorded, its results do not exist yet
         if not recorded and converged is not None and not converged.all():
             worst = float(solution.gap[~converged].max())
             warnings.warn(
@@ -105,10 +108,10 @@ class Solver:
 
 @dataclass(frozen=True)
 class ActiveSet(Solver):
-    """The exact solver, Wolfe's min-norm-point method: after each new structure, all found so far get exact weights.
+    """The exact solver, Wolfe's min-norm-point method: each new structure is followed by exact weights for all of them.
 
-    It ends after finitely many iterations, at the solution up to rounding, or where an iteration leaves the set of
-    structures as it is.
+    It ends after finitely many iterations at the solution, up to rounding; it also ends if an iteration does not change
+    the set of structures.
 
     Example:
         >>> unary, transition = torch.tensor([[0.3, 0.0], [0.0, 0.2]]), torch.zeros(2, 2)
@@ -120,14 +123,14 @@ class ActiveSet(Solver):
     """
 
     step: ClassVar[str] = "exact"
-    # as many as there are structures in a large support
+    # iterations: one for each structure of a large support
     max_iter: int = 10_000
     tol: float = 1e-12
 
 
 @dataclass(frozen=True)
 class FrankWolfe(Solver):
-    """Frank-Wolfe's method: each iteration is a step towards the best structure. It needs many steps for few digits.
+    """Frank-Wolfe's method: each iteration is a step towards the best structure. It converges slowly.
 
     Example:
         >>> unary, transition = torch.tensor([[0.3, 0.0], [0.0, 0.2]]), torch.zeros(2, 2)
@@ -144,7 +147,7 @@ class FrankWolfe(Solver):
 
 @dataclass(frozen=True)
 class AwayStep(Solver):
-    """Frank-Wolfe with away steps: towards the best structure, or away from the worst one, whichever promises more.
+    """Frank-Wolfe with away steps: towards the best structure, or away from the worst, whichever has the larger slope.
 
     Example:
         >>> unary, transition = torch.tensor([[0.3, 0.0], [0.0, 0.2]]), torch.zeros(2, 2)
@@ -161,7 +164,7 @@ class AwayStep(Solver):
 
 @dataclass(frozen=True)
 class Pairwise(Solver):
-    """Pairwise Frank-Wolfe: each iteration moves weight from the worst structure that has any to the best one.
+    """Pairwise Frank-Wolfe: each iteration moves weight from the worst structure with weight to the best structure.
 
     Example:
         >>> unary, transition = torch.tensor([[0.3, 0.0], [0.0, 0.2]]), torch.zeros(2, 2)

@@ -16,11 +16,13 @@ class Solution:
     """The weights of a few structures.
 
     Shapes:
-        found, the structures by their first tensors: (*batch, k, *event), or as lists of parts; none after the last
-        probs (*batch, k), heaviest first, 0 for structures that only span the face; overlaps (*batch, k, k)
-        value, what is reached, -inf without a structure; iterations and gap (*batch,)
-        undefined, the parts of mu that are NaN because a score of their instance is: bool, a tensor for each of mu
-        mean, the tensors of mu, flat and one after the other, (B, d) in float64, where the loop has added them up
+        found: the structures by their first tensors, (*batch, k, *event), or as lists of parts; empty after the last
+        probs (*batch, k): heaviest first, 0 for structures that only span the face
+        overlaps (*batch, k, k)
+        value (*batch,): the value reached, -inf without a structure
+        iterations and gap (*batch,)
+        undefined: a bool tensor for each tensor of mu, True at parts that are NaN because of NaN scores; or None
+        mean (B, d) in float64: the tensors of mu, flat and in a row; or None if the loop has not computed them
 
     An undefined instance has no structures; its weights, value and gap are NaN.
     """
@@ -36,25 +38,25 @@ class Solution:
 
     @cached_property
     def vertices(self) -> Tensor:
-        """The first tensor of each structure, (*batch, k, *event); zeros where there are fewer than k."""
+        """The first tensor of each structure, (*batch, k, *event); zeros after the last if there are fewer than k."""
         return vertices_of(self.found)
 
     def rescore(self, structure: Structure, *scores: Tensor) -> Tensor:
-        """What other scores give the structures, (*batch, k), -inf for those that they forbid."""
+        """The scores (*batch, k) of the structures under other scores of parts; -inf if a structure uses -inf."""
         if not isinstance(self.found, UsedParts):
             return structure.rescore(self.found, *scores)
         places, before = self.found.places.long(), 0
         total = torch.zeros(places.shape[:-1], dtype=scores[0].dtype, device=places.device)
         for x, event in zip(structure.full(*scores), self.found.events, strict=True):
             flat = torch.nn.functional.pad(x.flatten(x.dim() - len(event)), (0, 1))
-            # what is of another tensor, or no part at all, has a score of 0 after the last
+            # places in other tensors, and -1, read the 0 after the last score
             at = torch.where((places >= before) & (places < before + event.numel()), places - before, event.numel())
             total = total + flat.unsqueeze(-2).expand(*places.shape[:-1], flat.shape[-1]).gather(-1, at).sum(-1)
             before += event.numel()
         return total
 
     def with_weight(self) -> Tensor | UsedParts:
-        """The structures that have weight, as many as the instance with the most has; none in the place of others."""
+        """The structures with weight, cut to the largest number of them in an instance; places without weight empty."""
         used, dim, found = self.probs != 0, self.probs.dim() - 1, self.found
         width = max(int(used.sum(-1).max()) if used.numel() else 0, 1)
         used = used.narrow(dim, 0, width)
@@ -63,7 +65,7 @@ class Solution:
         return torch.where(used.reshape(*used.shape, *[1] * (found.dim() - dim - 1)), found.narrow(dim, 0, width), 0)
 
     def of_support(self) -> "Solution":
-        """This solution without the structures of weight 0, which take no part in derivatives then."""
+        """This solution without its structures of weight 0, so that derivatives do not use them."""
         used, found = self.probs != 0, self.found
         kept: Tensor | UsedParts
         if isinstance(found, UsedParts):
@@ -74,12 +76,12 @@ class Solution:
         return replace(self, found=kept, overlaps=torch.where(both, self.overlaps, 0))
 
     def without(self, structure: Structure, undefined: tuple[Tensor, ...]) -> "Solution":
-        """This solution without structures in the instances whose parts are undefined, whose weights are NaN."""
+        """This solution with no structures, and with weights of NaN, in the undefined instances."""
         from polymax.solvers.undefined import instances
 
         bad = instances(structure, undefined)
         used = torch.where(bad.unsqueeze(-1), 0, self.probs) != 0
-        # as many weights of NaN as another instance has weights
+        # an undefined instance has as many weights of NaN as the largest number of weights of another instance
         width = torch.arange(self.probs.shape[-1], device=bad.device) < used.sum(-1).max().clamp(min=1)
 
         def cleared(t: Tensor, empty: float) -> Tensor:
@@ -101,7 +103,7 @@ class Solution:
 
 
 def parts_of(structure: Structure, first: Tensor) -> Tensor:
-    """The parts of structures given by their first tensors, of all tensors one after the other; -1 after the last."""
+    """The used parts (..., parts) of structures, over all tensors in a row; -1 after the last."""
     whole = tensors(structure.complete(first))
     lead = first.dim() - structure.event_dims(*whole)[0]
     return used_parts(torch.cat([t.flatten(lead) for t in whole], -1), 1)

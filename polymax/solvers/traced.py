@@ -1,10 +1,10 @@
-"""SparseMAP as operators of torch, for torch.compile: the solver is one, and how its solution moves is another.
+"""SparseMAP as two operators of torch, for torch.compile: the solver, and the derivative of its solution.
 
-How many structures there are is known after the solution. So the first hands them to the second in one flat tensor of
-a size that no one knows before. In eager mode nothing of this is needed; see mixture.py.
+The number of structures is known only after the solution. The first operator therefore passes them to the second in a
+flat tensor, the state, whose size is dynamic. Eager mode uses mixture.py instead.
 
-    sparsemap            scores, the problem taken apart -> value (B,), mu (B, d), state
-    sparsemap_response   state, cotangents of the value (B,) and of mu (B, d) -> that of the scores of parts
+    sparsemap            scores, the packed problem -> value (B,), mu (B, d), state
+    sparsemap_response   state, cotangents of the value (B,) and of mu (B, d) -> cotangent of the scores of parts (B, d)
 """
 
 import math
@@ -46,7 +46,7 @@ def traced_value_and_mean(solver: Solver, structure: Structure, scores: tuple[Te
 
 
 class _Traced(Function):
-    """The value and mu, as functions of the scores (B, d), which have solved for them already."""
+    """The value and mu as functions of the scores (B, d); both are inputs, computed before by `sparsemap`."""
 
     @staticmethod
     def forward(scores: Tensor, value: Tensor, mu: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ class _Traced(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        # not mu: to the compiler the output is no copy of it, and it reuses the memory of what is saved
+        # mu is not saved: the compiler may reuse its memory
         ctx.save_for_backward(inputs[3])
 
     @staticmethod
@@ -84,10 +84,10 @@ def _solve(
 
 
 def _state(structure: Structure, solution: Solution, mu: Tensor) -> Tensor:
-    """How many structures there are, and numbers of each; 1 if these are lists of parts; structures, weights, overlaps
-    and mu.
+    """A flat tensor of three numbers, then the structures, weights, overlaps and mu.
 
-    Structures are lists of the parts they use, or all of their tensors.
+    The numbers are k, the entries of a structure, and 1 if structures are lists of parts, 0 if they are all of their
+    tensors.
     """
     if isinstance(solution.found, UsedParts):
         found, listed = solution.found.places, 1
@@ -105,7 +105,7 @@ def _respond(state: Tensor, g: Tensor, h: Tensor) -> Tensor:
     known = overlaps.reshape(count, k, k), probs.reshape(count, k), h
     found, mu = found.reshape(count, k, parts), mean.reshape(h.shape).to(h.dtype)
     moved = response(found.int(), *known, None, h.shape[1])[0] if listed else dense_response(found, *known)[0]
-    # NaN tells the parts of an instance that has NaN among its scores
+    # mu is NaN at the undefined parts
     return torch.where(torch.isnan(mu), mu, moved) + mu * g.unsqueeze(-1).to(mu.dtype)
 
 

@@ -1,7 +1,8 @@
-"""Instances with a NaN or +inf among their scores: their results are NaN, and those of others are what they are alone.
+"""Instances with a NaN or +inf among their scores: their results are NaN, and other instances are not affected.
 
-Such a score counts where a structure can use the part, whatever -inf forbids beside it. Then the value, the weights,
-every part of mu that a structure can use, and all their derivatives are NaN; parts that none can use stay exactly 0.
+Such a score counts if a structure of the set can use the part, even if other scores of -inf forbid it. Then the value,
+the weights, every part of mu that a structure can use, and all their derivatives are NaN. Parts that no structure can
+use stay exactly 0.
 """
 
 import torch
@@ -12,7 +13,7 @@ from polymax.structures.base import Structure
 
 def undefined_parts(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
     """The parts of mu that are NaN, a bool tensor for each score tensor in its full shape; None if there are none."""
-    # a sum is NaN or +inf where a term is, and seldom else
+    # a sum is NaN or +inf if a term is, and seldom otherwise
     if all(bool(x.detach().sum() < torch.inf) for x in scores):
         return None
     full = structure.full(*(x.detach() for x in scores))
@@ -29,12 +30,12 @@ def undefined_parts(structure: Structure, scores: tuple[Tensor, ...]) -> tuple[T
 
 
 def _unknown(x: Tensor) -> Tensor:
-    """True where a score is NaN or +inf: no structure is best."""
+    """True at scores that are NaN or +inf."""
     return ~(x < torch.inf)
 
 
 def instances(structure: Structure, undefined: tuple[Tensor, ...]) -> Tensor:
-    """Which instances are undefined, (*batch,)."""
+    """A bool tensor (*batch,), True for undefined instances."""
     dims = structure.event_dims(*undefined)[0]
     return undefined[0].flatten(undefined[0].dim() - dims).any(-1)
 
@@ -42,27 +43,27 @@ def instances(structure: Structure, undefined: tuple[Tensor, ...]) -> Tensor:
 def infeasible_instead(
     structure: Structure, scores: tuple[Tensor, ...], undefined: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Scores without NaN and +inf, by which undefined instances have no structure: nothing is to be solved there."""
+    """Scores without NaN and +inf; undefined instances get scores that allow no structure, so that loops skip them."""
     dims, bad = structure.event_dims(*undefined), instances(structure, undefined)
     changed = []
     for k, (x, full, d) in enumerate(zip(scores, structure.full(*scores), dims, strict=True)):
         if k == 0 or bool(_unknown(x).any()):
             x = torch.where(bad.reshape(*bad.shape, *[1] * d), 0 if k else -torch.inf, full)
-            # what is left is in parts that no structure can use
+            # the remaining NaN and +inf are at parts that no structure can use
             x = torch.where(_unknown(x), 0, x)
         changed.append(x)
     return tuple(changed)
 
 
 def with_nan(parts: tuple[Tensor, ...], undefined: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
-    """The tensors of parts with NaN where they are undefined."""
+    """The tensors of parts, with NaN at undefined parts."""
     if undefined is None:
         return parts
     return tuple(torch.where(m, torch.nan, x) for x, m in zip(parts, undefined, strict=True))
 
 
 def nan_of(structure: Structure, scores: tuple[Tensor, ...], undefined: tuple[Tensor, ...]) -> Tensor:
-    """NaN for each instance, (*batch,), whose derivatives in the undefined parts are NaN, and 0 elsewhere."""
+    """NaN for every instance, (*batch,), with derivatives of NaN in the undefined parts and 0 in the others."""
     total: Tensor | float = 0.0
     for x, m, d in zip(structure.full(*scores), undefined, structure.event_dims(*undefined), strict=True):
         total = total + torch.where(m, x.double(), 0).flatten(m.dim() - d).sum(-1)

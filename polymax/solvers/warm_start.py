@@ -1,4 +1,4 @@
-"""Warm starts of SparseMAP: the structures that were found for an example are where its next search begins."""
+"""Warm starts of SparseMAP: the search for an example begins with the structures found for it before."""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from polymax.structures.base import Structure
 class WarmStart:
     """A memory of the structures that SparseMAP has found for each example of a data set.
 
-    `at(keys)` is a solver for a batch of these examples: it begins with the structures that each of them had the last
-    time, and remembers those it finds. Solutions are the same with it and without it, up to rounding; from the second
-    epoch on fewer structures have to be found, the fewer, the less the scores have changed. A key stands for one set:
-    an example whose length has changed starts afresh. Examples may be padded to another size in each batch.
+    `at(keys)` returns a solver for a batch of these examples. It begins with the structures found for each example the
+    last time, and stores the structures it finds. A warm start does not change solutions, up to rounding. From the
+    second epoch on it saves iterations: the less the scores have changed, the more. An example whose length has changed
+    starts afresh. Examples may be padded to another size in each batch.
 
     Example:
         >>> memory, chain = WarmStart(), pm.Chain()
@@ -36,7 +36,7 @@ class WarmStart:
         self._known: dict[Hashable, _Remembered] = {}
 
     def at(self, keys: Tensor | Iterable[Hashable]) -> Solver:
-        """A solver for the batch of these examples, one key for each: integers, or whatever names them."""
+        """Return a solver for a batch of examples, given one key for each: integers, or any hashable names."""
         named = keys.flatten().tolist() if isinstance(keys, Tensor) else list(keys)
         return _Warm(self.solver.max_iter, self.solver.tol, self, tuple(named))
 
@@ -45,14 +45,14 @@ class WarmStart:
         self._known.clear()
 
     def __len__(self) -> int:
-        """How many examples are remembered."""
+        """The number of stored examples."""
         return len(self._known)
 
 
 class _Remembered(NamedTuple):
-    """The structures of one example that had weight, and what they are structures of.
+    """The structures of one example that had weight, the shapes of its scores, and its lengths.
 
-    Shapes: structures (k, parts) as lists of parts, or (k, *event); probs (k,); events, those of each score tensor
+    Shapes: structures (k, parts) as lists of parts, or (k, *event); probs (k,); events: the shape of each score tensor
     """
 
     structures: Tensor
@@ -63,7 +63,7 @@ class _Remembered(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Warm(Solver):
-    """A solver of a batch whose examples are known by their keys."""
+    """A solver for a batch of examples that are given by their keys."""
 
     memory: WarmStart | None = None
     keys: tuple[Hashable, ...] = ()
@@ -94,7 +94,7 @@ class _Warm(Solver):
     def _start(
         self, batch: torch.Size, events: tuple[torch.Size, ...], sizes: list[tuple[int, ...]], device: torch.device
     ) -> Solution | None:
-        """What is remembered of the examples of a batch, as a solution to start from."""
+        """A solution to start from, made of the stored structures of the examples; None if none is stored."""
         assert self.memory is not None
         known = [self.memory._known.get(key) for key in self.keys]
         moved = [
@@ -105,7 +105,7 @@ class _Warm(Solver):
         if not found:
             return None
         first, lists = found[0][1], found[0][1].dtype == torch.int32
-        # a set is always listed by its parts, or never
+        # all structures of a set are lists of parts, or none are
         k = max(y.shape[0] for _, y in found)
         rest = (max(y.shape[1] for _, y in found),) if lists else first.shape[1:]
         structures = first.new_full((len(moved), k, *rest), -1 if lists else 0, device=device)
@@ -136,7 +136,7 @@ class _Warm(Solver):
 
 
 def _sizes(structure: Structure, batch: torch.Size, event: torch.Size) -> list[tuple[int, ...]]:
-    """What an example must have in common with the one that is remembered: its lengths, or the shape of its scores."""
+    """The sizes that each example must share with its stored structures: lengths, or the shape of its scores."""
     if structure.lengths is None:
         return [tuple(event)] * batch.numel()
     lengths = structure.lengths if isinstance(structure.lengths, tuple | list) else (structure.lengths,)
@@ -144,7 +144,7 @@ def _sizes(structure: Structure, batch: torch.Size, event: torch.Size) -> list[t
 
 
 def _fit(one: _Remembered, events: tuple[torch.Size, ...]) -> Tensor | None:
-    """Structures of an example in a batch that is padded to these sizes; None where they have no place there."""
+    """The structures of an example in a batch padded to these sizes; None if they do not fit."""
     if one.events == events:
         return one.structures
     if one.structures.dtype != torch.int32:
@@ -167,7 +167,7 @@ def _fit(one: _Remembered, events: tuple[torch.Size, ...]) -> Tensor | None:
 
 
 def _resized(structures: Tensor, event: torch.Size) -> Tensor | None:
-    """Indicators (k, *event) for scores of another size: cut off where there is nothing, or padded with zeros."""
+    """Indicators (k, *event) cut or padded with zeros to the shape `event`; None if a cut would lose a used part."""
     if structures.dim() - 1 != len(event):
         return None
     resized = structures.new_zeros(structures.shape[0], *event)

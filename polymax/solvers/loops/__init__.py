@@ -1,15 +1,15 @@
-"""The loops of SparseMAP: ask for the structure that most improves on mu, shift weight to it, and so on.
+"""The loops of SparseMAP: find the structure that improves most on mu, shift weight to it, and repeat.
 
     max over p in the simplex of Y of  sum_y p_y <scores, y> - 1/2 ||mu||^2,        mu = sum_y p_y y (first tensor)
 
-reference.py asks `Structure.map` for a whole batch at each iteration, in torch: it runs any set by any rule on any
-device. Sets that say how they are searched (`Structure.search`) have compiled loops, whose kernels are in
-kernels/active_set: cpu.py calls them for all rules, and cuda.py for exact weights. All of them take
+reference.py calls `Structure.map` for a whole batch at each iteration, in torch: it runs any set by any rule on any
+device. Sets with a `Structure.search` have compiled loops, whose kernels are in kernels/active_set: cpu.py calls them
+for all rules, and cuda.py for exact weights. All loops have the signature
 
-    solver, structure, scores, search, start, whole -> Solution, and which instances converged, (*batch,), None for all
+    solver, structure, scores, search, start, whole -> Solution, converged (*batch,), or None if all instances did
 
-and are imported at their first call, so that `import polymax` pays for neither Numba nor Triton. The compiled loops can
-be wary, too: they look at the scores as they start, and give no solution where one is large.
+and are imported at their first call, so that `import polymax` loads neither Numba nor Triton. The compiled loops also
+take `wary`: with True, they check the scores first, and return None if one is large, NaN or +inf.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ from polymax.solvers.reduced import all_small
 from polymax.solvers.solution import Solution
 from polymax.structures.base import Structure
 
-# the steps that the compiled loops of a device take, and the kernel that they call
+# the step rules of the compiled loops of each device, and the kernel that the loops call
 _STEPS = {"cpu": ("exact", "frank_wolfe", "away", "pairwise"), "cuda": ("exact",)}
 _KERNELS = {"cpu": "numba_loop", "cuda": "cuda_loop"}
 
@@ -36,9 +36,9 @@ _KERNELS = {"cpu": "numba_loop", "cuda": "cuda_loop"}
 def solve(
     solver: Rule, structure: Structure, scores: tuple[Tensor, ...], start: Solution | None, whole: bool, wary: bool
 ) -> tuple[Solution, Tensor | None] | None:
-    """The solution by the fastest loop there is, and which instances converged, (*batch,), or None for all.
+    """The solution by the fastest loop there is, and a bool tensor `converged` (*batch,), or None if all converged.
 
-    One that is wary is None, instead, if a score is large, NaN or +inf.
+    With `wary`, return None if a score is large, NaN or +inf.
     """
     device = scores[0].device.type
     search = structure.search(*scores) if solver.step in _steps(device) else None
@@ -56,7 +56,7 @@ def solve(
 def _from_windows(
     solver: Rule, structure: Structure, scores: tuple[Tensor, ...], search: Search, whole: bool, wary: bool
 ) -> tuple[Solution, Tensor | None] | None:
-    """The same for long chains on a GPU, whose windows are solved first."""
+    """Solve long chains on a GPU, starting from the solutions of windows; returns are those of `solve`."""
     if wary and not all_small(scores):
         return None
     solve_all = _file("cuda").solve
@@ -69,7 +69,7 @@ def _from_windows(
 
 @cache
 def _steps(device: str) -> tuple[str, ...]:
-    """The steps of the compiled loops for a device; none where their kernel is not there."""
+    """The step rules of the compiled loops for a device; empty if their kernel is not installed."""
     there = device in _KERNELS and find_spec(f"{active_set.__name__}.{_KERNELS[device]}") is not None
     return _STEPS[device] if there else ()
 
@@ -81,7 +81,7 @@ def _file(name: str) -> Any:
 
 
 def path(solver: Rule, structure: Structure, scores: tuple[Tensor, ...]) -> str:
-    """Which loop `solve` takes, and why, in one sentence."""
+    """A sentence that says which loop `solve` takes, and why."""
     device, name, rule = scores[0].device.type, type(structure).__name__, type(solver).__name__
     search = structure.search(*scores)
     if search is None:
@@ -99,6 +99,6 @@ def path(solver: Rule, structure: Structure, scores: tuple[Tensor, ...]) -> str:
 
 
 def _fits(search: Search) -> bool:
-    """True if a problem is of a size that the programs of a GPU take."""
+    """True if a problem is not empty and small enough for the programs of a GPU."""
     event = search.events[0]
     return search.batch.numel() * event.numel() > 0 and max(event) <= LARGEST

@@ -1,7 +1,7 @@
-"""SparseMAP on the CPU: MAP and the weights of what it finds in one compiled loop for each instance.
+"""SparseMAP on the CPU: one compiled loop for each instance finds structures by MAP, and their weights.
 
 A kind of search has a file, kernels/active_set/cpu_<kind>.py, with `best`, which numba_search.py describes, and
-`problem`: the tensors of a search as `best` takes them, the memory it needs, and the work of one question.
+`problem`: the tensors of a search as `best` takes them, the memory it needs, and the work of one call of `best`.
 """
 
 from functools import cache
@@ -26,14 +26,13 @@ from polymax.structures.base import Structure
 
 # exact weights need no step rule
 _STEPS = {"frank_wolfe": numba_steps.FRANK_WOLFE, "away": numba_steps.AWAY_STEP, "pairwise": numba_steps.PAIRWISE}
-# kinds of search whose problems hold all scores as they were given: the loop looks at their size itself
+# kinds of search whose problems hold the scores unchanged: the compiled loop checks their size
 _AS_GIVEN = ("tags", "arcs", "cells")
-# room for so many structures at first; more where they do not suffice
+# places for structures at first; multiplied by 4 until they suffice
 _ROOM = 128
-# what a question and the weights of its answer cost, in units of a pass over a number: at least, and for each unit of
-# the search's work
+# the cost of an iteration, in passes over a number: its least, and its cost for each unit of the search's work
 _LEAST, _PASSES = 800, 8
-# exact weights take about as many questions as a structure has parts, and step rules no fewer than this
+# iterations: exact weights take about as many as a structure has parts, and step rules at least this many
 _STEPS_TAKEN = 50
 
 
@@ -46,14 +45,17 @@ def solve(
     whole: bool,
     wary: bool,
 ) -> tuple[Solution, Tensor | None] | None:
-    """The solution, and which instances converged, (*batch,), or None where all have; None if it is wary of scores."""
+    """The solution, and `converged` (*batch,), or None if all converged.
+
+    With `wary`, return None if a score is large, NaN or +inf.
+    """
     kind, batch, events, parts = _file(search.kind), search.batch, search.events, search.most
     problem = kind.problem(search)
     as_given = search.kind in _AS_GIVEN
     if wary and not as_given and not all_small(scores):
         return None
     count, d, rule = len(problem.own), events[0].numel(), _STEPS.get(solver.step)
-    # as many as can be independent, and one more
+    # as many structures as can be independent, and one more
     room = min(_ROOM, d + 2) if rule is None else _ROOM
     seeds: tuple[Any, Any, Any] = (None, None, None)
     if start is not None:
@@ -76,13 +78,13 @@ def solve(
             break
         room *= 4
     iterations, status, held = counts
-    # a place for none at all
+    # at least one place, even if no instance has a structure
     k = max(most, 1)
     found = np.empty((count, k, parts), np.int32), np.empty((count, k)), np.empty((count, k, k), overlaps.dtype)
     numba_loop.gather(held, (places, probs, overlaps), found)
     arrays: tuple[np.ndarray, ...] = (*found, numbers[0], iterations, numbers[1])
     if len(batch) != 1:
-        # NumPy takes a third of the time that torch takes to look at memory in another shape
+        # NumPy reshapes in a third of the time of torch
         arrays = tuple(x.reshape((*batch, *x.shape[1:])) for x in arrays)
     lists, weights, gram, value, taken, gap = map(torch.from_numpy, arrays)
     mean = torch.from_numpy(means)
@@ -92,7 +94,7 @@ def solve(
 
 @cache
 def _file(kind: str) -> Any:
-    """The file of a kind of search."""
+    """The module of a kind of search."""
     return import_module(f"{active_set.__name__}.cpu_{kind}")
 
 
@@ -104,7 +106,7 @@ def _seeds(
     both = halves(tuple(x.double() for x in scores))
     b = torch.stack([start.rescore(structure, *part) for part in both], -1)
     parts = start.found.places if isinstance(start.found, UsedParts) else parts_of(structure, start.vertices)
-    # a negative pad cuts off what is -1 in all of them
+    # a negative pad cuts columns, in which all entries are -1
     parts = torch.nn.functional.pad(parts, (0, search.most - parts.shape[-1]), value=-1)
     return (
         memory(parts.int().reshape(count, k, search.most).contiguous()),

@@ -1,14 +1,13 @@
-"""SparseMAP on a GPU by exact weights: one launch for all instances where the device finds structures by itself.
+"""SparseMAP on a GPU by exact weights: one launch for all instances if a kernel finds the best structures.
 
 A kind of search has a file, kernels/active_set/cuda_<kind>.py, with `best`, a function for Triton, and its `plan`,
-`slots` and `listed`. Structures are lists of parts of the first tensor in slots: what one structure may have in a slot,
-no other has in another slot, and a slot that is not used has -1. `best(problem, p_arounds, p_fresh, height, width,
-SIZES)` gets the tensors of all instances and scores less mu, (B, d); it writes to `p_fresh`, and gives the score of
-parts in other tensors, -inf where there is no structure. Structures of kinds without a file come from `map`, which
-questions.py asks.
+`slots` and `listed`. Structures are lists of parts of the first tensor in slots: a part can stand in one slot only, and
+-1 marks an unused slot. `best(problem, p_arounds, p_fresh, height, width, SIZES)` takes the tensors of all instances
+and scores less mu, (B, d). It writes a structure to `p_fresh`, and returns the score of its parts in other tensors, or
+-inf if the instance has no structure. For kinds without a file, questions.py calls `map`.
 
-Functions that take and give numbers and addresses alone are `noinline`: the time in which Triton compiles a function
-grows with more than the square of its size, and what is called twice is compiled once.
+Functions that take and return only numbers and addresses are `noinline`: the time to compile a Triton function grows
+faster than the square of its size, and a function called twice is compiled once.
 """
 
 from functools import cache
@@ -37,25 +36,25 @@ from polymax.solvers.reduced import LARGEST_SCORE, all_small
 from polymax.solvers.solution import Solution
 from polymax.structures.base import Structure
 
-# room for so many structures at first, 8 at least; more where they do not suffice
+# places for structures at first, at least 8; increased until they suffice
 _ROOM = 64
-# the most places for structures that are likely to come
+# the largest number of places for the structures that a plan expects
 _LIKELY = 256
-# entries of a tile to a thread, where places are few and where they are many: large tiles take longer to compile
+# entries of a tile for each thread, with few places and with many: large tiles take longer to compile
 _ENTRIES = 16, 32
-# iterations before a look at whether all instances are done, where each is a launch; and where none is
+# iterations between two reads of the progress: if each iteration is a launch, and if one launch runs them all
 _LAUNCHES, _ALL = 8, 2**30
-# kinds whose structures are listed as programs leave them
+# kinds whose lists of parts are returned as the kernel writes them
 _LISTED = ("tags", "counted_tags", "arcs", "cells")
-# so few are read as a list
+# the largest number of instances whose progress is read as a list
 _FEW_INSTANCES = 64
-# the mean of so many numbers is added up by the launch that puts structures in order, for whoever asks
+# the largest mean, in numbers, that the launch that orders structures adds up as well
 _SMALL = 1 << 16
 
 
 @cache
 def _kind(name: str) -> tuple[Any, bool]:
-    """The file of a kind of search, and if `map` is asked, for want of one."""
+    """The module of a kind of search, and True if there is none of its own, so that structures come from `map`."""
     file = f"{active_set.__name__}.cuda_{name}"
     asked = find_spec(file) is None
     return import_module(f"{active_set.__name__}.cuda_given" if asked else file), asked
@@ -70,12 +69,15 @@ def solve(
     whole: bool,
     wary: bool = False,
 ) -> tuple[Solution, Tensor | None] | None:
-    """The solution, and which instances converged, (*batch,), or None for all; if wary, None where scores are large."""
-    # a search that is wary may read
+    """The solution, and `converged` (*batch,), or None if all converged.
+
+    With `wary`, return None if a score is large, NaN or +inf.
+    """
+    # a wary search is never recorded by a CUDA graph
     recorded = not wary and recording(scores[0])
     kind, asked = _kind(search.kind)
     plan: Plan = kind.plan(search)
-    # programs look at all scores, or none does
+    # the kernel checks the size of scores only if it reads all of them
     looked = not asked and start is None and (len(scores) == 1 or plan.others is not None)
     if wary and not looked and not all_small(scores):
         return None
@@ -107,14 +109,14 @@ def solve(
     ask: Any = Questions(structure, scores, count) if asked else None
     while True:
         if asked:
-            # structures that span a face come after the iterations
+            # launches for the structures that span a face follow the iterations
             for _ in range(2 * solver.max_iter + 2 if recorded else _LAUNCHES):
                 launch(plan._replace(problem=ask(state.point[2])), state, 1, False)
         else:
             launch(plan, state, _ALL, first)
         first = False
         if recorded:
-            # nothing can be read: places for all structures stay, and no one knows who has converged
+            # nothing can be read: all places are kept, and convergence is unknown
             return _solution(kind, search, plan, state, state.held[0].shape[1]), None
         most, least_status, largest, on = _progress(state.known, solver.max_iter)
         if largest == cuda_loop.LARGE.value:
@@ -129,30 +131,33 @@ def solve(
 
 
 def _places(solver: Rule, plan: Plan, seeds: int) -> int:
-    """Places for structures, at first."""
+    """The number of places for structures at first."""
     least = solver.max_iter + 1 if solver.max_iter <= FEW else min(plan.likely, _LIKELY)
     return max(_ROOM, ceil_power(max(seeds + min(seeds, _ROOM), least)))
 
 
 def _compile_for_recording(solver: Rule, places: int, search: Search, dtype: torch.dtype) -> None:
-    """A search that may be recorded takes the same programs before: none can be compiled while a graph is recorded."""
+    """Compile the kernels of a search that a CUDA graph may record later: recording cannot compile."""
     if solver.max_iter <= FEW:
         _respond(places, search.most, sum(map(torch.Size.numel, search.events)), dtype, search.tensors[0].device)
 
 
 @cache
 def _respond(places: int, parts: int, d: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Respond with all places once, as a recorded call does: its kernel is compiled then."""
+    """Call `response` once with all places, as a recorded call does, to compile its kernel."""
     lists = torch.full((1, places, parts), -1, dtype=torch.int32, device=device)
     probs, overlaps = torch.zeros(1, places, dtype=torch.float64, device=device), lists.new_zeros(1, places, places)
     response(lists, overlaps, probs, torch.zeros(1, d, dtype=dtype, device=device), None, d)
 
 
 def _progress(known: Tensor, max_iter: int) -> tuple[int, int, int, bool]:
-    """The most structures of an instance, the least and the largest status, and if any is to go on, in one read."""
+    """The largest number of structures, the least and the largest status, and True if an instance is not done.
+
+    One read from the device.
+    """
     there = known.cpu()
     if there.shape[1] <= _FEW_INSTANCES:
-        # lists take less than arrays
+        # for few instances, a list is faster than an array
         statuses, _, counts = there.tolist()
         least, largest, most = min(statuses), max(statuses), max(counts)
         if least >= cuda_loop.CONVERGED.value:
@@ -167,7 +172,7 @@ def _progress(known: Tensor, max_iter: int) -> tuple[int, int, int, bool]:
 
 
 class _Launcher(NamedTuple):
-    """What all launches of a call share."""
+    """The solver, scores and options that all launches of a call share."""
 
     solver: Rule
     given: Tensor
@@ -175,13 +180,13 @@ class _Launcher(NamedTuple):
     wary: bool
 
     def __call__(self, plan: Plan, state: State, rounds: int, first: bool) -> None:
-        """Up to so many rounds of each instance; at first, nothing is known."""
+        """Launch the kernels for up to `rounds` rounds of each instance; `first` if the state is not initialized."""
         with on_device(self.given):
             for kernel, options, args in self.calls(plan, state, rounds, first):
                 kernel[(len(state.fresh),)](*args, **options)
 
     def options(self, plan: Plan, state: State) -> dict[str, Any]:
-        """What kernels are compiled for."""
+        """The constants for which kernels are compiled."""
         _, room, slots = state.held[0].shape
         # a vector of weights is spread over threads, too
         warps = max(plan.warps, min(room // 64, 8) if room > 64 else 1)
@@ -192,7 +197,7 @@ class _Launcher(NamedTuple):
         return {"BEST": plan.best, "SIZES": plan.sizes, **sizes, "num_warps": warps, "num_stages": 1}
 
     def calls(self, plan: Plan, state: State, rounds: int, first: bool) -> list[tuple[Any, dict[str, Any], Any]]:
-        """Kernels, what each of them is compiled for, and what it takes."""
+        """The kernels to launch, each with its compile-time constants and its arguments."""
         options = self.options(plan, state)
         others = self.given if plan.others is None else plan.others
         total = 0 if plan.others is None else others.numel()
@@ -208,7 +213,7 @@ def _solution(kind: Any, search: Search, plan: Plan, state: State, width: int) -
     """The structures in the first `width` places, heaviest first; the mean of listed parts, if it is small."""
     parts = search.most if plan.states else plan.slots
     count, d = search.batch.numel(), sum(map(torch.Size.numel, search.events))
-    # structures that are not listed have a mean of their own
+    # other kinds get no mean from this launch
     d = d if search.kind in _LISTED and count * d <= _SMALL else 0
     held = state.held, state.known, state.gaps
     places, *others, mean = ordered(*held, search.batch, width, parts, plan.states, d)

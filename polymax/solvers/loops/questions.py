@@ -1,4 +1,4 @@
-"""Questions to `map` about a whole batch, for loops on a GPU that do not search by themselves."""
+"""Calls of `map` for a whole batch, for loops on a GPU whose kind of search has no kernel."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from polymax.structures.base import Structure, tensors
 
 
 class Questions:
-    """Ask `map` for the best structures of a batch of so many instances, again and again."""
+    """The best structures of a batch of `count` instances by `map`, to be called at each iteration."""
 
     def __init__(self, structure: Structure, scores: tuple[Tensor, ...], count: int) -> None:
         self._structure = structure

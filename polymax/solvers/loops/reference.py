@@ -33,7 +33,7 @@ class _State:
 
     @property
     def gains(self) -> Tensor:
-        """How much weight on each structure adds to the objective, (B, k)."""
+        """The derivative of the objective in the weight of each structure, (B, k)."""
         return self.b - torch.einsum("bkl,bl->bk", self.gram, self.p)
 
     @property
@@ -49,7 +49,7 @@ def solve(
     start: Solution | None,
     whole: bool,
 ) -> tuple[Solution, Tensor]:
-    """The solution, and which instances converged, (*batch,); structures come from `map`, whatever the search is."""
+    """The solution, and a bool tensor `converged` (*batch,); structures come from `map`, and `search` is not used."""
     problem = _Problem(structure, tuple(x.double() for x in scores))
     state = problem.begin() if start is None else problem.resume(start)
     count = problem.count
@@ -65,7 +65,7 @@ def solve(
         current = (state.p * state.gains).sum(-1)
         found = b - (m * mu).sum(-1) - current
         gap = torch.where(running, found, gap)
-        # a structure that has weight cannot do better than the exact weights, but for rounding
+        # a structure with weight cannot improve on the exact weights, except by rounding
         known = torch.where(state.active, (state.m == m.unsqueeze(1)).all(-1), False).any(-1)
         size = 1 + torch.minimum(current.abs(), (current + problem.total).abs())
         running = running & (gap > solver.tol * size) & ~(known & exact)
@@ -73,7 +73,7 @@ def solve(
         state = _step(solver, state, m, b, running)
         iterations = iterations + running
         if exact:
-            # what has left at once would do so again: the set, and all that follows from it, is what it was
+            # the set of structures is unchanged: the new structure lost its weight at once, and would again
             running = running & (state.active != _pad(before, state.p.shape[1] - before.shape[1])).any(-1)
     solution = problem.solution(state, iterations, gap.clamp(min=0))
     if whole and exact:
@@ -94,14 +94,14 @@ class _Problem:
         self.event = scores[0].shape[scores[0].dim() - self.dims :]
         self.count = self.batch.numel()
         self.feasible = (structure.best_score(*scores) > -torch.inf).reshape(self.count)
-        # sums of the first are exact, and those of the second small
+        # two parts of each score: sums of the high parts are exact, sums of the low parts are small
         self.halves = halves(scores)
         y = structure.map(*scores)
-        # scores of structures are counted from that of the best
+        # the score of the best structure, which is subtracted from those of all structures
         self.top = tuple(structure.score(y, *part).reshape(self.count) for part in self.halves)
 
     def best(self, mu: Tensor) -> tuple[Tensor, Tensor]:
-        """The structure that gains most around mu, flat, and its score."""
+        """The structure (B, d) with the largest <scores - mu, y>, and its score (B,) less the best structure's."""
         y = self.structure.map(self.scores[0] - mu.reshape(self.scores[0].shape), *self.scores[1:])
         score = self._counted(*(self.structure.score(y, *part).reshape(self.count) for part in self.halves))
         return tensors(y)[0].reshape(self.count, self.event.numel()), score
@@ -112,12 +112,12 @@ class _Problem:
         return self.top[0] + self.top[1]
 
     def _counted(self, high: Tensor, low: Tensor) -> Tensor:
-        """Scores (B, ...) from that of the best structure, given by their two parts."""
+        """Scores (B, ...), given by their two parts, less the score of the best structure."""
         best = [t.reshape(self.count, *[1] * (high.dim() - 1)) for t in self.top]
         return torch.where(high == -torch.inf, high, (high - best[0]) + (low - best[1]))
 
     def around(self, mu: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for mu (*batch, *event), in the shapes of the batch."""
+        """Return `best` for mu (*batch, *event), in the shapes of the batch."""
         m, b = self.best(mu)
         return m.reshape(mu.shape), b.reshape(self.batch)
 
@@ -127,7 +127,7 @@ class _Problem:
         return _State(m, b, torch.ones_like(b), _gram(m, m))
 
     def resume(self, start: Solution) -> _State:
-        """The weights of an earlier solution, for these scores; their own structures where none are given."""
+        """The state of an earlier solution under these scores; the best structure for instances without a start."""
         shape = (self.count, start.probs.shape[-1], self.event.numel())
         m = start.vertices.reshape(shape).double()
         p = start.probs.reshape(shape[:2]).double()
@@ -135,7 +135,7 @@ class _Problem:
         lost = (p.sum(-1) <= 0) | ~self.feasible
         y = m.reshape(*self.batch, shape[1], *self.event)
         b = self._counted(*(self.structure.rescore(y, *part).reshape(shape[:2]) for part in self.halves))
-        # what the new scores forbid is dropped
+        # structures that the new scores forbid are dropped
         p = torch.where(b > -torch.inf, p, 0)
         lost = lost | (p.sum(-1) <= 0)
         state = _State(
@@ -186,7 +186,7 @@ def _step(solver: Rule, state: _State, m: Tensor, b: Tensor, running: Tensor) ->
 
 
 def _own_direction(solver: Rule, state: _State, gains: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    """The direction of a rule of a user's own, checked."""
+    """The direction of a user's rule, with its shapes checked."""
     along, longest = solver.direction(state.p, gains, new)
     if along.shape != state.p.shape or longest.shape != new.shape:
         raise ValueError(
@@ -222,7 +222,7 @@ def _move(state: _State, direction: Tensor, longest: Any, running: Tensor) -> _S
 
 
 def _with(state: _State, m: Tensor, b: Tensor, running: Tensor) -> tuple[_State, Tensor]:
-    """The state with one more structure, in the place it has already or in a free one, and that place."""
+    """The state with the structure m added, in its present place or in a free place; and that place (B,)."""
     same = ((state.m == m.unsqueeze(1)).all(-1)) & state.active
     free = ~state.active
     place = torch.where(same.any(-1), same.long().argmax(-1), free.long().argmax(-1))
@@ -240,7 +240,7 @@ def _with(state: _State, m: Tensor, b: Tensor, running: Tensor) -> tuple[_State,
 
 
 def _admit(state: _State, new: Tensor, running: Tensor) -> _State:
-    """Give the new structure a place among independent ones; one that depends on them takes another's."""
+    """Admit the new structure; if it is an affine mix of the others, it replaces one of them."""
     picked = _one_hot(new, state)
     others = state.active & (picked == 0)
     c, distance, size = _nearest_mix(state, others, picked)
@@ -252,13 +252,13 @@ def _admit(state: _State, new: Tensor, running: Tensor) -> _State:
     p = state.p + length * (picked - torch.where(others, c, 0))
     gone = dependent.unsqueeze(-1) & (_one_hot(first, state) > 0)
     p = torch.where(gone, 0, p.clamp(min=0))
-    # in with a weight that is nothing, so that it counts as active
+    # the least positive weight makes the new structure active
     fresh = running.unsqueeze(-1) & (picked > 0) & (p == 0)
     return replace(state, p=torch.where(fresh, torch.finfo(p.dtype).tiny, p))
 
 
 def _exact_weights(state: _State, running: Tensor) -> _State:
-    """The best weights of the structures, dropping those that would become negative."""
+    """The best weights of the structures; structures whose weight would become negative are dropped one by one."""
     busy = running.clone()
     while bool(busy.any()):
         active = state.active
@@ -268,7 +268,7 @@ def _exact_weights(state: _State, running: Tensor) -> _State:
         target = torch.where(active, x + share * one, 0)
         wrong = active & (target <= NOTHING)
         fall = state.p - target
-        # one that rises to a weight that is rounding is the first to go
+        # a structure whose weight rises only to rounding is dropped first
         ratio = torch.where(fall > 0, state.p / torch.where(fall > 0, fall, 1), 0)
         length, first = torch.where(wrong, ratio, torch.inf).min(-1)
         done = ~wrong.any(-1)
@@ -282,7 +282,7 @@ def _exact_weights(state: _State, running: Tensor) -> _State:
 
 
 def _independent(state: _State) -> _State:
-    """The same mean from structures none of which is an affine mix of others; one by one."""
+    """The state with affinely independent structures; affine mixes of the structures before are dropped."""
     kept = replace(state, p=torch.zeros_like(state.p))
     heavy = state.p.argmax(-1)
     kept = replace(kept, p=_one_hot(heavy, state))
@@ -305,7 +305,7 @@ def _nearest_mix(state: _State, others: Tensor, picked: Tensor) -> tuple[Tensor,
 
 
 def _solved(state: _State, active: Tensor, right: Tensor) -> Tensor:
-    """x on the active structures with (gram + 1) x = right: positive definite where they are independent."""
+    """x on the active structures with (gram + 1) x = right; positive definite if the structures are independent."""
     both = active.unsqueeze(-1) & active.unsqueeze(-2)
     matrix = torch.where(both, state.gram + 1, 0) + torch.diag_embed((~active).double())
     factor, _ = torch.linalg.cholesky_ex(matrix)

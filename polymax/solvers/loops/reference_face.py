@@ -1,4 +1,4 @@
-"""The face of the polytope that a solution lies on, in torch: as numba_face.py finds it, for a batch in lock-step."""
+"""The face of the polytope that a solution lies on, in torch, for a batch in lock-step: the method of numba_face.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from polymax.kernels.response.reference import existing, sensitivity
 from polymax.solvers.solution import Solution, parts_of
 from polymax.structures.base import Structure
 
-# a point (*batch, *event) to the best structure around it and its score
+# a function from a point (*batch, *event) to the best structure around it and its score
 Best = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -24,7 +24,7 @@ def spanned(structure: Structure, solution: Solution, best: Best) -> Solution:
     kept = existing(solution.overlaps, probs)
     overlaps = solution.overlaps.double()
     mu = (probs.unsqueeze(-1) * y).sum(-2)
-    # what <scores - mu, y> is for all structures that have weight
+    # the value of <scores - mu, y> that all structures with weight share
     top = solution.value - mu.square().sum(-1) / 2
     generator = torch.Generator().manual_seed(0)
     side, failed = torch.ones_like(top), (~(probs > 0).any(-1)).long() * 2
@@ -49,11 +49,11 @@ def spanned(structure: Structure, solution: Solution, best: Best) -> Solution:
 
 
 def _direction(generator: torch.Generator, y: Tensor, overlaps: Tensor, kept: Tensor) -> Tensor:
-    """A random direction that makes no difference among the structures."""
+    """A random direction w with the same <w, y> for all structures y found so far."""
     w = (2 * torch.rand(y.shape[-1], generator=generator, dtype=torch.float64, device="cpu") - 1).to(y)
     w = w.expand(*y.shape[:-2], y.shape[-1])
     z = sensitivity(overlaps, kept.to(w))
-    # twice is enough
+    # the second projection removes the rounding errors of the first
     for _ in range(2):
         along = torch.where(kept, (y * w.unsqueeze(-2)).sum(-1), 0)
         w = w - ((z * along.unsqueeze(-2)).sum(-1).unsqueeze(-1) * y).sum(-2)
@@ -61,7 +61,7 @@ def _direction(generator: torch.Generator, y: Tensor, overlaps: Tensor, kept: Te
 
 
 def _joined(structure: Structure, solution: Solution, more: Tensor, kept: Tensor, overlaps: Tensor) -> Solution:
-    """The structures that there are, close together: those with weight, then the others, given flat."""
+    """The solution with the structures of `more` (flat) after its own, without the empty places between them."""
     dim, found = solution.probs.dim(), solution.found
     most = int(kept.sum(-1).max()) if kept.numel() else 0
     order = torch.sort(~kept, dim=-1, stable=True).indices[..., : max(most, 1)]

@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 class Rule(Protocol):
-    """A step rule by its name, and when it stops.
+    """The name of a step rule, and its limits.
 
-    exact          the weights of all structures found so far are solved for after each new one
-    frank_wolfe    a step towards the new structure
-    away           such a step, or one away from the worst structure, whichever promises more
-    pairwise       weight moves from the worst structure to the new one
+    exact          solve for the weights of all structures after each new structure.
+    frank_wolfe    step towards the new structure.
+    away           step towards the new structure, or away from the worst, whichever has the larger slope.
+    pairwise       move weight from the worst structure to the new structure.
 
-    A rule without a name, "", has its steps from `direction`.
+    A rule named "" takes its steps from `direction`.
     """
 
     step: ClassVar[str]

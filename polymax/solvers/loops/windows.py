@@ -1,17 +1,17 @@
-"""Where SparseMAP of long chains starts: windows solved side by side, whose middles are coupled to whole sequences.
+"""Starts of SparseMAP for long chains: windows solved in parallel, whose middles are coupled to whole sequences.
 
-A search finds one sequence after the other, and the support grows with the length. But what is far off hardly moves the
-mean of a position: a window knows the mean of its middle, the core, up to what its ends make of it, which falls off
-exponentially. So each window is solved alone. Then its core is, with the values of Viterbi's recursion around the
-window's mean added to the scores at its ends: the mean of the whole solves it, and so it has as many sequences as the
-core needs. Neighbours share a position. They are coupled there, state by state, in the order of their weights, so that
-k and l sequences that agree on one state become k + l - 1. The search goes on from these: most often it finds that
-nothing is missing.
+A search finds one sequence after the other, and the support grows with the length. But distant scores hardly move the
+mean of a position: a window gives the mean of its middle, the core, up to an effect of its ends that falls off
+exponentially. So each window is solved alone. Then its core is solved, with the values of Viterbi's recursion around
+the window's mean added to the scores at its ends: the mean of the whole chain solves this problem, too, by as many
+sequences as the core needs. Neighbouring cores share a position. They are coupled there, state by state, in the order
+of their weights, so that k and l sequences that agree on one state become k + l - 1. The search goes on from these
+sequences, and most often finds no other.
 
 Shapes:
-    problems (C, B, ...), of C windows or cores of B instances, which go to a loop as C * B instances
-    strands (rows, k), sequences of some neighbouring cores; their weights are 0 for none, and their picks (rows, k, c)
-    are which sequence of each core they consist of
+    problems (C, B, ...): C windows or cores of B instances, which a loop takes as C * B instances
+    strands (rows, k): sequences of some neighbouring cores, with weights of 0 for empty places
+    picks (rows, k, c): the index of a strand's sequence in each of its c cores
 """
 
 from collections.abc import Callable
@@ -26,14 +26,14 @@ from polymax.kernels.active_set.problem import Search, UsedParts
 from polymax.kernels.response import mixture
 from polymax.solvers.solution import Solution
 
-# positions of a core, and of a window on either side of it
+# positions of a core, and positions of its window on either side of it
 CORE, HALO = 24, 24
-# the least positions of a chain, and the most states, for which this pays
+# the least number of positions of a chain, and the largest number of states, for which windows are faster
 LONG, STATES = 192, 64
-# a number that weights are multiples of
+# weights are rounded to multiples of this number
 _UNIT = 2.0**-52
 
-# what solves the problems of a search; if True, with structures that span the faces
+# solves the problems of a search; if True, its solutions have structures that span their faces
 Loop = Callable[[Search, bool], Solution]
 
 
@@ -43,7 +43,10 @@ def is_long(search: Search) -> bool:
 
 
 def start(search: Search, loop: Loop, whole: bool) -> Solution:
-    """Sequences with their weights, as if from an earlier solution; none where the scores of a window forbid all."""
+    """Sequences and their weights, in the form of an earlier solution.
+
+    An instance has none if the scores forbid all sequences of one of its windows.
+    """
     cut = _Cut.of(search)
     windows = _problem(cut, cut.first_of_windows, cut.size + 2 * HALO + 1, cut.ends + HALO)
     unary = windows.tensors[0].reshape(cut.count, cut.batch, -1, cut.states)
@@ -60,7 +63,10 @@ def start(search: Search, loop: Loop, whole: bool) -> Solution:
 
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """Chains cut into cores of `size` steps: (C,) the first and the last position of each, which neighbours share."""
+    """Chains cut into cores of `size` steps, with the first and last position of each core, (C,).
+
+    Neighbouring cores share a position.
+    """
 
     unary: Tensor
     transition: Tensor
@@ -122,7 +128,7 @@ def _problem(cut: _Cut, first: Tensor, n: int, last: Tensor) -> Search:
     elif len(transition) > 1:
         transition = transition.repeat(cut.count, 1, 1, 1)
     stop = torch.minimum(last.unsqueeze(-1) + 1, cut.lengths)
-    # the one position that is left at an end is that of the part before
+    # a part of one position is empty: the part before ends at the same position
     left = (stop - first.unsqueeze(-1)).clamp(min=0, max=n)
     alone = (left == 1) & (first > 0).unsqueeze(-1)
     lengths = torch.where(alone, 0, left).reshape(-1)
@@ -131,15 +137,16 @@ def _problem(cut: _Cut, first: Tensor, n: int, last: Tensor) -> Search:
 
 
 def _states(found: Solution, n: int, s: int) -> Tensor:
-    """The parts of sequences that are states, (instances, k, n), -1 after the last."""
+    """The states of sequences, as places in the unary scores, (instances, k, n); -1 after the last."""
     assert isinstance(found.found, UsedParts), "loops list parts"
     places = found.found.places[..., :n]
     return torch.where(places < n * s, places, -1)
 
 
 def _messages(cut: _Cut, around: Tensor) -> Tensor:
-    """What the rest of a window adds to the first and to the last state of its core, (2, C, B, s), by scores less mean:
-    values of Viterbi's recursion up to the one, and down to the other.
+    """The best scores of the window before the first, and after the last state of its core, (2, C, B, s).
+
+    They are values of Viterbi's recursion on `around`, the scores less the window's mean.
     """
     first, t = cut.first_of_windows.unsqueeze(-1), torch.arange(HALO, device=around.device)
     # positions whose values are added, (2, C, steps)
@@ -169,29 +176,29 @@ class _Strands(NamedTuple):
     picks: Tensor
 
     def chosen(self, at: Tensor) -> "_Strands":
-        """Those at places (rows, m)."""
+        """The strands at places `at` (rows, m)."""
         picks = self.picks.gather(1, at.unsqueeze(-1).expand(*at.shape, self.picks.shape[-1]))
         return _Strands(self.first.gather(1, at), self.last.gather(1, at), self.weights.gather(1, at), picks)
 
     def with_weight(self) -> "_Strands":
-        """As many as the row with the most has, those without weight last."""
+        """The strands with those of weight 0 last, cut to the largest number of strands with weight in a row."""
         used = self.weights > 0
         width = max(int(used.sum(-1).amax()), 1)
         return self.chosen((~used).byte().sort(dim=1, stable=True).indices[:, :width])
 
 
 def _coupled(cut: _Cut, found: Solution, search: Search) -> Solution:
-    """The sequences of cores, coupled to those of whole chains: of pairs of neighbours, pairs of pairs, and so on."""
+    """Couple the sequences of cores to sequences of whole chains: pairs of neighbours first, then pairs of pairs."""
     n, k = cut.size + 1, found.probs.shape[-1]
     states = _states(found, n, cut.states).reshape(cut.count, cut.batch, k, n)
     tags = torch.where(states >= 0, states % cut.states, -1).long()
-    # one of weight 0 spans a face
+    # sequences of weight 0, which span a face, get a weight, too
     probs = found.probs.nan_to_num().reshape(cut.count, cut.batch, k) + _UNIT
     weights = torch.where(tags[..., 0] >= 0, probs, 0)
     ends = torch.where(tags >= 0, torch.arange(n, device=tags.device), 0).amax(-1, keepdim=True)
     lasts = tags.gather(-1, ends).squeeze(-1)
     picks = torch.arange(k, device=tags.device).expand(weights.shape).unsqueeze(-1)
-    # chains that have ended have no sequences in the cores after
+    # the number of cores is filled up to a power of 2 by empty cores
     more = (1 << (cut.count - 1).bit_length()) - cut.count
     given = (tags[..., 0], lasts, weights, picks)
     level = _Strands(*(torch.cat([x, x.new_zeros(more, *x.shape[1:])]).flatten(0, 1) for x in given))
@@ -207,10 +214,10 @@ def _coupled(cut: _Cut, found: Solution, search: Search) -> Solution:
 
 
 def _couple(left: _Strands, right: _Strands, states: int) -> _Strands:
-    """The strands of both sides: those that share a state go on, in the order of their weights.
+    """Couple the strands of both sides that share a state, in the order of `_stretches`.
 
-    Each has a stretch of the unit after its state, as long as its share of the state's weight. Where one of either side
-    ends, a strand does, too.
+    The strands of a state divide the interval from the state's number to the next among them, by their shares of the
+    state's weight. A coupled strand is the intersection of a stretch of the left with a stretch of the right.
     """
     count = left.weights.shape[1]
     shared, weights = torch.stack([left.last, right.first]), torch.stack([left.weights, right.weights])
@@ -221,13 +228,13 @@ def _couple(left: _Strands, right: _Strands, states: int) -> _Strands:
     one = left.chosen(first_to_last[0].gather(1, passed.clamp(max=count - 1)))
     passed = torch.arange(2 * count, device=order.device) - passed
     other = right.chosen(first_to_last[1].gather(1, passed.clamp(max=count - 1)))
-    # a stretch without one of the other side belongs to no strand
+    # drop stretches that meet no stretch of the other side
     good = (one.last == other.first) & (one.weights > 0) & (other.weights > 0) & ends.isfinite()
     begins = torch.maximum(torch.nn.functional.pad(ends[:, :-1], (1, 0)), one.last.double())
     lengths = (ends - begins).clamp(min=0) * totals[0].gather(1, one.last.clamp(min=0))
     picks = torch.cat([one.picks, other.picks], -1)
     coupled = _Strands(one.first, other.last, torch.where(good, lengths + _UNIT, 0), picks)
-    # a chain that has ended goes on with nothing
+    # a chain that has ended keeps the strands of the left
     ended = (right.weights == 0).all(1)
     kept = (torch.nn.functional.pad(x, (0, count)) for x in left[:3])
     kept_picks = torch.nn.functional.pad(left.picks, (0, right.picks.shape[-1], 0, count))
@@ -236,31 +243,32 @@ def _couple(left: _Strands, right: _Strands, states: int) -> _Strands:
 
 
 def _stretches(state: Tensor, weights: Tensor, states: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the stretches (2, rows, k) of both sides end, in the order of states, infinity for those of no weight;
-    weights of states (2, rows, s); the order.
+    """The ends of the stretches (2, rows, k) of both sides, the weights of states (2, rows, s), and the order.
+
+    Stretches are in the order of their states; strands without weight end at infinity.
     """
     order = torch.where(weights > 0, state, states).sort(dim=2, stable=True).indices
     state, weights = state.gather(2, order).clamp(min=0), weights.gather(2, order)
-    # whole numbers add up to the same in any order
+    # sums of integers do not depend on their order
     mass = torch.where(weights > 0, (weights / _UNIT).long().clamp(min=1), 0)
     of_state = state.unsqueeze(-1) == torch.arange(states, device=state.device)
     totals = torch.where(of_state, mass.unsqueeze(-1), 0).sum(2)
     before, total = (totals.cumsum(2) - totals).gather(2, state), totals.gather(2, state)
     within = mass.cumsum(2) - before
-    # the last of a state ends with it, and no other does
+    # only the last stretch of a state ends at the next state's number
     share = (within.double() / total.clamp(min=1)).clamp(max=1 - 2.0**-40)
     ends = state + torch.where(within == total, torch.ones_like(share), share)
     return torch.where(weights > 0, ends, torch.inf), totals.double() * _UNIT, order
 
 
 def _solution(tags: Tensor, probs: Tensor, lengths: Tensor, search: Search) -> Solution:
-    """Sequences of tags (B, k, n), -1 after the last, with their weights; those that have gaps are left out."""
+    """A solution of sequences of tags (B, k, n), -1 after the last, and their weights; sequences with gaps are dropped."""
     (n, s), (_, k), batch = search.events[0], probs.shape, search.batch
     at, last = torch.arange(2 * n - 1, device=tags.device), lengths.reshape(-1, 1)
     good = ((tags >= 0) == (at[:n] < last).unsqueeze(1)).all(-1) & (probs > 0)
     states = at[:n] * s + tags
     places = torch.cat([states, (n + states[..., :-1]) * s + tags[..., 1:]], -1)
-    # steps follow the last state
+    # transitions come directly after the last state
     order = torch.where(at < last, at, (n + at - last).clamp(max=2 * n - 2)).unsqueeze(1)
     used = good.unsqueeze(-1) & (at < 2 * last - 1).unsqueeze(1)
     places = torch.where(used, places.gather(-1, order.expand(places.shape)), -1).int()
