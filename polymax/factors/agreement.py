@@ -7,10 +7,10 @@ ADMM alternates the projections of the structures with that of the variables ont
     z_f = projection of M_f mu + lambda_f / rho, of private scores s_f / rho
     mu = nearest point to (x + M^T (rho z - lambda)) / (1 + rho degree)        lambda_f = lambda_f + rho (M_f mu - z_f)
 
-The rate rho begins with the size of the scores, which multipliers must reach, and follows what is missed. After each
-turn it tries Newton's step: the faces that structures lie on, the variables that are free and the rows that are tight
-stay as they are, and the best point among these is one linear system. Where they are the right ones the point is exact;
-where the residual is not smaller, the step is not taken. Without structures the rows alone are solved.
+The rate rho begins with the size of the scores, which multipliers must reach, and balances the two residuals. Before
+each turn, Newton's step is tried: with the faces of the structures, the free variables and the tight rows fixed, the
+best point is the solution of one linear system. If they are those of the solution, the point is exact; if the residual
+is not halved, the step is not taken. Without structures, only the rows are solved.
 
 See: Niculae and Martins 2020, LP-SparseMAP; Martins et al. 2015, AD3.
 """
@@ -30,13 +30,13 @@ from polymax.factors.rows import Rows, compile_rows, places_of
 from polymax.factors.subspace import Subspace, sum_edges
 from polymax.kernels.constrained import constrained
 
-# rounds of the rows alone, and how far the factors may be apart, relative to the scores
+# the most rounds of the kernel `constrained`, and the residual at which the loop ends, relative to the scores
 ROUNDS, TOLERANCE = 500, 1e-12
-# after so many rounds without gain, this much is enough
+# after so many rounds without progress, this residual is small enough
 IDLE, ENOUGH = 12, 1e-8
-# variables that are so near to 0 or 1 are there
+# variables closer to 0 or 1 than this are rounded
 ROUNDING = 1e-13
-# the size of scores for which rho is 1; how many times as much one side must miss before rho follows it
+# the largest size of scores for which rho begins at 1; the ratio of the two residuals from which rho changes
 ORDINARY, UNEVEN = 8.0, 10.0
 
 
@@ -48,22 +48,22 @@ class Compiled:
     rows: Rows
     blocks: tuple[Block, ...]
     by_variable: Tensor
-    # variables that logic names, or no factor at all, are kept in [0, 1]; (G, n)
+    # True for variables kept in [0, 1]: those in logic, and those in no factor; (G, n)
     boxed: Tensor
 
     @cached_property
     def degree(self) -> Tensor:
-        """How many parts of structures each variable is, (G, n)."""
+        """The number of parts of structures that are each variable, (G, n)."""
         return (self.by_variable >= 0).sum(-1).double()
 
     @cached_property
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """The least and the most that variables can be, (G, n)."""
+        """The lower and upper bounds of variables, (G, n)."""
         return torch.where(self.boxed, 0.0, -torch.inf).double(), torch.where(self.boxed, 1.0, torch.inf).double()
 
 
 def compile_graph(variables: int, factors: Any, batch: torch.Size, lead: torch.Size, device: torch.device) -> Compiled:
-    """Rows and blocks of the factors; `lead` is the batch where graphs differ, and empty where they do not."""
+    """Rows and blocks of the factors; `lead` is the batch shape if graphs differ between instances, else ()."""
     numbered = list(enumerate(factors))
     rows = compile_rows(numbered, variables, lead)
     found = blocks(numbered, batch, lead)
@@ -88,7 +88,7 @@ def _on(structure: Any, device: torch.device) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Agreed:
-    """A solution: variables, prices, projections, and what is free near it.
+    """A solution: variables mu, prices tau of rows, and the projections of the blocks.
 
     Shapes: mu (B, n), tau (B, R), private parts of pairs (B, P); residual and rounds (B,)
     """
@@ -164,7 +164,7 @@ class Agreement:
                 break
             rounds = rounds + running
             tried = self._newton(state)
-            # a step that does not help is not gone on from
+            # a step that does not halve the residual is dropped
             good = tried.residual < state.residual / 2
             state = _chosen(good, tried, state)
             if bool((running & ~good).any()):
@@ -179,7 +179,7 @@ class Agreement:
         )
 
     def _turn(self, state: _State) -> _State:
-        """One round of ADMM."""
+        """The state after a round of ADMM."""
         graph = self.graph
         z = [p.z for p in state.projected]
         rho, each = state.rho.unsqueeze(-1), state.rho.reshape(-1, 1, 1)
@@ -187,7 +187,7 @@ class Agreement:
         mu, tau, _, _ = self._nearest(self.x + pull, 1 + rho * graph.degree.expand(self.x.shape), state.tau)
         apart = [torch.where(b.shared, b.gather(mu) - zf, 0) for b, zf in zip(graph.blocks, z, strict=True)]
         lam = tuple(a + each * r for a, r in zip(state.lam, apart, strict=True))
-        # what variables miss of the structures, and what prices miss of the scores, relative to their sizes
+        # the primal residual, of variables and structures, and the dual residual, of prices, relative to their sizes
         missed = _largest(apart)
         moved = state.rho * (mu - state.mu).abs().amax(1) / _largest(lam).clamp(min=1) if mu.shape[1] else missed
         rho = torch.where(missed > UNEVEN * moved, 2 * state.rho, state.rho)
@@ -197,7 +197,7 @@ class Agreement:
     def _measured(
         self, mu: Tensor, tau: Tensor, lam: tuple[Tensor, ...], before: tuple[Projected, ...] | None, rho: Tensor
     ) -> _State:
-        """The projections at a point, and how far all conditions are from being met."""
+        """The state at a point: its projections, and the residual of all conditions."""
         graph = self.graph
         found = tuple(
             b.solve(b.gather(mu) + _over(a, rho), own, before[k].solution if before is not None else None)
@@ -224,7 +224,7 @@ class Agreement:
         space = Subspace(graph.rows, graph.blocks, graph.by_variable, free, tight, bases)
         kept, away = [], []
         for k, (b, a, p) in enumerate(zip(graph.blocks, state.lam, state.projected, strict=True)):
-            # the scores of the projection less the projection: what is along the face stays
+            # the scores of the projection less the projection, of which the part along the face is kept
             along = state.rho.reshape(-1, 1, 1) * (b.gather(state.mu) - p.z) + a
             away.append(space.outside(k, a))
             kept.append(torch.where(b.shared, along, 0) - space.outside(k, along) + away[-1])
@@ -264,13 +264,13 @@ class Agreement:
 def _sides(
     graph: Compiled, mu: Tensor, tau: Tensor, ends: tuple[Tensor, Tensor], forbidden: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Which variables are between their bounds, and which rows are tight."""
+    """Bool tensors: the variables (B, n) that are between their bounds, and the rows (B, R) that are tight."""
     inside = ~graph.boxed | ((mu > 0) & (mu < 1))
     return inside & ~forbidden, (tau > ends[0]) & (tau < ends[1])
 
 
 def _chosen(mask: Tensor, a: _State, b: _State) -> _State:
-    """The state a where the mask says so, and b elsewhere."""
+    """The state a for instances in the mask (B,), and b for the others."""
     if bool(mask.all()):
         return a
     if not bool(mask.any()):
@@ -311,7 +311,7 @@ def _joined(mask: Tensor, a: Projected, b: Projected) -> Projected:
 
 
 def _literals(rows: Rows, mu: Tensor) -> Tensor:
-    """The literals (B, P, 2) of pairs; 0 where there is none."""
+    """The values (B, P, 2) of the literals of pairs; 0 for absent literals."""
     at = rows.pairs.expand(len(mu), *rows.pairs.shape[1:])
     value = torch.nn.functional.pad(mu, (0, 1)).gather(1, torch.where(at < 0, mu.shape[1], at).flatten(1))
     value = value.reshape(at.shape)
@@ -319,7 +319,7 @@ def _literals(rows: Rows, mu: Tensor) -> Tensor:
 
 
 def _both(rows: Rows, mu: Tensor, scores: Tensor) -> Tensor:
-    """How much both literals of pairs are on, (B, P): as much as they can be for a reward, as little for a price."""
+    """The probability that both literals of a pair are on, (B, P): the largest if its score is >= 0, else the least."""
     first, second = _literals(rows, mu).unbind(-1)
     there = (rows.pairs >= 0).all(-1)
     value = torch.where(scores >= 0, torch.minimum(first, second), (first + second - 1).clamp(min=0))
@@ -327,7 +327,10 @@ def _both(rows: Rows, mu: Tensor, scores: Tensor) -> Tensor:
 
 
 def _pair_scores(rows: Rows, scores: Tensor) -> Tensor:
-    """What rewards of pairs add to the scores of variables: all of it to the second literal; prices do the rest."""
+    """Scores (B, n) added to variables: the positive score of a pair counts at its second literal.
+
+    The prices of the pair's rows correct for the first literal.
+    """
     weights = torch.stack([torch.zeros_like(scores), scores.clamp(min=0)], -1)
     return pair_spread(rows, weights)
 

@@ -15,7 +15,7 @@ from polymax.solvers import ActiveSet, Solution
 from polymax.solvers.mixture import mean, response_of
 from polymax.structures.base import Structure
 
-# directions shorter than this, relative to the longest, are none
+# squared lengths of directions below this, relative to the longest, count as 0
 _RANK = 1e-9
 
 
@@ -23,7 +23,7 @@ _RANK = 1e-9
 class Block:
     """F structures of a kind, for B instances.
 
-    Shapes: at (G, F, d), d parts of the first tensor; members, their places among the factors
+    Shapes: at (G, F, d): the variables of the d parts of the first tensor; members: the F indices among the factors
     """
 
     structure: Structure
@@ -34,12 +34,12 @@ class Block:
 
     @property
     def edges(self) -> int:
-        """How many parts all structures have together."""
+        """The number of parts of all structures together, F d."""
         return self.at.shape[1:].numel()
 
     @property
     def shared(self) -> Tensor:
-        """Which parts are variables, (G, F, d)."""
+        """A bool tensor (G, F, d), True for parts that are variables."""
         return self.at >= 0
 
     def gather(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Block:
         return first, *private
 
     def problem(self, private: tuple[Tensor, ...]) -> Structure:
-        """The structures as sets in which shared parts alone are penalised."""
+        """The structures as sets whose quadratic term has shared parts only."""
         if not self.mixed:
             return self.structure
         shape = private[0].shape
@@ -71,9 +71,9 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Projected:
-    """The projections of a block, and how they follow the scores.
+    """The projections of a block, and their derivatives.
 
-    Shapes: z (B, F, d) the shared parts; private, those of others (B, F, ...)
+    Shapes: z (B, F, d): the shared parts; private (B, F, ...): the parts of the private tensors
     """
 
     block: Block
@@ -85,11 +85,11 @@ class Projected:
 
     @property
     def feasible(self) -> Tensor:
-        """Which instances have a structure in each factor, (B,)."""
+        """A bool tensor (B,), True for instances in which every factor of the block has a structure."""
         return (self.solution.value > -torch.inf).all(1)
 
     def basis(self) -> Tensor:
-        """Orthonormal directions (B, F, d, k) of the faces, in shared parts; zeros for those there are fewer."""
+        """Orthonormal directions (B, F, d, k) of the faces, in shared parts; zeros if a face has fewer than k."""
         solution = self.solution
         some = existing(solution.overlaps, solution.probs)
         rows = solution.vertices.double().flatten(3)
@@ -103,7 +103,7 @@ class Projected:
         return rows.mT @ (turn * scale.unsqueeze(-2))
 
     def response(self, t: Tensor, private: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """How shared and private parts follow scores that move along t and private."""
+        """The derivatives of shared and private parts along directions `t` and `private` of their scores."""
         first, *others = response_of(self.structure, self.solution, self.block.scores(t, private))
         moved = torch.where(self.block.shared, first.reshape(t.shape), 0)
         return moved, tuple(others)
@@ -142,7 +142,7 @@ def _kind(factor: Factor) -> Any:
 
 
 def _stacked(structures: list[Structure], batch: torch.Size) -> Structure:
-    """One structure for instances (B, F)."""
+    """The structures of F factors as a structure for instances (B, F), with their lengths stacked."""
     lengths: list[Any] = [getattr(s, "lengths", None) for s in structures]
     if lengths[0] is None:
         return structures[0]

@@ -1,4 +1,4 @@
-"""What each factor's parts are made of: a distribution over its structures, for each factor of a graph."""
+"""Distributions over the structures of each factor of a graph."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class GraphDistribution:
-    """The distributions of a graph's factors, which agree on how much each variable is on, and on nothing else.
+    """The distributions of a graph's factors, which agree on the mean of each variable, and on nothing else.
 
-    `factors` are in the order of the graph's, None for logic and pairs; each is a finite distribution over whole
-    structures, differentiable in the scores. Parts of a first tensor of which some are private come in two tensors, the
-    shared and the private ones. `mean` is mu.
+    `factors` holds a finite distribution over structures for each factor of the graph, differentiable in the scores,
+    and None for logic and pairs. If some parts of a structure's first tensor are private, it comes as two tensors: the
+    shared parts and the private parts. `mean` is mu.
     """
 
     def __init__(self, mean: Any, factors: tuple[Finite | None, ...]) -> None:
@@ -36,7 +36,7 @@ class GraphDistribution:
 
     @property
     def whole(self) -> Finite:
-        """The distribution of the first factor that names every variable, whose structures are whole ones."""
+        """The distribution of the first factor that has every variable: its structures are structures of the graph."""
         graph = self.mean.graph
         for factor, found in zip(graph.factors, self.factors, strict=True):
             if found is not None and not factor.mixed and len(set(factor.at.flatten().tolist())) == graph.variables:
@@ -100,7 +100,7 @@ def _structure(projected: Projected, k: int, factor: Factor, batch: torch.Size) 
 class _Scores(Function):
     """The scores of shared parts by which each structure was solved, (B, F, d) for each block.
 
-    Along a face they move by M dmu - B ds; across it they make no difference to the structures.
+    Along a face they move by M dmu - B ds; directions across it do not change the structures.
     """
 
     @staticmethod

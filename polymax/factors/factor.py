@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polymax.structures.base import Structure
 
-# an entry of `at`: the part belongs to its factor alone; or there is no such part or input in this instance
+# entries of `at`: a part that is private to its factor; a part or input that an instance does not have
 PRIVATE, ABSENT = -1, -2
 
 
@@ -16,10 +16,10 @@ PRIVATE, ABSENT = -1, -2
 class Factor:
     """A structure some of whose parts are variables of a graph.
 
-    `at` gives for each part of the structure's first score tensor the number of the variable that it is; -1 for a part
-    that is private to the factor, and has a score of its own; -2 for a part that no structure uses, such as padding.
+    `at` gives, for each part of the structure's first score tensor, the number of its variable; -1 for a part that is
+    private to the factor, with a score of its own; -2 for a part that no structure uses, such as padding.
 
-    Shapes: at, integers like the first score tensor, of one instance, or (*batch, ...) where instances differ
+    Shapes: at: integers, in the shape of the first score tensor of an instance, or (*batch, ...) if instances differ
 
     Example:
         >>> tags = Factor(pm.Chain(), torch.arange(6).reshape(3, 2))
@@ -52,7 +52,7 @@ class Factor:
 
     @property
     def lead(self) -> torch.Size:
-        """The batch of `at`, where instances differ."""
+        """The batch shape of `at`; () if all instances have the same `at`."""
         return self.at.shape[: self.at.dim() - self.dims[0]]
 
     @property
@@ -70,11 +70,11 @@ class Factor:
 class Logic:
     """A rule that holds for variables of a graph: rows of linear constraints, whose vertices are 0 and 1.
 
-    `rows` (R, k) are coefficients of the literals, mu or 1 - mu where an entry is negated; `kind` is "=", "<=" or ">="
-    for each row, `bound` its other side, to which `counts` times the number of inputs is added. A row holds where all
-    entries that it has `needed` are there.
+    `rows` (R, k) are coefficients of the literals: mu, or 1 - mu if an entry is `negated`. `kind` is "=", "<=" or ">="
+    for each row. `bound`, plus `counts` times the number of inputs, is its right side. A row holds in the instances
+    that have all entries marked in `needed`.
 
-    Shapes: at (k,) or (*batch, k), -1 for an input that an instance has not; negated (k,); needed (R, k) bool
+    Shapes: at (k,) or (*batch, k), -1 for an input that an instance does not have; negated (k,); needed (R, k) bool
     """
 
     name: str
@@ -100,7 +100,7 @@ class Logic:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A private score of two literals that are both on. Shapes: at (2,) or (*batch, 2), negated (2,)."""
+    """A private score that counts if both literals are on. Shapes: at (2,) or (*batch, 2), negated (2,)."""
 
     at: Tensor
     negated: Tensor
@@ -118,7 +118,7 @@ class Pair:
 
 
 def numbers(at: Any, name: str, least: int = PRIVATE) -> Tensor:
-    """Numbers of variables, as a tensor."""
+    """The numbers of variables as a tensor on the CPU; an error if they are not integers of at least `least`."""
     found = torch.as_tensor(at)
     if found.numel() == 0:
         found = found.long()

@@ -21,8 +21,9 @@ from polymax.structures.compact.base import Compact
 class GraphParts(tuple[Tensor, ...]):
     """The variables of a graph (*batch, n), then the private parts of its factors, in the order of the scores.
 
-    `variables` is the first tensor; `factors` are the parts of each factor, in the names of its structure: of logic
-    its variables as they are, inputs then output; of a pair both, then how much both are on.
+    `variables` is the first tensor. `factors` holds the parts of each factor, with the names of its structure. The
+    parts of logic are its variables, inputs first, then the output; the parts of a pair are its variables, then the
+    probability that both literals are on.
     """
 
     graph: "FactorGraph"
@@ -60,10 +61,10 @@ class GraphPoints(Compact):
 class FactorGraph(Structure):
     """The settings of variables, each on or off, that all factors allow; a variable may be in several factors.
 
-    Inference is exact over each factor, and a relaxation over all of them: the factors agree on how much each variable
-    is on, but not on the structures of which that is the mean. `SparseMap` finds the point nearest to the scores
-    (LP-SparseMAP). `HardMax` finds the best point, the linear relaxation; where it is integral, as it always is if the
-    factors form a tree, it is the best structure. A variable that no factor names is free in [0, 1].
+    Inference is exact over each factor, and a relaxation over all of them: the factors agree on the mean of each
+    variable, but not on the structures with that mean. `SparseMap` finds the point nearest to the scores
+    (LP-SparseMAP). `HardMax` finds the best point, the linear relaxation; if it is integral, as it always is if the
+    factors form a tree, it is the best structure. A variable in no factor is free in [0, 1].
 
     Factors are a `Factor` for each structure, and the logic of `polymax.factors`.
 
@@ -99,7 +100,7 @@ class FactorGraph(Structure):
 
     @cached_property
     def layout(self) -> Layout:
-        """Which factors have private tensors, and in which order."""
+        """The order of the private tensors of the factors."""
         return Layout(self.factors)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
@@ -125,7 +126,7 @@ class FactorGraph(Structure):
         return GraphParts(self, parts)
 
     def map(self, *scores: Tensor) -> GraphParts:
-        """The best point of the relaxation: a structure where `HardMax(graph).solve` says that it is integral."""
+        """The best point of the relaxation; a structure in instances whose `HardMax(graph).solve` is integral."""
         return self.linear_relaxation(*scores).parts
 
     def linear_relaxation(self, *scores: Tensor) -> GraphSolution:
@@ -149,7 +150,7 @@ class FactorGraph(Structure):
         return value_of(self, scores)
 
     def complete(self, first: Tensor) -> GraphParts:
-        """Whole structures from variables that are 0 or 1; a ValueError where they leave private parts open."""
+        """Whole structures from variables that are 0 or 1; a ValueError if they do not determine the private parts."""
         found = [first]
         for f, factor in enumerate(self.factors):
             if isinstance(factor, Pair):
@@ -203,7 +204,7 @@ class FactorGraph(Structure):
 
     @cached_property
     def _lead(self) -> torch.Size:
-        """The batch of factors that differ between instances."""
+        """The batch shape of the factors; () if all instances have the same graph."""
         return torch.broadcast_shapes(*(factor.lead for factor in self.factors))
 
     @cached_property

@@ -12,13 +12,13 @@ from polymax.factors.subspace import sum_edges
 if TYPE_CHECKING:
     from polymax.factors.graph import FactorGraph
 
-# with scores of 0 factors agree in few rounds if they can; where they do not, a proof is looked for after so many, and
-# again after more
+# with scores of 0, factors that have a common point agree in few rounds: a larger residual than _FAR is a doubt; the
+# search for a proof comes after each of these numbers of rounds
 _FAR, _ROUNDS = 1e-3, (60, 240, 960)
 
 
 class Infeasible(ValueError):
-    """The factors of a graph have no point in common; `factor` is the number of one that is missed."""
+    """The factors of a graph have no point in common; `factor` is the index of the factor that is missed most."""
 
     def __init__(self, message: str, factor: int) -> None:
         super().__init__(message)
@@ -26,9 +26,10 @@ class Infeasible(ValueError):
 
 
 def refuse_infeasible(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: Tensor) -> Tensor:
-    """Which instances have a structure, (B,); a ValueError names the factor if none has, whatever the scores.
+    """A bool tensor (B,), False for instances in which scores of -inf forbid every point.
 
-    `apart` are the instances in doubt. What is said to have no solution is proven to have none.
+    Raise Infeasible, which names a factor, if an instance has no point under any scores. `apart` (B,) marks the
+    instances to test; an instance counts as infeasible only with a proof.
     """
     batch = scores[0].shape[:-1]
     blank = tuple(torch.zeros_like(t) for t in scores)
@@ -48,7 +49,7 @@ def refuse_infeasible(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: T
 
 
 def _proof(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: Tensor) -> tuple[Agreed, Tensor]:
-    """A solution for scores that are 0 or -inf, and which instances are proven to have none, (B,)."""
+    """A solution for scores that are 0 or -inf, and a bool tensor (B,), True for instances proven to have none."""
     problem = graph._agreement(scores)
     for rounds in _ROUNDS:
         found = problem.solve(min(rounds, max(graph.max_iter, _ROUNDS[0])))
@@ -60,19 +61,19 @@ def _proof(graph: "FactorGraph", scores: tuple[Tensor, ...], apart: Tensor) -> t
 
 
 def _out_of_reach(problem: Agreement) -> Tensor:
-    """Which instances have a row that no point between 0 and 1 keeps, (B,)."""
+    """A bool tensor (B,), True for instances with a row that no point of [0, 1]^n satisfies."""
     rows = problem.graph.rows
     most = torch.where(problem.forbidden, 0.0, 1.0)
     parts = rows.signs.clamp(min=0), rows.signs.clamp(max=0)
     highest, lowest = (replace(rows, signs=signs).sums(most) for signs in parts)
-    # a price that can rise without end is that of a sum that may not exceed its offset
+    # an unbounded price belongs to a sum that must not exceed its offset
     over = (lowest > rows.offset) & (rows.most == torch.inf)
     under = (highest < rows.offset) & (rows.least == -torch.inf)
     return (over | under).any(1)
 
 
 def _most_gain(problem: Agreement, found: Agreed) -> Tensor:
-    """An upper bound of 0, (B,), wherever a point is common to all factors: below 0 it proves that none is.
+    """A number (B,) that is at least 0 if all factors have a common point: below 0 it proves that they have none.
 
     For multipliers tau of rows and lambda of parts, with tau at least 0 for <= and at most 0 for >=,
 
@@ -95,7 +96,7 @@ def _most_gain(problem: Agreement, found: Agreed) -> Tensor:
             )
         gain = gain + block.structure.best_score(*given).sum(1)
         size = size + w.abs().flatten(1).sum(1)
-    # more than rounding can make of 0
+    # a margin above the rounding errors
     return gain + 1e-9 * (1 + size)
 
 
@@ -106,7 +107,7 @@ def _worst(found: Agreed, i: int) -> tuple[int, float]:
     if rows.columns.shape[1]:
         offset = rows.offset.expand(len(found.mu), -1)[i]
         over = rows.sums(found.mu)[i] - offset
-        # prices of 0 and more belong to sums that may not exceed their bound
+        # rows with prices of at least 0 are sums that must not exceed their bound
         missed = torch.where(rows.least == 0, over, torch.where(rows.most == 0, -over, over.abs()))
         r = int(missed.argmax())
         most, factor = float(missed[r]), int(rows.factor[r])

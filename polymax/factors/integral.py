@@ -1,4 +1,4 @@
-"""The best structure of a factor graph, by branch and bound: variables of 0 and 1 where the relaxation has others."""
+"""The best structure of a factor graph, by branch and bound: all of its variables are 0 or 1."""
 
 import heapq
 import itertools
@@ -13,20 +13,20 @@ from polymax._parts import checked_scores, tensors
 from polymax.factors.factor import Factor
 from polymax.factors.graph import FactorGraph, GraphParts
 
-# of the sum of all scores, on a variable that is not as it is set
+# the price of a variable that differs from its given value, relative to the sum of all scores
 _PRICE = 50.0
-# by how much of its size a bound has to be better than the best structure to be looked into
+# a bound must exceed the best value by this share of its size to be explored
 _BETTER = 1e-9
 
 
 def solve_integral(graph: FactorGraph, *scores: Tensor, max_nodes: int = 1000) -> GraphParts:
-    """The best structure of a graph, whose variables are all 0 or 1: exact, where `HardMax(graph)` is a relaxation.
+    """The best structure of a graph, with all variables 0 or 1: exact, unlike the relaxation `HardMax(graph)`.
 
-    Branch and bound: where the relaxation has a variable between 0 and 1, it is solved again with the variable off, and
-    with the variable on; what is no better than the best structure found is dropped. The number of relaxations of an
-    instance grows exponentially at worst; a warning says if `max_nodes` of them were not enough to prove the best. No
-    gradient. An instance in which scores of -inf forbid everything has zeros; a ValueError says if no setting of 0 and
-    1 keeps all factors.
+    Branch and bound: if the relaxation has a variable between 0 and 1, it is solved again with the variable off, and
+    with the variable on. Branches whose bound does not exceed the value of the best structure found are dropped. The
+    number of relaxations of an instance grows exponentially at worst; a warning says if `max_nodes` of them did not
+    suffice to prove the best structure. There is no gradient. The result is 0 for an instance in which scores of -inf
+    forbid everything. A ValueError is raised if no setting of 0 and 1 satisfies all factors.
 
     Shapes: scores as the graph takes them; result like those of `HardMax(graph)`
 
@@ -76,7 +76,7 @@ def _searched(graph: FactorGraph, scores: tuple[Tensor, ...], b: int, max_nodes:
     root = graph.linear_relaxation(*scores)
     if not bool(root.feasible):
         return tuple(torch.zeros_like(t) for t in scores)
-    # the highest bounds first, each with the values that are set
+    # the highest bound first; each entry has the values that its branch has set
     queue: list[tuple[float, int, Any, dict[int, float]]] = [(-_value(graph, root, scores), next(order), root, {})]
     solved = 1
     while queue:
@@ -112,8 +112,8 @@ def _value(graph: FactorGraph, found: Any, scores: tuple[Tensor, ...]) -> float:
 def _relaxed(graph: FactorGraph, scores: tuple[Tensor, ...], given: dict[int, float]) -> Any:
     """The relaxation with some variables set to 0 or 1; None if the factors do not allow it.
 
-    A price on each variable that is not as it is set leaves the problem feasible, and its compiled graph as it is. A
-    point that is away by a V with  price V > 2 sum |scores|  proves that no point has the variables as they are set.
+    Variables are set by a price on other values, which leaves the problem feasible and its compiled graph unchanged. If
+    the best point differs from the given values by V, with  price V > 2 sum |scores|,  no point has these values.
     """
     finite = sum(float(torch.where(t.isfinite(), t, 0).abs().sum()) for t in scores)
     price = _PRICE * (1 + finite)

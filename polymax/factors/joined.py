@@ -1,4 +1,4 @@
-"""Two solutions of a batch, each for some of the instances."""
+"""Joins two solutions of a batch, each for some of the instances."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from polymax.solvers import Solution
 
 
 def joined_solutions(mask: Tensor, a: Solution, b: Solution) -> Solution:
-    """Solution a of the instances (B,) in the mask, and b of the others."""
+    """Solution a for the instances in the mask (B,), and b for the others."""
 
     def pick(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(mask.reshape(-1, *[1] * (x.dim() - mask.dim())), x, y)

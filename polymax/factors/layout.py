@@ -1,4 +1,4 @@
-"""In which order a graph takes the private tensors of its factors, and how its solver has them."""
+"""The private tensors of a graph's factors: in the order of the scores, and stacked by block for the solver."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from polymax.factors.factor import Pair
 
 
 class Layout:
-    """The factors that have private tensors, which come after the variables, in the order of the factors."""
+    """The order of score tensors: the variables, then the private tensors of each factor."""
 
     def __init__(self, factors: Sequence[Any]) -> None:
         numbered = [(f, factor, factor.private) for f, factor in enumerate(factors)]
         self.dims = 1, *(d for _, _, private in numbered for d in private)
-        # the number of a factor, and of its private tensors
+        # the index of each factor with private tensors, and how many it has
         self.owners = tuple((f, len(private)) for f, _, private in numbered if private)
         self.pairs = tuple(f for f, factor, _ in numbered if isinstance(factor, Pair))
 

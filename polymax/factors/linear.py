@@ -15,22 +15,23 @@ from polymax.factors.solved_graph import SolvedGraph
 if TYPE_CHECKING:
     from polymax.factors.graph import FactorGraph
 
-# how near to 0 and 1 integral variables are
+# integral variables are at most this far from 0 or 1
 _INTEGRAL = 1e-7
-# steps towards the best point: their number, the largest score of the first ones, by how much the next ones are longer
-# where the point still moves, and the longest
+# steps towards the best point: their largest number; the length of the first two, which is the largest score times the
+# rate; the factor by which each step is longer than the one before, while the point moves; and the largest length
 _STEPS, _FIRST, _LONGER, _LONGEST = 200, 4.0, 8.0, 5e5
-# a step that moves no variable by more than this, and for each unit of the scores, has moved none
+# a step does not move the point if no variable moves by more than the first, plus the second times the step's length
 _STILL, _ROUNDING = 1e-9, 1e-14
-# by how much of the largest score a tie is broken, and what is tried if that is too much
+# the sizes of nudges that break ties, relative to the largest score: the second is tried after the first
 _NUDGES = 1e-3, 1e-6
 
 
 def linear_relaxation(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
-    """The best point: nearest points to ever further ones in the direction of the scores, until none is better.
+    """The best point, by proximal steps of increasing length, until a step does not move the point.
 
-    A step from mu goes to the nearest point to mu + rate * scores; it stays where mu is best, and gets there in
-    finitely many steps, the fewer the larger the rate is. The last step is a short one, which rounding moves least.
+    A step from mu goes to the point nearest to mu + rate * scores; it stays at mu if mu is a best point. It reaches a
+    best point in finitely many steps, and the larger the rate, the fewer. The last step is short: short steps have the
+    smallest rounding errors.
     """
     if functional():
         numbers = numbers_of(scores)
@@ -54,7 +55,7 @@ def _relaxed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
         parts = solved.parts(torch.float64)
         whole = _integral(parts[0])
         masks = [whole.reshape((*whole.shape, *[1] * (t.dim() - whole.dim()))) for t in parts]
-        # adding 0 makes 0 of what is rounded to -0
+        # -0.0 + 0.0 is 0.0
         rounded = tuple(torch.where(m, t.round() + 0.0, t) for m, t in zip(masks, parts, strict=True))
     return solution_of(solved, tuple(t.to(scores[0].dtype) for t in rounded), full)
 
@@ -95,7 +96,7 @@ def _best(graph: "FactorGraph", scores: tuple[Tensor, ...], start: Tensor | None
     if bool((length > _FIRST).any()):
         solved = step(mu, first)
         rounds = rounds + solved.agreed.rounds
-    # a point that has not come to rest when steps end is not said to be the best one
+    # if the point still moves after the last step, the residual says so
     short = torch.where(moved > _STILL + _ROUNDING * length, moved, 0) if mu.numel() else solved.agreed.residual
     residual = torch.maximum(solved.agreed.residual, short)
     return replace(solved, agreed=replace(solved.agreed, rounds=rounds, residual=residual))
@@ -104,7 +105,7 @@ def _best(graph: "FactorGraph", scores: tuple[Tensor, ...], start: Tensor | None
 def _decided(
     graph: "FactorGraph", scores: tuple[Tensor, ...], solved: SolvedGraph, nudge: float, eps: float
 ) -> SolvedGraph:
-    """The point itself if it is the only best one; else one that a nudge of the scores prefers, if it is as good."""
+    """The best point for nudged scores if it is integral and as good as the point `solved`; else the point `solved`."""
     generator = torch.Generator().manual_seed(0)
     size = largest(scores, graph.event_dims())
     size = torch.where(size > 0, size, 1).double()
@@ -114,7 +115,7 @@ def _decided(
     values = [
         graph.score(graph.named(*h.parts(torch.float64)), *(t.double() for t in scores)) for h in (solved, nudged)
     ]
-    # as good as the rounding of the scores can tell
+    # equal values, up to the rounding of the scores
     good = values[1] >= values[0] - (1e-9 + 8 * eps) * (1 + size)
     better = good & _integral(nudged.parts(torch.float64)[0]) & ~_integral(solved.parts(torch.float64)[0])
     if not bool(better.any()):

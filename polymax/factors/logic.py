@@ -52,8 +52,8 @@ def at_least(at: Numbers, k: int, negated: Flags = None) -> Logic:
 def knapsack(at: Numbers, costs: Tensor | Sequence[float], budget: float, negated: Flags = None) -> Logic:
     """The costs of the variables that are on add up to at most the budget.
 
-    Costs are real numbers, none of them negative. The relaxation has points with one variable between 0 and 1, where
-    that variable fits in part; `solve_integral` leaves them out.
+    Costs are real numbers of at least 0. The relaxation has points with one variable between 0 and 1, of which only a
+    part fits the budget; `solve_integral` does not return such points.
 
     Shapes: at (k,) or (*batch, k); costs (k,)
 
@@ -138,7 +138,7 @@ def implies(a: int | Tensor, b: int | Tensor, negated: Flags = None) -> Logic:
 
 
 def pair(i: int | Tensor, j: int | Tensor, negated: Flags = None) -> Pair:
-    """A score, private to the factor and (*batch,), that counts where both variables are on: Ising's model.
+    """A score (*batch,), private to the factor, that counts if both variables are on: Ising's model.
 
     Example:
         >>> graph = pm.FactorGraph(2, [pair(0, 1)])
@@ -151,7 +151,7 @@ def pair(i: int | Tensor, j: int | Tensor, negated: Flags = None) -> Pair:
 def table(at: Numbers) -> Factor:
     """A score for each of the 2^k settings of k variables, private to the factor: (*batch, 2^k).
 
-    In setting number c the variable at[i] is on where bit k - 1 - i of c is 1: the order of itertools.product.
+    In setting number c the variable at[i] is on if bit k - 1 - i of c is 1: the order of itertools.product.
     """
     found = numbers(at, "at", 0)
     _distinct("table", found)
@@ -191,7 +191,7 @@ def _with_output(
     at = torch.cat([inputs.expand(*lead, inputs.shape[-1]), last.expand(*lead, 1)], -1)
     _distinct(name, at)
     flags = torch.cat([negated[0], torch.tensor([negated[1]], device="cpu")])
-    # the row of all inputs can do without some of them
+    # the row of all inputs holds even if some inputs are absent
     needed = rows != 0
     needed[-1, :-1] = False
     return Logic(name, at, flags, rows, ("<=",) * len(rows), bound, counts, needed)

@@ -1,16 +1,16 @@
-"""Scores of very different sizes: an order that numbers cannot hold all at once, kept by smaller numbers."""
+"""Scores of very different sizes, replaced by smaller scores that decide in the same order."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-# scores that are so many times the sum of all smaller ones come first, however large they are
+# a score that is this many times the sum of all smaller scores decides before them
 _FIRST = 1e3
 
 
 def largest(scores: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
-    """The largest finite size of a score of each instance, (*batch,)."""
+    """The largest absolute value of the finite scores of each instance, (*batch,)."""
     tops = [_sizes(t, d).amax(-1) for t, d in zip(scores, dims, strict=True) if t.numel()]
     if not tops:
         first = scores[0]
@@ -21,11 +21,11 @@ def largest(scores: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
 def without_gaps(
     scores: tuple[Tensor, ...], dims: Sequence[int], least: float = 0, above: float = 0
 ) -> tuple[Tensor, ...]:
-    """Scores in which none is more than 1,000 times the sum of all smaller ones, in float64, from those in full shape.
+    """Scores in float64, none of them more than 1,000 times the sum of all smaller scores; from scores in full shape.
 
-    A score of 1e30 beside scores of 1 decides before these are asked, and so does one of 1e4; only the latter leaves
-    digits for them. Scores that have no such gap between them keep their proportions. `least` is the size of what else
-    counts in the problem, for each score, however small they are. Scores up to `above` are left as they are.
+    A score of 1e30 decides before scores of 1, and so does a score of 1e4; but only the latter leaves digits for scores
+    of 1. Scores without such a gap between them keep their proportions. `least` times the number of scores is added to
+    each sum: the size of other terms in the problem. Scores up to `above` are not changed.
     """
     if not any(t.numel() for t in scores):
         return scores
@@ -35,20 +35,20 @@ def without_gaps(
     over = (order.values > _FIRST * before) & (order.values > above) & (before > 0)
     if not bool(over.any()):
         return scores
-    # a gap lessens the scores above it, and all that are larger
+    # a gap reduces the score above it, and all larger scores
     step = torch.where(over, _FIRST * before / torch.where(over, order.values, 1), 1).cumprod(-1)
     rates = torch.zeros_like(sizes).scatter(-1, order.indices, step)
     found, place = [], 0
     for t, d in zip(scores, dims, strict=True):
         count = t.shape[t.dim() - d :].numel()
         rate = rates[..., place : place + count].reshape(t.shape)
-        # what is infinite or NaN stays
+        # infinities and NaN are not changed
         found.append(torch.where(t.isfinite(), t.double() * rate, t.double()))
         place += count
     return tuple(found)
 
 
 def _sizes(t: Tensor, dims: int) -> Tensor:
-    """The sizes of finite scores, (*batch, count)."""
+    """The absolute values of scores, (*batch, count); 0 for infinities and NaN."""
     flat = t.detach().reshape(*t.shape[: t.dim() - dims], t.shape[t.dim() - dims :].numel())
     return torch.where(flat.isfinite(), flat.abs(), 0)

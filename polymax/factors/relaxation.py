@@ -16,13 +16,14 @@ from polymax.factors.solved_graph import Response, SolvedGraph
 if TYPE_CHECKING:
     from polymax.factors.graph import FactorGraph
 
-# factors that are further apart than this after all rounds may have no common point
+# factors with a larger residual than this after all rounds may have no common point
 _APART = 1e-5
-# scores above this leave too few digits for the others, and for the quadratic term, to which scores of this size count
+# scores above _LARGE leave too few digits for other scores and for the quadratic term, which counts as a score of
+# _ORDINARY
 _LARGE, _ORDINARY = 1e6, 10.0
-# rounds after which it is asked whether there is a common point at all
+# rounds after which the solver tests whether the factors have a common point
 _DOUBT = 100
-# torch 2.6 does not say it
+# torch 2.6 has no is_exporting
 _EXPORTING = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
@@ -38,21 +39,21 @@ def nearest(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> GraphSolution:
 
 
 def value_of(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> Tensor:
-    """<scores, mu> - 1/2 ||mu||^2, (*batch,), -inf where scores forbid all; its gradient is mu."""
+    """<scores, mu> - 1/2 ||mu||^2, (*batch,), -inf if scores forbid every point; its gradient is mu."""
     full = graph.full(*scores)
     return apply_function(_Value, solve(graph, full), *full)
 
 
 def numbers_of(scores: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Scores below what torch.func wraps for derivatives; a ValueError where torch.vmap hides them."""
+    """Scores without the wrappers of torch.func; an error under torch.vmap, which hides their values."""
     mapped = "the solver of a FactorGraph reads the scores, which torch.vmap hides; give them as a batch, (*batch, ...)"
     return tuple(constant(t.detach(), mapped).detach() for t in scores)
 
 
 def leave_program(scores: tuple[Tensor, ...]) -> None:
-    """End what torch.compile has recorded: rounds end where the numbers say so, which a program cannot follow.
+    """Break the graph of torch.compile: the number of rounds depends on the values of the scores.
 
-    One of torch.export cannot be left, and tensors without values say nothing.
+    A RuntimeError under torch.export, which allows no break, and for tensors without values.
     """
     if _EXPORTING() or not (torch.compiler.is_compiling() or has_values(scores[0])):
         raise RuntimeError(
@@ -77,7 +78,7 @@ def _agreed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:
     leave_program(scores)
     with torch.no_grad():
         dims = graph.event_dims()
-        # +inf leaves no point that is best, as NaN does
+        # with +inf, as with NaN, no point is best
         known = [t.detach() < torch.inf for t in scores]
         bad = [~(k.flatten(k.dim() - d).all(-1) if d else k) for k, d in zip(known, dims, strict=True)]
         undefined = torch.stack(torch.broadcast_tensors(*bad)).any(0) if len(bad) > 1 else bad[0]
@@ -95,7 +96,7 @@ def _agreed(graph: "FactorGraph", scores: tuple[Tensor, ...]) -> SolvedGraph:
         feasible = torch.ones(batch, dtype=torch.bool, device=scores[0].device)
         apart = agreed.residual > _APART
         if bool(apart.any()):
-            # most problems take few rounds: before more are spent, is there a solution at all?
+            # most problems take few rounds: test for a common point before the others get more
             feasible = refuse_infeasible(graph, clean, apart).reshape(batch)
             plain = plain and bool(feasible.all())
             apart = apart & feasible.reshape(apart.shape)

@@ -18,10 +18,14 @@ class Rows:
     """Constraint rows of G graphs, and the pairs whose scores are prices of some of them.
 
     Shapes:
-        columns, signs (G, R, K); offset (G, R); least, most (R,), those of pairs 0; factor (R,), whose rows they are
-        by_variable, with signs (G, n, degree): the rows of each variable, -1 after the last
-        pairs (G, P, 2) variables, turned (P, 2) bool, by_literal (G, n, degree) where variables stand among the pairs;
-        the last 2 P rows are theirs
+        columns, signs (G, R, K): the variables of each row and their coefficients
+        offset (G, R): the right side of each row
+        least, most (R,): the bounds of the price of each row, 0 for pairs
+        factor (R,): the index of each row's factor
+        by_variable, variable_signs (G, n, degree): the rows of each variable, -1 after the last, and its coefficients
+        pairs (G, P, 2): the variables of pairs, whose rows are the last 2 P
+        turned (P, 2) bool: True for negated literals
+        by_literal (G, n, degree): the places of each variable among the pairs, -1 after the last
     """
 
     columns: Tensor
@@ -44,7 +48,7 @@ class Rows:
         return _gathered(x, self.columns, self.signs)
 
     def spread(self, y: Tensor) -> Tensor:
-        """What numbers y (B, R) of the rows add up to at each variable: A^T y, (B, n)."""
+        """A^T y, (B, n): the sums of numbers y (B, R) of the rows at each variable."""
         return _gathered(y, self.by_variable, self.variable_signs)
 
 
@@ -57,7 +61,10 @@ def _gathered(x: Tensor, places: Tensor, signs: Tensor) -> Tensor:
 
 
 def compile_rows(factors: Sequence[tuple[int, Any]], n: int, lead: torch.Size) -> Rows:
-    """The rows of logic and pairs, each with its number among the factors; `lead` is the batch where they differ."""
+    """The rows of logic and pairs, each with the index of its factor.
+
+    `lead` is the batch shape if rows differ between instances, else ().
+    """
     groups: dict[Any, list[tuple[int, Logic]]] = defaultdict(list)
     pairs = [(f, factor) for f, factor in factors if isinstance(factor, Pair)]
     for f, factor in factors:
@@ -70,7 +77,7 @@ def compile_rows(factors: Sequence[tuple[int, Any]], n: int, lead: torch.Size) -
     owners = torch.tensor([f for f, _ in pairs], dtype=torch.long, device="cpu")
     zero = torch.zeros(len(pairs), dtype=torch.float64, device="cpu")
     both = torch.ones(len(pairs), 1, 2, dtype=torch.bool, device="cpu")
-    # the second literal less the first, which may not exceed 0; and their sum, which may not exceed 1
+    # two rows for each pair: second - first <= 0, and first + second <= 1, violations of which have a price
     for coefficients, bound in (
         (torch.tensor([[-1.0, 1.0]], device="cpu"), 0.0),
         (torch.tensor([[1.0, 1.0]], device="cpu"), 1.0),
@@ -114,13 +121,13 @@ def _literal_rows(
     there = (at >= 0).unsqueeze(2)
     used = there & (rows != 0)
     signs = torch.where(negated.unsqueeze(1), -rows, rows)
-    # a literal 1 - mu moves its 1 to the other side
+    # the 1 of a literal 1 - mu goes to the right side
     shift = torch.where(used & negated.unsqueeze(1), rows.double(), 0).sum(-1)
     inputs = (there.squeeze(2)[..., :-1] if at.shape[-1] > 1 else there.squeeze(2)).sum(-1).double().unsqueeze(-1)
     offset = bound + counts * inputs - shift
     holds = (there | ~needed).all(-1) & there.any(-1)
     used = used & holds.unsqueeze(-1)
-    # what does not hold is the equation 0 = 0
+    # rows that do not hold in an instance become 0 = 0
     offset = torch.where(holds, offset, 0.0)
     columns = torch.where(used, at.unsqueeze(2), -1)
     order = torch.sort(~used, dim=-1, stable=True).indices
@@ -129,7 +136,7 @@ def _literal_rows(
 
 
 def _stacked(ats: list[Tensor], lead: torch.Size, k: int) -> Tensor:
-    """The variables of all factors, (G, F, k), from those of each."""
+    """The variables of all factors, (G, F, k), from a list with the variables of each."""
     if not ats:
         return torch.zeros(lead.numel(), 0, k, dtype=torch.long, device="cpu")
     return torch.stack([at.expand(*lead, k) for at in ats], -2).reshape(lead.numel(), len(ats), k)
@@ -140,7 +147,7 @@ def _wide(t: Tensor, width: int, value: float) -> Tensor:
 
 
 def places_of(edges: Tensor, n: int) -> Tensor:
-    """Where each variable stands in lists (G, E) of variables: (G, n, degree), in order, -1 after the last."""
+    """The places of each variable in lists (G, E) of variables, in order: (G, n, degree), -1 after the last."""
     key = torch.where(edges < 0, n, edges)
     order = torch.sort(key, dim=1, stable=True).indices
     begin = torch.searchsorted(
@@ -156,7 +163,7 @@ def places_of(edges: Tensor, n: int) -> Tensor:
 
 
 def _transposed(columns: Tensor, signs: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The rows of each variable, and signs, (G, n, degree)."""
+    """The rows of each variable, -1 after the last, and its signs in them, (G, n, degree)."""
     k = max(columns.shape[2], 1)
     entry = places_of(columns.flatten(1), n)
     there = entry >= 0

@@ -1,4 +1,4 @@
-"""A structure of which some parts of the first tensor are private, and so not penalised."""
+"""A structure some of whose parts in the first tensor are private, and not in the quadratic term."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +11,12 @@ from polymax.structures.base import Parts, Structure, tensors
 
 @dataclass(frozen=True, eq=False)
 class Shared(Structure):
-    """The set of a structure with its first tensor split in two: the shared parts, 0 elsewhere, and the private ones.
+    """The set of a structure with its first tensor split in two: the shared parts, and the private parts, 0 elsewhere.
 
-    Shared parts do not determine a structure; the best one with these shared parts does. `private` are the scores of
-    the private parts, of the first tensor and of the others, which say which one that is.
+    Several structures may have the same shared parts; the best of them under the scores `private`, of the private parts
+    and of the other tensors, stands for them all.
 
-    Shapes: shared (*batch, *event) bool; scores: shared parts (*batch, *event), private ones, and other tensors
+    Shapes: shared (*batch, *event) bool; scores: shared parts and private parts (*batch, *event), then other tensors
     """
 
     structure: Structure
@@ -62,7 +62,7 @@ class Shared(Structure):
             torch.where(x.isfinite(), x.abs(), 0).flatten(x.dim() - d).sum(-1)
             for x, d in zip(self.private, dims, strict=True)
         ]
-        # a shared part that differs costs more than all private ones can give
+        # the price of a shared part that differs exceeds any gain of private parts
         price = (1 + 2 * torch.stack(torch.broadcast_tensors(*sizes)).sum(0)).reshape(*sizes[0].shape, *[1] * dims[0])
         forced = torch.where(self.shared, (2 * first - 1) * price, self.private[0])
         others = (x.expand(*first.shape[: first.dim() - dims[0]], *x.shape[x.dim() - d :])

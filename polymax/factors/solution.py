@@ -1,4 +1,4 @@
-"""What a graph's relaxation gives: a point on which the factors agree, and how well."""
+"""Solutions of a graph's relaxation: a point on which the factors agree, and its residual."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +12,13 @@ from polymax.factors.solved_graph import SolvedGraph
 
 @dataclass(frozen=True, eq=False)
 class GraphSolution:
-    """A point on which the factors of a graph agree, and how well.
+    """A point on which the factors of a graph agree, and how well they agree.
 
-    Shapes: (*batch,) all but the parts: iterations, the rounds that were taken; residual, how far the factors are
-    apart; integral, True where all variables are 0 or 1; feasible, False where scores of -inf forbid all structures
+    Shapes:
+        iterations (*batch,): the number of rounds
+        residual (*batch,): the largest difference between factors
+        integral (*batch,): True if all variables are 0 or 1
+        feasible (*batch,): False if scores of -inf forbid all structures
     """
 
     parts: Any
@@ -44,12 +47,12 @@ class GraphSolution:
 
     @property
     def converged(self) -> Tensor:
-        """True where the factors agree; False where the limit of rounds came first."""
+        """True for instances whose factors agree; False if the limit of rounds ended the search before."""
         return self.residual <= 1e-8
 
 
 def solution_of(solved: SolvedGraph, parts: tuple[Tensor, ...], scores: tuple[Tensor, ...]) -> GraphSolution:
-    """The report on a solution, with its parts, from scores in full shape."""
+    """The solution with its parts, for scores in full shape."""
     agreed = solved.agreed
     shape = solved.batch
     residual = torch.where(solved.feasible, agreed.residual.reshape(shape), 0)

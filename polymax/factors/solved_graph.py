@@ -1,4 +1,4 @@
-"""A solution of a factor graph, kept for its derivatives: how parts follow scores, a symmetric linear map."""
+"""A solution of a factor graph, and the derivative of its parts in the scores, a symmetric linear map."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class SolvedGraph:
-    """A solution and its response: how parts follow scores, a symmetric linear map."""
+    """A solution and its response, the derivative of its parts in the scores: a symmetric linear map."""
 
     graph: "FactorGraph"
     agreed: Agreed
     batch: torch.Size
     feasible: Tensor
     undefined: Tensor
-    # no scores forbid all structures, and none is NaN
+    # True if every instance is feasible, and no score is NaN
     plain: bool
 
     def parts(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -49,7 +49,7 @@ class SolvedGraph:
             x = constrained_response(space.free, space.tight, torch.ones_like(total), rows.columns, rows.signs, total)
         others = []
         for p, (shared, own) in zip(agreed.projected, moved, strict=True):
-            # what the scores of the factor move by themselves, but for what the shared parts make of it
+            # the response to private scores, plus the response to the change of the shared parts
             _, followed = p.response(p.block.gather(x) - shared, tuple(torch.zeros_like(t) for t in own))
             others.append(tuple(o + f for o, f in zip(own, followed, strict=True)))
         both = pairs if slopes is None else (slopes * self._literal_moves(x)).sum(-1)
@@ -57,7 +57,7 @@ class SolvedGraph:
         return tuple(self._marked(t).to(x0.dtype) for t, x0 in zip(found, g, strict=True))
 
     def response_with_grad(self, g: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The response, whose own derivative autograd may ask for."""
+        """The response, differentiable in g if gradients are enabled."""
         return apply_function(Response, self, *g) if torch.is_grad_enabled() else self.response(g)
 
     def factor_scores(self) -> tuple[Tensor, ...]:
@@ -65,7 +65,7 @@ class SolvedGraph:
         return tuple(p.scores[0].reshape(p.z.shape).clone() for p in self.agreed.projected)
 
     def private_of_blocks(self, w: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """B^T w: how private parts follow scores of shared ones alone, in the order of the scores."""
+        """B^T w: the derivatives of private parts along directions w of shared scores, in the order of the scores."""
         agreed = self.agreed
         others = [
             p.response(t, tuple(torch.zeros_like(s) for s in p.private))[1]
@@ -74,12 +74,12 @@ class SolvedGraph:
         return self._listed(torch.zeros_like(agreed.mu), torch.zeros_like(agreed.pairs), others)[1:]
 
     def _slopes(self) -> Tensor:
-        """How the private part of each pair follows its two literals, (B, P, 2)."""
+        """The derivatives of the private part of each pair in its two literals, (B, P, 2)."""
         agreed = self.agreed
         scores, number = agreed.pair_scores, agreed.pair_scores.shape[1]
         reward = scores >= 0
         tau, most = (t[:, t.shape[1] - 2 * number :] for t in (agreed.tau, agreed.ends[1]))
-        # the least literal counts: the first where the price of the second's excess is at its end
+        # the part of a reward is the smaller literal: the first if the price of second - first is at its upper end
         full = (tau[:, :number] >= most[:, :number]) & (most[:, :number] > 0)
         both = (tau[:, number:] >= most[:, number:]) & (most[:, number:] > 0)
         first = torch.where(reward, full, both)
@@ -98,7 +98,7 @@ class SolvedGraph:
         return self.graph.layout.listed(x, pairs, private, self.batch, self.agreed.graph.blocks)
 
     def _marked(self, t: Tensor) -> Tensor:
-        """Zeros where scores forbid all structures, NaN where one of them is NaN."""
+        """t with 0 in instances whose scores forbid all structures, and NaN in instances with a NaN score."""
         if self.plain:
             return t
         shape = (*self.batch, *[1] * (t.dim() - len(self.batch)))

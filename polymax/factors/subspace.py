@@ -1,4 +1,4 @@
-"""The projection onto what a graph leaves free near a solution: an intersection of subspaces, by conjugate gradients.
+"""The projection onto the directions that a graph leaves free near a solution: an intersection of subspaces.
 
     argmin of 1/2 ||x - b||^2  over x  with  x_v = 0 where not free,
     <a_r, x> = 0 for tight rows  and  M_f x along the face of each structure f
@@ -15,21 +15,21 @@ from torch import Tensor
 from polymax.factors.blocks import Block
 from polymax.factors.rows import Rows
 
-# turns of conjugate gradients, in units of the constraints, and at most; and when they end: the squared norm of what is
-# left, relative to that at the start
+# the most turns of conjugate gradients, for each constraint, and in all
 _TURNS, _MOST = 2, 1000
+# the squared norm of the residual at which conjugate gradients end, relative to the first
 _ENOUGH = 1e-29
-# systems of so many constraints, and so many numbers in all, are solved by their eigenvectors; eigenvalues below this
-# are those of constraints that depend on each other
+# the most constraints, and the most numbers in all, of systems solved by eigenvectors instead; smaller eigenvalues than
+# the last count as 0: their constraints are dependent
 _DENSE, _NUMBERS, _RANK = 160, 500_000, 1e-10
 
 
 @dataclass(frozen=True, eq=False)
 class Subspace:
-    """What is free near a point.
+    """The directions that are free near a point.
 
-    Shapes: free (B, n) and tight (B, R) bool; bases (B, F, d, k) of the blocks; by_variable (G, n, degree), the edges
-    of each variable among those of all blocks, -1 after the last
+    Shapes: free (B, n) and tight (B, R) bool; bases (B, F, d, k) of the blocks; by_variable (G, n, degree): the places
+    of each variable among the edges of all blocks, -1 after the last
     """
 
     rows: Rows
@@ -40,12 +40,12 @@ class Subspace:
     bases: tuple[Tensor, ...]
 
     def projection(self, b: Tensor) -> Tensor:
-        """The nearest point (B, n) to b."""
+        """The nearest point (B, n) of the subspace to b."""
         start = torch.where(self.free, b, 0)
         return start - torch.where(self.free, self.adjoint(self.multipliers(self.violation(start))), 0)
 
     def multipliers(self, missed: Tensor) -> Tensor:
-        """y with C D C^T y = missed; where constraints depend on each other, the one without a part in vain."""
+        """y with C D C^T y = missed; the shortest such y if constraints are dependent."""
         if missed.shape[1] <= _DENSE and len(missed) * missed.shape[1] ** 2 <= _NUMBERS:
             sizes, axes = self._spectrum
             along = (axes.mT @ missed.unsqueeze(-1)).squeeze(-1)
@@ -56,12 +56,12 @@ class Subspace:
         enough = _ENOUGH * rr + 1e-300
         for turn in range(min(_TURNS * missed.shape[1] + 20, _MOST)):
             running = rr > enough
-            # on a device the question waits for an answer
+            # to read the answer from a device costs time: only every 8 turns
             if turn % 8 == 0 and not bool(running.any()):
                 break
             q = self.violation(torch.where(self.free, self.adjoint(p), 0))
             pq = (p * q).sum(1)
-            # what constraints that depend on each other leave of rounding has no curvature
+            # directions without curvature are rounding errors of dependent constraints
             running = running & (pq > 1e-14 * p.square().sum(1))
             rate = torch.where(running, rr / torch.where(running, pq, 1), 0).unsqueeze(1)
             y = y + rate * p
@@ -81,12 +81,12 @@ class Subspace:
         return tuple(torch.linalg.eigh((square + square.mT) / 2))
 
     def violation(self, x: Tensor) -> Tensor:
-        """By how much x misses each constraint: C x, (B, edges + R)."""
+        """C x, (B, edges + R): the violation of each constraint."""
         parts = [self.outside(k, block.gather(x)).flatten(1) for k, block in enumerate(self.blocks)]
         return torch.cat([*parts, torch.where(self.tight, self.rows.sums(x), 0) / self.sizes], 1)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """How multipliers y of the constraints pull at the variables: C^T y, (B, n)."""
+        """C^T y, (B, n): the sums of the multipliers y of the constraints at each variable."""
         *edges, rows = y.split([*(b.edges for b in self.blocks), self.tight.shape[1]], 1)
         total = self.rows.spread(torch.where(self.tight, rows / self.sizes, 0))
         outside = [
@@ -96,7 +96,7 @@ class Subspace:
         return total + sum_edges(outside, self.by_variable)
 
     def outside(self, k: int, w: Tensor) -> Tensor:
-        """The part of w (B, F, d) that leaves the faces of block k."""
+        """The part of w (B, F, d) that is orthogonal to the faces of block k."""
         q = self.bases[k]
         w = torch.where(self.blocks[k].shared, w, 0)
         return w - (q @ (q.mT @ w.unsqueeze(-1))).squeeze(-1)
@@ -108,7 +108,7 @@ class Subspace:
 
 
 def sum_edges(edges: list[Tensor], by_variable: Tensor) -> Tensor:
-    """M^T, (B, n): what the edges (B, F, d) of all blocks add up to at each variable."""
+    """M^T times the edges, (B, n): the sums of the edges (B, F, d) of all blocks at each variable."""
     if not edges:
         return torch.zeros((), dtype=torch.float64, device=by_variable.device)
     flat = torch.cat([e.flatten(1) for e in edges], 1)

@@ -1,4 +1,4 @@
-"""Settings of a few variables, each with a score of its own."""
+"""All settings of a few variables, with a score for each setting."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +12,7 @@ from polymax.structures.base import Structure
 
 
 class TableParts(NamedTuple):
-    """Which variables are on (*batch, k), and which setting it is (*batch, 2^k)."""
+    """Indicators of the variables that are on, (*batch, k), and of the setting, (*batch, 2^k)."""
 
     variables: Tensor
     settings: Tensor
@@ -72,5 +72,5 @@ class Table(Structure):
 
 
 def _times(y: Tensor, x: Tensor) -> Tensor:
-    """y x, where what is not used counts nothing, even at -inf."""
+    """y x, with 0 for parts that are not used, even if their score is -inf."""
     return torch.where(y == 0, 0, y * x)

@@ -262,7 +262,7 @@ def _stretches(state: Tensor, weights: Tensor, states: int) -> tuple[Tensor, Ten
 
 
 def _solution(tags: Tensor, probs: Tensor, lengths: Tensor, search: Search) -> Solution:
-    """A solution of sequences of tags (B, k, n), -1 after the last, and their weights; sequences with gaps are dropped."""
+    """A solution of sequences of tags (B, k, n), -1 after the last, and their weights, without sequences with gaps."""
     (n, s), (_, k), batch = search.events[0], probs.shape, search.batch
     at, last = torch.arange(2 * n - 1, device=tags.device), lengths.reshape(-1, 1)
     good = ((tags >= 0) == (at[:n] < last).unsqueeze(1)).all(-1) & (probs > 0)
