@@ -16,6 +16,7 @@ PACKAGE = Path(polymax.__file__).parent
 MODULES = (
     ("polymax.nn", "pm.nn", "Modules"),
     ("polymax.factors", "pm.factors", "Factors of logic"),
+    ("polymax.distributed", "pm.distributed", "Several processes"),
     ("polymax.plot", "pm.plot", "Pictures"),
     ("polymax_recipes.explore", "pm.explore", "Pictures that move"),
     ("polymax_recipes", "pm.recipes", "Recipes"),
