@@ -1,1 +1,1 @@
-"""Dispatch, compilation, threads and launches: the only room that knows insides of torch, Numba and Triton."""
+"""Dispatch, compilation, threads and launches: the only package that uses internals of torch, Numba and Triton."""

@@ -1,8 +1,9 @@
 """Rows on the CPU: torch tensors to NumPy rows, and row ranges to threads.
 
-Numba's own threading layers are unsafe when several Python threads call them or after a fork. Our kernels are
-plain nogil functions over a range of rows. As many threads as torch has run them: torch's own (cpu_team.py), which call
-a kernel of numbers by its address (numba_team.py), or, where those cannot be had, a small pool.
+Numba's own threading layers are unsafe when several Python threads call them or after a fork. Our kernels are plain
+nogil functions over a range of rows. They run in as many threads as torch uses: in torch's own threads (cpu_team.py),
+which call a kernel whose arguments are numbers by its address (numba_team.py), or in a small pool if torch's threads
+are not available.
 """
 
 import os
@@ -19,33 +20,34 @@ from polymax.backend.cpu_team import Team, team
 from polymax.backend.numba_team import failed, job, task
 from polymax.backend.widen import wide
 
-# torch's threads, which are awake between its operations, come in microseconds: a thread is given no fewer elements
+# elements per thread at least: torch's threads, awake between its operations, start within microseconds
 GRAIN = 65536
-# so many times that where threads need the interpreter, or sleep: some 80 us, as a light kernel takes for them
+# factor of GRAIN for threads that need the interpreter or sleep: their start takes some 80 us, as long as a light
+# kernel
 HEAVY = 4
-# less than this is for one thread, whatever their number
+# elements below which one thread does the work, whatever the number of threads
 SMALL = 2 * GRAIN
 
 _pool: ThreadPoolExecutor | None = None
 
-# what tells a kernel the dtype of the rows at an address
+# zeros by whose type a kernel knows the dtype of the rows at an address
 REALS = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
 
 
 def plain(x: Tensor) -> Tensor:
-    """x itself where it is contiguous in float32 or float64, or a copy: its memory holds rows one after the other."""
+    """Return x itself if it is contiguous in float32 or float64, else a contiguous copy."""
     return x if x.dtype in REALS and x.is_contiguous() else wide(x).contiguous()
 
 
 def beside(numbers: Tensor, shape: torch.Size) -> Tensor:
-    """A number for each place of a shape, or the one for all of them."""
+    """Return the numbers expanded to a shape, or a single number for all its entries."""
     if numbers.numel() == 1 and numbers.dtype in REALS:
         return numbers
     return plain(numbers if numbers.numel() == 1 else numbers.expand(shape))
 
 
 def rows(x: Tensor) -> np.ndarray:
-    """`(*batch, n)` as contiguous NumPy rows `(rows, n)`, half precision widened to float32."""
+    """Return `(*batch, n)` as contiguous NumPy rows `(rows, n)`, half precision widened to float32."""
     return memory(wide(x).contiguous()).reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
@@ -66,7 +68,7 @@ def run(kernel: Callable[..., None], count: int, cost: int, *args: Any) -> None:
     if threads <= 1:
         kernel(0, count, *args)
         return
-    # more pieces than threads: a thread that wakes late, or shares its core, is given fewer
+    # more pieces than threads: a thread that wakes late, or shares its core, takes fewer pieces
     pieces = min(count, 4 * threads)
     together = team()
     if together is None or not _run_code(together, pieces, kernel, count, *args):
@@ -74,12 +76,12 @@ def run(kernel: Callable[..., None], count: int, cost: int, *args: Any) -> None:
 
 
 def _run_code(together: Team, pieces: int, kernel: Callable[..., None], count: int, *args: Any) -> bool:
-    """Run a kernel of numbers in torch's threads; False where it is none, or has failed."""
+    """Run a kernel with numbers as arguments in torch's threads; return False for other kernels, or if it failed."""
     made = task(kernel, args)
     if made is None:
         return False
     memory = job(made, count, pieces, args)
-    # all of torch's threads, as torch asks for them: the library ends those that a smaller team leaves out
+    # as many threads as torch uses: for a smaller team the library would end the remaining threads
     together.run_code(made[0], memory, torch.get_num_threads())
     return not failed(memory)
 
@@ -87,7 +89,7 @@ def _run_code(together: Team, pieces: int, kernel: Callable[..., None], count: i
 def _run_python(
     together: Team | None, threads: int, pieces: int, kernel: Callable[..., None], count: int, *args: Any
 ) -> None:
-    """Run a kernel in threads that call it by way of the interpreter."""
+    """Run a kernel in threads that call it through the interpreter."""
     if threads <= 1:
         kernel(0, count, *args)
         return
@@ -107,7 +109,7 @@ def _run_python(
     waiting = [_threads().submit(work) for _ in range(threads - 1)]
     work()
     for future in waiting:
-        # one that has not begun has nothing left to do
+        # a future that has not begun would find no pieces left
         if not future.cancel():
             future.result()
 
@@ -120,7 +122,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _forget_threads() -> None:
-    # the threads of the parent do not exist in a forked child (a DataLoader worker): start afresh there
+    # a forked child (a DataLoader worker) has no threads of its parent: make a new pool there
     global _pool
     _pool = None
 

@@ -1,9 +1,9 @@
 """The threads of torch's own OpenMP library, which run our kernels beside the calling thread.
 
 After an operation, torch's threads wait for the next one in a busy loop, for a millisecond or so, and keep their cores.
-Threads of another pool would share these cores with them, and take twice as long; torch's threads, asked for by the
-same library, come at once. It is asked as compilers ask it, by `GOMP_parallel`. There is no team where torch has
-another library, nor in a process that was forked: its parent's threads are not there, which the library does not know.
+Threads of another pool would share these cores with them and take twice as long. Torch's threads start at once if the
+same library calls them, through `GOMP_parallel`, as compiled OpenMP code does. There is no team if torch uses another
+library, nor in a forked process: the threads of its parent are missing there, and the library does not notice.
 """
 
 import ctypes
@@ -19,7 +19,9 @@ _forked = False
 
 
 def team() -> "Team | None":
-    """What runs a function in several threads at once, the calling one among them; None where there is no team."""
+    """Return the team that runs a function in several threads, including the calling thread; None if there is no
+    team.
+    """
     return None if _forked else _team()
 
 
@@ -28,7 +30,7 @@ def _team() -> "Team | None":
     here = Path(torch.__file__).parent
     for place in (*here.glob("lib/libgomp*.so*"), *here.parent.glob("torch.libs/libgomp*.so*")):
         try:
-            # the library that torch has loaded, not another one
+            # the library that torch has loaded, not another copy
             return Team(ctypes.CDLL(str(place), mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
         except (AttributeError, OSError):
             continue
@@ -39,7 +41,7 @@ class Team:
     """The threads of an OpenMP library."""
 
     def __init__(self, library: Any) -> None:
-        # looked up by name, each is a function of its own
+        # lookups by name give separate function objects
         self._numbers, self._objects = library["GOMP_parallel"], library["GOMP_parallel"]
         task = ctypes.CFUNCTYPE(None, ctypes.py_object)
         self._numbers.argtypes, self._numbers.restype = (*[ctypes.c_void_p] * 2, *[ctypes.c_uint] * 2), None
@@ -51,7 +53,7 @@ class Team:
         self._numbers(address, ctypes.addressof(memory), threads, 0)
 
     def run(self, work: Callable[[], None], threads: int) -> None:
-        """Call a function of Python in every thread."""
+        """Call a Python function in every thread."""
         job = _Job(work)
         self._objects(self._call, job, threads, 0)
         if job.error is not None:
@@ -59,7 +61,7 @@ class Team:
 
 
 class _Job:
-    """A function, and the error that it raised in one of the threads, which cannot leave them by itself."""
+    """A function, and the error that it raised in one of the threads: exceptions cannot leave these threads."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.work = work

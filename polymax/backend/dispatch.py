@@ -1,12 +1,12 @@
-"""How a kernel folder becomes a torch operator.
+"""Turn kernel folders into torch operators.
 
 `kernels/<op>/__init__.py` declares the operator; `reference.py`, `cpu.py` and `cuda.py` beside it each hold a
 function of the operator's name. The file name is the device: the CPU runs `cpu.py`, CUDA runs `cuda.py`, and every
 other device, or a device without a file, runs `reference.py`. Kernel files are imported at their first call, so
 that `import polymax` pays for neither Numba nor Triton.
 
-torch.compile, torch.func, dispatch modes and profilers see the operator. Where none of them looks, a call goes straight
-to the function of the device: torch's way to a Python function takes longer than many kernels.
+torch.compile, torch.func, dispatch modes and profilers see the operator. If none of them is active, a call goes
+straight to the function of the device, since torch's dispatch to a Python function takes longer than many kernels.
 """
 
 from collections import defaultdict
@@ -22,10 +22,10 @@ from torch.autograd import forward_ad
 
 from polymax.backend.function import refuse_trace, tracing
 
-# the library object owns the registrations: they live as long as it does
+# the library object owns the registrations: they exist as long as it does
 _LIBRARY = torch.library.Library("polymax", "DEF")
 _FILES = {"CPU": "cpu", "CUDA": "cuda"}
-# what all instances share: the arrays of a hypergraph
+# arguments that all instances share: the arrays of a hypergraph
 _SHARED = ("first", "tails", "part")
 
 
@@ -38,17 +38,17 @@ def declare(package: str, schema: str, fake: Callable[..., Any]) -> "Operator":
 
 
 def declare_instances(package: str, schema: str, fake: Callable[..., Any]) -> "Operator":
-    """Declare an operator on instances: tensors are `(B, ...)`, or of a graph that all instances share.
+    """Declare an operator on instances: tensors are `(B, ...)`, or the arrays of a graph that all instances share.
 
-    Where B instances come with fewer of something, groups of instances share it. The vmap rule is to make more
-    instances. A chart, the second result of an inside pass, is opaque: it is that of all instances at once, and the
-    inside pass is taken again where there are more instances than it was computed for.
+    If a tensor has fewer than B entries, groups of instances share each entry. The vmap rule is to make more instances.
+    A chart, the second result of an inside pass, is opaque: it belongs to all instances at once. The inside pass is run
+    again if there are more instances than it was computed for.
     """
     return _declared(package, schema, fake, _fold)
 
 
 def declare_function(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare an operator that is one function on all devices, and return it: torch.compile does not look inside."""
+    """Declare one function on all devices as an operator and return it: torch.compile does not trace its body."""
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
@@ -70,16 +70,17 @@ def _declared(package: str, schema: str, fake: Callable[..., Any], batching: Cal
 
 
 class ByDevice:
-    """A function for each device: that of its file, or None where there is no such file."""
+    """A function for each device: the one in the device's file, or None if there is no such file."""
 
     cpu: Any
     cuda: Any
     op: Any = None
 
     def direct(self, x: Tensor, *others: Tensor | None) -> Callable[..., Any] | None:
-        """The function of the device, for a call with these tensors that nothing looks at; None for other calls.
+        """Return the function of the device for a plain call with these tensors, or None if the operator must handle
+        the call.
 
-        It takes the arguments as they are, also those that the operator would refuse, and records no gradient.
+        It takes its arguments unchecked, also those that the operator would refuse, and records no gradient.
         """
         if (
             torch.compiler.is_compiling()
@@ -97,19 +98,19 @@ class ByDevice:
             if t is not None and (type(t) not in PLAIN or _batched(t) or wrapped(t)):
                 return None
         found = self.cpu if x.is_cpu else self.cuda if x.is_cuda else None
-        # a device without a file has the reference, which takes what the operator takes
+        # a device without a file uses the reference, which takes the arguments of the operator
         return None if found is self.op else found
 
 
 class Operator(ByDevice):
-    """An operator of torch, and the functions behind it for plain calls."""
+    """A torch operator, and the functions behind it for plain calls."""
 
     def __init__(self, op: Any, package: str, name: str) -> None:
         self.op = op
         self._package = package
         self._name = name
-        # the functions of the devices, each replaced by itself at its first call; the reference where there is no file
-        # the operator itself for devices of other kinds
+        # by device: a loader that replaces itself by the function at its first call, or the operator if there is no file;
+        # the operator for devices of other kinds
         self.functions: dict[str, Callable[..., Any]] = defaultdict(lambda: op)
         for device in _FILES.values():
             there = find_spec(f"{package}.{device}") is not None
@@ -131,7 +132,7 @@ class Operator(ByDevice):
                 refuse_trace()
             return self.op(x, *args)
         for a in args:
-            # gradients taken many at once, by `is_grads_batched`, come without a sign that functions are transformed
+            # gradients batched by `is_grads_batched` do not show up as a transformation of functions
             if isinstance(a, Tensor) and (_batched(a) or wrapped(a)):
                 return self.op(x, *args)
         if x.is_cpu:
@@ -149,7 +150,7 @@ class Operator(ByDevice):
 
 
 class Shortcut(ByDevice):
-    """A function that does the work of several operators at once on some devices, in <device>_<file>.py of a folder."""
+    """A function that replaces several operators at once on some devices, in <device>_<file>.py of a folder."""
 
     def __init__(self, package: str, file: str, name: str) -> None:
         for device in _FILES.values():
@@ -162,18 +163,18 @@ class Shortcut(ByDevice):
         return function(*args)
 
 
-# what may look at a call, asked for in tens of nanoseconds
+# checks for code that intercepts calls, each of tens of nanoseconds
 PLAIN = (Tensor, torch.nn.Parameter)
 transforming = torch._C._are_functorch_transforms_active
 modes = torch._C._len_torch_dispatch_stack
 _profiling = torch.autograd._profiler_enabled
 _batched = torch._C._functorch.is_legacy_batchedtensor
-# a tensor that torch.func wrapped outlives the transformation, in what a backward pass has saved
+# a backward pass may have saved a wrapped tensor of torch.func, which outlives its transformation
 wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def bare(x: Tensor) -> bool:
-    """True if a call with this tensor can go to the function of the CPU at once: nothing looks at it or derives it."""
+    """Return True if the CPU function can take this tensor: nothing intercepts the call, and it needs no derivative."""
     return (
         not torch.compiler.is_compiling()
         and x.is_cpu
@@ -187,7 +188,7 @@ def bare(x: Tensor) -> bool:
 
 
 def plain(*tensors: Tensor) -> bool:
-    """True if nothing looks at a call with these tensors: no compiler, transformation, mode or profiler."""
+    """Return True if no compiler, transformation, mode or profiler intercepts a call with these tensors."""
     if torch.compiler.is_compiling() or transforming() or modes() or _profiling() or tracing():
         return False
     # a loop is faster than any() of a generator
@@ -210,7 +211,7 @@ def _lazily(package: str, file: str, name: str) -> Callable[..., Any]:
 
 
 def _prepend(op: Callable[..., Any]) -> Callable[..., Any]:
-    """Vmap rule of a row operator: the mapped dimension is one more batch dimension, in front."""
+    """Return the vmap rule of a row operator: the mapped dimension becomes one more batch dimension, in front."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         front = [
@@ -228,7 +229,7 @@ def _prepend(op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fold(op: Any) -> Callable[..., Any]:
-    """Vmap rule of an operator on instances: the mapped dimension joins the first."""
+    """Return the vmap rule of an operator on instances: the mapped dimension joins the first."""
     names = [argument.name for argument in op._schema.arguments]
     inside = op._schema.name.endswith("_inside")
 
@@ -254,10 +255,11 @@ def _fold(op: Any) -> Callable[..., Any]:
 
 
 def _chart_of(op: Any, folded: dict[str, Any], mapped: set[str]) -> Tensor:
-    """The chart of the folded instances.
+    """Return the chart of the folded instances.
 
-    Where what the inside pass takes is mapped over, that pass was folded alike, and its chart is the one. Where it is
-    not, as in a Jacobian, which maps over cotangents alone, the chart is that of fewer instances.
+    If vmap maps over an input of the inside pass, that pass was folded as well, and its chart is valid. Otherwise, as
+    in a Jacobian, which maps over cotangents only, the chart belongs to fewer instances, and the inside pass is run
+    again.
     """
     kind = op._schema.name.removeprefix("polymax::").rpartition("_")[0]
     inside = getattr(torch.ops.polymax, f"{kind}_inside").default

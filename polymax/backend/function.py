@@ -1,4 +1,4 @@
-"""Functions with derivatives of their own, called at the least cost."""
+"""Autograd functions with their own derivatives, called with little overhead."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,17 +14,17 @@ from torch.autograd import Function, forward_ad
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 
-# arguments that hold no tensors
+# types of arguments that hold no tensors
 _CONSTANTS = int, float, NoneType
 
 
 def apply_function(function: type[Function], *args: Any) -> Any:
-    """function.apply(*args), without the price of torch.func and torch.compile where neither looks at the call.
+    """Return function.apply(*args), without overhead for torch.func and torch.compile unless either is active.
 
-    To be ready for both, torch binds the arguments of each call by a signature: dozens of microseconds, more than the
-    kernel of a small row takes.
+    For these, torch binds the arguments of each call by a signature, which takes dozens of microseconds: more than the
+    kernel of a small row.
     """
-    # `under_transform`, written out
+    # inlined `under_transform`
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return function.apply(*args)
     if not torch.is_grad_enabled():
@@ -35,7 +35,7 @@ def apply_function(function: type[Function], *args: Any) -> Any:
             derived = derived or a.requires_grad
             outlived = outlived or torch._C._functorch.is_functorch_wrapped_tensor(a)
         elif not isinstance(a, _CONSTANTS):
-            # an object may hold tensors that require a gradient, which is not for what happens inside the function
+            # an object may hold tensors that require a gradient, which must not be tracked inside the function
             derived = True
     if not derived:
         return function.forward(*args)
@@ -43,29 +43,31 @@ def apply_function(function: type[Function], *args: Any) -> Any:
 
 
 def under_transform() -> bool:
-    """True if torch.compile, torch.func or derivatives in forward mode look at the call."""
+    """Return True if torch.compile, torch.func or forward-mode derivatives are active."""
     return torch.compiler.is_compiling() or functional()
 
 
 def surely(condition: Any) -> bool:
     """Return True if a comparison of sizes holds; in a compiled graph, if it holds for all sizes of the graph.
 
-    A graph gets no guard from it. The comparison of sizes that the compiler knows is what it is.
+    No guard is added to the graph. A comparison of sizes that the compiler knows has its plain value.
     """
     return statically_known_true(condition) if torch.compiler.is_compiling() else bool(condition)
 
 
 def functional() -> bool:
-    """True if torch.func or derivatives in forward mode look at the call: `requires_grad` does not tell all then."""
+    """Return True if torch.func or forward-mode derivatives are active: then `requires_grad` alone does not decide."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-# what torch.jit.trace has recorded, None where it does not look; the compiler knows this function
+# returns what torch.jit.trace has recorded, None if it is not active; torch.compile supports this function
 tracing = torch._C._get_tracing_state
 
 
 def refuse_trace() -> None:
-    """The error of a call under torch.jit.trace, which sees operations of torch alone: results would be constants."""
+    """Raise the error of a call under torch.jit.trace, which only records torch operations: results would be
+    constants.
+    """
     raise RuntimeError(
         "torch.jit.trace cannot record the kernels and solvers of polymax: it would keep their results for the example "
         "inputs as constants; torch.compile and torch.export record them"
@@ -73,19 +75,19 @@ def refuse_trace() -> None:
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
-    """A context in which neither torch.func nor a dispatch mode looks.
+    """Return a context without torch.func and dispatch modes.
 
-    It is for tables that outlive the call, which must be neither fake nor tensors of inference mode, and for solvers
-    that read numbers.
+    It serves tables that outlive the call, which must be neither fake tensors nor tensors of inference mode, and
+    solvers that read values.
     """
-    # the compiler does not follow it, and has nothing to leave
+    # the compiler cannot trace it, and has no transforms to leave
     return nullcontext() if torch.compiler.is_compiling() else _untransformed()
 
 
 def may_keep(device: torch.device) -> bool:
-    """True if a tensor that is made during this call has a value of its own, and may be kept for later calls.
+    """Return True if a tensor made during this call has real values and may be kept for later calls.
 
-    One that torch.compile, a dispatch mode (fake tensors) or a CUDA graph sees being made belongs to them.
+    A tensor made under torch.compile, a dispatch mode (fake tensors) or a CUDA graph belongs to them.
     """
     return not (
         torch.compiler.is_compiling()
@@ -95,7 +97,9 @@ def may_keep(device: torch.device) -> bool:
 
 
 def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator for functions that make tensors for a device, which is their last argument, and may be kept."""
+    """Return a decorator that caches functions that make tensors for a device, their last argument, if these may be
+    kept.
+    """
 
     def decorate(make: Callable[..., Any]) -> Callable[..., Any]:
         @lru_cache(maxsize=most)
@@ -106,7 +110,7 @@ def keep_tensors(most: int) -> Callable[[Callable[..., Any]], Any]:
         def call(*args: Any) -> Any:
             return (kept if may_keep(args[-1]) else make)(*args)
 
-        # for a caller who knows that they may be kept
+        # for callers that have checked `may_keep`
         call.kept = kept  # type: ignore[attr-defined]
         return call
 
@@ -121,7 +125,7 @@ def _untransformed() -> Iterator[None]:
 
 @contextmanager
 def with_autograd() -> Iterator[None]:
-    """A context with autograd, where a compiled graph has switched it off altogether."""
+    """Return a context with autograd, also if a compiled graph has switched it off."""
     exclude = torch._C._SetExcludeDispatchKeyGuard
     with exclude(torch._C.DispatchKey.AutogradFunctionality, False), torch.no_grad():
         yield
@@ -133,10 +137,10 @@ def leave_graph() -> None:
 
 
 def largest(tensors: tuple[Tensor, ...]) -> float:
-    """The largest absolute entry of all tensors, 0 if there is none; NaN or infinite if an entry is."""
+    """Return the largest absolute entry of all tensors, 0 if there is none; NaN or inf if an entry is."""
     given = [x for x in tensors if x.numel()]
     if len(given) > 1 and given[0].is_cuda:
-        # one read for all of them
+        # one read for all tensors
         return float(torch.stack(torch._foreach_norm(given, torch.inf)).amax())
     most = 0.0
     for x in given:
@@ -149,12 +153,12 @@ def largest(tensors: tuple[Tensor, ...]) -> float:
 
 
 def standard_gamma(shape: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draws of the gamma distribution of these shapes, by a generator."""
+    """Return draws of the gamma distribution of these shapes, by a generator."""
     return torch._standard_gamma(shape, generator=generator)
 
 
 def readable(t: Tensor) -> bool:
-    """True if the values of a tensor can be read: it has values, is not traced, and nobody has to wait for a device."""
+    """Return True if the values of a tensor can be read at once: it is on the CPU, not traced, and has values."""
     return not (
         not t.is_cpu
         or torch.compiler.is_compiling()
@@ -164,7 +168,7 @@ def readable(t: Tensor) -> bool:
 
 
 def mapped_over(t: Tensor) -> bool:
-    """True if torch.vmap maps over t."""
+    """Return True if torch.vmap maps over t."""
     while torch._C._functorch.is_functorch_wrapped_tensor(t):
         if torch._C._functorch.is_batchedtensor(t):
             return True
@@ -173,27 +177,29 @@ def mapped_over(t: Tensor) -> bool:
 
 
 def has_values(x: Tensor) -> bool:
-    """False for fake tensors and those on the meta device, which have a shape alone."""
+    """Return False for fake tensors and tensors on the meta device, which have no values."""
     return not (x.is_meta or isinstance(x, FakeTensor))
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """A context without torch.autocast for such a device; it does not know all of them."""
+    """Return a context without torch.autocast for the type of the device, if autocast supports it."""
     return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
 
 
 def autocasts(device: torch.device) -> bool:
-    """True if torch.autocast is on for such a device; it does not know all of them."""
+    """Return True if torch.autocast supports the type of the device and is enabled for it."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def recording(x: Tensor) -> bool:
-    """True if a CUDA graph records what is done with x: nothing can be read then."""
+    """Return True if a CUDA graph records operations on x: no value can be read then."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def constant(t: Tensor, mapped: str) -> Tensor:
-    """The tensor below what torch.func wraps it in for derivatives; a ValueError, `mapped`, if vmap maps over it."""
+    """Return the tensor inside the wrappers of torch.func's derivatives; raise ValueError(mapped) if vmap maps over
+    it.
+    """
     while torch._C._functorch.is_functorch_wrapped_tensor(t):
         if torch._C._functorch.is_batchedtensor(t):
             raise ValueError(mapped)
@@ -203,13 +209,13 @@ def constant(t: Tensor, mapped: str) -> Tensor:
 
 @cache
 def straight(function: type[Function]) -> Callable[..., Any]:
-    """`eager(function).apply` without a look for tensors that outlived a transformation of torch.func."""
+    """Return `eager(function).apply` without its check for tensors that outlived a transformation of torch.func."""
     return super(Function, eager(function)).apply  # type: ignore[misc]
 
 
 @cache
 def eager(function: type[Function]) -> type[Function]:
-    """The same function in the form that torch calls at a third of the cost, and cannot transform."""
+    """Return the function in the form that torch calls at a third of the cost, but cannot transform."""
 
     def forward(ctx: Any, *args: Any) -> Any:
         output = function.forward(*args)

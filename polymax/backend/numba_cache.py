@@ -1,8 +1,8 @@
-"""The place where compiled kernels are kept between processes, and what happens where there is none.
+"""The directory that keeps compiled kernels between processes, and the fallbacks if there is none.
 
-Numba keeps machine code beside the source, or in the user's cache directory. It refuses to compile where neither can be
-written, and fails at every start where a file of the cache is damaged. Kernels run in both places: they are kept in a
-temporary directory of the user's, or not at all, and what is damaged is deleted and compiled again.
+Numba keeps machine code beside the source, or in the user's cache directory. It refuses to compile if neither is
+writable, and fails at every start if a cache file is damaged. Here, kernels run in both cases: they are cached in a
+temporary directory of the user, or not at all, and damaged files are deleted and compiled again.
 """
 
 import ast
@@ -26,7 +26,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataC
 _PACKAGE = Path(__file__).resolve().parents[1]
 _warned = False
 
-# seconds of compiling before a word is said
+# seconds of compiling after which a message is logged
 PATIENCE = 2.0
 _LOGGER = logging.getLogger("polymax")
 _waiting: threading.Timer | None = None
@@ -34,7 +34,7 @@ _told = False
 
 
 def keep_compiled(dispatcher: Any) -> Any:
-    """The dispatcher of a kernel, with a cache of its machine code on the disk where there is room for one."""
+    """Return the dispatcher of a kernel, with a cache of its machine code on the disk if a directory is writable."""
     if config.DISABLE_JIT:
         return dispatcher
     try:
@@ -45,7 +45,9 @@ def keep_compiled(dispatcher: Any) -> Any:
 
 
 class TemporaryLocator(_CacheLocator):
-    """A directory that belongs to the user alone, below the temporary one: others could put their own code there."""
+    """A directory that only the user may write to, below the temporary directory: else others could put their code
+    there.
+    """
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         self._py_file = py_file
@@ -87,7 +89,7 @@ class TemporaryLocator(_CacheLocator):
 
 
 class _Sealed(CompileResultCacheImpl):
-    """Machine code beside its digest: a flipped bit must not run."""
+    """Machine code with its digest, so that damaged code is never run."""
 
     _locator_classes: ClassVar[list[Any]] = [*CompileResultCacheImpl._locator_classes, TemporaryLocator]
 
@@ -105,7 +107,7 @@ class _Sealed(CompileResultCacheImpl):
 
 
 class KernelCache(FunctionCache):
-    """The cache of one kernel; it is out of date where the kernel's file is, or one that it takes functions from."""
+    """The cache of one kernel; it is stale if the kernel's file has changed, or a file whose functions it uses."""
 
     _impl_class = _Sealed
 
@@ -119,7 +121,7 @@ class KernelCache(FunctionCache):
         try:
             found = super().load_overload(sig, target_context)
         except Exception:
-            # what damage raises depends on where it is: any error means that there is nothing to be had
+            # the kind of exception depends on the kind of damage: any exception counts as a missing entry
             self._delete()
         if found is None:
             _say_when_it_takes_long()
@@ -140,23 +142,25 @@ class KernelCache(FunctionCache):
 
 @cache
 def source_stamp(path: str) -> bytes:
-    """A digest of a file and of the modules of this package whose compiled functions it may use.
+    """Return a digest of a file and of the modules of this package whose compiled functions it may use.
 
-    Numba compiles what a kernel calls into it, but looks at the kernel's own file alone.
+    Numba compiles the functions that a kernel calls into the kernel, but checks only the kernel's own file for changes.
     """
     digest = hashlib.sha256()
-    # how kernels are compiled is a part of what they are
+    # the compiler of kernels is a part of the digest
     for file in (*compiled_with(Path(path)), Path(__file__).with_name("numba_parts.py")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.digest()
 
 
 def compiled_with(path: Path) -> list[Path]:
-    """A file for Numba and the files of this package that it imports, as do those for Numba among them, in order."""
+    """Return a Numba file and all files of this package that it imports, directly or through other Numba files,
+    sorted.
+    """
     known, waiting = {path.resolve()}, [path.resolve()]
     while waiting:
         imported = _imported(waiting.pop())[1]
-        # plain Python is not compiled in, but for constants
+        # plain Python is not compiled in, except for constants
         waiting.extend(file for file in imported if file not in known and _imported(file)[0])
         known.update(imported)
     return sorted(known)
@@ -164,11 +168,11 @@ def compiled_with(path: Path) -> list[Path]:
 
 @cache
 def _imported(path: Path) -> tuple[bool, list[Path]]:
-    """True if a file imports Numba or what is written for it; and the files of this package that it imports."""
+    """Return True if a file imports Numba or a numba_*.py, and the files of this package that it imports."""
     names = []
     for node in ast.parse(path.read_bytes()).body:
         if isinstance(node, ast.ImportFrom):
-            # what is imported from a package may be a module
+            # a name imported from a package may be a module
             names.extend([str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)])
         elif isinstance(node, ast.Import):
             names.extend(alias.name for alias in node.names)
@@ -178,7 +182,7 @@ def _imported(path: Path) -> tuple[bool, list[Path]]:
 
 
 def _say_when_it_takes_long() -> None:
-    """Start to wait for a compilation; what takes longer than PATIENCE is told to the logger, once in a process."""
+    """Start a timer for a compilation; one that takes longer than PATIENCE is logged, once in a process."""
     global _waiting
     if _waiting is None and not _told:
         _waiting = threading.Timer(PATIENCE, _tell)

@@ -1,4 +1,4 @@
-"""The parts of Numba's core by which kernels write machine code of their own."""
+"""The parts of Numba's core with which kernels emit their own machine code."""
 
 from numba.core import cgutils as cgutils
 from numba.core.errors import TypingError as TypingError

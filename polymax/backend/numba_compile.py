@@ -1,16 +1,16 @@
-"""The compilers of kernels and of their helpers: ours where the insides of Numba are known, or Numba's own."""
+"""The compilers of kernels and of their helpers: ours for known versions of Numba, or Numba's own."""
 
 import logging
 
 import numba
 from numba.core.compiler import Compiler
 
-# the versions of Numba that numba_parts.py is written for. With others, first calls take longer, for the same kernels
+# the versions of Numba that numba_parts.py supports; with other versions, the same kernels compile more slowly
 KNOWN = ("0.68.",)
 
 
 def compilers(version: str) -> tuple[type[Compiler], type[Compiler]]:
-    """The compiler of kernels, and that of the helpers that are parts of them, for a version of Numba."""
+    """Return the compiler of kernels and the compiler of helpers for a version of Numba."""
     if not version.startswith(KNOWN):
         # this file is imported at the first call that compiles
         logging.getLogger("polymax").warning(

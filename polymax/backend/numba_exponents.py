@@ -1,7 +1,7 @@
-"""Numbers in float32 with an exponent of their own, for Numba: sums of exponentials that neither overflow nor vanish.
+"""Float32 numbers with a separate exponent, for Numba: sums of exponentials without overflow or underflow.
 
-A number is m 2^e with 1 <= m < 2 and an integer e, or 0. A sum shifts exponents, and takes no logarithm. Where arrays
-of float32 keep both, the integer lies in the bits.
+A number is m 2^e with 1 <= m < 2 and an integer e, or 0. A sum shifts exponents and takes no logarithm. Arrays of
+float32 that hold both store the integer in their bits.
 """
 
 import numpy as np
@@ -12,13 +12,13 @@ from polymax.backend.numba_math import _from_bits as from_bits
 
 INT, REAL = np.int32, np.float32
 ZERO, ONE, FORBIDDEN = REAL(0), REAL(1), REAL(-np.inf)
-# the exponent of 0, below that of any number; sums of scores stay within a quarter of it
+# the exponent of 0, below the exponent of every number; sums of scores stay within a quarter of it
 LOWEST = INT(-(1 << 30))
 WIDEST, LARGEST = float(1 << 28), float(1 << 20)
-# log2(e) in two parts: the first times a score less an integer is exact but for one rounding
+# log2(e) in two parts: the product of the first with a score, less an integer, has only one rounding
 _LOG2_E = REAL(np.log2(np.e))
 _LOG2_E_REST = REAL(np.log2(np.e) - float(_LOG2_E))
-# 1.5 * 2^23: adding it rounds to an integer, which is then in the last bits
+# 1.5 * 2^23: adding it rounds to an integer, which then lies in the last bits
 _ROUND = REAL(12582912)
 _ROUND_BITS = INT(0x4B400000)
 _ONE_BITS, _MANTISSA = INT(0x3F800000), INT(0x007FFFFF)
@@ -26,7 +26,7 @@ _ONE_BITS, _MANTISSA = INT(0x3F800000), INT(0x007FFFFF)
 
 @inline
 def exponential(score):
-    """exp(score) as a factor between 2^-0.5 and 2^0.5, or 0, and an exponent."""
+    """Return exp(score) as a factor between 2^-0.5 and 2^0.5, or 0, and an exponent."""
     x = ZERO if score == FORBIDDEN else score
     # 2^k 2^f with |f| <= 1/2, the second factor by a minimax polynomial
     k = x * _LOG2_E + _ROUND
@@ -42,7 +42,7 @@ def exponential(score):
 
 @inline
 def normal(number, power):
-    """number 2^power with a mantissa between 1 and 2."""
+    """Return number 2^power with a mantissa between 1 and 2."""
     whole = bits(number)
     exponent = INT(INT(INT(whole >> INT(23)) - INT(127)) + power)
     exists = number > ZERO
@@ -51,6 +51,6 @@ def normal(number, power):
 
 @inline
 def shifted(number, shift):
-    """number 2^shift, where the shift is not positive; 0 where that is below the normal numbers."""
+    """Return number 2^shift for shift <= 0; 0 if the result is below the normal numbers."""
     shift = shift if shift > INT(-127) else INT(-127)
     return number * from_bits(INT(INT(shift + INT(127)) << INT(23)))

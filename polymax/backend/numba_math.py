@@ -1,7 +1,7 @@
-"""What every Numba kernel is made of: the decorator, sums and maxima of a row, and powers that vectorise.
+"""Basics of every Numba kernel: the decorator, sums and maxima of a row, and powers that vectorise.
 
-No fast-math: infinities and NaN keep their meaning everywhere. Sums alone may be reordered, by the explicit `add`.
-Powers of float32 are polynomials written out here, because a call into libm stops a loop from vectorising.
+No fast-math: infinities and NaN keep their meaning everywhere. Only sums by the explicit `add` may be reordered. Powers
+of float32 are polynomials written out here, because a call into libm stops a loop from vectorising.
 """
 
 import math
@@ -16,21 +16,21 @@ from polymax.backend.numba_compile import KernelCompiler, PartCompiler
 
 # error_model numpy: a division that may raise is a branch, and a branch stops a loop from vectorising
 OPTIONS = {"error_model": "numpy"}
-# with the flags of a kernel: Numba compiles a function once more for each set of flags of its callers
+# with the flags of a kernel: Numba compiles a function again for each set of flags of its callers
 PART = {**OPTIONS, "nogil": True, "no_cpython_wrapper": False, "pipeline_class": PartCompiler}
 inline = register_jitable(**PART)
-# for a helper that is called for each short row: a call, with arrays to hand over, costs as much as the row
+# for helpers called once per short row: a call, with its arrays as arguments, costs as much as the row
 within = register_jitable(**PART, forceinline=True)
 
 
 def kernel(function):
-    """The function, compiled for each type of its arguments, without the interpreter's lock."""
+    """Return the function compiled for each type of its arguments, without the interpreter's lock."""
     return keep_compiled(njit(nogil=True, pipeline_class=KernelCompiler, **OPTIONS)(function))
 
 
 @intrinsic
 def _pointer(typing_context, address, real):
-    """An address as a pointer to numbers of the type of `real`."""
+    """Return an address as a pointer to numbers of the type of `real`."""
 
     def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -40,23 +40,25 @@ def _pointer(typing_context, address, real):
 
 @inline
 def rows_at(address, count, n, real):
-    """The rows (count, n) at an address, of the type of `real`: an array costs more to hand over than a small row."""
+    """Return the rows (count, n) at an address, of the type of `real`: passing an array costs more than a small row."""
     return carray(_pointer(address, real), (count, n))
 
 
 _ONE_BITS = np.int32(0x3F800000)
 _SQRT_HALF_BITS = np.int32(0x3F3504F3)
-# 1.5 * 2^23: adding it rounds to an integer, which is then in the last bits
+# 1.5 * 2^23: adding it rounds to an integer, which then lies in the last bits
 _ROUND = np.float32(12582912)
 
 
-# in units of the last bit of 1: half of the error of a logarithm by the bits of its number, and the logarithm of 2^-126
+# both in units of the last bit of 1:
+# _HALF_ERROR: half the error of a logarithm read off the bits of its number
+# _LOWEST_BITS: the logarithm of 2^-126
 _HALF_ERROR, _LOWEST_BITS = np.float32(0.043 * 2**23), np.float32(-126 * 2**23)
 
 
 @intrinsic
 def place(typing_context, x):
-    """The place of a number in the order of all numbers, an integer as wide; NaN are before or after all others."""
+    """Return an integer of the same width that orders all numbers; NaN come before or after all others."""
 
     def codegen(context, builder, signature, args):
         return _flipped(builder, builder.bitcast(args[0], ir.IntType(x.bitwidth)))
@@ -66,7 +68,7 @@ def place(typing_context, x):
 
 @intrinsic
 def positive_place(typing_context, x):
-    """The place of a number that is not negative, which is its bits."""
+    """Return the bits of a nonnegative number, which are its place in the order of numbers."""
 
     def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.IntType(x.bitwidth))
@@ -76,7 +78,7 @@ def positive_place(typing_context, x):
 
 @intrinsic
 def number_at(typing_context, place, real):
-    """The number at a place, of the type of `real`."""
+    """Return the number at a place, of the type of `real`: the inverse of `place`."""
 
     def codegen(context, builder, signature, args):
         return builder.bitcast(_flipped(builder, args[0]), context.get_value_type(real))
@@ -85,7 +87,7 @@ def number_at(typing_context, place, real):
 
 
 def _flipped(builder, bits):
-    # the bits of a negative number count down
+    # the bits of negative numbers count down
     width = bits.type.width
     sign = builder.ashr(bits, ir.Constant(bits.type, width - 1))
     return builder.xor(bits, builder.and_(sign, ir.Constant(bits.type, (1 << (width - 1)) - 1)))
@@ -93,8 +95,8 @@ def _flipped(builder, bits):
 
 @inline
 def row_max(x):
-    """Maximum of a row; NaN are ignored; -inf when empty."""
-    # by their places: LLVM takes a maximum of integers in vector lanes, and refuses one of floats, because of NaN
+    """Return the maximum of a row; NaN are ignored; -inf if the row is empty."""
+    # by their places: LLVM vectorises a maximum of integers, but not of floats, because of NaN
     lowest = place(x.dtype.type(-np.inf))
     top = lowest
     for j in range(x.size):
@@ -105,10 +107,10 @@ def row_max(x):
 
 @intrinsic
 def add(typing_context, a, b):
-    """a + b as a term of a sum whose order is free: the one licence LLVM needs to sum in vector lanes.
+    """Return a + b as a term of a sum in any order, which allows LLVM to sum in vector lanes.
 
-    No loop may both sum and store: where the two arrays lie close to each other, by chance, such a loop runs without
-    lanes, in another order, and the sum has other bits.
+    No loop may both sum and store: if its two arrays happen to lie close to each other, the loop runs without lanes, in
+    another order, and the sum has other bits.
     """
 
     def codegen(context, builder, signature, args):
@@ -119,11 +121,11 @@ def add(typing_context, a, b):
 
 @inline
 def row_sum(x):
-    """The sum of a row."""
+    """Return the sum of a row."""
     total = x.dtype.type(0)
     # in blocks, so that rounding grows with the block and not with the row
     for start in range(0, x.size, 256):
-        # of a part, whose first place is 0: places that might be negative are gathered one by one
+        # sliced, so that the index starts at 0: LLVM gathers one by one for indices that might be negative
         part = x[start : start + 256]
         block = x.dtype.type(0)
         for j in range(part.size):
@@ -134,7 +136,7 @@ def row_sum(x):
 
 @inline
 def row_dot(x, y):
-    """The inner product of two rows."""
+    """Return the inner product of two rows."""
     total = x.dtype.type(0)
     for j in range(x.size):
         total = add(total, x[j] * y[j])
@@ -142,17 +144,17 @@ def row_dot(x, y):
 
 
 def log2_1p(t):
-    """log2(1 + t) for t > -1, accurate relative to t near 0."""
+    """Return log2(1 + t) for t > -1, accurate relative to t near 0."""
     return math.log1p(t) / math.log(2)
 
 
 def log2(x):
-    """log2(x) for x > 0 and not subnormal."""
+    """Return log2(x) for x > 0 and not subnormal."""
     return math.log(x) / math.log(2)
 
 
 def exp2(x):
-    """2 ** x; 0 below the smallest normal number, 2 ** 127 at most."""
+    """Return 2 ** x; 0 below the smallest normal number, 2 ** 127 at most."""
     return math.exp(x * math.log(2))
 
 
@@ -181,7 +183,7 @@ def _fma(typing_context, a, b, c):
 
 @inline
 def _log2_split(bits, t):
-    # the number is 2^e (1 + f) with |f| small, where e is 0 f is t, and log2(1 + f) / f is a minimax polynomial
+    # the number is 2^e (1 + f) with |f| small, and f = t if e is 0; log2(1 + f) / f is a minimax polynomial
     e = np.int32(np.int32(bits - _SQRT_HALF_BITS) >> np.int32(23))
     mantissa = _from_bits(np.int32(bits - np.int32(e << np.int32(23))))
     f = t if e == np.int32(0) else mantissa - np.float32(1)
@@ -216,7 +218,7 @@ def _exp2(x):
         return lambda x: math.exp(x * math.log(2))
 
     def exp2_float32(x):
-        # 2^x = 2^k 2^f with |f| <= 1/2, the second factor by its Taylor polynomial
+        # 2^x = 2^k 2^f with |f| <= 1/2; the second factor is its Taylor polynomial
         small = np.float32(-126)
         clipped = x if x > small else small
         clipped = clipped if clipped < np.float32(127) else np.float32(127)
@@ -228,7 +230,7 @@ def _exp2(x):
         series = _fma(f, series, np.float32(2.4022651e-1))
         series = _fma(f, series, np.float32(6.9314718e-1))
         series = _fma(f, series, np.float32(1))
-        # the last bits of k are those of an integer; the others leave on the left
+        # the last bits of k hold an integer; the shift removes the others
         scale = _from_bits(np.int32(np.int32(_bits(k) << np.int32(23)) + _ONE_BITS))
         return series * scale if x > small else np.float32(0)
 
@@ -236,7 +238,7 @@ def _exp2(x):
 
 
 def first_power_1p(t, k):
-    """(1 + t) ** k for -1 <= t <= 0 and k >= 0, within a tenth where k is small: a first guess."""
+    """Return (1 + t) ** k for -1 <= t <= 0 and k >= 0 as a first guess, within a tenth for small k."""
     return (1 + t) ** k
 
 
@@ -246,7 +248,7 @@ def _first_power_1p(t, k):
         return lambda t, k: (1 + t) ** k
 
     def first_power_1p_float32(t, k):
-        # the bits of a number, as an integer, are almost linear in its logarithm; half of the largest error comes off
+        # the bits of a number, as an integer, are almost linear in its logarithm; subtract half of the largest error
         log = k * (np.float32(np.int32(_bits(np.float32(1) + t) - _ONE_BITS)) + _HALF_ERROR)
         log = log if log > _LOWEST_BITS else _LOWEST_BITS
         power = _from_bits(np.int32(np.int32(log - _HALF_ERROR) + _ONE_BITS))
@@ -256,7 +258,7 @@ def _first_power_1p(t, k):
 
 
 def rough_power_1p(t, k):
-    """(1 + t) ** k for -1 <= t <= 0 and k >= 0, within about one per cent."""
+    """Return (1 + t) ** k for -1 <= t <= 0 and k >= 0, within about one per cent."""
     return (1 + t) ** k
 
 
@@ -285,5 +287,5 @@ def _rough_power_1p(t, k):
 
 @inline
 def middle(a, b):
-    """The number halfway from a to b in the order of all float64 numbers: 64 halvings end any search."""
+    """Return the number halfway from a to b in the order of all float64 numbers: 64 halvings end every search."""
     return number_at((place(a) >> 1) + (place(b) >> 1), a)

@@ -1,8 +1,9 @@
-"""Memory of a kernel for itself, for Numba: taken at its start, given back at its end, and cut into arrays.
+"""Workspace of a kernel, for Numba: allocated at its start, freed at its end, and cut into arrays.
 
-Numba counts the references to an array that it has allocated, whenever the array, a row of it or a tuple that holds it
-is handed on: by an atomic instruction, which takes longer than the arithmetic on a short row, and which is compiled in
-all of these places. A lean kernel allocates no array, and counts none; what it is given lives as long as its call.
+Numba counts the references to an array that it has allocated whenever the array, a row of it or a tuple with it is
+passed on. Each count is an atomic instruction, which takes longer than the arithmetic on a short row, and its code is
+compiled in at each such place. A lean kernel allocates no array and counts no references; its arguments live as long as
+its call.
 """
 
 from llvmlite import ir
@@ -19,13 +20,15 @@ _WORD, _BYTES = ir.IntType(64), ir.IntType(8).as_pointer()
 
 
 def lean_kernel(function):
-    """The function, compiled for each type of its arguments; neither it nor its helpers can make or return an array."""
+    """Return the function compiled for each type of its arguments; neither it nor its helpers can make or return an
+    array.
+    """
     return keep_compiled(njit(nogil=True, _nrt=False, pipeline_class=KernelCompiler, **OPTIONS)(function))
 
 
 @intrinsic
 def array_at(typing_context, address, shape, real):
-    """The contiguous array of a shape at an address, of the type of `real`."""
+    """Return the contiguous array of a shape at an address, of the type of `real`."""
     number = types.unliteral(real)
     array = types.Array(number, len(shape), "C")
 
@@ -45,7 +48,7 @@ def array_at(typing_context, address, shape, real):
 
 @intrinsic
 def taken(typing_context, count):
-    """The address of memory for so many bytes, all of them 0; it must be given back."""
+    """Return the address of so many bytes of memory, filled with 0; free it by `give_back`."""
 
     def codegen(context, builder, signature, args):
         take = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BYTES, [_WORD, _WORD]), "calloc")
@@ -56,7 +59,7 @@ def taken(typing_context, count):
 
 @intrinsic
 def taken_as_is(typing_context, count):
-    """The address of memory for so many bytes, whatever they are; it must be given back."""
+    """Return the address of so many bytes of uninitialised memory; free it by `give_back`."""
 
     def codegen(context, builder, signature, args):
         take = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BYTES, [_WORD]), "malloc")
@@ -67,7 +70,7 @@ def taken_as_is(typing_context, count):
 
 @intrinsic
 def give_back(typing_context, address):
-    """Give memory back."""
+    """Free memory."""
 
     def codegen(context, builder, signature, args):
         free = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), [_BYTES]), "free")

@@ -1,6 +1,6 @@
-"""The places of the entries of a row that are above a bound, for Numba: sixteen at a time where processors can pack.
+"""The indices of the entries of a row above a bound, for Numba: sixteen at a time if the processor can pack.
 
-LLVM vectorises no loop that packs. With AVX-512 one instruction packs sixteen numbers by a mask; where there is no such
+LLVM vectorises no loop that packs. With AVX-512 one instruction packs sixteen numbers by a mask; without this
 instruction, a loop without branches takes a cycle or two for an entry.
 """
 
@@ -14,23 +14,25 @@ from numba.np.arrayobj import make_array
 from polymax.backend.numba_math import within
 
 LANES = 16
-# the first LLVM that knows of packing in registers; to memory, it is slow on some processors
+# the first LLVM with packing in registers; packing to memory is slow on some processors
 _KNOWN = 19
 
 
 def _packs() -> bool:
-    """True if this processor packs in registers, and LLVM can say so."""
+    """Return True if this processor packs in registers, and this LLVM has the instruction."""
     try:
         features = llvmlite.binding.get_host_cpu_features()
     except RuntimeError:
-        # LLVM does not tell them on every platform
+        # some platforms do not report the features of the processor
         return False
     return llvmlite.binding.llvm_version_info[0] >= _KNOWN and bool(features.get("avx512f"))
 
 
 @intrinsic
 def _pack_lanes(typing_context, x, start, top, lowest, index, count):
-    """Append the places of entries from x[start] on, with not x - top <= lowest, to index[count:]; the new count."""
+    """Append the indices of entries from x[start] on, with not x - top <= lowest, to index[count:]; return the new
+    count.
+    """
     lane, word = ir.IntType(32), ir.IntType(64)
     whole, mask = ir.VectorType(lane, LANES), ir.VectorType(ir.IntType(1), LANES)
 
@@ -81,6 +83,6 @@ def _pack_by_entries(x, top, lowest, index):
     return count
 
 
-# fill index, which has room for LANES more than the row, with the places of entries other than x - top <= lowest, NaN
-# among them; their count
+# fill index, which has room for LANES more than the row, with the indices of entries other than x - top <= lowest,
+# including NaN; return their count
 pack_above = _pack_by_lanes if _packs() else _pack_by_entries

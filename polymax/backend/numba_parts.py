@@ -1,8 +1,8 @@
-"""How kernels are compiled: what a kernel calls becomes a part of it, and is not compiled for itself besides.
+"""Compilation of kernels: the functions that a kernel calls become parts of it, without machine code of their own.
 
-Numba optimises every function and makes machine code of it, and does so again where a function is a part of another.
-Only kernels are called from Python: their helpers are typed and lowered, and wait to be linked. This takes less time,
-and what is optimised once, as a whole, is no slower.
+Numba optimises every function and makes machine code of it, and does so again if the function is a part of another.
+Only kernels are called from Python: their helpers are typed and lowered, and then wait to be linked. This takes less
+time, and code that is optimised once, as a whole, is no slower.
 """
 
 from typing import Any
@@ -16,10 +16,10 @@ from numba.core.typed_passes import NativeLowering
 
 
 class _Part(JITCodeLibrary):
-    """Code of a helper that is linked into kernels, and is never at an address of its own."""
+    """Code of a helper that is linked into kernels and never has an address of its own."""
 
     def _optimize_final_module(self) -> None:
-        """Nothing: a kernel is optimised with all of its helpers in it, and better than piece by piece."""
+        """Do nothing: a kernel is optimised with all of its helpers in it, which works better than piece by piece."""
 
     def _finalize_final_module(self) -> None:
         self._finalize_dynamic_globals()
@@ -28,7 +28,7 @@ class _Part(JITCodeLibrary):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _PartLowering(NativeLowering):
-    """Lowering of a helper: its code, without an address and without wrappers for callers in Python and C."""
+    """Lower a helper to its code, without an address and without wrappers for callers in Python and C."""
 
     _name = "polymax_part_lowering"
 
@@ -42,7 +42,7 @@ class _PartLowering(NativeLowering):
         finally:
             state.flags = own
         found = state.cr
-        # callers look for the code by an object: a function of Python, which nobody calls
+        # Numba finds compiled code by a function object: create one as the key, which is never called
         name = found.fndesc.qualname.rpartition(".")[2]
         key = _dynfunc.make_function(found.fndesc.lookup_module(), name, "", 0, found.env, (state.library,))
         state.targetctx.insert_user_function(key, found.fndesc, [state.library])
@@ -68,7 +68,7 @@ class KernelCompiler(Compiler):
 
     def _compile_core(self) -> Any:
         found = super()._compile_core()
-        # constants of Python that helpers refer to, as Numba does it for a kernel that comes from its cache
+        # Python constants that helpers refer to, restored as Numba does for a kernel from its cache
         for variable in found.library._final_module.global_variables:
             environment = lookup_environment(variable.name)
             if environment is not None:

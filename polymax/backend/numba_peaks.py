@@ -1,16 +1,16 @@
-"""Maxima of the parts of a row, for Numba: a few large entries, from which a bound of a threshold is cheap to find."""
+"""Maxima of the parts of a row, for Numba: a few large entries that give a cheap bound of a threshold."""
 
 import numpy as np
 
 from polymax.backend.numba_math import inline
 
-# parts of a row: the first has every PEAKS-th entry from the first on
+# number of parts of a row: part k holds the entries k, k + PEAKS, k + 2 PEAKS, ...
 PEAKS = 64
 
 
 @inline
 def set_peaks(x, peaks):
-    """Fill peaks with the maxima of the parts of a row; -inf where a part is empty, or has NaN alone."""
+    """Fill peaks with the maxima of the parts of a row; -inf if a part is empty or has only NaN."""
     peaks[:] = -np.inf
     whole = x.size - x.size % PEAKS
     for start in range(0, whole, PEAKS):

@@ -1,7 +1,7 @@
-"""A kernel as torch's threads call it: by its address, without the interpreter, piece by piece until none is left.
+"""Calls of a kernel by torch's threads: by its address, without the interpreter, piece by piece until none is left.
 
-Threads that ran Python functions would wait for the interpreter's lock, for longer than a small kernel takes. What
-they run instead is written here in the language of LLVM, once for all kernels with arguments of the same types.
+Threads that run Python functions wait for the interpreter's lock, for longer than a small kernel takes. These threads
+instead run a function written here in LLVM's language, one for each tuple of argument types.
 """
 
 import ctypes
@@ -17,8 +17,8 @@ from numba.core.dispatcher import Dispatcher
 
 from polymax.backend.numba_compile import KNOWN
 
-# a job in memory, in words of 8 bytes: the next piece, the pieces, the rows, how many pieces failed, the address of the
-# kernel, and its arguments
+# a job in memory, in words of 8 bytes: the next piece, the number of pieces, the number of rows, the number of failed
+# pieces, the address of the kernel, and its arguments
 _NEXT, _PIECES, _ROWS, _FAILED, _KERNEL, _FIRST = range(6)
 _WORD = ir.IntType(64)
 
@@ -26,16 +26,17 @@ Task = tuple[int, Callable[..., bytes], int]
 
 
 def task(kernel: Any, args: tuple[Any, ...]) -> Task | None:
-    """What threads call, how arguments are packed for it, and the address of the kernel, compiled for them.
+    """Return the function for the threads, the packer of its arguments, and the address of the kernel compiled for
+    them.
 
-    None where arguments are more than numbers, or where the insides of Numba are not known.
+    Returns None if an argument is not a number, or for an unknown version of Numba.
     """
     if not isinstance(kernel, Dispatcher) or not numba.__version__.startswith(KNOWN):
         return None
     return _task(kernel, tuple(map(type, args)), args)
 
 
-# by the types of arguments, which decide everything
+# by the kernel and the types of its arguments, which determine the task
 _tasks: dict[tuple[Any, ...], Task | None] = {}
 
 
@@ -47,13 +48,13 @@ def _task(kernel: Any, types: tuple[type, ...], args: tuple[Any, ...]) -> Task |
 
 
 def job(made: Task, count: int, pieces: int, args: tuple[Any, ...]) -> Any:
-    """A job in memory that threads may take pieces of."""
+    """Return the memory of a job, from which threads take pieces."""
     _, pack, kernel = made
     return ctypes.create_string_buffer(pack(0, pieces, count, 0, kernel, *(a for a in args if a is not None)))
 
 
 def failed(memory: Any) -> bool:
-    """True if the kernel could not do some piece of a job."""
+    """Return True if the kernel failed on some piece of a job."""
     return struct.unpack_from("q", memory, 8 * _FAILED)[0] > 0
 
 
@@ -62,7 +63,7 @@ def _made(kernel: Any, args: tuple[Any, ...]) -> Task | None:
     letters = [_letter(t) for t in signature[2:]]
     if None in letters:
         return None
-    # no rows: what is compiled, or comes from the disk, is there then
+    # a call with no rows compiles the kernel or loads it from the disk
     kernel(0, 0, *args)
     found = kernel.overloads[signature]
     call = _caller(kernel.targetctx, found.fndesc.restype, found.fndesc.argtypes)
@@ -71,7 +72,7 @@ def _made(kernel: Any, args: tuple[Any, ...]) -> Task | None:
 
 
 def _letter(t: Any) -> str | None:
-    """How a number of a type is packed into a word, or "" for None, which has no number; None for other types."""
+    """Return the format that packs a number of a type into a word, "" for None, or None for unsupported types."""
     if isinstance(t, numba.types.NoneType):
         return ""
     return {"int64": "q", "bool": "q", "float32": "f4x", "float64": "d"}.get(str(t))
@@ -79,7 +80,9 @@ def _letter(t: Any) -> str | None:
 
 @cache
 def _caller(context: Any, result: Any, types: tuple[Any, ...]) -> int:
-    """The address of a function of a job: it calls a kernel with arguments of these types for piece after piece."""
+    """Return the address of a function of a job, which calls a kernel with arguments of these types for piece after
+    piece.
+    """
     with global_compiler_lock:
         library = context.codegen().create_library("polymax_team")
         module = library.create_ir_module("polymax_team")
@@ -87,7 +90,7 @@ def _caller(context: Any, result: Any, types: tuple[Any, ...]) -> int:
         _write(module, name, context.call_conv.get_function_type(result, types))
         library.add_ir_module(module)
         library.finalize()
-        # the code lives as long as its library, which the cache of this function keeps by way of `_libraries`
+        # the code lives as long as its library: `_libraries` keeps it as long as this cache
         _libraries.append(library)
         return int(library.get_pointer_to_function(name))
 

@@ -1,6 +1,6 @@
-"""How fusedmax and oscarmax are launched: a first kernel does the rows that it can, and a second one the rest.
+"""Launches of fusedmax and oscarmax: a first kernel solves the rows that it can, a second kernel the rest.
 
-What is kept for the gradient says of each entry how its row is divided; the first kernel marks there what it leaves.
+The saved tensor holds for each entry how its row is divided; the first kernel marks the rows it leaves there.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from polymax.backend import triton_rows
 from polymax.backend.triton_launch import Bound, Entry
 from polymax.backend.triton_math import beside, on_device
 
-# rows up to this length go straight to the second kernel: they are done before a first one is launched
+# rows up to this length go straight to the second kernel, which is done before a first one could be launched
 SHORT = 64
 
 
 def weights(x: Tensor, strength: Tensor, kept: torch.dtype, launches: Callable[..., Any]) -> tuple[Tensor, Tensor]:
-    """The weights of rows, and how rows are divided, in the dtype `kept`.
+    """Return the weights of rows, and how rows are divided, in the dtype `kept`.
 
-    `launches(count, n, dtype, dtype of strengths, one for each row or not)` are called one after the other.
+    `launches(count, n, dtype, dtype of strengths, True if each row has its own)` returns the launches, called in order.
     """
     scores = x.contiguous()
     y, division, n = torch.empty_like(scores), torch.empty_like(scores, dtype=kept), x.shape[-1]
@@ -35,7 +35,7 @@ def weights(x: Tensor, strength: Tensor, kept: torch.dtype, launches: Callable[.
 
 
 def means(kernel: Entry, division: Tensor, v: Tensor) -> Tensor:
-    """Rows v centred on the support and averaged over its parts."""
+    """Return rows v centred on the support and averaged over its parts."""
     values = v.contiguous()
     out, n = torch.empty_like(values), v.shape[-1]
     count = v.numel() // max(n, 1)

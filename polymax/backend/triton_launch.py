@@ -1,18 +1,18 @@
-"""Launches of Triton kernels at a third of their price: what was compiled for arguments of a kind is kept and run.
+"""Launches of Triton kernels at a third of their cost: compiled kernels are cached by the kind of their arguments.
 
-Triton looks at every argument of every launch by Python code, to find what it compiled for such arguments: some 30 us,
-more than a small kernel takes. The same question has a short answer here: dtypes and the alignment of tensors, and of
-integers whether they are 1, or multiples of 16, or wide. The first launch of a kind asks Triton, through `warmup`.
-Tuples of such arguments are asked for what is in them. Of two threads that launch what is not compiled yet, one waits
-for the other.
+Triton inspects every argument of every launch in Python code, to find the kernel compiled for such arguments. This
+takes some 30 us, more than a small kernel. Here a short key suffices: the dtypes and the alignment of tensors, and for
+integers whether they are 1, multiples of 16, or need 64 bits. The first launch of a kind compiles through Triton's
+`warmup`. Tuples of such arguments are keyed by their elements. If two threads launch a kernel that is not compiled yet,
+one waits for the other.
 
     Entry    a kernel, above `triton.jit`
-    Launch   an entry with its compile-time arguments; it asks of all arguments at each call
-    Bound    a launch with its grid and its numbers; it asks of its tensors alone, and if they are aligned
+    Launch   an entry with its compile-time arguments; it makes a key of all arguments at each call
+    Bound    a launch with its grid and its numbers; it only checks that its tensors are aligned
 
-How a compiled kernel is run belongs to Triton, and may change: versions that run it in this way are listed, which
-tests/backend/test_price.py compares with what Triton does, and others launch as Triton does, as do hooks, the
-interpreter, and arguments other than tensors and numbers.
+The way a compiled kernel is run is internal to Triton and may change: TRIED lists the versions known to run it this
+way, which tests/backend/test_price.py compares with Triton's own launch. Other versions, hooks, the interpreter, and
+arguments other than tensors and numbers use Triton's own launch.
 """
 
 import logging
@@ -33,7 +33,7 @@ TRIED = ("3.6.", "3.7.")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KNOWN = triton.__version__.startswith(TRIED) and not INTERPRETED
 
-# kinds of calls for which launches are kept; all are forgotten when there are more
+# kinds of calls whose launches are kept; all are dropped when there are more
 MOST = 512
 Kept = TypeVar("Kept")
 
@@ -68,7 +68,7 @@ class Entry:
         self.prepared(**options)(grid, *args)
 
     def prepared(self, **options: Any) -> "Launch":
-        """The kernel with its compile-time arguments; a caller that keeps it saves looking for it."""
+        """Return the kernel with its compile-time arguments; a caller that keeps it saves the lookup."""
         kind = tuple(options.items())
         found = self._launches.get(kind)
         if found is None:
@@ -77,7 +77,7 @@ class Entry:
 
 
 class Launch:
-    """A kernel with its compile-time arguments, to be called with a grid and the others."""
+    """A kernel with its compile-time arguments, called with a grid and the other arguments."""
 
     def __init__(self, kernel: Any, options: dict[str, Any]) -> None:
         self.kernel = kernel
@@ -100,7 +100,7 @@ class Launch:
         run(x, y, z, stream(device), function, metadata, None, None, None, *args, *constants)
 
     def found(self, device: int, grid: tuple[int, ...], args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """What was compiled for arguments like these; None for arguments that Triton has to look at itself."""
+        """Return the kernel compiled for arguments like these; None for arguments that only Triton can handle."""
         key: list[Any] = [device]
         if not told(args, key):
             return None
@@ -113,11 +113,11 @@ class Launch:
 
 
 class Bound:
-    """A launch with its grid and its numbers, to be called with tensors of always the same dtypes.
+    """A launch with its grid and its numbers, called with tensors whose dtypes never change.
 
-    Which kernel was compiled for them then depends on the device, and on whether the tensors are aligned, which each
-    call looks at: calls need not ask for each argument. What keeps a bound launch has to tell dtypes apart, and the
-    kinds of numbers where `on` gives other ones. Launches that are `ready` take addresses, multiples of 16, as well.
+    The compiled kernel then depends only on the device and on the alignment of the tensors, which each call checks; no
+    other argument is inspected. A caller that caches a bound launch must use the dtypes as its key, and the kinds of
+    the numbers if it passes other numbers to `on`. Launches that are `ready` also take addresses, multiples of 16.
     """
 
     def __init__(self, launch: Launch, grid: tuple[int, ...], *numbers: float) -> None:
@@ -133,7 +133,7 @@ class Bound:
     def on(self, grid: tuple[int, ...], tensors: tuple[Any, ...], numbers: tuple[float, ...]) -> None:
         """Run the kernel with another grid, and with other numbers of the same kinds as its own."""
         if KNOWN:
-            # of an address the launcher does not ask the driver whose it is
+            # for an address the launcher does not ask the driver about the pointer
             places = [t if type(t) is int else t.data_ptr() for t in tensors]
             together = 0
             for place in places:
@@ -158,7 +158,9 @@ class Bound:
 
 
 def ready(*launches: Bound) -> bool:
-    """True if bound launches take addresses on the current device: each has been called there with aligned tensors."""
+    """Return True if bound launches take addresses on the current device: each was called there with aligned
+    tensors.
+    """
     if not KNOWN or hooked():
         return False
     device = torch._C._cuda_getDevice()
@@ -166,7 +168,9 @@ def ready(*launches: Bound) -> bool:
 
 
 def told(args: tuple[Any, ...], key: list[Any]) -> bool:
-    """Say of each argument what Triton compiles for; False where one is of another kind."""
+    """Append to the key the properties of arguments that Triton compiles for; return False for an unsupported
+    argument.
+    """
     for a in args:
         if isinstance(a, Tensor):
             key.append(a.dtype)
@@ -185,16 +189,16 @@ def told(args: tuple[Any, ...], key: list[Any]) -> bool:
 
 
 def compiled(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """What is run for arguments like these: a function, what it is given first, and compile-time arguments."""
+    """Return the launcher for arguments like these, its function and metadata, and the compile-time arguments."""
     found = kernel.warmup(*args, grid=grid, **options)
     found._init_handles()
-    # a kernel is handed its compile-time arguments, too, which are in the code
+    # a kernel also takes its compile-time arguments, which are already in its code
     constants = tuple(options[p.name] for p in kernel.params[len(args) :])
     return straight(found.run), found.function, found.packed_metadata, constants
 
 
 def hooked() -> bool:
-    """True if a profiler wants to know of launches."""
+    """Return True if a profiler has installed a launch hook."""
     hook = triton.knobs.runtime.launch_enter_hook
     return hook is not None and bool(getattr(hook, "calls", True))
 
@@ -204,7 +208,7 @@ def stream(device: int) -> int:
 
 
 def remembered(known: dict[Hashable, Kept], key: Hashable, make: Callable[[], Kept]) -> Kept:
-    """What is known by a key, made at its first call."""
+    """Return the cached value of a key, made at its first call."""
     found = known.get(key)
     if found is None:
         if len(known) >= MOST:
@@ -214,7 +218,7 @@ def remembered(known: dict[Hashable, Kept], key: Hashable, make: Callable[[], Ke
 
 
 def kind(t: Tensor | None) -> Hashable:
-    """What a kernel is compiled for, and the numbers it is launched with, of a tensor."""
+    """Return the properties of a tensor that a kernel is compiled for and launched with."""
     if t is None:
         return None
     return t.dtype, t.shape, t.stride(), t.data_ptr() & 15 == 0

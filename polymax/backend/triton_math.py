@@ -1,4 +1,4 @@
-"""What every Triton kernel is made of: tile sizes, the device to launch on, and powers."""
+"""Basics of every Triton kernel: tile sizes, the device to launch on, and powers."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -17,29 +17,29 @@ _HERE = nullcontext()
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:
-    """Launches go to the current device: make it that of x. On the CPU (Triton's interpreter) there is none."""
-    # to change a device to itself takes as long as some kernels
+    """Return a context in which launches go to the device of x. On the CPU (Triton's interpreter) it does nothing."""
+    # switching to the current device takes as long as some kernels
     elsewhere = x.is_cuda and x.get_device() != torch._C._cuda_getDevice()
     return torch.cuda.device(x.device) if elsewhere else _HERE
 
 
 def here(x: Tensor) -> bool:
-    """True if launches go to the device of x as it is."""
+    """Return True if launches go to the device of x without a switch."""
     return not x.is_cuda or x.get_device() == torch._C._cuda_getDevice()
 
 
 def beside(numbers: Tensor, shape: torch.Size) -> Tensor:
-    """A number for each place of a shape, or the one for all of them."""
+    """Return the numbers expanded to a shape, or a single number for all its entries."""
     return numbers if numbers.numel() == 1 else numbers.expand(shape).contiguous()
 
 
 def ceil_power(n: int) -> int:
-    """The smallest power of two that is at least n."""
+    """Return the smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def tile(count: int, n: int) -> tuple[int, int, int]:
-    """Rows per program, padded row length, and warps for rows held in registers."""
+    """Return rows per program, padded row length, and warps for rows held in registers."""
     bn = ceil_power(n)
     br = max(1, 512 // bn)
     return br, bn, min(max(br * bn // 512, 2), 32)
@@ -47,8 +47,8 @@ def tile(count: int, n: int) -> tuple[int, int, int]:
 
 @triton.jit
 def log2_1p(b_t, WIDE: tl.constexpr):
-    """log2(1 + t) for t > -1, accurate relative to t near 0."""
-    # near 0, log(1 + t) = 2 atanh(t / (2 + t)); elsewhere 1 + t keeps the digits that count
+    """Return log2(1 + t) for t > -1, accurate relative to t near 0."""
+    # near 0, log(1 + t) = 2 atanh(t / (2 + t)); elsewhere 1 + t keeps enough digits
     b_s = b_t / (2 + b_t)
     b_q = b_s * b_s
     b_series = 1 + b_q * (1 / 3 + b_q * (1 / 5 + b_q * (1 / 7 + b_q / 9)))
@@ -60,7 +60,7 @@ def log2_1p(b_t, WIDE: tl.constexpr):
 
 @triton.jit
 def fast_log2(b_x):
-    """log2(x) in float32 as the hardware has it: within 2^-22, relative to max(|log2(x)|, 1)."""
+    """Return log2(x) in float32 by the hardware instruction: within 2^-22, relative to max(|log2(x)|, 1)."""
     if INTERPRETED:
         b_log = tl.log2(b_x)
     else:

@@ -1,9 +1,9 @@
 """Rows for scans in Triton: each thread holds consecutive entries, so that most of a scan needs no exchange.
 
-A tile of R rows, T threads to a row and E entries to a thread is a tuple of E tensors `(R, T)`: entry k of thread t
-is position t E + k. Yes or no for each entry is a bit of one tensor `(R, T)` of uint32, so E is at most 32. Code is
-written out for each of the E entries, and its compilation takes more than the square of that: rows of more than 1,024
-threads have fewer threads that do the work of several, and no more entries.
+A tile of R rows, T threads to a row and E entries to a thread is a tuple of E tensors `(R, T)`: entry k of thread t is
+position t E + k. A yes-or-no value for each entry is a bit of one tensor `(R, T)` of uint32, so E is at most 32. Code
+is written out for each of the E entries, and its compilation takes more than quadratic time in E: rows of more than
+1,024 threads use fewer threads that do the work of several, and no more entries.
 """
 
 import torch
@@ -23,7 +23,7 @@ WIDEST_32, SMALL_32 = (tl.constexpr(number) for number in UNITS[torch.float32])
 def chunks(count: int, n: int) -> tuple[int, int, int, int]:
     """Rows per program, threads to a row, entries to a thread, and warps."""
     bn = ceil_power(n)
-    # one warp to a row as long as it can; beyond, more threads rather than more registers
+    # one warp to a row as long as possible; beyond, more threads rather than more registers
     be = 32 if bn == 1024 else min(16, max(bn // 8, 1))
     bt = bn // be
     br = max(1, min(32 // bt, ceil_power(count)))
@@ -31,14 +31,16 @@ def chunks(count: int, n: int) -> tuple[int, int, int, int]:
 
 
 def quick_chunks(n: int) -> tuple[int, int, int]:
-    """Threads to a row, entries to a thread, and warps of kernels that few rows need: their compilation counts."""
+    """Return threads to a row, entries to a thread, and warps of kernels for few rows, chosen for short compile
+    time.
+    """
     bn = ceil_power(n)
     be = min(8, bn)
     return bn // be, be, min(max(1, bn // be // 32), 32)
 
 
 def flat(n: int) -> tuple[int, int, int]:
-    """Rows per program, padded length and warps of kernels that hold rows in any order."""
+    """Return rows per program, padded length and warps of kernels that hold rows in any order."""
     bn = ceil_power(n)
     br = max(1, 512 // bn)
     return br, bn, min(max(1, br * bn // 512), 32)
@@ -46,8 +48,8 @@ def flat(n: int) -> tuple[int, int, int]:
 
 @triton.jit
 def load_row(p_x, i_r, n, other, dtype: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr):
-    """Rows i_r of length n as a tuple; `other` past their end."""
-    # a warp reads together and exchanges; between warps that would cost more than reading by fours
+    """Return rows i_r of length n as a tuple; `other` past their end."""
+    # a warp loads together and exchanges; an exchange between warps would cost more than loads of four
     B4: tl.constexpr = BE if BT <= 32 or BE < 4 else 4
     xs = ()
     for k in tl.static_range(0, BE, B4):
@@ -58,7 +60,7 @@ def load_row(p_x, i_r, n, other, dtype: tl.constexpr, BT: tl.constexpr, BE: tl.c
 
 @triton.jit
 def store_row(p_x, i_r, n, xs):
-    """The inverse of `load_row`."""
+    """Store rows: the inverse of `load_row`."""
     BE: tl.constexpr = len(xs)
     BT: tl.constexpr = xs[0].shape[1]
     B4: tl.constexpr = BE if BT <= 32 or BE < 4 else 4
@@ -69,7 +71,7 @@ def store_row(p_x, i_r, n, xs):
 
 @triton.jit
 def _offsets(i_r, n, k: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr, B4: tl.constexpr):
-    """Offsets `(R, T, B4)` of entries k.. of each thread, and which of them exist."""
+    """Return offsets `(R, T, B4)` of entries k.. of each thread, and the mask of those that exist."""
     o_r = (i_r * n)[:, None, None]
     o_n = tl.arange(0, BT)[None, :, None] * BE + k + tl.arange(0, B4)[None, None, :]
     return o_r + o_n, o_n < n
@@ -77,7 +79,7 @@ def _offsets(i_r, n, k: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr, B4: tl
 
 @triton.jit
 def unstack(b_x):
-    """A tensor `(R, T, E)` as a tuple of E tensors `(R, T)`."""
+    """Return a tensor `(R, T, E)` as a tuple of E tensors `(R, T)`."""
     BR: tl.constexpr = b_x.shape[0]
     BT: tl.constexpr = b_x.shape[1]
     BE: tl.constexpr = b_x.shape[2]
@@ -90,7 +92,7 @@ def unstack(b_x):
 
 @triton.jit
 def stack(xs):
-    """The tensor `(R, T, E)` of a tuple."""
+    """Return the tensor `(R, T, E)` of a tuple."""
     BE: tl.constexpr = len(xs)
     BR: tl.constexpr = xs[0].shape[0]
     BT: tl.constexpr = xs[0].shape[1]
@@ -104,9 +106,9 @@ def stack(xs):
 
 @triton.jit
 def extent(b_x):
-    """True for rows of `(R, N)` without NaN and +inf; and the unit, range and offset of rows, as columns.
+    """Return True for rows of `(R, N)` without NaN and +inf; and the unit, range and offset of rows, as columns.
 
-    -inf is absent; rows that are not good count as absent. Range and offset are in the unit.
+    -inf is absent; rows with NaN or +inf count as absent. Range and offset are in the unit.
     """
     m_good = tl.min((b_x < float("inf")).to(tl.int32), 1)[:, None] > 0
     b_x = tl.where(m_good, b_x, float("-inf"))
@@ -119,19 +121,20 @@ def extent(b_x):
 
 @triton.jit
 def unit(b_top, b_low):
-    """What rows between b_low and b_top are multiplied by: 1, or a power of two that keeps sums of entries finite."""
+    """Return the factor of rows between b_low and b_top: 1, or a power of two that keeps sums of entries finite."""
     WIDEST: tl.constexpr = WIDEST_64 if b_top.dtype == tl.float64 else WIDEST_32
     SMALL: tl.constexpr = SMALL_64 if b_top.dtype == tl.float64 else SMALL_32
-    # a difference that overflows is too wide, too; absent rows have top < low
+    # a difference that overflows is also too wide; absent rows have top < low
     b_one = tl.full(b_top.shape, 1.0, b_top.dtype)
     return tl.where(b_top - b_low > WIDEST, b_one * SMALL, b_one)
 
 
 @triton.jit
 def offset(b_top, b_low):
-    """What to subtract from rows between b_low and b_top, so that sums keep their digits.
+    """Return the number to subtract from rows between b_low and b_top, so that sums keep their digits.
 
-    Scores that are far from 0 for their range move to 0, and that is exact; others stay. Absent rows have top < low.
+    Scores far from 0 relative to their range are shifted by their maximum, without rounding; other scores stay. Absent
+    rows have top < low.
     """
     m_far = (b_top >= b_low) & (tl.abs(b_top) > 2 * (b_top - b_low))
     return tl.where(m_far, b_top, 0)
@@ -139,14 +142,14 @@ def offset(b_top, b_low):
 
 @triton.jit
 def sparsemax_rows(b_z):
-    """Sparsemax of rows `(R, N)` whose maximum is 0; zeros for rows of -inf."""
+    """Return sparsemax of rows `(R, N)` whose maximum is 0; zeros for rows of -inf."""
     BN: tl.constexpr = b_z.shape[1]
     dtype: tl.constexpr = b_z.dtype
     b_tau = tl.full([b_z.shape[0], 1], -1, dtype)
     b_before = tl.full([b_z.shape[0], 1], BN + 1, dtype)
     go = 1
     while go > 0:
-        # Michelot: the threshold of a superset of the support is a lower bound; the count falls until it is exact
+        # Michelot: the threshold of a superset of the support is a lower bound; iterate until the count stops falling
         m_in = b_z > b_tau
         b_size = tl.sum(tl.where(m_in, 1.0, 0.0).to(dtype), 1)[:, None]
         b_sum = tl.sum(tl.where(m_in, b_z, 0), 1)[:, None]
@@ -161,13 +164,13 @@ def sparsemax_rows(b_z):
 
 @triton.jit
 def bit(b_bits, k: tl.constexpr):
-    """Entry k of a bit set."""
+    """Return entry k of a bit set."""
     return (b_bits >> k) & 1 != 0
 
 
 @triton.jit
 def previous(b_x, fill):
-    """What the thread before holds; `fill` in the first."""
+    """Return the values of the thread before; `fill` in the first thread."""
     BT: tl.constexpr = b_x.shape[1]
     o_t = tl.arange(0, BT)[None, :]
     return tl.where(o_t == 0, tl.full(b_x.shape, fill, b_x.dtype), _shifted(b_x, tl.maximum(o_t - 1, 0), False))
@@ -175,7 +178,7 @@ def previous(b_x, fill):
 
 @triton.jit
 def following(b_x, fill):
-    """What the next thread holds; `fill` in the last."""
+    """Return the values of the next thread; `fill` in the last thread."""
     BT: tl.constexpr = b_x.shape[1]
     o_t = tl.arange(0, BT)[None, :]
     b_next = _shifted(b_x, tl.minimum(o_t + 1, BT - 1), True)
@@ -200,10 +203,10 @@ def _last_two(a_last, a_before, a_known, b_last, b_before, b_known):
 
 @triton.jit
 def run_means(ys, b_present, b_begins, b_ends):
-    """The mean of each run at every entry of it, as two tuples that add up to it.
+    """Return the mean of each run at every entry of it, as two tuples that add up to it.
 
-    Bits say which entries are present, and which begin and end a run; absent entries of ys are added, not counted.
-    Sums carry their rounding error along, so the mean of a million entries is as good as that of one.
+    Bits mark the entries that are present, and those that begin and end a run; absent entries of ys are added, but not
+    counted. Sums carry their rounding error along, so the mean of a million entries is as accurate as that of one.
     """
     BE: tl.constexpr = len(ys)
     b_zero = tl.zeros_like(ys[0])
@@ -241,7 +244,7 @@ def run_means(ys, b_present, b_begins, b_ends):
 
 @triton.jit
 def flat_means(b_y, m_present, m_begins, m_ends):
-    """The mean of each run at every entry of it, as `run_means` has it, of rows `(R, N)`: slower, and less code."""
+    """Return the mean of each run at every entry of it, as `run_means`, for rows `(R, N)`: slower, with less code."""
     b_tally = m_present.to(tl.int32) + tl.where(m_begins, FLAG, 0)
     b_sum, b_rest, b_tally = tl.associative_scan((b_y, tl.zeros_like(b_y), b_tally), 1, _accumulate)
     b_n = tl.maximum(b_tally & (FLAG - 1), 1).to(b_y.dtype)

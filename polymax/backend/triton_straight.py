@@ -1,7 +1,7 @@
-"""The shortest way to a compiled kernel: Triton's launchers ask at every launch whether the kernel needs memory.
+"""The shortest call of a compiled kernel: Triton's launchers check at every launch if the kernel needs scratch memory.
 
-Most need none, which a launcher knows from the start. What it hands on belongs to Triton, and differs between
-versions: tests/test_price.py compares it with what the launcher itself does.
+Most kernels need none, which is known when they are compiled. The arguments that the launcher passes on are internal to
+Triton and differ between versions: tests/backend/test_price.py compares them with those of the launcher itself.
 """
 
 from collections.abc import Callable
@@ -9,12 +9,14 @@ from typing import Any
 
 import triton
 
-# how the arguments of a kernel are handed on: one after the other, or as a tuple after what tells how to read them
+# how the arguments of a kernel are passed on: one after the other, or as a tuple after its annotations and signature
 _APART, _TOGETHER = triton.__version__.startswith("3.6."), triton.__version__.startswith("3.7.")
 
 
 def straight(run: Any) -> Callable[..., None]:
-    """run(x, y, z, stream, function, metadata, None, None, None, *arguments) in fewer steps, where they are known."""
+    """Return run(x, y, z, stream, function, metadata, None, None, None, *arguments) in fewer steps for known
+    versions.
+    """
     if type(run).__name__ != "CudaLauncher" or run.global_scratch_size or run.profile_scratch_size:
         return run
     launch, options = run.launch, (run.launch_cooperative_grid, run.launch_pdl)

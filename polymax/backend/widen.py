@@ -1,4 +1,4 @@
-"""Room for arithmetic: at least float32, and rows in a unit in which their sums stay finite."""
+"""Precision and range of arithmetic: at least float32, and rows in a unit in which their sums stay finite."""
 
 from collections.abc import Callable
 
@@ -9,33 +9,35 @@ from polymax.backend.function import keep_tensors
 
 
 def wide(x: Tensor) -> Tensor:
-    """x itself, or in float32 where it came in half precision."""
+    """Return x itself, or in float32 if x is in half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def wide_like(x: Tensor, *_: object) -> Tensor:
-    """An empty contiguous tensor of x's shape, at least in float32; also the fake of an operator that returns one."""
+    """Return an empty contiguous tensor of x's shape, at least in float32; also the fake of operators with such
+    results.
+    """
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def like_argument(place: int) -> Callable[..., Tensor]:
-    """The fake of an operator whose result is contiguous, and otherwise like the argument in this place."""
+    """Return the fake of an operator whose result is contiguous, and otherwise like its argument number `place`."""
     return lambda *args: torch.empty_like(args[place], memory_format=torch.contiguous_format)
 
 
 @keep_tensors(512)
 def constant(value: float, dims: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A number as a tensor of size 1 in every dim, to stand for one of any shape; it must not be written to."""
+    """Return a cached tensor of size 1 in every dim that holds a number, to broadcast; it must not be written to."""
     return torch.full((1,) * dims, value, dtype=dtype, device=device)
 
 
-# by dtype, the range from which on a row is computed in a smaller unit, and that unit
+# by dtype: the range from which on a row is computed in a smaller unit, and this unit
 UNITS = {torch.float64: (1e250, 2.0**-300), torch.float32: (1e28, 2.0**-40)}
 
 
 def unit(low: Tensor, top: Tensor) -> Tensor:
-    """What rows between low and top are multiplied by: 1, or a power of two that keeps sums of their entries finite."""
+    """Return the factor of rows between low and top: 1, or a power of two that keeps sums of their entries finite."""
     widest, small = UNITS[top.dtype]
-    # a difference that overflows is too wide, too
+    # a difference that overflows is also too wide
     return torch.where(top - low > widest, torch.full_like(top, small), 1)
