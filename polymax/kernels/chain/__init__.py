@@ -5,12 +5,13 @@
     v_t[j] = m_t[j] + unary[t, j]
     value  = max_Omega over j of v_{length-1}[j]
 
-Omega is the Tsallis entropy of `alpha`: 1 is Shannon (the forward algorithm), inf is none (Viterbi).
+Omega is the Tsallis entropy of `alpha`: 1 is Shannon (the forward algorithm), inf no smoothing (Viterbi).
 Instance b reads transition b // (B // Bt); a single step of transitions serves all steps.
 
-Shapes: unary (B, n, s); transition (Bt, Nt, s, s), [previous, next], with Nt 1 or n - 1; lengths, value, g (B,);
-chart (B, n, 2, s), opaque. Gradients and tangents are shaped like the scores, summed over what is shared. The tangent
-that is taken along may have a transition for each instance and step, (B, n - 1, s, s), whatever the scores share.
+Shapes: unary (B, n, s); transition (Bt, Nt, s, s), [previous, next], with Nt 1 or n - 1; lengths, value, g (B,); chart
+(B, n, 2, s), opaque. Gradients and tangents are shaped like the scores, summed over instances and steps that share a
+score. The input tangent of the transitions may be (B, n - 1, s, s), one per instance and step, even if the scores are
+shared.
 
 See: Mensch and Blondel 2018, Sections 3 and 4.
 """
@@ -22,7 +23,7 @@ from polymax.kernels.passes import declare_passes
 
 
 def chart_like(unary: Tensor, *_: object) -> Tensor:
-    """An empty chart for these scores."""
+    """Return an empty chart for these scores."""
     batch, n, states = unary.shape
     return unary.new_empty(batch, n, 2, states)
 

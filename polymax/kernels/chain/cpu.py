@@ -1,10 +1,10 @@
 """Chains on the CPU: one instance after the other, states in vector lanes, for Numba.
 
-Shannon's entropy runs in the linear domain as long as its probabilities do not underflow (cpu_linear.py); everything
-else, and what does, in logarithms (cpu_local.py), whose kernels are compiled when they are first needed.
+Shannon's entropy runs in the linear domain as long as its probabilities do not underflow (cpu_linear.py). Other
+entropies, and instances that underflow, run in logarithms (cpu_local.py), whose kernels are compiled when first needed.
 
-A call that comes straight here may have transitions (s, s), for all instances and steps: a view of four dims takes a
-good part of the time of a small chain.
+A direct call may pass transitions (s, s), shared by all instances and steps: making a view of four dims takes a good
+part of the time of a small chain.
 """
 
 import math
@@ -51,7 +51,7 @@ def chain_outside(
         return mu, torch.zeros_like(transition, memory_format=torch.contiguous_format)
     steps, stored, distinct, out_steps = _layout(transition)
     unit, count, work = units(batch, n, s, distinct, out_steps)
-    # one of each cut of the instances that share a transition; in the linear domain units clear their own sums
+    # one sum for each unit of instances that share a transition; in the linear domain units clear their own sums
     shape = transition.shape if unit[1] == 1 else (distinct * unit[1], out_steps, s, s)
     sums = transition.new_empty(shape) if alpha == 1 else transition.new_zeros(shape)
     sizes, table, slope = lengths.contiguous(), chart.contiguous(), g.contiguous()
@@ -114,9 +114,10 @@ def _with_dims(transition: Tensor) -> Tensor:
 
 
 def _layout(transition: Tensor) -> tuple[Tensor, tuple[int, int], int, int]:
-    """Transitions one after the other in memory, their numbers of instances and steps there, and those as given.
+    """Return contiguous transitions, the stored numbers of instances and steps, and the numbers of instances and steps
+    given.
 
-    None is there twice: a tensor that is expanded may be given as it is, since it begins where what it repeats does.
+    Nothing is stored twice: an expanded tensor may be passed as it is, since it begins at the matrix that it repeats.
     """
     if transition.dim() == 2:
         return transition.contiguous(), (1, 1), 1, 1
@@ -131,6 +132,6 @@ def _layout(transition: Tensor) -> tuple[Tensor, tuple[int, int], int, int]:
 
 
 def _array(transition: Tensor) -> np.ndarray:
-    """The same for kernels that take arrays."""
+    """Return contiguous transitions, without repetitions, for kernels that take arrays."""
     whole = _with_dims(transition)
     return array(whole[DISTINCT[whole.stride(0) == 0, whole.stride(1) == 0]])

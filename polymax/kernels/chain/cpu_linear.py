@@ -3,8 +3,8 @@
     x_t[j] = c_t[j] w_t[j] / z_t,   c_t[j] = sum over i of x_{t-1}[i] E[i, j],   w_t = exp(unary[t] + top - its maximum)
 
 with E = exp(transition - top), top the maximum of each column, and z_t the sum that makes x_t a distribution. The
-logarithms of z_t and the maxima add up to the value. Invariant: x_t[j] is 0 only where v_t[j] is -inf. Where it would
-break, because scores differ by more than the dtype can hold, the steps give up, and the instance is marked odd.
+logarithms of z_t and the maxima add up to the value. Invariant: x_t[j] is 0 only if v_t[j] is -inf. If scores differ by
+more than the dtype can hold, the invariant would break: then the steps stop, and the instance is marked odd.
 """
 
 import numpy as np
@@ -15,17 +15,17 @@ from polymax.kernels.chain.cpu_product import padded, product
 from polymax.kernels.chain.numba_units import clear, shared_index, span
 
 LOG2_E = np.log2(np.e)
-# weights below this are too close to underflow to go on with: in float32, and in float64
+# weights below this are too close to underflow, in float32 and in float64
 SMALLEST, SMALLEST_WIDE = 1e-30, 1e-280
 # elements in which a flat loop of exponentials runs, so that it needs no scalar tail
 BLOCK = 32
-# steps whose outer products are summed before they go to float64
+# steps whose outer products are summed before they are added to float64 sums
 STEPS = 32
 
 
 @inline
 def exponentials(transition, flat, e, top):
-    """e = exp(transition - top of its column), padded; top less its maximum; and that maximum."""
+    """Write e = exp(transition - top of its column), padded, and top less its maximum; return that maximum."""
     s = transition.shape[0]
     real = flat.dtype.type
     for j in range(s):
@@ -38,7 +38,7 @@ def exponentials(transition, flat, e, top):
         best = max(best, top[j])
     for i in range(s):
         for j in range(s):
-            # a column of -inf, which no state can enter, is 0
+            # a column of -inf, the column of a state that cannot be entered, becomes 0
             base = top[j] if top[j] > -np.inf else real(0)
             flat[i * s + j] = (transition[i, j] - base) * real(LOG2_E)
     exponentiate(flat)
@@ -52,7 +52,7 @@ def exponentials(transition, flat, e, top):
 
 @inline
 def transpose(e, e_t):
-    """The square part of a padded matrix, transposed."""
+    """Write the transpose of the square part of a padded matrix."""
     for i in range(e.shape[0]):
         for j in range(e.shape[0]):
             e_t[j, i] = e[i, j]
@@ -60,14 +60,14 @@ def transpose(e, e_t):
 
 @inline
 def exponentiate(x):
-    """2 ** x in place; NaN stays."""
+    """Replace x by 2 ** x; NaN stays."""
     for k in range(x.size):
         x[k] = exp2(x[k]) if x[k] == x[k] else x[k]
 
 
 @inline
 def _steps(unary, transition, length, e, top, best, flat, x, w, c, chart):
-    """True if the linear domain was enough, and the value; x_t and c_t go to the chart."""
+    """Write x_t and c_t to the chart; return True if the linear domain was enough, and the value."""
     s = unary.shape[1]
     real = unary.dtype.type
     smallest = real(SMALLEST if unary.itemsize == 4 else SMALLEST_WIDE)
@@ -119,7 +119,7 @@ def _steps(unary, transition, length, e, top, best, flat, x, w, c, chart):
 
 @inline
 def _zeros_are_forbidden(row, transition, t, x, c, chart, smallest):
-    """True if every small weight is an exact zero of a state that cannot be; its sum becomes 1, safe to divide by."""
+    """Return True if every small weight is an exact zero of an impossible state; set its sum to 1, a safe divisor."""
     for j in range(row.size):
         if c[j] == 0:
             step = min(t, transition.shape[0]) - 1
@@ -134,7 +134,7 @@ def _zeros_are_forbidden(row, transition, t, x, c, chart, smallest):
 
 @inline
 def _steps_back(chart, transition, length, g, e, e_t, top, flat, a, b, r, sums, mu_unary, mu_transition):
-    """Expectations times g: of the states, and of the transitions or, where those are shared, sums of a_i b_j.
+    """Write expectations times g of the states, and of the transitions or, if these are shared, sums of a_i b_j.
 
     With b_j = mu_t[j] / c_t[j], the expectation of a transition is x_{t-1}[i] E[i, j] b_j.
     """
@@ -158,7 +158,7 @@ def _steps_back(chart, transition, length, g, e, e_t, top, flat, a, b, r, sums, 
         for i in range(r.size):
             r[i] *= a[k, i]
             total = add(total, r[i])
-        # the expectations of a step add up to 1: rounding does not add up over the steps
+        # rescale the expectations of a step to the sum 1, so that rounding does not accumulate over the steps
         inverse = real(1) / total
         for i in range(r.size):
             r[i] *= inverse
@@ -241,7 +241,7 @@ def outside(
     a, b = array_at(rest, (STEPS, width), real), array_at(rest + STEPS * row, (STEPS, width), real)
     flat = array_at(rest + 2 * STEPS * row, (entries,), real)
     for unit in range(start, stop):
-        # cleared here, the memory of a unit is still in the cache when its sums are added
+        # cleared here, the sums of a unit are still in the cache when terms are added
         clear(mu_transition[unit])
         first, last = span(unit, group, cuts, size)
         if first == last:

@@ -1,6 +1,7 @@
 """The tangent of a chain with Shannon's entropy in the linear domain, for Numba.
 
-With F = E d (entry by entry), dv_t the derivative of v_t along d less its mean under x_t, and m_t that of the sums c_t,
+With F = E d (entry by entry), dv_t the derivative of v_t along d less its mean under x_t, and m_t the derivative of the
+sums c_t,
 
     m_t[j]    = sum over i of x_{t-1}[i] (F[i, j] + dv_{t-1}[i] E[i, j]) / c_t[j]
     dmu_{t-1} = x_{t-1} (F b + E h) + dv_{t-1} mu_{t-1},   b = mu_t / c_t,   h = (dmu_t - m_t mu_t) / c_t
@@ -19,7 +20,7 @@ from polymax.kernels.chain.numba_units import clear, shared_index, span
 
 @inline
 def _tilted(d_transition, e, f, f_t):
-    """F of one step, and its transpose."""
+    """Write F of one step, and its transpose."""
     s = d_transition.shape[0]
     for i in range(s):
         for j in range(s):
@@ -48,10 +49,10 @@ def _steps(
     h,
     h_transition,
 ):
-    """<mu, d>; g H d goes to h, and to h_transition or, where the transitions are shared, as products to the sums.
+    """Return <mu, d>; write g H d to h and h_transition or, if the transitions are shared, its products to the sums.
 
-    Where d differs between steps or instances that share a transition, the products with F are added up `alone`, and
-    those without it as products. Without `tilts` all of F is 0, and what it multiplies is left out.
+    If d differs between steps or instances that share a transition, the products with F are added to `alone`, and those
+    with E to the sums. Without `tilts` F is 0, and its products are skipped.
     """
     e, e_t, f, f_t = matrices
     dv, dm = changes[0], changes[1]
@@ -101,7 +102,7 @@ def _steps(
             r[i] *= left[k, i]
             total = add(total, r[i])
             excess = add(excess, dr[i])
-        # expectations add up to 1 and their derivatives to 0: rounding does not add up over the steps
+        # expectations sum to 1 and their derivatives to 0: rescale, so that rounding does not accumulate over the steps
         inverse = real(1) / total
         for i in range(r.size):
             r[i] *= inverse
@@ -129,7 +130,7 @@ def _steps(
 
 @inline
 def _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top):
-    """E and F of step t, and their transposes, where they are not those of all steps."""
+    """Write E and F of step t, and their transposes, unless all steps share them."""
     if transition.shape[0] > 1:
         exponentials(transition[t - 1], flat, e, top)
         transpose(e, e_t)
@@ -139,7 +140,7 @@ def _step_of(transition, d_transition, t, flat, e, e_t, f, f_t, top):
 
 @inline
 def _sum_products(blocks, count, g, flat, sums, tilted):
-    """Products that F multiplies go to sums[0], if they are wanted, and those that E does to sums[1]."""
+    """Add the products that F multiplies to sums[0], if they are needed, and those that E multiplies to sums[1]."""
     if tilted:
         outer_products(blocks[0], blocks[1], count, g, flat, sums[0])
     outer_products(blocks[2], blocks[1], count, g, flat, sums[1])
@@ -169,9 +170,9 @@ def tangent(
     rest += 4 * STEPS * row
     flat, changes = array_at(rest, (entries,), real), array_at(rest + entries * chart.itemsize, (2, n, s), real)
     matrices = e, e_t, f, f_t
-    # instances that share a transition, or steps that do, have tangents of their own
+    # instances or steps that share a transition may have different tangents
     alone = h_sums.shape[1] == 1 and (d_transitions.shape[1] > 1 or d_transitions.shape[0] > transitions.shape[0])
-    # expectations of states alone are often all that is derived
+    # often only the expectations of states are differentiated
     tilts = False
     for x in d_transitions.flat:
         tilts |= x != 0

@@ -1,9 +1,10 @@
 """Chains for any entropy, in logarithms and float64: local maxima, expectations, and their tangent, for Numba.
 
-A matrix of transitions is kept in blocks of LANES columns, the states after: row k s + i has the transitions from state
-i into those of block k. So the maximum into each of them is one of lanes. The chart keeps v_t less its maximum as two
-numbers of the scores' dtype, whose sum has almost the digits of float64. Its first step says what it is: chart[0, 1] is
-0 here and positive in the linear domain; chart[0, 0] is all -inf where the value is, and NaN where the value is.
+A matrix of transitions is stored in blocks of LANES columns, the next states: row k s + i has the transitions from
+state i into the states of block k, so that their maxima are taken lane by lane. The chart stores v_t less its maximum
+as two numbers of the scores' dtype, whose sum has almost the digits of float64. Its first step shows the kind of chart:
+chart[0, 1] is 0 here and positive in the linear domain. chart[0, 0] is all -inf if the value is -inf, and NaN if the
+value is NaN.
 """
 
 import numpy as np
@@ -46,7 +47,7 @@ def inside(start, stop, group, cuts, size, unary, transitions, lengths, value, c
 
 @inline
 def _steps(unary, transition, length, w, a, m, lanes, v, chart, omega):
-    """The value; v_t goes to the chart."""
+    """Write v_t to the chart; return the value."""
     s = v.size
     value = 0.0
     for t in range(length):
@@ -64,7 +65,7 @@ def _steps(unary, transition, length, w, a, m, lanes, v, chart, omega):
             chart[t, 0, j] = v[j]
             rest = v[j] - np.float64(chart[t, 0, j])
             chart[t, 1, j] = rest if abs(v[j]) < np.inf and t > 0 else 0.0
-            # what comes later reads v from here: the same digits give the same maxima
+            # read v back from the chart, so that later passes compute the same maxima from the same digits
             v[j] = chart[t, 0, j] + np.float64(chart[t, 1, j])
     _arguments(None, 0, v, a)
     store(lanes, 0, smooth_max(a, s, omega))
@@ -77,7 +78,7 @@ def _steps(unary, transition, length, w, a, m, lanes, v, chart, omega):
 
 @inline
 def _spread(matrix, padding, w):
-    """A matrix in blocks of columns."""
+    """Write a matrix in blocks of columns."""
     s = matrix.shape[0]
     for k in range(w.shape[0] // s):
         for i in range(s):
@@ -88,7 +89,7 @@ def _spread(matrix, padding, w):
 
 @inline
 def _arguments(w, row, v, a):
-    """v plus the transitions into a block of states that begins in a row of w, or v in all lanes where w is None."""
+    """Write v plus the transitions into a block of states that begins in a row of w, or v in all lanes if w is None."""
     for i in range(v.size):
         if w is not None:
             store(a, i, load(w, row + i) + v[i])
@@ -98,7 +99,7 @@ def _arguments(w, row, v, a):
 
 @inline
 def _smooth_states(transition, t, w, v, a, m, lanes, omega):
-    """m_t, which is also in lanes; w has the transitions, unless each step has its own."""
+    """Write m_t, also in lanes; w holds the transitions, unless each step has its own."""
     if transition.shape[0] > 1:
         _spread(transition[t - 1], -np.inf, w)
     for k in range(lanes.shape[0]):
@@ -108,7 +109,7 @@ def _smooth_states(transition, t, w, v, a, m, lanes, omega):
 
 @inline
 def _hard_states(transition, t, w, v, a, m, lanes, omega):
-    """The same without smoothing, where maxima of floats need no copy; a NaN makes all of it NaN."""
+    """Write m_t without smoothing, directly from the transitions; one NaN makes all of m_t NaN."""
     step = transition[min(t, transition.shape[0]) - 1]
     poisoned = 0
     for j in range(v.size):
@@ -127,14 +128,14 @@ _best_states = by_smoothing(_smooth_states, _smooth_states, _smooth_states, _har
 
 @inline
 def _values(chart, t, v):
-    """v_t up to a constant."""
+    """Write v_t up to a constant."""
     for j in range(v.size):
         v[j] = np.float64(chart[t, 0, j]) + chart[t, 1, j]
 
 
 @inline
 def _hopeless(chart):
-    """True if the value is -inf or NaN, so that there is nothing to expect."""
+    """Return True if the value is -inf or NaN, so that there are no expectations."""
     high = -np.inf
     for j in range(chart.shape[2]):
         x = np.float64(chart[0, 0, j])
@@ -144,7 +145,7 @@ def _hopeless(chart):
 
 @inline
 def _fill_hopeless(chart, length, unary, transition):
-    """Expectations of a value of -inf are 0, those of NaN are NaN; what is filled in."""
+    """Fill in the expectations of a value of -inf, which are 0, or of NaN, which are NaN; return the filler."""
     nan = chart[0, 0, 0] != chart[0, 0, 0]
     x = chart[0, 0, 0] if nan else chart.dtype.type(0)
     s = unary.shape[1]
@@ -158,7 +159,7 @@ def _fill_hopeless(chart, length, unary, transition):
 
 @kernel
 def best_sequences(start, stop, group, cuts, size, transitions, lengths, chart, g, mu_unary, mu_transition, omega):
-    """The best sequences, g at their states and transitions."""
+    """Write g at the states and transitions of the best sequences."""
     v = np.empty(mu_unary.shape[2])
     for unit in range(start, stop):
         first, last = span(unit, group, cuts, size)
@@ -203,13 +204,15 @@ def outside(
     d_transitions=None,
     value=None,
 ):
-    """Expectations times g or, where d_unary is not None, their derivative along d, and that of the value."""
+    """Write expectations times g or, unless d_unary is None, their derivative along d, and the derivative of the
+    value.
+    """
     n, s = out_unary.shape[1:]
     blocks = -(-s // LANES)
     w, sums, q = np.empty((blocks * s, LANES)), np.empty((blocks * s, LANES)), np.empty((blocks * s, LANES))
-    # of use with a direction only
+    # used only with a direction
     dw, dv = np.empty((blocks * s, LANES)), np.empty((n, s))
-    # arguments or weights of one block, their derivatives, and what goes to the states before, with its derivative
+    # arguments or weights of one block, their derivatives, and contributions to the previous states, with derivatives
     space = np.empty((4, s, LANES))
     r, v = np.empty((3, blocks, LANES)), np.empty(s)
     one = out_transition.shape[1] == 1
@@ -250,7 +253,7 @@ def outside(
 
 @inline
 def _forward(chart, transition, d_unary, d_transition, length, w, dw, dv, space, m, v, omega):
-    """dv, the derivative of v along d."""
+    """Write dv, the derivative of v along d."""
     s = v.size
     a = space[0]
     for t in range(length):
@@ -275,7 +278,9 @@ def _forward(chart, transition, d_unary, d_transition, length, w, dw, dv, space,
 
 @inline
 def _root(chart, length, g, dv, space, r, v, d, omega):
-    """Expectations of the last states go to r[0], their derivative to r[1] unless d is None; that of the value."""
+    """Write expectations of the last states to r[0] and, unless d is None, their derivative to r[1]; return the value's
+    derivative.
+    """
     a, da = space[0], space[1]
     s = v.size
     _values(chart, length - 1, v)
@@ -301,7 +306,9 @@ def _root(chart, length, g, dv, space, r, v, d, omega):
 def _steps_back(
     chart, transition, first, batch, length, w, dw, dv, space, r, v, q, sums, out_unary, out_transition, d, omega
 ):
-    """Expectations of all states and transitions, or the derivatives of these; shared transitions go to sums."""
+    """Write expectations of all states and transitions, or their derivatives; add those of shared transitions to
+    sums.
+    """
     s = v.size
     a, da, before, d_before = space[0], space[1], space[2], space[3]
     mass, d_mass = r[0], r[1]

@@ -1,11 +1,11 @@
 """Chains with one program per instance, which walks along the steps in one launch. For Triton.
 
 The chart holds v_t, each relative to the maximum of the step before, and the threshold of each state, which gives the
-weights of the transitions into it. Where the transitions are one tile, kernels keep the states in registers
-(cuda_whole.py). Elsewhere only the states' expectations need the walk back; those of the transitions follow from them,
+weights of the transitions into it. If the transitions fit into one tile, kernels keep the states in registers
+(cuda_whole.py). Otherwise only the states' expectations need the walk back; those of the transitions follow from them,
 all steps at once (cuda_edges.py).
 
-One transition for all, (s, s), is taken as it is, too, and so are the results for it.
+A single transition (s, s) shared by all instances and steps is also accepted; results then have its shape.
 """
 
 import torch
@@ -116,7 +116,7 @@ def _inside(
     for t in range(1, length):
         b_unary = tl.load(p_unary + t * s + o_i, mask=m_i, other=float("-inf"))
         unary_top = finite_max(b_unary)
-        # the row of the step before is written by other threads
+        # other threads wrote the row of the step before
         tl.debug_barrier()
         b_v, top = load_states(p_chart + (t - 1) * 2 * s, s, BI)
         i_w = (i_b // group) * stride_wb + (t - 1) * stride_wt

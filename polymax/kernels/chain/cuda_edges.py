@@ -2,8 +2,8 @@
 
     mu[i, j] = p[i, j] mu_t[j],    dmu[i, j] = dp[i, j] mu_t[j] + p[i, j] dmu_t[j]
 
-No step waits for another. Instances and steps that share a transition are cut into parts of fixed order: a program
-sums its part in float64, and the parts are summed after.
+All steps run in parallel. Instances and steps that share a transition are divided into parts of fixed order: a program
+sums its part in float64, and the parts are summed afterwards.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ BLOCK = 32
 
 
 class Tangents(NamedTuple):
-    """What the tangent's walk leaves: per state dv, the means of the Jacobians, dmu; and d of the transitions."""
+    """Results of the tangent's walk: dv, the means of the Jacobians and dmu per state; and d of the transitions."""
 
     dv: Tensor
     means: Tensor
@@ -37,12 +37,12 @@ class Tangents(NamedTuple):
 
 
 def without_tangents(mu: Tensor) -> Tangents:
-    """What a kernel is handed where it is compiled without tangents, and reads none."""
+    """Return placeholders for a kernel compiled without tangents, which reads none of them."""
     return Tangents(mu, mu, mu, mu, 0, 0)
 
 
 def edges(chain: Chain, chart: Tensor, mu: Tensor, tangents: Tangents | None = None) -> Tensor:
-    """A tensor of the transitions' shape, summed over what shares them."""
+    """Return a tensor of the transitions' shape, summed over instances and steps that share a transition."""
     batch, steps, s = chain.transition.shape[:3]
     if chain.n < 2 or not chain.batch or not chain.transition.numel():
         return chain.transition.new_zeros(chain.transition.shape)
@@ -63,7 +63,7 @@ def edges(chain: Chain, chart: Tensor, mu: Tensor, tangents: Tangents | None = N
 
 
 def sum_of_parts(parts: Tensor) -> Tensor:
-    """The sum over the parts, dim 2."""
+    """Return the sum over the parts, dim 2."""
     batch, steps, count, s, _ = parts.shape
     total = parts.new_empty(batch, steps, s, s)
     _add[(batch * steps, triton.cdiv(s * s, BLOCK))](parts, total, count, s * s, B=BLOCK, num_warps=1)
@@ -125,7 +125,7 @@ def _edges(
         i_b = i_m * group + k // span
         t = i_step + k % span + 1
         if t < tl.load(p_lengths + i_b):
-            # row t of instance i_b, among all rows
+            # the index of row t of instance i_b among all rows
             i_row = i_b * n + t
             b_v, _ = load_states(p_chart + (i_row - 1) * 2 * s, s, BI)
             b_w, _ = load_matrix(p_w, p_top, i_m * stride_wb + (t - 1) * stride_wt, o_j, s, BI)
@@ -149,7 +149,7 @@ def _edges(
 
 @triton.jit
 def load_change(p_dv, b_v, s, BI: tl.constexpr):
-    """dv of one step, less its value at the best states: what all states share cancels in every weight."""
+    """Return dv of one step less its mean at the best states: a constant for all states cancels in every weight."""
     o_i = tl.arange(0, BI)
     b_dv = tl.load(p_dv + o_i, mask=o_i < s, other=0)
     return tl.where(b_v > float("-inf"), b_dv - shared_change(b_dv, b_v), 0)
@@ -157,14 +157,14 @@ def load_change(p_dv, b_v, s, BI: tl.constexpr):
 
 @triton.jit
 def shared_change(b_dv, b_v):
-    """The mean of dv over the best states, whose v is 0."""
+    """Return the mean of dv over the best states, whose v is 0."""
     count = tl.sum((b_v == 0).to(b_dv.dtype), 0)
     return tl.sum(tl.where(b_v == 0, b_dv, 0), 0) / tl.where(count > 0, count, 1)
 
 
 @triton.jit
 def change_of_weights(b_p, b_da, b_mean, ALPHA: tl.constexpr, KIND: tl.constexpr):
-    """dp = J da, from the mean of da under the slopes."""
+    """Return dp = J da, from the mean of da under the slopes."""
     b_slope = slopes(b_p, ALPHA, KIND)
     # a transition without weight may have an infinite tangent
     return tl.where(b_slope == 0, 0, b_slope * (b_da - b_mean[None, :]))

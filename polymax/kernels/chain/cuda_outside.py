@@ -1,4 +1,4 @@
-"""The walks of a chain's expectations: one down or, for their tangent, one up for dv and then one down. For Triton."""
+"""The walks for a chain's expectations: one down, or for their tangent one up for dv and then one down. For Triton."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ from polymax.kernels.chain.cuda_local import column_max, load_matrix, load_state
 from polymax.kernels.chain.cuda_shapes import TILE, Chain
 from polymax.kernels.local_max.triton_max import HARD, slopes
 
-# of a tangent's tile, which is held with its derivative
+# entries of a tangent's tile, which is held with its derivative
 TANGENT_TILE = 4096
 
 
@@ -24,7 +24,7 @@ def walk_back(
     d_unary: Tensor | None = None,
     dvalue: Tensor | None = None,
 ) -> None:
-    """Fill the expectations mu of states; with tangents, these and the derivative of the value too."""
+    """Fill the expectations mu of states; if tangents are given, fill them and the derivative of the value too."""
     if not mu.numel():
         return
     more = tangents or without_tangents(mu)
@@ -96,7 +96,7 @@ def _outside(
             b_dp = change_of_weights(b_p, b_da, slope_means(b_p, b_da, ALPHA, KIND), ALPHA, KIND)
             tl.store(p_dmu + (length - 1) * s + o_i, tl.sum(b_dp, 1) * g, mask=m_i)
             total += tl.sum(tl.sum(tl.where(b_p == 0, 0, b_p * b_da), 0), 0).to(tl.float64)
-            # a value of -inf has no weights anywhere
+            # without a finite value no transition has weight
             total = tl.where(tl.sum(tl.sum(b_p, 0), 0) == 0, 0, total)
             tl.store(p_dvalue + i_b, total.to(p_dvalue.dtype.element_ty))
     for k in range(1, length):
@@ -107,7 +107,7 @@ def _outside(
         if TANGENTS:
             b_dv = load_change(p_dv + (t - 1) * s, b_v, s, BI)
         i_wt, i_dt, p_theta = i_w + (t - 1) * stride_wt, i_d + (t - 1) * stride_dt, p_chart + t * 2 * s + s
-        # the rows of the step after are written by other threads
+        # other threads wrote the rows of the step after
         tl.debug_barrier()
         for i_j in range(0, s, BJ):
             o_j = i_j + tl.arange(0, BJ)
@@ -121,7 +121,8 @@ def _outside(
                 b_dp = change_of_weights(b_p, b_da, b_mean, ALPHA, KIND)
                 b_dmu += tl.sum(b_dp * b_r[None, :] + b_p * b_dr[None, :], 1)
         if KIND != HARD:
-            # expectations add up to g and their tangents to 0: rounding does not add up over the steps
+            # expectations sum to g and their tangents to 0: rescale, so that rounding does not accumulate over the
+            # steps
             mass = tl.sum(b_mu, 0)
             safe = tl.where(mass != 0, mass, 1)
             if TANGENTS:
@@ -152,7 +153,7 @@ def _up(
     BI: tl.constexpr,
     BJ: tl.constexpr,
 ):
-    """Fill dv and the means of the Jacobians; what the derivative of the value is beside that of the last maximum."""
+    """Fill dv and the means of the Jacobians; return the value's derivative without the part of the last maximum."""
     o_i = tl.arange(0, BI)
     m_i = o_i < s
     total = tl.zeros([], tl.float64)
@@ -160,7 +161,7 @@ def _up(
         tl.store(p_dv + o_i, tl.load(p_du + o_i, mask=m_i, other=0), mask=m_i)
     for t in range(1, length):
         b_v, _ = load_states(p_chart + (t - 1) * 2 * s, s, BI)
-        # the row of the step before is written by other threads
+        # other threads wrote the row of the step before
         tl.debug_barrier()
         b_raw = tl.load(p_dv + (t - 1) * s + o_i, mask=m_i, other=0)
         total += shared_change(b_raw, b_v).to(tl.float64)
@@ -184,7 +185,7 @@ def _up(
 
 @triton.jit
 def _weights(p_w, p_top, i_w, p_theta, b_v, o_j, s, ALPHA: tl.constexpr, KIND: tl.constexpr, BI: tl.constexpr):
-    """Weights of the transitions into states o_j."""
+    """Return weights of the transitions into states o_j."""
     b_w, _ = load_matrix(p_w, p_top, i_w, o_j, s, BI)
     b_theta = tl.load(p_theta + o_j, mask=o_j < s, other=0)
     return weights(b_v[:, None] + b_w, b_theta, ALPHA, KIND)
@@ -192,7 +193,7 @@ def _weights(p_w, p_top, i_w, p_theta, b_v, o_j, s, ALPHA: tl.constexpr, KIND: t
 
 @triton.jit
 def slope_means(b_p, b_da, ALPHA: tl.constexpr, KIND: tl.constexpr):
-    """The means of the columns of da by the slopes of weights p."""
+    """Return the means of the columns of da by the slopes of weights p."""
     b_slope = slopes(b_p, ALPHA, KIND)
     b_weight = tl.sum(b_slope, 0)
     return tl.sum(tl.where(b_slope == 0, 0, b_slope * b_da), 0) / tl.where(b_weight > 0, b_weight, 1)

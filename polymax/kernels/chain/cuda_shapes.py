@@ -1,4 +1,4 @@
-"""Tiles and strides of chain kernels, and what they cannot do."""
+"""Tiles and strides of chain kernels, and their limits."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from polymax.backend.triton_math import ceil_power
 from polymax.kernels.local_max.triton_max import smoothing
 
-# a column of all states before is one tile at least
+# the smallest tile is one column of all previous states
 MOST_STATES = 8192
 # entries of a tile, and of a tile to a thread
 TILE = 8192
@@ -24,12 +24,12 @@ class Chain:
         self.group = max(self.batch // max(transition.shape[0], 1), 1)
         self.wide = unary.dtype == torch.float64
         w, stride_b, stride_t = distinct(transition)
-        # the kernels subtract it: far from 0, sums of scores lose digits
+        # kernels subtract the maximum: far from 0, sums of scores lose digits
         top = w.amax((-2, -1)) if w.numel() else w.new_zeros(1)
         self.matrices = (w, top, stride_b, stride_t, self.group, self.n, self.states)
 
     def options(self, tile: int = TILE) -> dict[str, object]:
-        """Constants of a kernel whose tiles have at most so many entries."""
+        """Return the constants of a kernel whose tiles have at most so many entries."""
         bi = ceil_power(self.states)
         bj = max(1, min(bi, tile // (2 * bi if self.wide else bi)))
         warps = min(max(bi * bj // (32 * ENTRIES), 1), 16)
@@ -38,9 +38,10 @@ class Chain:
 
 
 def distinct(transition: Tensor) -> tuple[Tensor, int, int]:
-    """Transitions without the repetitions of an expanded tensor; matrices between instances, and between steps.
+    """Return transitions without the repetitions of an expanded tensor, and the strides in matrices of instances and of
+    steps.
 
-    One transition may have two dims.
+    A single transition (s, s) is also accepted.
     """
     if transition.dim() == 2:
         return transition.contiguous(), 0, 0

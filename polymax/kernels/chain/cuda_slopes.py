@@ -1,10 +1,11 @@
-"""Derivatives of chains on a GPU in the fewest launches and tensors, for calls that nothing looks at.
+"""Derivatives of chains on a GPU in the fewest launches and tensors, for calls that neither autograd nor torch.func
+traces.
 
-A small call costs the host more than the device: each operation of torch takes longer than a walk along ten steps.
-So NaN of values, slopes of 1 and tangents of 0 are told to the walks of cuda_whole.py, not written to memory first.
+A small call costs the host more than the device: each torch operation takes longer than a walk along ten steps. So NaN
+values, slopes of 1 and tangents of 0 are passed to the walks of cuda_whole.py as flags, without tensors.
 
-Shapes: as chain/__init__.py has them, and transitions (s, s), which all instances and steps share. What is None is left
-to the passes: chains of many states, or scores that are shared in other ways.
+Shapes: as in chain/__init__.py, and transitions (s, s) shared by all instances and steps. A function returns None if
+the passes must handle the call: chains of many states, or scores that are shared in other ways.
 """
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from polymax.kernels.chain import cuda_whole as whole
 def slope(
     unary: Tensor, transition: Tensor, lengths: Tensor, v: Tensor, chart: Tensor, g: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor] | None:
-    """The derivative of g v in the scores."""
+    """Return the derivative of g v in the scores."""
     shape = whole.shape_of(unary, transition, alpha)
     if shape is None or not whole.fused(shape):
         return None
@@ -26,7 +27,7 @@ def slope(
 def mean(
     unary: Tensor, transition: Tensor, lengths: Tensor, full: object, alpha: float
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-    """Chart and value, and the derivative of the value in the scores; if `full`, in those of each instance and step."""
+    """Return (chart, value) and the derivative of the value in the scores; if `full`, for each instance and step."""
     shape = whole.shape_of(unary, transition, alpha)
     if shape is None:
         return None
@@ -47,7 +48,7 @@ def mean_slope(
     d_transition: Tensor | None,
     alpha: float,
 ) -> tuple[Tensor, Tensor] | None:
-    """The derivative of `mean` along tangents, summed over what the scores share."""
+    """Return the derivative of `mean` along tangents, summed over what the scores share."""
     shape = whole.shape_of(unary, transition, alpha)
     if shape is None or not whole.fused(shape):
         return None

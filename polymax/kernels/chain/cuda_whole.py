@@ -1,7 +1,8 @@
-"""Chains whose transitions are one tile: a program walks along an instance with the states in registers. For Triton.
+"""Chains whose transitions fit into one tile: a program walks along an instance with the states in registers. For
+Triton.
 
-A matrix that all steps share is read once. The walk back sums the expectations of transitions as it goes, in float64,
-so that a gradient takes one launch, and a short second one to add up the sums of instances that share a transition.
+A matrix that all steps share is read once. The walk back sums the expectations of transitions on the way, in float64,
+so that a gradient takes one launch, and a short second launch to add up the sums of instances that share a transition.
 """
 
 from functools import lru_cache
@@ -18,43 +19,44 @@ from polymax.kernels.chain.cuda_whole_tangent import walk_tangent
 from polymax.kernels.chain.cuda_whole_walks import walk_down, walk_up
 from polymax.kernels.local_max.triton_max import smoothing
 
-# states whose transitions are one tile
+# the most states whose transitions fit into one tile
 MOST_STATES = 64
-# entries of a tile to a thread; a tangent holds twice as many tiles
+# entries of a tile per thread; a tangent holds twice as many tiles
 ENTRIES, TANGENT_ENTRIES = 16, 8
-# numbers that sums of instances may take, where they would take more than half the memory of the unary scores
+# entries that sums of instances may always take, even if this is more than half the memory of the unary scores
 SMALL_SUMS = 1 << 18
-# entries that a program adds up over the sums, and sums that it adds at a time
+# BLOCK: entries that a program adds up over the sums
+# TERMS: sums that it adds at a time
 BLOCK, TERMS = 32, 32
 
 
 class Shape(NamedTuple):
-    """What plans are made for."""
+    """The key of launch plans: sizes, dtype and alpha of a problem."""
 
     batch: int
     n: int
     states: int
-    # the transitions: how many instances and steps they have, and have in memory
+    # numbers of instances and steps of the transitions: as given, and as stored in memory
     given: tuple[int, int]
     stored: tuple[int, int]
     dtype: torch.dtype
     alpha: float
-    # those of the transitions
+    # dims of the transitions
     dims: int = 4
 
     def full(self) -> "Shape":
-        """The same problem, whose instances and steps have expectations of their own."""
+        """Return the shape of this problem with expectations for each instance and step."""
         return self._replace(given=(self.batch, max(self.n - 1, 0)), dims=4)
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers that every kernel takes: group, steps between two instances' matrices, n, states."""
+        """Return the numbers that every kernel takes: group, steps between two instances' matrices, n, states."""
         group = max(self.batch // max(self.given[0], 1), 1)
         return group, self.stored[1] if self.stored[0] > 1 else 0, self.n, self.states
 
     @property
     def summed(self) -> bool:
-        """True if the steps of an instance share the gradient of one transition."""
+        """Return True if the steps of an instance share the gradient of one transition."""
         return self.given[1] == 1
 
     def constants(self, entries: int) -> dict[str, object]:
@@ -64,7 +66,9 @@ class Shape(NamedTuple):
 
 
 def shape_of(unary: Tensor, transition: Tensor, alpha: float) -> Shape | None:
-    """The shape of a problem, also of one transition (s, s) for all; None where these kernels do not serve it."""
+    """Return the shape of a problem, also with one transition (s, s) for all; None if these kernels do not support
+    it.
+    """
     batch, n, s = unary.shape
     if not 0 < s <= MOST_STATES or not batch or not n or not transition.numel():
         return None
@@ -77,7 +81,9 @@ def shape_of(unary: Tensor, transition: Tensor, alpha: float) -> Shape | None:
 
 
 def fused(shape: Shape) -> bool:
-    """True if the walk back sums the expectations of transitions: not where instances share those of each step."""
+    """Return True if the walk back can sum the expectations of transitions; False if instances share each step's
+    matrix.
+    """
     group = shape.batch // shape.given[0]
     if not shape.summed:
         return group == 1
@@ -86,7 +92,7 @@ def fused(shape: Shape) -> bool:
 
 
 def stored(transition: Tensor) -> Tensor:
-    """Transitions in memory one after the other, without the repetitions of an expanded tensor."""
+    """Return contiguous transitions, without the repetitions of an expanded tensor."""
     if transition.is_contiguous():
         return transition
     if transition.dim() == 2:
@@ -104,17 +110,17 @@ def _inside_plan(shape: Shape) -> Bound:
 
 @lru_cache(maxsize=512)
 def _outside_plan(shape: Shape, given: bool) -> Bound:
-    """`given` tells if the value has a slope."""
+    """Return the launch of the walk down; `given` is True if the value has a slope."""
     options = {"SUMMED": shape.summed, **shape.constants(ENTRIES)}
     return Bound(walk_down.prepared(**options), (shape.batch,), *shape.numbers, int(given))
 
 
 @lru_cache(maxsize=512)
 def _tangent_plan(shape: Shape, given: bool, states: bool, along: tuple[int, ...] | None, at: int | None) -> Bound:
-    """`along` are the instances and steps that the tangents of the transitions have in memory.
+    """Return the launch of the tangent; `along` is the shape (instances, steps) of the stored tangents of transitions.
 
-    `states` tells if unary scores have tangents. Sums begin `at` a number of their memory where no one asks for the
-    value.
+    `states` is True if unary scores have tangents. `at`: offset of the sums in the workspace if the value is not
+    needed, else None.
     """
     instances, steps = along or (shape.batch, shape.n - 1)
     moved = max(shape.batch // instances, 1), steps if instances > 1 else 0
@@ -140,7 +146,7 @@ def inside(shape: Shape, unary: Tensor, transition: Tensor, lengths: Tensor) -> 
 def outside(
     shape: Shape, transition: Tensor, lengths: Tensor, chart: Tensor, g: Tensor | None, v: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The derivative of g v, NaN where the value v is, if it is given; where g is None, of v."""
+    """Return the derivative of g v (of v if g is None); NaN for instances whose value v, if given, is NaN."""
     batch, n, s = shape[:3]
     mu, sums = chart.new_empty(batch, n, s), _sums(shape, chart)
     slope = _slope(v, g)
@@ -161,7 +167,7 @@ def tangent(
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, s = shape[:3]
     value, dmu, sums = chart.new_empty(batch), chart.new_empty(batch, n, s), _sums(shape, chart)
-    # dv and the means of the Jacobians, for the walk back
+    # workspace for dv and the means of the Jacobians, read by the walk back
     room = chart.new_empty(batch, n, 2, s)
     along, moved = _along(d_transition)
     du, dw = d_unary.contiguous(), chart if along is None else along
@@ -180,10 +186,10 @@ def change(
     d_unary: Tensor | None,
     d_transition: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """How the derivative of v changes along tangents, NaN where v is; None for tangents that are 0."""
+    """Return the change of the derivative of v along tangents (None: 0); NaN if v is NaN."""
     batch, n, s = shape[:3]
     dmu = chart.new_empty(batch, n, s)
-    # room for the walk back, as in `tangent`, and sums after it
+    # workspace of the walk back, as in `tangent`, followed by the sums
     before = batch * n * 2 * s
     apart = batch == shape.given[0]
     room = chart.new_empty(before if apart else before + batch * s * s)
@@ -198,9 +204,10 @@ def change(
 
 
 def _along(d_transition: Tensor | None) -> tuple[Tensor | None, tuple[int, ...] | None]:
-    """Tangents of transitions in memory, and how many instances and steps they have there; None where there are none.
+    """Return the stored tangents of transitions and their numbers of instances and steps; (None, None) without
+    tangents.
 
-    Those of single states have no numbers.
+    For chains of a single state, transitions have no entries.
     """
     if d_transition is None or not d_transition.numel():
         return None, None
@@ -209,7 +216,7 @@ def _along(d_transition: Tensor | None) -> tuple[Tensor | None, tuple[int, ...] 
 
 
 def _slope(v: Tensor | None, g: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Values, and slopes, as the walks take them: one of the two serves for the other."""
+    """Return values and slopes as the walks take them; a missing one is replaced by the other."""
     if g is None:
         assert v is not None, "without a slope there is a value"
         return v, v
@@ -222,14 +229,14 @@ def _whole(lengths: Tensor) -> Tensor:
 
 
 def _sums(shape: Shape, like: Tensor) -> Tensor:
-    """Room for what the walk back sums up: for each instance, and each step that has a transition of its own."""
+    """Return memory for the sums of the walk back: for each instance, and for each step with its own transition."""
     if shape.batch == 1 and shape.dims == 2:
         return like.new_empty(shape.states, shape.states)
     return like.new_empty(shape.batch, shape.given[1], shape.states, shape.states)
 
 
 def _added(shape: Shape, sums: Tensor, like: Tensor, at: int = 0) -> Tensor:
-    """The sums of instances that share a transition, which begin `at` a number, added up in their order."""
+    """Return the total over instances that share a transition of the sums at offset `at`, added in a fixed order."""
     instances, s = shape.given[0], shape.states
     if instances == shape.batch:
         return sums

@@ -1,4 +1,4 @@
-"""The walks of the tangent of chains whose transitions are one tile: up for dv, then down. For Triton."""
+"""The walks of the tangent of chains whose transitions fit into one tile: up for dv, then down. For Triton."""
 
 import triton
 import triton.language as tl
@@ -65,7 +65,7 @@ def walk_tangent(
     p_sums += at_sums
     o_s = tl.arange(0, BS)
     m_s = o_s < s
-    # tangents that are not there are 0
+    # missing tangents are 0
     m_du = m_s & (states > 0)
     b_sum = clear(p_dmu, p_sums, i_sum, length, n, s, SUMMED, BS)
     total = tl.zeros([], tl.float64)
@@ -75,7 +75,7 @@ def walk_tangent(
         b_v = tl.load(p_chart + o_s, mask=m_s, other=float("-inf"))
         b_dv = tl.load(p_du + o_s, mask=m_du, other=0)
         for t in range(1, length):
-            # what all states share is added to the total, and cancels in every weight
+            # a constant for all states is added to the total, and cancels in every weight
             b_v = relative(b_v)
             shift = shared_change(b_dv, b_v)
             total += shift.to(tl.float64)
@@ -99,11 +99,11 @@ def walk_tangent(
         b_end = b_dv[:, None]
         b_droot = change_of_weights(b_root, b_end, slope_means(b_root, b_end, ALPHA, KIND), ALPHA, KIND)
         total += shift.to(tl.float64) + tl.sum(tl.sum(tl.where(b_root == 0, 0, b_root * b_end), 0), 0).to(tl.float64)
-        # a value of -inf has no weights anywhere
+        # without a finite value no transition has weight
         total = tl.where(tl.sum(tl.sum(b_root, 0), 0) == 0, 0, total)
         b_mu, b_dmu = tl.sum(b_root, 1) * g, tl.sum(b_droot, 1) * g
         tl.store(p_dmu + (length - 1) * s + o_s, b_dmu, mask=m_s)
-        # other threads have written what is read below
+        # other threads wrote the rows that are read below
         tl.debug_barrier()
         for k in range(1, length):
             t = length - k
@@ -119,7 +119,8 @@ def walk_tangent(
             b_q += b_p * b_dmu[None, :]
             b_mu, b_dmu = tl.sum(b_p * b_mu[None, :], 1), tl.sum(b_q, 1)
             if KIND != HARD:
-                # expectations add up to g and their tangents to 0: rounding does not add up over the steps
+                # expectations sum to g and their tangents to 0: rescale, so that rounding does not accumulate over the
+                # steps
                 mass = tl.sum(b_mu, 0)
                 safe = tl.where(mass != 0, mass, 1)
                 b_dmu -= tl.sum(b_dmu, 0) * (b_mu / safe)
@@ -132,7 +133,7 @@ def walk_tangent(
 
 @triton.jit
 def _tangents(p_dw, i_d, s, steps, BS: tl.constexpr):
-    """Matrix i_d of the tangents of transitions; zeros where there are none."""
+    """Return matrix i_d of the tangents of transitions; zeros if `steps` is 0."""
     o_s = tl.arange(0, BS)
     m_x = (o_s < s)[:, None] & (o_s < s)[None, :] & (steps > 0)
     return tl.load(p_dw + i_d * s * s + (o_s[:, None] * s + o_s[None, :]), mask=m_x, other=0)

@@ -1,4 +1,4 @@
-"""The walks of chains whose transitions are one tile: up for the values, and down for the expectations. For Triton."""
+"""The walks of chains whose transitions fit into one tile: up for the values, down for the expectations. For Triton."""
 
 import triton
 import triton.language as tl
@@ -42,7 +42,7 @@ def walk_up(
         b_w, w_top = load_whole(p_w, i_w, s, BS)
         for t in range(1, length):
             b_u = b_next
-            # what the next step takes is read while this one is computed
+            # load the inputs of the next step while this step is computed
             b_next = tl.load(p_unary + (t + 1) * s + o_s, mask=m_s & (t + 1 < length), other=float("-inf"))
             if not SHARED:
                 b_w, w_top = load_whole(p_w, i_w + t - 1, s, BS)
@@ -102,14 +102,14 @@ def walk_down(
         for k in range(1, length):
             t = length - k
             b_v, b_theta = relative(before), theta
-            # what the next step takes is read while this one is computed
+            # load the inputs of the next step while this step is computed
             before, theta = load_row(p_chart, t - 1, s, BS)
             if not SHARED:
                 b_w, _ = load_whole(p_w, i_w + t - 1, s, BS)
             b_q = weights(b_v[:, None] + b_w, b_theta, ALPHA, KIND) * b_mu[None, :]
             b_mu = tl.sum(b_q, 1)
             if KIND != HARD:
-                # expectations add up to g: rounding does not add up over the steps
+                # expectations sum to g: rescale, so that rounding does not accumulate over the steps
                 mass = tl.sum(b_mu, 0)
                 b_mu = b_mu * tl.where(mass != 0, g / tl.where(mass != 0, mass, 1), 1)
             tl.store(p_mu + (t - 1) * s + o_s, b_mu, mask=m_s)
@@ -119,14 +119,16 @@ def walk_down(
 
 @triton.jit
 def load_slope(p_v, p_g, given):
-    """g, or 1 where it is not given; but NaN where the value is: all derivatives of the instance are."""
+    """Return g, or 1 if it is not given; NaN if the value is NaN, since all derivatives of the instance are then
+    NaN.
+    """
     v = tl.load(p_v)
     return tl.where(v == v, tl.load(p_g, mask=given > 0, other=1.0), v)
 
 
 @triton.jit
 def load_whole(p_w, i_w, s, BS: tl.constexpr):
-    """Transition matrix i_w less its maximum, and that maximum, or 0 where it is not finite."""
+    """Return transition matrix i_w less its maximum, and that maximum, or 0 if it is not finite."""
     b_w = load_square(p_w, i_w, s, float("-inf"), BS)
     top = finite_max(tl.max(b_w, 0))
     return b_w - top, top
@@ -134,7 +136,7 @@ def load_whole(p_w, i_w, s, BS: tl.constexpr):
 
 @triton.jit
 def load_square(p_x, i_x, s, other, BS: tl.constexpr):
-    """Matrix i_x."""
+    """Return matrix i_x."""
     o_s = tl.arange(0, BS)
     m_x = (o_s < s)[:, None] & (o_s < s)[None, :]
     return tl.load(p_x + i_x * s * s + (o_s[:, None] * s + o_s[None, :]), mask=m_x, other=other)
@@ -149,7 +151,7 @@ def store_square(p_x, i_x, b_x, s, BS: tl.constexpr):
 
 @triton.jit
 def load_row(p_chart, t, s, BS: tl.constexpr):
-    """v of step t - 1 and the thresholds of step t; of step 0, nothing."""
+    """Return v of step t - 1 and the thresholds of step t; for t = 0, -inf and 0."""
     o_s = tl.arange(0, BS)
     m_s = (o_s < s) & (t > 0)
     b_v = tl.load(p_chart + (t - 1) * 2 * s + o_s, mask=m_s, other=float("-inf"))
@@ -158,13 +160,13 @@ def load_row(p_chart, t, s, BS: tl.constexpr):
 
 @triton.jit
 def relative(b_v):
-    """v less its maximum."""
+    """Return v less its maximum."""
     return b_v - finite_max(b_v)
 
 
 @triton.jit
 def last_weights(p_row, s, ALPHA: tl.constexpr, KIND: tl.constexpr, BS: tl.constexpr):
-    """The weights (BS, 1) of the last states."""
+    """Return the weights (BS, 1) of the last states."""
     o_s = tl.arange(0, BS)
     b_v = relative(tl.load(p_row + o_s, mask=o_s < s, other=float("-inf")))
     _, b_theta = column_max(b_v[:, None], ALPHA, KIND)
@@ -176,7 +178,7 @@ def last_weights(p_row, s, ALPHA: tl.constexpr, KIND: tl.constexpr, BS: tl.const
 
 @triton.jit
 def clear(p_states, p_sums, i_sum, length, n, s, SUMMED: tl.constexpr, BS: tl.constexpr):
-    """Zeros at padding, and to begin sums with."""
+    """Write zeros at padded steps, and to the start of the sums."""
     o_s = tl.arange(0, BS)
     for t in range(length, n):
         tl.store(p_states + t * s + o_s, tl.zeros([BS], p_states.dtype.element_ty), mask=o_s < s)
@@ -188,7 +190,7 @@ def clear(p_states, p_sums, i_sum, length, n, s, SUMMED: tl.constexpr, BS: tl.co
 
 @triton.jit
 def put(p_sums, i_sum, b_sum, b_q, s, SUMMED: tl.constexpr, BS: tl.constexpr):
-    """The sum with the expectations of a step; or they are stored, where each step has its own."""
+    """Return the sum after adding the expectations of a step; unless SUMMED, store them instead."""
     if SUMMED:
         b_sum += b_q.to(tl.float64)
     else:

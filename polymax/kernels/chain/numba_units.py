@@ -1,7 +1,7 @@
 """Units of work of chains on the CPU: ranges of instances that share their transitions. For Numba, and its callers.
 
-A unit sums the gradient of a shared transition in float64, and the units' sums are added in their order, so threads
-change no bit.
+A unit sums the gradient of a shared transition in float64, and the units' sums are added in a fixed order, so that the
+number of threads changes no bit.
 """
 
 from functools import lru_cache
@@ -13,25 +13,27 @@ from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import GRAIN
 from polymax.backend.numba_math import inline, kernel
 
-# units in a batch: enough to keep the threads busy, few enough that their sums of s x s are small
+# units in a batch: enough for all threads, few enough that their sums of s x s are small
 UNITS = 16
-# the transitions without the repetitions of a tensor that is expanded along its first dimension, its second, or both
+# index of the transitions without the repetitions of a tensor expanded along dim 0, dim 1, or both
 DISTINCT = {(a, b): (slice(1) if a else slice(None), slice(1) if b else slice(None)) for a in (0, 1) for b in (0, 1)}
 
 
 @lru_cache(maxsize=256)
 def units(batch: int, n: int, s: int, distinct: int, steps: int) -> tuple[tuple[int, int, int], int, int]:
-    """Instances that share a transition, units these are cut into, instances to one; all units, and the work of one."""
+    """Return (instances that share a transition, units for them, instances of a unit), the number of units, and a
+    unit's work.
+    """
     group = batch // max(distinct, 1)
-    # the sums of a transition of every step are as large as the result: one unit writes it, as where all is too little
-    # work for a second thread
+    # sums of a transition for each step are as large as the result, so that one unit writes it; one unit also suffices
+    # for too little work for a second thread
     cuts = 1 if steps > 1 or batch * n * s * s < GRAIN // 8 else max(1, min(group, UNITS // max(distinct, 1)))
     count = max(distinct * cuts, 1)
     return (group, cuts, -(-group // cuts)), count, batch * n * s * s // count
 
 
 def sum_shared(sums: Tensor, transition: Tensor) -> Tensor:
-    """The sums of the units that share a transition."""
+    """Return the total of the units that share a transition."""
     total = torch.empty_like(transition, memory_format=torch.contiguous_format)
     _add(memory(sums), memory(total.view(-1, *sums.shape[1:])))
     return total
@@ -52,7 +54,7 @@ def _add(sums, total):
 
 @inline
 def span(unit, group, cuts, size):
-    """First and last instance of a unit."""
+    """Return the first and the end of the instances of a unit."""
     first = unit // cuts * group
     return min(first + unit % cuts * size, first + group), min(first + (unit % cuts + 1) * size, first + group)
 
@@ -66,5 +68,5 @@ def clear(x):
 
 @inline
 def shared_index(instance, batch, distinct):
-    """Which of the distinct transitions serves an instance."""
+    """Return the index of the distinct transition of an instance."""
     return instance // max(batch // distinct, 1)

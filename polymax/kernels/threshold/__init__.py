@@ -1,10 +1,10 @@
-"""Threshold operator: the argmax over the simplex of <x, p> - Omega(p), where Omega depends on the norm of p.
+"""Threshold operator: the argmax over the simplex of <x, p> - Omega(p), for entropies and norms Omega.
 
 Three families, all with y proportional to (x - tau)_+ ** (1 / (alpha - 1)), differ in the equation for tau:
 
     TSALLIS        Omega = (sum p^alpha - 1) / (alpha (alpha - 1))     sum p = 1
     NORM           Omega = norm_alpha(p) - 1                           norm of (x - tau)_+ is 1
-    SQUARED_NORM   Omega = (norm_alpha(p)^2 - 1) / 2                   the two together
+    SQUARED_NORM   Omega = (norm_alpha(p)^2 - 1) / 2                   both sums in one equation, see reference.py
 
 alpha is one number, or one per row in `alphas`. -inf entries get 0; a row of -inf gets zeros; NaN fills its row.
 """

@@ -1,7 +1,7 @@
 """Threshold by Newton's method on the few entries that can be in the support, for Numba.
 
-Only entries within 1/scale of the maximum can get weight: they are gathered first, and everything after runs on
-them alone: see numba_support.py.
+Only entries within 1/scale of the maximum can get weight: they are gathered first, and all later steps use only them:
+see numba_support.py.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ from polymax.kernels.threshold.numba_support import (
     support_powers,
 )
 
-# entries that are passed over together where none of them can be in the support
+# entries that are skipped together if none of them can be in the support
 PASSED = 64
 
 
@@ -83,7 +83,7 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
 
 
 def _other(alpha, n):
-    """The kernel of a Tsallis entropy without one of its own."""
+    """Return the kernel of a Tsallis entropy that has no special kernel."""
     if alpha < 1:
         return _below_1
     if alpha > 2:
@@ -92,7 +92,9 @@ def _other(alpha, n):
 
 
 def _above_2(function, tensors, alpha, family, alphas):
-    """In float64, where an alpha is above 2: powers below 1 amplify rounding near the edge of the support."""
+    """Return function's result, computed in float64 for alpha > 2: powers below 1 amplify rounding near the support's
+    edge.
+    """
     wide = [t.double() for t in tensors]
     if alphas is None:
         return function(*wide, alpha, family).to(tensors[0].dtype)
@@ -102,7 +104,7 @@ def _above_2(function, tensors, alpha, family, alphas):
     return found
 
 
-# A kernel for each way, so that a first call compiles no more than it needs.
+# A kernel for each method, so that a first call compiles no more than it needs.
 
 
 @kernel
@@ -127,7 +129,7 @@ def _sparsemax_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 
 @inline
 def long_room(n, real):
-    """Memory for `sparsemax_row`: the entries that can have weight, their weights and places."""
+    """Return memory for `sparsemax_row`: the entries that can have weight, their weights and indices."""
     return np.empty(n + BLOCK, real), np.empty(n + BLOCK, real), np.empty(n + BLOCK, np.int32)
 
 
@@ -157,7 +159,7 @@ def _softmax_rows(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 
 @lean_kernel
 def _between_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
-    """Tsallis entropies with alpha between 1 and 2, of rows too short to pack from."""
+    """Write the weights of Tsallis entropies with alpha between 1 and 2, for rows too short for packing."""
     together, line = min(TOGETHER, max(NEAREST // max(n, 1), 1)), n * array_at(x_at, (0,), real).itemsize
     memory = taken_as_is(8 * (13 * TOGETHER + NEAREST + n))
     jobs, numbers = array_at(memory, (4, TOGETHER), np.int64(0)), array_at(memory + 32 * TOGETHER, (4, TOGETHER), 0.0)
@@ -177,9 +179,9 @@ def _between_short(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 
 @lean_kernel
 def _between_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
-    """Tsallis entropies with alpha between 1 and 2: several rows together, by the entries that can have weight."""
+    """Write the weights of Tsallis entropies with alpha between 1 and 2: several rows together, packed."""
     x, y = array_at(x_at, (stop, n), real), array_at(y_at, (stop, n), real)
-    # little memory is in pages that are there already
+    # a small allocation lies in pages that are already mapped
     item, most = x.itemsize, NEAREST + n + BLOCK
     memory = taken_as_is(8 * (17 * TOGETHER + PEAKS) + (3 * item + 4) * most)
     jobs, numbers = array_at(memory, (4, TOGETHER), np.int64(0)), array_at(memory + 32 * TOGETHER, (4, TOGETHER), 0.0)
@@ -197,7 +199,7 @@ def _between_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
     following, count, used, left = start, 0, 0, 0
     while following < stop or left > 0 or count > 0:
         if following < stop or left > 0:
-            # rows whose bound did not hold come before others
+            # rows whose bound was too high are repeated as a whole before other rows
             whole = left > 0
             left -= whole
             i = again[left] if whole else following
@@ -227,7 +229,7 @@ def _between_long(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 
 @kernel
 def _general(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
-    """Any family, and any alpha above 1 but those of Tsallis entropies that have ways of their own."""
+    """Write the weights for any family and alpha > 1, except the Tsallis entropies with special kernels."""
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
@@ -239,7 +241,7 @@ def _general(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 
 @kernel
 def _below_1(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
-    """Tsallis entropies with alpha below 1."""
+    """Write the weights of Tsallis entropies with alpha below 1."""
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
     for i in range(start, stop):
@@ -251,7 +253,7 @@ def _below_1(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
 
 @kernel
 def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
-    """Rows with an alpha of their own."""
+    """Write the weights of rows that each have their own alpha."""
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     alphas = rows_at(alphas_at, 1, stop, 0.0)[0]
     z, power, index = np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, x.dtype), np.empty(n + BLOCK, np.int32)
@@ -268,10 +270,10 @@ def _each(start, stop, n, x_at, y_at, real, alpha, alphas_at, family):
             _weigh_in_general(x[i], y[i], z, power, index, a, family)
 
 
-# the Tsallis entropies whose powers cost nothing
+# special kernels of the Tsallis entropies whose powers cost nothing
 _SHORT = {1: _softmax_rows, 1.5: _entmax15_short, 2: _sparsemax_short}
 _LONG = {1: _softmax_rows, 1.5: _entmax15_long, 2: _sparsemax_long}
-# about how many passes over a row their time is that of
+# their time in units of about a pass over a row
 _PASSES = {1: 2, 1.5: 4, 2: 2}
 
 
@@ -292,7 +294,7 @@ def _weigh_in_general(x, row, z, power, index, alpha, family):
 
 @inline
 def _spread(row, power, index, count):
-    """Fill a row with `count` weights, normalised, at their places; all NaN where the count is -1."""
+    """Fill a row with `count` normalised weights at their indices; with NaN if the count is -1."""
     row[:] = 0 if count >= 0 else np.nan
     if count > 0:
         factor = 1 / row_sum(power[:count])
@@ -302,21 +304,21 @@ def _spread(row, power, index, count):
 
 @inline
 def _gather(x, lowest, z, index):
-    """Pack entries with x - max > lowest to the front of z, with their index; their count, or -1 with a NaN."""
+    """Pack entries with x - max > lowest to the front of z, with their indices; return their count, or -1 for a NaN."""
     top = _top(x)
     count = 0
     for j in range(x.size):
         d = x[j] - top
         z[count] = d
         index[count] = j
-        # a NaN is not below anything, and so is found among the few
+        # comparisons with NaN are False, so that a NaN is packed
         count += not d <= lowest
     return _checked(z, count)
 
 
 @inline
 def _gather_few(x, lowest, z, index):
-    """The same where few entries are packed: the others are passed over many at a time."""
+    """Pack as `_gather` does, faster if few entries are packed: the others are skipped many at a time."""
     top = _top(x)
     count = 0
     whole = x.size - x.size % PASSED

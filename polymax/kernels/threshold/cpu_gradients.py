@@ -1,6 +1,6 @@
-"""The gradient of a threshold for Numba: J v, a kernel for each way, so that a first call compiles what it needs.
+"""The gradient of a threshold for Numba: J v, with a kernel for each method, so that a first call compiles one only.
 
-For a Tsallis entropy J v = w (v - mean of v by w), w = y^(2 - alpha) on the support; others have two terms more.
+For a Tsallis entropy J v = w (v - mean of v by w), w = y^(2 - alpha) on the support; other families add two terms.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from polymax.kernels.threshold.numba_support import BLOCK, powered_weights, resp
 
 
 def gradient_kernel(alpha, family, n, each):
-    """The kernel for rows of n, and what a row costs; with `each`, rows have an alpha of their own."""
+    """Return the kernel for rows of n, and the cost of a row; if `each`, rows have their own alphas."""
     if family != TSALLIS:
         return _threshold_backward, n
     if each:
@@ -84,7 +84,7 @@ def _tsallis_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at
 
 @lean_kernel
 def _between_short_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
-    """The same for one alpha between 1 and 2, of short rows: powers of several together."""
+    """Write J v for one alpha between 1 and 2 and short rows, with the powers of several rows together."""
     v, out = array_at(v_at, (stop, n), real), array_at(out_at, (stop, n), real)
     together = max(NEAREST // max(n, 1), 1)
     memory = taken_as_is(8 * together * n)
@@ -100,7 +100,7 @@ def _between_short_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alp
 
 @lean_kernel
 def _between_long_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
-    """The same of long rows: of the support alone where it is small."""
+    """Write J v for one alpha between 1 and 2 and long rows, on the packed support if it is small."""
     y, v, out = array_at(y_at, (stop, n), real), array_at(v_at, (stop, n), real), array_at(out_at, (stop, n), real)
     room = n + BLOCK
     memory = taken_as_is(20 * room)
@@ -123,7 +123,7 @@ def _between_long_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alph
             bad = 0
             for j in range(n):
                 out[i, j] = 0
-                # what is not finite beside the support has no weight, but is not lost
+                # NaN or inf outside the support has weight 0 but must still turn the row's gradient into NaN
                 bad += v[i, j] - v[i, j] != 0
             mean = mean if bad == 0 else mean * np.nan
             for k in range(count):
@@ -135,7 +135,7 @@ def _between_long_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alph
 
 @within
 def _respond(w, v, mean, out):
-    """w (v - mean), and 0 where w is."""
+    """Write w (v - mean), 0 if w is 0."""
     for j in range(w.size):
         d = w[j] * (v[j] - mean)
         out[j] = 0 if w[j] == 0 else d
@@ -143,7 +143,7 @@ def _respond(w, v, mean, out):
 
 @within
 def _weighted_mean(w, v):
-    """The mean of v by weights w; 0 without any."""
+    """Return the mean of v by weights w; 0 if all weights are 0."""
     total = mean = w.dtype.type(0)
     for j in range(w.size):
         total = add(total, w[j])
@@ -153,7 +153,7 @@ def _weighted_mean(w, v):
 
 @kernel
 def _threshold_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_at, family):
-    """The other families."""
+    """Write J v for the other families, and for Tsallis entropies with an alpha per row."""
     y, v, out = rows_at(y_at, stop, n, real), rows_at(v_at, stop, n, real), rows_at(out_at, stop, n, real)
     alphas = rows_at(alphas_at, 1, stop if alphas_at else 0, 0.0)[0]
     w = np.empty(n, y.dtype)
@@ -168,7 +168,7 @@ def _threshold_backward(start, stop, n, y_at, v_at, out_at, real, alpha, alphas_
 
 @inline
 def _coefficients(y, v, w, alpha, family):
-    """a, b, c of J v = w (a v + b) + c y."""
+    """Return a, b, c of J v = w (a v + b) + c y."""
     real = y.dtype.type
     total = row_sum(w)
     if total == 0:
@@ -189,5 +189,5 @@ def _coefficients(y, v, w, alpha, family):
     return real(scale), real(-scale * mean), real(kappa * (mean - yv) / (alpha - 1))
 
 
-# of a row without an alpha of its own
+# by alpha, for rows that share it
 _BACKWARD = {1: _softmax_backward, 1.5: _entmax15_backward, 2: _sparsemax_backward}

@@ -1,6 +1,6 @@
 """Threshold with the row in registers: one read, one write, every Newton step on chip. For Triton.
 
-Rows too long for the registers are read again at each step instead, by the kernels of cuda_long.py.
+For rows too long for the registers, the kernels of cuda_long.py read the row again at each step.
 """
 
 from functools import lru_cache
@@ -35,7 +35,7 @@ from polymax.kernels.threshold.cuda_steps import (
     weights,
 )
 
-# the longest rows that fit the registers: forward one row, backward two
+# the longest rows that fit into the registers: one row forward, two backward
 LONGEST = 32768
 LONGEST_BACKWARD = 8192
 CHUNK = 8192
@@ -43,14 +43,14 @@ CHUNK = 8192
 
 def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
     if alphas is None and x.is_contiguous() and here(x):
-        # the common call, kept short: it costs microseconds
+        # the most frequent call, kept short, since its host code takes microseconds
         launch = _forward_bound(x.shape, x.dtype, alpha, family)
         if launch is not None:
             y = torch.empty_like(x)
             launch(x, y, y)
             return y
     if family == SQUARED_NORM and alpha == 2:
-        # half the squared Euclidean norm has a finite method of its own
+        # half the squared Euclidean norm has a finite method
         family = TSALLIS
     scores = _precise(x, alpha, alphas).contiguous()
     y, n = torch.empty_like(scores), scores.shape[-1]
@@ -86,7 +86,7 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
 
 @lru_cache(maxsize=4096)
 def _forward_bound(shape, dtype, alpha, family):
-    """The one launch for scores of this kind; None if there is more to do than to launch a kernel."""
+    """Return the single launch for scores of this kind; None if the call needs more than one launch."""
     if family == SQUARED_NORM and alpha == 2:
         family = TSALLIS
     return _bound(_forward_launches, shape, dtype, alpha, family)
@@ -99,7 +99,7 @@ def _backward_bound(shape, dtype, alpha, family):
 
 def _bound(launches, shape, dtype, alpha, family):
     count, n = shape[:-1].numel(), shape[-1]
-    # what `_precise` and `_exact` would change
+    # cases that `_precise` and `_exact` change
     general = _method(alpha, family, False) == GENERAL.value
     if count * n == 0 or alpha > 2 or (general and (dtype == torch.float64 or abs(alpha - 1) < 1e-7)):
         return None
@@ -109,7 +109,7 @@ def _bound(launches, shape, dtype, alpha, family):
 
 @lru_cache(maxsize=4096)
 def _forward_launches(count, n, dtype, alpha, family, per_row):
-    """Kernels with their compile-time arguments, and their grids, for rows of this kind."""
+    """Return kernels with their compile-time arguments, and their grids, for rows of this kind."""
     found = []
     for part, wide in _parts(dtype, per_row):
         options = {"FAMILY": family, "PER_ROW": per_row, "PART": part, "WIDE": wide}
@@ -138,7 +138,9 @@ def _backward_launches(count, n, dtype, alpha, family, per_row):
 
 
 def _parts(dtype, per_row):
-    """Which rows each launch computes, and whether in float64: the alphas are on the device, and not waited for."""
+    """Return (rows, float64) of each launch: alphas stay on the device, so that each launch selects its rows by
+    alpha.
+    """
     wide = dtype == torch.float64
     if wide or not per_row:
         return [(ALL_ROWS.value, wide)]
@@ -151,8 +153,8 @@ def _precise(x, alpha, alphas):
 
 
 def _exact(x, alpha, family, alphas):
-    # Triton passes a Python float in float32, which is not enough for a float64 row, nor for an alpha that would be
-    # rounded to 1: give it one alpha per row
+    # Triton passes a Python float in float32, too coarse for a float64 row and for an alpha that would round to 1: pass
+    # a tensor with one alpha per row
     coarse = x.dtype == torch.float64 or abs(alpha - 1) < 1e-7
     if coarse and alphas is None and _method(alpha, family, False) == GENERAL.value:
         return torch.full(x.shape[:-1], alpha, dtype=torch.float64, device=x.device)
@@ -161,8 +163,8 @@ def _exact(x, alpha, family, alphas):
 
 def _forward_method(wide, alpha, family, per_row):
     method = _method(alpha, family, per_row)
-    # close to 1 the exponent 1 / (alpha - 1) multiplies the error of the hardware's logarithm; above 2 it is no longer
-    # convex
+    # close to 1 the exponent 1 / (alpha - 1) multiplies the error of the hardware's logarithm; above 2 the r-norm is
+    # not convex
     guarded = wide or per_row or not 1.02 <= alpha <= 2
     return POWER.value if method == GENERAL.value and not guarded else method
 
@@ -175,10 +177,11 @@ def _method(alpha, family, per_row):
 
 @triton.jit
 def _power(b_z, b_t, alpha, FAMILY: tl.constexpr, STEEP: tl.constexpr, HALF: tl.constexpr):
-    """The weights, up to their sum, for 1 < alpha <= 2 in float32: unguarded Newton or Halley steps from the left.
+    """Return the weights, up to their sum, for 1 < alpha <= 2 in float32: unguarded Newton or Halley steps from the
+    left.
 
-    A distance of 0 has the logarithm -inf and the power 0, so no entry needs a mask. STEEP says that r > 2, where
-    the second derivative exists.
+    A distance of 0 has the logarithm -inf and the power 0, so no entry needs a mask. STEEP means r > 2: only then does
+    the second derivative exist.
     """
     if FAMILY == IS_TSALLIS:
         scale = alpha - 1
@@ -257,7 +260,7 @@ def _short(
     b_z = tl.where(m_dead & (b_x == float("-inf")), b_x, b_z)
     m_bad = tl.max((b_z != b_z).to(tl.int32), 1)[:, None] > 0
     b_tau = tl.where(m_dead, 0, 0 * b_top) - 1
-    # a NaN would keep the loops from ending: it is put back at the end
+    # a NaN would keep the loops from ending: replace it here and put it back at the end
     b_tau = tl.where(b_tau != b_tau, -1, b_tau)
     b_z = tl.where(m_bad, -1, b_z)
     if METHOD == SOFTMAX:
@@ -267,7 +270,7 @@ def _short(
         b_before = tl.zeros([BR, 1], dtype) + (BN + 1)
         go = 1
         while go > 0:
-            # two steps for each look at whether all rows are done
+            # two steps for each check that all rows are done
             for _ in tl.static_range(2):
                 m_in = b_z > b_tau
                 b_count = tl.sum(tl.where(m_in, 1.0, 0.0).to(dtype), 1)[:, None]

@@ -1,4 +1,4 @@
-"""Steps that the threshold kernels share: exponents, the next guess, the Jacobian's coefficients. For Triton."""
+"""Steps of all threshold kernels: exponents, the next guess, coefficients of the Jacobian. For Triton."""
 
 import triton
 import triton.language as tl
@@ -6,9 +6,9 @@ import triton.language as tl
 from polymax.backend.triton_math import fast_log2, log2_1p
 from polymax.kernels.threshold import NORM, SQUARED_NORM, TSALLIS
 
-# which method finds the threshold: POWER is for one alpha in float32, where Newton's method needs no guard
+# methods that find the threshold: POWER is for one alpha in float32, for which Newton's method needs no guard
 SOFTMAX, SPARSEMAX, ENTMAX15, POWER, GENERAL = (tl.constexpr(i) for i in range(5))
-# which rows a launch computes, by their alpha: powers below 1 amplify rounding, so that alpha > 2 is done in float64
+# rows that a launch computes, by their alpha: powers below 1 amplify rounding, so that alpha > 2 runs in float64
 ALL_ROWS, UP_TO_2, ABOVE_2 = (tl.constexpr(i) for i in range(3))
 IS_TSALLIS, IS_NORM, IS_SQUARED = (tl.constexpr(f) for f in (TSALLIS, NORM, SQUARED_NORM))
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -17,7 +17,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def exponents(p_alpha, i_r, m_r, alpha, FAMILY: tl.constexpr, PER_ROW: tl.constexpr, b_like):
-    """Which rows have alpha = 1, the scale of the scores and the exponent r, as columns."""
+    """Return a mask of rows with alpha = 1, the scale of the scores and the exponent r, as columns."""
     b_alpha = b_like * 0 + alpha
     if PER_ROW:
         b_alpha = tl.load(p_alpha + i_r, mask=m_r, other=2.0).to(b_like.dtype)[:, None] + b_like * 0
@@ -34,13 +34,15 @@ def exponents(p_alpha, i_r, m_r, alpha, FAMILY: tl.constexpr, PER_ROW: tl.conste
 
 @triton.jit
 def highest(b_scale, n):
-    """A number above t: the edge of the support of one entry, or, below alpha = 1, what n equal entries stay below."""
+    """Return an upper bound of t: the support's edge of a single entry or, below alpha = 1, a bound for n equal
+    entries.
+    """
     return tl.where(b_scale > 0, 1 / b_scale, b_scale * 0 + n)
 
 
 @triton.jit
 def rows_of_part(p_alpha, i_r, m_r, PART: tl.constexpr):
-    """Which rows a launch computes: all, those with alpha at most 2, or those above."""
+    """Return the mask of the rows of a launch: all, those with alpha at most 2, or those above."""
     if PART != ALL_ROWS:
         b_alpha = tl.load(p_alpha + i_r, mask=m_r, other=2.0)
         m_r = m_r & ((b_alpha > 2) == (PART == ABOVE_2))
@@ -49,16 +51,16 @@ def rows_of_part(p_alpha, i_r, m_r, PART: tl.constexpr):
 
 @triton.jit
 def log2_distance(b_z, b_t, b_scale, WIDE: tl.constexpr):
-    """d = 1 + scale (z - t) and its logarithm where d is positive; elsewhere 1 and 0."""
+    """Return a mask of positive d = 1 + scale (z - t), d and its logarithm; 1 and 0 outside the mask."""
     b_s = b_scale * (b_z - b_t)
-    # below alpha = 1 the scale is negative, and what is absent has an infinite distance
+    # below alpha = 1 the scale is negative, and -inf entries have an infinite distance
     m_in = (b_s > -1) & (b_s < float("inf"))
     return m_in, tl.where(m_in, 1 + b_s, 1), log2_1p(tl.where(m_in, b_s, 0), WIDE)
 
 
 @triton.jit
 def step(b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY: tl.constexpr):
-    """The next t by Newton's or Halley's method, or by bisection; and the bracket."""
+    """Return the next t by Newton's or Halley's method, or by bisection; and the bracket."""
     b_safe = tl.where(b_total > 0, b_total, 1)
     b_under = tl.where(b_lower > 0, b_lower, 1)
     b_ratio = b_under / b_safe
@@ -70,7 +72,7 @@ def step(b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY: t
     else:
         b_log = tl.log2(b_safe)
         b_newton = _one_minus_exp2(-b_log / b_r) / b_ratio
-        # Halley's correction; below r = 2 the second derivative is unbounded, and Newton is safer
+        # Halley's correction; below r = 2 the second derivative is unbounded, and Newton's step is safer
         b_bend = tl.where(b_r >= 2, (b_r - 1) * (b_lowest / b_under - b_ratio), 0)
         b_damp = 1 - 0.5 * b_newton * b_bend
         b_step = b_newton / tl.where(b_damp > 0.5, b_damp, 1) / b_scale
@@ -85,7 +87,7 @@ def step(b_t, b_low, b_high, b_lowest, b_lower, b_total, b_scale, b_r, FAMILY: t
 
 @triton.jit
 def _one_minus_exp2(b_x):
-    """1 - 2^x, by its series near 0, where the formula cancels."""
+    """Return 1 - 2^x, by its series near 0, where the formula cancels."""
     b_s = b_x * LN_2
     b_near = -b_s * (1 + b_s * (1 / 2 + b_s * (1 / 6 + b_s * (1 / 24 + b_s / 120))))
     return tl.where(tl.abs(b_s) < 1e-2, b_near, 1 - tl.exp2(b_x))
@@ -93,7 +95,7 @@ def _one_minus_exp2(b_x):
 
 @triton.jit
 def weights(b_y, b_alpha, METHOD: tl.constexpr, WIDE: tl.constexpr):
-    """y^(2 - alpha) on the support, 0 elsewhere; NaN stays."""
+    """Return y^(2 - alpha) on the support, 0 elsewhere; NaN stays."""
     if METHOD == SOFTMAX:
         b_w = b_y
     elif METHOD == SPARSEMAX:
@@ -110,7 +112,7 @@ def weights(b_y, b_alpha, METHOD: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def coefficients(b_total, b_wv, b_yv, b_norm, b_alpha, FAMILY: tl.constexpr):
-    """a, b, c of J v = w (a v + b) + c y, from the sums of w, w v, y v and y^alpha."""
+    """Return a, b, c of J v = w (a v + b) + c y, from the sums of w, w v, y v and y^alpha."""
     b_safe = tl.where(b_total == 0, 1, b_total)
     if FAMILY == IS_TSALLIS:
         b_a = b_total * 0 + 1

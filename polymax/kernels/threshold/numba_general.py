@@ -1,7 +1,8 @@
 """Entmax with any alpha between 1 and 2, for Numba: Halley's steps on the r-norm, by passes over rows.
 
-With d = 1 + scale (x - max - t) and S_k = sum d_+^k, weights are d_+^r at the t where S_r = 1; r = 1 / (alpha - 1) and
-scale = alpha - 1. The r-norm is convex and decreasing in t. Some rows take their steps together, as in numba_short.py.
+With d = 1 + scale (x - max - t) and S_k = sum d_+^k, weights are d_+^r at the t with S_r = 1; r = 1 / (alpha - 1) and
+scale = alpha - 1. The r-norm is convex and decreasing in t. Several rows take their steps together, as in
+numba_short.py.
 """
 
 import numpy as np
@@ -20,22 +21,24 @@ from polymax.backend.numba_math import (
 )
 from polymax.backend.numba_memory import array_at
 
-# longest row of which no entries are packed, and the longest that one rough step brings near to its root
+# LONGEST: longest row whose entries are never packed
+# SHORT: longest row for which one rough step comes near to the root
 LONGEST, SHORT = 384, 96
-# rows taken together, and entries of them, so that they stay in the nearest cache
+# TOGETHER: rows taken together
+# NEAREST: their entries at most, so that they stay in the nearest cache
 TOGETHER, NEAREST = 32, 2048
-# steps after which a row that is not done stays as it is
+# steps after which an unfinished row is left as it is
 STEPS = 100
 
 
 @within
 def general_rows(jobs, count, alpha, guess, numbers, sizes, marks, powers):
-    """Fill some rows, which are taken together, with the weights of others, their scores.
+    """Fill several rows with the weights of their scores, all rows together.
 
-    Steps begin at a guess, or, if that is None, at the t in numbers[0]; those that were found are there at the end.
+    Steps begin at `guess`, or at the t in numbers[0] if it is None; the final t are written to numbers[0].
 
-    Shapes: jobs (4, TOGETHER): where scores are, how many, where weights go, and how many entries there are before
-        numbers (4, TOGETHER), sizes (4, TOGETHER) of the type of scores, marks (2, TOGETHER) and powers: room
+    Shapes: jobs (4, TOGETHER): addresses and lengths of scores, addresses of weights, and offsets of rows in powers;
+        numbers (4, TOGETHER), sizes (4, TOGETHER) of the type of scores, marks (2, TOGETHER) and powers: workspace
     """
     sources, widths, targets, before = jobs[0], jobs[1], jobs[2], jobs[3]
     ts, lows, highs, changes = numbers[0], numbers[1], numbers[2], numbers[3]
@@ -57,7 +60,7 @@ def general_rows(jobs, count, alpha, guess, numbers, sizes, marks, powers):
             lower[i], total[i] = first_sums(x, tops[i], real(scale), real(r))
         for i in range(count):
             ts[i] = rough_root(lower[i], total[i], 0.0, scale, r)
-    # the longer a row, the further its root from the guess
+    # the longer a row, the further its root is from the guess
     for _ in range(1 if guess is None or widths[0] <= SHORT else 2):
         for i in range(count):
             x = array_at(sources[i], (widths[i],), none)
@@ -72,7 +75,7 @@ def general_rows(jobs, count, alpha, guess, numbers, sizes, marks, powers):
             t = real(ts[i])
             for j in range(x.size):
                 power[j] = real(scale) * ((x[j] - tops[i]) - t)
-        # of all rows at once where all go on: they follow each other
+        # of all rows at once if none is finished: they lie one after the other
         for k in range(1 if left == count else left):
             first, last = (0, count - 1) if left == count else (going[k], going[k])
             raise_powers(powers[before[first] : before[last] + widths[last]], real(r))
@@ -80,7 +83,7 @@ def general_rows(jobs, count, alpha, guess, numbers, sizes, marks, powers):
             i = going[k]
             x, power = array_at(sources[i], (widths[i],), none), powers[before[i] : before[i] + widths[i]]
             lowest[i], lower[i], total[i] = sums(x, tops[i], real(ts[i]), real(scale), power)
-        # of all rows, done or not: so many at a time
+        # for all rows, finished or not: so many at a time
         for i in range(count):
             t = ts[i]
             lows[i], highs[i] = t if total[i] >= 1 else lows[i], highs[i] if total[i] >= 1 else t
@@ -93,7 +96,7 @@ def general_rows(jobs, count, alpha, guess, numbers, sizes, marks, powers):
         for k in range(left):
             i = going[k]
             size = abs(changes[i])
-            # entries at the edge of the support feel the last step as well: powers are taken once more
+            # entries at the edge of the support change with the last step as well: compute powers again
             goes_on = size >= near and not settled[i] and total[i] == total[i]
             settled[i] = size <= tolerance
             ts[i] += changes[i] / scale if goes_on else 0.0
@@ -114,13 +117,13 @@ def general_rows(jobs, count, alpha, guess, numbers, sizes, marks, powers):
 
 @inline
 def near_root(r, itemsize):
-    """A step this small changes y as its second-order expansion does, to the precision of float32."""
+    """Return the step up to which the second-order expansion of y is exact to the precision of float32."""
     return min(6e-3 / r, 1e-7 ** (1 / r)) if r >= 2 and itemsize == 4 else 0.0
 
 
 @within
 def rough_sums(x, top, t, scale, r):
-    """S_{r-1} and S_r, to about one per cent."""
+    """Return S_{r-1} and S_r, to about one per cent."""
     one, zero = x.dtype.type(1), x.dtype.type(0)
     lower = total = zero
     for j in range(x.size):
@@ -134,7 +137,7 @@ def rough_sums(x, top, t, scale, r):
 
 @within
 def first_sums(x, top, scale, r):
-    """The same at t = 0, good enough for a first step."""
+    """Return S_{r-1} and S_r at t = 0, accurate enough for a first step."""
     one, zero = x.dtype.type(1), x.dtype.type(0)
     lower = total = zero
     for j in range(x.size):
@@ -148,7 +151,7 @@ def first_sums(x, top, scale, r):
 
 @within
 def rough_root(lower, total, t, scale, r):
-    """Newton's step on the r-norm, within the bounds of t."""
+    """Return Newton's step on the r-norm, within the bounds of t."""
     new = t + (1 - exp2(-log2(total) / type(total)(r))) * total / (scale * lower)
     return min(max(new, 0.0), 1 / scale) if total > 0 and lower > 0 else t
 
@@ -163,7 +166,7 @@ def set_powers(x, top, t, scale, r, power):
 
 @within
 def raise_powers(power, r):
-    """d_+^(r-1) in place of d - 1; in two loops, since the polynomials of both functions do not fit the registers."""
+    """Replace d - 1 by d_+^(r-1), in two loops, since the polynomials of both functions do not fit the registers."""
     one, none = power.dtype.type(1), power.dtype.type(-np.inf)
     for j in range(power.size):
         s = power[j]
@@ -174,7 +177,7 @@ def raise_powers(power, r):
 
 @within
 def sums(x, top, t, scale, power):
-    """S_{r-2}, S_{r-1} and S_r from d^(r-1); NaN if an entry is."""
+    """Return S_{r-2}, S_{r-1} and S_r from d^(r-1); NaN if an entry is NaN."""
     one, zero = x.dtype.type(1), x.dtype.type(0)
     lowest = lower = total = zero
     for j in range(x.size):
@@ -188,7 +191,7 @@ def sums(x, top, t, scale, power):
 
 @within
 def halley(lowest, lower, total, r):
-    """Halley's step on the r-norm, in units of d."""
+    """Return Halley's step on the r-norm, in units of d."""
     newton = (1 - exp2(-log2(total) / type(total)(r))) * total / lower
     bend = (r - 1) * (lowest * total / (lower * lower) - 1) * lower / total
     return newton / (1 - 0.5 * newton * bend)

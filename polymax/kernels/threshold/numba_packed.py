@@ -1,9 +1,10 @@
 """Entmax with any alpha between 1 and 2 of long rows, for Numba: steps on the few entries that can have weight.
 
-The maxima of the parts of a row are some of its entries. Their r-norm is smaller than that of all, and so is their
-threshold; rough steps from the left come close to it. Only entries that have weight there are packed. Where the
-threshold of the packed entries is no lower, it is that of the row, since the others have no weight at it either. Where
-it is, because rough steps went too far, the row is taken as a whole, as are rows of which most entries would be packed.
+The maxima of the parts of a row are a subset of its entries. Their r-norm is at most that of the row, and so is their
+threshold; rough steps from the left come close to it. Only entries that have weight at that bound are packed. If the
+threshold of the packed entries is not below the bound, it is the threshold of the row, since no other entry has weight
+there. If it is below, because rough steps went too far, the row is solved as a whole, as are rows with most entries
+packed.
 """
 
 import numpy as np
@@ -14,17 +15,17 @@ from polymax.backend.numba_peaks import PEAKS, set_peaks
 from polymax.kernels.threshold.numba_general import rough_root, rough_sums
 from polymax.kernels.threshold.numba_support import BLOCK
 
-# how far rough steps may go beyond the threshold of the maxima
+# how far rough steps may overshoot the threshold of the maxima
 ROUGH = 0.02
 
 
 @within
 def pack_row(x, y, alpha, whole, z, index, peaks):
-    """Pack the scores of a row that can have weight into z, in blocks filled up with -inf, with their index.
+    """Pack the scores of a row that can have weight into z, in blocks padded with -inf, with their indices.
 
-    Returns how many there are, 0 where y is filled with zeros or NaN already, and a bound from below on t that is to be
-    seen to hold; or -1 and a t near the root where the row is to be taken as a whole: most entries are packed, or it is
-    asked for. The peaks are room.
+    Returns their number and a lower bound of t, which the caller must check; the number 0 if y is already filled with
+    zeros or NaN; or -1 and a t near the root if the row is to be solved as a whole: most entries would be packed, or
+    `whole`. The peaks are workspace.
     """
     real = x.dtype.type
     set_peaks(x, peaks)
@@ -36,7 +37,7 @@ def pack_row(x, y, alpha, whole, z, index, peaks):
     lowest = real(bound - 1 / (alpha - 1))
     if whole or looks_full(x, top, lowest):
         return np.int64(-1), near
-    # a NaN is not below anything, and so is found among the few
+    # comparisons with NaN are False, so that a NaN is packed
     count = pack_above(x, top, lowest, index)
     if 2 * count > x.size:
         return np.int64(-1), near
@@ -53,7 +54,7 @@ def pack_row(x, y, alpha, whole, z, index, peaks):
 
 @within
 def looks_full(x, top, lowest):
-    """True if most of the first entries would be packed, so that most of all may be: they are not worth packing."""
+    """Return True if most of the first entries would be packed, which predicts that packing does not pay off."""
     first, many = x[:PEAKS], np.int32(0)
     for j in range(first.size):
         many = np.int32(many + np.int32(not first[j] - top <= lowest))
@@ -62,7 +63,7 @@ def looks_full(x, top, lowest):
 
 @within
 def _threshold_of_peaks(peaks, top, scale):
-    """About the threshold of the maxima; 0 where there is none."""
+    """Return about the threshold of the maxima; 0 if they are all -inf."""
     real, r = peaks.dtype.type, 1 / scale
     t = 0.0
     for _ in range(2):

@@ -1,28 +1,31 @@
-"""Sparsemax and entmax with alpha 1.5 of short rows, for Numba: passes over a row are cheaper than packing its support.
+"""Sparsemax and entmax with alpha 1.5 of short rows, for Numba: passes over a row cost less than packing its support.
 
-An entry has weight if it lies less than `reach` below the maximum, by w = reach - (max - x) > 0. The reach falls from a
-bound, by Newton's method, and what rounding leaves at the end is put right by a shift of all w: a sum of weights is
-close to 1 then, and its error small, in the precision of the row.
+An entry has weight if it lies less than `reach` below the maximum, with w = reach - (max - x) > 0. The reach decreases
+from a bound, by Newton's method, and a last shift of all w corrects the rounding: the sum of weights is then close to
+1, and its error small, in the precision of the row.
 
-A step of a short row is over before its sums are known. Some rows are taken together, therefore, a step of each after
-the other: a processor begins with the next while it waits for the sums of the last.
+A step of a short row ends before its sums are available. Therefore several rows take their steps in turn: the processor
+begins the next row while it waits for the sums of the last.
 """
 
 import numpy as np
 
 from polymax.backend.numba_math import add, inline, number_at, positive_place, row_max, row_sum, within
 
-# longest row on which the threshold is found without gathering
+# longest row whose threshold is found without gathering
 SHORT = 1024
-# rows taken together, and entries of them, so that they stay in the nearest cache
+# TOGETHER: rows taken together
+# NEAREST: their entries at most, so that they stay in the nearest cache
 TOGETHER, NEAREST = 64, 4096
-# with a sum above this, the rounding of the sum would show in the weights
+# above this sum, its rounding would show in the weights
 NEAR = 4
 
 
 @inline
 def room(real):
-    """What rows that are taken together need: maxima, reaches and shifts, how many entries have weight, which go on."""
+    """Return workspace for rows taken together: maxima, reaches and shifts; counts of entries with weight, and
+    unfinished rows.
+    """
     return np.empty((3, TOGETHER), real), np.empty((2, TOGETHER), np.int32)
 
 
@@ -42,7 +45,7 @@ def sparsemax_rows(x, y, space):
                 i = going[k]
                 count, shift = _sparsemax_step(group[i], tops[i], reaches[i])
                 shifts[i] = shift
-                # a count that does not fall any more ends it, whatever rounding does to an entry at the threshold
+                # stop as soon as the count does not fall, whatever rounding does to an entry at the threshold
                 goes_on = count > 0 and count < counts[i] and shift == shift
                 counts[i] = count
                 reaches[i] += shift if goes_on else x.dtype.type(0)
@@ -84,14 +87,16 @@ def _top(x):
 
 @within
 def _sparsemax_step(x, top, reach):
-    """How many entries are within reach, and the shift with which their weights sum to 1; NaN if an entry is."""
+    """Return the number of entries within reach, and the shift that makes their weights sum to 1; NaN if an entry is
+    NaN.
+    """
     zero, one = x.dtype.type(0), x.dtype.type(1)
-    # Michelot: a superset of the support reaches too far
+    # Michelot: the reach of a superset of the support is too large
     count = np.int32(0)
     total = zero
     for j in range(x.size):
         w = reach - (top - x[j])
-        # a NaN is not below anything, and makes the total NaN
+        # comparisons with NaN are False: a NaN counts as inside, and makes the total NaN
         inside = not w <= zero
         total = add(total, w if inside else zero)
         count = np.int32(count + np.int32(inside))
@@ -109,7 +114,7 @@ def _sparsemax_weights(x, top, reach, shift, y):
 
 @within
 def _entmax15_step(x, top, reach):
-    """A smaller reach, or the same at the end, and the shift with which the squares of w sum to 1 then."""
+    """Return a smaller reach, or the same reach at the end, and the shift that makes the squares of w sum to 1."""
     real = x.dtype.type
     zero, half, one = real(0), real(0.5), real(1)
     last = positive_place(real(np.inf))
@@ -125,12 +130,12 @@ def _entmax15_step(x, top, reach):
         linear = add(linear, w)
         square = add(square, w * w)
         count = np.int32(count + np.int32(inside))
-    # none of these entries leaves if the least w is above -shift, with the shift by which the sum of (w + shift)^2 is 1
+    # all entries keep weight if the least w exceeds -shift, for the shift that makes the sum of (w + shift)^2 1
     under = linear * linear - real(count) * (square - one)
     smallest = number_at(least, one)
     excess = (square - one) - smallest * linear
     stays = excess < zero or smallest * smallest * under > excess * excess
-    # that shift, or Newton's step on the square root of the sum: with one root and one division, and without a branch
+    # that shift, or Newton's step on the square root of the sum: with one root, one division and no branch
     root = np.sqrt(max(under if stays else square, zero))
     step = ((one if stays else root) - square) / (linear + (root if stays else zero))
     ends = count == 0 or (stays and square < NEAR) or not step < zero

@@ -11,13 +11,13 @@ from polymax.backend.numba_math import PART, inline, row_max, row_sum
 from polymax.backend.numba_math import _from_bits as from_bits
 
 INT, REAL = np.int32, np.float32
-# exponentials of what is lower are below the normal numbers of float32
+# exponentials of lower numbers are below the normal numbers of float32
 _LOWEST = REAL(-87.3)
 
 
 @inline
 def softmax_row(x, y):
-    """Fill the row y with the weights of the scores x: NaN where one is NaN or inf, 0 where all are -inf."""
+    """Fill the row y with the weights of the scores x: NaN if one is NaN or inf, 0 if all are -inf."""
     real = x.dtype.type
     top = row_max(x)
     top = top if top > -np.inf else real(0)
@@ -30,7 +30,7 @@ def softmax_row(x, y):
 
 
 def exp_below(x):
-    """exp(x) for x <= 0, or NaN; 0 below the normal numbers of float32 if x is one."""
+    """Return exp(x) for x <= 0, or NaN; for float32, 0 below the normal numbers."""
     return math.exp(x)
 
 

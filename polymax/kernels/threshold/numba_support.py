@@ -1,7 +1,7 @@
 """Weights of entries that can be in the support, packed to the front of a row, for Numba.
 
 The r-norm of (u - tau)_+ is convex and decreasing in tau, so Newton converges monotonically from the left; a bracket
-guards the cases where convexity is not given. Entries that a bound of the threshold rules out are dropped on the way.
+guards the cases without convexity. Entries that a bound of the threshold rules out are dropped on the way.
 """
 
 import numpy as np
@@ -16,9 +16,9 @@ BLOCK = 32
 
 @inline
 def support_powers(z, index, count, power, alpha, family):
-    """Fill power with weights that are still to be normalised, of the entries z = x - max; alpha > 1.
+    """Fill power with the unnormalised weights of the entries z = x - max; alpha > 1.
 
-    Entries without weight are dropped from z and index; the number of those that are left.
+    Entries without weight are dropped from z and index; returns the number of entries left.
     """
     if alpha == 2 and family == TSALLIS:
         return sparsemax_powers(z, index, count, power)
@@ -40,7 +40,7 @@ def _keep_above(z, index, count, lowest):
 
 @inline
 def pad(z, count):
-    """Fill up the last block with -inf; the number of entries in whole blocks."""
+    """Fill the last block with -inf; return the number of entries in whole blocks."""
     padded = count + (-count) % BLOCK
     for j in range(count, padded):
         z[j] = -np.inf
@@ -49,7 +49,7 @@ def pad(z, count):
 
 @inline
 def sparsemax_powers(z, index, count, power):
-    """support_powers for sparsemax."""
+    """Fill power as support_powers does, for sparsemax."""
     # Michelot: the threshold of a superset of the support is a lower bound of tau; finite
     while True:
         total = 0.0
@@ -67,7 +67,7 @@ def sparsemax_powers(z, index, count, power):
 
 @inline
 def entmax15_powers(z, index, count, power):
-    """support_powers for entmax with alpha 1.5."""
+    """Fill power as support_powers does, for entmax with alpha 1.5."""
     # sum (u - tau)_+^2 = 1 with u = z / 2: Newton on its square root until the support is known, then the quadratic
     tau = -1.0
     while True:
@@ -97,7 +97,7 @@ def entmax15_powers(z, index, count, power):
 
 @inline
 def general_powers(z, index, count, power, alpha, family):
-    """d = 1 + scale (z - t), S_k = sum d_+^k: solve S_r = 1, or S_{r-1} S_r^{2/r-1} = 1, for t >= 0."""
+    """Solve S_r = 1, or S_{r-1} S_r^{2/r-1} = 1, for t >= 0, with d = 1 + scale (z - t) and S_k = sum d_+^k."""
     real = z.dtype.type
     scale = alpha - 1 if family == TSALLIS else 1.0
     r = 1 / (alpha - 1) if family == TSALLIS else alpha / (alpha - 1)
@@ -108,7 +108,7 @@ def general_powers(z, index, count, power, alpha, family):
     expand = near_root(r, z.itemsize) if family == TSALLIS else 0.0
     padded = pad(z, count)
     t = 0.0
-    # a start that is cheap
+    # a cheap start
     for _ in range(2 if convex and family != SQUARED_NORM else 0):
         lower, total = rough_sums(z[:padded], real(0), real(t), real(scale), real(r))
         t = rough_root(lower, total, t, scale, r)
@@ -135,7 +135,7 @@ def general_powers(z, index, count, power, alpha, family):
             return count
         t = guess
         if abs(change) <= tolerance:
-            # entries at the edge of the support feel the last step as well
+            # entries at the edge of the support change with the last step as well
             set_powers(z[:padded], real(0), real(t), real(scale), real(r), power)
             break
         count = _keep_above(z, index, count, low - 1 / scale)
@@ -148,7 +148,7 @@ def general_powers(z, index, count, power, alpha, family):
 
 @inline
 def _expand(z, count, power, scale, t, change, r):
-    """power = (d - change)_+^r from d^(r-1), to second order in the change."""
+    """Write power = (d - change)_+^r from d^(r-1), to second order in the change."""
     one, half, zero = z.dtype.type(1), z.dtype.type(0.5), z.dtype.type(0)
     for j in range(count):
         d = one + scale * (z[j] - t)
@@ -161,7 +161,7 @@ def _expand(z, count, power, scale, t, change, r):
 
 @within
 def response_weights(y, alpha, w):
-    """y^(2 - alpha) on the support, 0 elsewhere; NaN stays."""
+    """Write w = y^(2 - alpha) on the support, 0 elsewhere; NaN stays."""
     real = y.dtype.type
     if alpha == 2:
         for j in range(y.size):
@@ -178,7 +178,7 @@ def response_weights(y, alpha, w):
 
 @within
 def powered_weights(y, alpha, w):
-    """The same for an alpha that has no way of its own."""
+    """Write w = y^(2 - alpha) for an alpha without a special case."""
     real = y.dtype.type
     # two loops: in one, the polynomials of both functions do not fit the registers
     for j in range(y.size):

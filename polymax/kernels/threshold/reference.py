@@ -8,7 +8,7 @@ from polymax.kernels.threshold import NORM, TSALLIS
 
 
 def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
-    """Argmax of each row of x, `(*batch, n)`.
+    """Return the argmax for each row of x, `(*batch, n)`.
 
     With d = 1 + scale (x - max - t) and S_k = sum d_+^k, the root t >= 0 solves S_r = 1 (TSALLIS with r = 1/(alpha-1),
     scale = alpha-1; NORM with r = alpha/(alpha-1), scale = 1) or S_{r-1} S_r^{2/r-1} = 1 (SQUARED_NORM, as NORM).
@@ -21,7 +21,7 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
     z = z - torch.where(top == -torch.inf, 0, top)
     a = _column(alpha, alphas, z)
     entropic = a == 1
-    # where alpha is 1 the answer is the softmax; any other alpha keeps the formulas below finite
+    # alpha = 1 gets the softmax; any other alpha keeps the formulas below finite
     a = torch.where(entropic, 2.0, a)
     scale = a - 1 if family == TSALLIS else torch.ones_like(a)
     r = 1 / (a - 1) if family == TSALLIS else a / (a - 1)
@@ -36,7 +36,7 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
             return total - 1
         return power(t, r - 1).sum(-1, keepdim=True) * total ** (2 / r - 1) - 1
 
-    # below alpha = 1, n equal entries have t = (n^(1-alpha) - 1) / (1 - alpha) < n, and others a smaller one
+    # below alpha = 1, n equal entries have t = (n^(1-alpha) - 1) / (1 - alpha) < n, other rows a smaller t
     low, high = torch.zeros_like(top), torch.where(scale > 0, 1 / scale, float(x.shape[-1]))
     for _ in range(60 if z.dtype == torch.float64 else 30):
         t = (low + high) / 2
@@ -51,7 +51,7 @@ def threshold(x: Tensor, alpha: float, family: int, alphas: Tensor | None = None
 
 
 def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: Tensor | None = None) -> Tensor:
-    """J v for each row, J the symmetric Jacobian at the solution y.
+    """Return J v for each row, J the symmetric Jacobian at the solution y.
 
     J is the inverse of the Hessian of Omega on the face of y, written with w = y^(2 - alpha) on the support.
     """
@@ -60,7 +60,7 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
     support = y > 0
     inside = torch.where(support, y, 1)
     w = torch.where(support, inside ** (2 - a), 0)
-    # 0 where the row is dead
+    # 0 for a row of -inf
     total = w.sum(-1, keepdim=True)
     safe = torch.where(total == 0, 1, total)
     wv = (w * v).sum(-1, keepdim=True)
@@ -81,7 +81,7 @@ def threshold_backward(y: Tensor, v: Tensor, alpha: float, family: int, alphas: 
 
 
 def _precise(x: Tensor, alpha: float, alphas: Tensor | None) -> Tensor:
-    # powers below 1 amplify rounding near the edge of the support; a tensor is not looked into
+    # powers below 1 amplify rounding near the edge of the support; alphas in a tensor are not read
     exact = (alphas is not None or alpha > 2) and x.device.type != "mps"
     return x.double() if exact else wide(x)
 
