@@ -109,8 +109,8 @@ class Operator(ByDevice):
         self.op = op
         self._package = package
         self._name = name
-        # by device: a loader that replaces itself by the function at its first call, or the operator without a file; the
-        # operator for devices of other kinds
+        # by device: a loader that replaces itself by the function at its first call; the operator without a file, and
+        # for devices of other kinds
         self.functions: dict[str, Callable[..., Any]] = defaultdict(lambda: op)
         for device in _FILES.values():
             there = find_spec(f"{package}.{device}") is not None
