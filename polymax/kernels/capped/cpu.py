@@ -1,10 +1,10 @@
 """Capped simplex by Newton's method for the threshold, guarded by bisection, for Numba.
 
-The sum of the clipped weights falls with the threshold, and is linear (entropic: exponential) between the points
-where an entry meets a bound: with the right free entries one step is exact. A bracket catches steps that go too far;
-it is halved in the order of floating-point numbers, which ends however far apart the scores are. The threshold is
-counted from a score that is near it, so that it has digits also where scores are large. Entropic weights of scores that
-are near each other are scaled instead: their exponentials are taken once.
+The sum of the clipped weights falls with the threshold, and is linear (entropic: exponential) between the points at
+which an entry meets a bound: with the right free entries one step is exact. A bracket catches steps that go too far. It
+is halved in the order of floating-point numbers, which ends however far apart the scores are. The threshold is stored
+as the difference to a nearby score (the anchor), so that it has digits also for large scores. Entropic weights of
+scores that are near each other are scaled instead: their exponentials are computed once.
 """
 
 import numpy as np
@@ -16,14 +16,14 @@ from polymax.backend.numba_math import add, exp2, inline, kernel, middle, row_ma
 from polymax.backend.numba_peaks import PEAKS, set_peaks
 from polymax.kernels.capped.numba_few import lowest_score, pack_above, survey
 
-# a threshold further than this from the score that it is counted from is counted from a nearer one
+# distance of the threshold from its anchor beyond which a nearer score becomes the anchor
 FAR = 1e3
-# how often that may happen
+# most changes of the anchor
 ROUNDS = 4
-# steps after which every other one halves the bracket
+# steps after which every second step halves the bracket
 PATIENCE = 12
 LARGEST = np.finfo(np.float64).max
-# scores this far below the maximum have exponentials in float32 that underflow
+# distance below the maximum at which float32 exponentials underflow
 DEEP = 80.0
 LOG2_E = 1.4426950408889634
 
@@ -35,7 +35,7 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: boo
     args = (
         n, scores.data_ptr(), low.data_ptr(), high.data_ptr(), out.data_ptr(), totals.data_ptr(), REALS[out.dtype],
         REALS[low.dtype], REALS[high.dtype], low.numel() > 1, high.numel() > 1, totals.numel() > 1,
-        # what is None falls out of the kernel before it is compiled: sums in float64 are exact enough for float32
+        # arguments that are None are compiled out of the kernel: sums in float64 are exact enough for float32
         entropic, True if out.dtype == torch.float64 else None,
     )  # fmt: skip
     if 8 * n * count < SMALL:
@@ -69,11 +69,11 @@ def _capped(
     x, y = rows_at(x_at, stop, n, real), rows_at(y_at, stop, n, real)
     lower, upper = rows_at(lower_at, stop, n, real_low), rows_at(upper_at, stop, n, real_high)
     totals = rows_at(totals_at, 1, stop, 0.0)[0]
-    # bounds reached far below the maximum need the digits
+    # bounds reached far below the maximum need the digits of float64
     z, low, high = np.empty(n), np.empty(n), np.empty(n)
     index = np.empty(n, np.int32)
     peaks, ranks = np.empty(PEAKS, x.dtype), np.empty(PEAKS, np.int32)
-    # an entry has weight 0 far below the others, unless a bound gives it more
+    # an entry far below the others has weight 0, unless its lower bound is positive
     few = n > 0 and not (entropic or many_low or many_high) and lower[0, 0] == 0
     for i in range(start, stop):
         total = totals[i if many_totals else 0]
@@ -145,16 +145,16 @@ def _capped_backward(
 
 @inline
 def _share_of(weight, low, high, entropic):
-    """How much a weight moves with its score, less the mean: nothing at a bound. A row of NaN stays one."""
+    """Return the derivative of a weight in its score, less the mean: 0 at a bound; NaN for a NaN weight."""
     free = weight if entropic else weight * 0 + 1
     return weight * 0 if weight <= low or weight >= high else free
 
 
 @inline
 def _scaled(x, index, z, low, high, total, exact):
-    """Entropic weights z where no score is far below the maximum; False if one is.
+    """Write entropic weights z if no score is far below the maximum; return False if one is.
 
-    Exponentials are then taken once, and the factor is found by which they have the right sum once they are clipped.
+    Exponentials are computed once; the search is for the factor that gives the clipped weights the right sum.
     """
     top, least = -np.inf, np.inf
     for j in index:
@@ -165,7 +165,7 @@ def _scaled(x, index, z, low, high, total, exact):
     for k in range(z.size):
         power = (np.float64(x[index[k]]) - top) * LOG2_E
         if x.itemsize == 4:
-            # a power of two is exact, and what is left is small
+            # a power of two is exact, and the remainder is small
             whole = np.floor(power)
             z[k] = np.float64(exp2(np.float32(whole)) * exp2(np.float32(power - whole)))
         else:
@@ -209,7 +209,7 @@ def _scaled(x, index, z, low, high, total, exact):
 
 @inline
 def _parts(z, low, high):
-    """Sums of the weights at a bound, clipped, and of the free ones."""
+    """Return the sum of the weights at a bound, clipped, and the sum of the free weights."""
     fixed = free = 0.0
     for k in range(z.size):
         inside = low[k] < z[k] < high[k]
@@ -220,7 +220,7 @@ def _parts(z, low, high):
 
 @inline
 def _exact_parts(z, low, high):
-    """What `_parts` gives, with the rounding errors of the sums carried along."""
+    """Return the sums of `_parts`, with the rounding errors of the sums carried along."""
     fixed = free = fixed_error = free_error = 0.0
     for k in range(z.size):
         if low[k] < z[k] < high[k]:
@@ -238,7 +238,7 @@ def _exact_parts(z, low, high):
 
 @inline
 def _anchored(x, index, z, low, high, total, entropic, exact, lowest):
-    """Weights z of the scores x at the indices; the threshold is at least `lowest`, and looked for from there on."""
+    """Write weights z of the scores x at the indices; the search starts at `lowest`, a lower bound of the threshold."""
     anchor = -np.inf
     for j in index:
         anchor = max(anchor, np.float64(x[j]))
@@ -248,7 +248,7 @@ def _anchored(x, index, z, low, high, total, entropic, exact, lowest):
         tau, below, above = _threshold(z, low, high, total, entropic, lowest - anchor)
         if abs(tau) <= FAR:
             break
-        # where differences of the largest scores are clipped, halves of them decide
+        # if differences of the largest scores are clipped, halves of them decide
         nearest, least, half = 0, np.inf, np.inf
         for k in range(z.size):
             distance = abs(z[k] - tau)
@@ -263,16 +263,16 @@ def _anchored(x, index, z, low, high, total, entropic, exact, lowest):
 
 @inline
 def _threshold(z, low, high, total, entropic, lowest):
-    """The threshold, and the numbers between which it lies."""
+    """Return the threshold, and its bracket."""
     below, above = np.inf, -np.inf
     top = row_max(z)
     for k in range(z.size):
         below = min(below, z[k] - (np.log(high[k]) if entropic else high[k]))
         above = max(above, z[k] - (np.log(low[k]) if entropic else low[k]))
-    # an upper bound of 0, or a lower one, is met only at infinity; any number beyond the others does
+    # an upper or lower bound of 0 is met only at infinity; any threshold beyond the others is as good
     below = min(max(below, -LARGEST), LARGEST)
     above = min(above, top + 800.0) if entropic else above
-    # beyond rounding
+    # margin for rounding
     below = max(below - 4e-16 * abs(below), -LARGEST)
     above = min(above + 4e-16 * abs(above), LARGEST)
     start = max(top - 1.0, lowest)
@@ -313,10 +313,11 @@ def _share(z, low, high, total, entropic, tau, below, above, exact):
         fixed, free, count = _exact_sums(z, low, high, tau, entropic)
     else:
         fixed, free, count = _sums(z, low, high, tau, entropic)
-    # what is left of the total goes to the free entries
+    # the free entries share the rest of the total
     rest = total - fixed
     if count == 0 and abs(rest) > 1e-13 * total:
-        # entries so far from 0 that they pass from one bound to the other between neighbouring thresholds share it
+        # entries so far from 0 that they pass from one bound to the other between neighbouring thresholds share the
+        # rest
         fixed, free, _ = _sums(z, low, high, above, entropic)
         more, most, _ = _sums(z, low, high, below, entropic)
         room = more + most - fixed - free
@@ -342,7 +343,7 @@ def _clipped(z, low, high, tau, entropic):
 
 @inline
 def _sums(z, low, high, tau, entropic):
-    """Sum of the entries at a bound, sum of the free ones, and how many are free."""
+    """Return the sum of the entries at a bound, the sum of the free entries, and the number of free entries."""
     fixed = free = 0.0
     count = 0
     for k in range(z.size):
@@ -356,7 +357,7 @@ def _sums(z, low, high, tau, entropic):
 
 @inline
 def _exact_sums(z, low, high, tau, entropic):
-    """What `_sums` gives, with the rounding errors of the sums carried along."""
+    """Return the sums of `_sums`, with their rounding errors carried along."""
     fixed = free = fixed_error = free_error = 0.0
     count = 0
     for k in range(z.size):

@@ -1,7 +1,7 @@
 """Capped simplex by Newton's method for the threshold, guarded by bisection, the row in registers. For Triton.
 
 The algorithm is that of cpu.py, in the precision of the result. A bound may be reached at scores far below the maximum,
-where float32 has no digits left: the threshold is then counted from a score that is near it.
+at which float32 has no digits left: the threshold is then stored as the difference to a nearby score.
 """
 
 from functools import lru_cache
@@ -18,9 +18,9 @@ from polymax.backend.widen import wide_like
 LONGEST = 32768
 LOG2_E = tl.constexpr(1.4426950408889634)
 LARGEST_32, LARGEST_64 = (tl.constexpr(torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64))
-# steps after which every other one halves the bracket
+# steps after which every second step halves the bracket
 PATIENCE = tl.constexpr(12)
-# steps after which the search ends, whatever it found
+# steps after which the search ends in any case
 LAST = tl.constexpr(300)
 
 
@@ -49,7 +49,7 @@ def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic
 
 @lru_cache(maxsize=4096)
 def _forward(count, n, entropic, many_low, many_high, many_totals):
-    """The kernel with its compile-time arguments, and its grid."""
+    """Return the kernel with its compile-time arguments, and its grid."""
     br, bn, warps = tile(count, n)
     many = {"MANY_LOW": many_low, "MANY_HIGH": many_high, "MANY_TOTALS": many_totals}
     return _capped.prepared(ENTROPIC=entropic, **many, BR=br, BN=bn, num_warps=warps), (triton.cdiv(count, br),)
@@ -77,9 +77,9 @@ def _capped(
 ):  # fmt: skip
     dtype: tl.constexpr = p_y.dtype.element_ty
     WIDE: tl.constexpr = dtype == tl.float64
-    # a threshold further than this from the score that it is counted from is counted from a nearer one
+    # distance of the threshold from its anchor beyond which a nearer score becomes the anchor
     FAR: tl.constexpr = 1e3 if WIDE else 4.0
-    # how often that may happen: each time, the distance falls by the precision
+    # most changes of the anchor: each change reduces the distance by a factor of the precision
     ROUNDS: tl.constexpr = 4 if WIDE else 8
     i_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     o_n = tl.arange(0, BN)
@@ -90,11 +90,11 @@ def _capped(
     b_low = _bound(p_lower, o_x, m_n & m_keep, MANY_LOW)
     b_high = _bound(p_upper, o_x, m_n & m_keep, MANY_HIGH)
     b_size = tl.sum(m_keep.to(tl.int32), 1)[:, None]
-    # whether the bounds fit is told in float64
+    # feasibility of the bounds is checked in float64
     b_least, b_most = _bound_sum(b_low, b_size, MANY_LOW), _bound_sum(b_high, b_size, MANY_HIGH)
     b_sum = tl.load(p_total + (i_r if MANY_TOTALS else i_r * 0), mask=i_r < count, other=1).to(tl.float64)[:, None]
     b_slack = 1e-6 * tl.maximum(b_sum, 1.0)
-    # not (a <= b): a NaN is short of everything
+    # not (a <= b): true for NaN as well
     m_short = ((b_least <= b_sum + b_slack) & (b_most >= b_sum - b_slack) & (b_sum >= 0)) == 0
     m_alive = b_size > 0
     m_bad = tl.max((m_n & ((b_x < float("inf")) == 0)).to(tl.int32), 1)[:, None] > 0
@@ -103,7 +103,7 @@ def _capped(
     m_lowest, m_highest = b_sum <= b_least, b_sum >= b_most
     b_low, b_high, b_total = b_low.to(dtype), b_high.to(dtype), b_sum.to(dtype)
 
-    # absent entries are -inf, and so are rows that have no threshold
+    # absent entries are -inf, and so are rows without a threshold
     b_x = tl.where(m_good, b_x, float("-inf"))
     b_anchor = tl.where(m_good, tl.max(b_x, 1)[:, None], 0)
     b_z = _difference(b_x, b_anchor)
@@ -115,14 +115,14 @@ def _capped(
     m_busy = m_good & (m_lowest == 0) & (m_highest == 0)
     b_tau, b_below, b_above = _threshold(b_z, b_low, b_high, b_total, b_start, m_busy, ENTROPIC)
     turn = 1
-    # above all scores it is nearest to the first anchor, the maximum
+    # a threshold above all scores is nearest to the first anchor, the maximum
     m_far = m_busy & (b_tau < -FAR)
     while (tl.max(m_far.to(tl.int32)) > 0) & (turn < ROUNDS):
         b_x = tl.load(p_x + o_x, mask=m_n & m_good, other=float("-inf")).to(dtype)
         m_keep = b_x > float("-inf")
         b_away = tl.where(m_keep, tl.abs(b_z - b_tau), float("inf"))
         m_near = m_keep & (b_away == tl.min(b_away, 1)[:, None])
-        # where differences of the largest scores are clipped, halves of them decide
+        # if differences of the largest scores are clipped, halves of them decide
         b_half = tl.where(m_near, tl.abs(b_x / 2 - b_anchor / 2 - b_tau / 2), float("inf"))
         m_near = m_near & (b_half == tl.min(b_half, 1)[:, None])
         b_nearest = tl.max(tl.where(m_near, b_x, float("-inf")), 1)[:, None]
@@ -139,7 +139,7 @@ def _capped(
     m_keep = b_z > float("-inf")
     m_free = (b_inner > b_low) & (b_inner < b_high)
     b_y = tl.where(m_keep, tl.minimum(tl.maximum(b_inner, b_low), b_high), 0)
-    # what is left of the total goes to the free entries
+    # the free entries share the rest of the total
     b_rest = b_total - tl.sum(tl.where(m_free, 0, b_y), 1)[:, None]
     b_free = tl.sum(tl.where(m_free, b_y, 0), 1)[:, None]
     b_count = tl.sum(tl.where(m_free, 1.0, 0.0).to(dtype), 1)[:, None]
@@ -174,11 +174,11 @@ def _capped_backward(
     o_x = i_r[:, None] * n + o_n[None, :]
     b_y = tl.load(p_y + o_x, mask=m_n, other=0).to(dtype)
     b_v = tl.load(p_v + o_x, mask=m_n, other=0).to(dtype)
-    # a bound as the weights have been rounded to it
+    # compare with the bound in the precision to which the weights were rounded
     b_low = _bound(p_lower, o_x, m_n, MANY_LOW).to(dtype).to(p_y.dtype.element_ty).to(dtype)
     b_high = _bound(p_upper, o_x, m_n, MANY_HIGH).to(dtype).to(p_y.dtype.element_ty).to(dtype)
     m_fixed = (b_y <= b_low) | (b_y >= b_high)
-    # a row of NaN stays one
+    # a row of NaN stays NaN
     b_w = tl.where(m_fixed, b_y * 0, b_y if ENTROPIC else b_y * 0 + 1)
     b_mass = tl.sum(b_w, 1)[:, None]
     b_mean = tl.sum(b_w * b_v, 1)[:, None] / tl.where(b_mass == 0, 1, b_mass)
@@ -188,7 +188,7 @@ def _capped_backward(
 
 @triton.jit
 def _bound(p_bound, o_x, m_x, MANY: tl.constexpr):
-    """The bounds of a tile, or the one for all of it."""
+    """Return the bounds of a tile, or the single bound of all entries."""
     if MANY:
         return tl.load(p_bound + o_x, mask=m_x, other=0)
     else:
@@ -197,7 +197,7 @@ def _bound(p_bound, o_x, m_x, MANY: tl.constexpr):
 
 @triton.jit
 def _bound_sum(b_bound, b_size, MANY: tl.constexpr):
-    """Sums over rows of that many entries, in float64."""
+    """Return sums over rows of b_size entries each, in float64."""
     if MANY:
         return tl.sum(b_bound.to(tl.float64), 1)[:, None]
     else:
@@ -206,7 +206,7 @@ def _bound_sum(b_bound, b_size, MANY: tl.constexpr):
 
 @triton.jit
 def _difference(b_x, b_anchor):
-    """x less the anchor; finite where x is."""
+    """Return x less the anchor; finite if x is finite."""
     LARGEST: tl.constexpr = LARGEST_64 if b_x.dtype == tl.float64 else LARGEST_32
     b_z = tl.minimum(tl.maximum(b_x - b_anchor, -LARGEST), LARGEST)
     return tl.where(b_x == float("-inf"), b_x, b_z)
@@ -222,14 +222,14 @@ def _unclipped(b_z, b_tau, ENTROPIC: tl.constexpr):
 
 @triton.jit
 def _threshold(b_z, b_low, b_high, b_total, b_tau, m_busy, ENTROPIC: tl.constexpr):
-    """The threshold, searched for from b_tau on, and the numbers between which it lies."""
+    """Return the threshold, searched for from b_tau on, and its bracket."""
     WIDE: tl.constexpr = b_z.dtype == tl.float64
     LARGEST: tl.constexpr = LARGEST_64 if WIDE else LARGEST_32
     ROUNDING: tl.constexpr = 4e-16 if WIDE else 2.4e-7
     TOLERANCE: tl.constexpr = 1e-13 if WIDE else 5e-7
     m_keep = b_z > float("-inf")
     if ENTROPIC:
-        # an upper bound of 0, or a lower one, is met only at infinity; any number beyond the others does
+        # an upper or lower bound of 0 is met only at infinity; any threshold beyond the others is as good
         b_below = b_z - tl.log2(b_high) / LOG2_E
         b_above = tl.minimum(b_z - tl.log2(b_low) / LOG2_E, tl.max(b_z, 1)[:, None] + 800)
     else:
@@ -255,7 +255,7 @@ def _threshold(b_z, b_low, b_high, b_total, b_tau, m_busy, ENTROPIC: tl.constexp
         m_busy = m_busy & (tl.abs(b_excess) > TOLERANCE * b_total)
         if ENTROPIC:
             b_free = tl.sum(tl.where(m_free, b_y, 0), 1)[:, None]
-            # what the entries at a bound leave to the free ones
+            # the part of the total that the entries at a bound leave to the free entries
             b_rest = b_free - b_excess
             m_usable = (b_free > 0) & (b_rest > 0)
             b_newton = b_tau + tl.log2(tl.where(m_usable, b_free / b_rest, 1.0)) / LOG2_E
@@ -274,10 +274,10 @@ def _threshold(b_z, b_low, b_high, b_total, b_tau, m_busy, ENTROPIC: tl.constexp
 
 @triton.jit
 def _middle(b_a, b_b):
-    """The number halfway from a to b in the order of all floats: as many halvings as it has bits end any search."""
+    """Return the number halfway from a to b in the order of all floats: at most as many halvings as it has bits."""
     WIDE: tl.constexpr = b_a.dtype == tl.float64
     integer: tl.constexpr = tl.int64 if WIDE else tl.int32
-    # the bits of a negative number count down
+    # the bits of negative numbers count down
     MAGNITUDE: tl.constexpr = 0x7FFFFFFFFFFFFFFF if WIDE else 0x7FFFFFFF
     b_p = b_a.to(integer, bitcast=True)
     b_q = b_b.to(integer, bitcast=True)

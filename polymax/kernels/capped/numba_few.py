@@ -1,8 +1,8 @@
-"""Entries of a row that can have weight, where no lower bound gives weight to all, for Numba.
+"""Entries of a row that can have weight, if lower bounds do not give weight to all entries, for Numba.
 
-With one upper bound for all entries, k of them can hold the total, and the threshold is at least the k-th largest score
-less the bound: entries that are lower have weight 0. The k-th largest of some maxima, each over a part of the row, is
-cheap to find, and no larger.
+With one upper bound for all entries, k entries can hold the total, and the threshold is at least the k-th largest score
+less the bound: lower entries have weight 0. The k-th largest of some maxima, each over a part of the row, is a cheap
+lower bound of the k-th largest score.
 """
 
 import numpy as np
@@ -10,15 +10,15 @@ import numpy as np
 from polymax.backend.numba_math import inline
 from polymax.backend.numba_peaks import PEAKS
 
-# maxima that are compared where few entries can hold the total
+# maxima that are compared if few entries can hold the total
 FEW = 16
-# entries that are passed over together where none of them can have weight
+# entries that are skipped together if none of them can have weight
 PASSED = 64
 
 
 @inline
 def survey(x):
-    """How many entries are other than -inf, and whether all are below inf."""
+    """Return the number of entries other than -inf, and True if all are below inf."""
     present = below = np.int32(0)
     for j in range(x.size):
         present = np.int32(present + np.int32(x[j] > -np.inf))
@@ -28,9 +28,11 @@ def survey(x):
 
 @inline
 def lowest_score(peaks, ranks, upper, total):
-    """A score below which entries have weight 0; -inf if the maxima of a row, which are overwritten, do not tell."""
+    """Return a score below which entries have weight 0, or -inf if the row's maxima (overwritten) give no such
+    bound.
+    """
     k = int(min(np.ceil(total / upper), PEAKS)) if upper > 0 else PEAKS
-    # one more, for rounding
+    # one more entry, for rounding
     k += k * upper < total
     parts = FEW if 2 * k <= FEW else PEAKS
     if 2 * k > PEAKS:
@@ -43,17 +45,17 @@ def lowest_score(peaks, ranks, upper, total):
     for i in range(parts):
         for j in range(parts):
             ranks[j] += np.int32(peaks[i] > peaks[j])
-    # fewer than k are larger than it
+    # fewer than k maxima are larger than this one
     found = np.inf
     for j in range(parts):
         found = min(found, peaks[j]) if ranks[j] < k else found
-    # beyond rounding
+    # margin for rounding
     return found - upper - 4 * np.finfo(peaks.dtype).eps * (abs(found) + upper)
 
 
 @inline
 def pack_above(x, lowest, index):
-    """Fill index with the places of entries that are at least `lowest`; their count."""
+    """Fill index with the indices of entries that are at least `lowest`; return their count."""
     count = 0
     for start in range(0, x.size, PASSED):
         part = x[start : start + PASSED]

@@ -6,26 +6,26 @@ from torch import Tensor
 from polymax.backend.widen import wide
 
 LARGEST = torch.finfo(torch.float64).max
-# a threshold further than this from the score that it is counted from is counted from a nearer one
+# distance of the threshold from its anchor beyond which a nearer score becomes the anchor
 FAR = 1e3
 
 
 def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: bool) -> Tensor:
-    """y = clip(x - tau, lower, upper), or of exp(x - tau), with tau such that each row sums to total."""
+    """Return y = clip(x - tau, lower, upper), or of exp(x - tau), with tau such that each row sums to total."""
     if x.shape[-1] == 0:
         return wide(x).clone()
     keep = x > -torch.inf
     alive = keep.any(-1, keepdim=True)
-    # bounds reached far below the maximum need the digits
+    # bounds reached far below the maximum need the digits of float64
     scores, low, high, total = (t.double() for t in (x, lower, upper, total.unsqueeze(-1)))
     low, high = torch.where(keep, low, 0), torch.where(keep, high, 0)
     anchor = torch.where(alive, scores.amax(-1, keepdim=True), 0)
     for _ in range(4):
         z = torch.where(keep, scores - anchor, 0).clamp(-LARGEST, LARGEST)
         tau = _threshold(z, low, high, total, keep, entropic)
-        # near the threshold, scores differ from one of their own by what float64 can hold
+        # near the threshold, float64 resolves the differences of scores to an anchor among them
         distance = torch.where(keep, (z - tau).abs(), torch.inf)
-        # where differences of the largest scores are clipped, halves of them decide
+        # if differences of the largest scores are clipped, halves of them decide
         halved = (scores / 2 - anchor / 2 - tau / 2).abs()
         nearest = torch.where(distance == distance.amin(-1, keepdim=True), halved, torch.inf).argmin(-1, keepdim=True)
         far = tau.abs() > FAR
@@ -33,7 +33,7 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: boo
             break
         anchor = torch.where(far & alive, scores.gather(-1, nearest), anchor)
     y = _clipped(z, low, high, tau, entropic)
-    # the free entries share what the bounds leave
+    # the free entries share the rest of the total
     free = keep & (y > low) & (y < high)
     rest = total - torch.where(free, 0, y).sum(-1, keepdim=True)
     if entropic:
@@ -53,9 +53,9 @@ def capped(x: Tensor, lower: Tensor, upper: Tensor, total: Tensor, entropic: boo
 
 
 def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic: bool) -> Tensor:
-    """w (v - mean of v by w): w is 1, or y where entropic, at the entries between their bounds, and 0 at others."""
+    """Return w (v - mean of v by w): w is 1, or y if entropic, at the entries strictly between their bounds, else 0."""
     point, direction = wide(y), wide(v)
-    # a row of NaN stays one
+    # a row of NaN stays NaN
     free = ~((y <= lower.to(y.dtype)) | (y >= upper.to(y.dtype)))
     w = torch.where(free, point if entropic else 0 * point + 1, 0 * point)
     mass = w.sum(-1, keepdim=True)
@@ -64,9 +64,9 @@ def capped_backward(y: Tensor, v: Tensor, lower: Tensor, upper: Tensor, entropic
 
 
 def _threshold(z: Tensor, low: Tensor, high: Tensor, total: Tensor, keep: Tensor, entropic: bool) -> Tensor:
-    """The smallest threshold at which the weights sum to no more than the total."""
+    """Return the smallest threshold at which the weights sum to at most the total."""
     if entropic:
-        # an upper bound of 0, or a lower one, is met only at infinity; any number beyond the others does
+        # an upper or lower bound of 0 is met only at infinity; any threshold beyond the others is as good
         below, above = z - torch.log(high), (z - torch.log(low)).minimum(z.amax(-1, keepdim=True) + 800)
     else:
         below, above = z - high, z - low
@@ -85,8 +85,8 @@ def _clipped(z: Tensor, low: Tensor, high: Tensor, tau: Tensor, entropic: bool) 
 
 
 def _middle(a: Tensor, b: Tensor) -> Tensor:
-    """The number halfway from a to b in the order of all float64 numbers: 64 halvings end any search."""
-    # the bits of a negative number count down
+    """Return the number halfway from a to b in the order of all float64 numbers: 64 halvings end every search."""
+    # the bits of negative numbers count down
     p, q = (torch.where(t >= 0, t, t ^ 0x7FFFFFFFFFFFFFFF) for t in (a.view(torch.int64), b.view(torch.int64)))
     middle = (p >> 1) + (q >> 1)
     return torch.where(middle >= 0, middle, middle ^ 0x7FFFFFFFFFFFFFFF).view(torch.float64)

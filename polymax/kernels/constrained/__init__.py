@@ -1,20 +1,20 @@
-"""The nearest point within bounds that keeps a few linear constraints, and how it follows the scores.
+"""The nearest point within bounds that satisfies a few linear constraints, and its derivative in the scores.
 
     argmax over lower <= mu <= upper of  <x, mu> - 1/2 sum weight mu^2 - sum_r max over least_r <= tau_r <= most_r of
     tau_r (<a_r, mu> - offset_r)
 
     mu = clip((x - A^T tau) / weight, lower, upper)
 
-Rows a_r have coefficients 1 and -1 at a few variables. With tau in (-inf, inf) a row is the equation
-<a_r, mu> = offset_r, with tau in [0, inf) the inequality <=, in (-inf, 0] >=; finite ends are a price for each unit by
-which the row is exceeded. `constrained_response` is the derivative of mu along g where `free` variables move and
-`tight` rows stay as they are: the projection of g onto that subspace, weighted, which is symmetric.
+Rows a_r have coefficients 1 and -1 at a few variables. With tau in (-inf, inf) a row is the equation <a_r, mu> =
+offset_r, with tau in [0, inf) the inequality <=, in (-inf, 0] >=; a finite end is a price for each unit by which the
+row is exceeded. `constrained_response` is the derivative of mu along g if `free` variables move and `tight` rows keep
+their sums: the weighted projection of g onto that subspace, which is symmetric.
 
 Shapes:
     x, weight, lower, upper, g (B, n); columns (G, R, K) variables of rows, packed to the left, -1 after the last;
     signs (G, R, K) +-1; offset (G, R); least, most, start, tau (B, R); free (B, n), tight (B, R) bool
     G divides B: groups of B / G instances share a graph; all numbers are float64
-    violation (B,), by how much the worst row is missed; rounds (B,)
+    violation (B,), the largest violation of a row; rounds (B,)
 """
 
 import torch

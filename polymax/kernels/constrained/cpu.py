@@ -1,8 +1,8 @@
-"""The nearest point that keeps linear constraints, in Numba: one instance after the other.
+"""The nearest point that satisfies linear constraints, in Numba: instance by instance.
 
-The dual function of the prices tau is convex, once differentiable and quadratic between kinks. Each round first gives
-every price its best value while the others stay, which no kink can stop, then takes Newton's step for all of them on
-the variables that are free: where these are the right ones, it is exact.
+The dual function of the prices tau is convex, once differentiable and quadratic between kinks. Each round first sets
+one price after the other to its best value, which no kink can stop, then takes Newton's step for all prices on the free
+variables: if these are the right ones, the step is exact.
 """
 
 import numpy as np
@@ -14,16 +14,17 @@ from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_math import inline, kernel
 from polymax.kernels.constrained.numba_rows import best_step, gradients, part, sum_at
 
-# rows are met to this, relative to the largest score
+# largest violation of a row at the end, relative to the largest score
 TOLERANCE = 1e-12
-# a round that gains less than this is counted as idle, and so many idle rounds end the search
+# a round with a smaller relative gain counts as idle, and so many idle rounds end the search
 GAIN = 0.9
 IDLE = 4
-# what idle rounds may leave, in units of what was asked for
+# violation that idle rounds may leave, in units of the goal
 NEARLY = 1e3
-# scores larger than this are approached from flatter ones, on which rows are met to this
+# FLAT: larger scores are approached from scaled-down scores
+# ROUGH: violation allowed at the scaled-down scores
 FLAT, ROUGH = 2.0, 1e-3
-# Newton's systems are singular where rows depend on each other: this much of the identity, times the miss
+# Newton's systems are singular if rows depend on each other: add this multiple of the identity, times the violation
 DAMPING = 1e-3
 
 
@@ -83,7 +84,7 @@ def _constrained(
         cold = True
         for r in range(count):
             cold = cold and start[i, r] == 0.0
-        # from flat scores to steep ones: prices double with them, and few variables change sides
+        # from scaled-down scores to the full ones: prices double with them, and few variables change sides
         scale = 1.0
         while cold and scale * top > FLAT:
             scale /= 2
@@ -116,7 +117,7 @@ def _constrained(
             scale *= 2
             for r in range(count):
                 tau[i, r] *= 2
-        # sums of many steps, without their rounding
+        # recompute, without the rounding of many steps
         for v in range(n):
             t[v] = x[i, v]
         for r in range(count):
@@ -128,7 +129,7 @@ def _constrained(
 
 @kernel
 def _descend(c, s, offset, t, w, low, high, tau, least, most, goal, rounds, space):
-    """Rounds on one instance, in place: prices tau, and scores t less prices; how many there were."""
+    """Run rounds on one instance, in place: prices tau, and scores t less prices; return their number."""
     count = c.shape[0]
     trial, price, b, y, diagonal, work, room, bounds, column, sign, row = space
     before, idle = np.inf, 0
@@ -145,7 +146,7 @@ def _descend(c, s, offset, t, w, low, high, tau, least, most, goal, rounds, spac
         miss = _missed(c, s, offset, t, w, low, high, tau, least, most, b)
         if miss <= goal:
             return turn + 1
-        # rows whose price may move, on the variables that are free
+        # rows whose price may move, on the free variables
         total = held = 0
         bounds[0] = 0
         for r in range(count):
@@ -176,7 +177,8 @@ def _descend(c, s, offset, t, w, low, high, tau, least, most, goal, rounds, spac
                 longest = min(longest, total / y[k])
         share = _along(t, trial, w, low, high, slope)
         value = _dual(c, offset, t, w, low, high, tau)
-        # all of it, which is exact in the end; as far as the value falls; up to the first end of a price
+        # try the full step, which is exact in the end; the step to the least value; the step to the first end of a
+        # price
         for length in (1.0, share, min(share, longest)):
             price[:] = tau
             trial[:] = t
@@ -203,7 +205,7 @@ def _descend(c, s, offset, t, w, low, high, tau, least, most, goal, rounds, spac
 
 @inline
 def _raise(columns, signs, step, t):
-    """Take a price off the scores."""
+    """Subtract a price from the scores of a row's variables."""
     for k in range(columns.size):
         v = columns[k]
         if v < 0:
@@ -213,12 +215,12 @@ def _raise(columns, signs, step, t):
 
 @inline
 def _missed(c, s, offset, t, w, low, high, tau, least, most, b):
-    """By how much rows are exceeded, b, 0 where the price can do no more; and the largest of them."""
+    """Write b, by how much rows are exceeded (0 if the price is at the end that stops it); return the largest |b|."""
     worst = 0.0
     for r in range(c.shape[0]):
         total, _ = sum_at(c[r], s[r], t, w, low, high, 0.0)
         b[r] = total - offset[r]
-        # a price at its lower end falls no further, at its upper end it rises no further
+        # a price at its lower end cannot fall, at its upper end it cannot rise
         if (tau[r] <= least[r] and b[r] < 0) or (tau[r] >= most[r] and b[r] > 0):
             b[r] = 0.0
         worst = max(worst, abs(b[r]))
@@ -227,7 +229,7 @@ def _missed(c, s, offset, t, w, low, high, tau, least, most, b):
 
 @inline
 def _along(t, d, w, low, high, slope):
-    """How far to go along scores t - step d: where the derivative, slope - <d, mu>, which rises, is 0."""
+    """Return the step along scores t - step d at which the rising derivative, slope - <d, mu>, is 0."""
     step, below, above = 1.0, 0.0, np.inf
     for _ in range(60):
         total, rise = slope, 0.0
@@ -256,7 +258,7 @@ def _along(t, d, w, low, high, slope):
 
 @inline
 def _dual(c, offset, t, w, low, high, tau):
-    """The function that prices minimise."""
+    """Return the function that prices minimise."""
     total = 0.0
     for v in range(t.size):
         m = part(t[v], w[v], low[v], high[v])

@@ -1,8 +1,8 @@
-"""The nearest point that keeps linear constraints, for Triton: a program for each instance, in one launch.
+"""The nearest point that satisfies linear constraints, for Triton: a program for each instance, in one launch.
 
-As in the reference, each round moves every price part of the way to where it alone would meet its row, then takes
-Newton's step for all of them, by conjugate gradients on the variables that are free, or the part of it by which the
-dual value falls most. All arithmetic is in float64; sums have one order, so that the same call gives the same bits.
+As in the reference, each round moves every price part of the way to the value that would satisfy its row alone. It then
+takes Newton's step for all prices, by conjugate gradients on the free variables, or the part of that step with the
+least dual value. All arithmetic is in float64; sums have a fixed order, so that each call gives the same bits.
 """
 
 import torch
@@ -85,7 +85,7 @@ def _tiles(lists: Lists) -> dict[str, int]:
     shared = lists.shared.shape[1]
     return {
         "SHARED": shared,
-        # of many rows there is no matrix
+        # with many rows there is no matrix
         "BS": max(ceil_power(rows), 16) if shared else 16,
         "BR": min(max(_TILE // width, 1), max(ceil_power(rows), 16)),
         "BK": width,
@@ -136,12 +136,12 @@ def _constrained(
     for start in range(0, count, BV):
         o_r = start + tl.arange(0, BV)
         warm = tl.maximum(warm, tl.max(tl.abs(tl.load(p_start + o_r, mask=o_r < count, other=0)), 0))
-    # from flat scores to steep ones: prices double with them, and few variables change sides
+    # from scaled-down scores to the full ones: prices double with them, and few variables change sides
     scale = zero + 1
     while (warm == 0) & (scale * top > FLAT):
         scale = scale / 2
     rises(p_rise, p_rows, p_weight, count, BR, BK)
-    # prices are 0 at first, or those of the scores as they are
+    # prices start at 0, or at those of the full scores
     step(p_start, p_start, 0.0, p_least, p_most, scale, p_tau, count, BV)
     miss = zero
     done = 0
@@ -153,7 +153,7 @@ def _constrained(
         before = zero + float("inf")
         idle = 0
         turn = 0
-        # whether the point and what it misses are those of the prices
+        # 1 if the point and its violations belong to the current prices
         fresh = 0
         running = 1
         while running > 0:
@@ -188,7 +188,7 @@ def _constrained(
                     tl.maximum(1e-4 * near * near, 1e-29), p_rows, p_by, p_shared, n, count, degree, 1, SHARED,
                     BS, BR, BK, BV, BD,
                 )  # fmt: skip
-                # all of it, which is exact in the end; else as much as the value falls most by
+                # the full step, which is exact in the end; else the length with the least value
                 best = value
                 chosen = zero
                 length = zero + 1
@@ -209,7 +209,7 @@ def _constrained(
                         fresh = good.to(tl.int32)
                         miss = tl.where(good, left, miss)
                     lower = (reached < best) | (fresh > 0)
-                    # the function is convex: past its lowest value it only rises
+                    # the function is convex: past its least value it only rises
                     k = tl.where((chosen > 0) & (reached >= best), _LENGTHS, k + 1)
                     chosen = tl.where(lower, length, chosen)
                     best = tl.where(lower, reached, best)
@@ -251,7 +251,7 @@ def _response(
         m_free = tl.load(p_free + o_v, mask=m_in, other=0) != 0
         b_spread = tl.where(m_free, 1 / tl.load(p_weight + o_v, mask=m_in, other=1), 0)
         tl.store(p_spread + o_v, b_spread, mask=m_in)
-        # what is not free may be infinite
+        # variables that are not free may be infinite
         b_g = tl.load(p_g + o_v, mask=m_in & m_free, other=0)
         tl.store(p_space + o_v, b_g * b_spread, mask=m_in)
     tl.debug_barrier()

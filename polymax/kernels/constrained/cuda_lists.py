@@ -1,6 +1,6 @@
-"""Constraint rows as lists for Triton: the variables of rows, the rows of variables, what two rows share.
+"""Constraint rows as lists for Triton: the variables of rows, the rows of variables, and variables shared by two rows.
 
-They are kept as long as the columns are: those of a graph are the same tensors at every call.
+Lists are cached as long as the columns exist: the columns of a graph are the same tensors at every call.
 """
 
 from typing import NamedTuple
@@ -11,18 +11,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from polymax.backend.triton_math import ceil_power
 
-# rows of a system that is a matrix in registers, and variables that two of them may share; beyond these, and where
-# lists of pairs are longer than this in all, systems are solved from lists
+# _MATRIX: most rows of a system that is a matrix in registers
+# _SHARED: most variables that two rows of such a matrix may share
+# _PAIRS: most entries of all lists of pairs; larger systems are solved from lists
 _MATRIX, _SHARED, _PAIRS = 128, 4, 1 << 22
-# by the columns of rows: the signs that they came with, whose identity is no one else's meanwhile, and lists
+# by the columns of rows: the signs of the call, kept alive so that their identity is unique, and the lists
 _KNOWN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 class Lists(NamedTuple):
-    """Codes are numbers plus 1, negative for a coefficient of -1, and 0 for none; int32.
+    """Codes are indices plus 1, negative for a coefficient of -1, and 0 for no entry; int32.
 
     Shapes: rows (G, R, K) variables of rows, K a power of 2; by (G, degree, n) rows of variables; shared (G, S, R, R)
-    variables that two rows share, the sign that of both coefficients, S = 0 where there are too many
+    variables that two rows share, with the product of both signs, S = 0 if there are too many
     """
 
     rows: Tensor
@@ -35,7 +36,7 @@ class Lists(NamedTuple):
 
 
 def lists_of(columns: Tensor, signs: Tensor, n: int) -> Lists:
-    # tensors of inference mode do not count how often they were written to
+    # tensors of inference mode have no version counter
     key = n, *((id(t), 0 if t.is_inference() else t._version) for t in (columns, signs))
     known = _KNOWN.get(columns)
     if known is None or known[0] != key:
@@ -54,7 +55,7 @@ def _lists(columns: Tensor, signs: Tensor, n: int) -> Lists:
 
 
 def _by_variable(columns: Tensor, signs: Tensor, n: int) -> Tensor:
-    """The codes of the rows of each variable, (G, n, degree), in order."""
+    """Return the codes of the rows of each variable, (G, n, degree), in order."""
     graphs, _, width = columns.shape
     key = torch.where(columns < 0, n, columns).flatten(1)
     ordered, order = torch.sort(key, dim=1, stable=True)
@@ -71,7 +72,9 @@ def _by_variable(columns: Tensor, signs: Tensor, n: int) -> Tensor:
 
 
 def _shared(by: Tensor, count: int) -> Tensor:
-    """The variables that two rows share, (G, S, R, R); S = 0 where the matrix of rows is not one for registers."""
+    """Return the variables that two rows share, (G, S, R, R); S = 0 if the matrix of rows does not fit into
+    registers.
+    """
     graphs, n, degree = by.shape
     if count > _MATRIX or graphs * max(n * degree**2, _SHARED * count**2) > _PAIRS:
         return by.new_zeros(graphs, 0, count, count, dtype=torch.int32)
@@ -84,7 +87,7 @@ def _shared(by: Tensor, count: int) -> Tensor:
     most = int(torch.where(ordered < count**2, rank, -1).max()) + 1
     if most > _SHARED:
         return by.new_zeros(graphs, 0, count, count, dtype=torch.int32)
-    # rows that share nothing are a matrix too
+    # rows that share no variable form a matrix too
     most = max(most, 1)
     place = torch.where(ordered < count**2, rank * count**2 + ordered, most * count**2)
     shared = by.new_zeros(graphs, most * count**2 + 1)

@@ -1,8 +1,8 @@
-"""Constraint rows in Triton: variables by their prices, and by how much they miss their rows.
+"""Constraint rows in Triton: variables from their prices, and violations of rows.
 
-One program has an instance. Vectors over variables and rows are in memory, and all threads meet between writing and
-reading one. Rows list their variables as codes, `rows` (R, BK), and variables their rows, `by` (degree, n): the number
-plus 1, negative for a coefficient of -1; 0 is none.
+One program has an instance. Vectors over variables and rows are in memory, with a barrier between a write and a read.
+Rows list their variables as codes, `rows` (R, BK), and variables their rows, `by` (degree, n): the index plus 1,
+negative for a coefficient of -1; 0 for no entry.
 """
 
 import triton
@@ -11,22 +11,22 @@ import triton.language as tl
 
 @triton.jit
 def signed(p_x, b_code):
-    """The entries of x that codes name, with their signs; 0 where there is none."""
+    """Return the entries of x that codes name, with their signs; 0 for the code 0."""
     b_x = tl.load(p_x + tl.abs(b_code) - 1, mask=b_code != 0, other=0)
     return tl.where(b_code < 0, -b_x, b_x)
 
 
 @triton.jit
 def named(p_x, b_code):
-    """The entries of x that codes name; 0 where there is none."""
+    """Return the entries of x that codes name; 0 for the code 0."""
     return tl.load(p_x + tl.abs(b_code) - 1, mask=b_code != 0, other=0)
 
 
 @triton.jit
 def codes(p_rows, start, count, BR: tl.constexpr, BK: tl.constexpr):
-    """The codes of BR rows from `start` on, one row after the other.
+    """Return the codes of BR rows from `start` on, one row after the other.
 
-    They stay in one dim while what they name is read: of two, compilers choose the order for themselves, and then move
+    The tile has one dim while entries are loaded: for two dims, compilers choose the order themselves, and then move
     all addresses from thread to thread.
     """
     o_c = tl.arange(0, BR * BK)
@@ -35,20 +35,20 @@ def codes(p_rows, start, count, BR: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def by_row(b_x, BR: tl.constexpr, BK: tl.constexpr):
-    """The sums of rows, (BR,), from entries one row after the other."""
+    """Return the sums of rows, (BR,), from entries one row after the other."""
     return tl.sum(tl.reshape(b_x, [BR, BK]), 1)
 
 
 @triton.jit
 def ends(p_least, p_most, scale, o_r, m_r):
-    """The least and the most that prices of rows may be."""
+    """Return the least and the largest allowed prices of rows."""
     b_low = scale * tl.load(p_least + o_r, mask=m_r, other=0)
     return b_low, scale * tl.load(p_most + o_r, mask=m_r, other=0)
 
 
 @triton.jit
 def paid(p_tau, p_by, o_v, m_v, n, degree, BD: tl.constexpr):
-    """A^T tau of variables o_v: what they pay for their rows."""
+    """Return A^T tau at variables o_v: the sum of the signed prices of the rows of each variable."""
     b_sum = tl.zeros(o_v.shape, tl.float64)
     for start in range(0, degree, BD):
         for d in tl.static_range(0, BD):
@@ -59,7 +59,9 @@ def paid(p_tau, p_by, o_v, m_v, n, degree, BD: tl.constexpr):
 
 @triton.jit
 def rises(p_rise, p_rows, p_weight, count, BR: tl.constexpr, BK: tl.constexpr):
-    """How much sums of rows fall with their prices at most, (R,): where all of their variables are free."""
+    """Write the largest rate at which sums of rows fall with their prices, (R,): the rate if all of their variables are
+    free.
+    """
     for start in range(0, count, BR):
         o_r = start + tl.arange(0, BR)
         b_code = codes(p_rows, start, count, BR, BK)
@@ -73,7 +75,9 @@ def point(
     p_x, scale, p_tau, p_mu, p_spread, p_by, p_weight, p_lower, p_upper, p_offset, n, count, degree,
     BV: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """mu = clip((scale x - A^T tau) / weight), how fast it moves (0 at a bound), and the dual value of prices tau."""
+    """Write mu = clip((scale x - A^T tau) / weight) and its rate (0 at a bound); return the dual value of prices
+    tau.
+    """
     b_total = tl.zeros([BV], tl.float64)
     for start in range(0, n, BV):
         o_v = start + tl.arange(0, BV)
@@ -100,9 +104,9 @@ def missed(
     p_mu, p_spread, p_tau, p_b, p_diagonal, p_rows, p_offset, p_least, p_most, scale, count,
     BR: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """By how much rows are exceeded, b (R,), 0 where a price can do no more; and the largest of them.
+    """Write b (R,), by how much rows are exceeded (0 if the price is at the end that stops it); return the largest |b|.
 
-    The diagonal (R,) of A D A^T goes with it, D how fast variables move: 0 for rows whose price does not.
+    Also write the diagonal (R,) of A D A^T, with the rates D of variables: 0 for rows whose price cannot move.
     """
     worst = tl.sum(tl.zeros([BK], tl.float64), 0)
     for start in range(0, count, BR):
@@ -113,7 +117,7 @@ def missed(
         b_diagonal = by_row(named(p_spread, b_code), BR, BK)
         b_tau = tl.load(p_tau + o_r, mask=m_in, other=0)
         b_low, b_high = ends(p_least, p_most, scale, o_r, m_in)
-        # a price at its lower end falls no further, at its upper end it rises no further
+        # a price at its lower end cannot fall, at its upper end it cannot rise
         m_stuck = ((b_tau <= b_low) & (b_b < 0)) | ((b_tau >= b_high) & (b_b > 0))
         b_b = tl.where(m_stuck | (m_in == 0), 0, b_b)
         m_held = (b_b != 0) | ((b_tau > b_low) & (b_tau < b_high))
@@ -126,7 +130,7 @@ def missed(
 
 @triton.jit
 def step(p_tau, p_y, length, p_least, p_most, scale, p_out, count, BV: tl.constexpr):
-    """tau + length y, within the ends of prices."""
+    """Write tau + length y, clipped to the ends of prices."""
     for start in range(0, count, BV):
         o_r = start + tl.arange(0, BV)
         m_in = o_r < count
@@ -138,7 +142,9 @@ def step(p_tau, p_y, length, p_least, p_most, scale, p_out, count, BV: tl.conste
 
 @triton.jit
 def step_alone(p_tau, p_b, p_rise, degree, p_least, p_most, scale, count, BV: tl.constexpr):
-    """Every price goes part of the way to where it alone would meet its row: a variable follows all of its rows."""
+    """Move every price part of the way to the value that would satisfy its row alone: divided by the degree of
+    variables.
+    """
     for start in range(0, count, BV):
         o_r = start + tl.arange(0, BV)
         m_in = o_r < count

@@ -1,9 +1,9 @@
-"""Linear systems of constraint rows in Triton: the prices by which all rows move at once, by conjugate gradients.
+"""Linear systems of constraint rows in Triton: the common step of all prices, by conjugate gradients.
 
     (A D A^T + damping) y = b
 
-D is how fast variables move with their scores, 0 where they do not; rows whose diagonal is 0 take no part. Few rows are
-a matrix that stays in registers, where a turn meets no memory; many are lists of variables.
+D is the rates of variables with their scores, 0 for fixed variables; rows with diagonal 0 take no part. A system of few
+rows is a matrix in registers, so that an iteration needs no memory; a larger system uses lists of variables.
 """
 
 import triton
@@ -18,7 +18,9 @@ def solved(
     PASSES: tl.constexpr, SHARED: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """y of the system, any where rows depend on each other; `small` is how much of the squared norm may be left."""
+    """Write y of the system, any solution if rows depend on each other; `small` is the allowed share of the squared
+    norm.
+    """
     if SHARED > 0:
         _by_matrix(p_b, p_y, p_spread, p_diagonal, damping, small, p_shared, count, PASSES, SHARED, BS)
     else:
@@ -33,7 +35,7 @@ def _by_matrix(
     p_b, p_y, p_spread, p_diagonal, damping, small, p_shared, count, PASSES: tl.constexpr, SHARED: tl.constexpr,
     BS: tl.constexpr,
 ):  # fmt: skip
-    """The matrix in registers. `shared` (SHARED, R, R) are the variables that two rows share, as codes."""
+    """Solve with the matrix in registers. `shared` (SHARED, R, R) are the variables that two rows share, as codes."""
     o_r = tl.arange(0, BS)
     m_in = o_r < count
     b_diagonal = tl.load(p_diagonal + o_r, mask=m_in, other=0)
@@ -53,11 +55,11 @@ def _by_matrix(
     b_y = tl.zeros([BS], tl.float64)
     enough = tl.sum(b_y, 0)
     for _ in range(0, PASSES):
-        # what rounding has left of the pass before
+        # residual of the pass before, which is rounding
         b_r = b_b - tl.sum(b_matrix * b_y[:, None], 0)
         b_p = b_r * b_inverse
         rz = tl.sum(b_r * b_p, 0)
-        # below this, rounding is followed into directions in which rows depend on each other
+        # below this, iterations would follow rounding into directions in which rows depend on each other
         enough = tl.maximum(enough, small * rz)
         turn = 0
         while (rz > enough) & (turn < 4 * count + 20):
@@ -81,7 +83,7 @@ def _product(
     p_p, p_q, p_room, p_spread, p_diagonal, damping, p_rows, p_by, n, count, degree,
     BR: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """q = (A D A^T + damping) p, and <p, q> and <p, diagonal p>; p is 0 where the diagonal is."""
+    """Write q = (A D A^T + damping) p; return <p, q> and <p, diagonal p>; p is 0 if the diagonal is 0."""
     for start in range(0, n, BV):
         o_v = start + tl.arange(0, BV)
         m_in = o_v < n
@@ -106,7 +108,7 @@ def _product(
 
 @triton.jit
 def _divided(b_r, p_diagonal, o_r, m_r):
-    """r divided by the diagonal, or 0 where that is 0."""
+    """Return r divided by the diagonal, or 0 if the diagonal is 0."""
     b_diagonal = tl.load(p_diagonal + o_r, mask=m_r, other=0)
     return tl.where(b_diagonal > 0, b_r / tl.where(b_diagonal > 0, b_diagonal, 1), 0)
 
@@ -116,7 +118,7 @@ def _by_lists(
     p_b, p_y, p_work, p_room, p_spread, p_diagonal, damping, small, p_rows, p_by, n, count, degree,
     PASSES: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """The same from lists of variables, with all vectors in memory."""
+    """Solve with lists of variables and all vectors in memory."""
     p_r = p_work
     p_p = p_work + count
     p_q = p_work + 2 * count
@@ -131,7 +133,7 @@ def _by_lists(
     enough = zero
     for i_pass in range(0, PASSES):
         if i_pass > 0:
-            # what rounding has left of the first pass, computed afresh
+            # the residual of the first pass, recomputed
             _product(p_y, p_q, p_room, p_spread, p_diagonal, damping, p_rows, p_by, n, count, degree, BR, BK, BV, BD)
             for start in range(0, count, BV):
                 o_r = start + tl.arange(0, BV)
@@ -149,7 +151,7 @@ def _by_lists(
             tl.store(p_p + o_r, b_z, mask=m_in)
             rz += tl.sum(b_r * b_z, 0)
         tl.debug_barrier()
-        # below this, rounding is followed into directions in which rows depend on each other
+        # below this, iterations would follow rounding into directions in which rows depend on each other
         enough = tl.maximum(enough, small * rz)
         turn = 0
         while (rz > enough) & (turn < 4 * count + 20):
@@ -167,7 +169,7 @@ def _by_lists(
                 tl.store(p_y + o_r, b_y, mask=m_in)
                 tl.store(p_r + o_r, b_r, mask=m_in)
                 new += tl.sum(b_r * _divided(b_r, p_diagonal, o_r, m_in), 0)
-            # each thread reads what it has written itself
+            # each thread reads only its own writes
             for start in range(0, count, BV):
                 o_r = start + tl.arange(0, BV)
                 m_in = o_r < count

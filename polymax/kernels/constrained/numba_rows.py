@@ -1,4 +1,4 @@
-"""Constraint rows in Numba: one price at a time, and all of them by conjugate gradients on what is free."""
+"""Constraint rows in Numba: the step of one price, and of all prices by conjugate gradients on the free variables."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ from polymax.backend.numba_math import inline, kernel
 
 @inline
 def part(t, weight, low, high):
-    """A variable by its score less prices."""
+    """Return a variable from its score less prices."""
     return min(max(t / weight, low), high)
 
 
 @inline
 def sum_at(columns, signs, t, weight, low, high, step):
-    """<a, mu> where one price rises by `step`, and how fast it falls with it."""
+    """Return <a, mu> if one price rises by `step`, and the rate at which it then falls."""
     total = slope = 0.0
     for k in range(columns.size):
         v = columns[k]
@@ -32,7 +32,7 @@ def sum_at(columns, signs, t, weight, low, high, step):
 
 @inline
 def next_break(columns, signs, t, weight, low, high, step, up):
-    """The next step, up or down, at which a variable becomes free; infinite where there is none."""
+    """Return the next step, up or down, at which a variable becomes free; infinite if there is none."""
     found = np.inf if up else -np.inf
     for k in range(columns.size):
         v = columns[k]
@@ -51,7 +51,7 @@ def next_break(columns, signs, t, weight, low, high, step, up):
 
 @inline
 def best_step(columns, signs, offset, t, weight, low, high, least, most):
-    """The change of one price, between `least` and `most`, that meets its row."""
+    """Return the change of one price, between `least` and `most`, that satisfies its row."""
     step, below, above = 0.0, least, most
     for _ in range(60):
         total, slope = sum_at(columns, signs, t, weight, low, high, step)
@@ -67,7 +67,7 @@ def best_step(columns, signs, offset, t, weight, low, high, least, most):
             new = step + miss / slope
         else:
             new = next_break(columns, signs, t, weight, low, high, step, miss > 0)
-            # just past it, so that the variable is free
+            # just past the break, so that the variable is free
             if np.isfinite(new):
                 new += (1e-12 + 1e-12 * abs(new)) * (1.0 if miss > 0 else -1.0)
         if new <= below or new >= above:
@@ -85,24 +85,24 @@ def best_step(columns, signs, offset, t, weight, low, high, least, most):
 
 @kernel
 def gradients(count, start, column, sign, diagonal, weight, damping, b, y, work, room):
-    """y with  (A W^-1 A^T + damping) y = b  for rows that list free variables alone: conjugate gradients.
+    """Write y with  (A W^-1 A^T + damping) y = b  for rows that list free variables only, by conjugate gradients.
 
-    Row r lists `column[start[r]:start[r + 1]]`; a row that lists none keeps y = 0. Where rows depend on each other any
-    solution will do. `work` (4, R) and `room` (n,), zeros, are memory.
+    Row r lists `column[start[r]:start[r + 1]]`; an empty row keeps y = 0. If rows depend on each other, y is any
+    solution. `work` (4, R) and `room` (n,), zeros, are workspace.
     """
     r, z, p, q = work[0], work[1], work[2], work[3]
     y[:count] = 0.0
     for i in range(count):
         r[i] = b[i] if diagonal[i] > 0 else 0.0
     enough = 0.0
-    # the second pass takes what rounding has left of the first
+    # the second pass solves for the rounding of the first
     for _ in range(2):
         rz = 0.0
         for i in range(count):
             z[i] = r[i] / diagonal[i] if diagonal[i] > 0 else 0.0
             p[i] = z[i]
             rz += r[i] * z[i]
-        # below this, rounding is followed into directions in which rows depend on each other
+        # below this, iterations would follow rounding into directions in which rows depend on each other
         enough = max(enough, 1e-29 * rz)
         for _turn in range(4 * count + 20):
             if not rz > enough:
@@ -133,7 +133,7 @@ def gradients(count, start, column, sign, diagonal, weight, damping, b, y, work,
             for i in range(count):
                 p[i] = z[i] + new / rz * p[i]
             rz = new
-        # what is left, computed afresh
+        # the residual, recomputed
         for i in range(count):
             for k in range(start[i], start[i + 1]):
                 room[column[k]] += sign[k] * y[i]

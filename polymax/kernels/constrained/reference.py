@@ -1,19 +1,23 @@
-"""The nearest point that keeps linear constraints, in torch: the prices of all rows at once, by Newton's method.
+"""The nearest point that satisfies linear constraints, in torch: the prices of all rows at once, by Newton's method.
 
-Rows are a dense matrix here. Each round moves every price part of the way to where it alone would meet its row, which
-no kink can stop, then takes Newton's step, or the part of it by which the dual value falls most.
+Rows are a dense matrix here. Each round moves every price part of the way to the value that would satisfy its row
+alone, which no kink can stop. It then takes Newton's step, or the part of that step with the least dual value.
 """
 
 import torch
 from torch import Tensor
 
-# rows are met to this, relative to the largest score
+# largest violation of a row at the end, relative to the largest score
 TOLERANCE = 1e-12
-# of the identity in Newton's systems, times the miss: they are singular where rows depend on each other
+# multiple of the identity in Newton's systems, times the violation: they are singular if rows depend on each other
 DAMPING = 1e-3
-# scores larger than this are approached from flatter ones, on which rows are met to this in so many rounds
+# FLAT: larger scores are approached from scaled-down scores
+# ROUGH: violation allowed at the scaled-down scores
+# FEW: rounds at the scaled-down scores
 FLAT, ROUGH, FEW = 2.0, 1e-3, 10
-# a round that gains less is idle; so many of them end the search where little is missing
+# GAIN: a round is idle if the violation stays above this share of the one before
+# IDLE: idle rounds that end the search
+# NEARLY: if the violation is at most this many times the goal
 GAIN, IDLE, NEARLY = 0.9, 4, 1e3
 
 
@@ -56,9 +60,9 @@ def constrained_response(
 
 
 def dense(columns: Tensor, signs: Tensor, n: int, count: int) -> Tensor:
-    """Rows (B, R, n) from lists of their variables."""
+    """Return rows (B, R, n) from lists of their variables."""
     a = torch.zeros(*columns.shape[:2], n + 1, dtype=torch.float64, device=columns.device)
-    # sums of whole numbers have no order
+    # sums of whole numbers are exact in any order
     a = a.scatter_add(-1, torch.where(columns < 0, n, columns), signs.double())[..., :-1]
     return _each(a, count)
 
@@ -72,11 +76,11 @@ class _Rows:
 
     def __init__(self, a: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, offset: Tensor) -> None:
         self.a, self.weight, self.lower, self.upper, self.offset = a, weight, lower, upper, offset
-        # a variable follows all of its rows at once
+        # a variable moves with all of its rows at once
         self.degree = a.abs().sum(1).amax(-1).clamp(min=1).unsqueeze(1)
 
     def at(self, x: Tensor, tau: Tensor, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """mu, and by how much rows are exceeded, 0 where a price can do no more."""
+        """Return mu, and by how much rows are exceeded, 0 if the price is at the end that stops it."""
         mu = self._mu(x - _product(self.a.mT, tau))
         missed = _product(self.a, mu) - self.offset
         stuck = ((tau <= ends[0]) & (missed < 0)) | ((tau >= ends[1]) & (missed > 0))
@@ -85,7 +89,7 @@ class _Rows:
     def descend(
         self, x: Tensor, tau: Tensor, ends: tuple[Tensor, Tensor], goal: Tensor, rounds: int
     ) -> tuple[Tensor, Tensor]:
-        """Better prices, and the number of rounds, (B,)."""
+        """Return better prices, and the number of rounds, (B,)."""
         turns = torch.zeros(len(x), dtype=torch.long, device=x.device)
         lengths = torch.exp2(-torch.arange(16, dtype=torch.float64, device=x.device)).reshape(-1, 1, 1)
         before, idle = torch.full_like(goal, torch.inf), torch.zeros_like(turns)
@@ -106,7 +110,7 @@ class _Rows:
             held = (missed != 0) | ((tau > ends[0]) & (tau < ends[1]))
             spread = torch.where((mu > self.lower) & (mu < self.upper), 1 / self.weight, 0)
             gram = _gram(torch.where(held.unsqueeze(-1), self.a, 0), spread)
-            # rows without a free variable have no curvature, and leave Newton's step to the others
+            # rows without a free variable have no curvature, and are left out of Newton's step
             bare = gram.diagonal(dim1=1, dim2=2) == 0
             damping = torch.where(bare, 1.0, (DAMPING * miss.clamp(max=1)).unsqueeze(1))
             step = _solved(gram, torch.where(bare, 0, missed), damping)
@@ -127,12 +131,14 @@ class _Rows:
         return (t / self.weight).clamp(self.lower, self.upper)
 
     def _value(self, t: Tensor, tau: Tensor) -> Tensor:
-        """The dual function, which prices minimise."""
+        """Return the dual function, which prices minimise."""
         mu = self._mu(t)
         return (mu * (t - self.weight * mu / 2)).sum(-1) + (self.offset * tau).sum(-1)
 
     def _alone(self, x: Tensor, tau: Tensor, ends: tuple[Tensor, Tensor]) -> Tensor:
-        """A step towards where each price alone would meet its row: the largest that is sure not to pass it."""
+        """Return a step of every price towards the value that would satisfy its row alone, short enough not to pass
+        it.
+        """
         _, missed = self.at(x, tau, ends)
         return missed / _product(self.a.abs(), 1 / self.weight).clamp(min=1e-300)
 
@@ -146,14 +152,14 @@ def _product(a: Tensor, x: Tensor) -> Tensor:
 
 
 def _solved(gram: Tensor, b: Tensor, damping: Tensor | None = None) -> Tensor:
-    """y with (gram + damping) y = b; any, where rows depend on each other."""
+    """Return y with (gram + damping) y = b; any solution if rows depend on each other."""
     size = gram.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-300)
     small = (1e-11 * size).reshape(-1, 1)
     more = torch.maximum(damping, small) if damping is not None else small.expand(b.shape)
     empty = gram.diagonal(dim1=1, dim2=2) == 0
     factor, _ = torch.linalg.cholesky_ex(gram + torch.diag_embed(torch.where(empty, size.unsqueeze(1), more)))
     y = torch.zeros_like(b)
-    # what damping has left
+    # refine: solve for the residual that damping has left
     for _ in range(1 if damping is not None else 4):
         left = torch.where(empty, 0, b - _product(gram, y))
         y = y + torch.cholesky_solve(left.unsqueeze(-1), factor).squeeze(-1)

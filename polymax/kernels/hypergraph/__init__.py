@@ -8,9 +8,9 @@
 without edges is an axiom of value 0, a node whose arguments are all -inf has the value -inf and no weights.
 
 The graph is int64: the edges of node h are first[h] .. first[h+1] - 1, and every tail is below its head; tails (E, 2)
-are node numbers, -1 where there is none; part (E,) says which of the P scores an edge has, -1 for the score 0; roots
-(B,) has -1 for the empty problem, whose value is 0. A derivation is a tree: a node that it visits twice is derived
-twice, so that its parts count twice, in sums and in samples.
+are node indices, -1 for a missing tail; part (E,) is the index of an edge's score among the P scores, -1 for the score
+0; roots (B,) is -1 for the empty problem, whose value is 0. A derivation is a tree: a node that it visits twice is
+derived twice, so that its parts count twice, in sums and in samples.
 
 Shapes: scores (B, P), chart (1 or 2, B, N) in float64, g and value (B,), mu and tangents (B, P), weights p (B, E);
 seeds (B, S), sampled parts (B, S, P).
@@ -27,12 +27,12 @@ _GRAPH = "Tensor first, Tensor tails, Tensor part, Tensor roots"
 
 
 def chart_shape(count: int, nodes: int, alpha: float) -> tuple[int, int, int]:
-    """Values of the nodes and, for all but Shannon, one more number that their weights need."""
+    """Return the shape of a chart: values of the nodes and, except for Shannon, one more number for their weights."""
     return (1 if alpha == 1 else 2, count, nodes)
 
 
 def chart_of(chart: Tensor, count: int) -> Tensor:
-    """The chart of `count` instances, which may be that of fewer, again and again."""
+    """Return the chart of `count` instances, repeated if it belongs to fewer instances."""
     return chart if chart.shape[1] == count else chart.repeat(1, count // chart.shape[1], 1)
 
 

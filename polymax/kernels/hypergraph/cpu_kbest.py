@@ -1,8 +1,8 @@
 """The k best derivations, for Numba: a sorted list of at most k per node, merged from those of its tails.
 
-The next best derivation of a node is the largest of a few candidates: for each edge, a rank in the list of each tail.
-A candidate that is taken is followed by its neighbours, the next right rank and, at right rank 0, the next left rank,
-so that each pair of ranks comes up once. Equal values go by edge, then by ranks.
+The next best derivation of a node is the largest of a few candidates: for each edge, a rank in the list of each tail. A
+candidate that is taken adds its neighbours, the next right rank and, at right rank 0, the next left rank, so that each
+pair of ranks occurs once. Ties are broken by edge, then by ranks.
 See: Huang and Chiang 2005, Section 4.2, Algorithm 2.
 """
 
@@ -31,11 +31,11 @@ def _kbest(start, stop, weights, first, tails, part, roots, values, y):
     nodes, k, widest = len(first) - 1, values.shape[1], 0
     for h in range(nodes):
         widest = max(widest, first[h + 1] - first[h])
-    # lists of the nodes: values, and which edge with which ranks; the last node stands for absent tails
+    # lists of the nodes: values, and their edges with ranks; the last node stands for absent tails
     found, needed = np.empty(nodes + 1, np.int64), np.empty(nodes + 1, np.bool_)
     best, choice = np.empty((nodes + 1, max(k, 1))), np.empty((nodes + 1, max(k, 1), 3), np.int64)
     found[nodes], best[nodes, 0] = 1, 0.0
-    # candidates at one node in the order they came, and a heap of their numbers
+    # candidates at one node in order of arrival, and a heap of their indices
     room = widest + 2 * k
     pool, at, heap = np.empty(room), np.empty((room, 3), np.int64), np.empty(room, np.int64)
     waiting = np.empty((nodes + 1, 2), np.int64)
@@ -53,7 +53,7 @@ def _kbest(start, stop, weights, first, tails, part, roots, values, y):
 
 @inline
 def _merge(weights, begin, end, tails, h, k, found, best, choice, pool, at, heap):
-    """The list of node h, whose edges are begin .. end - 1."""
+    """Write the list of node h, whose edges are begin .. end - 1."""
     if begin == end:
         found[h], best[h, 0] = 1, 0.0
         return
@@ -122,7 +122,7 @@ def _before(a, b, pool, at):
 
 @inline
 def _push(heap, size, c, pool, at):
-    """Insert candidate c into a heap; its size grows by one."""
+    """Insert candidate c into a heap; the caller increases its size by one."""
     i = size
     while i > 0 and _before(c, heap[(i - 1) // 2], pool, at):
         heap[i] = heap[(i - 1) // 2]
@@ -133,7 +133,7 @@ def _push(heap, size, c, pool, at):
 
 @inline
 def _pop(heap, size, pool, at):
-    """Remove the first of a heap; its size shrinks by one."""
+    """Remove and return the first of a heap; the caller decreases its size by one."""
     size -= 1
     c = heap[size]
     i = 0

@@ -1,8 +1,8 @@
 """The recursion for LANES instances side by side, for Numba: the value of a node is one vector, in float64.
 
-The last row of a block stands for what is absent: -1 in `tails` and `part` finds it, reads zeros there and writes what
-nobody reads. The weights of a node are normalised by their sum, so that expectations keep their mass through any
-number of levels.
+The last row of a block stands for absent tails and parts: the index -1 in `tails` and `part` reads zeros there and
+writes values that are never read. The weights of a node are normalised by their sum, so that expectations keep their
+mass through any number of levels.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from polymax.kernels.local_max.numba_max import (
 
 @kernel
 def inside(first, tails, part, scores, values, taus, last, omega):
-    """Values of nodes 0 .. last; for Gini and Tsallis their thresholds, relative to the largest argument."""
+    """Write values of nodes 0 .. last; for Gini and Tsallis also their thresholds, relative to the largest argument."""
     a = _room(first)
     for h in range(last + 1, len(values)):
         store(values, h, 0.0)
@@ -41,7 +41,7 @@ def inside(first, tails, part, scores, values, taus, last, omega):
 
 @kernel
 def outside(first, tails, part, scores, values, taus, expected, mu, last, omega):
-    """From the expectations of the roots those of all nodes and, summed over their edges, of the parts."""
+    """Write the expectations of all nodes, given those of the roots, and of the parts, summed over their edges."""
     a = _room(first)
     mu[:] = 0.0
     for h in range(last, -1, -1):
@@ -52,7 +52,7 @@ def outside(first, tails, part, scores, values, taus, expected, mu, last, omega)
         top = _arguments(first, tails, part, scores, values, h, a)
         scale = mass * inverse(weigh(a, count, top, load(taus, h), a, omega))
         for e in range(first[h], first[h + 1]):
-            # what the root does not reach may be NaN
+            # nodes that the root does not reach may have NaN weights
             q = select(mass != 0.0, load(a, e - first[h]) * scale, 0.0)
             _increase(mu, part[e], q)
             _increase(expected, tails[e, 0], q)
@@ -61,7 +61,7 @@ def outside(first, tails, part, scores, values, taus, expected, mu, last, omega)
 
 @kernel
 def tangent(first, tails, part, scores, values, taus, d, slopes, expected, change, out, last, omega):
-    """Derivatives along d of the values, in `slopes`, and of what `outside` computes, in `out`."""
+    """Write derivatives along d of the values to `slopes`, and of the results of `outside` to `out`."""
     a, da = _room(first), _room(first)
     out[:] = 0.0
     for h in range(last + 1):
@@ -96,7 +96,7 @@ def tangent(first, tails, part, scores, values, taus, d, slopes, expected, chang
 
 @kernel
 def weights(first, tails, part, scores, values, taus, reached, p, last, omega):
-    """Weights of the edges of nodes that are reached from those marked in `reached`; 0 elsewhere."""
+    """Write weights of the edges of nodes that are reached from those marked in `reached`; 0 elsewhere."""
     a = _room(first)
     for e in range(first[last + 1], len(p)):
         store(p, e, 0.0)
@@ -114,7 +114,7 @@ def weights(first, tails, part, scores, values, taus, reached, p, last, omega):
 
 @inline
 def _room(first):
-    """Space for the edges of any node."""
+    """Return workspace for the edges of any node."""
     widest = 1
     for h in range(len(first) - 1):
         widest = max(widest, first[h + 1] - first[h])
@@ -129,13 +129,13 @@ def _increase(array, row, x):
 @inline
 def _sum(tails, part, scores, values, e):
     score = load(scores, part[e])
-    # a forbidden edge stays forbidden whatever is below it
+    # a forbidden edge stays forbidden whatever the values of its tails
     return select(score == -np.inf, score, score + load(values, tails[e, 0]) + load(values, tails[e, 1]))
 
 
 @inline
 def _arguments(first, tails, part, scores, values, h, a):
-    """Write the arguments of node h to a; return their maximum, NaN where one is NaN."""
+    """Write the arguments of node h to a; return their maximum, NaN if one is NaN."""
     top = fill(a, -np.inf)
     for e in range(first[h], first[h + 1]):
         x = _sum(tails, part, scores, values, e)

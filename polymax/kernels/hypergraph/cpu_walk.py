@@ -1,4 +1,6 @@
-"""Walks down from the root by given weights: how often they visit a node, samples of them, and their number."""
+"""Walks down from the root by given weights, for Numba: expected visits of nodes, samples, and the number of
+derivations.
+"""
 
 import numpy as np
 import torch
@@ -40,7 +42,7 @@ def _work(*tensors: Tensor) -> torch.Size:
 @kernel
 def _visits(start, stop, p, first, tails, roots, visits):
     nodes = len(first) - 1
-    # what is absent is visited in the last entry
+    # visits of absent tails are counted in the last entry
     expected = np.empty(nodes + 1)
     for b in range(start, stop):
         expected[:] = 0.0
@@ -64,7 +66,7 @@ def _count(start, stop, p, first, tails, roots, counts):
                 trees[h] = 0.0
             for e in range(first[h], first[h + 1]):
                 left, right = trees[tails[e, 0]], trees[tails[e, 1]]
-                # numbers beyond float64 are inf, and 0 times inf is none
+                # counts beyond float64 are inf, and 0 times inf would be NaN
                 if p[b, e] > 0 and left > 0.0 and right > 0.0:
                     trees[h] += left * right
         counts[b] = trees[roots[b]]
@@ -92,7 +94,7 @@ def _sample(start, stop, p, first, tails, part, roots, seeds, y):
             if part[e] >= 0:
                 y[b, s, part[e]] += 1
             for side in range(2):
-                # at most one waits on each level of the tree above, so the room is enough
+                # at most one node waits on each level of the tree above, so the room is enough
                 if tails[e, side] >= 0:
                     waiting[size] = tails[e, side]
                     size += 1

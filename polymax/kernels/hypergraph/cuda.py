@@ -1,7 +1,8 @@
 """The recursion in waves of nodes, for Triton: a program computes all nodes of a few instances, in one launch.
 
-Expectations are pulled: a node sums what reaches it over the edges it is a tail of, so that no two threads write to
-one place and sums have one order. Parts and weights follow from them, all at once. All arithmetic is in float64.
+Expectations are gathered: a node sums the expectations of the edges it is a tail of, so that no two threads write to
+the same place and sums have a fixed order. Parts and weights are computed from them in one more launch. All arithmetic
+is in float64.
 """
 
 import math
@@ -98,7 +99,7 @@ def hypergraph_weights(
 
 
 class _Problem:
-    """What every kernel takes first, and the ways to launch one."""
+    """The first arguments of every kernel, and its launches."""
 
     def __init__(
         self, scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, chart: Tensor, alpha: float
@@ -110,7 +111,7 @@ class _Problem:
         self.sizes = (scores.shape[1], chart.shape[2])
 
     def walk(self, kernel, *tensors: Tensor, **options: bool) -> None:
-        """One program for a few instances."""
+        """Launch one program for each few instances."""
         count = self.scores.shape[0]
         if count:
             sizes = tiles(count)
@@ -119,7 +120,7 @@ class _Problem:
                 kernel[grid](*self.tensors, *tensors, count, *self.sizes, ALPHA=self.alpha, **sizes, **options)
 
     def spread(self, kernel, size: int, *tensors: Tensor, **options: bool) -> None:
-        """One program for a few of `size` columns of a few instances."""
+        """Launch one program for each few of `size` columns of a few instances."""
         count = self.scores.shape[0]
         if size and count:
             sizes = tiles(count)
@@ -130,18 +131,18 @@ class _Problem:
                 kernel[grid](*self.tensors, *tensors, *columns, ALPHA=self.alpha, **sizes, **options)
 
     def rise(self, value: Tensor, tangents: tuple[Tensor, ...], tangent: bool) -> None:
-        """Values of all nodes or, with tangents d, slopes and means, the change of these."""
+        """Write values of all nodes or, with tangents d, slopes and means, their derivatives."""
         deepest = Below.of(self.first, self.tails).deepest
         self.walk(_rise, deepest, value, *tangents, TANGENT=tangent)
 
     def fall(self, expected: Tensor, g: Tensor, tangents: tuple[Tensor, ...], tangent: bool) -> None:
-        """Expectations of all nodes and, with tangents d, slopes, means and change, the change of these."""
+        """Write expectations of all nodes and, with tangents d, slopes, means and change, their derivatives."""
         above = Above.of(self.first, self.tails)
         lists = (above.edges, above.offsets, above.nearest, heads(self.first, self.tails))
         self.walk(_fall, *lists, g.contiguous(), expected, *tangents, TANGENT=tangent)
 
     def outside(self, expected: Tensor, g: Tensor, tangents: tuple[Tensor, ...], tangent: bool) -> Tensor:
-        """Expectations of the parts, or their change."""
+        """Return expectations of the parts, or their derivatives."""
         self.fall(expected, g, tangents, tangent)
         out = torch.empty_like(self.scores, memory_format=torch.contiguous_format)
         edges, offsets = groups(self.part, out.shape[1])
@@ -172,7 +173,9 @@ def _rise(
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
-    """Values of the nodes, or their derivatives along d, with the means of those of the arguments by p^(2 - alpha)."""
+    """Write the nodes' values, or their derivatives along d and the means of the arguments' derivatives by p^(2 -
+    alpha).
+    """
     o_b, m_b, b_root, last = instances(p_roots, count, BB)
     at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
     start = last * 0
@@ -197,7 +200,7 @@ def _rise(
 
 @triton.jit
 def _slopes(p_first, p_extra, p_d, p_slopes, o_h, o_begin, b_count, widest, at, ALPHA: tl.constexpr):
-    """Derivatives of the values of nodes o_h, and the means of those of their arguments by p^(2 - alpha)."""
+    """Return derivatives of the values of nodes o_h, and the means of their arguments' derivatives by p^(2 - alpha)."""
     _, _, _, _, o_b, _, _, _ = at
     b_slope = tl.zeros([o_h.shape[0], o_b.shape[1]], tl.float64)
     b_mean = tl.zeros_like(b_slope)
@@ -230,11 +233,11 @@ def _flow(
     ALPHA: tl.constexpr,
     TANGENT: tl.constexpr,
 ):
-    """Expectations of edges o_e, whose heads are o_h, and how they change."""
+    """Return expectations of edges o_e, whose heads are o_h, and their derivatives."""
     _, _, _, _, o_b, m_b, _, width = at
     b_mass = row(p_expected, o_h, m_e, o_b, m_b, width)
     b_p = weight(p_first, p_extra, o_e, o_h, m_e, at, ALPHA)
-    # what the root does not reach may be NaN
+    # nodes that the root does not reach may have NaN weights
     b_q = tl.where(b_mass != 0, b_p * b_mass, 0)
     b_dq = b_q
     if TANGENT:
@@ -271,7 +274,7 @@ def _fall(
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
-    """Expectations of the nodes, from those of the roots, and how they change along d."""
+    """Write expectations of the nodes, given those of the roots, and their derivatives along d."""
     o_b, m_b, b_root, start = instances(p_roots, count, BB)
     at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
     b_g = tl.load(p_g + o_b, mask=m_b, other=0).to(tl.float64)
@@ -324,7 +327,7 @@ def _gather(
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
-    """Expectations of the parts, or how they change."""
+    """Write expectations of the parts, or their derivatives."""
     o_b, m_b, o_n, m_n = everything(count, size, blocks, BN, BB)
     at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
     o_begin, b_count, widest = span(p_offsets, o_n, m_n)
@@ -361,7 +364,7 @@ def _weights(
     BN: tl.constexpr,
     BB: tl.constexpr,
 ):
-    """Weights of the edges of nodes that are reached."""
+    """Write weights of the edges of nodes that are reached."""
     o_b, m_b, o_e, m_e = everything(count, size, blocks, BN, BB)
     at = (p_scores, p_tails, p_part, p_values, o_b, m_b, parts, width)
     o_head = tl.load(p_heads + o_e, mask=m_e, other=0)

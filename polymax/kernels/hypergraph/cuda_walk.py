@@ -1,6 +1,6 @@
 """Walks down from the root by given weights, for Triton: expected visits and counts in waves, a thread to a sample.
 
-The k best derivations are lists and heaps, which have nothing for a warp to share: the CPU makes them.
+The k best derivations use lists and heaps, which a warp cannot share: they are computed on the CPU.
 """
 
 import torch
@@ -49,7 +49,7 @@ def hypergraph_sample(
     p: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, seeds: Tensor, parts: int
 ) -> Tensor:
     y = p.new_zeros((*seeds.shape, parts))
-    # the walks that fit: each may have as many nodes waiting as there are
+    # number of walks that fit: each needs room for as many waiting nodes as the graph has
     room = min(seeds.numel(), max(BB, WAITING // first.shape[0]))
     waiting = torch.empty((first.shape[0], room), dtype=torch.int32, device=p.device)
     tensors = (p, first, tails, part, roots, seeds, waiting, y, seeds.shape[1], p.shape[1], parts, room)
@@ -130,7 +130,7 @@ def _count(
             o_right = tl.load(p_tails + 2 * (o_begin + i) + 1, mask=m_e, other=-1)
             b_left = tl.where(o_left[:, None] < 0, 1, row(p_trees, o_left, m_e, o_b, m_b, nodes))
             b_right = tl.where(o_right[:, None] < 0, 1, row(p_trees, o_right, m_e, o_b, m_b, nodes))
-            # numbers beyond float64 are inf, and 0 times inf is none
+            # counts beyond float64 are inf, and 0 times inf would be NaN
             m_some = (row(p_p, o_begin + i, m_e, o_b, m_b, edge_count) > 0) & (b_left > 0) & (b_right > 0)
             b_trees += tl.where(m_some, b_left * b_right, 0)
         put(p_trees, o_h, m_h, b_trees, o_b, m_b, nodes)
@@ -142,7 +142,7 @@ def _count(
 
 @triton.jit
 def _mix(b_z):
-    """Splitmix64 of a counter."""
+    """Return splitmix64 of a counter."""
     b_z = (b_z ^ (b_z >> 30)) * MIX_1
     b_z = (b_z ^ (b_z >> 27)) * MIX_2
     return b_z ^ (b_z >> 31)
@@ -193,7 +193,7 @@ def _sample(
         for i in range(0, widest):
             m_e = m_x & (o_begin + i < o_end) & (b_target >= 0)
             b_w = tl.load(p_p + o_b * edge_count + o_begin + i, mask=m_e, other=0).to(tl.float64)
-            # rounding may leave the target at or beyond the last sum: the last edge with weight takes it
+            # rounding may leave the target at or beyond the last sum: then the last edge with weight is chosen
             o_e = tl.where(b_w > 0, o_begin + i, o_e)
             b_target -= tl.where(b_w > 0, b_w, 0)
         m_x = m_x & (o_e >= 0)

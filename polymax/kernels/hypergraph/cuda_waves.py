@@ -1,8 +1,8 @@
 """The order of nodes and edges for programs that compute many of them at once.
 
-A wave is a run of nodes that do not need each other: going up, their tails are all below its first node; going down,
-the heads of the edges they are tails of are all above its last. Programs find waves as they go, from one number per
-node: its largest tail, or the smallest head above it.
+A wave is a run of nodes that do not depend on each other: going up, all their tails are below its first node; going
+down, all heads of the edges they are tails of are above its last node. Programs find waves on the way, from one number
+per node: its largest tail, or the smallest head above it.
 """
 
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ TILE = 256
 
 
 def tiles(count: int) -> dict[str, int]:
-    """Block sizes: one instance to a program as long as the device has room, then up to eight."""
-    # the interpreter takes programs one after the other
+    """Return block sizes: one instance per program as long as the device has room, then up to eight."""
+    # the interpreter runs programs one after the other
     bb = 8 if INTERPRETED else min(ceil_power(-(-count // 128)), 8)
     return {"BN": TILE // bb, "BB": bb, "num_warps": 8}
 
 
 @dataclass(frozen=True)
 class Below:
-    """For going up: the largest tail of each node, -1 if it has none."""
+    """Data for going up: the largest tail of each node, -1 if it has none."""
 
     deepest: Tensor
 
@@ -39,9 +39,10 @@ class Below:
 
 @dataclass(frozen=True)
 class Above:
-    """For going down: the edges that each node is a tail of, as a list with offsets, and the smallest of their heads.
+    """Data for going down: lists of the edges that each node is a tail of, their offsets, and the smallest of their
+    heads.
 
-    An edge that has a node twice is twice in its list.
+    An edge with the same node as both tails is twice in its list.
     """
 
     edges: Tensor
@@ -53,27 +54,27 @@ class Above:
         nodes = first.shape[0] - 1
         edges, offsets = groups(tails.flatten(), nodes)
         edges = edges // 2
-        # edges are sorted by their heads, so the first of a list has the smallest
+        # edges are sorted by their heads, so the first edge of a list has the smallest head
         padded = torch.cat([heads(first, tails)[edges], first.new_full((1,), nodes)])
         empty = offsets[:-1] == offsets[1:]
         return cls(edges, offsets, torch.where(empty, nodes, padded[offsets[:-1]]))
 
 
 def heads(first: Tensor, tails: Tensor) -> Tensor:
-    """The head of each edge."""
+    """Return the head of each edge."""
     nodes = torch.arange(first.shape[0] - 1, device=first.device)
     return torch.repeat_interleave(nodes, first.diff(), output_size=tails.shape[0])
 
 
 def groups(key: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Positions sorted by key, and where those of keys 0 .. size - 1 begin and end; those of key -1 are before."""
+    """Return positions sorted by key, and offsets of the keys 0 .. size - 1; positions with key -1 come before."""
     ordered, positions = torch.sort(key, stable=True)
     return positions, torch.searchsorted(ordered, torch.arange(size + 1, device=key.device))
 
 
 @triton.jit
 def everything(count, size, blocks, BN: tl.constexpr, BB: tl.constexpr):
-    """Instances of this program as a row, and columns of `size` in `blocks`; which of them exist."""
+    """Return the program's instances as a row with its mask, and columns of `size` in `blocks` with their mask."""
     i_b = tl.program_id(0).to(tl.int64)
     o_b = (i_b // blocks * BB + tl.arange(0, BB))[None, :]
     o_n = i_b % blocks * BN + tl.arange(0, BN)
@@ -82,7 +83,7 @@ def everything(count, size, blocks, BN: tl.constexpr, BB: tl.constexpr):
 
 @triton.jit
 def instances(p_roots, count, BB: tl.constexpr):
-    """Instances of this program as a row, which of them exist, their roots, and the largest of these."""
+    """Return the program's instances as a row, its mask, their roots, and the largest root."""
     o_b = (tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB))[None, :]
     m_b = o_b < count
     b_root = tl.load(p_roots + o_b, mask=m_b, other=-1)
@@ -91,7 +92,7 @@ def instances(p_roots, count, BB: tl.constexpr):
 
 @triton.jit
 def wave_up(p_deepest, start, last, BN: tl.constexpr):
-    """Nodes from `start` on, which of them are in the wave that begins there, and how many."""
+    """Return nodes from `start` on, the mask of the wave that begins there, and its size."""
     o_n = tl.arange(0, BN)
     o_h = start + o_n
     b_deepest = tl.load(p_deepest + o_h, mask=o_h <= last, other=start)
@@ -101,7 +102,7 @@ def wave_up(p_deepest, start, last, BN: tl.constexpr):
 
 @triton.jit
 def wave_down(p_nearest, start, BN: tl.constexpr):
-    """Nodes from `start` down, which of them are in the wave that begins there, and how many."""
+    """Return nodes from `start` down, the mask of the wave that begins there, and its size."""
     o_n = tl.arange(0, BN)
     o_h = start - o_n
     b_nearest = tl.load(p_nearest + o_h, mask=o_h >= 0, other=start)
@@ -111,7 +112,7 @@ def wave_down(p_nearest, start, BN: tl.constexpr):
 
 @triton.jit
 def span(p_offsets, o_n, m_n):
-    """Where the lists of o_n begin, their lengths, and the largest of these."""
+    """Return the offsets of the lists of o_n, their lengths, and the largest length."""
     o_begin = tl.load(p_offsets + o_n, mask=m_n, other=0)
     b_count = tl.load(p_offsets + o_n + 1, mask=m_n, other=0) - o_begin
     return o_begin, b_count, tl.max(b_count)

@@ -1,4 +1,4 @@
-"""The passes of a recursion by the kernels of the general hypergraph, for what a folder's own kernels leave to them."""
+"""The passes of a recursion by the kernels of the general hypergraph, for cases that a folder's own kernels lack."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,8 @@ from polymax.kernels.hypergraph import hypergraph_inside, hypergraph_outside, hy
 class GeneralPasses:
     """The passes of a problem that `as_graph` writes as a hypergraph; `given` tensors describe the problem.
 
-    `flat_scores` makes one row of the score tensors of each instance; `parts_of` takes the tensors of the problem and
-    derivatives in such rows, and gives those in each score tensor.
+    `flat_scores` joins the score tensors of each instance to one row; `parts_of` takes the tensors of the problem and
+    derivatives in such rows, and returns the derivatives in each score tensor.
     """
 
     def __init__(
@@ -25,19 +25,21 @@ class GeneralPasses:
         self._as_graph, self._flat_scores, self._parts_of, self._given = as_graph, flat_scores, parts_of, given
 
     def inside(self, *args: Any) -> Tensor:
-        """The value of the problem, then alpha; its chart is not kept."""
+        """Return the value, from the tensors of the problem, then alpha; its chart is not kept."""
         x, graph, roots = self._as_graph(*args[: self._given])
         return hypergraph_inside(x, *graph.arrays, roots, args[self._given])[0]
 
     def outside(self, *args: Any) -> tuple[Tensor, ...]:
-        """The derivative of g v in each score tensor, for the problem, then g and alpha."""
+        """Return the derivative of g v in each score tensor, from the tensors of the problem, then g and alpha."""
         given, (g, alpha) = args[: self._given], args[self._given :]
         x, graph, roots = self._as_graph(*given)
         chart = hypergraph_inside(x, *graph.arrays, roots, alpha)[1]
         return self._parts_of(given, hypergraph_outside(x, *graph.arrays, roots, chart, g.contiguous(), alpha))
 
     def tangent(self, *args: Any) -> tuple[Tensor, ...]:
-        """The derivative of v and of g mu along tangents, for the problem, then g, the tangents and alpha."""
+        """Return derivatives of v and of g mu along tangents, from the tensors of the problem, then g, the tangents and
+        alpha.
+        """
         given, (g, *along, alpha) = args[: self._given], args[self._given :]
         x, graph, roots = self._as_graph(*given)
         chart = hypergraph_inside(x, *graph.arrays, roots, alpha)[1]

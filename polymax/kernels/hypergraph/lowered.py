@@ -1,4 +1,4 @@
-"""The passes of a recursion by those of its hypergraph: what the references of kernel folders are made of."""
+"""The passes of a recursion by those of its hypergraph: the references of kernel folders."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,17 +18,17 @@ def by_graph(
     flat: Callable[..., Tensor] | None = None,
     count: int = 2,
 ) -> tuple[Pass, Pass, Pass, Pass]:
-    """The three passes, and the value on autograd's tape, of a problem that `as_graph` writes as a hypergraph.
+    """Return the three passes, and the value on autograd's tape, of a problem that `as_graph` writes as a hypergraph.
 
-    The arguments are those of kernels/passes.py, with `index` tensors besides the scores. `flat` makes one row of
-    `count` score tensors for each instance; without it there is one, which is flattened. Charts are empty: the passes
+    The arguments are those of kernels/passes.py, with `index` tensors besides the scores. `flat` joins `count` score
+    tensors to one row for each instance; without it the single score tensor is flattened. Charts are empty: the passes
     compute values again.
     """
     count = 1 if flat is None else count
     rows: Callable[..., Tensor] = flat or (lambda x: x.flatten(1))
 
     def shaped(scores: tuple[Tensor, ...], mu: Tensor) -> tuple[Tensor, ...]:
-        # what scores share is summed: the transpose of `rows`
+        # sum over the instances that share a score: the transpose of `rows`
         return (mu.view(scores[0].shape),) if flat is None else torch.func.vjp(flat, *scores)[1](mu)
 
     def inside(*args: Any) -> tuple[Tensor, Tensor]:

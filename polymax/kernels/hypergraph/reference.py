@@ -17,7 +17,7 @@ def hypergraph_inside(
 ) -> tuple[Tensor, Tensor]:
     graph = Graph(first, tails, part, scores.shape[1])
     v, _ = Levels(graph).inside(of_edges(scores, part), TsallisMax(alpha))
-    # nothing is kept: the other passes compute the values again
+    # the chart is empty: the other passes compute the values again
     chart = torch.zeros(chart_shape(scores.shape[0], graph.nodes, alpha), dtype=torch.float64, device=scores.device)
     return at_roots(v, roots), chart
 
@@ -139,20 +139,20 @@ def hypergraph_count(p: Tensor, first: Tensor, tails: Tensor, roots: Tensor) -> 
 
 
 def of_edges(scores: Tensor, part: Tensor) -> Tensor:
-    """Scores of parts (batch, parts) to scores of hyperedges (edges, batch)."""
+    """Return scores of hyperedges (edges, batch) from scores of parts (batch, parts)."""
     padded = torch.cat([scores, scores.new_zeros(scores.shape[0], 1)], 1)
     return padded.T[torch.where(part < 0, scores.shape[1], part)]
 
 
 def of_parts(q: Tensor, part: Tensor, parts: int) -> Tensor:
-    """Expectations of hyperedges (edges, batch) to those of parts (batch, parts)."""
+    """Return expectations of parts (batch, parts) from those of hyperedges (edges, batch)."""
     # at most one of the hyperedges that share a part is used, so the order of the sum does not matter
     total = q.new_zeros(parts + 1, q.shape[1]).index_add(0, torch.where(part < 0, parts, part), q)
     return total[:-1].T.contiguous()
 
 
 def at_roots(v: Tensor, roots: Tensor) -> Tensor:
-    """Values of nodes (nodes, batch) to those of the roots (batch,)."""
+    """Return the values at the roots (batch,) from values of nodes (nodes, batch)."""
     if v.shape[0] == 0:
         return v.new_zeros(roots.shape)
     picked = v[roots.clamp(min=0), torch.arange(roots.shape[0], device=v.device)]
