@@ -71,6 +71,9 @@ from polymax.mappings import softmax as softmax
 from polymax.mappings import sparsemax as sparsemax
 from polymax.mappings import sq_pnorm_max as sq_pnorm_max
 
+# matching
+from polymax.matching import linear_sum_assignment as linear_sum_assignment
+
 # noise for perturbed scores
 from polymax.noise import Gumbel as Gumbel
 from polymax.noise import Noise as Noise

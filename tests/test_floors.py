@@ -27,6 +27,7 @@ FLOORS = (
         "bands",
         "likelihoods",
         "mappings",
+        "matching",
         "sequences",
         "speech",
         "transduction",

@@ -53,6 +53,17 @@ class Assignment(Structure):
         """
         return self._indicators(*self._solution(*scores)).to(scores[0].dtype)
 
+    def columns(self, *scores: Tensor) -> Tensor:
+        """The column (*batch, n) of each row in the best assignment: `decode(map(scores))`, without cells.
+
+        It is -1 in rows without a column, and where scores are undefined or forbid every assignment.
+
+        Example:
+            >>> Assignment().columns(torch.tensor([[3.0, 2.0, 0.0], [2.0, 0.0, 0.0]]))
+            tensor([1, 0])
+        """
+        return self._solution(*scores)[0]
+
     def best_score(self, *scores: Tensor) -> Tensor:
         match, u, v = self._solution(*scores)
         total = self.score(self._indicators(match, u, v).to(scores[0].dtype), *scores)
