@@ -13,15 +13,15 @@ Pair = tuple[Tensor, Tensor]
 def linear_sum_assignment(
     cost: Tensor, maximize: bool = False, lengths: Pair | None = None, infeasible: str = "raise"
 ) -> Pair:
-    """The rows and columns of the pairs that cost least: each row has at most one column, each column one row.
+    """Return the rows and columns of the pairs that cost least, each row and each column in one pair at most.
 
         min over assignments of the sum of cost[rows_k, columns_k]
 
     Each row has a column if n <= m, each column a row if n >= m. Rows ascend, as in SciPy; -1 follows the last pair of
     a shorter problem. A cost of +inf forbids a pair, or -inf with `maximize`. NaN and the other infinity are a
     ValueError, and so is a problem in which each assignment has a forbidden pair. With `infeasible="skip"` such a
-    problem has -1 everywhere, and its values are not checked on an accelerator, for which nobody waits: NaN is then -1,
-    too. torch.compile, torch.func and CUDA graphs take `infeasible="skip"` alone.
+    problem gets -1 everywhere. The call then does not wait for an accelerator: values there are not checked, and a
+    problem with NaN gets -1 as well. torch.compile, torch.func and CUDA graphs take `infeasible="skip"` alone.
 
     Shapes:
         cost (*batch, n, m), of any real dtype; lengths a pair of (*batch,), rows and columns; result two tensors
@@ -77,7 +77,8 @@ def _refuse_unmatched(match: Tensor, scores: Tensor, lengths: Pair | None, neede
     undefined = missing & (~(scores < torch.inf) & inside).flatten(-2).any(-1)
     if bool(undefined.any()):
         other = "+inf" if forbidden == "-inf" else "-inf"
-        raise ValueError(f"cost must be numbers, or {forbidden} to forbid a pair; got NaN or {other}{_where(undefined)}")
+        came = f"NaN or {other}{_where(undefined)}"
+        raise ValueError(f"cost must be numbers, or {forbidden} to forbid a pair; got {came}")
     if needed:
         raise ValueError(
             f"cost is infeasible{_where(missing)}: each assignment has a pair that {forbidden} forbids; allow more "
