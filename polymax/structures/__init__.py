@@ -1,4 +1,4 @@
-"""Sets of structures: what inference ranges over."""
+"""Sets of structures, over which inference maximizes, sums and samples."""
 
 from polymax.structures.alignment import Alignment as Alignment
 from polymax.structures.assignment import Assignment as Assignment

@@ -48,8 +48,8 @@ class Assignment(Structure):
     def map(self, *scores: Tensor) -> Tensor:
         """The best assignment as indicators (*batch, n, m).
 
-        An instance in which -inf forbids every assignment gets zeros; `feasible` says which ones these are. NaN fills
-        its own instance.
+        An instance in which -inf forbids every assignment gets zeros; see `feasible`. An instance with a NaN score is
+        NaN.
         """
         return self._indicators(*self._solution(*scores)).to(scores[0].dtype)
 
@@ -93,7 +93,7 @@ class Assignment(Structure):
         return Duals(u.to(scores[0].dtype), v.to(scores[0].dtype))
 
     def feasible(self, *scores: Tensor) -> Tensor:
-        """True for instances in which -inf leaves an assignment, bool (*batch,)."""
+        """A bool tensor (*batch,), True for instances in which scores of -inf allow an assignment."""
         return (self._solution(*scores)[1] != -math.inf).all(-1)
 
     def search(self, *scores: Tensor) -> Search:
@@ -118,7 +118,7 @@ class Assignment(Structure):
         return (exact_sum(x, -u.unsqueeze(-1), -v.unsqueeze(-2)),), exact_total(u, v)
 
     def logsumexp(self, *scores: Tensor) -> NoReturn:
-        """Refused: the sum over assignments is a permanent."""
+        """Raise TypeError: the sum over assignments is a permanent."""
         raise TypeError("the sum over assignments is a permanent (#P-complete): Assignment has no logsumexp")
 
     def vertices(self, event_shape: tuple[int, ...]) -> Tensor:

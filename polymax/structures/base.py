@@ -1,4 +1,4 @@
-"""What a set of structures offers: its best element, its enumeration, and for some the sum over all."""
+"""Interfaces of sets of structures: the best structure, the list of all, and for some sets the sum over all."""
 
 import math
 from abc import ABC, abstractmethod
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 class Structure(ABC):
     """A finite set Y of structures, each an indicator of the parts it uses, shaped like the scores.
 
-    `map` and `event_dims` are all that a structure must have; `vertices` defines the set, for tests to enumerate. Every
-    other method says more about the set, and has a default that is correct for any set.
+    A set must define `map` and `event_dims`. `vertices` lists the set, for tests. All other methods have a default that
+    is correct for any set; a set overrides them to be faster, or to offer more.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         wrap_methods(cls, ("map", "logsumexp", "marginals"), by_process)
 
-    # the length of each instance, (*batch,), or a pair of them: a field of sets whose instances may differ in size
+    # the length of each instance, (*batch,), or a pair of lengths; a field of sets whose instances may differ in size
     lengths: Any = None
     # True if a structure without any part may be in the set
     may_be_empty: bool = True
@@ -46,7 +46,7 @@ class Structure(ABC):
 
     @abstractmethod
     def map(self, *scores: Tensor) -> Parts:
-        """The structure with the highest score, as indicators; the same one at every call where several are best."""
+        """The structure with the highest score, as indicators; ties are broken in the same way at every call."""
 
     def vertices(self, event_shape: tuple[int, ...]) -> Parts:
         """All structures for scores of this shape (of the first tensor), stacked along a first dimension."""
@@ -55,10 +55,10 @@ class Structure(ABC):
 
     @abstractmethod
     def event_dims(self, *scores: Tensor) -> tuple[int, ...]:
-        """How many of the last dimensions of each score tensor are not batch."""
+        """The number of trailing dimensions of each score tensor that belong to a structure, not to the batch."""
 
     def score(self, y: Parts, *scores: Tensor) -> Tensor:
-        """<scores, y>, over the dimensions of one structure; a part that is not used counts nothing, even at -inf."""
+        """<scores, y>, (*batch,); a part that is not used adds 0, even if its score is -inf."""
         total: Tensor | float = 0.0
         for part, x, dims in zip(tensors(y), scores, self.event_dims(*scores), strict=True):
             terms = torch.where(part == 0, 0, part * x)
@@ -66,11 +66,11 @@ class Structure(ABC):
         return torch.as_tensor(total)
 
     def full(self, *scores: Tensor) -> tuple[Tensor, ...]:
-        """Scores in the shape of the structures, where the ones given broadcast to it."""
+        """The scores, broadcast to the shape of the structures."""
         return scores
 
     def best_score(self, *scores: Tensor) -> Tensor:
-        """The score of the best structure, (*batch,); -inf where all are forbidden."""
+        """The score of the best structure, (*batch,); -inf if scores forbid all structures."""
         y = self.map(*scores)
         found = self.score(y, *scores)
         if self.may_be_empty:
@@ -79,15 +79,15 @@ class Structure(ABC):
         return torch.where((first == 0).flatten(first.dim() - dims).all(-1), -torch.inf, found)
 
     def projection(self, *scores: Tensor) -> Tensor | None:
-        """The point of the hull nearest to the scores, where it has a closed form."""
+        """The point of the hull nearest to the scores if there is a closed form, else None."""
         return None
 
     def linear_relaxation(self, *scores: Tensor) -> Any:
-        """The best point of a relaxation of the hull, for sets that have no `map` of their own; None for others."""
+        """The best point of a relaxation of the hull, for sets without an exact `map`; None for other sets."""
         return None
 
     def relaxed_projection(self, *scores: Tensor) -> Any:
-        """The nearest point of a relaxation of the hull, with what a solver reports; None for sets without one."""
+        """The nearest point of a relaxation of the hull, as a solution with its residual; None for other sets."""
         return None
 
     def relaxed_projection_value(self, *scores: Tensor) -> Tensor | None:
@@ -95,26 +95,26 @@ class Structure(ABC):
         return None
 
     def search(self, *scores: Tensor) -> "Search | None":
-        """How the compiled loops of SparseMAP find the best structure.
+        """The problem by which the compiled loops of SparseMAP find the best structure.
 
-        None, where the set does not say, leaves it to `map`, which is asked for a whole batch at each iteration.
+        If it is None, SparseMAP calls `map` for the whole batch at each iteration.
         """
         return None
 
     def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor] | None:
-        """Scores, given in full in float64, less what all structures share, and how much that is, (*batch,).
+        """Scores (float64, in full shape) less potentials, and the total (*batch,) of the potentials on any structure.
 
-        The best structure has a score of 0 by them, and those of others are as small as they can be: SparseMAP loses
-        no digits where scores are large. None, where the set has no such potentials, leaves the scores as they are.
+        Under the reduced scores the best structure has a score of 0, and all scores are as small as possible, so that
+        SparseMAP loses no digits if scores are large. None if the set has no potentials: scores are not reduced.
         """
         return None
 
     def complete(self, first: Tensor) -> Parts:
-        """Structures from their first tensor (*lead, *batch, ...), where that determines the others."""
+        """Structures from their first tensor (*lead, *batch, ...), which must determine the other tensors."""
         return first
 
     def complete_each(self, vertices: Tensor, dim: int) -> Parts:
-        """What `complete` gives, for first tensors (*batch, k, ...) whose dimension `dim` is k."""
+        """Structures from their first tensors (*batch, k, ...), whose dimension `dim` is k; see `complete`."""
         return map_parts(lambda t: t.movedim(0, dim), self.complete(vertices.movedim(dim, 0)))
 
     def mean(self, vertices: Tensor, probs: Tensor) -> Parts:
@@ -122,7 +122,7 @@ class Structure(ABC):
         return (vertices * probs.reshape(*probs.shape, *[1] * (vertices.dim() - probs.dim()))).sum(probs.dim() - 1)
 
     def named(self, *parts: Tensor) -> Parts:
-        """The tensors of a structure, or of a mean, under their names; one tensor is itself."""
+        """The tensors of a structure, or of a mean, as a named tuple; a single tensor is returned as it is."""
         return parts[0] if len(parts) == 1 else parts
 
     def rescore(self, vertices: Tensor, *scores: Tensor) -> Tensor:
@@ -133,16 +133,16 @@ class Structure(ABC):
     def usable(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """True for each part that some structure of this size uses, whatever the scores.
 
-        The others are ignored in scores, and have no gradient. For a set that does not say it all parts are usable.
+        Scores of other parts are ignored, and have no gradient. By default all parts are usable.
 
         Shapes: parts are tensors of the shapes of the structures; a bool tensor for each, which broadcasts to it
         """
         return tuple(torch.ones((), dtype=torch.bool, device=t.device) for t in parts)
 
     def gradient_mask(self, y: Parts) -> tuple[Tensor, ...]:
-        """True for each part that may have a gradient, where y is the best structure for the scores at hand.
+        """True for each part that may have a gradient, given the best structure y for the scores.
 
-        These are the usable parts; in an instance in which the scores forbid every structure there are none.
+        These are the usable parts; none in an instance whose scores forbid every structure.
         """
         parts = tensors(y)
         masks = self.usable(*parts)
@@ -161,13 +161,14 @@ class Structure(ABC):
 
     @property
     def compact(self) -> Compact:
-        """The form in which people store structures of this set."""
+        """The compact form of this set: integers, such as heads or tags."""
         return type(self).form(self)
 
     def encode(self, index: Tensor, *shape: int) -> Parts:
-        """Indicators from the compact form, whose description says which sizes `shape` has; see `type(self.compact)`.
+        """Indicators from the compact form; `type(self.compact)` describes the form and the sizes in `shape`.
 
-        What is no structure, of whatever length, is a ValueError on the CPU; an instance of -1 alone is zeros.
+        On the CPU, a ValueError is raised if `index` is not a structure of any length. An instance in which all entries
+        are -1 gets zeros.
         """
         return self.compact.encode(index, *shape)
 
@@ -185,7 +186,7 @@ class Structure(ABC):
         raise TypeError(f"{type(self).__name__} does not count its structures")
 
     def why_uncounted(self) -> str:
-        """The sentence with which an error says why sums over this set are out of reach."""
+        """The error message that says why sums over this set are not available."""
         return f"{type(self).__name__} has no logsumexp, so Marginals are out of reach"
 
     def with_lengths(self, lengths: Any) -> Self:
@@ -223,9 +224,9 @@ class Counted(Structure):
         return self.named(*found)
 
     def omega(self, mu: Parts, regularizer: Regularizer) -> Tensor:
-        """Omega(mu), (*batch,), where the regularizer smooths every choice: minus the entropy of mu by Shannon's.
+        """Omega(mu), (*batch,), if the regularizer smooths every choice; with Shannon, minus the entropy of mu.
 
-        A set of which nothing more is known has Omega at its structures alone, where it is 0.
+        By default Omega is known only at structures, where it is 0; at other points UnknownOmega is raised.
         """
         found = self.omega_of_structures(mu, regularizer)
         if found is None:
@@ -246,18 +247,18 @@ class Sampled(Counted):
 
     @abstractmethod
     def gibbs(self, scores: tuple[Tensor, ...], dtype: torch.dtype) -> Any:
-        """The distribution p(y) = exp(<scores, y>) / Z over whole structures, whose results have this dtype."""
+        """The distribution p(y) = exp(<scores, y>) / Z over structures; its results have this dtype."""
 
     @abstractmethod
     def kbest(self, scores: tuple[Tensor, ...], k: int) -> tuple[Parts, Tensor]:
         """The k best structures (*batch, k, ...), best first, and their scores (*batch, k).
 
-        Where there are fewer, zeros of score -inf follow.
+        If there are fewer than k, zeros of score -inf follow.
         """
 
 
 def zeros_of(structure: Structure, event_shape: tuple[int, ...]) -> Tensor:
-    """Zeros (*batch, *event_shape) in float64, where the structure's lengths are."""
+    """Zeros (*batch, *event_shape) in float64, on the device of the structure's lengths."""
     first = structure.lengths[0] if isinstance(structure.lengths, tuple) else structure.lengths
     if first is None:
         return torch.zeros(event_shape, dtype=torch.float64)
@@ -265,14 +266,14 @@ def zeros_of(structure: Structure, event_shape: tuple[int, ...]) -> Tensor:
 
 
 def summed_at(places: Tensor, probs: Tensor, event: torch.Size) -> Tensor:
-    """Weights (*batch, k) added up at places (*batch, k, parts) of (*batch, *event); the place after all is ignored."""
+    """Sums (*batch, *event) of weights (*batch, k) at places (*batch, k, parts); the place after all is ignored."""
     spread = probs.unsqueeze(-1).expand(places.shape).flatten(-2)
     total = probs.new_zeros(*probs.shape[:-1], event.numel() + 1).scatter_add(-1, places.flatten(-2), spread)
     return total[..., :-1].reshape(*probs.shape[:-1], *event)
 
 
 def checked_lengths(lengths: Tensor | None, batch: torch.Size, size: int, device: torch.device, name: str) -> Tensor:
-    """Lengths as int64 (batch,), the full size where none are given; they must not be written to."""
+    """Lengths as int64 (B,), or the full size if `lengths` is None; do not write to the result."""
     if lengths is None:
         return full_lengths(math.prod(batch), size, device)
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:

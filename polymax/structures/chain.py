@@ -35,9 +35,9 @@ _OPS = chain_inside, chain_outside, chain_tangent
 
 
 class _ChainPasses(KernelPasses):
-    """The passes, for transitions (s, s), too: a view of them made here has no node of autograd.
+    """The passes of a chain, also for transitions (s, s): a view of them made here has no node of autograd.
 
-    Kernels take them as they are in calls that nothing looks at, and have shorter ways to some derivatives.
+    Calls that are neither compiled nor transformed use kernels directly, and shortcuts for some derivatives.
     """
 
     def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -156,7 +156,7 @@ class Chain(DynamicProgram):
         return (states, moved), total
 
     def problem(self, *scores: Tensor, each: bool = False) -> Problem:
-        """The scores as the kernels take them; expectations are of `each` instance and step, or of what is shared."""
+        """The problem for the kernels; with `each`, expectations of transitions are not summed over shared dims."""
         if len(scores) != 2:
             raise TypeError(f"a chain has two score tensors, unary and transition; got {len(scores)}")
         unary, transition = scores
@@ -165,9 +165,9 @@ class Chain(DynamicProgram):
         *lead, n, s = unary.shape
         want = (*lead, max(n - 1, 0), s, s)
         batch = unary.shape[:-2]
-        # sizes are compared only if there are as many: a compiler would note that a batch is not of the size of a state
+        # shapes are compared only if their numbers of dims agree: else torch.compile adds a guard on the batch size
         whole = transition.dim() == len(want) and transition.shape == want
-        # one for all, and a batch of one dim, are as the passes want them
+        # the passes take transitions (s, s) and a batch of one dim as they are
         if not whole and not (len(lead) == 1 and transition.dim() == 2 and transition.shape == (s, s)):
             transition = fitted_transition(transition, want)
         if self.lengths is None:
@@ -207,7 +207,7 @@ class Chain(DynamicProgram):
         return unary, transition.expand(*batch, max(n - 1, 0), s, s)
 
     def broadcast_scores(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores with a batch of their own, and transitions of as many dims, of size 1 where they are shared."""
+        """The scores with transitions of as many dims as their batch; shared dims have size 1."""
         if len(scores) != 2:
             raise TypeError(f"a chain has two score tensors, unary and transition; got {len(scores)}")
         unary, transition = scores
@@ -217,7 +217,7 @@ class Chain(DynamicProgram):
         return unary, fitted_transition(transition, (*batch, max(n - 1, 0), s, s))
 
     def states(self, alpha: float, *scores: Tensor) -> Tensor:
-        """Expected states (*batch, n, s) alone, which spares those of transitions for every instance and step."""
+        """Expected states (*batch, n, s), without the expected transitions of every instance and step."""
         problem = self.problem(*scores)
         return replace(problem, shaped=lambda mu: mu[0].reshape(scores[0].shape)).expectation(alpha)
 
@@ -256,7 +256,7 @@ class Chain(DynamicProgram):
         unary, transition = self.full(*scores)
         used = _used(vertices)
         for x, at, dims in zip((unary, transition), _places(used, *unary.shape[-2:]), (2, 3), strict=True):
-            # the place after the last is for padding
+            # padding reads the 0 after the last score
             flat = torch.nn.functional.pad(x.flatten(-dims), (0, 1)).unsqueeze(-2)
             total = total + flat.expand(*at.shape[:-1], flat.shape[-1]).gather(-1, at).sum(-1)
         return torch.as_tensor(total)
@@ -278,8 +278,8 @@ class Chain(DynamicProgram):
 
 
 def fitted_transition(transition: Tensor, want: tuple[int, ...]) -> Tensor:
-    """Transitions with as many dims as `want` (*batch, n - 1, s, s), which all but the last two broadcast to."""
-    # what is missing on the left is shared
+    """Transitions with as many dims as `want` (*batch, n - 1, s, s); leading dims may be 1 or missing."""
+    # missing leading dims are shared
     have = (1,) * (len(want) - transition.dim()) + tuple(transition.shape)
     fits = len(have) == len(want) and have[-2:] == want[-2:]
     for a, b in zip(have, want, strict=False):
@@ -300,7 +300,7 @@ def _used(vertices: Tensor) -> Tensor:
 
 
 def _places(used: Tensor, n: int, s: int) -> tuple[Tensor, Tensor]:
-    """Places in flat unary and transition scores, (..., n) and (..., n - 1); after the last one at padding."""
+    """Places in flat unary and transition scores, (..., n) and (..., n - 1); padding has the place after the last."""
     before, after = used[..., :-1], used[..., 1:]
     steps = torch.where(after < 0, max(n - 1, 0) * s * s, before * s + after % s)
     return torch.where(used < 0, n * s, used), steps

@@ -1,4 +1,4 @@
-"""Tag sequences in which a state may be taken only so often, or in so many runs: a chain that counts."""
+"""Tag sequences in which one state has at most k positions, or at most k runs: a chain with a counter."""
 
 import math
 from abc import abstractmethod
@@ -20,10 +20,10 @@ from polymax.structures.dynamic import DynamicProgram
 
 
 class CounterChain(DynamicProgram):
-    """A chain whose sequences may raise a counter at most k times; a subclass says what raises it.
+    """A chain whose sequences may raise a counter at most k times; subclasses define what raises it.
 
-    The recursion of the chain with one more index, the count so far: n s^2 (k + 1) steps. Scores, parts and compact
-    forms are those of `Chain`.
+    The recursion is that of the chain with the count so far as a further index: n s^2 (k + 1) steps. Scores, parts and
+    compact forms are those of `Chain`.
     """
 
     k: int
@@ -84,7 +84,7 @@ class CounterChain(DynamicProgram):
         return self.chain.full(*scores)
 
     def broadcast_scores(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores as `Chain.broadcast_scores` gives them."""
+        """The scores with shared dims of size 1; see `Chain.broadcast_scores`."""
         return self.chain.broadcast_scores(*scores)
 
     def score(self, y: Any, *scores: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def _node(states: int, k: int, kind: int, t: int, j: Any, c: Any) -> Any:
 
 @Family
 def _counters(n: int, states: int, k: int, state: int, runs: int) -> Graph:
-    """Node A(t, j, c) chooses the state before j, node B(t, j, c) adds the unary score, c being the count so far."""
+    """Node A(t, j, c) chooses the state before j, and node B(t, j, c) adds the unary score; c is the count so far."""
     builder = Builder(parts=n * states + max(n - 1, 0) * states * states)
     rise = np.zeros((states + 1, states), np.int64)
     # the first position is a step from no state

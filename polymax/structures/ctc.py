@@ -69,7 +69,7 @@ class CTC(DynamicProgram):
 
         def shaped(mu: Tensor) -> Tensor:
             cells = mu[..., : n * labels.shape[1]].unflatten(-1, (n, labels.shape[1]))
-            # NaN passes forbidden skips, and is kept from what no labelling uses
+            # NaN passes forbidden skips: cells that no labelling uses are set to 0
             cells = torch.where(reached, cells, 0)
             return _spread(cells, labels, classes).reshape(*mu.shape[:-2], *batch, n, classes)
 
@@ -82,7 +82,7 @@ class CTC(DynamicProgram):
     def labels(self, *scores: Tensor) -> Tensor:
         """The label (*batch, frames) of each frame of the best labelling: `decode(map(scores))`, without cells.
 
-        It is -1 at padding, and where scores are undefined or forbid every labelling.
+        It is -1 at padding, and in instances whose scores are undefined or forbid every labelling.
 
         Example:
             >>> log_probs = torch.tensor([[0.6, 0.4, 0.0], [0.1, 0.8, 0.1], [0.3, 0.1, 0.6]]).log()
@@ -111,7 +111,7 @@ class CTC(DynamicProgram):
             return ctc_search(flat, rows, counts, frames, self.blank)
 
     def _check_room(self, rows: Tensor, counts: Tensor, frames: Tensor, batch: torch.Size) -> None:
-        """Refuse targets that do not fit into their frames, where values can be read."""
+        """Raise ValueError if targets do not fit into their frames, provided that values can be read."""
         if _check.readable(rows) and _check.readable(counts) and _check.readable(frames):
             none = missing_frames(rows, counts, frames) > 0
             if bool(none.any()):
@@ -177,7 +177,7 @@ class Labels(Ordered):
     what, unit, part, count = "labelling that reads as its targets", "frame", "label", "labels"
 
     def check_order(self, index: Tensor, like: Tensor) -> None:
-        """Refuse labels (*batch, frames) that do not read as their targets, but for an instance without any."""
+        """Refuse labels (*batch, frames) that do not read as their targets; an instance without labels is accepted."""
         blank = self.structure.blank
         (rows, counts, _), batch = self.structure.with_lengths(None).broadcast_targets(like)
         labels = states_of(rows, blank)
@@ -195,7 +195,7 @@ class Labels(Ordered):
 
 
 def checked_targets(rows: Tensor, counts: Tensor, classes: int, blank: int) -> Tensor:
-    """Targets (B, s) with blanks after their ends; they must be labels."""
+    """Targets (B, s) with blanks after their ends; a ValueError if one is not a label."""
     rows = torch.where(torch.arange(rows.shape[1], device=rows.device) < counts[:, None], rows, blank)
     if _check.readable(rows) and bool(((rows < 0) | (rows >= classes)).any()):
         raise ValueError(f"targets must be in [0, {classes}); got values in [{rows.min()}, {rows.max()}]")
@@ -210,14 +210,14 @@ def states_of(rows: Tensor, blank: int) -> Tensor:
 
 
 def missing_frames(rows: Tensor, counts: Tensor, frames: Tensor) -> Tensor:
-    """How many frames more (B,) the targets need than there are; 0 or less where they fit, or there is no frame."""
+    """The number of frames (B,) that targets need, less the number of frames; at most 0 if the targets fit."""
     return counts + _repeats(rows, counts)[:, -1] - frames
 
 
 def lattice(x: Tensor, rows: Tensor, counts: Tensor, frames: Tensor, blank: int) -> Derivations:
     """Paths through frames and states; parts are [frame, state], then skips into states 2, 3, ...
 
-    Where targets do not fit into their frames, all paths are forbidden.
+    If targets do not fit into their frames, all paths are forbidden.
 
     Shapes: x (B, n, classes), rows (B, s) the targets, counts their lengths (B,), frames (B,)
     """
@@ -225,7 +225,7 @@ def lattice(x: Tensor, rows: Tensor, counts: Tensor, frames: Tensor, blank: int)
     labels = states_of(rows, blank)
     by_state = torch.where(_reached(rows, counts, frames, n), at_labels(x, labels), -torch.inf)
     none = missing_frames(rows, counts, frames) > 0
-    # a blank may be left out between labels that differ
+    # a path may skip the blank between labels that differ
     skips = torch.where(labels[:, 2:] == labels[:, :-2], -torch.inf, 0.0).to(x.dtype)
     roots = 2 * n * labels.shape[1] + (frames - 1).clamp(min=0) * (rows.shape[1] + 1) + torch.where(none, 0, counts)
     roots = torch.where((frames == 0) & (counts == 0), -1, roots)
@@ -238,7 +238,7 @@ def lattice(x: Tensor, rows: Tensor, counts: Tensor, frames: Tensor, blank: int)
 def _graph(n: int, size: int) -> Graph:
     """Node A(t, j) chooses the state before j, B(t, j) adds the score of j, R(t, l) ends at one of the last states.
 
-    A path starts at the first blank or the first label, so that state j is not reached before frame j // 2.
+    A path starts at the first blank or the first label, so that it cannot reach state j before frame j // 2.
     """
     states = 2 * size + 1
     skips = n * states + np.arange(max(states - 2, 0))
@@ -264,11 +264,11 @@ def _graph(n: int, size: int) -> Graph:
 
 
 def _reached(rows: Tensor, counts: Tensor, frames: Tensor, n: int) -> Tensor:
-    """True for the states that some path passes at a frame, (B, n, states)."""
+    """A bool tensor (B, n, states), True for states through which a path can pass at a frame."""
     size = rows.shape[1]
     state, frame = torch.arange(2 * size + 1, device=rows.device), torch.arange(n, device=rows.device)[:, None]
     repeats = _repeats(rows, counts)
-    # the frames before a state and after it, at least: other targets, and blanks between equal ones
+    # the least numbers of frames before and after a state: other targets, and blanks between equal targets
     before = state // 2 + repeats[:, (state + 1) // 2]
     after = counts[:, None] - (state + 1) // 2 + repeats[:, -1:] - repeats[:, (state // 2 + 1).clamp(max=size)]
     within = (frame >= before[:, None]) & (frame + after[:, None] < frames[:, None, None])
@@ -276,14 +276,14 @@ def _reached(rows: Tensor, counts: Tensor, frames: Tensor, n: int) -> Tensor:
 
 
 def _repeats(rows: Tensor, counts: Tensor) -> Tensor:
-    """How many of the first 0, 1, ..., s targets (B, s) equal the one before, (B, s + 1)."""
+    """The number (B, s + 1) of repeats among the first 0, 1, ..., s targets: of targets equal to the target before."""
     same = torch.nn.functional.pad(rows[:, 1:] == rows[:, :-1], (min(rows.shape[1], 1), 0))
     same = same & (torch.arange(rows.shape[1], device=rows.device) < counts[:, None])
     return torch.nn.functional.pad(same.long().cumsum(1), (1, 0))
 
 
 def _states(index: Tensor, labels: Tensor, blank: int) -> tuple[Tensor, Tensor]:
-    """The states (*lead, B, n) that labels of frames pass, -1 at padding, and True where the state has that label."""
+    """The states (*lead, B, n) of labelled frames, -1 at padding, and a bool tensor, True if a state has its label."""
     before = torch.nn.functional.pad(index[..., :-1], (min(index.shape[-1], 1), 0), value=-1)
     spoken = (index >= 0) & (index != blank)
     begun = (spoken & (index != before)).long().cumsum(-1)
@@ -303,7 +303,7 @@ def _used_states(y: Tensor, labels: Tensor, blank: int) -> Tensor:
     into = torch.where((step == 2) & (states[..., :-1] >= 0), states[..., 1:] - 2, -1)
     skips = one_hot(into, max(labels.shape[1] - 2, 0)).any(-2)
     parts = torch.cat([cells.flatten(-2), skips], -1)
-    # what does not read as the targets uses more than a path can
+    # a labelling that does not read as the targets gets all parts, more than a path has
     return torch.where(right.unsqueeze(-1), parts, True).to(y.dtype)
 
 
@@ -312,7 +312,7 @@ def _read(labels: Any, blank: int) -> list[int]:
 
 
 def _explained(rows: Tensor, counts: Tensor, frames: Tensor, none: Tensor, batch: torch.Size) -> str:
-    """What is wrong with the first instance whose targets do not fit."""
+    """The error message for the first instance whose targets do not fit."""
     at = int(none.nonzero()[0])
     instance = tuple(none.reshape(batch).nonzero()[0].tolist())
     needed = int((missing_frames(rows, counts, frames) + frames)[at])
@@ -327,7 +327,7 @@ def _spread(cells: Tensor, labels: Tensor, classes: int) -> Tensor:
     if cells.device.type == "cpu":
         index = labels[:, None].expand(cells.shape)
         return cells.new_zeros(*cells.shape[:-1], classes).scatter_add(-1, index, cells)
-    # states share labels: a product sums them in one order, atomic additions in any
+    # states share labels: a product adds them up in a fixed order, and atomic additions do not
     return cells @ torch.nn.functional.one_hot(labels, classes).to(cells.dtype)
 
 
@@ -339,7 +339,7 @@ def at_labels(x: Tensor, labels: Tensor) -> Tensor:
 
 
 class _Labelled(Function):
-    """`at_labels`, whose derivative adds up in the same order at every call."""
+    """`at_labels`, with a derivative that adds up in a fixed order."""
 
     generate_vmap_rule = True
 

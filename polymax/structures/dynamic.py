@@ -1,4 +1,4 @@
-"""Structures that a dynamic program can search: one recursion, smoothed in every way."""
+"""Sets that a dynamic program can search: one recursion gives maxima, sums and smoothed maxima."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -17,12 +17,12 @@ from polymax.structures.base import Sampled
 
 
 class DynamicProgram(Sampled):
-    """A set whose structures are the derivations of a hypergraph, one for each.
+    """A set whose structures are the derivations of a hypergraph: one derivation for each structure.
 
-    A subclass says what the hypergraph is, by `derivations`; one with kernels of its own offers them by `problem`.
+    A subclass defines the hypergraph in `derivations`; a subclass with its own kernels also overrides `problem`.
     """
 
-    # True if no structure uses a part twice, so that a list of parts holds it: SparseMAP then searches derivations
+    # True if no structure uses a part twice: SparseMAP then stores structures as lists of parts, found by derivations
     parts_once: ClassVar[bool] = False
 
     @abstractmethod
@@ -38,11 +38,11 @@ class DynamicProgram(Sampled):
         return Search("derivations", tensors, tree.batch, events, self.most_parts(*events), (tree.graph,))
 
     def most_parts(self, *events: torch.Size) -> int:
-        """The largest number of parts that a structure uses, of score tensors of these shapes, if it uses each once."""
+        """The largest number of parts of a structure, for score tensors of these shapes."""
         return sum(event.numel() for event in events)
 
     def problem(self, *scores: Tensor) -> Problem:
-        """The scores as the kernels take them."""
+        """The problem for the kernels."""
         return self.derivations(*scores).problem()
 
     def best_score(self, *scores: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class DynamicProgram(Sampled):
         return tuple(m != 0 for m in tensors(used))
 
     def omega(self, mu: Parts, regularizer: Regularizer) -> Tensor:
-        """Omega(mu), known at structures, and between them where expected parts determine every choice."""
+        """Omega(mu), known at structures, and between them if expected parts determine every choice."""
         found = self.omega_of_structures(mu, regularizer)
         if found is None:
             found = omega_of_choices(self.derivations(*tensors(mu)), regularizer)

@@ -28,14 +28,14 @@ GAPS = ("linear", "affine")
 
 
 class LinearGaps(NamedTuple):
-    """Pairs [row, column] (*batch, n, m), and where positions of gaps are scored."""
+    """Pairs [row, column] (*batch, n, m), and the cells (*batch, n, m) that score positions of gaps."""
 
     pairs: Tensor
     extend: Tensor
 
 
 class AffineGaps(NamedTuple):
-    """Pairs [row, column] (*batch, n, m), and where the first position of a gap, and the others, are scored."""
+    """Pairs [row, column], and the cells that score the first position of a gap, and its others; all (*batch, n, m)."""
 
     pairs: Tensor
     open: Tensor
@@ -48,14 +48,14 @@ class GappedAlignment(DynamicProgram):
 
     A gap of length L scores open + (L - 1) extend, or L extend with gap="linear"; for penalties these scores are
     negative. Between two pairs deletions come before insertions, so that the pairs determine the alignment. Mode
-    "global" scores all gaps. Mode "local" scores those between the first pair and the last, and contains the empty
-    alignment, of score 0. So does mode "semi-global", in which a sequence may begin before the other one, or end after
-    it, for free: of the positions before the first pair, and of those after the last, only the gap of the sequence that
-    has fewer is scored (deletions if both have equally many).
+    "global" scores all gaps. Mode "local" scores the gaps between the first pair and the last. Mode "semi-global" lets
+    a sequence begin before the other, or end after it, for free: before the first pair, and after the last, it scores
+    only the gap of the sequence with fewer positions there (deletions if both have equally many). Both contain the
+    empty alignment, of score 0.
 
-    A gap score may differ by position. That of row i, deleted after j columns, is in cell (i, max(j - 1, 0)); that of
-    column j, inserted after i rows, in cell (max(i - 1, 0), j). With an empty sequence there is no cell, and the score
-    is 0. The compact form is the list of pairs.
+    Gap scores may differ by position. The score of row i, deleted after j columns, is in cell (i, max(j - 1, 0)). The
+    score of column j, inserted after i rows, is in cell (max(i - 1, 0), j). If a sequence is empty, the score is 0. The
+    compact form is the list of pairs.
 
     Shapes:
         pairs (*batch, n, m); open, only if gaps are affine, and extend: numbers, or tensors that broadcast to pairs;
@@ -121,14 +121,14 @@ class GappedAlignment(DynamicProgram):
         return super().logsumexp(*scores) if problem is None else problem.value(SHANNON).to(scores[0].dtype)
 
     def marginals(self, *scores: Tensor) -> Parts:
-        # expectations of gaps are those of cells
+        # expectations of gaps have the shape of the cells
         problem = self._sums(*self.full(*checked_scores(scores)))
         return super().marginals(*scores) if problem is None else narrow(problem.expectation(SHANNON), scores[0].dtype)
 
     def _sums(self, *scores: Tensor) -> Problem | None:
-        """The sum over alignments as kernels of its own have it: of whole sequences, in float32.
+        """The problem for the set's own kernels of the sum, or None: they take mode "global" in float32.
 
-        A gap score that is one number for all cells stays one.
+        A gap score that is one number for all cells is not expanded.
         """
         pairs = scores[0]
         if self.mode != "global" or pairs.dtype != torch.float32 or pairs.device.type not in ("cpu", "cuda"):
@@ -194,7 +194,7 @@ class GappedAlignment(DynamicProgram):
         return self.with_lengths(None).complete(indicators(index, event_shape))
 
     def complete(self, first: Tensor) -> Parts:
-        """Alignments from their pairs, (*lead, *batch, n, m) where there are lengths."""
+        """Alignments from their pairs, (*lead, *batch, n, m) if the set has lengths."""
         n, m = first.shape[-2:]
         if not first.numel():
             return self.named(first, *(torch.zeros_like(first) for _ in range(2 if self.gap == "affine" else 1)))
@@ -204,7 +204,7 @@ class GappedAlignment(DynamicProgram):
             rows, columns = (t.to(first.device).expand(first.shape[:-2]) for t in self.lengths)
         deleted, inserted = (first != 0).sum(-1) == 0, (first != 0).sum(-2) == 0
         at_row, at_column = torch.arange(n, device=first.device), torch.arange(m, device=first.device)
-        # how many columns come before a row, and how many rows before a column
+        # the number of columns before a row, and of rows before a column
         column = torch.where(deleted, 0, (first != 0).long().argmax(-1) + 1).cummax(-1).values
         row = torch.where(inserted, rows.unsqueeze(-1), (first != 0).long().argmax(-2))
         row = row.flip(-1).cummin(-1).values.flip(-1)
@@ -251,12 +251,12 @@ class GappedAlignment(DynamicProgram):
         i, j = torch.arange(n, device=within.device)[:, None], torch.arange(m, device=within.device)
         rows, columns = rows.reshape(*batch, 1, 1), columns.reshape(*batch, 1, 1)
         if self.mode == "global":
-            # the last column is inserted after all rows only: deletions come before insertions
+            # deletions come before insertions: the last column is inserted only after all rows
             later = (j < columns - 1) | (i == rows - 1)
             opened = within & ((i >= 1) | (j == 0) | later)
             extended = within & (((i >= 1) & (j == 0)) | (i >= 2) | ((j >= 1) & later))
         else:
-            # a pair comes before a gap, and another after it
+            # a scored gap lies between two pairs
             inner = (i < rows - 1) & (j < columns - 1)
             opened, extended = inner & ((i >= 1) | (j >= 1)), inner & ((i >= 2) | (j >= 2))
         if self.mode == "semi-global":
@@ -276,6 +276,6 @@ class GappedAlignment(DynamicProgram):
 
 
 def _trailing(i: Tensor, j: Tensor, rows: Tensor, columns: Tensor, k: int) -> Tensor:
-    """The cells of the k-th position, and later ones, of gaps after the last pair that are scored."""
+    """The cells of the k-th and later positions of those gaps after the last pair that are scored."""
     deleted = (i >= k) & (i < rows) & (j < columns - 1) & (rows - i + k - 1 <= columns - 1 - j)
     return deleted | ((j >= k) & (j < columns) & (i < rows - 1) & (columns - j + k - 1 < rows - 1 - i))

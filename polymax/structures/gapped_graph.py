@@ -1,4 +1,4 @@
-"""The recursions of alignments with gaps as hypergraphs, and the masks that say where a free end may begin."""
+"""The recursions of alignments with gaps as hypergraphs, and masks of the cells at which a free end may begin."""
 
 import numpy as np
 import torch
@@ -9,9 +9,11 @@ from polymax.kernels.gapped.lattice import graph as graph
 
 
 def ends_of(rows: Tensor, columns: Tensor, n: int, m: int) -> tuple[Tensor, ...]:
-    """Which pairs may end an alignment, be followed by deletions up to the end, or by insertions; the end itself.
+    """Masks of the pairs that may end an alignment, that deletions may follow to the end, and that insertions may.
 
-    Shapes: rows and columns (B,), the lengths; three of (B, n, m), then (B, n) and (B, m)
+    Two more masks mark the last row and the last column.
+
+    Shapes: rows and columns (B,): the lengths; results: three of (B, n, m), then (B, n) and (B, m)
     """
     i, j = torch.arange(1, n + 1, device=rows.device), torch.arange(1, m + 1, device=rows.device)
     after_i, after_j = (rows[:, None] - i)[:, :, None], (columns[:, None] - j)[:, None]
@@ -22,7 +24,7 @@ def ends_of(rows: Tensor, columns: Tensor, n: int, m: int) -> tuple[Tensor, ...]
 
 
 def used_ends(pairs: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
-    """The ends of `ends_of` that alignments of these pairs (*lead, B, n, m) use."""
+    """The masks of `ends_of`, True only at the ends of alignments with these pairs (*lead, B, n, m)."""
     n, m = pairs.shape[-2:]
     place = torch.arange(n * m, device=pairs.device)
     last = torch.where(pairs.flatten(-2) != 0, place, -1).amax(-1, keepdim=True)

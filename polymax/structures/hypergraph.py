@@ -1,4 +1,4 @@
-"""A dynamic program of the user's own: derivations of the root of an acyclic hypergraph, and paths in a DAG."""
+"""Dynamic programs that users define: derivations of the root of an acyclic hypergraph, and paths in a DAG."""
 
 import itertools
 import math
@@ -19,10 +19,10 @@ from polymax.structures.dynamic import DynamicProgram
 
 @dataclass(frozen=True, eq=False)
 class Hypergraph(DynamicProgram):
-    """Derivations of the root: a node is derived by one of its hyperedges, a hyperedge from all of its tails.
+    """Derivations of the root: a hyperedge derives its head from all of its tails.
 
-    Tails have lower numbers than their head; a node that heads no hyperedge is an axiom, of value 0. A node that a
-    derivation uses twice is derived twice.
+    Tails have lower numbers than their head. A node that is not the head of a hyperedge is an axiom, of value 0. If a
+    derivation uses a node twice, it derives the node twice.
 
     Shapes: heads (E,), tails a sequence of E sequences of node numbers; scores (*batch, E)
 
@@ -79,7 +79,7 @@ class Hypergraph(DynamicProgram):
 
     @cached_property
     def _binary_graph(self) -> tuple[Graph, list[int]]:
-        """The graph with at most two tails a hyperedge, and the number in it of each node."""
+        """A graph with at most two tails for each hyperedge, and the new number of each node."""
         heads = np.array(self.heads, np.int64)
         nodes = int(heads.max(initial=-1)) + 1
         extra = np.array([max(len(t) - 2, 0) for t in self.tails], np.int64)
@@ -172,7 +172,7 @@ class Dag(DynamicProgram):
     @cached_property
     def _graph(self) -> Graph:
         builder = Builder(parts=len(self.edges))
-        # a node that the source does not reach would count as an axiom
+        # drop edges from nodes that the source does not reach: such nodes would count as axioms
         useful = [(e, u, v) for e, (u, v) in enumerate(self.edges) if u in self._nodes_from_source and v != self.source]
         e, u, v = np.array(useful, np.int64).reshape(-1, 3).T
         builder.add(v, e, u)

@@ -2,7 +2,7 @@
 
     lam[h, m] = max_Omega over labels of scores[h, m, :]        mu[h, m, :] = mu_arcs(lam)[h, m] argmax_Omega
 
-so that the algorithms are those of arcs without labels. The compact form is head and label of each token.
+so that the algorithms for arcs without labels apply. The compact form is the head and the label of each token.
 """
 
 import itertools
@@ -44,7 +44,7 @@ class LabelledProblem:
 
 
 def arcs_with_labels(lengths: Tensor | None, *scores: Tensor) -> Tensor:
-    """Checked scores, with 0 at what is no arc of an instance, so that NaN there reaches no maximum over labels."""
+    """Checked scores, with 0 outside the arcs of an instance, so that NaN there does not reach maxima over labels."""
     (x,) = scores
     if x.dim() < 3 or x.shape[-2] != x.shape[-3] or x.shape[-2] == 0:
         raise ValueError(f"scores must be (*batch, n + 1, n + 1, labels); got {tuple(x.shape)}")
@@ -54,7 +54,7 @@ def arcs_with_labels(lengths: Tensor | None, *scores: Tensor) -> Tensor:
 
 
 def with_labels(tree: Derivations, x: Tensor) -> Derivations:
-    """Derivations of arcs, given those without labels: a node for each arc chooses its label."""
+    """Derivations of trees with labels, made from derivations without: a node for each arc chooses its label."""
     labels = x.shape[-1]
     graph, number = _labelled_graph(tree.graph, labels)
     roots = torch.where(tree.roots < 0, -1, number.to(tree.roots.device)[tree.roots.clamp(min=0)])
@@ -71,7 +71,7 @@ def _labelled_graph(graph: Graph, labels: int) -> tuple[Graph, Tensor]:
     with outside_transforms():
         first, tails, part = (memory(t.cpu()) for t in graph.arrays)
     heads = np.repeat(np.arange(graph.nodes), np.diff(first))
-    # a hyperedge with two tails has no room for a third: a node of its own, before its head, joins two of them
+    # hyperedges have at most two tails: an extra node before the head joins two of three tails
     wide = (part >= 0) & (tails[:, 1] >= 0)
     extra = np.bincount(heads, wide, minlength=graph.nodes).astype(np.int64)
     number = graph.parts + np.arange(graph.nodes) + np.cumsum(extra)
@@ -100,7 +100,7 @@ def checked_arcs(lengths: Tensor | None, *scores: Tensor) -> tuple[tuple[Tensor,
 
 
 def tree_indicators(heads: list[tuple[int, ...]], event_shape: tuple[int, ...]) -> Tensor:
-    """Trees by their heads as indicators (count, n + 1, n + 1); of three dims, with each of their labellings."""
+    """Indicators (count, n + 1, n + 1) of trees given by their heads; if the event has 3 dims, of all labellings."""
     n = event_shape[0] - 1
     rows = torch.tensor(heads, dtype=torch.long).reshape(len(heads), n)
     if len(event_shape) == 2:
@@ -116,7 +116,7 @@ def best_labellings(heads: Tensor, values: Tensor, x: Tensor, k: int) -> tuple[T
     The k best have at most k trees, which are the k best by their best labels. Token by token, the k best labellings
     of each tree so far go on with each label.
 
-    Shapes: heads (B, k, n), values (B, k), -inf where there are fewer; x (B, n + 1, n + 1, labels)
+    Shapes: heads (B, k, n); values (B, k), -inf if there are fewer than k; x (B, n + 1, n + 1, labels)
     """
     batch, _, n = heads.shape
     if n and not x.shape[-1]:
@@ -144,6 +144,6 @@ def best_labellings(heads: Tensor, values: Tensor, x: Tensor, k: int) -> tuple[T
 
 
 def _first(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest entries along the last dim and their places; the first of equal ones comes first."""
+    """The k largest entries along the last dim and their places; equal entries keep their order."""
     ordered, places = values.sort(dim=-1, descending=True, stable=True)
     return ordered[..., :k], places[..., :k]

@@ -49,7 +49,7 @@ class Tokens(Ordered):
 
 @dataclass(frozen=True, eq=False)
 class Monotonic(DynamicProgram):
-    """Monotonic alignments: each frame keeps the token of the frame before it, or has the next one; none is skipped.
+    """Monotonic alignments: each frame keeps the token of the frame before it, or takes the next token.
 
     The parts are cells [frame, token]. Instances with more tokens than frames have no alignment, and are refused.
     The compact form is the token of each frame, -1 at padding.
@@ -81,7 +81,7 @@ class Monotonic(DynamicProgram):
     def tokens(self, *scores: Tensor) -> Tensor:
         """The token (*batch, frames) of each frame of the best alignment: `decode(map(scores))`, without cells.
 
-        It is -1 at padding, and where scores are undefined or forbid every alignment.
+        It is -1 at padding, and in instances whose scores are undefined or forbid every alignment.
 
         Example:
             >>> Monotonic().tokens(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 1.0]]))
@@ -105,7 +105,7 @@ class Monotonic(DynamicProgram):
         (x, frames, tokens), batch = checked_pairs(self, *scores)
         none = (tokens > frames) | ((tokens == 0) & (frames > 0))
         if not _check.readable(none):
-            # where lengths cannot be read, an instance without an alignment has no finite score
+            # lengths cannot be read: scores of -inf stand for an error in instances without an alignment
             x = torch.where(none[:, None, None], -torch.inf, x)
         elif bool(none.any()):
             raise ValueError(_explained(frames, tokens, none, batch))
@@ -127,7 +127,7 @@ class Monotonic(DynamicProgram):
         return y
 
     def durations(self, y: Tensor) -> Tensor:
-        """The number of frames of each token, (*batch, tokens): of an alignment, or expected ones of marginals.
+        """The number of frames of each token in an alignment, (*batch, tokens); the expected number, given marginals.
 
         Example:
             >>> monotonic = Monotonic()
@@ -153,7 +153,7 @@ def _graph(n: int, m: int) -> Graph:
 
 
 def _explained(frames: Tensor, tokens: Tensor, none: Tensor, batch: torch.Size) -> str:
-    """What is wrong with the first instance that has no alignment."""
+    """The error message for the first instance without an alignment."""
     instance = tuple(none.reshape(batch).nonzero()[0].tolist())
     n, m = (int(t.reshape(batch)[instance]) for t in (frames, tokens))
     return f"each token needs a frame, and each frame a token; got {m} tokens for {n} frames{faults.of(instance)}"

@@ -39,7 +39,7 @@ class ProjectiveTree(DynamicProgram):
     """Dependency trees over tokens 1..n below the root symbol 0, without crossings; parts are arcs [head, modifier].
 
     With `single_root` exactly one token hangs from the root symbol. Lengths count tokens. With `labelled` each arc
-    carries one of the labels, and the compact form is head and label of each token.
+    has one of the labels, and the compact form is the head and the label of each token.
 
     Shapes: scores (*batch, n + 1, n + 1), or (*batch, n + 1, n + 1, labels) with `labelled`; lengths (*batch,)
 

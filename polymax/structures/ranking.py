@@ -21,7 +21,7 @@ from polymax.structures.compact.choices import Ranks
 
 @dataclass(frozen=True, eq=False)
 class Ranking(Structure):
-    """Permutations of (1, ..., n): the higher the score, the higher the rank; of equal scores the later ranks higher.
+    """Permutations of (1, ..., n): the higher the score, the higher the rank; later entries win ties.
 
     Shapes: scores (*batch, n)
 
@@ -55,15 +55,15 @@ class Ranking(Structure):
     def projection(self, *scores: Tensor) -> Tensor:
         x = _row(scores)
         ranks = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
-        # a shift changes nothing, and small scores keep their digits
+        # ranks do not change by a shift, and small scores keep their digits
         return permutahedron(x - _top(x), ranks.expand(x.shape))
 
 
 def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regularization: str = "quadratic") -> Tensor:
     """Ranks 1, ..., n that move with the scores: x / gamma, projected onto the permutahedron.
 
-    gamma is the temperature, in the unit of the scores. Scores that are at least gamma apart have their ranks exactly;
-    closer ones share ranks, the more so the closer they are; large gamma brings all ranks together at (n + 1) / 2.
+    gamma is the temperature, in the unit of the scores. Scores that are at least gamma apart have their exact ranks.
+    Closer scores share ranks: the closer, the more. For large gamma all ranks approach (n + 1) / 2.
     `regularization` is the distance of the projection: "quadratic", the Euclidean one, which is piecewise linear in
     x, or "kl", the Kullback-Leibler divergence from exp(x / gamma), which is smooth where ranks are shared.
 
@@ -81,10 +81,10 @@ def soft_rank(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regulari
 
 
 def soft_sort(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regularization: str = "quadratic") -> Tensor:
-    """The scores in rising order, far ones drawn together: (1, ..., n) / gamma, projected onto their orders.
+    """The scores in rising order, distant scores drawn together: (1, ..., n) / gamma, projected onto their orders.
 
-    gamma is the inverse of a distance of scores. Where neighbours in the order are at most 1 / gamma apart, they stay
-    as they are; further ones are drawn together; large gamma brings all to their mean. `regularization` is the
+    gamma is the inverse of a distance of scores. Neighbours in the order that are at most 1 / gamma apart do not move;
+    neighbours further apart are drawn together. For large gamma all approach their mean. `regularization` is the
     distance of the projection: "quadratic", the Euclidean one, or "kl", the Kullback-Leibler divergence of exponentials
     of the negated scores, as in fast-soft-sort: large gamma then brings all to -log of the mean of exp(-x).
 
@@ -98,12 +98,12 @@ def soft_sort(x: Tensor, gamma: float | Tensor = 1.0, dim: int = -1, *, regulari
     places = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device).expand(rows.shape) / temperature
     if regularization == "quadratic":
         return _back(permutahedron(places, rows.sort(dim=-1, stable=True).values), x, dim)
-    # the divergence is not symmetric: the negated scores are put in falling order
+    # the divergence is not symmetric: negated scores are sorted, and the result flipped
     return _back(-_log_kl_projection(places, (-rows).sort(dim=-1, stable=True).values).flip(-1), x, dim)
 
 
 def permutahedron(x: Tensor, w: Tensor) -> Tensor:
-    """The projection of x onto the hull of the permutations of w, which rises.
+    """The projection of x onto the hull of the permutations of w, whose entries must rise.
 
         x - v, where v is the isotonic regression of sorted x - w, put back in the order of x
 
@@ -113,7 +113,7 @@ def permutahedron(x: Tensor, w: Tensor) -> Tensor:
     order = torch.sort(x, dim=-1, descending=True, stable=True).indices
     scores, falling = x.gather(-1, order), w.flip(-1)
     v = isotonic((scores - falling).detach())
-    # on a run, v is the mean of scores - falling: kept apart, large scores do not swallow w
+    # on a run, v is the mean of scores - falling: with two separate means, w keeps its digits beside large scores
     mu = (scores - apply_function(SegmentMean, v, scores)) + apply_function(SegmentMean, v, falling)
     return torch.zeros_like(mu).scatter(-1, order, mu)
 
@@ -150,13 +150,13 @@ def _log_kl_projection(x: Tensor, w: Tensor) -> Tensor:
     order = torch.sort(x, dim=-1, descending=True, stable=True).indices
     scores, falling = x.gather(-1, order), w.flip(-1)
     run = isotonic_kl(scores.detach(), falling.detach())
-    # a run shares the sum of its exp(w) as a softmax does; where runs end does not move with the scores
+    # a run shares the sum of its exp(w) like a softmax; the ends of runs are constant almost everywhere
     log_mu = (scores - _run_logsumexp(scores, run)) + _run_logsumexp(falling, run)
     return torch.zeros_like(log_mu).scatter(-1, order, log_mu)
 
 
 def _run_logsumexp(x: Tensor, run: Tensor) -> Tensor:
-    """The logarithm of the sum of exp(x) over each run, at every entry of it."""
+    """The logarithm of the sum of exp(x) over each run, at every entry of the run."""
     top = torch.full_like(x, -torch.inf).scatter_reduce(-1, run, x.detach(), "amax").gather(-1, run)
     total = torch.zeros_like(x).scatter_add(-1, run, torch.exp(x - top)).gather(-1, run)
     return torch.log(total) + top

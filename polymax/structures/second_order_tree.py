@@ -44,7 +44,7 @@ class GrandparentParts(NamedTuple):
 
 
 class BothParts(NamedTuple):
-    """Arcs (*batch, n + 1, n + 1), siblings and grandparents (*batch, n + 1, n + 1, n + 1), as the others have them."""
+    """Arcs (*batch, n + 1, n + 1), and siblings and grandparents, both (*batch, n + 1, n + 1, n + 1)."""
 
     arcs: Tensor
     siblings: Tensor
@@ -59,12 +59,12 @@ def _passes(single_root: bool, order: int) -> Callable[[float], Any]:
 
 
 class SecondOrderTree(DynamicProgram):
-    """Projective trees with further score tensors, of pairs of arcs; compact forms are those of `ProjectiveTree`."""
+    """Projective trees with further score tensors, of pairs of arcs; the compact form is that of `ProjectiveTree`."""
 
     single_root: bool
     may_be_empty = False
     parts_once = True
-    # which pairs are scored, as the kernels count them
+    # the kinds of pairs that are scored, as bits: SIBLINGS, GRANDPARENTS, or both
     order: ClassVar[int]
 
     @property
@@ -147,7 +147,7 @@ class SecondOrderTree(DynamicProgram):
         return self.named(*(Structure.mean(self, t, probs) for t in self.complete(vertices)))
 
     def search(self, *scores: Tensor) -> Search | None:
-        # derivations are listed, which with grandparents are as many as the fourth power of the length
+        # the search lists hyperedges, whose number grows with the fourth power of the length if grandparents count
         long = self.order & GRANDPARENTS and scores[0].shape[-1] > LONGEST
         return None if long else super().search(*scores)
 
@@ -163,8 +163,9 @@ class SecondOrderTree(DynamicProgram):
 class SiblingTree(SecondOrderTree):
     """Projective trees that score neighbouring siblings: a head takes its modifiers from the inside to the outside.
 
-    siblings [h, s, m] counts where h is the head of s and of m, m being the next modifier after s on the same side; and
-    [h, h, m] where m is the first on its side. Each token with a head has one such part: O(n^3) steps.
+    siblings [h, s, m] counts if h is the head of s and m, and m is the next modifier after s on the same side;
+    siblings [h, h, m] counts if m is the first modifier of h on its side. Each token with a head has one such part:
+    O(n^3) steps.
 
     Shapes: arcs (*batch, n + 1, n + 1), siblings (*batch, n + 1, n + 1, n + 1); lengths (*batch,) count tokens
 
@@ -190,7 +191,7 @@ class SiblingTree(SecondOrderTree):
         head, sibling, modifier = place.reshape(-1, 1, 1), place.reshape(-1, 1), place
         upto = arcs.cumsum(-1)
         before = torch.nn.functional.pad(upto[..., :-1], (1, 0))
-        # how many modifiers of the head lie strictly between two places
+        # the number of modifiers of the head strictly between two places
         right = before.unsqueeze(-2) - upto.unsqueeze(-1)
         left = before.unsqueeze(-1) - upto.unsqueeze(-2)
         between = torch.where(modifier > sibling, right, left)
@@ -207,8 +208,8 @@ class SiblingTree(SecondOrderTree):
 class GrandparentTree(SecondOrderTree):
     """Projective trees that score each arc together with the arc to its head.
 
-    grandparents [g, h, m] counts where g is the head of h and h that of m; a token that hangs from the root symbol has
-    no such part. O(n^4) steps.
+    grandparents [g, h, m] counts if g is the head of h, and h is the head of m; a token that hangs from the root symbol
+    has no such part. O(n^4) steps.
 
     Shapes: arcs (*batch, n + 1, n + 1), grandparents (*batch, n + 1, n + 1, n + 1); lengths (*batch,) count tokens
 

@@ -36,7 +36,7 @@ class SemiMarkov(DynamicProgram):
 
     Shapes:
         segments (*batch, n, max_width, s) by start and width - 1; transition (s, s), or broadcasting to
-        (*batch, n - 1, s, s), where entry t - 1 is for a boundary before position t; lengths (*batch,)
+        (*batch, n - 1, s, s), whose entry t - 1 is for a boundary before position t; lengths (*batch,)
 
     Example:
         >>> segments = torch.tensor([[[0.0], [3.0]], [[1.0], [0.0]]])
@@ -78,7 +78,7 @@ class SemiMarkov(DynamicProgram):
         return segments, transition.expand(*batch, max(n - 1, 0), s, s)
 
     def broadcast_scores(self, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores with a batch of their own, and transitions of as many dims, of size 1 where they are shared."""
+        """The scores with transitions of as many dims as their batch; shared dims have size 1."""
         if len(scores) != 2:
             raise TypeError(f"a segmentation has two score tensors, segments and transition; got {len(scores)}")
         segments, transition = scores

@@ -1,4 +1,4 @@
-"""One of n, k of n, and one of a list."""
+"""Choices of one of n items, of k of n items, and of a vertex from a list."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from polymax.structures.dynamic import DynamicProgram
 
 @dataclass(frozen=True, eq=False)
 class Simplex(DynamicProgram):
-    """One of n items: Marginals is softmax, SparseMap is sparsemax, LocalMax is the regularizer itself.
+    """The choices of one of n items: Marginals is softmax, SparseMap is sparsemax, LocalMax is the regularizer itself.
 
     Shapes: scores (*batch, n)
 
@@ -56,7 +56,7 @@ class Simplex(DynamicProgram):
 
 @dataclass(frozen=True)
 class Choice:
-    """One of n as a problem: smoothed by an entropy it is the entropy's own mapping, which needs no recursion."""
+    """The problem of one of n items: its smoothed maximum is the regularizer's own, without a recursion."""
 
     x: Tensor
 
@@ -115,23 +115,23 @@ class Subset(DynamicProgram):
     def projection(self, *scores: Tensor) -> Tensor:
         x = self._checked(scores)
         inside = x.clamp(0, 1)
-        # a total of k needs as many entries that are allowed
+        # a total of k needs at least k allowed entries
         enough = (x != -torch.inf).sum(-1, keepdim=True) >= self.k
         if self.at_most and self.k < x.shape[-1]:
             few = inside.sum(-1, keepdim=True) <= self.k
-            # where the clipped scores are few enough they are the projection; elsewhere the total is k
+            # if the clipped scores sum to at most k, they are the projection; otherwise the total is k
             mu = torch.where(few, inside, self._budget(x, enough))
         elif self.at_most:
             mu = inside
         else:
             mu = self._budget(x, enough) if 0 < self.k < x.shape[-1] else 0 * inside + bool(self.k)
             mu = torch.where(enough, mu, 0)
-        # comparisons overlook a NaN; by the factor, derivatives are NaN in its row, and in no other
+        # comparisons ignore NaN; by this factor, derivatives are NaN in rows with NaN, and in no others
         bad = torch.isnan(x).any(-1, keepdim=True)
         return torch.where(bad, x * torch.where(bad, torch.nan, 0.0), mu)
 
     def _budget(self, x: Tensor, enough: Tensor) -> Tensor:
-        """The projection of each row onto weights that sum to k, where -inf leaves at least k entries."""
+        """The projection of each row onto weights that sum to k; rows with fewer than k allowed entries count as 0."""
         return Budget(float(self.k)).argmax(torch.where(enough, x, 0))
 
     @property
@@ -186,7 +186,7 @@ class Explicit(DynamicProgram):
         return ((self.listed != 0).any(0).to(parts[0].device),)
 
     def omega(self, mu: Parts, regularizer: Regularizer) -> Tensor:
-        # a mean of vertices does not tell of which
+        # a mean of vertices does not determine their weights
         return Counted.omega(self, mu, regularizer)
 
 
@@ -194,7 +194,7 @@ def of_choices(each: Tensor, batch: torch.Size, shaped: object, flat: object = N
     """A root that chooses one of the columns of `each` (*batch, count)."""
     count = math.prod(batch)
     graph = _star.beside(each, each.shape[-1])
-    # without a hyperedge the root would be an axiom, and the problem is empty
+    # without columns the problem is empty: the root would be an axiom
     roots = torch.full((count,), 0 if each.shape[-1] else -1, dtype=torch.long, device=each.device)
     return Derivations(each.reshape(count, each.shape[-1]), graph, roots, batch, shaped, flat)  # type: ignore[arg-type]
 

@@ -27,8 +27,8 @@ _PASSES = kernel_passes(span_tree_inside, span_tree_outside, span_tree_tangent, 
 class SpanTree(DynamicProgram):
     """Binary trees over n leaves; the parts are their spans [i, j], i <= j, leaves and the whole included.
 
-    With labels each span carries one. Whether scores are labelled is read off their shape where that is clear
-    (the last two dims are equal without labels), and from `lengths`; `labelled` says it where it is not.
+    With labels each span has one. The shape of the scores and `lengths` say whether scores are labelled (without labels
+    the last two dims are equal); if they do not, set `labelled`.
 
     Shapes: scores (*batch, n, n) or (*batch, n, n, labels); lengths (*batch,)
 
@@ -81,7 +81,7 @@ class SpanTree(DynamicProgram):
         return stack if len(event_shape) == 3 else stack.squeeze(-1)
 
     def log_count(self, event_shape: tuple[int, ...]) -> Tensor:
-        # scores (n, n, n) have labels here, and no batch
+        # event shapes have no batch: (n, n, n) has labels
         known = replace(self, labelled=len(event_shape) == 3)
         return known.logsumexp(*known.zero_scores(tuple(event_shape)))
 
@@ -90,11 +90,11 @@ class SpanTree(DynamicProgram):
         dims = self.event_dims(x)[0]
         n = x.shape[-dims]
         left, right = places(x.device, n, n)
-        # beyond every length where there is no span
+        # places that are not spans get a position beyond every length
         return (before_end(self.lengths, n, torch.where(left <= right, right, n), dims),)
 
     def stack(self, count: int, *scores: Tensor) -> Self:
-        # a dimension more must not be read as labels
+        # the new dimension must not be read as labels
         return super(SpanTree, replace(self, labelled=self.event_dims(*scores) == (3,))).stack(count, *scores)
 
     def _labelled(self, x: Tensor) -> bool:

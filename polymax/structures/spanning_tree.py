@@ -45,7 +45,7 @@ class SpanningTree(Sampled):
     """Dependency trees over tokens 1..n below the root symbol 0, whose arcs may cross; parts are arcs [head, modifier].
 
     With `single_root` exactly one token hangs from the root symbol. Lengths count tokens. With `labelled` each arc
-    carries one of the labels, and the compact form is head and label of each token.
+    has one of the labels, and the compact form is the head and the label of each token.
 
     Shapes: scores (*batch, n + 1, n + 1), or (*batch, n + 1, n + 1, labels) with `labelled`; lengths (*batch,)
 
@@ -81,7 +81,7 @@ class SpanningTree(Sampled):
         return narrow(self.problem(*checked_scores(scores)).expectation(SHANNON), scores[0].dtype)
 
     def problem(self, *scores: Tensor) -> Problem:
-        """The scores as the kernels take them; a maximum that is hard, or smoothed by Shannon's entropy."""
+        """The problem for the kernels, of the hard maximum and of the maximum smoothed by Shannon's entropy."""
         if self.labelled:
             arcs = replace(self, labelled=False)
             return LabelledProblem(arcs_with_labels(self.lengths, *scores), arcs.problem)  # type: ignore[return-value]
@@ -99,7 +99,10 @@ class SpanningTree(Sampled):
         return Search("arcs", (x, lengths), batch, (x.shape[1:],), x.shape[1], (self.single_root,))
 
     def potentials(self, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Each token's arcs less the one that the best tree has: every tree has one head for each token."""
+        """The scores of each token's arcs less the score of its arc in the best tree, and the best tree's score.
+
+        Every tree has one head for each token, so that all trees are shifted alike.
+        """
         (x,) = scores
         # arcs are [head, modifier], with labels after them where there are any
         others = (-3, -1) if self.labelled else (-2,)
@@ -109,7 +112,7 @@ class SpanningTree(Sampled):
         return (exact_sum(x, -best),), total
 
     def sample(self, scores: tuple[Tensor, ...], shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Independent draws of p(y) = exp(<scores, y>) / Z, (*shape, *batch, n + 1, n + 1), with labels labelled."""
+        """Independent draws of p(y) = exp(<scores, y>) / Z, (*shape, *batch, n + 1, n + 1) or with a dim of labels."""
         if self.labelled:
             return self._sample_labelled(scores, shape, generator)
         (x, lengths), batch = checked_arcs(self.lengths, *checked_scores(scores))
@@ -132,7 +135,7 @@ class SpanningTree(Sampled):
     def sample_distinct(
         self, scores: tuple[Tensor, ...], k: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """k trees that differ (*batch, k, ...), drawn without replacement, and which of the k exist, (*batch, k)."""
+        """k distinct trees (*batch, k, ...), drawn without replacement, and a mask (*batch, k), False for none."""
         (x,) = checked_scores(scores)
         if self.labelled:
             x = arcs_with_labels(self.lengths, x)
@@ -186,7 +189,7 @@ class SumPasses(Slopes):
         value, chart = spanning_tree_inside(scores, lengths, self.single_root)
         if _check.readable(value) and not bool((value == -torch.inf).any()):
             return value, chart
-        # without a tree the sum is -inf before a NaN is met
+        # if the kernel finds no tree, it returns -inf, even if a score is NaN
         undefined = (torch.isnan(scores) & _usable(scores, lengths)).flatten(1).any(-1)
         return torch.where((value == -torch.inf) & undefined, torch.nan, value), chart
 
@@ -241,7 +244,7 @@ def _passes(single_root: bool, alpha: float) -> Passes:
 
 
 def _usable(x: Tensor, lengths: Tensor) -> Tensor:
-    """True for the arcs that a tree of so many tokens can use, (B, n + 1, n + 1)."""
+    """A bool tensor (B, n + 1, n + 1), True for the arcs that a tree of this length can use."""
     return usable_arcs(lengths, x, labelled=False)
 
 
@@ -252,7 +255,7 @@ def _sum_at_heads(x: Tensor, heads: Tensor) -> Tensor:
 
 
 def _best_arcs(heads: Tensor, x: Tensor) -> Tensor:
-    """Indicators (B, n + 1, n + 1) of the best heads (B, n); NaN in all arcs where scores are NaN."""
+    """Indicators (B, n + 1, n + 1) of the best heads (B, n); NaN in all arcs of instances with NaN scores."""
     y, bad = _arcs(heads, x), heads == UNDEFINED
     if _check.readable(heads) and not bool(bad.any()):
         return y

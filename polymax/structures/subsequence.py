@@ -19,7 +19,7 @@ from polymax.structures.usable import usable_cells
 class Subsequence(DynamicProgram):
     """Paths from any cell of the first row to any of the last by steps down, right and diagonal; parts are the cells.
 
-    All rows are aligned, with the columns of one stretch: rows are a query, columns the series that it is searched in.
+    All rows are aligned with one stretch of the columns: rows are a query, columns the series that is searched.
 
     Shapes: scores (*batch, n, m); lengths a pair of (*batch,), rows and columns of each instance
 
@@ -69,7 +69,7 @@ class Subsequence(DynamicProgram):
 
 @Family
 def _graph(n: int, m: int) -> Graph:
-    """Node D(i, j) chooses the cell before (i, j), or to begin there, V(i, j) adds its score, R(i) ends in row i."""
+    """Node D(i, j) chooses the cell before (i, j), or begins a path; V(i, j) adds its score; R(i) ends in row i."""
     cell = np.arange(n * m).reshape(n, m)
     builder = Builder(parts=n * m)
     builder.add(2 * cell + 1, cell, 2 * cell)

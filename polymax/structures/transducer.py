@@ -65,7 +65,7 @@ class Transducer(DynamicProgram):
         return super().marginals(*scores) if problem is None else narrow(problem.expectation(SHANNON), scores[0].dtype)
 
     def _sums(self, *scores: Tensor) -> Problem | None:
-        """The sum over paths as kernels of its own have it: in float32, on CUDA."""
+        """The problem for the set's own kernels of the sum, or None: they take float32 on CUDA."""
         if scores[0].device.type != "cuda" or scores[0].dtype != torch.float32:
             return None
         blank, label = self.full(*scores)
@@ -80,7 +80,10 @@ class Transducer(DynamicProgram):
         return Problem(_PASSES, (*rows, frames, tokens), batch, shaped)
 
     def _refused(self, blank: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The frames and the tokens of each instance (B,), and True for tokens without a frame, which are refused."""
+        """The frames and tokens of each instance (B,), and a mask of instances with tokens and no frame.
+
+        Raise ValueError if the mask can be read and has such an instance.
+        """
         frames, tokens = self._sizes(blank, label)
         none = (frames == 0) & (tokens > 0)
         if _check.readable(none) and bool(none.any()):
@@ -96,7 +99,7 @@ class Transducer(DynamicProgram):
         roots = torch.where(frames > 0, roots, -1)
         flat = torch.cat([blank.reshape(math.prod(batch), n * (m + 1)), label.reshape(math.prod(batch), n * m)], 1)
         if n and not _check.readable(none):
-            # where lengths cannot be read, tokens without a frame have no finite score
+            # lengths cannot be read: scores of -inf stand for an error in instances with tokens and no frame
             roots, flat = torch.where(none, n * (m + 1), roots), torch.where(none[:, None], -torch.inf, flat)
 
         def shaped(mu: Tensor) -> TransducerParts:
@@ -161,10 +164,10 @@ class Transducer(DynamicProgram):
         return self.complete(torch.nn.functional.one_hot(index, states).float())
 
     def complete(self, first: Tensor) -> TransducerParts:
-        """Tokens are emitted between the blank of the frame before and that of their own."""
+        """Paths from their blanks: a token is emitted between the blank of the frame before and that of its frame."""
         before = torch.nn.functional.pad(first, (0, 0, 1, 0))[..., :-1, :]
         before[..., :1, 0] = first[..., :1, :].sum(-1)
-        # a blank after more than u tokens, and one before it after at most u of them
+        # a frame emits token u if its blank comes after more than u tokens, and the blank before after at most u
         later, so_far = first.flip(-1).cumsum(-1).flip(-1)[..., 1:], before.cumsum(-1)[..., :-1]
         return TransducerParts(first, later * so_far)
 

@@ -13,10 +13,10 @@ from polymax.distinct import Frontier, checked_count, streams
 def distinct_trees(
     tree: Any, x: Tensor, lengths: Tensor, labels: Tensor, k: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """Heads and labels of k distinct trees (B, k, n, 2), -1 at padding, and which of the k exist, bool (B, k).
+    """Heads and labels of k distinct trees (B, k, n, 2), -1 at padding, and a bool tensor (B, k), False for none.
 
-    Tokens choose their heads one after the other, then their labels. The probabilities of a token's heads are those
-    of arcs, by the SpanningTree `tree`, for scores in which the heads chosen so far are the only ones.
+    Tokens choose their heads one after the other, then their labels. The probabilities of a token's heads are the
+    marginals of the SpanningTree `tree`, with other heads of the tokens before forbidden.
 
     Shapes: x (B, n + 1, n + 1), lengths (B,), labels (B, n + 1, n + 1, labels), log-probabilities of labels at arcs
     """
@@ -55,7 +55,7 @@ def distinct_trees(
         left = torch.where(torch.from_numpy(allowed).to(x.device), x[rows], -torch.inf)
         arcs = tree.with_lengths(lengths[rows]).marginals(left).cpu().double()
         for (b, total, log, chosen), p in zip(opened, arcs, strict=True):
-            # what rounding leaves of an impossible arc is none
+            # set rounding errors of impossible arcs to 0
             column = np.where(_possible(chosen, n, tree.single_root), memory(p[:, len(chosen) + 1]), 0)
             (some,) = (column > 0).nonzero()
             if len(some):

@@ -1,4 +1,4 @@
-"""Parts that structures can use at all, by the lengths of instances: what a set says in its method `usable`."""
+"""Masks of the parts that structures can use, by the lengths of instances, for the method `usable` of sets."""
 
 import torch
 from torch import Tensor
