@@ -219,14 +219,15 @@ def _recorded(
     assert weight is not None
     x = logits(hidden, weight, bias, softcap)
     x = x - shift(x.detach()).unsqueeze(-1)
-    value = Tsallis(alpha if alphas is None else alphas).max(x)
-    total = (value * grads[0]).sum()
+    outputs = [Tsallis(alpha if alphas is None else alphas).max(x)]
     if target is not None:
-        total = total + (x.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1) * grads[1]).sum()
+        outputs.append(x.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1))
     if spread is not None:
-        total = total + ((x @ spread.to(x.dtype)) * grads[2]).sum()
+        outputs.append(x @ spread.to(x.dtype))
+    given = [grads[0], *([] if target is None else [grads[1]]), *([] if spread is None else [grads[2]])]
     chosen = [t for t, wants in zip(inputs, wanted) if wants and t is not None]
-    slopes = iter(torch.autograd.grad(total, chosen, create_graph=True))
+    # gradients that depend on the inputs, as those of a squared loss, are constants here
+    slopes = iter(torch.autograd.grad(outputs, chosen, given, create_graph=True))
     return [next(slopes) if wants and t is not None else None for t, wants in zip(inputs, wanted)]
 
 

@@ -152,6 +152,8 @@ def test_derivatives():
 
         assert torch.autograd.gradcheck(loss, (*given, alpha), fast_mode=True)
         assert torch.autograd.gradgradcheck(loss, (*given, alpha), fast_mode=True)
+        # the gradient that comes in depends on the inputs too
+        assert torch.autograd.gradgradcheck(lambda *t: loss(*t).square(), (*given, alpha), fast_mode=True)
         slope = torch.autograd.grad(pm.linear_entmax_loss(*given[:2], target, given[2], alpha=alpha), alpha)[0]
         truth = torch.autograd.grad(dense(*given, target, alpha=alpha), alpha)[0]
         close(slope, truth, "alpha has its gradient")
