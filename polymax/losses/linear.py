@@ -1,6 +1,6 @@
 """Losses of a linear layer over a large vocabulary, whose logits are never in memory as a whole."""
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,9 +12,27 @@ from polymax.backend.widen import wide
 from polymax.kernels.linear_loss import linear_loss, linear_loss_backward
 from polymax.kernels.linear_loss.reference import capped_logits, logits, shift
 from polymax.losses import sharded
-from polymax.losses.simplex import entmax_loss
+from polymax.losses.simplex import check_normalizer, entmax_loss, normalizer_of, with_penalty
 from polymax.regularizers import Tsallis
 from polymax.sharding.placements import any_sharded
+
+
+@overload
+def linear_entmax_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, *, alpha: float | Tensor = 1.5,
+    class_weights: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
+    softcap: float | None = None, reduction: str = "mean", z_loss: float = 0.0,
+    return_normalizer: Literal[False] = False, dtype: torch.dtype | None = None,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def linear_entmax_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, *, alpha: float | Tensor = 1.5,
+    class_weights: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
+    softcap: float | None = None, reduction: str = "mean", z_loss: float = 0.0,
+    return_normalizer: Literal[True], dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def linear_entmax_loss(
@@ -29,8 +47,10 @@ def linear_entmax_loss(
     label_smoothing: float = 0.0,
     softcap: float | None = None,
     reduction: str = "mean",
+    z_loss: float = 0.0,
+    return_normalizer: bool = False,
     dtype: torch.dtype | None = None,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """entmax_loss(linear(hidden, weight, bias), target), with logits in blocks that are forgotten at once.
 
     Above alpha = 1 the gradient of most words is exactly 0, so that one product of matrices is enough: the candidates
@@ -38,9 +58,10 @@ def linear_entmax_loss(
     of positive weight, and alpha outside of (1, 2], are computed in blocks. `softcap` bounds logits by
     softcap tanh(logits / softcap); alpha may be a tensor of one number, and be learned. The loss has the dtype of
     hidden, as that of torch's linear_cross_entropy, or `dtype`: float32 keeps the digits of a mean over many rows in
-    half precision.
+    half precision. `z_loss` and `return_normalizer` are those of `entmax_loss`, for alpha = 1; the normalizer of a row
+    is the logsumexp of its logits.
 
-    Shapes: hidden (*batch, d); weight (words, d); bias and class_weights (words,); target (*batch,)
+    Shapes: hidden (*batch, d); weight (words, d); bias and class_weights (words,); target and normalizer (*batch,)
 
     Example:
         >>> hidden, weight = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [-1.0, 0.0]])
@@ -52,7 +73,9 @@ def linear_entmax_loss(
     See: Peters, Niculae and Martins 2019, Sparse sequence-to-sequence models, Section 3.2.
     """
     check_head(hidden, weight, bias, alpha)
-    if any_sharded((hidden, weight, target, bias, class_weights, alpha)):
+    among = any_sharded((hidden, weight, target, bias, class_weights, alpha))
+    check_normalizer(alpha, z_loss, return_normalizer, among)
+    if among:
         return sharded.of_words(
             hidden, weight, target, bias, alpha, class_weights, ignore_index, label_smoothing,
             checked_softcap(softcap), reduction,
@@ -74,10 +97,15 @@ def linear_entmax_loss(
     if functional():
         # torch.func looks at every operation: the logits are there as a whole
         x = capped_logits(torch.nn.functional.linear(rows, matrix, None if bias is None else bias.to(rows.dtype)), cap)
-        return entmax_loss(
+        loss = entmax_loss(
             x, target, alpha, reduction, weight=class_weights, ignore_index=ignore_index,
-            label_smoothing=label_smoothing, dtype=kept,
+            label_smoothing=label_smoothing, dtype=wide(rows[..., :0]).dtype if z_loss else kept,
         )  # fmt: skip
+        if z_loss == 0 and not return_normalizer:
+            return loss
+        normalizer = normalizer_of(wide(x), ~ignored)
+        loss = with_penalty(loss, normalizer, ~ignored, z_loss, reduction).to(kept)
+        return (loss, normalizer) if return_normalizer else loss
     y = target.reshape(-1).long()
     valid = y != ignore_index
     real = wide(rows[..., :0]).dtype
@@ -90,7 +118,7 @@ def linear_entmax_loss(
         spread = matrix.new_full((words,), 1.0, dtype=real) if of_classes is None else of_classes
         spread = spread / words
         mass = spread.sum()
-    value, chosen, mean = smoothed_max(
+    value, chosen, mean, top = smoothed_max(
         rows.reshape(-1, rows.shape[-1]), matrix, bias, torch.where(valid, y, -1), spread, alpha, cap
     )
     # a row of -inf that is left out must not leave a NaN
@@ -99,8 +127,14 @@ def linear_entmax_loss(
         spread_loss = torch.where(valid, mass * value - mean, 0)
         loss = (1 - label_smoothing) * loss + label_smoothing * spread_loss
     if reduction == "mean":
-        return (loss.sum() / each.sum()).to(kept)
-    return (loss.sum() if reduction == "sum" else loss.reshape(target.shape)).to(kept)
+        loss = loss.sum() / each.sum()
+    else:
+        loss = loss.sum() if reduction == "sum" else loss.reshape(target.shape)
+    if z_loss == 0 and not return_normalizer:
+        return loss.to(kept)
+    normalizer = torch.where(valid, value + top, 0).reshape(target.shape)
+    loss = with_penalty(loss, normalizer, ~ignored, z_loss, reduction).to(kept)
+    return (loss, normalizer) if return_normalizer else loss
 
 
 def linear_sparsemax_loss(
@@ -146,15 +180,15 @@ def smoothed_max(
     spread: Tensor | None,
     alpha: float | Tensor,
     softcap: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The smoothed maximum of the logits of each row, the logit of its target, and their sum weighted by `spread`.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The smoothed maximum of each row's logits, the logit of its target, their sum by `spread`, and the largest logit.
 
-    The largest logit of the row is subtracted from all of them, as a constant, which changes no loss.
+    The largest logit of the row is subtracted from all others, as a constant, which changes no loss.
     """
     learned = alpha.reshape(()) if isinstance(alpha, Tensor) else None
     # a number of 0 is no alpha: the tensor of alphas counts
     number = 0.0 if isinstance(alpha, Tensor) else float(alpha)
-    return apply_function(LinearLoss, hidden, weight, bias, learned, target, spread, number, softcap)[:3]
+    return apply_function(LinearLoss, hidden, weight, bias, learned, target, spread, number, softcap)[:4]
 
 
 class LinearLoss(Function):

@@ -1,5 +1,7 @@
 """Fenchel-Young losses of one choice among n: cross_entropy's options, with any regularizer."""
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 
@@ -81,6 +83,22 @@ def sparsemax_loss(
     )  # fmt: skip
 
 
+@overload
+def entmax_loss(
+    scores: Tensor, y: Tensor, alpha: float | Tensor = 1.5, reduction: str = "mean", *, dim: int = -1,
+    weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
+    return_normalizer: Literal[False] = False, dtype: torch.dtype | None = None,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def entmax_loss(
+    scores: Tensor, y: Tensor, alpha: float | Tensor = 1.5, reduction: str = "mean", *, dim: int = -1,
+    weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
+    return_normalizer: Literal[True], dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
 def entmax_loss(
     scores: Tensor,
     y: Tensor,
@@ -91,13 +109,19 @@ def entmax_loss(
     weight: Tensor | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    return_normalizer: bool = False,
     dtype: torch.dtype | None = None,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """The Fenchel-Young loss of alpha-entmax, with cross_entropy's options; alpha = 1 is cross_entropy of classes.
 
     Of distributions, alpha = 1 is the Kullback-Leibler divergence from them: cross_entropy less their entropy. The loss
     has the dtype of the scores, as that of cross_entropy, or `dtype`: float32 keeps the digits of a mean over many rows
     in half precision.
+
+    With alpha = 1, `z_loss` adds z_loss logsumexp(scores)^2 to the loss of each row, whatever the weight of its class,
+    and `return_normalizer=True` returns the loss and the logsumexp of each row, with its gradient; 0 for rows that
+    ignore_index leaves out.
 
     Example:
         >>> entmax_loss(torch.tensor([[3.0, 0.5, 0.0]]), torch.tensor([0]))
@@ -105,10 +129,47 @@ def entmax_loss(
 
     See: Peters, Niculae and Martins 2019, section 3.2.
     """
-    return of_classes(
+    check_normalizer(alpha, z_loss, return_normalizer, any_sharded((scores, y, weight, alpha)))
+    kept = scores.dtype if dtype is None else dtype
+    loss = of_classes(
         Tsallis(alpha), scores, y, None, reduction, dim=dim, weight=weight, ignore_index=ignore_index,
-        label_smoothing=label_smoothing, dtype=dtype,
+        label_smoothing=label_smoothing, dtype=wide(scores).dtype if z_loss else kept,
     )  # fmt: skip
+    if z_loss == 0 and not return_normalizer:
+        return loss
+    counted = torch.ones_like(y.select(dim, 0), dtype=torch.bool) if y.is_floating_point() else y != ignore_index
+    normalizer = normalizer_of(wide(scores).movedim(dim, -1), counted)
+    loss = with_penalty(loss, normalizer, counted, z_loss, reduction).to(kept)
+    return (loss, normalizer) if return_normalizer else loss
+
+
+def check_normalizer(alpha: float | Tensor, z_loss: float, return_normalizer: bool, among_processes: bool) -> None:
+    """Raise if z_loss or the normalizer is asked of another alpha than 1, or of DTensors."""
+    _check.number(z_loss, "z_loss", "at least 0 and finite", lambda z: 0 <= z < torch.inf)
+    if not z_loss and not return_normalizer:
+        return
+    if among_processes:
+        raise TypeError("z_loss and return_normalizer need plain tensors; got a DTensor: gather it with full_tensor()")
+    if isinstance(alpha, Tensor) or alpha != 1:
+        came = "a tensor" if isinstance(alpha, Tensor) else alpha
+        raise ValueError(
+            f"z_loss and return_normalizer need alpha=1, whose weights are divided by a sum; got alpha = {came}"
+        )
+
+
+def normalizer_of(x: Tensor, counted: Tensor) -> Tensor:
+    """The logsumexp of each row of x that counts; 0 for others, which may hold anything and have no gradient."""
+    return torch.where(counted, torch.where(counted.unsqueeze(-1), x, 0).logsumexp(-1), 0)
+
+
+def with_penalty(loss: Tensor, normalizer: Tensor, counted: Tensor, z_loss: float, reduction: str) -> Tensor:
+    """The loss with z_loss normalizer^2, whose mean is over the rows that count."""
+    if z_loss == 0:
+        return loss
+    each = z_loss * normalizer.square()
+    if reduction == "mean":
+        return loss + each.sum() / counted.sum()
+    return loss + (each.sum() if reduction == "sum" else each)
 
 
 def _to_indices(

@@ -39,6 +39,7 @@ class LinearEntmaxLoss(nn.Module):
         label_smoothing: float = 0.0,
         softcap: float | None = None,
         reduction: str = "mean",
+        z_loss: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -47,7 +48,7 @@ class LinearEntmaxLoss(nn.Module):
         self.weight = layer.weight
         self.register_parameter("bias", layer.bias)
         self.register_buffer("class_weights", class_weights, persistent=False)
-        self.alpha, self.softcap = alpha, softcap
+        self.alpha, self.softcap, self.z_loss = alpha, softcap, z_loss
         self.ignore_index, self.label_smoothing, self.reduction = ignore_index, label_smoothing, reduction
 
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
@@ -62,6 +63,7 @@ class LinearEntmaxLoss(nn.Module):
             label_smoothing=self.label_smoothing,
             softcap=self.softcap,
             reduction=self.reduction,
+            z_loss=self.z_loss,
         )
 
     def distribution(self, hidden: Tensor) -> WordDistribution:

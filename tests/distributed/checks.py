@@ -450,6 +450,7 @@ def errors():
         "alpha": lambda: pm.linear_entmax_loss(rows, words, y, alpha=3.0),
         "target": lambda: pm.linear_entmax_loss(rows, words, placed(torch.tensor([0, 1, 2, 9]), mesh, [Replicate()])),
         "two meshes": lambda: pm.Marginals(pm.Chain())(split, placed(t, mesh_of(2, 2), [Replicate(), Replicate()])),
+        "z loss": lambda: pm.linear_entmax_loss(rows, words, y, alpha=1, z_loss=0.1),
         "target of classes": lambda: pm.entmax_loss(split, torch.zeros(4, 5, dtype=torch.long)),
     }
     said = {}

@@ -68,6 +68,7 @@ def test_errors_name_what_is_wrong(four):
         "alpha": ("ValueError", "alpha must be in [1, 2] if weight is sharded by words; got 3"),
         "target": ("ValueError", "target must hold words in [0, 9) or ignore_index; got 9"),
         "two meshes": ("ValueError", "one device mesh"),
+        "z loss": ("TypeError", "z_loss and return_normalizer need plain tensors"),
         "target of classes": ("TypeError", "y must be a DTensor"),
     }
     for name, (kind, sentence) in expected.items():

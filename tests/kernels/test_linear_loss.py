@@ -140,6 +140,48 @@ def test_the_loss_is_that_of_the_logits(options, alpha):
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("options", ["plain", "sum", "none", "smoothed-weights", "capped", "ignored"])
+def test_z_loss_and_normalizer_are_those_of_the_logits(options, mapped):
+    options = OPTIONS[options] | {"alpha": 1, "z_loss": 0.3, "return_normalizer": True}
+    given, target = problem()
+    if "ignore_index" in options:
+        target = torch.where(target < 0, 5, target)
+
+    def loss(*given):
+        return pm.linear_entmax_loss(*given[:2], target, given[2], **options)
+
+    if mapped:
+        found, pull = torch.func.vjp(loss, *given)
+        slopes = pull((torch.ones_like(found[0]), found[1].cos().detach()))
+    else:
+        found = loss(*given)
+        slopes = torch.autograd.grad(found[0].sum() + found[1].sin().sum(), given)
+    expected = dense(*given, target, **options)
+    x = linear(*given)
+    x = x if "softcap" not in options else options["softcap"] * torch.tanh(x / options["softcap"])
+    normalizer = torch.where(target == options.get("ignore_index", -100), 0, x.logsumexp(-1))
+    close(found[1], normalizer, "the normalizer is that of the logits")
+    close(found[0], expected[0], "the loss is that of the logits")
+    truth = torch.autograd.grad(expected[0].sum() + normalizer.sin().sum(), given)
+    for a, b in zip(slopes, truth, strict=True):
+        close(a, b, "and its gradient")
+
+
+@pytest.mark.usefixtures("small")
+def test_derivatives_of_the_normalizer():
+    given, target = problem(rows=3)
+
+    def loss(*given):
+        return pm.linear_entmax_loss(
+            *given[:2], target, given[2], alpha=1, reduction="none", z_loss=0.3, return_normalizer=True
+        )
+
+    assert torch.autograd.gradcheck(loss, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(loss, given, fast_mode=True)
+
+
+@pytest.mark.usefixtures("small")
 def test_derivatives():
     alpha = torch.tensor(1.4, dtype=torch.float64, requires_grad=True)
     for scale in (2.0, 0.05):
@@ -406,6 +448,10 @@ def test_the_module():
     expected = pm.linear_entmax_loss(given[0], layer.weight, target, layer.bias, label_smoothing=0.1)
     close(head(given[0], target), expected, "the module is the function")
     close(head.distribution(given[0]).dense(), pm.entmax(layer(given[0])), "and its distribution")
+    head = pm.nn.LinearEntmaxLoss(SIZE, WORDS, alpha=1, z_loss=0.2)
+    head.load_state_dict(layer.state_dict())
+    expected = pm.linear_entmax_loss(given[0], layer.weight, target, layer.bias, alpha=1, z_loss=0.2)
+    close(head(given[0], target), expected, "z_loss is handed on")
     embedding = torch.nn.Embedding(WORDS, SIZE)
     head.weight = embedding.weight
     head(given[0], target).backward()

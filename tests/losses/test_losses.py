@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tolerances import close
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import cross_entropy
 
@@ -195,3 +196,58 @@ def test_bad_input_is_named(change, error, message):
     arguments = {"smooth": pm.Gini(), "scores": torch.zeros(3, 4), "y": torch.tensor([0, 1, 2])} | change
     with pytest.raises(error, match=message):
         pm.fenchel_young(**arguments)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_z_loss_and_normalizer(reduction):
+    x, _ = data(3, 4, 5)
+    x.requires_grad_()
+    y = torch.arange(15).reshape(3, 5) % 4
+    # classes stand in the middle; a row that is left out holds a NaN
+    y[1, 2] = -100
+    given = x.detach().clone()
+    given[1, :, 2] = torch.nan
+    given.requires_grad_()
+    weight = torch.tensor([0.5, 1.0, 2.0, 1.5], dtype=torch.float64)
+    options = {"dim": 1, "weight": weight, "label_smoothing": 0.1, "reduction": reduction}
+    loss, normalizer = pm.entmax_loss(given, y, 1.0, z_loss=0.3, return_normalizer=True, **options)
+    counted = y >= 0
+    truth = torch.where(counted, x.logsumexp(1), 0)
+    each = 0.3 * truth.square()
+    del options["dim"]
+    expected = cross_entropy(x, y, **options) + {
+        "mean": each.sum() / counted.sum(), "sum": each.sum(), "none": each,
+    }[reduction]  # fmt: skip
+    close(normalizer, truth, "the normalizer is logsumexp")
+    close(loss, expected, "z_loss adds the square of the normalizer")
+    close(pm.entmax_loss(given, y, 1.0, z_loss=0.3, dim=1, **options), loss, "with or without the normalizer")
+    found = torch.autograd.grad(loss.sum() + normalizer.sin().sum(), given)[0]
+    slope = torch.autograd.grad(expected.sum() + truth.sin().sum(), x)[0]
+    close(found, slope, "the gradient of loss and normalizer")
+
+
+def test_z_loss_of_distributions_and_of_half_precision():
+    x, y = data(6, 5)
+    q = torch.softmax(x.flip(0), -1)
+    plain, z = pm.entmax_loss(x, q, 1, reduction="none"), 0.3 * x.logsumexp(-1).square()
+    close(pm.entmax_loss(x, q, 1, z_loss=0.3), (plain + z).mean(), "the mean over all rows")
+    close(pm.entmax_loss(x.T, q.T, 1, z_loss=0.3, dim=0), (plain + z).mean(), "along another dim")
+    half = x.bfloat16()
+    loss, normalizer = pm.entmax_loss(half, y, 1, z_loss=0.3, return_normalizer=True, dtype=torch.float32)
+    truth = half.double().logsumexp(-1)
+    assert (loss.dtype, normalizer.dtype) == (torch.float32, torch.float32)
+    close(normalizer, truth, "the normalizer of half precision is float32")
+    close(loss, cross_entropy(half.double(), y) + 0.3 * truth.square().mean(), "and the loss, if asked for")
+    assert pm.entmax_loss(half, y, 1, z_loss=0.3).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("options", [{"z_loss": 0.1}, {"return_normalizer": True}])
+def test_normalizers_need_softmax(options):
+    x, y = data(6, 5)
+    for alpha in (1.5, torch.tensor(1.0)):
+        with pytest.raises(ValueError, match=r"z_loss and return_normalizer need alpha=1"):
+            pm.entmax_loss(x, y, alpha, **options)
+        with pytest.raises(ValueError, match=r"z_loss and return_normalizer need alpha=1"):
+            pm.linear_entmax_loss(x, x[:, :5], y, alpha=alpha, **options)
+    with pytest.raises(ValueError, match=r"z_loss must be at least 0 and finite"):
+        pm.entmax_loss(x, y, 1, z_loss=-0.1)
