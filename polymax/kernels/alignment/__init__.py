@@ -12,9 +12,9 @@ anti-diagonal of a strip of rows is contiguous: row i and column j are at
 
     chart[b, i // strip, i % strip + j, :, i % strip]
 
-where on CUDA line columns[b] and those after it begin again at 0: they have the lanes that the first have not.
+in which on CUDA the lines from columns[b] on wrap around to line 0, whose lanes before them are unused.
 
-Cell (0, 0) has no predecessor: its first weight is 1, 0 where no path exists, NaN where a score is NaN.
+Cell (0, 0) has no predecessor: its first weight is 1, 0 if no path exists, NaN if a score is NaN.
 
 Shapes: scores and d (B, n, m), rows and columns (B,), g and the values (B,).
 """
@@ -23,12 +23,12 @@ from torch import Tensor
 
 from polymax.kernels.passes import declare_passes
 
-# rows that the CPU walks together, as the lanes of its vectors
+# rows that the CPU processes together, as the lanes of its vectors
 STRIP = 16
 
 
 def chart_shape(scores: Tensor) -> tuple[int, ...]:
-    """(B, strips, lines, 3, strip): on the CPU strips of STRIP rows, elsewhere one strip of all rows."""
+    """Return (B, strips, lines, 3, strip): on the CPU strips of STRIP rows, elsewhere one strip of all rows."""
     count, n, m = scores.shape
     if scores.device.type != "cpu":
         return count, 1, m, 3, n
@@ -36,7 +36,7 @@ def chart_shape(scores: Tensor) -> tuple[int, ...]:
 
 
 def chart_like(scores: Tensor, *_: object) -> Tensor:
-    """An empty chart for these scores."""
+    """Return an empty chart for these scores."""
     return scores.new_empty(chart_shape(scores))
 
 

@@ -1,9 +1,9 @@
 """Alignment by wavefronts over strips of rows, for Numba.
 
-The lanes of a strip are its rows; at step t lane r is at column t - r, so that all lanes are on one anti-diagonal
-and every predecessor is known. Values are carried in float64, because they grow with the path; what is exponentiated
-are differences of neighbours, for which float32 is enough. Cells outside the problem have score -inf: they get
-value -inf and weights 0, and the steps need no masks.
+The lanes of a strip are its rows; at step t lane r is at column t - r, so that all lanes are on one anti-diagonal and
+every predecessor is known. Values are float64, because they grow with the path; only differences of neighbours are
+exponentiated, for which float32 is enough. Cells outside the problem have score -inf: they get value -inf and weights
+0, and the steps need no masks.
 """
 
 import numpy as np
@@ -47,7 +47,7 @@ def alignment_tangent(
     scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, d: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
     if alpha == np.inf:
-        # one path, that does not move
+        # the hard maximum has one path, which does not change
         y = alignment_outside(scores, rows, columns, chart, torch.ones_like(g), alpha)
         return torch.where(y == 0, 0, y * d).sum((1, 2), dtype=torch.float64).to(d.dtype), torch.zeros_like(y)
     value = torch.empty(scores.shape[:1], dtype=scores.dtype, device="cpu")
@@ -82,7 +82,7 @@ def _inside(start, stop, scores, rows, columns, value, chart, omega):
         if strips == 0:
             continue
         above[:] = -np.inf
-        # what stands diagonally before the first cell has value 0
+        # the cell diagonally before the first cell has value 0
         above[0] = 0
         bad = False
         for k in range(strips):
@@ -97,7 +97,9 @@ def _inside(start, stop, scores, rows, columns, value, chart, omega):
 
 @inline
 def _walk(lines, m, tail, above, wide, line, lanes, space, chart, omega):
-    """One strip: its weights go to the chart, and the values of its row `tail` replace those of the row above."""
+    """Compute one strip: write its weights to the chart, and replace the values of the row above by those of its row
+    `tail`.
+    """
     # wide: values at the last step, values diagonally before, maxima
     wide[:] = -np.inf
     wide[STRIP] = above[0]
@@ -111,8 +113,8 @@ def _walk(lines, m, tail, above, wide, line, lanes, space, chart, omega):
 
 @within
 def _differences(wide, above, line):
-    """Values of the three predecessors less their maximum."""
-    # carried from lane to lane, not read from the neighbour's place: a vector that spans two stores waits for both
+    """Write the values of the three predecessors less their maximum."""
+    # passed from lane to lane in registers: a load that spans two recent vector stores would stall
     before = above
     for r in range(STRIP):
         diagonal, down, right = wide[STRIP + r], before, wide[r]
@@ -136,7 +138,7 @@ def _advance(wide, line, scores):
 @kernel
 def _outside(start, stop, rows, columns, chart, g, mu):
     lines = np.empty((mu.shape[2] + STRIP) * STRIP, mu.dtype)
-    # what the strip gives to the row above it, by column
+    # expectations that the strip passes to the row above it, by column
     given = np.empty(mu.shape[2], mu.dtype)
     flow = np.empty(3 * STRIP, mu.dtype)
     for b in range(start, stop):
@@ -154,7 +156,9 @@ def _outside(start, stop, rows, columns, chart, g, mu):
 
 @inline
 def _walk_back(chart, m, tail, given, flow, lines):
-    """One strip from its end: expectations go to lines; what its row `tail` was given becomes what it gives above."""
+    """Process one strip from its end: write expectations to lines; replace `given` by what the strip passes to the row
+    above.
+    """
     flow[:] = 0
     zero = given.dtype.type(0)
     for t in range(m + STRIP - 2, -1, -1):
@@ -167,14 +171,15 @@ def _walk_back(chart, m, tail, given, flow, lines):
 
 @within
 def _split(flow, given, tail, weights, line):
-    """Expectations of a line, `given` to its lane `tail`, split over the predecessors of each cell.
+    """Write the expectations of a line, with `given` for lane `tail`, and split them over the predecessors of each
+    cell.
 
-    flow, from the last lane to the first: what goes right, to the row above, and there diagonally, one step later.
+    flow, from the last lane to the first: expectations to the right, to the row above, and diagonally, one step later.
     """
     zero = type(given)(0)
     below = zero
     for q in range(STRIP):
-        # without a sign: a place that might be negative is gathered
+        # unsigned: LLVM gathers for an index that might be negative
         r = np.uint64(STRIP - 1 - q)
         expectation = flow[q] + below + (given if r == tail else zero)
         below = flow[STRIP + q]
@@ -186,7 +191,7 @@ def _split(flow, given, tail, weights, line):
 
 @kernel
 def _path(start, stop, rows, columns, chart, g, mu):
-    """The single best path, from its end."""
+    """Write g along the single best path, from its end."""
     for b in range(start, stop):
         i, j = rows[b] - 1, columns[b] - 1
         mu[b] = 0

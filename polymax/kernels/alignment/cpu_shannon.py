@@ -1,10 +1,10 @@
-"""The inside pass of soft-DTW in float32, for Numba: sums of exponentials, each a mantissa and an exponent of its own.
+"""The inside pass of soft-DTW in float32, for Numba: sums of exponentials, each a mantissa with its own exponent.
 
     z[i, j] = exp(scores[i, j]) (z[i-1, j-1] + z[i-1, j] + z[i, j-1])        value = log z[rows-1, columns-1]
 
-A number is m 2^e with 1 <= m < 2 and an integer e, or 0. Sums need shifts of exponents in place of exponentials and
-a logarithm; exp(scores) waits for no other cell. An instance with a score beyond what exponents can hold, or NaN, is
-marked odd, and left to the pass for all entropies.
+A number is m 2^e with 1 <= m < 2 and an integer e, or 0. Sums need shifts of exponents instead of exponentials and a
+logarithm; exp(scores) does not depend on other cells. An instance with NaN, or with a score outside the range of the
+exponents, is marked odd, and the pass for all entropies computes it.
 """
 
 import math
@@ -36,7 +36,7 @@ def inside_shannon(start, stop, scores, rows, columns, value, chart, odd):
     # the row above the strip, by column + 1: mantissas and exponents
     above = np.empty(scores.shape[2] + 1, np.float32)
     powers = np.empty(scores.shape[2] + 1, np.int32)
-    # mantissas and exponents at the last step, the same diagonally before, and the largest score without sign
+    # mantissas and exponents at the last step, those diagonally before, and the largest absolute score
     state = np.empty(5 * STRIP, np.float32)
     for b in range(start, stop):
         n, m = rows[b], columns[b]
@@ -48,7 +48,7 @@ def inside_shannon(start, stop, scores, rows, columns, value, chart, odd):
             continue
         above[:] = 0
         powers[:] = LOWEST
-        # what stands diagonally before the first cell is 1
+        # the cell diagonally before the first cell is 1
         above[0], powers[0] = 1, 0
         state[4 * STRIP :] = 0
         for k in range(strips):
@@ -66,7 +66,9 @@ def inside_shannon(start, stop, scores, rows, columns, value, chart, odd):
 
 @inline
 def _walk(lines, m, tail, above, powers, state, chart):
-    """One strip: its weights go to the chart, and the numbers of its row `tail` replace those of the row above."""
+    """Compute one strip: write its weights to the chart, and replace the numbers of the row above by those of its row
+    `tail`.
+    """
     for half in range(0, 4, 2):
         state[half * STRIP : (half + 1) * STRIP] = 0
         state[(half + 1) * STRIP : (half + 2) * STRIP] = from_bits(LOWEST)
@@ -80,7 +82,7 @@ def _walk(lines, m, tail, above, powers, state, chart):
 
 @within
 def _step(state, number, power, scores, weights):
-    # carried from lane to lane, not read from the neighbour's place: a vector that spans two stores waits for both
+    # passed from lane to lane in registers: a load that spans two recent vector stores would stall
     before, before_power = number, power
     for r in range(STRIP):
         diagonal, diagonal_power = state[2 * STRIP + r], bits(state[3 * STRIP + r])
@@ -101,6 +103,6 @@ def _step(state, number, power, scores, weights):
         factor, shift = exponential(scores[r])
         state[r], exponent = normal(total * factor, INT(top + shift))
         state[STRIP + r] = from_bits(exponent)
-        # a NaN stays: nothing is at least as large
+        # a NaN stays: comparisons with it are False
         size, largest = ZERO if scores[r] == FORBIDDEN else abs(scores[r]), state[4 * STRIP + r]
         state[4 * STRIP + r] = largest if largest >= size or largest != largest else size

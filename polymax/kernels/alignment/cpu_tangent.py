@@ -2,7 +2,7 @@
 
     dv = d + sum_e p_e dv_e        dp = J (dv_e)        dq_e = dp_e E + p_e dE
 
-The weights p are those of the chart; dp is kept for one instance at a time.
+The weights p are those of the chart; dp is stored for one instance at a time.
 """
 
 import numpy as np
@@ -46,7 +46,9 @@ def tangent(start, stop, rows, columns, chart, g, d, value, out, alpha):
 
 @inline
 def _walk(lines, m, tail, above, wide, line, chart, moved, alpha):
-    """One strip: the derivatives of its weights, and those of the values of its row `tail` instead of the row above."""
+    """Compute one strip: write the derivatives of its weights, and of the values of its row `tail` in place of the row
+    above.
+    """
     wide[:] = 0
     for t in range(m + STRIP - 1):
         start = 3 * t * STRIP
@@ -65,13 +67,13 @@ def _walk(lines, m, tail, above, wide, line, chart, moved, alpha):
 
 @inline
 def _mean(wide, above, weights, d, line):
-    """dv of a line of cells; line = the predecessors' dv less their mean, 0 for those without weight."""
+    """Write dv of a line of cells; line = the predecessors' dv less their mean, 0 for those without weight."""
     real = line.dtype.type
     before = above
     for r in range(STRIP):
         p, q, s = weights[r], weights[STRIP + r], weights[2 * STRIP + r]
         last = wide[r]
-        # what has no weight may be anything
+        # a predecessor without weight may have any derivative
         diagonal = wide[STRIP + r] if p > real(0) else 0.0
         down = before if q > real(0) else 0.0
         right = last if s > real(0) else 0.0
@@ -86,7 +88,7 @@ def _mean(wide, above, weights, d, line):
 
 @inline
 def _jacobian(line, weights, alpha):
-    """line = J line, J = diag(s) - s s^T / sum(s), s = p^(2 - alpha) on the support."""
+    """Replace line by J line, J = diag(s) - s s^T / sum(s), s = p^(2 - alpha) on the support."""
     real = line.dtype.type
     k, zero = real(2 - alpha), real(0)
     for r in range(STRIP):
@@ -110,7 +112,7 @@ def _slope(p, k):
 
 @inline
 def _walk_back(chart, moved, m, tail, given, flow, expectation, lines):
-    """One strip from its end: the derivatives of the expectations go to lines."""
+    """Process one strip from its end: write the derivatives of the expectations to lines."""
     flow[:] = 0
     zero = lines.dtype.type(0)
     for t in range(m + STRIP - 2, -1, -1):

@@ -1,9 +1,9 @@
 """Alignment by one wavefront per instance, for Triton.
 
-The lanes of a program are rows; at step t lane r is at column t - r, so that all lanes are on one anti-diagonal. A
-lane gets what it needs of the row above from its neighbour. Problems of more than LANES rows are walked in strips,
-which hand on their last row through global memory. Values are carried in float64, because they grow with the path;
-what is exponentiated are differences of neighbours, for which float32 is enough.
+The lanes of a program are rows; at step t lane r is at column t - r, so that all lanes are on one anti-diagonal. A lane
+gets the values of the row above from its neighbour. Problems of more than LANES rows are processed in strips, which
+pass on their last row through global memory. Values are float64, because they grow with the path; only differences of
+neighbours are exponentiated, for which float32 is enough.
 """
 
 import math
@@ -47,7 +47,7 @@ def alignment_tangent(
     scores: Tensor, rows: Tensor, columns: Tensor, chart: Tensor, g: Tensor, d: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
     if alpha == math.inf:
-        # one path, that does not move
+        # the hard maximum has one path, which does not change
         y = _expectation(scores, rows, columns, chart, torch.ones_like(g), None)
         return torch.where(y == 0, 0, y * d).sum((1, 2), dtype=torch.float64).to(d.dtype), torch.zeros_like(y)
     count, n, m = scores.shape
@@ -62,7 +62,7 @@ def alignment_tangent(
 
 
 def _expectation(scores, rows, columns, chart, g, change):
-    """The expectations, or where the chart changes their change."""
+    """Return the expectations or, if the chart changes, their change."""
     count, n, m = scores.shape
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
     chart = chart.contiguous()
@@ -75,7 +75,7 @@ def _expectation(scores, rows, columns, chart, g, change):
 
 
 def _tile(scores):
-    # as many rows as there are threads, whose registers hold half as many numbers in float64
+    # as many rows as threads, which in float64 have registers for half as many numbers
     most = LANES if scores.dtype == torch.float32 else LANES // 2
     lanes = min(max(ceil_power(scores.shape[1]), 16), most)
     return {"BR": lanes, "num_warps": max(lanes // 32, 1)}
@@ -114,7 +114,7 @@ def _inside(
         m_row = o_row < n
         p_entry = p_s + (o_row.to(tl.int64) * M - o_r)
         b_v = tl.full([BR], low, tl.float64)
-        # what stands diagonally before the first cell has value 0
+        # the cell diagonally before the first cell has value 0
         b_diagonal = tl.where((o_r == 0) & (top == 0), 0.0, b_v)
         # scores, and the values of the row above, are loaded some steps ahead of their use
         b_s0 = skewed(p_entry, 0, o_r, m, m_row)
@@ -148,7 +148,7 @@ def _inside(
             b_diagonal = b_down
             b_v = tl.where(m_in, b_top + (b_s.to(tl.float64) + b_more.to(tl.float64)), low)
             tl.store(p_above + o_j, b_v, mask=(o_r == BR - 1) & m_in & (top + BR < n))
-        # the next strip reads what other threads have written
+        # the next strip reads values that other threads have written
         tl.debug_barrier()
     value = tl.sum(tl.where(o_r == (n + BR - 1) % BR, b_v, 0))
     exists = tl.where(value > low, 1.0, 0.0)

@@ -1,7 +1,7 @@
 """Smoothed maxima of three numbers, lane by lane, for Triton.
 
-The arguments are less their maximum, which is 0. Each function gives the three weights, and what the smoothed maximum
-adds to the maximum; where all arguments are -inf the weights are 0.
+The arguments are given less their maximum, so that the largest is 0. Each function returns the three weights, and the
+difference of the smoothed maximum to the maximum; if all arguments are -inf the weights are 0.
 """
 
 import math
@@ -17,7 +17,7 @@ LN_2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def smooth(b_a, b_b, b_c, KIND: tl.constexpr, ALPHA: tl.constexpr, WIDE: tl.constexpr):
-    """Weights and value, by the kind of smoothing."""
+    """Return weights and value, by the kind of smoothing."""
     if KIND == SHANNON:
         b_p, b_q, b_s, b_value = _shannon(b_a, b_b, b_c, WIDE)
     elif KIND == GINI:
@@ -43,7 +43,7 @@ def _shannon(b_a, b_b, b_c, WIDE: tl.constexpr):
         b_scale = 1 / b_total
         b_value = tl.log(b_total)
     else:
-        # rounded to nearest: weights whose sum is biased would let the expectation drift along a path
+        # rounded to nearest: a bias of the sum of weights would let the expectation drift along a path
         b_scale = tl.div_rn(b_total * 0 + 1, b_total)
         # log(1 + t) = 2 atanh(t / (t + 2)), by a minimax polynomial for 0 <= t <= 2
         b_s = (b_total - 1) / (b_total + 1)
@@ -79,7 +79,7 @@ def _gini(b_a, b_b, b_c):
 
 @triton.jit
 def _tsallis(b_a, b_b, b_c, ALPHA: tl.constexpr, WIDE: tl.constexpr):
-    """p = (1 + scale (a - t))_+^q with scale = alpha - 1 and q = 1 / scale, for t in [0, 1 / scale]."""
+    """Return p = (1 + scale (a - t))_+^q with scale = alpha - 1 and q = 1 / scale, for t in [0, 1 / scale]."""
     dtype = b_a.dtype
     SCALE: tl.constexpr = ALPHA - 1
     Q: tl.constexpr = 1 / (ALPHA - 1)
@@ -117,7 +117,7 @@ def _tsallis(b_a, b_b, b_c, ALPHA: tl.constexpr, WIDE: tl.constexpr):
     b_factor = 1 / tl.where(b_total > 0, b_total, 1)
     b_mean = tl.where(b_p > 0, b_p * b_a, 0) + tl.where(b_q > 0, b_q * b_b, 0) + tl.where(b_s > 0, b_s * b_c, 0)
     b_mean *= b_factor
-    # <p, a> - Omega(p), where Omega is linear in t on the support; total - 1 is the error that t has left
+    # <p, a> - Omega(p); Omega is linear in t on the support, and total - 1 is the remaining error of t
     b_apart = b_mean - b_t
     b_value = b_mean + ((b_total - 1) * (1 + SCALE * b_apart) - b_apart) / ALPHA
     b_value = tl.where(b_total > 0, b_value, 0)
@@ -126,7 +126,7 @@ def _tsallis(b_a, b_b, b_c, ALPHA: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def _power(b_a, b_t, SCALE: tl.constexpr, Q: tl.constexpr, WIDE: tl.constexpr):
-    """(1 + s)_+^(q - 1) and (1 + s)_+^q for s = scale (a - t)."""
+    """Return (1 + s)_+^(q - 1) and (1 + s)_+^q for s = scale (a - t)."""
     b_s = SCALE * (b_a - b_t)
     m_in = b_s > -1
     b_s = tl.where(m_in, b_s, 0)

@@ -25,7 +25,7 @@ def outside(
     MOVED: tl.constexpr,
     BR: tl.constexpr,
 ):
-    """Where the chart moves by `change`, the output is dE, else E."""
+    """Write dE if the chart changes by `change`, else E."""
     dtype = p_out.dtype.element_ty
     i_b = tl.program_id(0).to(tl.int64)
     p_chart += i_b * M * 3 * N
@@ -44,14 +44,14 @@ def outside(
         o_row = top + o_r
         m_row = o_row < n
         p_entry = p_out + (o_row.to(tl.int64) * M - o_r)
-        # what goes right, what goes up to the row above, and what goes there diagonally one step later
+        # expectations to the right, to the row above, and diagonally to the row above, one step later
         b_right = tl.zeros([BR], dtype)
         b_up = b_right
         b_later = b_right
         b_dright = b_right
         b_dup = b_right
         b_dlater = b_right
-        # weights, and what the strip below gives, are loaded some steps ahead of their use
+        # weights, and expectations from the strip below, are loaded some steps ahead of their use
         last = m + i_tail - 1
         b_p0, b_q0, b_w0 = _weights(p_chart, last, top, o_row, o_r, N, m, m_row)
         b_p1, b_q1, b_w1 = _weights(p_chart, last - 1, top, o_row, o_r, N, m, m_row)
@@ -95,16 +95,16 @@ def outside(
                 tl.store(p_entry + t, b_de, mask=m_in)
             else:
                 tl.store(p_entry + t, b_e, mask=m_in)
-        # the next strip reads what other threads have written
+        # the next strip reads values that other threads have written
         tl.debug_barrier()
 
 
 @triton.jit
 def _weights(p_chart, t, top, o_row, o_r, N, m, m_row):
-    """The three weights of the cells of step t; 0 outside the problem."""
+    """Return the three weights of the cells of step t; 0 outside the problem."""
     o_j = t - o_r
     m_in = (o_j >= 0) & (o_j < m) & m_row
-    # a step before the first has no cells: any line will do
+    # a step before the first has no cells: its address only needs to be valid
     p_line = p_chart + (tl.maximum(top + t, 0) % m).to(tl.int64) * 3 * N + o_row
     b_p = tl.load(p_line, mask=m_in, other=0)
     b_q = tl.load(p_line + N, mask=m_in, other=0)
@@ -114,5 +114,5 @@ def _weights(p_chart, t, top, o_row, o_r, N, m, m_row):
 
 @triton.jit
 def _given(p_below, j, o_r, m_tail):
-    """What the strip below gives to column j of the last row of this one."""
+    """Return the expectation that the strip below passes to column j of the last row of this strip."""
     return tl.load(p_below + j + o_r * 0, mask=m_tail & (j >= 0), other=0)

@@ -54,7 +54,7 @@ def tangent(
             b_d = skewed(p_entry, t, o_r, m, m_row)
             b_up = tl.load(p_above + o_r + t, mask=m_first & (t < m), other=0)
             b_down = from_above(b_v, b_up, o_r, BR)
-            # what has no weight may be anything
+            # a predecessor without weight may have any derivative
             b_a = tl.where(b_p > 0, b_diagonal, 0)
             b_b = tl.where(b_q > 0, b_down, 0)
             b_c = tl.where(b_w > 0, b_v, 0)
@@ -80,7 +80,7 @@ def tangent(
             b_diagonal = b_down
             b_v = tl.where(m_in, b_mean + b_d.to(tl.float64), 0)
             tl.store(p_above + o_j, b_v, mask=(o_r == BR - 1) & m_in & (top + BR < n))
-        # the next strip reads what other threads have written
+        # the next strip reads values that other threads have written
         tl.debug_barrier()
     exists = tl.load(p_chart, mask=n > 0, other=0)
     value = tl.sum(tl.where(o_r == (n + BR - 1) % BR, b_v, 0))

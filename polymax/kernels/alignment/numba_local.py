@@ -1,7 +1,8 @@
 """Smoothed maxima of three numbers, in the lanes of a strip, for Numba.
 
-line[STRIP:] holds, for each lane, the three arguments less their maximum, in float64. The weights go to `weights`, and
-what the smoothed maximum adds to the maximum to line[:STRIP]. A lane whose arguments are all -inf gets weights 0.
+line[STRIP:] holds, for each lane, the three arguments less their maximum, in float64. The weights are written to
+`weights`, and the differences of the smoothed maximum to the maximum to line[:STRIP]. A lane whose arguments are all
+-inf gets weights 0.
 """
 
 import numpy as np
@@ -14,7 +15,9 @@ from polymax.kernels.local_max.numba_max import by_smoothing, max_and_weights
 
 @inline
 def _any(line, lanes, weights, space, omega):
-    """`lanes` is the same memory as `line`, in rows of LANES; `space` has room for arguments and weights."""
+    """Compute any smoothing; `lanes` is a view of `line` in rows of LANES; `space` is room for arguments and
+    weights.
+    """
     blocks = STRIP // LANES
     a, p = space[0], space[1]
     for k in range(blocks):
@@ -29,7 +32,7 @@ def _any(line, lanes, weights, space, omega):
 
 @inline
 def _gini(line, lanes, weights, space, omega):
-    # in float64: weights that sum to 1 only within float32 would let the expectation drift along a path
+    # in float64: weights that sum to 1 only to float32 precision would let the expectation drift along a path
     for r in range(STRIP):
         a, b, c = line[STRIP + r], line[2 * STRIP + r], line[3 * STRIP + r]
         high = a if a > b else b
@@ -66,5 +69,5 @@ def _hard(line, lanes, weights, space, omega):
         line[r] = zero
 
 
-# the smoothed maximum in every lane; those of three numbers that are simple are written out
+# the smoothed maximum in every lane; simple cases of three numbers have their own functions
 smooth_lanes = by_smoothing(_any, _gini, _any, _hard)

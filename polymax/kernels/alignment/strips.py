@@ -13,7 +13,9 @@ SIDE = STRIP + 8
 
 @inline
 def skew(x, top, n, m, padding, lines):
-    """Line t, lane r of lines is x[top + r, t - r], `padding` outside the problem; whether any is NaN or inf."""
+    """Write x[top + r, t - r] to line t, lane r of lines, `padding` outside the problem; return True if any is NaN or
+    inf.
+    """
     lanes = min(STRIP, n - top)
     for t in range(STRIP):
         # columns before the first and after the last
@@ -44,7 +46,7 @@ def skew(x, top, n, m, padding, lines):
 
 @inline
 def unskew(lines, top, lanes, m, x):
-    """The rows x[top : top + lanes] from their lines."""
+    """Write the rows x[top : top + lanes] from their lines."""
     for left in range(0, m, BLOCK):
         for r in range(lanes):
             row = x[top + r, left:m]
@@ -59,7 +61,7 @@ def unskew(lines, top, lanes, m, x):
 
 @inline
 def clear_padding(x, n, m):
-    """Zeros outside the problem."""
+    """Write zeros outside the problem."""
     for i in range(x.shape[0]):
         for j in range(m if i < n else 0, x.shape[1]):
             x[i, j] = 0
@@ -67,9 +69,9 @@ def clear_padding(x, n, m):
 
 @inline
 def receive(flow, given, tail, out):
-    """Expectations of a line: what its cells get from the right and from the row below, `tail` from the next strip.
+    """Write the expectations of a line: from the right, from the row below, and `given` for `tail` from the next strip.
 
-    flow: what goes right, what goes to the row above, and what goes there diagonally, one step later.
+    flow: expectations to the right, to the row above, and diagonally to the row above, one step later.
     """
     for r in range(STRIP):
         out[r] = flow[r] + flow[SIDE + r + 1]

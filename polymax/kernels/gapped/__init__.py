@@ -5,9 +5,9 @@
     Y[i, j] = max_Omega(M[i, j-1] + open[i, j], X[i, j-1] + open[i, j], Y[i, j-1] + extend[i, j])
     P[i, j] = max_Omega(M[i, j], X[i, j], Y[i, j])        value = P[rows, columns]
 
-M pairs row i with column j, X deletes row i, Y inserts column j. It begins with M[0, 0] = P[0, 0] = 0; what is outside
-does not exist. Entry (i - 1, j - 1) of the scores is meant, with 0 in the place of -1. The smoothing is the Tsallis
-entropy of `alpha`; 1 is Shannon.
+M pairs row i with column j, X deletes row i, Y inserts column j. The recursion begins with M[0, 0] = P[0, 0] = 0; cells
+outside the grid do not exist. Cell (i, j) reads entry (i - 1, j - 1) of the scores, with 0 in place of -1. The
+smoothing is the Tsallis entropy of `alpha`; 1 is Shannon.
 
 Shapes: pairs (B, n, m); open and extend (B, n, m), or (B, 1, 1) for all cells; rows and columns (B,); values (B,)
 """
@@ -16,17 +16,17 @@ from torch import Tensor
 
 from polymax.kernels.passes import declare_passes
 
-# rows that the CPU walks together, as the lanes of its vectors
+# rows that the CPU processes together, as the lanes of its vectors
 STRIP = 16
-# numbers that are kept of a cell above a strip: mantissas and exponents of M, X and P
+# numbers stored for a cell above a strip: mantissas and exponents of M, X and P
 KEPT = 6
 
 
 def chart_like(pairs: Tensor, *_: object) -> Tensor:
-    """An empty chart: on the CPU the rows above and below strips, and two numbers.
+    """Return an empty chart: on the CPU the rows above and below strips, and two numbers.
 
-    These tell whether the chart is that of the fast pass, and whether there is an alignment at all. On
-    CUDA it has the weights of all choices.
+    The two numbers are flags: the chart is that of the fast pass, and an alignment exists. On CUDA the chart has the
+    weights of all choices.
     """
     count, n, m = pairs.shape
     if pairs.device.type != "cpu":
@@ -35,7 +35,7 @@ def chart_like(pairs: Tensor, *_: object) -> Tensor:
 
 
 def weights_like(pairs: Tensor) -> Tensor:
-    """An empty chart of weights: eight of each cell, those of one diagonal beside each other."""
+    """Return an empty chart of weights: eight for each cell, those of one diagonal side by side."""
     count, n, m = pairs.shape
     return pairs.new_empty(count, m + 1, 8, n)
 

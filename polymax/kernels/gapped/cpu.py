@@ -1,8 +1,8 @@
 """Sums over alignments with gaps in float32, for Numba: strips of rows in vector lanes, numbers with exponents.
 
-The chart keeps the row above each strip. The outside pass walks strips from the last: it walks a strip forwards once
-more, for the weights of its choices, and then backwards. What float32 with exponents cannot hold, and other
-smoothings, are left to the general hypergraph.
+The chart keeps the row above each strip. The outside pass processes strips from the last: each strip once more
+forwards, for the weights of its choices, and then backwards. The general hypergraph handles scores outside the range of
+float32 with exponents, and other smoothings.
 """
 
 import math
@@ -106,7 +106,7 @@ def _outside(start, stop, pairs, opened, extended, rows, columns, chart, g, d_pa
     state = np.empty(12 * STRIP, np.float32)
     flow = np.empty(6 * STRIP, np.float32)
     found = np.empty(steps * 3 * STRIP, np.float32)
-    # what a strip is given by the one below it, and what it gives to the one above: to M, X and P of each column
+    # expectations from the strip below, and to the strip above: of M, X and P of each column
     given, gives = np.empty((3, width + 1), np.float32), np.empty((3, width + 1), np.float32)
     for b in range(start, stop):
         d_open[b] = 0

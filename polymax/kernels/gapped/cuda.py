@@ -1,9 +1,8 @@
-"""Sums over alignments with gaps for Triton: one program to an instance, a lane for each row, a step for each diagonal.
+"""Sums over alignments with gaps for Triton: one program per instance, a lane for each row, a step for each diagonal.
 
-Lane r is row r + 1 of the recursion, at step t in column t - r. Values are carried in float64, because they grow with
-the alignment; what is exponentiated are differences. The chart holds the weights of all choices: its line
-t mod (columns + 1) has eight numbers for each lane. Other smoothings, and longer sequences, are left to the general
-hypergraph.
+Lane r is row r + 1 of the recursion, at step t in column t - r. Values are float64, because they grow with the
+alignment; only differences are exponentiated. The chart holds the weights of all choices: its line t mod (columns + 1)
+has eight numbers for each lane. The general hypergraph handles other smoothings, and longer sequences.
 """
 
 from typing import Any
@@ -23,7 +22,7 @@ LARGEST = 2048
 
 
 def fits(pairs: Tensor, alpha: float) -> bool:
-    """True where the kernels below take a problem."""
+    """Return True if these kernels support a problem."""
     return alpha == 1 and pairs.dtype == torch.float32 and pairs.shape[1] <= LARGEST and pairs.numel() > 0
 
 
@@ -69,7 +68,7 @@ def _sizes(given):
 
 @triton.jit
 def _gap(p_x, number, o_r, o_j, m, b_on, ONE: tl.constexpr):
-    """The gap score of each lane, or the number for all; column 0 has that of column 1."""
+    """Return the gap score of each lane, or the single number of all cells; column 0 has the score of column 1."""
     if ONE:
         return number + tl.zeros_like(o_j).to(tl.float64)
     return tl.load(p_x + o_r * m + tl.maximum(o_j - 1, 0), mask=b_on, other=float("-inf")).to(tl.float64)
@@ -90,7 +89,7 @@ def _scores(
     ONE_OPEN: tl.constexpr,
     ONE_EXTEND: tl.constexpr,
 ):
-    """Scores of pairs and gaps that step t takes; -inf where a lane has no cell."""
+    """Return the scores of pairs and gaps for step t; -inf for lanes without a cell."""
     o_j = t - o_r
     b_on = (o_j >= 0) & (o_j <= columns) & (o_r < rows)
     b_x = tl.load(p_x + o_r * m + o_j - 1, mask=b_on & (o_j > 0), other=float("-inf")).to(tl.float64)
@@ -100,7 +99,7 @@ def _scores(
 
 @triton.jit
 def _weights(p_chart, t, rows, columns, n, o_r):
-    """The eight weights of the cells of step t, 0 where a lane has none."""
+    """Return the eight weights of the cells of step t, 0 for lanes without a cell."""
     o_j = t - o_r
     b_on = (o_j >= 0) & (o_j <= columns) & (o_r < rows)
     p_line = p_chart + (t % (columns + 1)).to(tl.int64) * 8 * n + o_r
@@ -112,7 +111,7 @@ def _weights(p_chart, t, rows, columns, n, o_r):
 
 @triton.jit
 def _sum3(a, b, c):
-    """log of exp a + exp b + exp c, and the shares of the three; nothing where all are -inf."""
+    """Return log(exp a + exp b + exp c), and the shares of the three; -inf and 0 if all are -inf."""
     top = tl.maximum(tl.maximum(a, b), c)
     exists = top > float("-inf")
     base = tl.where(exists, top, 0.0)
@@ -122,7 +121,7 @@ def _sum3(a, b, c):
     total = x + y + z
     scale = tl.where(exists, 1.0 / tl.where(exists, total, 1.0), 0.0)
     value = tl.where(exists, base + tl.log(tl.where(exists, total, 1.0)).to(tl.float64), float("-inf"))
-    # NaN is in all of them
+    # a NaN argument makes the value NaN
     bad = (a != a) | (b != b) | (c != c)
     return tl.where(bad, float("nan"), value), x * scale, y * scale, z * scale
 
@@ -154,9 +153,9 @@ def _inside(
     if (rows > 0) & (columns > 0):
         none = tl.full([BR], float("-inf"), tl.float64)
         b_m, b_d, b_i, b_p, b_diagonal = none, none, none, none, none
-        # P above the first row, and what its next insertion scores
+        # P above the first row, to which the score of the next insertion is added
         above = tl.full([], 0.0, tl.float64)
-        # read here: the compiler cannot tell that what is stored below does not change them
+        # loaded here, since the compiler cannot know that later stores do not change them
         opened = tl.load(p_open).to(tl.float64)
         extended = tl.load(p_extend).to(tl.float64)
         b_x, b_open, b_extend = _scores(
@@ -165,7 +164,7 @@ def _inside(
         for t in range(rows + columns):
             o_j = t - o_r
             b_on = (o_j >= 0) & (o_j <= columns) & (o_r < rows)
-            # what the next step takes is read while this one is computed
+            # load the inputs of the next step while this step is computed
             after = _scores(p_x, p_open, p_extend, opened, extended, t + 1, rows, columns, m, o_r, ONE_OPEN, ONE_EXTEND)
             longer = extended
             if not ONE_EXTEND:
@@ -237,7 +236,8 @@ def _outside(
     if some:
         zero = tl.zeros([BR], tl.float32)
         g = tl.load(p_g + i_b).to(tl.float32)
-        # what goes left to M, X and Y, up to M and X, the pairs, and those of the row below one step ago
+        # expectations to the left for M, X and Y, upwards for M and X, of the pairs, and of the pairs of the row below,
+        # one step ago
         b_lm, b_ld, b_li, b_um, b_ud, b_pair, b_late = zero, zero, zero, zero, zero, zero, zero
         b_opens, b_extends = zero.to(tl.float64), zero.to(tl.float64)
         b_open_kept, b_extend_kept = zero, zero
@@ -248,7 +248,7 @@ def _outside(
             o_j = t - o_r
             b_on = (o_j >= 0) & (o_j <= columns) & (o_r < rows)
             b_p0, b_p1, b_p2, b_d0, b_d1, b_i0, b_i1, b_i2 = weights
-            # what the next step takes is read while this one is computed
+            # load the inputs of the next step while this step is computed
             weights = _weights(p_chart, t - 1, rows, columns, n, o_r)
             b_p = b_late + tl.where((o_r == rows - 1) & (o_j == columns), g, 0.0)
             b_m = b_lm + from_below(b_um, 0.0, rows - 1, o_r, BR) + b_p * b_p0
@@ -259,7 +259,7 @@ def _outside(
             b_lm, b_ld, b_li = b_i * b_i0, b_i * b_i1, b_i * b_i2
             b_pair = b_m
             tl.store(p_dx + o_r * m + o_j - 1, b_m.to(p_dx.dtype.element_ty), mask=b_on & (o_j > 0))
-            # insertions above the first row: who passes column j passes all before it
+            # insertions above the first row: an alignment that passes column j passes all columns before it
             b_open = b_um + b_lm + b_ld + tl.where((o_r == 0) & (t == 1), b_above, 0.0)
             b_extend = b_ud + b_li + tl.where((o_r == 0) & (t > 1) & (t <= columns), b_above, 0.0)
             b_above += tl.where(b_on & (o_j > 0), b_m, 0.0)
@@ -268,7 +268,7 @@ def _outside(
             if ONE_OPEN:
                 b_opens += b_open
             else:
-                # column 0 has no cell of its own: it is added to the one after it
+                # column 0 has no score of its own: its expectation is added to that of column 1
                 b_whole = b_open + tl.where(o_j == 0, b_open_kept, 0.0)
                 b_open_kept = b_open
                 tl.store(

@@ -7,7 +7,9 @@ from polymax.graphs.graph import Builder, Family, Graph
 
 @Family
 def graph(n: int, m: int, local: int, tensors: int) -> Graph:
-    """At i rows and j columns: M pairs the last ones, X deletes a row, Y inserts a column, P is any of these."""
+    """Return the hypergraph with nodes at i rows and j columns: M pairs the last ones, X deletes a row, Y inserts a
+    column, P is any of these.
+    """
     point = 4 * np.arange((n + 1) * (m + 1)).reshape(n + 1, m + 1)
     cell = np.arange(n * m).reshape(n, m)
     builder = Builder(parts=tensors * n * m)
@@ -15,7 +17,7 @@ def graph(n: int, m: int, local: int, tensors: int) -> Graph:
         return builder.build(4 * (n + 1) * (m + 1) + 1)
     opens, extends = n * m + cell, (tensors - 1) * n * m + cell
     builder.add(point[1:, 1:], cell, point[:-1, :-1] + 3)
-    # the cell of a gap score: the border has none of its own
+    # columns and rows of gap scores: the border uses the scores of the cells next to it
     left, top = np.maximum(np.arange(m + 1) - 1, 0), np.maximum(np.arange(n + 1) - 1, 0)
     open_x, extend_x, open_y, extend_y = opens[:, left], extends[:, left], opens[top], extends[top]
     # a gap is extended, or opened after a pair, an insertion also after a deletion

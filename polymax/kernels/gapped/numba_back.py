@@ -1,4 +1,4 @@
-"""One strip of rows backwards, for Numba: how often alignments pass its cells, and what they do there."""
+"""One strip of rows backwards, for Numba: expected visits of its cells and of their choices."""
 
 import numpy as np
 
@@ -9,9 +9,10 @@ from polymax.kernels.gapped.numba_strip import BLOCK
 
 @inline
 def walk_back(weights, m, tail, given, gives, flow, found):
-    """One strip from its end: expected pairs, opened and extended gaps go to `found`.
+    """Process one strip from its end: write expected pairs, opened and extended gaps to `found`.
 
-    What its row `tail` is given, for M, X and P of each column, becomes what the strip gives to the row above it.
+    `given` are the expectations of M, X and P of row `tail`, by column; `gives` become those of the row above the
+    strip.
     """
     gives[:] = 0
     flow[:] = 0
@@ -25,7 +26,7 @@ def walk_back(weights, m, tail, given, gives, flow, found):
         else:
             _split(flow, zero, zero, zero, tail, chosen, line)
         if t <= m:
-            # of the first lane, whose numbers are last
+            # for the first lane, whose numbers are last
             gives[0, t], gives[1, t] = flow[3 * STRIP - 1], flow[4 * STRIP - 1]
             if t > 0:
                 gives[2, t - 1] = flow[5 * STRIP - 1]
@@ -33,10 +34,11 @@ def walk_back(weights, m, tail, given, gives, flow, found):
 
 @inline
 def _split(flow, m_given, x_given, p_given, tail, weights, line):
-    """Expectations of a line, those given to its lane `tail` included, split over the choices of each cell.
+    """Write the expectations of a line, with those given to its lane `tail`, and split them over the choices of each
+    cell.
 
-    flow, from the last lane to the first: what goes left to Q and Y; to M and X of the row above; the pairs, which
-    go to P of the row above; and those of the row below, one step later.
+    flow, from the last lane to the first: expectations to the left for Q and Y; for M and X of the row above; of the
+    pairs, for P of the row above; and of the pairs of the row below, one step later.
     """
     zero = type(p_given)(0)
     m_last, x_last, p_last = zero, zero, zero
@@ -45,7 +47,7 @@ def _split(flow, m_given, x_given, p_given, tail, weights, line):
         q, y, late = flow[k], flow[STRIP + k], flow[5 * STRIP + k]
         m_up, x_up, p_up = flow[2 * STRIP + k], flow[3 * STRIP + k], flow[4 * STRIP + k]
         m_below, x_below, p_below = m_last, x_last, p_last
-        # carried from lane to lane: what the row below gives
+        # passed from lane to lane: the expectations from the row below
         m_last, x_last, p_last = m_up, x_up, p_up
         here = r == tail
         p = late + (p_given if here else zero)
@@ -65,7 +67,7 @@ def _split(flow, m_given, x_given, p_given, tail, weights, line):
 
 @inline
 def collect(found, top, lanes, m, d_pairs, d_open, d_extend):
-    """What was found of a strip, in the order of rows and columns; sums, where a gap score is that of all cells."""
+    """Write the results of a strip in the order of rows and columns; sums, if a gap score is shared by all cells."""
     for left in range(0, m, BLOCK):
         for r in range(lanes):
             row = d_pairs[top + r, left : min(left + BLOCK, m)]
@@ -84,7 +86,7 @@ def collect(found, top, lanes, m, d_pairs, d_open, d_extend):
 
 @inline
 def _total(found, count, at):
-    """The sum over all lines and lanes; where there is no cell, there is nothing."""
+    """Return the sum over all lines and lanes; entries without a cell are 0."""
     sums = np.zeros(STRIP, found.dtype)
     for t in range(count):
         line = found[3 * t * STRIP + at : 3 * t * STRIP + at + STRIP]
@@ -98,7 +100,7 @@ def _total(found, count, at):
 
 @inline
 def collect_border(given, m, d_open, d_extend):
-    """Insertions before the first row: those who pass column j also pass all before it."""
+    """Add insertions before the first row: alignments that pass column j also pass all columns before it."""
     total = 0.0
     for j in range(m, 0, -1):
         total += given[j]

@@ -1,6 +1,6 @@
 """One strip of rows forwards, for Numba: its cells in the order of anti-diagonals, its rows in vector lanes.
 
-Integers lie in the bits of float32, so that a step reads and writes few arrays.
+Integers are stored in the bits of float32, so that a step reads and writes few arrays.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ BLOCK = 16
 
 @inline
 def border(opened, extended, m, above):
-    """The cells above the first row: nothing before them, and insertions; the largest score without sign."""
+    """Write the cells above the first row, which are reached only by insertions; return the largest absolute score."""
     above[0::2] = 0
     above[1::2] = from_bits(LOWEST)
     above[0, 0], above[1, 0], above[4, 0], above[5, 0] = 1, from_bits(INT(0)), 1, from_bits(INT(0))
@@ -51,11 +51,12 @@ def _size(score):
 
 @inline
 def exponentials(pairs, opened, extended, top, n, m, lines, gaps, fresh):
-    """exp of all scores of a strip, in the order of its steps; the largest score without sign.
+    """Write exp of all scores of a strip, in the order of its steps; return the largest absolute score.
 
-    Line t, lane r is row top + r, column t - r of 0, ..., m: what scores column j of a matrix is at j + 1, and column 0
-    has gap scores as column 1. `lines` have mantissas and exponents of pairs, `gaps` those of open and of extend. Where
-    both are one number for all cells, there is one line of gaps, written where these are `fresh` ones of an instance.
+    Line t, lane r is row top + r, column t - r of 0, ..., m: the score of column j of a matrix is at j + 1, and column
+    0 has the gap scores of column 1. `lines` have mantissas and exponents of pairs, `gaps` those of open and of extend.
+    If both gap scores are one number for all cells, there is one line of gaps, written if they are `fresh` for an
+    instance.
     """
     lanes = min(STRIP, n - top)
     for t in range(m + STRIP + 1):
@@ -73,13 +74,15 @@ def exponentials(pairs, opened, extended, top, n, m, lines, gaps, fresh):
 
 @inline
 def single(opened, extended):
-    """True where both gap scores are one number for all cells."""
+    """Return True if both gap scores are one number for all cells."""
     return opened.shape[0] == opened.shape[1] == extended.shape[0] == extended.shape[1] == 1
 
 
 @inline
 def _gap_line(matrix, alone, top, lanes, m, at, gaps):
-    """exp of the gap scores of one kind, in all lines or in the one."""
+    """Write exp of the gap scores of one kind, in all lines or in the single line; return the largest absolute
+    score.
+    """
     count = 1 if alone else m + STRIP + 1
     number = matrix.shape[0] == 1 and matrix.shape[1] == 1
     for t in range(count):
@@ -93,7 +96,7 @@ def _gap_line(matrix, alone, top, lanes, m, at, gaps):
 
 @inline
 def _spread(matrix, top, lanes, m, width, lines):
-    """Rows of a matrix, each in its lane, a block of columns at a time: the lines they touch stay in the cache."""
+    """Write rows of a matrix, each to its lane, a block of columns at a time, so that the lines stay in the cache."""
     for left in range(0, m, BLOCK):
         for r in range(lanes):
             row = matrix[top + r, left : min(left + BLOCK, m)]
@@ -104,8 +107,8 @@ def _spread(matrix, top, lanes, m, width, lines):
 
 @inline
 def _transformed(lines, count, width, at):
-    """Scores of lines become mantissas and exponents; the largest score without sign."""
-    # numbers without sign have the order of their bits, NaN above all of them
+    """Replace scores of lines by mantissas and exponents; return the largest absolute score."""
+    # absolute values have the order of their bits, with NaN above all
     most = INT(0)
     for t in range(count):
         line = lines[width * t * STRIP + at : width * t * STRIP + at + 2 * STRIP]
@@ -120,9 +123,9 @@ def _transformed(lines, count, width, at):
 
 @inline
 def _sum(a, a_power, b, b_power):
-    """a 2^a_power + b 2^b_power: its number, its exponent, and both terms with this exponent.
+    """Return a 2^a_power + b 2^b_power: its number, its exponent, and both terms with this exponent.
 
-    The exponent is the larger one, and what is then below the normal numbers is 0.
+    The exponent is the larger one; a term that is then below the normal numbers is 0.
     """
     top = a_power if a_power > b_power else b_power
     a, b = shifted(a, INT(a_power - top)), shifted(b, INT(b_power - top))
@@ -130,13 +133,13 @@ def _sum(a, a_power, b, b_power):
 
 
 def _walk(keep):
-    """The walk that keeps the row below a strip, or that which keeps the weights of all choices."""
+    """Return the walk that keeps the row below a strip or, if `keep`, the weights of all choices."""
 
     @inline
     def walk(lines, gaps, stride, m, tail, above, kept, state):
-        """One strip from the row above it; lines of gaps are `stride` apart.
+        """Compute one strip from the row above it; lines of gaps are `stride` apart.
 
-        Kept is the row below it, which is its row `tail`, or all weights.
+        `kept` gets the row below the strip, which is its row `tail`, or all weights.
         """
         for half in range(0, 12, 2):
             state[half * STRIP : (half + 1) * STRIP] = 0
@@ -158,11 +161,11 @@ def _walk(keep):
 
     @inline
     def step(state, m_above, m_power, x_above, x_power, p_above, p_power, line, gap, weights):
-        """The next anti-diagonal. state: M, X, Y, Q = M + X and P of the last one, and P diagonally before.
+        """Compute the next anti-diagonal. state: M, X, Y, Q = M + X and P of the last one, and P diagonally before.
 
-        Weights are those of Q and Y in P, of M and X in Q, of M and X in X, and of Q and Y in Y.
+        Weights are the shares of Q and Y in P, of M and X in Q, of M and X in X, and of Q and Y in Y.
         """
-        # carried from lane to lane, not read from the neighbour's place: a vector that spans two stores waits for both
+        # passed from lane to lane in registers: a load that spans two recent vector stores would stall
         m_before, x_before, p_before = m_above, x_above, p_above
         m_last, x_last, p_last = bits(m_power), bits(x_power), bits(p_power)
         for r in range(STRIP):

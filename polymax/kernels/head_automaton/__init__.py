@@ -1,7 +1,7 @@
 """Dependency trees without crossing arcs that score pairs of arcs: the smoothed maximum over the trees of a sentence.
 
-With scores of siblings a head takes its modifiers from the inside to the outside, and remembers the last one; with
-scores of grandparents half trees know g, the head of their head. Over positions i < j, and g outside of them:
+With scores of siblings a head takes its modifiers from the inside to the outside, and remembers the last modifier. With
+scores of grandparents half trees have an index g, the head of their head. Over positions i < j, and g outside of them:
 
     S(g, i, j) = max_Omega over k = i..j-1 of R(g, i, k) + L(g, k+1, j)              between two modifiers of g
     M(g, i, j) = max_Omega of siblings[i, i, j] + L(i, i+1, j)                       the first modifier to the right
@@ -13,8 +13,8 @@ and likewise to the left. Without siblings M(g, i, j) = max_Omega over k = i..j-
 grandparents there is no g. The value is R(0, 0, length), or with a single root max_Omega over r of
 arcs[0, r] + siblings[0, 0, r] + L(0, 1, r) + R(0, r, length). The root symbol has no head, and is its own g.
 
-`order` says which pairs are scored: 1 siblings, 2 grandparents, 3 both, siblings first. The chart is what the first
-pass leaves for the other two; all arithmetic is in float64. O(n^3) steps for siblings, O(n^4) with grandparents.
+`order` selects the scored pairs: 1 siblings, 2 grandparents, 3 both, siblings first. The first pass computes the chart
+for the other two; all arithmetic is in float64. O(n^3) steps for siblings, O(n^4) with grandparents.
 
 Shapes: arcs `(B, n + 1, n + 1)`, [head, modifier]; pairs `(B, kinds, n + 1, n + 1, n + 1)`, siblings [head, sibling,
 modifier], grandparents [grandparent, head, modifier]; lengths, value, g `(B,)`; chart `(B, 3 or 4, lanes, n + 1,
@@ -33,7 +33,7 @@ SIBLINGS, GRANDPARENTS = 1, 2
 
 
 def chart_like(arcs: Tensor, pairs: Tensor, lengths: Tensor, single_root: bool, order: int, *_: object) -> Tensor:
-    """An empty chart for these scores."""
+    """Return an empty chart for these scores."""
     batch, size = arcs.shape[:2]
     lanes = size if order & GRANDPARENTS else 1
     return arcs.new_empty((batch, 3 + (order & SIBLINGS), lanes, size, size), dtype=torch.float64)

@@ -1,8 +1,9 @@
-"""Trees that score pairs of arcs, for Numba: one sentence after the other, on values in float64.
+"""Trees that score pairs of arcs, for Numba: sentence by sentence, with values in float64.
 
 A chart is flat cubes: R and L, symmetric, I, [head, modifier], and S, symmetric, each a square for every g. The choices
-of all maxima then lie along rows. Backwards, what a span (i, j) hears as the left of two is at [i, j], as the right at
-[j, i]; a span that is not reached costs nothing, so the hard maximum follows its one best tree.
+of all maxima then lie along rows. In the backward pass the gradient that a span (i, j) receives as a left child is
+accumulated at [i, j], as a right child at [j, i]. Spans without a gradient are skipped, so the hard maximum visits only
+its best tree.
 """
 
 import numpy as np
@@ -46,7 +47,7 @@ def head_automaton_outside(
 
 
 def _pairs(pairs: Tensor, order: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of siblings as [head, modifier, sibling], and of grandparents."""
+    """Return scores of siblings as [head, modifier, sibling], and of grandparents."""
     siblings = pairs[:, 0].mT if order & SIBLINGS else pairs[:, 0]
     return array(siblings.double()), array(pairs[:, -1].double())
 
@@ -63,13 +64,13 @@ def _flat(chart: Tensor) -> np.ndarray:
 
 @inline
 def _has(g, i, j):
-    """True if g may be the head of the head of a span; the root symbol is its own."""
+    """Return True if g may be the head of the head of a span; the root symbol is its own g."""
     return g == 0 if i == 0 else g < i or g > j
 
 
 @inline
 def _right(siblings, l, p_s, i, j, s, lane, t):
-    """What does not depend on g in the choices below an arc from i to j: the sibling i + c, none at c = 0."""
+    """Write the terms without g of the choices below an arc from i to j: the sibling i + c, no sibling at c = 0."""
     t[0] = siblings[i, j, i] + l[i * lane + j * s + i + 1]
     for c in range(1, j - i):
         t[c] = siblings[i, j, i + c] + p_s[i * lane + j * s + i + c]
@@ -84,7 +85,7 @@ def _left(siblings, r, p_s, i, j, s, lane, t):
 
 @inline
 def _after(v, at, t, count, a, p, omega):
-    """Smoothed maximum of t[0] and of v[at + c] + t[c]."""
+    """Return the smoothed maximum of t[0] and of v[at + c] + t[c]."""
     a[0] = t[0]
     for c in range(1, count):
         a[c] = v[at + c] + t[c]
@@ -157,7 +158,7 @@ def _inside(start, stop, arcs, siblings, grandparents, lengths, chart, value, fi
 
 @inline
 def _hand(o_v, at, total, count, here, p):
-    """Hand on to v[at + c], c > 0, and to the sums of all g."""
+    """Add the gradients of the choices c > 0 to v[at + c], and to the sums over all g."""
     total[0] += p[0] * here
     for c in range(1, count):
         o_v[at + c] += p[c] * here

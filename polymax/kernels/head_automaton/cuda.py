@@ -1,9 +1,9 @@
 """Trees that score pairs of arcs, for Triton: a launch for each width of spans, a program for each span.
 
 Rows of a tile are grandparents g, columns the choices of a maximum. Squares of a chart are symmetric, or [head,
-modifier], so that choices lie along rows, whatever g is. Backwards, what a span (i, j) hears as the left of two is
-summed at [i, j] and as the right at [j, i]: the spans of a width then write to rows of their own, without atomics, and
-what all g add to is summed in registers. All arithmetic is in float64.
+modifier], so that choices lie along rows, whatever g is. In the backward pass the gradient that span (i, j) receives as
+a left child is accumulated at [i, j], as a right child at [j, i]: the spans of a width then write to separate rows,
+without atomics, and sums over all g are in registers. All arithmetic is in float64.
 """
 
 import torch
@@ -18,7 +18,7 @@ from polymax.kernels.local_max.triton_max import smoothing
 
 __all__ = ["head_automaton_inside", "head_automaton_outside", "head_automaton_tangent"]
 
-# choices in a tile; few sizes, since each is compiled for itself
+# choices in a tile; few sizes, since each is compiled separately
 _CHOICES = (64, 256)
 # entries of a tile
 _TILE = 2048
@@ -60,7 +60,7 @@ def head_automaton_outside(
 
 
 class _Launch:
-    """What every kernel takes first, and the ways to launch one."""
+    """The first arguments of every kernel, and its launches."""
 
     def __init__(
         self, arcs: Tensor, pairs: Tensor, lengths: Tensor, chart: Tensor, single_root: bool, order: int, alpha: float
@@ -80,7 +80,7 @@ class _Launch:
 
     def spans(self, kernel, width: int, *tensors: Tensor) -> None:
         choices = next((c for c in _CHOICES if c >= width), ceil_power(width))
-        # Triton 3.6 gives a single row two layouts, and then refuses to compile
+        # Triton 3.6 gives a single row two layouts, and then fails to compile
         lanes = min(max(_TILE // choices, 4), max(ceil_power(self.lanes), 4))
         grid = (self.size - self.first - width, self.count)
         with on_device(self.arcs):

@@ -1,6 +1,6 @@
 """One span of trees that score pairs of arcs, for Triton: its values, and the arguments of its maxima.
 
-Loads are (G, K): grandparents by choices. `row` is the place of a grandparent's square, `s` the length of its rows.
+Loads are (G, K): grandparents by choices. `row` is the offset of a grandparent's square, `s` the length of its rows.
 """
 
 import triton
@@ -12,7 +12,9 @@ from polymax.kernels.span_tree.cuda_chart import load_sums
 
 @triton.jit
 def lanes(start, i, j, n, count, GRAND: tl.constexpr, BG: tl.constexpr):
-    """Grandparents from `start` on, and which of them a span (i, j) has: those outside; of the root symbol itself."""
+    """Return grandparents from `start` on, and the mask of those of a span (i, j): outside of it, or 0 for the root
+    symbol.
+    """
     o_g = start + tl.arange(0, BG)
     if GRAND:
         m_in = (o_g <= n) & ((o_g < i) | (o_g > j))
@@ -24,7 +26,7 @@ def lanes(start, i, j, n, count, GRAND: tl.constexpr, BG: tl.constexpr):
 
 @triton.jit
 def gap(p_r, p_l, o_row, i, j, s, m_in, width, BK: tl.constexpr):
-    """Between two modifiers i and j of g: (G, K)."""
+    """Return the scores (G, K) of the spans between two modifiers i and j of g."""
     o_c = tl.arange(0, BK)[None, :]
     m_on = m_in[:, None] & (o_c < width)
     return load_sums(p_r, o_row + i * s + i + o_c, p_l, o_row + j * s + i + 1 + o_c, m_on, float("-inf"))
@@ -32,9 +34,9 @@ def gap(p_r, p_l, o_row, i, j, s, m_in, width, BK: tl.constexpr):
 
 @triton.jit
 def join_right(p_r, p_l, p_v, p_s, p_siblings, o_row, i, j, s, lane, m_in, width, SIBS: tl.constexpr, BK: tl.constexpr):
-    """What may be below an arc from i to j: (G, K)."""
+    """Return scores (G, K) of the partial trees that can hang below the arc i -> j."""
     if SIBS:
-        # the first column is that of no sibling, whose score is at the head itself
+        # the first column is the choice without a sibling, whose score is at the head itself
         o_c = tl.arange(0, BK)[None, :]
         p_pairs = p_siblings + (i * s + j) * s + i + o_c
         p_alone = p_l + i * lane + j * s + i + 1
@@ -45,7 +47,7 @@ def join_right(p_r, p_l, p_v, p_s, p_siblings, o_row, i, j, s, lane, m_in, width
 
 @triton.jit
 def join_left(p_r, p_l, p_v, p_s, p_siblings, o_row, i, j, s, lane, m_in, width, SIBS: tl.constexpr, BK: tl.constexpr):
-    """What may be below an arc from j to i: (G, K)."""
+    """Return scores (G, K) of the partial trees that can hang below the arc j -> i."""
     if SIBS:
         o_c = tl.arange(0, BK)[None, :]
         p_pairs = p_siblings + (j * s + i) * s + tl.where(o_c == 0, j, i + o_c)
@@ -57,19 +59,21 @@ def join_left(p_r, p_l, p_v, p_s, p_siblings, o_row, i, j, s, lane, m_in, width,
 
 @triton.jit
 def below_right(p_r, p_v, o_row, i, j, s, lane, m_in, width, BK: tl.constexpr):
-    """The outermost modifier i + 1 + c of i, and what it heads: (G, K); the last column, c = width - 1, is j."""
+    """Return scores (G, K) of an outermost modifier i + 1 + c of i with its subtree; the last column, c = width - 1, is
+    j.
+    """
     return _lane_sums(p_v + o_row + i * s + i + 1, p_r + i * lane + j * s + i + 1, m_in, width, BK)
 
 
 @triton.jit
 def below_left(p_l, p_v, o_row, i, j, s, lane, m_in, width, BK: tl.constexpr):
-    """The outermost modifier i + c of j, and what it heads: (G, K); the first column is i."""
+    """Return scores (G, K) of an outermost modifier i + c of j with its subtree; the first column is i."""
     return _lane_sums(p_v + o_row + j * s + i, p_l + j * lane + i * s + i, m_in, width, BK)
 
 
 @triton.jit
 def _lane_sums(p_lanes, p_shared, m_in, width, BK: tl.constexpr):
-    """Rows of grandparents plus one row that all of them share."""
+    """Return rows of grandparents plus one row that all of them share."""
     o_c = tl.arange(0, BK)[None, :]
     m_on = m_in[:, None] & (o_c < width)
     b_shared = tl.load(p_shared + o_c, mask=o_c < width, other=0)
@@ -78,7 +82,9 @@ def _lane_sums(p_lanes, p_shared, m_in, width, BK: tl.constexpr):
 
 @triton.jit
 def _last_sibling(p_lanes, p_gaps, p_pairs, p_alone, m_in, width, BK: tl.constexpr):
-    """Rows of grandparents plus the gap to a last sibling and the score of the pair; without one, what is alone."""
+    """Return rows of grandparents plus the gap to a last sibling and the pair's score; column 0 is the choice without
+    one.
+    """
     o_c = tl.arange(0, BK)[None, :]
     m_inner = (o_c > 0) & (o_c < width)
     b_shared = tl.load(p_gaps + o_c, mask=m_inner, other=0)
@@ -90,7 +96,7 @@ def _last_sibling(p_lanes, p_gaps, p_pairs, p_alone, m_in, width, BK: tl.constex
 
 @triton.jit
 def squares(p_x, i_b, size, count, SIBS: tl.constexpr):
-    """R, L, I and S of an instance's chart; and the numbers of a grandparent's square."""
+    """Return pointers to R, L, I and S of an instance's chart, and the size of a grandparent's square."""
     square = i_b * 0 + size * size
     cube = count * square
     p_r = p_x + i_b * (4 if SIBS else 3) * cube
@@ -101,7 +107,7 @@ def squares(p_x, i_b, size, count, SIBS: tl.constexpr):
 
 @triton.jit
 def roots(p_arcs, p_siblings, p_r, p_l, n, s, SIBS: tl.constexpr, BR: tl.constexpr):
-    """What each token adds up to as the single root, (1, K)."""
+    """Return the total score of each token as the single root, (1, K)."""
     o_c = tl.arange(0, BR)[None, :]
     m_in = (o_c > 0) & (o_c <= n)
     b_a = tl.load(p_arcs + o_c, mask=m_in, other=0).to(tl.float64)
@@ -148,7 +154,7 @@ def inside_span(
             o_lane, m_in = lanes(start, i, j, n, count, GRAND, BG)
             o_g = o_lane * lane
             o_row = o_g[:, None]
-            # nothing is the head of the root symbol
+            # the root symbol has no head
             m_ok = m_in & (i > 0)
             if SIBS:
                 b_gap = value_rows(gap(p_r, p_l, o_row, i, j, s, m_ok, width, BK), KIND, ALPHA)
@@ -163,7 +169,7 @@ def inside_span(
                 b_il += tl.load(p_grandparents + o_g + j * s + i, mask=m_ok, other=0).to(tl.float64)
             tl.store(p_v + o_g + i * s + j, b_ir, mask=m_in)
             tl.store(p_v + o_g + j * s + i, b_il, mask=m_ok)
-            # of the choices, only the arc between i and j is new: it comes from registers, not from memory
+            # only the arc between i and j is a new choice: it is added from registers, not from memory
             b_a = below_right(p_r, p_v, o_row, i, j, s, lane, m_in, width - 1, BK)
             b_a = tl.where(m_in[:, None] & (o_c == width - 1), b_ir[:, None], b_a)
             b_value = value_rows(b_a, KIND, ALPHA)

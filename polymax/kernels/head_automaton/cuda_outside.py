@@ -1,6 +1,7 @@
-"""What one span of trees that score pairs of arcs hands on to narrower ones, for Triton.
+"""The gradients that one span of trees that score pairs of arcs passes on to narrower spans, for Triton.
 
-`heard` has the squares of the chart: to R, to L, to I, to S. `taken` are pairs of siblings, [head, modifier, sibling].
+`heard` has the gradients in the squares of the chart: of R, L, I and S. `taken` are those of pairs of siblings, [head,
+modifier, sibling].
 """
 
 import triton
@@ -22,7 +23,7 @@ from polymax.kernels.span_tree.cuda_chart import add_to
 
 @triton.jit
 def _heard(p_to, o_g, i, j, s, m_in):
-    """What a span heard as the left and as the right of two."""
+    """Return the gradient of a span, the sum of what it received as a left and as a right child."""
     b_left = tl.load(p_to + o_g + i * s + j, mask=m_in, other=0)
     return b_left + tl.load(p_to + o_g + j * s + i, mask=m_in, other=0)
 
@@ -60,7 +61,7 @@ def outside_span(
         p_siblings += i_b * square * s
         o_c = tl.arange(0, BK)[None, :]
         m_on = o_c < width
-        # what all grandparents hand to the squares of i and of j
+        # gradients of all grandparents for the squares of i and of j
         b_under_right = tl.zeros([1, BK], tl.float64)
         b_under_left = tl.zeros([1, BK], tl.float64)
         b_join_right = tl.zeros([1, BK], tl.float64)
@@ -80,9 +81,9 @@ def outside_span(
             if SIBS:
                 b_to_s = _heard(p_to_s, o_g, i, j, s, m_ok)
                 m_any = m_any | (b_to_s != 0)
-            # what was read above is written below, by other threads
+            # other threads overwrite below what was read above
             tl.debug_barrier()
-            # the hard maximum reaches few spans
+            # with the hard maximum few spans have a gradient
             if tl.max(m_any.to(tl.int32)) > 0:
                 b_a = below_right(p_r, p_v, o_row, i, j, s, lane, m_in, width, BK)
                 b_q = weight_rows(b_a, KIND, ALPHA) * b_to_r[:, None]
@@ -161,7 +162,7 @@ def root_weights(
     SINGLE: tl.constexpr,
     BR: tl.constexpr,
 ):
-    """What the whole sentence hands on."""
+    """Write the gradients of the whole sentence's spans."""
     i_b = tl.program_id(0).to(tl.int64)
     n = tl.load(p_lengths + i_b).to(tl.int32)
     s = size

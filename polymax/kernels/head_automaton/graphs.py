@@ -14,7 +14,7 @@ SIBLING_KINDS, GRANDPARENT_KINDS, BOTH_KINDS = 7, 6, 9
 
 
 def first_root(order: int, positions: int, single_root: bool) -> int:
-    """The node that comes L nodes before the root of length L."""
+    """Return the node that comes L nodes before the root of length L."""
     square, cube = positions**2, positions**3
     if order == 2:
         return GRANDPARENT_KINDS * cube
@@ -24,7 +24,7 @@ def first_root(order: int, positions: int, single_root: bool) -> int:
 
 @Family
 def siblings(positions: int, single_root: int) -> Graph:
-    """Half trees over positions i < j.
+    """Return the hypergraph of half trees over positions i < j.
 
     S joins two of them between siblings, JR and JL choose the sibling before the outermost modifier, IR and IL add its
     arc, R and L are complete. The root of length L comes after all others.
@@ -53,7 +53,7 @@ def siblings(positions: int, single_root: int) -> Graph:
         )
         builder.add(node(arc_right, i, j), i * positions + j, node(join_right, i, j))
         builder.add(node(right, i, j), -1, node(arc_right, i, i + k + 1), node(right, i + k + 1, j))
-        # nothing is the head of the root symbol
+        # the root symbol has no head
         i, j = i[max(1 - start, 0) :], j[max(1 - start, 0) :]
         builder.add(node(join_left, i, j), sibling(j, j, i), node(right, i, j - 1))
         builder.add(
@@ -76,7 +76,7 @@ def siblings(positions: int, single_root: int) -> Graph:
 
 @Family
 def grandparents(positions: int, single_root: int) -> Graph:
-    """Half trees over positions i < j, and g outside of them, the head of their head.
+    """Return the hypergraph of half trees over positions i < j, and g outside of them, the head of their head.
 
     JR and JL join two of them with an arc between their ends, IR and IL add the pair, R and L are complete. The root
     symbol is its own g.
@@ -98,7 +98,7 @@ def grandparents(positions: int, single_root: int) -> Graph:
         for i in range(start, positions - width):
             j = i + width
             outside = np.array([g for g in range(positions) if not i <= g <= j] or [], np.int64)
-            # of half trees whose head is i: the root symbol stands for its own head
+            # for half trees with the head i: the root symbol is its own head
             g = (np.zeros(1, np.int64) if i == 0 else outside).reshape(-1, 1)
             k = np.arange(width).reshape(1, -1)
             builder.add(
@@ -126,7 +126,7 @@ def grandparents(positions: int, single_root: int) -> Graph:
 
 @Family
 def both(positions: int, single_root: int) -> Graph:
-    """Half trees over positions i < j, and g outside of them, the head of their head.
+    """Return the hypergraph of half trees over positions i < j, and g outside of them, the head of their head.
 
     S joins two of them between siblings whose head is g, JR and JL choose the sibling before the outermost modifier, AR
     and AL add its arc, IR and IL the grandparent, R and L are complete. The root symbol is its own g.
@@ -151,7 +151,7 @@ def both(positions: int, single_root: int) -> Graph:
         for i in range(start, positions - width):
             j = i + width
             outside = np.array([g for g in range(positions) if not i <= g <= j] or [], np.int64).reshape(-1, 1)
-            # the root symbol stands for its own head
+            # the root symbol is its own head
             g = np.zeros((1, 1), np.int64) if i == 0 else outside
             k = np.arange(width).reshape(1, -1)
             inner = i + np.arange(1, width).reshape(1, -1)
@@ -184,7 +184,7 @@ def both(positions: int, single_root: int) -> Graph:
 
 
 def _roots(positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths, and tokens that may hang from the root symbol."""
+    """Return lengths, and tokens that may hang from the root symbol."""
     length, r = np.ogrid[1:positions, 1:positions]
     length, r = np.broadcast_arrays(length, r)
     return length[r <= length], r[r <= length]

@@ -1,4 +1,4 @@
-"""Trees that score pairs of arcs as hypergraphs: their specification. A derivation is a tree, one for each tree."""
+"""Trees that score pairs of arcs as hypergraphs: their specification. Derivations and trees correspond one to one."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ _FAMILIES = {1: siblings, 2: grandparents, 3: both}
 def as_graph(
     arcs: Tensor, pairs: Tensor, lengths: Tensor, single_root: bool, order: int
 ) -> tuple[Tensor, Graph, Tensor]:
-    """Scores (B, parts), the hypergraph, and the root of each instance."""
+    """Return scores (B, parts), the hypergraph, and the root of each instance."""
     positions = arcs.shape[1]
     flat = parts(arcs, pairs)
     graph = _FAMILIES[order].beside(flat, positions, int(single_root))
@@ -22,7 +22,7 @@ def as_graph(
 
 
 def parts(arcs: Tensor, pairs: Tensor) -> Tensor:
-    """The scores of an instance in a row."""
+    """Return the scores of an instance in a row."""
     return torch.cat([arcs.flatten(1), pairs.flatten(1)], 1)
 
 

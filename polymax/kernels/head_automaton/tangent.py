@@ -1,7 +1,7 @@
 """Second derivatives of trees that score pairs of arcs, by the kernels of the general hypergraph.
 
-They are asked for where expected arcs are themselves differentiated. The hypergraph has O(n^3) edges with siblings and
-O(n^4) with grandparents.
+They are needed if expected arcs are themselves differentiated. The hypergraph has O(n^3) edges with siblings and O(n^4)
+with grandparents.
 """
 
 from torch import Tensor

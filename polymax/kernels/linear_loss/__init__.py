@@ -2,16 +2,16 @@
 
     x = softcap tanh(l / softcap), l = hidden weight^T + bias        value = max over p of <x, p> - Omega(p)
 
-Omega is the Tsallis entropy of alpha, and x is counted from its largest entry `top`, so that values are exact around 0.
-The operator gives what losses are made of, and what their gradients need:
+Omega is the Tsallis entropy of alpha, and x is taken less its largest entry `top`, so that values are exact around 0.
+The operator returns the parts of losses, and the tensors saved for their gradients:
 
     value, chosen = x of the target, mean = sum over words of spread x
     dl = (value' p + mean' spread + chosen' e_target) (1 - (x / softcap)^2)
 
-Above alpha = 1 few words have weight: p is `probs` of the words `ids`, of which a row has `count`. Where a row has more
+For alpha > 1 few words have weight: p is `probs` of the words `ids`, `count` of them in a row. If a row has more words
 than lists hold, or alpha is not in (1, 2], count is FLAT, and p is ((alpha - 1) (x - top) - tau)_+ ^ (1 / (alpha - 1)),
-or exp(x - top - tau) at alpha = 1: it is computed again in blocks. `slope` is the derivative of value in alpha.
-`extent`, (2,) on the CPU, is the number of FLAT rows, and the longest list.
+or exp(x - top - tau) at alpha = 1, which is recomputed in blocks. `slope` is the derivative of value in alpha.
+`extent`, (2,) on the CPU, is the number of FLAT rows, and the length of the longest list.
 
 Shapes: hidden (n, d); weight (words, d); bias and spread (words,); target (n,), -1 for a row that does not count;
 value, chosen, mean, top, tau, slope, count (n,); ids and probs (n, capacity)
@@ -25,13 +25,13 @@ from torch import Tensor
 from polymax.backend.dispatch import declare
 from polymax.kernels.linear_loss.problem import GRADS, SAVED, SCHEMA
 
-# the longest list of a row: gradients of longer ones are faster in blocks
+# the longest list of a row: for longer lists, gradients in blocks are faster
 CAPACITY = 512
 FLAT = -1
 
 
 def capacity(words: int) -> int:
-    """The number of places in the list of a row."""
+    """Return the number of places in the list of a row."""
     return min(CAPACITY, words)
 
 
@@ -59,7 +59,7 @@ linear_loss = declare(
     f"linear_loss({SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
-# the gradients of hidden, and of weight and bias; empty where they are not asked for
+# the gradients of hidden, and of weight and bias; empty unless needed
 linear_loss_backward = declare(
     __name__,
     f"linear_loss_backward({GRADS}, {SCHEMA}, {SAVED}, bool of_hidden, bool of_words) -> (Tensor, Tensor, Tensor)",

@@ -14,7 +14,7 @@ from polymax.kernels.linear_loss.steps import Lists, Steps, pieces
 
 # rows whose words are gathered at once
 GATHERED = 16
-# words whose gradients are widened at once, where they are in half precision
+# words whose gradients are widened at once, if they are in half precision
 WORDS = 2048
 
 

@@ -14,9 +14,9 @@ from polymax.kernels.linear_loss.gradients import gradients
 from polymax.kernels.linear_loss.passes import value_and_lists
 from polymax.kernels.linear_loss.steps import FlatRows, Lists, Steps
 
-# torch multiplies half precision to float32 from 2.8 on; before, wider copies of a block are multiplied
+# from 2.8 on torch multiplies half precision into float32; before, wider copies of a block are multiplied
 MIXED = hasattr(torch.ops.aten.mm, "dtype")
-# logits of a row that are scanned at once, and by how many warps
+# logits of a row that are scanned at once, and warps for them
 WIDTH, WARPS = 1024, 1
 # entries of a list whose rows are gathered at once, and channels of a program
 PART, CHANNELS = 4, 1024
@@ -128,7 +128,7 @@ def column_sums(
 
 
 def _power(alpha: float) -> int:
-    """1 / (alpha - 1) where it is 1 or 2, -1 for the exponential function, 0 for any other power."""
+    """Return 1 / (alpha - 1) if it is 1 or 2, -1 for the exponential function, 0 for any other power."""
     return {2.0: 1, 1.5: 2, 1.0: -1}.get(alpha, 0)
 
 

@@ -12,9 +12,9 @@ def solve_rows(
     words, alpha, softcap,
     R: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The largest score, the smoothed maximum and the threshold of a row, which is read again at each step.
+    """Write the largest score, the smoothed maximum and the threshold of a row, which is read again at each step.
 
-    The first steps are taken on the first scores alone, as if all others were like them: Newton's method may start on
+    The first steps use only the first scores, as if they were representative of the row: Newton's method may start on
     either side of the root.
     """
     i_r = tl.program_id(0).to(tl.int64)
@@ -58,7 +58,7 @@ def solve_rows(
         b_total = tl.sum(b_totals)
         turn += 1
         if R == -1:
-            # an exponential that overflows, or loses its digits, has the largest score elsewhere
+            # if an exponential overflows or loses its digits, start again from the largest score
             go = (b_most > b_shift + 20).to(tl.int32) * (turn < 2).to(tl.int32)
             b_shift = tl.where(go > 0, b_most, b_shift)
         else:
@@ -66,7 +66,7 @@ def solve_rows(
             go = (tl.abs(b_total - 1) > 2e-6).to(tl.int32) * (turn < 40).to(tl.int32)
             if go > 0:
                 b_step = newton_step(b_total, tl.sum(b_lowers), a, R)
-                # where nothing lies above it, a bound that is sure
+                # if no score lies above the threshold, restart from a safe bound
                 b_next = tl.where(b_total > 0, b_t + b_step, a * (b_most - b_shift) - 1)
                 go = (b_next != b_t).to(tl.int32)
                 b_t = b_next
@@ -76,7 +76,7 @@ def solve_rows(
         b_tau = tl.log(b_total) - (b_top - b_shift)
         b_value = b_tau
     else:
-        # from the largest score, and with weights that sum to 1
+        # relative to the largest score, and with weights that sum to 1
         b_up = a * (b_top - b_shift)
         b_tau = b_t - b_up
         if R == 1:
@@ -98,7 +98,7 @@ def flat_slopes(
     words, a, softcap,
     R: tl.constexpr, BIAS: tl.constexpr, SPREAD: tl.constexpr, CAP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a block of logits, from thresholds."""
+    """Write the gradient of a block of logits, from thresholds."""
     i_r = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BN + tl.arange(0, BN)
     m_n = o_n < words

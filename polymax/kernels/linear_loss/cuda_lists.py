@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def gathered_sum(b_sum, p_x, o_rows, b_c, o_d, m_d, stride):
-    """b_sum (BD,) + the sum of c rows of x; entries of coefficient 0 are not read."""
+    """Return b_sum (BD,) + the sum of c rows of x; rows with coefficient 0 are not read."""
     p_entry = p_x + o_rows.to(tl.int64)[:, None] * stride + o_d[None, :]
     b_x = tl.load(p_entry, mask=(b_c != 0)[:, None] & m_d[None, :], other=0.0)
     return b_sum + tl.sum(b_c[:, None] * b_x.to(b_c.dtype), 0)
@@ -18,7 +18,7 @@ def add_rows(
     longest, w_stride, d,
     BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the weights of each row's words, times their coefficients."""
+    """Write the sum of the weights of each row's words, times their coefficients."""
     i_r = tl.program_id(0).to(tl.int64)
     o_d = tl.program_id(1) * BD + tl.arange(0, BD)
     m_d = o_d < d
@@ -38,7 +38,7 @@ def add_columns(
     h_stride, d,
     ADDED: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of each word: the sum of its rows' hidden states, times their coefficients, in order."""
+    """Write the gradient of each word: the sum of its rows' hidden states, times their coefficients, in order."""
     i_w = tl.program_id(0).to(tl.int64)
     i_d = tl.program_id(1)
     o_d = i_d * BD + tl.arange(0, BD)
@@ -55,7 +55,7 @@ def add_columns(
         o_row = tl.load(p_rows + o_j, mask=o_j < end, other=0)
         b_sum = gathered_sum(b_sum, p_h, o_row, b_c, o_d, m_d, h_stride)
         b_total += b_c
-    # most words have no entry, and then nothing is added
+    # most words have no entry: skip the addition
     if ADDED:
         m_d &= end > begin
     tl.store(p_dw + i_w * d + o_d, b_sum.to(p_dw.dtype.element_ty), mask=m_d)

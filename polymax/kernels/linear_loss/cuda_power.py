@@ -1,4 +1,4 @@
-"""Scores from logits, and powers of what exceeds a threshold, for Triton."""
+"""Scores from logits, and powers of their excess over a threshold, for Triton."""
 
 import triton
 import triton.language as tl
@@ -6,9 +6,9 @@ import triton.language as tl
 
 @triton.jit
 def capped_scores(b_x, softcap, CAP: tl.constexpr):
-    """softcap tanh(x / softcap)."""
+    """Return softcap tanh(x / softcap)."""
     if CAP:
-        # 1 - 2 / (e^(2y) + 1), in which nothing overflows to NaN
+        # 1 - 2 / (e^(2y) + 1), in which an overflow does not lead to NaN
         b_s = softcap * (1 - 2 / (tl.exp(b_x * (2 / softcap)) + 1))
     else:
         b_s = b_x
@@ -17,7 +17,7 @@ def capped_scores(b_x, softcap, CAP: tl.constexpr):
 
 @triton.jit
 def load_scores(p_x, p_bias, o_n, words, softcap, BIAS: tl.constexpr, CAP: tl.constexpr):
-    """Scores of words o_n of a row, -inf behind the last of them."""
+    """Return scores of words o_n of a row, -inf behind the last word."""
     b_x = tl.load(p_x + o_n, mask=o_n < words, other=float("-inf"))
     if BIAS:
         b_x += tl.load(p_bias + o_n, mask=o_n < words, other=0.0)
@@ -28,7 +28,7 @@ def load_scores(p_x, p_bias, o_n, words, softcap, BIAS: tl.constexpr, CAP: tl.co
 
 @triton.jit
 def powers(b_w, r, R: tl.constexpr):
-    """w^(r-1) and w^r for w >= 0, both 0 at w = 0."""
+    """Return w^(r-1) and w^r for w >= 0, both 0 at w = 0."""
     if R == 1:
         b_low = (b_w > 0).to(b_w.dtype)
         b_high = b_w
@@ -44,7 +44,9 @@ def powers(b_w, r, R: tl.constexpr):
 
 @triton.jit
 def newton_step(b_total, b_lower, a, R: tl.constexpr):
-    """Newton's step on a norm of what exceeds a bound, which is convex: from the left it does not pass the root."""
+    """Return Newton's step on a norm of the excess over a bound, which is convex: from the left it does not pass the
+    root.
+    """
     if R == 1:
         b_root = b_total * 0 + 1
     elif R == 2:

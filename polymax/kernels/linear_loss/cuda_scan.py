@@ -6,16 +6,16 @@ import triton.language as tl
 from polymax.kernels.linear_loss.cuda_power import capped_scores, load_scores, newton_step, powers
 
 FLAT = tl.constexpr(-1)
-# a list of n whose row has more in this block than it holds has the length AGAIN - n
+# if a row has more candidates in this block than fit into its list of length n, the length is set to AGAIN - n
 AGAIN = tl.constexpr(-2)
-# steps of a bound, and how much the last one may raise it
+# most steps of a bound, and the increase that ends them
 STEPS = tl.constexpr(10)
 SMALL = tl.constexpr(0.02)
 
 
 @triton.jit
 def lowest(t):
-    """A bound with room for its rounding and for that of what it is compared with."""
+    """Return a bound lowered by a margin for rounding."""
     return t - 1e-5 - 1e-6 * tl.abs(t)
 
 
@@ -25,7 +25,7 @@ def scan_rows(
     first, words, a, softcap, size,
     BIAS: tl.constexpr, CAP: tl.constexpr, TARGET: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Add to the list of a row what a block of logits has above its bound, if it holds that much."""
+    """Add the logits of a block above a row's bound to the row's list, if they fit."""
     i_r = tl.program_id(0).to(tl.int64)
     n_old = tl.load(p_count + i_r)
     i_y = 0
@@ -44,7 +44,7 @@ def scan_rows(
         for i_n in range(0, words, BN):
             o_n = i_n + tl.arange(0, BN)
             b_x = load_scores(p_x, p_bias, o_n, words, softcap, BIAS, CAP)
-            # a NaN is not below anything, and so is found among the few
+            # comparisons with NaN are False, so that a NaN is listed
             m_new = (b_x <= b_low) == 0
             n_new = tl.sum(m_new.to(tl.int32))
             if n_new > 0:
@@ -63,10 +63,10 @@ def settle_rows(
     first, words, a, softcap, size,
     R: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Raise the bound of a row by its list, and drop from the list what lies below.
+    """Raise the bound of a row by its list, and drop entries below the bound from the list.
 
-    A row that had more above its bound than its list holds, as at the first block, is scanned again, and its bound
-    raised by all of that before.
+    A row whose list overflowed, as at the first block, is scanned again, and its bound raised by all logits of the
+    block before entries are listed.
     """
     i_r = tl.program_id(0).to(tl.int64)
     n_all = tl.load(p_count + i_r)
@@ -126,10 +126,10 @@ def settle_rows(
 
 @triton.jit
 def _raise_and_add(b_x, b_u, b_t, n_old, o_word, p_values, p_ids, a, size, R: tl.constexpr, BK: tl.constexpr):
-    """The length of a list and the bound after both a list and new logits have raised it."""
+    """Return the length of a list and the bound after both the list and new logits have raised it."""
     r = 1 / a
     o_k = tl.arange(0, BK)
-    # entries of the list may have been written by other threads
+    # other threads may have written entries of the list
     tl.debug_barrier()
     b_v = tl.load(p_values + o_k, mask=o_k < n_old, other=float("-inf"))
     o_j = tl.load(p_ids + o_k, mask=o_k < n_old, other=0)
@@ -154,7 +154,7 @@ def _raise_and_add(b_x, b_u, b_t, n_old, o_word, p_values, p_ids, a, size, R: tl
     bad = tl.max((b_x != b_x).to(tl.int32), 0)
     n_all = tl.where((n_all > size) | (bad > 0), FLAT, n_all)
     m_fits = n_all >= 0
-    # entries move to the front of the list, where others have read them
+    # entries move to the front of the list, after all threads have read theirs
     tl.debug_barrier()
     tl.store(p_values + o_old, b_v, mask=m_old & m_fits)
     tl.store(p_ids + o_old, o_j, mask=m_old & m_fits)

@@ -11,7 +11,7 @@ from polymax.kernels.threshold import TSALLIS, threshold
 def solve_in_torch(
     x: Tensor, bias: Tensor | None, alpha: float, softcap: float, sloped: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """top, value, tau and slope of whole rows, from their weights."""
+    """Return top, value, tau and slope of whole rows, from their weights."""
     x = capped_logits(x if bias is None else x + bias, softcap)
     top = shift(x)
     return top, *value_tau_slope(x, threshold(x, alpha, TSALLIS), top, alpha, sloped)
@@ -26,7 +26,7 @@ def slopes_in_torch(
     softcap: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The gradient of a block of logits, in torch; the block is written over."""
+    """Return the gradient of a block of logits, in torch; the block is overwritten."""
     x = x if bias is None else x.add_(bias)
     factor = None
     if softcap:

@@ -12,7 +12,7 @@ from polymax.kernels.linear_loss.steps import FlatRows, Steps, pieces
 
 
 def gradients(steps: Steps, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient, by the steps of a device."""
+    """Return the gradients, by the steps of a device."""
     grads, problem, saved, of_hidden, of_words = backward_of(given)
     hidden, weight, bias, target, spread = problem[:5]
     real = saved.probs.dtype
@@ -44,12 +44,14 @@ def gradients(steps: Steps, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _flat_gradients(steps: Steps, problem: Problem, rows: FlatRows, dw: Tensor, db: Tensor, of_hidden: bool) -> Tensor:
-    """Fill the gradients of weight and bias, unless they are empty; return that of rows, at least in float32."""
+    """Fill the gradients of weight and bias, unless they are empty; return the gradient of rows, at least in
+    float32.
+    """
     weight, bias, spread = problem.weight, problem.bias, problem.spread
     real = rows.top.dtype
     operand = problem.hidden.dtype if steps.half else real
     hidden = problem.hidden.to(operand)
-    # small gradients vanish in float16
+    # small gradients would vanish in float16
     unit = torch.maximum(rows.grad_value.abs().amax(), rows.grad_mean.abs().amax())
     scaled = operand == torch.float16
     unit = torch.where(unit > 0, unit, 1) if scaled else torch.ones_like(unit)
@@ -79,15 +81,16 @@ def _flat_gradients(steps: Steps, problem: Problem, rows: FlatRows, dw: Tensor, 
 
 
 def _entries(grads: Grads, problem: Problem, saved: Saved, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The words of each row that have a gradient, the target first; the gradients of their logits; how many they are.
+    """Return the words of each row that have a gradient, the target first, the gradients of their logits, and their
+    number.
 
-    Shapes: words and gradients (n, k); how many (n,)
+    Shapes: words and gradients (n, k); numbers (n,)
     """
     alpha, softcap, target = problem.alpha, problem.softcap, problem.target
     ids, probs, of_target = saved.ids[:, :longest], saved.probs[:, :longest], grads.chosen
     coefs = grads.value.unsqueeze(1) * probs
     if softcap:
-        # weights tell the scores that they belong to
+        # recover the scores from their weights
         x = saved.top.unsqueeze(1) + (probs ** (alpha - 1) + saved.tau.unsqueeze(1)) / (alpha - 1)
         coefs = coefs * (1 - (x / softcap).square())
         of_target = of_target * (1 - ((saved.chosen + saved.top) / softcap).square())
@@ -99,7 +102,9 @@ def _entries(grads: Grads, problem: Problem, saved: Saved, longest: int) -> tupl
 
 
 def _by_word(words: Tensor, coefs: Tensor, sizes: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The first entry of each word (vocabulary + 1,), and the rows and gradients of all entries, by word and by row."""
+    """Return the first entry of each word (vocabulary + 1,), and the rows and gradients of all entries, by word and by
+    row.
+    """
     inside = (torch.arange(words.shape[1], device=words.device) < sizes.unsqueeze(1)) & (coefs != 0)
     keys, order = torch.sort(torch.where(inside, words, vocabulary).flatten(), stable=True)
     numbers = torch.arange(vocabulary + 1, dtype=keys.dtype, device=keys.device)

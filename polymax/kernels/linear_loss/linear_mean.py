@@ -13,7 +13,7 @@ PIECE = 1024
 
 
 def linear_mean(hidden: Tensor, weight: Tensor, bias: Tensor | None, spread: Tensor, top: Tensor) -> Tensor:
-    """The sum over words of spread (x - top), which is linear in hidden."""
+    """Return the sum over words of spread (x - top), which is linear in hidden."""
     c = spread.to(top.dtype)
     mean = _rows_times(hidden, _mixed(weight, c)) - c.sum() * top
     return mean if bias is None else mean + c @ bias.to(c.dtype)
@@ -33,7 +33,7 @@ def add_linear_mean(
 
 
 def _mixed(matrix: Tensor, weights: Tensor) -> Tensor:
-    """weights^T matrix, in the dtype of the weights."""
+    """Return weights^T matrix, in the dtype of the weights."""
     total = weights.new_zeros(matrix.shape[1])
     for rows in pieces(len(matrix), PIECE):
         total += weights[rows] @ matrix[rows].to(weights.dtype)

@@ -5,14 +5,14 @@ import numpy as np
 from polymax.backend.numba_math import add, inline, kernel, row_max
 from polymax.kernels.linear_loss import FLAT
 
-# steps of the bound for a block, and how much the last one may raise it
+# most steps of the bound for a block, and the increase that ends them
 STEPS = 10
 SMALL = 0.02
 
 
 @kernel
 def scan_rows(start, stop, x, bias, target, first, lists, alpha, softcap):
-    """Add to the lists of rows what a block of logits has above their bounds, and raise the bounds."""
+    """Add the logits of a block above the bounds of rows to their lists, and raise the bounds."""
     count, ids, values, top, bound, chosen = lists
     width, size = x.shape[1], values.shape[1]
     fresh, places = np.empty(width + size, x.dtype), np.empty(width + size, np.int32)
@@ -35,7 +35,7 @@ def scan_rows(start, stop, x, bias, target, first, lists, alpha, softcap):
         if found == 0:
             continue
         n = count[i]
-        # what was listed comes first, so that lists stay in the order of words
+        # old entries come first, so that lists stay in the order of words
         t = _raised(values[i, :n], fresh[:found], t, a)
         n = _kept(values[i], ids[i], n, lowest(t, a))
         kept = _kept(fresh, places, found, lowest(t, a))
@@ -53,13 +53,13 @@ def scan_rows(start, stop, x, bias, target, first, lists, alpha, softcap):
 
 @inline
 def lowest(t, a):
-    """The logit of a bound, with room for the rounding of both."""
+    """Return the logit of a bound, lowered by a margin for rounding."""
     return (t - 1e-6 - 1e-6 * abs(t)) / a
 
 
 @inline
 def _above(row, low, first, fresh, places):
-    """Pack entries above `low`, and NaN, to the front, with their words; their count."""
+    """Pack entries above `low`, and NaN, to the front, with their words; return their count."""
     limit = row.dtype.type(low)
     found = 0
     for j in range(row.size):
@@ -83,7 +83,7 @@ def _kept(values, ids, n, low):
 
 @inline
 def _raised(old, new, t, a):
-    """A better lower bound of the threshold: Newton's method on a norm of what exceeds it comes from the left."""
+    """Return a better lower bound of the threshold: Newton's method on a norm of the excess comes from the left."""
     r = 1 / a
     for _ in range(STEPS):
         total = lower = 0.0
@@ -105,7 +105,7 @@ def _raised(old, new, t, a):
 
 @kernel
 def add_columns(start, stop, starts, rows, coefs, hidden, dw, db):
-    """Add to the gradient of each word those of its entries, in the order of rows."""
+    """Add the gradients of its entries to the gradient of each word, in the order of rows."""
     for word in range(start, stop):
         out = dw[word]
         for k in range(starts[word], starts[word + 1]):

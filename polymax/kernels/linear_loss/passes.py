@@ -1,9 +1,9 @@
-"""One dense product in blocks of words, whose logits are looked at once; then only the few words that have weight.
+"""One dense product in blocks of words, each logit read once; later steps use only the few words with weight.
 
-A block is scanned as soon as it is there, and forgotten. Every row has a lower bound of its threshold, from what it has
-seen, that only rises: the largest logit less 1 / (alpha - 1), and the threshold of any part of the words. What lies
-below it never gets weight, so a short list of the rest is enough. Rows whose lists overflow, as those of the first
-steps of a training, are computed again, some whole rows at a time; their gradients by blocks of words.
+A block is scanned as soon as it is computed, and then dropped. Every row has a lower bound of its threshold that only
+rises: the largest logit so far less 1 / (alpha - 1), and the threshold of any part of the words. Words below it never
+get weight, so a short list of the others is enough. Rows whose lists overflow, as in the first steps of a training, are
+computed again, as whole rows in groups; their gradients are computed by blocks of words.
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ from polymax.kernels.linear_loss.reference import capped_logits, value_tau_slope
 from polymax.kernels.linear_loss.steps import Lists, Steps, pieces
 from polymax.kernels.threshold import TSALLIS, threshold
 
-# whole rows come in multiples of this, which fill the tiles of a product
+# numbers of whole rows are multiples of this, which fill the tiles of a product
 TILE = 128
 
 
 def value_and_lists(steps: Steps, *given: Any) -> tuple[Tensor, ...]:
-    """The operator, by the steps of a device."""
+    """Run the operator, by the steps of a device."""
     problem = problem_of(given)
     hidden, weight, bias, target, spread = problem[:5]
     n, words = len(hidden), len(weight)
@@ -35,10 +35,10 @@ def value_and_lists(steps: Steps, *given: Any) -> tuple[Tensor, ...]:
     else:
         lists.count.fill_(FLAT)
     counted = torch.ones_like(lists.count, dtype=torch.bool) if target is None else target >= 0
-    # a row without a candidate has no finite logit: NaN and infinities are for the whole rows
+    # a row without a candidate has no finite logit: rows with NaN or infinities are solved as whole rows
     flat = ((lists.count < 1) | ~lists.top.isfinite()) & counted
     count = torch.where(flat, FLAT, torch.where(counted, lists.count, 0))
-    # work for the device while what was counted comes to the host
+    # queue work for the device before the counts are copied to the host
     value, tau, slope, probs = _finished(lists, count, problem)
     top = torch.where(lists.top.isfinite(), lists.top, 0)
     chosen = lists.chosen - top
@@ -64,14 +64,14 @@ def _scan_all(steps: Steps, problem: Problem, lists: Lists) -> None:
             x = steps.product(hidden[rows], weight[words])
             some = None if bias is None else bias[words]
             steps.scan(x, some, wanted, words.start, part, problem.alpha, problem.softcap)
-            # the first block tells flat logits apart, before all of them are computed in vain
+            # the first block shows if logits are flat: then skip the other blocks
             if k == 0 and len(blocks) > 2 and bool((part.count < 0).double().mean() > 0.75):
                 part.count.fill_(FLAT)
                 break
 
 
 def _finished(lists: Lists, count: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """value, tau, slope and the weights of lists."""
+    """Return value, tau, slope and the weights of lists."""
     if lists.values.numel() == 0 or not 1 < problem.alpha <= 2:
         nothing = torch.zeros_like(lists.top)
         return nothing.clone(), nothing.clone(), nothing, torch.zeros_like(lists.values)
@@ -82,7 +82,7 @@ def _finished(lists: Lists, count: Tensor, problem: Problem) -> tuple[Tensor, Te
 
 
 def _whole_rows(steps: Steps, problem: Problem, at: Tensor) -> list[Tensor]:
-    """value, chosen, mean, top, tau and slope of rows `at`, from all of their logits."""
+    """Return value, chosen, mean, top, tau and slope of rows `at`, from all of their logits."""
     hidden, weight, bias, target, spread, alpha, _, softcap = problem
     size = max(2 * steps.flat // len(weight), 1)
     parts = []

@@ -1,4 +1,4 @@
-"""What a call of the linear loss is given, and what its gradient is given, in the order of the operators."""
+"""The arguments of the linear loss and of its gradient, in the order of the operators."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ SAVED = "Tensor chosen, Tensor top, Tensor tau, Tensor ids, Tensor probs, Tensor
 
 
 class Problem(NamedTuple):
-    """The arguments of the operator; see the package for what they mean."""
+    """The arguments of the operator; the package's docstring explains them."""
 
     hidden: Tensor
     weight: Tensor
@@ -26,12 +26,14 @@ class Problem(NamedTuple):
 
     @property
     def sloped(self) -> bool:
-        """True if the derivative in alpha is asked for."""
+        """Return True if the derivative in alpha is needed."""
         return self.alphas is not None
 
     @property
     def has_lists(self) -> bool:
-        """True if rows may have few words with a gradient: under a cap, all have a part in that of their mean."""
+        """Return True if rows may have few words with a gradient: with a cap, the gradient of the mean involves all
+        words.
+        """
         return 1 < self.alpha <= 2 and not (self.softcap and self.spread is not None)
 
 
@@ -56,11 +58,11 @@ class Saved(NamedTuple):
 
 
 def problem_of(given: tuple[Any, ...]) -> Problem:
-    """Arguments by name, with alpha as a number."""
+    """Return the arguments by name, with alpha as a number."""
     problem = Problem(*given)
     return problem if problem.alphas is None else problem._replace(alpha=float(problem.alphas))
 
 
 def backward_of(given: tuple[Any, ...]) -> tuple[Grads, Problem, Saved, bool, bool]:
-    """Arguments of the gradient by name; and whether that of hidden, and that of weight and bias, is asked for."""
+    """Return the arguments of the gradient by name, then True if hidden needs a gradient, and if weight and bias do."""
     return Grads(*given[:3]), problem_of(given[3:11]), Saved(*given[11:18]), given[18], given[19]

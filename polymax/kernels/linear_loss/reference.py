@@ -15,25 +15,25 @@ from polymax.kernels.tsallis_slope.reference import sensitivity
 
 
 def capped_logits(x: Tensor, softcap: float) -> Tensor:
-    """softcap tanh(x / softcap); x itself where there is none."""
+    """Return softcap tanh(x / softcap), or x itself without a softcap."""
     return softcap * torch.tanh(x / softcap) if softcap else x
 
 
 def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float) -> Tensor:
-    """The logits of all words, at least in float32."""
+    """Return the logits of all words, at least in float32."""
     with without_autocast(hidden.device):
         x = wide(hidden) @ wide(weight).mT
     return capped_logits(x if bias is None else x + bias.to(x.dtype), softcap)
 
 
 def shift(x: Tensor) -> Tensor:
-    """The largest entry of each row, from which it is counted; 0 where that is no number."""
+    """Return the row maximum, which is subtracted from the row; 0 if it is not finite."""
     top = x.amax(-1)
     return torch.where(top.isfinite(), top, 0)
 
 
 def value_tau_slope(x: Tensor, p: Tensor, top: Tensor, alpha: float, sloped: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """value, tau and slope of rows x with the weights p.
+    """Return value, tau and slope of rows x with the weights p.
 
     On the support p^(alpha-1) = z - tau with z = (alpha-1) (x - top), so that sum p^alpha = <z, p> - tau.
     """

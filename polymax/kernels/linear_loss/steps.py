@@ -1,4 +1,4 @@
-"""What a device does with blocks of logits and with lists of words, and what these look like."""
+"""The interface of a device's steps on blocks of logits and lists of words, and the types of these."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from polymax.backend.widen import wide
 
 @dataclass(frozen=True)
 class Steps:
-    """What a device does with blocks of logits, and with lists.
+    """The steps of a device on blocks of logits, and on lists.
 
-    `rows` and `entries` bound a block: the rows of a product, and its logits; `flat` is for logits of rows that are
-    computed in whole, or for their gradients. `half` is True if products of half precision are summed in float32;
-    otherwise they are taken of wider copies.
+    `rows` and `entries` bound a block: the rows of a product, and its logits; `flat` bounds the logits of rows that are
+    computed as a whole, or the gradients of these logits. `half` is True if products of half precision are summed in
+    float32; otherwise wider copies are multiplied.
     """
 
     rows: int
@@ -29,14 +29,14 @@ class Steps:
     add_product: Callable[[Tensor, Tensor, Tensor], None]
     # logits (n, m) of words from `first` on, their bias, targets, lists, alpha, softcap
     scan: Callable[[Tensor, Tensor | None, Tensor | None, int, "Lists", float, float], None]
-    # logits of all words, bias, alpha, softcap, whether the slope is asked for -> top, value, tau, slope
+    # logits of all words, bias, alpha, softcap, True if the slope is needed -> top, value, tau, slope
     solve: Callable[[Tensor, Tensor | None, float, float, bool], tuple[Tensor, Tensor, Tensor, Tensor]]
     # logits, bias, spread, rows, alpha, softcap, dtype -> the gradient of logits
     slopes: Callable[[Tensor, Tensor | None, Tensor | None, "FlatRows", float, float, torch.dtype], Tensor]
-    # words and coefficients (n, k), how many of them (n,), weight -> sums (n, d)
+    # words and coefficients (n, k), their numbers (n,), weight -> sums (n, d)
     row_sums: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    # the first entry of each word (words + 1,), rows and coefficients of entries by word, hidden, weight's and bias's
-    # gradients, True if they are added to
+    # the first entry of each word (words + 1,), rows and coefficients of entries by word, hidden, gradients of weight
+    # and bias, True to add to these gradients
     column_sums: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
 
 
@@ -79,6 +79,6 @@ class FlatRows(NamedTuple):
 
 
 def pieces(n: int, size: int) -> Iterator[slice]:
-    """0 to n in slices of a size, the last one perhaps smaller."""
+    """Yield slices of at most `size` that cover 0 to n."""
     for start in range(0, n, size):
         yield slice(start, min(start + size, n))

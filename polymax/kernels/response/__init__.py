@@ -1,17 +1,17 @@
-"""How the weights and the mean of structures follow their scores.
+"""The derivative of the weights and the mean of structures in their scores.
 
     q = Z (M g + h),   M^T q,        Z = A^-1 - A^-1 1 1^T A^-1 / (1^T A^-1 1),   A = M1 M1^T + 1
 
-The rows of M are structures, those of M1 their parts of the first tensor. Where g moves the scores of parts, and h
-those of whole structures, q moves the weights and M^T q the mean. The map from (g, h) to (M^T q, q) is symmetric: it
-is its own derivative, backwards as forwards. A structure that is an affine mix of heavier ones keeps its weight.
-`mixture` is the mean itself, M^T p. Weights of NaN stay NaN, and so does what they are the weights of.
+The rows of M are structures, those of M1 their parts of the first tensor. If g is the change of the scores of parts,
+and h that of whole structures, q is the change of the weights and M^T q that of the mean. The map from (g, h) to (M^T
+q, q) is symmetric: it is also its own backward pass. A structure that is an affine mix of heavier structures keeps its
+weight. `mixture` is the mean itself, M^T p. Weights of NaN stay NaN, and so do the entries that they weigh.
 
 Shapes:
     places (B, k, parts), the parts of each structure, -1 after the last; overlaps (B, k, k) of M1 M1^T
-    probs (B, k) in float64, heaviest first; a structure without weight counts, by its overlap with itself
-    g (B, d), h (B, k) in float64; results as g and h, and of the mean (B, d)
-    g may have fewer columns than d, and h be None, for scores that do not move
+    probs (B, k) in float64, heaviest first; a structure without weight exists if its overlap with itself is not 0
+    g (B, d), h (B, k) in float64; results like g and h, and of the mean (B, d)
+    g may have fewer columns than d, and h be None, if the other scores do not change
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The response of weights and mean in Numba, one instance after the other; and the mean itself."""
+"""The response of weights and mean in Numba, instance by instance; and the mean itself."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from polymax.backend.numba_memory import array_at, give_back, lean_kernel, taken
 from polymax.kernels.active_set.numba_factor import dot, grow, solve_above
 from polymax.kernels.active_set.tolerances import DEPENDENT
 
-# what tells a kernel how overlaps are counted
+# zeros by whose type a kernel knows the dtype of overlaps
 _COUNTS = {torch.int16: np.int16(0), torch.int32: np.int32(0), torch.float64: np.float64(0)}
 
 
@@ -97,7 +97,7 @@ def _mixture(start, stop, places, probs, mu):
 
 @inline
 def _gathered(parts, x):
-    """The sum of x over parts, 0 for those after its last."""
+    """Return the sum of x over parts, up to the first -1."""
     total = 0.0
     for u in range(parts.size):
         if parts[u] < 0:
@@ -109,7 +109,7 @@ def _gathered(parts, x):
 
 @inline
 def _spread(places, weights, total, out):
-    """The weighted sum of structures, added up in float64."""
+    """Write the weighted sum of structures, added up in float64."""
     for u in range(total.size):
         total[u] = 0.0
     for k in range(weights.size):

@@ -1,4 +1,4 @@
-"""The response of weights and mean for Triton, one program to an instance; and the mean itself."""
+"""The response of weights and mean for Triton, one program per instance; and the mean itself."""
 
 import torch
 import triton
@@ -76,7 +76,7 @@ def responding(
     K: tl.constexpr, BR: tl.constexpr, BP: tl.constexpr, BU: tl.constexpr, BD: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """g has `size` columns; h is read if `weighted` is 1."""
+    """Write the response; g has `size` columns; h is read if `weighted` is 1."""
     i_b = tl.program_id(0).to(tl.int64)
     p_places += i_b * k * parts
     p_gram += i_b * K * K
@@ -84,7 +84,7 @@ def responding(
     p_q += i_b * k
     p_total += i_b * d
     write_system(p_overlaps + i_b * k * k, p_probs + i_b * k, p_gram, p_system, k, K, BR)
-    # room for the sum holds what is asked of first
+    # the memory of the sum first holds g
     write_row(p_g + i_b * size, p_total, size, d, BD)
     p_x = p_system + (K + 2) * K
     o_k = tl.arange(0, K)
@@ -96,7 +96,7 @@ def responding(
     m_on = tl.load(p_p + o_k) >= 0
     b_left = tl.where(m_on, b_b, 0.0)
     b_q = tl.zeros([K], tl.float64)
-    # the second round solves for what the first has left
+    # the second round solves for the residual of the first
     for _ in range(2):
         put(p_x, b_left, K)
         put(p_y, m_on.to(tl.float64), K)

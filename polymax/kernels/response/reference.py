@@ -19,7 +19,7 @@ def response(
 
 
 def dense_response(rows: Tensor, overlaps: Tensor, probs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for structures of any numbers, the rows of M (B, k, d), whose own scores do not move."""
+    """Return the response of structures of any numbers, the rows of M (B, k, d), whose own scores do not change."""
     wide = g.double().unsqueeze(-2)
     moved = torch.where(rows == 0, 0, rows * wide).sum(-1)
     moved = torch.where(existing(overlaps, probs), moved, 0)
@@ -36,7 +36,7 @@ def mixture(places: Tensor, probs: Tensor, d: int, dtype: torch.dtype) -> Tensor
 
 
 def sensitivity(overlaps: Tensor, probs: Tensor) -> Tensor:
-    """Z, (*batch, k, k), 0 at structures that depend on heavier ones, and where there is none."""
+    """Return Z, (*batch, k, k), 0 at structures that depend on heavier ones, and at places without a structure."""
     kept = existing(overlaps, probs)
     factor, info = torch.linalg.cholesky_ex(_among(kept, overlaps))
     if not bool((info == 0).all()) or not bool((factor.diagonal(dim1=-2, dim2=-1) > 1e-4).all()):
@@ -49,18 +49,18 @@ def sensitivity(overlaps: Tensor, probs: Tensor) -> Tensor:
 
 
 def existing(overlaps: Tensor, probs: Tensor) -> Tensor:
-    """Where there is a structure, (*batch, k): it has weight, or at least parts."""
+    """Return a mask (*batch, k) of existing structures: those with weight, or at least with parts."""
     return (probs > 0) | (overlaps.diagonal(dim1=-2, dim2=-1) > 0)
 
 
 def _among(kept: Tensor, overlaps: Tensor) -> Tensor:
-    """A of the structures kept, and the identity for the others."""
+    """Return A of the structures kept, and the identity for the others."""
     both = kept.unsqueeze(-1) & kept.unsqueeze(-2)
     return torch.where(both, overlaps.double() + 1, 0) + torch.diag_embed((~kept).double())
 
 
 def _independent(overlaps: Tensor, used: Tensor) -> Tensor:
-    """Which structures are no affine mix of those before them, bool (*batch, k)."""
+    """Return a mask (*batch, k) of structures that are not affine mixes of those before them."""
     both = used.unsqueeze(-1) & used.unsqueeze(-2)
     left = torch.where(both, overlaps.double() + 1, 0)
     size = left.diagonal(dim1=-2, dim2=-1)

@@ -1,18 +1,18 @@
 """Sums over dependency trees, arcs crossing or not: the matrix-tree theorem without a subtraction.
 
     p_k = sum over heads i < k of w_ik                    k = length, ..., 1, tokens eliminated one by one
-    w_ij += w_ik w_kj / p_k,   i != j                     trees over the others weigh the same, up to p_k
+    w_ij += w_ik w_kj / p_k,   i != j                     trees over the remaining tokens weigh the same, up to p_k
     value = log of the sum over trees of exp(score) = sum over k of log p_k
 
 Position 0 is the root symbol and only ever a head. With a single root it does not count among the heads of p_k, except
-for the last token. Tokens go in the order of their pivots, the largest first, so that p_k is 0 only where no tree is
-left. All terms are positive, so weights far apart do not cancel as in a determinant.
+for the last token. Tokens are eliminated in the order of their pivots, the largest first, so that p_k is 0 only if no
+tree is left. All terms are positive, so weights far apart do not cancel as in a determinant.
 
-`spanning_tree_outside` gives g times the gradient of the value, the probabilities of arcs; `spanning_tree_tangent` its
-derivative along d, and g times the Hessian times d; `spanning_tree_sample` a tree for each seed, by its probability;
-`spanning_tree_kbest` the k best trees, best first, -inf and -1 where there are fewer. The chart is what the first
-leaves for the next two; its layout is the device's own, in float64. The diagonal, column 0 and entries past the length
-are not read; they get 0. Without a tree the value is -inf.
+`spanning_tree_outside` returns g times the gradient of the value, the probabilities of arcs; `spanning_tree_tangent`
+its derivative along d, and g times the Hessian times d; `spanning_tree_sample` a tree for each seed, by its
+probability; `spanning_tree_kbest` the k best trees, best first, filled up with -inf and -1. The chart is computed by
+the first pass for the next two; its layout depends on the device, in float64. The diagonal, column 0 and entries past
+the length are not read; they get 0. Without a tree the value is -inf.
 
 Shapes: scores, d `(B, n + 1, n + 1)`, [head, modifier]; lengths, value, g `(B,)`; chart `(B, 2, n + 2, n + 1)`;
 seeds `(B, S)`; sampled heads `(B, S, n)`; best values `(B, k)` and heads `(B, k, n)`, of tokens 1..n, -1 at padding.
@@ -28,7 +28,7 @@ from polymax.backend.dispatch import declare_instances
 
 
 def chart_like(scores: Tensor) -> Tensor:
-    """An empty chart for these scores: what elimination leaves and what it found, with a row each for more."""
+    """Return an empty chart for these scores: the eliminated and the initial weights, with an extra row each."""
     batch, size = scores.shape[:2]
     return scores.new_empty((batch, 2, size + 1, size), dtype=torch.float64)
 

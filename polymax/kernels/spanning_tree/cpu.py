@@ -1,6 +1,6 @@
-"""Sums over trees for Numba: by weights in cpu_linear.py, by logarithms in cpu_log.py where weights are too far apart.
+"""Sums over trees for Numba: by weights in cpu_linear.py, by logarithms in cpu_log.py if weights are too far apart.
 
-The row of pivots begins with the way a chart was made.
+The row of pivots begins with a code for the domain of the chart: weights or logarithms.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""The k best trees, for Numba: the best of all, then again and again the best of what is left.
+"""The k best trees, for Numba: the best of all, then repeatedly the best of the rest.
 
 A set of trees is given by the heads of tokens 1..fixed and by heads that the next token must not have. Without its best
-tree y it splits into disjoint sets of the same kind: as y up to a token, and not as y there. The best trees of these
-sets are the candidates for the next place. Equal scores go by age.
+tree y it splits into disjoint sets of this kind: equal to y up to a token, and different from y there. The best trees
+of these sets are the candidates for the next place. Ties are broken by age.
 
 See: Lawler 1972, A procedure for computing the k best solutions to discrete optimization problems.
 """
@@ -64,7 +64,7 @@ def _kbest(start, stop, scores, lengths, single_root, values, heads):
 
 @inline
 def _solve(scores, m, single_root, x, trees, barred, fixed, c, heap, space):
-    """Complete candidate c to the best tree of its set; 1 if there is one."""
+    """Complete candidate c to the best tree of its set; return 1 if there is one."""
     for i in range(m + 1):
         for j in range(1, m + 1):
             out = i != trees[c, j - 1] if j <= fixed[c] else j == fixed[c] + 1 and barred[c, i]

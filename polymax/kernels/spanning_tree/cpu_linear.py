@@ -1,10 +1,10 @@
 """Sums over trees by their weights in float64, for Numba.
 
-A chart c is two squares over positions 0..m and a row below each: c[0] has what elimination left and its pivots, c[1]
-the weights it began with and the token at each position.
+A chart c is two squares over positions 0..m with a row below each: c[0] has the eliminated weights and the pivots, c[1]
+the initial weights and the token at each position.
 
-The heads of a token weigh together no more after a step than before, so what is lost below the smallest float64 is
-at most that number for each entry, beside a product of these sums; the value tells whether that counts.
+The total weight of a token's heads never grows in a step. Underflow therefore loses at most the smallest float64 for
+each entry, beside a product of these sums; the value shows if this loss matters.
 """
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from polymax.backend.numba_math import add, inline
 from polymax.kernels.spanning_tree.numba_scale import exp, shift_all, swap
 
-# the least log of the sum over trees, each token's heads weighing 1 together, that is trusted, and the least pivot
+# _LEAST: least log of the sum over trees that is trusted, if the heads of each token weigh 1 together
+# _LEAST_PIVOT: least pivot that is trusted
 _LEAST, _LEAST_PIVOT = -300.0, 1e-130
 
 _SMALL = 0.1
@@ -20,7 +21,7 @@ _SMALL = 0.1
 
 @inline
 def inside(m, first, c, omega):
-    """Fill the chart whose c[0] has the scores. Its value, success."""
+    """Fill the chart whose c[0] has the scores; return its value, and 1 for success."""
     x, w = c[0], c[1]
     pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
     total = shift_all(x, m, first)
@@ -46,7 +47,7 @@ def inside(m, first, c, omega):
         for j in range(2, k + 1):
             if sums[j] > sums[best]:
                 best = j
-        # only small pivots are worth the move
+        # only small pivots are worth an exchange
         if sums[k] < _SMALL * sums[best]:
             swap(x, order, best, k, m)
             sums[best] = sums[k]
@@ -71,7 +72,7 @@ def _column(x, k, first):
 
 @inline
 def _eliminate(x, k, first, p, sums):
-    """Pass the arcs through k on to its heads; the sums of the columns that are left."""
+    """Pass the arcs through k on to its heads; return the sums of the remaining columns."""
     sums[:k] = 0
     last = x[k]
     for i in range(k):
@@ -87,10 +88,11 @@ def _eliminate(x, k, first, p, sums):
 
 @inline
 def outside(m, first, c, g, o, mu, omega):
-    """Fill mu with g times the probabilities of arcs; o is work space, for the derivatives by weights.
+    """Fill mu with g times the probabilities of arcs; o is workspace for the derivatives by weights.
 
-    Those of row k are means of rows above, over the heads of k. Those of column k are what children pass on, and by the
-    pivot, shared, what makes k have one head. That may be negative, but no larger than the number of children.
+    The derivatives of row k are means of the rows above, over the heads of k. Those of column k are sums over the
+    children of k, plus a term with the pivot that gives k exactly one head. This term may be negative, but at most the
+    number of children in size.
     """
     x, w = c[0], c[1]
     pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
@@ -123,7 +125,9 @@ def outside(m, first, c, g, o, mu, omega):
 
 @inline
 def tangent(d, m, first, c, g, space, dmu, omega):
-    """Both passes derived along d: fill dmu; the derivative of the value. The work space is four squares."""
+    """Differentiate both passes along d: fill dmu, return the derivative of the value. The workspace is four
+    squares.
+    """
     x, w = c[0], c[1]
     dx, o, do = space[0], space[1], space[2]
     pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
@@ -133,7 +137,7 @@ def tangent(d, m, first, c, g, space, dmu, omega):
         dx[i, 0] = 0
         for j in range(1, m + 1):
             v = int(order[j])
-            # a forbidden arc stays so, whatever d says
+            # a forbidden arc stays forbidden, whatever its d
             dx[i, j] = w[u, v] * d[u, v] if w[u, v] > 0 else 0.0
     dvalue = 0.0
     for k in range(m, 0, -1):

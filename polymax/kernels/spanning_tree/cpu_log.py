@@ -1,6 +1,6 @@
 """Sums over trees by logarithms, for Numba: slower than by weights, for scores of any size.
 
-The passes of cpu_linear.py. Derivatives along d are those of logarithms, relative to the weight.
+The passes are those of cpu_linear.py. Derivatives along d are those of logarithms, relative to the weight.
 """
 
 import numpy as np
@@ -8,13 +8,13 @@ import numpy as np
 from polymax.backend.numba_math import inline
 from polymax.kernels.spanning_tree.numba_scale import shift_all, swap
 
-# of a probability, what rounding may leave where nothing is: logs of scores are known to that
+# the share of a probability that rounding may leave instead of 0: the precision of logs of scores
 _LOST = 1e-11
 
 
 @inline
 def inside(m, first, c, omega):
-    """Fill the chart whose c[0] has the scores. Its value, success."""
+    """Fill the chart whose c[0] has the scores; return its value, and 1 for success."""
     x, w = c[0], c[1]
     pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
     value = shift_all(x, m, first)
@@ -56,7 +56,7 @@ def _log_of_column(x, k, first):
         top = max(top, x[i, k])
     total = 0.0
     if not top > -np.inf:
-        # a sum of nothing, or of NaN
+        # an empty sum is -inf, a sum with NaN is NaN
         for i in range(first, k):
             total += x[i, k]
         return total
@@ -73,13 +73,13 @@ def _log_add(a, b):
 
 @inline
 def _log_subtract(a, b):
-    """What is left of a without b; nothing where rounding leaves less."""
+    """Return log(exp(a) - exp(b)); -inf if b >= a, by rounding."""
     return a if b == -np.inf else (a + np.log1p(-np.exp(b - a)) if b < a else -np.inf)
 
 
 @inline
 def outside(m, first, c, g, o, mu, omega):
-    """Fill mu with g times the probabilities of arcs; o is work space, for logs of derivatives by weights."""
+    """Fill mu with g times the probabilities of arcs; o is workspace for logs of derivatives by weights."""
     x, w = c[0], c[1]
     pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
     o[1, 1] = -np.inf
@@ -104,7 +104,7 @@ def outside(m, first, c, g, o, mu, omega):
 
 @inline
 def _means(x, o, k, p):
-    """Row k of o: means of the rows above, over the heads of k."""
+    """Write row k of o: means of the rows above, over the heads of k."""
     o[k, k] = -np.inf
     for j in range(1, k):
         top = -np.inf
@@ -121,7 +121,7 @@ def _means(x, o, k, p):
 
 @inline
 def _passed_on(x, o, i, k):
-    """What the children of k pass on to a head i."""
+    """Return the log of the sum over the children of k that goes to a head i."""
     top = -np.inf
     for j in range(1, k):
         if i != j:
@@ -137,7 +137,9 @@ def _passed_on(x, o, i, k):
 
 @inline
 def tangent(d, m, first, c, g, space, dmu, omega):
-    """Both passes derived along d: fill dmu; the derivative of the value. The work space is four squares."""
+    """Differentiate both passes along d: fill dmu, return the derivative of the value. The workspace is four
+    squares.
+    """
     w = c[1]
     pivots, order = c[0, c.shape[1] - 1], w[w.shape[0] - 1]
     x, dx, o, do = space[0], space[1], space[2], space[3]
@@ -193,7 +195,7 @@ def tangent(d, m, first, c, g, space, dmu, omega):
         drest -= rest * dp[k]
         for i in range(first, k):
             total = _log_add(o[i, k], size) if rest > 0 else _log_subtract(o[i, k], size)
-            # relative to the total, which has no derivative where nothing is left
+            # relative to the total, whose derivative is 0 if nothing is left
             if total == -np.inf:
                 do[i, k] = 0.0
             elif size > -np.inf:

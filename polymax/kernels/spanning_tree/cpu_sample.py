@@ -1,14 +1,14 @@
-"""Trees by their probability, for Numba: elimination run backwards, token by token.
+"""Samples of trees by their probability, for Numba: elimination run backwards, token by token.
 
-A tree over the tokens that were left when k went is drawn. Its arcs (i, j) stand for the arc itself and for the way
-through k, and for ways through tokens that went before k; each is one of these, by their shares of w_ij. The arcs
-through k make their modifiers children of k, and the head of k is drawn by w_ik from what is not below them: this has
-the probability of the larger tree, since
+First a tree is drawn over the tokens that remained when k was eliminated. Each of its arcs (i, j) stands for the arc
+itself, for the path through k, or for paths through tokens eliminated before k: one of these is drawn, by its share of
+w_ij. The arcs through k make their modifiers children of k, and the head of k is drawn by w_ik from the tokens that are
+not below these. This has the probability of the larger tree, since
 
     sum over the heads i_c of children c, such that a tree results, of prod q_(i_c, k) = sum over such heads h of q_hk
 
-With a single root, k below it where the arc from the root symbol goes through k. No weight is ever subtracted and no
-draw is ever rejected, so peaked distributions are as quick as flat ones.
+With a single root, k is below it if the arc from the root symbol goes through k. No weight is ever subtracted and no
+draw is ever rejected, so that peaked distributions take no longer than flat ones.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from polymax.backend.cpu_rows import parallel
 from polymax.backend.numba_draws import STEP, choose, mix
 from polymax.backend.numba_math import inline, kernel
 
-# how a chart was made: no trees, by weights, by their logarithms
+# codes for the domain of a chart: no trees, weights, or logarithms of weights
 EMPTY, LINEAR, LOG = 0.0, 1.0, 2.0
 
 
@@ -51,7 +51,7 @@ def _sample(start, stop, lengths, chart, seeds, heads, first):
 
 @inline
 def _tree(m, first, c, seed, head, through, state, terms):
-    """Fill head[1..m], by positions; `through` is the token that an arc goes through, 0 for none."""
+    """Fill head[1..m], by positions; `through` is the token that an arc goes through, 0 if none."""
     x, w = c[0], c[1]
     pivots, order = x[x.shape[0] - 1], w[w.shape[0] - 1]
     log = pivots[0] == LOG
@@ -82,7 +82,7 @@ def _tree(m, first, c, seed, head, through, state, terms):
 
 @inline
 def _below(head, through, state, k):
-    """Set state[0..k-1] to 1 for what is below an arc through k, to 0 for the rest."""
+    """Set state[0..k-1] to 1 for tokens below an arc through k, to 0 for the rest."""
     state[:k] = -1
     state[0] = 0
     for start in range(1, k):
@@ -100,7 +100,9 @@ def _below(head, through, state, k):
 
 @inline
 def _way(x, w, pivots, order, i, j, m, log, bits, terms):
-    """What an arc (i, j) among the tokens up to the later of the two stands for: itself, 0, or a way through l."""
+    """Draw the meaning of an arc (i, j) among the tokens up to the later of the two: 0 for itself, or l for a path
+    through l.
+    """
     last = max(i, j)
     terms[0] = w[int(order[i]), int(order[j])]
     for l in range(last + 1, m + 1):
@@ -111,7 +113,7 @@ def _way(x, w, pivots, order, i, j, m, log, bits, terms):
 
 @inline
 def _choose(terms, count, log, bits):
-    """A number below count, by weights, which replace their logarithms where these are given."""
+    """Return a number below count, drawn by weights or by their logarithms, which are overwritten."""
     if log:
         top = -np.inf
         for i in range(count):

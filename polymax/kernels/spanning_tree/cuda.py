@@ -1,7 +1,7 @@
 """Sums over trees for Triton: by logarithms, one program to a sentence, one launch to a pass.
 
-All arithmetic is in float64. A chart is two squares and a row below each: what elimination left and its pivots, the
-scores it began with and the ranks of tokens. Samples and the best trees are found on the CPU.
+All arithmetic is in float64. A chart is two squares with a row below each: the eliminated scores and the pivots, the
+initial scores and the ranks of tokens. Samples and the best trees are computed on the CPU.
 """
 
 import torch
@@ -102,7 +102,7 @@ def _inside(
     tl.debug_barrier()
     value = tl.sum(tl.zeros([BN], tl.float64), 0)
     for step in range(0, m):
-        # the token of the best arc; any, where none is left
+        # the token of the best arc; any token if no arc is left
         b_top = tl.where(m_token, b_top, float("-inf"))
         best = tl.argmax(b_top, 0)
         k = tl.where(tl.max(b_top, 0) > float("-inf"), best, tl.max(tl.where(m_token, o_j, 0), 0))

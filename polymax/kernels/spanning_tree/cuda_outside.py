@@ -1,7 +1,7 @@
 """Expected arcs of sums over trees, and their derivatives along d, for Triton.
 
-Derivatives are those of logarithms. The work space is a square of the logs of derivatives by weights; for tangents, it
-is four: these, what elimination left, and the derivative of each.
+Derivatives are those of logarithms. The workspace is a square of the logs of derivatives by weights. For tangents it is
+four squares: these logs, the eliminated scores, and the derivative of each.
 """
 
 import triton
@@ -36,7 +36,7 @@ def outside(
     BI: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """The output is g times the expected arcs or, with TANGENTS, its derivative."""
+    """Write g times the expected arcs or, with TANGENTS, its derivative."""
     i_b = tl.program_id(0).to(tl.int64)
     m = tl.load(p_lengths + i_b).to(tl.int32)
     square = size * size
@@ -49,7 +49,7 @@ def outside(
     p_do = p_o + square
     p_dx = p_do + square
     fill(p_o, square, float("-inf"), BI * BN)
-    # without a tree nothing is left to do
+    # without a tree there are no steps
     steps = tl.where(tl.load(p_pivots) == float("-inf"), 0, m)
     if TANGENTS:
         fill(p_do, square, 0.0, BI * BN)
@@ -68,13 +68,13 @@ def outside(
             m_some = m_in & (b_w > float("-inf"))
             b_slope = tl.load(p_d + o_x, mask=m_some, other=0).to(tl.float64)
             b_mu *= b_slope + tl.load(p_do + o_x, mask=m_some, other=0)
-        # an arc of NaN is no forbidden one
+        # a score of NaN is not -inf: its arc is not forbidden
         tl.store(p_mu + i_b * square + o_x, tl.where(b_w == float("-inf"), 0, g * b_mu), mask=m_in)
 
 
 @triton.jit
 def _rows(start, size, BI: tl.constexpr, BN: tl.constexpr):
-    """The places of rows of a square from `start` on, and which exist."""
+    """Return the offsets of rows of a square from `start` on, and their mask."""
     o_i = start + tl.arange(0, BI)[:, None]
     o_n = tl.arange(0, BN)[None, :]
     return o_i * size + o_n, (o_i < size) & (o_n < size)
@@ -100,7 +100,7 @@ def _eliminate(
     BI: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """Eliminate again, from the scores w, with derivatives along d; that of the value."""
+    """Eliminate again, from the scores w, with derivatives along d; return the derivative of the value."""
     for start in range(0, size, BI):
         o_x, m_in = _rows(start, size, BI, BN)
         b_w = tl.load(p_w + o_x, mask=m_in, other=float("-inf"))
@@ -206,7 +206,7 @@ def _down(
             b_dcolumn = tl.load(p_dx + o_j * size + k, mask=m_left, other=0)
             b_dpassed = tl.load(p_do + o_j * size + k, mask=m_left, other=0)
             drest = -tl.sum(b_share * (b_dcolumn + b_dpassed), 0) - rest * dp
-            # relative to the new, which has no derivative where nothing is left
+            # relative to the new sum, whose derivative is 0 if nothing is left
             m_some = b_new > float("-inf")
             b_safe = tl.where(m_some, b_new, 0)
             b_dnew = tl.exp(b_passed - b_safe) * b_dpassed + tl.where(counts, tl.exp(-p - b_safe), 0) * drest

@@ -1,7 +1,7 @@
-"""Scores of one sentence as elimination takes them, for Numba: shifted so that the best head of a token counts 0.
+"""Scores of one sentence for elimination, for Numba: shifted so that the best head of each token has the score 0.
 
-A tree has one arc into each token, so a shift of all of them moves its score, and that of all trees alike. With a
-single root it has one arc from the root symbol too, and these have a shift of their own.
+A tree has one arc into each token, so that a shift of all these arcs changes the score of every tree equally. With a
+single root it has one arc from the root symbol too, and these arcs have their own shift.
 """
 
 import math
@@ -12,16 +12,16 @@ from numba.extending import intrinsic
 
 from polymax.backend.numba_math import inline
 
-# added to a number, leaves its nearest integer in the last bits
+# adding it to a number leaves the nearest integer in the last bits
 _ROUND = 1.5 * 2.0**52
-# log(2) in two parts, the first exact when multiplied by an exponent
+# log(2) in two parts: the product of the first with an exponent is exact
 _LOG_2, _LOG_2_REST = 0.693145751953125, 1.4286068203094173e-06
 _TAYLOR = tuple(1 / math.factorial(i) for i in range(14))
 
 
 @inline
 def widened(scores, m, x):
-    """Fill x[0..m, 0..m] with scores in float64, -inf where there is no arc."""
+    """Fill x[0..m, 0..m] with scores in float64, -inf if there is no arc."""
     for i in range(m + 1):
         for j in range(m + 1):
             x[i, j] = scores[i, j] if i != j and j > 0 else -np.inf
@@ -29,7 +29,7 @@ def widened(scores, m, x):
 
 @inline
 def shift_all(x, m, first):
-    """Shift the scores x[0..m, 0..m]; the sum of all shifts."""
+    """Shift the scores x[0..m, 0..m]; return the sum of all shifts."""
     shift = np.full(m + 1, -np.inf)
     for i in range(first, m + 1):
         row = x[i]
@@ -37,7 +37,7 @@ def shift_all(x, m, first):
             shift[j] = row[j] if row[j] > shift[j] else shift[j]
     total = 0.0
     for j in range(m + 1):
-        # a token without heads has nothing to shift
+        # a token without heads has no shift
         shift[j] = shift[j] if shift[j] > -np.inf else 0.0
         total += shift[j]
     for i in range(m + 1):
@@ -69,7 +69,7 @@ def swap(c, order, a, b, m):
 
 @inline
 def exp(x):
-    """exp(x) for x <= 0, 0 where it is below 1e-300; a loop of it vectorises, as calls into libm do not."""
+    """Return exp(x) for x <= 0, 0 below 1e-300; a loop over it vectorises, unlike calls into libm."""
     low = -690.0
     clipped = low if x < low else x
     t = clipped * (1 / math.log(2)) + _ROUND
@@ -101,7 +101,7 @@ def _fma(typing_context, a, b, c):
 
 @intrinsic
 def _power_of_two(typing_context, t):
-    """2^k, from the bits of k + _ROUND: the last of them are those of k, which go into the exponent."""
+    """Return 2^k from k + _ROUND, whose last bits are those of k: shift them into the exponent."""
 
     def codegen(context, builder, signature, args):
         whole = context.get_value_type(types.int64)

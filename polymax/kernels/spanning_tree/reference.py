@@ -1,4 +1,5 @@
-"""Sums over trees by elimination in torch, derived by autograd: their specification. Samples and the best of a list.
+"""Sums over trees by elimination in torch, differentiated by autograd: their specification. Samples and best trees by
+enumeration.
 
 See: Grassmann, Taksar and Heyman 1985, Regenerative analysis and steady state distributions for Markov chains.
 """
@@ -12,15 +13,15 @@ from polymax.kernels.spanning_tree import chart_like
 
 
 def recorded(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
-    """The value, by autograd's tape."""
+    """Return the value on autograd's tape."""
     batch, size = scores.shape[:2]
     each = torch.arange(batch, device=scores.device)
     tokens = torch.arange(size, device=scores.device)
-    # heads and modifiers that are left; an arc that is absent has a number all the same, which nobody reads
+    # heads and modifiers that are left; absent arcs get the finite placeholder 0, which is masked
     left = tokens <= lengths[:, None]
     present = left[:, :, None] & left[:, None] & (tokens[:, None] != tokens) & (tokens > 0) & (scores != -torch.inf)
     x = torch.where(present, scores.double(), 0)
-    # 0, and for autograd a function of the scores even where there are no tokens
+    # starts at 0, as a function of the scores, so that autograd works without tokens
     value = x[:, :, :0].sum((1, 2))
     for step in range(size - 1):
         count = left.sum(1) - 1
@@ -45,7 +46,7 @@ def recorded(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
 
 
 def _log_sum(x: Tensor, present: Tensor) -> Tensor:
-    """log of the sum of exp(x) over what is present, (B,)."""
+    """Return the log of the sum of exp(x) over entries that are present, (B,)."""
     some = present.any(1)
     kept = torch.where(present, x, -torch.inf)
     total = torch.where(some[:, None], kept, 0).logsumexp(1)
@@ -107,7 +108,7 @@ def spanning_tree_kbest(scores: Tensor, lengths: Tensor, k: int, single_root: bo
 
 
 def _listed(scores: Tensor, n: int, single_root: bool) -> tuple[Tensor, list[tuple[int, ...]]]:
-    """All trees without a forbidden arc: their scores, in float64, and heads."""
+    """Return all trees without a forbidden arc: their scores, in float64, and heads."""
     x = scores.double().tolist()
     options = [[h for h in range(n + 1) if h != m and x[h][m] > -torch.inf] for m in range(1, n + 1)]
     trees = [heads for heads in itertools.product(*options) if _is_tree(heads, single_root)]

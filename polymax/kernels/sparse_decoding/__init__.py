@@ -1,4 +1,4 @@
-"""Sparse attention of a few queries over a long cache of keys, which is read as little as can be.
+"""Sparse attention of a few queries over a long cache of keys, with as few reads of the cache as possible.
 
     p = (u - tau)_+ ^ (1 / (alpha - 1))        as in kernels/sparse_attention, without a gradient
 
@@ -7,13 +7,13 @@ score that a key in a box can have,
 
     sum over channels of max(q low, q high)
 
-says which pages cannot matter, once some scores are known: the threshold of any part of a row is a lower bound of tau.
-Only pages that exceed it are read, and values only where weights are not 0.
+bounds all scores of the page, and pages are skipped once some scores are known: the threshold of any part of a row is a
+lower bound of tau. Only pages whose bound exceeds it are read, and values only if their weights are not 0.
 
-Without a table, keys are (B, G, S, D), in pages of PAGE neighbours, and query i stands at key offset + i. With a table,
-(B, pages) integers, keys are pages of a pool, (blocks, G, page, D), table[b, n] says where page n of sequence b lies,
+Without a table, keys are (B, G, S, D), in pages of PAGE neighbours, and query i has position offset + i. With a table,
+(B, pages) integers, keys are pages of a pool, (blocks, G, page, D), table[b, n] is the block of page n of sequence b,
 and the queries are the last of the lengths[b] keys of the sequence. A query sees the keys from `left` before it to
-`right` after it; -1 is no limit.
+`right` after it; -1 means no limit.
 
 Shapes: q (B, H, L, D); boxes (B, G, pages, 2, D), or (blocks, G, 2, D) with a table; lengths (B,); mask broadcasts to
 (B, H, L, S), without a table; sinks and alphas (H,); the context (B, H, L, V), tau (2, B, H, L), as in

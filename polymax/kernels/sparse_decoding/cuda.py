@@ -17,11 +17,14 @@ from polymax.kernels.sparse_decoding.options import PAGE, Cached
 
 # programs for each multiprocessor that share the pages
 RESIDENT = 6
-# pages whose boxes, and whose bounds, are looked at at once
+# BOXES: pages whose boxes are read at once
+# BOUNDS: pages whose bounds are read at once
 BOXES, BOUNDS = 32, 128
-# maxima of pages that are looked at at once, and scores
+# MAXIMA: maxima of pages that are read at once
+# SCORES: scores that are read at once
 MAXIMA, SCORES = 1024, 4096
-# parts of a row's values, and of its pages at most
+# PARTS: parts of a row's values
+# MOST_PARTS: most parts of a row's pages
 PARTS, MOST_PARTS = 16, 64
 
 
@@ -34,7 +37,7 @@ def sparse_decoding(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tenso
     )
     mask = cached.mask
     if mask is not None:
-        # what is added may lift any page
+        # an added mask may raise the scores of any page, so that boxes give no bound
         boxes = boxes if mask.dtype == torch.bool else None
         keys = k.shape[2] if table is None else table.shape[1] * k.shape[2]
         mask = mask.expand(*q.shape[:3], keys)
@@ -54,7 +57,7 @@ _CALLS: dict[Hashable, "_Call"] = {}
 
 
 def _call_of(q: Tensor, k: Tensor, v: Tensor, cached: Cached) -> "_Call":
-    """What is known of calls like this one; a cache that grows does not make calls of another kind."""
+    """Return the cached launches for calls like this one; a growing cache of keys keeps its kind."""
     tensors = (k, v, cached.boxes, cached.table, cached.lengths, cached.alphas, cached.mask, cached.sinks)
     kinds = [None if t is None else t.dtype for t in tensors]
     page = None if cached.table is None else k.shape[2]
@@ -63,7 +66,7 @@ def _call_of(q: Tensor, k: Tensor, v: Tensor, cached: Cached) -> "_Call":
 
 
 class _Call:
-    """All kernels of a call, with their constants; grids and numbers depend on how many keys there are."""
+    """All kernels of a call, with their constants; grids and numbers depend on the number of keys."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, cached: Cached) -> None:
         (B, H, L, D), G, V = q.shape, k.shape[1], v.shape[-1]
@@ -92,7 +95,7 @@ class _Call:
         kernels = page_bounds, page_scores, thresholds, value_sums, contexts
         constants = bounding, scoring, finding, summing, joining
         self.kernels = [kernel.prepared(**given) for kernel, given in zip(kernels, constants, strict=True)]
-        # by the kinds of their numbers, and by how many pages and parts there are
+        # by the kinds of their numbers, and by the numbers of pages and parts
         self.launches: dict[Hashable, list[Bound]] = {}
         self.arenas: dict[Hashable, Arena] = {}
 
@@ -103,7 +106,7 @@ class _Call:
         (_, H, L, _), page = q.shape, self.page
         pages = -(-k.shape[2] // page) if table is None else table.shape[1]
         keys = k.shape[2] if table is None else pages * page
-        # from a row to the next: kernels are compiled for a multiple of 16
+        # distance of rows: kernels are compiled for a multiple of 16
         row_pages = -(-pages // 16) * 16
         splits = max(min(-(-self.programs // self.key_heads), MOST_PARTS, pages), 1)
         parts = min(self.most_parts, pages)
@@ -125,13 +128,13 @@ class _Call:
         grids = (splits, self.key_heads, 1), (splits, self.key_heads, 1), row, (parts, self.rows, 1), row
         kinds: list[Any] = []
         told(numbers_of, kinds)
-        # what was compiled for numbers of these kinds
+        # launches compiled for numbers of these kinds
         launches = remembered(self.launches, tuple(kinds), lambda: list(map(Bound, self.kernels, grids)))
         launches = launches if boxes is not None else launches[1:]
 
         arena = remembered(self.arenas, (pages, splits, parts), lambda: self._arena(row_pages, splits, parts))
         scratch = arena.memory(q.device)
-        # what is not there is any other tensor
+        # a missing tensor is replaced by q, which kernels then do not read
         given: list[Any] = [q if t is None else t for t in (q, k, v, *cached[:3], *cached[4:7], out, support, *tau)]
         if ready(*launches) and not any(t.data_ptr() & 15 for t in given):
             given = [t.data_ptr() for t in given] + arena.addresses(scratch)
@@ -153,7 +156,9 @@ class _Call:
             launch.on(grid, tensors, numbers)
 
     def _arena(self, pages: int, splits: int, parts: int) -> Arena:
-        """Bounds and maxima of pages, scores, lists, counts of pages; sums, masses and sizes in parts; seeds."""
+        """Return the arena: bounds and maxima of pages, scores, lists, counts of pages; sums, masses and sizes in
+        parts; seeds.
+        """
         rows, real, integer = self.rows, torch.float32, torch.int32
         bounds, seeds = (rows * pages, self.key_heads * splits * 2 * self.padded) if self.known else (0, 0)
         of_pages = Array(real, (bounds,)), Array(real, (rows * pages,)), Array(real, (rows * pages * self.page,))

@@ -1,4 +1,4 @@
-"""Pages of keys: what a box allows, which pages can matter, and the scores of these.
+"""Pages of keys: the bound of a box, the pages that can matter, and their scores.
 
 A program takes a part of the pages of a head of keys, with all rows that share the head: its queries and query heads.
 """
@@ -10,13 +10,13 @@ from polymax.backend.triton_launch import Entry
 from polymax.kernels.sparse_attention.cuda_tile import capped_units, heights, larger, load_rows, row_top
 from polymax.kernels.sparse_attention.cuda_weights import newton_step, slope, weight
 
-# far below what rounding of scores in another kernel can do
+# relative margin for the rounding of scores in another kernel
 MARGIN = tl.constexpr(1e-4)
 
 
 @triton.jit
 def row_places(p_alphas, i_g, group, L, a1, LEARNED: tl.constexpr, BR: tl.constexpr):
-    """Head, query and validity of the rows of a head of keys, and their alpha - 1."""
+    """Return head, query and validity of the rows of a head of keys, and their alpha - 1."""
     o_r = tl.arange(0, BR)
     i_h = i_g * group + o_r // L
     m_r = o_r < group * L
@@ -28,7 +28,9 @@ def row_places(p_alphas, i_g, group, L, a1, LEARNED: tl.constexpr, BR: tl.conste
 
 @triton.jit
 def seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED: tl.constexpr, BN: tl.constexpr):
-    """Keys of a sequence, the place of its first query, and the pages that some query sees: the first and the end."""
+    """Return keys of a sequence, the position of its first query, and the first and the end of the pages that a query
+    sees.
+    """
     if PAGED:
         keys = tl.load(p_lengths + i_b).to(tl.int32)
         first = keys - L
@@ -42,7 +44,7 @@ def seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED: tl.constexpr, B
 
 @triton.jit
 def part_of_pages(p_lengths, i_s, i_b, L, S, left, right, offset, PAGED: tl.constexpr, BN: tl.constexpr):
-    """The pages of `seen_pages`, of which program i_s of all takes its share."""
+    """Return `seen_pages` with the share of pages of program i_s."""
     keys, first, begin, end = seen_pages(p_lengths, i_b, L, S, left, right, offset, PAGED, BN)
     share = (end - begin + tl.num_programs(0) - 1) // tl.num_programs(0)
     return keys, first, begin + i_s * share, tl.minimum(begin + (i_s + 1) * share, end)
@@ -50,7 +52,9 @@ def part_of_pages(p_lengths, i_s, i_b, L, S, left, right, offset, PAGED: tl.cons
 
 @triton.jit
 def page_start(p_table, i_b, i_p, m_p, table_b, s_b, s_p, PAGED: tl.constexpr):
-    """Where pages i_p of a sequence begin in a tensor whose pages, or sequences and pages, are s_b and s_p apart."""
+    """Return offsets of pages i_p of a sequence in a tensor, s_b apart for pages of a pool, else s_b and s_p for
+    sequences and pages.
+    """
     if PAGED:
         at = tl.load(p_table + i_b * table_b + i_p, mask=m_p, other=0).to(tl.int64) * s_b
     else:
@@ -68,7 +72,9 @@ def page_bounds(
     BR: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Bounds of all pages, (rows, pages); and seeds, maximum and threshold of each part's page of the largest bound."""
+    """Write bounds of all pages, (rows, pages); and seeds: maximum and threshold in the page with each part's largest
+    bound.
+    """
     i_s, i_bg = tl.program_id(0), tl.program_id(1)
     i_b, i_g = i_bg // (heads // group), i_bg % (heads // group)
     i_h, i_q, m_r, a = row_places(p_alphas, i_g, group, L, a1, LEARNED, BR)
@@ -128,7 +134,7 @@ def page_scores(
     CAP: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
     BP: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Scores (rows, pages, BN) of the pages that can matter, and the maximum of each page, -inf for others."""
+    """Write scores (rows, pages, BN) of the pages that can matter, and the maximum of each page, -inf for others."""
     i_s, i_bg = tl.program_id(0), tl.program_id(1)
     i_b, i_g = i_bg // (heads // group), i_bg % (heads // group)
     i_h, i_q, m_r, a = row_places(p_alphas, i_g, group, L, a1, LEARNED, BR)
@@ -150,14 +156,14 @@ def page_scores(
             o_p = i_c + tl.arange(0, BP)
             m_tile = m_r[:, None] & (o_p < end)[None, :]
             b_u = tl.load(p_bounds + o_row[:, None] * pages + o_p[None, :], mask=m_tile, other=float("-inf"))
-            # what is no number is not proven to be small
+            # a page with a NaN bound must be read
             b_on = tl.max(((b_u > b_t[:, None]) | (b_u != b_u) | (b_t != b_t)[:, None]).to(tl.int32), 0)
             b_on = tl.where(o_p < end, b_on, 0)
             tl.store(p_list + count + tl.cumsum(b_on, 0) - 1, o_p, mask=b_on > 0)
             p_tile = p_maxima + o_row[:, None] * pages + o_p[None, :]
             tl.store(p_tile, tl.full((BR, BP), float("-inf"), tl.float32), mask=m_tile & (b_on == 0)[None, :])
             count += tl.sum(b_on, 0)
-        # what other threads wrote is read below
+        # other threads wrote the list that is read below
         tl.debug_barrier()
     for i_c in tl.range(0, count, num_stages=STAGES):
         if BOXES:
@@ -179,14 +185,16 @@ def page_scores(
 
 @triton.jit
 def _seed_bound(p_seeds, parts, b_sink, a, R: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr):
-    """A lower bound of tau of each row: the threshold of the maxima of seeds, or that of a page; -inf of none."""
+    """Return a lower bound of each row's tau: the threshold of the seeds' maxima, or the largest threshold of a seed;
+    -inf without seeds.
+    """
     o_s, o_r = tl.arange(0, BS), tl.arange(0, BR)
     p_seed = p_seeds + o_s[None, :] * (2 * BR) + o_r[:, None]
     m_seed = (o_s < parts)[None, :] & (o_r >= 0)[:, None]
     b_m = tl.load(p_seed, mask=m_seed, other=float("-inf"))
     b_top = larger(row_top(b_m), b_sink)
     b_page = tl.max(tl.load(p_seed + BR, mask=m_seed, other=float("-inf")), 1)
-    # Newton's steps need a number to start from; NaN stays
+    # Newton's steps need a finite start; NaN stays
     m_none = b_top == float("-inf")
     b_depth = tl.where(m_none, 1.0, 1 - larger(b_page - (b_top - 1), tl.zeros((BR,), tl.float32)))
     b_depth = _depth(b_m, b_sink, tl.where(m_none, 0.0, b_top), b_depth, a, R)
@@ -195,7 +203,9 @@ def _seed_bound(p_seeds, parts, b_sink, a, R: tl.constexpr, BR: tl.constexpr, BS
 
 @triton.jit
 def _depth(b_u, b_sink, b_top, b_depth, a, R: tl.constexpr):
-    """How far the threshold of rows of scores and their sink is below the largest, nearly, from more than that."""
+    """Return about how far the threshold of rows of scores and their sink is below the largest; steps start further
+    down.
+    """
     r = 1 / a
     for _ in range(8):
         b_over = tl.maximum((b_sink - b_top) + b_depth, 0.0)

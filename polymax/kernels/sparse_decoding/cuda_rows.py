@@ -1,4 +1,4 @@
-"""Rows of scores, of which some pages are known: the threshold, and the sum of values under weights, in parts."""
+"""Rows of scores of the pages that were read: the threshold, and the sum of values under weights, in parts."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ from polymax.kernels.sparse_decoding.cuda_pages import MARGIN, page_start, seen_
 @triton.jit
 def _row(p_alphas, p_sinks, p_lengths, i_row, heads, L, S, a1, left, right, offset,
          LEARNED: tl.constexpr, SINKS: tl.constexpr, PAGED: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """alpha - 1 of a row, u of its sink, its sequence and head, and the pages that may have been read for it."""
+    """Return alpha - 1 of a row, u of its sink, its sequence and head, and the pages that may have been read for it."""
     i_b, i_h = i_row // (heads * L), (i_row // L) % heads
     a = exponent(p_alphas + i_h, a1, LEARNED)
     sink = float("-inf")
@@ -29,7 +29,7 @@ def thresholds(
     LEARNED: tl.constexpr, SINKS: tl.constexpr, PAGED: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """tau of a row from the pages above the threshold of the maxima of pages, and the list of these pages."""
+    """Write tau of a row from the pages above the threshold of the maxima of pages, and the list of these pages."""
     i_row = tl.program_id(0)
     a, sink, _, _, begin, end = _row(
         p_alphas, p_sinks, p_lengths, i_row, heads, L, S, a1, left, right, offset, LEARNED, SINKS, PAGED, BN
@@ -43,7 +43,7 @@ def thresholds(
         b_m = _maxima(p_maxima + o_row, i_c, end, BP)
         top = tl.maximum(top, tl.max(b_m, 0))
         bad += tl.sum((b_m != b_m).to(tl.int32), 0)
-    # a row that sees nothing has no threshold
+    # a row that sees no key has no threshold
     depth = tl.where(top == float("-inf"), 0.0, 1.0)
     top = tl.where(top == float("-inf"), float("inf"), top)
     worst = 2.0
@@ -58,14 +58,14 @@ def thresholds(
         depth = newton_step(depth, f, g, a, R)
         worst = f
         turn += 1
-    # more than what rounding of a huge top takes away
+    # a margin above the rounding of a huge top
     bound = top - tl.where(depth > 0, depth + MARGIN * (1 + tl.abs(top)), depth)
     count = 0
     for i_c in range(begin, end, BP):
         b_on = (_maxima(p_maxima + o_row, i_c, end, BP) > bound).to(tl.int32)
         tl.store(p_list + count + tl.cumsum(b_on, 0) - 1, i_c + tl.arange(0, BP), mask=b_on > 0)
         count += tl.sum(b_on, 0)
-    # what other threads wrote is read below
+    # other threads wrote the list that is read below
     tl.debug_barrier()
     o_n = tl.arange(0, BN)
     worst = 2.0
@@ -85,7 +85,7 @@ def thresholds(
         worst = f
         turn += 1
     tl.store(p_top + i_row, top)
-    # inf - inf is no number
+    # inf - inf is NaN
     m_known = (bad == 0) & ((top < float("inf")) | (depth == 0))
     tl.store(p_depth + i_row, tl.where(m_known, depth, float("nan")))
     tl.store(p_count + i_row, count)
@@ -104,7 +104,9 @@ def value_sums(
     v_b, v_g, v_p, v_l, table_b, heads, group, L, pages, a1,
     LEARNED: tl.constexpr, PAGED: tl.constexpr, R: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The sum of values under weights, over every n-th listed page of a row; the sum of the weights, their number."""
+    """Write the sum of values under weights, over every n-th listed page of a row; the sum of the weights, their
+    number.
+    """
     i_s, i_row = tl.program_id(0), tl.program_id(1)
     parts = tl.num_programs(0)
     i_b, i_h = i_row // (heads * L), (i_row // L) % heads
@@ -140,7 +142,7 @@ def contexts(
     LEARNED: tl.constexpr, SINKS: tl.constexpr, R: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     BS: tl.constexpr,
 ):  # fmt: skip
-    """The context of a row from its parts; weights sum to 1."""
+    """Write the context of a row from its parts; weights sum to 1."""
     i_row = tl.program_id(0)
     i_h = (i_row // L) % heads
     a = exponent(p_alphas + i_h, a1, LEARNED)

@@ -1,10 +1,10 @@
-"""What a call says beside queries, keys and values, in the order of the operator."""
+"""The arguments of a call besides queries, keys and values, in the order of the operator."""
 
 from typing import NamedTuple
 
 from torch import Tensor
 
-# neighbouring keys that share a box, where there is no table of pages
+# neighbouring keys that share a box, without a table of pages
 PAGE = 64
 
 SCHEMA = (
@@ -14,7 +14,7 @@ SCHEMA = (
 
 
 class Cached(NamedTuple):
-    """The arguments of the operator after q, k and v; see the package for what they mean."""
+    """The arguments of the operator after q, k and v; the package's docstring explains them."""
 
     boxes: Tensor | None
     table: Tensor | None

@@ -1,4 +1,4 @@
-"""Sparse attention over a cache with all scores: the specification, in which boxes do not count."""
+"""Sparse attention over a cache with all scores: the specification, which ignores boxes."""
 
 from typing import Any
 
@@ -23,15 +23,15 @@ def sparse_decoding(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tenso
 
 
 def in_order(pages: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
-    """The keys of each sequence, (B, G, S, D), from pages of a pool; 0 behind its end, where may be anything."""
-    # numbers of pages behind the end of a sequence may be anything, too
+    """Return the keys of each sequence, (B, G, S, D), from pages of a pool; 0 behind its end."""
+    # the table may hold any number behind the end of a sequence, and pages any values
     found = pages[table.long().clamp(0, len(pages) - 1)].transpose(1, 2).flatten(2, 3)
     held = torch.arange(found.shape[2], device=found.device) < lengths[:, None]
     return torch.where(held[:, None, :, None], found, 0)
 
 
 def visible(cached: Cached, queries: int, keys: int) -> Tensor:
-    """True where a query sees a key: bool (B, 1, queries, keys)."""
+    """Return a mask, bool (B, 1, queries, keys), that is True if a query sees a key."""
     assert cached.lengths is not None
     lengths = cached.lengths.long()[:, None, None]
     j = torch.arange(keys, device=lengths.device)
