@@ -96,6 +96,10 @@ def balanced_part(x: Tensor, group: Any = None, dim: int = -2) -> Tensor:
 
     Returns:
         the two blocks, one after the other along dim
+
+    Example:
+        >>> # in each process, of a sequence x that all have:
+        >>> # mine = pm.distributed.balanced_part(x)
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     blocks = x.tensor_split(2 * size, dim)
@@ -130,6 +134,10 @@ def sharded_keys_attention(
 
     Returns:
         (batch, heads, queries, dim), the same on all processes
+
+    Example:
+        >>> # in each process, with its own part of the cache:
+        >>> # out = pm.distributed.sharded_keys_attention(query, keys, values, mapping=pm.entmax)
     """
     alpha = _alpha(mapping)
     if alpha is None or not 1 <= alpha <= 2:

@@ -41,7 +41,12 @@ def register(name: str, module: str) -> None:
 
 
 def register_file(file: str | PathLike[str]) -> str:
-    """Run a Python file that has an object `task`, register the task under its name, and return that name."""
+    """Run a Python file that has an object `task`, register the task under its name, and return that name.
+
+    Example:
+        >>> # name = pm.recipes.register_file("rating.py")
+        >>> # pm.recipes.train(name, train="train.tsv", dev="dev.tsv", out="run")
+    """
     path = Path(file).absolute()
     spec = spec_from_file_location(f"polymax_task_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
