@@ -1,4 +1,4 @@
-"""Sums of numbers so large that plain sums would lose digits that count."""
+"""Sums of numbers so large that plain sums would lose significant digits."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def exact_sum(*terms: Tensor) -> Tensor:
-    """The sum of the terms, rounded once but for the last bit; -inf where it is not finite."""
+    """Return the sum of the terms, with one rounding but for the last bit; -inf if it is not finite."""
     total, error = terms[0], torch.zeros((), dtype=terms[0].dtype, device=terms[0].device)
     for x in terms[1:]:
         both = total + x
@@ -15,18 +15,18 @@ def exact_sum(*terms: Tensor) -> Tensor:
         error = error + ((total - (both - other)) + (x - other))
         total = both
     found = total + error
-    # potentials of what cannot be reached are infinite, too
+    # potentials of unreachable nodes are infinite, too
     return torch.where(found.isfinite(), found, -math.inf)
 
 
 def exact_total(*terms: Tensor) -> Tensor:
-    """The sum of all entries of the terms along the last dimension."""
+    """Return the sum of all entries of the terms along the last dimension."""
     high, low = halves(terms)
     return torch.stack([t.sum(-1) for t in high]).sum(0) + torch.stack([t.sum(-1) for t in low]).sum(0)
 
 
 def halves(terms: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The terms as sums of two: multiples of a power of 2 so large that their sums are exact, and what is left."""
+    """Split the terms into two: multiples of a power of 2 so large that their sums are exact, and the remainders."""
     finite = [torch.where(x.isfinite(), x, 0) for x in terms]
     top = sum((2 * x.numel() * x.abs().amax() for x in finite if x.numel()), finite[0].new_zeros(()))
     # adding 1.5 times the power rounds to its last digit

@@ -4,8 +4,8 @@
     <op>_outside   scores, index, chart, g, options, alpha         the derivative of g v in each score tensor
     <op>_tangent   scores, index, chart, g, d, options, alpha      <mu, d> (B,), and the derivative of g mu along d
 
-`index` tells the problem: lengths, or the arrays of a graph. A folder declares all three at once, and its reference is
-the recursion as a hypergraph, from which the three follow.
+`index` describes the problem: lengths, or the arrays of a graph. A folder declares all three at once, and its reference
+is the recursion as a hypergraph, from which all three operators follow.
 
 See: Mensch and Blondel 2018, Differentiable dynamic programming, section 3.
 """
@@ -24,8 +24,8 @@ def declare_passes(
 ) -> tuple[Operator, Operator, Operator]:
     """Declare the operators of a kernel folder.
 
-    `scores` and `index` are the names of tensors, `options` is as a schema has them, and `chart` gives an empty chart
-    for the arguments of the inside pass.
+    `scores` and `index` are the names of tensors, `options` are further parameters in the form of a schema, and `chart`
+    returns an empty chart for the arguments of the inside pass.
     """
     kind, names = package.rpartition(".")[2], scores.split()
     given = ", ".join(f"Tensor {name}" for name in (*names, *index.split()))

@@ -3,8 +3,8 @@
     argmax over trees of  sum over tokens m of scores[head(m), m]
 
 Position 0 is the root symbol and only ever a head; with `single_root` exactly one token hangs from it. Heads of tokens
-1..n come in int64: -1 past the length, and everywhere where no tree exists; -2 up to the length where a score is NaN.
-The diagonal, column 0 and entries past the length are not read.
+1..n are int64: -1 past the length, and everywhere if no tree exists; -2 up to the length if a score is NaN. The
+diagonal, column 0 and entries past the length are not read.
 
 Shapes: scores `(B, n + 1, n + 1)`, [head, modifier]; lengths `(B,)`; heads `(B, n)`.
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polymax.backend.dispatch import declare_instances
 
-# the head of every token where a score is NaN
+# the head of every token if a score is NaN
 UNDEFINED = -2
 
 

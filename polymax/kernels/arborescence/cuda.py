@@ -1,7 +1,7 @@
-"""The maximum spanning arborescence for Triton: one warp to a sentence, one launch to a batch.
+"""The maximum spanning arborescence for Triton: one warp per sentence, one launch per batch.
 
-The walk of numba_tree.py, O(n) steps on a row each, whose entries are the lanes. What is known of nodes is in memory,
-so a barrier follows every store that others read.
+The walk is that of numba_tree.py, O(n) steps on a row each, whose entries are the lanes. The state of nodes is in
+memory, with a barrier after every store that other threads read.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import ceil_power, on_device
 
-# what is known of a node: what it is part of, its state, its row, the arc into it; and the walk
+# fields of a node: the node it is merged into, its state, its row, the arc into it (two fields); and the walk
 FIELDS = 6
 
 
@@ -62,7 +62,7 @@ def trees(
         b_nan = tl.where(b_s != b_s, 1, b_nan)
         tl.store(p_w + v * size + o_j, b_s, mask=m_in)
         tl.store(p_to + v * size + o_j, tl.zeros([BN], tl.int32) + v, mask=m_in)
-    # states: 0 waits, 1 is walked, 2 is done; -1 later for a token whose arc is replaced
+    # states: 0 waiting, 1 on the walk, 2 done; -1 later for a token whose arc is replaced
     tl.store(p_state + o_j, tl.where(o_j == 0, 2, 0), mask=m_in)
     tl.store(p_state + m + 1 + o_j, tl.zeros([BN], tl.int32), mask=m_in)
     tl.store(p_row + o_j, o_j, mask=m_in)
@@ -119,13 +119,13 @@ def trees(
         _expand(p_above, p_state, p_head, p_modifier, p_heads, nodes)
 
 
-# SparseMAP's programs call the function itself
+# SparseMAP's programs call the function without Entry
 _entry = Entry(trees)
 
 
 @triton.jit
 def _best_head(b_w, b_node, v, o_j, SINGLE: tl.constexpr):
-    """The position outside node v of the best arc into it, -1 for none; the root symbol comes last if single."""
+    """Return the position outside node v of the best arc into it, -1 for none; the root symbol comes last if single."""
     root = tl.sum(tl.where((o_j == 0) & (b_w > float("-inf")), 1, 0), 0)
     b_w = tl.where(b_node != v, b_w, float("-inf"))
     if SINGLE:
@@ -139,7 +139,7 @@ def _best_head(b_w, b_node, v, o_j, SINGLE: tl.constexpr):
 
 @triton.jit
 def _merge(p_w, p_to, p_above, p_row, p_head, p_walk, u, whole, length, size, o_j, m_in):
-    """Merge the cycle that is the walk from u on into the node `whole`; the length of the walk before it."""
+    """Merge the cycle, the walk from u on, into the node `whole`; return the length of the walk before it."""
     m_here = tl.load(p_walk + o_j, mask=o_j < length, other=-1) == u
     first = tl.sum(tl.where(m_here, o_j, 0), 0)
     into = tl.load(p_row + u)
@@ -166,7 +166,7 @@ def _merge(p_w, p_to, p_above, p_row, p_head, p_walk, u, whole, length, size, o_
 
 @triton.jit
 def _expand(p_above, p_state, p_head, p_modifier, p_heads, nodes):
-    """Write heads: an arc into a merged node replaces, in it, the arc into the token it goes to."""
+    """Write heads: an arc into a merged node replaces the arc into the token that it enters."""
     for step in range(1, nodes):
         v = nodes - step
         if tl.load(p_state + v) >= 0:

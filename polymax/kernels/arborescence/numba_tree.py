@@ -1,13 +1,13 @@
 """The best tree of one sentence in O(n^2), for Numba.
 
-Walk from a token to its best head, to that head's best head, and so on. Where the walk meets a tree that hangs from
-the root symbol, all of it joins this tree; where it meets itself, the cycle becomes one node, whose arcs count what
-they add to the cycle's. A node is a row of the best arcs from each position; cycles merge rows and leave columns. The
-rows of their members stay, and tell in the end where in a cycle an arc goes.
+Walk from a token to its best head, to that head's best head, and so on. If the walk meets a tree that hangs from the
+root symbol, all of it joins this tree. If it meets itself, the cycle becomes one node, and an arc into it counts as the
+gain over the cycle's arc that it replaces. A node is a row of the best arcs from each position; cycles merge rows and
+leave columns. The rows of their members are kept, to find in the end the member of a cycle that an arc enters.
 
-With a single root, arcs from the root symbol come last in the order of arcs, whatever their scores: then there are as
-few of them as can be, one or no tree at all. No constant is subtracted, so no digits are lost. No cycle contains the
-root symbol, so merged arcs keep their rank in this order.
+With a single root, arcs from the root symbol come last in the order of arcs, whatever their scores: then the tree has
+the fewest such arcs, exactly one if there is a tree. No constant is subtracted, so no digits are lost. No cycle
+contains the root symbol, so merged arcs keep their rank in this order.
 
 See: Tarjan 1977, Finding optimum branchings; Stanojević and Cohen 2021, A root of a problem.
 """
@@ -21,13 +21,13 @@ _WAITING, _WALKED, _DONE = 0, 1, 2
 
 @inline
 def workspace(n):
-    """What `best_tree` needs for sentences of up to n tokens; it may be used again and again."""
+    """Return workspace of `best_tree` for sentences of up to n tokens; it may be reused."""
     return np.empty((2 * n + 2, n + 1)), np.empty(2 * n + 2), np.empty((8, 2 * n + 2), np.int64)
 
 
 @kernel
 def best_tree(scores, n, single_root, heads, space):
-    """Fill heads[m - 1], m = 1..n, from scores [head, modifier]; -1 in all and False where no tree exists.
+    """Fill heads[m - 1], m = 1..n, from scores [head, modifier]; write -1 and return False if no tree exists.
 
     The scores may be in any float type; `space` is a `workspace` of at least n.
     """
@@ -40,9 +40,10 @@ def best_tree(scores, n, single_root, heads, space):
 
 @kernel
 def best_tree_of_rows(n, single_root, heads, space):
-    """`best_tree` for scores that are already in the rows 1..n of space[0], [modifier, head]."""
+    """Fill heads as `best_tree` does, from scores in the rows 1..n of space[0], [modifier, head]."""
     w, cost, marks = space
-    # position -> node; node -> what it is part of, its state, its head, where its members begin and end; the walk
+    # position -> node; node -> the node it is merged into, its state, its head, the range of its members; members; the
+    # walk
     node, above, state, head, begin, end, members, walk = (
         marks[0], marks[1], marks[2], marks[3], marks[4], marks[5], marks[6], marks[7],
     )  # fmt: skip
@@ -96,7 +97,7 @@ def best_tree_of_rows(n, single_root, heads, space):
     if single_root and roots > 1:
         heads[:n] = -1
         return False
-    # an arc into a merged node replaces, in it, the arc into the token it goes to
+    # an arc into a merged node replaces the arc into the token that it enters
     for v in range(nodes - 1, 0, -1):
         if state[v] >= 0:
             m = v
@@ -109,7 +110,7 @@ def best_tree_of_rows(n, single_root, heads, space):
 
 @inline
 def _best_head(w, single_root):
-    """The position of the best arc into a node; the root symbol only if all else fails, if it is single."""
+    """Return the position of the best arc into a node; if single, the root symbol only if there is no other."""
     first = 1 if single_root else 0
     best = row_max(w[first:])
     if not best > -np.inf:
@@ -122,7 +123,7 @@ def _best_head(w, single_root):
 
 @inline
 def _merge(w, cost, members, merged, n):
-    """The row of a cycle: the best arc from each position, by what it adds to the arcs of the cycle."""
+    """Write the row of a cycle: the best arc from each position, by its gain over the arc of the cycle."""
     for i in range(n + 1):
         merged[i] = w[members[0], i] - cost[members[0]]
     for c in members[1:]:
@@ -134,7 +135,7 @@ def _merge(w, cost, members, merged, n):
 
 @inline
 def _entered(w, cost, members, gain, u):
-    """The member of a cycle into which its best arc from u goes."""
+    """Return the member of a cycle that its best arc from u enters."""
     for c in members:
         if w[c, u] - cost[c] == gain:
             return c

@@ -1,4 +1,4 @@
-"""The best tree by Edmonds' recursion: take every best arc; if they close a cycle, merge it and look again."""
+"""The best tree by Edmonds' recursion: take every best arc; if they close a cycle, merge it and repeat."""
 
 import math
 
@@ -22,11 +22,11 @@ def arborescence(scores: Tensor, lengths: Tensor, single_root: bool) -> Tensor:
 
 
 def _best(scores: list[list[float]], single_root: bool) -> set[tuple[int, int]]:
-    """The arcs of the best tree; none where there is no tree."""
+    """Return the arcs of the best tree; an empty set if there is no tree."""
     tokens = range(1, len(scores))
     found: set[tuple[int, int]] = set()
     best = -math.inf
-    # every token as the only one below the root symbol, or all of them
+    # each token as the only one below the root symbol, or all tokens
     for roots in [{r} for r in tokens] if single_root else [set(tokens)]:
         arcs: Arcs = {
             m: {
@@ -44,7 +44,7 @@ def _best(scores: list[list[float]], single_root: bool) -> set[tuple[int, int]]:
 
 
 def _edmonds(arcs: Arcs) -> set[tuple[int, int]]:
-    """The original arcs of the best tree below node 0; none where there is no tree."""
+    """Return the original arcs of the best tree below node 0; an empty set if there is no tree."""
     if any(not into for into in arcs.values()):
         return set()
     best = {m: max(into, key=lambda h: into[h][0]) for m, into in arcs.items()}
@@ -64,7 +64,7 @@ def _edmonds(arcs: Arcs) -> set[tuple[int, int]]:
     tree = _edmonds(merged)
     if not tree:
         return tree
-    # the arc into the cycle breaks it at the node it goes to
+    # the arc into the cycle breaks it at the node it enters
     tokens = {m: {a[1] for _, a in arcs[m].values()} for m in cycle}
     broken = next(m for m in cycle for arc in tree if arc[1] in tokens[m])
     return tree | {arcs[m][best[m]][1] for m in cycle if m != broken}

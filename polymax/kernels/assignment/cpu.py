@@ -10,7 +10,7 @@ from polymax.backend.numba_math import kernel
 from polymax.kernels.assignment import outputs
 from polymax.kernels.assignment.numba_match import MATCHED, UNDEFINED, best_match, workspace
 
-# what a matrix costs in passes over it
+# the cost of a matrix in passes over it
 _PASSES = 10
 
 
@@ -18,7 +18,7 @@ def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, T
     match, u, v = outputs(scores)
     batch, n, m = scores.shape
     arrays = [memory(x.contiguous()) for x in (scores, rows, columns, match, u, v)]
-    # never warm: an argument and no literal, which Numba would compile best_match for once more
+    # `warm` is False for all calls: passed as an argument, since a literal would make Numba compile best_match again
     parallel(_assignment, torch.Size((batch, n * m)), _PASSES, *arrays, False)
     return match, u, v
 

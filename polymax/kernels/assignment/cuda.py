@@ -1,9 +1,9 @@
-"""Linear assignment for Triton: one program to a matrix, one launch, the columns in registers.
+"""Linear assignment for Triton: one program per matrix, one launch, the columns in registers.
 
-The algorithm is that of numba_match.py: bids, then a shortest augmenting path for each row that has no column. What
-is known of a column, its price, its owner and the owner's score, its distance and the column before it on a path, is
-in the registers of a thread; a step is one row from memory and one reduction that brings all that the next step needs.
-With more rows than columns the matrix is read as its transpose. All arithmetic is in float64.
+The algorithm is that of numba_match.py: bids, then a shortest augmenting path for each row without a column. A thread
+keeps the state of its columns in registers: their prices, owners and the owners' scores, distances, and the columns
+before them on a path. A step is one row from memory and one reduction with all results for the next step. With more
+rows than columns the matrix is read as its transpose. All arithmetic is in float64.
 """
 
 import triton
@@ -32,7 +32,7 @@ def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, T
 
 
 def tile(n: int, m: int) -> tuple[int, int]:
-    """The number of columns of a tile, and the number of warps."""
+    """Return the number of columns of a tile, and the number of warps."""
     size = ceil_power(max(n, m))
     return size, min(max(size // 128, 1), 16)
 
@@ -46,7 +46,7 @@ def match_instance(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.
     p_match += i_b * n
     p_u += i_b * n
     p_v += i_b * m
-    # each of the short side gets one of the long: call them rows and columns
+    # each index of the short side gets one of the long side: call them rows and columns
     flipped = rows > columns
     short, long = tl.minimum(rows, columns), tl.maximum(rows, columns)
     stride = tl.where(flipped, 1, m)
@@ -65,7 +65,7 @@ def match_instance(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.
     tl.store(p_match + o_j, tl.full([BN], -1, tl.int64), mask=o_j < n)
     tl.store(p_u + o_j, tl.where(o_j < rows, b_none, 0.0), mask=o_j < n)
     tl.store(p_v + o_j, tl.where((o_j < columns) & (good == 0), b_none, 0.0), mask=o_j < m)
-    # the same entries are written again, by other threads
+    # other threads write these entries again
     tl.debug_barrier()
     lowest = tl.where(short == long, tl.min(tl.where(m_in, b_v, float("inf")), 0), 0.0)
     b_v -= lowest
@@ -78,13 +78,13 @@ def match_instance(p_scores, p_rows, p_columns, p_match, p_u, p_v, n, m, BN: tl.
     tl.store(tl.where(flipped, p_u, p_v) + o_j, b_v, mask=m_in)
 
 
-# SparseMAP's programs call the function itself
+# SparseMAP's programs call the function without Entry
 _entry = Entry(match_instance)
 
 
 @triton.jit
 def _first_prices(p_x, stride, short, long, m_in, BN: tl.constexpr):
-    """The highest score of each column in a square, else 0; and whether all scores are numbers below inf."""
+    """Return the highest score of each column in a square, else 0; and True if no score is NaN or +inf."""
     b_top = tl.full([BN], float("-inf"), tl.float64)
     b_good = tl.full([BN], 1, tl.int32)
     for i in range(short):
@@ -96,7 +96,7 @@ def _first_prices(p_x, stride, short, long, m_in, BN: tl.constexpr):
 
 @triton.jit
 def _bids(p_x, stride, short, m_in, o_j, b_v, BN: tl.constexpr):
-    """Rows bid for columns, and rows that lose theirs bid again, for a while."""
+    """Let rows bid for columns for a limited number of steps; a row that loses its column bids again."""
     b_owner = tl.full([BN], -1, tl.int32)
     b_held = tl.full([BN], 0, tl.float64)
     b_never = tl.full([BN], float("-inf"), tl.float64)
@@ -108,7 +108,7 @@ def _bids(p_x, stride, short, m_in, o_j, b_v, BN: tl.constexpr):
             b_x = _row(p_x, stride, i, m_in)
             found = tl.reduce((b_x - b_v, _rank(o_j, b_owner, BN), b_never, b_owner), 0, _two_best)
             best, rank, second, owner = found
-            # with no second, the price that keeps all others away is not known; a tie is no reason to take a column
+            # without a second column the price is not determined; at a tie, a column is only taken if it is free
             takes = (second > float("-inf")) & ((best > second) | (owner < 0))
             m_here = o_j == tl.where(takes, rank % BN, -1)
             b_v = tl.where(m_here, b_v + (best - second), b_v)
@@ -120,7 +120,7 @@ def _bids(p_x, stride, short, m_in, o_j, b_v, BN: tl.constexpr):
 
 @triton.jit
 def _augment(p_x, stride, start, m_in, o_j, b_owner, b_held, b_v, BN: tl.constexpr):
-    """Give a row a column, along a shortest path to a free one; the last result is 0 where there is none."""
+    """Give a row a column, along a shortest path to a free column; the last result is 0 if there is none."""
     b_reach = tl.full([BN], float("inf"), tl.float64)
     b_score = tl.full([BN], 0, tl.float64)
     b_by = tl.full([BN], -1, tl.int32)
@@ -162,13 +162,13 @@ def _row(p_x, stride, i, m_in):
 
 @triton.jit
 def _rank(o_j, b_owner, BN: tl.constexpr):
-    """Which of equally good columns is first: one that is free."""
+    """Return the rank of columns among equally good ones: free columns first, then by index."""
     return o_j + tl.where(b_owner < 0, 0, BN)
 
 
 @triton.jit
 def _two_best(best, rank, second, owner, other_best, other_rank, other_second, other_owner):
-    """The best of two sets of columns, with its owner, and the second best."""
+    """Return the best column of two sets, with its owner, and the value of the second best."""
     other = (other_best > best) | ((other_best == best) & (other_rank < rank))
     next_best = tl.maximum(tl.maximum(second, other_second), tl.where(other, best, other_best))
     best = tl.where(other, other_best, best)
@@ -177,7 +177,7 @@ def _two_best(best, rank, second, owner, other_best, other_rank, other_second, o
 
 @triton.jit
 def _nearest(reach, rank, owner, worth, other_reach, other_rank, other_owner, other_worth):
-    """The nearer of two columns."""
+    """Return the nearer of two columns."""
     other = (other_reach < reach) | ((other_reach == reach) & (other_rank < rank))
     reach, rank = tl.where(other, other_reach, reach), tl.where(other, other_rank, rank)
     return reach, rank, tl.where(other, other_owner, owner), tl.where(other, other_worth, worth)

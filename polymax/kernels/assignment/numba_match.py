@@ -4,11 +4,11 @@ Columns have prices v, and every row is matched to a column of its best value
 
     u_i = max over j of scores[i, j] - v_j
 
-Rows first bid: a row takes its best column, raises the price by what the column is worth more than the second best,
-and the row that had it bids again. That leaves few rows without a column; for each of them a shortest path in the
-slacks u_i + v_j - scores[i, j] to a free column gives the rows on it their next columns, and the prices of the
-columns nearer than the free one rise by how much nearer they are. Prices of free columns stay 0. In a square no
-column stays free: prices count up to a constant, and start at the highest score of each column.
+Rows first bid: a row takes its best column and raises its price by the difference to the value of the second best; the
+former owner of the column bids again. That leaves few rows without a column. For each of them a shortest path in the
+slacks u_i + v_j - scores[i, j] to a free column gives the rows on it their next columns. The prices of columns nearer
+than the free one rise by the difference of the distances. Prices of free columns stay 0. In a square no column stays
+free: prices are unique up to a constant, and start at the highest score of each column.
 
 All arithmetic is in float64: sums of float32 scores are then exact, or nearly, and ties are ties.
 
@@ -25,7 +25,7 @@ MATCHED, IMPOSSIBLE, UNDEFINED = 1, 0, -1
 
 @inline
 def workspace(n, m, dtype=np.float64):
-    """Memory for matrices of at most n rows and m columns: reals, indices, and room for a transpose."""
+    """Return workspace for matrices of at most n rows and m columns: reals, indices, and room for a transpose."""
     wide = max(n, m) + 1
     return np.empty((5, wide)), np.empty((4, wide), np.int64), np.empty((m, n), dtype)
 
@@ -34,9 +34,9 @@ def workspace(n, m, dtype=np.float64):
 def best_match(scores, n, m, match, u, v, space, warm):
     """The best assignment of scores[:n, :m]: the column of each row, or -1, and duals in float64.
 
-    Where `warm`, and n = m, the finite prices in v are the first to be tried: those of a similar problem.
-    Returns MATCHED; or IMPOSSIBLE, where -inf leaves no assignment, or UNDEFINED, where there are NaN or +inf: then
-    match, u and v hold nothing of use.
+    If `warm` and n = m, the finite prices in v, from a similar problem, are tried first. Returns MATCHED; IMPOSSIBLE if
+    -inf leaves no assignment; or UNDEFINED if there are NaN or +inf. Except for MATCHED, match, u and v are
+    meaningless.
 
     Shapes: scores (>= n, >= m); match, u (>= n,); v (>= m,); space = workspace(>= n, >= m, scores.dtype).
     """
@@ -50,13 +50,13 @@ def best_match(scores, n, m, match, u, v, space, warm):
             for j in range(m):
                 room[j, i] = scores[i, j]
         scores, n, m, match, owner, u, v = room, m, n, owner, match, v, u
-    # called in one place: what is inlined twice is compiled twice
+    # called at one place only, since each inlined call is compiled again
     return _match_rows(scores, n, m, match, owner, u, v, reals, indices, warm)
 
 
 @inline
 def _match_rows(scores, n, m, match, owner, u, v, reals, indices, warm):
-    """The best assignment for n <= m: every row gets a column; owner is the row of each column, or -1."""
+    """Write the best assignment for n <= m: every row gets a column; owner is the row of each column, or -1."""
     # inf at columns that have an owner, else 0
     taken, waiting = reals[0], indices[1]
     for i in range(n):
@@ -96,7 +96,7 @@ def _match_rows(scores, n, m, match, owner, u, v, reals, indices, warm):
 
 @inline
 def _settle(scores, n, match, owner, taken, v, value):
-    """Rows with the highest score of a column, which is its price, take it."""
+    """Match rows with columns whose highest score, the price, they attain."""
     for i in range(n):
         best = _values(scores[i], v, n, value)
         if best == 0:
@@ -105,16 +105,16 @@ def _settle(scores, n, match, owner, taken, v, value):
                 match[i], owner[j], taken[j] = j, i, np.inf
                 value[j] = -np.inf
                 second = _highest(value, n)
-                # until the second best is as good
+                # lower the price until the second-best column is as good
                 if second > -np.inf:
                     v[j] -= second
 
 
 @inline
 def _bid(scores, n, m, match, owner, taken, v, waiting, count, value):
-    """Bids of the waiting rows; how many wait after them, or -1 where a row has no column at all."""
+    """Run the bids of the waiting rows; return how many wait afterwards, or -1 if a row has no column at all."""
     k, left = 0, 0
-    # wars between rows over a few columns can last: paths settle them
+    # bidding between rows over few columns converges slowly: finish with augmenting paths
     patience = n + count
     while k < count:
         i = waiting[k]
@@ -127,7 +127,7 @@ def _bid(scores, n, m, match, owner, taken, v, waiting, count, value):
         second = _highest(value, m)
         patience -= 1
         if second == -np.inf or patience < 0:
-            # the price that keeps all others away is not known
+            # the price is not determined
             waiting[left] = i
             left += 1
             continue
@@ -152,13 +152,13 @@ def _bid(scores, n, m, match, owner, taken, v, waiting, count, value):
 
 @inline
 def _augment(scores, m, start, match, owner, taken, v, reals, indices):
-    """Give the row `start` a column, along a shortest path to a free column; False where there is none."""
+    """Give the row `start` a column, along a shortest path to a free column; return False if there is none."""
     reach, price, base, near = reals[1], reals[2], reals[3], reals[4]
     row, through = indices[2], indices[3]
     for j in range(m):
         reach[j] = np.inf
         price[j] = v[j]
-    # the rows in the order of their distance, and the column through which each was reached
+    # the rows in the order of their distance, and the column before each
     row[0], base[0], count = start, 0.0, 1
     while True:
         distance, to_free = _relax(scores[row[count - 1]], price, taken, m, base[count - 1], reach)

@@ -1,4 +1,4 @@
-"""The recursion with targets in vector lanes, one instance after the other, for Numba; a byte tells the moves."""
+"""The recursion with targets in vector lanes, instance by instance, for Numba; a byte records the moves."""
 
 import numpy as np
 import torch
@@ -29,7 +29,8 @@ def _search(start, stop, n, classes, size, blank, x_at, targets_at, counts_at, f
     targets, found = rows_at(targets_at, stop, size, whole), rows_at(found_at, stop, n, whole)
     counts, frames = rows_at(counts_at, stop, 1, whole), rows_at(frames_at, stop, 1, whole)
     value = rows_at(value_at, stop, 1, np.float64(0))
-    # blanks; targets, after one that is never reached, as they were and as they are; scores; -inf where none is skipped
+    # rows of lanes: blanks; previous and current targets, each after an unreachable entry; scores; -inf for targets
+    # that must not follow the target before directly, else 0
     lanes = np.empty((5, size + 2))
     moves = np.empty((n, size + 1), np.uint8)
     first = np.empty((2, size + 1), np.int64)
@@ -53,7 +54,7 @@ def _known(targets, count, classes):
 
 @inline
 def _best(x, targets, count, blank, lanes, moves, first):
-    """The value, and the last state: 2 i for blank i, 2 i + 1 for target i."""
+    """Return the value, and the last state: 2 i for blank i, 2 i + 1 for target i."""
     blanks, labels, fresh, scores, skips = lanes[0], lanes[1], lanes[2], lanes[3], lanes[4]
     repeats = 0
     for i in range(count + 1):
@@ -68,7 +69,7 @@ def _best(x, targets, count, blank, lanes, moves, first):
         empty = np.float64(row[blank])
         for i in range(count):
             scores[i] = row[targets[i]]
-        # states that no way has reached before
+        # states that no path has reached before
         near = 0
         while near <= count and first[1, near] < t:
             near += 1
@@ -92,7 +93,7 @@ def _best(x, targets, count, blank, lanes, moves, first):
 
 @inline
 def _step(i, empty, scores, skips, blanks, labels, fresh, move):
-    """Blank i, and target i: labels[i + 1], those of the frame before, whose new value goes to fresh[i + 1]."""
+    """Update blank i and target i: labels[i + 1] are targets of the frame before, fresh[i + 1] gets the new value."""
     stay, through, skip = labels[i + 1], blanks[i], labels[i] if skips[i] == 0 else -np.inf
     back = (labels[i] > through) | (labels[i] != labels[i])
     blanks[i] = (labels[i] if back else through) + empty

@@ -1,7 +1,7 @@
-"""The recursion in registers, one program to an instance, a target and the blank before it in a lane, for Triton.
+"""The recursion in registers, one program per instance, a target and the blank before it in a lane, for Triton.
 
-Eight frames are read while the eight before them are walked. Four bits for each lane and frame tell the moves; the path
-is read off them, from the last frame backwards.
+Eight frames are loaded while the eight before them are processed. Four bits for each lane and frame record the moves;
+the path is read off them, from the last frame backwards.
 """
 
 import torch
@@ -50,7 +50,7 @@ def _search(p_x, p_targets, p_counts, p_frames, p_found, p_value, p_moves, n, cl
     # the first frame at which a target, and the blank before it, can be reached
     b_first = o_l + tl.cumsum(b_again.to(tl.int32), 0)
     b_empty = b_first - b_again.to(tl.int32)
-    # a target that is no label forbids every way
+    # a target that is no valid label forbids all paths
     m_l = m_l & (b_target >= 0) & (b_target < classes)
     b_blank = tl.full([BL], float("-inf"), tl.float64)
     b_label = b_blank
@@ -65,7 +65,7 @@ def _search(p_x, p_targets, p_counts, p_frames, p_found, p_value, p_moves, n, cl
             b_stay = b_label
             b_through = b_blank
             if k == 0:
-                # ways begin at the first blank, and at the first target
+                # paths begin at the first blank, and at the first target
                 b_stay = tl.where((o_l == 0) & (first == 0), 0.0, b_stay)
                 b_through = tl.where((o_l == 0) & (first == 0), 0.0, b_through)
             b_from = (b_back > b_through) | (b_back != b_back)
@@ -86,7 +86,7 @@ def _search(p_x, p_targets, p_counts, p_frames, p_found, p_value, p_moves, n, cl
     best = tl.where(ends, before, last)
     best = tl.where((frames == 0) & (count == 0), 0.0, best)
     tl.store(p_value + i_b, best)
-    # other threads have written what is read below
+    # other threads have written the moves that are read below
     tl.debug_barrier()
     length = tl.where(best > float("-inf"), frames, 0)
     # 2 i for blank i, 2 i + 1 for target i
@@ -105,7 +105,7 @@ def _search(p_x, p_targets, p_counts, p_frames, p_found, p_value, p_moves, n, cl
 
 @triton.jit
 def _at(b_v, m_v):
-    """The value of the one lane that is meant, -inf where there is none, and NaN if it is NaN."""
+    """Return the value of the single lane in the mask, -inf if the mask is empty, and NaN if the value is NaN."""
     best = tl.max(tl.where(m_v, b_v, float("-inf")), 0)
     bad = tl.max((m_v & (b_v != b_v)).to(tl.int32), 0) > 0
     return tl.where(bad, float("nan"), best)
@@ -113,7 +113,7 @@ def _at(b_v, m_v):
 
 @triton.jit
 def _eight(p_x, first, frames, classes, blank, b_target, m_l):
-    """The scores of the blank, and of the targets, in eight frames."""
+    """Return the scores of the blank, and of the targets, in eight frames."""
     xs = ()
     for k in tl.static_range(8):
         t = first + k

@@ -7,7 +7,7 @@ from torch import Tensor
 def ctc_search(x: Tensor, targets: Tensor, counts: Tensor, frames: Tensor, blank: int) -> tuple[Tensor, Tensor]:
     batch, n, classes = x.shape
     lane = torch.arange(targets.shape[1] + 1, device=x.device)
-    # a lane for each target and the blank before it; the last lane has the last blank alone
+    # a lane for each target and the blank before it; the last lane has only the last blank
     label = torch.nn.functional.pad(targets, (0, 1), value=-1)
     label = torch.where((lane < counts[:, None]) & (label < classes), label, -1)
     before = torch.nn.functional.pad(label[:, :-1], (1, 0), value=-1)
@@ -49,7 +49,7 @@ def ctc_search(x: Tensor, targets: Tensor, counts: Tensor, frames: Tensor, blank
 
 
 def _better(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """The larger of two, NaN if one is NaN, and True where it is the second."""
+    """Return the larger of two, NaN if one is NaN, and a mask that is True if it is the second."""
     moved = (second > first) | second.isnan()
     return torch.where(moved, second, first), moved
 

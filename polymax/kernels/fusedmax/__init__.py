@@ -2,12 +2,12 @@
 
     y = argmax over the simplex of <x, p> - 1/2 ||p||^2 - strength sum |p_{i+1} - p_i|
 
-`mark` says how the row is divided, which is all that the Jacobian depends on: entry by entry, whether it is absent
-(-inf, whose neighbours are adjacent to each other), without weight, or of which kind among the entries with weight:
-one that shares the value of the present entry before it, lies above it, or below it, or has none before it. Every mark
-of a bad row is BAD: NaN or +inf among its scores, or a strength that is not >= 0; its weights and gradients are NaN.
+`mark` records how the row is divided, on which alone the Jacobian depends. Entry by entry it is ABSENT (-inf, whose
+neighbours are adjacent to each other), WITHOUT weight, or for an entry with weight its relation to the present entry
+before it: SAME value, ABOVE it, BELOW it, or FIRST if there is none. Every mark of a bad row is BAD: NaN or +inf among
+its scores, or a strength that is not >= 0; its weights and gradients are NaN.
 
-`fusedmax_backward` centres v on the support, averages it over the runs of one value, and is 0 beside the support. It
+`fusedmax_backward` centres v on the support, averages it over the runs of one value, and is 0 outside the support. It
 is symmetric and linear in v.
 
 Shapes: x, y, v `(*batch, n)`, strength `(*batch,)` or 1 in every dim, mark like x in int8.

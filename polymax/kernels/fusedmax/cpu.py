@@ -1,4 +1,4 @@
-"""Fusedmax for Numba: the prox of some rows, sparsemax of these, and marks of how they are divided."""
+"""Fusedmax for Numba: the prox of a group of rows, sparsemax of the result, and marks of how rows are divided."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from polymax.kernels.threshold.cpu import long_room, sparsemax_row
 from polymax.kernels.threshold.numba_short import NEAREST, SHORT, TOGETHER, room, sparsemax_rows
 from polymax.kernels.tv_prox.cpu import prox_room, prox_row
 
-# marks that are passed over together where none of them is of an entry with weight
+# marks that are skipped together if none of their entries has weight
 BLOCK = 32
 
 
@@ -113,7 +113,7 @@ def _fusedmax_backward(start, stop, n, mark_at, v_at, out_at, real):
 
 @within
 def _pack(mark, support):
-    """Fill `support` with the indices of the entries that have weight; their count."""
+    """Fill `support` with the indices of the entries that have weight; return their count."""
     count = 0
     for start in range(0, mark.size, BLOCK):
         part = mark[start : start + BLOCK]

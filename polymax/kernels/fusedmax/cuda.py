@@ -1,11 +1,10 @@
 """Fusedmax for Triton: rows with lone peaks by a closed form, the others by level splitting.
 
 Few entries can have weight: the prox moves an entry by at most 2 strengths, and so the threshold, which is at least
-that of the scores less 2 strengths. Entries lower by 4 strengths never reach it, and it does not matter how low
-they are: each pulls its neighbours down by one strength, as anything below would. What is left of a row, its live
-entries, falls into runs that know nothing of each other, and runs of one or two entries have a closed form. Rows in
-which all live runs are that short are done by the first kernel in one pass over memory; it leaves the others to the
-second.
+that of the scores less 2 strengths. Entries lower by 4 strengths never reach it, and it does not matter how low they
+are: each pulls its neighbours down by one strength. The remaining, live entries of a row form runs that are independent
+of each other, and runs of one or two entries have a closed form. The first kernel solves rows in which all live runs
+are that short in one pass over memory; the second kernel solves the other rows.
 """
 
 from functools import lru_cache
@@ -38,7 +37,7 @@ def fusedmax_backward(mark: Tensor, v: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _launches(count, n, dtype, _, many):
-    """What is launched for scores and strengths of these dtypes."""
+    """Return the launches for scores and strengths of these dtypes."""
     if n > triton_rows.LONGEST:
         raise ValueError(f"x must have rows of at most {triton_rows.LONGEST} entries on CUDA; got {n}")
     options = {"MANY": many, "WIDE": dtype == torch.float64}
@@ -48,7 +47,7 @@ def _launches(count, n, dtype, _, many):
         return (Bound(every, (-(-count // br),), count, n),)
     rows, bn, warps = triton_rows.flat(n)
     first = _peaks.prepared(**options, BR=rows, BN=bn, num_warps=warps)
-    # a row for itself: the rows beside it were done in another way, and their results must not depend on it
+    # one row per program: the result must not depend on which neighbouring rows the first kernel left
     bt, be, warps = triton_rows.quick_chunks(n)
     rest = levels.prepared(**options, REST=True, BR=1, BT=bt, BE=be, num_warps=warps)
     return Bound(first, (-(-count // rows),), count, n), Bound(rest, (count,), count, n)
@@ -70,7 +69,7 @@ def _peaks(
 ):
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
     eps = 2.2e-16 if WIDE else 1.2e-7
-    # rows past the last do the last again
+    # programs past the last row repeat the last row
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     o_n = tl.arange(0, BN)[None, :]
     o_x = (i_r * n)[:, None] + o_n
@@ -85,7 +84,7 @@ def _peaks(
     b_top = tl.where(m_dead, 0, b_top)
     b_d = b_x - b_top
 
-    # the threshold of the scores from below, by two steps of Michelot's method, and entries that can reach it
+    # lower bound of the threshold of the scores, by two steps of Michelot's method, and entries that can reach it
     b_tau = tl.full([BR, 1], -1, dtype)
     for _ in tl.static_range(2):
         m_in = b_d > b_tau
@@ -95,24 +94,24 @@ def _peaks(
     b_floor = b_tau - 4.0001 * b_s - 1e-5
     m_live = b_d > b_floor
 
-    # where present entries begin and end; their neighbours are read only where that matters
+    # first and last present entries; neighbours are loaded only if they can matter
     b_first = tl.min(tl.where(m_here, o_n, BN), 1)[:, None]
     b_last = tl.max(tl.where(m_here, o_n, -1), 1)[:, None]
     m_gaps = b_last - b_first + 1 > tl.sum(m_here.to(tl.int32), 1)[:, None]
     b_left = tl.load(p_x + o_x - 1, mask=m_live & (o_n > b_first), other=float("-inf")).to(dtype) - b_top
     b_right = tl.load(p_x + o_x + 1, mask=m_live & (o_n < b_last), other=float("-inf")).to(dtype) - b_top
     m_left, m_right = b_left > b_floor, b_right > b_floor
-    # levels have a unit of their own where strengths are as large as numbers can be
+    # `levels` uses a smaller unit for strengths near the largest numbers
     m_hard = m_gaps | (b_floor < -1e30) | (tl.max((m_left & m_right).to(tl.int32), 1)[:, None] > 0)
 
-    # a lone entry is pulled down by each neighbour that it has; two are a problem of two
+    # a lone entry is pulled down by each neighbour that it has; a pair has a closed form of its own
     b_alone = b_d - tl.where(o_n > b_first, b_s, 0) - tl.where(o_n < b_last, b_s, 0)
     m_outer = tl.where(m_right, o_n > b_first, o_n < b_last)
     m_beyond = tl.where(m_right, o_n + 1 < b_last, o_n - 1 > b_first)
     b_own = b_d - tl.where(m_outer, b_s, 0)
     b_other = tl.where(m_right, b_right, b_left) - tl.where(m_beyond, b_s, 0)
     b_gap = b_own - b_other
-    # as the levels have it: rounding does not part a tie
+    # as in the kernel `levels`: rounding must not split a tie
     b_limit = b_s + 8 * eps * (b_s + tl.minimum(tl.abs(b_own) + tl.abs(b_other), 10 * b_s))
     m_fused = tl.abs(b_gap) <= 2 * b_limit
     b_apart = b_own + tl.where(b_gap > 0, -b_s, b_s)

@@ -1,4 +1,4 @@
-"""The Jacobian of fusedmax: centred on the support, and averaged over runs where there are any."""
+"""The Jacobian of fusedmax: v centred on the support, and averaged over runs, if there are any."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ IS_SAME, IS_FIRST, IS_BAD = tl.constexpr(SAME), tl.constexpr(FIRST), tl.constexp
 @triton.jit
 def marked_mean(p_mark, p_v, p_out, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr):
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
-    # rows past the last do the last again
+    # programs past the last row repeat the last row
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     o_n = tl.arange(0, BN)[None, :]
     o_x = (i_r * n)[:, None] + o_n
@@ -26,7 +26,7 @@ def marked_mean(p_mark, p_v, p_out, count, n, WIDE: tl.constexpr, BR: tl.constex
     m_bad = tl.max(b_mark, 1)[:, None] == IS_BAD
     b_out = tl.where(m_in, b_v - b_mean, 0)
     if tl.max((b_mark == IS_SAME).to(tl.int32)) > 0:
-        # what comes before the first run has no weight, and makes one of its own
+        # entries before the first run have no weight, and form a run of their own
         m_begins = (b_mark > IS_SAME) | (o_n == 0)
         m_ends = tl.load(p_mark + o_x + 1, mask=o_n + 1 < n, other=IS_FIRST) > IS_SAME
         b_out = tl.where(m_in, flat_means(b_out, m_in, m_begins, m_ends), 0)

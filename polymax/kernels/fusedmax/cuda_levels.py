@@ -8,7 +8,7 @@ from polymax.backend.triton_rows import bit, extent, following, load_row, previo
 from polymax.kernels.fusedmax import ABOVE, ABSENT, BAD, BELOW, FIRST, SAME, WITHOUT
 from polymax.kernels.fusedmax.cuda_split import certain_cuts, split
 
-# what the first kernel marks rows with that it leaves to this one
+# mark of the rows that the first kernel leaves to this kernel
 LEFT = tl.constexpr(6)
 IS_ABSENT, IS_WITHOUT, IS_SAME, IS_ABOVE, IS_BELOW, IS_FIRST, IS_BAD = (
     tl.constexpr(mark) for mark in (ABSENT, WITHOUT, SAME, ABOVE, BELOW, FIRST, BAD)
@@ -31,8 +31,8 @@ def levels(
     BT: tl.constexpr,
     BE: tl.constexpr,
 ):
-    """Weights and marks of all rows, or of the REST: those marked as to be done."""
-    # rows past the last do the last again
+    """Write weights and marks of all rows, or with REST of the rows marked LEFT."""
+    # programs past the last row repeat the last row
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     if REST:
         if tl.load(p_mark + tl.program_id(0).to(tl.int64) * n) == LEFT:
@@ -66,7 +66,7 @@ def _rows(
     b_s = tl.where(m_good, tl.minimum(b_s * b_unit, n * b_range), 0)
     b_top = tl.max(tl.where(m_good, b_x, float("-inf")), 1)[:, None]
     b_top = tl.where(b_top == float("-inf"), 0, b_top) * b_unit
-    # no entry below this has weight, and how far it lies below does not matter
+    # no entry below this has weight, whatever its exact value
     b_d = tl.where(m_good & (b_x != float("-inf")), b_x * b_unit - b_top, float("-inf"))
     b_floor = _threshold(b_d, b_unit) - 4.0001 * b_s - 1e-5 * b_unit
     b_range = tl.minimum(b_range, b_unit + 5 * b_s)
@@ -79,14 +79,14 @@ def _rows(
     for k in tl.static_range(BE):
         # a NaN would keep the loop from ending
         m_here = m_good & (xs[k] != float("-inf"))
-        # what is near the maximum counts, and keeps its digits
+        # entries near the maximum matter, and keep their digits
         b_y = tl.where(m_here, xs[k] * b_unit, b_top) - b_top
         m_live = m_here & (b_y > b_floor)
         b_present |= m_here.to(tl.uint32) << k
         b_live |= m_live.to(tl.uint32) << k
         ys = ys + (tl.where(m_here, tl.maximum(b_y, b_floor), 0),)
     b_cut, b_up = certain_cuts(ys, b_present, b_s)
-    # an entry without a chance lies below its live neighbour wherever that counts
+    # an entry that cannot get weight lies below each live neighbour
     b_next = (b_live >> 1) | (following(b_live & 1, 0) << (BE - 1))
     b_both = b_present & ((b_present >> 1) | (following(b_present & 1, 0) << (BE - 1)))
     b_edge = (b_live ^ b_next) & b_both
@@ -97,7 +97,7 @@ def _rows(
 
 @triton.jit
 def _threshold(b_d, b_unit):
-    """The threshold of scores from below, given less their maximum: two steps of Michelot's method."""
+    """Return a lower bound of the threshold of scores, given less their maximum: two steps of Michelot's method."""
     b_tau = -b_unit
     for _ in tl.static_range(2):
         m_in = b_d > b_tau

@@ -1,8 +1,7 @@
 """Total-variation prox by level splitting, all runs of a row at once in registers, for Triton.
 
 The algorithm is that of tv_prox/reference.py, from the right to the left. The recursion d <- clamp(d, -s, s) + g is a
-scan, because functions x -> clamp(x + add, low, high) compose to such functions; reading off the labels is one over
-bits.
+scan, because functions x -> clamp(x + add, low, high) compose to such functions; the labels follow by a scan over bits.
 """
 
 import triton
@@ -13,7 +12,7 @@ from polymax.backend.triton_rows import bit, following, previous, run_means
 
 @triton.jit
 def split(ys, b_present, b_cut, b_up, b_s, b_limit):
-    """The solution, given bits of entries that are parted from the next, and of those that lie below it."""
+    """Return the solution, given bits of entries that are split from the next entry, and of those that lie below it."""
     BE: tl.constexpr = len(ys)
     BT: tl.constexpr = ys[0].shape[1]
     ALL: tl.constexpr = (1 << BE) - 1
@@ -37,12 +36,12 @@ def split(ys, b_present, b_cut, b_up, b_s, b_limit):
 
 @triton.jit
 def certain_cuts(ys, b_present, b_s):
-    """Bits of entries that are surely parted from the next, and of those that lie below it.
+    """Return bits of entries that are certainly split from the next entry, and of those that lie below it.
 
     |z - x| <= 2 strength, so neighbours further apart than 4 strength are never fused.
     """
     BE: tl.constexpr = len(ys)
-    # more than 4, so that rounding does not part a tie
+    # more than 4, so that rounding does not split a tie
     b_far = 4.0001 * b_s
     b_cut = tl.zeros(b_present.shape, tl.uint32)
     b_up = tl.zeros(b_present.shape, tl.uint32)
@@ -58,7 +57,7 @@ def certain_cuts(ys, b_present, b_s):
 
 @triton.jit
 def _pulled(ys, b_cut, b_up, b_s):
-    """ys plus what the parted neighbours of each entry pull at it."""
+    """Return ys plus the pull of the neighbours from which each entry is split."""
     BE: tl.constexpr = len(ys)
     b_before = previous(_pull(b_cut, b_up, b_s, BE - 1), 0)
     ps = ()
@@ -84,7 +83,7 @@ def _sums(means, rests):
 
 @triton.jit
 def _gains(ps, means, rests, b_present):
-    """What it gains an entry to lie above the mean of its run."""
+    """Return the gain of each entry if it lies above the mean of its run."""
     gs = ()
     for k in tl.static_range(len(ps)):
         gs = gs + (tl.where(bit(b_present, k), (ps[k] - means[k]) - rests[k], ps[k]),)
@@ -93,11 +92,11 @@ def _gains(ps, means, rests, b_present):
 
 @triton.jit
 def _labels(gs, b_begins, b_ends, b_s, b_limit):
-    """Bits of the entries above the mean, at the best labels of each run."""
+    """Return bits of the entries above the mean, at the best labels of each run."""
     BE: tl.constexpr = len(gs)
     ALL: tl.constexpr = (1 << BE) - 1
     b_zero = tl.zeros_like(gs[0])
-    # how much better above is than below, the best labels to the right given: x -> clamp(x + add, low, high)
+    # advantage of above over below, given the best labels to the right: x -> clamp(x + add, low, high)
     b_add, b_low, b_high = b_zero, b_zero - b_s, b_zero + b_s
     for k in tl.static_range(BE):
         b_g = gs[BE - 1 - k]
@@ -113,12 +112,12 @@ def _labels(gs, b_begins, b_ends, b_s, b_limit):
         b_d = tl.where(bit(b_ends, BE - 1 - k), 0, _clamp(b_d, -b_s, b_s)) + gs[BE - 1 - k]
         b_sure = b_sure | ((tl.abs(b_d) > b_limit).to(tl.uint32) << (BE - 1 - k))
         b_above = b_above | ((b_d > 0).to(tl.uint32) << (BE - 1 - k))
-    # entries that are not sure follow the one before: fill runs of bits by doubling
+    # undecided entries take the label of the entry before: fill runs of bits by doubling
     b_above, b_open = b_above & b_sure, b_sure ^ ALL
     for j in tl.static_range(5):
         b_above |= b_open & (b_above << (1 << j))
         b_open &= (b_open << (1 << j)) | ((1 << (1 << j)) - 1)
-    # 0 is not known
+    # labels: 0 undecided, 1 not above, 2 above
     b_label = tl.where((b_open >> (BE - 1)) & 1 != 0, 0, 1 + ((b_above >> (BE - 1)) & 1).to(tl.int32))
     b_label = previous(tl.associative_scan(b_label, 1, _latest), 0)
     return tl.where(b_label == 2, b_above | b_open, b_above)

@@ -32,7 +32,7 @@ def fusedmax_backward(mark: Tensor, v: Tensor) -> Tensor:
         return v.clone()
     support = mark > WITHOUT
     mean = torch.where(support, wide(v), 0).sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp(min=1)
-    # entries before the first run are without weight, so that giving them to it changes nothing
+    # entries before the first run have no weight, so that adding them to the first run changes nothing
     run = ((mark > SAME).long().cumsum(-1) - 1).clamp(min=0)
     averaged = run_mean(torch.where(support, wide(v) - mean, 0), support, run)
     averaged = torch.where(support, averaged, 0)

@@ -2,9 +2,9 @@
 
     argmax of <x, p> - 1/2 ||p||^2 - sum over groups g of price_g norm_2(p_g),      price_g = strength sqrt(|g|)
 
-It has one threshold: p_g = q_g (1 - price_g / norm(q_g))_+ with q = (x - tau)_+. The size of a group counts entries
-that are not -inf. -inf scores get 0; a row of -inf gets zeros; NaN or +inf in a row, or a strength that is not >= 0,
-fills it with NaN.
+A single threshold tau gives p_g = q_g (1 - price_g / norm(q_g))_+ with q = (x - tau)_+. The size of a group counts
+entries that are not -inf. -inf scores get 0; a row of -inf gets zeros; NaN or +inf in a row, or a strength that is not
+>= 0, fills it with NaN.
 
 `grouped_backward` is the Jacobian at the weights y, which is symmetric, applied to v. With u_g = y_g / norm(y_g):
 
@@ -12,9 +12,10 @@ fills it with NaN.
     J v = J0 v - J0 1 <1, J0 v> / <1, J0 1>
 
 Shapes: x, y, v `(*batch, n)`; strength `(*batch,)`, or 1 in every dim; `entries` `(*, n)`, the entries of the first
-group, then those of the second, ...; `first` `(*, g + 1)`, where each group begins, then n; both are the same for all
-rows, and one row of them is read. The last `lone` groups are entries of no group, which have no price. `widest` is the
-size of the largest group. Results like x, in half precision the weights in float32; the Jacobian's like v.
+group, then those of the second, ...; `first` `(*, g + 1)`, the offset of each group in entries, then n. Both are equal
+for all rows, and only one row of them is read. The last `lone` groups are single entries of no group, which have no
+price. `widest` is the size of the largest group. Results are like x, the weights in float32 for half precision; the
+Jacobian's result is like v.
 """
 
 from polymax.backend.dispatch import declare

@@ -1,6 +1,6 @@
 """Group lasso on the simplex for Numba: Newton's steps for the threshold, guarded by bisection, in float64.
 
-Groups stand one after the other in a copy of the row, so that each is a sum over neighbours.
+Groups lie one after the other in a copy of the row, so that each is a sum over neighbours.
 """
 
 import numpy as np
@@ -11,7 +11,8 @@ from polymax.backend.cpu_arrays import memory
 from polymax.backend.cpu_rows import REALS, beside, plain, run
 from polymax.backend.numba_math import add, inline, kernel, rows_at
 
-# steps after which every other one halves the bracket; most steps
+# PATIENCE: steps after which every second step halves the bracket
+# MOST: most steps
 PATIENCE, MOST = 12, 200
 
 
@@ -67,7 +68,7 @@ def _grouped(start, stop, n, x_at, y_at, strengths_at, real, many, entries, firs
         for g in range(groups):
             _, _, share = _sums(z[first[g] : first[g + 1]], tau, price[g])
             for k in range(first[g], first[g + 1]):
-                # beside large prices weights are small differences, which err alike
+                # for large prices weights are small differences with a common relative error, so normalise them
                 y[i, entries[k]] = (z[k] - tau) * share / total if z[k] > tau else 0.0
 
 
@@ -96,7 +97,7 @@ def _grouped_backward(
                     weight = add(weight, p)
             norm = np.sqrt(squares)
             rate[g] = price[g] / (norm + price[g]) if norm != 0 and price[g] > 0 else 0.0
-            # what <u, v> and <u, 1> add to an entry is its weight times these
+            # factors of an entry's weight in the contributions of <u, v> and <u, 1>
             pulled[g] = rate[g] * reach / squares if squares != 0 else 0.0
             ones[g] = rate[g] * weight / squares if squares != 0 else 0.0
             total += (1 - rate[g]) * flat + pulled[g] * weight
@@ -125,7 +126,7 @@ def _prices(x, strength, entries, first, lone, price):
 
 @inline
 def _sums(z, tau, price):
-    """The sum of a group's weights at a threshold, how fast it falls, and the share of q that is left."""
+    """Return the sum of a group's weights at a threshold, the rate at which it falls, and the remaining share of q."""
     squares = total = count = 0.0
     for k in range(z.size):
         q = z[k] - tau if z[k] > tau else 0.0
@@ -142,7 +143,7 @@ def _sums(z, tau, price):
 
 @inline
 def _threshold(z, price, first, below):
-    """The threshold, and the sum of weights there."""
+    """Return the threshold, and the sum of weights at it."""
     above = 0.0
     tau = below / 2
     iteration = 0

@@ -1,7 +1,7 @@
 """Group lasso on the simplex for Triton: a row is a tile of groups and their entries, in float64.
 
 With prices near the norms, weights are small differences: float32 would leave them few digits. The algorithm is that of
-cpu.py. Rows whose groups are so uneven that the tile is mostly empty, or too large, are left to torch.
+cpu.py. Torch computes rows whose groups are so uneven that the tile is mostly empty, or too large.
 """
 
 import triton
@@ -48,7 +48,7 @@ def grouped_backward(
 
 
 def tile(first: Tensor, widest: int) -> tuple[int, int, int]:
-    """The number of groups in a tile, the number of entries of each, and the number of warps."""
+    """Return the number of groups in a tile, the number of entries of each, and the number of warps."""
     bg, bw = ceil_power(first.shape[-1] - 1), ceil_power(widest)
     return bg, bw, min(max(bg * bw // 256, 1), 8)
 
@@ -59,7 +59,7 @@ def _groups(entries: Tensor, first: Tensor) -> tuple[Tensor, ...]:
 
 @triton.jit
 def _entries(p_entries, p_first, groups, BG: tl.constexpr, BW: tl.constexpr):
-    """The entries of each group (BG, BW), and where there is one."""
+    """Return the entries of each group (BG, BW), and their mask."""
     o_g = tl.arange(0, BG)
     b_first = tl.load(p_first + o_g, mask=o_g < groups, other=0)
     b_end = tl.load(p_first + o_g + 1, mask=o_g < groups, other=0)
@@ -76,7 +76,9 @@ def _prices(b_x, strength, groups, lone, BG: tl.constexpr):
 
 @triton.jit
 def _sums(b_z, tau, b_price):
-    """The sum of each group's weights at a threshold, how fast it falls, and the share of q that is left."""
+    """Return the sum of each group's weights at a threshold, the rate at which it falls, and the remaining share of
+    q.
+    """
     m_on = b_z > tau
     b_q = tl.where(m_on, b_z - tau, 0.0)
     b_norm = tl.sqrt(tl.sum(b_q * b_q, 1))
@@ -109,12 +111,12 @@ def _grouped(
     b_x = tl.load(p_x + i_r * n + b_at, mask=m_k, other=float("-inf")).to(tl.float64)
     strength = tl.load(p_strength + (i_r if MANY else i_r * 0)).to(tl.float64)
     bad = (tl.max((b_x < float("inf")).to(tl.int32) ^ 1) > 0) | (strength < 0) | (strength != strength)
-    # the maximum passes over NaN or not, as devices like it: such rows are put right at the end
+    # whether a maximum skips NaN depends on the device: replace NaN here and fill such rows at the end
     b_x = tl.where(b_x < float("inf"), b_x, float("-inf"))
     strength = tl.where(bad, 0.0, strength)
     top = tl.max(b_x)
     b_price = _prices(b_x, strength, groups, lone, BG)
-    # a row of -inf has nothing above any threshold
+    # in a row of -inf no entry is above any threshold
     b_z = tl.where(b_x > float("-inf"), b_x - tl.where(top > float("-inf"), top, 0.0), float("-inf"))
     above = tl.zeros([], tl.float64)
     below = -1 - tl.max(b_price)
@@ -138,7 +140,7 @@ def _grouped(
         going = more.to(tl.int32)
     b_sum, _, b_share = _sums(b_z, tau, b_price)
     total = tl.sum(b_sum)
-    # beside large prices weights are small differences, which err alike
+    # for large prices weights are small differences with a common relative error, so normalise them
     b_y = tl.where(b_z > tau, (b_z - tau) * b_share[:, None] / tl.where(total > 0, total, 1.0), 0.0)
     tl.store(p_y + i_r * n + b_at, tl.where(bad, float("nan"), b_y).to(p_y.dtype.element_ty), mask=m_k)
 
@@ -175,12 +177,12 @@ def _grouped_backward(
     b_safe = tl.where(m_alive, b_squares, 1.0)
     b_rate = tl.where(m_alive & (b_price > 0), b_price / (tl.sqrt(b_safe) + b_price), 0.0)
     b_weight = tl.sum(b_y, 1)
-    # what <u, v> and <u, 1> add to an entry is its weight times these
+    # factors of an entry's weight in the contributions of <u, v> and <u, 1>
     b_pulled = b_rate * tl.sum(b_y * b_v, 1) / b_safe
     b_ones = b_rate * b_weight / b_safe
     total = tl.sum((1 - b_rate) * tl.sum(b_v, 1) + b_pulled * b_weight)
     whole = tl.sum((1 - b_rate) * tl.sum(m_on.to(tl.float64), 1) + b_ones * b_weight)
-    # a row of NaN has a sum of weights that is one
+    # a row of NaN has the sum of weights NaN
     shift = tl.where(whole != 0, total / tl.where(whole != 0, whole, 1.0), 0.0) + tl.sum(b_weight) * 0
     b_out = (1 - b_rate)[:, None] * (b_v - shift) + b_y * (b_pulled - shift * b_ones)[:, None]
     b_out = tl.where(m_on, b_out, 0.0).to(p_out.dtype.element_ty)

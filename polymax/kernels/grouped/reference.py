@@ -1,7 +1,7 @@
 """Group lasso on the simplex in torch: Newton's steps within an interval for the threshold, in float64.
 
-The Jacobian is differentiable in the weights, the direction and the strength: its derivatives are the second ones of
-the mapping.
+The Jacobian is differentiable in the weights, the direction and the strength: its derivatives are the second
+derivatives of the mapping.
 """
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from polymax.backend.widen import wide
 
-# most steps to the threshold: as many as halvings of its interval need for the digits of float64; and when it is there
+# _HALVINGS: most steps to the threshold, as many as bisection needs for the digits of float64
+# _CLOSEST: relative step at which the search ends
 _HALVINGS, _CLOSEST = 100, 1e-15
 
 
@@ -25,7 +26,7 @@ def grouped(x: Tensor, strength: Tensor, entries: Tensor, first: Tensor, lone: i
     price = prices(keep, strength, members, lone)
     tau = _threshold(z, torch.where(good, price, 0), members)
     p = _shrunk(z, tau, torch.where(good, price, 0), members)[0]
-    # beside large prices weights are small differences, which err alike
+    # for large prices weights are small differences with a common relative error, so normalise them
     total = p.sum(-1, keepdim=True)
     p = p / torch.where(total > 0, total, 1)
     return torch.where(good, p, torch.nan).to(wide(x).dtype)
@@ -38,7 +39,7 @@ def grouped_backward(
         return v.clone()
     members = membership(entries, first).to(x.device)
     unit, rate = units(y.double(), prices(x != -torch.inf, strength, members, lone), members)
-    # a row of NaN stays one
+    # a row of NaN stays NaN
     on = torch.where(y > 0, 1.0, y.double() * 0)
     one = _moved(on, unit, rate, members)
     moved = _moved(on * torch.where(y > 0, v.double(), 0), unit, rate, members)
@@ -47,7 +48,7 @@ def grouped_backward(
 
 
 def membership(entries: Tensor, first: Tensor) -> Tensor:
-    """The matrix (n, groups) with 1 where an entry is in a group."""
+    """Return the matrix (n, groups) with 1 if an entry is in a group."""
     order, begins = (t[(0,) * (t.dim() - 1)] for t in (entries, first))
     group = torch.searchsorted(begins, torch.arange(len(order), device=order.device), right=True) - 1
     members = torch.zeros(len(order), len(begins) - 1, dtype=torch.float64, device=order.device)
@@ -56,13 +57,13 @@ def membership(entries: Tensor, first: Tensor) -> Tensor:
 
 
 def prices(keep: Tensor, strength: Tensor, members: Tensor, lone: int) -> Tensor:
-    """The price of each group, `(*batch, groups)`: 0 for the last ones, which are entries of no group."""
+    """Return the price of each group, `(*batch, groups)`: 0 for the last `lone` groups, the entries of no group."""
     priced = torch.arange(members.shape[-1], device=members.device) < members.shape[-1] - lone
     return torch.where(priced, strength.double().unsqueeze(-1) * (keep.double() @ members).sqrt(), 0)
 
 
 def units(y: Tensor, price: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
-    """y over the norms of its groups, and the share of a group's norm that its price takes; 0 without weight."""
+    """Return y over the norms of its groups, and the share of a group's norm that its price takes; 0 without weight."""
     squares = y.square() @ members
     alive = squares > 0
     norms = torch.where(alive, torch.where(alive, squares, 1).sqrt(), 1)
@@ -71,12 +72,12 @@ def units(y: Tensor, price: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _moved(v: Tensor, unit: Tensor, rate: Tensor, members: Tensor) -> Tensor:
-    """J0 v, of v that is 0 off the support."""
+    """Return J0 v, for v that is 0 off the support."""
     return v * ((1 - rate) @ members.mT) + unit * ((rate * ((unit * v) @ members)) @ members.mT)
 
 
 def _shrunk(z: Tensor, tau: Tensor, price: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights at a threshold, and how fast their sum falls with it."""
+    """Return weights at a threshold, and the rate at which their sum falls with it."""
     q = torch.where(z > tau, z - tau, 0)
     squares = q.square() @ members
     norms = torch.where(squares > 0, torch.where(squares > 0, squares, 1).sqrt(), 0)
@@ -103,7 +104,7 @@ def _threshold(z: Tensor, price: Tensor, members: Tensor) -> Tensor:
         inside = (slope > 0) & (step > below) & (step < above)
         close = (slope > 0) & ((step - tau).abs() <= _CLOSEST * (1 + tau.abs()))
         tau = torch.where(close, tau, torch.where(inside, step, (below + above) / 2))
-        # a program that is compiled cannot ask
+        # a compiled program cannot branch on values
         if not torch.compiler.is_compiling() and bool(close.all()):
             break
     return tau

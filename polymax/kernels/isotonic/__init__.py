@@ -2,7 +2,7 @@
 
     z = argmin over z_1 >= z_2 >= ... of 1/2 ||z - x||^2
 
--inf entries are absent and may only stand at the end of a row; z is -inf there. Pooled entries are bit-equal.
+-inf entries are absent and may only come at the end of a row; z is -inf there. Pooled entries are bit-equal.
 NaN or +inf fills its row with NaN.
 
 Shapes: x `(*batch, n)`; z like x.

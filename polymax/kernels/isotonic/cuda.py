@@ -1,8 +1,8 @@
-"""Isotonic regression by merging neighbouring blocks, twice as long each time, in registers, for Triton.
+"""Isotonic regression by merging neighbouring blocks, doubling their length each time, in registers, for Triton.
 
-Two non-increasing blocks that follow each other merge by pooling: entries of the left below a level t and entries of
-the right above it become t, where what the left gains is what the right loses. That is one equation for t, increasing
-and piecewise linear, and Newton in a bracket solves it in a few steps.
+Two consecutive non-increasing blocks merge by pooling: entries of the left block below a level t and entries of the
+right block above it become t, such that the gain of the left equals the loss of the right. That is one equation for t,
+increasing and piecewise linear, and Newton's method in a bracket solves it in a few steps.
 """
 
 import torch
@@ -30,7 +30,7 @@ def isotonic(x: Tensor) -> Tensor:
 
 
 def tile(count: int, n: int) -> tuple[int, int, int, int]:
-    """Rows per program, threads to a row, entries to a thread, and warps."""
+    """Return rows per program, threads to a row, entries to a thread, and warps."""
     return triton_rows.chunks(count, n)
 
 
@@ -38,7 +38,7 @@ def tile(count: int, n: int) -> tuple[int, int, int, int]:
 @triton.jit
 def _isotonic(p_x, p_z, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr):
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
-    # rows past the last do the last again
+    # programs past the last row repeat the last row
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     xs = load_row(p_x, i_r, n, float("-inf"), dtype, BT, BE)
     m_good = tl.full([BR, BT], 1, tl.int32)
@@ -55,7 +55,7 @@ def _isotonic(p_x, p_z, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BT: tl.c
     b_base = offset(b_top * b_unit, b_low * b_unit)
     ys = ()
     for k in tl.static_range(BE):
-        # a NaN would keep the loops from ending: it is put back at the end
+        # a NaN would keep the loops from ending: replace it here and put it back at the end
         ys = ys + (tl.where(m_good, xs[k], 0) * b_unit - b_base,)
     zs = non_increasing(ys)
     out = ()
@@ -66,7 +66,7 @@ def _isotonic(p_x, p_z, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BT: tl.c
 
 @triton.jit
 def non_increasing(ys):
-    """The non-increasing rows nearest to ys, which are -inf past their end."""
+    """Return the non-increasing rows nearest to ys, which are -inf past their end."""
     BE: tl.constexpr = len(ys)
     BT: tl.constexpr = ys[0].shape[1]
     for level in tl.static_range(5):
@@ -113,7 +113,7 @@ def _merge_threads(ys, HALF: tl.constexpr):
     b_low = _spread(tl.min(_pairs(tl.where(m_left, ys[BE - 1], float("inf")), HALF), 2), HALF)
     b_high = _spread(tl.max(_pairs(tl.where(m_left, float("-inf"), ys[0]), HALF), 2), HALF)
     m_apart, b_t, b_low, b_high, b_tolerance = _bracket(b_low, b_high)
-    # what counts is above the level on the right, below it on the left
+    # on the right, entries above the level count, on the left those below it
     b_sign = tl.where(m_left, -1.0, 1.0).to(b_t.dtype) + tl.zeros_like(b_t)
     go = tl.max(m_apart.to(tl.int32))
     while go > 0:
@@ -137,7 +137,9 @@ def _merge_threads(ys, HALF: tl.constexpr):
 
 @triton.jit
 def _bracket(b_low, b_high):
-    """Which pairs of blocks are out of order, given the last of the left and the first of the right; a bracket."""
+    """Return a mask of block pairs out of order, given the last entry of the left and the first of the right; a
+    bracket.
+    """
     eps: tl.constexpr = 2.2e-16 if b_low.dtype == tl.float64 else 1.2e-7
     m_apart = b_low < b_high
     b_low, b_high = tl.where(m_apart, b_low, 0), tl.where(m_apart, b_high, 0)
@@ -147,30 +149,30 @@ def _bracket(b_low, b_high):
 
 @triton.jit
 def _step(b_t, b_low, b_high, b_excess, b_count, m_apart, b_tolerance):
-    """The level after a step of Newton, or of bisection; its bracket; and whether any is still on its way."""
+    """Return the level after a step of Newton, or of bisection; its bracket; and 1 if any pair is unfinished."""
     b_low = tl.where(b_excess > 0, b_t, b_low)
     b_high = tl.where(b_excess < 0, b_t, b_high)
     b_move = b_excess / tl.maximum(b_count, 1)
     m_close = tl.abs(b_move) <= b_tolerance
     b_next = b_t + b_move
-    # strictly inside: from one end to the other and back would never end
+    # strictly inside: a step from one end to the other and back would repeat forever
     m_newton = m_close | ((b_low < b_next) & (b_next < b_high))
     b_half = 0.5 * (b_low + b_high)
     b_next = tl.where(m_newton, b_next, b_half)
-    # between neighbouring floats, as subnormal ones are, there is nothing to halve
+    # between neighbouring floats, for example subnormal ones, there is no middle
     m_far = m_apart & (m_close == 0) & (b_high - b_low > b_tolerance) & (b_low < b_half) & (b_half < b_high)
     return tl.where(m_apart, b_next, b_t), b_low, b_high, tl.max(m_far.to(tl.int32))
 
 
 @triton.jit
 def _pairs(b_x, HALF: tl.constexpr):
-    """Threads `(R, T)` by pairs of blocks, `(R, T / (2 HALF), 2 HALF)`."""
+    """Return threads `(R, T)` by pairs of blocks, `(R, T / (2 HALF), 2 HALF)`."""
     return tl.reshape(b_x, [b_x.shape[0], b_x.shape[1] // (2 * HALF), 2 * HALF])
 
 
 @triton.jit
 def _spread(b_x, HALF: tl.constexpr):
-    """Each pair's number, for all its threads."""
+    """Return each pair's number, for all its threads."""
     BR: tl.constexpr = b_x.shape[0]
     PAIRS: tl.constexpr = b_x.shape[1]
     return tl.reshape(tl.broadcast_to(b_x[:, :, None], [BR, PAIRS, 2 * HALF]), [BR, PAIRS * 2 * HALF])

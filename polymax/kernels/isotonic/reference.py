@@ -1,4 +1,5 @@
-"""Isotonic regression by partition: split every run where its partial sums rise furthest above its mean.
+"""Isotonic regression by partition: split every run at the point at which its partial sums rise furthest above its
+mean.
 
 See: Spouge, Wan and Wilbur 2003.
 """
@@ -14,7 +15,7 @@ def isotonic(x: Tensor) -> Tensor:
     n = x.shape[-1]
     if n == 0:
         return x.clone()
-    # where runs end is decided by small differences of sums
+    # the ends of runs depend on small differences of sums: use the widest type
     y = x.to(torch.float32 if x.device.type == "mps" else torch.float64)
     top = y.amax(-1, keepdim=True)
     present = y != -torch.inf
@@ -24,9 +25,9 @@ def isotonic(x: Tensor) -> Tensor:
     run = torch.zeros_like(position)
     while True:
         mean = run_mean(y, present, run)
-        # of each run for itself: elsewhere in the row, entries may be larger by any factor
+        # relative to each run: elsewhere in the row, entries may be larger by any factor
         noise = 8 * n * torch.finfo(y.dtype).eps * run_mean(y.abs(), present, run)
-        # 0 at the end of each run, but for rounding
+        # 0 at the end of each run, except for rounding
         ends = torch.nn.functional.pad(run[..., 1:] != run[..., :-1], (0, 1), value=True)
         excess = torch.where(ends, 0, torch.where(present, y - mean, 0).cumsum(-1))
         best = torch.zeros_like(y).scatter_reduce(-1, run, excess, "amax").gather(-1, run)

@@ -1,4 +1,4 @@
-"""Entropic isotonic regression: which entries of a row are pooled.
+"""Entropic isotonic regression: the runs of pooled entries of a row.
 
     v = argmin over v_1 >= v_2 >= ... of sum_i exp(s_i - v_i) + exp(w_i) v_i
 

@@ -1,9 +1,9 @@
 """Numba values that are LANES float64 side by side: arithmetic on them is vector arithmetic, by construction.
 
-A loop over lanes vectorises only when Numba can show that its arrays do not overlap, and the proof is made again at
-each of these short loops. Here a row of an array is loaded as one value, and `+ - * / < != ...` mean what they say in
-every lane; scalars stand for a value in all lanes. Row -1 of an array is its last. `load`, `store`, `select` and the
-others take plain numbers as well, so that one text serves a row of numbers and a block of instances.
+A loop over lanes vectorises only if LLVM can show that its arrays do not overlap, and the check is repeated at each of
+these short loops. Here a row of an array is loaded as one value, and `+ - * / < != ...` act in every lane; scalars
+stand for a value in all lanes. Row -1 of an array is its last. `load`, `store`, `select` and the others take plain
+numbers as well, so that one implementation serves a row of numbers and a block of instances.
 """
 
 import math
@@ -93,7 +93,7 @@ def _integers(i):
 
 
 def _spread(context, builder, x, kind):
-    """Lanes of a scalar; what is lanes already stays, and a mask."""
+    """Return the lanes of a scalar; lanes and masks are returned unchanged."""
     if kind in (lanes, mask):
         return x
     x = context.cast(builder, x, kind, types.float64)
@@ -102,7 +102,7 @@ def _spread(context, builder, x, kind):
 
 
 def _operate(function, result, emit, of=lanes):
-    """Let an operator of Python take lanes, or lanes and a number."""
+    """Let a Python operator take lanes, or lanes and a number."""
 
     @type_callable(function)
     def typer(context):
@@ -129,7 +129,7 @@ _operate(operator.or_, mask, lambda builder, a, b: builder.or_(a, b), mask)
 
 
 def _place(context, builder, array_type, array, row):
-    """Pointer to a row of an array (rows, LANES), as lanes, or to an entry of an array of numbers."""
+    """Return a pointer to a row of an array (rows, LANES), as lanes, or to an entry of an array of numbers."""
     array = context.make_array(array_type)(context, builder, array)
     if array_type.ndim == 1:
         return builder.gep(array.data, [row])
@@ -141,7 +141,7 @@ def _place(context, builder, array_type, array, row):
 
 @intrinsic
 def load(typing_context, array, row):
-    """A row of an array (rows, LANES), or an entry of an array of numbers."""
+    """Return a row of an array (rows, LANES), or an entry of an array of numbers."""
 
     def codegen(context, builder, signature, args):
         return builder.load(_place(context, builder, signature.args[0], *args), align=8)
@@ -162,7 +162,7 @@ def store(typing_context, array, row, x):
 
 @intrinsic
 def fill(typing_context, array, x):
-    """A number as what `load` gives of an array: in all lanes, or itself."""
+    """Return a number in the form that `load` returns for an array: in all lanes, or as it is."""
 
     def codegen(context, builder, signature, args):
         return args[1] if signature.args[0].ndim == 1 else _spread(context, builder, args[1], signature.args[1])
@@ -172,7 +172,7 @@ def fill(typing_context, array, x):
 
 @intrinsic
 def select(typing_context, m, a, b):
-    """In each lane a where the mask is set, else b."""
+    """Return a in each lane whose mask is set, else b."""
 
     def codegen(context, builder, signature, args):
         a, b = args[1:]
@@ -187,7 +187,7 @@ def select(typing_context, m, a, b):
 
 @intrinsic
 def some(typing_context, m):
-    """Whether the mask is set anywhere."""
+    """Return True if the mask is set in any lane."""
 
     def codegen(context, builder, signature, args):
         if signature.args[0] is not mask:
@@ -228,7 +228,7 @@ def transpose(typing_context, source, i, j, target, k, l):
 
 
 def _vector(context, builder, array_type, array, i, j, n):
-    """Pointer to LANES numbers of an array from [i + n, j] on."""
+    """Return a pointer to LANES numbers of an array from [i + n, j] on."""
     array = context.make_array(array_type)(context, builder, array)
     width = builder.extract_value(array.shape, 1)
     offset = builder.add(builder.mul(builder.add(i, i.type(n)), width), j)
@@ -276,7 +276,7 @@ def _log(typing_context, x):
     def codegen(context, builder, signature, args):
         # x = 2^e (1 + f) with 1 + f between sqrt(1/2) and sqrt(2), and log(1 + f) = 2 atanh(f / (2 + f))
         bits = builder.bitcast(args[0], _INTS)
-        # AVX2 shifts unsigned numbers only, hence an e that is 1024 too large
+        # AVX2 has only an unsigned shift, hence e is 1024 too large
         e = builder.lshr(builder.add(bits, _integers((1024 << 52) - 0x3FE6A09E667F3BCD)), _integers(52))
         mantissa = builder.sub(bits, builder.shl(builder.sub(e, _integers(1024)), _integers(52)))
         f = builder.fsub(builder.bitcast(mantissa, _FLOATS), _constant(1.0))
@@ -298,12 +298,12 @@ def _sqrt(typing_context, x):
 
 
 def exp(x):
-    """exp(x) for x <= 700; in lanes 0 below -700; NaN stays."""
+    """Return exp(x) for x <= 700; in lanes 0 below -700; NaN stays."""
     return math.exp(x)
 
 
 def log(x):
-    """log(x) for normal numbers x > 0; in lanes something finite for other x."""
+    """Return log(x) for normal numbers x > 0; in lanes some finite number for other x."""
     return math.log(x)
 
 

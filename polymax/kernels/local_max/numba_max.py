@@ -1,7 +1,7 @@
 """The smoothed maximum for Numba, of a row of float64 numbers or of LANES such rows side by side.
 
-`a` is an array of numbers, or (rows, LANES); its first `count` entries are the arguments. `omega` tells the smoothing
-by its type, so that no other is compiled: Shannon(), Gini(), Hard(), or the alpha of Tsallis' entropy.
+`a` is an array of numbers, or (rows, LANES); its first `count` entries are the arguments. The type of `omega` selects
+the smoothing at compile time: Shannon(), Gini(), Hard(), or the alpha of Tsallis' entropy.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Hard(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """alpha = 1, by sums of products instead of exponentials and logarithms, as far as numbers reach."""
+    """alpha = 1, by sums of products instead of exponentials and logarithms, as far as the range of numbers allows."""
 
 
 Smoothing = Shannon | Gini | Hard | Linear | float
@@ -39,14 +39,15 @@ _LINEAR, _UNREAD = Linear(), np.zeros(1, np.bool_)
 
 
 def smoothing(alpha: float) -> Smoothing:
-    """What a kernel is called with for this alpha."""
+    """Return the smoothing argument of a kernel for this alpha."""
     return _NAMED.get(alpha, float(alpha))
 
 
 def in_turn(alpha: float, run: Callable[..., None], *args: Any, more: tuple[Any, ...] = ()) -> None:
-    """Run a kernel that may do Shannon's entropy by sums of products: the instances that it marks odd, a second time.
+    """Run a kernel that may compute Shannon's entropy by sums of products; run it again on the instances that it marks
+    odd.
 
-    After its other arguments it takes an array that becomes True where there are such instances, and the smoothing;
+    After its other arguments it takes an array whose entry becomes True if there are odd instances, and the smoothing;
     `more` comes last.
     """
     if alpha != 1:
@@ -59,7 +60,9 @@ def in_turn(alpha: float, run: Callable[..., None], *args: Any, more: tuple[Any,
 
 
 def by_smoothing(shannon, gini, tsallis, hard, by_sums=None):
-    """A function that is one of several, by the type of its last argument; sums of products are for Shannon's."""
+    """Return a function that dispatches on the type of its last argument; `by_sums` is for Shannon's sums of
+    products.
+    """
     kinds = {Shannon: shannon, Gini: gini, Hard: hard, Linear: by_sums or shannon}
 
     def function(*args):
@@ -74,7 +77,7 @@ def by_smoothing(shannon, gini, tsallis, hard, by_sums=None):
 
 @inline
 def power(base, exponent):
-    """base ** exponent for base >= 0; 0 at 0."""
+    """Return base ** exponent for base >= 0; 0 at 0."""
     if exponent == 0.5:
         return sqrt(base)
     if exponent == 1.0:
@@ -86,7 +89,7 @@ def power(base, exponent):
 
 @inline
 def inverse(total):
-    """1 / total; 0 where nothing has weight."""
+    """Return 1 / total; 0 if the total is 0."""
     return select(total == 0.0, 0.0, 1.0 / total)
 
 
@@ -98,9 +101,9 @@ _base = by_smoothing(
     None,
 )
 _weight = by_smoothing(None, lambda b, omega: b, lambda b, omega: power(b, 1 / (omega - 1)), None)
-# what Omega is divided by
+# the factor by which Omega is divided
 _degree = by_smoothing(None, lambda omega: 2.0, lambda omega: omega, None)
-# p^(2 - alpha) on the support: the diagonal of the Jacobian before its mean is taken out
+# p^(2 - alpha) on the support: the diagonal of the Jacobian before its mean is subtracted
 slope = by_smoothing(
     lambda p, omega: p,
     lambda p, omega: select(p == 0.0, 0.0, 1.0),
@@ -116,13 +119,13 @@ def _positive(b):
 
 @inline
 def _shift(top):
-    """What to subtract from arguments; NaN makes all of them NaN."""
+    """Return the number to subtract from arguments; NaN makes all of them NaN."""
     return select(top == -np.inf, 0.0, top)
 
 
 @inline
 def top_of(a, count):
-    """The largest argument; NaN where one is NaN or inf."""
+    """Return the largest argument; NaN if one is NaN or inf."""
     top = fill(a, -np.inf)
     for e in range(count):
         x = load(a, e)
@@ -132,10 +135,10 @@ def top_of(a, count):
 
 @inline
 def _search(a, count, top, omega):
-    """The threshold at which the weights sum to 1."""
+    """Return the threshold at which the weights sum to 1."""
     shift = _shift(top)
     low = tau = fill(a, -1.0)
-    # where there is no maximum there is nothing to search
+    # without a finite maximum no search is needed
     busy = shift == top
     high = select(busy, 0.0, low)
     for _ in range(ROUNDS):
@@ -148,11 +151,11 @@ def _search(a, count, top, omega):
         over = total > 1.0
         low, high = select(over, tau, low), select(over, high, tau)
         newton = tau + (total - power(total, 2 - omega)) / slopes
-        # at the root Newton's method stands still, on the edge of what is known
+        # at the root a Newton step is 0 and lies on the end of the bracket
         far = (newton - tau > _CLOSE) | (tau - newton > _CLOSE)
         middle = 0.5 * (low + high)
         step = select(far, select(newton > low, select(newton < high, newton, middle), middle), newton)
-        # lanes that have arrived stay, however long their neighbours take
+        # finished lanes stay, however long their neighbours take
         tau = select(busy, step, tau)
         busy = busy & far
         if not some(busy):
@@ -162,13 +165,13 @@ def _search(a, count, top, omega):
 
 @inline
 def _michelot(a, count, top, omega):
-    """What `_search` gives for Gini's entropy, where Newton's steps never go too far."""
+    """Return the threshold of `_search` for Gini's entropy, for which Newton's steps never pass the root."""
     shift = _shift(top)
     tau = fill(a, -1.0)
     busy = shift == top
     for _ in range(ROUNDS):
         total, size = fill(a, -1.0), fill(a, 0.0)
-        # sums of two halves, for one waits for each of its terms
+        # two independent sums, since the terms of one sum have to wait for each other
         other, more = fill(a, 0.0), fill(a, 0.0)
         for e in range(0, count - 1, 2):
             b, c = load(a, e) - shift - tau, load(a, e + 1) - shift - tau
@@ -200,10 +203,10 @@ def _shannon_value(a, count, top, tau, omega):
 
 @inline
 def _tsallis_value(a, count, top, tau, omega):
-    """<p, a> - Omega(p); p^alpha is p times its base.
+    """Return <p, a> - Omega(p); p^alpha is p times its base.
 
-    Above alpha = 2 weights that should be 0 are roots of rounding errors, and their sum is not 1 to the last digit:
-    total^-alpha by its first two terms sets that right.
+    For alpha > 2, weights that should be 0 are roots of rounding errors, and their sum is not 1 to the last digit: the
+    first two terms of total^-alpha correct this.
     """
     alpha = _degree(omega)
     c = 1 / (alpha * (alpha - 1))
@@ -243,7 +246,7 @@ def _tsallis_weights(a, count, top, tau, p, omega):
 
 @inline
 def _hard_weights(a, count, top, tau, p, omega):
-    """The first maximal argument; all are NaN where one is."""
+    """Write weight 1 to the first maximal argument; all weights are NaN if an argument is NaN."""
     total = fill(a, 0.0)
     for e in range(count):
         x = select(load(a, e) == top, select(total == 0.0, 1.0, 0.0), 0.0)
@@ -253,17 +256,19 @@ def _hard_weights(a, count, top, tau, p, omega):
     return total
 
 
-# True if a kernel runs for sums of products, and if for what these have left
+# linear: True if a kernel runs for sums of products
+# remaining: True if it runs for Shannon's entropy, also for instances that sums of products left
 linear = by_smoothing(*(lambda omega: False,) * 4, lambda omega: True)
 remaining = by_smoothing(lambda omega: True, *(lambda omega: False,) * 4)
-# True if weights need a threshold beside the maximum, and if they change with the arguments
+# searched: True if weights need a threshold besides the maximum
+# smooth: True if weights change with the arguments
 searched = by_smoothing(lambda omega: False, lambda omega: True, lambda omega: True, lambda omega: False)
 smooth = by_smoothing(lambda omega: True, lambda omega: True, lambda omega: True, lambda omega: False)
 # the threshold, from the maximum
 threshold = by_smoothing(lambda a, count, top, omega: top, _michelot, _search, lambda a, count, top, omega: top)
 # the smoothed maximum, from the maximum and the threshold
 value = by_smoothing(_shannon_value, _tsallis_value, _tsallis_value, lambda a, count, top, tau, omega: top)
-# weights that are not normalised go to p, which may be a; their sum
+# writes weights that are not normalised to p, which may be a; returns their sum
 weigh = by_smoothing(_shannon_weights, _tsallis_weights, _tsallis_weights, _hard_weights)
 
 
@@ -289,7 +294,7 @@ def _weights_of_sum(a, count, p, omega):
 
 @inline
 def _weights_of_gini(a, count, p, omega):
-    """The weights of Gini's entropy, which sum to 1 without a division."""
+    """Write the weights of Gini's entropy, which sum to 1 without a division."""
     top = top_of(a, count)
     weigh(a, count, top, threshold(a, count, top, omega), p, omega)
 
@@ -323,7 +328,7 @@ def _both(a, count, p, omega):
     return value(a, count, top, tau, omega)
 
 
-# the weights of the smoothed maximum go to p
+# writes the weights of the smoothed maximum to p
 weights = by_smoothing(_weights_of_sum, _weights_of_gini, _weights_of_sum, _weights_of_hard)
 # the smoothed maximum, and its weights
 max_and_weights = by_smoothing(_both_of_shannon, _both, _both, _both)
@@ -331,7 +336,7 @@ max_and_weights = by_smoothing(_both_of_shannon, _both, _both, _both)
 
 @inline
 def slope_mean(p, scale, da, count, omega):
-    """The mean of da by the slopes of weights p scale."""
+    """Return the mean of da by the slopes of weights p scale."""
     total, mean = fill(p, 0.0), fill(p, 0.0)
     for e in range(count):
         s = slope(load(p, e) * scale, omega)
@@ -343,7 +348,7 @@ def slope_mean(p, scale, da, count, omega):
 
 @inline
 def weight_change(p, da, mean, omega):
-    """dp of an entry, from the mean of da by the slopes."""
+    """Return dp of an entry, from the mean of da by the slopes."""
     return select(p == 0.0, 0.0, slope(p, omega) * (da - mean))
 
 
@@ -360,5 +365,5 @@ def _no_changes(p, da, count, dp, omega):
         store(dp, e, 0.0)
 
 
-# the change of weights p along da goes to dp
+# writes the change of weights p along da to dp
 weight_changes = by_smoothing(_changes, _changes, _changes, _no_changes)

@@ -1,4 +1,4 @@
-"""The smoothed maximum along the last dimension, in torch: the threshold by halving the interval that it is in."""
+"""The smoothed maximum along the last dimension, in torch: the threshold by bisection."""
 
 import math
 from typing import Any, NamedTuple
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-# an interval of length 1 ends at the last bit of float64
+# halvings of an interval of length 1 to the last bit of float64
 HALVINGS = 60
 
 
 def weights(a: Tensor, alpha: float) -> Tensor:
-    """The gradient of the smoothed maximum; 0 where all of a row is -inf, NaN where an entry is NaN or inf."""
+    """Return the gradient of the smoothed maximum; 0 for a row of -inf, NaN if an entry is NaN or inf."""
     top = a.amax(-1, keepdim=True)
     z = a - torch.where(top == -torch.inf, 0, top)
     if alpha == 1:
@@ -36,7 +36,7 @@ def _powers(z: Tensor, tau: Tensor, alpha: float) -> Tensor:
 
 
 def value(a: Tensor, alpha: float) -> Tensor:
-    """max over p of <a, p> - Omega(p)."""
+    """Return max over p of <a, p> - Omega(p)."""
     p = weights(a, alpha)
     if alpha == 1:
         omega = torch.special.xlogy(p, p).sum(-1)
@@ -49,12 +49,12 @@ def value(a: Tensor, alpha: float) -> Tensor:
 
 
 def changes(a: Tensor, da: Tensor, alpha: float) -> Tensor:
-    """The derivative of the weights along da; that of an entry without weight is 0, whatever its da."""
+    """Return the derivative of the weights along da; 0 for an entry without weight, whatever its da."""
     return changes_of(weights(a, alpha), da, alpha)
 
 
 def changes_of(p: Tensor, da: Tensor, alpha: float) -> Tensor:
-    """The derivative along da of the weights, where these are p."""
+    """Return the derivative of given weights p along da."""
     if alpha == math.inf:
         return torch.zeros_like(p)
     support = p != 0
@@ -66,7 +66,7 @@ def changes_of(p: Tensor, da: Tensor, alpha: float) -> Tensor:
 
 
 class TsallisMax(NamedTuple):
-    """The smoothed maximum along any dim, with derivatives of any order, as recursions in torch take it."""
+    """The smoothed maximum along any dim, with derivatives of any order, for recursions in torch."""
 
     alpha: float
 
@@ -77,13 +77,13 @@ class TsallisMax(NamedTuple):
         return _Weights.apply(a.movedim(dim, -1), self.alpha).movedim(-1, dim)
 
     def changes(self, a: Tensor, da: Tensor, dim: int = -1) -> Tensor:
-        """The derivative of `argmax` along da."""
+        """Return the derivative of `argmax` along da."""
         p = _Weights.apply(a.movedim(dim, -1), self.alpha)
         return changes_of(p, da.movedim(dim, -1), self.alpha).movedim(-1, dim)
 
 
 class _Value(Function):
-    """The value, whose gradient are the weights."""
+    """The value, whose gradient is the weights."""
 
     generate_vmap_rule = True
 

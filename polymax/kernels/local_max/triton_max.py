@@ -1,6 +1,6 @@
 """The smoothed maximum of the rows or columns of a tile in Triton: thresholds, values, weights, and their changes.
 
-Entries that are absent are -inf. A row of -inf has the value -inf and weights 0; NaN or inf make their row NaN.
+Absent entries are -inf. A row of -inf has the value -inf and weights 0; NaN or inf make their row NaN.
 """
 
 import math
@@ -18,7 +18,7 @@ NEAR, NEAR_WIDE = (tl.constexpr(CLOSE[np.dtype(x)]) for x in (np.float32, np.flo
 
 @triton.jit
 def power(b_x, K: tl.constexpr):
-    """x ** K for x >= 0; 0 at 0."""
+    """Return x ** K for x >= 0; 0 at 0."""
     if K == 0:
         return tl.where(b_x == 0, 0, b_x * 0 + 1)
     elif K == 1:
@@ -34,7 +34,9 @@ def power(b_x, K: tl.constexpr):
 
 @triton.jit
 def threshold(b_z, ALPHA: tl.constexpr, KIND: tl.constexpr, AXIS: tl.constexpr):
-    """tau in [-1, 0) at which the weights along an axis, whose maximum is 0, sum to 1; -1 where all is -inf."""
+    """Return tau in [-1, 0) at which the weights along an axis, whose maximum is 0, sum to 1; -1 if all entries are
+    -inf.
+    """
     b_tau = tl.zeros_like(tl.max(b_z, AXIS)) - 1
     b_low = b_tau
     b_high = tl.zeros_like(b_tau)
@@ -57,9 +59,10 @@ def threshold(b_z, ALPHA: tl.constexpr, KIND: tl.constexpr, AXIS: tl.constexpr):
 
 @triton.jit
 def newton_step(b_tau, b_low, b_high, b_total, b_slope, ALPHA: tl.constexpr):
-    """The next threshold, from the sums of weights and of their powers at this one, and which are still far.
+    """Return the next threshold and its bracket, from the sums of weights and of their powers, and a mask of unfinished
+    rows.
 
-    Newton's method on the norm of the bases; halvings where it would leave the interval that is known.
+    It takes Newton's step on the norm of the bases, or halves the bracket if the step would leave it.
     """
     WIDE: tl.constexpr = b_tau.dtype == tl.float64
     b_low = tl.where(b_total > 1, b_tau, b_low)
@@ -68,7 +71,7 @@ def newton_step(b_tau, b_low, b_high, b_total, b_slope, ALPHA: tl.constexpr):
     if ALPHA != 2:
         b_one = power(b_total, 2 - ALPHA)
     b_newton = tl.where(b_slope > 0, b_tau + (b_total - b_one) / tl.where(b_slope > 0, b_slope, 1), b_tau)
-    # at the root Newton's method stands still, on the edge of what is known
+    # at the root a Newton step is 0 and lies on the end of the bracket
     m_far = tl.abs(b_newton - b_tau) > (NEAR_WIDE if WIDE else NEAR)
     m_inside = (b_low < b_newton) & (b_newton < b_high)
     return tl.where(m_far & (m_inside == 0), 0.5 * (b_low + b_high), b_newton), b_low, b_high, m_far
@@ -76,14 +79,14 @@ def newton_step(b_tau, b_low, b_high, b_total, b_slope, ALPHA: tl.constexpr):
 
 @triton.jit
 def bases(b_z, b_tau, ALPHA: tl.constexpr, KIND: tl.constexpr, AXIS: tl.constexpr):
-    """((alpha - 1) z - tau)_+, of which a weight is a power; NaN stays."""
+    """Return ((alpha - 1) z - tau)_+, of which a weight is a power; NaN stays."""
     b_base = (b_z if KIND == GINI else (ALPHA - 1) * b_z) - tl.expand_dims(b_tau, AXIS)
     return tl.where(b_base <= 0, 0, b_base)
 
 
 @triton.jit
 def slopes(b_p, ALPHA: tl.constexpr, KIND: tl.constexpr):
-    """p^(2 - alpha) on the support: the diagonal of the Jacobian of weights, before its mean is taken out."""
+    """Return p^(2 - alpha) on the support: the diagonal of the Jacobian of weights, before its mean is subtracted."""
     if KIND == SHANNON:
         return b_p
     elif KIND == GINI:
@@ -96,31 +99,31 @@ def slopes(b_p, ALPHA: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def gain(b_p, b_z, ALPHA: tl.constexpr, AXIS: tl.constexpr):
-    """<p, z> - Omega(p) of weights that sum to 1 along an axis."""
+    """Return <p, z> - Omega(p) of weights that sum to 1 along an axis."""
     b_cost = (power(b_p, ALPHA) - b_p) / (ALPHA * (ALPHA - 1))
     return tl.sum(tl.where(b_p > 0, b_p * b_z - b_cost, 0), AXIS)
 
 
 def kind_of(alpha: float) -> int:
-    """The member of the Tsallis family."""
+    """Return the member of the Tsallis family."""
     return {1.0: SHANNON, 2.0: GINI, math.inf: HARD}.get(alpha, TSALLIS).value
 
 
 def smoothing(alpha: float) -> dict[str, float]:
-    """The constants a kernel is compiled for."""
+    """Return the constants a kernel is compiled for."""
     kind = kind_of(alpha)
-    # an alpha that is not used must not make another kernel
+    # an unused alpha must not cause another compilation
     return {"KIND": kind, "ALPHA": float(alpha) if kind == TSALLIS.value else 2.0}
 
 
 @triton.jit
 def _smooth_rows(b_a, KIND: tl.constexpr, ALPHA: tl.constexpr):
-    """Values (R,) and weights (R, C) of the rows of a tile."""
+    """Return values (R,) and weights (R, C) of the rows of a tile."""
     m_bad = tl.max(((b_a != b_a) | (b_a == float("inf"))).to(tl.int32), 1) > 0
     b_top = tl.max(b_a, 1)
     m_none = b_top == float("-inf")
     b_top = tl.where(m_bad | m_none, 0, b_top)
-    # a NaN would keep the loops from ending: it is put back at the end
+    # a NaN would keep the loops from ending: replace it here and put it back at the end
     b_z = tl.where(m_bad[:, None], 0, b_a - b_top[:, None])
     if KIND == SHANNON:
         b_p = tl.exp(b_z)
@@ -145,28 +148,28 @@ def _smooth_rows(b_a, KIND: tl.constexpr, ALPHA: tl.constexpr):
 
 @triton.jit
 def value_rows(b_a, KIND: tl.constexpr, ALPHA: tl.constexpr):
-    """Values (R,) of the rows of a tile."""
+    """Return values (R,) of the rows of a tile."""
     b_value, _ = _smooth_rows(b_a, KIND, ALPHA)
     return b_value
 
 
 @triton.jit
 def weight_rows(b_a, KIND: tl.constexpr, ALPHA: tl.constexpr):
-    """Weights (R, C) of the rows of a tile."""
+    """Return weights (R, C) of the rows of a tile."""
     _, b_p = _smooth_rows(b_a, KIND, ALPHA)
     return b_p
 
 
 @triton.jit
 def mean_rows(b_p, b_da):
-    """The derivatives of the values of rows with weights p."""
+    """Return the derivatives of the values of rows with weights p."""
     # an entry without weight may have an infinite tangent
     return tl.sum(b_p * tl.where(b_p != 0, b_da, 0), 1)
 
 
 @triton.jit
 def tangent_rows(b_p, b_da, KIND: tl.constexpr, ALPHA: tl.constexpr):
-    """dp = J da with J = diag(s) - s s^T / sum(s), s = p^(2 - alpha) on the support."""
+    """Return dp = J da with J = diag(s) - s s^T / sum(s), s = p^(2 - alpha) on the support."""
     if KIND == HARD:
         return tl.zeros_like(b_p)
     m_on = b_p != 0

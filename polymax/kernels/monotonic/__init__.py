@@ -2,12 +2,12 @@
 
     v(t, j) = x(t, j) + max(v(t - 1, j), v(t - 1, j - 1))
 
-A frame keeps the token of the frame before where both are as good. Values are added up in the dtype of the scores, in
-float32 if that is shorter, in the order of the frames. Only cells on a way from the first cell to the last
-are read. NaN in one of them makes the value NaN; where all ways are forbidden, it is -inf; then no frame has a token.
+At ties a frame keeps the token of the frame before. Values are added up in the dtype of the scores, in float32 for half
+precision, in the order of the frames. Only cells on a path from the first cell to the last are read. NaN in one of them
+makes the value NaN. If all paths are forbidden, the value is -inf, and no frame has a token.
 
-A second operator makes cells (B, n, m) of tokens: 1 at the token of each frame, 0 elsewhere, and where the value is NaN
-that at every cell on a way from the first to the last.
+A second operator makes cells (B, n, m) of tokens: 1 at the token of each frame, 0 elsewhere. If the value is NaN, all
+cells on a path from the first to the last are NaN.
 
 Shapes: x (B, n, m), frames and tokens (B,); the token of each frame (B, n) int64, -1 for none, and the value (B,)
 """

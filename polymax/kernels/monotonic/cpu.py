@@ -17,7 +17,7 @@ from polymax.kernels.monotonic.numba_tiles import BLOCK, TILE, walk_tiles
 def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     scores, n_of, m_of = plain(x), frames.long().contiguous(), tokens.long().contiguous()
     batch, n, m = x.shape
-    # filled by the kernel: torch's threads, once called, wait on cores that the search needs
+    # filled by the kernel: an operation of torch would leave its threads spinning on cores that the search needs
     path = torch.empty((batch, n), dtype=torch.long, device="cpu")
     value = torch.empty(batch, dtype=torch.float64, device="cpu")
     at = (t.data_ptr() for t in (scores, n_of, m_of, path, value))
@@ -28,8 +28,7 @@ def monotonic_search(x: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor,
 def monotonic_cells(x: Tensor, path: Tensor, value: Tensor, frames: Tensor, tokens: Tensor) -> Tensor:
     if bool(value.isnan().any()):
         return reference.monotonic_cells(x, path, value, frames, tokens)
-    # pages that NumPy asks for are zero, and are not written to once more; threads that touch them first wait for
-    # each other
+    # fresh pages of np.zeros are zero without a write; threads that touch them first wait for each other
     found = np.zeros(x.shape, np.float64 if x.dtype == torch.float64 else np.float32)
     at = memory(path.flatten())
     used = np.flatnonzero(at >= 0)
@@ -37,9 +36,9 @@ def monotonic_cells(x: Tensor, path: Tensor, value: Tensor, frames: Tensor, toke
     return torch.from_numpy(found).to(x.dtype)
 
 
-# bytes from what is read to what is asked for: enough for the memory to answer, and within the second-level cache
+# distance in bytes from reads to prefetches: enough for the latency of memory, and within the second-level cache
 AHEAD = 1 << 16
-# memory for the moves, which each thread keeps: fresh pages cost more than what is written to them
+# workspace for the moves that each thread keeps, since fresh pages cost more than the writes to them
 _kept = threading.local()
 MOST_KEPT = 1 << 20
 
@@ -67,7 +66,7 @@ def _search(start, stop, n, m, x_at, frames_at, tokens_at, path_at, value_at, re
         if columns == 0 or columns > rows:
             value[i, 0] = 0.0 if rows == columns else -np.inf
         else:
-            # all that may be read from the first score of the instance on
+            # all memory that may be read from the first score of the instance on
             scores = x.reshape(-1)[i * n * m :]
             value[i, 0] = _best(scores, m, rows, columns, v, carry, edge, moves, real)
             if value[i, 0] > -np.inf:
@@ -76,20 +75,20 @@ def _search(start, stop, n, m, x_at, frames_at, tokens_at, path_at, value_at, re
 
 @inline
 def _best(x, m, rows, columns, v, carry, edge, moves, real):
-    """The value of the best path. Where frames are no whole blocks, the first one begins before the first frame."""
+    """Return the value of the best path. The first block may begin before the first frame, to make blocks whole."""
     v[:] = -np.inf
     v[0] = 0
     size = v.itemsize
     bad = False
     for block in range((rows + BLOCK - 1) // BLOCK):
         t = block * BLOCK - -rows % BLOCK
-        # tokens from which the last one can be reached: at the first frame of the block, and after its last one
+        # tokens from which the last token can be reached: at the first frame of the block, and after its last frame
         low, after = max(0, columns - rows + t), max(0, columns - rows + t + BLOCK)
         tile, tiles = low // TILE, (min(t + BLOCK, columns) + TILE - 1) // TILE
         # tiles up to the diagonal, and to the end of the memory
         whole = min((t + 1) // TILE, tiles)
         whole -= (t + BLOCK - 1) * m + whole * TILE > x.size
-        # the token before the first tile: at the frame before the block it may be on a way, after that it is not
+        # left neighbour of the first tile: reachable at the frame before this block, never later
         carry[:] = -np.inf
         if tile:
             carry[0] = v[tile * TILE - 1]
@@ -117,7 +116,7 @@ def _at(array):
 
 @inline
 def _copy_edge(x, m, t, first, rows, columns, edge):
-    """A tile whose cells are not all on a way from the first cell to the last; nothing is above the diagonal."""
+    """Copy a tile with cells that are on no path from the first cell to the last; -inf above the diagonal."""
     for k in range(BLOCK):
         low, high, diagonal = columns - rows + t + k - first, min(columns - 1, t + k) - first, max(t + k, 0) - first
         to = edge[k * TILE : (k + 1) * TILE]

@@ -1,7 +1,8 @@
 """The recursion in registers, one program to an instance and all its tokens in lanes, for Triton.
 
-Eight frames are read while the eight before them are walked. A byte for each token and eight frames tells at which of
-them the best path came from the token before; the path is read off these bytes, from the last frame backwards.
+Eight frames are loaded while the eight before them are processed. A byte for each token and eight frames has a bit for
+each frame at which the best path came from the token before; the path is read off these bytes, from the last frame
+backwards.
 """
 
 import torch
@@ -95,7 +96,7 @@ def _search(p_x, p_frames, p_tokens, p_path, p_value, p_moves, n, m, WIDE: tl.co
         bad = tl.max(b_bad, 0) > 0
         best = tl.max(tl.where(o_j == columns - 1, b_v, float("-inf")), 0).to(tl.float64)
         tl.store(p_value + i_b, tl.where(bad, float("nan"), best))
-        # other threads have written what is read below
+        # other threads have written the bytes that are read below
         tl.debug_barrier()
         i_j = columns - 1
         for back in range(tl.where((best > float("-inf")) & (bad == 0), rows, 0)):
@@ -107,7 +108,7 @@ def _search(p_x, p_frames, p_tokens, p_path, p_value, p_moves, n, m, WIDE: tl.co
 
 @triton.jit
 def _eight(p_x, first, rows, columns, m, o_j, dtype: tl.constexpr):
-    """The scores of eight frames; -inf at cells that are on no way from the first cell to the last."""
+    """Return the scores of eight frames; -inf at cells that are on no path from the first cell to the last."""
     xs = ()
     for k in tl.static_range(8):
         t = first + k

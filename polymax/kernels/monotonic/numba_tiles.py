@@ -1,9 +1,9 @@
 """Eight frames of monotonic search for a range of tokens, for Numba, in vectors that stay in registers.
 
 A tile is sixteen tokens. Its values are loaded once, carried through eight frames and stored once; the token before is
-the lane before, so that a frame needs a shuffle in place of a load that spans two stores. One bit for each token and
-frame tells that the best path moved on to the token there. The loop is written in LLVM's vectors because its
-vectoriser, which cannot tell that eight rows of scores and two outputs do not overlap, leaves it alone.
+the lane before, so that a frame needs a shuffle instead of a load that spans two stores. One bit for each token and
+frame is 1 if the best path moved on to the token there. The loop is written in LLVM's vectors because its vectoriser
+cannot prove that eight rows of scores and two outputs do not overlap.
 """
 
 from llvmlite import ir
@@ -14,19 +14,19 @@ from polymax.backend.numba_code import cgutils
 
 TILE, BLOCK = 16, 8
 _BITS, _INT, _WORD = ir.IntType(TILE), ir.IntType(32), ir.IntType(64)
-# the lane before, and the last one of the tile before in the place of the first
+# the lane before, with the last lane of the tile before in front
 _BEFORE = ir.Constant(ir.VectorType(_INT, TILE), [TILE - 1 + i for i in range(TILE)])
-# bytes that memory hands over together
+# bytes of a cache line
 _LINE = 64
 
 
 @intrinsic
 def walk_tiles(typing_context, x, stride, v, moves, carry, ahead, tiles, real):
-    """Walk the next tiles through eight frames.
+    """Process the next tiles through eight frames.
 
     Addresses: `x` the scores of the first token at the first frame, rows `stride` numbers apart, `v` the values,
     `moves` eight times sixteen bits for each tile, `carry` eight values of the token before, each from before a frame,
-    `ahead` the memory that is read some blocks later: it is asked for in order, as eight rows at once are not.
+    `ahead` the memory that is read some blocks later and prefetched here in order.
     """
 
     def codegen(context, builder, signature, args):
@@ -54,7 +54,7 @@ def _build(b, real, x, stride, v, moves, carry, ahead, tiles):
         value = b.load(at(v, start, vector), align=size)
         for line in range(BLOCK * TILE * size // _LINE):
             place = b.add(b.mul(first, _WORD(TILE * size)), _WORD(line * _LINE))
-            # to be read, into the second-level cache, data
+            # arguments of prefetch: a read, into the second-level cache, of data
             b.call(prefetch, [at(ahead, place, ir.IntType(8), 1), _INT(0), _INT(2), _INT(1)])
         for k in range(BLOCK):
             moved = b.shuffle_vector(b.load(before[k]), value, _BEFORE)

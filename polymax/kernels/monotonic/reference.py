@@ -37,7 +37,7 @@ def monotonic_cells(x: Tensor, path: Tensor, value: Tensor, frames: Tensor, toke
 
 
 def _ways(n: int, m: int, frames: Tensor, tokens: Tensor) -> Tensor:
-    """True for cells from which the last one can be reached, and that can be reached from the first, (B, n, m)."""
+    """Return True for cells that are reachable from the first cell and from which the last is reachable, (B, n, m)."""
     t, j = torch.arange(n, device=frames.device)[:, None], torch.arange(m, device=frames.device)
     n_of, m_of = frames[:, None, None], tokens[:, None, None]
     return (t < n_of) & (j < m_of) & (j <= t) & (m_of - 1 - j <= n_of - 1 - t) & (m_of <= n_of)

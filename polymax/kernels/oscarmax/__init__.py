@@ -2,12 +2,12 @@
 
     y = argmax over the simplex of <x, p> - 1/2 ||p||^2 - strength sum_{i<j} max(p_i, p_j)
 
-`code` says how the row is divided, which is all that the Jacobian depends on. It lists the entries of a row so that
-those of one weight follow each other and heavier ones come first: 4 times the index, plus HEAVY for an entry with
+`code` records how the row is divided, on which alone the Jacobian depends. It lists the entries of a row so that
+entries of equal weight are adjacent and heavier entries come first: 4 times the index, plus HEAVY for an entry with
 weight, plus BEGINS for the first entry of its weight. Every code of a bad row is BAD: NaN or +inf among its scores, or
 a strength that is not >= 0; its weights and gradients are NaN.
 
-`oscarmax_backward` centres v on the support, averages it over entries of one weight, and is 0 beside the support. It
+`oscarmax_backward` centres v on the support, averages it over entries of one weight, and is 0 outside the support. It
 is symmetric and linear in v.
 
 Shapes: x, y, v `(*batch, n)`, strength `(*batch,)` or 1 in every dim, code like x in int32.

@@ -1,9 +1,9 @@
-"""Oscarmax for Numba: rows that are one cluster by a bound, the others by a sort of the few entries that matter.
+"""Oscarmax for Numba: a bound finds rows that are one cluster, the others need a sort of the few entries that matter.
 
 With d_r the r-th largest score less the largest, the strength raises d_r by r - 1 strengths; C_b is the sum of the b
 largest, raised. Runs of equal weight are the segments of the least concave function above the points (b, C_b), their
-levels its slopes, and the threshold is the largest of (C_b - 1) / b. Neither needs an order within a run, nor beyond
-the support.
+levels are its slopes, and the threshold is the largest of (C_b - 1) / b. Neither depends on the order within a run, nor
+on entries outside the support.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from polymax.kernels.oscarmax import BAD, BEGINS, HEAVY
 from polymax.kernels.oscarmax.numba_buckets import NUMBERS, PLACES, ordered_runs
 from polymax.kernels.oscarmax.numba_sort import FEW
 
-# rounding may count that much more into the support, relative to the size of the numbers; it costs time alone
+# relative margin for rounding: it can only enlarge the set of candidates, at a cost in time
 SLACK = 1e-12
 # searches for a smaller set that holds the support
 NARROWINGS = 8
@@ -72,7 +72,7 @@ def _oscarmax(start, stop, n, x_at, strengths_at, y_at, code_at, real, real_stre
             for j in range(n):
                 codes[j] = 4 * j
             continue
-        # sums of the largest numbers stay finite in a smaller unit
+        # in a smaller unit, sums of the largest numbers stay finite
         unit = SMALL_UNIT if top - low > WIDEST else 1.0
         base, lowest = top * unit, low * unit - top * unit
         # beyond this all entries are one cluster; a larger strength only loses digits
@@ -95,8 +95,8 @@ def _oscarmax(start, stop, n, x_at, strengths_at, y_at, code_at, real, real_stre
         bound = _threshold_bound(count, total, strength, unit, -unit)
         least = -np.inf
         for _ in range(NARROWINGS):
-            # the last entry of the support ends a run, so that its raised score is no lower than the run's level:
-            # above the threshold, which is not below the bound; and it is raised by less than `count` strengths
+            # the last entry of the support ends a run, so that its raised score is at least the run's level: above the
+            # threshold, which is not below the bound. It is raised by less than `count` strengths
             lower = bound - strength * (count - 1) - SLACK * (unit + abs(bound) + strength * count)
             fewer, total = _above(row, unit, base, lower)
             least = lower
@@ -113,7 +113,9 @@ def _oscarmax(start, stop, n, x_at, strengths_at, y_at, code_at, real, real_stre
 
 @within
 def _extent(x):
-    """The largest and the smallest number, how many are there, and how many are not below infinity."""
+    """Return the largest and the smallest number, the number of present entries, and of those that are not below
+    infinity.
+    """
     first, last = place(x.dtype.type(-np.inf)), place(x.dtype.type(np.inf))
     top, low = first, last
     present = bad = np.int32(0)
@@ -129,7 +131,7 @@ def _extent(x):
 
 @within
 def _above(x, unit, base, lower):
-    """How many entries d are above a bound, and their sum."""
+    """Return how many entries d are above a bound, and their sum."""
     count = np.int32(0)
     total = 0.0
     for j in range(x.size):
@@ -142,10 +144,10 @@ def _above(x, unit, base, lower):
 
 @within
 def _one_cluster(x, unit, base, lowest, count, total, strength):
-    """True if all entries are one run: no sum of the b largest, raised, is more than b times the mean of all.
+    """Return True if all entries are one run: no sum of the b largest, raised, is more than b times the mean of all.
 
-    The sum of the b largest is for every v at most b v plus the sum of (d - v)_+. That leaves a quadratic in b, which
-    is negative between its roots: with the largest, the mean and the smallest d for v, each leaves out a range of b.
+    For every v, the sum of the b largest is at most b v plus the sum of (d - v)_+. That leaves a quadratic in b, which
+    is negative between its roots: with the largest, the mean and the smallest d for v, each rules out a range of b.
     """
     mean = total / count
     if lowest == 0:
@@ -169,13 +171,15 @@ def _one_cluster(x, unit, base, lowest, count, total, strength):
 
 @within
 def _threshold_bound(count, total, strength, unit, bound):
-    """A bound from below on the threshold: the largest of such quotients, for any number of the largest scores."""
+    """Return a lower bound of the threshold: the largest quotient (C_b - unit) / b, over any number b of largest
+    scores.
+    """
     return max(bound, (total + 0.5 * strength * count * (count - 1) - unit) / count)
 
 
 @within
 def _divide(x, unit, base, lower, count, index):
-    """List all entries, those above a bound first; there are `count` of them."""
+    """List all entries, the `count` entries above a bound first."""
     front, back = 0, count
     for j in range(x.size):
         inside = np.float64(x[j]) * unit - base > lower
@@ -186,7 +190,7 @@ def _divide(x, unit, base, lower, count, index):
 
 @within
 def _write_runs(runs, count, unit, numbers, places, weights, codes):
-    """The weights and the codes of runs with falling levels, of which the first have weight."""
+    """Write the weights and the codes of runs with falling levels, of which the first have weight."""
     totals, widths, index, order = numbers[0], numbers[1], places[0], places[1]
     highest = totals[0] / widths[0]
     size, total, threshold = 0.0, 0.0, -np.inf
@@ -232,7 +236,7 @@ def _oscarmax_backward(start, stop, n, code_at, v_at, out_at, real):
 
 @within
 def _heavy(codes):
-    """How many entries have weight: they come first."""
+    """Return how many entries have weight: they come first."""
     low, high = 0, codes.size
     if codes[high - 1] & HEAVY:
         return high
@@ -251,7 +255,7 @@ def _average(codes, v, out, count, totals, lasts):
     for r in range(count):
         begun = np.int32(begun + np.int32((codes[r] & BEGINS) != 0))
     if begun == 1 and count == v.size:
-        # the mean of the only run is the one that is taken off
+        # the mean of the single run is the mean that is subtracted
         total = 0.0
         for j in range(count):
             total = add(total, np.float64(v[j]))

@@ -1,11 +1,11 @@
-"""Oscarmax for Triton: rows that are one cluster by a bound, the others by sorting.
+"""Oscarmax for Triton: a bound finds rows that are one cluster, the others are sorted.
 
-A long row is one cluster at strengths that look small, since they are multiplied by ranks: the entry of rank r is
+A long row is one cluster even for small strengths, since strengths are multiplied by ranks: the entry of rank r is
 raised by r strengths, and the raised entries are made non-increasing. A row of m entries is one cluster if no sum of
-its b largest entries, raised, exceeds b times the mean of all. The sum of the b largest scores is for every v at most
+its b largest entries, raised, exceeds b times the mean of all. For every v, the sum of the b largest scores is at most
 b v + sum (x - v)_+, which leaves a quadratic in b, negative between its roots. With the maximum, the mean and the
-minimum for v, each rules out a range of b, and where the three leave none, the first kernel is done without sorting. It
-leaves the other rows to the second.
+minimum for v, each rules out a range of b. If the three leave no b, the first kernel needs no sort. The second kernel
+solves the other rows.
 """
 
 from functools import lru_cache
@@ -27,7 +27,7 @@ from polymax.kernels.oscarmax.reference_prox import prox_by
 from polymax.kernels.threshold import TSALLIS
 from polymax.kernels.threshold.cuda import threshold
 
-# longer rows, and float64, which has no wider integer to be packed into, are sorted by torch
+# longer rows, and float64, which has no wider integer for packing, are sorted by torch
 LONGEST_SORTED = 2048
 IS_HEAVY, IS_BEGINS, IS_BAD = tl.constexpr(HEAVY), tl.constexpr(BEGINS), tl.constexpr(BAD)
 
@@ -46,7 +46,7 @@ def oscarmax_backward(code: Tensor, v: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _launches(count, n, dtype, _, many):
-    """What is launched for scores and strengths of these dtypes."""
+    """Return the launches for scores and strengths of these dtypes."""
     options = {"MANY": many, "HALF": dtype.itemsize == 2}
     if n <= SHORT:
         br, bt, be, warps = tile(count, n)
@@ -54,14 +54,14 @@ def _launches(count, n, dtype, _, many):
         return (Bound(every, (-(-count // br),), count, n),)
     rows, bn, warps = triton_rows.flat(n)
     first = _one_cluster.prepared(MANY=many, BR=rows, BN=bn, num_warps=warps)
-    # a row for itself: the rows beside it were done in another way, and their results must not depend on it
+    # one row per program: the result must not depend on which neighbouring rows the first kernel left
     bt, be, warps = triton_rows.quick_chunks(n)
     rest = clusters.prepared(**options, REST=True, BR=1, BT=bt, BE=be, num_warps=warps)
     return Bound(first, (-(-count // rows),), count, n), Bound(rest, (count,), count, n)
 
 
 def tile(count: int, n: int) -> tuple[int, int, int, int]:
-    """Rows per program, threads to a row, entries to a thread, and warps."""
+    """Return rows per program, threads to a row, entries to a thread, and warps."""
     bn = ceil_power(n)
     # the sort is straight-line code that grows with the entries to a thread and should stay in the instruction cache
     be = min(16 if bn == 1024 else 8, max(bn // 8, 1))
@@ -73,7 +73,7 @@ def tile(count: int, n: int) -> tuple[int, int, int, int]:
 @Entry
 @triton.jit
 def _one_cluster(p_x, p_strength, p_y, p_code, count, n, MANY: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr):
-    # rows past the last do the last again
+    # programs past the last row repeat the last row
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     o_n = tl.arange(0, BN)[None, :]
     o_x = (i_r * n)[:, None] + o_n
@@ -89,7 +89,7 @@ def _one_cluster(p_x, p_strength, p_y, p_code, count, n, MANY: tl.constexpr, BR:
     b_mean = tl.sum(b_d, 1)[:, None] / tl.maximum(b_m, 1)
     b_excess = tl.sum(tl.where(m_here, tl.maximum(b_d - b_mean, 0), 0), 1)[:, None]
 
-    # numbers b that the bounds by the maximum, the mean and the minimum leave out: up to, between, and from
+    # numbers b ruled out by the bounds from the maximum, the mean and the minimum: up to, between, and from
     b_first = b_m + 2 * b_mean / b_s
     b_half = 0.5 * b_m
     b_square = b_half * b_half - 2 * b_excess / b_s
@@ -99,7 +99,7 @@ def _one_cluster(p_x, p_strength, p_y, p_code, count, n, MANY: tl.constexpr, BR:
     b_margin = 1 + 0.01 * b_m
     m_both = b_third + b_margin <= b_first
     m_three = (b_square > 0) & (b_half - b_root + b_margin <= b_first) & (b_third + b_margin <= b_half + b_root)
-    # sums of the largest numbers overflow: the second kernel has a unit of its own for them
+    # sums of the largest numbers overflow: the second kernel uses a smaller unit
     m_one = (m_both | m_three) & (b_low > -1e30)
 
     b_y = tl.where(m_here, 1 / tl.maximum(b_m, 1), 0)

@@ -8,7 +8,7 @@ from polymax.backend.triton_rows import extent, flat_means, previous, sparsemax_
 from polymax.kernels.isotonic.cuda import non_increasing
 from polymax.kernels.oscarmax import BAD, BEGINS, HEAVY
 
-# what the first kernel marks rows with that it leaves to the second
+# mark of the rows that the first kernel leaves to the second
 LEFT = tl.constexpr(-2)
 IS_HEAVY, IS_BEGINS, IS_BAD = tl.constexpr(HEAVY), tl.constexpr(BEGINS), tl.constexpr(BAD)
 
@@ -29,8 +29,8 @@ def clusters(
     BT: tl.constexpr,
     BE: tl.constexpr,
 ):
-    """Weights and codes of all rows, or of the REST: those marked as to be done."""
-    # rows past the last do the last again
+    """Write weights and codes of all rows, or with REST of the rows marked LEFT."""
+    # programs past the last row repeat the last row
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     if REST:
         if tl.load(p_code + tl.program_id(0).to(tl.int64) * n) == LEFT:
@@ -85,7 +85,7 @@ def _rows(
 
 @triton.jit
 def sorted_rows(b_x, o_n, dtype: tl.constexpr, HALF: tl.constexpr):
-    """Rows in decreasing order, and where each entry was."""
+    """Return rows in decreasing order, and the original index of each entry."""
     BN: tl.constexpr = b_x.shape[1]
     SHIFT: tl.constexpr = 16 if HALF else 32
     LOW: tl.constexpr = (1 << (SHIFT - 1)) - 1
@@ -93,7 +93,7 @@ def sorted_rows(b_x, o_n, dtype: tl.constexpr, HALF: tl.constexpr):
         b_bits = b_x.to(dtype).to(tl.int16, bitcast=True).to(tl.int32)
     else:
         b_bits = b_x.to(tl.int32, bitcast=True).to(tl.int64)
-    # the bits of negative floats descend where the floats ascend
+    # the bits of negative floats count down
     b_keys = tl.where(b_bits < 0, b_bits ^ LOW, b_bits) << SHIFT
     b_keys = tl.sort(b_keys | (BN - 1 - o_n), descending=True)
     b_index = BN - 1 - (b_keys & (2 * LOW + 1)).to(tl.int32)
@@ -109,7 +109,7 @@ def sorted_rows(b_x, o_n, dtype: tl.constexpr, HALF: tl.constexpr):
 @triton.jit
 def coded_mean(p_code, p_v, p_out, count, n, WIDE: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr):
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
-    # rows past the last do the last again
+    # programs past the last row repeat the last row
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     o_r = (i_r * n)[:, None]
     o_n = tl.arange(0, BN)[None, :]
@@ -123,11 +123,11 @@ def coded_mean(p_code, p_v, p_out, count, n, WIDE: tl.constexpr, BR: tl.constexp
     b_size = tl.sum(m_in.to(tl.int32), 1)[:, None]
     b_runs = tl.sum(m_begins.to(tl.int32), 1)[:, None]
     b_mean = tl.sum(b_v, 1)[:, None] / tl.maximum(b_size, 1).to(dtype)
-    # one cluster moves with its mean
+    # all entries of one cluster change with its mean
     b_out = tl.where(m_in, tl.where(b_runs == 1, b_mean * 0, b_v - b_mean), 0)
     if tl.max(((b_runs > 1) & (b_runs < b_size)).to(tl.int32)) > 0:
         m_ends = tl.load(p_code + o_r + o_n + 1, mask=o_n + 1 < n, other=IS_BEGINS) & IS_BEGINS != 0
-        # what follows the last cluster has no weight, and adds nothing to it
+        # entries after the last cluster have no weight, and add nothing to it
         b_out = tl.where(m_in, flat_means(b_out, m_in, m_begins | (o_n == 0), m_ends | (o_n + 1 >= n)), 0)
     b_out = tl.where(m_bad, float("nan"), b_out)
     tl.store(p_out + o_r + b_index, b_out.to(p_out.dtype.element_ty), mask=m_n)

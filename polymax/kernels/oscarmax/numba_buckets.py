@@ -1,9 +1,9 @@
 """The runs of oscarmax by buckets of scores, for Numba: only buckets in which a run may begin or end are sorted.
 
-Entries are put into buckets of equal width, in falling order. At their borders the points (b, C_b) are known without a
-sort. Between two borders, with `size` entries of a bucket of some width, C_b is at most size width / 4 above the line
-through both points: scores are a concave sum of increments that differ by no more than the width, ranks a convex one.
-Where the least concave function above all borders is higher than those two points by more than that, it passes above
+Entries are put into buckets of equal width, in falling order. At the borders of buckets the points (b, C_b) are known
+without a sort. Between two borders, with `size` entries in a bucket of some width, C_b is at most size width / 4 above
+the line through both points: scores are a concave sum of increments that differ by no more than the width, ranks a
+convex one. If the least concave function above all borders exceeds those two points by more than that, it passes above
 the bucket, which is then part of one run, in any order.
 """
 
@@ -12,21 +12,22 @@ import numpy as np
 from polymax.backend.numba_math import within
 from polymax.kernels.oscarmax.numba_sort import COUNTED, sort_entries
 
-# entries to a bucket on average, and the most buckets
+# SIZE: average entries of a bucket
+# MOST: most buckets
 SIZE, MOST = 16, 4096
-# relative to the sums, far more than their rounding
+# margin relative to the sums, far above their rounding
 MARGIN = 1e-10
-# rows of numbers and of places that a row of scores needs
+# rows of numbers and of places needed for a row of scores
 NUMBERS, PLACES = 5, 7
 
 
 @within
 def ordered_runs(x, unit, base, lowest, count, bound, strength, scores, numbers, places):
-    """Order the `count` entries in places[0] so that runs follow each other; how many runs there are.
+    """Order the `count` entries in places[0] so that runs follow each other; return the number of runs.
 
-    The order comes to be in places[1], sums and sizes of runs in numbers[0] and numbers[1]; other rows of numbers and
-    places are room, for n + 1 or 256. No run that may have weight is left out; `bound` is one from below on the
-    threshold. The entries of `scores`, as many and of the same type as x, are room, too.
+    The order is written to places[1], sums and sizes of runs to numbers[0] and numbers[1]; other rows of numbers and
+    places are workspace, for n + 1 or 256. No run that may have weight is left out; `bound` is a lower bound of the
+    threshold. The entries of `scores`, as many and of the same type as x, are workspace, too.
     """
     totals, widths, values, sums = numbers[0], numbers[1], numbers[2], numbers[4]
     index, order, borders, whole = places[0], places[1], places[3], places[4]
@@ -55,13 +56,13 @@ def ordered_runs(x, unit, base, lowest, count, bound, strength, scores, numbers,
 
 @within
 def _raise(strength, first, last):
-    """What a strength adds to the entries from one place to another."""
+    """Return the total by which a strength raises the entries from one rank to another."""
     return strength * (0.5 * (first + last - 1)) * (last - first)
 
 
 @within
 def pushed(term, size, runs, total, width, totals, widths):
-    """Runs after some more entries: how many are closed, and the sum and the size of the one that is open."""
+    """Add entries to the runs; return the number of closed runs, and the sum and the size of the open run."""
     if total * size > term * width or runs < 0:
         if runs >= 0:
             totals[runs], widths[runs] = total, width
@@ -77,7 +78,7 @@ def pushed(term, size, runs, total, width, totals, widths):
 
 @within
 def _fill(x, unit, base, scale, count, buckets, numbers, places):
-    """Entries by their buckets, the sums and the borders of buckets."""
+    """Write entries by their buckets, and the sums and the borders of buckets."""
     sums = numbers[4]
     index, order, bucket, borders, ends = places[0], places[1], places[2], places[3], places[5]
     for k in range(buckets):
@@ -105,7 +106,7 @@ def _fill(x, unit, base, scale, count, buckets, numbers, places):
 
 @within
 def _judge(buckets, width, bound, strength, unit, numbers, places):
-    """Mark buckets that are wholly within a run; how many buckets there are up to the last that may have weight."""
+    """Mark buckets that lie wholly within a run; return the number of buckets up to the last that may have weight."""
     totals, widths, sums = numbers[0], numbers[1], numbers[4]
     borders, whole = places[3], places[4]
     # the least concave function above the borders, as runs of buckets

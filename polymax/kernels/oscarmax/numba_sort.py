@@ -4,7 +4,8 @@ import numpy as np
 
 from polymax.backend.numba_math import inline, positive_place, within
 
-# the most entries that are sorted by insertion, and by counting the larger ones, which vectorises
+# FEW: most entries that are sorted by insertion
+# COUNTED: most entries that are sorted by counting the larger ones, which vectorises
 FEW, COUNTED = 8, 96
 
 
@@ -12,7 +13,7 @@ FEW, COUNTED = 8, 96
 def sort_entries(x, unit, base, first, last, scores, numbers, places):
     """Sort the entries in places[1] from `first` to `last`, and set numbers[2] to unit x - base of them.
 
-    Other rows of numbers and places, and `scores`, are room.
+    Other rows of numbers and places, and `scores`, are workspace.
     """
     values, order = numbers[2], places[1]
     if FEW < last - first <= COUNTED:
@@ -46,7 +47,7 @@ def _sort_by_counts(x, unit, base, first, last, scores, numbers, places):
         scores[r] = x[entries[r]]
         larger[r] = 0
         seen[r] = 0
-    # a few at a time, all against each of them: the sums stay in vectors
+    # a few entries at a time, compared with all: the sums stay in vectors
     fours = count - count % 4
     for k in range(0, fours, 4):
         a, b, c, d = scores[k], scores[k + 1], scores[k + 2], scores[k + 3]
@@ -65,7 +66,7 @@ def _sort_by_counts(x, unit, base, first, last, scores, numbers, places):
 
 @inline
 def _sort_digits(first, last, numbers, places):
-    """By the bits of distances from 0, which are positive: a byte at a time, the lowest first."""
+    """Sort by the bits of distances from 0, which are positive: a byte at a time, the lowest first."""
     values, spare_values = numbers[2], numbers[3]
     order, spare, digits = places[1], places[2], places[5]
     for byte in range(0, 64, 8):
@@ -74,7 +75,7 @@ def _sort_digits(first, last, numbers, places):
         for r in range(first, last):
             digits[(positive_place(0.0 - values[r]) >> byte) & 255] += 1
         if digits[(positive_place(0.0 - values[first]) >> byte) & 255] == last - first:
-            # the digit of all
+            # all entries have this digit
             continue
         place = np.int32(first)
         for k in range(256):

@@ -2,10 +2,10 @@
 
     z = argmin 1/2 ||z - x||^2 + strength/2 sum_{i<j} |z_i - z_j|
 
-That is OSCAR's prox but for a constant, since |a - b| = 2 max(a, b) - a - b. In sorted order the penalty is linear: z
-is the isotonic regression of x_(r) - strength ((m + 1) / 2 - r), r = 1..m, and has the mean of x. `order` is that
-order: `order[r]` is the index of the r-th largest entry, ties by index, absent entries last. -inf entries are absent,
-do not count in m, and z is -inf there. Clustered entries are bit-equal. If `shifted`, z is less by its own maximum,
+This is OSCAR's prox up to a constant, since |a - b| = 2 max(a, b) - a - b. In sorted order the penalty is linear: z is
+the isotonic regression of x_(r) - strength ((m + 1) / 2 - r), r = 1..m, and has the mean of x. `order` is the sorted
+order: `order[r]` is the index of the r-th largest entry, ties by index, absent entries last. -inf entries are absent
+and do not count in m; their z is -inf. Clustered entries are bit-equal. If `shifted`, z is less by its own maximum,
 without the rounding of that difference, and no lower than the lowest finite number. NaN or +inf in a row, or a strength
 that is not >= 0, fills the row of z with NaN, and order is then the identity.
 
@@ -28,13 +28,13 @@ def oscar_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> tuple[Tens
 def prox_by(
     regression: Callable[[Tensor], Tensor], x: Tensor, strength: Tensor, shifted: bool
 ) -> tuple[Tensor, Tensor]:
-    """The prox and the order, by an isotonic regression of the caller's."""
+    """Return the prox and the order, with the isotonic regression given by the caller."""
     n = x.shape[-1]
     if n == 0:
         return x.clone(), torch.empty_like(x, dtype=torch.int32)
     bad = ~((x < torch.inf).all(-1, keepdim=True) & (strength.unsqueeze(-1) >= 0))
     ordered, order = torch.where(bad, 0, wide(x)).sort(dim=-1, descending=True, stable=True)
-    # what follows cancels, so it is done in as many digits as the device has
+    # later steps cancel digits: use the widest type of the device
     ordered = ordered.to(torch.float32 if x.device.type == "mps" else torch.float64)
     strength = strength.to(ordered.dtype).unsqueeze(-1)
     present = ordered != -torch.inf

@@ -6,9 +6,9 @@
     L(i, i) = 0,   L(i, j) = max_Omega over k = i..j-1 of L(i, k) + I(j, k)           all that j heads to the left
     value = R(0, length), or with a single root max_Omega over r = 1..length of scores[0, r] + L(1, r) + R(r, length)
 
-Position 0 is the root symbol and only ever a head. `projective_tree_outside` gives g times the gradient of the value:
-the expected arcs. `projective_tree_tangent` gives its derivative along d and g times the Hessian times d. The chart
-is what the first leaves for the other two; its layout is the device's own, in float64, since a long sentence adds up
+Position 0 is the root symbol and only ever a head. `projective_tree_outside` returns g times the gradient of the value:
+the expected arcs. `projective_tree_tangent` returns its derivative along d and g times the Hessian times d. The first
+pass computes the chart for the other two; its layout depends on the device, in float64, since a long sentence adds up
 many scores. The diagonal, column 0 and entries past the length are not read; they get 0.
 
 Shapes: scores, d `(B, n + 1, n + 1)`, [head, modifier]; lengths, value, g `(B,)`; chart `(B, 3, n + 2, n + 5)`.
@@ -26,7 +26,9 @@ PADDING = 4
 
 
 def chart_like(scores: Tensor, *_: object) -> Tensor:
-    """An empty chart for these scores: squares for R, L and I, rows padded, a row for what goes with the instance."""
+    """Return an empty chart for these scores: squares for R, L and I with padded rows, and a row for numbers of the
+    instance.
+    """
     batch, size = scores.shape[:2]
     return scores.new_empty((batch, 3, size + 1, size + PADDING), dtype=torch.float64)
 

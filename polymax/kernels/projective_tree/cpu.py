@@ -1,6 +1,6 @@
 """Projective trees for Numba: by cpu_linear.py under Shannon entropy, by cpu_smooth.py under any smoothing.
 
-All arithmetic is in float64. The chart's last row holds the shift of the linear chart, or inf where it holds values.
+All arithmetic is in float64. The chart's last row holds the shift of the linear chart, or inf if it holds values.
 """
 
 import numpy as np
@@ -70,7 +70,7 @@ def _inside(start, stop, scores, lengths, chart, value, first, odd, omega):
 
 @kernel
 def _outside(start, stop, scores, lengths, chart, g, out, first, odd, omega, d=None, dvalue=None):
-    """Expected arcs, or where d is not None their derivative along d, and that of the value."""
+    """Write expected arcs or, unless d is None, their derivative along d, and the derivative of the value."""
     size = scores.shape[1]
     s = size + PADDING
     x, e, o, rows = np.empty(size * s), np.empty(size * s), np.empty((3, size * s)), np.empty((4, size))
@@ -102,7 +102,7 @@ def _outside(start, stop, scores, lengths, chart, g, out, first, odd, omega, d=N
 
 @inline
 def _widen(scores, m, s, x):
-    """A square of scores as flat float64, with rows of s entries."""
+    """Write a square of scores as flat float64, with rows of s entries."""
     for i in range(m + 1):
         for j in range(m + 1):
             x[i * s + j] = scores[i, j]
@@ -110,7 +110,7 @@ def _widen(scores, m, s, x):
 
 @inline
 def _narrow(e, m, s, out):
-    """Write flat float64 rows of s entries back to a square, at the places that are arcs."""
+    """Write flat float64 rows of s entries back to a square, at the entries that are arcs."""
     for i in range(m + 1):
         for j in range(1, m + 1):
             if i != j:

@@ -1,9 +1,9 @@
 """Projective trees under Shannon entropy as sums of products in float64, for Numba.
 
-A chart c is three flat squares: c[0] and c[1] hold exp(R - shift) and exp(L - shift), symmetric, and c[2] holds
-exp(I - shift), [head, modifier]: then all three sums are dot products along rows. A tree has as many arcs as
-modifiers, so a shift for each arc cancels. It follows the values while the chart grows; scores that spread too far for
-that are reported, and left to the recursion on values. Spans are visited as in span_tree/cpu_linear.py, and read to
+A chart c is three flat squares: c[0] and c[1] hold exp(R - shift) and exp(L - shift), symmetric, and c[2] holds exp(I -
+shift), [head, modifier]: then all three sums are dot products along rows. A tree has as many arcs as modifiers, so a
+shift for each arc cancels. It follows the values while the chart grows. Instances whose scores spread too far for that
+are reported, and computed by the recursion on values. Spans are visited as in span_tree/cpu_linear.py, and read to
 multiples of four too.
 """
 
@@ -12,17 +12,19 @@ import numpy as np
 from polymax.backend.numba_math import inline
 from polymax.kernels.span_tree.cpu_linear import HUGE, TINY, dot, dual_dot, dual_push, lost, product, push
 
-# where the shift is moved, long before the range ends
+# limits at which the shift is moved, long before the range ends
 _LOW, _HIGH = 1e-30, 1e30
 # below this the sum over roots may have lost terms that count
 _LEAST = 1e-270
-# trees over w tokens: about (27 / 4)^w
+# growth of the number of trees over w tokens, about (27 / 4)^w
 _GROWTH = np.log(27 / 4)
 
 
 @inline
 def inside(scores, m, first, s, c, a, omega):
-    """Fill the chart c of positions first..m, with rows of s entries. Its value, and the shift of arcs, or inf."""
+    """Fill the chart c of positions first..m, with rows of s entries; return its value, and the shift of arcs, or
+    inf.
+    """
     r, l, v = c[0], c[1], c[2]
     c[:, : (m + 1) * s] = 0
     shift = _centre(scores, m, first, s)
@@ -83,7 +85,7 @@ def _in_range(x):
 
 @inline
 def _move(c, m, s, step):
-    """Take `step` for each arc off the shifted values of the chart; whether all stay in range."""
+    """Subtract `step` for each arc from the shifted values of the chart; return True if all stay in range."""
     fine = True
     for i in range(m + 1):
         for j in range(m + 1):
@@ -124,10 +126,10 @@ def forward(scores, d, m, first, s, c, shift, dc, rows, omega):
 
 @inline
 def outside(scores, m, first, s, c, shift, g, o, e, d, dc, do, de, rows, omega):
-    """Fill e with g times the expected arcs; o is work space.
+    """Fill e with g times the expected arcs; o is workspace.
 
-    o has derivatives by c; what a span (i, j) hears as the left of two is at [i, j], as the right at [j, i].
-    Unless dc is None, the same on dual numbers: fill de, and give the derivative of the value along d.
+    o has derivatives by c: at [i, j] the gradient that span (i, j) receives as a left child, at [j, i] as a right
+    child. Unless dc is None, also fill de by dual numbers, and return the derivative of the value along d.
     """
     r, l, v = c[0], c[1], c[2]
     to_r, to_l, to_v = o[0], o[1], o[2]
@@ -146,7 +148,7 @@ def outside(scores, m, first, s, c, shift, g, o, e, d, dc, do, de, rows, omega):
             dto_r[m] = -to_r[m] * dvalue
     for j in range(m, first - 1, -1):
         for i in range(first, j):
-            # what is added past the end of a row goes to spans that are done
+            # values added past the end of a row go to spans that are finished
             left, right, arc, back = i * s + i, j * s + i, i * s + j, j * s + i
             here = to_r[arc] + to_r[back]
             push(v, left + 1, r, right + 1, j - i, here, to_v, to_r)
@@ -177,7 +179,7 @@ def outside(scores, m, first, s, c, shift, g, o, e, d, dc, do, de, rows, omega):
 
 @inline
 def _outside_of_roots(scores, m, s, c, g, o, e, d, dc, do, de):
-    """Start at the choice of a single root; the derivative of the value."""
+    """Begin with the gradients of the single root's choices; return the derivative of the value."""
     r, l = c[0], c[1]
     top = _best_root(scores, m)
     total = dtotal = 0.0

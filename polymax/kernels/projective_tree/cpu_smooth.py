@@ -1,8 +1,8 @@
 """Projective trees under any smoothed maximum, on values in float64, for Numba.
 
 A chart c is three flat squares: c[0] and c[1] hold R and L, symmetric, and c[2] I, [head, modifier]: then the choices
-of all three maxima lie along rows. Backwards, a span that is not reached costs nothing, so the hard maximum follows
-its one best tree.
+of all three maxima lie along rows. In the backward pass spans without a gradient are skipped, so the hard maximum
+visits only its best tree.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from polymax.kernels.span_tree.cpu_smooth import best, mean, push, push_change, 
 
 @inline
 def inside(scores, m, first, s, c, a, omega):
-    """Fill the chart c of positions first..m, with rows of s entries; its value, and inf."""
+    """Fill the chart c of positions first..m, with rows of s entries; return its value, and inf."""
     r, l, v = c[0], c[1], c[2]
     for j in range(first, m + 1):
         r[j * s + j] = l[j * s + j] = 0
@@ -34,7 +34,7 @@ def inside(scores, m, first, s, c, a, omega):
 
 @inline
 def _roots(scores, m, s, c, a):
-    """What each token adds up to as the single root."""
+    """Write the total score of each token as the single root."""
     for k in range(m):
         a[k] = scores[k + 1] + (c[1, s + 1 + k] + c[0, m * s + 1 + k])
 
@@ -62,10 +62,10 @@ def forward(scores, d, m, first, s, c, shift, dc, rows, omega):
 
 @inline
 def outside(scores, m, first, s, c, shift, g, o, e, d, dc, do, de, rows, omega):
-    """Fill e with g times the expected arcs; o is work space.
+    """Fill e with g times the expected arcs; o is workspace.
 
-    What a span (i, j) hears as the left of two is at [i, j], as the right at [j, i]. Unless dc is None, fill de with
-    the derivative of e along d, and give that of the value.
+    o has at [i, j] the gradient that span (i, j) receives as a left child, at [j, i] as a right child. Unless dc is
+    None, fill de with the derivative of e along d, and return the derivative of the value.
     """
     r, l, v = c[0], c[1], c[2]
     to_r, to_l, to_v = o[0], o[1], o[2]

@@ -1,9 +1,9 @@
-"""Projective trees for Triton: one program to a sentence, one launch to a pass, all spans of a width at once.
+"""Projective trees for Triton: one program per sentence, one launch per pass, all spans of a width at once.
 
 All arithmetic is in float64: a long sentence adds up many scores. A chart is three squares: R and L, symmetric, and I,
-[head, modifier], so the choices of all three maxima lie along rows. Backwards, what a span (i, j) hears as the left
-of two is summed at [i, j] of such squares and as the right at [j, i]: the spans of a width then write to rows of
-their own, without atomics. The root symbol has no head: arcs to it have the score -inf.
+[head, modifier], so the choices of all three maxima lie along rows. In the backward pass the gradient that span (i, j)
+receives as a left child is accumulated at [i, j], as a right child at [j, i]: the spans of a width then write to
+separate rows, without atomics. The root symbol has no head: arcs to it have the score -inf.
 """
 
 import torch
@@ -61,9 +61,9 @@ def projective_tree_tangent(
 
 
 def tiles(size: int) -> dict[str, int]:
-    """Spans and choices of a tile, the choices of a root, and the columns of a chart past the last."""
+    """Return spans and choices of a tile, the choices of a root, and the columns of a chart past the last."""
     choices = max(ceil_power(size), 16)
-    # Triton 3.6 gives one row of 32 two layouts, and then refuses to compile
+    # Triton 3.6 gives one row of 32 two layouts, and then fails to compile
     return {"BI": min(max(1024 // choices, 1), choices), "BK": choices, "BR": max(choices, 64), "PAD": PADDING}
 
 
@@ -153,7 +153,7 @@ def _up(
     BI: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Fill the chart, which is p_c too, from scores x; or, with TANGENTS, its derivative along x."""
+    """Fill the chart p_out (then also p_c) from scores x; with TANGENTS, its derivative along x."""
     p_r, p_l, p_v = p_c, p_c + square, p_c + 2 * square
     p_to_r, p_to_l, p_to_v = p_out, p_out + square, p_out + 2 * square
     first = 1 if SINGLE else 0
@@ -169,7 +169,7 @@ def _up(
             b_left += b_gap
             tl.store(p_to_v + o_i * s + o_j, b_right, mask=m_in)
             tl.store(p_to_v + o_j * s + o_i, b_left, mask=m_in)
-            # of the choices, only the arc (i, j) itself is new: it comes from registers, not from memory
+            # only the arc (i, j) itself is a new choice: it is added from registers, not from memory
             b_new, m_new = b_right[:, None], o_c == width - 1
             b_r = values_or_slopes(
                 p_v, p_r, p_to_v, p_to_r, o_left + 1, o_right + 1, m_on, m_new, b_new, TANGENTS, KIND, ALPHA
@@ -201,7 +201,9 @@ def _begin(
     SINGLE: tl.constexpr,
     BR: tl.constexpr,
 ):
-    """Tell the roots what they hear, g, and with TANGENTS its derivative; the derivative of the value."""
+    """Write the gradients of the roots from g, and with TANGENTS their derivatives; return the derivative of the
+    value.
+    """
     dvalue = g * 0
     if SINGLE:
         o_r = tl.arange(0, BR)[None, :]
@@ -242,7 +244,7 @@ def _down(
     BI: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Fill what the spans hear and, with TANGENTS, its derivative."""
+    """Fill the gradients of all spans and, with TANGENTS, their derivatives."""
     p_r, p_l, p_v = p_c, p_c + square, p_c + 2 * square
     p_dr, p_dl, p_dv = p_dc, p_dc + square, p_dc + 2 * square
     p_to_r, p_to_l, p_to_v = p_to, p_to + square, p_to + 2 * square
@@ -259,9 +261,9 @@ def _down(
             if TANGENTS:
                 b_dr, b_dl, b_dright, b_dleft = all_heard(p_dto, square, o_i, o_j, s, m_in)
                 m_any |= (b_dr != 0) | (b_dl != 0) | (b_dright != 0) | (b_dleft != 0)
-            # what was read above is written below, by other threads
+            # other threads overwrite below what was read above
             tl.debug_barrier()
-            # the hard maximum reaches few spans
+            # with the hard maximum few spans have a gradient
             if tl.max(m_any.to(tl.int32)) > 0:
                 b_q, b_dq = shares(
                     p_v, p_dv, o_left + 1, p_r, p_dr, o_right + 1, m_on, b_r, b_dr, TANGENTS, KIND, ALPHA

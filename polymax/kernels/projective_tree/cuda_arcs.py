@@ -1,4 +1,4 @@
-"""What kernels of projective trees in Triton read and write beside spans: arcs, roots, and what is heard."""
+"""Reads and writes of projective-tree kernels in Triton besides spans: arcs, roots, and gradients of spans."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def arcs(p_scores, o_i, o_j, size, m_in, absent):
-    """What is at [i, j] and [j, i], in float64; `absent` where no arc may be."""
+    """Return the entries at [i, j] and [j, i], in float64; `absent` if no arc is allowed."""
     b_right = tl.load(p_scores + o_i * size + o_j, mask=m_in, other=0).to(tl.float64)
     m_some = m_in & (o_i > 0)
     b_left = tl.load(p_scores + o_j * size + o_i, mask=m_some, other=0).to(tl.float64)
@@ -15,7 +15,7 @@ def arcs(p_scores, o_i, o_j, size, m_in, absent):
 
 @triton.jit
 def roots(p_scores, p_l, p_r, m, s, absent, BK: tl.constexpr):
-    """What each token adds up to as the single root, (1, K)."""
+    """Return the total score of each token as the single root, (1, K)."""
     o_c = tl.arange(0, BK)[None, :]
     m_in = (o_c > 0) & (o_c <= m)
     b_scores = tl.load(p_scores + o_c, mask=m_in, other=0).to(tl.float64)
@@ -25,7 +25,9 @@ def roots(p_scores, p_l, p_r, m, s, absent, BK: tl.constexpr):
 
 @triton.jit
 def all_heard(p_to, square, o_i, o_j, s, m_in):
-    """What R and L of spans (i, j) heard, as the left and as the right of two, and what I[i, j] and I[j, i] did."""
+    """Return the gradients of R and L of spans (i, j), as left plus as right child, and those of I[i, j] and I[j,
+    i].
+    """
     b_right = tl.load(p_to + 2 * square + o_i * s + o_j, mask=m_in, other=0)
     b_left = tl.load(p_to + 2 * square + o_j * s + o_i, mask=m_in, other=0)
     return _heard(p_to, o_i, o_j, s, m_in), _heard(p_to + square, o_i, o_j, s, m_in), b_right, b_left
@@ -39,13 +41,13 @@ def _heard(p_to, o_i, o_j, s, m_in):
 
 @triton.jit
 def pick(b_x, m_here):
-    """The one entry of each row that is here."""
+    """Return the entry of each row at which the mask is set."""
     return tl.sum(tl.where(m_here, b_x, 0), 1)
 
 
 @triton.jit
 def store_square(p_out, p_x, m, size, s, BLOCK: tl.constexpr):
-    """Copy arcs from a square of a chart; 0 where there are none."""
+    """Copy arcs from a square of a chart; 0 at entries that are no arcs."""
     for start in range(0, size * size, BLOCK):
         o_x = start + tl.arange(0, BLOCK)
         o_i = o_x // size

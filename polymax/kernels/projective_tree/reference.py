@@ -1,7 +1,7 @@
 """The projective tree as a hypergraph: its specification.
 
 Over positions i <= j: M(i, j) joins two half trees, IR and IL add the arc from i to j or from j to i, R and L are
-complete half trees with their head at the left or right end. A derivation is a tree, one for each tree.
+complete half trees with their head at the left or right end. Derivations and trees correspond one to one.
 
 See: Eisner 1996, Three new probabilistic models for dependency parsing.
 """
@@ -21,13 +21,13 @@ _KINDS = 5
 
 @lru_cache(maxsize=64)
 def graph(positions: int, single_root: bool) -> Graph:
-    """The hypergraph of trees over tokens 1, ..., positions - 1 and the root symbol 0."""
+    """Return the hypergraph of trees over tokens 1, ..., positions - 1 and the root symbol 0."""
     i, j = np.indices((positions, positions))
-    # the pairs that are closer, and those as far apart and further left
+    # number of pairs that are closer, or as close and further left
     rank = np.where(j >= i, (j - i) * positions - (j - i) * (j - i - 1) // 2 + i, 0)
     join, arc_right, arc_left, right, left = (_KINDS * rank + kind for kind in range(_KINDS))
     builder = Builder(parts=positions * positions)
-    # the root symbol is the head of half trees to its right, unless it has one arc of its own
+    # the root symbol is the head of half trees to its right, unless it has a single arc
     start = 1 if single_root else 0
     for width in range(1, positions):
         a, k = np.ogrid[start : positions - width, :width]
@@ -48,7 +48,7 @@ def graph(positions: int, single_root: bool) -> Graph:
 
 
 def as_graph(scores: Tensor, lengths: Tensor, single_root: bool) -> tuple[Tensor, Graph, Tensor]:
-    """Scores of arcs (B, positions^2), the hypergraph, and the root of each instance."""
+    """Return scores of arcs (B, positions^2), the hypergraph, and the root of each instance."""
     positions = scores.shape[1]
     if single_root:
         roots = _KINDS * positions * (positions + 1) // 2 + lengths

@@ -1,6 +1,6 @@
-"""Segment mean, one run after the other, for Numba; sums in float64.
+"""Segment mean, run by run, for Numba; sums in float64.
 
-Where weights are given, a run is either within their support or gets 0: only the few entries of the support are read.
+With weights, a run either lies within their support or gets 0: only the few entries of the support are read.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 from polymax.backend.cpu_rows import REALS, plain, run
 from polymax.backend.numba_math import add, inline, kernel, rows_at, within
 
-# entries that are looked at together for support
+# entries that are checked for support together
 BLOCK = 32
 
 
@@ -77,7 +77,7 @@ def _average(z, v, out):
 
 @kernel
 def _supported_mean(start, stop, n, z_at, v_at, out_at, real, real_v, order_at, y_at, real_y):
-    """The same of v less its mean over the support of y, and 0 beside it."""
+    """Write the segment mean of v less its mean over the support of y, and 0 outside it."""
     z, v, out = rows_at(z_at, stop, n, real), rows_at(v_at, stop, n, real_v), rows_at(out_at, stop, n, real_v)
     y, order = rows_at(y_at, stop, n, real_y), rows_at(order_at, stop if order_at else 0, n, np.int32(0))
     packed = np.empty(n, np.int32)
@@ -99,7 +99,7 @@ def _supported_mean(start, stop, n, z_at, v_at, out_at, real, real_v, order_at, 
         if not order_at:
             _pack(y[i], support)
         elif count > 0 and z[i, support[0]] == z[i, support[count - 1]] and abs(mean) < np.inf:
-            # one run, whose mean is the one that is taken off
+            # a single run, whose mean is the mean that is subtracted
             continue
         first = 0
         while first < count:
@@ -130,7 +130,7 @@ def _pack(y, support):
 
 @within
 def _fused(z, before, after, ordered):
-    """True if two entries that follow each other in the support are of one run: what is between them is absent."""
+    """Return True if two consecutive entries of the support are in one run: all entries between them are absent."""
     if z[before] != z[after]:
         return False
     if not ordered:

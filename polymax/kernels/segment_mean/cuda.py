@@ -14,7 +14,7 @@ from polymax.kernels.segment_mean import reference
 
 def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None, y: Tensor | None = None) -> Tensor:
     if order is not None or y is not None:
-        # fusedmax and oscarmax, which need these, have their own operators on CUDA
+        # fusedmax and oscarmax, which need `order` and `y`, have their own operators on CUDA
         return reference.segment_mean(z, v, order, y)
     values = v.contiguous()
     out, n = torch.empty_like(values), z.shape[-1]
@@ -30,7 +30,7 @@ def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None, y: Tensor | 
 
 
 def tile(count: int, n: int) -> tuple[int, int, int, int]:
-    """Rows per program, threads to a row, entries to a thread, and warps."""
+    """Return rows per program, threads to a row, entries to a thread, and warps."""
     return triton_rows.chunks(count, n)
 
 
@@ -48,7 +48,7 @@ def _segment_mean(
     BE: tl.constexpr,
 ):
     dtype: tl.constexpr = tl.float64 if WIDE else tl.float32
-    # rows past the last do the last again
+    # programs past the last row repeat the last row
     i_r = tl.minimum(tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), count - 1)
     zs = load_row(p_z, i_r, n, float("-inf"), dtype, BT, BE)
     vs = load_row(p_v, i_r, n, 0, dtype, BT, BE)
@@ -69,7 +69,7 @@ def _segment_mean(
         m_bad = m_bad | (zs[k] != zs[k]).to(tl.int32)
         b_before = tl.where(m_here, zs[k], b_before)
         present = present + (tl.where(m_here, vs[k], 0),)
-    # absent entries before the first run make one of their own
+    # absent entries before the first run form a run of their own
     b_begins = b_begins | (tl.arange(0, BT) == 0).to(tl.uint32)[None, :]
     b_ends = (b_begins >> 1) | (following(b_begins & 1, 1) << (BE - 1))
     means, rests = run_means(present, b_present, b_begins, b_ends)

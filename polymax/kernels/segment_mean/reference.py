@@ -1,4 +1,4 @@
-"""Segment mean by scattering v into its runs. Linear in v: its own derivative and transpose."""
+"""Segment mean by scattering v into its runs. It is linear and symmetric in v: its own derivative and transpose."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None, y: Tensor | 
     before = torch.where(present, position, -1).cummax(-1).values.roll(1, -1)
     before[..., 0] = -1
     begins = present & ((before < 0) | (z != z.gather(-1, before.clamp(min=0))))
-    # entries before the first run are absent, so that giving them to it changes nothing
+    # entries before the first run are absent, so that adding them to the first run changes nothing
     run = (begins.cumsum(-1) - 1).clamp(min=0)
     mean = run_mean(torch.where(present, wide(v), 0), present, run)
     bad = torch.isnan(z).any(-1, keepdim=True)
@@ -31,7 +31,7 @@ def segment_mean(z: Tensor, v: Tensor, order: Tensor | None = None, y: Tensor | 
 
 
 def run_mean(v: Tensor, present: Tensor, run: Tensor) -> Tensor:
-    """The mean of v over the present entries with the same run number; v is 0 at absent ones."""
+    """Return the mean of v over the present entries with the same run number; v is 0 at absent entries."""
     zero = torch.zeros_like(v)
     total = zero.scatter_add(-1, run, v)
     count = zero.scatter_add(-1, run, present.to(v.dtype))

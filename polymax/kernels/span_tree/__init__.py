@@ -4,9 +4,9 @@
     S(i, i) = 0,   S(i, j) = max_Omega over k = i..j-1 of T(i, k) + T(k+1, j),   T = S + lam
     value = T(0, length - 1)
 
-`span_tree_outside` gives g times the gradient of the value: the expected parts. `span_tree_tangent` gives its
-derivative along d and g times the Hessian times d. The chart is what the first leaves for the other two; its layout
-is the device's own, in float64, since a long sentence adds up many scores. Entries of the scores with i > j or past
+`span_tree_outside` returns g times the gradient of the value: the expected parts. `span_tree_tangent` returns its
+derivative along d and g times the Hessian times d. The first pass computes the chart for the other two; its layout
+depends on the device, in float64, since a long sentence adds up many scores. Entries of the scores with i > j or past
 the length are not read; they get 0.
 
 Shapes: scores, d `(B, n, n, L)`; lengths, value, g `(B,)`; chart `(B, n + 1, n + 4)`.
@@ -24,7 +24,7 @@ PADDING = 4
 
 
 def chart_like(scores: Tensor, *_: object) -> Tensor:
-    """An empty chart for these scores: a square, each row padded, and a row for what goes with the instance."""
+    """Return an empty chart for these scores: a square with padded rows, and a row for numbers of the instance."""
     batch, n = scores.shape[:2]
     return scores.new_empty((batch, n + 1, n + PADDING), dtype=torch.float64)
 

@@ -1,6 +1,6 @@
 """Span trees for Numba: labels here, trees in cpu_linear.py (Shannon) and cpu_smooth.py (any smoothing).
 
-All arithmetic is in float64. The chart's last row holds the shift of the linear chart, or inf where w holds values.
+All arithmetic is in float64. The chart's last row holds the shift of the linear chart, or inf if w holds values.
 """
 
 import numpy as np
@@ -76,7 +76,7 @@ def _inside(start, stop, scores, lengths, chart, value, odd, omega):
 
 @kernel
 def _outside(start, stop, scores, lengths, chart, g, out, odd, omega, d=None, dvalue=None):
-    """Expected parts, or where d is not None their derivative along d, and that of the value."""
+    """Write expected parts or, unless d is None, their derivative along d, and the derivative of the value."""
     n, labels = scores.shape[1], scores.shape[3]
     s = n + PADDING
     lam, o, e = np.empty(n * s), np.empty(n * s), np.empty(n * s)
@@ -105,7 +105,7 @@ def _outside(start, stop, scores, lengths, chart, g, out, odd, omega, d=None, dv
                     dlam[i * s + j] = _mean(out[b, i, j], d[b, i, j])
             dvalue[b] = _forward_tree(lam, dlam, m, s, w, shift, dw, a, p, omega)
         _outside_tree(lam, m, s, w, shift, g[b], o, e, a, p, dlam, dw, do, de, da, dp, omega)
-        # the whole span is in every tree, so that no derivative of it passes a NaN on
+        # the whole span is in every tree, so that a NaN score does not show in its derivative
         unknown = w[m - 1] if np.isnan(w[m - 1]) else 0.0
         for i in range(m):
             for j in range(i, m):
@@ -124,7 +124,7 @@ def _outside(start, stop, scores, lengths, chart, g, out, odd, omega, d=None, dv
 
 @inline
 def _best_labels(scores, m, s, lam, a, p, out, omega):
-    """Smoothed maxima over labels and, unless out is None, their weights; for a single one, without a call."""
+    """Write smoothed maxima over labels and, unless out is None, their weights; a single label needs no maximum."""
     labels = scores.shape[2]
     for i in range(m):
         for j in range(i, m):

@@ -2,8 +2,8 @@
 
 A chart is a flat symmetric square, W[i, j] = W[j, i] = exp(T(i, j) - shift): then the splits of a span lie along two
 rows, and a split sum is a dot product. Every tree over w leaves has w leaves and w - 1 inner parts, so a shift that is
-linear in w cancels. The shift follows the values while the chart grows; scores that spread too far for that are
-reported, and left to the recursion on values.
+linear in w cancels. The shift follows the values while the chart grows. Instances whose scores spread too far for that
+are reported, and computed by the recursion on values.
 
 Spans are visited by their right end, then from the short to the long: entries that lie past the end of a row of
 splits are still 0, so rows are read to the next multiple of four.
@@ -14,21 +14,21 @@ from numba.extending import register_jitable
 
 from polymax.backend.numba_math import PART, inline
 
-# a call with arrays costs more than the few products it is made for
+# a call with arrays costs more than the few products it computes
 _unrolled = register_jitable(**PART, forceinline=True)
 
 # products of two numbers in this range, times the number of splits, neither overflow nor lose digits
 TINY, HUGE = 1e-140, 1e140
-# where the shift is moved, long before the range ends
+# limits at which the shift is moved, long before the range ends
 _LOW, _HIGH = 1e-30, 1e30
-# trees over w leaves: about 4^w
+# growth of the number of trees over w leaves, about 4^w
 _GROWTH = np.log(4.0)
 
 
 @_unrolled
 def dot(x, i, y, j, count):
     """Sum of x[i + k] y[j + k] over k < count, rounded up to a multiple of four."""
-    # unsigned: a negative index would count from the end, and asking for it costs more than the sum
+    # unsigned: a check for negative indices, which count from the end, costs more than the sum
     p, q = np.uint64(i), np.uint64(j)
     one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
     s0 = s1 = s2 = s3 = 0.0
@@ -46,7 +46,7 @@ def add_scaled(y, i, scale, x, j, count):
     p, q = np.uint64(i), np.uint64(j)
     one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
     for k in range(np.uint64(0), np.uint64(count), np.uint64(4)):
-        # all four are read before one is written: whether x and y overlap is then no question
+        # all four are read before one is written, so that x and y may overlap
         y0 = y[p + k] + scale * x[q + k]
         y1 = y[p + k + one] + scale * x[q + k + one]
         y2 = y[p + k + two] + scale * x[q + k + two]
@@ -56,14 +56,14 @@ def add_scaled(y, i, scale, x, j, count):
 
 @_unrolled
 def push(x, i, y, j, count, here, ox, oy):
-    """Hand what a sum of products x[i + k] y[j + k] hears on to its factors."""
+    """Add the gradient `here` of a sum of products x[i + k] y[j + k] to the gradients of its factors."""
     add_scaled(ox, i, here, y, j, count)
     add_scaled(oy, j, here, x, i, count)
 
 
 @_unrolled
 def dual_dot(x, dx, i, y, dy, j, count):
-    """The derivative of dot."""
+    """Return the derivative of dot."""
     p, q = np.uint64(i), np.uint64(j)
     one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
     s0 = s1 = s2 = s3 = 0.0
@@ -89,7 +89,7 @@ def _add_dual(y, i, scale, x, dscale, dx, j, count):
 
 @_unrolled
 def dual_push(x, dx, i, y, dy, j, count, here, dhere, dox, doy):
-    """The derivative of push."""
+    """Add the derivative of push."""
     _add_dual(dox, i, here, y, dhere, dy, j, count)
     _add_dual(doy, j, here, x, dhere, dx, i, count)
 
@@ -102,14 +102,18 @@ def product(weight, d):
 
 @inline
 def lost(factor, weight, score):
-    """True if factor * weight, weight the exponential of a shifted score, left the range of numbers it is safe in."""
+    """Return True if factor * weight, with weight the exponential of a shifted score, left the safe range of
+    numbers.
+    """
     product = factor * weight
     return not product <= HUGE or (min(product, weight) < TINY and factor > 0 and score > -np.inf)
 
 
 @inline
 def inside(lam, m, s, w, a, omega):
-    """Fill the chart w of m leaves, with rows of s entries, from lam; its value, the shift of inner parts or inf."""
+    """Fill the chart w of m leaves, with rows of s entries, from lam; return its value, and the shift of inner parts or
+    inf.
+    """
     w[: m * s] = 0
     shift = _centre(lam, m, s)
     leaf = shift + _GROWTH
@@ -146,7 +150,7 @@ def _centre(lam, m, s):
 
 @inline
 def _move(w, m, s, step):
-    """Take `step` for each leaf off the shifted values of the chart; whether all stay in range."""
+    """Subtract `step` for each leaf from the shifted values of the chart; return True if all stay in range."""
     fine = True
     for i in range(m):
         for j in range(i, m):
@@ -158,7 +162,7 @@ def _move(w, m, s, step):
 
 @inline
 def forward(lam, dlam, m, s, w, shift, dw, a, p, omega):
-    """Fill dw with the derivative of the chart along dlam; that of the value."""
+    """Fill dw with the derivative of the chart along dlam; return the derivative of the value."""
     dw[: m * s] = 0
     for j in range(m):
         dw[j * s + j] = product(w[j * s + j], dlam[j * s + j])
@@ -171,10 +175,10 @@ def forward(lam, dlam, m, s, w, shift, dw, a, p, omega):
 
 @inline
 def outside(lam, m, s, w, shift, g, o, e, a, p, dlam, dw, do, de, da, dp, omega):
-    """Fill e with g times the expected parts; o is work space.
+    """Fill e with g times the expected parts; o is workspace.
 
-    o[i, k] is what a left child (i, k) hears from its parents, o[k, i] what a right child does: derivatives by W.
-    Unless dw is None, the same on dual numbers: fill de, too.
+    o[i, k] is the gradient that span (i, k) receives as a left child, o[k, i] as a right child: derivatives by W.
+    Unless dw is None, also fill de with the derivative of e, by dual numbers.
     """
     o[: m * s] = 0
     o[m - 1] = g / w[m - 1] if w[m - 1] > 0 else 0.0
@@ -186,7 +190,7 @@ def outside(lam, m, s, w, shift, g, o, e, a, p, dlam, dw, do, de, da, dp, omega)
             here = o[i * s + j] + o[j * s + i]
             e[i * s + j] = here * w[i * s + j]
             weight = np.exp(lam[i * s + j] - shift)
-            # what is added past the end of a row goes to spans that are done
+            # values added past the end of a row go to spans that are finished
             left, right = i * s + i, j * s + i + 1
             push(w, left, w, right, j - i, here * weight, o, o)
             if dw is not None:

@@ -1,8 +1,8 @@
 """Span trees under any smoothed maximum, on values in float64, for Numba.
 
 A chart is a flat symmetric square, w[i, j] = w[j, i] = T(i, j): the splits of a span lie along two rows.
-Spans are visited by their right end, then from the short to the long; backwards, a span that is not reached costs
-nothing, so the hard maximum follows its one best tree.
+Spans are visited by their right end, then from the short to the long. In the backward pass spans without a gradient are
+skipped, so the hard maximum visits only its best tree.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from polymax.kernels.local_max.numba_max import smooth_max, weight_changes, weig
 
 @inline
 def best(x, i, y, j, count, a, omega):
-    """Smoothed maximum of x[i + k] + y[j + k] over k < count."""
+    """Return the smoothed maximum of x[i + k] + y[j + k] over k < count."""
     for k in range(count):
         a[k] = x[i + k] + y[j + k]
     return smooth_max(a, count, omega)
@@ -21,7 +21,7 @@ def best(x, i, y, j, count, a, omega):
 
 @inline
 def shares(x, i, y, j, count, a, p, omega):
-    """The weights of that maximum go to p."""
+    """Write the weights of the maximum of `best` to p."""
     for k in range(count):
         a[k] = x[i + k] + y[j + k]
     weights(a, count, p, omega)
@@ -29,7 +29,7 @@ def shares(x, i, y, j, count, a, p, omega):
 
 @inline
 def mean(dx, i, dy, j, count, p):
-    """The derivative of the smoothed maximum."""
+    """Return the derivative of the smoothed maximum."""
     total = 0.0
     for k in range(count):
         # a split without weight may have an infinite tangent
@@ -40,7 +40,7 @@ def mean(dx, i, dy, j, count, p):
 
 @inline
 def push(ox, i, oy, j, count, here, p):
-    """Hand what the maximum hears on to its arguments."""
+    """Add the gradient `here` of the maximum to the gradients of its arguments."""
     for k in range(count):
         ox[i + k] += p[k] * here
         oy[j + k] += p[k] * here
@@ -48,7 +48,7 @@ def push(ox, i, oy, j, count, here, p):
 
 @inline
 def push_change(dx, i, dy, j, count, here, dhere, p, da, dp, dox, doy, omega):
-    """The derivative of what is handed on."""
+    """Add the derivative of `push`."""
     for k in range(count):
         da[k] = dx[i + k] + dy[j + k]
     weight_changes(p, da, count, dp, omega)

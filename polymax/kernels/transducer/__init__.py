@@ -15,7 +15,7 @@ from polymax.kernels.passes import declare_passes
 
 
 def chart_like(blank: Tensor, *_: object) -> Tensor:
-    """An empty chart: two weights of each cell, those of one diagonal beside each other."""
+    """Return an empty chart: two weights for each cell, those of one diagonal side by side."""
     count, n, states = blank.shape
     return blank.new_empty(count, n, 2, states)
 

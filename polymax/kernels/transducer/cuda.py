@@ -1,7 +1,7 @@
-"""Sums over the paths of a transducer for Triton: one program to an instance, a lane for each number of tokens.
+"""Sums over the paths of a transducer for Triton: one program per instance, a lane for each number of tokens.
 
-At step d lane u is at frame d - u. Values are carried in float64; what is exponentiated are differences. Other
-smoothings, and more tokens, are left to the general hypergraph.
+At step d lane u is at frame d - u. Values are float64; only differences are exponentiated. The general hypergraph
+handles other smoothings, and more tokens.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ LARGEST = 4096
 
 
 def fits(blank: Tensor, alpha: float) -> bool:
-    """True where the kernels below take a problem."""
+    """Return True if these kernels support a problem."""
     return alpha == 1 and blank.dtype == torch.float32 and blank.shape[2] <= LARGEST and blank.numel() > 0
 
 
@@ -61,7 +61,7 @@ def _sizes(blank):
 
 @triton.jit
 def _scores(p_blank, p_label, d, frames, tokens, states, o_u):
-    """The blank of the frame before and the emission of the token before, for the cells of step d; -inf for none."""
+    """Return the blank of the frame before and the emission of the token before, for the cells of step d; else -inf."""
     o_t = d - o_u
     b_on = (o_t >= 0) & (o_t < frames) & (o_u <= tokens)
     b_blank = tl.load(p_blank + (o_t - 1) * states + o_u, mask=b_on & (o_t > 0), other=float("-inf"))
@@ -71,7 +71,7 @@ def _scores(p_blank, p_label, d, frames, tokens, states, o_u):
 
 @triton.jit
 def _weights(p_chart, d, frames, tokens, states, o_u):
-    """The weights of both choices of the cells of step d, 0 where a lane has none."""
+    """Return the weights of both choices of the cells of step d, 0 for lanes without a cell."""
     o_t = d - o_u
     b_on = (o_t >= 0) & (o_t < frames) & (o_u <= tokens)
     p_line = p_chart + (d % frames).to(tl.int64) * 2 * states + o_u
@@ -95,7 +95,7 @@ def _inside(p_blank, p_label, p_frames, p_tokens, p_value, p_chart, n, states, B
         for d in range(frames + tokens):
             o_t = d - o_u
             b_on = (o_t >= 0) & (o_t < frames) & (o_u <= tokens)
-            # what the next step takes is read while this one is computed
+            # load the inputs of the next step while this step is computed
             after = _scores(p_blank, p_label, d + 1, frames, tokens, states, o_u)
             b_first = b_a + b_blank
             b_second = from_above(b_a, float("-inf"), o_u, BU) + b_label
@@ -119,7 +119,7 @@ def _inside(p_blank, p_label, p_frames, p_tokens, p_value, p_chart, n, states, B
         best = tl.max(tl.where(b_end, b_a, float("-inf")), 0) + last
         bad = tl.max((b_end & (b_a != b_a)).to(tl.int32), 0) > 0
         tl.store(p_value + i_b, tl.where(bad, float("nan"), best))
-        # the first cell has no choice: its first weight tells whether there is a path
+        # the first cell has no choice: its first weight is 1 if there is a path, else 0
         tl.debug_barrier()
         tl.store(p_chart, tl.where(best > float("-inf"), 1.0, 0.0))
     else:
@@ -141,7 +141,7 @@ def _outside(p_frames, p_tokens, p_chart, p_g, p_dblank, p_dlabel, n, states, BU
     if frames > 0:
         exists = tl.load(p_chart).to(tl.float32) > 0
         g = tl.where(exists, tl.load(p_g + i_b).to(tl.float32), 0.0)
-        # what goes to the frame before, and to the token before
+        # expectations for the frame before, and for the token before
         b_back, b_left = tl.zeros([BU], tl.float32), tl.zeros([BU], tl.float32)
         weights = _weights(p_chart, frames + tokens - 1, frames, tokens, states, o_u)
         for step in range(frames + tokens):
@@ -154,6 +154,6 @@ def _outside(p_frames, p_tokens, p_chart, p_g, p_dblank, p_dlabel, n, states, BU
             tl.store(p_dlabel + o_t * (states - 1) + o_u, b_label, mask=b_on & (o_u < tokens))
             b_flow = b_blank + b_label
             b_first, b_second = weights
-            # what the next step takes is read while this one is computed
+            # load the inputs of the next step while this step is computed
             weights = _weights(p_chart, d - 1, frames, tokens, states, o_u)
             b_back, b_left = b_flow * b_first, b_flow * b_second

@@ -1,7 +1,7 @@
-"""Tsallis slope: how a Tsallis mapping moves with its alpha, along a direction.
+"""Tsallis slope: the derivative of a Tsallis mapping in its alpha, along a direction.
 
-The scores of weights y are x = grad Omega_alpha(y) + tau on the support; alpha moves y as scores -d(grad Omega)/dalpha
-would. With g the gradient that scores get, that of alpha is the result:
+The scores of weights y are x = grad Omega_alpha(y) + tau on the support; a change of alpha moves y as a change of
+scores by -d(grad Omega)/dalpha does. If g is the gradient of the scores, the gradient of alpha is the result:
 
     - sum over the support of  g log(y)^2 f((alpha - 1) log y)        f(t) = (exp(t) (t - 1) + 1) / t^2
 

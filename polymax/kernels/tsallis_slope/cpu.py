@@ -12,9 +12,9 @@ from polymax.backend.numba_math import add, exp2, kernel, log2
 
 LN_2 = math.log(2)
 LOG2_E = 1 / LN_2
-# the largest exponent of 2 that is told apart
+# the largest exponent of 2 that is used; larger ones are clipped
 MOST = 60.0
-# of the series of f at 0
+# coefficients of the series of f at 0
 SERIES = np.array([(k + 1) / math.factorial(k + 2) for k in range(14, -1, -1)])
 
 
@@ -37,7 +37,7 @@ def _tsallis_slope(start, stop, y, g, alphas, out):
         for j in range(log.size):
             log[j] = log2(y[i, j] if y[i, j] > 0 else one)
         for j in range(log.size):
-            # below alpha = 1 powers of small weights grow; what they multiply is smaller than they are large
+            # for alpha < 1 powers of small weights are large; they are multiplied by even smaller numbers
             power[j] = exp2(min(a * log[j], real(MOST)))
         total = zero
         for j in range(log.size):

@@ -46,13 +46,13 @@ def _tsallis_slope(p_y, p_g, p_alpha, p_out, count, n, WIDE: tl.constexpr, BR: t
 
 @triton.jit
 def curve(b_t, WIDE: tl.constexpr):
-    """(exp(t) (t - 1) + 1) / t^2, by its series near 0, where the formula cancels."""
+    """Return (exp(t) (t - 1) + 1) / t^2, by its series near 0, where the formula cancels."""
     b_near = tl.abs(b_t) < 0.5
     b_s = 1 / 5760 + b_t * (1 / 45360 + b_t * (1 / 403200 + b_t / 3991680))
     if WIDE:
         b_tail = 1 / 43545600 + b_t * (1 / 518918400 + b_t * (1 / 6706022400 + b_t / 93405312000))
         b_s += b_t * b_t * b_t * b_t * (b_tail + b_t * b_t * b_t * b_t * (1 / 1394852659200 + b_t / 22230464256000))
     b_s = 1 / 2 + b_t * (1 / 3 + b_t * (1 / 8 + b_t * (1 / 30 + b_t * (1 / 144 + b_t * (1 / 840 + b_t * b_s)))))
-    # below alpha = 1 powers of small weights grow; what they multiply is smaller than they are large
+    # for alpha < 1 powers of small weights are large; they are multiplied by even smaller numbers
     b_far = tl.where(b_near, 1, tl.minimum(b_t, 40))
     return tl.where(b_near, b_s, (tl.exp(b_far) * (b_far - 1) + 1) / (b_far * b_far))

@@ -1,10 +1,10 @@
-"""Total-variation prox by dynamic programming, for Numba; float64 inside, O(n) a row.
+"""Total-variation prox by dynamic programming, for Numba; float64 inside, O(n) per row.
 
-Since |z - x| <= 2 strength, neighbours further apart than 4 strength are never fused: cutting there first leaves
-mostly entries alone or in pairs, which have a closed form. For longer runs, the derivative of the best cost of the
-entries so far, as a function of the last one, is piecewise linear: where it reaches -strength and strength, the entry
-before parts from its follower. From the last entry back, each one is its follower's value, cut off at those points, so
-that a rounding error anywhere moves z by no more than itself.
+Since |z - x| <= 2 strength, neighbours further apart than 4 strength are never fused: cutting there first leaves mostly
+entries alone or in pairs, which have a closed form. For longer runs, the derivative of the best cost of the entries so
+far, as a function of the last entry, is piecewise linear: at the points at which it reaches -strength and strength, the
+entry before separates from its follower. Backwards from the last entry, each entry is its follower's value, clipped to
+those points, so that a rounding error anywhere moves z by no more than itself.
 
 See: Johnson 2013, A dynamic programming algorithm for the fused lasso and L0-segmentation, Section 2.
 """
@@ -17,9 +17,9 @@ from polymax.backend.cpu_rows import REALS, SMALL, beside, plain, run
 from polymax.backend.numba_math import inline, kernel, row_max, row_sum, rows_at, within
 from polymax.backend.widen import UNITS
 
-# rows that reach further are computed in a smaller unit, so that sums stay finite
+# rows with a larger range are computed in a smaller unit, so that sums stay finite
 WIDEST, SMALL_UNIT = UNITS[torch.float64]
-# neighbours further apart, in strengths, are never fused: more than 4, so that rounding does not part a tie
+# distance in strengths beyond which neighbours are never fused: more than 4, so that rounding does not split a tie
 CERTAIN = 4.0001
 
 
@@ -49,7 +49,7 @@ def _tv_prox(start, stop, n, x_at, strengths_at, out_at, real, real_strength, ma
 
 @inline
 def prox_room(n):
-    """Memory for the prox of a row of n numbers."""
+    """Return workspace for the prox of a row of n numbers."""
     knots = np.empty(2 * n), np.empty(2 * n), np.empty(2 * n)
     return np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int32), knots, (np.empty(n), np.empty(n))
 
@@ -94,7 +94,7 @@ def prox_row(x, strength, shifted, lowest, row, room):
 
 @inline
 def _gather(x, base, unit, y):
-    """Pack entries other than -inf, less base and in a unit, to the front of y; their count."""
+    """Pack entries other than -inf, less base and in a unit, to the front of y; return their count."""
     count = 0
     for j in range(x.size):
         y[count] = x[j] * unit - base * unit
@@ -104,7 +104,7 @@ def _gather(x, base, unit, y):
 
 @within
 def _solve(y, n, strength, z, pull, edges, knots, limits):
-    # pull[j] is the dual variable between j and j + 1 where it is certain, else 0
+    # pull[j] is the dual variable between j and j + 1 if it is certain, else 0
     far = CERTAIN * strength
     for j in range(n - 1):
         step = y[j + 1] - y[j]
@@ -139,13 +139,13 @@ def _solve(y, n, strength, z, pull, edges, knots, limits):
 def _fuse(y, strength, knots, limits):
     """Replace y, of at least two entries, by its prox.
 
-    With the entries 0..k chosen as well as possible, the slope of the cost in z_k is piecewise linear: from the left,
-    each knot adds its slope and intercept. It is cut off at -strength and strength, at the points low[k] and high[k].
+    With the entries 0..k chosen optimally, the slope of the cost in z_k is piecewise linear: from the left, each knot
+    adds its slope and intercept. It is clipped to -strength and strength, at the points low[k] and high[k].
     """
     at, slope, intercept = knots
     low, high = limits
     n = y.size
-    # entries close to their first one keep more digits than close to the row's maximum
+    # relative to the first entry, nearby entries keep more digits than relative to the row's maximum
     base = y[0]
     size = 0.0
     for k in range(n):
@@ -170,7 +170,7 @@ def _fuse(y, strength, knots, limits):
         at[right], slope[right], intercept[right] = high[k], a_high, b_high + strength
     a, b, left = _rise(at, slope, intercept, left, right, y[n - 1] + strength, 0.0)
     value = -b / a
-    # a tie, but for rounding, fuses
+    # a tie up to rounding is fused
     noise = 8 * np.finfo(np.float64).eps * (strength + size)
     y[n - 1] = value + base
     for k in range(n - 2, -1, -1):
@@ -183,7 +183,9 @@ def _fuse(y, strength, knots, limits):
 
 @within
 def _rise(at, slope, intercept, left, right, score, level):
-    """Slope and intercept where the derivative, which begins as z - score, comes to the level; and the next knot."""
+    """Return slope and intercept at which the derivative, which begins as z - score, reaches the level; and the next
+    knot.
+    """
     a, b = 1.0, -score
     while left <= right and a * at[left] + b <= level:
         a += slope[left]

@@ -1,8 +1,8 @@
-"""Total-variation prox by level splitting: which entries of a run lie above its mean, and which below?
+"""Total-variation prox by level splitting: divide each run into entries above and below its mean.
 
-A run between fixed neighbours, pulled up or down by each, has the mean as its value if nothing in it wants to part.
-Otherwise the cheapest division into entries above and below the mean, a chain with two labels, is a step towards the
-solution: the two sides stay on their side. Split and repeat.
+A run between fixed neighbours, pulled up or down by each, has the mean as its value if no division of it lowers the
+cost. Otherwise the cheapest division into entries above and below the mean, a chain with two labels, is a step towards
+the solution: in the solution, both sides stay on their side. Split and repeat.
 
 See: Hochbaum 2001 (the division by thresholds); Darbon and Sigelle 2006, Section 4.
 """
@@ -29,7 +29,7 @@ def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
     width = strength.minimum(2 * y.abs().sum(-1, keepdim=True))
 
     run = torch.zeros(x.shape, dtype=torch.int64, device=x.device)
-    # what the right neighbour of each entry pulls at it, once they are parted
+    # the pull of the right neighbour at each entry, once they are split
     pull = torch.zeros_like(y)
     while True:
         pulled = y + pull - _shifted(pull)
@@ -38,7 +38,7 @@ def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
         ends = begins.roll(-1, -1)
         ends[..., -1] = True
         gain = torch.where(present, pulled - mean, 0)
-        # of each run for itself: elsewhere in the row, entries may be larger by any factor
+        # relative to each run: elsewhere in the row, entries may be larger by any factor
         size = torch.zeros_like(y).scatter_reduce(-1, run, gain.abs(), "amax").gather(-1, run)
         noise = 8 * torch.finfo(y.dtype).eps * (width + mean.abs() + size)
         above = _above(gain, begins, ends, width, noise)
@@ -57,10 +57,12 @@ def tv_prox(x: Tensor, strength: Tensor, shifted: bool = False) -> Tensor:
 
 
 def _above(gain: Tensor, begins: Tensor, ends: Tensor, width: Tensor, noise: Tensor) -> Tensor:
-    """Labels of each run that maximise sum gain over the entries labelled True, less width per change of label."""
+    """Return labels of each run that maximise sum gain over the entries labelled True, less width per change of
+    label.
+    """
     n = gain.shape[-1]
     width = width.squeeze(-1)
-    # by how much True is better than False for entry i, the best labels before it given
+    # advantage of True over False for entry i, given the best labels before it
     better = gain.clone()
     for i in range(1, n):
         before = better[..., i - 1].clamp(-width, width)
@@ -73,5 +75,5 @@ def _above(gain: Tensor, begins: Tensor, ends: Tensor, width: Tensor, noise: Ten
 
 
 def _shifted(x: Tensor, fill: int = 0) -> Tensor:
-    """x one place to the right."""
+    """Return x shifted by one place to the right."""
     return torch.cat([torch.full_like(x[..., :1], fill), x[..., :-1]], -1)

@@ -1,4 +1,4 @@
-"""Log-probabilities of two classes of each row: the blank, which all rows share, and one that is given.
+"""Log-probabilities of two classes of each row: the blank, equal for all rows, and a class given for the row.
 
     total = log sum over v of exp(x[v])        blank = x[blank] - total        label = x[at] - total
 

@@ -40,10 +40,10 @@ def two_classes_backward(x: Tensor, at: Tensor, total: Tensor, g_blank: Tensor, 
 
 
 def chosen(at: Tensor) -> tuple[Tensor, int, int]:
-    """The given classes in memory; rows after which they go on, and rows after which they are repeated.
+    """Return the stored classes; the number of rows after which they advance, and after which they repeat.
 
-    Row r has class (r // many) * few + r % few. All frames of an utterance have the same classes: an expanded tensor,
-    of which no copy is made.
+    Row r has class (r // many) * few + r % few. All frames of an utterance have the same classes, as an expanded
+    tensor, which is not copied.
     """
     if at.dim() == 3 and at.stride(1) == 0 and at.stride(2) == 1 and at.stride(0) == at.shape[2]:
         return at[:, 0], at.shape[1] * at.shape[2], at.shape[2]
@@ -51,7 +51,7 @@ def chosen(at: Tensor) -> tuple[Tensor, int, int]:
 
 
 def _sizes(n: int) -> tuple[int, int]:
-    """Rows per program, and entries of a row at a time."""
+    """Return rows per program, and entries of a row at a time."""
     bn = min(ceil_power(n), WIDEST)
     return max(1, min(TILE // bn, 64)), bn
 
@@ -87,7 +87,7 @@ def _forward(
         b_sum = b_sum * tl.exp(b_top - b_base) + tl.sum(tl.exp(b_x - b_base[:, None]), 1)
         b_top = b_new
     b_none = b_sum == 0
-    # NaN is in the sum
+    # a NaN shows in the sum
     b_total = tl.where(b_none, float("-inf"), tl.where(b_top > float("-inf"), b_top, 0.0) + tl.log(b_sum))
     b_base = tl.where(b_none, 0.0, b_total)
     b_at = tl.load(p_at + (i_r // many) * few + i_r % few, mask=m_r, other=0)
@@ -124,7 +124,7 @@ def _backward(
     b_base = tl.where(b_total == float("-inf"), 0.0, b_total)
     b_blank = tl.load(p_g_blank + i_r, mask=m_r, other=0.0).to(dtype)
     b_label = tl.load(p_g_label + i_r, mask=m_r, other=0.0).to(dtype)
-    # whatever stands in a row of padding, its gradient is 0
+    # the gradient of a padding row is 0, whatever its entries
     m_none = (b_blank == 0) & (b_label == 0)
     for left in range(0, n, BN):
         o_n = left + tl.arange(0, BN)
