@@ -40,7 +40,8 @@ def linear_sum_assignment(
     match = Assignment(lengths).columns(scores)
     if infeasible == "raise" or _check.readable(match):
         _refuse_unmatched(match, scores, lengths, infeasible == "raise", "-inf" if maximize else "+inf")
-    return _pairs(match, *scores.shape[-2:], lengths is not None)
+    n, m = scores.shape[-2:]
+    return _pairs(match, n, m, lengths is not None)
 
 
 def _real(cost: Tensor) -> Tensor:
