@@ -12,6 +12,13 @@ from polymax import nn as nn
 from polymax.bands import itakura as itakura
 from polymax.bands import sakoe_chiba as sakoe_chiba
 
+# edit distances and alignment scores
+from polymax.edits import edit_distance as edit_distance
+from polymax.edits import lcs_length as lcs_length
+from polymax.edits import needleman_wunsch as needleman_wunsch
+from polymax.edits import smith_waterman as smith_waterman
+from polymax.edits import soft_edit_distance as soft_edit_distance
+
 # estimators: gradients through discrete choices
 from polymax.estimators import Baseline as Baseline
 from polymax.estimators import Clipped as Clipped

@@ -25,6 +25,7 @@ FLOORS = (
     ("estimators", "losses"),
     (
         "bands",
+        "edits",
         "likelihoods",
         "mappings",
         "matching",
