@@ -223,6 +223,7 @@ def test_words_of_a_row_with_a_nan(alpha):
     hidden[1, 0] = torch.nan
     found = pm.linear_entmax(hidden, weight, alpha=alpha)
     torch.testing.assert_close(found.dense(), pm.entmax(hidden @ weight.T, alpha=alpha), equal_nan=True)
+    assert (found.support_size > 0).tolist() == [True, False, True], "no word of a NaN has weight"
     assert found.prob(torch.tensor([0, 1, 2])).isnan().tolist() == [False, True, False]
     drawn = found.sample((5,))
     assert (drawn[:, 1] == -1).all()

@@ -180,6 +180,20 @@ def test_cuda_names_its_limit(name):
         implementation(name, "cuda")(*args)
 
 
+@pytest.mark.parametrize("strength", [1e20, 1e308])
+def test_a_large_strength_makes_one_cluster(strength):
+    x = torch.randn(1, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z, _ = oscar_prox(x, torch.tensor([strength], dtype=torch.float64))
+    close(z, x.mean(-1, keepdim=True).expand_as(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_shifted_prox_stays_finite(dtype):
+    large = torch.finfo(dtype).max
+    z, _ = oscar_prox(torch.tensor([[large, -large]], dtype=dtype), torch.zeros(1, dtype=dtype), True)
+    assert z.tolist() == [[0, -large]]
+
+
 def partial_sums(x, z):
     return (x - z).cumsum(-1)
 

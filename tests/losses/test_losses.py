@@ -251,3 +251,12 @@ def test_normalizers_need_softmax(options):
             pm.linear_entmax_loss(x, x[:, :5], y, alpha=alpha, **options)
     with pytest.raises(ValueError, match=r"z_loss must be at least 0 and finite"):
         pm.entmax_loss(x, y, 1, z_loss=-0.1)
+
+
+@pytest.mark.parametrize(
+    "option", [{"label_smoothing": 0.1}, {"dim": 0}, {"weight": torch.ones(3)}, {"ignore_index": 0}], ids=str
+)
+def test_options_of_classes_are_refused_for_structures(option):
+    scores, y = (torch.zeros(2, 4, 3), torch.zeros(3, 3)), torch.zeros(2, 4, dtype=torch.long)
+    with pytest.raises(TypeError, match="label_smoothing belong to a Regularizer; smooth is a Smoothing"):
+        pm.fenchel_young(pm.Marginals(pm.Chain()), scores, y, **option)

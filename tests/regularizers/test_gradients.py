@@ -116,6 +116,21 @@ def test_one_value(case, name, shape, device):
     assert slope.shape == tensor.shape
 
 
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+@every([case for case in ROWS if case.gamma is not None and case.least == 1])
+def test_gamma_beside_a_forbidden_score(case, shape, device):
+    """A score of -inf leaves the gradient in gamma as it is without that score."""
+    x = case.scores(rows=2, n=6)
+    gamma = torch.full(shape, 0.7, dtype=torch.float64, device=device, requires_grad=True)
+    omega = case.regularizer(gamma=gamma)
+    slopes = []
+    for row in (x, torch.cat([x, torch.full((2, 1), -torch.inf, dtype=torch.float64)], -1)):
+        p, best = omega.argmax(row.to(device)), omega.max(row.to(device))
+        weights = torch.arange(7, dtype=torch.float64, device=device)[: p.shape[-1]]
+        slopes.append(torch.autograd.grad((p * weights).sum() + best.sum(), gamma)[0])
+    close(slopes[1], slopes[0], "the gradient in gamma beside a forbidden score")
+
+
 @pytest.mark.parametrize("base", [pm.Shannon, pm.Gini], ids=lambda base: base.__name__)
 def test_bound_of_each_entry(base, device):
     lower = torch.tensor([0.05, 0.0, 0.1, 0.02, 0.3], dtype=torch.float64, device=device)

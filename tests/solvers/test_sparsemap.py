@@ -91,6 +91,15 @@ def test_known_cases():
     close(pm.SparseMap(pm.Chain())(unary, transition).unary[:, 0], pm.sparsemax(unary[:, 0]), "a chain of length 1")
 
 
+def test_support_of_scores_with_a_nan():
+    """No structure of an instance with a NaN has weight; the other instances keep theirs."""
+    scores = torch.randn(3, 5, dtype=torch.float64)
+    sizes = pm.SparseMap(pm.Simplex()).distribution(scores).support_size
+    scores[1, 2] = torch.nan
+    found = pm.SparseMap(pm.Simplex()).distribution(scores)
+    assert found.support_size.tolist() == [int(sizes[0]), 0, int(sizes[2])]
+
+
 @every(TABLE)
 def test_distribution(row):
     scores = row.scores(batch=(3,))
