@@ -30,7 +30,7 @@ SMALL = 2 * GRAIN
 
 _pool: ThreadPoolExecutor | None = None
 
-# zeros by whose type a kernel knows the dtype of the rows at an address
+# zeros whose type passes the dtype of the rows at an address to a kernel
 REALS = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
 
 

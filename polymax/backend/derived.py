@@ -19,17 +19,17 @@ def derived(function: type[Function]) -> "Derived":
 
     Each call takes the form that costs least:
 
-    plain      a call that nobody derives is `forward` itself
-    eager      autograd alone looks: one node in the form that torch calls at a third of the cost
-    traced     torch.compile looks, which refuses derivatives in forward mode, and functions that nobody derives
-    whole      torch.func or forward mode look
+    plain      no derivative is needed: `forward` itself
+    eager      only autograd is active: one node in the form that torch calls at a third of the cost
+    traced     under torch.compile with a gradient: without forward mode, which the compiler rejects
+    whole      under torch.func or forward mode
     """
     return Derived(function)
 
 
 def node(function: type[Function]) -> Callable[..., Any]:
-    """`function.apply`, for a Function whose `forward` takes ctx, in a call that torch.func does not look at."""
-    # torch's way to a function looks for torch.func on its way
+    """Return `function.apply` of a Function whose `forward` takes ctx, for calls outside torch.func."""
+    # Function.apply checks for torch.func, autograd's own apply does not
     return super(Function, function).apply  # type: ignore[misc]
 
 
@@ -60,7 +60,7 @@ class Derived:
 
 
 def _without_forward_mode(function: type[Function]) -> type[Function]:
-    """The same function without `jvp`."""
+    """Return the function without `jvp`."""
     if "jvp" not in vars(function):
         return function
     kept = ("forward", "setup_context", "backward", "generate_vmap_rule")

@@ -133,7 +133,7 @@ class Bound:
     def on(self, grid: tuple[int, ...], tensors: tuple[Any, ...], numbers: tuple[float, ...]) -> None:
         """Run the kernel with another grid, and with other numbers of the same kinds as its own."""
         if KNOWN:
-            # for an address the launcher does not ask the driver about the pointer
+            # with an address the launcher skips its query of the driver about the pointer
             places = [t if type(t) is int else t.data_ptr() for t in tensors]
             together = 0
             for place in places:

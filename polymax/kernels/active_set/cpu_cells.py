@@ -1,4 +1,4 @@
-"""Assignments for SparseMAP on the CPU: the best one around mu."""
+"""Assignments for SparseMAP on the CPU: the best assignment around mu."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from polymax.kernels.assignment.numba_match import MATCHED, best_match
 
 
 def problem(search):
-    """Scores (B, n, m) and how many rows and columns there are, (B,) each, as the search takes them."""
+    """Return the problem of scores (B, n, m), and numbers of rows and of columns, (B,) each."""
     scores, rows, columns = search.tensors
     count, n, m = scores.shape
     wide = max(n, m) + 1
@@ -28,7 +28,7 @@ def problem(search):
 
 @lean_kernel
 def best(problem, mu, vertex):
-    """The best assignment around mu as a list of cells."""
+    """Write the best assignment around mu to `vertex` as a list of cells; return its score."""
     table, own, cells, _, grid, _, marks = problem
     n, m, height, width, match = table[0], table[1], own[0], own[1], marks[1]
     for u in range(vertex.size):

@@ -5,6 +5,6 @@ from polymax.kernels.active_set.cpu_derivations import best as best
 
 
 def problem(search):
-    """The scores and roots of the derivations that the last option gives, as the search takes them."""
+    """Return the problem of the derivations (scores, graph and roots) that the last option returns."""
     scores, graph, roots = search.options[-1]()
     return cpu_derivations.problem(search._replace(tensors=(scores, roots), options=(graph,)))

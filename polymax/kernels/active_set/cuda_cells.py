@@ -12,7 +12,7 @@ from polymax.kernels.assignment.cuda import match_instance
 
 
 def plan(search: Search) -> Plan:
-    """Scores (B, n, m) and how many rows and columns there are, (B,) each, as the program takes them."""
+    """Return the plan for scores (B, n, m), and numbers of rows and of columns, (B,) each."""
     x, rows, columns = search.tensors
     n, m = x.shape[1:]
     width = max(ceil_power(max(n, m)), 32)
@@ -22,7 +22,7 @@ def plan(search: Search) -> Plan:
 
 
 def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
-    """Assignments (*batch, k, n, m) as the program lists them: (*batch, k, the smaller of n and m)."""
+    """Return assignments (*batch, k, n, m) as lists of slots: (*batch, k, the smaller of n and m)."""
     _, rows, columns = search.tensors
     places, fewer = places_of(vertices_of(found), 2), min(search.events[0])
     by_row, by_column = (places.amax(dim)[..., :fewer] for dim in (-1, -2))
@@ -30,13 +30,13 @@ def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
 
 
 def listed(search: Search, places: Tensor) -> UsedParts:
-    """Assignments in slots as lists of cells."""
+    """Return assignments in slots as lists of cells."""
     return UsedParts(places, search.events)
 
 
 @triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
-    """The best assignment; SIZES of a row."""
+    """Write the best assignment; SIZES are those of a row."""
     p_rows, p_columns, p_match, p_u, p_v = problem
     n, m = height, width
     match_instance(p_arounds, p_rows, p_columns, p_match, p_u, p_v, n, m, SIZES[0])

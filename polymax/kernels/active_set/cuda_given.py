@@ -1,4 +1,4 @@
-"""Structures of any kind for SparseMAP on a GPU: they come from `map`, and each iteration is a launch.
+"""Structures of any kind for SparseMAP on a GPU: `map` finds them, and each iteration is a launch.
 
 A structure has a slot for each part of the first tensor.
 """
@@ -12,25 +12,25 @@ from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 
 
 def plan(search: Search) -> Plan:
-    """No tensors: solvers/loops/questions.py gives the structures."""
+    """Return a plan without tensors: solvers/loops/questions.py passes the structures."""
     d = search.events[0].numel()
     return Plan(best, (), (512,), (1, d), d, 4)
 
 
 def slots(search: Search, found: Tensor | UsedParts) -> Tensor:
-    """Structures (*batch, k, *event) as the program lists them: (*batch, k, d)."""
+    """Return structures (*batch, k, *event) as lists of slots: (*batch, k, d)."""
     dims = len(search.events[0])
     return places_of(vertices_of(found), dims).flatten(-dims)
 
 
 def listed(search: Search, places: Tensor) -> Tensor:
-    """Structures in slots (*batch, k, d) as indicators (*batch, k, *event)."""
+    """Return structures in slots (*batch, k, d) as indicators (*batch, k, *event)."""
     return (places >= 0).double().reshape(*places.shape[:-1], *search.events[0])
 
 
 @triton.jit(noinline=True)
 def best(problem, p_arounds, p_fresh, height, width, SIZES: tl.constexpr):
-    """The parts of a structure that is known already; the score of its other parts."""
+    """Write the parts of the given structure; return the score of its parts in other tensors."""
     p_ys, p_others = problem
     i_b = tl.program_id(0).to(tl.int64)
     for start in range(0, width, SIZES[0]):

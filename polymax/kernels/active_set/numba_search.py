@@ -26,9 +26,11 @@ from numba.extending import intrinsic
 
 
 class Problem(NamedTuple):
-    """The arrays of a batch of problems, (B, any) where each instance has its own; the shapes of a search's memory
-    (grid, line and marks), the work of one question in units of a pass over a number, and from how many parts each
-    place of a list chooses: place u has one of u * choices and those that follow; 0 where it may have any.
+    """The arrays of a batch of problems, and constants of its search.
+
+    Arrays are (B, any), or shared by all instances. `memory` is the shapes of grid, line and marks; `work` the cost of
+    one search in units of a pass over a number. Place u of a list holds one of the `choices` parts from u * choices on;
+    0 if it may hold any part.
     """
 
     table: np.ndarray

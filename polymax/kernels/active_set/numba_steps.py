@@ -9,7 +9,7 @@ FRANK_WOLFE, AWAY_STEP, PAIRWISE = 1, 2, 3
 
 @inline
 def shift(rule, place, count, gram, b, p, work):
-    """The best step towards structure `place`, away from the worst, or from the worst to it; p sums to 1 after it."""
+    """Take the best step: towards structure `place`, away from the worst, or from the worst to it; p sums to 1 after."""
     gains, way = work[0], work[1]
     for i in range(count):
         gains[i] = b[i] - dot(gram[i], p, count)

@@ -1,6 +1,6 @@
-"""Cholesky's factor of gram + 1 for Triton, a block of columns after the other, and systems solved by it.
+"""Cholesky's factor of gram + 1 for Triton, block by block of columns, and systems solved by it.
 
-A structure that depends on those before it has a column of 0, and so has a free place: neither takes part in anything.
+The columns of free places, and of structures that depend on those before them, are 0: they are left out of all systems.
 
 Shapes: gram (K, K); factor (K, K), below the diagonal blocks, which have the inverses of theirs; blocks are NB columns,
 tiles BM rows of them
@@ -16,7 +16,7 @@ NB = tl.constexpr(16)
 
 @triton.jit
 def factorize(p_gram, p_factor, p_p, top, K: tl.constexpr, BM: tl.constexpr):
-    """Write the factor for the structures whose p is not -1; it becomes -1 where they depend on others."""
+    """Write the factor for the structures whose p is not -1; it becomes -1 for those that depend on others."""
     o_b = tl.arange(0, NB)
     for i_c in range(0, top, NB):
         o_c = i_c + o_b
@@ -37,7 +37,7 @@ def factorize(p_gram, p_factor, p_p, top, K: tl.constexpr, BM: tl.constexpr):
 
 @triton.jit
 def _left(p_gram, p_factor, p_p, o_r, i_c, top, K: tl.constexpr, BM: tl.constexpr):
-    """What the columns before leave of rows of a block of gram + 1."""
+    """Return rows of a block of gram + 1 less the products of the columns before."""
     o_b = tl.arange(0, NB)
     o_c = i_c + o_b
     m_r = o_r < top
@@ -52,7 +52,7 @@ def _left(p_gram, p_factor, p_p, o_r, i_c, top, K: tl.constexpr, BM: tl.constexp
 
 @triton.jit
 def _inverse_block(b_left, b_size):
-    """The inverse of a block's factor, and 1 for each column that is kept, else 0."""
+    """Return the inverse of a block's factor, and 1 for each column that is kept, else 0."""
     o_b = tl.arange(0, NB)
     o_r, o_c = o_b[:, None], o_b[None, :]
     b_inverse = (o_r == o_c).to(tl.float64)

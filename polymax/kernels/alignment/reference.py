@@ -16,7 +16,7 @@ from polymax.kernels.hypergraph.lowered import by_graph
 
 @lru_cache(maxsize=64)
 def graph(n: int, m: int) -> Graph:
-    """The hypergraph of paths in n rows and m columns."""
+    """Return the hypergraph of paths in n rows and m columns."""
     cell = np.arange(n * m).reshape(n, m)
     builder = Builder(parts=n * m)
     builder.add(2 * cell + 1, cell, 2 * cell)

@@ -30,7 +30,7 @@ def _trees(start, stop, scores, lengths, single_root, heads):
 
 @inline
 def _undefined(scores, n):
-    """True if the score of an arc is NaN."""
+    """Return True if the score of an arc is NaN."""
     count = 0
     for u in range(n + 1):
         for v in range(1, n + 1):

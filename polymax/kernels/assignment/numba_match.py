@@ -32,7 +32,7 @@ def workspace(n, m, dtype=np.float64):
 
 @kernel
 def best_match(scores, n, m, match, u, v, space, warm):
-    """The best assignment of scores[:n, :m]: the column of each row, or -1, and duals in float64.
+    """Write the best assignment of scores[:n, :m]: the column of each row, or -1, and duals in float64.
 
     If `warm` and n = m, the finite prices in v, from a similar problem, are tried first. Returns MATCHED; IMPOSSIBLE if
     -inf leaves no assignment; or UNDEFINED if there are NaN or +inf. Except for MATCHED, match, u and v are
@@ -171,14 +171,14 @@ def _augment(scores, m, start, match, owner, taken, v, reals, indices):
         row[count], through[count], near[count] = i, j, distance
         base[count] = distance - (v[j] - scores[i, j])
         count += 1
-        # infinitely dear: no path comes here again
+        # infinite price: no path visits this column again
         reach[j] = np.inf
         price[j] = np.inf
     j = _where_sum(reach, taken, distance, m)
     taken[j] = np.inf
     k, length = count, distance
     while k > 0:
-        # the path comes from the first row that gives the column its distance
+        # the first row that gives the column its distance precedes it on the path
         last, k = k - 1, 0
         while k < last and base[k] + (v[j] - scores[row[k], j]) != length:
             k += 1
@@ -199,7 +199,7 @@ def _any_undefined(row):
 
 @inline
 def _highest_scores(scores, n, v):
-    """The highest score of each column."""
+    """Write the highest score of each column to v."""
     v[:n] = -np.inf
     for i in range(n):
         row = scores[i]
@@ -209,7 +209,7 @@ def _highest_scores(scores, n, v):
 
 @inline
 def _values(row, v, m, value):
-    """What the columns are worth to a row at their prices, into value, and the highest."""
+    """Write the values of the columns for a row, scores less prices, and return the highest."""
     best = -np.inf
     for j in range(m):
         value[j] = row[j] - v[j]
@@ -227,7 +227,7 @@ def _highest(value, m):
 
 @inline
 def _relax(row, price, taken, m, base, reach):
-    """Shorten the paths to all columns by those through a row; the shortest length, and that to a free column."""
+    """Shorten paths to all columns by paths through a row; return the shortest length, and that to a free column."""
     distance = to_free = np.inf
     for j in range(m):
         reached = _lower(reach[j], base + (price[j] - row[j]))
@@ -239,7 +239,7 @@ def _relax(row, price, taken, m, base, reach):
 
 @inline
 def _where(x, value, m):
-    """The last place of a value."""
+    """Return the last index of a value."""
     place = -1
     for j in range(m):
         place = j if x[j] == value else place
@@ -258,7 +258,7 @@ def _extreme(order):
     @intrinsic
     def pick(typing_context, a, b):
         def codegen(context, builder, signature, args):
-            # numbers that are not NaN, and zeros without a sign: what LLVM must know to compare in vector lanes
+            # no NaN and no signed zeros: with these flags LLVM compares in vector lanes
             flags = ("nnan", "nsz")
             return builder.select(builder.fcmp_ordered(order, *args, flags=flags), *args, flags=flags)
 

@@ -37,7 +37,7 @@ def assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, T
 
 
 def _match_rows(scores: list[list[float]], n: int, m: int) -> tuple[list[int], list[float], list[float]] | None:
-    """The column of each row, for n <= m, and the duals of rows and columns; None where there is no assignment."""
+    """Return the column of each row, for n <= m, and the duals of rows and columns; None if there is no assignment."""
     match, owner = [-1] * n, [-1] * m
     u, v = [max(row) for row in scores], [0.0] * m
     if -math.inf in u:

@@ -15,7 +15,7 @@ TILE = 2 * LANES
 
 @inline
 def padded(states: int) -> int:
-    """The columns of a matrix of `states` columns, padded to whole tiles."""
+    """Return the columns of a matrix of `states` columns, padded to whole tiles."""
     return -(-states // TILE) * TILE
 
 

@@ -16,7 +16,7 @@ from polymax.kernels.hypergraph.lowered import by_graph
 
 @lru_cache(maxsize=64)
 def graph(n: int, states: int) -> Graph:
-    """The hypergraph of sequences of at most n positions."""
+    """Return the hypergraph of sequences of at most n positions."""
     t, i, j = np.ogrid[:n, :states, :states]
     unary = np.arange(n * states).reshape(n, 1, states)
     transition = n * states + np.arange(max(n - 1, 0) * states * states).reshape(max(n - 1, 0), states, states)

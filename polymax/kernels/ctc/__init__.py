@@ -6,7 +6,7 @@ except between equal targets: after target i - 1 comes blank i, then target i.
 
 Ties go to the first option in this order, and at the end to the blank. Values are added up in float64. Only cells on a
 path from the first frame to the last are read; NaN in one of them makes the value NaN. The value is -inf if all paths
-are forbidden, or if there is none because targets do not fit or are no valid labels. Then no frame has a label.
+are forbidden, or if there is none because targets do not fit or are invalid labels. Then no frame has a label.
 
 Shapes: x (B, n, labels), targets (B, s), counts and frames (B,), the targets and the frames of each instance; the label
 of each frame (B, n) int64, -1 for none, and the value (B,) float64

@@ -50,7 +50,7 @@ def _search(p_x, p_targets, p_counts, p_frames, p_found, p_value, p_moves, n, cl
     # the first frame at which a target, and the blank before it, can be reached
     b_first = o_l + tl.cumsum(b_again.to(tl.int32), 0)
     b_empty = b_first - b_again.to(tl.int32)
-    # a target that is no valid label forbids all paths
+    # an invalid target label forbids all paths
     m_l = m_l & (b_target >= 0) & (b_target < classes)
     b_blank = tl.full([BL], float("-inf"), tl.float64)
     b_label = b_blank

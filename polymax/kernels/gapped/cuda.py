@@ -155,7 +155,7 @@ def _inside(
         b_m, b_d, b_i, b_p, b_diagonal = none, none, none, none, none
         # P above the first row, to which the score of the next insertion is added
         above = tl.full([], 0.0, tl.float64)
-        # loaded here, since the compiler cannot know that later stores do not change them
+        # loaded here, since the compiler cannot prove that later stores do not change them
         opened = tl.load(p_open).to(tl.float64)
         extended = tl.load(p_extend).to(tl.float64)
         b_x, b_open, b_extend = _scores(

@@ -26,7 +26,7 @@ def flat_scores(pairs: Tensor, opened: Tensor, extended: Tensor) -> Tensor:
 
 
 def parts_of(problem: tuple[Tensor, ...], mu: Tensor) -> tuple[Tensor, ...]:
-    """The derivative in each score tensor; that of a number for all cells is the sum."""
+    """Return the derivative in each score tensor; for a number shared by all cells, the sum."""
     scores = problem[:3]
     whole = mu.unflatten(1, (3, *scores[0].shape[1:])).unbind(1)
     return tuple(

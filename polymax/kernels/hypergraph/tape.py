@@ -12,18 +12,18 @@ from polymax.kernels.local_max.reference import TsallisMax
 
 
 def taped_value(scores: Tensor, first: Tensor, tails: Tensor, part: Tensor, roots: Tensor, alpha: float) -> Tensor:
-    """The value of each root, (batch,)."""
+    """Return the value of each root, (batch,)."""
     return recorded_by(Levels(Graph(first, tails, part, scores.shape[1])), scores, roots, TsallisMax(alpha))
 
 
 def recorded_by(levels: Levels, scores: Tensor, roots: Tensor, omega: Any) -> Tensor:
-    """The value of each root, every maximum smoothed by `omega`."""
+    """Return the value of each root, with every maximum smoothed by `omega`."""
     v, _ = levels.inside(of_edges(usable_scores(levels, scores, roots), levels.graph.part), omega)
     return at_roots(v, roots)
 
 
 def usable_scores(levels: Levels, scores: Tensor, roots: Tensor) -> Tensor:
-    """The scores, with 0 for parts that no derivation of the root uses: a NaN there would reach the tape."""
+    """Return the scores, with 0 for parts that no derivation of the root uses: a NaN there would reach the tape."""
     with torch.no_grad():
         every = torch.ones(levels.graph.edges, scores.shape[0], dtype=scores.dtype, device=scores.device)
         q, _ = levels.outside(every, roots, every.new_ones(scores.shape[0]))

@@ -308,7 +308,7 @@ def log(x):
 
 
 def sqrt(x):
-    """The square root."""
+    """Return the square root."""
     return math.sqrt(x)
 
 

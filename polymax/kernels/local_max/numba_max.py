@@ -274,7 +274,7 @@ weigh = by_smoothing(_shannon_weights, _tsallis_weights, _tsallis_weights, _hard
 
 @inline
 def smooth_max(a, count, omega):
-    """The smoothed maximum."""
+    """Return the smoothed maximum."""
     top = top_of(a, count)
     return value(a, count, top, threshold(a, count, top, omega), omega)
 

@@ -21,7 +21,7 @@ def oscarmax(x: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def coded(y: Tensor, z: Tensor, order: Tensor) -> Tensor:
-    """The code of weights y and prox z, in the order of falling scores."""
+    """Return the code of weights y and prox z, in the order of falling scores."""
     index = order.long()
     level, heavy = z.gather(-1, index), y.gather(-1, index) > 0
     begins = torch.ones_like(heavy)

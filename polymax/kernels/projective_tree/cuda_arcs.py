@@ -47,7 +47,7 @@ def pick(b_x, m_here):
 
 @triton.jit
 def store_square(p_out, p_x, m, size, s, BLOCK: tl.constexpr):
-    """Copy arcs from a square of a chart; 0 at entries that are no arcs."""
+    """Copy arcs from a square of a chart; 0 at all other entries."""
     for start in range(0, size * size, BLOCK):
         o_x = start + tl.arange(0, BLOCK)
         o_i = o_x // size

@@ -11,7 +11,7 @@ from polymax.backend.numba_memory import array_at, give_back, lean_kernel, taken
 from polymax.kernels.active_set.numba_factor import dot, grow, solve_above
 from polymax.kernels.active_set.tolerances import DEPENDENT
 
-# zeros by whose type a kernel knows the dtype of overlaps
+# zeros whose type passes the dtype of overlaps to a kernel
 _COUNTS = {torch.int16: np.int16(0), torch.int32: np.int32(0), torch.float64: np.float64(0)}
 
 

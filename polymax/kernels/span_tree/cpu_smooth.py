@@ -83,9 +83,9 @@ def forward(lam, dlam, m, s, w, shift, dw, a, p, omega):
 
 @inline
 def outside(lam, m, s, w, shift, g, o, e, a, p, dlam, dw, do, de, da, dp, omega):
-    """Fill e with g times the expected parts; o is work space: o[i, k] is for left children, o[k, i] for right ones.
+    """Fill e with g times the expected parts; o is workspace: o[i, k] for left children, o[k, i] for right children.
 
-    Unless dw, the derivative of the chart along a direction, is None, fill de with that of e.
+    Unless dw, the derivative of the chart along a direction, is None, fill de with the derivative of e.
     """
     o[: m * s] = 0
     o[m - 1] = g if w[m - 1] != -np.inf else 0.0

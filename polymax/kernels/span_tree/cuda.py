@@ -1,9 +1,9 @@
-"""Span trees for Triton: one program to a sentence, one launch to a pass, all spans of a width at once.
+"""Span trees for Triton: one program per sentence, one launch per pass, all spans of a width at once.
 
 All arithmetic is in float64: a long sentence adds up many scores. The chart W is a square with W[i, j] = W[j, i] =
-T(i, j), so the splits of a span lie along two rows. Backwards, what a span (i, k) hears as a left child is summed at
-[i, k] of a square and as a right child at [k, i - 1]: the spans of a width then write to rows of their own, without
-atomics.
+T(i, j), so the splits of a span lie along two rows. In the backward pass the gradient that span (i, k) receives as a
+left child is accumulated at [i, k] of a square, as a right child at [k, i - 1]: the spans of a width then write to
+separate rows, without atomics.
 """
 
 import torch
@@ -139,8 +139,8 @@ def _up(
     BS: tl.constexpr,
     BL: tl.constexpr,
 ):
-    """Fill the chart, which is p_w too, from the scores; or, with TANGENTS, its derivative along d."""
-    # lam waits where T will be
+    """Fill the chart (then also p_w) from the scores or, with TANGENTS, its derivative along d."""
+    # lam is stored in the place of T
     for start in range(0, m * m, BS):
         o_i, o_j, m_square = _square(start, m, BS)
         m_in = m_square & (o_i <= o_j)
@@ -178,7 +178,7 @@ def _down(
     BI: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Fill what the spans hear and, with TANGENTS, its derivative."""
+    """Fill the gradients of all spans and, with TANGENTS, their derivatives."""
     for step in range(1, m):
         width = m - step
         for start in range(0, m - width, BI):
@@ -216,7 +216,7 @@ def _parts(
     BS: tl.constexpr,
     BL: tl.constexpr,
 ):
-    """Store the expected parts, what spans hear times the weights of labels; or, with TANGENTS, their derivative."""
+    """Store the expected parts, gradients of spans times weights of labels; with TANGENTS, their derivatives."""
     for start in range(0, n * n, BS):
         o_i, o_j, m_square = _square(start, n, BS)
         m_in = (o_i <= o_j) & (o_j < m)
@@ -234,21 +234,21 @@ def _parts(
 
 @triton.jit
 def _square(start, n, BS: tl.constexpr):
-    """Cells of an n x n square from number `start` on, and which exist."""
+    """Return rows and columns of the cells of an n x n square from number `start` on, and their mask."""
     o_s = start + tl.arange(0, BS)
     return o_s // n, o_s % n, o_s < n * n
 
 
 @triton.jit
 def _heard(p_o, o_i, o_j, s, m_in):
-    """What spans (i, j) heard as left and as right children."""
+    """Return the gradients of spans (i, j), the sums of those received as left and as right children."""
     b_left = tl.load(p_o + o_i * s + o_j, mask=m_in, other=0)
     return b_left + tl.load(p_o + o_j * s + o_i - 1, mask=m_in & (o_i > 0), other=0)
 
 
 @triton.jit
 def _labels(p_x, o_s, m_in, labels, absent, BL: tl.constexpr):
-    """Scores of the labels of spans o_s in float64, `absent` where there are none."""
+    """Return scores of the labels of spans o_s in float64, `absent` outside the mask."""
     o_l = tl.arange(0, BL)[None, :]
     m_x = m_in[:, None] & (o_l < labels)
     b_x = tl.load(p_x + o_s.to(tl.int64)[:, None] * labels + o_l, mask=m_x, other=0).to(tl.float64)

@@ -1,4 +1,4 @@
-"""What tree kernels in Triton read from and add to charts, whose rows have s entries."""
+"""Loads from and additions to charts, whose rows have s entries, for tree kernels in Triton."""
 
 import torch
 import triton
@@ -11,9 +11,9 @@ INSIDE, OUTSIDE, TANGENT = (tl.constexpr(k) for k in range(3))
 
 
 def pass_arguments(kind: tl.constexpr, chart: Tensor, *tensors: Tensor | None) -> list[Tensor]:
-    """What a kernel of all three passes takes: the chart, work space of one or three charts, and tensors.
+    """Return the arguments of a kernel of all three passes: the chart, workspace of one or three charts, and tensors.
 
-    Pointers that a pass does not use are those of the chart.
+    Arguments that a pass does not use are replaced by the chart.
     """
     chart = chart.contiguous()
     charts = {OUTSIDE.value: 1, TANGENT.value: 3}.get(kind.value, 0)
@@ -31,9 +31,9 @@ def clear(p_x, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def spans(start, first, width, last, s, BI: tl.constexpr, BK: tl.constexpr):
-    """The spans (i, i + width) from first + start on, inside first..last, and their choices k < width.
+    """Return the spans (i, i + width) from first + start on, inside first..last, and their choices k < width.
 
-    i, j and where they exist, (I,); the places of [i, i + k] and [j, i + k] and where they exist, (I, K).
+    Returns i, j and their mask, (I,); the offsets of [i, i + k] and [j, i + k] and their mask, (I, K).
     """
     o_i = first + start + tl.arange(0, BI)
     o_j = o_i + width
@@ -45,14 +45,14 @@ def spans(start, first, width, last, s, BI: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def load_sums(p_x, o_x, p_y, o_y, m_x, absent):
-    """x + y, or `absent` where masked."""
+    """Return x + y, or `absent` outside the mask."""
     b_sum = tl.load(p_x + o_x, mask=m_x, other=0) + tl.load(p_y + o_y, mask=m_x, other=0)
     return tl.where(m_x, b_sum, absent)
 
 
 @triton.jit
 def add_to(p_x, b_x, m_x):
-    """Add to numbers in memory that nobody else touches until the next barrier."""
+    """Add to numbers in memory that no other thread accesses before the next barrier."""
     tl.store(p_x, tl.load(p_x, mask=m_x, other=0) + b_x, mask=m_x)
 
 
@@ -79,9 +79,9 @@ def values_or_slopes(
     KIND: tl.constexpr,
     ALPHA: tl.constexpr,
 ):
-    """The smoothed maxima of rows x + y or, with TANGENTS, their derivatives; `new` are entries not yet in memory.
+    """Return smoothed maxima of rows x + y or, with TANGENTS, their derivatives; b_new are entries not yet in memory.
 
-    A pass fills `to`: the chart, which is x and y too, or its derivative.
+    Entries are loaded from `to`, the array that the pass fills: the chart (then also x and y), or its derivative.
     """
     if TANGENTS:
         b_p = weight_rows(load_sums(p_x, o_x, p_y, o_y, m_x, float("-inf")), KIND, ALPHA)
@@ -107,7 +107,7 @@ def shares(
     KIND: tl.constexpr,
     ALPHA: tl.constexpr,
 ):
-    """The weights of the smoothed maxima of rows x + y times `here`; with TANGENTS, their derivative too."""
+    """Return weights of the smoothed maxima of rows x + y times b_here and, with TANGENTS, their derivatives."""
     b_p = weight_rows(load_sums(p_x, o_x, p_y, o_y, m_x, float("-inf")), KIND, ALPHA)
     b_q = b_p * b_here[:, None]
     b_dq = b_q

@@ -1,6 +1,6 @@
 """The span tree as a hypergraph: its specification.
 
-Node S(i, j) chooses where to split, node T(i, j) chooses the label; the root is T of the whole span.
+Node S(i, j) chooses the split, node T(i, j) the label; the root is T of the whole span.
 """
 
 from functools import lru_cache
@@ -16,7 +16,7 @@ from polymax.kernels.span_tree import chart_like
 
 @lru_cache(maxsize=64)
 def graph(n: int, labels: int) -> Graph:
-    """The hypergraph of bracketings of at most n leaves."""
+    """Return the hypergraph of bracketings of at most n leaves."""
     split, span = numbers(n)
     builder = Builder(parts=n * n * labels)
     i, j = np.triu_indices(n)
@@ -29,7 +29,7 @@ def graph(n: int, labels: int) -> Graph:
 
 
 def numbers(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The node numbers S and T of span (i, j): short spans before long ones."""
+    """Return the node numbers S and T of span (i, j): short spans before long ones."""
     i, j = np.indices((n, n))
     width = j - i
     # the spans that are shorter, and those of this width further left

@@ -77,7 +77,7 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Optio
 
 
 class Call:
-    """Launches of all kernels of a call, and sizes of what they write; constants say what a kernel is compiled for."""
+    """Launches of all kernels of a call, and sizes of their outputs; constants are fixed at compile time."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, options: Options) -> None:
         (B, H, L, D), G, S, V = q.shape, k.shape[1], k.shape[2], v.shape[-1]

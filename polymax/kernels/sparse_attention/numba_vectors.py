@@ -76,7 +76,7 @@ def add_scaled(typing_context, y, at_y, weight, x, at_x, size):
 
 @intrinsic
 def dot(typing_context, x, at_x, y, at_y, size):
-    """The inner product of `size` entries from `at_x` and `at_y`: a whole number of vectors."""
+    """Return the inner product of `size` entries from `at_x` and `at_y`: a whole number of vectors."""
 
     def codegen(context, builder, signature, args):
         vector = _vector(context, signature.args[0])

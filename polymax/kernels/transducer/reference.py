@@ -24,7 +24,7 @@ def as_graph(blank: Tensor, label: Tensor, frames: Tensor, tokens: Tensor) -> tu
 
 
 def parts_of(problem: tuple[Tensor, ...], mu: Tensor) -> tuple[Tensor, ...]:
-    """The derivative in both score tensors."""
+    """Return the derivative in both score tensors."""
     blank, label = problem[:2]
     first, second = mu.split([blank[0].numel(), label[0].numel()], 1)
     return first.reshape(blank.shape).contiguous(), second.reshape(label.shape).contiguous()
