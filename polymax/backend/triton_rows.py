@@ -21,7 +21,7 @@ WIDEST_32, SMALL_32 = (tl.constexpr(number) for number in UNITS[torch.float32])
 
 
 def chunks(count: int, n: int) -> tuple[int, int, int, int]:
-    """Rows per program, threads to a row, entries to a thread, and warps."""
+    """Return rows per program, threads to a row, entries to a thread, and warps."""
     bn = ceil_power(n)
     # one warp to a row as long as possible; beyond, more threads rather than more registers
     be = 32 if bn == 1024 else min(16, max(bn // 8, 1))

@@ -26,7 +26,7 @@ def graph(n: int, m: int) -> Graph:
 
 
 def as_graph(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Graph, Tensor]:
-    """Scores of cells (B, n m), the hypergraph, and the root of each instance."""
+    """Return scores of cells (B, n m), the hypergraph, and the root of each instance."""
     _, n, m = scores.shape
     last = (rows - 1) * m + columns - 1
     roots = torch.where((rows > 0) & (columns > 0), 2 * last + 1, -1)

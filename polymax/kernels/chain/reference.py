@@ -29,14 +29,14 @@ def graph(n: int, states: int) -> Graph:
 
 
 def as_graph(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Graph, Tensor]:
-    """Scores of parts (B, unary and transition), the hypergraph, and the root of each instance."""
+    """Return scores of parts (B, unary and transition), the hypergraph, and the root of each instance."""
     _, n, states = unary.shape
     roots = torch.where(lengths > 0, 2 * states * n + lengths - 1, -1)
     return parts(unary, transition), graph(n, states).to(unary.device), roots
 
 
 def parts(unary: Tensor, transition: Tensor) -> Tensor:
-    """Both score tensors as one row for each instance."""
+    """Return both score tensors joined to one row for each instance."""
     batch, n, states = unary.shape
     each = transition.repeat_interleave(batch // max(transition.shape[0], 1), 0)
     steps = max(n - 1, 0)

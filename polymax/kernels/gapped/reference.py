@@ -13,7 +13,7 @@ from polymax.kernels.hypergraph.lowered import by_graph
 def as_graph(
     pairs: Tensor, opened: Tensor, extended: Tensor, rows: Tensor, columns: Tensor
 ) -> tuple[Tensor, Graph, Tensor]:
-    """Scores of parts (B, 3 n m), the hypergraph, and the root of each instance."""
+    """Return scores of parts (B, 3 n m), the hypergraph, and the root of each instance."""
     _, n, m = pairs.shape
     flat = flat_scores(pairs, opened, extended)
     roots = torch.where((rows > 0) & (columns > 0), 4 * (rows * (m + 1) + columns) + 3, -1)
@@ -21,7 +21,7 @@ def as_graph(
 
 
 def flat_scores(pairs: Tensor, opened: Tensor, extended: Tensor) -> Tensor:
-    """Scores of all parts, (B, 3 n m)."""
+    """Return scores of all parts, (B, 3 n m)."""
     return torch.cat([pairs.flatten(1), *(t.expand(pairs.shape).flatten(1) for t in (opened, extended))], 1)
 
 

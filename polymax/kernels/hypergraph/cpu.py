@@ -124,14 +124,14 @@ def _blocks(block: Callable[..., None], work: int, first: Tensor, tails: Tensor,
 
 
 def _from_roots(values: np.ndarray, root: np.ndarray, x: np.ndarray | float) -> np.ndarray:
-    """Zeros, and x at the roots."""
+    """Return zeros, and x at the roots."""
     out = np.zeros_like(values)
     out[root, _COLUMNS] = x
     return out
 
 
 def _lanes(x: np.ndarray, start: int) -> np.ndarray:
-    """Rows from `start` on as LANES columns in float64; zeros past their end, and in a last row."""
+    """Return rows from `start` on as LANES columns in float64; zeros past their end, and in a last row."""
     out = np.empty((x.shape[1] + 1, LANES))
     _load(x, start, out)
     return out

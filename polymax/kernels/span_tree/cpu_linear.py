@@ -42,7 +42,7 @@ def dot(x, i, y, j, count):
 
 @_unrolled
 def add_scaled(y, i, scale, x, j, count):
-    """y[i + k] += scale x[j + k] over k < count, rounded up to a multiple of four."""
+    """Compute y[i + k] += scale x[j + k] over k < count, rounded up to a multiple of four."""
     p, q = np.uint64(i), np.uint64(j)
     one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
     for k in range(np.uint64(0), np.uint64(count), np.uint64(4)):

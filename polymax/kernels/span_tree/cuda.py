@@ -52,7 +52,7 @@ def span_tree_tangent(
 
 
 def tiles(n: int, labels: int) -> dict[str, int]:
-    """Spans and splits of a tile, spans and labels of a tile, and the columns of a chart past the last."""
+    """Return spans and splits of a tile, spans and labels of a tile, and the columns of a chart past the last."""
     splits, names = max(ceil_power(n), 16), ceil_power(labels)
     spans = min(max(1024 // splits, 1), splits)
     return {"BI": spans, "BK": splits, "BS": max(1024 // names, 1), "BL": names, "PAD": PADDING}

@@ -38,7 +38,7 @@ def numbers(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def as_graph(scores: Tensor, lengths: Tensor) -> tuple[Tensor, Graph, Tensor]:
-    """Scores of labelled spans (B, n n labels), the hypergraph, and the root of each instance."""
+    """Return scores of labelled spans (B, n n labels), the hypergraph, and the root of each instance."""
     _, n, _, labels = scores.shape
     whole = torch.from_numpy(np.append(numbers(n)[1][0] if n else [], -1)).long().to(lengths.device)
     return scores.flatten(1), graph(n, labels).to(scores.device), whole[lengths - 1]

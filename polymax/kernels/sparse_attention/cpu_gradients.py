@@ -20,7 +20,7 @@ from polymax.kernels.threshold.numba_support import response_weights
 def gradients(
     start, stop, inputs, panels, results, places, masks, alphas, sinks, scale, cap, learned, finite, items, drop
 ):
-    """Gradients of queries, keys, values, alpha, sinks and the mask, added up over parts of the blocks."""
+    """Write gradients of queries, keys, values, alpha, sinks and the mask, added up over parts of the blocks."""
     grad, q, mean, k, v = inputs
     dq, dk, dv, dalpha, dsink, dmask = results
     batch_run, head_run, parts = items

@@ -24,7 +24,7 @@ ROWS = 4
 
 @intrinsic
 def product(typing_context, a, at_a, row_a, step_a, b, at_b, row_b, c, at_c, row_c, depth, more):
-    """c[i, :] = sum_t a[i, t] b[t, :] for ROWS rows and the lanes of a vector, added to c if `more`.
+    """Write c[i, :] = sum_t a[i, t] b[t, :] for ROWS rows and the lanes of a vector, added to c if `more`.
 
     The operands start at `at_*` in their arrays; their rows are `row_*` apart, and the entries of a row of a `step_a`.
     """

@@ -358,7 +358,7 @@ def _checked(z, count):
 
 @inline
 def _dense(z, power, b):
-    """power = d^(-1/b), d = 1 + b (t - z) >= 1: the weights below alpha = 1, all of them positive; b = 1 - alpha.
+    """Write power = d^(-1/b) with d = 1 + b (t - z) >= 1 and b = 1 - alpha: the positive weights for alpha < 1.
 
     The norm of d with the exponent -1/b is concave and increasing in t: Newton from t = 0 converges from the left.
     """

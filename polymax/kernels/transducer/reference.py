@@ -11,12 +11,12 @@ from polymax.kernels.transducer.lattice import graph
 
 
 def flat_scores(blank: Tensor, label: Tensor) -> Tensor:
-    """Scores of all parts, (B, n (2 m + 1))."""
+    """Return scores of all parts, (B, n (2 m + 1))."""
     return torch.cat([blank.flatten(1), label.flatten(1)], 1)
 
 
 def as_graph(blank: Tensor, label: Tensor, frames: Tensor, tokens: Tensor) -> tuple[Tensor, Graph, Tensor]:
-    """Scores of parts, the hypergraph, and the root of each instance."""
+    """Return scores of parts, the hypergraph, and the root of each instance."""
     n, m = label.shape[1:]
     flat = flat_scores(blank, label)
     roots = torch.where(frames > 0, n * (m + 1) + (frames - 1) * (m + 1) + tokens, -1)
