@@ -9,7 +9,7 @@ FRANK_WOLFE, AWAY_STEP, PAIRWISE = 1, 2, 3
 
 @inline
 def shift(rule, place, count, gram, b, p, work):
-    """Take the best step: towards structure `place`, away from the worst, or from the worst to it; p keeps the sum 1."""
+    """Take the best step: towards structure `place`, away from the worst, or from it to `place`; p keeps the sum 1."""
     gains, way = work[0], work[1]
     for i in range(count):
         gains[i] = b[i] - dot(gram[i], p, count)

@@ -21,7 +21,7 @@ def padded(states: int) -> int:
 
 @intrinsic
 def product(typing_context, x, m, count, y):
-    """Write y[j] = sum over i < count of x[i] m[i, j] for all columns of m, a whole number of tiles; x may be strided."""
+    """Write y[j] = sum over i < count of x[i] m[i, j] for all columns of m, whole tiles; x may be strided."""
 
     def codegen(context, builder, signature, args):
         x, m, y = (make_array(signature.args[k])(context, builder, args[k]) for k in (0, 1, 3))
