@@ -1,4 +1,4 @@
-"""Modules: attention by any mapping or structure, and structured inference with parameters of its own."""
+"""Modules: attention by any mapping or structure, and structured inference with learned parameters."""
 
 from polymax.nn.adaptive import AdaptiveEntmax as AdaptiveEntmax
 from polymax.nn.attention import attention_path as attention_path

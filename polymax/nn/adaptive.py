@@ -7,7 +7,7 @@ from polymax.mappings import entmax
 
 
 class AdaptiveEntmax(nn.Module):
-    """Entmax with an alpha for each head that is learned: from softmax (1) to sparsemax (2).
+    """Entmax with a learned alpha for each head, from softmax (1) to sparsemax (2).
 
         weights_h = entmax(scores_h, alpha_h)        alpha = 1 + sigmoid(logits)
 

@@ -40,13 +40,13 @@ def scaled_dot_product_attention(
     zeros. A mapping is a function as in `polymax.mappings` or its name ("entmax"), a regularizer, or a smoothing such
     as SparseMap(Subset(3)). Query i stands at key i + causal_offset: is_causal hides the keys after it, and
     window=(left, right) those more than `left` before or `right` after, -1 being no limit. A sink is a score that takes
-    weight in each row of its head and has no value. `key_boxes`, as `pm.nn.key_boxes` computes them and a
-    `KeyValueCache` keeps them, say which keys a few queries need not read; they do not change the result.
-    `attention_path` with the same arguments says how the result is computed.
+    weight in each row of its head and has no value. `key_boxes`, from `pm.nn.key_boxes` or a `KeyValueCache`, let a few
+    queries skip keys; they do not change the result. `attention_path` with the same arguments says how the result is
+    computed.
 
     Shapes:
         query (*batch, L, E); key (*batch, S, E); value (*batch, S, V); attn_mask broadcasts to (*batch, L, S); sinks
-        (heads,), where batch ends in heads; with enable_gqa, the heads of key and value divide those of query
+        (heads,) if batch ends in heads; with enable_gqa, the heads of key and value divide those of query
 
     Example:
         >>> query, key, value = torch.tensor([[1.0]]), torch.tensor([[4.0], [3.5], [0.0]]), torch.eye(3)
@@ -63,7 +63,7 @@ def scaled_dot_product_attention(
         mapping, window, softcap, sinks, causal_offset, key_boxes,
     )  # fmt: skip
     if query.is_nested:
-        # packed sequences are attended to one by one by this very function
+        # imported here: packed attention calls this function for each sequence
         from polymax.nn.packed_attention import nested_attention
 
         return nested_attention(call)
@@ -71,7 +71,7 @@ def scaled_dot_product_attention(
 
 
 def _takes_the_arguments_of(function: Callable[P, Any]) -> Callable[[Callable[..., str]], Callable[P, str]]:
-    """Return a decorator that gives a function the signature of another one."""
+    """Return a decorator that gives a function the signature of `function`."""
 
     def decorate(decorated: Callable[..., str]) -> Callable[P, str]:
         signature = inspect.signature(function)

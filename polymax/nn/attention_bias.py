@@ -15,7 +15,7 @@ def distance_bias(slopes: Tensor, positions: Tensor, keys: int, dtype: torch.dty
 
 
 def with_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Return a mask and a bias, or two masks, as one: what either forbids is forbidden, and what they add is added."""
+    """Return the combination of a mask and a bias, or of two masks: either may forbid, and float masks add up."""
     if mask is None or bias is None:
         return bias if mask is None else mask
     if mask.dtype == torch.bool and bias.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""A call of attention: its arguments, checked once, the decision how it is computed, and its result."""
+"""A call of attention: its checked arguments, the choice of an algorithm, and its result."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -36,7 +36,7 @@ from polymax.nn.softmax_attention import softmax_attention
 
 
 class Route(Enum):
-    """A way to compute attention, and the sentence that says so."""
+    """An algorithm for attention; the value is the sentence that describes it."""
 
     TORCH = "fused: torch's scaled_dot_product_attention, for the mapping is softmax"
     FEW_QUERIES = "fused: the kernel for a few queries reads values only where weights are not zero"
@@ -45,7 +45,7 @@ class Route(Enum):
 
 
 class Decision(NamedTuple):
-    """The route of a call, and, if it is that of all scores, the reason."""
+    """The route of a call, and the reason if it computes all scores."""
 
     route: Route
     reason: str = ""
@@ -121,7 +121,7 @@ class Attention:
             check_mask(self.attn_mask, torch.Size(scores))
 
     def decide(self) -> Decision:
-        """Return how the call is computed."""
+        """Return the route of the call."""
         reason = self._obstacle()
         if reason is not None:
             return Decision(Route.SCORES, reason)
@@ -228,7 +228,7 @@ class Attention:
         return self.query.is_cuda and surely(self.query.shape[-2] < fused_attention.CUDA_QUERIES)
 
     def _decodes(self) -> bool:
-        """True if the kernel for a few queries over a cache takes the call: it has no gradient, and drops nothing."""
+        """True if the kernel for a few queries over a cache takes the call: no gradient and no dropout."""
         q, k = self.query, self.key
         heads, key_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
         if q.is_cuda and heads // max(key_heads, 1) * q.shape[-2] > fused_attention.DECODED_ROWS:
@@ -269,7 +269,7 @@ class Attention:
         return out.reshape(*self.query.shape[:-1], v.shape[-1])
 
     def options(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Options:
-        """Return what the operator takes beside q, k and v of (B, H, L, D); alpha is still that of the mapping."""
+        """Return the options of the operator for q, k and v (B, H, L, D), with alpha not set."""
         return Options(
             alpha=0.0,
             alphas=None,
@@ -289,7 +289,7 @@ class Attention:
         )
 
     def cached(self, k: Tensor, mask: Tensor | None = None) -> Cached:
-        """Return what the operator for a few queries takes beside q, k and v; alpha is still that of the mapping."""
+        """Return the options of the operator for a few queries, with alpha not set."""
         boxes = self.key_boxes
         return Cached(
             boxes=None if boxes is None else boxes.reshape(*k.shape[:2], *boxes.shape[-3:]),
@@ -337,7 +337,7 @@ class Attention:
         return apply_mapping(self.mapping, joint)[..., :-1]
 
     def _scores(self) -> Tensor:
-        """Return the products of queries and keys times scale, which is applied first: products may be too large."""
+        """Return the products of queries and keys times scale; the scale is applied first if products may overflow."""
         q, k = self.query, self.key
         if self.enable_gqa:
             k = repeat_heads(k, q, "key")
@@ -351,7 +351,7 @@ class Attention:
 
 
 def _not_finite(q: Tensor, k: Tensor) -> bool:
-    """True if a gradient is asked for, and a query or key is known to be NaN or infinite."""
+    """True if q or k requires a gradient, and has an entry that is NaN or infinite."""
     return (
         (q.requires_grad or k.requires_grad)
         and _check.readable(q)
@@ -361,14 +361,14 @@ def _not_finite(q: Tensor, k: Tensor) -> bool:
 
 
 def _masked_scores(q: Tensor, k: Tensor) -> Tensor:
-    """Scores whose gradient does not meet 0 times NaN, where a query does not see a key that is not finite."""
+    """Scores whose gradient has no product of 0 and NaN if a query does not see a key that is not finite."""
     bad_q, bad_k = (~t.isfinite().all(-1) for t in (q, k))
     clean = product(q.masked_fill(bad_q[..., None], 0), k.masked_fill(bad_k[..., None], 0).mT)
     return torch.where(bad_q[..., None] | bad_k[..., None, :], product(q, k.mT).detach(), clean)
 
 
 def _masked(scores: Tensor, attn_mask: Tensor | None) -> Tensor:
-    """Scores (*batch, L, S) with -inf where attention is not allowed, and with what a float mask adds."""
+    """Scores (*batch, L, S) with -inf at keys that a bool mask hides, or plus a float mask."""
     if attn_mask is None:
         return scores
     check_mask(attn_mask, scores.shape)
@@ -387,7 +387,7 @@ def repeat_heads(key: Tensor, query: Tensor, name: str) -> Tensor:
 
 
 def _autocast(t: Any, device: torch.device) -> Any:
-    """A tensor as autocast gives it to torch's own attention."""
+    """The tensor in the dtype that autocast would pass to torch's own attention."""
     if not isinstance(t, Tensor) or not autocasts(device) or not t.is_floating_point() or t.dtype == torch.float64:
         return t
     return t.to(torch.get_autocast_dtype(device.type))
@@ -399,7 +399,7 @@ def _four_dims(t: Tensor) -> Tensor:
 
 
 def _mask_four_dims(mask: Tensor, dims: int, batch: torch.Size) -> Tensor:
-    """A mask that broadcasts to (*batch, heads, L, S), with the dims of batch as one."""
+    """A mask that broadcasts to (*batch, heads, L, S), with the batch dims flattened."""
     mask = mask.reshape((1,) * (max(dims, 4) - mask.dim()) + tuple(mask.shape))
     if mask.dim() == 4:
         return mask
@@ -409,5 +409,5 @@ def _mask_four_dims(mask: Tensor, dims: int, batch: torch.Size) -> Tensor:
 
 
 def _few_digits(alpha: float | Tensor | None) -> bool:
-    """True if alpha is a number so close to 1 that the kernels of CUDA, which have float32 alone, are not exact."""
+    """True if alpha is a number so close to 1 that the CUDA kernels, which compute in float32, are not exact."""
     return isinstance(alpha, float) and 1 < alpha < fused_attention.LEAST_ALPHA

@@ -1,4 +1,4 @@
-"""What arguments of attention must be: errors that name the argument, what was expected and what came."""
+"""Checks of the arguments of attention; errors name the argument, the expected value and the value given."""
 
 import math
 from numbers import Real
@@ -12,12 +12,12 @@ from polymax.kernels.sparse_decoding.options import PAGE
 
 
 def default_scale(channels: int) -> float:
-    """What scores are multiplied by unless the call says it."""
+    """The factor of scores if `scale` is None: 1 / sqrt(channels)."""
     return 1 / math.sqrt(max(channels, 1))
 
 
 def checked_scale(scale: Any) -> Any:
-    """scale as a number, a tensor, or None."""
+    """The scale as a number, a tensor, or None."""
     if scale is None or isinstance(scale, Tensor):
         return scale
     if isinstance(scale, bool) or not isinstance(scale, (int, float, Real)):
@@ -35,7 +35,7 @@ def checked_dropout(rate: float) -> float:
 
 
 def checked_softcap(softcap: float | None) -> float:
-    """softcap as a number, 0 for none."""
+    """The softcap as a number; 0 for None."""
     if softcap is None:
         return 0.0
     if isinstance(softcap, bool) or not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf:
@@ -53,7 +53,7 @@ def checked_sinks(sinks: Tensor, query: Tensor) -> Tensor:
 
 
 def check_keys(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
-    """Refuse queries and keys that have no products."""
+    """Refuse queries and keys whose shapes or dtypes do not fit."""
     _check.floating(query, "query")
     _check.floating(key, "key")
     if key.is_nested:
@@ -73,7 +73,7 @@ def check_keys(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
 
 
 def check_values(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """Refuse values that are not one for each key."""
+    """Refuse values unless there is one for each key, in a dtype that fits."""
     _check.floating(value, "value")
     if value.is_nested:
         raise ValueError("query, key and value must all be nested tensors of the layout torch.jagged, or none of them")
@@ -90,7 +90,7 @@ def check_values(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
 
 
 def score_batch(query: Tensor, key: Tensor, enable_gqa: bool) -> torch.Size:
-    """The batch dims of scores; heads that share keys are those of query, and `grouped` looks at them."""
+    """The batch dims of scores; with enable_gqa the heads are those of query, which `grouped` checks."""
     if enable_gqa:
         return torch.Size((*torch.broadcast_shapes(query.shape[:-3], key.shape[:-3]), *query.shape[-3:-2]))
     return torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])

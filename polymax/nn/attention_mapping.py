@@ -1,4 +1,4 @@
-"""Mappings of attention: what may stand in the place of softmax, also by name, and which ones kernels know."""
+"""Mappings that replace softmax in attention, their names, and tests for the mappings that kernels compute."""
 
 import difflib
 import math
@@ -32,7 +32,7 @@ NAMED: dict[str, Callable[..., Tensor]] = {
 
 
 def checked_mapping(mapping: Mapping) -> Any:
-    """Return the mapping itself, or the function that has this name; anything else is an error."""
+    """Return the mapping itself, or the function of this name; raise an error for other objects."""
     if isinstance(mapping, str):
         return _named(mapping)
     if isinstance(mapping, type) or not (callable(mapping) or isinstance(mapping, Regularizer)):
@@ -74,7 +74,7 @@ def is_softmax(mapping: Any) -> bool:
 
 
 def entmax_alpha(mapping: Any) -> float | Tensor | None:
-    """Return alpha of a mapping that is sparsemax or entmax, None of any other."""
+    """Return the alpha of a mapping that is sparsemax or entmax; None for other mappings."""
     if isinstance(mapping, partial) and mapping.func in (entmax, sparsemax) and not mapping.args:
         if not mapping.keywords.keys() <= {"alpha"}:
             return None

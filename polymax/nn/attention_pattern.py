@@ -11,7 +11,7 @@ FAR = 2**40
 
 
 class Pattern(NamedTuple):
-    """Query i stands at key i + offset, and sees `left` keys before and `right` keys after it; -1 is no limit."""
+    """Query i stands at key i + offset, and sees `left` keys before and `right` keys after it; -1 means all."""
 
     left: int
     right: int
@@ -24,7 +24,7 @@ class Pattern(NamedTuple):
         return self == (-1, 0, 0)
 
     def bounds(self, positions: Tensor, keys: Any) -> tuple[Tensor, Tensor]:
-        """Return the first key that a query at each position sees, and the one after the last, of `keys` keys."""
+        """Return the first key that a query at each position sees, and the end of its range, of `keys` keys."""
         low = positions - self.left if self.left >= 0 else torch.zeros_like(positions)
         high = positions + self.right + 1 if self.right >= 0 else torch.zeros_like(positions) + keys
         if isinstance(keys, Tensor):
@@ -35,7 +35,7 @@ class Pattern(NamedTuple):
 
 
 def pattern_of(is_causal: bool, window: tuple[int, int] | None, causal_offset: int) -> Pattern:
-    """Return the pattern that the arguments of attention ask for, checked."""
+    """Return the pattern of the checked arguments of attention."""
     offset = _integer(causal_offset)
     if offset is None:
         raise TypeError(f"causal_offset must be an integer; got {causal_offset!r}")
@@ -44,7 +44,7 @@ def pattern_of(is_causal: bool, window: tuple[int, int] | None, causal_offset: i
         sides = [_integer(side) for side in window] if isinstance(window, (tuple, list)) else []
         if len(sides) != 2 or any(side is None or side < -1 for side in sides):
             raise ValueError(f"window must be (left, right), integers from -1 (no limit) on; got {window!r}")
-        # a side that is so far away is no limit
+        # a side this far away hides no key
         left, right = (-1 if side is None or side > 2 * FAR else side for side in sides)
     if offset > FAR or offset < -FAR:
         offset = FAR if offset > 0 else -FAR
@@ -52,7 +52,7 @@ def pattern_of(is_causal: bool, window: tuple[int, int] | None, causal_offset: i
 
 
 def visible_keys(pattern: Pattern, queries: int, keys: int, mask: Tensor | None, device: torch.device) -> Tensor:
-    """Return how many keys each query sees, of those that a mask allows.
+    """Return the number of keys that each query sees and the mask allows.
 
     Shapes: mask broadcasts to (*batch, queries, keys), bool (True = keep) or float (-inf = hidden); the counts
     broadcast to (*batch, queries)
@@ -75,7 +75,7 @@ def visible_keys(pattern: Pattern, queries: int, keys: int, mask: Tensor | None,
 
 
 def _integer(value: Any) -> int | None:
-    """An integer of Python, NumPy or torch as one of Python; None if it is none."""
+    """An integer of Python, NumPy or torch as a Python integer; None for other objects."""
     if type(value) is int:
         return value
     try:

@@ -1,4 +1,4 @@
-"""How sparse attention is: exact zeros, tiles without any weight, and the sizes of supports, for each head."""
+"""The sparsity of attention for each head: exact zeros, tiles without any weight, and the sizes of supports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from polymax.nn.attention import attention_weights
 from polymax.nn.attention_mapping import Mapping
 from polymax.nn.attention_pattern import Pattern, pattern_of
 
-# weights that are held at once, over all heads: a block of query rows has about so many
+# the number of weights in memory at once, over all heads, which sets the size of a block of query rows
 AT_ONCE = 2**24
 SUPPORTS = ("mean_support", "median_support", "max_support")
 MEASURES = ("zeros", "empty_tiles", *SUPPORTS)
@@ -23,13 +23,13 @@ MEASURES = ("zeros", "empty_tiles", *SUPPORTS)
 
 @dataclass(frozen=True, eq=False)
 class AttentionStatistics:
-    """How sparse the attention of each head is, over all queries that may attend to a key.
+    """The sparsity of the attention of each head, over all queries that may attend to a key.
 
-    `zeros` is the share of exact zeros among the weights that masks allow. `empty_tiles` is the share of tiles, of
-    `tile` queries and as many keys, without any weight above 0, among those in which masks allow one. A support is the
-    set of keys with a weight above 0.
+    `zeros` is the share of exact zeros among the weights that masks allow. A tile has `tile` queries and `tile` keys;
+    `empty_tiles` is the share of tiles without a weight above 0, among the tiles in which masks allow a weight. A
+    support is the set of keys with a weight above 0.
 
-    Shapes: all tensors (heads,), or () where the weights had no heads
+    Shapes: all tensors (heads,), or () if the weights have no heads
 
     Example:
         >>> query, key = torch.eye(4).expand(2, 4, 4), 5 * torch.eye(4).expand(2, 4, 4)
@@ -48,7 +48,7 @@ class AttentionStatistics:
     def of_weights(
         cls, weights: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, *, tile: int = 64
     ) -> "AttentionStatistics":
-        """The statistics of weights that a model gives; masks say which of them could be above 0.
+        """The statistics of given weights; masks mark the weights that may be above 0.
 
         Shapes: weights (*batch, heads, L, S), or (L, S); attn_mask broadcasts to them
 
@@ -70,7 +70,7 @@ class AttentionStatistics:
         )
 
     def __str__(self) -> str:
-        """A table with a line for each head, and one for all of them.
+        """A table with a line for each head, and a line for all heads together.
 
         Example:
             >>> print(AttentionStatistics.of_weights(torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])))
@@ -107,7 +107,7 @@ def attention_statistics(
     causal_offset: int = 0,
     tile: int = 64,
 ) -> AttentionStatistics:
-    """How sparse the weights of `scaled_dot_product_attention` are, which takes the same arguments.
+    """The sparsity of the weights of `scaled_dot_product_attention`, which takes the same arguments.
 
     Weights are computed for blocks of queries, in float32 or better: memory is linear in the length. The parameters of
     a mapping may differ between heads, and not between queries.
@@ -130,7 +130,7 @@ def attention_statistics(
     _check_sizes(shape, "query and key must give weights (*batch, heads, L, S), none of these 0", tile)
     if attn_mask is not None:
         _check.broadcasts(attn_mask, torch.empty(shape, device="meta"), "attn_mask")
-    # in half precision small weights are 0 by rounding, which is not what a mapping says
+    # not in half precision, which rounds small weights to 0
     exact = torch.promote_types(query.dtype, torch.float32)
     keys = key.to(exact)
     pattern = pattern_of(is_causal, window, causal_offset)
@@ -152,7 +152,7 @@ def attention_statistics(
 def _statistics(
     shape: torch.Size, weights: Callable[[slice], Tensor], mask: Callable[[slice], Tensor | None], tile: int
 ) -> AttentionStatistics:
-    """Statistics of weights of a shape, and of the mask that they had, both given for any block of rows."""
+    """Statistics of weights of the shape `shape`; `weights` and `mask` return them for a block of rows."""
     *batch, queries, keys = shape
     step = max(1, AT_ONCE // (shape.numel() // queries))
     supports: list[Tensor] = []
@@ -189,18 +189,18 @@ def _statistics(
 
 
 def _tile_counts(positive: Tensor, tile: int) -> Tensor:
-    """How many of each tile's keys are True: (*batch, rows, S) to (*batch, rows, tiles)."""
+    """The number of True keys in each tile, (*batch, rows, tiles), of `positive` (*batch, rows, S)."""
     return pad(positive, (0, -positive.shape[-1] % tile)).unflatten(-1, (-1, tile)).sum(-1)
 
 
 def _by_head(counts: Tensor, own: int) -> Tensor:
-    """Counts (heads, all others), whose last `own` dims are no batch; one head where there is no batch at all."""
+    """Counts (heads, all others); the last `own` dims are not batch dims. Without batch dims there is one head."""
     counts = counts if counts.dim() > own else counts.unsqueeze(0)
     return counts.movedim(-own - 1, 0).flatten(1)
 
 
 def _block_mask(attn_mask: Tensor | None, pattern: Pattern, rows: slice, weights: Tensor) -> Tensor | None:
-    """The mask of a block of rows of weights: a bool one, or a float one that is added."""
+    """The mask of a block of rows of weights, bool or float (added); None if all keys are visible."""
     mask = attn_mask
     if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
         mask = mask[..., rows, :]

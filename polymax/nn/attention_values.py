@@ -1,4 +1,4 @@
-"""Sums of values by attention weights, in which a value of weight 0 does not count, be it NaN or infinite."""
+"""Sums of values by attention weights, in which a value of weight 0 does not count, even if it is NaN or infinite."""
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from polymax.backend.widen import wide
 def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     """Return weights @ values in which 0 times NaN, and 0 times infinity, is 0.
 
-    On the CPU a key that a query may not see has no influence, whatever its value is. On other devices the product is
-    that of the device.
+    On the CPU, a key of weight 0 has no influence, even if its value is not finite. Other devices return their plain
+    product.
 
     Shapes: weights (*batch, L, S); values (*batch, S, V); the sums (*batch, L, V)
     """
@@ -20,13 +20,13 @@ def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     if out.device.type != "cpu" or (_check.readable(out) and bool(out.detach().isfinite().all())):
         return out
     finite = values.isfinite()
-    # the numbers of values that are not finite, and of +inf less those of -inf, among those that have weight
+    # among values with weight: the number of values that are not finite, and the number of +inf less that of -inf
     marks = torch.cat([~finite, torch.where(values.isinf(), values.sign(), 0)], -1).to(weights.dtype)
     count, sign = ((weights != 0).to(weights.dtype) @ marks).chunk(2, -1)
     touched = count > 0
     kind = torch.where(sign.abs() == count, sign.sign() * torch.inf, torch.nan)
     clean = product(weights, torch.where(finite, values, 0))
-    # the weights of such values get a gradient that is not finite, and others do not
+    # only weights of values that are not finite get a gradient that is not finite
     bad = ~finite.all(-1).unsqueeze(-2) & (weights != 0)
     share = torch.where(bad, weights, 0).sum(-1, keepdim=True)
     return clean + torch.where(touched, torch.where(touched, kind, 0) * share, 0)

@@ -1,4 +1,4 @@
-"""Straight-through beam search: the best of several parses, with gradients to how they were scored."""
+"""Straight-through beam search: the best of several parses, with gradients to the scores of all of them."""
 
 from typing import NamedTuple
 
@@ -16,12 +16,12 @@ from polymax.structures.simplex import Simplex
 
 
 class Beam(NamedTuple):
-    """What a beam search found, the most probable parse first.
+    """The result of a beam search, the most probable parse first.
 
     Shapes:
         root (B, d), of the chosen parse; weights (B, k), the choice; roots (B, k, d); transitions (B, k, 2 n - 1), -1
-        at padding; log_prob (B, k), of all actions of a parse together, at least in float32, -inf where
-        a sentence has fewer trees
+        at padding; log_prob (B, k), the sum over all actions of a parse, at least in float32, -inf if a
+        sentence has fewer than k trees
     """
 
     root: Tensor
@@ -34,11 +34,11 @@ class Beam(NamedTuple):
 class BeamSPINN(nn.Module):
     """The best of the k parses that a SPINN finds by beam search.
 
-        s_j = sum_t log p(a_t),  of the parses j that are among the k best after every step
+        s_j = sum_t log p(a_t),  for parses j among the k best after every step
         root = sum_j y_j root_j,        y = policy(s)
 
-    By default y is the best parse, with the gradient of softmax over the beam: the actions of other parses learn from
-    what their roots would have changed. A beam of 1 is greedy; one as wide as there are trees finds them all.
+    By default y is the best parse, with the gradient of softmax over the beam: other parses get gradients from their
+    roots. A beam of 1 is greedy; a beam as wide as the number of trees finds them all.
 
     Shapes: tokens (B, n, input_dim); lengths (B,)
 
@@ -63,12 +63,12 @@ class BeamSPINN(nn.Module):
         self.policy = checked_policy(policy)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, generator: torch.Generator | None = None) -> Beam:
-        """Parse; the generator is for a policy that draws."""
+        """Parse sentences; the generator is used if the policy draws."""
         sizes, width = checked_sentences(tokens, lengths)
         reader, batch, k = self.spinn.reader, tokens.shape[0], self.beam
         rows = torch.arange(batch, device=tokens.device).repeat_interleave(k)
         machine = ThinStack(reader.leaves(tokens, sizes), rows, sizes.repeat_interleave(k), width)
-        # one parse at the beginning, the others are none
+        # a beam begins with one parse; the others have probability 0
         total = wide(tokens.new_full((batch, k), -torch.inf))
         total[:, 0] = 0
         steps = torch.full((batch, k, width), -1, dtype=torch.long, device=tokens.device)

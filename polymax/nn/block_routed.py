@@ -14,7 +14,7 @@ from polymax.nn.attention_call import Attention, repeat_heads
 from polymax.nn.attention_checks import default_scale
 from polymax.nn.attention_mapping import Mapping, apply_mapping, check_heads, checked_mapping
 
-# queries that share a list of blocks
+# the number of queries that share a list of blocks
 GROUP = 64
 
 
@@ -96,14 +96,14 @@ class BlockRoutedAttention(nn.Module):
         causal_offset: int = 0,
         **options: Any,
     ) -> Tensor:
-        """Return the context; options are softcap and sinks of `scaled_dot_product_attention`.
+        """Return the context; `options` are softcap and sinks of `scaled_dot_product_attention`.
 
         Masks are as there. A query stands at key i + causal_offset, and its window is counted from there.
         """
         call = self._call(query, key, value, attn_mask, is_causal, scale, causal_offset)
         told = {"scale": scale, "mapping": self.mapping, **options}
         routes = self._routes(call)
-        # lengths of lists are numbers that a compiler does not know
+        # a compiler does not know the lengths of lists: use a mask over all keys
         if torch.compiler.is_compiling() or functional() or 0 in (*query.shape, *key.shape):
             mask = self._mask(call, routes)
             return scaled_dot_product_attention(query, key, value, mask, dropout_p, enable_gqa=True, **told)
@@ -140,7 +140,7 @@ class BlockRoutedAttention(nn.Module):
         prior = self._of_queries(self._routes(call).bias, query.shape[2]).exp()
         if not is_causal:
             return prior
-        # keys after a query are hidden one by one, and blocks of such keys alone are not read
+        # blocks that begin after the query are not read
         places = torch.arange(query.shape[2], device=prior.device)[:, None] + call.pattern.offset
         first = torch.arange(prior.shape[-1], device=prior.device) * self.block
         return prior.masked_fill(first > places, 0)
@@ -208,7 +208,7 @@ class BlockRoutedAttention(nn.Module):
         held = torch.ones(k.shape[2], dtype=torch.bool, device=k.device)
         mask = call.attn_mask
         if mask is not None:
-            # keys that nobody sees, such as padding, are no part of a summary
+            # keys that no query sees, such as padding, are left out of summaries
             seen = mask if mask.dtype == torch.bool else mask > -torch.inf
             seen = seen if seen.dim() < 2 else seen.any(-2)
             held = seen.expand(*k.shape[:2], k.shape[2]) if seen.dim() < 3 else seen.expand(*k.shape[:3])
@@ -225,7 +225,7 @@ class BlockRoutedAttention(nn.Module):
         return self.router_scale.to(q.dtype)[:, None, None] * scale * (q @ summaries.mT)
 
     def _kept_blocks(self, call: Attention, blocks: int) -> Tensor | None:
-        """True if a block of queries may see a key of a block, by the mask: (*batch, blocks of queries, blocks)."""
+        """A bool tensor (*batch, blocks of queries, blocks), True if the mask lets a query see a key of a block."""
         mask = call.attn_mask
         if mask is None:
             return None
@@ -300,7 +300,7 @@ class BlockRoutedAttention(nn.Module):
 
 
 class _Routes(NamedTuple):
-    """Log priors of blocks, and whether they are read: both (batch, num_heads, blocks of queries, blocks of keys)."""
+    """Log priors of blocks, and masks of blocks to read: both (batch, num_heads, blocks of queries, blocks of keys)."""
 
     bias: Tensor
     used: Tensor

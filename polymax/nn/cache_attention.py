@@ -41,7 +41,7 @@ def cache_attention(
         is_causal: a query sees no later keys; with False it sees all keys of its sequence
         attn_mask: bool (True = keep) or float (is added); column j belongs to key j of a sequence
         alibi_slopes: -slope |distance| is added to the scores
-        left_padding: how many keys at the start of each sequence are padding, which no query sees
+        left_padding: the number of padding keys at the start of each sequence, which no query sees
         sequences: the number of the sequence in the cache that each query attends to; all in order by default
         others: as in `scaled_dot_product_attention`
 
@@ -106,7 +106,7 @@ def _over_pages(
         table, lengths = table[sequences], lengths[sequences]
     mapping, tokens = told["mapping"], query.shape[2]
     places = lengths.long()[:, None] - tokens + torch.arange(tokens, device=lengths.device)
-    # lengths of rows differ between sequences, which the call as a whole does not know
+    # a LengthScaling is applied here: rows of different sequences have different lengths
     inner = {"mapping": mapping.mapping} if isinstance(mapping, LengthScaling) else {}
     call = Attention(query, cache.keys, cache.values, is_causal=is_causal, window=window, **{**told, **inner})
     cached = call.cached(cache.keys)._replace(boxes=cache.boxes, table=table, lengths=lengths)

@@ -1,7 +1,7 @@
-"""Sums over the children of nodes, and what nodes say to each of their children: transposes of one another.
+"""Sums over the children of nodes, and copies of nodes for their children: linear maps, transposes of one another.
 
-Children of a node stand next to each other, and each has one parent. Nothing is padded to the node with most children,
-and sums are made in one order on every device.
+The children of a node are neighbours, and each has one parent. Nothing is padded to the largest number of children, and
+sums have the same order on every device.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from polymax.backend.function import apply_function
 def child_sums(x: Tensor, parents: Tensor, starts: Tensor) -> Tensor:
     """y_j = sum over children m of j of x_m.
 
-    Shapes: x (m, d); parents (m,), ascending; starts (k,), where the children of each node begin; y (k, d)
+    Shapes: x (m, d); parents (m,), ascending; starts (k,), the place of each node's first child; y (k, d)
 
     Example:
         >>> child_sums(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 2, 2]), torch.tensor([0, 1, 1]))

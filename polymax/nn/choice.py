@@ -1,4 +1,4 @@
-"""One of n, chosen step by step: by the best score, by a draw, or by an estimator that lets gradients through."""
+"""Choices of one of n at each step: the best score, a draw, or an estimator with gradients."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ Policy = Smoothing | Estimator
 
 
 def checked_policy(policy: Any) -> Policy:
-    """A way to choose one of n: HardMax, Marginals, or an estimator such as StraightThrough, each of Simplex()."""
+    """The policy, which must be HardMax, Marginals, or an estimator such as StraightThrough, each of Simplex()."""
     if not isinstance(policy, HardMax | Marginals | Estimator) or not policy.structure.one_part:
         raise TypeError(
             f"policy must be HardMax, Marginals or an estimator such as StraightThrough, of Simplex(); got {policy!r}"
@@ -23,9 +23,9 @@ def checked_policy(policy: Any) -> Policy:
 
 
 def choose(policy: Policy, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Choose one of n: an indicator shaped like scores (*batch, n), zeros where all scores are -inf.
+    """Choose one of n: an indicator shaped like scores (*batch, n), zeros if all scores are -inf.
 
-    HardMax takes the best, the first of equals, and Marginals a draw of softmax(scores / gamma); neither has a
+    HardMax chooses the best, the first of equal scores. Marginals draws from softmax(scores / gamma). Neither has a
     gradient. An estimator has its own.
 
     Example:
@@ -46,7 +46,7 @@ def choose(policy: Policy, scores: Tensor, generator: torch.Generator | None = N
 
 
 def temperature(policy: Policy) -> Any:
-    """What scores are divided by in the probabilities of choices: gamma where choices are drawn, or else 1."""
+    """The temperature of the probabilities of choices: gamma if choices are drawn, else 1."""
     match policy:
         case Marginals(gamma=gamma) | NoisyEstimator(gamma=gamma):
             return gamma
@@ -54,9 +54,9 @@ def temperature(policy: Policy) -> Any:
 
 
 def log_probs(scores: Tensor) -> Tensor:
-    """log softmax(scores) over the last dim, at least in float32; rows of -inf alone stay, with a gradient of 0.
+    """log softmax(scores) over the last dim, at least in float32; rows of only -inf stay so, with a gradient of 0.
 
-    Sums over steps need the digits, and differences of such sums even more: they stay in float32.
+    Sums over steps, and differences of such sums, need the digits of float32.
     """
     scores = wide(scores)
     some = (scores != -torch.inf).any(-1, keepdim=True)
@@ -64,12 +64,12 @@ def log_probs(scores: Tensor) -> Tensor:
 
 
 def chosen_log_prob(log_p: Tensor, y: Tensor) -> Tensor:
-    """The log-probability (*batch,) of what indicators y (*batch, n) chose; 0 where nothing was."""
+    """The log-probability (*batch,) of the choices y (*batch, n); 0 if y is 0."""
     return torch.where(y.detach() > 0, log_p, 0).sum(-1)
 
 
 def entropy(log_p: Tensor) -> Tensor:
-    """- sum of p log p, (*batch,); 0 where there is nothing to choose."""
+    """- sum of p log p, (*batch,); 0 if there is no choice."""
     possible = log_p != -torch.inf
     finite = torch.where(possible, log_p, 0)
     return -(torch.where(possible, finite.exp(), 0) * finite).sum(-1)

@@ -16,14 +16,14 @@ from polymax.nn.tag_schemes import TagConstraints, scheme_constraints, scheme_of
 from polymax.structures import Chain
 from polymax.structures.compact.choices import used_index
 
-# a position with this tag is no token, as in torch.nn.functional.cross_entropy
+# positions with this tag are left out, as in torch.nn.functional.cross_entropy
 LEFT_OUT = -100
 
 
 class _Scored(NamedTuple):
-    """Scores of a chain whose tokens come first, the chain, the mask (B, n) of these, and the dtype of results.
+    """The scores of a chain with its tokens first, the chain, the mask (B, n) of tokens, and the dtype of results.
 
-    `order` (B, n) is the position of each token before others were left out; None if they stand where they stood.
+    `order` (B, n) is the original position of each token; None if no token has moved.
     """
 
     unary: Tensor
@@ -38,7 +38,7 @@ class _Scored(NamedTuple):
         return t if self.order is None else t.gather(1, _wide_index(self.order, t))
 
     def restored(self, t: Tensor, empty: float) -> Tensor:
-        """A tensor (B, n, ...) in the order of the tokens at their positions, and `empty` at those left out."""
+        """The tensor t (B, n, ...) with each token at its original position, and `empty` at positions left out."""
         if self.order is None:
             return t
         kept = self.kept.reshape(*self.kept.shape, *[1] * (t.dim() - 2))
@@ -50,17 +50,17 @@ class CRF(nn.Module):
 
         log p(y) = start[y_1] + sum_t emissions[t, y_t] + sum_t transitions[y_(t-1), y_t] + end[y_n] - log Z
 
-    Called on emissions and tags it gives the negative log-likelihood. A state_dict of pytorch-crf loads.
-    `num_tags` is the number of tags, or their names. Names bring the constraints of their scheme with them: BIO, or
-    BIOES (also spelled IOBES, and BILOU). `constraints` may name the scheme, or be the moves that are allowed, a bool
-    tensor (s, s), or `TagConstraints`; others have probability 0. With `constraints=None` all moves are allowed.
+    A call with emissions and tags returns the negative log-likelihood. A state_dict of pytorch-crf loads.
+    `num_tags` is the number of tags, or their names. Names imply the constraints of their scheme: BIO, or BIOES (also
+    spelled IOBES, and BILOU). `constraints` may be the name of a scheme, a bool tensor (s, s) of allowed transitions,
+    or `TagConstraints`; other transitions have probability 0. With `constraints=None` all transitions are allowed.
 
     Positions at which the mask is False are left out: the token after them follows the token before them.
 
     Shapes:
         emissions (B, n, s); tags (B, n); mask (B, n), True (or 1) for tokens, False (or 0) for padding and other
         positions that are left out; with batch_first=False these are (n, B, s) and (n, B). Or without a mask:
-        emissions a list of (n_k, s), or a PackedSequence of them, and tags the same with (n_k,)
+        emissions a list of (n_k, s), or a PackedSequence of them, and tags in the same form with (n_k,)
 
     Example:
         >>> crf = CRF(3)
@@ -110,12 +110,12 @@ class CRF(nn.Module):
                 raise TypeError(f"constraints on {name} must be a bool tensor {shape}; got {type(t).__name__}")
             if t is not None and (t.dtype != torch.bool or t.shape != shape):
                 raise ValueError(f"constraints on {name} must be bool {shape}; got {t.dtype} {tuple(t.shape)}")
-            # constraints are not saved: whoever makes the module gives them again
+            # constraints are not saved: they are an argument of the constructor
             self.register_buffer(f"allowed_{name}", t, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Small random scores, uniform in [-0.1, 0.1]."""
+        """Set all scores to small random numbers, uniform in [-0.1, 0.1]."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -0.1, 0.1)
 
@@ -129,10 +129,10 @@ class CRF(nn.Module):
         """The negative log-likelihood of tags, reduced over sequences.
 
         The reduction is "mean", "sum", "none" (B,), or "token_mean", the sum divided by the number of tokens. A tag of
-        -1 is unknown, and all tags are summed over; a bool tensor (B, n, s) says which tags to sum over. A position
-        whose tag is -100 is left out, as by the mask: the token after it follows the token before it. An empty sequence
-        has the loss 0. Tags that the constraints do not allow are a ValueError, and a loss of inf where the tags cannot
-        be read without waiting: on a GPU, and in compiled code.
+        -1 is unknown: the likelihood is summed over all tags. A bool tensor (B, n, s) gives the tags to sum over. A
+        position whose tag is -100 is left out, as by the mask: the token after it follows the token before it. An empty
+        sequence has the loss 0. Tags that the constraints forbid raise a ValueError; on a GPU, and in compiled code,
+        where tags are not read, their loss is inf.
         """
         if reduction not in ("mean", "sum", "none", "token_mean"):
             raise ValueError(f"reduction must be 'mean', 'sum', 'none' or 'token_mean'; got {reduction!r}")
@@ -155,14 +155,14 @@ class CRF(nn.Module):
         return losses.to(scored.dtype)
 
     def decode(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> list[list[int]]:
-        """The most probable tags of each sequence, one for each token: positions that are left out have none."""
+        """The most probable tags of each sequence, a tag for each token; positions that are left out have no tag."""
         with torch.no_grad():
             unary, transition, chain, kept, _, _ = self._scores(emissions, mask)
             tags = used_index(chain.states(HARD, unary, transition)).tolist()
         return [row[:n] for row, n in zip(tags, kept.sum(1).tolist(), strict=True)]
 
     def marginals(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> Any:
-        """p(y_t = tag), shaped like the emissions, a list or packed where these are; 0 at positions left out."""
+        """p(y_t = tag), in the form of the emissions (tensor, list or PackedSequence); 0 at positions left out."""
         scored = self._scores(emissions, mask)
         mu = scored.chain.states(SHANNON, scored.unary, scored.transition).to(scored.dtype)
         if _ragged.is_ragged(emissions):
@@ -173,7 +173,7 @@ class CRF(nn.Module):
     def topk(self, emissions: Tensor | Ragged, k: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k most probable tag sequences (B, k, n), best first, -1 where the mask is False, and their probabilities.
 
-        Probabilities are (B, k). Where there are fewer, rows of -1 of probability 0 follow.
+        Probabilities are (B, k). If there are fewer than k, rows of -1 of probability 0 follow.
         """
         scored = self._scores(emissions, mask)
         best, probabilities = self._gibbs(scored).topk(k)
@@ -181,9 +181,9 @@ class CRF(nn.Module):
         return tags, probabilities
 
     def distribution(self, emissions: Tensor | Ragged, mask: Tensor | None = None) -> Gibbs:
-        """The distribution over tag sequences: it samples, and has an entropy.
+        """The distribution over tag sequences, with samples and entropy.
 
-        Its structures have the tokens in order, and the positions that are left out after the last.
+        Its structures have the tokens first, in order, and the positions that are left out after them.
         """
         return self._gibbs(self._scores(emissions, mask))
 
@@ -268,12 +268,12 @@ class CRF(nn.Module):
         whole, lengths = _ragged.padded(tags, "tags", 2 if allowed else 1)
         if lengths.tolist() != kept.sum(1).tolist():
             raise ValueError(f"tags must be as long as emissions, {kept.sum(1).tolist()}; got {lengths.tolist()}")
-        # padding of the emissions may be longer than that of the tags
+        # the emissions may be padded further than the tags
         whole = torch.nn.functional.pad(whole, (*(0, 0) * (whole.dim() - 2), 0, kept.shape[1] - whole.shape[1]))
         return whole if self.batch_first else whole.transpose(0, 1)
 
     def _tags(self, tags: Tensor, kept: Tensor) -> Tensor:
-        """Tags (B, n) with 0 where the mask is False, or what they allow (B, n, s)."""
+        """Tags (B, n), 0 at positions left out, or a bool tensor of allowed tags (B, n, s)."""
         if not isinstance(tags, Tensor) or tags.is_floating_point():
             kind = tags.dtype if isinstance(tags, Tensor) else type(tags).__name__
             raise TypeError(f"tags must be a tensor of integers, or a bool tensor of allowed tags; got {kind}")
@@ -299,14 +299,14 @@ class CRF(nn.Module):
         """log of the sum over sequences that agree with the tags of exp(score), (B,)."""
         unary, transition, chain, kept, _, _ = scored
         if tags.dtype != torch.bool:
-            # whether tags are missing is not asked where the answer has to be waited for
+            # test for unknown tags only if values can be read without waiting for a device
             if _check.readable(tags) and not bool((tags < 0).any()):
                 return _score(unary, transition, tags, kept)
             tags = (tags[..., None] == torch.arange(self.num_tags, device=tags.device)) | (tags < 0)[..., None]
         return chain.logsumexp(unary.masked_fill(~tags, -torch.inf), transition)
 
     def _refuse_forbidden(self, scored: _Scored, tags: Tensor) -> None:
-        """Refuse tags that the constraints do not allow, and say where; emissions of -inf are left alone."""
+        """Raise ValueError for tags that the constraints forbid; emissions of -inf raise no error."""
         with torch.no_grad():
             free = _only(torch.zeros_like(self.transitions), self.allowed_transitions).double()
             zeros = self._scored(torch.zeros_like(scored.unary), scored.kept)
@@ -354,7 +354,7 @@ def _labels(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def _other_order(kept: Tensor) -> bool:
-    """True if a square mask (B, n) is a mask (n, B) of tokens followed by padding, and none of such rows."""
+    """True if a square mask has tokens before padding along its first dim, and not along its second."""
     if kept.shape[0] != kept.shape[1] or not bool((kept[:, 1:] & ~kept[:, :-1]).any()):
         return False
     return bool(kept[0].all()) and not bool((kept[1:] & ~kept[:-1]).any())

@@ -19,7 +19,7 @@ class Attention(nn.Module):
 
         context = sum_s weights_s value_s        weights = mapping(scorer(query, keys))
 
-    A key that the mask leaves out has weight 0; where nothing is left the context is 0. Values default to the keys.
+    A key that the mask leaves out has weight 0; if all keys are left out, the context is 0. Values default to the keys.
 
     Shapes:
         query (*batch, Q) or (*batch, T, Q); keys (*batch, S, K); values (*batch, S, V); mask (*batch, S), True = keep;
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class Attended(NamedTuple):
-    """What was attended to, by which weights, and the fertility that is left, (*batch, S)."""
+    """The context, the weights, and the remaining fertility (*batch, S)."""
 
     context: Tensor
     weights: Tensor
@@ -61,9 +61,9 @@ class FertilityAttention(nn.Module):
 
         weights_t = mapping(scores_t + exhaustion left_t, upper=left_t)        left_(t+1) = left_t - weights_t
 
-    The mapping is csparsemax or csoftmax. What is left after a step is given to the next. Where less than 1 is left in
-    all, a step takes what there is, and its weights sum to that; a sink, a word of infinite fertility, avoids it. A
-    positive `exhaustion` prefers words of which much is left; it does not change words of infinite fertility.
+    The mapping is csparsemax or csoftmax. Each step passes its remaining fertility to the next. If less than 1 remains
+    over all words, the weights sum to the remainder; a sink, a word of infinite fertility, avoids this. A positive
+    `exhaustion` prefers words with much fertility left; it does not change words of infinite fertility.
 
     Shapes: as Attention; fertility (*batch, S), at least 0
 
@@ -102,7 +102,7 @@ class FertilityAttention(nn.Module):
         steps = []
         for row in scores.unbind(-2) if query.dim() == keys.dim() else (scores,):
             weights = self._step(wide(row), left)
-            # rounding may take a little more than there was
+            # rounding may make this slightly negative
             left = (left - weights).clamp(min=0)
             steps.append(weights.to(scores.dtype))
         weights = torch.stack(steps, -2) if query.dim() == keys.dim() else steps[0]
@@ -113,7 +113,7 @@ class FertilityAttention(nn.Module):
             scores = scores + self.exhaustion * torch.where(left < torch.inf, left, 0)
         # a weight is at most 1 in any case
         upper = torch.where(scores == -torch.inf, 0, left.clamp(max=1))
-        # what is missing to 1 goes to a place that is not looked at, and nothing else does
+        # an extra place, which is dropped, takes the rest to a sum of 1
         missing = (1 - upper.sum(-1, keepdim=True, dtype=torch.float64)).clamp(min=0).to(upper.dtype)
         weights = self.mapping(
             torch.cat([scores, torch.zeros_like(missing)], -1),

@@ -15,12 +15,13 @@ from polymax.kernels.sparse_decoding.options import Cached
 from polymax.mappings import entmax
 from polymax.nn.attention_mapping import entmax_alpha
 
-# below these the matrix of all scores is small, and faster
+# with fewer keys (CPU) or queries (CUDA), computing all scores is faster
 CPU_KEYS = 1024
 CUDA_QUERIES = 16
-# queries times the heads that share a key: the most that the kernel for a few queries takes
+# the most queries times heads per key head that the kernel for a few queries takes
 DECODED_ROWS = 64
-# powers of 1 / (alpha - 1) have few digits left below; the CPU takes them from the largest score on, and has more
+# below this alpha, powers of 1 / (alpha - 1) have few digits; the CPU, with powers relative to the largest score, has
+# more
 LEAST_ALPHA = 1.001
 LEAST_ON_CPU = 1 + 1e-8
 
@@ -38,13 +39,13 @@ def fused_heads(q: Tensor, k: Tensor, v: Tensor, mapping: Any, options: Options)
     tensors = (options.alphas, options.mask, options.sinks, options.starts_q, options.starts_k, options.seed)
     without = options._replace(alphas=None, mask=None, sinks=None, starts_q=None, starts_k=None, seed=None)
     if torch.compiler.is_compiling():
-        # the compiler refuses a function that is given one tensor twice, as attention of a sequence to itself may be
+        # the compiler refuses the same tensor as two arguments, as in self-attention
         q, k, v = (t.view_as(t) for t in (q, k, v))
     return apply_function(SparseAttention, q, k, v, *tensors, without)[0]
 
 
 def _alphas(mapping: Any, heads: int) -> tuple[float, Tensor | None]:
-    """alpha of a mapping as the operators take it: a number, or 0 and a number for each head."""
+    """The alpha of a mapping as the operators take it: a number and None, or 0 and a tensor (heads,)."""
     alpha = entmax_alpha(mapping)
     assert alpha is not None, "the mapping is sparsemax or entmax"
     if isinstance(alpha, Tensor):
@@ -53,12 +54,12 @@ def _alphas(mapping: Any, heads: int) -> tuple[float, Tensor | None]:
 
 
 def _in_range(alpha: Tensor) -> Tensor:
-    """alpha, or the least that kernels take: the gradient passes, so that what is learned comes back.
+    """alpha, raised to the least value that kernels take; the gradient passes, so that a learned alpha can rise again.
 
-    Above 2, where values could not be read, it is NaN: kernels would give weights that are none.
+    An alpha above 2 that cannot be read becomes NaN: kernels would return wrong weights.
     """
     if alpha.device.type == "cpu":
-        # in float32 the least one is 1
+        # in float32 the least value would be rounded to 1
         alpha, least = alpha.double(), LEAST_ON_CPU
     else:
         least = LEAST_ALPHA
@@ -89,7 +90,7 @@ class SparseAttention(Function):
     def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.without = inputs
         ctx.mark_non_differentiable(*output[1:])
-        # zeros for the outputs that no gradient comes to would take as much memory as all else
+        # zeros for outputs without a gradient would double the memory
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, output[1], output[2], *output[4:])
 
@@ -116,7 +117,7 @@ class SparseAttention(Function):
 
 
 def _with(without: Options, *tensors: Tensor | None) -> Options:
-    """Options with their tensors, which autograd must see one by one."""
+    """The options with their tensors, which are separate arguments for autograd."""
     alphas, mask, sinks, starts_q, starts_k, seed = tensors
     return without._replace(alphas=alphas, mask=mask, sinks=sinks, starts_q=starts_q, starts_k=starts_k, seed=seed)
 

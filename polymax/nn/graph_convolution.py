@@ -7,11 +7,11 @@ from polymax.nn.tree_lstm import kept_tokens, positive
 
 
 class GraphConvolution(nn.Module):
-    """A graph convolution along expected arcs: a token hears from its heads and modifiers, weighted by mu.
+    """A graph convolution along expected arcs: the sum over a token's heads and modifiers, weighted by mu.
 
         x_j <- relu(W x_j + w + sum_h mu[h, j] (V x_h + v) + mu[0, j] r + sum_m mu[j, m] (U x_m + u))
 
-    once for each layer, of which each has its own parameters; r stands for the root symbol. A tree is its indicators.
+    once for each layer, with its own parameters; r is the vector of the root symbol. For a tree, mu are its indicators.
 
     Shapes: tokens (*batch, n, input_dim); mu (*batch, n + 1, n + 1), [head, modifier], 0 the root symbol; lengths
     (*batch,); the result (*batch, n, hidden_dim), 0 at padding
@@ -27,7 +27,7 @@ class GraphConvolution(nn.Module):
     def __init__(self, input_dim: int, hidden_dim: int, layers: int = 1) -> None:
         super().__init__()
         sizes = [positive(input_dim, "input_dim")] + [positive(hidden_dim, "hidden_dim")] * positive(layers, "layers")
-        # what a token, its head and its modifiers say, in one product
+        # W, V and U in one matrix
         self.layers = nn.ModuleList(nn.Linear(a, 3 * b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
         self.roots = nn.ParameterList(torch.randn(hidden_dim) / hidden_dim**0.5 for _ in range(layers))
 

@@ -17,12 +17,14 @@ from polymax.structures.simplex import Simplex
 
 
 class Merged(NamedTuple):
-    """Trees that were grown by merging neighbours.
+    """Trees grown by merging neighbours.
 
     Shapes:
-        root (B, d), 0 of an empty sentence; merges (B, n - 1), which pair became one, counted from the left among the
-        nodes that were left, -1 at padding; transitions (B, 2 n - 1); log_prob (B,), of the merges in their order, of
-        which a tree has several; entropy (B,), the sum over merges; both at least in float32
+        root (B, d): 0 for an empty sentence
+        merges (B, n - 1): the index of the merged pair, from the left among the remaining nodes; -1 at padding
+        transitions (B, 2 n - 1)
+        log_prob (B,): of the merges in their order, at least in float32; a tree has several orders
+        entropy (B,): the sum over merges, at least in float32
     """
 
     root: Tensor
@@ -39,8 +41,8 @@ class GumbelTreeLSTM(nn.Module):
         pair    t_i = TreeLSTMCell(s_i, s_(i+1)),    score_i = <q, h of t_i>,    y = policy(scores)
         merge   s_i <- (1 - y_1 - ... - y_i) s_i + y_i t_i + (y_1 + ... + y_(i-1)) s_(i+1)
 
-    until one node is left. Without a `policy` pairs are chosen by straight-through Gumbel-softmax in training, and in
-    evaluation the best is. A token is its own tree; an empty sentence has a root of 0.
+    until one node is left. Without a `policy`, training chooses pairs by straight-through Gumbel-softmax, and
+    evaluation takes the best pair. A single token is a tree; an empty sentence has a root of 0.
 
     Shapes: tokens (B, n, input_dim); lengths (B,)
 
@@ -103,9 +105,9 @@ class GumbelTreeLSTM(nn.Module):
         return torch.cat(self.cell(h, c), -1)
 
     def _after_merge(self, states: Tensor, made: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """States and pairs after the pair at (B,) is one node, none for -1.
+        """The states and pairs after the pair `at` (B,) is merged; -1 merges none.
 
-        Without a gradient in the choice all other pairs are what they were: only the two that the node is in are new.
+        Without a gradient in the choice, only the two pairs with the new node are computed again.
         """
         count = made.shape[1]
         place = torch.arange(count, device=at.device)
@@ -116,7 +118,7 @@ class GumbelTreeLSTM(nn.Module):
             return states, made[:, :0]
         pairs = place[:-1]
         made = _rows_at(made, pairs + (pairs > at))
-        # where the node is first or last it is in one pair, which is then composed twice
+        # the first and the last node are in one pair only, which is then composed twice
         around = torch.cat([at - 1, at], 1).clamp(0, count - 2)
         fresh = self._pair_nodes(_rows_at(states, around), _rows_at(states, around + 1))
         for k in range(2):
@@ -125,7 +127,7 @@ class GumbelTreeLSTM(nn.Module):
 
 
 def _weighted_states(states: Tensor, made: Tensor, y: Tensor) -> Tensor:
-    """The states after a merge, as the choice y (B, m) weighs them."""
+    """The states after a merge, weighted by the choice y (B, m)."""
     weight = y.unsqueeze(-1)
     until = weight.cumsum(1)
     return (1 - until) * states[:, :-1] + weight * made + (until - weight) * states[:, 1:]

@@ -1,7 +1,7 @@
-"""Keys and values of the tokens so far, with boxes of keys: what attention over them need not read.
+"""Caches of keys and values, with boxes of keys, by which attention can skip pages.
 
-A page is a run of neighbouring keys, and its box the least and the largest number of each channel among them. From the
-boxes follows the largest score that a query can have in a page, and where that has no weight the page is not read.
+A page is a run of neighbouring keys. Its box is the least and the largest number of each channel among them. A box
+gives an upper bound of a query's scores in the page; if a score that large has no weight, the page is not read.
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ def key_boxes(key: Tensor) -> Tensor:
 class KeyValueCache:
     """Keys and values of a batch of sequences of one length, one after the other in memory, with boxes of 64 keys.
 
-    `append` adds tokens; `keys`, `values` and `boxes` are views of what is there, and `cache_attention(query, cache)`
-    attends to it. Nothing in a cache has a gradient. Memory grows by half as more is needed.
+    `append` adds tokens; `keys`, `values` and `boxes` are views of the stored tokens. `cache_attention(query, cache)`
+    is attention over them. A cache does not track gradients. If it is full, its memory grows by half.
 
     Shapes: keys (batch, heads, length, channels); values (batch, heads, length, value channels)
 
@@ -86,7 +86,7 @@ class KeyValueCache:
         self._box(start, end, key)
 
     def crop(self, length: int) -> None:
-        """Forget all tokens but the first ones."""
+        """Drop all tokens after the first `length`."""
         if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= self.length:
             raise ValueError(f"length must be an integer from 0 to {self.length}; got {length!r}")
         self.length = length
@@ -95,7 +95,7 @@ class KeyValueCache:
             self._box(begin, length, self._keys[:, :, begin:length])
 
     def select(self, sequences: Tensor) -> None:
-        """Keep the sequences of these numbers, in this order, once for each time that they are named."""
+        """Keep the sequences with these indices, in this order; an index may repeat."""
         self._keys, self._values, self._boxes = (t[sequences] for t in (self._keys, self._values, self._boxes))
 
     def _grow(self, length: int) -> None:
@@ -105,7 +105,7 @@ class KeyValueCache:
             held[:, :, : before.shape[2]] = before
 
     def _box(self, start: int, end: int, key: Tensor) -> None:
-        """Boxes of the pages that hold keys from start to end."""
+        """Update the boxes of the pages that hold the keys from start to end."""
         if end - start == 1:
             box = self._boxes[:, :, start // PAGE]
             if start % PAGE == 0:
@@ -119,14 +119,14 @@ class KeyValueCache:
 
 
 def _empty_like(key: Tensor, value: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for this number of tokens, rounded up to whole pages."""
+    """Uninitialized memory for `length` tokens, rounded up to whole pages."""
     pages = max(-(-length // PAGE), 1)
     keys, values = (t.new_empty(*t.shape[:2], pages * PAGE, t.shape[3]) for t in (key, value))
     return keys, values, key.new_empty(*key.shape[:2], pages, 2, key.shape[3])
 
 
 def _check_same(new: Tensor, held: Tensor, name: str) -> None:
-    """Refuse tokens that are not of the batch, heads, channels and dtype of those that a cache holds."""
+    """Refuse tokens whose batch, heads, channels, dtype or device differ from those of the cache."""
     if (new.shape[:2], new.shape[3]) != (held.shape[:2], held.shape[3]):
         expected = ", ".join(map(str, (*held.shape[:2], "tokens", held.shape[3])))
         raise ValueError(f"{name} must be ({expected}), as the cache holds; got {tuple(new.shape)}")
@@ -151,12 +151,12 @@ def _check_tokens(key: Tensor, value: Tensor) -> None:
 
 @dataclass(frozen=True)
 class KeyValuePages:
-    """Keys and values of sequences of different lengths in pages of a pool, as servers of language models hold them.
+    """Keys and values of sequences of different lengths in pages of a pool, as servers of language models store them.
 
-    Page n of sequence b is block table[b, n] of the pool; the sequence has lengths[b] tokens. `boxes` may be left out,
-    and then every page is read; `boxed()` computes them. `append` adds tokens to all sequences, whose pages must be in
-    the table, and keeps boxes right: it writes to the pool, and to a copy of lengths that belongs to this object.
-    `cache_attention(query, pages)` attends to it.
+    Page n of sequence b is block table[b, n] of the pool; the sequence has lengths[b] tokens. Without `boxes` every
+    page is read; `boxed()` computes them. `append` adds tokens to all sequences, whose pages must be in the table. It
+    writes to the pool and updates boxes; `lengths` is a copy, so that the caller's tensor does not change.
+    `cache_attention(query, pages)` is attention over the pages.
 
     Shapes:
         keys (blocks, heads, page, channels) and values (blocks, heads, page, value channels), where a page is 16, 32,
@@ -191,16 +191,16 @@ class KeyValuePages:
             came = f"{self.boxes.dtype} {tuple(self.boxes.shape)}"
             raise ValueError(f"boxes must be {self.keys.dtype} {expected}; got {came}")
         self._check_room(0)
-        # append changes lengths; those of the caller stay as they are
+        # append changes this copy, not the caller's lengths
         object.__setattr__(self, "lengths", self.lengths.clone())
 
     def boxed(self) -> "KeyValuePages":
-        """These pages, with the boxes of all that the pool holds."""
+        """These pages with boxes, computed for all blocks of the pool."""
         boxes = torch.stack([self.keys.amin(2), self.keys.amax(2)], 2)
         return KeyValuePages(self.keys, self.values, self.table, self.lengths, boxes)
 
     def append(self, key: Tensor, value: Tensor) -> None:
-        """Write tokens, key (batch, heads, tokens, channels), behind the last ones of each sequence."""
+        """Append tokens to each sequence: key (batch, heads, tokens, channels), value likewise."""
         _check_tokens(key, value)
         for new, held, name in ((key, self.keys, "key"), (value, self.values, "value")):
             _check_same(new, held[:1].expand(len(self.table), -1, -1, -1), name)
@@ -219,7 +219,7 @@ class KeyValuePages:
             self.lengths.add_(1)
 
     def _check_room(self, more: int) -> None:
-        """Refuse sequences that the table has no pages for, when `more` tokens are added, if numbers can be read."""
+        """Raise an error if the table has no pages for `more` tokens, provided that its values can be read."""
         if not (_check.readable(self.table) and _check.readable(self.lengths)):
             return
         blocks, page, pages = len(self.keys), self.keys.shape[2], self.table.shape[1]

@@ -1,4 +1,4 @@
-"""What an arc more or less would add to the states of a Tree-LSTM, as a gradient in the arcs of its trees."""
+"""The gradient of a Tree-LSTM's sums over children in the arcs of its trees, including arcs that are not used."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from polymax.backend.function import apply_function
 
-# how many numbers of pairs of tokens are held at once: few enough for caches, enough for a launch
+# the most numbers of pairs of tokens in memory at once: small enough for caches, large enough for a launch
 _AT_ONCE = 1 << 21
 
 

@@ -1,4 +1,4 @@
-"""Sentences to vectors along dependency trees: one tree each, several each, or arcs to a degree."""
+"""Vectors of sentences, composed along dependency trees: a tree each, several trees each, or expected arcs."""
 
 from abc import ABC, abstractmethod
 
@@ -26,14 +26,14 @@ class Composition(nn.Module, ABC):
 
     @abstractmethod
     def soft(self, tokens: Tensor, lengths: Tensor, mu: Tensor) -> Tensor:
-        """Vectors from arcs that are there to the degree mu (B, n + 1, n + 1)."""
+        """Vectors along expected arcs mu (B, n + 1, n + 1)."""
 
 
 class TreeLSTMComposition(Composition):
     """The root state of a child-sum Tree-LSTM.
 
-    Where arcs are there to a degree, states go along them `layers` times, as `ChildSumTreeLSTM.soft` has it; along a
-    tree they go until they reach the root.
+    With expected arcs, states are updated `layers` times (see `ChildSumTreeLSTM.soft`); along a tree, once for each
+    level up to the root.
 
     Example:
         >>> composition, y = TreeLSTMComposition(3, 8), pm.SpanningTree().encode(torch.tensor([[2, 0]]))
@@ -57,7 +57,7 @@ class TreeLSTMComposition(Composition):
 
 
 class GraphComposition(Composition):
-    """The mean over tokens of the states of a graph convolution; 0 of an empty sentence.
+    """The mean over tokens of the states of a graph convolution; 0 for an empty sentence.
 
     Example:
         >>> mu = pm.Marginals(pm.SpanningTree())(torch.zeros(1, 3, 3))
@@ -80,11 +80,11 @@ class GraphComposition(Composition):
 
 
 def mean_of(states: Tensor, lengths: Tensor) -> Tensor:
-    """The mean (B, d) of states (B, n, d), 0 at padding; 0 of none."""
+    """The mean (B, d) of states (B, n, d) that are 0 at padding; 0 for an empty sentence."""
     return states.sum(1) / lengths.clamp(min=1).unsqueeze(-1)
 
 
 def before(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Tokens (B, n, d) with 0 at padding, whatever the padding held."""
+    """Tokens (B, n, d) with padding replaced by 0."""
     place = torch.arange(tokens.shape[1], device=tokens.device)
     return tokens.masked_fill((place >= lengths.unsqueeze(-1)).unsqueeze(-1), 0)

@@ -24,7 +24,7 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
 class Loss(NamedTuple):
-    """Losses (B,) of instances: `loss` is for backward, `value` the same numbers, without gradient."""
+    """Losses (B,) of instances: `loss` for backward, and `value`, the losses without gradient."""
 
     loss: Tensor
     value: Tensor
@@ -37,13 +37,13 @@ class LatentDependency(nn.Module):
 
     | method                           | in training                                | `encode`             |
     |----------------------------------|--------------------------------------------|----------------------|
-    | structured-attention, sparsemap  | expected arcs, Marginals or SparseMap      | the same             |
+    | structured-attention, sparsemap  | expected arcs, Marginals or SparseMap      | as in training       |
     | straight-through, spigot         | the best tree, with a chosen gradient      | the best tree        |
-    | perturb                          | the best tree of noisy scores, the same    | the best tree        |
+    | perturb                          | the best tree of noisy scores, likewise    | the best tree        |
     | score-function                   | drawn trees, compared with the best one    | the best tree        |
     | sparse-expectation               | all trees of SparseMap, each weighed       | the best tree        |
-    | best                             | the best tree; the parser learns nothing   | the same             |
-    | given, left-chain, right-chain   | trees that come with x, or chains          | the same             |
+    | best                             | the best tree; the parser is not trained   | as in training       |
+    | given, left-chain, right-chain   | trees given with x, or chains              | as in training       |
 
     A method of one's own is an object: a smoothing, an estimator, `Given`, each over SpanningTree() or
     ProjectiveTree(). composition is "tree-lstm", the root of a child-sum Tree-LSTM, or "gcn", the mean over tokens of a
@@ -84,7 +84,7 @@ class LatentDependency(nn.Module):
 
     @property
     def structure(self) -> Trees:
-        """The set of trees; `structure.with_lengths(lengths)` is that of a batch, as structured losses take it."""
+        """The set of trees; structured losses of a batch take `structure.with_lengths(lengths)`."""
         return trees_of(self.method)
 
     def scores(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -105,15 +105,15 @@ class LatentDependency(nn.Module):
         scores: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Loss:
-        """Losses of sentences, whose gradient is the method's, in the parser and in the composition.
+        """The losses of sentences, with the method's gradient in the parser and in the composition.
 
-        `loss_fn(encodings (k, hidden), rows (k,)) -> (k,)` are the losses of encodings for the sentences `rows`, of
-        which one may come several times. `heads` are trees to take, whatever the method; `scores` stand for those of
-        the scorer. A learned baseline sees the mean of x.
+        `loss_fn(encodings (k, hidden), rows (k,)) -> (k,)` computes the losses of encodings for the sentences `rows`,
+        which may repeat. `heads` are trees to use instead of the method's; `scores` replace the scorer's. The features
+        of a learned baseline are the mean of x.
 
-        With `group`, so many sentences in a row are judged together, as pairs are: encodings are (k, group, hidden),
-        rows those of groups, and there is a loss for each group, under independent trees (see `JointLoss`). A learned
-        baseline sees the means side by side.
+        With `group`, each `group` sentences in a row, such as pairs, have a joint loss: encodings are
+        (k, group, hidden), rows are indices of groups, and trees are independent (see `JointLoss`). The features of a
+        learned baseline are the concatenated means.
         """
         tokens, sizes, method = self._for_batch(x, lengths, heads)
         batch = (len(x),) if group is None else (_groups(len(x), group), group)
@@ -156,7 +156,7 @@ class LatentDependency(nn.Module):
     def trees(
         self, x: Tensor, lengths: Tensor | None = None, *, heads: Tensor | None = None, scores: Tensor | None = None
     ) -> Tensor:
-        """The heads (B, n) of the best trees, or of those that are given."""
+        """The heads (B, n) of the best trees, or of the given trees."""
         tokens, sizes, method = self._for_batch(x, lengths, heads)
         if isinstance(method, Given):
             return method.heads(sizes, x.shape[1])
@@ -166,7 +166,7 @@ class LatentDependency(nn.Module):
     def distribution(self, x: Tensor, lengths: Tensor | None = None, *, scores: Tensor | None = None) -> Any:
         """The distribution over trees: `topk(k)` and `support()` give arcs and probabilities, `structure` their heads.
 
-        Methods have one that weigh trees or draw them; others are refused.
+        Only methods that weight trees or draw them have a distribution; other methods raise an error.
         """
         tokens, _, method = self._for_batch(x, lengths, None)
         smooth: Any = method

@@ -28,7 +28,7 @@ Trees = SpanningTree | ProjectiveTree
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Trees that are not learned: those of `rule`, or those that come with the sentences, as heads.
+    """Trees that are not learned: the trees of `rule`, or trees given with the sentences, as heads.
 
         heads = rule(lengths (B,), n)
 
@@ -42,10 +42,10 @@ class Given:
     rule: Callable[[Tensor, int], Tensor] | None = None
 
     def heads(self, lengths: Tensor, n: int) -> Tensor:
-        """The heads (B, n) of sentences of these lengths, refused where they are no trees."""
+        """The heads (B, n) of sentences of these lengths; a ValueError if they are not trees."""
         if self.rule is None:
             raise ValueError(f"heads must be {(len(lengths), n)}, the trees that are given; got None")
-        # the shape of scores says what is expected of heads
+        # only the shape of these scores is used
         scores = torch.zeros((), device=lengths.device).expand(len(lengths), n + 1, n + 1)
         return self.structure.with_lengths(lengths).compact.check(self.rule(lengths, n), scores)
 
@@ -54,7 +54,7 @@ Method = Smoothing | Relaxed | Estimator | SparseExpectation | ScoreFunction | G
 
 
 def left_chain(lengths: Tensor, n: int) -> Tensor:
-    """Heads (B, n) where each token hangs from its left neighbour, the first from the root symbol; -1 at padding.
+    """Heads (B, n) of trees in which each token hangs from its left neighbour, the first from the root symbol.
 
     Example:
         >>> left_chain(torch.tensor([3, 1]), 3)
@@ -66,7 +66,7 @@ def left_chain(lengths: Tensor, n: int) -> Tensor:
 
 
 def right_chain(lengths: Tensor, n: int) -> Tensor:
-    """Heads (B, n) where each token hangs from its right neighbour, the last from the root symbol; -1 at padding.
+    """Heads (B, n) of trees in which each token hangs from its right neighbour, the last from the root symbol.
 
     Example:
         >>> right_chain(torch.tensor([3, 1]), 3)
@@ -77,7 +77,7 @@ def right_chain(lengths: Tensor, n: int) -> Tensor:
     return torch.where(place < size, torch.where(place == size - 1, 0, place + 2), -1)
 
 
-# what a command line has names for
+# the methods with names, for command lines
 METHODS: dict[str, Callable[[Trees], Method]] = {
     "structured-attention": Marginals,
     "sparsemap": SparseMap,
@@ -94,7 +94,7 @@ METHODS: dict[str, Callable[[Trees], Method]] = {
 
 
 def method_of(method: str | Method, projective: bool) -> Method:
-    """The method of this name; an object that is a method itself is returned as it is."""
+    """The method of this name; a method object is returned unchanged."""
     kind = ProjectiveTree if projective else SpanningTree
     if isinstance(method, str):
         if method not in METHODS:
@@ -128,7 +128,7 @@ def soft(method: Method) -> bool:
 
 
 def method_for_batch(method: Method, lengths: Tensor) -> Method:
-    """The method for a batch of these lengths; where it returns an expected loss, it does so for each instance."""
+    """The method for a batch of these lengths; expected losses are returned for each instance."""
     match method:
         case Given():
             return method

@@ -1,4 +1,4 @@
-"""Attention whose sharpness grows with the number of keys, as it is learned for each head."""
+"""Attention whose sharpness grows with the number of keys, by learned parameters of each head."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from polymax.nn.attention_mapping import Mapping, apply_mapping, check_heads, ch
 
 
 class LengthScaling(nn.Module):
-    """A mapping of scores that are multiplied by a learned function of the number of keys, for each head.
+    """A mapping whose scores are first multiplied by a learned function of the number of keys, for each head.
 
         weights = mapping(factor scores)        factor = delta_h + beta_h log(max(n, 2)) ^ gamma_h,  beta_h > 0
 
@@ -23,7 +23,7 @@ class LengthScaling(nn.Module):
     Arguments:
         num_heads: the number of heads, each with parameters of its own
         mapping: takes the scaled scores; entmax with alpha 1.5 by default
-        delta, beta, gamma: where the parameters of all heads start; beta is positive
+        delta, beta, gamma: the initial parameters of all heads; beta is positive
 
     Shapes: scores (*batch, num_heads, L, S), and weights of the same shape
 
@@ -74,12 +74,12 @@ class LengthScaling(nn.Module):
         return nn.functional.softplus(self.raw_beta)
 
     def factors(self, counts: Tensor) -> Tensor:
-        """Return the factors of the scores of queries that see so many keys.
+        """Return the factors of the scores of queries, given the number of keys that they see.
 
         Shapes: counts (queries,), or (*batch, num_heads or 1, queries); factors (num_heads, queries), or
         (*batch, num_heads, queries)
         """
-        # a row of one key has one weight, whatever its factor is
+        # a row of one key has weight 1 for any factor
         logs = counts.clamp(min=2).to(torch.promote_types(self.delta.dtype, torch.float32)).log()
         delta, beta, gamma = (p[:, None] for p in (self.delta, self.beta, self.gamma))
         return delta + beta * logs**gamma

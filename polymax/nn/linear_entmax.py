@@ -10,8 +10,8 @@ from polymax.vocabulary import WordDistribution, linear_entmax
 class LinearEntmaxLoss(nn.Module):
     """A linear layer to the words of a vocabulary and the entmax loss of its logits, which are never stored.
 
-    Parameters are those of `torch.nn.Linear(size, words)`, whose state_dict loads. `weight` may be that of an
-    embedding: `head.weight = embedding.weight`. Options are those of `pm.linear_entmax_loss`.
+    Parameters are those of `torch.nn.Linear(size, words)`, whose state_dict loads. `weight` may be shared with an
+    embedding: `head.weight = embedding.weight`. See `pm.linear_entmax_loss` for the options.
 
     Shapes: hidden (*batch, size); target (*batch,); the loss as reduction says
 
@@ -67,7 +67,7 @@ class LinearEntmaxLoss(nn.Module):
         )
 
     def distribution(self, hidden: Tensor) -> WordDistribution:
-        """The words that can follow, with their probabilities; without a gradient."""
+        """The distribution of words: the words with positive probability; without a gradient."""
         return linear_entmax(hidden, self.weight, self.bias, alpha=self.alpha, softcap=self.softcap)
 
     def extra_repr(self) -> str:

@@ -83,7 +83,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
 
         q, k, v = self._projections(query, key, value)
-        # keys that are added to those of the call are seen by all queries, which takes a mask; else is_causal is enough
+        # all queries see the added keys, which takes a mask; without added keys is_causal is enough
         told = is_causal and self.bias_k is None and not self.add_zero_attn
         mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not told)
         k, v, mask = self._with_extra_keys(k, v, mask)
@@ -138,7 +138,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _reset_parameters(self) -> None:
         self._qkv_same_embed_dim = self.in_proj_weight is not None
         super()._reset_parameters()
-        # torch's encoder layer asks this before it takes a path of its own, which knows of softmax alone
+        # if this is True, torch's encoder layer takes a fast path that computes softmax
         self._qkv_same_embed_dim = False
 
     def _projections(self, *inputs: Tensor) -> list[Tensor]:
@@ -152,7 +152,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _mask(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool
     ) -> Tensor | None:
-        """What is added to the scores, broadcasting to (N, num_heads, L, S)."""
+        """The float mask that is added to the scores, broadcasting to (N, num_heads, L, S); None for no mask."""
         n, lengths = q.shape[0], (q.shape[1], k.shape[1])
         masks = []
         if key_padding_mask is not None:
@@ -167,7 +167,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return sum(masks[1:], masks[0]) if masks else None
 
     def _with_extra_keys(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values with the learned one, and the one of zeros, that may follow; all may attend to these."""
+        """Keys and values, followed by the learned bias key and the key of zeros if used, and the padded mask."""
         columns = k.shape[1]
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (torch.cat([t, b.expand(len(t), 1, -1)], 1) for t, b in ((k, self.bias_k), (v, self.bias_v)))

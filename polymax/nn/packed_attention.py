@@ -47,7 +47,7 @@ def varlen_attention(
             last query stands at the last key with `cu_seqlens_k.diff() - cu_seqlens_q.diff()`
         attn_mask: bool (True = keep) or float (is added); row i and column j belong to query i and key j of a sequence
         alibi_slopes: -slope |i + causal_offset - j| is added to the score of query i and key j
-        max_seqlen_q, max_seqlen_k: the length of the longest sequence. With both, a GPU is not waited for
+        max_seqlen_q, max_seqlen_k: the length of the longest sequence. With both, the call does not wait for a GPU
         others: as in `scaled_dot_product_attention`
 
     Shapes:
@@ -83,7 +83,7 @@ def varlen_attention(
     told |= {"is_causal": is_causal, "scale": scale, "enable_gqa": True, "dropout_p": dropout_p}
     q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
     if attn_mask is None and alibi_slopes is None and isinstance(offsets, int):
-        # lengths of rows are counted in each sequence, which the call as a whole does not know
+        # a LengthScaling is applied here: keys are counted in each sequence
         inner = {"mapping": mapping.mapping} if isinstance(mapping, LengthScaling) else {}
         call = Attention(q, k, v, causal_offset=offsets, **{**told, **inner})
         if call.decide().route in (Route.SPARSE, Route.FEW_QUERIES):
@@ -131,7 +131,7 @@ def _visible_in_each(pattern: Pattern, starts_q: Tensor, starts_k: Tensor, token
 
 
 def nested_attention(call: Attention) -> Tensor:
-    """Attention of nested tensors (batch, heads, tokens of each, channels), as torch's takes them."""
+    """Attention of nested tensors (batch, heads, tokens of each, channels), the form of torch's own attention."""
     strided = call.query.layout == torch.strided
     q, k, v = _tokens_first(call)
     starts: list[Tensor] = [t.offsets() for t in (q, k)]
@@ -159,7 +159,7 @@ def nested_path(call: Attention) -> str:
 
 
 def as_jagged(t: Tensor, heads_first: bool = False) -> Tensor:
-    """Return a nested tensor of the layout torch.jagged with the same gradient; one that has it is returned as it is.
+    """Return a nested tensor in the layout torch.jagged, differentiable; a jagged tensor is returned unchanged.
 
     With `heads_first`, the sequences are (heads, tokens, channels).
     """
@@ -198,7 +198,7 @@ def _tokens_first(call: Attention) -> tuple[Any, Any, Any]:
 
 
 def _starts(starts: Tensor, tokens: Tensor, name: str, longest: int | None, longest_name: str) -> Tensor:
-    """The starts of sequences, checked as far as a device need not be waited for."""
+    """The starts of sequences, checked; with `longest`, only as far as possible without waiting for a device."""
     expected = f"{name} must be (sequences + 1,) integers, the starts of sequences and the number of tokens"
     if not isinstance(starts, Tensor) or starts.dtype not in (torch.int32, torch.int64) or starts.dim() != 1:
         came = f"{starts.dtype} {tuple(starts.shape)}" if isinstance(starts, Tensor) else type(starts).__name__
@@ -211,7 +211,7 @@ def _starts(starts: Tensor, tokens: Tensor, name: str, longest: int | None, long
         raise ValueError(f"{expected}; got no sequence for {len(tokens)} tokens")
     if torch.compiler.is_compiling() or (longest is not None and not _check.readable(starts)):
         return starts
-    # all conditions at once: a device is waited for a single time
+    # all conditions in one tensor: a single wait for the device
     steps = torch.cat([starts[:1] == 0, starts.diff() >= 0, starts[-1:] == len(tokens)])
     if not bool(steps.all()):
         raise ValueError(
@@ -240,7 +240,7 @@ def _longest(starts: Tensor, known: int | None) -> int:
 
 
 def _offsets(offset: Any, sequences: int) -> int | list[int]:
-    """One offset for all sequences, or that of each."""
+    """The offset of all sequences, an integer, or a list with the offset of each sequence."""
     if not isinstance(offset, Tensor) or offset.dim() == 0:
         return offset if isinstance(offset, int) else int(offset) if isinstance(offset, Tensor) else offset
     if offset.dtype not in (torch.int32, torch.int64) or offset.shape != (sequences,):

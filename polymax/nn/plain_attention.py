@@ -1,4 +1,4 @@
-"""Sparse attention of plain calls on CUDA, which are looked at once for their kind."""
+"""Sparse attention of plain calls on CUDA, which are checked once for each kind of call."""
 
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
@@ -16,26 +16,26 @@ from polymax.nn.attention_mapping import NAMED, entmax_alpha
 if TYPE_CHECKING:
     from polymax.kernels.sparse_attention.cuda_plain import Plain
 
-# kinds of calls that are remembered
+# the most kinds of calls in the cache
 MOST = 512
 
 _KNOWN: dict[Hashable, "Plain | None"] = {}
 
 
 def known_call(query: Tensor, key: Tensor, value: Tensor, mapping: Any, more: tuple[Any, ...]) -> "Plain | None":
-    """What is known of calls like this one, which has neither mask, sinks, boxes nor dropout; None if it is not plain.
+    """The cached plan of this kind of call, without mask, sinks, boxes or dropout; None if the call is not plain.
 
     `more` are is_causal, scale, enable_gqa, window, softcap and causal_offset.
     """
     if functional() or not plain(query, key, value):
         return None
-    # what autocast would convert is not plain
+    # a call whose inputs autocast would convert is not plain
     if torch.is_autocast_enabled("cuda") and query.dtype != torch.get_autocast_dtype("cuda"):
         return None
     alpha = entmax_alpha(NAMED.get(mapping) if isinstance(mapping, str) else mapping)
     if type(alpha) is not float or type(more[3]) is list or not isinstance(more[1], (float, int, type(None))):
         return None
-    # in tests, sizes may be set
+    # tests change CUDA_QUERIES
     kind = (alpha, more, *[_kind(t) for t in (query, key, value)], fused_attention.CUDA_QUERIES)
     if kind not in _KNOWN:
         if len(_KNOWN) >= MOST:
@@ -81,7 +81,7 @@ def _found(
     names = "is_causal", "scale", "enable_gqa", "window", "softcap", "causal_offset"
     call = Attention(query, key, value, mapping=mapping, **dict(zip(names, more, strict=True)))
     tensors = (query, key, value)
-    # queries, keys and values as kernels take them are views, and none is empty
+    # queries, keys and values must not be empty, and must reach kernels without a copy
     views = all(t.dim() <= 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors)
     if call.decide().route is not Route.SPARSE or not views:
         return None

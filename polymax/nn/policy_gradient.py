@@ -1,4 +1,4 @@
-"""Losses of models that act: what a score function makes of the log-probabilities of actions."""
+"""Losses of models that act: the score function estimator, from the log-probabilities of actions."""
 
 from collections.abc import Callable
 
@@ -15,9 +15,9 @@ class PolicyGradient(nn.Module):
 
         value: mean of L,        gradient: mean of dL + (L - b) d log p(actions)
 
-    It is `ScoreFunction` for models whose actions cannot be scored before they act. The baseline is one of those,
-    or None for b = 0; `best_losses()` are the losses (B,) of the actions that a test would choose, for SelfCritical,
-    and `features` what a learned baseline sees.
+    It is `ScoreFunction` for models whose actions cannot be scored in advance. The baseline is one of the baselines of
+    `ScoreFunction`, or None for b = 0. SelfCritical needs `best_losses()`, the losses (B,) of the best actions; a
+    learned baseline needs `features`.
 
     Shapes: losses (B,); log_prob (B,); the result ()
 
@@ -73,7 +73,7 @@ def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
 
         mean of max(r a, clip(r, 1 - clip, 1 + clip) a),    r = exp(log_prob - old_log_prob),    a = L - b
 
-    The actions are given again to the model, as SPINN takes transitions, for log_prob under its parameters as they are.
+    For log_prob under the current parameters, give the actions to the model again, such as `transitions` to SPINN.
 
     Shapes: all (B,); the result ()
 

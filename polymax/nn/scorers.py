@@ -1,4 +1,4 @@
-"""Scores of pairs, of what is attended from and what is attended to: learned functions of their vectors."""
+"""Scores of pairs of queries and keys: learned functions of their vectors."""
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ class AdditiveScorer(nn.Module):
 
 
 class SegmentScorer(nn.Module):
-    """Scores of a chain with two states, 0 outside and 1 attended to: what is attended to forms segments.
+    """Scores of a chain with two states, 0 outside and 1 attended to, so that attention forms segments.
 
         unary[s] = (0, scores[s])        transition: learned, [previous, next]
 

@@ -18,9 +18,9 @@ SHIFT, REDUCE = 0, 1
 
 
 def check_transitions(transitions: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Transitions (*batch, T) as int64, each row those of a tree, over as many tokens as lengths (*batch,) say.
+    """Transitions (*batch, T) as int64; a ValueError if a row is not a tree, or its length not that of `lengths`.
 
-    Values on an accelerator are not read.
+    Values on an accelerator are not checked.
 
     Example:
         >>> check_transitions(torch.tensor([[0, 0, 1], [0, 1, -1]]))
@@ -56,8 +56,8 @@ def check_transitions(transitions: Tensor, lengths: Tensor | None = None) -> Ten
 def children(transitions: Tensor) -> tuple[Tensor, Tensor]:
     """The nodes that each step of (*batch, T) reduces, left and right, (*batch, T) each; -1 elsewhere.
 
-    The left child is the last node before the right one's subtree: the last that left the stack as high as the
-    reduction does.
+    The left child is the last node before the right child's subtree: the last step after which the stack had the same
+    size as after the reduction.
 
     Example:
         >>> children(torch.tensor([0, 0, 0, 1, 1]))
@@ -85,7 +85,7 @@ def tree_spans(transitions: Tensor) -> Tensor:
     token = (steps == SHIFT).cumsum(-1) - 1
     left, _ = children(steps)
     first = torch.where(left < 0, torch.arange(steps.shape[-1], device=steps.device), left)
-    # each round doubles the steps to the left
+    # each round doubles the number of steps to the left
     for _ in range(steps.shape[-1].bit_length()):
         first = first.gather(-1, first)
     spans = torch.stack([token.gather(-1, first), token], -1)
@@ -93,9 +93,9 @@ def tree_spans(transitions: Tensor) -> Tensor:
 
 
 def transitions_of_spans(y: Tensor) -> Tensor:
-    """The transitions (*batch, 2 n - 1) of binary trees given by their spans, as `SpanTree` has them, (*batch, n, n).
+    """The transitions (*batch, 2 n - 1) of binary trees, given the indicators (*batch, n, n) of their spans.
 
-    After token j come as many reductions as there are longer spans that end in j.
+    The number of reductions after token j is the number of spans of two tokens or more that end in j.
 
     Example:
         >>> transitions_of_spans(torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]))
@@ -124,8 +124,8 @@ def transitions_of_spans(y: Tensor) -> Tensor:
 def transitions_of_merges(merges: Tensor, lengths: Tensor | None = None) -> Tensor:
     """The transitions (*batch, 2 n - 1) of trees that grow by merging neighbours.
 
-    Entry s of merges (*batch, n - 1) says that, of the nodes that are left, from left to right, that one and the next
-    become one; -1 at padding. Without lengths every row has one token more than merges.
+    Entry s of merges (*batch, n - 1) is the index, from the left among the remaining nodes, of the node that is merged
+    with the next; -1 at padding. Without lengths, every row has one token more than it has merges.
 
     Example:
         >>> transitions_of_merges(torch.tensor([[1, 0], [0, -1]]))
@@ -146,7 +146,7 @@ def transitions_of_merges(merges: Tensor, lengths: Tensor | None = None) -> Tens
         )
     counts = torch.zeros_like(rows[:, :1].expand(-1, n)) if n > 1 else size.new_zeros(batch.numel(), n)
     place = torch.arange(n + 1, device=rows.device)
-    # where each node begins, and beyond the last the end
+    # the first token of each node, then the end
     starts = torch.minimum(place, size.unsqueeze(-1))
     for s in range(n - 1):
         at = rows[:, s : s + 1]
@@ -182,7 +182,7 @@ def right_branching(lengths: Tensor) -> Tensor:
 
 
 def balanced(lengths: Tensor) -> Tensor:
-    """Transitions (*batch, 2 n - 1) of trees like (a b) (c d), whose left half has the odd token, by lengths (*batch,).
+    """Transitions (*batch, 2 n - 1) of trees like (a b) (c d), for lengths (*batch,); left halves have the odd token.
 
     Example:
         >>> balanced(torch.tensor([4, 3]))
@@ -196,7 +196,7 @@ def balanced(lengths: Tensor) -> Tensor:
 
 
 def tree_depth(transitions: Tensor) -> Tensor:
-    """How many reductions lie above the deepest token, (*batch,): 0 for one token, and for none.
+    """The number of reductions above the deepest token, (*batch,): 0 for at most one token.
 
     Example:
         >>> tree_depth(torch.stack([balanced(torch.tensor(4)), left_branching(torch.tensor(4))]))
@@ -206,18 +206,18 @@ def tree_depth(transitions: Tensor) -> Tensor:
 
 
 def node_depths(transitions: Tensor) -> Tensor:
-    """How many reductions lie above each node of (*batch, T): 0 for the root, -1 at padding."""
+    """The number of reductions above each node, (*batch, T): 0 for the root, -1 at padding."""
     steps = transitions.long()
     width = steps.shape[-1]
     left, right = children(steps)
     place = torch.arange(width, device=steps.device).expand(steps.shape)
-    # a place beyond the end takes what has no parent to write
+    # nodes without a parent write to a place beyond the end
     up = torch.nn.functional.pad(place, (0, 1), value=width)
     for child in (left, right):
         up = up.scatter(-1, torch.where(child < 0, width, child), place)
     up = torch.cat([up[..., :-1], torch.full_like(up[..., -1:], width)], -1)
     depth = (up != torch.arange(width + 1, device=steps.device)).long()
-    # each round doubles the steps towards the root
+    # each round doubles the number of steps towards the root
     for _ in range(width.bit_length()):
         depth = depth + depth.gather(-1, up)
         up = up.gather(-1, up)
@@ -229,7 +229,7 @@ def bracket_f1(transitions: Tensor, gold: Tensor, whole: bool = False) -> Tensor
 
         F1 = 2 |A and B| / (|A| + |B|),        A and B the spans of two tokens or more
 
-    The span of the whole sentence, which all trees share, counts only if `whole`; where no span counts F1 is 1.
+    The span of the whole sentence, which all trees share, counts only if `whole`; if no span counts, F1 is 1.
 
     Shapes: transitions and gold (*batch, T), over sentences of equal lengths
 

@@ -1,4 +1,4 @@
-"""Attention by softmax through torch's own kernels, with a second derivative, which these do not have."""
+"""Attention by softmax through torch's own kernels, with the second derivative that they lack."""
 
 from typing import Any
 
@@ -24,24 +24,24 @@ def softmax_attention(
     dead = None
     if mask is not None or not (causal or pattern.sees_all()):
         mask = _whole_mask(mask, pattern, q, k)
-        # torch's kernels do not agree on what a query gets that sees nothing: it sees all, and its result is dropped
+        # torch's kernels disagree on queries that see no key: such queries see all keys, and their result is set to 0
         dead = (~mask if mask.dtype == torch.bool else mask == -torch.inf).all(-1, keepdim=True)
         mask = mask | dead if mask.dtype == torch.bool else mask.masked_fill(dead, 0)
         causal = False
         if mask.shape[-1] < k.shape[2]:
-            # torch's kernels read a row of a mask as it lies
+            # torch's kernels need masks with contiguous rows
             mask = mask.expand(*mask.shape[:-1], k.shape[2]).contiguous()
         if q.is_cuda:
             # with a mask, torch's kernels do not share keys between heads
             k, v = repeat_heads(k, q), repeat_heads(v, q)
     inputs = q, k, v, mask
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-    # a compiled backward pass has no derivative in any case
+    # a compiled backward pass is never differentiable
     watched = recorded and not torch.compiler.is_compiling()
     if watched:
         seen = _Seen(causal, scale)
         q, k, v, mask = _Inputs.apply(seen, *inputs)
-    # a size that is not known makes this a guard: torch takes a bool alone
+    # with symbolic sizes, bool() adds a guard: torch's argument must be a bool
     shared = bool(k.shape[1] != q.shape[1])
     out = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=shared)
     if watched:
@@ -60,7 +60,7 @@ def _whole_mask(mask: Tensor | None, pattern: Pattern, q: Tensor, k: Tensor) -> 
 
 
 class _Seen:
-    """How torch's kernel was called, and the gradient that came to it where second derivatives will be asked for."""
+    """The arguments of a call of torch's kernel, and its incoming gradient if second derivatives may follow."""
 
     def __init__(self, causal: bool, scale: float | None) -> None:
         self.causal, self.scale = causal, scale
@@ -72,7 +72,7 @@ class _Seen:
 
 
 class _Inputs(Function):
-    """The inputs of torch's kernel; where a graph of the gradient is asked for, it is that of differentiable torch."""
+    """The inputs of torch's kernel; under create_graph, their gradient is computed by differentiable torch."""
 
     @staticmethod
     def forward(ctx: Any, seen: _Seen, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:

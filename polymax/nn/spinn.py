@@ -1,4 +1,4 @@
-"""SPINN: a shift-reduce parser that composes the sentence as it reads it."""
+"""SPINN: a shift-reduce parser that composes a sentence while it parses."""
 
 from typing import NamedTuple
 
@@ -16,12 +16,14 @@ from polymax.structures.simplex import Simplex
 
 
 class Parsed(NamedTuple):
-    """What a parser made of a batch of sentences.
+    """The result of parsing a batch of sentences.
 
     Shapes:
-        root (B, d), the state of each tree, 0 of an empty sentence; transitions (B, 2 n - 1), -1 at padding;
-        log_prob (B,), of all actions of a sentence together, and entropy (B,), the sum over its steps, both at least in
-        float32; scores (B, 2 n - 1, 2), of shifting and reducing, -inf where that cannot be done
+        root (B, d): the state of each tree, 0 for an empty sentence
+        transitions (B, 2 n - 1): -1 at padding
+        log_prob (B,): the sum over all actions of a sentence, at least in float32
+        entropy (B,): the sum over its steps, at least in float32
+        scores (B, 2 n - 1, 2): of shifting and reducing, -inf for actions that are not possible
     """
 
     root: Tensor
@@ -54,34 +56,33 @@ class Reader(nn.Module):
         return self.leaf(tokens.masked_fill(outside, 0))
 
     def track(self, seen: Tensor, memory: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-        """The tracker's state after it saw three nodes (R, 3, 2 d): of the buffer, the topmost, the second."""
+        """The tracker's next state, given nodes (R, 3, 2 d): the buffer's first, the stack's topmost and second."""
         return self.tracker(seen[..., : self.cell.hidden_dim].flatten(1), memory)
 
     def act(self, memory: tuple[Tensor, Tensor], allowed: Tensor) -> Tensor:
-        """Scores (R, 2) of actions, -inf for those that cannot be done."""
+        """Scores (R, 2) of actions, -inf for actions that are not possible."""
         return self.action(memory[0]).masked_fill(~allowed, -torch.inf)
 
     def outcomes(self, seen: Tensor, e: Tensor, allowed: Tensor) -> Tensor:
-        """The nodes (R, 2, 2 d) that shifting and reducing make, 0 where they cannot be done."""
+        """The nodes (R, 2, 2 d) made by shifting and by reducing, 0 for actions that are not possible."""
         d = self.cell.hidden_dim
         first, top, second = seen.unbind(1)
         h, c = torch.stack([second, top], 1).split(d, -1)
         node = torch.cat(self.cell(h, c, e), -1)
-        # an action that cannot be done counts nothing, also where its node is not finite
+        # the node of an action that is not possible is 0, even if it is not finite
         return torch.stack([first, node], 1).masked_fill(~allowed.unsqueeze(-1), 0)
 
 
 class SPINN(nn.Module):
     """A parser and interpreter of sentences: at each step it shifts a token or reduces two nodes to one.
 
-        p(action t) = softmax(scores_t / gamma) over the actions that can be done
+        p(action t) = softmax(scores_t / gamma) over the possible actions
         node t = y_shift (first of the buffer) + y_reduce (composition of the two topmost),        y the choice
 
-    `policy` says how y is chosen, where transitions are not given: HardMax(Simplex()), the best; Marginals(Simplex()),
-    a draw, for the score function; StraightThrough or PerturbAndMap, whose gradient in y is that of the equation
-    above, while what the stack holds follows the choice. A sentence of n tokens takes 2 n - 1 steps; one token is its
-    own tree, and is shifted with probability 1; an empty sentence has no step, and a root of 0. gamma is the policy's,
-    and 1 where it has none.
+    Without given transitions, `policy` chooses y. HardMax(Simplex()) takes the best action. Marginals(Simplex()) draws,
+    for the score function. StraightThrough and PerturbAndMap choose an action for the stack, and have the gradient in y
+    of the equation above. gamma is the policy's, or 1 if it has none. A sentence of n tokens takes 2 n - 1 steps. A
+    single token is shifted with probability 1. An empty sentence has no step, and a root of 0.
 
     Shapes: tokens (B, n, input_dim); lengths (B,); transitions (B, 2 n - 1), 0 to shift, 1 to reduce, -1 at padding
 
@@ -132,7 +133,7 @@ class SPINN(nn.Module):
 
 
 def result_of_parse(root: Tensor, scores: Tensor, y: Tensor, scale: float | Tensor) -> Parsed:
-    """The result, from scores and choices (B, T, 2)."""
+    """The result of a parse, from its scores and choices y, both (B, T, 2)."""
     log_p = log_probs(scores / scale)
     some = y.detach().amax(-1) > 0 if y.shape[1] else y.new_zeros(y.shape[:2], dtype=torch.bool)
     steps = torch.where(some, y.detach().argmax(-1) if y.shape[1] else 0, -1)

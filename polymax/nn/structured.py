@@ -42,7 +42,7 @@ class StructuredAttention(nn.Module):
     def forward(
         self, scores: Tensor | tuple[Tensor, ...], values: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Parts]:
-        """The context, and mu as the structure has it."""
+        """The context, and mu in the form of the structure."""
         parts = (scores,) if isinstance(scores, Tensor) else tuple(scores)
         structure = self.smooth.structure
         if isinstance(structure, Chain):
@@ -67,7 +67,7 @@ class StructuredAttention(nn.Module):
 
 
 class Aligned(NamedTuple):
-    """What each of the first has in the second (*batch, n, e), the converse (*batch, m, d), and mu (*batch, n, m)."""
+    """The contexts of the first sequence (*batch, n, e) and the second (*batch, m, d), and mu (*batch, n, m)."""
 
     first: Tensor
     second: Tensor
@@ -79,7 +79,8 @@ class AlignmentAttention(nn.Module):
 
         first_i = sum_j mu_ij y_j / max(1, sum_j mu_ij)        second_j = sum_i mu_ij x_i / max(1, sum_i mu_ij)
 
-    A path visits every row and every column, so that these are means. A matching may leave some out: these get 0.
+    A path visits every row and every column, so that contexts are means. Rows and columns that a matching leaves out
+    get 0.
 
     Shapes:
         scores (*batch, n, m); x (*batch, n, d); y (*batch, m, e); masks (*batch, n) and (*batch, m), True for tokens,
@@ -130,7 +131,7 @@ def _name_of(smooth: Smoothing) -> str:
 
 
 def _lengths(mask: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    """How many tokens there are, (*batch,), from a mask that broadcasts to (*batch, n)."""
+    """The number of tokens, (*batch,), of a mask that broadcasts to (*batch, n)."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"{name} must be a bool tensor (True = token); got {came}")

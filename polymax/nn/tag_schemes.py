@@ -1,4 +1,4 @@
-"""What the names of tags allow: schemes that write labelled spans as tags of tokens."""
+"""Constraints that the names of tags imply: schemes that write labelled spans as tags of tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class TagConstraints(NamedTuple):
-    """Which tags may stand where, True = allowed: [previous, next] (s, s), first (s,) and last (s,).
+    """Allowed tags, True = allowed: transitions [previous, next] (s, s), first tags (s,) and last tags (s,).
 
     Example:
         >>> bio_constraints(["O", "B-PER", "I-PER"]).start
@@ -50,7 +50,7 @@ _SCHEMES = {
 
 
 def scheme_constraints(scheme: str, tags: Sequence[str]) -> TagConstraints:
-    """The constraints of a scheme that is given by its name.
+    """The constraints of the scheme of this name.
 
     Example:
         >>> scheme_constraints("BIO", ["O", "B-PER", "I-PER"]).start
@@ -75,7 +75,7 @@ def scheme_of(tags: Sequence[str]) -> str | None:
 
 
 def _constraints(tags: Sequence[str], prefixes: dict[str, str], closed: bool) -> TagConstraints:
-    """The constraints of a scheme from the names of its tags; `closed` spans have to reach their end."""
+    """The constraints of a scheme from the names of its tags; with `closed`, spans must end in an E or S tag."""
     parsed = []
     for tag in tags:
         prefix, _, kind = tag.partition("-")

@@ -1,4 +1,4 @@
-"""The thin stack: stacks of many parsers that never copy their nodes."""
+"""The thin stack: stacks of many parsers without copies of nodes."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from polymax.nn.shift_reduce import REDUCE, SHIFT
 
 
 class ThinStack:
-    """Stacks and buffers of R parsers, over one memory of all nodes that were ever made.
+    """Stacks and buffers of R parsers, over one memory of all nodes.
 
-    A stack is a list of places in the memory: to pop is to forget a place. Nodes are vectors (w,), and those of tokens
-    are in memory from the beginning, which makes the buffer a count of what was shifted.
+    A stack is a list of places in the memory; a pop drops a place. Nodes are vectors (w,). The nodes of tokens are in
+    memory from the beginning, so that a buffer is the number of tokens shifted.
 
     Shapes: leaves (B, n, w); rows (R,), the sentence of each parser; lengths (R,)
 
@@ -22,7 +22,7 @@ class ThinStack:
 
     def __init__(self, leaves: Tensor, rows: Tensor, lengths: Tensor, steps: int) -> None:
         count, n, w = leaves.shape
-        # each sentence has a node of 0 after its last, for what is not there
+        # each sentence has a node of 0 after its last node, for empty stacks and buffers
         filled = torch.nn.functional.pad(leaves, (0, 0, 0, 1)).reshape(count * (n + 1), w)
         self.memory = torch.nn.functional.pad(filled, (0, 0, 0, steps * rows.shape[0]))
         self.next = count * (n + 1)
@@ -34,18 +34,18 @@ class ThinStack:
         self.seen = self.memory[self._looked_at()]
 
     def allowed(self) -> Tensor:
-        """True where a parser can shift, and where it can reduce, (R, 2)."""
+        """A bool tensor (R, 2), True if a parser can shift, and if it can reduce."""
         return torch.stack([self.shifted < self.lengths, self.size > 1], -1)
 
     def keep(self, parsers: Tensor) -> None:
-        """Go on with these parsers (R,), which may repeat."""
+        """Keep the parsers with these indices (R,), which may repeat."""
         self.stack, self.size, self.shifted = (t[parsers] for t in (self.stack, self.size, self.shifted))
 
     def push(self, node: Tensor, y: Tensor) -> None:
-        """Put a node (R, w) on each stack, and take what y (R, 2) says from the buffer, or the stack.
+        """Apply actions y (R, 2): remove a token from the buffer, or two nodes from the stack; push `node` (R, w).
 
-        After it `seen` (R, 3, w) are the first node of the buffer, the topmost and the second of the stack, 0 where
-        there is none. A parser for which y is 0 stays as it is.
+        Then `seen` (R, 3, w) holds the first node of the buffer, and the topmost and the second node of the stack; 0
+        for missing nodes. Parsers whose y is 0 do not change.
         """
         shift, reduce = (y[:, action] > 0 for action in (SHIFT, REDUCE))
         self.size = self.size + shift.long() - reduce.long()
@@ -58,16 +58,16 @@ class ThinStack:
         self.next += node.shape[0]
 
     def roots(self) -> Tensor:
-        """The nodes (R, w) that are left at the end, one on each stack, 0 of an empty sentence.
+        """The last node (R, w) on each stack after parsing; 0 for an empty sentence.
 
-        Where NaN kept a parser from choosing, something else is left, and the node is NaN.
+        The node is NaN if a parser did not finish because of NaN scores.
         """
         bottom = self.memory[torch.where(self.lengths > 0, self.stack[:, 1], self.stack[:, 0])]
         stuck = (self.shifted < self.lengths) | (self.size > 1)
         return bottom.masked_fill(stuck.unsqueeze(-1), torch.nan)
 
     def _looked_at(self) -> Tensor:
-        """Places in memory (R, 3) of what is seen."""
+        """The places in memory (R, 3) of the nodes in `seen`."""
         # the buffer ends with a node of 0, behind the padding
         buffer = torch.where(self.shifted < self.lengths, self.first + self.shifted, self.stack[:, 0])
         below = (self.size.unsqueeze(-1) - torch.arange(2, device=self.size.device)).clamp(min=0)
@@ -75,10 +75,10 @@ class ThinStack:
 
 
 class _Write(Function):
-    """Memory (M, w) with nodes (R, w) written at `begin`, and what places (R, k) of it hold.
+    """Memory (M, w) with nodes (R, w) written at `begin`, and its rows at places (R, k).
 
-    A step must not cost more than what it reads and writes. So memory is written in place, as is its gradient: both
-    belong to the chain of steps alone, and a place is written before it is read.
+    Memory and its gradient are written in place, so that a step costs only its reads and writes. This is safe because
+    no other code uses them, and a place is written before it is read.
     """
 
     @staticmethod
@@ -98,7 +98,7 @@ class _Write(Function):
             return None, None, None, None
         slope = seen.new_zeros(ctx.shape) if g is None else g  # type: ignore[union-attr]
         if seen is not None:
-            # a gradient that is to be differentiated itself is kept as it was
+            # under create_graph the gradient must not be changed in place
             put = slope.index_put if torch.is_grad_enabled() else slope.index_put_
             slope = put((places,), seen, accumulate=True)
         begin, end = ctx.span

@@ -1,4 +1,4 @@
-"""The nodes of many trees level by level, found from the roots down, all trees at once; what plans are made of.
+"""The nodes of many trees level by level, found from the roots down, for all trees at once; tables for tree plans.
 
 Nodes are numbered (tree, place) in row order. All results are blocks of levels, one after the other, the deepest first.
 """
@@ -14,7 +14,7 @@ def binary_levels(steps):
     """Levels of transitions (count, T) of trees, composed nodes before tokens.
 
     Returns sizes and the number composed (levels,), nodes (m,), the places of children in the block below (2 composed,)
-    and which token a shift is, (count T,).
+    and the token of each shift, (count T,).
     """
     count, width = steps.shape
     left, right = np.full(count * width, -1), np.empty(count * width, np.int64)
@@ -73,13 +73,13 @@ def binary_levels(steps):
 
 @kernel
 def heads_levels(heads):
-    """Levels of trees given by heads (count, n); children stand as their parents do.
+    """Levels of trees given by heads (count, n); children are in the order of their parents.
 
-    Returns sizes (levels,), nodes (m,), the places in their level of the parents of the nodes of the block below, and
-    where the children of each node begin in that block, (m,).
+    Returns sizes (levels,), nodes (m,), the place of the parent of each node in the block above, and the place of the
+    first child of each node in the block below, (m,).
     """
     count, n = heads.shape
-    # children by parent, of which the first of each tree is the root symbol
+    # children by parent; the first parent of each tree is the root symbol
     ends = np.zeros(count * (n + 1) + 1, np.int64)
     for c in range(count):
         for m in range(n):
@@ -120,7 +120,7 @@ def heads_levels(heads):
 
 @kernel
 def distinct_places(tokens):
-    """The distinct ones among numbers (k,), ascending, and the place of each number among them."""
+    """The distinct numbers of `tokens` (k,), ascending, and the place of each token among them."""
     if tokens.size == 0:
         return tokens.copy(), tokens.copy()
     seen = np.zeros(tokens.max() + 1, np.int64)

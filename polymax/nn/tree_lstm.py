@@ -25,7 +25,7 @@ class TreeLSTMCell(nn.Module):
         i, f_l, f_r, o = sigmoid(W [h_l, h_r, e] + b),    g = tanh(...),    all of them one product
         c = f_l c_l + f_r c_r + i g,        h = o tanh(c)
 
-    e is a context, such as the state of a tracker, where context_dim is not 0. Forget gates start at sigmoid(1).
+    e is a context, such as the state of a tracker, used if context_dim is not 0. Forget gates start at sigmoid(1).
 
     Shapes: h and c (*batch, 2, d), the left child, then the right; context (*batch, context_dim); results (*batch, d)
 
@@ -49,7 +49,7 @@ class TreeLSTMCell(nn.Module):
         d = self.hidden_dim
         pair = h.flatten(-2)
         gates = self.gates(pair if context is None else torch.cat([pair, context], -1))
-        # `split` gives slices whose gradients are put together at once
+        # the gradients of `split` are joined in one operation
         logits, proposed = gates.split([4 * d, d], -1)
         forget, add, out = torch.sigmoid(logits).split([2 * d, d, d], -1)
         kept = (forget.unflatten(-1, (2, d)) * c).sum(-2)
@@ -63,9 +63,9 @@ class BinaryTreeLSTM(nn.Module):
         token   h, c = W x + b
         node    TreeLSTMCell of its two children
 
-    Trees are transitions, or a plan made of them by `binary_plan`. With `at`, tree c is one over the tokens of instance
-    at[c], as loss functions of `SparseExpectation` and `ScoreFunction` are given them: each tree is composed once, each
-    token projected once. An empty tree has the state 0. States are h, and with `memory` [h, c].
+    Trees are transitions, or a plan made of them by `binary_plan`. With `at`, tree c is over the tokens of instance
+    at[c], as in loss functions of `SparseExpectation` and `ScoreFunction`: each tree is composed once, and each token
+    projected once. An empty tree has the state 0. States are h; with `memory`, they are [h, c].
 
     Shapes: tokens (B, n, input_dim); trees (count, T), 0 to shift, 1 to reduce, -1 at padding; at (count,)
 
@@ -116,7 +116,7 @@ class ChildSumTreeLSTM(nn.Module):
         c_j = i u + sum over children m of f_jm c_m,        h_j = o tanh(c_j)
 
     Trees are heads, or a plan made of them by `heads_plan`; `at` is as in `BinaryTreeLSTM`. The root state is the sum
-    of h over tokens that hang from the root symbol: of the one that does, in a tree with a single root.
+    of h over the tokens that hang from the root symbol; in a tree with a single root, there is one such token.
 
     Shapes: tokens (B, n, input_dim); trees (count, n), 0 the root symbol, -1 at padding; at (count,)
 
@@ -155,8 +155,8 @@ class ChildSumTreeLSTM(nn.Module):
 
             s_j = sum_m y[j, m] h_m,        c_j = i u + sum_m y[j, m] f_jm c_m,        root = sum_m y[0, m] h_m
 
-        An arc that is not in the tree has a gradient too: that of hanging a copy of m from j. It is the derivative of
-        `soft` for as many rounds as leave nothing to change, at the price of one tree.
+        An arc that is not in the tree has a gradient, too: that of adding a copy of m below j. It is the derivative of
+        `soft` with enough rounds to converge, at the cost of one tree.
 
         Shapes: tokens (B, n, input_dim), 0 at padding; y (B, n + 1, n + 1), indicators [head, modifier]
         """
@@ -201,12 +201,12 @@ class ChildSumTreeLSTM(nn.Module):
         return blocks
 
     def soft(self, tokens: Tensor, mu: Tensor, rounds: int, lengths: Tensor | None = None) -> TreeStates:
-        """States where each token is the child of every other, to the degree mu[h, m] that it is.
+        """States in which each token m is a child of every other token h, with weight mu[h, m].
 
             s_j = sum_m mu[j, m] h_m,        c_j = i u + sum_m mu[j, m] f_jm c_m
 
-        These equations are circular, and their right-hand sides are evaluated `rounds` times, from h = c = 0. Where mu
-        is a tree, as many rounds as it has levels make it the Tree-LSTM. The root state is sum_m mu[0, m] h_m.
+        These equations are circular: their right-hand sides are evaluated `rounds` times, from h = c = 0. If mu is a
+        tree with at most `rounds` levels, the result is that of the Tree-LSTM. The root state is sum_m mu[0, m] h_m.
 
         Shapes: tokens (*batch, n, input_dim); mu (*batch, n + 1, n + 1), [head, modifier], 0 the root symbol
         """
@@ -224,7 +224,7 @@ class ChildSumTreeLSTM(nn.Module):
         return TreeStates((mu[..., :1, :] @ h).squeeze(-2), h)
 
     def _state(self, x: Tensor, h: Tensor | None, kept: Tensor | None) -> tuple[Tensor, Tensor]:
-        """h and c from W x + b, the sum over children of h, and that of what is kept of their c; None for no child."""
+        """h and c from W x + b, the sum over children of h, and the sum of f c; None if there are no children."""
         d = self.hidden_dim
         logits, proposed = (x if h is None else x + self.gates(h)).split([2 * d, d], -1)
         add, out = torch.sigmoid(logits).split(d, -1)
@@ -234,18 +234,18 @@ class ChildSumTreeLSTM(nn.Module):
 
 
 def _tokens_by_level(plan: TreePlan, tokens: Tensor, layer: nn.Linear) -> Tensor:
-    """The tokens of all trees, as levels take them, after a layer that sees each token once."""
+    """The tokens of all trees, in the order of levels, after a layer that is applied once to each distinct token."""
     flat = tokens.flatten(0, 1)
     if plan.used.numel() == plan.tokens.numel():
         return layer(flat.index_select(0, plan.used.index_select(0, plan.tokens)))
-    # where trees share tokens gradients are added up, which indexing does in one order on every device
+    # trees share tokens: the backward of indexing adds up gradients in a fixed order on every device
     return layer(flat.index_select(0, plan.used))[plan.tokens]
 
 
 def _states(plan: TreePlan, blocks: list[Tensor], none: Tensor) -> TreeStates:
     """The states of roots and nodes, from blocks (size, d) of levels."""
     last = blocks[-1] if blocks else none
-    # the row after the last stands for nodes that do not exist
+    # the row after the last is 0, for nodes that do not exist
     top = nn.functional.pad(last, (0, 0, 0, 1)).index_select(0, plan.roots.flatten())
     nodes = torch.cat([*blocks, none.new_zeros(1, none.shape[1])]).index_select(0, plan.nodes.flatten())
     return TreeStates(
@@ -254,7 +254,7 @@ def _states(plan: TreePlan, blocks: list[Tensor], none: Tensor) -> TreeStates:
 
 
 def kept_tokens(tokens: Tensor, mu: Tensor, lengths: Tensor | None) -> Tensor:
-    """Tokens, 0 at padding, which mu must fit."""
+    """Tokens, 0 at padding; a ValueError if the shape of mu does not fit them."""
     _check.floating(tokens, "tokens")
     n = tokens.shape[-2] + 1 if tokens.dim() > 1 else 0
     if tokens.dim() < 2 or mu.shape != (*tokens.shape[:-2], n, n):
@@ -274,7 +274,7 @@ def _width(tokens: Tensor) -> int:
 
 
 def _instances_of_trees(trees: Tensor, tokens: Tensor, at: Tensor | None) -> Tensor | None:
-    """The instance `at` of each tree, which may be left out only where every instance has one tree."""
+    """The instance `at` of each tree; None is allowed only if the numbers of trees and instances agree."""
     if at is None and trees.shape[0] != tokens.shape[0]:
         raise ValueError(f"trees must be ({tokens.shape[0]}, ...), or come with at; got {tuple(trees.shape)}")
     if at is not None and _check.readable(at) and at.numel() and not 0 <= int(at.min()) <= int(at.max()) < len(tokens):
@@ -283,7 +283,7 @@ def _instances_of_trees(trees: Tensor, tokens: Tensor, at: Tensor | None) -> Ten
 
 
 def positive(value: int, name: str) -> int:
-    """Refuse a size that is no positive integer."""
+    """Return the value, or raise ValueError unless it is a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a positive integer; got {value!r}")
     return value

@@ -1,8 +1,8 @@
 """The order in which the nodes of many trees are composed: all nodes of one depth at once, the deepest first.
 
-The children of nodes of depth D are the nodes of depth D + 1, each of them once. So a level needs the block of states
-that the level below it left, and nothing else, and moving states around costs no more than there are nodes. Plans are
-made on the CPU, where the sizes of levels are read; for trees that are known ahead that is the work of a data loader.
+The children of the nodes of depth D are the nodes of depth D + 1, each of them once. So a level needs only the block of
+states of the level below it, and the cost of moving states is linear in the number of nodes. Plans are made on the CPU,
+where the sizes of levels are read. For trees that are known in advance, a data loader can make the plans.
 """
 
 from dataclasses import dataclass, fields
@@ -21,7 +21,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 class Level(NamedTuple):
-    """Nodes of one depth: how many are composed, how many are tokens, and how many children they have together."""
+    """Nodes of one depth: the numbers of composed nodes, of tokens, and of all children."""
 
     composed: int
     tokens: int
@@ -30,7 +30,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TreePlan:
-    """Levels of `count` trees, deepest first, and where their nodes come from and go to.
+    """Levels of `count` trees, deepest first, and the tables that connect their nodes.
 
     Shapes:
         links (e,)          for each level in turn, how it is tied to the block of states that the level below it left.
@@ -73,7 +73,7 @@ class TreePlan:
 def binary_plan(transitions: Tensor, n: int, at: Tensor | None = None) -> TreePlan:
     """The plan of trees given by transitions (count, T), over tokens (B, n).
 
-    Tree c belongs to instance at[c] of the batch; without `at` to instance c.
+    Tree c belongs to instance at[c] of the batch, or, without `at`, to instance c.
 
     Example:
         >>> plan = binary_plan(torch.tensor([[0, 0, 1], [0, -1, -1]]), 2)
@@ -169,7 +169,7 @@ def _refuse_long(lengths: Tensor, n: int) -> None:
 
 
 def fits(plan: TreePlan, tokens: Tensor, at: Tensor | None) -> None:
-    """Refuse tokens (B, n, dim) that have not what the plan takes from them."""
+    """Refuse tokens (B, n, dim) that do not fit the plan, and `at`, which is part of the plan."""
     if tokens.dim() != 3:
         raise ValueError(f"tokens must be (B, n, dim); got {tuple(tokens.shape)}")
     if at is not None:

@@ -1,4 +1,4 @@
-"""The compact form of structures: integers that people store, between indicators and losses."""
+"""The compact form of structures: integers as data sets store them, converted to and from indicators."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +13,15 @@ from polymax.structures.compact import faults
 
 @dataclass(frozen=True, eq=False)
 class Compact:
-    """The used parts of a structure in order, (*batch, used, dims), no `dims` where it is 1, -1 after the last.
+    """The used parts of a structure in order, (*batch, used, dims), or (*batch, used) if dims is 1; -1 after the last.
 
-    It is the form of a set without a shorter one; other forms are subclasses. `encode` takes the sizes of all dims.
+    This is the default form; other forms are subclasses. `encode` takes the sizes of all dims.
     """
 
     structure: Any
 
     def encode(self, index: Tensor, *shape: int) -> Parts:
-        """Indicators, of the dims `shape`; a ValueError for what is no structure of whatever length, on the CPU."""
+        """Indicators of the shape `shape`; on the CPU, a ValueError if `index` is not a structure of any length."""
         check_rows(index, shape)
         return indicators(index, shape)
 
@@ -30,7 +30,7 @@ class Compact:
         return used_parts(tensors(y)[0], self.structure.event_dims(*tensors(y))[0])
 
     def check(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """The compact form with -1 at all padding; a ValueError says where it is no structure for these scores."""
+        """The compact form with -1 at all padding; a ValueError if it is not a structure for these scores."""
         x = scores[0]
         dims = self.structure.event_dims(*scores)[0]
         batch, shape = x.shape[: x.dim() - dims], x.shape[x.dim() - dims :]
@@ -41,14 +41,14 @@ class Compact:
             raise ValueError(f"y must be the used parts, {expected}; got {tuple(index.shape)}")
         if _check.readable(index):
             _refuse_parts(rows, shape)
-            # forms of their own say in their own words what is wrong
+            # subclasses have their own checks
             if type(self) is Compact:
                 refuse_repeats("structure", rows, flat_places(index, shape))
                 self._refuse_other_sets(rows, *scores)
         return index
 
     def _refuse_other_sets(self, rows: Tensor, *scores: Tensor) -> None:
-        """Refuse parts that no structure of the set is made of: scores of 1 for them, -1 for others, tell by `map`."""
+        """Refuse parts that are not a structure: with scores of 1 for them, and -1 for others, `map` differs."""
         index = rows if rows.shape[-1] > 1 else rows.squeeze(-1)
         y = tensors(self.structure.complete(self.first(index, *scores)))
         dtype = torch.promote_types(scores[0].dtype, torch.float32)
@@ -69,7 +69,7 @@ class Compact:
         faults.refuse("structure", wrong.unsqueeze(-1), explain)
 
     def check_parts(self, y: Parts, *scores: Tensor) -> None:
-        """Refuse indicators that are no structure for these scores, with a ValueError that says where."""
+        """Refuse indicators that are not a structure for these scores: a ValueError names the part."""
         index = self.check(self.decode(y), *scores)
         dims = self.structure.event_dims(*scores)
         again = tensors(self.structure.complete(self.first(index, *scores)))
@@ -95,7 +95,7 @@ class Compact:
         return flat_places(index, self._event(scores))
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """The scores of the parts that structures of this compact form use, (*batch, used): their sum is the score."""
+        """The scores of the used parts, (*batch, used), whose sum is the score of the structure."""
         (x,) = scores
         # one place more, for rows of -1
         flat = torch.nn.functional.pad(x.flatten(-self.structure.event_dims(x)[0]), (0, 1))
@@ -103,21 +103,21 @@ class Compact:
         return flat.gather(-1, torch.where(places < 0, flat.shape[-1] - 1, places))
 
     def shift_to_target(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Scores, all structures shifted alike, and that of the one whose terms are given, (*batch,).
+        """Scores that shift all structures alike, and the score (*batch,) of the target whose `terms` are given.
 
-        Their maximum less that score is to be a small difference of small numbers; without a shift that all
-        structures share, of numbers that are exact enough.
+        A loss is the maximum of these scores less the target's score: a shift makes both small, so that digits are not
+        lost. By default there is no shift, and scores are in float64.
         """
         return tuple(x.double() for x in scores), terms.double().sum(-1)
 
     def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """The parts (*batch, ...) of the first tensor that agree with a compact form in which -2 is not known."""
+        """The parts (*batch, ...) of the first tensor that agree with a compact form, in which -2 is unknown."""
         raise TypeError(
             f"Partial of {type(self.structure).__name__} takes a bool tensor of allowed parts; got integers"
         )
 
     def hamming(self, first: Tensor) -> Tensor:
-        """The cost of each part of the first tensor, for structures that should be `first`: 1 where it is not used."""
+        """The cost of each part of the first tensor, given the target `first`: 1 for parts that it does not use."""
         return 1 - first
 
     def _event(self, scores: tuple[Tensor, ...]) -> torch.Size:
@@ -126,7 +126,7 @@ class Compact:
 
 
 def flat_places(index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Rows (*batch, used, dims), no `dims` where 1, to places (*batch, used) in flat parts; -1 for rows of -1."""
+    """Places (*batch, used) in flat parts of rows (*batch, used, dims), or (*batch, used) if dims is 1; -1 for -1."""
     rows = index if len(shape) > 1 else index.unsqueeze(-1)
     flat = torch.zeros((), dtype=torch.long, device=index.device)
     for d, size in enumerate(shape):
@@ -135,7 +135,7 @@ def flat_places(index: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def indicators(index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Indicators (*batch, *shape), 1 at the rows of index (*batch, used, dims) but those of -1; no `dims` where 1."""
+    """Indicators (*batch, *shape), 1 at the rows of index (*batch, used, dims), or (*batch, used) if dims is 1."""
     places = flat_places(index, shape)
     y = torch.zeros(*places.shape[:-1], torch.Size(shape).numel() + 1, device=index.device)
     y.scatter_(-1, torch.where(places >= 0, places, y.shape[-1] - 1), 1.0)
@@ -143,7 +143,7 @@ def indicators(index: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def used_parts(y: Tensor, dims: int) -> Tensor:
-    """Where y (*batch, *shape), of `dims` dims, is not 0: rows (*batch, used, dims), -1 after the last."""
+    """The indices (*batch, used, dims) of nonzero entries along the last `dims` dims of y; -1 after the last."""
     flat = y.flatten(-dims) != 0
     count = int(flat.sum(-1).max()) if flat.numel() else 0
     # a stable sort brings the used parts to the front, in order
@@ -154,7 +154,7 @@ def used_parts(y: Tensor, dims: int) -> Tensor:
 
 
 def check_rows(index: Tensor, shape: tuple[int, ...], repeats: bool = False) -> None:
-    """Refuse rows (*batch, used, dims), no `dims` where 1, that name no parts of this shape, or one twice."""
+    """Refuse rows (*batch, used, dims), or (*batch, used) if dims is 1, outside this shape, or with repeated parts."""
     faults.check_integers(index)
     dims = len(shape)
     if index.dim() < min(dims, 2) or (dims > 1 and index.shape[-1] != dims):

@@ -24,7 +24,7 @@ class Cells(Compact):
         n, m = faults.sizes(shape, "the numbers of rows", "of columns")
         y = super().encode(index, n, m)
         if _check.readable(index) and index.shape[-2]:
-            # a path of whatever length
+            # a path of any length
             self._check_path(index, 1 + index.amax(-2), m)
         return y
 

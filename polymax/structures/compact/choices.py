@@ -1,4 +1,4 @@
-"""One of a list, several of it, or all in an order: classes, places in a list, items, ranks."""
+"""Compact forms of choices: classes, places in a list, the items of a subset, and ranks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +12,12 @@ from polymax.structures.compact.base import Compact, refuse_repeats
 
 
 def one_hot(index: Tensor, count: int) -> Tensor:
-    """bool (*batch, count), True at the index (*batch,), and nowhere for a negative index."""
+    """A bool tensor (*batch, count), True at the index (*batch,); all False for a negative index."""
     return index.unsqueeze(-1) == torch.arange(count, device=index.device)
 
 
 def one_hot_or_unknown(index: Tensor, count: int) -> Tensor:
-    """bool (*batch, count), True at the index (*batch,), and everywhere for -2, an index that is not known."""
+    """A bool tensor (*batch, count), True at the index (*batch,); all True for -2, an unknown index."""
     return one_hot(index, count) | (index == -2).unsqueeze(-1)
 
 
@@ -54,7 +54,7 @@ class Classes(Compact):
 
 @dataclass(frozen=True, eq=False)
 class Places(Compact):
-    """The place (*batch,) in the list of an `Explicit` set, -1 for what is not there."""
+    """The place (*batch,) in the list of an `Explicit` set, -1 for vectors that are not in the list."""
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         listed = self.structure.listed
@@ -100,7 +100,7 @@ class Items(Compact):
         return index
 
     def _check_size(self, count: Tensor, none: bool) -> None:
-        """Refuse subsets of too many or too few items, `count` (*batch, 1); `none` allows that of no item for all k."""
+        """Refuse subsets with a wrong number of items, `count` (*batch, 1); `none` allows 0 items for any k."""
         k, at_most = self.structure.k, self.structure.at_most
         right = (count <= k if at_most else count == k) | ((count == 0) & none)
         size = f"at most {k}" if at_most else f"{k}"
@@ -109,7 +109,7 @@ class Items(Compact):
 
 @dataclass(frozen=True, eq=False)
 class Ranks(Compact):
-    """The rank (*batch, n) of each entry, from 1 to n; an instance of -1 alone is none."""
+    """The rank (*batch, n) of each entry, from 1 to n; an instance without a ranking is -1 everywhere."""
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         faults.check_integers(index)
@@ -139,7 +139,7 @@ class Ranks(Compact):
 
 
 def _check_choice(what: str, index: Tensor, count: int, none: bool = False) -> Tensor:
-    """Refuse what is not one of `count`; with `none`, -1 is taken."""
+    """Refuse an index that is not in [0, count); with `none`, -1 is allowed."""
     faults.check_integers(index)
     if _check.readable(index):
         bad = ((index < -int(none)) | (index >= count)).unsqueeze(-1)

@@ -39,7 +39,7 @@ class Columns(Compact):
         within, columns = self._sizes(index, *scores)
         if _check.readable(index):
             rows = within.sum(-1, keepdim=True)
-            # rows in excess stay without a column
+            # if there are more rows than columns, rows may have none
             padded = torch.where(within & (rows > columns) & (index == -1), 0, index)
             faults.check_padding(_WHAT, "row", "column", padded, within)
             _refuse_columns(index, within, columns)
@@ -60,14 +60,14 @@ class Columns(Compact):
         super().check_parts(y, *scores)
 
     def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """Columns (*batch, n) of the rows, -2 where not known, -1 at unassigned rows."""
+        """The parts that agree with columns (*batch, n), in which -2 is unknown, and -1 marks unassigned rows."""
         within, columns = self._sizes(index, *scores)
         if _check.readable(index):
             _refuse_columns(index, within, columns)
         return one_hot_or_unknown(index, scores[0].shape[-1])
 
     def _sizes(self, index: Tensor, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """True for the rows that an instance has, (*batch, n), and its number of columns, (*batch, 1)."""
+        """A mask (*batch, n) of the rows of each instance, and its number of columns, (*batch, 1)."""
         *batch, n, m = scores[0].shape
         faults.check_shape(index, (*batch, n), "columns (*batch, n) of the rows")
         rows, columns = self.structure.lengths or (None, None)

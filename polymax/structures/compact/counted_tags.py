@@ -1,4 +1,4 @@
-"""Tags of which one may be taken only so often, or in so many runs."""
+"""Tags in which one state has at most k positions, or at most k runs."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class CountedTags(Tags):
         return tags
 
     def count_of(self, tags: Tensor) -> Tensor:
-        """What sequences (*batch, n) count, (*batch,)."""
+        """The number of positions with the counted state, or of its runs, in tags (*batch, n): (*batch,)."""
         on = tags == self.structure.state
         if self.structure.runs:
             on = on & ~torch.nn.functional.pad(on[..., :-1], (1, 0))

@@ -29,7 +29,7 @@ class Edges(Compact):
         return index
 
     def _check_path(self, index: Tensor, there: Tensor) -> None:
-        """Refuse edges that enter a node and do not leave it, or lead not from source to sink where one is `there`."""
+        """Refuse edges that are not a path from source to sink; `there` marks instances that have a path."""
         edges, source, sink = self.structure.edges, self.structure.source, self.structure.sink
         used = indicators(index, (len(edges),)).to(torch.long)
         u, v = torch.tensor(edges, dtype=torch.long, device="cpu").reshape(-1, 2).T
@@ -48,7 +48,7 @@ class Edges(Compact):
 
 @dataclass(frozen=True, eq=False)
 class Hyperedges(Compact):
-    """The hyperedges (*batch, used) of a derivation, as often as it uses them, -1 after the last."""
+    """The hyperedges (*batch, used) of a derivation, repeated as often as it uses them; -1 after the last."""
 
     def encode(self, index: Tensor, *shape: int) -> Tensor:
         check_rows(index, (len(self.structure.tails),), repeats=True)
@@ -76,14 +76,14 @@ class Hyperedges(Compact):
         return (first == 0).to(first.dtype)
 
     def _times(self, index: Tensor) -> Tensor:
-        """How often each hyperedge is used, (*batch, E)."""
+        """The number of uses of each hyperedge, (*batch, E)."""
         count = len(self.structure.tails)
         y = torch.zeros(*index.shape[:-1], count + 1, device=index.device)
         places = torch.where(index < 0, count, index)
         return y.scatter_add(-1, places, torch.ones(places.shape, device=index.device))[..., :-1]
 
     def _check_derivation(self, index: Tensor, there: Tensor) -> None:
-        """Refuse a node that is not derived as often as it is asked for: the root once where an instance is `there`."""
+        """Refuse nodes that are not derived as often as they are used; `there` marks instances that use the root."""
         tails, root = self.structure.tails, self.structure.root
         heads = torch.tensor(self.structure.heads, dtype=torch.long, device="cpu")
         nodes = 1 + max(self.structure.heads, default=-1)

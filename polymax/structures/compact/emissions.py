@@ -1,4 +1,4 @@
-"""How many tokens a transducer has emitted at the blank of each frame."""
+"""The compact form of a transducer's paths: the number of tokens emitted at the blank of each frame."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Emissions(Ordered):
     what, unit, part, count = "path of a transducer", "frame", "number", "states, tokens + 1"
 
     def check_order(self, index: Tensor, like: Tensor) -> None:
-        """Refuse numbers that fall, up to the padding."""
+        """Refuse numbers that decrease before the padding."""
         falls = (index[..., 1:] < index[..., :-1]) & (index[..., 1:] >= 0)
 
         def explain(instance: tuple[int, ...], frame: int) -> str:
@@ -35,7 +35,7 @@ class Emissions(Ordered):
         faults.refuse(self.what, (last != tokens).unsqueeze(-1), explain)
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """The scores of all parts, (*batch, parts), 0 for those that are not used."""
+        """The scores of all parts, (*batch, parts), 0 for parts that are not used."""
         full = self.structure.full(*scores)
         parts = self.structure.complete(self.first(index, *full))
         return torch.cat([torch.where(y == 0, 0, y * x).flatten(-2) for y, x in zip(parts, full, strict=True)], -1)

@@ -1,4 +1,4 @@
-"""Why a target is no structure: the first fault, told with its place and its instance."""
+"""Errors of invalid targets: the first fault, with its place and its instance."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def refuse(what: str, bad: Tensor, explain: Callable[[tuple[int, ...], int], str]) -> None:
-    """Raise at the first True of bad (*batch, places): `explain` words it, given the instance and the place."""
+    """Raise ValueError at the first True of bad (*batch, places), with the message explain(instance, place)."""
     if bool(bad.any()):
         *instance, place = bad.nonzero()[0].tolist()
         raise ValueError(f"y is no {what}: {explain(tuple(instance), place)}")
 
 
 def of(instance: tuple[int, ...]) -> str:
-    """The words that say which instance, where there is more than one."""
+    """The words of a message that name the instance; empty if there is no batch."""
     return f" of instance {instance}" if instance else ""
 
 
@@ -25,7 +25,7 @@ def in_words(things: Sequence[object]) -> str:
 
 
 def check_integers(index: Tensor) -> None:
-    """Refuse a compact form that is no tensor of integers."""
+    """Raise TypeError unless `index` is a tensor of integers."""
     if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
         came = index.dtype if isinstance(index, Tensor) else type(index).__name__
         raise TypeError(f"index must be a tensor of integers; got {came}")
@@ -39,7 +39,7 @@ def sizes(shape: tuple[int, ...], *names: str) -> tuple[int, ...]:
 
 
 def ends(index: Tensor) -> Tensor:
-    """The length of each instance of an index (*batch, n) in which -1 is padding, (*batch,): all up to the last."""
+    """The length (*batch,) of each instance of an index (*batch, n): the place after its last entry that is not -1."""
     places = torch.arange(1, index.shape[-1] + 1, device=index.device)
     return torch.where(index >= 0, places, 0).amax(-1) if index.shape[-1] else index.new_zeros(index.shape[:-1])
 
@@ -51,7 +51,7 @@ def check_shape(index: Tensor, shape: tuple[int, ...], what: str) -> None:
 
 
 def inside(lengths: Tensor | None, batch: torch.Size, size: int, device: torch.device) -> Tensor:
-    """True for those of `size` places that come before the end of each instance, (*batch, size)."""
+    """A bool tensor (*batch, size), True for places before the end of each instance."""
     place = torch.arange(size, device=device)
     if lengths is None:
         return (place < size).expand(*batch, size)

@@ -1,4 +1,4 @@
-"""Dependency trees as heads: between arcs (n + 1, n + 1) and the head of each token, and their enumeration."""
+"""Dependency trees as heads: conversion from and to arcs (n + 1, n + 1), and enumeration of all trees."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from polymax.structures.compact.faults import check_integers
 
 
 def encode_heads(heads: Tensor) -> Tensor:
-    """Heads (*batch, n) of tokens 1..n, 0 the root symbol, -1 at padding, to arcs (*batch, n + 1, n + 1)."""
+    """Arcs (*batch, n + 1, n + 1) of heads (*batch, n) of tokens 1..n, 0 the root symbol, -1 at padding."""
     check_integers(heads)
     if heads.dim() < 1:
         raise ValueError(f"index must be heads (*batch, n) of tokens 1..n; got {tuple(heads.shape)}")
@@ -23,7 +23,7 @@ def encode_heads(heads: Tensor) -> Tensor:
 
 
 def decode_heads(y: Tensor) -> Tensor:
-    """Arcs (*batch, n + 1, n + 1) to heads (*batch, n) of tokens 1..n, -1 where a token has none."""
+    """Heads (*batch, n) of tokens 1..n from arcs (*batch, n + 1, n + 1); -1 for tokens without a head."""
     arcs = y[..., 1:]
     return torch.where((arcs == 0).all(-2), -1, arcs.argmax(-2))
 
@@ -36,7 +36,7 @@ def places_of(heads: Tensor) -> Tensor:
 
 
 def allowed_heads(heads: Tensor) -> Tensor:
-    """Heads (*batch, n), -2 where not known, to the arcs that agree with them, bool (*batch, n + 1, n + 1)."""
+    """A bool tensor (*batch, n + 1, n + 1) of the arcs that agree with heads (*batch, n), in which -2 is unknown."""
     candidates = torch.arange(heads.shape[-1] + 1, device=heads.device).unsqueeze(-1)
     arcs = (heads.unsqueeze(-2) == candidates) | (heads == -2).unsqueeze(-2)
     return torch.nn.functional.pad(arcs, (1, 0))
@@ -53,7 +53,7 @@ def trees(n: int, single_root: bool) -> list[tuple[int, ...]]:
 
 
 def crosses(heads: tuple[int, ...]) -> bool:
-    """True if two arcs cross, the root symbol standing to the left of all tokens."""
+    """True if two arcs cross, with the root symbol to the left of all tokens."""
     arcs = [(min(h, m), max(h, m)) for m, h in enumerate(heads, 1)]
     return any(a < c < b < d for a, b in arcs for c, d in arcs)
 

@@ -1,4 +1,4 @@
-"""Arcs with labels: between indicators (n + 1, n + 1, labels) and the head and label of each token."""
+"""Arcs with labels: conversion between indicators (n + 1, n + 1, labels) and the head and label of each token."""
 
 import torch
 from torch import Tensor
@@ -10,14 +10,14 @@ from polymax.structures.compact.heads import allowed_heads, decode_heads, encode
 
 
 def encode_labels(index: Tensor, labels: int) -> Tensor:
-    """Heads and labels (*batch, n, 2) to indicators (*batch, n + 1, n + 1, labels)."""
+    """Indicators (*batch, n + 1, n + 1, labels) of heads and labels (*batch, n, 2)."""
     # no label for the root symbol, which has no head
     name = torch.nn.functional.pad(one_hot(index[..., 1], labels), (0, 0, 1, 0))
     return encode_heads(index[..., 0]).unsqueeze(-1) * name.unsqueeze(-3)
 
 
 def heads_and_labels(y: Tensor) -> Tensor:
-    """Indicators (*batch, n + 1, n + 1, labels) to heads and labels (*batch, n, 2), -1 at padding."""
+    """Heads and labels (*batch, n, 2), -1 at padding, of indicators (*batch, n + 1, n + 1, labels)."""
     heads = decode_heads(y.sum(-1))
     columns = y[..., 1:, :].sum(-3)
     labels = columns.argmax(-1) if y.shape[-1] else torch.full_like(heads, -1)
@@ -33,7 +33,7 @@ def places_with_labels(index: Tensor, labels: int) -> Tensor:
 
 
 def check_form(index: Tensor, shape: torch.Size | None = None) -> None:
-    """Refuse what is not heads and labels (*batch, n, 2), or does not fit to scores of a shape that is given."""
+    """Refuse an index that is not heads and labels (*batch, n, 2), or does not fit scores of the shape `shape`."""
     faults.check_integers(index)
     if index.dim() < 2 or index.shape[-1] != 2:
         raise ValueError(f"index must be heads and labels of tokens, (*batch, n, 2); got {tuple(index.shape)}")
@@ -42,7 +42,7 @@ def check_form(index: Tensor, shape: torch.Size | None = None) -> None:
 
 
 def check_labels(index: Tensor, labels: int, unknown: bool = False) -> None:
-    """Refuse labels unless each token with a head has one, in range, and no other has; `unknown` allows -2."""
+    """Refuse labels unless exactly the tokens with a head have a label in range; `unknown` allows -2."""
     if not _check.readable(index):
         return
     heads, names = index.unbind(-1)
@@ -57,7 +57,7 @@ def check_labels(index: Tensor, labels: int, unknown: bool = False) -> None:
 
 
 def allowed_arcs(index: Tensor, labels: int) -> Tensor:
-    """Heads and labels (*batch, n, 2), -2 where not known, to what agrees with them, bool, shaped like the scores."""
+    """A bool tensor of labelled arcs, shaped like the scores, that agree with heads and labels; -2 is unknown."""
     heads, names = index.unbind(-1)
     name = torch.nn.functional.pad(one_hot_or_unknown(names, labels), (0, 0, 1, 0))
     return allowed_heads(heads).unsqueeze(-1) & name.unsqueeze(-3)

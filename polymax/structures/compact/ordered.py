@@ -1,4 +1,4 @@
-"""One of s for each frame, in an order that the set prescribes: alignments of speech."""
+"""Choices of one of s for each frame, in an order that the set prescribes: alignments of speech."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from polymax.structures.compact.tags import OneEach
 
 @dataclass(frozen=True, eq=False)
 class Ordered(OneEach, ABC):
-    """One of s for each frame, (*batch, frames), -1 at padding; a subclass says which orders are structures."""
+    """A number below s for each frame, (*batch, frames), -1 at padding; a subclass checks their order."""
 
     @abstractmethod
     def check_order(self, index: Tensor, like: Tensor) -> None:
-        """Refuse what is no structure of whatever length; `like` is shaped as the indicators are."""
+        """Refuse an index that is not a structure of any length; `like` has the shape of the indicators."""
 
     def check_end(self, index: Tensor, *scores: Tensor) -> None:
-        """Refuse what does not end where these scores do; a set whose order says it all has nothing to refuse."""
+        """Refuse an index that does not end with these scores; by default nothing is refused."""
         return
 
     def encode(self, index: Tensor, *shape: int) -> Parts:

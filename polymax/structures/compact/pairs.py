@@ -46,14 +46,14 @@ class Pairs(Compact):
         return indicators(index, scores[0].shape[-2:]).to(scores[0].dtype)
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """The scores of all parts, (*batch, parts), 0 for those that are not used."""
+        """The scores of all parts, (*batch, parts), 0 for parts that are not used."""
         full = self.structure.full(*scores)
         parts = tensors(self.structure.complete(self.first(index, *full)))
         return torch.cat([torch.where(y == 0, 0, y * x).flatten(-2) for y, x in zip(parts, full, strict=True)], -1)
 
 
 def _check_order(index: Tensor) -> None:
-    """Refuse pairs (*batch, used, 2) of which one does not come after the one before in both sequences."""
+    """Refuse pairs (*batch, used, 2) unless each pair comes after the pair before it in both sequences."""
     behind = (index[..., 1:, :] <= index[..., :-1, :]).any(-1) & (index[..., 1:, 0] >= 0)
 
     def explain(instance: tuple[int, ...], place: int) -> str:

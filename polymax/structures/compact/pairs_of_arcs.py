@@ -1,4 +1,4 @@
-"""Trees that score pairs of arcs: in compact form they are the heads of their tokens."""
+"""The compact form of trees that score pairs of arcs: the heads of their tokens."""
 
 from dataclasses import dataclass
 from typing import Any

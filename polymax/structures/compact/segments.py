@@ -33,7 +33,7 @@ class Segments(Compact):
 
     def terms(self, index: Tensor, *scores: Tensor) -> Tensor:
         """The scores (*batch, 2 used - 1) of the segments, then of the steps between their labels."""
-        # not as many transitions as there are instances and steps: they may share one
+        # not `full`: instances and steps may share transitions
         segments, transition = self.structure.broadcast_scores(*scores)
         start, width, label = _sorted_by_start(index, segments.shape[-3]).unbind(-1)
         there = start < segments.shape[-3]
@@ -57,7 +57,7 @@ class Segments(Compact):
 
 
 def _sorted_by_start(index: Tensor, n: int) -> Tensor:
-    """Segments (*batch, used, 3) by their start, which is n for rows of -1."""
+    """Segments (*batch, used, 3) sorted by their start, which is n for rows of -1."""
     rows = torch.where(index < 0, torch.tensor([n, 0, 0], device=index.device), index)
     order = rows[..., 0].argsort(dim=-1, stable=True)
     return rows.gather(-2, order.unsqueeze(-1).expand(rows.shape))

@@ -33,9 +33,9 @@ class Spans(Compact):
 
 
 def _check_brackets(rows: Tensor, lengths: Tensor, n: int) -> None:
-    """Refuse spans (*batch, used, 2 or 3) that make no binary tree over the leaves before lengths (*batch, 1).
+    """Refuse spans (*batch, used, 2 or 3) that are not a binary tree over the leaves before lengths (*batch, 1).
 
-    Spans that do not cross are at most 2 n - 1, and exactly so in a binary tree.
+    There are at most 2 n - 1 spans that do not cross; a binary tree has exactly 2 n - 1.
     """
     i, j = rows[..., 0], rows[..., 1]
 

@@ -1,4 +1,4 @@
-"""One of s for each of n positions: the tags of a chain."""
+"""Compact forms with a number below s for each of n positions: the tags of a chain."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,9 +15,9 @@ from polymax.structures.compact.choices import one_hot, one_hot_or_unknown, used
 
 @dataclass(frozen=True, eq=False)
 class OneEach(Compact):
-    """One of s for each of n positions, (*batch, n), -1 at padding; `encode` takes the number s."""
+    """A number below s for each of n positions, (*batch, n), -1 at padding; `encode` takes the number s."""
 
-    # the words of messages
+    # words for error messages
     what: ClassVar[str]
     unit: ClassVar[str]
     part: ClassVar[str]
@@ -98,7 +98,7 @@ class Tags(OneEach):
         return torch.cat([states, steps], -1)
 
     def shift_to_target(self, terms: Tensor, *scores: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Each position shifted by what the given sequence scores there: every sequence has one state at each."""
+        """Scores less the target's score at each position: every sequence has one state at each."""
         unary, transition = scores
         n = unary.shape[-2]
         known = torch.where(terms == -torch.inf, 0, terms)
@@ -110,9 +110,9 @@ class Tags(OneEach):
 
 
 def steps_at(transition: Tensor, before: Tensor, after: Tensor, step: Tensor | None = None) -> Tensor:
-    """Scores (*batch, k) of steps between states, the k-th of all unless `step` says which.
+    """Scores (*batch, k) of the transitions from states `before` to states `after`, at steps 0 .. k - 1 or `step`.
 
-    Shapes: transition (*batch, n - 1, s, s), in which all but the last two dims may be 1; the others (*batch, k)
+    Shapes: transition (*batch, n - 1, s, s), in which leading dims may be 1; before, after and step (*batch, k)
     """
     lead = transition.shape[:-3]
     index: list[Any] = [

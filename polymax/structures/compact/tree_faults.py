@@ -1,4 +1,4 @@
-"""What can be wrong with dependency trees, and their words: heads, cycles, roots, crossing arcs."""
+"""Checks of dependency trees, and their error messages: heads, cycles, roots, crossing arcs."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ _WHAT = "tree"
 
 
 def check_heads(heads: Tensor, x: Tensor, lengths: Tensor | None, single_root: bool) -> Tensor:
-    """Heads (*batch, n) with -1 at all padding; refused unless they make trees for scores x (*batch, n + 1, n + 1)."""
+    """Heads (*batch, n), -1 at all padding; a ValueError if they are not trees for scores x (*batch, n + 1, n + 1)."""
     within = _within(heads, x, lengths)
     if _check.readable(heads):
         _check_trees(heads, within, single_root)
@@ -18,7 +18,7 @@ def check_heads(heads: Tensor, x: Tensor, lengths: Tensor | None, single_root: b
 
 
 def check_encoded_heads(heads: Tensor, single_root: bool) -> None:
-    """Refuse heads (*batch, n) that make no trees over the tokens up to the last one with a head."""
+    """Refuse heads (*batch, n) that are not trees over the tokens up to the last token with a head."""
     if _check.readable(heads):
         _check_trees(heads, inside(ends(heads), heads.shape[:-1], heads.shape[-1], heads.device), single_root)
 
@@ -39,7 +39,7 @@ def _check_trees(heads: Tensor, within: Tensor, single_root: bool) -> None:
 
 
 def check_known_heads(heads: Tensor, x: Tensor, lengths: Tensor | None) -> None:
-    """Refuse heads, of which those that are not known are -2, if another one is neither a token nor the root."""
+    """Refuse heads that are neither a token, nor the root symbol, nor -2 for unknown."""
     within = _within(heads, x, lengths)
     if _check.readable(heads):
         check_padding(_WHAT, "token", "head", torch.where(within & (heads == -2), 0, heads), within, start=1)
@@ -47,13 +47,13 @@ def check_known_heads(heads: Tensor, x: Tensor, lengths: Tensor | None) -> None:
 
 
 def check_projective(heads: Tensor) -> None:
-    """Refuse heads (*batch, n), -1 at padding, of which two arcs cross."""
+    """Refuse heads (*batch, n), -1 at padding, with arcs that cross."""
     if not _check.readable(heads):
         return
     tokens = torch.arange(1, heads.shape[-1] + 1, device="cpu")
     left, right = torch.minimum(heads, tokens), torch.maximum(heads, tokens)
     a, b, c, d = left.unsqueeze(-1), right.unsqueeze(-1), left.unsqueeze(-2), right.unsqueeze(-2)
-    # padding has an arc from -1, which is not to cross anything
+    # padding has an arc from -1, which must not count as crossing
     bad = ((a < c) & (c < b) & (b < d) & (a >= 0)).flatten(-2)
 
     def explain(instance: tuple[int, ...], place: int) -> str:

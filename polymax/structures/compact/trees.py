@@ -1,4 +1,4 @@
-"""Dependency trees as the head of each token, and its label where arcs have labels."""
+"""Dependency trees as the head of each token, and its label if arcs have labels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +64,7 @@ class Heads(Compact):
         super().check_parts(y, *scores)
 
     def allowed(self, index: Tensor, *scores: Tensor) -> Tensor:
-        """Heads (*batch, n), or heads and labels (*batch, n, 2), -2 where not known."""
+        """The arcs that agree with heads (*batch, n), or heads and labels (*batch, n, 2), in which -2 is unknown."""
         x, heads = self._arcs(index, *scores)
         check_known_heads(heads, x, self.structure.lengths)
         if not self.structure.labelled:
@@ -73,7 +73,7 @@ class Heads(Compact):
         return labels.allowed_arcs(index, scores[0].shape[-1])
 
     def _arcs(self, index: Tensor, *scores: Tensor) -> tuple[Tensor, Tensor]:
-        """A tensor that is shaped like scores of arcs without labels, and the heads."""
+        """A tensor in the shape of scores of arcs without labels, and the heads."""
         (x,) = scores
         dims = 3 if self.structure.labelled else 2
         if x.dim() < dims or x.shape[-dims] != x.shape[1 - dims] or x.shape[-dims] == 0:
