@@ -235,7 +235,7 @@ def __getattr__(name: str) -> _Any:
 
 
 def _advice(name: str) -> str:
-    """What may have been meant by a name that is not here."""
+    """Return advice for an error about an unknown name: names that are similar."""
     from difflib import get_close_matches
 
     inside = [f"pm.{module}.{name}" for module in _MODULES if hasattr(globals()[module], name)]

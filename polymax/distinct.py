@@ -23,7 +23,7 @@ from polymax.graphs.graph import Graph
 
 
 def checked_count(k: Any) -> None:
-    """Refuse a number of structures that is no positive integer."""
+    """Raise ValueError unless k, a number of structures, is a positive integer."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a positive integer; got {k!r}")
 
@@ -57,7 +57,7 @@ def structures_at(vertices: Any, probs: Tensor, places: Tensor) -> tuple[Any, Te
 def from_walk(
     p: Tensor, graph: Graph, roots: Tensor, k: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """How often each of k distinct derivations uses each part, (B, k, parts), and which of the k exist, bool (B, k).
+    """The number of uses of each part in k distinct derivations, (B, k, parts), and a mask (B, k), False for none.
 
     Shapes: p (B, edges), the weights of the choices at each node; roots (B,)
     """

@@ -269,5 +269,5 @@ def _made(kind: Callable[..., Regularizer], *numbers: float) -> Regularizer:
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The scores in a dtype, as torch.softmax takes one; what is no tensor is refused by name later."""
+    """The scores in the dtype, like the argument of torch.softmax; later checks refuse objects that are not tensors."""
     return x.to(dtype) if isinstance(x, Tensor) else x

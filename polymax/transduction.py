@@ -137,7 +137,7 @@ def _sizes(
     like: Tensor,
     shape: tuple[int, ...],
 ) -> _Sizes:
-    """What is given beside padded logits, checked."""
+    """The checked targets, lengths and blank of padded logits."""
     batch, n, states = shape
     _check_integers(targets)
     if targets.shape != (batch, states - 1):
@@ -148,7 +148,7 @@ def _sizes(
 
 
 def _packed_sizes(logits: Tensor, targets: Tensor, frames: Lengths, counts: Lengths, blank: int) -> _Sizes:
-    """What is given beside packed logits, checked."""
+    """The checked targets, lengths and blank of packed logits."""
     _check_integers(targets)
     n_of, m_of = (torch.as_tensor(t, dtype=torch.long, device=logits.device).reshape(-1) for t in (frames, counts))
     if n_of.shape != m_of.shape or bool((torch.cat([n_of, m_of]) < 0).any()):

@@ -38,7 +38,7 @@ class WordDistribution:
 
     @property
     def support_size(self) -> Tensor:
-        """How many words have a positive probability, (*batch,)."""
+        """The number of words with a positive probability, (*batch,)."""
         return (self.probs > 0).sum(-1)
 
     @property

@@ -61,9 +61,9 @@ class Gibbs(Walk):
 
 
 class TreeGibbs(Gibbs):
-    """p(y) = exp(<scores, y>) / Z over structures that are no derivations: the set draws, and ranks, by itself.
+    """p(y) = exp(<scores, y>) / Z over structures that are not derivations, by methods of the set.
 
-    The set has `sample`, `sample_distinct` and `kbest`, as SpanningTree has.
+    The set has the methods `sample`, `sample_distinct` and `kbest`, such as SpanningTree.
     """
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Parts:

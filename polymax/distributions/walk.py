@@ -159,7 +159,7 @@ class Walk(Distribution):
         return q.T
 
     def _hyperedges(self, y: Parts) -> tuple[Tensor, Tensor]:
-        """How often a derivation of y uses each hyperedge, (*lead, B, edges), and if y has one, (*lead, *batch)."""
+        """The uses of each hyperedge in a derivation of y, (*lead, B, edges), and a mask, False if there is none."""
         tree = self._tree
         dims = self.structure.event_dims(*tensors(y))
         if tree.flat is not None:

@@ -94,14 +94,14 @@ class NoisyEstimator(Estimator):
 
 
 def checked_noise(noise: Noise, gamma: float | Tensor) -> None:
-    """Refuse what is no noise, and a scale gamma that is not positive."""
+    """Raise an error unless `noise` is a Noise, and its scale gamma is positive."""
     if not isinstance(noise, Noise):
         raise TypeError(f"noise must be a Noise, such as Gumbel(); got {type(noise).__name__}")
     positive(gamma, "gamma")
 
 
 def checked_samples(samples: int) -> None:
-    """Refuse a number of samples that is no positive integer."""
+    """Raise ValueError unless the number of samples is a positive integer."""
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples must be a positive integer; got {samples!r}")
 

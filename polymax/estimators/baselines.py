@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, eq=False)
 class Situation:
-    """What a baseline may look at besides the losses.
+    """The inputs of a baseline besides the losses.
 
-    `features` are those given to the estimator, or else the scores; `best_losses()` gives the losses (*batch,) of the
-    best structures; `counted` (samples, *batch) is False where an instance has no structure, and no loss. Nothing here
-    has a gradient.
+    `features` are the features given to the estimator, or the scores. `best_losses()` computes the losses (*batch,) of
+    the best structures. `counted` (samples, *batch) is False for instances without a structure, which have no loss.
+    None of these has a gradient.
     """
 
     features: tuple[Tensor, ...]

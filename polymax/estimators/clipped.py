@@ -31,13 +31,13 @@ class ClippedBatch:
         return self.draws.loss
 
     def ratios(self, *scores: Tensor) -> Tensor:
-        """How much more probable each draw is under these scores than when it was drawn, (samples, *batch)."""
+        """The probability of each draw under these scores, over its probability when drawn, (samples, *batch)."""
         found = self.draws.log_probs_under(*scores)
-        # where there was no structure, nothing was drawn
+        # instances without a structure have no draw: their ratio is 1
         return torch.where(self.draws.counted, torch.exp(found - self.draws.log_probs.detach()), 1)
 
     def surrogate(self, *scores: Tensor) -> Tensor:
-        """What to minimize in the scores; its value is no loss."""
+        """The surrogate objective, to be minimized in the scores; its value is not the loss."""
         return reduce_values(
             clipped_objective(self.ratios(*scores), self.draws.advantages, self.clip).mean(0), self.reduction
         )

@@ -19,9 +19,9 @@ from polymax.structures.base import Parts, Structure, tensors
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """What was drawn, what it cost, and how it compares.
+    """The draws of a batch, with their losses and advantages.
 
-    Shapes: losses, advantages, without gradient, log_probs and counted, False where an instance has no structure: all
+    Shapes: losses, advantages (without gradient), log_probs and counted (False for instances without a structure): all
     (samples, *batch)
     """
 

@@ -33,11 +33,11 @@ _requires_grad = attrgetter("requires_grad")
 
 
 class Passes(Protocol):
-    """The passes over one kind of problem; `tensors` are the scores, and after them what tells the problem."""
+    """The passes over one kind of problem; `tensors` are the scores, then the tensors that define the problem."""
 
     @property
     def scores(self) -> int:
-        """How many of the tensors are scores."""
+        """The number of score tensors among `tensors`, which come first."""
 
     def inside(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Value (batch,), and a chart for the other passes."""
@@ -54,7 +54,7 @@ class Passes(Protocol):
         """Value (batch,), recorded by autograd."""
 
     def slope(self, tensors: tuple[Tensor, ...], v: Tensor, chart: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        """As `Slopes` has it, and so the next two."""
+        """See `Slopes.slope`; so for the next two methods."""
 
     def mean(
         self, tensors: tuple[Tensor, ...], full: torch.Size | None

@@ -34,8 +34,8 @@ def fenchel_young(
 
     With a Smoothing, y is integers as its structure's `encode` takes them, -1 at padding; or indicators; or points
     between structures, such as a teacher's expectations; or the teacher's distribution; or a `Partial`. The reduction
-    is over instances. A y that is no structure is a ValueError on the CPU; integers on other devices are not looked
-    at. A forbidden y has loss inf. `generator` is for noise.
+    is over instances. On the CPU, a y that is not a structure raises a ValueError; integers on other devices are not
+    checked. A forbidden y has loss inf. `generator` is for noise.
 
     Omega is known between chains, segmentations, paths and derivations. Where it is not (alignments, trees, subsets;
     Perturbed), it is left out, a constant without a gradient in the scores: with Marginals the loss is then the

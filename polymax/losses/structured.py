@@ -35,7 +35,7 @@ def losses(
     cost: Any,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """One loss for each instance, (*batch,)."""
+    """The loss of each instance, (*batch,)."""
     compared = target.two_sides(smooth, scores)
     gold = torch.where(compared.gold == -torch.inf, 0, compared.gold)
     # only a maximum that draws noise takes a generator
@@ -57,7 +57,7 @@ def as_tuple(scores: Any) -> tuple[Tensor, ...]:
 
 
 def with_cost(scores: tuple[Tensor, ...], cost: Any) -> tuple[Tensor, ...]:
-    """Scores plus costs: of the first tensor, or a tuple of them, in which None is no cost."""
+    """Scores plus costs: a cost for the first tensor, or a tuple of costs, in which None stands for zeros."""
     if cost is None:
         return scores
     costs = (cost,) if isinstance(cost, Tensor) else cost

@@ -1,4 +1,4 @@
-"""What is known of the right structure: all of it, part of it, or a mean of several."""
+"""Targets of losses: a whole structure, a part of a structure, or a mean of several structures."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -14,10 +14,10 @@ from polymax.structures.base import Parts, Structure, tensors
 
 
 class Compared(NamedTuple):
-    """What a loss takes the smoothed maximum of, and what it subtracts.
+    """The scores whose smoothed maximum a loss takes, and the number that it subtracts.
 
-    `scores` are shifted alike for all structures, `gold` (*batch,) is the target's score less its Omega, -inf where it
-    is forbidden, and `size` (*batch,) is that of the numbers that were added up: below their rounding a loss is 0.
+    `scores` are shifted alike for all structures. `gold` (*batch,) is the target's score less its Omega, -inf if the
+    target is forbidden. `size` (*batch,) is the size of the terms added up: a loss below their rounding is 0.
     """
 
     scores: tuple[Tensor, ...]
@@ -37,7 +37,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """One structure for each instance, in compact form."""
+    """A target with a structure for each instance, in compact form."""
 
     index: Tensor
 

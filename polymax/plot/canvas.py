@@ -1,4 +1,4 @@
-"""What every picture shares: figures without pyplot, and arrays from tensors."""
+"""Functions that all pictures use: figures without pyplot, and arrays from tensors."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""One dependency tree with its relations: arcs in levels, so that no two labels meet."""
+"""Pictures of a dependency tree with its relations: arcs in levels, so that labels do not overlap."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""How sparse the attention of a model is: a row for each layer, a column for each head."""
+"""Pictures of the sparsity of a model's attention: a row for each layer, a column for each head."""
 
 from collections.abc import Sequence
 from typing import Any

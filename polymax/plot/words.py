@@ -100,7 +100,7 @@ def write_legend(ax: Any, handles: Sequence[Any], words: Sequence[Any], **option
 
 
 def _stand_in(letter: str) -> str:
-    """What is drawn for a letter that no font has: a space for spaces, nothing for marks on others, else a box."""
+    """The replacement of a letter that no font has: a space for spaces, nothing for combining marks, else a box."""
     kind = category(letter)
     return " " if kind == "Zs" else "" if kind in ("Mn", "Me", "Cf") else BOX
 

@@ -218,7 +218,7 @@ def _bound(bound: float | Tensor, x: Tensor, name: str) -> Tensor:
 
 
 def _alive(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rows have an entry that is not masked, and no NaN; and how many entries are not masked."""
+    """A mask of the rows without NaN and with an entry that is not masked, and the number of such entries."""
     count = (x != -torch.inf).sum(-1)
     return (count > 0) & ~x.isnan().any(-1), count
 

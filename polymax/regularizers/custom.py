@@ -250,6 +250,6 @@ def _solve(omega: Custom, x: Tensor) -> Tensor:
 
 
 def _outside(p: Tensor, g: Tensor, keep: Tensor) -> Tensor:
-    """How much steeper the objective falls towards an entry of weight 0 than along the face; not at the optimum."""
+    """The steepest descent of the objective from p towards an entry of weight 0; at most 0 at the optimum."""
     best = (-g).masked_fill(~keep | (p > 0), -torch.inf).amax(-1, keepdim=True)
     return best + (g * p).sum(-1, keepdim=True)

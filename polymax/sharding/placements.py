@@ -54,7 +54,7 @@ class Argument(NamedTuple):
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the batch of a call is: `axes` has, for each dimension of the mesh, the batch dimension that it shards.
+    """The placement of a call's batch: `axes` has, for each dimension of the mesh, the batch dimension that it shards.
 
     Batch dimensions are counted from the last one, -1; None is a mesh dimension that shards none of them. `batch` is
     the batch shape of all processes together.

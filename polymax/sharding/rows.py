@@ -142,7 +142,7 @@ def _from_lists(z: Tensor, above: Tensor, alpha: float, groups: Groups) -> tuple
 
 
 def _place(groups: Groups) -> int:
-    """Where this process's list is among those of all processes."""
+    """The index of this process's list among the lists of all processes."""
     place, width = 0, 1
     for group in groups:
         place += dist.get_rank(group) * width

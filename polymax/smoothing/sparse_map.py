@@ -115,7 +115,7 @@ class SparseMap(Smoothing):
         )
 
     def path(self, *scores: Tensor) -> str:
-        """Which loop solves problems of this kind, and why, in one sentence.
+        """A sentence that says which loop solves problems of this kind, and why.
 
         Example:
             >>> SparseMap(pm.Ranking()).path(torch.zeros(3))

@@ -96,7 +96,7 @@ def _all_structures(structure: Structure, scores: tuple[Tensor, ...], shape: Sha
 
 
 def _no_vertex(structure: Structure, y: Any, shape: Shape) -> str | None:
-    """What is wrong with structures (batch, ...) that should be in the list."""
+    """The fault of structures (batch, ...) of which one is not in the list of vertices; None if all are."""
     first, y = tensors(structure.vertices(shape))[0].double(), tensors(y)[0].double()
     for b in range(y.shape[0]):
         if not bool((first == y[b]).flatten(1).all(1).any()):
@@ -121,7 +121,7 @@ def _map_is_the_best_vertex(structure: Structure, case: _Case) -> str | None:
 
 
 def _map_is_a_vertex_at_ties(structure: Structure, case: _Case) -> str | None:
-    """Where several structures are best, map is one of them, not their mean, and the same one at each call."""
+    """If several structures are best, map must return a vertex, not their mean, and the same vertex at each call."""
     scores = case.scores(2.0)
     for given in (tuple(torch.zeros_like(x) for x in scores), tuple(x.round() for x in scores)):
         once, again = (tensors(structure.map(*given)) for _ in range(2))
@@ -366,7 +366,7 @@ _LAWS: tuple[tuple[type[Structure], Callable[..., str | None]], ...] = (
 
 
 def _apart(actual: Tensor, expected: Tensor) -> str | None:
-    """How two results differ; None if they agree to 1e-9, or 1e-4 of the numbers in float32."""
+    """The difference of two results in words; None if they agree to a relative 1e-9, or 1e-4 in float32."""
     tolerance = 1e-4 if actual.dtype.itemsize <= 4 else 1e-9
     if torch.allclose(actual, expected.to(actual), rtol=tolerance, atol=tolerance, equal_nan=True):
         return None
