@@ -21,7 +21,8 @@ from polymax.kernels.active_set.triton_lists import spread
 from polymax.kernels.active_set.triton_rows import write_row
 
 _WARPS = 4
-# entries of a tile, and of a row of sums at once
+# _TILE: entries of a tile
+# _ROW: entries of a row of sums that are added at once
 _TILE, _ROW = 2048, 512
 
 

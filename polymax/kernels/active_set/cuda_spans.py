@@ -14,7 +14,8 @@ from polymax.kernels.active_set.cuda_plan import Plan, own, places_of
 from polymax.kernels.active_set.problem import Search, UsedParts, vertices_of
 from polymax.kernels.active_set.triton_choices import best_labels, best_of, better_of, none_of
 
-# splits of a tile, and its spans per warp
+# _SPLITS: splits of a tile
+# _SPANS: spans of a tile per warp
 _SPLITS, _SPANS = 8, 8
 
 

@@ -21,7 +21,7 @@ from polymax.kernels.local_max.triton_max import smoothing
 
 # the most states whose transitions fit into one tile
 MOST_STATES = 64
-# entries of a tile per thread; a tangent holds twice as many tiles
+# entries of a tile per thread; fewer for a tangent, which holds twice as many tiles
 ENTRIES, TANGENT_ENTRIES = 16, 8
 # entries that sums of instances may always take, even if this is more than half the memory of the unary scores
 SMALL_SUMS = 1 << 18

@@ -27,7 +27,10 @@ from polymax.kernels.constrained.cuda_rows import (
 from polymax.kernels.constrained.cuda_systems import solved
 from polymax.kernels.constrained.reference import DAMPING, FEW, FLAT, GAIN, IDLE, NEARLY, ROUGH, TOLERANCE
 
-# entries of a tile of rows, variables of a block, rows of a variable that are read at once, and warps
+# _TILE: entries of a tile of rows
+# _BLOCK: variables of a block
+# _TOGETHER: rows of a variable that are read at once
+# _WARPS: warps of a program
 _TILE, _BLOCK, _TOGETHER, _WARPS = 4096, 2048, 4, 16
 # lengths of Newton's step that are tried
 _LENGTHS = tl.constexpr(16)

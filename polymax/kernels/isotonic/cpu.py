@@ -8,7 +8,7 @@ from polymax.backend.cpu_rows import parallel, rows
 from polymax.backend.numba_math import inline, kernel, row_max, row_sum
 from polymax.backend.widen import UNITS, wide_like
 
-# rows that reach further are computed in a smaller unit, so that sums stay finite
+# rows with a larger range than WIDEST are computed in the unit SMALL_UNIT, so that sums stay finite
 WIDEST, SMALL_UNIT = UNITS[torch.float64]
 
 

@@ -16,9 +16,11 @@ from polymax.kernels.linear_loss.steps import FlatRows, Lists, Steps
 
 # from 2.8 on torch multiplies half precision into float32; before, wider copies of a block are multiplied
 MIXED = hasattr(torch.ops.aten.mm, "dtype")
-# logits of a row that are scanned at once, and warps for them
+# WIDTH: logits of a row that are scanned at once
+# WARPS: warps that scan them
 WIDTH, WARPS = 1024, 1
-# entries of a list whose rows are gathered at once, and channels of a program
+# PART: entries of a list whose rows are gathered at once
+# CHANNELS: channels of a program
 PART, CHANNELS = 4, 1024
 # logits of a step over whole rows
 CHUNK = 8192

@@ -14,7 +14,9 @@ from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import ceil_power, on_device
 
 LARGEST = 8192
-# frames and tokens of the cells that a program writes
+# of the cells that a program writes:
+# ROWS: frames
+# WIDEST: most tokens
 ROWS, WIDEST = 16, 1024
 
 

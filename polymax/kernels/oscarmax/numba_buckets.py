@@ -17,7 +17,7 @@ from polymax.kernels.oscarmax.numba_sort import COUNTED, sort_entries
 SIZE, MOST = 16, 4096
 # margin relative to the sums, far above their rounding
 MARGIN = 1e-10
-# rows of numbers and of places needed for a row of scores
+# rows of numbers and rows of places needed for a row of scores
 NUMBERS, PLACES = 5, 7
 
 

@@ -17,7 +17,7 @@ from polymax.backend.numba_math import PART, inline
 # a call with arrays costs more than the few products it computes
 _unrolled = register_jitable(**PART, forceinline=True)
 
-# products of two numbers in this range, times the number of splits, neither overflow nor lose digits
+# products of two numbers in TINY .. HUGE, times the number of splits, neither overflow nor lose digits
 TINY, HUGE = 1e-140, 1e140
 # limits at which the shift is moved, long before the range ends
 _LOW, _HIGH = 1e-30, 1e30

@@ -9,7 +9,8 @@ from polymax.backend.triton_math import INTERPRETED
 from polymax.kernels.sparse_attention import tiles
 from polymax.kernels.sparse_attention.cuda_weights import kept, slope
 
-# queries of a block, and keys of a tile
+# BM: queries of a block
+# BN: keys of a tile
 BM, BN = tl.constexpr(tiles.HEIGHT), tl.constexpr(tiles.WIDTH)
 # relative margin, far above the rounding of scores in another kernel
 MARGIN = tl.constexpr(1e-4)

@@ -7,7 +7,9 @@ from polymax.graphs.graph import Builder, Family, Graph
 
 @Family
 def graph(n: int, m: int) -> Graph:
-    """Node N(t, u) is reached by the blank of the frame before or by an emission, E(t, u) by a blank that ends."""
+    """Return the hypergraph: node N(t, u) is reached by the blank of the frame before or by an emission, E(t, u) by a
+    final blank.
+    """
     node = np.arange(n * (m + 1)).reshape(n, m + 1)
     labels = n * (m + 1) + np.arange(n * m).reshape(n, m)
     builder = Builder(parts=n * (2 * m + 1))

@@ -8,7 +8,8 @@ from torch import Tensor
 from polymax.backend.triton_launch import Entry
 from polymax.backend.triton_math import ceil_power, on_device
 
-# entries that a program holds at a time, and the longest stretch of a row
+# TILE: entries that a program holds at a time
+# WIDEST: longest stretch of a row
 TILE, WIDEST = 2048, 1024
 
 
