@@ -1,4 +1,4 @@
-"""The Fenchel-Young loss of a smoothed maximum, whatever it ranges over."""
+"""The Fenchel-Young loss of a smoothed maximum, over a simplex or a set of structures."""
 
 from typing import Any
 
@@ -37,9 +37,10 @@ def fenchel_young(
     is over instances. On the CPU, a y that is not a structure raises a ValueError; integers on other devices are not
     checked. A forbidden y has loss inf. `generator` is for noise.
 
-    Omega is known between chains, segmentations, paths and derivations. Where it is not (alignments, trees, subsets;
-    Perturbed), it is left out, a constant without a gradient in the scores: with Marginals the loss is then the
-    cross-entropy, E[-gamma log p(y)]. With the distribution as y it is known: the divergence of p from it.
+    Omega is known at points between chains, segmentations, paths and derivations. If it is not known (alignments,
+    trees, subsets; Perturbed), the loss leaves it out: it has no gradient in the scores. With Marginals the loss is
+    then the cross-entropy, E[-gamma log p(y)]. If y is a distribution, Omega is known: the loss is the divergence of p
+    from y.
 
     Example:
         >>> fenchel_young(pm.Gini(), torch.tensor([[2.0, 0.5, 0.0]]), torch.tensor([1]))

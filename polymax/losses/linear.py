@@ -1,4 +1,4 @@
-"""Losses of a linear layer over a large vocabulary, whose logits are never in memory as a whole."""
+"""Losses of a linear layer over a large vocabulary, without all logits in memory."""
 
 from typing import Any, Literal, overload
 
@@ -51,7 +51,7 @@ def linear_entmax_loss(
     return_normalizer: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """entmax_loss(linear(hidden, weight, bias), target), with logits in blocks that are forgotten at once.
+    """entmax_loss(linear(hidden, weight, bias), target), with logits in blocks that are not stored.
 
     Above alpha = 1 the gradient of most words is exactly 0, so that one product of matrices is enough: the candidates
     of each row are kept, by a bound that is proven, and forward and backward are finished on them. Rows with many words
@@ -92,7 +92,7 @@ def linear_entmax_loss(
     kept = hidden.dtype if dtype is None else dtype
     ignored = target == ignore_index
     if not _check.readable(target) or bool(ignored.any()):
-        # a row that is left out may hold anything, and has no gradient
+        # rows that are left out may hold any values, and have no gradient
         rows = torch.where(ignored.unsqueeze(-1), 0, rows)
     if functional():
         # torch.func looks at every operation: the logits are there as a whole
@@ -274,7 +274,7 @@ def autocast(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def checked_softcap(softcap: float | None) -> float:
-    """softcap as a number, 0 for none."""
+    """The softcap as a number; 0 for None."""
     if softcap is None:
         return 0.0
     _check.number(softcap, "softcap", "positive and finite", lambda c: 0 < c < torch.inf)

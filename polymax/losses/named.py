@@ -20,7 +20,7 @@ Scores = Tensor | tuple[Tensor, ...]
 
 
 def perceptron_loss(structure: Structure, scores: Scores, y: Any, reduction: str = "mean") -> Tensor:
-    """The score of the best structure less that of y: 0 as soon as none is better.
+    """The score of the best structure less the score of y: 0 if no structure is better than y.
 
         max over y' of <scores, y'> - <scores, y>
 
@@ -35,7 +35,7 @@ def perceptron_loss(structure: Structure, scores: Scores, y: Any, reduction: str
 
 
 def svm_loss(structure: Structure, scores: Scores, y: Any, cost: Any = None, reduction: str = "mean") -> Tensor:
-    """The structured hinge loss: 0 as soon as y is better than every other structure by what that would cost.
+    """The structured hinge loss: 0 if y is better than every other structure by at least that structure's cost.
 
         max over y' of <scores + cost, y'> - <scores, y>
 
@@ -80,7 +80,7 @@ def sparsemap_loss(
     gamma: float | Tensor = 1.0,
     solver: Solver | None = None,
 ) -> Tensor:
-    """The loss of SparseMAP: 0 as soon as y is better than every other structure by a margin.
+    """The loss of SparseMAP: 0 if y is better than every other structure by a margin.
 
         max over mu of <scores, mu> - gamma / 2 ||mu||^2 + gamma / 2 ||y||^2 - <scores, y>
 
@@ -106,7 +106,7 @@ def margin_sparsemap_loss(
     gamma: float | Tensor = 1.0,
     solver: Solver | None = None,
 ) -> Tensor:
-    """The SparseMAP loss with costs inside its maximum; the cost is Hamming's unless another one is given.
+    """The SparseMAP loss with costs inside its maximum; the default is the Hamming cost.
 
         max over mu of <scores + cost, mu> - gamma / 2 ||mu||^2 + gamma / 2 ||y||^2 - <scores, y>
 

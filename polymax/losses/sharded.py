@@ -181,7 +181,7 @@ def listed_words(
 
 
 class Split:
-    """The process's part of a call on a linear layer: its rows, its words, and who has the others."""
+    """The process's part of a call on a linear layer: its rows, its words, and the groups that have other words."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class Split:
         return t.redistribute(self._mesh, target).to_local(grad_placements=slopes)
 
     def total(self, t: Tensor) -> Tensor:
-        """The sum of t over the processes that have other words, without a derivative."""
+        """The sum of t over the processes of the groups, which have different words; without a derivative."""
         return collectives.sum_over(t.detach(), self.groups)
 
 

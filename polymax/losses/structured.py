@@ -41,7 +41,7 @@ def losses(
     # only a maximum that draws noise takes a generator
     noise: Any = {} if generator is None else {"generator": generator}
     loss = smooth.max(*with_cost(compared.scores, cost), **noise) - gold
-    # what rounding leaves of a loss of 0
+    # a loss below the rounding errors of its terms is 0
     noise = loss.detach().abs() <= 32 * torch.finfo(torch.float64).eps * compared.size
     loss = loss - torch.where(noise, loss.detach(), 0)
     return torch.where(compared.gold == -torch.inf, torch.inf, loss)

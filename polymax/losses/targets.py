@@ -32,7 +32,7 @@ class Target(Protocol):
         """The two sides of the loss."""
 
     def hamming(self, structure: Structure, scores: tuple[Tensor, ...]) -> Tensor:
-        """Costs of the first tensor's parts: how many of a structure's are wrong."""
+        """The Hamming costs of the first tensor's parts; a structure's cost is its number of wrong parts."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Whole:
 class Between:
     """A point of the hull for each instance, such as the expectations of a teacher; or a teacher itself.
 
-    Where Omega is not known at the point, it is left out: a constant, which has no gradient in the scores. A teacher
-    that is a distribution knows its entropy, and so the Omega of `Marginals`.
+    If Omega is not known at the point, it is left out: a constant, which has no gradient in the scores. A distribution
+    has an entropy, from which follows the Omega of `Marginals`.
     """
 
     mu: Parts
@@ -91,13 +91,13 @@ class Between:
 
 @dataclass(frozen=True, eq=False)
 class Partial:
-    """A target of which some parts are known: the loss is that of all structures that agree with them.
+    """A target with some known parts: the loss is that of all structures that agree with them.
 
         loss = max(scores) - max(scores of what is allowed)
 
     Marginals sums over the structures that agree, LocalMax takes their smoothed maximum, and with other smoothings the
-    best of them is the target. `known` is bool, True where a part of the first score tensor is allowed; or integers as
-    `encode` takes them, with -2 where nothing is known: tags, heads, columns, a class.
+    best of them is the target. `known` is bool, True for allowed parts of the first score tensor; or integers as
+    `encode` takes them, with -2 for unknown entries: tags, heads, columns, a class.
 
     Example:
         >>> scores = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 2)
@@ -142,7 +142,7 @@ def target_of(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Targe
     if isinstance(y, Tensor) and not y.is_floating_point():
         return Whole(structure.compact.check(y.long(), *scores))
     mu = _parts(structure, scores, y)
-    # compiled code cannot read whether y has structures: it takes them for points between
+    # compiled code cannot test if y holds structures, and treats them as points between structures
     if torch.compiler.is_compiling() or not structure.compact.whole(mu):
         if isinstance(y, Tensor) and len(scores) > 1:
             raise ValueError(f"y must have {len(scores)} tensors, like the scores: it is between structures")
@@ -152,7 +152,7 @@ def target_of(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Targe
 
 
 def _parts(structure: Structure, scores: tuple[Tensor, ...], y: Any) -> Parts:
-    """Indicators of structures, completed where only the first tensor is given."""
+    """Indicators of structures, completed if only the first tensor is given."""
     given = (y,) if isinstance(y, Tensor) else y
     if not isinstance(given, tuple) or not all(isinstance(t, Tensor) and t.is_floating_point() for t in given):
         raise TypeError(

@@ -1,12 +1,12 @@
 """Smoothings of the maximum over a set: each gives the smoothed maximum and its gradient, the expected structure.
 
-base         what every smoothing offers
-hard_max     no smoothing at all
-marginals    the Gibbs distribution
-local_max    every maximum of a recursion smoothed by itself
-sparse_map   the projection onto the hull of the structures
-top_k        the best k structures, weighted by sparsemax
-perturbed    the mean of the best structures of noisy scores
+base         the interface of smoothings.
+hard_max     the maximum without smoothing.
+marginals    the Gibbs distribution.
+local_max    every maximum of a recursion smoothed by itself.
+sparse_map   the projection onto the hull of the structures.
+top_k        the best k structures, weighted by sparsemax.
+perturbed    the mean of the best structures of noisy scores.
 """
 
 from polymax.smoothing.base import Smoothing

@@ -18,7 +18,7 @@ from polymax.structures.base import Parts, Structure
 
 
 class Smoothing(ABC):
-    """A smoothed maximum over a set of structures; where it has an Omega, the temperature `gamma` multiplies it."""
+    """A smoothed maximum over a set of structures; the temperature `gamma` multiplies its Omega, if it has one."""
 
     structure: Structure
 
@@ -26,7 +26,7 @@ class Smoothing(ABC):
         super().__init_subclass__(**options)
         wrap_methods(cls, ("max", "argmax", "omega", "__call__"), by_process)
         wrap_methods(cls, ("distribution", "solve"), only_local)
-        # a call is argmax itself, unless a subclass has more to say
+        # a call is argmax, unless a subclass defines __call__
         if "argmax" in cls.__dict__ and "__call__" not in cls.__dict__:
             cls.__call__ = cls.argmax  # type: ignore[method-assign]
 
@@ -46,7 +46,7 @@ class Smoothing(ABC):
         """Omega(mu), (*batch,)."""
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> Tensor | float:
-        """Omega of structures in compact form, (*batch,); 0 where Omega is unknown: losses then lack a constant."""
+        """Omega of structures in compact form, (*batch,); 0 if Omega is unknown: losses then lack a constant."""
         structure = self.structure
         y = structure.complete(structure.compact.first(index, *scores).double())
         try:
@@ -55,7 +55,7 @@ class Smoothing(ABC):
             return 0.0
 
     def best_of(self, *scores: Tensor) -> Tensor:
-        """The value of a target of which parts are known: `scores` are -inf at the parts that it forbids.
+        """The value of a target with some known parts: `scores` are -inf at the parts that it forbids.
 
         Here it is the score, less Omega, of the best structure that is left; subclasses sum over all that are left.
         """

@@ -1,4 +1,4 @@
-"""No smoothing: the best structure and its score."""
+"""The maximum without smoothing: the best structure and its score."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from polymax.structures.base import Parts, Structure, tensors
 
 @dataclass(frozen=True, eq=False)
 class HardMax(Smoothing):
-    """No smoothing: the best structure and its score.
+    """The maximum without smoothing: the best structure and its score.
 
         Omega = 0
 
@@ -30,7 +30,7 @@ class HardMax(Smoothing):
         return self.structure.map(*scores)
 
     def solve(self, *scores: Tensor) -> Any:
-        """The best point of a factor graph's linear relaxation; where it is integral, it is the best structure."""
+        """The best point of a factor graph's linear relaxation; if it is integral, it is the best structure."""
         found = self.structure.linear_relaxation(*checked_scores(scores))
         if found is None:
             name = type(self.structure).__name__
@@ -42,9 +42,9 @@ class HardMax(Smoothing):
         return first.new_zeros(first.shape[: first.dim() - dims])
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> float:
-        """0: nothing is smoothed."""
+        """Return 0: HardMax does not smooth."""
         return 0.0
 
     def best_of(self, *scores: Tensor) -> Tensor:
-        """The score of the best structure that is allowed."""
+        """The score of the best structure that the scores allow."""
         return self.structure.best_score(*scores)

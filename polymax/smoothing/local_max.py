@@ -59,11 +59,11 @@ class LocalMax(Smoothing):
         return 0.0
 
     def omega(self, mu: Parts) -> Tensor:
-        """Omega(mu), (*batch,): known at structures, where it is 0, and where mu determines the recursion's choices."""
+        """Omega(mu), (*batch,), known if mu is a structure (then 0), or if mu determines the recursion's choices."""
         return restore_scale(self.structure.omega(mu, self.regularizer), self.gamma)
 
     def best_of(self, *scores: Tensor) -> Tensor:
-        """The smoothed maximum over all structures that are allowed."""
+        """The smoothed maximum over the structures that the scores allow."""
         return self.max(*scores)
 
     def distribution(self, *scores: Tensor) -> Walk:
@@ -73,7 +73,7 @@ class LocalMax(Smoothing):
 
     @property
     def _gamma_and_regularizer(self) -> tuple[float | Tensor, Regularizer]:
-        """The gamma that scores are divided by, and the regularizer without it: the kernels know no gamma."""
+        """The gamma by which scores are divided, and the regularizer without its gamma, which kernels do not take."""
         alpha = kernel_alpha(self.regularizer)
         if alpha is None or alpha == HARD:
             return self.gamma, self.regularizer

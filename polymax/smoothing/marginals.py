@@ -50,11 +50,11 @@ class Marginals(Smoothing):
         return restore_scale(self.structure.omega(mu, Shannon()), self.gamma)
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> float:
-        """0: a structure has no entropy."""
+        """Return 0: the entropy of a structure is 0."""
         return 0.0
 
     def best_of(self, *scores: Tensor) -> Tensor:
-        """gamma times the log of the sum over all structures that are allowed."""
+        """gamma times the log of the sum over the structures that the scores allow."""
         return self.max(*scores)
 
     def distribution(self, *scores: Tensor) -> Gibbs:

@@ -67,15 +67,15 @@ class Perturbed(Smoothing):
         return narrow(mu[0] if isinstance(y, Tensor) else y._make(mu), scores[0].dtype)
 
     def omega(self, mu: Parts) -> Tensor:
-        """Refused: Omega, the conjugate of an expectation, has no closed form."""
+        """Raise UnknownOmega: Omega, the conjugate of an expectation, has no closed form."""
         raise UnknownOmega("the Omega of Perturbed has no closed form")
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> float:
-        """0: Omega is not known, and losses of structures leave it out."""
+        """Return 0: Omega is not known, and losses of structures leave it out."""
         return 0.0
 
     def best_of(self, *scores: Tensor) -> Tensor:
-        """The score of the best structure that is allowed."""
+        """The score of the best structure that the scores allow."""
         return self.structure.best_score(*scores)
 
     def _noise_for(self, scores: tuple[Tensor, ...], generator: torch.Generator | None) -> tuple[Tensor, ...]:
@@ -126,7 +126,7 @@ class _Values(Function):
 
 
 class _Vertices(Function):
-    """The best structure of each draw, (samples, *batch, ...); its derivative is an estimate with the right mean."""
+    """The best structure of each draw, (samples, *batch, ...), with an unbiased estimate of its derivative."""
 
     @staticmethod
     def forward(op: Perturbed, *y_and_drawn: Tensor) -> tuple[Tensor, ...]:

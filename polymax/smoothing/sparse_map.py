@@ -85,7 +85,7 @@ class SparseMap(Smoothing):
         return self.omega((first, *scores[1:]) if len(scores) > 1 else first)
 
     def solve(self, *scores: Tensor, start: Solution | None = None) -> Any:
-        """The structures and their weights, from those of an earlier solution; for a graph, how its factors agree."""
+        """The solution, searched from `start`, an earlier solution; for a graph, a `GraphSolution`."""
         cold = scaled_scores(self.structure, checked_scores(scores), self.gamma)
         relaxed = self.structure.relaxed_projection(*cold)
         return self._solved(cold, start, whole=False) if relaxed is None else relaxed
@@ -106,7 +106,7 @@ class SparseMap(Smoothing):
         return Finite(
             self.structure,
             found,
-            # other structures are there for the derivatives of these
+            # without structures of weight 0, which serve only derivatives
             p[..., : (found if isinstance(found, Tensor) else found.places).shape[p.dim() - 1]],
             scores[0].dtype,
             mean=tuple(mu),
@@ -147,7 +147,7 @@ for the whole batch at each iteration, because Ranking.search says nothing of ho
 
 
 def _derived(scores: tuple[Tensor, ...]) -> bool:
-    """True if derivatives in the scores may be asked for."""
+    """True if derivatives in the scores may be required."""
     if not torch.is_grad_enabled():
         return functional()
     for x in scores:

@@ -1,4 +1,4 @@
-"""Temperatures: a maximum smoothed by gamma Omega is gamma times the one smoothed by Omega, of scores / gamma."""
+"""Temperatures: the maximum smoothed by gamma Omega is gamma times the maximum of scores / gamma smoothed by Omega."""
 
 import torch
 from torch import Tensor

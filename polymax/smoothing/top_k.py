@@ -24,8 +24,8 @@ class TopKSparsemax(Smoothing):
 
         argmax over p in the simplex of Y, at most k of them not 0, of  sum_y p_y <scores, y> - gamma / 2 (sum p^2 - 1)
 
-    Where fewer than k have weight, it is the sparsemax over all structures. SparseMap, in contrast, penalises the mean
-    of the structures and not their weights.
+    If fewer than k have weight, it is the sparsemax over all structures. SparseMap, in contrast, penalises the mean of
+    the structures and not their weights.
 
     Example:
         >>> TopKSparsemax(pm.Subset(2), k=4).distribution(torch.tensor([1.0, 0.2, 0.1, -3.0])).probs
@@ -59,11 +59,11 @@ class TopKSparsemax(Smoothing):
         return HardMax(self.structure).omega(mu)
 
     def omega_at(self, index: Tensor, *scores: Tensor) -> float:
-        """0: Omega is 0 at structures."""
+        """Return 0: Omega is 0 at structures."""
         return 0.0
 
     def best_of(self, *scores: Tensor) -> Tensor:
-        """The score of the best structure that is allowed."""
+        """The score of the best structure that the scores allow."""
         return self.structure.best_score(*scores)
 
     def distribution(self, *scores: Tensor) -> Finite:
@@ -74,8 +74,8 @@ class TopKSparsemax(Smoothing):
     def _best(self, scores: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | None]:
         """The k best structures, by first tensors (*batch, k, ...), and their scores over gamma (*batch, k).
 
-        Where there are fewer, zeros of score -inf follow. The parts of instances with NaN among their scores are the
-        third; there, structures are zeros and scores NaN.
+        If there are fewer than k, zeros of score -inf follow. The third result marks the parts of instances with NaN
+        among their scores, whose structures are zeros and whose scores are NaN.
         """
         cold = scaled_scores(self.structure, checked_scores(scores), self.gamma)
         with torch.no_grad():
