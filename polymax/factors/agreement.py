@@ -241,7 +241,7 @@ class Agreement:
         return self._measured(mu, tau, lam, state.projected, state.rho)
 
     def _exact(self, state: _State) -> Tensor:
-        """The variables: 0 and 1 where only rounding keeps them from it, 0 where no structure with weight has them."""
+        """The variables, rounded if they are close to 0 or 1, and 0 if no structure with weight uses them."""
         whole = state.mu.round()
         near = (state.mu - whole).abs() <= ROUNDING * (1 + self.goal.unsqueeze(-1) / TOLERANCE)
         # adding 0 makes 0 of what is rounded to -0

@@ -151,12 +151,12 @@ class Levels:
 
 
 def _sure(a: Tensor) -> Tensor:
-    """The weight of the only argument of a maximum: 1, but 0 where it is -inf and NaN where it is NaN."""
+    """The weights of single arguments of a maximum: 1, or 0 if the argument is -inf, or NaN if it is NaN."""
     return torch.where(torch.isnan(a), a, (a > -torch.inf).to(a.dtype))
 
 
 def _blank(*tensors: Tensor) -> Tensor:
-    """An empty tensor to write into, which torch.vmap maps over if it maps over one of these."""
+    """A zero, shape (), over which torch.vmap maps if it maps over one of the tensors."""
     return torch.stack([t.flatten()[:0].sum() for t in tensors]).sum()
 
 

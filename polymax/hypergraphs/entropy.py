@@ -60,8 +60,9 @@ def _parts_are_distinct(part: Tensor, reached: Tensor) -> bool:
 def _silent_choices(q: Tensor, silent: Tensor, unknown: Tensor, levels: Levels) -> Tensor | None:
     """Expectations of the root's hyperedges without a part, which only choose where a derivation ends; else 0.
 
-    The node below such a hyperedge is visited by it, and by other hyperedges whose expectations are known. If there is
-    no such node, the hyperedge has what the root's other hyperedges leave of 1. None if several of them have none.
+    The node below such a hyperedge is visited by it, and by other hyperedges whose expectations are known. A hyperedge
+    without a node below has 1 less the expectations of the root's other hyperedges. None if there are several such
+    hyperedges.
 
     Shapes: q (edges, B), those of hyperedges with parts; silent, unknown bool (edges, B)
     """

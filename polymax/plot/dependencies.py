@@ -28,9 +28,9 @@ def dependencies(
 ) -> Any:
     """Draw a dependency tree: an arrow from the head of each word to it, with the name of the relation on it.
 
-    An arc is above all that it contains or crosses, so that every label stands in a line of its own arc; words are as
-    far from each other as they and the labels need. The head 0 is the root, above its word. With `probabilities`, arcs
-    are paler where less probable, and say so where it is not 1. Returns the axes.
+    An arc is above all arcs that it contains or crosses, so that labels do not overlap; distances between words fit the
+    words and the labels. The head 0 is the root, above its word. With `probabilities`, less probable arcs are paler,
+    and probabilities other than 1 are written. Returns the axes.
 
     Shapes: heads, relations and probabilities (n,).
 

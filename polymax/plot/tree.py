@@ -30,9 +30,9 @@ Span = tuple[int, int]
 def tree(mu: Any, tokens: Sequence[str] | None = None, *, labels: Sequence[str] | None = None, ax: Any = None) -> Any:
     """Draw constituents over a sentence, wider ones higher. Returns the axes.
 
-    One bracketing, all 0 and 1, is drawn as a tree. Of marginals, every span with positive probability is a
-    bracket, thicker and darker where more probable, with the probability where it is not 1. `labels` names the
-    last dim of labelled spans: the likely ones are written, as many as fit. Single words have no bracket.
+    Indicators, all 0 and 1, are drawn as a tree. For marginals, every span with positive probability is a bracket: the
+    more probable, the thicker and darker; probabilities other than 1 are written. `labels` names the last dim of
+    labelled spans: the most probable labels are written, as many as fit. Single words have no bracket.
 
     Shapes: mu (n, n) or (n, n, labels), [i, j] the span of the words i, ..., j, i <= j.
 
@@ -63,8 +63,8 @@ def tree(mu: Any, tokens: Sequence[str] | None = None, *, labels: Sequence[str] 
 def arcs(mu: Any, tokens: Sequence[str] | None = None, *, ax: Any = None) -> Any:
     """Draw dependencies over a sentence, an arrow from each head to its modifier. Returns the axes.
 
-    Arcs are thicker and darker where more probable, with the probability where it is not 1; exact zeros draw
-    nothing. The root is above the sentence. Word k stands at x = k, so that positions are indices of mu.
+    The more probable an arc, the thicker and darker; probabilities other than 1 are written, and exact zeros are not
+    drawn. The root is above the sentence. Word k stands at x = k, so that positions are indices of mu.
 
     Shapes: mu (n+1, n+1), [head, modifier], 0 is the root.
 

@@ -1,8 +1,8 @@
-"""Which architectures take their attention from Transformers' interface, and which masks they can be given.
+"""Tests for architectures that take attention from Transformers' interface, and for the masks that they accept.
 
-Transformers looks an implementation up by its name inside the attention modules of each architecture. Many modules do
-not look: they compute softmax themselves and add whatever mask they get to their scores. No flag of a model says
-so, and the code of its modules does.
+The attention modules of an architecture look an implementation up by its name. Many modules do not: they compute
+softmax themselves, and add any mask to their scores. No flag of a model says which, so the tests read the code of its
+modules.
 """
 
 import functools
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-# what attention of one's own calls, as a part of the name
+# parts of the names of functions that modules with their own attention call
 SOFTMAX = ("softmax", "logsumexp", "scaled_dot_product_attention", "multi_head_attention_forward")
 
 
@@ -36,7 +36,7 @@ def has_own_attention(module: type[nn.Module]) -> bool:
 
 
 class AttentionClasses(NamedTuple):
-    """The names of attention classes: all, those that call the interface, those that have attention of their own."""
+    """The names of attention classes: all; classes that call the interface; classes with their own attention."""
 
     all: tuple[str, ...]
     calling: tuple[str, ...]
@@ -46,7 +46,7 @@ class AttentionClasses(NamedTuple):
 @functools.cache
 def attention_classes(file: str) -> AttentionClasses:
     """The attention classes that a Python module defines."""
-    # methods of whole models speak of the interface, too
+    # without whole models, whose methods mention the interface, too
     classes = [x for x in _subclasses_in(file, nn.Module) if not issubclass(x, PreTrainedModel)]
     return AttentionClasses(
         all=tuple(x.__name__ for x in classes if _is_attention(x)),
@@ -56,10 +56,10 @@ def attention_classes(file: str) -> AttentionClasses:
 
 
 def ignoring_classes(model: type[nn.Module]) -> tuple[str, ...]:
-    """The attention classes of an architecture, if none of them can be ours; otherwise nothing.
+    """The attention classes of an architecture that ignores polymax's attention; otherwise ().
 
-    None calls the interface, or classes are taken from a table by the name of the implementation, such as
-    SAM_VISION_ATTENTION_CLASSES, which knows the names of Transformers alone.
+    Either no class calls the interface, or classes are chosen from a table by the name of the implementation, such as
+    SAM_VISION_ATTENTION_CLASSES, which has only the names of Transformers.
     """
     classes = attention_classes(model.__module__)
     tables = any(name.endswith("ATTENTION_CLASSES") for name in vars(sys.modules[model.__module__]))
@@ -70,9 +70,9 @@ def ignoring_classes(model: type[nn.Module]) -> tuple[str, ...]:
 def takes_bool_and_none(file: str) -> tuple[bool, bool]:
     """True if the attention modules in a file may be given a bool mask, and True if they may be given no mask.
 
-    No class adds a bool mask to its scores if every attention class calls the interface. Where there is no mask, the
-    `is_causal` of a module says what is visible: it is right where Transformers supports torch's attention, which
-    relies on it, and wrong in some other architectures.
+    If every attention class calls the interface, no class adds a bool mask to its scores. Without a mask, the
+    `is_causal` of a module decides which keys are visible. It is correct if Transformers supports torch's attention for
+    the architecture, which relies on it, and wrong in some other architectures.
     """
     classes, models = attention_classes(file), _subclasses_in(file, PreTrainedModel)
     return bool(classes.calling) and not classes.own, all(x._supports_sdpa for x in models)
@@ -86,10 +86,11 @@ def _of_config(config: type) -> tuple[bool, bool]:
 
 
 def attention_mask(*args: Any, config: Any = None, **options: Any) -> Tensor | None:
-    """A mask that the modules of a model understand.
+    """A mask in the form that the modules of a model accept.
 
-    It is bool (True = keep) if all attention modules of the architecture end in our function; all others get what their
-    own code adds to scores: the lowest number for False. It is None where `is_causal` says all and is reliable.
+    It is bool (True = keep) if all attention modules of the architecture call polymax's function; otherwise it is a
+    float mask that their own code adds to scores, with the lowest number for False. It is None if `is_causal` suffices
+    and is reliable.
     """
     takes_bool, takes_none = _of_config(type(config))
     if not takes_none:

@@ -23,7 +23,7 @@ from polymax.nn.attention_values import weighted_sum
 from polymax.nn.block_routed import BlockRoutedAttention
 from polymax.nn.packed_attention import varlen_attention
 
-# other arguments that have these in their names may say which keys a query sees
+# other arguments with these words in their names may restrict the keys that a query sees
 VISIBILITY = ("mask", "bias", "window", "slopes", "sink", "block", "chunk", "segment", "seqlens", "seq_lens", "indices")
 # arguments that are honoured below or by the cache of continuous batching, or that choose outputs
 HONOURED = {"sliding_window", "cu_seq_lens_q", "cu_seq_lens_k", "block_table", "logits_indices"}
@@ -47,17 +47,17 @@ def attention(
     cache: Any = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention as models call it: the context (N, L, heads, V), and weights (N, heads, L, S) if they are asked for.
+    """Attention as models call it: the context (N, L, heads, V), and weights (N, heads, L, S) if requested.
 
-    Where they are not, it is `pm.nn.scaled_dot_product_attention`, which need not hold all weights at once, or, for
-    sequences that are packed into one row, `pm.nn.varlen_attention`.
+    Without weights, it is `pm.nn.scaled_dot_product_attention`, which need not store all weights at once, or, for
+    sequences that are packed into a row, `pm.nn.varlen_attention`.
 
     `softcap` bounds scores, `position_bias` is added to them, and `s_aux` are scores of a sink for each head, which
     takes its part of the weights. `indices` (N, L, k) are the keys that an indexer has selected for each query, and
-    `block_indices` (N, index heads, L, k) blocks of keys; -1 is none. `cu_seq_lens_q` and `cu_seq_lens_k`, or
-    `position_ids` that begin again, say where packed sequences start; `cache` holds the pages of continuous batching;
-    `sliding_window` counts where there is no mask. Another argument that speaks of masks is a ValueError; all others
-    concern the kernels of other implementations.
+    `block_indices` (N, index heads, L, k) blocks of keys; -1 stands for none. `cu_seq_lens_q` and `cu_seq_lens_k`, or
+    `position_ids` that begin again, mark the starts of packed sequences. `cache` holds the pages of continuous
+    batching. `sliding_window` counts if there is no mask. Other arguments that may hide keys raise a ValueError; the
+    rest, for kernels of other implementations, are ignored.
 
     Example:
         >>> q = torch.randn(1, 2, 5, 8)

@@ -15,12 +15,12 @@ from polymax.mappings import entmax
 class EntmaxLoss:
     """The entmax loss of a model's words, as Trainer takes it: `Trainer(..., compute_loss_func=EntmaxLoss(model))`.
 
-    In training, the last layer of the model no longer computes logits, of which the outputs have none: the loss takes
-    the states before it, and computes logits in blocks. Without training, as in `evaluate` and `generate`, logits are
-    there. The weights of the layer, tied or not, stay where they are; `remove` gives the model its own layer back.
+    In training, the last layer of the model does not compute logits, and outputs have none: the loss takes the layer's
+    inputs, and computes logits in blocks. In `evaluate` and `generate`, outputs have logits. The layer's weights, tied
+    or not, do not change; `remove` restores the layer.
 
-    With `shift`, as causal models have it, the state of a token predicts the label of the next one. Labels of -100 are
-    left out. A model that scales or caps its logits is found out by a pass over a few tokens.
+    With `shift`, for causal models, the state of a token predicts the label of the next token. Labels of -100 are left
+    out. A pass over a few tokens finds out if the model scales or caps its logits.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -50,7 +50,7 @@ class EntmaxLoss:
             raise
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """The mean over labels, or their sum over `num_items_in_batch`, those of all accumulated batches."""
+        """The mean loss over labels, or the sum divided by `num_items_in_batch`, of all accumulated batches."""
         if labels is None:
             raise ValueError("labels must be given: a tensor of words, -100 for those that are left out")
         states, self._states = self._states, None
@@ -79,18 +79,18 @@ class EntmaxLoss:
         return total / items
 
     def remove(self) -> None:
-        """Give the model its own last layer back."""
+        """Restore the last layer of the model."""
         self.head.__dict__.pop("forward", None)
 
     def _keep_states(self, states: Tensor) -> Tensor:
-        """The states are kept; there are no logits in training."""
+        """Store the states; return logits, or, in training, an empty tensor in their place."""
         self._states = states
         self._lower = torch.get_autocast_dtype(states.device.type) if autocasts(states.device) else None
         return states[..., :0] if self.head.training else self._layer(states)
 
     @torch.no_grad()
     def _transformation(self, model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[float, float | None]:
-        """What the model does with the layer's logits: a factor, and a cap."""
+        """The factor and the cap that the model applies to the layer's logits."""
         training = model.training
         model.eval()
         try:
@@ -105,7 +105,7 @@ class EntmaxLoss:
         factor = float((raw * found).sum() / raw.square().sum())
         room = 2e-2 * float(found.abs().max())
         if found.shape == raw.shape and torch.allclose(found, factor * raw, rtol=2e-2, atol=room):
-            # a factor of 1 but for rounding is none
+            # a factor that differs from 1 by rounding is 1
             return (1.0 if abs(factor - 1) < 5e-3 else factor), None
         capped = cap * torch.tanh(raw / cap) if cap else raw
         if cap and found.shape == raw.shape and torch.allclose(found, capped, rtol=2e-2, atol=room):

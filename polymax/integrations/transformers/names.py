@@ -1,8 +1,8 @@
-"""Names of attention implementations, and what Transformers does with them.
+"""Names of attention implementations in Transformers.
 
-Transformers accepts any registered name for any architecture and forgets it when a model is saved. `register` puts two
-short functions around its own: one refuses our names where an architecture would ignore them, the other writes them
-into config.json, from where `from_pretrained` takes them. Other names are not touched.
+Transformers accepts any registered name for any architecture, and does not save it with a model. `register` wraps two
+of its functions: one refuses polymax's names for an architecture that would ignore them, the other writes them to
+config.json, from which `from_pretrained` reads them. Other names are not changed.
 """
 
 import functools
@@ -26,7 +26,7 @@ PREFIX = "polymax_"
 # mappings that need no argument beside the scores
 DEFAULTS: dict[str, Mapping] = {**NAMED}
 
-# the number of heads to the mapping of one attention module, which learns it
+# a function from the number of heads to the learned mapping of an attention module
 Learned = Callable[[int], nn.Module]
 LEARNED: dict[str, Learned] = {
     "adaptive_entmax": AdaptiveEntmax,
@@ -40,11 +40,11 @@ learned_mappings: dict[str, Learned] = {}
 
 
 def register(name: str | None = None, mapping: Mapping | None = None, *, learned: Learned | None = None) -> None:
-    """Add the attention implementation `polymax_<name>`; without a name, one for every mapping that has defaults.
+    """Add the attention implementation `polymax_<name>`; without a name, those of all mappings with defaults.
 
-    The name given here has no prefix, the name given to a model has: `register("mine", fn)` adds "polymax_mine", and
-    `AutoModel.from_config(config, attn_implementation="polymax_mine")` takes it. A name registered again is replaced.
-    Weights, with their exact zeros, come with `output_attentions=True` in the call of the model.
+    The name given here has no prefix, but the name given to a model has: `register("mine", fn)` adds "polymax_mine",
+    for `AutoModel.from_config(config, attn_implementation="polymax_mine")`. A second registration replaces the first.
+    Models return weights, with exact zeros, if called with `output_attentions=True`.
 
     `learned` is a function from the number of heads to a module with parameters, such as `pm.nn.AdaptiveEntmax`; every
     attention module gets one of its own by `use(model, "polymax_<name>")`.
@@ -85,12 +85,12 @@ def register(name: str | None = None, mapping: Mapping | None = None, *, learned
 
 
 def registered_names() -> list[str]:
-    """The whole names that models take."""
+    """The registered names with their prefix, as models take them."""
     return sorted(key for key in AttentionInterface().valid_keys() if key.startswith(PREFIX))
 
 
 def checked_name(name: str) -> str:
-    """A registered name, or a ValueError that says which there are."""
+    """The name if it is registered; otherwise a ValueError that lists the registered names."""
     if name in registered_names():
         return name
     if PREFIX + str(name) in registered_names():
@@ -105,7 +105,7 @@ def checked_name(name: str) -> str:
 
 
 def saved_choice(config: PreTrainedConfig) -> str | dict[str, Any] | None:
-    """What config.json says of a model's attention: a name of ours, a dictionary of them by parts, or nothing."""
+    """The entry of config.json for a model's attention: a polymax name, a dictionary of names by part, or None."""
     name = config._attn_implementation
     own = name if isinstance(name, str) and name.startswith(PREFIX) else None
     parts = {key: getattr(config, key, None) for key in config.sub_configs}
@@ -124,7 +124,7 @@ def _stateless(mapping: Mapping) -> Mapping:
 
 @functools.cache
 def _extend_transformers() -> None:
-    """Put our functions around those of Transformers, once for each process."""
+    """Wrap the functions of Transformers, once for each process."""
     _extend_continuous_batching()
     accept, to_dict = PreTrainedModel.get_correct_attn_implementation, PreTrainedConfig.to_dict
 
@@ -153,7 +153,7 @@ def _extend_transformers() -> None:
 
 
 def _extend_continuous_batching() -> None:
-    """Let continuous batching keep our names, which it refuses: our function reads its pages."""
+    """Make continuous batching accept polymax's names: polymax's attention reads its pages."""
     try:
         from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
     except ImportError:
