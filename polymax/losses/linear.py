@@ -76,10 +76,11 @@ def linear_entmax_loss(
     among = any_sharded((hidden, weight, target, bias, class_weights, alpha))
     check_normalizer(alpha, z_loss, return_normalizer, among)
     if among:
-        return sharded.of_words(
+        found = sharded.of_words(
             hidden, weight, target, bias, alpha, class_weights, ignore_index, label_smoothing,
             checked_softcap(softcap), reduction,
         )  # fmt: skip
+        return found.to(hidden.dtype if dtype is None else dtype)
     _check_target(target, hidden, weight, ignore_index)
     _check.number(label_smoothing, "label_smoothing", "in [0, 1]", lambda e: (e >= 0) & (e <= 1))
     cap = checked_softcap(softcap)

@@ -1,5 +1,6 @@
 """Fenchel-Young losses of one choice among n: cross_entropy's options, with any regularizer."""
 
+from functools import partial
 from typing import Literal, overload
 
 import torch
@@ -27,9 +28,12 @@ def of_classes(
 ) -> Tensor:
     """The loss max(scores + cost) + Omega(y) - <scores, y> of classes along `dim`."""
     if any_sharded((scores, y, cost, weight)):
-        return sharded.of_classes(
-            of_classes, smooth, scores, y, cost, reduction, dim, weight, ignore_index, label_smoothing
+        # rounded once, after the reduction
+        local = partial(of_classes, dtype=torch.promote_types(scores.dtype, torch.float32))
+        found = sharded.of_classes(
+            local, smooth, scores, y, cost, reduction, dim, weight, ignore_index, label_smoothing
         )
+        return found.to(scores.dtype if dtype is None else dtype)
     _check.floating(scores, "scores")
     if not isinstance(y, Tensor):
         raise TypeError(f"y must be a tensor of indices or distributions; got {type(y).__name__}")

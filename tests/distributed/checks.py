@@ -262,6 +262,27 @@ def class_losses():
     return said
 
 
+def loss_dtypes():
+    """Losses of half precision have the dtype of their scores, or the one that is asked for."""
+    mesh = mesh_of(4)
+    x, w, y = torch.randn(8, 6).bfloat16(), torch.randn(9, 6).bfloat16(), torch.randint(6, (8,))
+    rows, words, target = placed(x, mesh, [Shard(0)]), placed(w, mesh, [Shard(0)]), placed(y, mesh, [Shard(0)])
+    said = []
+    for dtype in (None, torch.float32, torch.float64):
+        for name, value, found in (
+            ("classes", pm.entmax_loss(x, y, dtype=dtype), pm.entmax_loss(rows, target, dtype=dtype)),
+            (
+                "words",
+                pm.linear_entmax_loss(x, w, y, dtype=dtype),
+                pm.linear_entmax_loss(rows, words, target, dtype=dtype),
+            ),
+        ):
+            near = torch.allclose(found.full_tensor(), value.to(found.dtype), rtol=8e-3 if dtype is None else 1e-5)
+            if found.dtype != value.dtype or not near:
+                said.append(f"{name} {dtype}: {found} for {value}")
+    return said
+
+
 # mesh, placements of the rows, placements of the words
 LAYOUTS = [
     ((4,), [Replicate()], [Shard(0)]),

@@ -21,6 +21,7 @@ EXACT = [
     checks.chains,
     checks.estimators,
     checks.class_losses,
+    checks.loss_dtypes,
     checks.word_losses,
     checks.attention,
     checks.decoding,
